@@ -7,8 +7,8 @@ BIN := .venv/bin
 export PYTHONDONTWRITEBYTECODE :=
 
 SHARDS := slow-solver slow-kernels slow-vta slow-papers slow-fuzz slow-commands
-SOLVER := tests/unit/embedding tests/unit/selection tests/unit/transform
-KERNELS := tests/integration tests/unit/kernel tests/unit/targets
+SOLVER := tests/unit/embedding tests/unit/cost tests/unit/transform
+KERNELS := tests/integration tests/unit/codegen tests/unit/targets
 VTA := tests/unit/targets/vta
 PAPERS := tests/experiments
 FUZZ := tests/fuzz
@@ -68,10 +68,12 @@ slow-commands:
 	$(SLOW) tests cpembed $(addprefix --ignore=,$(SOLVER) $(KERNELS) $(PAPERS) $(FUZZ))
 
 # The documentation site, which needs the extra `docs`. `make docs` serves it while pages are written
-# (WITHOUT_API=1 leaves the Python modules out, which take two minutes); `make docs-check` builds it as CI
+# (WITHOUT_API=1 leaves the Python modules out, which take two minutes, and WITHOUT_NOTEBOOKS=1 does not
+# execute the notebooks, which compile a network); `make docs-check` builds it as CI
 # does: a link or a reference that leads nowhere is an error.
 docs:
-	CPEMBED_DOCS_WITHOUT_API=$(WITHOUT_API) $(BIN)/python -m mkdocs serve
+	CPEMBED_DOCS_WITHOUT_API=$(WITHOUT_API) CPEMBED_DOCS_EXECUTE=$(if $(WITHOUT_NOTEBOOKS),false,true) \
+	    $(BIN)/python -m mkdocs serve
 
 docs-check:
 	$(BIN)/python -m mkdocs build --strict

@@ -163,7 +163,7 @@ def row_of(layer: Any, layout: str, target: str, libraries: list[Any]) -> Row:
     inputs = random_inputs(workload, 1)
     result, sides = kernel.run(inputs), {"ours": timer(whole_call(kernel, inputs))}
     for library in libraries:
-        forms = library.contenders(Subject.of(layer, workload, layout), inputs)
+        forms = library.contenders(Subject.from_layer(layer, workload, layout), inputs)
         for form in [] if isinstance(forms, NotCovered) else forms:
             error = float(np.abs(form.output() - result).max() / np.abs(result).max())
             if error > TOLERANCE:

@@ -36,7 +36,7 @@ from cpembed.graph.kinds import (
     Transpose,
 )
 from cpembed.network.layout import Layout
-from cpembed.network.operators import PlacedTensor, bytes_moved, conversion_plan, generated_plan
+from cpembed.network.operators import PlacedTensor, conversion_plan, generated_plan
 
 _SECONDS = 0.2
 """Seconds for which a kernel is called."""
@@ -168,7 +168,8 @@ def main() -> None:
 
     for name, kind, inputs, output in operators():
         plan = generated_plan(kind, inputs, [output], threads)
-        row(name, plan, [*inputs, output], bytes_moved(kind, inputs, [output]))
+        tensors = [*inputs, output]
+        row(name, plan, tensors, sum(tensor.bytes for tensor in tensors))
     for name, source, target in conversions():
         plan = conversion_plan(source, target, threads)
         row(name, plan, [source, target], source.bytes + target.bytes)

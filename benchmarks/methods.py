@@ -132,7 +132,7 @@ def measured(layer: Any, target: str, rounds: int) -> Row:
         if call is not None:
             sides[method] = Work(wall_clock(call), OUR_POOL)
         row["methods"][method] = about
-    contenders = library.contenders(Subject.of(layer, workload, LAYOUT), inputs)
+    contenders = library.contenders(Subject.from_layer(layer, workload, LAYOUT), inputs)
     assert not isinstance(contenders, NotCovered), contenders
     best = min(contenders, key=lambda form: min(form.primitives(3).us for _ in range(3)))
     sides[PRIMITIVE] = Work(lambda calls: best.primitives(calls).us, library.pool)
@@ -171,7 +171,7 @@ def prepared(
     from cpembed.errors import LoweringError, WorkloadError
     from cpembed.ir.reference import reference
     from cpembed.targets.choice import built_first
-    from cpembed.transform.methods.im2col import explicit
+    from cpembed.transform.methods.convolution import explicit
 
     workload = request.workload
     wide = workload.with_dtypes({operand.name: "float64" for operand in workload.operands})
@@ -311,7 +311,7 @@ def errors(rows: list[Row]) -> list[str]:
     names = [name for name in METHODS if name != "explicit"]
     lines = [
         "Largest error against float64 over the largest output, and in brackets over the bound of",
-        "the tile size (`cpembed.transform.methods.accuracy.bound`):",
+        "the tile size (`cpembed.transform.methods.winograd.bound`):",
         "",
         "| layer | " + " | ".join(names) + " |",
         "| --- |" + " ---: |" * len(names),

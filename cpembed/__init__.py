@@ -79,8 +79,8 @@ _MODULES = {
     "cpembed.targets.base": ["Target"],
 }
 _HOME = {name: module for module, names in _MODULES.items() for name in names}
+# In its module the name must not hide a built-in function.
 _NAMES = {"compile": "compile_model"}
-"""Names in their modules, where these must not hide a built-in function."""
 
 __all__ = [
     "BenchOptions",
@@ -118,12 +118,11 @@ __all__ = [
 
 
 def __getattr__(name: str) -> Any:
-    """Import a name of the front door at its first use: importing a part of the package stays
-    cheap.
-    """
+    """Import a name of the front door at its first use."""
     if name not in _HOME:
         raise AttributeError(f"module 'cpembed' has no attribute {name!r}")
     value = getattr(import_module(_HOME[name]), _NAMES.get(name, name))
+    # Later uses do not come here.
     globals()[name] = value
     return value
 

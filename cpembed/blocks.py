@@ -1,4 +1,4 @@
-"""Blocks of a report as data: rows of a header, tables, lists, headings, preformatted lines.
+"""Blocks of a report as data, and results that show themselves by their reports.
 
 Reports and targets yield blocks, and nothing here loads rich before a block is printed. A block
 adapts to the width of the terminal: text folds at words, and columns that do not fit follow in a
@@ -10,23 +10,24 @@ from __future__ import annotations
 import textwrap
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Protocol
+from importlib import import_module
+from typing import TYPE_CHECKING, Any, Protocol
 
 if TYPE_CHECKING:
     from rich.console import Console, ConsoleOptions, RenderResult
     from rich.table import Table as RichTable
 
+# Number of spaces between two columns.
 _GAP = 2
-"""Number of spaces between two columns."""
 
+# Width down to which a text column is folded before other columns move to a second table.
 _PREFERRED_WIDTH = 24
-"""Width down to which a text column is folded before other columns move to a second table."""
 
+# Maximum number of characters of a word that is kept on one line where a column is folded.
 _LONGEST_WORD = 32
-"""Maximum number of characters of a word that is kept on one line where a column is folded."""
 
+# Maximum width of the labels of a header.
 _LABEL_WIDTH = 32
-"""Maximum width of the labels of a header."""
 
 
 class Printable(Protocol):
@@ -56,6 +57,7 @@ class Header:
         grid = Grid.grid(padding=(0, _GAP, 0, 0))
         grid.add_column(style="bold", overflow="fold")
         grid.add_column(overflow="fold")
+        # Fixed, or rich would give long values the room of the labels.
         labels = max((len(label) for label, _ in self.rows), default=0)
         grid.columns[0].width = min(labels, _LABEL_WIDTH)
         for label, value in self.rows:
@@ -86,6 +88,8 @@ class Bullets:
 
 @dataclass(frozen=True)
 class Heading:
+    """A line in bold above a block."""
+
     text: str
 
     def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
@@ -167,6 +171,7 @@ class Table:
         for column in range(self.keys, len(widths)):
             wider = [*keys, *parts[-1], column]
             is_full = _total(widths[number].preferred for number in wider) > room
+            # A table that has to be split is split where its columns belong apart.
             if parts[-1] and (is_full or column in self.breaks):
                 parts.append([])
             parts[-1].append(column)
@@ -205,9 +210,7 @@ class Table:
 
 @dataclass(frozen=True)
 class _Widths:
-    """Widths of a column: unfolded, folded as far as it reads well, folded as far as words
-    allow.
-    """
+    """Widths of a column: unfolded, folded as far as it reads well, as far as words allow."""
 
     natural: int
     preferred: int
@@ -251,5 +254,33 @@ def _shrunk(widths: Sequence[_Widths], room: int) -> list[int]:
             wide = [number for number, width in enumerate(current) if width > floors[number]]
             if not wide:
                 break
+            # One by one from the widest: columns end up as equal as they can.
             current[max(wide, key=lambda number: current[number])] -= 1
     return current
+
+
+# -- results --------------------------------------------------------------------------------------
+
+# Module that renders results. It is named, and imported when a result is shown: how results look is
+# known a floor above them, and loading it takes longer than most searches.
+_REPORTS = "cpembed.report.display"
+
+
+class Displayed:
+    """Base of results that a person looks at.
+
+    Their text is what the command of the same name prints.
+    """
+
+    def __repr__(self) -> str:
+        return import_module(_REPORTS).text(self)
+
+    __str__ = __repr__
+
+    def _repr_html_(self) -> str:
+        """Return the text's tables as HTML, and a picture if there is one: Jupyter's protocol."""
+        return import_module(_REPORTS).html(self)
+
+    def __rich_console__(self, console: Any, options: Any) -> Any:
+        """Yield the parts of the report: Rich's protocol."""
+        yield from import_module(_REPORTS).parts(self)

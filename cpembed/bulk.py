@@ -15,6 +15,7 @@ def without_collection() -> Generator[None]:
     millions that live to its end. Searching them again and again for garbage took up to two fifths
     of its time. Reference counting still frees values.
     """
+    # Bodies may be nested: only the outermost enables the search again.
     was_enabled = gc.isenabled()
     gc.disable()
     try:

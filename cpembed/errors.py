@@ -8,15 +8,17 @@ from __future__ import annotations
 
 from signal import Signals
 
+# Maximum numbers of characters, beyond any path or list of choices: longer text is an echo.
 _LONGEST_WORD, _LONGEST_MESSAGE = 200, 600
-"""Maximum numbers of characters, beyond any path or list of choices: longer text is an echo."""
 
 
 def readable(message: str) -> str:
-    """Return a message as one readable line, whatever input it quotes: words that are too long, and
-    then the line, lose their middle; characters that cannot be printed are escaped.
+    r"""Return a message as one readable line, whatever input it quotes.
 
-    >>> readable("k=" + "1" * 5000 + "\\n is no size")
+    Words that are too long, and then the line, lose their middle; characters that cannot be printed
+    are escaped.
+
+    >>> readable("k=" + "1" * 5000 + "\n is no size")
     'k=111111111111111111 … (5,002 characters) … 11111111111111111111 is no size'
     """
     words = " ".join(_cut(word, _LONGEST_WORD, 20, 20) for word in message.split())
@@ -105,7 +107,7 @@ class CrashError(CpembedError):
     killed: bool = False
 
     @classmethod
-    def of(cls, doing: str | None, code: int | None, reason: str) -> CrashError:
+    def from_exit(cls, doing: str | None, code: int | None, reason: str) -> CrashError:
         """Return the error of a process that ended by itself.
 
         Parameters
@@ -119,6 +121,7 @@ class CrashError(CpembedError):
         """
         name = f"exit code {code}"
         if code is not None and code < 0:
+            # `Popen` reports a signal as its negative number.
             name = {signal.value: signal.name for signal in Signals}.get(-code, f"signal {-code}")
         explanation = {
             "SIGILL": "the processor lacks an instruction; `cpembed targets` prints what it is "
@@ -127,7 +130,9 @@ class CrashError(CpembedError):
         }.get(name, "a bug of the compiler, the kernel or the target")
         error = cls._while(doing, f"ended in {name}: {reason or explanation}")
         if name == "SIGILL":
+            # The kernel is for another processor: no bug of the package.
             error.exit_code = BackendUnavailable.exit_code
+        # Perhaps only for lack of memory at that moment: a second attempt may succeed.
         error.killed = name == "SIGKILL"
         return error
 

@@ -8,6 +8,7 @@ import os
 import stat
 import tempfile
 import tomllib
+from collections.abc import Generator
 from pathlib import Path
 from typing import Any
 
@@ -22,10 +23,7 @@ LARGEST_TOML = 2**20
 def write_whole(path: Path, content: str | bytes) -> None:
     """Write a file in one step: whoever reads it sees the old contents or the new, never a part.
 
-    Raises
-    ------
-    CpembedError
-        If it cannot be written.
+    Raises :class:`CpembedError` if it cannot be written.
     """
     data = content.encode() if isinstance(content, str) else content
     try:
@@ -36,17 +34,10 @@ def write_whole(path: Path, content: str | bytes) -> None:
             _write_through(path, data)
             return
         # A fixed short prefix: the file's own name may be as long as names can be.
-        handle, draft = tempfile.mkstemp(prefix=".draft.", dir=path.resolve().parent)
-        try:
-            with os.fdopen(handle, "wb") as file:
-                file.write(data)
-            Path(draft).chmod(0o666 & ~_umask())
+        with draft(path.resolve().parent, ".draft.", data) as file:
+            file.chmod(0o666 & ~_umask())
             # The target of a link is replaced, not the link.
-            Path(draft).replace(path.resolve())
-        except BaseException:
-            with contextlib.suppress(OSError):
-                Path(draft).unlink()
-            raise
+            file.replace(path.resolve())
     # RuntimeError: a loop of links, of which older versions of Python make one;
     # ValueError: a null character in the path.
     except (OSError, RuntimeError, ValueError) as error:
@@ -55,13 +46,33 @@ def write_whole(path: Path, content: str | bytes) -> None:
         ) from None
 
 
+@contextlib.contextmanager
+def draft(folder: Path, prefix: str, contents: bytes) -> Generator[Path]:
+    """Return a context with a new file, which is removed at the end unless it was renamed.
+
+    Parameters
+    ----------
+    folder
+        Folder of the file: that of the one that it replaces, as renaming is one step only there.
+    prefix
+        Beginning of its name.
+    contents
+        Contents, complete before the context begins.
+    """
+    handle, name = tempfile.mkstemp(prefix=prefix, dir=folder)
+    try:
+        with os.fdopen(handle, "wb") as file:
+            file.write(contents)
+        yield Path(name)
+    finally:
+        with contextlib.suppress(OSError):
+            Path(name).unlink()
+
+
 def make_folder(path: Path) -> None:
     """Create a folder and those above it, as far as they are missing.
 
-    Raises
-    ------
-    CpembedError
-        If they cannot be created.
+    Raises :class:`CpembedError` if they cannot be created.
     """
     try:
         path.mkdir(parents=True, exist_ok=True)
@@ -81,24 +92,13 @@ def _write_through(path: Path, data: bytes) -> None:
 
 
 def open_regular(path: Path) -> int:
-    """Open a regular file for reading.
+    """Open a regular file, or a link to it, and return a descriptor, which the caller closes.
 
-    Parameters
-    ----------
-    path : Path
-        The file, or a link to it.
-
-    Returns
-    -------
-    int
-        A descriptor, which the caller closes.
-
-    Raises
-    ------
-    OSError
-        If it is a folder, a pipe or a device, without waiting for the other end of a pipe.
+    Raises :class:`OSError` for a folder, a pipe or a device, without waiting for the other end of a
+    pipe.
     """
     try:
+        # O_NONBLOCK: opening a pipe would wait for its writer.
         descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
     except ValueError as error:
         raise OSError(errno.EINVAL, str(error), str(path)) from None
@@ -114,13 +114,11 @@ def open_regular(path: Path) -> int:
 def read_regular(path: Path, largest: int) -> bytes:
     """Return the contents of a regular file of at most ``largest`` bytes.
 
-    Raises
-    ------
-    OSError
-        If it is larger, not regular, or cannot be read.
+    Raises :class:`OSError` if it is larger, not regular, or cannot be read.
     """
     with os.fdopen(open_regular(path), "rb") as file:
         size = os.fstat(file.fileno()).st_size
+        # One byte more: the file may have grown since its size was read.
         content = file.read(largest + 1) if size <= largest else b""
     if max(size, len(content)) > largest:
         raise OSError(errno.EFBIG, f"more than {largest:,} bytes", str(path))
@@ -156,10 +154,7 @@ def _umask() -> int:
 def read_toml(path: Path) -> dict[str, Any]:
     """Return the tables of a TOML file.
 
-    Raises
-    ------
-    SpecError
-        If it cannot be read or is no TOML; one line with the path.
+    Raises :class:`SpecError` if it cannot be read or is no TOML; one line with the path.
     """
     try:
         with path.open("rb") as file:

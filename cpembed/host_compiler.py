@@ -28,6 +28,7 @@ def compiler_command(variable: str, names: Sequence[str], purpose: str) -> list[
         If there is none.
     """
     configured = shlex.split(os.environ.get(variable, ""))
+    # A compiler that is named is not replaced by another one.
     for words in [configured] if configured else [[name] for name in names]:
         if shutil.which(words[0]):
             return words

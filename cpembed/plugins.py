@@ -49,10 +49,7 @@ def plugin_names(group: Group) -> tuple[str, ...]:
 def load_plugin(group: Group, name: str) -> Plugin | None:
     """Return the plug-in of a name; None if no distribution adds it.
 
-    Raises
-    ------
-    SpecError
-        If it cannot be loaded, or several distributions add the name.
+    Raises :class:`SpecError` if it cannot be loaded, or several distributions add the name.
     """
     entries = [entry for entry in _entries(group) if entry.name == name]
     if not entries:
@@ -71,10 +68,7 @@ def load_plugins(group: Group, shipped: Collection[str]) -> list[Plugin]:
 def plugin_file(group: Group, name: str) -> Path | None:
     """Return the file of a name (without ``.toml``) in a group's folders, or None.
 
-    Raises
-    ------
-    SpecError
-        If several distributions have such a file, or a folder is missing.
+    Raises :class:`SpecError` if several distributions have such a file, or a folder is missing.
     """
     files = _files(group).get(name, [])
     _check_unique(group, name, [source for source, _ in files])
@@ -118,6 +112,7 @@ def _files(group: Group) -> dict[str, list[tuple[str, Path]]]:
     files: dict[str, list[tuple[str, Path]]] = {}
     for entry in _entries(group):
         for folder in _folders(_load(group, entry)):
+            # Sorted: folders list their files in another order on every machine.
             for path in sorted(folder.glob("*.toml")):
                 files.setdefault(path.stem, []).append((_distribution(entry), path))
     return files
@@ -129,6 +124,7 @@ def _folders(plugin: Plugin) -> list[Path]:
     if isinstance(value, str | Path):
         folders = [Path(value)]
     else:
+        # A namespace package has a folder in each distribution.
         folders = [Path(part) for part in cast("Sequence[str]", getattr(value, "__path__", ()))]
     if not folders:
         raise plugin.error("is neither a package nor the path of a folder")
@@ -148,6 +144,7 @@ def _check_unique(group: Group, name: str, distributions: Sequence[str]) -> None
 
 def _check_shipped(group: Group, distributions: dict[str, str], shipped: Collection[str]) -> None:
     for name, distribution in distributions.items():
+        # A name means the same on every machine, whatever is installed.
         if name in shipped:
             raise SpecError(
                 f"{distribution} adds {name!r} to {group}, a name that cpembed itself has and "

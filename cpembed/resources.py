@@ -6,13 +6,16 @@ same folders under ``cpembed/_data``. The functions here work in both and return
 
 from __future__ import annotations
 
-from functools import cache
+from collections.abc import Callable
+from functools import cache, wraps
 from pathlib import Path
-from typing import Literal
+from typing import Literal, TypeVar, get_args
 
 from cpembed.errors import InvariantError
 
 DataKind = Literal["constraints", "hw_specs"]
+
+T = TypeVar("T")
 
 _PACKAGE = Path(__file__).resolve().parent
 
@@ -20,10 +23,8 @@ _PACKAGE = Path(__file__).resolve().parent
 def data_directory(kind: DataKind) -> Path:
     """Return the folder of the shipped files of one kind.
 
-    Raises
-    ------
-    InvariantError
-        If it is neither in the package nor next to it: the installation is broken.
+    Raises :class:`InvariantError` if it is neither in the package nor next to it: the installation
+    is broken.
     """
     candidates = (_PACKAGE / "_data" / kind, _PACKAGE.parent / kind)
     for directory in candidates:
@@ -49,3 +50,19 @@ def hardware_spec_files() -> dict[str, Path]:
 @cache
 def _toml_files(directory: Path) -> dict[str, Path]:
     return {path.stem: path for path in sorted(directory.glob("*.toml"))}
+
+
+def read_once(load: Callable[[Path], T]) -> Callable[[Path], T]:
+    """Return a loader that reads each shipped file once in a process, and any other every time.
+
+    Callers share the values, so these must not be changed.
+    """
+    cached = cache(load)
+
+    @wraps(load)
+    def loaded(path: Path) -> T:
+        # A user's file may be edited between two calls in a notebook.
+        is_shipped = any(path.parent == data_directory(kind) for kind in get_args(DataKind))
+        return cached(path) if is_shipped else load(path)
+
+    return loaded

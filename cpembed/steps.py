@@ -1,5 +1,7 @@
-"""Steps of long work: announced by a worker to its parent, which ends those that take too long, and
-by commands to whoever shows progress.
+"""Steps of long work, and progress on it.
+
+A worker announces steps to its parent, which ends those that take too long, and commands announce
+progress to whoever shows it.
 """
 
 from __future__ import annotations
@@ -9,29 +11,31 @@ from collections.abc import Callable, Generator
 from contextlib import contextmanager
 from typing import Protocol
 
+# Running a kernel may take as many seconds more as its work needs: see `time_limit`.
 LIMIT_VARIABLE = "CPEMBED_STEP_LIMIT"
-"""Environment variable with the maximum number of seconds of compiling a kernel; running one may
-take as many more as its work needs."""
+"""Environment variable with the maximum number of seconds of compiling a kernel."""
 
+# The largest shipped layers compile in a few seconds.
 DEFAULT_LIMIT = 120.0
-"""Seconds. The largest shipped layers compile in a few."""
+"""Maximum number of seconds of compiling a kernel, by default."""
 
+# Portable code of types that a processor has to emulate does some 30 million (measured on Zen 5),
+# and is timed by a few calls.
 SLOWEST = 2e6
-"""Multiply-accumulates a second below which a kernel is taken to hang. Portable code of types that
-a processor has to emulate does some 30 million (measured on Zen 5), and is timed by a few calls."""
+"""Multiply-accumulates a second below which a kernel is taken to hang."""
 
 
 class Progress(Protocol):
     """Function that is called as work proceeds: ``progress("layer 3", 2, 10)``."""
 
-    def __call__(self, step: str, done: int, total: int, /) -> None:
-        """Show that ``done`` of ``total`` parts are complete.
+    def __call__(self, step: str, completed: int, total: int, /) -> None:
+        """Show that ``completed`` of ``total`` parts are complete.
 
         Parameters
         ----------
         step
             The part that begins or has just ended, for a person.
-        done
+        completed
             Number of parts that are complete.
         total
             Number of all parts.
@@ -101,6 +105,7 @@ def step(doing: str, macs: float = 0) -> Generator[None]:
     if not _listeners:
         yield
         return
+    # Without a listener the steps within this one announce nothing.
     listener = _listeners.pop()
     try:
         listener(doing, time_limit(macs))

@@ -32,7 +32,6 @@ import json
 import os
 import re
 import stat
-import tempfile
 import threading
 import warnings
 import weakref
@@ -46,7 +45,7 @@ import msgspec
 import platformdirs
 
 from cpembed.errors import CpembedError, DamagedStore
-from cpembed.files import read_regular, shortened
+from cpembed.files import draft, read_regular, shortened
 
 FOLDER_VARIABLE = "CPEMBED_STORE_DIR"
 """Environment variable that names the folder of all stores."""
@@ -77,9 +76,9 @@ def store_folder(name: str, *, variable: str | None = None, durable: bool = Fals
 
 T = TypeVar("T")
 
+# A month in nanoseconds is a third of it, and sums and products of such numbers stay finite.
 LARGEST = 1e15
-"""Maximum of a stored number: a month in nanoseconds is a third of it, and sums and products of
-such numbers stay finite."""
+"""Maximum of a stored number."""
 
 LARGEST_STORE = 2**29
 """Maximum size in bytes of a file of rows that is read: a row has a few thousand."""
@@ -90,7 +89,7 @@ Natural = Annotated[int, msgspec.Meta(ge=0, le=2**53)]
 Count = Annotated[int, msgspec.Meta(ge=1, le=2**53)]
 
 
-class NotARow(Exception):
+class DamagedRowError(Exception):
     """The reason why a row is damaged, in a few words."""
 
 
@@ -119,7 +118,7 @@ def decoded(
 
     Raises
     ------
-    NotARow
+    DamagedRowError
         If the text is no such row.
     """
     try:
@@ -128,14 +127,14 @@ def decoded(
         problem, _, place = str(error).partition(" - at ")
         # msgspec names places as `$.knobs.split_k`.
         place = place.strip("`").removeprefix("$").removeprefix(".")
-        raise NotARow(f"{place}: {problem}" if place else problem) from None
+        raise DamagedRowError(f"{place}: {problem}" if place else problem) from None
     except UnicodeDecodeError:
-        raise NotARow("not UTF-8") from None
+        raise DamagedRowError("not UTF-8") from None
     except RecursionError:
-        raise NotARow("nested too deeply") from None
+        raise DamagedRowError("nested too deeply") from None
     reason = flaw(row)
     if reason is not None:
-        raise NotARow(reason)
+        raise DamagedRowError(reason)
     return row
 
 
@@ -163,7 +162,7 @@ def decoded_rows(
     for number, line in lines:
         try:
             rows.append(decoded(line, kind, flaw))
-        except NotARow as error:
+        except DamagedRowError as error:
             damaged.append(f"line {number}: {error}")
     if damaged:
         warn_damaged(
@@ -195,10 +194,10 @@ class AppendedFile:
     another process is, since both would measure the same missing rows.
     """
 
+    # By process, device and inode number: a fork and a link are other writers, or the same file.
     _open: ClassVar[weakref.WeakValueDictionary[tuple[int, int, int], AppendedFile]] = (
         weakref.WeakValueDictionary()
     )
-    """Open files by process, device and inode number."""
     _opening: ClassVar[threading.Lock] = threading.Lock()
 
     def __init__(self, descriptor: int) -> None:
@@ -268,6 +267,7 @@ class AppendedFile:
                 while rest:
                     rest = rest[os.write(self._descriptor, rest) :]
             except OSError:
+                # A full disk may have taken a part of the piece.
                 os.ftruncate(self._descriptor, size)
                 raise
 
@@ -288,9 +288,10 @@ def _lock(descriptor: int, path: Path) -> None:
         warn_damaged(f"{path}: cannot be locked ({error.strerror}): have no other process write it")
 
 
+# Three of them and a digest stay below the 255 that a name can have. The rest of a name is in the
+# key, and so in the digest.
 LONGEST_NAME = 60
-"""Maximum size in bytes of each part of a file's name: three of them and a digest stay below the
-255 that a name can have. The rest of a name is in the key, and so in the digest."""
+"""Maximum size in bytes of each part of a file's name."""
 
 Row = TypeVar("Row", bound=msgspec.Struct)
 
@@ -348,10 +349,7 @@ class ResultStore(Generic[Row]):
     def append(self, result: Row) -> None:
         """Append a result, which is in the file when this returns.
 
-        Raises
-        ------
-        CpembedError
-            If the file cannot be written; it is then as before.
+        Raises :class:`CpembedError` if the file cannot be written; it is then as before.
         """
         self._append(msgspec.json.encode(result) + b"\n")
 
@@ -384,6 +382,7 @@ class ResultStore(Generic[Row]):
             self._append(end)
 
     def _append(self, data: bytes) -> None:
+        # Results are not lost in a file that somebody has removed meanwhile.
         if self._file is None or not self._file.is_at(self.path):
             self.open()
         assert self._file is not None
@@ -435,47 +434,31 @@ class SealedFolder:
             data = read_regular(self.folder / name, LARGEST_SEALED)
         except OSError:
             return None
+        # Read whole before the check: nothing is unpickled of a file without the seal.
         mark, contents = data[:_SEAL_BYTES], data[_SEAL_BYTES:]
         return contents if hmac.compare_digest(mark, _seal(name, contents)) else None
 
-    def put(self, name: str, contents: bytes) -> None:
+    def write(self, name: str, contents: bytes) -> None:
         """Write a file in one step; a folder that cannot be written keeps nothing."""
         if self.folder is None:
             return
         with contextlib.suppress(OSError):
             self.folder.mkdir(parents=True, exist_ok=True, mode=0o700)
-            draft = _draft(self.folder, ".", _seal(name, contents) + contents)
-            try:
-                draft.replace(self.folder / name)
-            except BaseException:
-                with contextlib.suppress(OSError):
-                    draft.unlink()
-                raise
+            with draft(self.folder, ".", _seal(name, contents) + contents) as file:
+                file.replace(self.folder / name)
 
     def get_or_make(self, name: str, make: Callable[[], bytes]) -> bytes:
         """Return the contents of a file, made and written if there is none."""
         contents = self.get(name)
         if contents is None:
             contents = make()
-            self.put(name, contents)
+            self.write(name, contents)
         return contents
-
-
-def _draft(folder: Path, prefix: str, contents: bytes) -> Path:
-    handle, name = tempfile.mkstemp(prefix=prefix, dir=folder)
-    draft = Path(name)
-    try:
-        with os.fdopen(handle, "wb") as file:
-            file.write(contents)
-    except BaseException:
-        with contextlib.suppress(OSError):
-            draft.unlink()
-        raise
-    return draft
 
 
 def _seal(name: str, contents: bytes) -> bytes:
     digest = hashlib.blake2b(digest_size=_SEAL_BYTES, key=user_key(key_path()))
+    # With the name: a sealed file copied over another one is no longer sealed.
     digest.update(name.encode() + b"\0")
     digest.update(contents)
     return digest.digest()
@@ -492,19 +475,17 @@ def user_key(path: Path) -> bytes:
     key = os.urandom(_KEY_BYTES)
     with contextlib.suppress(OSError):
         path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
-        draft = _draft(path.parent, ".cache.key.", key)
-        try:
-            # Another process may be faster: its key then stands there complete, or not at all.
-            with contextlib.suppress(FileExistsError):
-                os.link(draft, path)
-        finally:
-            draft.unlink()
+        # Another process may be faster: its key then stands there complete, or not at all.
+        with draft(path.parent, ".cache.key.", key) as file, contextlib.suppress(FileExistsError):
+            os.link(file, path)
+    # Read back, since another process may have written its key first.
     return _private_key(path) or key
 
 
 def _private_key(path: Path) -> bytes | None:
     """Return the key in a file that nobody but the user can read or write; None for another."""
     try:
+        # No link: it could name a file of a key that somebody else knows.
         descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
     except OSError:
         return None

@@ -16,9 +16,9 @@ from typing import TypeVar
 
 T = TypeVar("T")
 
+# End of the current work by ``time.perf_counter``: the earliest of nested limits. A thread begins
+# without one, unless it runs in a copy of the context of the thread that started it.
 _deadline: ContextVar[float] = ContextVar("deadline", default=math.inf)
-"""End of the current work by ``time.perf_counter``: the earliest of nested limits. A thread begins
-without one, unless it runs in a copy of the context of the thread that started it."""
 
 
 class OutOfTime(BaseException):
@@ -30,13 +30,12 @@ def within(seconds: float | None, work: Callable[[], T]) -> T:
 
     Calls may be nested: the shortest limit counts.
 
-    Raises
-    ------
-    OutOfTime
-        At the first :func:`check_time` of ``work`` after its time. Its side effects remain.
+    Raises :class:`OutOfTime` at the first :func:`check_time` of ``work`` after its time. Its side
+    effects remain.
     """
     if seconds is None:
         return work()
+    # An inner limit must not extend the outer one.
     outer = _deadline.set(min(_deadline.get(), time.perf_counter() + seconds))
     try:
         check_time()

@@ -31,6 +31,7 @@ def scaled(number: float, units: tuple[str, ...], step: int) -> str:
     while number >= step and position < len(units) - 1:
         number /= step
         position += 1
+    # Three digits, and no exponent from 1,000 on.
     text = f"{number:,.0f}" if position == 0 or number >= 100 else f"{number:.3g}"
     return f"{text} {units[position]}".rstrip()
 
@@ -85,4 +86,5 @@ def verb(number: int, plural: str) -> str:
 
 def ratio(value: float) -> str:
     """Return an overhead in two decimals, or more where these would hide a small waste."""
+    # 1.004 would read 1.00, as if nothing was wasted.
     return f"{value:.2f}" if value == 1 or value >= 1.005 else f"{value:.4g}"

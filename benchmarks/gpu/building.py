@@ -16,7 +16,7 @@ from benchmarks.gpu.suites import PackedLayer
 from cpembed.driver.named import hardware_spec, workload
 from cpembed.errors import BackendUnavailable, CpembedError
 from cpembed.ir.computation import AxisKind, Computation
-from cpembed.targets.cuda.artifact import ARCHITECTURES, CudaKernels, save
+from cpembed.targets.cuda.build import ARCHITECTURES, CudaKernels, save
 from cpembed.targets.cuda.schedule import Plan
 from cpembed.targets.cuda.writer import PARAMETERS
 from cpembed.workloads.suites import Layer

@@ -20,8 +20,7 @@ from typing import Any
 
 from cpembed.codegen import runtime
 from cpembed.errors import CpembedError, LoweringError
-from cpembed.targets.cuda.artifact import ARCHITECTURES
-from cpembed.targets.cuda.build import cuda_target
+from cpembed.targets.cuda.build import ARCHITECTURES, cuda_target
 
 _TAGS = {
     f"{kind}Idx.{axis}": (kind, n) for kind in ("block", "thread") for n, axis in enumerate("xyz")

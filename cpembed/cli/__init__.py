@@ -23,30 +23,30 @@ from cpembed.cli.interrupt import INTERRUPTED, end, interruptible
 from cpembed.cli.output import READER_LEFT, accept_any_text, discard_output, message
 from cpembed.errors import CpembedError, DamagedStore, InvariantError
 from cpembed.files import FOLDER_GONE, is_folder_gone
-from cpembed.targets.commands import TARGET_COMMANDS
+from cpembed.targets import TARGET_COMMANDS
 
 INTERNAL_ERROR, WRONG_INPUT, STOPPED = 1, 2, 4
 """Exit codes of errors that carry none: errors of the package do, and commands return theirs."""
 
+# Environment variable by which a shell requests completions from click, which then exits.
 _COMPLETE = "_CPEMBED_COMPLETE"
-"""Environment variable by which a shell requests completions from click, which then exits."""
 
 _PACKAGE = Path(__file__).parents[1]
 
+# Errors of the device or file that is written to, not of the package.
 _WRITE_ERRORS = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO, errno.EBADF)
-"""Errors of the device or file that is written to, not of the package."""
 
 
 SUBCOMMANDS: dict[str, tuple[str, str]] = {
     "solve": ("search", "Rank the candidate embeddings of a target's instruction in a workload."),
     "explain": ("search", "Show one candidate in full, or why nothing fits."),
     "run": ("kernels", "Generate the kernel, verify its numbers, time or simulate it."),
-    "build": ("kernels", "Build a library of a kernel or a model, to be used without cpembed."),
+    "build": ("models", "Build a library of a kernel or a model, to be used without cpembed."),
     "bench": ("bench", "Run a suite, one row for each layer."),
     "match": ("models", "Show which operators of a model an instruction computes, and how well."),
     "layouts": ("kernels", "Find the fastest layout of a workload's tensors, packing included."),
     "network": ("models", "Compile a whole model, run it, verify and time it layer by layer."),
-    "tune": ("tune", "Find the fastest embedding and schedule of a workload, and keep them."),
+    "tune": ("kernels", "Find the fastest embedding and schedule of a workload, and keep them."),
     "worker": ("worker", "Join a cluster and execute its tasks."),
     "explore": ("exploration", "Find the machines of a space that are the best for a suite."),
     "shape": (
@@ -54,8 +54,8 @@ SUBCOMMANDS: dict[str, tuple[str, str]] = {
         "Find the shape of a matrix product that computes a suite in the fewest executions.",
     ),
     **TARGET_COMMANDS,
-    "targets": ("listing", "List the targets and whether this machine executes them."),
-    "operators": ("listing", "List the operators and the sizes they take."),
+    "targets": ("search", "List the targets and whether this machine executes them."),
+    "operators": ("search", "List the operators and the sizes they take."),
 }
 """Module and help of each subcommand; the module defines the click command ``NAME_command``, that
 of a target ``command``."""
@@ -86,8 +86,9 @@ class Subcommands(click.Group):
 @click.group(cls=Subcommands, context_settings={"help_option_names": ["-h", "--help"]})
 @click.version_option(package_name="cpembed", prog_name="cpembed")
 def cli() -> None:
-    """Fit tensor operators to hardware instructions: find every embedding, prove the program,
-    generate the kernel.
+    """Fit tensor operators to hardware instructions.
+
+    Every embedding is found, its program proven, and its kernel generated.
 
     A WORKLOAD is an operator with its sizes (conv2d n=1 c=64 h=56 w=56 k=64 r=3 s=3 pad=1), a
     layer of a suite (deepbench:11), or an expression with its extents
@@ -110,7 +111,10 @@ def _main(arguments: Sequence[str] | None) -> int:
     accept_any_text()
     try:
         _reject_null_characters(arguments)
+        # With arguments this is a call of a test or a program, which handles later interrupts
+        # itself.
         with interruptible(then_ignored=arguments is None), _store_messages():
+            # Not standalone: click would print its own errors and exit.
             code = cli.main(arguments, "cpembed", complete_var=_COMPLETE, standalone_mode=False)
             if sys.stdout is not None:  # None where the shell closed it: `>&-`.
                 sys.stdout.flush()
@@ -158,12 +162,11 @@ def _reject_null_characters(arguments: Sequence[str] | None) -> None:
 
 
 def _user_file_problem(error: OSError) -> str | None:
-    """Return the problem of a file or folder of the user; None for other errors, such as those of a
-    file of the package.
-    """
+    """Return the problem of a file or folder of the user; None for other errors."""
     if is_folder_gone():
         return FOLDER_GONE
     name = error.filename
+    # A missing file of the package is a bug or a broken installation, not wrong input.
     if not isinstance(name, str | bytes) or _PACKAGE in Path(os.fsdecode(name)).parents:
         return None
     return f"{os.fsdecode(name)}: {error.strerror}: name another file or folder"

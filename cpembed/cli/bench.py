@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -26,6 +27,20 @@ def _layout(_context: click.Context, _option: click.Parameter, layout: str) -> s
     if not is_layout(layout):
         raise click.BadParameter(f"{layout} is none of {' '.join(LAYOUTS)}")
     return layout
+
+
+@dataclass(frozen=True, kw_only=True)
+class BenchArguments:
+    """Command line of ``cpembed bench``, without the options of the library."""
+
+    suite: str
+    targets: tuple[str, ...]
+    shapes: dict[str, tuple[int, ...]]
+    no_run: bool
+    threads: int | None
+    baselines: tuple[str, ...]
+    plot: Path | None
+    as_json: bool
 
 
 @click.command("bench", cls=options.Subcommand)
@@ -63,18 +78,8 @@ def _layout(_context: click.Context, _option: click.Parameter, layout: str) -> s
 @options.file_option("--plot", "Draw the ratios to the baselines into an SVG file.")
 @options.workers_options
 @options.json_option
-def bench_command(
-    *,
-    suite: str,
-    targets: tuple[str, ...],
-    shapes: dict[str, tuple[int, ...]],
-    no_run: bool,
-    threads: int | None,
-    baselines: tuple[str, ...],
-    plot: Path | None,
-    as_json: bool,
-    **values: Any,
-) -> int:
+@options.pass_as(BenchArguments)
+def bench_command(arguments: BenchArguments, **values: Any) -> int:
     """Run SUITE: search, verify and time each layer.
 
     SUITE is deepbench, resnet18, resnet50, unit16, unit_conv3d, mobilenet, attention, amos, odd or
@@ -83,56 +88,43 @@ def bench_command(
 
     Rows are kept as they are completed: an interrupted run resumes where it stopped.
 
-    \b
     cpembed bench deepbench --target vta_1x16x16
     cpembed bench deepbench --target avx512_vnni --layers 0,10-20 --layout NHWC
     cpembed bench unit16 --target amx_int8 --baseline onednn
     cpembed bench resnet50 --target avx512_vnni --output uint8 --bias --scale --relu
     cpembed bench layers.csv --target avx512_vnni --target vta_1x16x16
     """
-    options.use_threads(threads)
-    settings = options.options_from(
-        BenchOptions,
-        {
-            **values,
-            "shapes": shapes or None,
-            "execute": not no_run,
-            "baselines": [name.strip() for part in baselines for name in part.split(",")],
-        },
-    )
+    options.use_threads(arguments.threads)
+    baselines, plot = arguments.baselines, arguments.plot
+    values |= {
+        "shapes": arguments.shapes or None,
+        "execute": not arguments.no_run,
+        "baselines": [name.strip() for part in baselines for name in part.split(",")],
+    }
+    settings = options.options_from(BenchOptions, values)
     if plot is not None:
+        # Before the first search: matplotlib may be missing.
         _check_plot(baselines)
-    names = options.distinct(targets)
+    names = options.distinct(arguments.targets)
     if len(names) > 1 and (plot is not None or baselines):
+        # A plot, and a comparison on one machine, has one target.
         several = "--baseline and --plot apply to one target: leave them, or other targets, out"
         raise click.UsageError(several, click.get_current_context())
     # Processes start here, so that they load while this one does.
-    with options.workers_of(compiles=not no_run) as executing:
+    with options.workers_of(compiles=not arguments.no_run) as executing:
         from cpembed.driver.bench import open_bench
 
-        benches = [open_bench(suite, name, settings) for name in names]
+        benches = [open_bench(arguments.suite, name, settings) for name in names]
 
         if any(bench.measures and bench.pending for bench in benches):
+            # Before the first row: processes side by side would distort the times of all.
             executing.require_measuring()
-
-        def interrupted() -> str:
-            rows = "; ".join(
-                f"{len(bench.rows)} of {len(bench.layers)} rows are kept in {bench.store.path}"
-                for bench in benches
-            )
-            fresh = " without --fresh" * settings.fresh
-            return f"interrupted: {rows}; the same command{fresh} resumes"
-
-        with Stop("row", interrupted) as stop:
-            for bench in benches:
-                if not stop.requested:
-                    _announce(bench)
-                    _run(bench, stop, executing)
-    if stop.requested:
-        message(interrupted())
+        interruption = _complete(benches, executing, fresh=settings.fresh)
+    if interruption is not None:
+        message(interruption)
         return INTERRUPTED
     if len(benches) > 1:
-        return _print_across(benches, as_json=as_json)
+        return _print_across(benches, as_json=arguments.as_json)
     (bench,) = benches
     if plot is not None:
         from cpembed.files import write_whole
@@ -142,27 +134,47 @@ def bench_command(
         write_whole(plot, baselines_svg(bench.finished(), title))
     from cpembed.report.bench import report
 
-    print_report(bench, lambda: report(bench), as_json=as_json)
+    print_report(bench, lambda: report(bench), as_json=arguments.as_json)
     return bench.exit_code()
 
 
+def _complete(benches: Sequence[Bench], workers: Workers, *, fresh: bool) -> str | None:
+    """Complete the rows of all targets; return the message of an interruption, if there was one."""
+
+    def interrupted() -> str:
+        rows = "; ".join(
+            f"{len(bench.rows)} of {len(bench.layers)} rows are kept in {bench.store.path}"
+            for bench in benches
+        )
+        option = " without --fresh" * fresh
+        return f"interrupted: {rows}; the same command{option} resumes"
+
+    with Stop("row", interrupted) as stop:
+        for bench in benches:
+            if not stop.requested:
+                _announce(bench)
+                _run(bench, stop, workers)
+    return interrupted() if stop.requested else None
+
+
 def _print_across(benches: Sequence[Bench], *, as_json: bool) -> int:
-    """Print several targets side by side; return the exit code."""
     from cpembed.driver.bench_across import across
 
     with Bar() as bar:
 
-        def progress(name: str, done: int, total: int) -> None:
-            bar(f"comparing {name}", done, total)
+        def progress(name: str, completed: int, total: int) -> None:
+            bar(f"comparing {name}", completed, total)
 
         result = across(benches, progress)
     if as_json:
+        # Each with its rows: the table of the text is only a summary.
         documents = [bench.to_json() for bench in benches]
         print_json({"suite": result.suite, "targets": documents, **result.to_json()})
     else:
-        from cpembed.report.across import report
+        from cpembed.report.bench import across_report
 
-        print_text(*report(result))
+        print_text(*across_report(result))
+    # The worst of them: no failure is hidden by another target.
     return max(bench.exit_code() for bench in benches)
 
 
@@ -195,10 +207,12 @@ def _run(bench: Bench, stop: Stop, workers: Workers) -> None:
     with Bar("", len(bench.layers), len(bench.rows)) as bar:
 
         def progress(layer: Layer, phase: str, count: int) -> None:
+            # Only the first count of a phase is sure to be drawn: a search reports thousands.
             bar.show(f"{layer.index}: {layer.label}, {phase}", often=count > 1)
 
         for row in bench.run(progress, workers, lambda: stop.requested):
             if row.error is not None:
+                # Wrong numbers stand out from layers that only have no kernel.
                 kind = "VERIFICATION FAILED" if row.failed_verification else row.error.type
                 message(f"layer {row.index} ({row.label}): {kind}: {row.error.message}")
                 if row.error.traceback is not None:

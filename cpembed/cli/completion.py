@@ -5,7 +5,7 @@ Nothing here loads the compiler or the solver: a completion must appear at once.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from contextlib import suppress
 
 import click
@@ -13,33 +13,54 @@ from click.shell_completion import CompletionItem
 
 from cpembed.errors import CpembedError
 from cpembed.plugins import Group, plugin_files
+from cpembed.resources import constraint_files, hardware_spec_files
 
 Items = list[CompletionItem]
 
 
-def targets(ctx: click.Context, param: click.Parameter, incomplete: str) -> Items:
-    """Return the names of targets that begin so, or files if there are none."""
-    from cpembed.resources import hardware_spec_files
-
-    return _names_or_files("cpembed.hw_specs", list(hardware_spec_files()), incomplete)
+Completion = Callable[[click.Context, click.Parameter, str], Items]
 
 
-def constraint_sets(ctx: click.Context, param: click.Parameter, incomplete: str) -> Items:
-    """Return the names of constraint sets that begin so, or files if there are none."""
-    from cpembed.resources import constraint_files
+def _completion(names: Callable[[], Iterable[str]]) -> Completion:
+    """Return a completion by names, or by files if none begins like the word."""
 
-    return _names_or_files("cpembed.constraint_sets", list(constraint_files()), incomplete)
+    def complete(_context: click.Context, _parameter: click.Parameter, incomplete: str) -> Items:
+        return _beginning(names(), incomplete) or [CompletionItem(incomplete, type="file")]
+
+    return complete
 
 
-def suites(ctx: click.Context, param: click.Parameter, incomplete: str) -> Items:
-    """Return the names of suites that begin so, or files if there are none."""
+def _with_plugins(group: Group, shipped: Iterable[str]) -> list[str]:
+    names = list(shipped)
+    # A faulty distribution must not keep the shell from completing the other names.
+    with suppress(CpembedError):
+        names += plugin_files(group, names)
+    return names
+
+
+def _suites() -> Iterable[str]:
     from cpembed.workloads.suites import SUITES
 
-    return _beginning(SUITES, incomplete) or [CompletionItem(incomplete, type="file")]
+    return SUITES
+
+
+targets = _completion(lambda: _with_plugins("cpembed.hw_specs", ["native", *hardware_spec_files()]))
+constraint_sets = _completion(lambda: _with_plugins("cpembed.constraint_sets", constraint_files()))
+suites = _completion(_suites)
 
 
 def workloads(ctx: click.Context, param: click.Parameter, incomplete: str) -> Items:
-    """Return operators and layers; after an operator, its missing sizes and options."""
+    """Return operators and layers; after an operator, its missing sizes and options.
+
+    Parameters
+    ----------
+    ctx
+        Context of click with the words before.
+    param
+        Argument that is completed.
+    incomplete
+        Beginning of the word.
+    """
     words: tuple[str, ...] = ctx.params.get(param.name or "") or ()
     layers = _layers_after_colon(words, incomplete)
     if layers is not None:
@@ -57,11 +78,10 @@ def _operators() -> list[str]:
 
 
 def _layers_after_colon(words: tuple[str, ...], incomplete: str) -> Items | None:
-    """Return the indices of layers if the shell makes the colon of ``deepbench:11`` a word, as bash
-    does; None otherwise.
-    """
+    """Return the indices of layers if the colon of ``deepbench:11`` is a word; None otherwise."""
     from cpembed.workloads.suites import SUITES, suite
 
+    # bash makes the colon a word of its own; other shells do not.
     if incomplete == ":" and len(words) == 1 and words[0] in SUITES:
         incomplete = ""
     elif not (len(words) == 2 and words[0] in SUITES and words[1] == ":"):
@@ -86,18 +106,18 @@ def _suite_layers(incomplete: str) -> Items:
 
 
 def _settings(words: tuple[str, ...]) -> list[str]:
-    """Return ``n=``, or ``layout=NHWC``, of an operator; only the choices after an equals sign that
-    the shell makes a word, as bash does.
-    """
+    """Return ``n=``, or ``layout=NHWC``, of an operator, or only choices after an equals sign."""
     from cpembed.workloads.operators import OPERATORS
 
     family = OPERATORS.get(words[0])
     if family is None:
         return []
+    # bash makes the equals sign a word of its own too.
     last = [word for word in words[1:] if word != "="][-1:]
     for parameter in family.parameters:
         if [parameter.name] == last:
             return list(parameter.choices)
+    # A size that is on the line already is not offered again.
     present = {word.partition("=")[0] for word in words[1:]}
     return [
         f"{parameter.name}={choice}"
@@ -109,10 +129,3 @@ def _settings(words: tuple[str, ...]) -> list[str]:
 
 def _beginning(names: Iterable[str], incomplete: str) -> Items:
     return [CompletionItem(name) for name in names if name.startswith(incomplete)]
-
-
-def _names_or_files(group: Group, names: list[str], incomplete: str) -> Items:
-    """Return the matching names, plug-ins included, or files if there are none."""
-    with suppress(CpembedError):
-        names += plugin_files(group, names)
-    return _beginning(names, incomplete) or [CompletionItem(incomplete, type="file")]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -10,18 +11,35 @@ import click
 from cpembed.cli import options
 from cpembed.cli.completion import suites
 from cpembed.cli.interrupt import INTERRUPTED, Stop
-from cpembed.cli.outcome import INFEASIBLE, STOPPED
-from cpembed.cli.output import Bar, message, print_report
+from cpembed.cli.output import INFEASIBLE, STOPPED, Bar, message, print_report
 
 if TYPE_CHECKING:
     from cpembed.exploration.costing import Method
     from cpembed.exploration.explore import Exploration, ExploreResult
-    from cpembed.exploration.points import EvaluatedPoint
+    from cpembed.exploration.objectives import EvaluatedPoint
 
 
 def _names(_context: click.Context, _option: click.Parameter, text: str | None) -> list[str] | None:
     """Return the names of a comma list."""
     return None if text is None else [name.strip() for name in text.split(",") if name.strip()]
+
+
+@dataclass(frozen=True, kw_only=True)
+class ExploreArguments:
+    """Command line of ``cpembed explore``, without what is passed on to the library."""
+
+    space: Path
+    suite: str
+    shapes: dict[str, tuple[int, ...]]
+    method: Method
+    population: int | None
+    top: int | None
+    pick: int | None
+    save_target: Path | None
+    certificate: Path | None
+    plot: Path | None
+    fresh: bool
+    as_json: bool
 
 
 @click.command("explore", cls=options.Subcommand)
@@ -38,20 +56,10 @@ def _names(_context: click.Context, _option: click.Parameter, text: str | None) 
     "proven; the others propose points: gp by Gaussian processes, tpe by Parzen estimators, nsga2 "
     "by a genetic algorithm.",
 )
-@click.option(
-    "--trials",
-    type=click.IntRange(min=1),
-    default=40,
-    show_default=True,
-    metavar="N",
-    help="Points that are evaluated, by methods that propose them.",
+@options.integer_option(
+    "--trials", "Points that are evaluated, by methods that propose them.", default=40
 )
-@click.option(
-    "--population",
-    type=click.IntRange(min=2),
-    metavar="N",
-    help="Population of nsga2.  [default: 10]",
-)
+@options.integer_option("--population", "Population of nsga2.  [default: 10]", smallest=2)
 @click.option(
     "--objectives",
     callback=_names,
@@ -70,12 +78,12 @@ def _names(_context: click.Context, _option: click.Parameter, text: str | None) 
 @options.seed_option("Seed of the method.")
 @options.timeout_option("Stop after S seconds and print the front so far.")
 @options.workers_options
-@click.option("--top", type=click.IntRange(min=1), metavar="K", help="Print K rows of the front.")
-@click.option(
+@options.integer_option("--top", "Print K rows of the front.", metavar="K")
+@options.integer_option(
     "--pick",
-    type=click.IntRange(min=0),
+    "Number of an evaluated point: print the program of each layer on it.",
+    smallest=0,
     metavar="NUMBER",
-    help="Number of an evaluated point: print the program of each layer on it.",
 )
 @options.file_option(
     "--save-target", "Write the machine of --pick, else the front's first, as a target."
@@ -85,29 +93,15 @@ def _names(_context: click.Context, _option: click.Parameter, text: str | None) 
 @click.option("--fresh", is_flag=True, help="Start over instead of using stored results.")
 @options.folder_option("--results", "Folder that keeps costs.  [default: the user's cache folder]")
 @options.json_option
-def explore_command(
-    *,
-    space: Path,
-    suite: str,
-    shapes: dict[str, tuple[int, ...]],
-    method: Method,
-    population: int | None,
-    top: int | None,
-    pick: int | None,
-    save_target: Path | None,
-    certificate: Path | None,
-    plot: Path | None,
-    fresh: bool,
-    as_json: bool,
-    **values: Any,
-) -> int:
-    """Find the machines of a space that are the best for the layers of SUITE: a front, since no
-    machine is the best in every respect.
+@options.pass_as(ExploreArguments)
+def explore_command(arguments: ExploreArguments, **values: Any) -> int:
+    """Find the machines of a space that are the best for the layers of SUITE.
 
-    SPACE.toml names a family of machines and the values of its parameters; SUITE is as for `bench`.
+    They are a front, since no machine is the best in every respect. SPACE.toml names a family of
+    machines and the values of its parameters; SUITE is as for `bench`.
+
     Results are kept as they arrive: an interrupted exploration continues where it stopped.
 
-    \b
     cpembed explore vta.toml resnet50 --objectives cycles,energy,area
     cpembed explore gemm.toml resnet50 --limit power=2W --pick 17 --save-target core.toml
     cpembed explore gemm.toml resnet50 --method gp --trials 40 --objectives time,power,area
@@ -115,52 +109,58 @@ def explore_command(
     from cpembed.exploration.explore import open_exploration
     from cpembed.exploration.sampled import POPULATION
 
-    _check(method, population, certificate, plot)
+    _check(arguments)
     exploration = open_exploration(
-        space,
-        suite,
-        method=method,
-        shapes=shapes or None,
-        population=population or POPULATION,
-        fresh=fresh,
+        arguments.space,
+        arguments.suite,
+        method=arguments.method,
+        shapes=arguments.shapes or None,
+        # None on the command line, so that --population with another method is noticed.
+        population=arguments.population or POPULATION,
+        fresh=arguments.fresh,
         **values,
     )
 
     def interrupted() -> str:
         location = f"results are kept in {exploration.store.path}"
-        return f"interrupted: {location}; the same command{' without --fresh' * fresh} continues"
+        # The same command with --fresh would begin by removing them.
+        fresh = " without --fresh" * arguments.fresh
+        return f"interrupted: {location}; the same command{fresh} continues"
 
     with Stop("evaluation", interrupted) as stop:
         _run(exploration, stop)
     result = exploration.result()
+    # Points that could not be evaluated are no reason to lose the others.
     for failure in result.failures:
         message(failure)
     if stop.requested:
         message(interrupted())
         if not result.front:
             return INTERRUPTED
-    picked = _picked(result, pick)
-    _write(result, picked, save_target, certificate, plot)
-    from cpembed.report.explore import report
+    picked = _picked(result, arguments.pick)
+    _write(result, picked, arguments)
+    from cpembed.report.exploration import explore_report
 
-    detail = None if pick is None else picked
-    print_report(result, lambda: report(result, top, detail), as_json=as_json)
+    # Without --pick the first point of the front is saved, but not printed in detail.
+    detail = None if arguments.pick is None else picked
+    print_report(
+        result, lambda: explore_report(result, arguments.top, detail), as_json=arguments.as_json
+    )
     return INTERRUPTED if stop.requested else result.exit_code()
 
 
-def _check(
-    method: Method, population: int | None, certificate: Path | None, plot: Path | None
-) -> None:
+def _check(arguments: ExploreArguments) -> None:
     """Raise errors on options before hours are spent on what cannot be written."""
     from cpembed.report.plots import require_matplotlib
 
-    if population is not None and method != "nsga2":
+    method, problem = arguments.method, None
+    if arguments.population is not None and method != "nsga2":
         problem = f"--population applies to nsga2, not to {method}: leave it out"
-        raise click.UsageError(problem, click.get_current_context())
-    if certificate is not None and method != "exact":
+    elif arguments.certificate is not None and method != "exact":
         problem = f"--certificate applies to exact: {method} proves nothing"
+    if problem is not None:
         raise click.UsageError(problem, click.get_current_context())
-    if plot is not None:
+    if arguments.plot is not None:
         require_matplotlib()
 
 
@@ -168,9 +168,10 @@ def _run(exploration: Exploration, stop: Stop) -> None:
     with options.workers_of() as workers, Bar() as bar:
         steps = exploration.run(workers)
         for step in steps:
-            bar.show(step.doing, often=True, total=step.total, completed=step.done)
+            bar.show(step.doing, often=True, total=step.total, completed=step.completed)
             if stop.requested:
                 break
+        # Closing abandons the tasks that are still running, before their workers are closed.
         steps.close()
 
 
@@ -189,64 +190,67 @@ def _picked(result: ExploreResult, pick: int | None) -> EvaluatedPoint | None:
 
 
 def _write(
-    result: ExploreResult,
-    picked: EvaluatedPoint | None,
-    target: Path | None,
-    certificate: Path | None,
-    plot: Path | None,
+    result: ExploreResult, picked: EvaluatedPoint | None, arguments: ExploreArguments
 ) -> None:
     """Write the files of ``--save-target``, ``--certificate`` and ``--plot``."""
     import json
 
     from cpembed.files import write_whole
 
-    if target is not None:
+    if arguments.save_target is not None:
         if picked is None:
             message("there is no front, hence no target to save")
         else:
-            write_whole(target, result.space.family.specification(picked.point))
-    if certificate is not None:
-        write_whole(certificate, json.dumps(result.certificate(), indent=2) + "\n")
-    if plot is not None:
+            specification = result.space.family.specification(picked.point)
+            write_whole(arguments.save_target, specification)
+    if arguments.certificate is not None:
+        write_whole(arguments.certificate, json.dumps(result.certificate(), indent=2) + "\n")
+    if arguments.plot is not None:
         from cpembed.report.plots import front_svg
 
-        write_whole(plot, front_svg(result))
+        write_whole(arguments.plot, front_svg(result))
+
+
+@dataclass(frozen=True, kw_only=True)
+class ShapeArguments:
+    """Command line of ``cpembed shape``."""
+
+    suite: str
+    macs: int
+    count: int
+    constraints: str | None
+    powers: bool
+    smallest: int
+    packing: int | None
+    layouts: bool
+    buffer: int | None
+    total_macs: int | None
+    within: float | None
+    shapes: dict[str, tuple[int, ...]]
+    timeout: float | None
+    save: Path | None
+    as_json: bool
 
 
 @click.command("shape", cls=options.Subcommand)
 @click.argument("suite", metavar="SUITE|MODEL", shell_complete=suites)
-@click.option(
-    "--macs",
-    type=click.IntRange(min=1),
-    required=True,
-    metavar="N",
-    help="Maximum number of multiply-accumulates of one execution: x*y*z.",
+@options.integer_option(
+    "--macs", "Maximum number of multiply-accumulates of one execution: x*y*z.", required=True
 )
-@click.option(
+@options.integer_option(
     "--shapes",
-    "count",
-    type=click.IntRange(min=1),
+    "Number of shapes to find; each layer uses its best one.",
+    field="count",
     default=1,
-    show_default=True,
     metavar="K",
-    help="Number of shapes to find; each layer uses its best one.",
 )
 @options.constraints_option("Constraint set of the embeddings.  [default: in_place_padded]")
 @click.option("--powers", is_flag=True, help="Only extents that are powers of two.")
-@click.option(
-    "--smallest",
-    type=click.IntRange(min=1),
-    default=1,
-    show_default=True,
-    metavar="N",
-    help="Minimum extent.",
-)
-@click.option(
+@options.integer_option("--smallest", "Minimum extent.", default=1)
+@options.integer_option(
     "--packing",
-    type=click.IntRange(min=1),
+    "Count packing: BYTES that it copies cost as much as an execution.  [default: not counted]",
     metavar="BYTES",
-    help="Count packing: BYTES that it copies cost as much as an execution.  [default: not "
-    "counted]",
 )
 @click.option(
     "--layouts",
@@ -254,17 +258,11 @@ def _write(
     help="With --packing and a MODEL: tensors stay packed between layers, and only copies from one "
     "layout to another count.",
 )
-@click.option(
-    "--buffer",
-    type=click.IntRange(min=1),
-    metavar="BYTES",
-    help="Maximum size of the tiles of a shape's operands.",
+@options.integer_option(
+    "--buffer", "Maximum size of the tiles of a shape's operands.", metavar="BYTES"
 )
-@click.option(
-    "--total-macs",
-    type=click.IntRange(min=1),
-    metavar="N",
-    help="Maximum number of multiply-accumulates of all shapes together.",
+@options.integer_option(
+    "--total-macs", "Maximum number of multiply-accumulates of all shapes together."
 )
 @click.option(
     "--within",
@@ -279,31 +277,14 @@ def _write(
 )
 @options.workers_options
 @options.json_option
-def shape_command(
-    *,
-    suite: str,
-    macs: int,
-    count: int,
-    constraints: str | None,
-    powers: bool,
-    smallest: int,
-    packing: int | None,
-    layouts: bool,
-    buffer: int | None,
-    total_macs: int | None,
-    within: float | None,
-    shapes: dict[str, tuple[int, ...]],
-    timeout: float | None,
-    save: Path | None,
-    as_json: bool,
-) -> int:
+@options.pass_as(ShapeArguments)
+def shape_command(arguments: ShapeArguments) -> int:
     """Find the shape of a matrix-product instruction that computes SUITE in the fewest executions.
 
     The instruction is C[x,y] += A[x,z] * B[z,y]. The best one or K of all shapes (x, y, z) with
     x*y*z of at most --macs are found and proven: each layer of the suite or model counts with its
     best embedding, times how often the network has it.
 
-    \b
     cpembed shape resnet50 --macs 256
     cpembed shape deepbench --macs 1024 --shapes 2 --constraints complete
     cpembed shape model.onnx --macs 4096 --powers --save best.toml
@@ -311,47 +292,49 @@ def shape_command(
     """
     from cpembed.exploration.shapes.shape import check_file
 
-    if save is not None:
-        check_file(save)
-    if layouts and packing is None:
+    # Before a search of hours: its result could not be written.
+    if arguments.save is not None:
+        check_file(arguments.save)
+    if arguments.layouts and arguments.packing is None:
         raise click.UsageError("--layouts needs --packing: bytes that cost as much as an execution")
-    if layouts and within is not None and count > 1:
+    if arguments.layouts and arguments.within is not None and arguments.count > 1:
         raise click.UsageError("--within with --layouts lists single shapes: leave --shapes out")
     with options.workers_of() as executing:
+        # After the processes have started, which load the same meanwhile.
         from cpembed.embedding.constraint_set import load_constraint_set
-        from cpembed.exploration.shapes.cells import Cost
-        from cpembed.exploration.shapes.executions import Scope
         from cpembed.exploration.shapes.finding import find_shapes
-        from cpembed.exploration.shapes.question import DEFAULT_SET, Model, Question
+        from cpembed.exploration.shapes.question import DEFAULT_SET, Question
+        from cpembed.exploration.shapes.shape import Cost, Model, Scope
 
         question = Question(
-            Scope(macs, powers, smallest),
-            count,
-            load_constraint_set(constraints or DEFAULT_SET),
-            Cost(packing),
-            buffer,
-            total_macs,
-            timeout,
-            layouts,
-            within,
+            scope=Scope(arguments.macs, arguments.powers, arguments.smallest),
+            count=arguments.count,
+            constraints=load_constraint_set(arguments.constraints or DEFAULT_SET),
+            cost=Cost(arguments.packing),
+            buffer_bytes=arguments.buffer,
+            total_macs=arguments.total_macs,
+            timeout=arguments.timeout,
+            layouts=arguments.layouts,
+            within=arguments.within,
         )
         with Bar() as bar:
 
-            def progress(text: str, done: int, total: int) -> None:
-                bar.show(text, often=True, completed=done, total=total)
+            def progress(text: str, completed: int, total: int) -> None:
+                bar.show(text, often=True, completed=completed, total=total)
 
-            model = Model(suite, inputs=shapes or None)
+            model = Model(arguments.suite, inputs=arguments.shapes or None)
             result = find_shapes(model, question, executing, progress)
-    if save is not None and result.shapes:
-        from cpembed.exploration.shapes.shape import save as save_targets
+    if arguments.save is not None and result.shapes:
+        from cpembed.exploration.shapes.shape import save
 
-        for file in save_targets(save, result.shapes, question.constraints.name):
+        for file in save(arguments.save, result.shapes, question.constraints.name):
             message(f"target {file}")
     code = 0
     if not result.shapes:
         code = INFEASIBLE if result.infeasible else STOPPED
+        # The report below still lists what was compared.
         message(result.why_nothing)
-    from cpembed.report.shape import report
+    from cpembed.report.exploration import shape_report
 
-    print_report(result, lambda: report(result), as_json=as_json)
+    print_report(result, lambda: shape_report(result), as_json=arguments.as_json)
     return code

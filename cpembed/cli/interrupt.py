@@ -31,11 +31,11 @@ def interruptible(*, then_ignored: bool) -> Generator[None]:
 
     With ``then_ignored`` the process ends after the context, and later interrupts have no effect.
     """
-    seen = False
+    interrupted = False
 
     def interrupt(number: int, frame: FrameType | None) -> None:
-        nonlocal seen
-        seen = True
+        nonlocal interrupted
+        interrupted = True
         if then_ignored and _is_importing(frame):
             # C libraries print the error that ends their import; no work is lost yet.
             _end("interrupted")
@@ -48,12 +48,13 @@ def interruptible(*, then_ignored: bool) -> Generator[None]:
             _end("interrupted")
         original(unraisable)
 
+    # An interrupt inside a finaliser reaches only this hook.
     sys.unraisablehook = swallowed
     try:
         with _handled_by(interrupt, signal.SIG_IGN if then_ignored else None):
             yield
     except Exception as error:
-        if seen:
+        if interrupted:
             raise KeyboardInterrupt from error
         raise
     finally:
@@ -61,10 +62,9 @@ def interruptible(*, then_ignored: bool) -> Generator[None]:
 
 
 class Stop:
-    """Context in which Ctrl-C sets ``requested`` and raises nothing; the second one ends the
-    process.
+    """Context in which Ctrl-C sets ``requested`` and raises nothing.
 
-    Nothing is lost then: results are written row by row.
+    The second one ends the process. Nothing is lost then: results are written row by row.
 
     Parameters
     ----------
@@ -101,6 +101,7 @@ class Stop:
 
 def _is_importing(frame: FrameType | None) -> bool:
     while frame is not None:
+        # The frame of every import in progress, whichever module is being loaded.
         if frame.f_code.co_filename == "<frozen importlib._bootstrap>":
             return True
         frame = frame.f_back
@@ -108,10 +109,9 @@ def _is_importing(frame: FrameType | None) -> bool:
 
 
 def end() -> NoReturn:
-    """End an interrupted process with its exit code; Python would let the signal kill it if
-    KeyboardInterrupt passed through ``exec``, as in a dataclass.
-    """
-    # They remove temporary files and end the worker.
+    """End an interrupted process with its exit code."""
+    # Python would let the signal kill it if KeyboardInterrupt passed through `exec`, as in a
+    # dataclass. The exit functions remove temporary files and end the worker.
     atexit._run_exitfuncs()  # pyright: ignore[reportPrivateUsage]
     for stream in (sys.stdout, sys.stderr):
         with suppress(OSError, ValueError, AttributeError):
@@ -121,11 +121,11 @@ def end() -> NoReturn:
 
 @contextmanager
 def _handled_by(handler: _Handler, after: signal.Handlers | None = None) -> Generator[None]:
-    """Return a context with a handler of Ctrl-C, after which ``after`` or the previous one handles
-    it.
+    """Return a context with a handler of Ctrl-C.
 
-    A process that was started to ignore Ctrl-C (by nohup, in the background of a script) goes on
-    ignoring it, and only the main thread gets signals.
+    After it ``after`` handles Ctrl-C, or the previous handler. A process that was started to ignore
+    Ctrl-C (by nohup, in the background of a script) goes on ignoring it, and only the main thread
+    gets signals.
     """
     before = signal.getsignal(signal.SIGINT)
     in_main = threading.current_thread() is threading.main_thread()

@@ -1,17 +1,20 @@
-"""``cpembed run``, ``build`` and ``layouts``: a verified kernel, a library, the fastest layout."""
+"""``cpembed run``, ``layouts`` and ``tune``: kernels of a workload, verified and measured."""
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import click
-from click.core import ParameterSource
 
-from cpembed.cli import options
-from cpembed.cli.outcome import INFEASIBLE, print_missing, print_notes, print_solved
-from cpembed.cli.output import Bar, ProgressLine, print_report
-from cpembed.driver.options import BuildOptions, RunOptions
+from cpembed.cli import options, output
+from cpembed.cli.interrupt import INTERRUPTED, Stop
+from cpembed.driver.options import RunOptions, TuneOptions
+
+if TYPE_CHECKING:
+    from cpembed.driver.tune import OpenTuning
+    from cpembed.runtime.cluster import Workers
 
 
 @click.command("run", cls=options.Subcommand)
@@ -40,7 +43,6 @@ def run_command(
     On a simulated target cycles are counted, and packing is measured on this machine. The result of
     `cpembed tune` for the workload is used unless --untuned is given.
 
-    \b
     cpembed run deepbench:11 --target avx512_vnni
     cpembed run deepbench:11 --target vta_1x16x16 --trace timeline.json
     cpembed run gemm m=64 n=64 k=64 --target gemm_16x16x16 --backend generic
@@ -52,121 +54,18 @@ def run_command(
     settings = options.options_from(RunOptions, values)
     options.require_one(rank=settings.rank is not None, id=settings.identifier is not None)
     resolved = options.subject(words, target, settings)
-    with ProgressLine() as progress:
+    with output.ProgressLine() as progress:
         result = run(resolved.workload, resolved.target, resolved.options, progress=progress)
     if isinstance(result, SolveResult):
-        return print_solved(result, as_json=as_json, verbose=verbose)
+        return output.print_solved(result, as_json=as_json, verbose=verbose)
     # Messages come first: a reader of stdout may leave while the result is printed.
-    print_notes(result.solved)
+    output.print_notes(result.solved)
     consequence = "portable code verified the program, and no time of the instruction was measured"
-    code = print_missing(result.missing, settings.backend, consequence)
+    code = output.print_missing(result.missing, settings.backend, consequence)
     from cpembed.report.run import report
 
-    print_report(result, lambda: report(result, verbose=verbose), as_json=as_json)
+    output.print_report(result, lambda: report(result, verbose=verbose), as_json=as_json)
     return code
-
-
-_MODEL_PARAMETERS = frozenset(
-    ("words", "target", "timeout", "folder", "name", "shapes", "threads", "torch", "as_json")
-)
-"""Parameters of ``cpembed build`` that apply to a model as well as to a workload."""
-
-_MODEL_SUFFIXES = (".onnx", ".pt2")
-
-
-@click.command("build", cls=options.Subcommand)
-@options.workload_argument()
-@options.target_option()
-@click.option(
-    "-o",
-    "--directory",
-    "folder",
-    required=True,
-    type=click.Path(file_okay=False, path_type=Path),
-    metavar="DIR",
-    help="Folder of the library; files of the same names are replaced.",
-)
-@options.library_options(
-    BuildOptions,
-    leave_out=["search", "seed", "threads"],
-    defaults={"name": None},
-    texts={
-        "name": "Name of the library, with which its functions begin.  [default: kernel, or the "
-        "model's]"
-    },
-)
-@options.shapes_option
-@options.threads_option("the library, unless its caller says otherwise")
-@options.verbose_option
-@options.json_option
-def build_command(
-    *,
-    words: tuple[str, ...],
-    target: str,
-    folder: Path,
-    shapes: dict[str, tuple[int, ...]],
-    threads: int | None,
-    verbose: bool,
-    as_json: bool,
-    **values: Any,
-) -> int:
-    """Build a library of a workload's kernel, or of a whole model (.onnx, .pt2), to be called from
-    plain C, Python with numpy, or PyTorch; it does not need cpembed.
-
-    The candidate is chosen as `cpembed run` chooses it. For a target that is emulated here, the
-    sources are written, to be built on such a machine; for a simulated one, its program
-    (docs/libraries.md).
-
-    \b
-    cpembed build deepbench:11 --target avx512_vnni -o layer --name layer
-    cpembed build resnet18.onnx --target avx512_vnni -o resnet18
-    cpembed build gemm m=64 n=64 k=64 --target avx2_int8 -o product --relu --output uint8 --scale
-    """
-    options.use_threads(threads)
-    if len(words) == 1 and Path(words[0]).suffix.lower() in _MODEL_SUFFIXES:
-        from cpembed.cli.models import build_model
-
-        _require_model_options(click.get_current_context())
-        return build_model(
-            Path(words[0]),
-            target,
-            folder,
-            shapes=shapes,
-            as_json=as_json,
-            **{name: values[name] for name in ("name", "torch", "timeout")},
-        )
-    if shapes:
-        raise click.UsageError("--shape applies to a model, not to a workload: leave it out")
-    from cpembed.driver.build import build as build_library
-    from cpembed.driver.result import SolveResult
-
-    name = values["name"] or "kernel"
-    settings = options.options_from(BuildOptions, {**values, "name": name, "threads": threads or 0})
-    options.require_one(rank=settings.rank is not None, id=settings.identifier is not None)
-    resolved = options.subject(words, target, settings)
-    with ProgressLine() as progress:
-        result = build_library(
-            resolved.workload, resolved.target, folder, resolved.options, progress=progress
-        )
-    if isinstance(result, SolveResult):
-        return print_solved(result, as_json=as_json, verbose=verbose)
-    print_notes(result.selection.solved)
-    consequence = "the library is portable code, and slow"
-    code = print_missing(result.missing, settings.backend, consequence)
-    from cpembed.report.run import build_report
-
-    print_report(result, lambda: build_report(result), as_json=as_json)
-    return code
-
-
-def _require_model_options(context: click.Context) -> None:
-    """Raise a usage error for an option that applies to a single kernel only."""
-    for option in context.command.params:
-        name = option.name or ""
-        is_given = context.get_parameter_source(name) is ParameterSource.COMMANDLINE
-        if is_given and name not in _MODEL_PARAMETERS:
-            problem = f"{option.opts[0]} applies to a workload, not to a model: leave it out"
-            raise click.UsageError(problem)
 
 
 @click.command("layouts", cls=options.Subcommand)
@@ -190,19 +89,150 @@ def layouts_command(
     threads: int | None,
     as_json: bool,
 ) -> int:
-    """Compare the layouts of WORKLOAD's tensors: images with channels first, last and in blocks,
-    matrices as they are and transposed. Packing and unpacking count, except for weights.
+    """Compare the layouts of WORKLOAD's tensors.
 
-    \b
+    Images have channels first, last or in blocks; matrices are as they are or transposed. Packing
+    and unpacking count, except for weights.
+
     cpembed layouts conv2d n=1 c=64 h=56 w=56 k=64 r=3 s=3 pad=1 --target avx512_vnni
     cpembed layouts gemm m=64 n=64 k=256 --target avx512_vnni --measure
     """
     options.use_threads(threads)
     from cpembed.driver.layouts import compare_layouts
 
-    with Bar() as bar:
+    with output.Bar() as bar:
         result = compare_layouts(words, target, measures=measure, timeout=timeout, progress=bar)
-    from cpembed.report.layouts import report
+    from cpembed.report.run import layouts_report
 
-    print_report(result, lambda: report(result), as_json=as_json)
-    return 0 if any(row.embedding is not None for row in result.rows) else INFEASIBLE
+    output.print_report(result, lambda: layouts_report(result), as_json=as_json)
+    # One layout that fits is a result: others may be impossible for the instruction.
+    return 0 if any(row.embedding is not None for row in result.rows) else output.INFEASIBLE
+
+
+# -- tuning ---------------------------------------------------------------------------------------
+
+
+@click.command("tune", cls=options.Subcommand)
+@options.workload_argument(required=False)
+@options.target_option(required=False)
+@options.library_options(
+    TuneOptions, leave_out=["weights", "search"], texts={"seed": "Seed of the search."}
+)
+@options.threads_option()
+@options.workers_options
+@click.option("--show", is_flag=True, help="Tune nothing: list the results of WORKLOAD, or all.")
+@options.json_option
+def tune_command(
+    *,
+    words: tuple[str, ...],
+    target: str | None,
+    threads: int | None,
+    show: bool,
+    as_json: bool,
+    **values: Any,
+) -> int:
+    """Find the fastest embedding and schedule of a workload, and keep them.
+
+    They are compared by simulated cycles, or by times measured here. `run` and `bench` use the
+    stored result for the same workload and machine, of any constraint set unless --constraints
+    names one. Ctrl-C keeps the measured trials; the same command resumes.
+
+    cpembed tune deepbench:0 --target vta_1x16x16 --trials 200
+    cpembed tune resnet50:3 --target amx_int8
+    cpembed tune --show
+    """
+    options.use_threads(threads)
+    settings = options.options_from(TuneOptions, values)
+    if show:
+        return _show_records(words, target, settings.database, as_json=as_json)
+    if not words or target is None:
+        missing = "'WORKLOAD...'" if not words else "'--target'"
+        raise click.UsageError(
+            f"Missing {missing}: only --show goes without", click.get_current_context()
+        )
+    from cpembed.driver.tune import require_tunable
+    from cpembed.runtime.tuning.records import WIDEST
+
+    # Without --constraints the widest set decides the element types, but all presets are tuned.
+    resolved = options.subject(
+        words, target, replace(settings, constraints=settings.constraints or WIDEST)
+    )
+    # Before workers start and embeddings are searched.
+    require_tunable(resolved.target)
+    if settings.constraints is None:
+        resolved = replace(resolved, options=settings)
+    with options.workers_of() as executing:
+        return _tune(resolved, executing, as_json=as_json)
+
+
+def _tune(resolved: options.Subject, workers: Workers, *, as_json: bool) -> int:
+    from cpembed.driver.result import SolveResult
+    from cpembed.driver.tune import open_tuning
+
+    with output.ProgressLine() as progress:
+        opened = open_tuning(
+            resolved.workload, resolved.target, resolved.options, workers=workers, progress=progress
+        )
+    if isinstance(opened, SolveResult):
+        return output.print_solved(opened, as_json=as_json)
+    tuning = opened.tuning
+
+    def interrupted() -> str:
+        number = f"{len(tuning.done)} of {tuning.task.trials}"
+        location = f"{number} trials are kept in {tuning.store.path}"
+        return f"interrupted: {location}; the same command resumes"
+
+    with Stop("trial", interrupted) as stop:
+        _measure(opened, stop)
+    if stop.requested:
+        output.message(interrupted())
+        # Not even one trial: there is no result to print.
+        if not tuning.done:
+            return INTERRUPTED
+    result = opened.result()
+    from cpembed.report.tune import report
+
+    output.print_report(result, lambda: report(result), as_json=as_json)
+    return INTERRUPTED if stop.requested else 0
+
+
+def _show_records(
+    words: tuple[str, ...], target: str | None, database: Path | None, *, as_json: bool
+) -> int:
+    """Print the tuning records of a workload, or all; return the exit code."""
+    from cpembed.driver.named import hardware_spec
+    from cpembed.report import tune as report
+    from cpembed.runtime.tuning.database import tuning_folder, workload_key
+    from cpembed.runtime.tuning.records import WIDEST
+    from cpembed.targets.registry import stored_tunings
+
+    files = stored_tunings(database)
+    if target is not None:
+        spec = hardware_spec(target)
+        # Results of an alternative that runs instead are stored under its own name.
+        names = (spec.name, *spec.alternatives)
+        files = [file for file in files if file.key["target"] in names]
+    if words:
+        if target is None:
+            context = click.get_current_context()
+            raise click.UsageError("Missing '--target': it types the WORKLOAD", context)
+        # A tuned workload has the element types of the widest set, as above.
+        key = workload_key(options.subject(words, target, TuneOptions(constraints=WIDEST)).workload)
+        files = [file for file in files if file.key["workload"] == key]
+    if as_json:
+        output.print_json(report.records_json(files))
+    elif files:
+        output.print_text(*report.records_report(files))
+    else:
+        output.message(f"no results in {database or tuning_folder()}")
+    return 0
+
+
+def _measure(opened: OpenTuning, stop: Stop) -> None:
+    """Measure until a stop is requested; a bar on the terminal shows the best result so far."""
+    from cpembed.report.tune import progress_text
+
+    tuning = opened.tuning
+    with output.Bar("tuning", tuning.task.trials) as bar:
+        for _ in opened.run(lambda: stop.requested):
+            bar.show(progress_text(tuning.best), advance=1)

@@ -1,24 +1,26 @@
-"""``cpembed match`` and ``network``, and ``cpembed build`` of a whole model."""
+"""``cpembed match`` and ``network`` of whole models, and ``build`` of these or of one kernel."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
+from click.core import ParameterSource
 
-from cpembed.cli import options
-from cpembed.cli.output import Bar, message, print_json, print_report, print_text
+from cpembed.cli import options, output
+from cpembed.driver.options import BuildOptions
 
 if TYPE_CHECKING:
     from cpembed.network.plan import Policy
     from cpembed.network.run import NetworkRun
     from cpembed.network.stepwise import StepwiseRun
 
+# Equal to `cpembed.network.match.TIMEOUT`, which would load the solver.
 SECONDS = 10.0
-"""Seconds of each search of ``match``: :data:`cpembed.network.match.TIMEOUT`, which would load the
-solver."""
+"""Seconds of each search of ``match``."""
 
 WRONG = 1
 """Exit code of wrong results, which are a bug of cpembed."""
@@ -51,24 +53,48 @@ def match_command(
     timeout: float,
     as_json: bool,
 ) -> int:
-    """Match each operator of MODEL (.onnx, .pt2) with the target's instruction: which are embedded,
-    how well the instruction is used, and why others are not.
+    """Match each operator of MODEL with the target's instruction.
 
-    \b
+    MODEL is a file (.onnx, .pt2). The table shows which operators are embedded, how well the
+    instruction is used, and why others are not embedded.
+
     cpembed match resnet18.onnx --target avx512_vnni
     cpembed match bert.onnx --target amx_int8 --target vta_1x16x16 --shape ids=1,128
     """
     from cpembed.frontends import load_model
     from cpembed.network.match import match
 
+    # Before the model is read, which may take seconds.
     names = options.distinct(targets)
     graph = load_model(model, shapes or None)
-    with Bar() as bar:
+    with output.Bar() as bar:
         result = match(graph, names, alternatives=alternatives, timeout=timeout, progress=bar)
-    from cpembed.report.match import report
+    from cpembed.report.network import match_report
 
-    print_report(result, lambda: report(result), as_json=as_json)
+    output.print_report(result, lambda: match_report(result), as_json=as_json)
     return 0
+
+
+@dataclass(frozen=True, kw_only=True)
+class NetworkArguments:
+    """Command line of ``cpembed network``."""
+
+    model: Path
+    shapes: dict[str, tuple[int, ...]]
+    target: str
+    threads: int | None
+    input_file: Path | None
+    output: Path | None
+    save: Path | None
+    policy: Policy
+    measures: bool
+    timeout: float
+    layout_time: float
+    seed: int
+    no_verify: bool
+    plan_only: bool
+    report: Path | None
+    as_json: bool
 
 
 @click.command("network", cls=options.Subcommand)
@@ -113,128 +139,201 @@ def match_command(
 @click.option("--plan-only", is_flag=True, help="Print the plan and its costs; compile nothing.")
 @options.file_option("--report", "Write the network as an HTML page.")
 @options.json_option
-def network_command(
-    *,
-    model: Path,
-    shapes: dict[str, tuple[int, ...]],
-    target: str,
-    threads: int | None,
-    input_file: Path | None,
-    output: Path | None,
-    save: Path | None,
-    policy: Policy,
-    measures: bool,
-    timeout: float,
-    layout_time: float,
-    seed: int,
-    no_verify: bool,
-    plan_only: bool,
-    report: Path | None,
-    as_json: bool,
-) -> int:
-    """Compile MODEL (.onnx, .pt2) for a target, run it, compare every operator's result with its
-    definition, and time it layer by layer.
+@options.pass_as(NetworkArguments)
+def network_command(arguments: NetworkArguments) -> int:
+    """Compile MODEL for a target, run it, verify every operator, and time it layer by layer.
 
+    MODEL is a file (.onnx, .pt2). Every operator's result is compared with its definition.
     Embeddings, kernels and objects are kept, so that a second call is fast.
 
-    \b
     cpembed network resnet18.onnx --target avx512_vnni --report resnet18.html
     cpembed network bert.onnx --target amx_int8 --threads 2 --input tokens.npz --output results
     """
-    options.use_threads(threads)
+    options.use_threads(arguments.threads)
     from cpembed.frontends import load_model
     from cpembed.network.inputs import random_inputs, read_inputs, write_outputs
 
-    graph = load_model(model, shapes or None)
-    inputs = random_inputs(graph, seed) if input_file is None else read_inputs(graph, input_file)
-    with Bar() as bar:
+    graph = load_model(arguments.model, arguments.shapes or None)
+    file = arguments.input_file
+    inputs = random_inputs(graph, arguments.seed) if file is None else read_inputs(graph, file)
+    with output.Bar() as bar:
         from cpembed.network.plan import Planning
         from cpembed.network.service import NetworkRequest, network, network_plan
 
-        planning = Planning(timeout, layout_time, policy, measures)
+        planning = Planning(
+            arguments.timeout, arguments.layout_time, arguments.policy, arguments.measures
+        )
         run: NetworkRun | StepwiseRun | None = None
-        if plan_only:
-            document = network_plan(graph, target, planning, bar)
+        if arguments.plan_only:
+            document = network_plan(graph, arguments.target, planning, bar)
         else:
-            result = network(
-                graph, NetworkRequest(target, save, planning, not no_verify), inputs, bar
+            request = NetworkRequest(
+                arguments.target, arguments.save, planning, not arguments.no_verify
             )
+            result = network(graph, request, inputs, bar)
             document, run = result.document, result.run
-    if output is not None and run is not None:
-        write_outputs(output, run.outputs)
-    if report is not None:
+    if arguments.output is not None and run is not None:
+        write_outputs(arguments.output, run.outputs)
+    if arguments.report is not None:
         from cpembed.report.network_page import write_page
 
-        write_page(document, report)
-    if as_json:
-        print_json(document)
+        write_page(document, arguments.report)
+    if arguments.as_json:
+        output.print_json(document)
     else:
-        from cpembed.report.network import report as network_report
+        from cpembed.report.network import report
 
-        print_text(*network_report(document))
+        output.print_text(*report(document))
     if run is None or not run.failed:
         return 0
+    # The report comes first: a wrong result is looked for in it.
     names = ", ".join(operator.operator for operator in run.failed[:3])
-    message(
+    output.message(
         f"{len(run.failed)} operators differ from their definition ({names}): please report this "
         "command line"
     )
     return WRONG
 
 
-def build_model(
-    model: Path,
-    target: str,
-    folder: Path,
-    *,
-    name: str | None,
-    shapes: Mapping[str, tuple[int, ...]],
-    torch: bool,
-    timeout: float | None,
-    as_json: bool,
-) -> int:
-    """Build and verify the library of a network; return the exit code.
+# -- libraries ------------------------------------------------------------------------------------
 
-    Parameters
-    ----------
-    model, target, folder
-        File of the model, name or file of the target, folder of the library.
-    name
-        Name of the library; None for the model's.
-    shapes
-        Sizes of inputs that the model leaves open.
-    torch
-        True adds a module for PyTorch.
-    timeout
-        Limit of each search in seconds; None for the default.
-    as_json
-        True prints the JSON document instead of the text.
+_MODEL_PARAMETERS = frozenset(
+    ("words", "target", "timeout", "folder", "name", "shapes", "threads", "torch", "as_json")
+)
+"""Parameters of ``cpembed build`` that apply to models too."""
+
+_MODEL_SUFFIXES = (".onnx", ".pt2")
+
+
+@dataclass(frozen=True, kw_only=True)
+class BuildArguments:
+    """Command line of ``cpembed build``, without the options of the library."""
+
+    words: tuple[str, ...]
+    target: str
+    folder: Path
+    shapes: dict[str, tuple[int, ...]]
+    threads: int | None
+    verbose: bool
+    as_json: bool
+
+
+@click.command("build", cls=options.Subcommand)
+@options.workload_argument()
+@options.target_option()
+@click.option(
+    "-o",
+    "--directory",
+    "folder",
+    required=True,
+    type=click.Path(file_okay=False, path_type=Path),
+    metavar="DIR",
+    help="Folder of the library; files of the same names are replaced.",
+)
+@options.library_options(
+    BuildOptions,
+    leave_out=["search", "seed", "threads"],
+    defaults={"name": None},
+    texts={
+        "name": "Name of the library, with which its functions begin.  [default: kernel, or the "
+        "model's]"
+    },
+)
+@options.shapes_option
+@options.threads_option("the library, unless its caller says otherwise")
+@options.verbose_option
+@options.json_option
+@options.pass_as(BuildArguments)
+def build_command(arguments: BuildArguments, **values: Any) -> int:
+    """Build a library of a workload's kernel, or of a whole model (.onnx, .pt2).
+
+    It is called from plain C, Python with numpy, or PyTorch, and does not need cpembed. The
+    candidate is chosen as `cpembed run` chooses it. For a target that is emulated here, the sources
+    are written, to be built on such a machine; for a simulated one, its program
+    (docs/libraries.md).
+
+    cpembed build deepbench:11 --target avx512_vnni -o layer --name layer
+    cpembed build resnet18.onnx --target avx512_vnni -o resnet18
+    cpembed build gemm m=64 n=64 k=64 --target avx2_int8 -o product --relu --output uint8 --scale
     """
+    words, threads = arguments.words, arguments.threads
+    options.use_threads(threads)
+    if len(words) == 1 and Path(words[0]).suffix.lower() in _MODEL_SUFFIXES:
+        _require_model_options(click.get_current_context())
+        return _build_model(arguments, values)
+    if arguments.shapes:
+        raise click.UsageError("--shape applies to a model, not to a workload: leave it out")
+    from cpembed.driver.build import build as build_library
+    from cpembed.driver.result import SolveResult
+
+    # The default differs for models, so it is not in the options.
+    name = values["name"] or "kernel"
+    # 0 threads: those of the machine that calls the library.
+    settings = options.options_from(BuildOptions, {**values, "name": name, "threads": threads or 0})
+    options.require_one(rank=settings.rank is not None, id=settings.identifier is not None)
+    resolved = options.subject(words, arguments.target, settings)
+    with output.ProgressLine() as progress:
+        result = build_library(
+            resolved.workload,
+            resolved.target,
+            arguments.folder,
+            resolved.options,
+            progress=progress,
+        )
+    if isinstance(result, SolveResult):
+        return output.print_solved(result, as_json=arguments.as_json, verbose=arguments.verbose)
+    # Messages come first, as in `run`.
+    output.print_notes(result.selection.solved)
+    consequence = "the library is portable code, and slow"
+    code = output.print_missing(result.missing, settings.backend, consequence)
+    from cpembed.report.run import build_report
+
+    output.print_report(result, lambda: build_report(result), as_json=arguments.as_json)
+    return code
+
+
+def _require_model_options(context: click.Context) -> None:
+    """Raise a usage error for an option that applies to a single kernel only."""
+    for option in context.command.params:
+        name = option.name or ""
+        # Defaults of such options say nothing: only those that were written are wrong.
+        is_given = context.get_parameter_source(name) is ParameterSource.COMMANDLINE
+        if is_given and name not in _MODEL_PARAMETERS:
+            problem = f"{option.opts[0]} applies to a workload, not to a model: leave it out"
+            raise click.UsageError(problem)
+
+
+def _build_model(arguments: BuildArguments, values: Mapping[str, Any]) -> int:
+    """Build and verify the library of a network; return the exit code."""
     from cpembed.export.library import Contents
     from cpembed.frontends import load_model
     from cpembed.network.inputs import random_inputs
     from cpembed.network.plan import SEARCH_LIMIT, Planning
     from cpembed.network.service import NetworkRequest, network
 
-    graph = load_model(model, shapes or None)
+    graph = load_model(Path(arguments.words[0]), arguments.shapes or None)
+    folder = arguments.folder
     request = NetworkRequest(
-        target,
+        arguments.target,
         folder,
-        Planning(timeout=timeout or SEARCH_LIMIT),
+        Planning(timeout=values["timeout"] or SEARCH_LIMIT),
         times=False,
-        name=name,
-        contents=Contents(torch=torch),
+        name=values["name"],
+        contents=Contents(torch=values["torch"]),
     )
-    with Bar() as bar:
+    with output.Bar() as bar:
+        # Verification needs some data; which one is of no interest.
         result = network(graph, request, random_inputs(graph, 0), bar)
+    # No library of wrong numbers is announced.
     result.require()
+    # A target without libraries has a folder of programs instead.
     files, path = sorted(path.name for path in folder.iterdir()), folder
     if result.library is not None:
         files, path = list(result.library.files), result.library.path
-    if as_json:
-        print_json({**result.document, "folder": str(folder), "files": files})
+    if arguments.as_json:
+        output.print_json({**result.document, "folder": str(folder), "files": files})
     else:
-        print_text(*_library_lines(result.document, path, files))
+        output.print_text(*_library_lines(result.document, path, files))
     return 0
 
 
@@ -244,6 +343,7 @@ def _library_lines(document: Mapping[str, Any], path: Path, files: list[str]) ->
 
     totals = document["totals"]
     sizes = ""
+    # A target without libraries has no such sizes.
     if "bytes_weights" in totals:
         sizes = (
             f", {totals['bytes_weights'] / 1e6:.1f} MB of constants, "

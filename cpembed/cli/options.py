@@ -7,7 +7,9 @@ of :func:`combined` is listed first in the help.
 from __future__ import annotations
 
 import dataclasses
+import functools
 import os
+import re
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
@@ -28,7 +30,16 @@ F = TypeVar("F", bound=Callable[..., Any])
 
 
 class Subcommand(click.Command):
-    """Subcommand that rejects a repeated option with a value, of which click would ignore one."""
+    """Subcommand whose examples keep their lines, and that rejects a repeated option.
+
+    Examples are paragraphs of the help text that begin with a command. An option with a value may
+    be given once: click would ignore all but the last one.
+    """
+
+    def __init__(self, *arguments: Any, help: str | None = None, **attributes: Any) -> None:
+        # click does not wrap a paragraph after a backspace character.
+        text = re.sub(r"\n\n( *)(?=cpembed |dask )", "\n\n\\1\b\n\\1", help or "")
+        super().__init__(*arguments, help=text or None, **attributes)
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
         # The parser lists options in the order of the command line, repeated ones repeatedly.
@@ -53,6 +64,47 @@ def combined(*decorators: Callable[[Any], Any]) -> Callable[[F], F]:
     return add
 
 
+def pass_as(kind: type[Any]) -> Callable[[Callable[..., int]], Callable[..., int]]:
+    """Return a decorator that passes a command its parameters as one value of a dataclass.
+
+    It stands below the options. Parameters that are no fields of the class stay keywords.
+    """
+    names = {field.name for field in dataclasses.fields(kind)}
+
+    def decorate(function: Callable[..., int]) -> Callable[..., int]:
+        @functools.wraps(function)
+        def command(**parameters: Any) -> int:
+            fields = {name: parameters.pop(name) for name in names}
+            return function(kind(**fields), **parameters)
+
+        return command
+
+    return decorate
+
+
+def integer_option(
+    name: str, text: str, *, field: str | None = None, smallest: int = 1, **attributes: Any
+) -> Callable[[F], F]:
+    """Return an option that takes an integer.
+
+    Parameters
+    ----------
+    name
+        Name on the command line.
+    text
+        Help text.
+    field
+        Name of the command's parameter, if it is not that of the option.
+    smallest
+        Smallest admissible number.
+    **attributes
+        Attributes of ``click.option``, such as ``default``, which is shown.
+    """
+    names = [name] if field is None else [name, field]
+    attributes = {"metavar": "N", "show_default": "default" in attributes, **attributes}
+    return click.option(*names, type=click.IntRange(min=smallest), help=text, **attributes)
+
+
 # -- workloads, targets, models -------------------------------------------------------------------
 
 
@@ -71,7 +123,8 @@ def target_option(*, required: bool = True) -> Callable[[F], F]:
         required=required,
         shell_complete=targets,
         metavar="NAME|FILE",
-        help="Target: a shipped name (see `cpembed targets`) or a TOML file.",
+        help="Target: a shipped name (see `cpembed targets`), a TOML file, or `native`: the best "
+        "target of this processor.",
     )
 
 
@@ -82,8 +135,8 @@ targets_option = click.option(
     multiple=True,
     shell_complete=targets,
     metavar="NAME|FILE",
-    help="Target: a shipped name (see `cpembed targets`) or a TOML file. May be repeated: the "
-    "targets are then shown side by side.",
+    help="Target: a shipped name (see `cpembed targets`), a TOML file, or `native`: the best "
+    "target of this processor. May be repeated: the targets are then shown side by side.",
 )
 
 
@@ -209,6 +262,7 @@ def _click_option(
     about = field.metadata
     flag = about["flag"] or f"--{field.name.replace('_', '-')}"
     text = texts.get(field.name, about["text"])
+    # The module of the options has postponed annotations, so that types are texts.
     if field.type == "bool":
         return click.option(flag, field.name, is_flag=True, help=text)
     shows_default = default is not None and "[default" not in text
@@ -247,13 +301,12 @@ _CALLBACKS: Mapping[str, Callable[..., Any]] = {"weights": _weights, "timeout": 
 
 
 def options_from(kind: type[Options], values: Mapping[str, Any]) -> Options:
-    """Return the options dataclass of a command from its parameters, of which those that are no
-    fields of the class are ignored.
-    """
+    """Return the options dataclass of a command from its parameters; others are ignored."""
     from cpembed.embedding.constraint_set import Weights
 
     names = {field.name for field in dataclasses.fields(kind)}
     fields = {name: value for name, value in values.items() if name in names}
+    # The command line has no type for them: the callback made a pair of numbers.
     if fields.get("weights") is not None:
         fields["weights"] = Weights(*fields["weights"])
     return kind(**fields)
@@ -268,18 +321,13 @@ verbose_option = click.option(
 
 def threads_option(subject: str = "the kernel") -> Callable[[F], F]:
     """Return the option ``--threads``; ``subject`` is what runs on them."""
-    return click.option(
-        "--threads",
-        type=click.IntRange(min=1),
-        metavar="N",
-        help=f"Threads of {subject}.  [default: the cores of the process]",
-    )
+    text = f"Threads of {subject}.  [default: the cores of the process]"
+    return integer_option("--threads", text)
 
 
 def use_threads(threads: int | None) -> None:
-    """Set the number of threads of kernels, which the compiler's run-time library reads on
-    loading.
-    """
+    """Set the number of threads of kernels."""
+    # The compiler's run-time library reads it when it is loaded, so commands call this first.
     if threads is not None:
         os.environ["TVM_NUM_THREADS"] = str(threads)
 
@@ -337,8 +385,9 @@ workers_options: Callable[[Any], Any] = combined(
 
 
 def workers_of(*, measures: bool = False, compiles: bool = True) -> Workers:
-    """Open the workers of :data:`workers_options`, a context manager; ``measures`` and ``compiles``
-    are those of :func:`~cpembed.runtime.cluster.open_workers`.
+    """Open the workers of :data:`workers_options`, a context manager.
+
+    ``measures`` and ``compiles`` are those of :func:`~cpembed.runtime.cluster.open_workers`.
     """
     workers, cluster, tls = _worker_setting("workers"), _worker_setting("cluster"), certificates()
     require_one(workers=workers is not None, cluster=cluster is not None)
@@ -389,6 +438,7 @@ def distinct(targets: Sequence[str]) -> list[str]:
         if target in targets[:number]:
             repeated = f"target {target} is given more than once: keep one"
             raise click.UsageError(repeated, click.get_current_context())
+    # Resolved once, so that a wrong name is reported before any work.
     hardware_specs(targets)
     return list(targets)
 
@@ -425,7 +475,7 @@ def subject(words: Sequence[str], target: str, options: SearchOptions) -> Subjec
     from cpembed.driver.named import hardware_spec, is_typed, types_for_window, workload
     from cpembed.driver.solve import constraint_set
 
-    spec = hardware_spec(target)
+    spec = hardware_spec(target, words)
     computation = workload(words, spec)
     # The set decides default element types too, so it is loaded before the search.
     if options.constraints is not None:

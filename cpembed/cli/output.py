@@ -11,11 +11,12 @@ import signal
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
 from io import TextIOWrapper
 from typing import TYPE_CHECKING, Any, Protocol, TextIO
 
+from cpembed.bulk import without_collection
 from cpembed.errors import readable
 
 if TYPE_CHECKING:
@@ -23,6 +24,8 @@ if TYPE_CHECKING:
     from rich.status import Status
 
     from cpembed.blocks import Block
+    from cpembed.driver.options import BackendName
+    from cpembed.driver.result import SolveResult
 
 READER_LEFT = 128 + signal.SIGPIPE
 """Exit code of a program whose reader went away, as shells report it."""
@@ -30,16 +33,17 @@ READER_LEFT = 128 + signal.SIGPIPE
 PATIENCE = 1.0
 """Seconds before progress is shown: most commands have ended by then."""
 
+INFEASIBLE, STOPPED, UNAVAILABLE = 3, 4, 5
+"""Exit codes: proven infeasible, stopped without a result, back end or device missing."""
+
 UNFOLDED = 1000
-"""Number of columns of a page that is no terminal: more than any line has, so that none is
-folded."""
+"""Number of columns of a page that is no terminal: more than any line has."""
 
+# Minimum number of seconds between two drawings of a bar whose updates follow each other quickly.
 _REDRAW = 0.1
-"""Minimum number of seconds between two drawings of a bar whose updates follow each other
-quickly."""
 
+# ASCII forms of the characters that reports are drawn with.
 _ASCII = {"←": "<-", "◀": "<", "─": "-", "━": "-", "·": ".", "…": "..."}
-"""ASCII forms of the characters that reports are drawn with."""
 
 _HANDLER = "cpembed.plain"
 
@@ -65,9 +69,7 @@ _PHASES = {
 
 
 def accept_any_text() -> None:
-    """Let stdout and stderr print in ASCII, or as ``?``, the characters that their encoding
-    lacks.
-    """
+    """Let stdout and stderr print any text: in ASCII, or as ``?``, what their encoding lacks."""
     codecs.register_error(_HANDLER, _in_ascii)
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, TextIOWrapper) and stream.errors != "ignore":
@@ -75,14 +77,13 @@ def accept_any_text() -> None:
 
 
 def _in_ascii(error: UnicodeError) -> tuple[str, int]:
-    """Return a character in ASCII and the position after it: spaces that follow a character give
-    way to a longer form, so that columns stay aligned.
-    """
+    """Return a character in ASCII and the position after it."""
     if not isinstance(error, UnicodeEncodeError):
         raise error
     text, start = error.object, error.start
     form = _ASCII.get(text[start], "?")
     end = start + 1
+    # Spaces that follow give way to a longer form, so that columns stay aligned.
     if len(form) > 1 and text[end : end + len(form) - 1].isspace():
         end += len(form) - 1
     return form, end
@@ -112,12 +113,11 @@ def write(text: str, *, err: bool = False) -> None:
 
 
 def discard_output() -> None:
-    """Redirect stdout to nowhere: Python flushes it once more on exit, and would report an
-    error.
-    """
+    """Redirect stdout to nowhere."""
     stream: TextIO | None = sys.stdout
     if stream is not None:
         with suppress(OSError, ValueError):
+            # Python flushes it once more on exit, and would report an error.
             os.dup2(os.open(os.devnull, os.O_WRONLY), stream.fileno())
 
 
@@ -125,6 +125,7 @@ def discard_output() -> None:
 
 
 def print_json(document: dict[str, Any]) -> None:
+    """Print a document as JSON."""
     import msgspec
 
     # Infinities and NaN are no JSON: a document that has them is a bug, which must not be printed.
@@ -136,8 +137,9 @@ def print_json(document: dict[str, Any]) -> None:
 
 
 def print_text(*parts: Block) -> None:
-    """Print the parts of a report: to the width of a terminal; elsewhere no line is folded, padded
-    or cut off.
+    """Print the parts of a report to the width of a terminal.
+
+    Elsewhere no line is folded, padded or cut off.
     """
     from rich.console import Console
     from rich.text import Text
@@ -162,6 +164,8 @@ class Document(Protocol):
     def to_json(self) -> dict[str, Any]: ...
 
 
+# The values of a large document live to its end, among the millions of a complete search.
+@without_collection()
 def print_report(result: Document, report: Callable[[], Iterable[Block]], *, as_json: bool) -> None:
     """Print a result.
 
@@ -185,6 +189,110 @@ def message(text: str) -> None:
     write(f"cpembed: {readable(text)}\n", err=True)
 
 
+# -- outcomes of searches -----------------------------------------------------------------------
+
+
+def print_solved(result: SolveResult, *, as_json: bool, verbose: bool = False) -> int:
+    """Print a search's result, or one line on stderr on why there is none; return the exit code.
+
+    Parameters
+    ----------
+    result
+        Result of the search.
+    as_json
+        True prints the JSON document instead of the text.
+    verbose
+        True adds the solver's effort to the text.
+
+    Raises
+    ------
+    TransformError
+        If no embedding has a program.
+    """
+    from cpembed.report.solve import report
+
+    return print_result(result, result, lambda: report(result, verbose=verbose), as_json=as_json)
+
+
+def print_result(
+    result: Document, solved: SolveResult, report: Callable[[], Iterable[Block]], *, as_json: bool
+) -> int:
+    """Print a result that is made from a search; return the exit code.
+
+    Parameters
+    ----------
+    result
+        Result to print.
+    solved
+        Search that it is made from.
+    report
+        Makes the text.
+    as_json
+        True prints the JSON document instead.
+
+    Raises
+    ------
+    TransformError
+        No embedding has a program.
+    """
+    # Messages come first: a reader of stdout may leave while the result is printed.
+    code = _search_messages(solved)
+    print_report(result, report, as_json=as_json)
+    if not code:
+        # Raises the reason if embeddings were found, but none has a program.
+        solved.of_rank(1)
+    return code
+
+
+def _search_messages(result: SolveResult) -> int:
+    """Print messages about a search on stderr; return the exit code."""
+    from cpembed.driver.advice import better_order
+    from cpembed.embedding.cpsat import Status
+
+    print_notes(result)
+    problem = f"{result.target.name} in {result.workload.name} under {result.constraints.name}"
+    if result.status is Status.INFEASIBLE:
+        unfinished = ", ".join(result.open_searches)
+        more = f"; {unfinished} not searched to the end: give a longer --timeout"
+        message(f"no embedding of {problem}: proven infeasible{more if unfinished else ''}")
+        return INFEASIBLE
+    if result.status is Status.UNKNOWN:
+        reason = f": {result.why_nothing}" if result.unsearched else f" {result.why_stopped}"
+        message(f"no embedding of {problem}{reason}")
+        return STOPPED
+    better = better_order(result)
+    if better is not None:
+        message(better)
+    return 0
+
+
+def print_notes(result: SolveResult) -> None:
+    """Print on stderr what has no effect on this workload, and which declaration would have."""
+    from cpembed.driver.advice import idle_padding, undeclared_stride
+
+    for note in (idle_padding(result), undeclared_stride(result)):
+        if note is not None:
+            message(note)
+
+
+def print_missing(missing: Sequence[str], backend: BackendName, consequence: str) -> int:
+    """Print on stderr that portable code stands in for the instruction; return the exit code.
+
+    Parameters
+    ----------
+    missing
+        What keeps the instruction from being used; if empty, nothing is printed.
+    backend
+        Requested back end; if it is portable code, nothing is printed.
+    consequence
+        Consequence for the result, the end of the message.
+    """
+    if not missing or backend == "generic":
+        return 0
+    message(f"{'; '.join(missing)}: {consequence}")
+    return UNAVAILABLE
+
+
 # -- progress -------------------------------------------------------------------------------------
 
 
@@ -200,6 +308,7 @@ class ProgressLine:
         self._stopped = False
         self._lock = threading.Lock()
         self._timer = threading.Timer(PATIENCE, self._show)
+        # A command that ends before is not kept waiting.
         self._timer.daemon = True
 
     def __call__(self, phase: str, count: int) -> None:
@@ -240,8 +349,7 @@ class ProgressLine:
 
 
 class Bar:
-    """Progress bar on a terminal, as a context manager; nothing elsewhere, or if all is done
-    already.
+    """Progress bar on a terminal, as a context manager; nothing elsewhere.
 
     It is drawn only by :meth:`show`: a thread that draws would disturb measurements.
 
@@ -251,23 +359,24 @@ class Bar:
         Text next to the bar.
     total
         Number of steps; None if unknown.
-    done
-        Number of steps that are done already.
+    completed
+        Number of steps that are complete already; with all of them nothing is shown.
     """
 
-    def __init__(self, text: str = "", total: int | None = None, done: int = 0) -> None:
+    def __init__(self, text: str = "", total: int | None = None, completed: int = 0) -> None:
         self._bar: Progress | None = None
         self._drawn = 0.0
-        if sys.stderr.isatty() and done != total:
+        if sys.stderr.isatty() and completed != total:
             from rich.console import Console
             from rich.progress import BarColumn, MofNCompleteColumn, Progress, TimeRemainingColumn
 
+            # Without a total rich would print `3/?` and an unknown remaining time.
             counts = [] if total is None else [MofNCompleteColumn()]
             left = [] if total is None else [TimeRemainingColumn()]
             columns = (*counts, BarColumn(bar_width=20), *left, "{task.description}")
             error = Console(stderr=True)
             self._bar = Progress(*columns, console=error, auto_refresh=False, transient=True)
-            self._bar.add_task(text, total=total, completed=done)
+            self._bar.add_task(text, total=total, completed=completed)
 
     def __enter__(self) -> Bar:
         if self._bar is not None:
@@ -278,17 +387,17 @@ class Bar:
         if self._bar is not None:
             self._bar.stop()
 
-    def __call__(self, text: str, done: int, total: int) -> None:
-        """Draw ``done`` of ``total`` steps, as the progress callbacks of the library report
-        them.
-        """
-        self.show(text, total=total, completed=done)
+    def __call__(self, text: str, completed: int, total: int) -> None:
+        """Draw so many of ``total`` steps, as the progress callbacks of the library report them."""
+        self.show(text, total=total, completed=completed)
 
     def show(self, text: str | None = None, *, often: bool = False, **changes: Any) -> None:
-        """Draw the bar with a new text and the changed fields ``advance``, ``total``,
-        ``completed``; with ``often`` only if it was not drawn a moment ago.
+        """Draw the bar with a new text and changes of ``advance``, ``total`` and ``completed``.
+
+        With ``often`` it is drawn only if it was not a moment ago.
         """
         now = time.perf_counter()
+        # Steps that follow each other quickly would spend their time on drawing.
         if self._bar is None or (often and now - self._drawn < _REDRAW):
             return
         self._drawn = now

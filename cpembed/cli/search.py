@@ -1,15 +1,14 @@
-"""``cpembed solve`` and ``cpembed explain``: ranked candidates, and one of them in full."""
+"""``cpembed solve`` and ``explain``, and the lists of ``targets`` and ``operators`` for them."""
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
 
-from cpembed.cli import options
-from cpembed.cli.outcome import print_notes, print_result, print_solved
-from cpembed.cli.output import ProgressLine, message, print_report
+from cpembed.cli import options, output
 from cpembed.driver.options import (
     CandidateOptions,
     EstimateOptions,
@@ -27,16 +26,25 @@ TOP = 5
 """Default number of candidates that are printed."""
 
 
+@dataclass(frozen=True, kw_only=True)
+class SolveArguments:
+    """Command line of ``cpembed solve``, without the options of the library."""
+
+    words: tuple[str, ...]
+    target: str
+    top: int | None
+    every: bool
+    pareto: bool
+    estimated: bool
+    verbose: bool
+    as_json: bool
+
+
 @click.command("solve", cls=options.Subcommand)
 @options.workload_argument()
 @options.target_option()
 @options.library_options(EstimateOptions, leave_out=["top"], texts={"seed": "Seed of the search."})
-@click.option(
-    "--top",
-    type=click.IntRange(min=1),
-    metavar="K",
-    help=f"Print the best K candidates.  [default: {TOP}]",
-)
+@options.integer_option("--top", f"Print the best K candidates.  [default: {TOP}]", metavar="K")
 @click.option("--all", "every", is_flag=True, help="Print all candidates.")
 @click.option(
     "--pareto",
@@ -51,39 +59,31 @@ TOP = 5
 )
 @options.verbose_option
 @options.json_option
-def solve_command(
-    *,
-    words: tuple[str, ...],
-    target: str,
-    top: int | None,
-    every: bool,
-    pareto: bool,
-    estimated: bool,
-    verbose: bool,
-    as_json: bool,
-    **values: Any,
-) -> int:
+@options.pass_as(SolveArguments)
+def solve_command(arguments: SolveArguments, **values: Any) -> int:
     """Rank the candidate embeddings of the target's instruction in WORKLOAD.
 
-    \b
     cpembed solve conv2d n=1 c=64 h=56 w=56 k=64 r=3 s=3 pad=1 --target amx_int8
     cpembed solve "C[x,y] += A[x,z] * B[z,y]" x=64 y=64 z=64 --target vta_1x16x16 --all
     """
-    options.require_one(top=top is not None, all=every, pareto=pareto)
-    count = None if every or pareto else top or TOP
+    words, target, pareto = arguments.words, arguments.target, arguments.pareto
+    options.require_one(top=arguments.top is not None, all=arguments.every, pareto=pareto)
+    # None derives all: only then is a front complete.
+    count = None if arguments.every or pareto else arguments.top or TOP
     settings = options.options_from(EstimateOptions, {**values, "top": count})
-    if estimated or settings.machine is not None or settings.rank_by == "estimate":
+    if arguments.estimated or settings.machine is not None or settings.rank_by == "estimate":
         if pareto:
             excluded = "--pareto weighs no times: leave out --estimate, --machine and --rank-by"
             raise click.UsageError(excluded, click.get_current_context())
         resolved = options.subject(words, target, settings)
-        return _print_estimates(resolved, as_json=as_json, verbose=verbose)
+        return _print_estimates(resolved, arguments)
     from cpembed.cost.ranking import front
     from cpembed.driver.solve import ParetoResult, solve
 
+    # Options of estimates alone must not reach `solve`, which has none of them.
     search = SolveOptions(top=count, **shared(settings, SearchOptions))
     resolved = options.subject(words, target, search)
-    with ProgressLine() as progress:
+    with output.ProgressLine() as progress:
         result = solve(
             resolved.workload,
             resolved.target,
@@ -91,31 +91,50 @@ def solve_command(
             keep=front if pareto else None,
             progress=progress,
         )
+    as_json, verbose = arguments.as_json, arguments.verbose
+    # Without embeddings there is no front: the usual message says why.
     if not pareto or not (result.embeddings or as_json):
-        return print_solved(result, as_json=as_json, verbose=verbose)
+        return output.print_solved(result, as_json=as_json, verbose=verbose)
 
     from cpembed.report.solve import pareto_report
 
     front_result = ParetoResult(result)
-    return print_result(
+    return output.print_result(
         front_result, result, lambda: pareto_report(front_result, verbose=verbose), as_json=as_json
     )
 
 
-def _print_estimates(resolved: options.Subject, *, as_json: bool, verbose: bool) -> int:
+def _print_estimates(resolved: options.Subject, arguments: SolveArguments) -> int:
     """Print the candidates with their estimated times; return the exit code."""
     from cpembed.driver.estimate import estimate
 
-    with ProgressLine() as progress:
+    with output.ProgressLine() as progress:
         result = estimate(resolved.workload, resolved.target, resolved.options, progress=progress)
-    if not result.solved.embeddings and not as_json:
-        return print_solved(result.solved, as_json=False, verbose=verbose)
+    if not result.solved.embeddings and not arguments.as_json:
+        return output.print_solved(result.solved, as_json=False, verbose=arguments.verbose)
 
     from cpembed.report.solve import estimate_report
 
-    return print_result(
-        result, result.solved, lambda: estimate_report(result, verbose=verbose), as_json=as_json
+    return output.print_result(
+        result,
+        result.solved,
+        lambda: estimate_report(result, verbose=arguments.verbose),
+        as_json=arguments.as_json,
     )
+
+
+@dataclass(frozen=True, kw_only=True)
+class ExplainArguments:
+    """Command line of ``cpembed explain``, without the options of the library."""
+
+    words: tuple[str, ...]
+    target: str
+    by_run: bool
+    threads: int | None
+    svg: Path | None
+    html: Path | None
+    verbose: bool
+    as_json: bool
 
 
 @click.command("explain", cls=options.Subcommand)
@@ -124,6 +143,7 @@ def _print_estimates(resolved: options.Subject, *, as_json: bool, verbose: bool)
 @options.library_options(ExplainOptions, leave_out=["search", "seed"])
 @click.option(
     "--chosen",
+    "by_run",
     is_flag=True,
     help="Explain the candidate that `cpembed run` runs on this machine, and why.",
 )
@@ -132,30 +152,22 @@ def _print_estimates(resolved: options.Subject, *, as_json: bool, verbose: bool)
 @options.file_option("--html", "Write the candidate to an HTML page with the drawing in it.")
 @options.verbose_option
 @options.json_option
-def explain_command(
-    *,
-    words: tuple[str, ...],
-    target: str,
-    chosen: bool,
-    threads: int | None,
-    svg: Path | None,
-    html: Path | None,
-    verbose: bool,
-    as_json: bool,
-    **values: Any,
-) -> int:
-    """Show one candidate in full (axes, layouts, each rewrite, the loop nest, why its rank), or
-    why nothing fits.
+@options.pass_as(ExplainArguments)
+def explain_command(arguments: ExplainArguments, **values: Any) -> int:
+    """Show one candidate in full, or why nothing fits.
 
-    \b
+    In full are its axes, layouts, each rewrite, the loop nest, and why it has its rank.
+
     cpembed explain deepbench:11 --target amx_int8
     cpembed explain deepbench:11 --target amx_int8 --chosen --html layer11.html
     """
     settings = options.options_from(ExplainOptions, values)
+    by_run, threads = arguments.by_run, arguments.threads
     options.require_one(
-        rank=settings.rank is not None, id=settings.identifier is not None, chosen=chosen
+        rank=settings.rank is not None, id=settings.identifier is not None, chosen=by_run
     )
-    if not chosen and (settings.untuned or threads is not None or settings.method != "auto"):
+    if not by_run and (settings.untuned or threads is not None or settings.method != "auto"):
+        # Without --chosen nothing is run, so these would be ignored in silence.
         only = "--method, --untuned and --threads change what `run` chooses: add --chosen"
         raise click.UsageError(only, click.get_current_context())
     options.use_threads(threads)
@@ -163,10 +175,11 @@ def explain_command(
     from cpembed.driver.plan import Request
     from cpembed.driver.result import Explanation
 
-    resolved = options.subject(words, target, settings)
-    with ProgressLine() as progress:
+    resolved = options.subject(arguments.words, arguments.target, settings)
+    with output.ProgressLine() as progress:
+        # `explain` has options of both: those that one of the calls does not know are left out.
         candidate = shared(resolved.options, CandidateOptions)
-        if chosen:
+        if by_run:
             kernel = KernelOptions(**candidate)
             request = Request(resolved.workload, resolved.target, kernel, progress=progress)
             result = explain_chosen(request, settings.method)
@@ -175,15 +188,18 @@ def explain_command(
                 resolved.workload, resolved.target, CandidateOptions(**candidate), progress=progress
             )
     if not isinstance(result, Explanation):
-        for path in (svg, html):
+        for path in (arguments.svg, arguments.html):
             if path is not None:
-                message(f"{path} is not written: there is nothing to draw")
-        return print_solved(result, as_json=as_json, verbose=verbose)
-    print_notes(result.solved)
-    _draw(result, svg, html)
+                # Said, since a script may wait for the file.
+                output.message(f"{path} is not written: there is nothing to draw")
+        return output.print_solved(result, as_json=arguments.as_json, verbose=arguments.verbose)
+    output.print_notes(result.solved)
+    _draw(result, arguments.svg, arguments.html)
     from cpembed.report.explain import report
 
-    print_report(result, lambda: report(result, verbose=verbose), as_json=as_json)
+    output.print_report(
+        result, lambda: report(result, verbose=arguments.verbose), as_json=arguments.as_json
+    )
     return 0
 
 
@@ -198,3 +214,32 @@ def _draw(explanation: Explanation, svg: Path | None, html: Path | None) -> None
         write_whole(svg, drawing.svg(explanation))
     if html is not None:
         write_whole(html, drawing.html(explanation))
+
+
+@click.command("targets", cls=options.Subcommand)
+@options.json_option
+def targets_command(*, as_json: bool) -> int:
+    """List the shipped targets: instruction, element types, and whether this machine executes them.
+
+    Your own TOML file is a target too (docs/add-a-target.md).
+    """
+    from cpembed.report import listing
+
+    if as_json:
+        output.print_json(listing.targets_json())
+    else:
+        output.print_text(*listing.targets())
+    return 0
+
+
+@click.command("operators", cls=options.Subcommand)
+@options.json_option
+def operators_command(*, as_json: bool) -> int:
+    """List the operators with the sizes and options they take, and the suites of layers."""
+    from cpembed.report import listing
+
+    if as_json:
+        output.print_json(listing.operators_json())
+    else:
+        output.print_text(*listing.operators())
+    return 0

@@ -17,12 +17,10 @@ from cpembed.cli.output import message
     help="Accept timing tasks for this CPU model too: one task at a time, and no other worker on "
     "this host.",
 )
-@click.option(
+@options.integer_option(
     "--slots",
-    type=click.IntRange(min=1),
-    metavar="N",
-    help="Number of concurrent tasks, each in its own process.  [default: the cores of the "
-    "process; 1 with --measure]",
+    "Number of concurrent tasks, each in its own process.  [default: the cores of the process; 1 "
+    "with --measure]",
 )
 @options.tls_options
 def worker_command(*, address: str, measure: bool, slots: int | None) -> int:
@@ -30,7 +28,6 @@ def worker_command(*, address: str, measure: bool, slots: int | None) -> int:
 
     `bench`, `tune`, `shape` and `explore` send their work there with --cluster.
 
-    \b
     dask scheduler --port 8786
     cpembed worker head:8786
     cpembed worker head:8786 --measure
@@ -40,11 +37,14 @@ def worker_command(*, address: str, measure: bool, slots: int | None) -> int:
         raise click.UsageError(
             "--measure does one task at a time: leave --slots out", click.get_current_context()
         )
-    from cpembed.runtime.cluster.execution import cores
-    from cpembed.runtime.cluster.joining import Joining, join
+    from cpembed.runtime.cluster.member import Joining, cores, join
 
     joining = Joining(
-        address, slots or (1 if measure else cores()), measure, options.certificates()
+        # Nothing else may run beside a measurement.
+        address,
+        slots or (1 if measure else cores()),
+        measure,
+        options.certificates(),
     )
     interrupted = join(joining, message)
     message("stopped" if interrupted else "the scheduler has ended")

@@ -45,8 +45,7 @@ class Compiled(Protocol):
 class Processor(Protocol):
     """Processor that kernels are compiled for and called on.
 
-    It is that of this machine (:mod:`cpembed.codegen.runtime`), or another one that something
-    executes. Buffers are flat and opaque.
+    The module :mod:`cpembed.codegen.runtime` is this machine's. Buffers are flat and opaque.
     """
 
     def thread_count(self) -> int: ...
@@ -187,8 +186,8 @@ class CompiledKernel:
     def bound_calls(
         self, originals: Mapping[str, Any], packed: Mapping[str, Any], output: Any
     ) -> list[Callable[[], Any]]:
-        """Return the calls of :meth:`bound_whole` in their order, bound in it."""
-        # Recorders record a call when it is bound, so calls are bound in the order of execution.
+        """Return the calls of :meth:`bound_whole` in the order of their execution."""
+        # They are bound in this order too, because recorders record a call when it is bound.
         first, *further = self.input_names
         inner = self._on_original if first in originals else None
         if inner is None:
@@ -196,6 +195,7 @@ class CompiledKernel:
         else:
             contract, copies = inner
             dtype = self._factors[0].dtype
+            # Chunks pack into memory of their own, which the call gets as its last buffer.
             workspace = [self.processor.empty(copies, dtype)] if copies else []
             rest = {name: buffer for name, buffer in originals.items() if name != first}
             factors = originals[first], *(packed[name] for name in further)
@@ -206,6 +206,7 @@ class CompiledKernel:
     @property
     def has_inner_packing(self) -> bool:
         """True if :meth:`bound_whole` may run other code than :meth:`bound`."""
+        # Kernels pack inside, or read unpacked, their first factor only.
         return self._whole_plan is not None and not self.is_packed_in_place(self._factors[0].name)
 
     def run_whole(self, inputs: Mapping[str, Array], ahead: Collection[str]) -> Array:
@@ -224,6 +225,7 @@ class CompiledKernel:
         if not self.has_inner_packing or self._whole_plan is None:
             return None
         plan = self._whole_plan()
+        # A whole plan that neither packs nor reads the original is the packed one over again.
         inside = plan.copies or plan.original
         return (self.processor.compile_plan(plan), plan.copies) if inside else None
 
@@ -257,10 +259,7 @@ class CompiledKernel:
         return self.processor.to_array(original, shape)
 
     def original(self, name: str, array: Array | None = None) -> Any:
-        """Return a buffer in an operand's original layout, or for its place in a larger buffer.
-
-        It has an array's contents or is zero.
-        """
+        """Return a buffer with an array in an operand's original layout; zeros without an array."""
         operand, place = self.operand(name), self._placement(name)
         if array is None:
             elements = place.elements if place else math.prod(operand.original_shape)
@@ -312,11 +311,9 @@ class CompiledKernel:
         return None if placed is None else placed.placement
 
     def _mover(self, name: str) -> Compiled:
-        """Return the packing kernel of an input or the unpacking kernel of the output.
-
-        It is compiled on first use: a search over schedules builds many contractions on the same
-        packed operands.
-        """
+        """Return the packing kernel of an input or the unpacking kernel of the output."""
+        # Compiled on first use: a search over schedules builds many contractions on the same
+        # packed operands.
         if name not in self._movers:
             operand = self.operand(name)
             direction = Direction.UNPACK if operand is self._output else Direction.PACK

@@ -30,13 +30,13 @@ from cpembed.codegen.instruction import (
 )
 from cpembed.codegen.nest import KernelOperand, Nest, SplitK
 from cpembed.codegen.passes import PARTIAL_SUMS
-from cpembed.codegen.plan import KernelPlan
+from cpembed.codegen.plan import KernelPlan, Script, buffer, storage_dtype, zero
 from cpembed.codegen.prefetch import bind_prefetched, write_prefetches
 from cpembed.codegen.program_nest import kernel_nest
-from cpembed.codegen.script import Script, buffer, storage_dtype, zero
 from cpembed.ir.index import IndexExpr
 from cpembed.transform.program import DerivedProgram, Loop
 
+# A vector of 64 bytes of float32 or int32; the compiler cuts it in two where vectors have 32.
 _LANES = 16
 """Number of elements whose partial sums are added up at a time."""
 
@@ -82,11 +82,9 @@ def kernel_plan(nest: Nest, text: InstructionText) -> KernelPlan:
 
 
 def emit(nest: Nest, text: InstructionText) -> str:
-    """Return the text of ``C = sum A * B`` over the nest, in its parallel chunks of tasks.
-
-    With per-thread packing, the first parameter is the original of the first factor, and the last
-    one holds the chunks' copies.
-    """
+    """Return the text of ``C = sum A * B`` over the nest, in its parallel chunks of tasks."""
+    # Accumulators that only the instruction's store reads pass through memory on their way to an
+    # epilogue, which therefore runs a task late.
     pipelined = text.opaque and nest.epilogue is not None
     script = Script()
     total, chunks = nest.task_count, nest.chunks
@@ -145,6 +143,7 @@ def _parameters(nest: Nest) -> list[str]:
         extra.append(parameter(nest.residual))
     if nest.packing is None:
         return [first, second, *extra, result]
+    # The original takes the factor's place; the chunks' copies, which `first` indexes, come last.
     return [parameter(nest.packing.original), second, *extra, result, first]
 
 
@@ -179,6 +178,8 @@ def _write_sums(script: Script, name: str, part: IndexSet, text: InstructionText
     with script.nested(*loop_headers(spatial, text.unrolled, text.vectorized_sums)):
         accumulator = f"acc[{nest.accumulator_access}]"
         write_block(script, INIT, spatial, f"{accumulator} = {zero(nest.sums)}")
+    # Reductions outside the inner loops: each step adds to all accumulators of the task, which are
+    # independent of each other, so that the instruction's latency is hidden.
     update = (*nest.reductions, *nest.inner)
     vectorized = text.vectorized if text.vectorized_update else ()
     headers = _guarded_headers(nest, update, {*text.unrolled, *part.unrolled}, vectorized)
@@ -247,6 +248,7 @@ def _write_results(
     """Write the results of a task from the local buffer, under a condition if it may not exist."""
     loops = {loop.name for loop in nest.tasks}
 
+    # The running task has bound the plain names already.
     def named(loop: str) -> str:
         return f"{loop}_stored" if loop in loops else loop
 
@@ -286,6 +288,7 @@ def _add_partial_sums(script: Script, split: SplitK, sums: str, chunks: int) -> 
     count, parameter = split.output.elements, split.output.parameter
 
     def result(place: str) -> str:
+        # Each part has a whole output of partial sums, one behind the other.
         terms = (f"{PARTIAL_SUMS}[{place} + {part * count}]" for part in range(split.parts))
         value = " + ".join(terms)
         if split.epilogue is not None:
@@ -303,6 +306,7 @@ def _add_partial_sums(script: Script, split: SplitK, sums: str, chunks: int) -> 
             with script.nested(f"for vector in T.serial({bounds}):", lanes):
                 script.line(result(f"vector * {_LANES} + lane"))
         if rest:
+            # Less than a vector, so the last share does it alone.
             last = f"for element in T.serial({count - rest}, {count}):"
             with script.nested(f"if share == {chunks - 1}:", last):
                 script.line(result("element"))

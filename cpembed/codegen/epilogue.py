@@ -19,9 +19,11 @@ import numpy as np
 from numpy.lib.stride_tricks import as_strided
 from numpy.typing import NDArray
 
+from cpembed.codegen.plan import bfloat16_bits
 from cpembed.errors import WorkloadError
 from cpembed.ir.computation import Computation
 from cpembed.ir.dtypes import dtype_info, is_integer, numpy_dtype
+from cpembed.ir.index import row_major_strides
 
 SCALE, BIAS, RESIDUAL = "@scale", "@bias", "@residual"
 """Names of the vectors and the residual among a kernel's inputs; no operand is called so, since the
@@ -65,7 +67,7 @@ class Placement:
         """
         if any(b + s > o for o, b, s in zip(outer, before, shape, strict=True)):
             raise ValueError(f"a box of {list(shape)} at {list(before)} of {list(outer)}")
-        strides = tuple(math.prod(outer[k + 1 :]) for k in range(len(outer)))
+        strides = row_major_strides(outer)
         offset = sum(b * stride for b, stride in zip(before, strides, strict=True))
         return cls(strides, offset, math.prod(outer))
 
@@ -100,8 +102,6 @@ class EpilogueRequest:
     def epilogue(self, target: str, sums: str) -> Epilogue | None:
         """Return the epilogue, or None if the sums are stored as they are.
 
-        A shift implies int8 unless an output type is given.
-
         Raises
         ------
         WorkloadError
@@ -111,6 +111,7 @@ class EpilogueRequest:
             raise WorkloadError(f"a shift is of integers, and {target} sums {sums}: leave it out")
         if self.output is None and self.shift is None and not self.steps:
             return None
+        # A shift is how fixed-point inference returns to bytes.
         output = self.output or (sums if self.shift is None else "int8")
         return Epilogue(output, self.scale, self.bias, self.relu, self.shift or 0)
 
@@ -207,22 +208,19 @@ class Epilogue:
             )
         if self.residual is not None:
             self._check_residual(self.residual)
-        if self.is_requantized:
-            if self.dtype not in BYTES or self.shift or self.wraps:
-                raise WorkloadError(
-                    "a zero point, and clipping after a scale, are of int8 and uint8 without a "
-                    "shift: store one of these"
-                )
-            self._check_range()
-            return
-        if not self.is_integral:
-            return
-        if self.scale or not is_integer(self.dtype):
+        if self.is_requantized and (self.dtype not in BYTES or self.shift or self.wraps):
+            raise WorkloadError(
+                "a zero point, and clipping after a scale, are of int8 and uint8 without a "
+                "shift: store one of these"
+            )
+        integral = self.is_integral and not self.is_requantized
+        if integral and (self.scale or not is_integer(self.dtype)):
             raise WorkloadError(
                 "a shift, and clipping, are of integers: leave them out, or the scale, and store "
                 "integers"
             )
-        self._check_range()
+        if self.is_requantized or integral:
+            self._check_range()
 
     def _check_residual(self, residual: Residual) -> None:
         bytes_both = self.dtype in BYTES and residual.dtype in BYTES and self.scale
@@ -325,12 +323,12 @@ class Epilogue:
             value = f"({value} + {addend})"
             return _relu(value) if residual.relu else value
         if residual.rounds:
+            # A network that stores the product before it adds rounds it there.
             low, high = self.stored_range
             value = f"T.nearbyint(T.max(T.min({value}, {float32(high)}), {float32(low)}))"
-        moved = f'T.cast(T.cast({addend}, "int32") - {residual.zero_point}, "float32")'
-        value = (
-            f"T.fma({value}, {float32(residual.own_scale)}, {moved} * {float32(residual.scale)})"
-        )
+        offset = f'T.cast(T.cast({addend}, "int32") - {residual.zero_point}, "float32")'
+        product = f"{offset} * {float32(residual.scale)}"
+        value = f"T.fma({value}, {float32(residual.own_scale)}, {product})"
         low, high = self.residual_range
         return _byte_bits(value, self.dtype, low, high, residual.stored_zero_point)
 
@@ -345,8 +343,8 @@ class Epilogue:
         """Range of the sum with the residual before the output's zero point is added."""
         assert self.residual is not None
         low, high = self.residual.clip or dtype_info(self.dtype).integer_range
-        moved = self.residual.stored_zero_point
-        return low - moved, high - moved
+        zero_point = self.residual.stored_zero_point
+        return low - zero_point, high - zero_point
 
     def _integer(self, value: str, sums: str) -> str:
         if self.shift:
@@ -366,9 +364,10 @@ class Epilogue:
         if self.dtype == "float16":
             return f'T.cast({value}, "float16")'
         if self.dtype == "bfloat16":
-            return f'T.cast({_bfloat16_bits(value)}, "uint16")'
+            return f'T.cast({bfloat16_bits(value)}, "uint16")'
         if self.dtype in BYTES:
             return _byte_bits(value, self.dtype, *self.stored_range, self.zero_point)
+        # Clipped before the conversion, which is undefined for values beyond the type's range.
         low, high = saturated_range(self.dtype)
         clipped = f"T.max(T.min({value}, T.float32({high})), T.float32({low}))"
         return f'T.cast(T.nearbyint({clipped}), "{self.dtype}")'
@@ -381,10 +380,7 @@ class Epilogue:
         channel: NDArray[np.int64],
         residual: NDArray[Any] | None = None,
     ) -> NDArray[Any]:
-        """Apply the epilogue in numpy, in the kernel's order and precision.
-
-        Results are equal to those of kernels bit for bit, except for bfloat16 up to 2^-126, which
-        VCVTNE2PS2BF16 makes 0.
+        """Apply the epilogue in numpy: equal to kernels bit for bit, but for the least bfloat16.
 
         Parameters
         ----------
@@ -397,6 +393,7 @@ class Epilogue:
         residual : array, optional
             Residual, in the shape of ``sums``.
         """
+        # VCVTNE2PS2BF16 makes 0 of results up to 2^-126, which numpy keeps.
         value: NDArray[Any] = sums
         if self.bias:
             value = value + vectors[BIAS][channel]
@@ -431,8 +428,8 @@ class Epilogue:
         if self.dtype == "float32":
             value = value + addend
             return np.maximum(value, np.float32(0)) if residual.relu else value
-        moved = (addend.astype(np.int32) - residual.zero_point).astype(np.float32)
-        added = (moved * np.float32(residual.scale)).astype(np.float64)
+        offset = (addend.astype(np.int32) - residual.zero_point).astype(np.float32)
+        added = (offset * np.float32(residual.scale)).astype(np.float64)
         # The product of two float32 is exact in float64, so that the sum is rounded once.
         exact = value.astype(np.float64) * np.float64(np.float32(residual.own_scale)) + added
         low, high = self.residual_range
@@ -455,9 +452,10 @@ def saturated_range(dtype: str) -> tuple[float, float]:
     return float(low), float(largest)
 
 
+# The last bit of a float32 between 2^23 and 2^24 counts 1, so that adding this number rounds to an
+# integer, to nearest even; the lower bits of the sum are the integer in two's complement.
 _ROUNDING = 3 << 22
-"""Number whose addition rounds a float32 of a magnitude below 2^22 to an integer, to nearest even:
-the last bit of the sum counts 1, and its lower bits are the integer in two's complement."""
+"""Number whose addition rounds a float32 of a magnitude below 2^22 to an integer."""
 
 
 def _relu(value: str) -> str:
@@ -471,8 +469,8 @@ def _byte_bits(value: str, dtype: str, low: int, high: int, zero_point: int) -> 
     # The low eight bits of an int32 instead of a conversion, which LLVM does lane by lane for some
     # vectors (half the time of a 1x1 layer from 64 to 256 channels).
     rounded = f'T.reinterpret({clipped} + T.float32({_ROUNDING}), dtype="int32")'
-    moved = f"{rounded} + T.int32({zero_point})" if zero_point else rounded
-    return f'T.cast({moved}, "{dtype}")'
+    stored = f"{rounded} + T.int32({zero_point})" if zero_point else rounded
+    return f'T.cast({stored}, "{dtype}")'
 
 
 def float32(value: float) -> str:
@@ -480,72 +478,22 @@ def float32(value: float) -> str:
     return f"T.float32({float(np.float32(value))!r})"
 
 
-def _bfloat16_bits(value: str) -> str:
-    """Return the upper half of a float32, rounded to the nearest even; a NaN stays one."""
-    bits = f'T.reinterpret({value}, dtype="uint32")'
-    odd = f"T.bitwise_and(T.shift_right({bits}, T.uint32(16)), T.uint32(1))"
-    rounded = f"T.shift_right({bits} + T.uint32(32767) + {odd}, T.uint32(16))"
-    # The compiler folds a comparison of a number with itself, so test the bits.
-    is_nan = f"T.bitwise_and({bits}, T.uint32({0x7FFFFFFF})) > T.uint32({0x7F800000})"
-    return f"T.if_then_else({is_nan}, T.uint32(32704), {rounded})"
-
-
 def channel_axes(workload: Computation) -> tuple[str, ...]:
-    """Return the axes of the output whose elements have a bias and a scale of their own.
-
-    They are those that the second factor has too: the filters of a convolution, groups included,
-    or the columns of a GEMM.
-    """
+    """Return the axes of the output whose elements have a bias and a scale of their own."""
+    # Those that the second factor has too: the filters of a convolution, groups included, or the
+    # columns of a GEMM.
     output, weights = (
-        {name for index in workload.access(operand.name).index for name in index.iterators}
+        set(workload.access(operand.name).iterators)
         for operand in (workload.output, workload.inputs[1])
     )
     return tuple(axis.name for axis in workload.axes if axis.name in output & weights)
 
 
 def channel_numbers(workload: Computation) -> NDArray[np.int64]:
-    """Return the channel's number of each element of the output, in the output's shape.
-
-    Channels are numbered in row-major order of :func:`channel_axes`.
-    """
+    """Return the channel's number of each output element, row-major over :func:`channel_axes`."""
     dimensions = [i.single_iterator for i in workload.access(workload.output.name).index]
     places = np.indices(workload.output.shape, sparse=True)
     total = np.zeros(workload.output.shape, np.int64)
     for axis in channel_axes(workload):
         total = total * workload.extents[axis] + places[dimensions.index(axis)]
     return total
-
-
-def random_vectors(
-    workload: Computation, epilogue: Epilogue, sums: NDArray[Any], seed: int
-) -> dict[str, NDArray[Any]]:
-    """Return random vectors for an epilogue, by name, with a dimension for each channel axis.
-
-    Biases are as large as the sums; with the scales, results span the range of the output type (of
-    a byte, for wider types), and some exceed it.
-
-    Parameters
-    ----------
-    workload : Computation
-        Workload whose output has the channels.
-    epilogue : Epilogue
-        Epilogue; without a bias and a scale the result is empty.
-    sums : array
-        Sums of an execution, for their magnitude.
-    seed : int
-        Seed of the random numbers.
-    """
-    if not epilogue.vectors:
-        return {}
-    generator = np.random.default_rng(seed)
-    shape = tuple(workload.extents[axis] for axis in channel_axes(workload))
-    size = max(1e-6, float(np.sqrt(np.mean(sums.astype(np.float64) ** 2))))
-    vectors: dict[str, NDArray[Any]] = {}
-    if epilogue.bias:
-        dtype = epilogue.vector_dtype(BIAS, workload.output.dtype)
-        vectors[BIAS] = (generator.normal(size=shape) * size / 2).astype(numpy_dtype(dtype))
-    if epilogue.scale:
-        largest = 255 if epilogue.dtype == "uint8" else 127
-        spread = generator.uniform(0.5, 1.5, shape) * largest / 2
-        vectors[SCALE] = (spread / size).astype(np.float32)
-    return vectors

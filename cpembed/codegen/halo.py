@@ -23,12 +23,13 @@ from cpembed.codegen.nest import KernelOperand, Nest, Peeling
 from cpembed.ir.index import IndexExpr
 from cpembed.transform.program import Loop
 
+# A larger nest has a small border, so that no products are assumed to be left out of it.
 _POSITIONS = 1 << 20
-"""Maximum number of positions of a halo coordinate that are enumerated to count the products left
-out; a larger nest has a small border, so that none are assumed to be left out."""
+"""Maximum number of positions of a halo coordinate whose products are counted one by one."""
+# The inside of an image and two peelings, by columns and by rows, of which a filter of five taps
+# sees padding in two on each side: each set is a body of its own in the kernel.
 _INDEX_SETS = 15
-"""Maximum number of index sets: the inside of an image and two peelings, by columns and by rows, of
-which a filter of five taps sees padding in two on each side."""
+"""Maximum number of index sets."""
 _UNROLLED_POINTS = 256
 """Maximum number of points of a register tile, times the steps in which they differ, that are
 written one after the other."""
@@ -89,6 +90,7 @@ def index_sets(nest: Nest) -> list[IndexSet]:
     tasks = _grid(starts)
     remaining = np.ones([len(places) for places in starts.values()], bool)
     sets: list[IndexSet] = []
+    # Sets are tested in this order in the text, so each one has only the tasks that remain.
     for kind in itertools.product(*kinds):
         holds = reduce(np.logical_and, (place.holds(tasks) for place in kind), remaining)
         # Combinations that no remaining task is in would be dead code.
@@ -124,6 +126,7 @@ def _border_places(nest: Nest) -> list[list[_Place]]:
     Coordinates whose border nothing else can leave out use up the limit on index sets first.
     """
     kinds: dict[KernelOperand, list[_Place]] = {}
+    # A uniform coordinate needs no set: a condition around the step leaves its border out.
     for coordinate in sorted(nest.halo, key=lambda coordinate: _is_uniform(nest, coordinate)):
         joint = [_Place(coordinate=coordinate)]
         split = _places(nest, coordinate) if _is_worth_splitting(nest, coordinate) else joint
@@ -144,9 +147,9 @@ def _is_worth_splitting(nest: Nest, coordinate: KernelOperand) -> bool:
 def _places(nest: Nest, coordinate: KernelOperand) -> list[_Place]:
     """Return the tasks that see a halo coordinate alike; those that see no halo come last."""
     tasks = {task.name for task in nest.tasks}
-    of_tasks = IndexExpr.of(t for t in coordinate.access.terms if set(t.iterators) <= tasks)
+    of_tasks = IndexExpr.sum(t for t in coordinate.access.terms if set(t.iterators) <= tasks)
     rest = [t for t in coordinate.access.terms if not set(t.iterators) <= tasks]
-    inside = IndexExpr.of(rest, coordinate.access.constant)
+    inside = IndexExpr.sum(rest, coordinate.access.constant)
     low, high = inside.bounds({loop.name: loop.extent for loop in (*nest.reductions, *nest.inner)})
     places = np.unique(of_tasks.evaluate(_grid(_starts(nest, coordinate))))
     border = places[(places + low < 0) | (places + high >= coordinate.elements)]
@@ -172,11 +175,13 @@ def guarded(nest: Nest, opened: Sequence[Loop], variable: Mapping[str, str]) -> 
     """
     headers: list[str] = []
     for coordinate in nest.halo:
+        # As far outside as possible: inside, it would be tested more often with the same result.
         if list(opened[-1:]) != _deciding(nest, coordinate)[-1:]:
             continue
         outside, low, high = _range(nest, coordinate)
         at = outside.rename(lambda name: variable.get(name, name))
         least, most = outside.bounds(_extents(nest))
+        # A step is left out only if all its points lie outside: at + high < 0, at + low >= size.
         end = coordinate.elements - low
         conditions = [f"{at} >= {-high}"] if least < -high else []
         conditions += [f"{at} < {end}"] if most >= end else []
@@ -211,12 +216,14 @@ def executed_share(nest: Nest) -> float:
         places |= {loop.name: range(loop.extent) for loop in deciding}
         if math.prod(map(len, places.values())) > _POSITIONS:
             continue
+        # Coordinates are counted one by one and their shares multiplied: rows and columns of a
+        # filter are left out independently.
         outer = [term for term in coordinate.access.terms if set(term.iterators) <= places.keys()]
         rest = [term for term in coordinate.access.terms if term not in outer]
         inner = {loop.name: loop.extent for loop in nest.inner}
-        low, high = IndexExpr.of(rest, coordinate.access.constant).bounds(inner)
+        low, high = IndexExpr.sum(rest, coordinate.access.constant).bounds(inner)
         grid = _grid(places)
-        at = np.asarray(IndexExpr.of(outer).evaluate(grid))
+        at = np.asarray(IndexExpr.sum(outer).evaluate(grid))
         executed = (at + high >= 0) & (at + low < coordinate.elements)
         # The share above already counts shorter tiles, whose last points must not count twice.
         weights = np.ones(at.shape)
@@ -261,8 +268,8 @@ def _range(nest: Nest, coordinate: KernelOperand) -> tuple[IndexExpr, int, int]:
     inner = {loop.name: loop.extent for loop in nest.inner if loop.name not in deciding}
     added = [term for term in coordinate.access.terms if set(term.iterators) <= inner.keys()]
     outside = [term for term in coordinate.access.terms if term not in added]
-    low, high = IndexExpr.of(added).bounds(inner)
-    return IndexExpr.of(outside, coordinate.access.constant), low, high
+    low, high = IndexExpr.sum(added).bounds(inner)
+    return IndexExpr.sum(outside, coordinate.access.constant), low, high
 
 
 def _extents(nest: Nest) -> dict[str, int]:

@@ -1,10 +1,4 @@
-"""This machine's processor: its model and caches, its features, and its name for the compiler.
-
-The processor reports its features itself (CPUID, as /proc/cpuinfo prints it). Its LLVM name is a
-guess by model number, which virtual machines mask and which LLVM does not have for newer cores. So
-the features decide: the guess is used only if no other name that LLVM knows has more of them, and
-features that the name has too few or too many of are passed to the compiler separately.
-"""
+"""The processor of this machine: model and caches, features, and its name for the compiler."""
 
 from __future__ import annotations
 
@@ -31,11 +25,9 @@ _UNITS = {"K": 2**10, "M": 2**20, "G": 2**30}
 
 @cache
 def cpu_model(information: Path = _CPU) -> str:
-    """Return the processor's model as /proc/cpuinfo names it, else as the platform names it.
-
-    Family and model number are included: they tell generations apart where a virtual machine gives
-    them one name.
-    """
+    """Return the processor's model as /proc/cpuinfo names it, else as the platform names it."""
+    # With family and model number, which tell generations apart where a virtual machine gives them
+    # one name.
     fields: dict[str, str] = {}
     with suppress(OSError):
         for line in information.read_text().splitlines():
@@ -116,7 +108,7 @@ def cpu_features() -> frozenset[str]:
     Features that depend on absent ones are left out too.
     """
     features, table = reported_features() - listed(HIDE_VARIABLE), x86_features()
-    # Features without their basis may be the basis of others.
+    # Repeated, because features without their basis may be the basis of others.
     while absent := {name for name in features if not features.issuperset(table.basis(name))}:
         features -= absent
     return features
@@ -183,9 +175,6 @@ def host_cpu(
 ) -> HostCpu:
     """Return this processor for the compiler.
 
-    Only x86 processors report features by the names of :func:`x86_features`; elsewhere LLVM's guess
-    is all there is.
-
     Parameters
     ----------
     recognised : str
@@ -195,8 +184,12 @@ def host_cpu(
     features_of : callable
         Returns LLVM's features of a name.
     """
+    # Only x86 processors report features by the names that the table knows.
     if not is_x86() or not reported_features():
         return HostCpu(recognised, recognised)
+    # LLVM guesses by model number, which virtual machines mask and which LLVM does not have for
+    # newer cores. What the processor reports decides: another name is better if it has more of it,
+    # and where a name has too few or too many features, the compiler is told which.
     llvm_names, vendor = x86_features().names, x86_features().vendor
     reported = frozenset(llvm_names[flag] for flag in cpu_features() if flag in llvm_names)
 
@@ -211,11 +204,13 @@ def host_cpu(
         candidates = [
             name
             for name in sorted(names())
-            # LLVM has a second spelling of many names, for its own dispatch.
+            # LLVM has a second spelling of many names, for its own dispatch. A name with a feature
+            # that is not reported would let it emit instructions that trap.
             if "_" not in name
             and emitted(name) <= reported
             and (vendor in emitted(name)) == is_vendor
         ]
+        # Among equals the guess stays, since it comes first.
         best = max([recognised, *candidates], key=lambda name: len(reported & emitted(name)))
     added, absent = reported - emitted(best), emitted(best) - reported
     attributes = [*(f"+{name}" for name in sorted(added)), *(f"-{name}" for name in sorted(absent))]

@@ -11,11 +11,12 @@ import math
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
-from cpembed.codegen.script import Script, grid
-from cpembed.ir.index import IndexExpr, IndexTerm
+from cpembed.codegen.plan import Script, grid
+from cpembed.ir.index import IndexExpr, IndexTerm, flat_index, row_major_strides
 
+# Each run is written as code of its own.
 _MAX_RUNS = 64
-"""Maximum number of runs in a window: each is written as code of its own."""
+"""Maximum number of runs in a window."""
 
 _WIDEST = 64
 """Maximum number of elements that are copied at once for a shorter run."""
@@ -71,8 +72,8 @@ class Bound:
         """Return the condition that the bound holds for every value of some iterators."""
         moved = [t for t in self.index.terms if set(inner) & set(t.iterators)]
         fixed = [t for t in self.index.terms if not set(inner) & set(t.iterators)]
-        low, high = IndexExpr.of(moved).bounds(extents)
-        index = IndexExpr.of(fixed, self.index.constant + (low if self.least else high))
+        low, high = IndexExpr.sum(moved).bounds(extents)
+        index = IndexExpr.sum(fixed, self.index.constant + (low if self.least else high))
         return Bound.within(index, self.limit, extents, least=self.least)
 
     def __str__(self) -> str:
@@ -103,10 +104,7 @@ class Source:
     @property
     def flat(self) -> IndexExpr:
         """Index into the flat buffer."""
-        total = IndexExpr()
-        for part, size in zip(self.index, self.shape, strict=True):
-            total = total.times(size) + part
-        return total
+        return flat_index(self.index, row_major_strides(self.shape))
 
 
 @dataclass(frozen=True)
@@ -156,6 +154,7 @@ class Run:
         with script.nested(*_condition([*around, *ends])):
             self._fill(script, self._element)
         with script.nested("else:"):
+            # Zeros all over first: the ends that lie outside have no constant length.
             self._fill(script, self.zero)
             if ends:
                 with script.nested(*_condition(around)):
@@ -185,10 +184,9 @@ class Run:
 
     @property
     def _width(self) -> int:
-        """Number of elements that are copied at once.
-
-        It is rounded up to a full vector if the elements after the run are written later.
-        """
+        """Number of elements that are copied at once."""
+        # Rounded up to a full vector where the elements after the run are written later: 21 bytes
+        # take several copies, 32 a single one.
         wide = 1 << (self.length - 1).bit_length()
         fits = wide <= min(self.room, _WIDEST)
         return wide if fits and not self.is_outside else self.length
@@ -204,6 +202,7 @@ class Run:
 
     def _clipped(self) -> tuple[str, str]:
         """Return the first element inside the original and the end."""
+        # The outermost digit steps along its dimension once every `divisor` elements.
         top = self.along[0]
         index, size = self.source.index[top.dimension], self.source.shape[top.dimension]
         first = f"({index}) * {-top.divisor} - {self.skipped}"
@@ -254,7 +253,7 @@ class Im2colPacking:
             if set(numbering) & set(t.iterators)
         ]
         rest = [
-            IndexExpr.of([t for t in i.terms if not set(numbering) & set(t.iterators)], i.constant)
+            IndexExpr.sum([t for t in i.terms if not set(numbering) & set(t.iterators)], i.constant)
             for i in source
         ]
         run, along = _run(digits, shape, size)
@@ -271,19 +270,17 @@ class Im2colPacking:
         return packing if 1 < run < size and packing._can_be_moved() else None
 
     def _can_be_moved(self) -> bool:
-        """Return True if runs can be copied as blocks.
-
-        Runs begin where the other digits step, and only their first digit leads out of the
-        original.
-        """
+        """Return True if runs can be copied as blocks."""
+        # A run has to begin where the other digits step, or it would jump in the original.
         if any(digit.divisor % self.run for digit in self.digits) or self.runs > _MAX_RUNS:
             return False
-        moving = [digit.dimension for digit in self.digits]
+        stepped = [digit.dimension for digit in self.digits]
         for digit in self.along:
             low, high = self.rest[digit.dimension].bounds(self.extents)
             reach = digit.coefficient * digit.at(self.run - 1)
             inside = low >= 0 and high + reach < self.shape[digit.dimension]
-            if digit.dimension in moving or not (inside or digit is self.along[0]):
+            # Padding in the middle of a run would cut it in several pieces.
+            if digit.dimension in stepped or not (inside or digit is self.along[0]):
                 return False
         return True
 
@@ -316,21 +313,20 @@ class Im2colPacking:
 
         Parameters
         ----------
-        script : Script
-            Text to write to.
+        script, zero : Script, str
+            Text to write to, and value of padding.
         original, packed : Place
             Elements of the buffers.
         base : IndexExpr
             Index in the packed buffer at which a window begins.
         strides : mapping of str to int
             Strides of the packed dimensions.
-        zero : str
-            Value of padding.
         loops : sequence of str
             Packed dimensions over windows, outermost first.
         """
         runs = self._runs(original, packed, base, strides, zero)
         bounds = list(dict.fromkeys(bound for run in runs for bound in run.needed))
+        # The last loop of several iterations is the one over which a test is worth sharing.
         cut = next((n for n in reversed(range(len(loops))) if self.extents[loops[n]] > 1), 0)
         outer, inner = list(loops[:cut]), list(loops[cut:])
         joint = {bound.over(inner, self.extents) for bound in bounds}
@@ -367,10 +363,7 @@ class Im2colPacking:
         strides: Mapping[str, int],
         zero: str,
     ) -> list[Run]:
-        """Return the runs of a window, in its order.
-
-        Consecutive runs outside the original are one as far as they are contiguous when packed.
-        """
+        """Return the runs of a window, in its order."""
         block = self.extents[self.numbering[-1]]
         runs: list[Run] = []
         # A run is cut where a block that is contiguous in the packed layout ends.
@@ -390,6 +383,7 @@ class Im2colPacking:
                 base=base + self._offset(begin, strides),
                 zero=zero,
             )
+            # Zeros in a row are one run as far as they are contiguous when packed.
             if runs and run.is_outside and runs[-1].is_outside and begin % block:
                 last = runs.pop()
                 run = replace(last, length=last.length + run.length)
@@ -417,6 +411,7 @@ def _numbering(number: IndexExpr, extents: Mapping[str, int]) -> tuple[str, ...]
     """
     if not number.is_affine:
         return ()
+    # Mixed-radix: each dimension counts as much as all smaller ones together have values.
     names = sorted(number.iterators, key=number.coefficient)
     weight = 1
     for name in names:
@@ -430,6 +425,7 @@ def _numbering(number: IndexExpr, extents: Mapping[str, int]) -> tuple[str, ...]
 def _run(digits: Sequence[Digit], shape: Sequence[int], size: int) -> tuple[int, list[Digit]]:
     """Return the number of neighbours in the original, and the digits among them."""
     run, along = 1, list[Digit]()
+    # From the lowest digit on, as long as a step in the number is a step in the original's memory.
     for digit in sorted(digits, key=lambda digit: digit.divisor):
         weight = digit.coefficient * math.prod(shape[digit.dimension + 1 :])
         if digit.divisor != run or weight != run or run >= size:

@@ -13,7 +13,7 @@ from typing import Any
 from cpembed.codegen.epilogue import BIAS, SCALE
 from cpembed.codegen.halo import index_sets
 from cpembed.codegen.nest import KernelOperand, Nest
-from cpembed.codegen.script import Script, read, storage_dtype
+from cpembed.codegen.plan import Script, read, storage_dtype
 from cpembed.ir.computation import AxisKind
 from cpembed.transform.program import Loop
 
@@ -26,11 +26,10 @@ STAGE = "stage"
 VECTOR_PARAMETERS = {BIAS: "Bias", SCALE: "Scale"}
 """Names in the text of an epilogue's vectors."""
 
+# Without it, TVM allocates buffers of 1024 bytes and more from its runtime, and changes in a branch
+# are stored and loaded again.
 _ON_STACK = '{"disable_lower_builtin": True}'
-"""Annotation that keeps a local buffer on the stack, so that the compiler can make registers of it.
-
-Without it, TVM allocates buffers of 1024 bytes and more from its runtime, and changes in a branch
-are stored and loaded again."""
+"""Annotation of a local buffer that the compiler can make registers of."""
 
 StoreText = Callable[[Script, Nest, str], bool]
 """Writes the stores of a task from the named buffer of sums; returns False if it does not apply."""
@@ -80,10 +79,9 @@ class InstructionText:
     ----------
     backend : str
         Name of the back end, for reports.
-    unrolled : collection of str
-        Inner loops and reductions to unroll.
-    vectorized : collection of str
-        Inner loops to vectorise where the accumulators are set and stored.
+    unrolled, vectorized : collection of str
+        Inner loops and reductions to unroll, and inner loops to vectorise where the accumulators
+        are set and stored.
     vectorized_update : bool
         Vectorise them also where products are added.
     intrinsics : mapping of str to (Intrinsic, int)
@@ -95,10 +93,8 @@ class InstructionText:
     opaque : bool
         Accumulators are the instruction's own, which only its store reads. With an epilogue they
         are stored to a local buffer, from which results are computed during the next task.
-    store : StoreText, optional
-        Writer of the stores.
-    lane_sum : LaneSum, optional
-        Loop whose accumulators are summed before they are stored.
+    store, lane_sum : StoreText, LaneSum, optional
+        Writer of the stores, and loop whose accumulators are summed before they are stored.
     attributes, options, functions
         Fields of the :class:`~cpembed.codegen.plan.KernelPlan`.
     """
@@ -126,12 +122,10 @@ class InstructionText:
         return () if self.opaque else self.vectorized
 
     def tensorizing(self, nest: Nest) -> Callable[[Any], None] | None:
-        """Return the rewrite of a schedule that replaces blocks of the nest's kernel, if any.
-
-        The update block is replaced in each index set.
-        """
+        """Return the rewrite of a schedule that replaces blocks of the nest's kernel, if any."""
         if not self.intrinsics:
             return None
+        # Each index set has an update block of its own.
         return Tensorizing(
             tuple(
                 (block_name(name, number), intrinsic, place)
@@ -190,10 +184,8 @@ def write_block(script: Script, name: str, loops: Sequence[Loop], *statements: s
 
     Parameters
     ----------
-    script : Script
-        Text to write to.
-    name : str
-        Name of the block.
+    script, name : Script, str
+        Text to write to, and name of the block.
     loops : sequence of Loop
         Loops around the block, each bound to an iterator of the same name.
     *statements : str
@@ -218,7 +210,7 @@ def loop_headers(
     loops : sequence of Loop
         Loops, outermost first.
     unrolled, vectorized : collection of str
-        Names of those to unroll and to vectorise; the others are serial.
+        Names of those to unroll and to vectorise; the rest is serial.
     """
     headers: list[str] = []
     for loop in loops:
@@ -235,10 +227,8 @@ def region_lines(nest: Nest, *, packs: bool = False, stages: bool = False) -> tu
     ----------
     nest : Nest
         Nest with its annotations.
-    packs : bool
-        Include those of per-thread packing.
-    stages : bool
-        Include the local buffer :data:`STAGE`.
+    packs, stages : bool
+        Include those of per-thread packing, and the local buffer :data:`STAGE`.
     """
     regions = [f"{o.parameter}[0:{o.elements}]" for o in nest.operands]
     read_regions = regions[:2]
@@ -265,15 +255,15 @@ def bind_task(
 
     Parameters
     ----------
-    script : Script
-        Text to write to.
-    nest : Nest
-        Nest of the tasks.
+    script, nest : Script, Nest
+        Text to write to, and nest of the tasks.
     task : str
         Number of the task in the text.
     named : callable
         Name of a task loop's iterator; by default that of the loop.
     """
+    # A task's number is mixed-radix over the task loops, the innermost fastest: consecutive tasks
+    # of a chunk share what the outer loops move.
     inside = 1
     bindings: list[str] = []
     for loop in reversed(nest.tasks):
@@ -288,10 +278,8 @@ def local_buffer(script: Script, name: str, nest: Nest, *, in_registers: bool = 
 
     Parameters
     ----------
-    script : Script
-        Text to write to.
-    name : str
-        Name of the buffer.
+    script, name : Script, str
+        Text to write to, and name of the buffer.
     nest : Nest
         Nest with the accumulators.
     in_registers : bool

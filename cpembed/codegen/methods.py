@@ -6,27 +6,22 @@ vectors. The image comes padded with zeros and channels last, ``[g, n, pixels of
 so that no tile is special; outputs are written channels last, ``[g, n, outputs of each window,
 k]``, where they exist. V is ``[e, g, x, c]`` and M ``[e, g, x, k]``, with x over the tiles of a
 block.
-
-The layouts of images, weights and results are packed operands: the kernels that pack for a product
-also convert for a method.
 """
 
 from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Generator, Iterator, Mapping, Sequence
+from collections.abc import Generator, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from fractions import Fraction
 
-from cpembed.codegen.plan import KernelPlan
-from cpembed.codegen.script import Script, buffer
+from cpembed.codegen.plan import KernelPlan, Script, buffer
 from cpembed.ir.dtypes import size_bytes
-from cpembed.ir.index import IndexExpr, IndexTerm
-from cpembed.transform.methods.convolution import Convolution, Window
+from cpembed.ir.index import IndexExpr, IndexTerm, row_major_strides
+from cpembed.transform.methods.convolution import Convolution, Im2col, Window
 from cpembed.transform.methods.cook_toom import Matrix, Step, straight_line
-from cpembed.transform.methods.im2col import Im2col
 from cpembed.transform.methods.winograd import Tiling, Winograd
 from cpembed.transform.program import PackedDimension, PackedOperand
 
@@ -55,13 +50,15 @@ class TileBlocks:
 
 
 # ----------------------------------------------------------------------------------------- layouts
+#
+# They are packed operands, so that the kernels that pack for a product also convert for a method.
 
 
 def padded_image(method: Winograd) -> PackedOperand:
     """Return the image as its transform reads it: ``[g, n, pixels of each window, c]``."""
     conv = method.convolution
     index = {
-        window.output: IndexExpr.of(
+        window.output: IndexExpr.sum(
             [IndexTerm(window.output, window.stride if window.taps == 1 else 1)], window.first
         )
         for window in conv.windows
@@ -72,7 +69,7 @@ def padded_image(method: Winograd) -> PackedOperand:
 
 
 def window_matrix(method: Im2col) -> PackedOperand:
-    """Return V of im2col."""
+    """Return the layout of im2col's matrix V, which has the taps and channels of each window."""
     conv = method.convolution
     index = {window.output: _read(window) for window in conv.windows}
     outputs = [window.output for window in conv.windows]
@@ -115,7 +112,7 @@ def result_layout(conv: Convolution, *, channels_last: bool) -> PackedOperand:
 def _read(window: Window) -> IndexExpr:
     terms = [IndexTerm(window.output, window.stride)]
     terms += [IndexTerm(window.tap, window.dilation)] if window.tap else []
-    return IndexExpr.of(terms, window.first)
+    return IndexExpr.sum(terms, window.first)
 
 
 def _image(
@@ -151,10 +148,8 @@ def _operand(
 
 
 def _pixels(tiling: Tiling) -> int:
-    """Return the number of pixels that all tiles of a window read.
-
-    For a window of one tap these are only the ones that its outputs read.
-    """
+    """Return the number of pixels that all tiles of a window read."""
+    # Of a window of one tap, only those that its outputs read: F(1, 1) has one multiplication.
     form = tiling.form
     last = (tiling.count - 1) * form.outputs + (tiling.pieces - 1) * form.taps
     return last + form.multiplications
@@ -171,7 +166,7 @@ def image_transform(method: Winograd, blocks: TileBlocks) -> KernelPlan:
     depth = method.product.extents["c"]
     elements = method.places * groups * blocks.size * depth
     text = _Text(conv.image.dtype, channels, blocks)
-    strides = _strides(shape)
+    strides = row_major_strides(shape)
     padded = buffer("Padded", math.prod(shape), text.dtype)
     with text.tiles(method, padded, buffer("V", elements, text.dtype)):
         base = _sum(_tile_terms(tilings, strides))
@@ -203,7 +198,7 @@ def weights_transform(method: Winograd) -> KernelPlan:
     )
     dtype, depth = conv.weights.dtype, method.product.extents["c"]
     shape = groups, channels, *(t.pieces * t.form.taps for t in tilings), filters
-    strides = _strides(shape)
+    strides = row_major_strides(shape)
     text = _Text("float64", filters, TileBlocks(1, 1))
     lanes = "" if text.lanes == 1 else f"x{text.lanes}"
     weights = buffer("Weights", math.prod(shape), dtype)
@@ -238,7 +233,7 @@ def output_transform(method: Winograd, blocks: TileBlocks) -> KernelPlan:
     groups, filters = conv.size(conv.groups), conv.size(conv.filters)
     outputs = tuple(tiling.window.outputs for tiling in tilings)
     shape = groups, conv.size(conv.samples), *outputs, filters
-    strides = _strides(shape)
+    strides = row_major_strides(shape)
     elements = method.places * groups * blocks.size * filters
     text = _Text(conv.output.dtype, filters, blocks)
     result = buffer("Found", math.prod(shape), text.dtype)
@@ -249,6 +244,7 @@ def output_transform(method: Winograd, blocks: TileBlocks) -> KernelPlan:
             place: text.bound(text.element("M", f"base + {e * groups * blocks.size * filters}"))
             for e, place in enumerate(_places(method))
         }
+        # Axis by axis, since a nested transform is the product of the transforms of its windows.
         for axis, tiling in enumerate(tilings):
             values = text.applied(tiling.form.output, values, axis)
         text.script.line(f"to: T.let = {_sum(_tile_terms(tilings, strides))} + c")
@@ -267,6 +263,7 @@ def _store(
             text.script.line(f"{target} = {values[place]}")
             return
         m, outputs = tilings[axis].form.outputs, tilings[axis].window.outputs
+        # So many outputs the last tile has as well; only those after them need a condition.
         always = outputs % m or m
         for number in range(m):
             further = offset + number * strides[axis]
@@ -286,7 +283,7 @@ class _Text:
         self.channels = channels
         self.blocks = blocks
         most = min(channels, blocks.vector_bytes // size_bytes(dtype))
-        self.lanes = 1 << (most.bit_length() - 1)
+        self.lanes = 1 << (most.bit_length() - 1)  # a power of two
         self._names = 0
 
     @contextmanager
@@ -308,6 +305,7 @@ class _Text:
                 f"({part}) * {blocks.size} // {chunks}" for part in ("chunk", "chunk + 1")
             )
             last = f"{blocks.tiles} - {AT}[0] * {blocks.size}"
+            # Chunks beyond the last tile of a partial block are empty.
             end = f"T.max({first}, T.min({end}, {last}))" if blocks.tiles % blocks.size else end
             with script.nested(f"for x in T.serial({first}, {end}):"):
                 script.line(f"tile: T.let = {AT}[0] * {blocks.size} + x")
@@ -325,15 +323,15 @@ class _Text:
             f"for g in T.serial({groups}):", f"for vector in T.serial({count}):"
         ):
             start = f"vector * {self.lanes}"
+            # The last vector is moved back: it computes some channels again, with equal results.
             if self.channels % self.lanes:
                 start = f"T.min({start}, {self.channels - self.lanes})"
             self.script.line(f"c: T.let = {start}")
             yield
 
     def element(self, name: str, index: str) -> str:
-        return (
-            f"{name}[{index}]" if self.lanes == 1 else f"{name}[T.Ramp({index}, 1, {self.lanes})]"
-        )
+        at = index if self.lanes == 1 else f"T.Ramp({index}, 1, {self.lanes})"
+        return f"{name}[{at}]"
 
     def bound(self, value: str) -> str:
         """Bind a value and return the variable's name."""
@@ -377,28 +375,19 @@ def _places(method: Winograd) -> list[Place]:
 
 
 def _offsets(
-    tilings: Sequence[Tiling], piece: Place, places: Iterator[Place] | list[Place],
-    strides: Sequence[int],
-) -> Iterator[tuple[Place, int]]:  # fmt: skip
+    tilings: Sequence[Tiling], piece: Place, places: Iterable[Place], strides: Sequence[int]
+) -> Iterator[tuple[Place, int]]:
     """Yield positions under a piece of the filter with their offsets in a buffer."""
+    # A piece begins `taps` pixels after the one before it; strides end with that of channels.
     for place in places:
-        yield (
-            place,
-            sum(
-                (tiling.form.taps * part + at) * stride
-                for tiling, part, at, stride in zip(tilings, piece, place, strides, strict=False)
-            ),
-        )
+        windows = zip(tilings, piece, place, strides, strict=False)
+        yield place, sum((t.form.taps * part + at) * step for t, part, at, step in windows)
 
 
 def _tile_terms(tilings: Sequence[Tiling], strides: Sequence[int]) -> list[tuple[str, int]]:
     """Return the variables that locate a tile in an image or an output, with their strides."""
     windows = [(f"t{n}", tiling.form.outputs * strides[2 + n]) for n, tiling in enumerate(tilings)]
     return [("g", strides[0]), ("n", strides[1]), *windows]
-
-
-def _strides(shape: Sequence[int]) -> list[int]:
-    return [math.prod(shape[n + 1 :]) for n in range(len(shape))]
 
 
 def _sum(terms: Sequence[tuple[str, int]]) -> str:

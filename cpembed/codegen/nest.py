@@ -23,9 +23,9 @@ from functools import reduce
 from typing import Any, Protocol
 
 from cpembed.codegen.epilogue import Epilogue
-from cpembed.codegen.script import Script
+from cpembed.codegen.plan import Script
 from cpembed.ir.computation import AxisKind
-from cpembed.ir.index import IndexExpr, IndexTerm
+from cpembed.ir.index import IndexExpr, flat_index, row_major_strides
 from cpembed.transform.program import Loop
 
 
@@ -33,12 +33,13 @@ from cpembed.transform.program import Loop
 class TileLoop:
     """Spatial loop around the tasks, with ``tile`` points of ``extent`` in a task.
 
-    If the tile does not divide the extent, the last tile is shifted back to end at the extent: it
-    computes some points twice, with the same result, and needs no separate code. Alternatively, the
-    last ``remainder`` tiles have a point less. ``origin`` is the loop's name in the program. In a
-    loop over overlapping tiles of the output (:class:`~cpembed.transform.program.Overlap`), points
-    are those of the axis, and ``unit`` of them are a tile of the instruction.
+    If the tile does not divide the extent, the last tile is shifted back to end at the extent, or
+    the last ``remainder`` tiles have a point less. ``origin`` is the loop's name in the program. In
+    a loop over overlapping tiles of the output (:class:`~cpembed.transform.program.Overlap`),
+    points are those of the axis, and ``unit`` of them are a tile of the instruction.
     """
+
+    # A shifted tile computes some points twice, with the same result, and needs no separate code.
 
     name: str
     extent: int
@@ -76,6 +77,7 @@ class TileLoop:
     def start_text(self, number: str) -> str:
         """Return :meth:`start` as TVMScript."""
         start = number if self.tile == 1 else f"{number} * {self.tile}"
+        # Both lines rise with the number and cross at the first shorter tile.
         if self.remainder:
             shorter = f"{number} * {self.tile - 1} + {self.count - self.remainder}"
             return f"T.min({start}, {shorter})"
@@ -135,11 +137,9 @@ class SplitK:
     parts: int
 
 
+# A protocol, because `per_thread_packing` reads nests and so cannot be imported here.
 class ThreadCopies(Protocol):
-    """Copies of the first factor that chunks pack themselves, as emission uses them.
-
-    Implemented by :class:`~cpembed.codegen.per_thread_packing.PerThreadPacking`.
-    """
+    """Copies of the first factor that chunks pack themselves, as emission uses them."""
 
     @property
     def original(self) -> KernelOperand:
@@ -234,7 +234,6 @@ class Nest:
 
     @property
     def task_count(self) -> int:
-        """Number of tasks."""
         return math.prod(loop.count for loop in self.tasks)
 
     @property
@@ -261,19 +260,12 @@ class Nest:
     @property
     def accumulator_access(self) -> IndexExpr:
         """Index of an accumulator: dense, row-major over the spatial inner loops."""
-        terms: list[IndexTerm] = []
-        stride = 1
-        for loop in reversed(self.spatial_inner):
-            terms.append(IndexTerm(loop.name, stride))
-            stride *= loop.extent
-        return IndexExpr.of(reversed(terms))
+        strides = row_major_strides([loop.extent for loop in self.spatial_inner])
+        return flat_index([IndexExpr.iterator(loop.name) for loop in self.spatial_inner], strides)
 
     def inner_loop(self, name: str) -> Loop:
         """Return an inner loop by name; raise KeyError if there is none."""
-        for loop in self.inner:
-            if loop.name == name:
-                return loop
-        raise KeyError(name)
+        return {loop.name: loop for loop in self.inner}[name]
 
 
 Pass = Callable[[Nest], Nest]

@@ -14,24 +14,25 @@ from enum import Enum
 from functools import cached_property
 
 from cpembed.codegen.im2col_packing import Im2colPacking
-from cpembed.codegen.script import Script, buffer, grid, zero
+from cpembed.codegen.plan import Script, buffer, grid, zero
 from cpembed.codegen.transposition import Blocks, Element, write_transposition
 from cpembed.ir.computation import Computation
-from cpembed.ir.index import IndexExpr, IndexTerm
+from cpembed.ir.index import IndexExpr, IndexTerm, flat_index, row_major_strides
 from cpembed.transform.index_algebra import simplify
 from cpembed.transform.program import PackedOperand
 
+# Decoding a row's number takes divisions, which are spread over its elements.
 _INNER_ELEMENTS = 64
-"""Minimum number of elements of a row, over which the decoding of a row number is spread."""
+"""Minimum number of elements of a row."""
+# Finding a row, and testing whether it lies inside, takes as long as copying a few lines.
 _COPIED_ELEMENTS = 2**14
-"""Maximum number of elements of a row that is a copy of several runs: finding a row, and testing
-whether it lies inside, takes as long as copying a few lines."""
+"""Maximum number of elements of a row that is a copy of several runs."""
+# Both sides of a transposition have to stay in a near cache.
 _ROW_ELEMENTS = 2**15
-"""Maximum number of elements of a row that contains a transposition: it has to stay in a near
-cache."""
+"""Maximum number of elements of a row that contains a transposition."""
+# Unrolled, so that the loop around it is vectorised.
 _UNROLLED = 8
-"""Maximum number of steps of an innermost loop that is unrolled, so that the loop around it is
-vectorised."""
+"""Maximum number of steps of an innermost loop that is unrolled."""
 
 ORIGINAL, PACKED = "Original", "Packed"
 """Names of the buffers in the text."""
@@ -65,18 +66,16 @@ class LayoutTransform:
 
     @property
     def row_count(self) -> int:
-        """Number of rows."""
         return math.prod(self.operand.shape[: self.rows])
 
     @property
     def extents(self) -> dict[str, int]:
-        """Extents of the packed dimensions by name."""
         return dict(zip(self.names, self.operand.shape, strict=True))
 
     @cached_property
     def packed_index(self) -> IndexExpr:
         """Index into the flat packed buffer."""
-        return IndexExpr.of(map(IndexTerm, self.names, self.operand.strides)) + self.base
+        return IndexExpr.sum(map(IndexTerm, self.names, self.operand.strides)) + self.base
 
     @property
     def packed_element(self) -> str:
@@ -85,16 +84,11 @@ class LayoutTransform:
 
     @cached_property
     def original_index(self) -> IndexExpr:
-        """Index into the flat original.
-
-        Neighbouring digits of one packed dimension are one term, which shows what is contiguous.
-        """
-        total = IndexExpr()
-        step = 1
-        for index, size in reversed([*zip(self.source, self.operand.original_shape, strict=True)]):
-            total = index.times(step) + total
-            step *= size
-        return simplify(total, self.extents)
+        """Index into the flat original."""
+        # Simplified, so that neighbouring digits of one packed dimension are one term, which shows
+        # what is contiguous.
+        strides = row_major_strides(self.operand.original_shape)
+        return simplify(flat_index(self.source, strides), self.extents)
 
     @property
     def original_element(self) -> str:
@@ -115,6 +109,8 @@ class LayoutTransform:
             low, high = index.bounds(extents)
             if low >= 0 and high < size:
                 continue
+            # A range costs nothing in its loop, a condition on the row one test a row; one on an
+            # element is tested for each.
             name, divisor = self._leading_digit(index)
             if name in self.order and name not in ranges:
                 first = max(0, -index.constant) * divisor
@@ -133,9 +129,9 @@ class LayoutTransform:
 
     @property
     def copies(self) -> bool:
-        """True if neighbours stay neighbours."""
-        moving = [name for name, extent in self.extents.items() if extent > 1]
-        last = moving[-1] if moving else self.names[-1]
+        """True if neighbours in the packed layout are neighbours in the original."""
+        walking = [name for name, extent in self.extents.items() if extent > 1]
+        last = walking[-1] if walking else self.names[-1]
         along = [t for t in self.original_index.terms if last in t.iterators]
         return [(t.is_affine, t.coefficient) for t in along] == [(True, 1)]
 
@@ -180,11 +176,7 @@ def blocks_of(transform: LayoutTransform, direction: Direction) -> Blocks | None
 
 
 def plan_transform(operand: PackedOperand) -> LayoutTransform:
-    """Return the order in which an operand is packed.
-
-    A row ends where it has enough elements. It includes the dimension that walks the original's
-    last one if that is not far, so that a transposition stays within a row.
-    """
+    """Return the order in which an operand is packed."""
     names = tuple(f"d{number}" for number in range(len(operand.dimensions)))
     renamed = {d.name: name for d, name in zip(operand.dimensions, names, strict=True)}
     extents = dict(zip(names, operand.shape, strict=True))
@@ -210,6 +202,8 @@ def plan_transform(operand: PackedOperand) -> LayoutTransform:
     last = source[-1].terms if source else ()
     steps = [t.iterator for t in last if t.is_affine and t.coefficient == 1]
     near = steps[0] if len(steps) == 1 else None
+    # The dimension that walks the original's last one joins the row if it is not far, so that a
+    # transposition stays within a row.
     if near in names[:-1]:
         place = min(rows, names.index(near))
         if math.prod(operand.shape[place:]) <= _ROW_ELEMENTS and place > 0:
@@ -222,10 +216,7 @@ def plan_transform(operand: PackedOperand) -> LayoutTransform:
 
 
 def packed_before(workload: Computation) -> list[str]:
-    """Return the inputs that are packed once, ahead of time, by default.
-
-    That is the second one (W, B), unless it varies.
-    """
+    """Return the inputs that are packed ahead of time by default: weights, the second input."""
     return [operand.name for operand in workload.inputs[1:2] if not operand.varies]
 
 
@@ -284,16 +275,12 @@ def packed_rows(
 
     Parameters
     ----------
-    script : Script
-        Text to write to.
-    operand : PackedOperand
-        Operand with both layouts.
+    script, operand : Script, PackedOperand
+        Text to write to, and operand with both layouts.
     rows : tuple of str
         The first row and the end.
-    packed : str
-        Buffer to pack into.
-    base : IndexExpr
-        Index at which the operand begins there.
+    packed, base : str, IndexExpr
+        Buffer to pack into, and index at which the operand begins there.
     """
     transform = replace(plan_transform(operand), base=base, packed=packed)
     regions = (f"T.reads({ORIGINAL}[0])", f"T.writes({packed}[0])")
@@ -329,14 +316,12 @@ def _loops(transform: LayoutTransform, ranges: Mapping[str, tuple[int, int]]) ->
 
 
 def _pack_row(script: Script, transform: LayoutTransform) -> None:
-    """Write the packing of a row.
-
-    The row's condition is tested once. A row's margins are cleared, or all of it if they are
-    scattered.
-    """
+    """Write the packing of a row."""
     if transform.windows is not None:
         _pack_window(script, transform, transform.windows)
         return
+    # The row's condition is tested once. Its margins are cleared, or all of it if conditions on
+    # elements scatter them.
     of_row, ranges, of_element = transform.bounds()
     clear = f"{transform.packed_element} = {zero(transform.operand.dtype)}"
     names, extents = transform.names[transform.rows :], transform.operand.shape[transform.rows :]
@@ -379,7 +364,7 @@ def _pack_window(script: Script, transform: LayoutTransform, windows: Im2colPack
         script,
         original=lambda index: f"{ORIGINAL}[{index}]",
         packed=lambda index: f"{transform.packed}[{index}]",
-        base=IndexExpr.of(begin, transform.packed_index.constant),
+        base=IndexExpr.sum(begin, transform.packed_index.constant),
         strides=dict(zip(transform.names, transform.operand.strides, strict=True)),
         zero=zero(transform.operand.dtype),
         loops=[name for name in transform.order if name not in windows.numbering],

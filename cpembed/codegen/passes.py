@@ -25,10 +25,8 @@ def order_tasks(nest: Nest, outermost_first: Sequence[str]) -> Nest:
 
 
 def order_reductions(nest: Nest) -> Nest:
-    """Sum in the order in which the second factor lies in memory.
-
-    Hardware prefetch follows a few streams, not one for each point of a window.
-    """
+    """Sum in the order in which the second factor lies in memory."""
+    # Hardware prefetch follows a few streams, not one for each point of a window.
     second = nest.operands[1]
 
     def inward(loop: Loop) -> int:
@@ -76,7 +74,7 @@ def register_tile(nest: Nest, tiles: Mapping[str, int]) -> Nest:
         if size > task.steps or not can_tile(nest, task):
             raise LoweringError(f"a loop of {task.steps} steps has no register tiles of {size}")
         steps.append(Loop(task.step, size, AxisKind.SPATIAL))
-        split[name] = IndexExpr.of([IndexTerm(name), IndexTerm(task.step, task.unit)])
+        split[name] = IndexExpr.sum([IndexTerm(name), IndexTerm(task.step, task.unit)])
     return _substituted(nest, split, tasks=tasks, inner=(*steps, *nest.inner))
 
 
@@ -101,17 +99,14 @@ def cache_tile(nest: Nest, tiles: Mapping[str, int]) -> Nest:
         panel = f"{name}_panel"
         panels.append(TileLoop(panel, task.extent, tile=points, origin=f"{task.origin} panel"))
         tasks[place] = replace(task, extent=points)
-        split[name] = IndexExpr.of([IndexTerm(panel), IndexTerm(name)])
+        split[name] = IndexExpr.sum([IndexTerm(panel), IndexTerm(name)])
     return _substituted(nest, split, tasks=(*panels, *tasks))
 
 
 def shorten_remainder(nest: Nest) -> Nest:
-    """Replace one shifted remainder tile by shorter tiles that recompute nothing.
-
-    A shifted tile needs one body for all tasks; shorter tiles need another body, so the pass
-    changes nothing where tasks must have one. Only the loop that would recompute the largest share
-    is changed: each further loop would double the number of bodies.
-    """
+    """Replace one shifted remainder tile by shorter tiles that recompute nothing."""
+    # A shifted tile needs one body for all tasks, shorter tiles another body. Peeling by steps is
+    # that of kernels whose tasks must have one.
     if nest.peeling is Peeling.STEPS:
         return nest
     steps = {loop.name for loop in nest.steps}
@@ -122,6 +117,7 @@ def shorten_remainder(nest: Nest) -> Nest:
     ]
     if not uneven:
         return nest
+    # Only the loop that would recompute the largest share: each one doubles the number of bodies.
     most = max(uneven, key=lambda task: task.points / task.extent)
     even = replace(most, remainder=most.points - most.extent)
     return replace(nest, tasks=tuple(even if task is most else task for task in nest.tasks))
@@ -158,7 +154,7 @@ def split_axes(nest: Nest, keep: Mapping[str, Sequence[int]] | None = None) -> N
         terms = [t for t in operand.access.terms if t.iterator not in weights_of]
         for axis, digits in weights_of.items():
             terms += [IndexTerm(name, _distance(operand, axis, w)) for name, w in digits]
-        return replace(operand, access=IndexExpr.of(terms, operand.access.constant))
+        return replace(operand, access=IndexExpr.sum(terms, operand.access.constant))
 
     return nest.changed(in_digits, inner=tuple(inner))
 
@@ -169,7 +165,7 @@ def drop_unit_loops(nest: Nest) -> Nest:
 
     def reduced(operand: KernelOperand) -> KernelOperand:
         terms = [term for term in operand.access.terms if term.iterator not in unit]
-        return replace(operand, access=IndexExpr.of(terms, operand.access.constant))
+        return replace(operand, access=IndexExpr.sum(terms, operand.access.constant))
 
     return nest.changed(
         reduced,
@@ -193,22 +189,23 @@ def split_k(nest: Nest, parts: int) -> Nest:
     Raises
     ------
     LoweringError
-        No reduction is a multiple of ``parts``, or the epilogue has vectors: the place of a sum
-        does not tell their element.
+        No reduction is a multiple of ``parts``, or the epilogue has vectors or a place.
     """
+    # The threads that add up see flat places of sums, which do not tell an element of a vector.
     if nest.epilogue is not None and not nest.epilogue.is_of_sum_alone:
         raise LoweringError("with a bias, a scale or a place of its own, a reduction is not split")
     reduction = loop_to_split(nest, parts)
     if reduction is None:
         raise LoweringError(f"no loop of the reductions has a multiple of {parts} steps")
     part, steps = f"{reduction.name}_part", reduction.extent // parts
-    split = {reduction.name: IndexExpr.of([IndexTerm(part, steps), IndexTerm(reduction.name)])}
+    split = {reduction.name: IndexExpr.sum([IndexTerm(part, steps), IndexTerm(reduction.name)])}
     cut = (replace(loop, extent=steps) if loop is reduction else loop for loop in nest.reductions)
     output = nest.operands[2]
+    # Outermost, so that chunks of consecutive tasks, one a thread, divide the parts among them.
     tasks = (TileLoop(part, parts, origin="part of the sums"), *nest.tasks)
     nest = _substituted(nest, split, tasks=tasks, reductions=tuple(cut))
     first, second, result = nest.operands
-    access = result.access + IndexExpr.of([IndexTerm(part, output.elements)])
+    access = result.access + IndexExpr.sum([IndexTerm(part, output.elements)])
     partial = KernelOperand(PARTIAL_SUMS, nest.sums, output.elements * parts, access)
     split_nest = replace(
         nest,
@@ -229,6 +226,7 @@ def _substituted(nest: Nest, split: Mapping[str, IndexExpr], **fields: Any) -> N
 
 def _weights(nest: Nest, loop: Loop, fixed: Sequence[int]) -> list[int]:
     """Return the weights at which the digits of a loop begin: 1, …, the extent."""
+    # Every access must be affine in the digits, so each divisor and modulus in use is a boundary.
     boundaries = {1, loop.extent, *(w for w in fixed if w < loop.extent)}
     for operand in nest.accessed:
         for term in operand.access.terms:

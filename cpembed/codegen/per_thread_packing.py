@@ -20,8 +20,8 @@ from dataclasses import dataclass, replace
 
 from cpembed.codegen.nest import KernelOperand, Nest, TileLoop
 from cpembed.codegen.packing import ORIGINAL, packed_rows, rows_of
+from cpembed.codegen.plan import Script
 from cpembed.codegen.program_nest import first_factor, in_points
-from cpembed.codegen.script import Script
 from cpembed.ir.dtypes import size_bytes
 from cpembed.ir.index import IndexExpr, IndexTerm
 from cpembed.transform.program import DerivedProgram, PackedOperand
@@ -105,6 +105,7 @@ class PackingBlocks:
         """
         if access.span > rows:
             return None
+        # The first iteration reads `span` rows, each further one `step` more.
         most = min(access.count, 1 + (rows - access.span) // access.step)
         # Nothing is packed twice however short blocks are, and short ones stay near.
         if access.span == access.step:
@@ -126,6 +127,7 @@ class PackingBlocks:
             return self.rows / access.row_count
         iterations = -(-access.task_count // access.inside // self.chunks)
         blocks = -(-iterations // self.points)
+        # Each block packs again what it shares with the one before.
         return (blocks * (access.span - access.step) + iterations * access.step) / access.row_count
 
     def numbers(self, chunk: str, tasks: tuple[str, str]) -> tuple[str, str]:
@@ -226,14 +228,9 @@ class PerThreadPacking:
         script : Script
             Text to write to.
         tasks : tuple of str
-            First task of the chunk and the end.
+            First task of the chunk and the end; what is yielded are those of a block.
         regions : sequence of str
             Regions that the tasks read and write.
-
-        Yields
-        ------
-        tuple of str
-            First task of the block and the end.
         """
         if self.blocks is None:
             everything = "0", str(rows_of(self.operand)[0])
@@ -266,13 +263,14 @@ class PerThreadPacking:
         """
         copy = IndexTerm(CHUNK, self.elements)
         if self.blocks is None:
-            return IndexExpr.of([copy])
+            return IndexExpr.sum([copy])
         # LLVM does not know that a difference fits 32 bits and extends it in every load (76
         # instructions for 28 products instead of 51), so the lines left over are bound as a whole.
-        return IndexExpr.of([copy, IndexTerm(_LEFT, self._line)], -self._line * self._lines)
+        return IndexExpr.sum([copy, IndexTerm(_LEFT, self._line)], -self._line * self._lines)
 
     def cost(self, rooms: Sequence[float], packed_in: Sequence[float]) -> float:
         """Return the time of packing and reading again, relative to packing the operand once."""
+        # Packing takes longest on the busiest chunk; reading depends on the cache of the copy.
         level = next((n for n, room in enumerate(rooms) if self.bytes <= room), len(rooms))
         return self.share() * self.chunks + packed_in[level]
 
@@ -299,10 +297,8 @@ def plan_packing(
 
     Parameters
     ----------
-    program : DerivedProgram
-        Program of the nest.
-    nest : Nest
-        Nest with its tasks in the order of execution.
+    program, nest : DerivedProgram, Nest
+        Program, and its nest with the tasks in the order of execution.
     rooms : sequence of float
         Bytes of a core's caches, the nearest first, that a packing block may fill.
     packed_in : sequence of float
@@ -357,17 +353,12 @@ def row_accesses(
 ) -> list[RowAccess]:
     """Return the rows that tasks read, by one, two and more of the outermost loops.
 
-    Empty if the outermost loop of several tasks does not move the operand's outermost dimension of
-    several elements forwards.
-
     Parameters
     ----------
-    program : DerivedProgram
-        Program of the nest.
+    program, nest : DerivedProgram, Nest
+        Program, and its nest with the tasks in the order of execution.
     operand : PackedOperand
         Operand that is packed.
-    nest : Nest
-        Nest with its tasks in the order of execution.
     rows : tuple of int
         Number of rows and of their dimensions (:func:`~cpembed.codegen.packing.rows_of`).
     """
@@ -379,6 +370,7 @@ def row_accesses(
     for number, position in enumerate(positions[: len(tasks)]):
         loops = tasks[: number + 1]
         move = _move(program, operand.access[position], loops)
+        # Only if each loop moves its dimension forwards do consecutive tasks read consecutive rows.
         if move is None:
             break
         moves.append((position, *move))
@@ -419,7 +411,7 @@ def _move(
             index = over_points
     origin = loops[-1].origin
     step = index.coefficient(origin)
-    rest = IndexExpr.of([t for t in index.terms if t.iterator != origin], index.constant)
+    rest = IndexExpr.sum([t for t in index.terms if t.iterator != origin], index.constant)
     if step <= 0 or {loop.origin for loop in loops} & set(rest.iterators):
         return None
     return step, *rest.bounds(program.extents)

@@ -1,12 +1,26 @@
-"""Plans of kernels: the text that a back end returns, with how to finish and compile it."""
+"""A kernel before compilation: its TVMScript, how to compile it, and the choices it was made from.
+
+:class:`Script` writes the text, the functions below it spell types and reads.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Generator, Iterable, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
+from cpembed.errors import LoweringError
+from cpembed.ir.dtypes import INPUT_DTYPES, dtype_info
 from cpembed.stores import Count
+
+_STORED_TYPES = (
+    *(f"{sign}int{bits}" for sign in ("", "u") for bits in (8, 16, 32, 64)),
+    *("float16", "float32", "float64"),
+)
+
+HEADER = "@T.prim_func(s_tir=True)"
+"""Decorator that makes the parser read a schedulable TensorIR function."""
 
 LoopOrder = Literal["columns", "rows"]
 """Factor whose loops are outermost: weights (columns) or rows."""
@@ -77,3 +91,115 @@ class KernelPlan:
     functions: str = ""
     original: bool = False
     in_registers: bool = False
+
+
+class Script:
+    """Lines of TVMScript, written at the current depth."""
+
+    def __init__(self) -> None:
+        self._lines: list[str] = []
+        self._depth = 0
+
+    def line(self, text: str) -> None:
+        self._lines.append("    " * self._depth + text)
+
+    def lines(self, texts: Iterable[str]) -> None:
+        for text in texts:
+            self.line(text)
+
+    @contextmanager
+    def nested(self, *headers: str) -> Generator[None]:
+        """Write headers, each one level below the last, and the lines written inside below them."""
+        for header in headers:
+            self.line(header)
+            self._depth += 1
+        yield
+        self._depth -= len(headers)
+
+    @contextmanager
+    def function(self, parameters: Iterable[str]) -> Generator[None]:
+        """Write the function ``main``, whose buffers do not overlap, around the lines inside."""
+        self.line(HEADER)
+        with self.nested(f"def main({', '.join(parameters)}):"):
+            # The promise that buffers do not overlap lets LLVM reorder loads and stores of
+            # different ones.
+            self.line('T.func_attr({"tirx.noalias": True, "global_symbol": "main"})')
+            yield
+
+    def text(self) -> str:
+        return "\n".join(self._lines) + "\n"
+
+
+def storage_dtype(dtype: str) -> str:
+    """Return the element type in memory, that of a buffer; bfloat16 is stored as its bits."""
+    # The compiler's bfloat16 legalisation silently rewrites buffers under opaque tile loads to
+    # float32, which is wrong.
+    if dtype == "bfloat16":
+        return "uint16"
+    if dtype in INPUT_DTYPES:
+        dtype = dtype_info(dtype).in_memory
+    if dtype not in _STORED_TYPES:
+        raise LoweringError(
+            f"element type {dtype} has no kernel: use an integer of 8 to 64 bits, "
+            "bfloat16 or a float"
+        )
+    return dtype
+
+
+def read(element: str, dtype: str, into: str) -> str:
+    """Return an element converted to another type.
+
+    >>> read("A[i]", "int8", "int32")
+    'T.cast(A[i], "int32")'
+
+    Parameters
+    ----------
+    element : str
+        Element in the text.
+    dtype, into : str
+        Its logical type, and the type to convert to.
+    """
+    if dtype == "bfloat16":
+        # Its bits are the upper half of those of the float32 of the same value.
+        bits = f'T.shift_left(T.cast({element}, "uint32"), T.uint32(16))'
+        element = f'T.reinterpret({bits}, dtype="float32")'
+        dtype = "float32"
+    return element if dtype == into else f'T.cast({element}, "{into}")'
+
+
+def bfloat16_bits(value: str) -> str:
+    """Return the upper half of a float32, rounded to the nearest even; a NaN stays one."""
+    bits = f'T.reinterpret({value}, dtype="uint32")'
+    # Just below half of the last kept bit, and one more if that bit is odd: halves go to the even.
+    odd = f"T.bitwise_and(T.shift_right({bits}, T.uint32(16)), T.uint32(1))"
+    rounded = f"T.shift_right({bits} + T.uint32(32767) + {odd}, T.uint32(16))"
+    # The compiler folds a comparison of a number with itself, so test the bits.
+    is_nan = f"T.bitwise_and({bits}, T.uint32({0x7FFFFFFF})) > T.uint32({0x7F800000})"
+    return f"T.if_then_else({is_nan}, T.uint32(32704), {rounded})"
+
+
+def zero(dtype: str) -> str:
+    """Return the constant 0 of a type."""
+    return f"T.{storage_dtype(dtype)}(0)"
+
+
+def grid(names: Sequence[str], extents: Sequence[int]) -> list[str]:
+    """Return the headers of a rectangular nest; none for no loops."""
+    if not names:
+        return []
+    if len(names) == 1:
+        return [f"for {names[0]} in T.serial({extents[0]}):"]
+    return [f"for {', '.join(names)} in T.grid({', '.join(map(str, extents))}):"]
+
+
+def buffer(name: str, elements: int, dtype: str) -> str:
+    """Return the declaration of a flat buffer parameter.
+
+    Parameters
+    ----------
+    name, dtype : str
+        Name and logical element type.
+    elements : int
+        Number of elements.
+    """
+    return f'{name}: T.Buffer(({elements},), "{storage_dtype(dtype)}")'

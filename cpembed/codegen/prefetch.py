@@ -21,24 +21,22 @@ from dataclasses import replace
 
 from cpembed.codegen.instruction import bind_task, loop_variable
 from cpembed.codegen.nest import KernelOperand, Nest, Prefetch
-from cpembed.codegen.script import Script
+from cpembed.codegen.plan import Script
 from cpembed.codegen.traffic import Reuse
 from cpembed.ir.dtypes import size_bytes
 from cpembed.ir.index import IndexExpr
 from cpembed.transform.program import Loop
 
+# The compiler unrolls some of so few steps, and a branch in each makes it spill what they loaded.
+# Measured on Ice Lake, time relative to a branch: 7x7 filters of 3 channels with a stride of two,
+# 42 steps and 24 lines, 0.86; 5x20 filters of one channel, 25 and 22, 0.8 to 0.9; 1x1 filters of
+# 256 channels, 64 and 24, 1.07; 3x3 filters of 288 channels, 648 and 24, 1.02.
 _FEW_STEPS = 48
-"""Maximum number of steps with which surplus steps request the last line again instead of
-branching.
+"""Maximum number of steps of which surplus ones request the last line again, without a branch."""
 
-The compiler unrolls some of so few steps, and a branch in each makes it spill what they loaded
-(measured on Ice Lake, time relative to a branch: 7x7 filters of 3 channels with a stride of two, 42
-steps and 24 lines, 0.86; 5x20 filters of one channel, 25 and 22, 0.8 to 0.9; 1x1 filters of 256
-channels, 64 and 24, 1.07; 3x3 filters of 288 channels, 648 and 24, 1.02)."""
-
+# Writes use PREFETCHW whatever the cache is.
 _INTO_SECOND_LEVEL, _DATA = 2, 1
-"""Arguments of LLVM's prefetch: the cache (writes use PREFETCHW in any case), and that the lines
-hold no instructions."""
+"""Arguments of LLVM's prefetch: the cache, and that the lines hold no instructions."""
 
 
 def prefetch_a(nest: Nest, reuse: Reuse, cache_bytes: int, least: float) -> Nest:
@@ -46,10 +44,8 @@ def prefetch_a(nest: Nest, reuse: Reuse, cache_bytes: int, least: float) -> Nest
 
     Parameters
     ----------
-    nest : Nest
-        Nest with register tiles.
-    reuse : Reuse
-        Its footprints.
+    nest, reuse : Nest, Reuse
+        Nest with register tiles, and its footprints.
     cache_bytes : int
         Size of the cache; 0 if unknown, and nothing is prefetched.
     least : float
@@ -73,6 +69,8 @@ def prefetch_b(nest: Nest, reuse: Reuse, cache_bytes: int, least: float) -> Nest
         Those of :func:`prefetch_a`.
     """
     tasks = tasks_in_turn(nest)
+    # A single task has no turns to share the requests among; if all tasks multiply the same
+    # columns, there are no next ones.
     if not cache_bytes or tasks in (1, nest.task_count) or not _is_by_lines(nest):
         return nest
     requested = _steps(nest, reuse) * _b_lines(nest)
@@ -100,16 +98,12 @@ def write_prefetches(script: Script, nest: Nest) -> None:
 
 
 def bind_prefetched(script: Script, nest: Nest, end: str) -> None:
-    """Bind the iterators of the tasks that a step prefetches for.
-
-    They are those of :func:`ahead` and :func:`turn`.
+    """Bind the iterators of the tasks that a step prefetches for: :func:`ahead` and :func:`turn`.
 
     Parameters
     ----------
-    script : Script
-        Text to write to.
-    nest : Nest
-        Nest with its annotations.
+    script, nest : Script, Nest
+        Text to write to, and nest with its annotations.
     end : str
         End of the tasks; the last one is prefetched for again instead of those beyond.
     """
@@ -174,11 +168,12 @@ def _write_c(script: Script, nest: Nest) -> None:
     """Request a step's share of the lines of a task's results."""
     output, inner = nest.operands[2], {loop.name for loop in nest.spatial_inner}
     outside = [t for t in output.access.terms if not inner & set(t.iterators)]
-    first = str(IndexExpr.of(outside, output.access.constant))
+    first = str(IndexExpr.sum(outside, output.access.constant))
     lines = _result_lines(nest)
     count = math.prod(extent for extent, _ in lines)
     steps = math.prod(loop.extent for loop in nest.reductions)
     share = -(-count // steps)
+    # Number of the step, over all reductions.
     step = "0"
     for loop in nest.reductions:
         step = f"({step}) * {loop.extent} + {loop_variable(loop)}"
@@ -207,7 +202,7 @@ def _start(nest: Nest, factor: KernelOperand, tasks: int) -> str:
     named |= {loop.name: ahead(loop.name, tasks) for loop in nest.tasks}
     inner = {loop.name for loop in nest.inner}
     outside = [term for term in factor.access.terms if not inner & set(term.iterators)]
-    return str(IndexExpr.of(outside, factor.access.constant).rename(named.__getitem__))
+    return str(IndexExpr.sum(outside, factor.access.constant).rename(named.__getitem__))
 
 
 def _nth(start: str, number: str, loops: Iterable[tuple[int, int]]) -> str:
@@ -285,6 +280,7 @@ def _result_lines(nest: Nest) -> list[tuple[int, int]]:
     if not all(term.is_affine for term in terms):
         return []
     contiguous, strided = 1, list[tuple[int, int]]()
+    # From the nearest loop on: those that continue a run of neighbours make it longer.
     for distance, extent in sorted((abs(output.stride(o.name)), o.extent) for o in loops):
         if distance == contiguous and not strided:
             contiguous *= extent

@@ -11,7 +11,7 @@ from cpembed.codegen.nest import KernelOperand, Nest, TileLoop
 from cpembed.errors import LoweringError
 from cpembed.ir.computation import AxisKind, Computation
 from cpembed.ir.expression import Access, Operation
-from cpembed.ir.index import IndexExpr, IndexTerm
+from cpembed.ir.index import IndexExpr, IndexTerm, flat_index
 from cpembed.transform.program import (
     DerivedProgram,
     Loop,
@@ -20,8 +20,9 @@ from cpembed.transform.program import (
     PackedOperand,
 )
 
+# Flat indices are 32-bit integers.
 _MAX_ELEMENTS = 2**31 - 1
-"""Maximum number of elements of an operand: flat indices are 32-bit integers."""
+"""Maximum number of elements of an operand."""
 
 
 def _check_size(operand: PackedOperand) -> None:
@@ -101,7 +102,7 @@ def kernel_nest(
         return TileLoop(names[loop.name], overlap.extent, tile=block, origin=loop.name, unit=block)
 
     def flat(parameter: str, operand: PackedOperand) -> KernelOperand:
-        access = _all_in_points(_flat_index(operand.access, operand.strides), overlaps.values())
+        access = _all_in_points(flat_index(operand.access, operand.strides), overlaps.values())
         assert access is not None
         return KernelOperand(
             parameter, operand.dtype, operand.elements, access.rename(names.__getitem__)
@@ -114,12 +115,14 @@ def kernel_nest(
             if by_points is None:
                 raise LoweringError("the output's elements have no place of their own")
             coordinates.append(by_points.rename(names.__getitem__))
-        index = IndexExpr.of([], place.offset) + _flat_index(coordinates, place.strides)
+        # By original coordinates, since strides of the larger buffer are those of its dimensions.
+        index = IndexExpr.sum([], place.offset) + flat_index(coordinates, place.strides)
         return KernelOperand(parameter, dtype, place.elements, index)
 
     coordinates = _coordinates(program, first, names, overlaps)
     result, residual = flat("C", output), None
     if epilogue is not None and (epilogue.placement or epilogue.residual):
+        # A packed output has elements of padding, which have no place elsewhere.
         if not output.is_identity:
             raise LoweringError(
                 f"{output.name} is stored in a layout of the instruction's, which has no place in "
@@ -159,7 +162,7 @@ def _overlaps_by_points(
 
     The others, for which an operand is packed tile by tile, count tiles.
     """
-    accesses = [_flat_index(operand.access, operand.strides) for operand in operands]
+    accesses = [flat_index(operand.access, operand.strides) for operand in operands]
     return {
         overlap.loop: overlap
         for overlap in program.overlaps
@@ -219,8 +222,6 @@ def _original_coordinates(operand: PackedOperand) -> list[IndexExpr]:
 def vector_operand(program: DerivedProgram, name: str, dtype: str) -> PackedOperand:
     """Return a vector of an epilogue as a packed operand with an element per channel.
 
-    It is row-major over :func:`~cpembed.codegen.epilogue.channel_axes`, padded like the program's.
-
     Parameters
     ----------
     program : DerivedProgram
@@ -232,6 +233,7 @@ def vector_operand(program: DerivedProgram, name: str, dtype: str) -> PackedOper
     axes = channel_axes(original)
     coordinates = [members.get(axis, IndexExpr.iterator(axis)) for axis in axes]
     access = tuple(coordinate.substitute(program.axis_map) for coordinate in coordinates)
+    # Padded as the program's axes are: kernels load the vector's elements of padded channels too.
     padded = [coordinate.bounds(program.extents)[1] + 1 for coordinate in access]
     return PackedOperand(
         name=name,
@@ -247,9 +249,10 @@ def _channels(
     program: DerivedProgram, names: Mapping[str, str], overlaps: Mapping[str, Overlap]
 ) -> KernelOperand:
     vector = vector_operand(program, "Channel", "float32")
-    by_tiles = _flat_index(vector.access, vector.strides)
+    by_tiles = flat_index(vector.access, vector.strides)
     index = _all_in_points(by_tiles, overlaps.values())
     over_tiles = {(overlap.loop,) for overlap in program.overlaps}
+    # Digits of a sum have no constant stride, by which kernels load vectors of channels.
     if index is None or any(
         term.inner is not None and term.iterators not in over_tiles for term in index.terms
     ):
@@ -264,31 +267,24 @@ def _channels(
 def in_points(access: IndexExpr, overlap: Overlap) -> IndexExpr | None:
     """Return an access over the point at which an overlapping tile begins instead of its number.
 
-    None if tiles lie at no constant distance by their points. The last tile is moved back to end at
-    the extent, and with this access so can every other tile.
+    None if tiles lie at no constant distance by their points.
     """
     loop, start = overlap.loop, overlap.start()
     if loop not in access.iterators:
         return access
+    # The access is step * start(number) + rest if subtracting that leaves nothing of the number.
+    # Over points, any tile can be moved back, not only the last one.
     step, rest = divmod(access.coefficient(loop), overlap.block)
-    turned = [term.times(-step) for term in start.terms]
-    fixed = IndexExpr.of([*access.terms, *turned], access.constant)
+    negated = [term.times(-step) for term in start.terms]
+    fixed = IndexExpr.sum([*access.terms, *negated], access.constant)
     if rest or loop in fixed.iterators:
         return None
-    return fixed + IndexExpr.of([IndexTerm(loop, step)])
+    return fixed + IndexExpr.sum([IndexTerm(loop, step)])
 
 
 def lane_name(lane: str) -> str:
     """Return the identifier of an instruction axis inside a kernel."""
     return f"lane_{lane}"
-
-
-def _flat_index(access: Sequence[IndexExpr], strides: Sequence[int]) -> IndexExpr:
-    """Return the index into a flat buffer."""
-    total = IndexExpr()
-    for index, stride in zip(access, strides, strict=True):
-        total = total + index.times(stride)
-    return total
 
 
 def _identifiers(program: DerivedProgram) -> dict[str, str]:

@@ -16,8 +16,7 @@ from numpy.typing import NDArray
 
 from cpembed.codegen import runtime
 from cpembed.codegen.compiled import CompiledKernel
-from cpembed.codegen.plan import KernelPlan
-from cpembed.codegen.script import Script, buffer
+from cpembed.codegen.plan import KernelPlan, Script, buffer
 from cpembed.errors import InvariantError
 from cpembed.transform.program import pack
 
@@ -149,12 +148,12 @@ def recorded_calls(
     prepare = recorder.drain()
     output = kernel.program.unfused.output.name
     packed[output] = kernel.empty(output)
-    moved = {
+    packed_by_run = {
         name: memory
         for name, memory in originals.items()
         if name not in before and not kernel.is_packed_in_place(name)
     }
-    kernel.bound_calls(moved, packed, packed[output])
+    kernel.bound_calls(packed_by_run, packed, packed[output])
     run = recorder.drain()
     in_place = kernel.is_packed_in_place(output)
     # Otherwise the last call unpacks the output into its original layout.
@@ -208,6 +207,7 @@ def function_calls(
     """
     recorded = recorded_calls(kernel, ahead, constants)
     output = recorded.caller_memory[kernel.program.unfused.output.name]
+    # Inputs count as written by the caller; calls add theirs in the order of execution.
     written = {*map(id, recorded.caller_memory.values())} - {id(output)}
     prepare = [_function_call(call, written) for call in recorded.prepare]
     run = [_function_call(call, written) for call in recorded.run]
@@ -215,11 +215,9 @@ def function_calls(
 
 
 def _function_call(call: RecordedCall, written: set[int]) -> FunctionCall:
-    """Return a call as a function; add the memory that it writes to ``written``.
-
-    A buffer that is neither constant nor written so far is an output of the call.
-    """
+    """Return a call as a function; add the memory that it writes to ``written``."""
     plan = call.plan
+    # A buffer that is neither constant nor written so far is an output of the call.
     fresh = [b for b in call.buffers if b.contents is None and id(b) not in written]
     written.update(map(id, fresh))
     return FunctionCall(
@@ -238,10 +236,8 @@ def compiled(call: FunctionCall, symbol: str, target: Any) -> Any:
 
     Parameters
     ----------
-    call : FunctionCall
-        Call of the function.
-    symbol : str
-        Name of the function in the module.
+    call, symbol : FunctionCall, str
+        Call of the function, and its name in the module.
     target : tvm.target.Target
         Target to compile for.
 

@@ -22,16 +22,16 @@ from cpembed.codegen.host_cpu import (
     host_cpu,
     is_x86,
 )
-from cpembed.codegen.plan import KernelPlan
-from cpembed.codegen.script import storage_dtype
+from cpembed.codegen.plan import KernelPlan, storage_dtype
 from cpembed.errors import LoweringError
 from cpembed.steps import step
 
 _THREADS_VARIABLE = "TVM_NUM_THREADS"
 _SPINS = 3000
 """Number of times that a thread polls an empty queue before it sleeps: about a millisecond."""
+# TVM's code generator assumes that buffers start at a multiple.
 _ALIGNMENT = 64
-"""Bytes; kernels are compiled for buffers that start at a multiple."""
+"""Alignment of buffers in bytes."""
 
 
 def thread_count() -> int:
@@ -42,11 +42,11 @@ def thread_count() -> int:
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
+# The first one drops annotations of buffers. The second computes the indices that several bodies of
+# a task share before it is known which body runs, which is more than registers hold (measured on
+# Zen 5: nine bodies of a depthwise filter in bfloat16, 1.3 to 2 times the time).
 _NOT_WITH_REGISTERS = ("tirx.disable_storage_rewrite", "tirx.disable_cse_tir")
-"""Passes of TVM that are disabled for accumulators in registers. The first one drops annotations of
-buffers. The second computes the indices that several bodies of a task share before it is known
-which body runs, which is more than registers hold (measured on Zen 5: nine bodies of a depthwise
-filter in bfloat16, 1.3 to 2 times the time)."""
+"""Passes of TVM that are disabled for accumulators in registers."""
 
 
 @cache
@@ -84,10 +84,7 @@ def compiled_for() -> HostCpu:
 
 @cache
 def host_target(attributes: tuple[str, ...] = (), options: tuple[str, ...] = ()) -> Any:
-    """Return the LLVM target of this machine.
-
-    It has further instruction-set attributes (``+amx-int8``) and code generator options.
-    """
+    """Return the LLVM target of this machine, with these attributes (``+amx-int8``) and options."""
     description: dict[str, Any] = {"kind": "llvm", "num-cores": thread_count()}
     if is_x86() or platform.machine() == "aarch64":
         cpu = compiled_for()
@@ -152,10 +149,8 @@ def compile_object(plan: KernelPlan, triple: str, symbol: str = "main") -> Objec
     ----------
     plan : KernelPlan
         Kernel.
-    triple : str
-        LLVM triple of the machine.
-    symbol : str
-        Name of the function.
+    triple, symbol : str
+        LLVM triple of the machine, and name of the function.
     """
     description: dict[str, Any] = {"kind": "llvm", "mtriple": triple}
     if plan.attributes:
@@ -167,10 +162,9 @@ def compile_object(plan: KernelPlan, triple: str, symbol: str = "main") -> Objec
 
 
 def compile_host_object(plan: KernelPlan, symbol: str) -> ObjectFile:
-    """Compile a kernel as the object file of the function ``__tvm_ffi_<symbol>``.
+    """Compile a kernel as the object file of ``__tvm_ffi_<symbol>``; raise as :func:`compile_plan`.
 
-    It runs on machines with :func:`~cpembed.codegen.host_cpu.needed_features`. Raise as
-    :func:`compile_plan`.
+    It runs on machines with :func:`~cpembed.codegen.host_cpu.needed_features`.
     """
     attributes = (*plan.attributes, *exported_attributes())
     with step(f"compiling a kernel of {plan.backend}"):
@@ -205,6 +199,7 @@ def prim_func(plan: KernelPlan) -> Any:
     try:
         plan.schedule(work)
     except s_tir.schedule.ScheduleError as error:
+        # The lines before print the whole function.
         last = str(error).strip().splitlines()[-1]
         raise LoweringError(f"the instruction does not match the program: {last}") from error
     return work.mod["main"]
@@ -238,6 +233,7 @@ def from_array(array: NDArray[Any]) -> Any:
 def aligned(shape: Sequence[int], dtype: str) -> NDArray[Any]:
     """Return zeros that a kernel can work on in place (:func:`shared`)."""
     size = int(np.prod(shape)) * np.dtype(dtype).itemsize
+    # numpy promises less, so the array begins inside a larger one.
     memory = np.zeros(size + _ALIGNMENT, np.uint8)
     start = -memory.ctypes.data % _ALIGNMENT
     return memory[start : start + size].view(dtype).reshape(tuple(shape))

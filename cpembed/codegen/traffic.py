@@ -18,25 +18,23 @@ from collections.abc import Mapping
 from cpembed.codegen.nest import KernelOperand, Nest
 from cpembed.ir.dtypes import size_bytes
 
+# Sets fill unevenly, and code, stack and prefetched lines need room too.
 USED_SHARE = 0.75
-"""Fraction of a cache that a loop's data can fill before it evicts itself: sets fill unevenly, and
-code, stack and prefetched lines need room too."""
+"""Fraction of a cache that a loop's data can fill before it evicts itself."""
 
 Lines = tuple[float, float, float]
 """Lines by operand: the two factors and the output."""
 
 
 class Reuse:
-    """Footprints of the part of a nest that one of ``threads`` threads executes.
-
-    Threads share the iterations of the outermost loops; fractions of an iteration count as such.
-    """
+    """Footprints of the part of a nest that one of ``threads`` threads executes."""
 
     def __init__(self, nest: Nest, threads: int = 1) -> None:
         steps = {task.name: task.tile for task in nest.tasks}
         trips: list[float] = []
         remaining = threads
-        # Outer loops are divided among the threads first, as parallel chunks are.
+        # Outer loops are divided among the threads first, as parallel chunks are; fractions of an
+        # iteration count as such.
         for task in nest.tasks:
             share = min(remaining, task.count)
             remaining = -(-remaining // share)
@@ -65,13 +63,13 @@ class Reuse:
     def traffic(self, cache_bytes: int, bypassing: int | None = None) -> Lines:
         """Return the lines that enter a cache in one of many executions.
 
-        They are none if all data stay from one execution to the next. Operand number ``bypassing``
-        goes past the cache.
+        Operand number ``bypassing`` goes past the cache.
         """
         room = cache_bytes * USED_SHARE / self._line_bytes
         fitting = 0
         while fitting < len(self.footprints) and self._filled(fitting, bypassing) <= room:
             fitting += 1
+        # All data stay from one of many executions to the next.
         if fitting == len(self.footprints):
             return 0.0, 0.0, 0.0
         first, second, output = (
@@ -109,6 +107,7 @@ class Reuse:
             return 0.0
         again = math.prod(self._trips[moving:])
         if moving == around:
+            # Neighbouring iterations follow at once: windows that overlap are still there.
             return self.footprints[moving][number] * again
         # Windows that overlap from one iteration to the next have been evicted in between.
         return self.footprints[moving - 1][number] * self._trips[moving - 1] * again
@@ -128,9 +127,6 @@ def touched_lines(
     steps: Mapping[str, int] | None = None,
 ) -> int:
     """Return the number of lines of an operand that loops touch.
-
-    Exact for rows that begin at a line; overlapping windows are counted once if their steps are
-    multiples of each other.
 
     Parameters
     ----------
@@ -163,6 +159,8 @@ def _pieces(
         else:
             moves.append((abs(term.coefficient) * size, term.maximum(reach) + 1))
     span, strided = size, list[tuple[int, int]]()
+    # Exact for pieces that begin at a line. From the nearest move on: within a line, or what is
+    # contiguous so far, it makes the piece longer, else there are as many pieces.
     for distance, count in sorted(moves):
         if distance <= max(span, line_bytes) and not strided:
             span += (count - 1) * distance

@@ -3,8 +3,7 @@
 Element by element, one side of a transposition is a load or a store for each element. A block of R
 rows by L columns is read as R vectors; each of log2(R) perfect shuffles interleaves the rows of the
 first half with those of the second, after which every column's R elements are neighbours (Stone
-1971, "Parallel processing with the perfect shuffle"). Interleaving stays within groups of 16
-elements, for bytes a 128-bit lane, where shuffles are cheapest.
+1971, "Parallel processing with the perfect shuffle").
 """
 
 from __future__ import annotations
@@ -12,10 +11,12 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from cpembed.codegen.script import Script, storage_dtype
+from cpembed.codegen.plan import Script, storage_dtype
 from cpembed.ir.dtypes import size_bytes
 
+# For bytes a 128-bit lane, within which shuffles are cheapest.
 _GROUP = 16
+"""Maximum number of neighbouring elements that are interleaved together."""
 _VECTOR_BYTES = 64
 _MAX_ROWS = 16
 _SMALLEST = 4
@@ -58,10 +59,8 @@ def write_transposition(
 
     Parameters
     ----------
-    script : Script
-        Text to write to.
-    blocks : Blocks
-        Blocks of vectors.
+    script, blocks : Script, Blocks
+        Text to write to, and blocks of vectors.
     dtype : str
         Element type.
     rows, columns : tuple of int
@@ -76,7 +75,7 @@ def write_transposition(
         with script.nested('with T.sblock("block"):'):
             script.line(f"T.reads({source[0]}[0])")
             script.line(f"T.writes({target[0]}[0])")
-            depth = blocks.rows.bit_length() - 1
+            depth = blocks.rows.bit_length() - 1  # log2(R)
             for number in range(depth + 1):
                 script.line(
                     f'stage{number} = T.sblock_alloc_buffer(({size},), "{vector}", scope="local")'
@@ -117,6 +116,7 @@ def _store(
     script: Script, blocks: Blocks, stage: str, row: str, column: str, target: tuple[str, Element]
 ) -> None:
     """Write the columns, which consecutive rows of the last stage hold group by group."""
+    # Element `at * rows + part` of a group is the first of a piece of column `first + at`.
     rows, length, group = blocks.rows, blocks.columns, blocks.group
     piece = min(rows, group)
     for first in range(0, length, group):

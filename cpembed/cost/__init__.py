@@ -1,0 +1,1 @@
+"""Costs of embeddings: overheads, bounds, ranking, and time and energy on described machines."""

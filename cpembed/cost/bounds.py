@@ -1,13 +1,8 @@
 """Lower bounds on the costs of all embeddings of a space, and the embeddings in their order.
 
 An execution count is a product over workload axes, and a layout's size one over dimensions. Each
-axis belongs to one component, so that every map of a component has a factor of its own; only the
-dimensions that axes of several components index together (``p + r``) are looked up jointly. Maps
-with equal factors are one class.
-
-:func:`best_first` is branch and bound over the components: a prefix of classes is extended only
-when its bound is the least of all that are open, so that the best embeddings are enumerated without
-combining all.
+axis belongs to one component, so that every map of a component has a factor of its own. Maps with
+equal factors are one class.
 """
 
 from __future__ import annotations
@@ -16,25 +11,26 @@ import functools
 import heapq
 import itertools
 import math
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from cpembed.cost.footprint import Dimension, Fused, State, Tile, dimensions_of
-from cpembed.embedding.commute import problem_of
+from cpembed.cost.footprint import Dimension, Fused, State, Tile, ports_of, states_of
+from cpembed.embedding.commute import Pairing
 from cpembed.embedding.constraint_set import ConstraintSet, Weights
 from cpembed.embedding.constraints.digits import Digits
 from cpembed.embedding.digit_model import AxisMaps, DigitOption, combine
-from cpembed.embedding.domains import digit_model_obstacle, full_digits
+from cpembed.embedding.digit_search import digit_model_obstacle
+from cpembed.embedding.domains import full_digits
 from cpembed.embedding.embedding import Embedding
 from cpembed.embedding.flatten import members_of
 from cpembed.embedding.problem import EmbeddingProblem
 from cpembed.embedding.result import EmbeddingSpace, spaces_of
 from cpembed.hw.instruction import Instruction, InstructionAxis
-from cpembed.ir.computation import Computation, Operand
+from cpembed.ir.computation import Computation
 from cpembed.ir.dtypes import size_bytes
 from cpembed.time_limit import check_time
 
@@ -52,24 +48,6 @@ class Lower:
     score: float
     calls: int
     packing_bytes: int
-
-
-@dataclass(frozen=True)
-class _Port:
-    """Operand with its dimensions."""
-
-    operand: Operand
-    dimensions: tuple[Dimension, ...]
-
-    @property
-    def elements(self) -> int:
-        return math.prod(self.operand.shape)
-
-    def has_dimension(self, fused: Fused) -> bool:
-        """Return True if a fused axis is counted as a separate dimension."""
-        member = fused.members[0]
-        indexed = any(member in d.index.iterators for d in self.dimensions)
-        return indexed and not any(fused.members in d.joined for d in self.dimensions)
 
 
 @dataclass
@@ -128,19 +106,21 @@ class SpaceBounds:
         self.macs, self.macs_per_call = problem.workload.macs, problem.instruction.macs
         self._extents = problem.workload.extents
         groups = dict.fromkeys(g for m in components for f in m for g in f.flattened.values())
-        self._ports = _ports(problem, groups)
+        self._ports = ports_of(problem, groups)
         # Ports of one tensor may share their elements: only the smallest counts for certain.
         tensors: dict[str, list[int]] = {}
         for n, port in enumerate(self._ports):
             tensors.setdefault(port.operand.tensor, []).append(n)
         self._tensors = list(tensors.values())
         self._data = sum(self._ports[group[-1]].elements for group in self._tensors)
+        # Each workload axis belongs to one component, so that costs are products of its factors.
         self._owner = {
             axis: n
             for n, maps in enumerate(components)
             for axis_map in maps
             for axis in _axes_of(axis_map)
         }
+        # Axes that no component walks are loops around the instruction in every embedding.
         self._calls = math.prod(e for a, e in self._extents.items() if a not in self._owner)
         self._elements = [1] * len(self._ports)
         self._own: list[list[list[Dimension]]] = [
@@ -164,6 +144,7 @@ class SpaceBounds:
                 elif len(owners) == 1:
                     self._own[owners[0]][n].append(dimension)
                 else:
+                    # The size of p + r is no product: it is looked up by the states of both.
                     self._joint.append(_Joint(n, dimension, tuple(owners)))
 
     def _axes_in(self, dimension: Dimension, component: int) -> tuple[str, ...]:
@@ -175,7 +156,7 @@ class SpaceBounds:
         owned = [axis for axis, owner in self._owner.items() if owner == component]
         for number, axis_map in enumerate(maps):
             check_time()
-            states, fused = _states(axis_map, self._extents)
+            states, fused = states_of(axis_map, self._extents)
             calls = math.prod(group.tile.calls(group.extent) for group in fused) * math.prod(
                 self._axis_calls(axis, states.get(axis)) for axis in owned
             )
@@ -184,6 +165,8 @@ class SpaceBounds:
             )
             place = tuple(self._state_number(joint, component, states) for joint in self._joint)
             key = (calls, elements, place)
+            # Maps of equal factors and states cost equally in any embedding: one class, combined
+            # once.
             if key not in numbers:
                 numbers[key] = len(classes)
                 classes.members.append([])
@@ -232,6 +215,7 @@ class SpaceBounds:
         for k, joint in enumerate(self._joint):
             place = tuple(self.classes[c].states[positions[c]][k] for c in joint.components)
             elements[joint.port] *= int(joint.sizes[place])
+        # A layout larger than the operand cannot be in place; a layout as large may be.
         moved = sum(
             (port.elements + size) * size_bytes(port.operand.dtype)
             for port, size in zip(self._ports, elements, strict=True)
@@ -303,41 +287,9 @@ def _suffix_products(values: Sequence[Any]) -> list[Any]:
     return products
 
 
-def _ports(problem: EmbeddingProblem, groups: Collection[tuple[str, ...]]) -> list[_Port]:
-    """Return the workload's operands with their dimensions, in the instruction's order."""
-    workload, instruction = problem.workload, problem.instruction
-    smallest = {axis.name: axis.minimum for axis in instruction.axes}
-    ports: list[_Port] = []
-    for role in instruction.computation.operands:
-        operand = workload.operand(problem.roles[role.name])
-        access, memory = workload.access(operand.name), instruction.memory[role.name]
-        dimensions = dimensions_of(access, operand, memory, workload.extents, smallest, groups)
-        ports.append(_Port(operand, dimensions))
-    return ports
-
-
 def _axes_of(axis_map: AxisMaps | Embedding) -> set[str]:
     axes = (digit.axis for digits in axis_map.digits.values() for digit in digits)
     return {member for axis in axes for member in members_of(axis_map.flattened, axis)}
-
-
-def _states(
-    axis_map: AxisMaps | Embedding, extents: Mapping[str, int]
-) -> tuple[dict[str, State], list[Fused]]:
-    """Return the states of the workload axes under a map, and its fused axes."""
-    states: dict[str, State] = {}
-    fused: list[Fused] = []
-    for instruction_axis, digits in axis_map.digits.items():
-        for digit in digits:
-            tile = Tile(instruction_axis, digit.count, digit.stride, len(digits) == 1)
-            members = axis_map.flattened.get(digit.axis)
-            if members is None:
-                states[digit.axis] = tile
-                continue
-            group = Fused(members, math.prod(extents[member] for member in members), tile)
-            fused.append(group)
-            states |= dict.fromkeys(members, group)
-    return states, fused
 
 
 # -------------------------------------------------------------------------------------- best first
@@ -388,6 +340,8 @@ def best_first(
     weights : Weights
         Weights of the score.
     """
+    # Branch and bound over the components: a prefix of classes is extended only when its bound is
+    # the least of all that are open, so that the best embeddings come without combining all.
     spaces = [s for s in _spaces(workload, instruction, embeddings) if s.size]
     bounds = [SpaceBounds(space.problem, space.components, weights) for space in spaces]
     numbers = itertools.count()
@@ -420,6 +374,7 @@ def best_first(
                 classes.members[at]
                 for classes, at in zip(bounds[node.space].classes, node.classes, strict=True)
             ]
+            # All embeddings of these classes have the same bound.
             for place in itertools.product(*members):
                 check_time()
                 yield Bounded(lower, node.space, spaces[node.space].embedding(place))
@@ -457,11 +412,12 @@ def _spaces(
         if isinstance(space, EmbeddingSpace):
             yield _Space(space.problem, tuple(component.maps for component in space.components))
             continue
+        # Embeddings of a plain list may pair operands in several ways, each of which is a problem.
         roles: dict[tuple[tuple[str, str], ...], list[Embedding]] = {}
         for embedding in space:
             roles.setdefault(tuple(embedding.operands.items()), []).append(embedding)
         for names, members in roles.items():
-            yield _Space(problem_of(workload, instruction, dict(names)), (members,))
+            yield _Space(Pairing(workload, instruction).with_roles(dict(names)), (members,))
 
 
 # ------------------------------------------------------------------------------ without a search
@@ -488,5 +444,6 @@ def utilisation_bound(problem: EmbeddingProblem, constraints: ConstraintSet) -> 
 def _used(option: DigitOption, axis: InstructionAxis) -> float:
     """Return the useful share of an axis at its largest extent, which every execution occupies."""
     step = option.digit.count * option.digit.stride
+    # Blocks times interleaved phases; every execution occupies the largest extent.
     executions = -(-option.extent // step) * option.digit.stride
     return option.extent / (executions * axis.maximum)

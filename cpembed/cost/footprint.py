@@ -2,24 +2,26 @@
 
 The counterpart of :mod:`cpembed.transform.layout` for ranking: deriving a layout takes a
 millisecond or two, and a search compares hundreds of thousands. Each dimension of the operand is
-sized by itself, for every treatment of its axes that the layout may choose; the smallest counts. No
-layout is smaller; most have exactly this size.
+sized by itself. No layout is smaller; most have exactly this size.
 """
 
 from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
+from cpembed.embedding.digit_model import AxisMaps
+from cpembed.embedding.embedding import Embedding
+from cpembed.embedding.problem import EmbeddingProblem
 from cpembed.hw.instruction import OperandMemory, StrideRule
+from cpembed.ir.accesses import joined_dimensions, joined_index
 from cpembed.ir.computation import Operand
 from cpembed.ir.dtypes import size_bytes
 from cpembed.ir.expression import Access
 from cpembed.ir.index import IndexExpr, IndexTerm
-from cpembed.ir.joining import joined_dimensions, joined_index
 
 
 @dataclass(frozen=True)
@@ -76,7 +78,7 @@ class Dimension:
     ``memory`` is the one from which the instruction reads the operand, ``smallest`` are the
     smallest extents of the instruction's axes. ``joined`` has dimensions that this one makes with
     its neighbours, by the members of the fused axis that walks them in memory
-    (:mod:`cpembed.ir.joining`).
+    (:mod:`cpembed.ir.accesses`).
     """
 
     index: IndexExpr
@@ -92,6 +94,7 @@ class Dimension:
 
         A fused axis has a separate dimension, which is not counted here, unless it is ``joined``.
         """
+        # A quotient or remainder has no linear span; one element is a bound of any dimension.
         if not self.index.is_affine:
             return 1
         fused = {a: s for a in self.index.iterators if isinstance(s := states.get(a), Fused)}
@@ -109,7 +112,7 @@ class Dimension:
             return factor
         span, step = _span(steps for t in rest for steps in self._steps(t, states))
         terms = [IndexTerm(t.iterator, t.coefficient // step) for t in rest]
-        return factor * self._sized(IndexExpr.of(terms), span + 1, states)
+        return factor * self._sized(IndexExpr.sum(terms), span + 1, states)
 
     def relevant(self, states: Mapping[str, State], axes: Iterable[str]) -> tuple[State, ...]:
         """Return the states of some axes with all fused axes of separate dimensions made equal.
@@ -123,9 +126,11 @@ class Dimension:
         return tuple(relevant)
 
     def _sized(self, index: IndexExpr, extent: int, states: Mapping[str, State]) -> int:
+        # A dimension that follows one axis is padded to blocks, whatever the layout does.
         if len(index.terms) == 1 and index.terms[0].coefficient == 1:
             return self._direct(index, extent, states)
         tiles = {a: s for a in index.iterators if isinstance(s := states.get(a), Tile)}
+        # Which treatment the layout will choose is not known, so the smallest one bounds it.
         choices = [self._treatments(index.coefficient(a) * t.stride, t) for a, t in tiles.items()]
         return min(
             self._treated(index, extent, states, dict(zip(tiles, plan, strict=True)))
@@ -177,6 +182,8 @@ class Dimension:
                 separate *= self._reach(term.iterator, states)
             elif treatment == "digit" and isinstance(tile, Tile):
                 separate *= tile.count
+                # The digit has a dimension of its own, so that only its blocks and phases move the
+                # rest.
                 shared += self._steps(term, states)[:-1]
             else:
                 shared += self._steps(term, states)
@@ -196,29 +203,15 @@ class Dimension:
         ]
 
 
-def dimensions_of(
+def _dimensions(
     access: Access, operand: Operand, memory: OperandMemory,
     axes: Mapping[str, int], smallest: Mapping[str, int],
     groups: Iterable[tuple[str, ...]],
 ) -> tuple[Dimension, ...]:  # fmt: skip
-    """Return the dimensions of an operand.
-
-    Parameters
-    ----------
-    access : Access
-        Indices of the operand.
-    operand : Operand
-        Operand of the workload.
-    memory : OperandMemory
-        Memory from which the instruction reads it.
-    axes, smallest : mapping of str to int
-        Extents of the workload's axes, and smallest extents of the instruction's.
-    groups : iterable of tuple of str
-        Members of the axes that may be fused.
-    """
+    """Return the dimensions of an operand, with those that fused axes of ``groups`` walk."""
     place = memory, size_bytes(operand.dtype)
     dimensions = [
-        Dimension(index, extent, *place, axes, smallest)
+        Dimension(index, extent, *place, axes=axes, smallest=smallest)
         for index, extent in zip(access.index, operand.shape, strict=True)
     ]
     for members in groups:
@@ -231,7 +224,7 @@ def dimensions_of(
         places = slice(window.start, window.stop)
         index = joined_index(access.index[places], operand.shape[places], members, name)
         extents = {**axes, name: math.prod(axes[member] for member in members)}
-        joined = Dimension(index, first.extent * inner, *place, extents, smallest)
+        joined = Dimension(index, first.extent * inner, *place, axes=extents, smallest=smallest)
         dimensions[window.start] = replace(first, joined={**first.joined, members: joined})
     return tuple(dimensions)
 
@@ -243,6 +236,57 @@ def fused_name(members: Sequence[str]) -> str:
 
 def _span(steps: Iterable[tuple[int, int]]) -> tuple[int, int]:
     """Return the steps between neighbours from the first to the last element, and their size."""
+    # Elements lie at multiples of the greatest common step only.
     moving = [(step, count) for step, count in steps if count > 1]
     unit = math.gcd(*(step for step, _ in moving)) or 1
     return sum(step * (count - 1) for step, count in moving) // unit, unit
+
+
+@dataclass(frozen=True)
+class Port:
+    """Operand with its dimensions."""
+
+    operand: Operand
+    dimensions: tuple[Dimension, ...]
+
+    @property
+    def elements(self) -> int:
+        return math.prod(self.operand.shape)
+
+    def has_dimension(self, fused: Fused) -> bool:
+        """Return True if a fused axis is counted as a separate dimension."""
+        member = fused.members[0]
+        indexed = any(member in d.index.iterators for d in self.dimensions)
+        return indexed and not any(fused.members in d.joined for d in self.dimensions)
+
+
+def ports_of(problem: EmbeddingProblem, groups: Collection[tuple[str, ...]]) -> list[Port]:
+    """Return the workload's operands with their dimensions, in the instruction's order."""
+    workload, instruction = problem.workload, problem.instruction
+    smallest = {axis.name: axis.minimum for axis in instruction.axes}
+    ports: list[Port] = []
+    for role in instruction.computation.operands:
+        operand = workload.operand(problem.roles[role.name])
+        access, memory = workload.access(operand.name), instruction.memory[role.name]
+        dimensions = _dimensions(access, operand, memory, workload.extents, smallest, groups)
+        ports.append(Port(operand, dimensions))
+    return ports
+
+
+def states_of(
+    axis_map: AxisMaps | Embedding, extents: Mapping[str, int]
+) -> tuple[dict[str, State], list[Fused]]:
+    """Return the states of the workload axes under a map, and its fused axes."""
+    states: dict[str, State] = {}
+    fused: list[Fused] = []
+    for instruction_axis, digits in axis_map.digits.items():
+        for digit in digits:
+            tile = Tile(instruction_axis, digit.count, digit.stride, len(digits) == 1)
+            members = axis_map.flattened.get(digit.axis)
+            if members is None:
+                states[digit.axis] = tile
+                continue
+            group = Fused(members, math.prod(extents[member] for member in members), tile)
+            fused.append(group)
+            states |= dict.fromkeys(members, group)
+    return states, fused

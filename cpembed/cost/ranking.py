@@ -1,18 +1,17 @@
-"""Ranking of candidates by the weighted overheads, and their Pareto front.
+"""Candidates: embeddings with their programs, ranked by weighted overheads, and the Pareto front.
 
-Weighted overheads are those of Rieber et al. 2021, section 4.4. The front consists of the
-candidates that no other one beats in all of MACs, bytes copied and footprint.
+Overheads are those over the workload's minimum (Rieber et al. 2021, section 4.4).
 """
 
 from __future__ import annotations
 
 import bisect
-from collections.abc import Callable, Iterator, Sequence
+import math
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
 from cpembed.cost.bounds import Bounded, Lower, best_first
-from cpembed.cost.candidate import Candidate, Overheads, derive_candidate, overheads
 from cpembed.embedding.constraint_set import Weights
 from cpembed.embedding.embedding import Embedding
 from cpembed.embedding.result import spaces_of
@@ -20,9 +19,140 @@ from cpembed.errors import TransformError
 from cpembed.hw.instruction import Instruction
 from cpembed.ir.computation import Computation
 from cpembed.ir.dtypes import size_bytes
+from cpembed.ir.index import IndexExpr
 from cpembed.time_limit import OutOfTime, check_time, within
-from cpembed.transform.derive import LayoutCache
-from cpembed.transform.program import DerivedProgram
+from cpembed.transform.derive import LayoutCache, derive
+from cpembed.transform.program import DerivedProgram, PackedDimension
+
+
+@dataclass(frozen=True)
+class Candidate:
+    """Embedding and the program that executes the workload with it.
+
+    ``variant`` names the change from the embedding that a search returned; empty if there is none.
+    """
+
+    embedding: Embedding
+    program: DerivedProgram
+    variant: str = ""
+
+    @property
+    def identifier(self) -> str:
+        """Id of the embedding, with the names of the operands that the program keeps in place."""
+        document = "".join(f"+{name}" for name in self.program.in_place)
+        return f"{self.embedding.identifier()}{document}"
+
+
+def derive_candidate(
+    workload: Computation,
+    instruction: Instruction,
+    embedding: Embedding,
+    cache: LayoutCache | None = None,
+    in_place: Collection[str] = (),
+) -> Candidate:
+    """Return the candidate of an embedding.
+
+    Parameters
+    ----------
+    workload, instruction, embedding
+        Problem and its solution.
+    cache : LayoutCache, optional
+        Layouts shared with other embeddings of the same problem.
+    in_place : collection of str
+        Operands that keep their layouts.
+
+    Raises
+    ------
+    TransformError
+        No rewrite serves the embedding.
+    """
+    return Candidate(embedding, derive(workload, instruction, embedding, cache, in_place))
+
+
+@dataclass(frozen=True)
+class Overheads:
+    """Costs of a program, and the minimum of the workload itself."""
+
+    macs: int
+    """Multiply-accumulates of the workload."""
+    executed_macs: int
+    """Multiply-accumulates of the program; each execution has the instruction's largest extents."""
+    calls: int
+    """Number of executions of the instruction."""
+    data: int
+    packed_data: int
+    """Elements of the operands in their original and in the packed layouts."""
+    footprint: Mapping[str, int]
+    """Packed elements by operand."""
+    packing_bytes: int
+    """Bytes read and written by packing and unpacking; operands in place cost none."""
+    in_place: tuple[str, ...]
+    """Operands whose layouts are the same memory."""
+    useful_macs: int
+    """``macs`` without products with zeros inserted between an operand's elements."""
+
+    @property
+    def mac_overhead(self) -> float:
+        """MACs executed relative to the minimum."""
+        return self.executed_macs / self.macs
+
+    @property
+    def data_overhead(self) -> float:
+        """Elements in the packed layouts relative to the original ones."""
+        return self.packed_data / self.data
+
+    @property
+    def utilisation(self) -> float:
+        """Useful share of the MACs executed."""
+        return self.useful_macs / self.executed_macs
+
+    @property
+    def occupancy(self) -> float:
+        """Share of the MACs executed that the workload has, useful or not.
+
+        Another embedding may have a higher one; the utilisation depends on the workload too.
+        """
+        return self.macs / self.executed_macs
+
+    def score(self, mac_weight: float, data_weight: float) -> float:
+        """Return the weighted norm of the two absolute overheads; 0 if nothing is wasted."""
+        mac = mac_weight * (self.executed_macs - self.macs)
+        data = data_weight * (self.packed_data - self.data)
+        return math.hypot(mac, data)
+
+
+def overheads(program: DerivedProgram) -> Overheads:
+    """Return the costs of a program."""
+    original: dict[str, int] = {}
+    footprint: dict[str, int] = {}
+    moved = 0
+    in_place: list[str] = []
+    tensors: set[tuple[str, tuple[PackedDimension, ...], tuple[IndexExpr, ...]]] = set()
+    for operand in program.operands:
+        tensor = program.workload.operand(operand.name).tensor
+        original[tensor] = math.prod(operand.original_shape)
+        if operand.is_identity:
+            in_place.append(operand.name)
+        # Ports of one tensor in the same layout are one copy of it.
+        elements = (tensor, operand.dimensions, operand.source)
+        if elements in tensors:
+            continue
+        tensors.add(elements)
+        footprint[operand.name] = operand.elements
+        if not operand.is_identity:
+            moved += (original[tensor] + operand.elements) * size_bytes(operand.dtype)
+    return Overheads(
+        macs=program.unfused.macs,
+        # A unit that is configured to fewer rows is occupied all the same.
+        executed_macs=program.calls * program.instruction.macs,
+        calls=program.calls,
+        data=sum(original.values()),
+        packed_data=sum(footprint.values()),
+        footprint=footprint,
+        packing_bytes=moved,
+        in_place=tuple(in_place),
+        useful_macs=program.unfused.useful_macs,
+    )
 
 
 @dataclass(frozen=True)
@@ -40,12 +170,10 @@ class RankedCandidate:
 
     @property
     def embedding(self) -> Embedding:
-        """Embedding of the instruction in the workload."""
         return self.candidate.embedding
 
     @property
     def program(self) -> DerivedProgram:
-        """Program that was derived from the embedding."""
         return self.candidate.program
 
     @property
@@ -86,9 +214,7 @@ def rank(
     """Rank embeddings by score.
 
     Equal scores are ordered by fewer executions of the instruction, fewer bytes copied by packing,
-    then the embedding's canonical form, so that the order is the same on every machine. The digits
-    bound these costs from below: programs are derived in the order of the bounds, and the first
-    embedding that cannot be among the best ``top`` ends the ranking.
+    then the embedding's canonical form, so that the order is the same on every machine.
 
     Parameters
     ----------
@@ -114,6 +240,9 @@ def rank(
 
     def derive_all() -> None:
         nonlocal derived
+        # The digits bound the costs from below: programs, whose derivation takes most of the time,
+        # are derived in the order of the bounds, until the next bound excludes a place among the
+        # best.
         for item in _in_order(workload, instruction, embeddings, weights, top):
             check_time()
             if top is not None and len(best) >= top:
@@ -168,7 +297,8 @@ def _in_order(
     weights: Weights,
     top: int | None,
 ) -> Iterator[Bounded]:
-    """Return the embeddings in the order of their bounds, or unordered if all are ranked anyway."""
+    """Return the embeddings in the order of their bounds, if that order matters."""
+    # If all are ranked, all are derived, and sorting them by bounds first would gain nothing.
     if top is not None and top < len(embeddings):
         return best_first(workload, instruction, embeddings, weights)
     trivial = Lower(0.0, 0, 0)

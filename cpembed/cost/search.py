@@ -1,12 +1,9 @@
 """Search and ranking in one: the best candidates first under a time limit.
 
-Without a limit, all components are enumerated, which counting the embeddings needs anyway, and the
-ranking combines them best first. Under a limit that does not suffice for this, the solver searches
-below a ceiling of the score, which is raised until the best ``top`` are below it: then no other
-embedding is better, however many there are.
-
-The ceiling is posted as linear constraints of the digit model (:class:`Objective`): lower bounds on
-what a digit adds to the executions of the instruction and to the elements of the operands.
+Without a limit, all components are enumerated, and the ranking combines them best first. Under a
+limit that does not suffice for this, the solver searches below a ceiling of the score, which is
+raised until the best ``top`` are below it: then no other embedding is better, however many there
+are. The ceiling is posted as linear constraints of the digit model (:class:`Objective`).
 """
 
 from __future__ import annotations
@@ -22,8 +19,7 @@ from cpembed.embedding.commute import Pairing
 from cpembed.embedding.constraint_set import ConstraintSet, Weights
 from cpembed.embedding.cpsat import SearchLimits, Status, minimise
 from cpembed.embedding.digit_model import DigitModel, DigitOption
-from cpembed.embedding.digit_search import DigitSearch
-from cpembed.embedding.domains import digit_model_obstacle
+from cpembed.embedding.digit_search import DigitSearch, digit_model_obstacle
 from cpembed.embedding.problem import EmbeddingProblem, LabelMismatch
 from cpembed.embedding.result import (
     Formulation,
@@ -103,6 +99,7 @@ def find_best(
     """
     ranker = Ranker(pairing, constraints, top, progress)
     if limits.seconds is None:
+        # Counting the embeddings needs all components anyway.
         return ranker.rank(search_pairing(pairing, constraints, limits, progress, formulation))
     clock, best = Clock(limits.seconds), BestSoFar()
     with suppress(OutOfTime):
@@ -142,6 +139,8 @@ class BestSoFar:
             sum(result.seconds.solve for result in searched),
         )
         most = replace(most, seconds=seconds)
+        # A complete enumeration ranks all embeddings; the proven best below a ceiling come with the
+        # count of the most that were enumerated.
         if self.below is None or not self.below.proven or most.complete:
             return ranker.rank(most, seconds=clock.left(_DERIVED))
         return replace(self.below, search=most)
@@ -254,6 +253,7 @@ class LimitedSearch:
         """Return the union of the results of several runs, which share the time."""
         started = time.perf_counter()
         results: list[SearchResult] = []
+        # What an earlier run leaves of its share is divided among those that wait.
         for waiting, run in zip(range(len(runs), 0, -1), runs, strict=True):
             results.append(run(limits.after(time.perf_counter() - started).share(waiting)))
         return merged(results)
@@ -267,6 +267,7 @@ class LimitedSearch:
         bounded = self.bounded(limits.share(2))
         if not bounded:
             return None
+        # Problems differ in the pairing of operands; the best embedding may belong to any of them.
         floor = min(item.objective.floor(item.least) for item in bounded)
         step = max([floor, *(item.objective.scale for item in bounded)]) * _FIRST_STEP
         best: RankedSearch | None = None
@@ -335,11 +336,15 @@ class Objective:
     def executions(self, option: DigitOption) -> int:
         """Return the logarithm of an axis's executions per iteration under a digit."""
         digit = option.digit
+        # Blocks times interleaved phases, relative to an axis that is a loop of single iterations.
         calls = -(-option.extent // (digit.count * digit.stride)) * digit.stride
+        # Rounded down, so that rounding admits embeddings above the ceiling and excludes none below
+        # it.
         return math.floor(_UNIT * math.log2(calls / option.extent) - 1e-6)
 
     def elements(self, option: DigitOption) -> int:
         """Return a lower bound on the elements that padding for a digit adds to all operands."""
+        # What the padding of a fused axis adds depends on the layout, so that 0 is its bound.
         if len(option.members) > 1:
             return 0
         axis = option.digit.axis
@@ -409,6 +414,8 @@ class Objective:
             if self.weights.mac:
                 calls = (self.macs + above / self.weights.mac) / self.macs_per_call
                 limit = math.ceil(_UNIT * math.log2(calls / self.macs)) + 1
+                # The other components have their least executions at best, so that this one may
+                # have the rest.
                 elsewhere = sum(bound.executions for bound in least) - model_least.executions
                 _at_most(model, self.executions, limit - elsewhere)
             if self.weights.data:
@@ -422,6 +429,7 @@ def _at_most(model: DigitModel, weigh: Callable[[DigitOption], int], limit: int)
     terms = [(weight, literal) for weight, literal in terms if weight]
     low = sum(min(weight, 0) for weight, _ in terms)
     if limit < low:
+        # No choice of digits is within the limit: an empty clause makes the component infeasible.
         model.builder.exactly_one([])
     elif terms:
         model.builder.row(terms, low, limit)

@@ -23,11 +23,12 @@ from cpembed.hw.instruction import OperandMemory, StrideRule
 from cpembed.resources import hardware_spec_files
 
 POOR = 0.5
-"""Threshold of the utilisation below which another order of the factors, or another target, is
-tried: there a factor of two is lost."""
+"""Utilisation below which another order of the factors, or another target, is tried.
+
+There a factor of two is lost."""
 
 _SHORT = 0.5
-"""Seconds within which a search must have ended to be repeated for advice, and that limit it."""
+"""Maximum seconds of a search that is repeated for advice, and limit of the repetition."""
 
 
 def idle_padding(solved: SolveResult) -> str | None:
@@ -64,6 +65,7 @@ def undeclared_stride(solved: SolveResult) -> str | None:
     problem = solved.pairing.problem
     if not isinstance(problem, EmbeddingProblem):
         return None
+    # Rows of a window begin one element apart: only a stride lets them be read in place.
     sliding = {
         pair.instruction.operand
         for pair in problem.pairs
@@ -109,6 +111,7 @@ def better_order(solved: SolveResult) -> str | None:
     orders = [commuted.workload for commuted in pairing.alternatives(factors=True)]
     typed = with_commuted_types(solved.workload) if not orders else None
     options = SolveOptions(constraints=solved.constraints, top=1, timeout=_SHORT)
+    # Types that fit one order only would reject the other: there, types are exchanged with it.
     for order in orders if typed is None else [typed]:
         try:
             result = solve(order, solved.target, options)

@@ -22,8 +22,8 @@ from itertools import takewhile
 from pathlib import Path
 from typing import Any
 
+from cpembed.blocks import Displayed
 from cpembed.codegen.epilogue import RESULT_TYPES
-from cpembed.display import Displayed
 from cpembed.driver.bench_baselines import (
     check_comparable,
     check_output_applies,
@@ -41,7 +41,7 @@ from cpembed.hw.instruction import HardwareSpec
 from cpembed.hw.loader import load_hardware_spec
 from cpembed.runtime import worker
 from cpembed.runtime.cluster import Workers
-from cpembed.runtime.cluster.base import ThisProcess
+from cpembed.runtime.cluster.executors import ThisProcess
 from cpembed.runtime.measurement.environment import machine, provenance, source_digest, versions
 from cpembed.runtime.measurement.runner import ATTEMPTS, NOISE
 from cpembed.stores import ResultStore, store_folder
@@ -171,6 +171,7 @@ class Bench(Displayed):
         else:
             rows = rows_by_workers(self.maker, pending, workers, stop)
         for layer, row in rows:
+            # Stored first: an interrupted suite then resumes behind this row.
             self.store.append(row)
             self.rows[layer.index] = row
             yield row
@@ -204,8 +205,10 @@ class Bench(Displayed):
         return summarise(self.finished())
 
     def exit_code(self) -> int:
-        """Return the exit code of the command: that of a bug if any layer hit one, that of the
-        first error if every layer failed, else 0.
+        """Return the exit code of the command.
+
+        It is that of a bug if any layer hit one, that of the first error if every layer failed,
+        else 0.
         """
         rows = self.finished()
         if any(row.is_bug for row in rows):
@@ -316,6 +319,7 @@ def open_bench(
             # Called for its check alone: a layout that does not apply is an error of the command,
             # not of every row.
             layer.workload(layout=options.layout)
+    # All that the command line can get wrong is rejected here, before hours of layers.
     missing = missing_for(spec) if execute and backend != PORTABLE else ()
     if backend == "native" and missing:
         raise BackendUnavailable(
@@ -399,8 +403,9 @@ def select_layers(named: NamedSuite, text: str | None) -> tuple[Layer, ...]:
 
 
 def _row_flaw(layers: Sequence[Layer]) -> Callable[[BenchRow], str | None]:
-    """Return a check of stored rows: its own consistency, and that it is of the layer with its
-    index, since a table of layers may have been edited.
+    """Return a check of stored rows: that each is consistent and of the layer with its index.
+
+    A table of layers may have been edited since.
     """
     labels = {layer.index: layer.label for layer in layers}
 
@@ -415,8 +420,9 @@ def _row_flaw(layers: Sequence[Layer]) -> Callable[[BenchRow], str | None]:
 def _usable(
     stored: Iterable[BenchRow], layers: Sequence[Layer], maker: RowMaker
 ) -> dict[int, BenchRow]:
-    """Return the last stored row of each layer, unless it is to be made again: it has an error or a
-    noisy comparison, or the tuned schedules have changed since.
+    """Return the last stored row of each layer that need not be made again.
+
+    Rows with an error or a noisy comparison are, and those whose tuned schedules have changed.
     """
     by_index = {layer.index: layer for layer in layers}
     last = {row.index: row for row in stored if row.index in by_index}
@@ -432,6 +438,7 @@ def _usable(
 def _key(named: NamedSuite, maker: RowMaker) -> dict[str, Any]:
     """Return everything that the rows depend on: stored rows with another key are not reused."""
     environment = machine()
+    # Left out at their default, since older stores, which stay usable, do not have them.
     optional = {} if named.digest is None else {"layers": named.digest}
     optional |= {} if maker.method == "implicit" else {"method": maker.method}
     return {
@@ -473,8 +480,9 @@ def _tuned(maker: RowMaker) -> str | None:
 
 
 def _calibrated(maker: RowMaker) -> str | None:
-    """Return a digest of the calibration constants, on which schedules and ``peak_share`` depend;
-    None if no kernel of the target runs.
+    """Return a digest of the calibration constants; None if no kernel of the target runs.
+
+    Schedules and ``peak_share`` depend on them.
     """
     if maker.backend in (None, PORTABLE):
         return None

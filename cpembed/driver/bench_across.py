@@ -125,8 +125,9 @@ def _figure(bench: Bench, layer: Layer, row: BenchRow) -> Figure:
 
 
 def _time(run: RunRow) -> Time | None:
-    """Return the time of the target's instruction, packing included if both were timed in a call;
-    None if it did not run.
+    """Return the time of the target's instruction; None if it did not run.
+
+    Packing is included if both were timed in one call.
     """
     if run.cycles is not None:
         return Time(run.cycles, "cycles", run.simulated_us, Provenance.SIMULATED)

@@ -146,8 +146,9 @@ def model_layers(graph: Graph, name: str) -> tuple[Layer, ...]:
 
 
 def product_key(computation: Computation) -> Computation:
-    """Return the computation without the operator's name, so that products that compute the same
-    are equal: the :attr:`ComputedLayer.computation` of their layer.
+    """Return the computation without the operator's name: the key of its layer.
+
+    Products that compute the same are equal then, and one :attr:`ComputedLayer.computation`.
     """
     return replace(computation, name=_family(computation))
 

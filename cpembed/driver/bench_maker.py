@@ -129,8 +129,9 @@ class RowMaker:
         return stored_record(target, Lookup(workload, epilogue, constraints))
 
     def row(self, layer: Layer, *, progress: Phase) -> BenchRow:
-        """Make the row of a layer in the worker; an exception, or a crash of the worker, becomes
-        the row's error.
+        """Make the row of a layer in the worker.
+
+        An exception, or a crash of the worker, becomes the row's error.
         """
         started = time.perf_counter()
         try:
@@ -214,7 +215,7 @@ class RowMaker:
 
     def _compare(self, result: RunResult, layer: Layer, report: Phase) -> dict[str, BaselineRow]:
         """Time the kernel against each baseline."""
-        subject = Subject.of(layer, result.solved.workload, self.layout, self.epilogue)
+        subject = Subject.from_layer(layer, result.solved.workload, self.layout, self.epilogue)
         rows: dict[str, BaselineRow] = {}
         for baseline in self.baselines:
             report(f"beside {baseline.name}", 0)
@@ -370,8 +371,9 @@ def _warm_up(maker: RowMaker, layer: Layer) -> None:
 
 
 def inputs_digest(maker: RowMaker, layer: Layer) -> str:
-    """Return a digest of this machine's tuning records and calibration constants that affect a
-    layer's row; empty if none do.
+    """Return a digest of what this machine has stored that affects a layer's row.
+
+    That is tuning records and calibration constants; the digest is empty if there are none.
     """
     if maker.backend in (None, PORTABLE):
         return ""

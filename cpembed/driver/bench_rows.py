@@ -109,8 +109,9 @@ class SolvedRow(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class TunedRow(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """Embedding that tuning selected, with its rank under a constraint set and the number of
-    trials that led to it.
+    """Embedding that tuning selected.
+
+    It has its rank under a constraint set, and the number of trials that led to it.
     """
 
     embedding: str
@@ -190,7 +191,7 @@ class RunRow(msgspec.Struct, frozen=True, omit_defaults=True, forbid_unknown_fie
         is slower by the model.
     baselines : dict of str to BaselineRow
         Requested comparisons, by the name of the baseline.
-    chosen, tuned : optional
+    selection, tuned : optional
         Embedding that ran, where the cost model or tuning selected it.
     cycles : int, optional
         Simulated cycles.
@@ -200,7 +201,7 @@ class RunRow(msgspec.Struct, frozen=True, omit_defaults=True, forbid_unknown_fie
         Useful share of the instruction; None in rows of older versions.
     moved_bytes : int, optional
         Bytes that packing and unpacking read and write.
-    own : dict
+    details : dict
         Entries that only this target has; documents also repeat them at the level of the row.
     method : str, optional
         Method that computed a convolution; None for the implicit one. With another method, rates
@@ -226,13 +227,15 @@ class RunRow(msgspec.Struct, frozen=True, omit_defaults=True, forbid_unknown_fie
     whole_us: Quantiles | None = None
     instead: str | None = None
     baselines: dict[str, BaselineRow] = {}
-    chosen: ChosenRow | None = None
+    selection: ChosenRow | None = msgspec.field(name="chosen", default=None)
     tuned: TunedRow | None = None
     cycles: Count | None = None
     clock_mhz: Positive | None = None
     utilisation: Positive | None = None
     moved_bytes: Natural | None = None
-    own: dict[str, bool | float | str] = {}
+    details: dict[str, bool | float | str] = msgspec.field(
+        name="own", default_factory=dict[str, bool | float | str]
+    )
     method: str | None = None
     spreads_nan: bool = False
 
@@ -260,9 +263,9 @@ class RunRow(msgspec.Struct, frozen=True, omit_defaults=True, forbid_unknown_fie
         return None
 
     def to_json(self) -> dict[str, Any]:
-        """Return the row with the entries of ``own`` repeated at its top level."""
+        """Return the row with the entries of ``details`` repeated at its top level."""
         document: dict[str, Any] = msgspec.to_builtins(self)
-        return document | dict(self.own)
+        return document | dict(self.details)
 
 
 class ErrorRow(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -417,13 +420,13 @@ def run_row(result: RunResult) -> RunRow:
         noisy=times.noisy,
         peak_share=gops / peak if gops is not None and peak is not None else None,
         instead=None if result.substitution is None else result.solved.target.name,
-        chosen=_chosen_row(result),
+        selection=_chosen_row(result),
         tuned=_tuned_row(result.choice.tuned),
         cycles=times.cycles,
         clock_mhz=times.clock_mhz,
         utilisation=result.candidate.overheads.utilisation,
         moved_bytes=result.candidate.overheads.packing_bytes,
-        own=result.details.bench_json(),
+        details=result.details.bench_json(),
         method=_method(result),
     )
 

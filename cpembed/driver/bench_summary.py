@@ -43,8 +43,10 @@ def _searches(rows: Sequence[tuple[int, SolvedRow | None]]) -> dict[str, Any]:
 
 
 def _reasons(solved: Iterable[tuple[int, SolvedRow]]) -> list[dict[str, Any]]:
-    """Group the layers that do not embed by the instruction axes and constraints at fault, or by
-    the sentence if neither is known; each group has the text of its first layer.
+    """Group the layers that do not embed by the instruction axes and constraints at fault.
+
+    Where neither is known they are grouped by the sentence. Each group has the text of its first
+    layer.
     """
     groups: dict[tuple[str, ...], dict[str, Any]] = {}
     for index, row in solved:
@@ -115,8 +117,9 @@ def _runs(rows: Sequence[BenchRow]) -> dict[str, Any]:
 
 
 def _simulated(rows: Sequence[BenchRow]) -> dict[str, Any] | None:
-    """Summarise the layers that ran on a simulated target; None if there are none. Sums count a
-    layer as often as the network has it.
+    """Summarise the layers that ran on a simulated target; None if there are none.
+
+    Sums count a layer as often as the network has it.
     """
     simulated = [
         (row.index, row.count, row.run)
@@ -152,7 +155,7 @@ RATIOS_OVER_BOUNDS = ("lower_bound_ratio", "busiest_module_ratio")
 
 def _target_entry(run: RunRow, name: str) -> float | None:
     """Return a number among the entries that only the row's target has."""
-    value = run.own.get(name)
+    value = run.details.get(name)
     return float(value) if isinstance(value, int | float) else None
 
 

@@ -38,10 +38,15 @@ from cpembed.driver.solve import Progress
 from cpembed.embedding.result import silent
 from cpembed.errors import LoweringError
 from cpembed.export.example import REPEATED, product_reference
-from cpembed.export.kernel import kernel_program, vector_name
 from cpembed.export.library import Contents, drafted, write_library, write_sources
 from cpembed.export.loader import Library
-from cpembed.export.program import CompiledObject, Program, require_name
+from cpembed.export.program import (
+    CompiledObject,
+    Program,
+    kernel_program,
+    require_name,
+    vector_name,
+)
 from cpembed.files import write_whole
 from cpembed.hw.instruction import HardwareSpec
 from cpembed.ir.computation import Computation
@@ -136,8 +141,9 @@ def build(
 
 @dataclass(frozen=True)
 class _CompiledProgram:
-    """A program of a library, the candidate and schedule that it implements, the assembly of its
-    inner kernel, and the details that the library's README reports.
+    """Program of a library, with what its README reports.
+
+    That is the candidate and schedule, the assembly of the inner kernel, and the target's details.
     """
 
     program: Program
@@ -211,7 +217,7 @@ def _write_library(
         reference=reference or REPEATED,
         about=_description(selection),
         details=compiled.details,
-        others={f"{program.name}.s": compiled.assembly},
+        further={f"{program.name}.s": compiled.assembly},
     )
     if cross_triple(target) is not None:
         verification = worker.call(_verify_emulated, plan, compiled.choice, workload)

@@ -19,10 +19,9 @@ from cpembed.driver.plan import MethodChoice
 from cpembed.driver.run import judged
 from cpembed.driver.solve import Progress
 from cpembed.errors import LoweringError
-from cpembed.export.kernel import method_program
 from cpembed.export.library import Contents, write_library
 from cpembed.export.loader import Library
-from cpembed.export.program import CompiledObject, Program
+from cpembed.export.program import CompiledObject, Program, method_program
 from cpembed.ir.reference import random_inputs
 from cpembed.runtime import worker
 from cpembed.runtime.measurement.runner import Quantiles, time_work
@@ -91,7 +90,7 @@ def build_method(
     contents = replace(
         contents,
         details={"method": method.method.name, **method.to_json(), "kernel": compiled.details},
-        others={f"{options.name}.s": compiled.assembly},
+        further={f"{options.name}.s": compiled.assembly},
     )
     verified_times: list[tuple[Verification, Quantiles]] = []
 

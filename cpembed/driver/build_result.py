@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from cpembed.display import Displayed
+from cpembed.blocks import Displayed
 from cpembed.driver.plan import MethodChoice, Selection
 from cpembed.driver.run_result import RunResult
 from cpembed.ir.computation import Computation

@@ -15,8 +15,7 @@ from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
 
-from cpembed.cost.candidate import Candidate, derive_candidate, overheads
-from cpembed.cost.ranking import RankedCandidate
+from cpembed.cost.ranking import Candidate, RankedCandidate, derive_candidate, overheads
 from cpembed.driver.options import DEFAULT_CONSTRAINTS, WIDER, KernelOptions, SearchOptions
 from cpembed.driver.plan import Request, considered
 from cpembed.driver.result import SolveResult

@@ -12,10 +12,10 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from typing import Any
 
+from cpembed.blocks import Displayed
 from cpembed.codegen.packing import packed_before
 from cpembed.cost.machine.estimate import Estimate, estimate_program, machine_of
 from cpembed.cost.ranking import RankedCandidate
-from cpembed.display import Displayed
 from cpembed.driver.named import hardware_spec
 from cpembed.driver.options import EstimateOptions, RankBy, merged
 from cpembed.driver.presets import best_of
@@ -102,7 +102,7 @@ def estimate(
     """
     options = merged(EstimateOptions, options, keywords)
     rank_by, top = options.rank_by, options.top
-    clock, spec = Clock(options.timeout), hardware_spec(target)
+    clock, spec = Clock(options.timeout), hardware_spec(target, workload)
     machine = machine_of(spec, options.machine)
     estimated: dict[int, tuple[DerivedProgram, Estimate | str]] = {}
 
@@ -116,6 +116,7 @@ def estimate(
     def fastest(ranked: tuple[RankedCandidate, ...]) -> tuple[RankedCandidate, ...]:
         return tuple(sorted(ranked, key=lambda item: _time(estimate_of(item)))[:top])
 
+    # Estimates take longer than overheads: all are estimated only if all are to be returned.
     by_time = rank_by == "estimate"
     count = max(top, AMONG) if by_time and top is not None else top
     returned = TopCandidates(count, fastest if by_time else None)

@@ -87,7 +87,7 @@ def explain(
     """
     options = merged(CandidateOptions, options, keywords)
     if options.identifier is not None:
-        spec = hardware_spec(target)
+        spec = hardware_spec(target, workload)
         solved, candidate = identified(
             workload, spec, options.identifier, options, progress=progress
         )

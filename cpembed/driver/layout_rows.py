@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from cpembed.display import Displayed
+from cpembed.blocks import Displayed
 from cpembed.embedding.embedding import Embedding
 from cpembed.ir.dtypes import size_bytes
 from cpembed.provenance import Provenance
@@ -34,7 +34,7 @@ class Times:
         Sum of packing and unpacking; some models only know the sum.
     packing, unpacking : float, optional
         Time of packing the inputs, and of unpacking the output.
-    whole : float, optional
+    call : float, optional
         Time of one call that packs, contracts and unpacks, if that was measured or estimated.
     cycles : float, optional
         Cycles of the contraction, if they are counted.
@@ -50,7 +50,7 @@ class Times:
     moving: float | None
     packing: float | None = None
     unpacking: float | None = None
-    whole: float | None = None
+    call: float | None = None
     cycles: float | None = None
     provenance: Provenance = Provenance.ESTIMATED
     machine: str | None = None
@@ -59,8 +59,8 @@ class Times:
     @property
     def total(self) -> float | None:
         """Time with packing and unpacking: that of one call if it is known, else the sum."""
-        if self.whole is not None:
-            return self.whole
+        if self.call is not None:
+            return self.call
         if self.contraction is None:
             return None
         return self.contraction + (self.moving or 0.0)
@@ -172,9 +172,7 @@ class LayoutsResult(Displayed):
 
     @property
     def as_fast(self) -> tuple[LayoutRow, ...]:
-        """Rows apart from the best whose time counts as the same, by ``SAME`` and
-        ``SAME_MEASURED``.
-        """
+        """Further rows whose time counts as equal to the best (``SAME``, ``SAME_MEASURED``)."""
         best = self.best
         if best is None or best.total is None:
             return ()
@@ -295,17 +293,18 @@ _LARGEST = 1 << 14
 
 
 def run_bytes(program: DerivedProgram, name: str) -> float | None:
-    """Return the mean length in bytes of the contiguous runs that one execution reads of an
-    operand in its own layout; None if the program lacks the operand, or its tile is very large.
+    """Return the mean length in bytes of the contiguous runs that one execution reads.
+
+    The operand is in its own layout. None if the program lacks it, or its tile is very large.
     """
     operand = next((o for o in program.operands if o.name == name), None)
     if operand is None:
         return None
-    tiles = [d for d in operand.dimensions if d.walked_by is not None]
+    tiles = [d for d in operand.dimensions if d.lane is not None]
     if math.prod(d.extent for d in tiles) > _LARGEST:
         return None
     # An execution in the middle of the operand stands for all: padding cuts runs at the borders.
-    middle = {d.name: d.extent // 2 for d in operand.dimensions if d.walked_by is None}
+    middle = {d.name: d.extent // 2 for d in operand.dimensions if d.lane is None}
     shape = operand.original_shape
     steps = [math.prod(shape[k + 1 :]) for k in range(len(shape))]
     offsets: set[int] = set()

@@ -194,7 +194,7 @@ def _measured(
             moving=sum(parts) if parts else None,
             packing=timing.packing_us,
             unpacking=timing.unpacking_us,
-            whole=None if call is None else call.median,
+            call=None if call is None else call.median,
             cycles=timing.cycles,
             provenance=timing.provenance,
             noisy=timing.noisy,
@@ -241,14 +241,15 @@ def _candidate_row(
 
 
 def _estimated_times(selection: Selection) -> Times | None:
-    """Estimate by the target's own model if it executes on this machine; anything that this model
-    leaves out is estimated for the first machine that the specification describes. None if there is
-    neither.
+    """Estimate the times of a selection; None if nothing describes them.
+
+    The target's own model counts if it executes on this machine. What it leaves out is estimated
+    for the first machine that the specification describes.
     """
     spec, program = selection.solved.target, selection.candidate.program
     scored = selection.choice.scored if selection.plan.native else None
     if scored is not None and "moves_us" in scored.parts:
-        return Times(scored.parts["us"], scored.parts["moves_us"], whole=scored.cost)
+        return Times(scored.parts["us"], scored.parts["moves_us"], call=scored.cost)
     described = described_estimate(program, spec)
     if described is None:
         return None

@@ -15,7 +15,7 @@ from typing import Any, Literal
 
 from cpembed.driver.across import Figure, Time
 from cpembed.driver.estimate import described_estimate
-from cpembed.driver.named import default_dtypes, hardware_spec, typed_by_roles
+from cpembed.driver.named import NATIVE, default_dtypes, hardware_spec, typed_by_roles
 from cpembed.driver.pipeline import choose
 from cpembed.driver.plan import Request, Selection
 from cpembed.embedding.embedding import Embedding
@@ -26,6 +26,7 @@ from cpembed.ir.computation import Computation
 from cpembed.provenance import Provenance
 from cpembed.runtime import worker
 from cpembed.steps import SLOWEST, step
+from cpembed.targets.registry import native_target
 
 
 @dataclass(frozen=True)
@@ -110,8 +111,9 @@ class Match:
 
 
 def typed_for(workload: Computation, spec: HardwareSpec) -> Computation:
-    """Return the computation on element types that the instruction takes: its own if each operand's
-    type fits, else the default types of the operands' roles.
+    """Return the computation on element types that the instruction takes.
+
+    These are its own if each operand's type fits, else the default types of the operands' roles.
     """
     instruction = spec.instruction
     roles = [instruction.dtypes[o.name] for o in instruction.computation.operands]
@@ -124,9 +126,26 @@ def typed_for(workload: Computation, spec: HardwareSpec) -> Computation:
     return typed_by_roles(workload.with_dtypes(first), instruction)
 
 
+def network_spec(graph: Graph, target: str | HardwareSpec) -> HardwareSpec:
+    """Return the specification of a target of a network.
+
+    A native target multiplies bytes for a quantized network, else the network's element types.
+    """
+    from cpembed.graph.kinds import Product
+
+    if target != NATIVE:
+        return hardware_spec(target)
+    products = [o.kind.computation for o in graph.operators if isinstance(o.kind, Product)]
+    # A quantized network may multiply floats until passes have fused its conversions; its weights
+    # are bytes in the file already.
+    is_quantized = any(array.dtype.itemsize == 1 for array in graph.constants.values())
+    return native_target() if is_quantized or not products else hardware_spec(NATIVE, products[0])
+
+
 def prepared_for(graph: Graph, spec: HardwareSpec) -> Graph:
-    """Return a network in the form in which its products run: a quantized one on the integer types
-    that a target multiplies.
+    """Return a network in the form in which its products run.
+
+    Products of a quantized one are on the integer types that the target multiplies.
     """
     from cpembed.graph.passes import prepare
 
@@ -147,15 +166,16 @@ def match_in_worker(request: Request) -> Match:
 
 
 def matched(request: Request) -> Match:
-    """Match a computation with a target, and with the target's alternatives if its instruction does
-    not fit or is mostly idle.
+    """Match a computation with a target, or with an alternative of it.
 
-    A request with a constraint set has no alternatives. The timeout bounds each search. An error of
-    the search becomes the reason of the match.
+    Alternatives are tried if the instruction does not fit or is mostly idle. A request with a
+    constraint set has no alternatives. The timeout bounds each search. An error of the search
+    becomes the reason of the match.
     """
     started = time.perf_counter()
-    spec, workload = hardware_spec(request.target), request.workload
+    spec, workload = hardware_spec(request.target, request.workload), request.workload
     retyped = False
+    # The watchdog of the worker must allow what the limits of all these searches allow.
     searches = 1 + len(spec.alternatives)
     allowed = SLOWEST * (request.options.timeout or 0.0) * searches
     try:
@@ -169,6 +189,7 @@ def matched(request: Request) -> Match:
             ended = "stopped" if outcome.is_stopped else "searched"
             return Match(reason=outcome.why_nothing, retyped=retyped, seconds=seconds, ended=ended)
     except InvariantError:
+        # A defect of this package: hiding it in a row would let the others be trusted.
         raise
     except CpembedError as error:
         return Match(reason=str(error), retyped=retyped, seconds=time.perf_counter() - started)
@@ -200,8 +221,10 @@ def _match_of_selection(
 
 
 def _estimated(selection: Selection) -> Time | None:
-    """Estimate by the target's own model if it executes on this machine, else for the first machine
-    that the specification describes; None if there is neither.
+    """Estimate the time of a selection; None if nothing describes it.
+
+    The target's own model counts if it executes on this machine, else the first machine that the
+    specification describes.
     """
     amount, target = selection.choice.estimated, selection.plan.target
     spec = selection.solved.target

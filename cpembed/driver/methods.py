@@ -22,10 +22,8 @@ from cpembed.errors import BackendUnavailable, LoweringError, SpecError, Workloa
 from cpembed.ir.computation import Computation
 from cpembed.targets.choice import Choice
 from cpembed.targets.methods import MethodPlan, Methods, methods_of
-from cpembed.transform.methods.accuracy import UNIT_ROUNDOFF
-from cpembed.transform.methods.convolution import Rewritten, as_convolution
-from cpembed.transform.methods.im2col import explicit
-from cpembed.transform.methods.winograd import winograd
+from cpembed.transform.methods.convolution import Rewritten, as_convolution, explicit
+from cpembed.transform.methods.winograd import UNIT_ROUNDOFF, winograd
 
 _REWRITES: Mapping[str, Callable[[Computation], Rewritten]] = {
     "explicit": explicit,
@@ -132,6 +130,8 @@ def fastest(request: Request, implicit: Selection) -> Compared | None:
         estimates[choice.method.name] = choice.estimated
         if best is None or choice.estimated < best.estimated:
             best = choice
+    # Within the tolerance of the estimates the implicit method stays: it has no rounding error of
+    # its own and needs no memory for transformed data.
     if best is not None and best.estimated * target.policy.tie_ratio >= estimate:
         best = None
     return Compared(best, estimates, refused)
@@ -147,6 +147,8 @@ def _estimated(request: Request, method: Rewritten) -> MethodChoice:
             refused.append(f"{plan.product.name}: {product.why_nothing}")
             continue
         methods = methods_of(product.plan.target)
+        # The parts read and write the product's operands in its own layout: a kernel that packs
+        # them once more does not fit.
         usable = [choice for choice in product.plan.choices if _takes(methods, choice)]
         if not usable:
             refused.append(

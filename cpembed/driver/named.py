@@ -18,7 +18,11 @@ from cpembed.hw.instruction import HardwareSpec, Instruction
 from cpembed.hw.loader import load_hardware_spec
 from cpembed.ir.computation import Computation
 from cpembed.targets.known import require_known
+from cpembed.targets.registry import native_target
 from cpembed.workloads.naming import parse_workload
+
+NATIVE = "native"
+"""Name that stands for the best target of this processor."""
 
 
 def workload(words: str | Sequence[str], target: str | HardwareSpec | None = None) -> Computation:
@@ -39,8 +43,8 @@ def workload(words: str | Sequence[str], target: str | HardwareSpec | None = Non
     SpecError
         If the target is unknown.
     """
-    spec = None if target is None else hardware_spec(target)
     parts = words.split() if isinstance(words, str) else list(words)
+    spec = None if target is None else hardware_spec(target, parts)
     if spec is None:
         return parse_workload(parts)
     parsed = parse_workload(parts, default_dtypes(spec))
@@ -119,9 +123,35 @@ def with_commuted_types(computation: Computation) -> Computation | None:
     return computation.with_dtypes({first.name: second.dtype, second.name: first.dtype})
 
 
-def hardware_spec(name: str | HardwareSpec) -> HardwareSpec:
-    """Return the specification of a target by its shipped name or the path of a TOML file."""
-    return name if isinstance(name, HardwareSpec) else require_known(load_hardware_spec(name))
+def hardware_spec(
+    target: str | HardwareSpec, workload: Computation | Sequence[str] = ()
+) -> HardwareSpec:
+    """Return the specification of a target.
+
+    Parameters
+    ----------
+    target : str or HardwareSpec
+        Shipped name, path of a TOML file, or :data:`NATIVE`: the target of this processor whose
+        instruction has the most operations.
+    workload : Computation or sequence of str, optional
+        Workload, or its words; a native target multiplies its element types, where it names any.
+
+    Raises
+    ------
+    SpecError
+        If the target is unknown, or its file is wrong.
+    BackendUnavailable
+        For :data:`NATIVE`, if this processor executes no target that fits.
+    """
+    if isinstance(target, HardwareSpec):
+        return target
+    if target != NATIVE:
+        return require_known(load_hardware_spec(target))
+    if not isinstance(workload, Computation):
+        if not is_typed(workload):
+            return native_target()
+        workload = parse_workload(list(workload))
+    return native_target([operand.dtype for operand in workload.inputs])
 
 
 def hardware_specs(targets: Sequence[str | HardwareSpec]) -> list[HardwareSpec]:

@@ -88,7 +88,7 @@ def option(
 
 @dataclass(frozen=True, kw_only=True)
 class SearchOptions:
-    """How embeddings are searched for."""
+    """Options of a search for embeddings."""
 
     constraints: str | ConstraintSet | None = option(
         None,
@@ -146,7 +146,7 @@ class EstimateOptions(SolveOptions):
 
 @dataclass(frozen=True, kw_only=True)
 class CandidateOptions(SearchOptions):
-    """Which of the candidates is shown or runs."""
+    """Options that name the candidate that is shown or runs."""
 
     rank: int | None = option(
         None,
@@ -172,7 +172,7 @@ class CandidateOptions(SearchOptions):
 
 @dataclass(frozen=True, kw_only=True)
 class ExplainOptions(CandidateOptions):
-    """Which candidate ``explain`` shows; with the method, of the kernel that ``run`` chooses."""
+    """Options of ``explain``: the candidate, or the method whose kernel ``run`` chooses."""
 
     rank: int | None = option(
         None, "Which candidate, 1 being the best.  [default: 1]", metavar="K", limits=(1, None)
@@ -184,7 +184,7 @@ class ExplainOptions(CandidateOptions):
 
 @dataclass(frozen=True, kw_only=True)
 class KernelOptions(CandidateOptions):
-    """Which kernel is made of a workload, and what it stores of the sums."""
+    """Options of a kernel: its candidate and back end, and what it stores of the sums."""
 
     backend: BackendName = option(
         "auto",
@@ -227,9 +227,7 @@ class KernelOptions(CandidateOptions):
 
     @property
     def free_choice(self) -> bool:
-        """True if neither a set, a candidate nor a back end is asked for, so that an alternative
-        target may run.
-        """
+        """True if an alternative target may run: no set, candidate or back end is named."""
         return self.constraints is None and self.backend == "auto" and not self.named_candidate
 
 
@@ -320,7 +318,7 @@ class TuneOptions(SearchOptions):
 
 @dataclass(frozen=True, kw_only=True)
 class BenchOptions(KernelOptions):
-    """Which layers of a suite ``bench`` searches and runs, how, and where rows are kept."""
+    """Options of ``bench``: the layers of a suite, their kernels, and where rows are kept."""
 
     constraints: str | ConstraintSet | None = option(
         None,

@@ -112,13 +112,16 @@ def choose(request: Request) -> Selection | SolveResult:
     """
     options = request.options
     target, missing = request.execution
+    # Code is generated for one statement: several can be embedded and explained, not run.
     if len(request.workload.statements) > 1:
         return of_several_statements(request, target)
     epilogue = request.epilogue or target.epilogue(request.workload, options.storing)
     searched = search(request, target)
     solved = searched.solved
+    # Whoever names a set, a candidate or a back end wants that, or to know why not.
     may_substitute = options.free_choice
     if not solved.count:
+        # "Unknown" is no reason for an alternative: with more time the target itself may fit.
         if not (may_substitute and solved.status is Status.INFEASIBLE):
             return solved
         alternative, stopped = _alternative(request, solved)
@@ -126,6 +129,7 @@ def choose(request: Request) -> Selection | SolveResult:
     if searched.candidate is None and solved.is_stopped:
         return solved
     candidate = searched.candidate or solved.of_rank(options.rank or 1)
+    # Without choices yet: what is scheduled depends on the epilogue, and portable code on the plan.
     plan = Plan(
         target=target,
         candidate=candidate,
@@ -137,6 +141,8 @@ def choose(request: Request) -> Selection | SolveResult:
     )
     forced = may_substitute and is_forced(solved)
     if not plan.native:
+        # This machine lacks the instruction. Its own embedding by portable code is preferred to an
+        # alternative's kernel, unless it took the wider set to get one at all.
         alternative = _alternative(request, solved)[0] if forced else None
         return alternative or Selection(solved, plan.portable(*missing))
     if request.progress is not None:
@@ -144,6 +150,7 @@ def choose(request: Request) -> Selection | SolveResult:
     try:
         plan = replace(plan, choices=schedule(request, searched, plan))
     except LoweringError as error:
+        # The candidate is proven, so portable code of it computes the workload.
         if plan.insists:
             raise
         return Selection(solved, plan.portable(str(error)))
@@ -152,6 +159,7 @@ def choose(request: Request) -> Selection | SolveResult:
         # The result that the best candidate comes from, which may be the other preset's.
         solved = next((r for r in searched.results if best.candidate in r.embeddings), solved)
     selection = Selection(solved, plan)
+    # Searching the alternatives costs as much as the search so far: only where they may well win.
     idle = may_substitute and (forced or solved.occupancy < POOR)
     if not idle or best.scored is None:
         return selection
@@ -192,6 +200,7 @@ class Searches:
 
 
 def search(request: Request, target: AnyTarget) -> Searches:
+    """Search for the named candidate, or each constraint set that counts for the target."""
     options = request.options
     if options.identifier is not None:
         solved, candidate = identified(
@@ -232,10 +241,12 @@ def schedule(request: Request, searched: Searches, plan: Plan) -> Sequence[Choic
         identifier = candidate.identifier if options.named_candidate else None
         lookup = Lookup(searched.solved.workload, plan.epilogue, constraints or None, identifier)
         record = tuning_record(target, lookup)
+        # A measured schedule is not compared with estimates, which are of another kind.
         if record is not None:
             weights = searched.solved.constraints.weights
             ranked = record.choice.ranked(weights) if identifier is None else candidate
             return [Choice(ranked, record.schedule, None, record.choice)]
+    # An id names one program. A rank names an embedding, whose operands may be packed or in place.
     if options.identifier is not None:
         candidates: Sequence[RankedCandidate] = (candidate,)
     elif options.named_candidate:
@@ -284,12 +295,14 @@ def _alternative(
             stopped += [name] if selection.is_stopped else []
             continue
         cost = _cost(selection)
+        # Microseconds do not compare with cycles, and portable code has no estimate.
         if own_cost is not None and (selection.plan.target.unit != unit or cost == float("inf")):
             continue
         if best is None or cost < _cost(best):
             best = selection
     if best is None:
         return None, tuple(stopped)
+    # Within the tolerance of the estimates, the target that was asked for stays.
     if own_cost is not None and _cost(best) * best.plan.target.policy.tie_ratio >= own_cost:
         return None, tuple(stopped)
     estimated = None if own_cost is None else _cost(best)
@@ -354,6 +367,7 @@ def execute(
         with stages("build"):
             artifact, choice = built_first(plan.target, plan.choices, plan.epilogue)
     except LoweringError as error:
+        # Some limits show only when code is generated. Portable code itself ends the recursion.
         if plan.insists or not plan.native:
             raise
         return execute(solved, plan.portable(str(error)), seed, files, progress=progress)
@@ -363,6 +377,7 @@ def execute(
         verification, inputs = verified(target, artifact, workload, plan.epilogue, seed)
     embedding = choice.candidate.identifier
     kernel = f"the {backend} kernel of embedding {embedding} of {solved.target.name}"
+    # Before any time is taken: a wrong program's speed must never be reported.
     verification.require(f"{kernel} in {workload.name}", seed)
     with stages("measure"), step(f"timing the {backend} kernel", _TIMED_CALLS * workload.macs):
         timing = target.time(artifact, inputs)
@@ -383,7 +398,7 @@ def execute(
         epilogue=plan.epilogue,
         stored=stored_type(target, workload, plan.epilogue),
         details=details(target, artifact, timing),
-        expectation=Expectation.of(target, choice, timing) if plan.native else None,
+        expectation=Expectation.of_choice(target, choice, timing) if plan.native else None,
         seconds=stages.seconds,
         artifact=artifact,
     )

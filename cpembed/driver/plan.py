@@ -78,11 +78,12 @@ class Request:
         BackendUnavailable
             If the target's own code is insisted on and something is missing.
         """
-        spec, backend = hardware_spec(self.target), self.options.backend
+        spec, backend = hardware_spec(self.target, self.workload), self.options.backend
         try:
             target = open_target(spec)
             missing = target.missing()
         except BackendUnavailable as error:
+            # No class executes the specification: as if this machine lacked the instruction.
             target, missing = PortableTarget(spec), (str(error),)
         if backend == "native" and missing:
             raise BackendUnavailable(
@@ -109,6 +110,7 @@ def search_for(request: Request, target: AnyTarget) -> tuple[SolveResult, ...]:
         What executes: the request's target, or portable code.
     """
     workload, options, progress = request.workload, request.options, request.progress
+    # A named candidate needs the ranking as far as its own place, and no weights but the set's.
     if options.named_candidate:
         returned = TopCandidates(options.rank or 1)
         return searches(workload, target.spec, options, returned, progress=progress)
@@ -182,6 +184,7 @@ class Plan:
         """
         target, epilogue = PortableTarget(self.target.spec), self.epilogue
         if self.storing is not None:
+            # The epilogue is in the form of the target that falls out; made anew for this one.
             epilogue = None
             with suppress(WorkloadError):
                 epilogue = target.epilogue(self.candidate.program.unfused, self.storing)
@@ -341,7 +344,7 @@ class MethodError:
         Largest output in size.
     bound : float
         Largest bound of the method for data of these magnitudes
-        (:func:`~cpembed.transform.methods.accuracy.bound`).
+        (:func:`~cpembed.transform.methods.winograd.bound`).
     """
 
     largest: float

@@ -85,13 +85,14 @@ def default_searches(
         WIDER, options=replace(options, timeout=left, weights=weights or options.weights)
     )
     return (
-        replace(first, wider=OtherSet.of(second)),
-        replace(second, narrower=OtherSet.of(first)),
+        replace(first, wider=OtherSet.of_result(second)),
+        replace(second, narrower=OtherSet.of_result(first)),
     )
 
 
 def best_of(results: Sequence[SolveResult]) -> SolveResult:
     """Return the result with the best score, the first one of equals."""
+    # A score is comparable between sets with the same weights, which presets have.
     scores = [r.embeddings[0].score if r.embeddings else float("inf") for r in results]
     return results[scores.index(min(scores))]
 
@@ -113,6 +114,7 @@ def _is_worth_saying(result: SolveResult, bound: float) -> bool:
 
 def _bound(result: SolveResult) -> float | None:
     """Return an upper bound of the wider preset's occupancy; None if there is none soon enough."""
+    # So well used that no bound would be worth mentioning: computing it is saved.
     if result.occupancy > 1 - _WORTH_SAYING:
         return 1.0
     try:
@@ -129,5 +131,6 @@ def _bound_of(result: SolveResult) -> float | None:
     may_commute = result.commuted or not result.embeddings
     alternatives = result.pairing.alternatives(factors=True) if may_commute else ()
     bounds = [utilisation_bound(each, wider) for each in (problem, *alternatives)]
+    # One order without a bound leaves the maximum of all orders unknown.
     finite = [bound for bound in bounds if bound is not None]
     return max(finite) if len(finite) == len(bounds) else None

@@ -6,8 +6,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+from cpembed.blocks import Displayed
 from cpembed.cost.ranking import RankedCandidate
-from cpembed.display import Displayed
 from cpembed.driver.options import DEFAULT_CONSTRAINTS
 from cpembed.embedding.commute import Pairing
 from cpembed.embedding.conflict import Conflict
@@ -17,8 +17,8 @@ from cpembed.embedding.result import SearchEffort, Seconds
 from cpembed.errors import TransformError, WorkloadError
 from cpembed.hw.instruction import HardwareSpec
 from cpembed.ir.computation import Computation
+from cpembed.transform.layout import Step, layout, original_layout, replay
 from cpembed.transform.program import DerivedProgram
-from cpembed.transform.replay import Step, layout, original_layout, replay
 
 
 @dataclass(frozen=True)
@@ -44,7 +44,7 @@ class OtherSet:
     proven: bool = True
 
     @staticmethod
-    def of(result: SolveResult) -> OtherSet:
+    def of_result(result: SolveResult) -> OtherSet:
         """Return the use of a searched set."""
         name = result.constraints.name
         return OtherSet(name, result.utilisation, searched=True, proven=result.top_proven)
@@ -166,9 +166,10 @@ class SolveResult(Displayed):
 
     @property
     def is_stopped(self) -> bool:
-        """True if it is not known whether there is a candidate: none was found, and a limit stopped
-        this search or that of a wider set or of an alternative, or a part of the problem was not
-        searched.
+        """True if it is unknown whether there is a candidate.
+
+        None was found, and a limit stopped this search or that of a wider set or of an alternative,
+        or a part of the problem was not searched.
         """
         is_open = self.status is Status.UNKNOWN or not self.complete or bool(self.open_searches)
         return is_open and not self.embeddings
@@ -261,6 +262,7 @@ class SolveResult(Displayed):
 
     def sets_json(self) -> dict[str, Any]:
         """Return the members on commuted operands and on the other presets."""
+        # The document's member keeps its first name, which scripts of users read.
         document: dict[str, Any] = {"exchanged": True} if self.commuted else {}
         for name, preset in (("narrower", self.narrower), ("wider", self.wider)):
             if preset is not None:

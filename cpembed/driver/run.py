@@ -39,19 +39,24 @@ from cpembed.targets.capabilities import details, written_files
 from cpembed.targets.choice import Choice, built_first
 from cpembed.targets.methods import MethodArtifact, methods_of
 from cpembed.targets.verification import worst_judged
-from cpembed.transform.methods.accuracy import UNIT_ROUNDOFF, bound, roundings, running_bound
 from cpembed.transform.methods.convolution import Array, Rewritten
-from cpembed.transform.methods.winograd import Winograd
+from cpembed.transform.methods.winograd import (
+    UNIT_ROUNDOFF,
+    Winograd,
+    bound,
+    roundings,
+    running_bound,
+)
 
 _TIMED_CALLS = 10
 """Number of calls that time a method so slow that each round is one call of its parts or all."""
 
 
 def built(method: MethodChoice) -> tuple[MethodArtifact, Choice]:
-    """Build the kernel of a method, and return it with the choice that its product was built from;
-    in the worker.
+    """Build the kernel of a method in the worker.
 
-    Raises :class:`~cpembed.errors.LoweringError` if the product has no program.
+    Returns it with the choice that its product was built from. Raises
+    :class:`~cpembed.errors.LoweringError` if the product has no program.
     """
     plan = method.product.plan
     product, choice = built_first(plan.target, plan.choices)
@@ -103,8 +108,10 @@ def judged(
 def _judged(
     method: Rewritten, inputs: Mapping[str, Array], output: Array
 ) -> tuple[Verification, MethodError | None]:
-    """Verify an output: im2col sums the same products in another order and is judged like a kernel;
-    Winograd's method must stay within its running error bound; integers must be equal.
+    """Verify an output of a method.
+
+    im2col sums the same products in another order and is judged like a kernel; Winograd's method
+    must stay within its running error bound; integers must be equal.
     """
     workload = method.convolution.workload
     if not isinstance(method, Winograd) or method.is_exact:
@@ -217,8 +224,10 @@ def run(
     options = merged(RunOptions, options, keywords)
     request = Request(workload, target, options, progress=progress)
     report: Progress = progress or silent
+    # Fresh data in every run: a defect that one seed hides is found by another, which is printed.
     seed = secrets.randbits(31) if options.seed is None else options.seed
     _require_files(request, options)
+    # The worker process starts, and loads the compiler, while the search runs here.
     worker.prepare()
     files = Files(options.save, options.trace)
     # A method has no one program to write: files are of the implicit one.

@@ -8,9 +8,9 @@ from typing import Any
 
 import msgspec
 
+from cpembed.blocks import Displayed
 from cpembed.codegen.epilogue import Epilogue
 from cpembed.cost.ranking import RankedCandidate
-from cpembed.display import Displayed
 from cpembed.driver.plan import AnyTarget, Compared, MethodError, Substitution
 from cpembed.driver.result import SolveResult, workload_json
 from cpembed.ir.computation import Computation
@@ -47,12 +47,10 @@ class Expectation:
     reasons: tuple[str, ...]
 
     @classmethod
-    def of(
+    def of_choice(
         cls, target: Target[Any, Any, Any], choice: Choice, timing: Timing
     ) -> Expectation | None:
-        """Compare the estimate of a choice with its time, packing included if it is timed; None if
-        either is unknown.
-        """
+        """Compare the estimate of a choice with its time; None if either is unknown."""
         return cls.of_times(target, choice.estimated, timing)
 
     @classmethod
@@ -75,6 +73,7 @@ class Expectation:
         Expectation or None
             Both times; None if either is unknown.
         """
+        # Estimates include packing, so the time of one whole call is compared where it was taken.
         if target.unit == "cycles":
             measured = timing.cycles
         else:
@@ -196,8 +195,10 @@ class RunResult(Displayed):
         return self.timing.provenance
 
     def to_json(self) -> dict[str, Any]:
-        """Return the document of ``run --json``: ``latency_us`` is only given for a measured time
-        of the instruction, ``time`` for any time, with its provenance.
+        """Return the document of ``run --json``.
+
+        ``latency_us`` is only given for a measured time of the instruction, ``time`` for any time,
+        with its provenance.
         """
         times = self.timing
         document: dict[str, Any] = {

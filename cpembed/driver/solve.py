@@ -13,19 +13,19 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Any
 
+from cpembed.blocks import Displayed
 from cpembed.bulk import without_collection
 from cpembed.cost.ranking import RankedCandidate, front, objectives
 from cpembed.cost.search import find_best
-from cpembed.display import Displayed
 from cpembed.driver.named import hardware_spec
 from cpembed.driver.options import SearchOptions, SolveOptions, merged, shared
 from cpembed.driver.presets import Reweigh, best_of, default_searches, with_bound
 from cpembed.driver.result import SolveResult
-from cpembed.embedding.checks import check_embedding
 from cpembed.embedding.commute import Pairing
-from cpembed.embedding.conflict import Conflict, explain_pairing
+from cpembed.embedding.conflict import Conflict, explain_infeasible
 from cpembed.embedding.constraint_set import ConstraintSet, load_constraint_set
 from cpembed.embedding.cpsat import SearchLimits, Status
+from cpembed.embedding.digit_search import check_embedding
 from cpembed.embedding.result import Formulation, silent
 from cpembed.errors import SpecError
 from cpembed.hw.instruction import HardwareSpec
@@ -47,7 +47,7 @@ Filter = Callable[[tuple[RankedCandidate, ...]], tuple[RankedCandidate, ...]]
 
 @dataclass(frozen=True)
 class TopCandidates:
-    """How many of the ranked candidates a search returns and proves.
+    """Number of ranked candidates that a search returns and proves.
 
     Parameters
     ----------
@@ -107,7 +107,9 @@ def solve(
     options = merged(SolveOptions, options, keywords)
     clock = Clock(options.timeout)
     returned = TopCandidates(options.top, keep)
-    results = searches(workload, hardware_spec(target), options, returned, progress=progress)
+    results = searches(
+        workload, hardware_spec(target, workload), options, returned, progress=progress
+    )
     return explained(best_of(results), clock, progress)
 
 
@@ -152,6 +154,7 @@ def searches(
         problem = _Problem(pairing, spec, loaded, limits, formulation, returned)
         return _search(problem, report)
 
+    # A target's file may name the only set that describes its hardware, such as strides of DMA.
     constraints = options.constraints or spec.constraints
     if constraints is None:
         return default_searches(search, options, reweigh)
@@ -184,6 +187,8 @@ def _search(problem: _Problem, report: Progress) -> SolveResult:
     require_written(pairing.workload)
     best = find_best(pairing, constraints, top, limits, report, formulation)
     commuted = False
+    # A product may name its factors in the other order than the instruction. Only where labels
+    # matched and nothing fits: else the same embeddings would be found twice.
     infeasible = best.search.status is Status.INFEASIBLE and best.search.mismatch is None
     if infeasible and constraints.get("dataflow") and not constraints.commutes:
         with_commuted = constraints.with_commuted_operands()
@@ -199,6 +204,8 @@ def _search(problem: _Problem, report: Progress) -> SolveResult:
         for number, item in enumerate(selected, 1):
             check_time()
             report("prove", number)
+            # Two independent looks at the solver's answer: every constraint judges the scalar
+            # operations, and isl proves that the derived program computes the workload.
             if search.problem is not None:
                 check_embedding(search.problem, constraints, item.candidate.embedding)
             require(item.candidate.program)
@@ -207,6 +214,7 @@ def _search(problem: _Problem, report: Progress) -> SolveResult:
     try:
         within(clock.left(_PROOF_SECONDS), prove_all)
     except OutOfTime:
+        # What is not proven is not returned, however far the search came.
         search, top_proven = search.cut(len(proven)), False
     return SolveResult(
         workload=pairing.workload,
@@ -260,7 +268,7 @@ def explained(result: SolveResult, clock: Clock, progress: Progress | None = Non
     try:
         conflict = within(
             clock.left(_PROOF_SECONDS),
-            lambda: explain_pairing(result.pairing, result.constraints, limits),
+            lambda: explain_infeasible(result.pairing, result.constraints, limits),
         )
     except OutOfTime:
         messages = ("the time was over before a reason was found",)
@@ -278,8 +286,10 @@ def _formulation(search: str | Formulation) -> Formulation:
 
 @dataclass(frozen=True, repr=False)
 class ParetoResult(Displayed):
-    """The front of a search: ``solved.embeddings`` are its members, proven, with their ranks
-    among all candidates. It is the whole front where ``solved.complete``.
+    """Pareto front of a search.
+
+    ``solved.embeddings`` are its members, proven, with their ranks among all candidates. It is the
+    complete front if ``solved.complete``.
     """
 
     solved: SolveResult

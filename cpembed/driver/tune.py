@@ -20,8 +20,8 @@ from itertools import takewhile
 from pathlib import Path
 from typing import Any
 
+from cpembed.blocks import Displayed
 from cpembed.cost.ranking import RankedCandidate
-from cpembed.display import Displayed
 from cpembed.driver.named import hardware_spec
 from cpembed.driver.options import KernelOptions, SolveOptions, TuneOptions, merged
 from cpembed.driver.pipeline import choose, of_several_statements
@@ -35,7 +35,7 @@ from cpembed.provenance import Provenance
 from cpembed.runtime import worker
 from cpembed.runtime.cluster import Task as WorkerTask
 from cpembed.runtime.cluster import Workers
-from cpembed.runtime.cluster.base import ThisProcess
+from cpembed.runtime.cluster.executors import ThisProcess
 from cpembed.runtime.tuning.database import Trial, tuning_folder
 from cpembed.runtime.tuning.records import WIDEST
 from cpembed.runtime.tuning.session import (
@@ -76,7 +76,7 @@ class TuneResult(Displayed):
         Trials of this call's proposals, of which ``measured`` are new and the rest were stored.
     measured : int
         Number of new trials.
-    kept : int
+    stored : int
         Number of trials in the store, under this key.
     stopped : bool
         True if the time limit ended the call before its number of trials was reached.
@@ -99,7 +99,7 @@ class TuneResult(Displayed):
     candidates: int
     trials: tuple[Any, ...]
     measured: int
-    kept: int
+    stored: int
     stopped: bool
     best: Any
     untuned: Any
@@ -108,9 +108,10 @@ class TuneResult(Displayed):
     about: dict[str, Any]
 
     @classmethod
-    def of(cls, target: AnyTarget, tuning: Tuning[Any, Any]) -> TuneResult:
-        """Return the result after :meth:`Tuning.run`, even an interrupted one; raise as
-        :meth:`Tuning.outcome` does.
+    def of_tuning(cls, target: AnyTarget, tuning: Tuning[Any, Any]) -> TuneResult:
+        """Return the result after :meth:`Tuning.run`, even an interrupted one.
+
+        Raises as :meth:`Tuning.outcome` does.
         """
         best, untuned = tuning.outcome()
         task = tuning.task
@@ -122,7 +123,7 @@ class TuneResult(Displayed):
             candidates=len(tuning.field.designs),
             trials=tuple(tuning.done),
             measured=tuning.measured,
-            kept=tuning.kept,
+            stored=tuning.schedule_count,
             stopped=tuning.stopped,
             best=best,
             untuned=untuned,
@@ -149,7 +150,7 @@ class TuneResult(Displayed):
             "candidates": self.candidates,
             "trials": len(self.trials),
             "measured": self.measured,
-            "kept": self.kept,
+            "kept": self.stored,
             "stopped": self.stopped,
             "untuned": require_tuner(self.target).trial_json(self.untuned),
             "best": require_tuner(self.target).trial_json(self.best),
@@ -181,8 +182,9 @@ class OpenTuning:
     workers: Workers
 
     def run(self, stop: Callable[[], bool] = lambda: False) -> Iterator[Any]:
-        """Yield the trials; none is started after ``stop`` has returned True. Raise as
-        :meth:`~cpembed.runtime.cluster.Workers.outcomes` does.
+        """Yield the trials; none is started after ``stop`` has returned True.
+
+        Raises as :meth:`~cpembed.runtime.cluster.Workers.outcomes` does.
         """
         if isinstance(self.workers, ThisProcess) or measures(self.target):
             # One by one: a trial is timed in alternation with the best one so far, which may be the
@@ -192,8 +194,8 @@ class OpenTuning:
         return self.tuning.run(make_trials)
 
     def result(self) -> TuneResult:
-        """Return the result so far; raise as :meth:`TuneResult.of` does."""
-        return TuneResult.of(self.target, self.tuning)
+        """Return the result so far; raise as :meth:`TuneResult.of_tuning` does."""
+        return TuneResult.of_tuning(self.target, self.tuning)
 
 
 def tune(
@@ -282,8 +284,9 @@ def open_tuning(
     started = time.perf_counter()
     options = merged(TuneOptions, options, keywords)
     constraints, objective, timeout = options.constraints, options.objective, options.timeout
-    spec = hardware_spec(target)
+    spec = hardware_spec(target, workload)
     require_tunable(spec)
+    # The worker loads the compiler while the searches run here.
     worker.prepare()
     machine = open_target(spec)
     _check_options(machine, options.output, objective)
@@ -299,6 +302,7 @@ def open_tuning(
     request = Request(workload, spec, kernel, progress=progress)
     if len(workload.statements) > 1:
         return of_several_statements(request, machine)
+    # For its errors alone: an output that the target cannot store ends the call before a search.
     machine.epilogue(workload, storing)
     # The candidate that runs untuned takes part, so that tuning never does worse.
     usual: Selection | SolveResult | None = None
@@ -362,10 +366,11 @@ def _field(
     epilogue: Any,
     fuses: bool,
 ) -> CandidatePool[Any]:
-    """Collect the embeddings that take part: the untuned choices ``first``, of which the first one
-    runs without tuning, then the ``best`` of the search with their variants.
+    """Collect the embeddings that take part in tuning.
 
-    Raises :class:`LoweringError` if none of them has a program.
+    These are the untuned choices ``first``, of which the first one runs without tuning, then the
+    ``best`` of the search with their variants. Raises :class:`LoweringError` if none of them has a
+    program.
     """
     ranked = [choice.candidate for choice in first]
     designs: list[Design[Any]] = []

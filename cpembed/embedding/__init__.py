@@ -1,0 +1,1 @@
+"""The search for embeddings: problems, both models, constraints, solving, explanations."""

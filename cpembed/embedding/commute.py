@@ -1,6 +1,6 @@
-"""Commuted operands: the same workload with the factors of commutative operations exchanged.
+"""Commuted operands: the same workload with the factors of commutative operations in any order.
 
-An instruction's operands have roles in the order of its expression. Exchanging the workload's
+An instruction's operands have roles in the order of its expression. Commuting the workload's
 factors gives each role to another operand (weights as A, image as B): other layouts, other axes.
 :class:`Pairing` matches each order once and is shared by search, bounds and explanations.
 """
@@ -27,8 +27,8 @@ from cpembed.ir.computation import Assignment, Computation
 from cpembed.ir.expression import OPERATIONS, Cast, Expression, Operation, walk
 
 _MOST_ORDERS = 4096
-"""Maximum number of orders tried per workload; an instruction that needs more has more operations
-than any that is known."""
+"""Maximum number of orders tried per workload, beyond what the operations of any known instruction
+need."""
 
 
 def commuted(workload: Computation, factors: bool = True) -> Iterator[Computation]:
@@ -69,10 +69,9 @@ def orders_left_out(workload: Computation, factors: bool) -> tuple[str, ...]:
 
 
 def same_operations(workload: Computation, instruction: Computation) -> bool:
-    """True if both have the same number of statements and of each operation.
+    """Return True if both have the same number of statements and of each operation.
 
-    Exchanging factors or statements changes none of these numbers, so where they differ, no order
-    of the workload matches the instruction.
+    No order changes these numbers: where they differ, none of the workload's orders matches.
     """
     return len(workload.statements) == len(instruction.statements) and (
         _operation_counts(workload) == _operation_counts(instruction)
@@ -89,12 +88,14 @@ def _operation_counts(computation: Computation) -> Counter[str]:
 
 
 def _orders(node: Expression) -> Iterator[Expression]:
+    """Yield an expression with the arguments of its commutative operations in every order."""
     if isinstance(node, Cast):
         for arg in _orders(node.arg):
             yield Cast(node.dtype, arg)
     elif isinstance(node, Operation):
         for args in itertools.product(*(list(_orders(arg)) for arg in node.args)):
             yield Operation(node.op, args)
+            # A square has one order.
             if OPERATIONS[node.op].commutative and args[0] != args[1]:
                 yield Operation(node.op, args[::-1])
     else:
@@ -102,13 +103,13 @@ def _orders(node: Expression) -> Iterator[Expression]:
 
 
 def is_symmetric(instruction: Instruction, exchange: Mapping[str, str]) -> bool:
-    """True if the instruction cannot distinguish operands that ``exchange`` maps to each other.
+    """Return True if the instruction cannot distinguish operands that ``exchange`` maps.
 
-    True where renaming its axes turns each operand's access, element types and memory side into
-    those of its partner, and what is one element stays one: embeddings with the roles exchanged are
-    then the same ones.
+    Renaming its axes then turns each operand's access, element types and memory side into those of
+    its partner: embeddings with the operands exchanged are the same ones.
     """
     axes = [axis.name for axis in instruction.axes]
+    # Instructions have a handful of axes, so that all renamings can be tried.
     return _keeps_elements(instruction, exchange) and any(
         _invariant(instruction, exchange, dict(zip(axes, order, strict=True)))
         for order in itertools.permutations(axes)
@@ -116,7 +117,7 @@ def is_symmetric(instruction: Instruction, exchange: Mapping[str, str]) -> bool:
 
 
 def _keeps_elements(instruction: Instruction, exchange: Mapping[str, str]) -> bool:
-    """True if ports that share an element still share one after the exchange."""
+    """Return True if ports that share an element still share one after the exchange."""
     shapes = {operand.name: operand.shape for operand in instruction.computation.operands}
     if any(shapes[exchange.get(name, name)] != shapes[name] for name in shapes):
         return False
@@ -133,7 +134,7 @@ def _keeps_elements(instruction: Instruction, exchange: Mapping[str, str]) -> bo
 def _invariant(
     instruction: Instruction, exchange: Mapping[str, str], renamed: Mapping[str, str]
 ) -> bool:
-    """True if renaming the axes turns each operand into its partner."""
+    """Return True if renaming the axes turns each operand into its partner."""
     for old, new in renamed.items():
         if replace(instruction.axis(old), name=new) != instruction.axis(new):
             return False
@@ -160,8 +161,7 @@ def _renamed(memory: OperandMemory, axes: Mapping[str, str]) -> OperandMemory:
 class Pairing:
     """The operands of a workload paired with those of an instruction, in every order that matters.
 
-    An order is matched when it is first needed, and only once: search, bounds and explanations of
-    one workload take the same value.
+    An order is matched when it is first needed, and only once.
 
     Attributes
     ----------
@@ -178,7 +178,7 @@ class Pairing:
         repr=False,
         compare=False,
     )
-    """Match of each order so far, whatever the element types."""
+    """Match of each order so far; element types are not compared."""
 
     def match(self, order: Computation) -> EmbeddingProblem | LabelMismatch:
         """Return the match of one order of the workload; element types are not compared."""
@@ -199,13 +199,13 @@ class Pairing:
 
     @cached_property
     def order(self) -> Computation:
-        """The first order with the instruction's labels and element types, else the workload."""
+        """First order with the instruction's labels and element types, else the workload."""
         orders = (order for order in commuted(self.workload) if self.fits(order) is not None)
         return next(orders, self.workload)
 
     @cached_property
     def problem(self) -> EmbeddingProblem | LabelMismatch:
-        """The problem of the first order that fits, or why labels differ.
+        """Problem of the first order that fits, or the reason why labels differ.
 
         Raises :class:`WorkloadError` where only element types differ.
         """
@@ -216,14 +216,13 @@ class Pairing:
 
     @cached_property
     def _alternatives(self) -> dict[bool, tuple[EmbeddingProblem, ...]]:
-        """Alternatives without and with exchanged factors, as far as they were needed."""
+        """Alternatives without and with commuted factors, as far as they were needed."""
         return {}
 
     def alternatives(self, factors: bool) -> tuple[EmbeddingProblem, ...]:
         """Return the problems beyond the first whose embeddings differ from the earlier ones'.
 
-        ``factors`` admits exchanged factors besides reordered statements. Empty where labels
-        differ.
+        ``factors`` admits commuted factors besides reordered statements. Empty where labels differ.
         """
         if factors not in self._alternatives:
             self._alternatives[factors] = tuple(self._asymmetric(factors))
@@ -248,10 +247,7 @@ class Pairing:
     def problems(self, factors: bool) -> tuple[EmbeddingProblem, ...] | LabelMismatch:
         """Return every problem whose embeddings are those of the workload, the first one first.
 
-        Parameters
-        ----------
-        factors : bool
-            True to admit exchanged factors: ``commute`` of the constraint ``dataflow``.
+        ``factors`` admits commuted factors: ``commute`` of the constraint ``dataflow``.
         """
         if isinstance(self.problem, LabelMismatch):
             return self.problem
@@ -273,27 +269,3 @@ def _exchange(first: Mapping[str, str], second: Mapping[str, str]) -> dict[str, 
     """Map each instruction operand to the one that has its workload operand in ``first``."""
     owner = {partner: operand for operand, partner in first.items()}
     return {operand: owner.get(partner, operand) for operand, partner in second.items()}
-
-
-def problem_of(
-    workload: Computation, instruction: Instruction, roles: Mapping[str, str]
-) -> EmbeddingProblem:
-    """Return :meth:`Pairing.with_roles` of a workload and an instruction.
-
-    Parameters
-    ----------
-    workload : Computation
-        Operator at fixed sizes, its factors in any order.
-    instruction : Instruction
-        Embedded instruction.
-    roles : Mapping
-        Workload operand (port) of each instruction operand.
-    """
-    return Pairing(workload, instruction).with_roles(roles)
-
-
-def with_roles(problem: EmbeddingProblem, roles: Mapping[str, str]) -> EmbeddingProblem:
-    """Return the problem with the operands in the roles of an embedding."""
-    if dict(problem.roles) == dict(roles):
-        return problem
-    return problem_of(problem.original, problem.instruction, roles)

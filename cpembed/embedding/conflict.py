@@ -17,9 +17,8 @@ from typing import Any
 
 from cpembed.embedding.commute import Pairing
 from cpembed.embedding.constraint_set import ConstraintSet
-from cpembed.embedding.constraints.dense import Dense
-from cpembed.embedding.constraints.linear_access import LinearAccess
-from cpembed.embedding.constraints.padding import Padding
+from cpembed.embedding.constraints.domain import Padding
+from cpembed.embedding.constraints.memory_access import Dense, LinearAccess
 from cpembed.embedding.cpsat import SearchLimits
 from cpembed.embedding.embedding import Embedding
 from cpembed.embedding.problem import EmbeddingProblem, LabelMismatch
@@ -32,21 +31,11 @@ from cpembed.embedding.projection import (
     project,
     solve_once,
 )
-from cpembed.embedding.roles import (
-    all_or_nothing,
-    axis_words,
-    candidates,
-    join,
-    obstacles,
-    refusal,
-    role_words,
-    sized,
-)
-from cpembed.hw.instruction import Instruction
-from cpembed.ir.computation import Computation
+from cpembed.embedding.roles import Feed, axis_text, candidates, join, role_text, sized
 from cpembed.time_limit import check_time
 
-Solve = Callable[[EmbeddingProblem, ConstraintSet], Answer]
+_Solve = Callable[[EmbeddingProblem, ConstraintSet], Answer]
+"""Decides feasibility of a problem under a set, within the time of the explanation."""
 
 _TRIED_PADDINGS = 4
 """Maximum number of padding plans given to the solver."""
@@ -55,13 +44,15 @@ _NAMED_PADDINGS = 2
 _OPTIONS_PER_AXIS = 8
 """Maximum number of padded extents considered for each axis at fault."""
 _DROPPABLE = ("dense", "linear_access", "fixed_origin")
-"""Constraints whose omission is a remedy; not ``hyper_rectangle``, without which no embedding has
-a program."""
+"""Constraints whose omission is a remedy.
+
+Without ``hyper_rectangle`` an embedding has no program, so that its omission is none.
+"""
 
 
 @dataclass(frozen=True)
 class _PaddedTo(Padding):
-    """The set's padding rule, widened to the extents in ``room``."""
+    """The set's padding rule, with the extents in ``room`` allowed as well."""
 
     rule: Padding = field(default_factory=Padding)
     room: Mapping[str, int] = field(default_factory=dict[str, int])
@@ -71,43 +62,26 @@ class _PaddedTo(Padding):
         return None if limit is None else max(limit, self.room.get(axis, extent))
 
 
-def relaxations(
+def _relaxations(
     problem: EmbeddingProblem,
     constraints: ConstraintSet,
     core: Collection[str],
     axes: Sequence[str],
-    solve: Solve,
+    solve: _Solve,
 ) -> tuple[str, ...]:
-    """Propose changes of the constraint set under which the whole instruction has an embedding.
+    """Propose changes of the set under which the whole instruction fits, smallest first.
 
-    Tried in this order, each with the solver: stencils read in place, which costs nothing; padding,
-    by falling utilisation; leaving out one constraint; and only if nothing has helped, all of them.
-
-    Parameters
-    ----------
-    problem : EmbeddingProblem
-        Infeasible problem.
-    constraints : ConstraintSet
-        Set to change.
-    core : Collection of str
-        Names of the constraints that exclude the axes.
-    axes : Sequence of str
-        All instruction axes at fault.
-    solve : Solve
-        Feasibility of a problem under a set, within the time of the explanation.
-
-    Returns
-    -------
-    tuple of str
-        Feasible changes as phrases, smallest first.
+    ``core`` names the constraints that exclude the ``axes``, the instruction axes at fault.
     """
     remedies: list[str] = []
 
-    def offer(words: str, changed: ConstraintSet) -> None:
+    def offer(change: str, changed: ConstraintSet) -> None:
         answer = solve(problem, changed)
         if answer.feasible:
-            remedies.append(words + _feeds(answer.embedding, axes))
+            remedies.append(change + _feeds(answer.embedding, axes))
 
+    # Stencils in place come first, since they cost nothing; then padding, by falling utilisation.
+    # All constraints are left out at once only if nothing else has helped.
     boxes = constraints.get("hyper_rectangle") is not None
     linear = constraints.get("linear_access")
     if boxes and "linear_access" in core and linear == LinearAccess("none"):
@@ -118,28 +92,28 @@ def relaxations(
         offer(f"leaving out {name}", dropping(constraints, [name]))
     if not remedies:
         names = [n for n in (*_DROPPABLE, "padding") if constraints.get(n) and n in core]
-        words = [n for n in names if n != "padding"]
+        omitted = join([n for n in names if n != "padding"])
         if len(names) > 1:
             padded = " and padding any axis" if "padding" in names else ""
-            offer(f"leaving out {join(words)}{padded}", dropping(constraints, names))
+            offer(f"leaving out {omitted}{padded}", dropping(constraints, names))
     return tuple(remedies)
 
 
 def _feeds(embedding: Embedding | None, axes: Sequence[str]) -> str:
-    """``: x from 8 of q``, for the axes that were at fault."""
+    """Return how the axes at fault are fed now: ``: x from 8 of q``."""
     if embedding is None or not axes:
         return ""
-    return f": {join([feed_words(embedding, axis) for axis in axes])}"
+    return f": {join([_feed_text(embedding, axis) for axis in axes])}"
 
 
-def feed_words(embedding: Embedding, axis: str) -> str:
-    """``z from 4 of c and 4 of s``"""
+def _feed_text(embedding: Embedding, axis: str) -> str:
+    """Return how an axis is fed: ``z from 4 of c and 4 of s``."""
     digits = [f"{digit.count} of {digit.axis}" for digit in embedding.digits[axis]]
     return f"{axis} from {join(digits)}" if digits else f"{axis} at extent 1"
 
 
 def _paddings(
-    problem: EmbeddingProblem, constraints: ConstraintSet, axes: Sequence[str], solve: Solve
+    problem: EmbeddingProblem, constraints: ConstraintSet, axes: Sequence[str], solve: _Solve
 ) -> list[str]:
     rule = constraints.get("padding")
     if not isinstance(rule, Padding) or not axes:
@@ -152,6 +126,7 @@ def _paddings(
         )[:_OPTIONS_PER_AXIS]
         for axis in axes
     ]
+    # A plan pads each workload axis once, and at least one of them beyond what the set allows.
     plans: list[dict[str, int]] = []
     for combination in itertools.product(*per_axis):
         check_time()
@@ -185,34 +160,24 @@ def _utilisation(extents: Mapping[str, int], padded: Mapping[str, int]) -> float
 def _options(
     problem: EmbeddingProblem, constraints: ConstraintSet, axis: str
 ) -> Iterator[dict[str, int]]:
-    """Ways to feed an instruction axis by padding, as workload axis -> padded extent."""
-    open_axes = [
-        workload_axis
-        for workload_axis in candidates(problem, axis)
-        if not obstacles(problem, constraints, axis, workload_axis)
-    ]
-    undivided = {
-        workload_axis: all_or_nothing(problem, constraints, workload_axis)
-        for workload_axis in open_axes
-    }
+    """Yield the ways to feed an instruction axis by padding, as workload axis -> padded extent."""
+    feeds = [Feed(problem, constraints, axis, name) for name in candidates(problem, axis)]
+    undivided = {f.workload_axis: f.is_undivided for f in feeds if not f.obstacles()}
     for extent in problem.instruction.axis(axis).allowed:
-        for shares in _factorisations(extent, len(open_axes)):
+        for shares in _factorisations(extent, len(undivided)):
             check_time()
-            shared = zip(open_axes, shares, strict=True)
-            if any(
-                undivided[workload_axis] and share not in (1, extent)
-                for workload_axis, share in shared
-            ):
+            by_axis = dict(zip(undivided, shares, strict=True))
+            if any(undivided[name] and share not in (1, extent) for name, share in by_axis.items()):
                 continue
             yield {
-                workload_axis: -(-problem.workload.extents[workload_axis] // share) * share
-                for workload_axis, share in zip(open_axes, shares, strict=True)
+                name: -(-problem.workload.extents[name] // share) * share
+                for name, share in by_axis.items()
                 if share > 1
             }
 
 
 def _factorisations(product: int, parts: int) -> Iterator[tuple[int, ...]]:
-    """Ordered factorisations of an integer into so many factors, 1 included."""
+    """Yield the ordered factorisations of an integer into ``parts`` factors, 1 included."""
     if parts == 0:
         if product == 1:
             yield ()
@@ -240,19 +205,26 @@ _SECONDS = 10.0
 
 @dataclass(frozen=True)
 class Conflict:
-    """Why an instruction has no embedding in a workload.
+    """Reason why an instruction has no embedding in a workload.
 
-    ``axes``: instruction axes that cannot be fed (together), as few as possible; none when the
-    graphs differ in labels or not even one operation can be placed. ``constraints``: names that
-    exclude each other on the instruction projected on these axes. They do so by themselves,
-    beside ``dataflow`` and ``all_different``, which always hold; and dropping any one of them
-    leaves a feasible problem (``minimal``; False where a limit left that open). Dropping is meant
-    as in :func:`~cpembed.embedding.projection.dropping`. ``dataflow`` and ``all_different`` are
-    named where nothing else is needed.
-
-    ``words``: sentences for a hardware engineer, the summary first. ``relaxations``: changes of the
-    whole constraint set that make the whole instruction fit, each found feasible by the solver,
-    smallest first.
+    Attributes
+    ----------
+    axes : tuple of str
+        Instruction axes that cannot be fed (together), as few as possible. Empty when the graphs
+        differ in labels or not even one operation can be placed.
+    constraints : tuple of str
+        Constraints that exclude each other on the instruction projected on these axes, by
+        themselves beside ``dataflow`` and ``all_different``, which always hold and are named only
+        where nothing else is needed.
+    words : tuple of str
+        Sentences for a hardware engineer, the summary first.
+    relaxations : tuple of str
+        Changes of the set that make the whole instruction fit, each found feasible by the solver,
+        smallest first.
+    minimal : bool
+        True if dropping any of the constraints
+        (:func:`~cpembed.embedding.projection.dropping`) leaves a feasible problem; False where a
+        limit left that open.
     """
 
     axes: tuple[str, ...]
@@ -262,7 +234,7 @@ class Conflict:
     minimal: bool = True
 
     def to_json(self) -> list[dict[str, Any]]:
-        """The ``conflict`` of the ``solve`` document: a list, with one entry per conflict."""
+        """Return the ``conflict`` of the ``solve`` document, a list with an entry per conflict."""
         return [
             {
                 "axes": list(self.axes),
@@ -275,26 +247,6 @@ class Conflict:
 
 
 def explain_infeasible(
-    workload: Computation,
-    instruction: Instruction,
-    constraints: ConstraintSet,
-    limits: SearchLimits | None = None,
-) -> Conflict:
-    """Explain why the search has no result: :func:`explain_pairing` of the two.
-
-    Parameters
-    ----------
-    workload : Computation
-        Operator at fixed sizes.
-    instruction : Instruction
-        Hardware instruction that does not fit.
-    constraints, limits
-        As in :func:`explain_pairing`.
-    """
-    return explain_pairing(Pairing(workload, instruction), constraints, limits)
-
-
-def explain_pairing(
     pairing: Pairing, constraints: ConstraintSet, limits: SearchLimits | None = None
 ) -> Conflict:
     """Explain why :func:`~cpembed.embedding.search.search_pairing` has no result.
@@ -352,13 +304,16 @@ class _Explanation:
             )
         at_fault = dict.fromkeys(name for some in failing for name in some)
         excluding = {name for core, _ in cores for name in core}
-        fixes = relaxations(self.problem, self.constraints, excluding, tuple(at_fault), self._solve)
+        fixes = _relaxations(
+            self.problem, self.constraints, excluding, tuple(at_fault), self._solve
+        )
         return Conflict(axes, names, tuple(words), fixes, minimal)
 
     def _solve(self, problem: EmbeddingProblem, constraints: ConstraintSet) -> Answer:
         check_time()
         left = self.deadline - time.perf_counter()
         if left <= 0:
+            # Out of time, a question stays open.
             return Answer(None)
         return solve_once(problem, constraints, replace(self.limits, seconds=left))
 
@@ -366,9 +321,10 @@ class _Explanation:
         return replace(self.problem, instruction=project(self.problem.instruction, axes))
 
     def _failing(self) -> tuple[list[tuple[str, ...]], bool]:
-        """The infeasible projections on the fewest axes, and whether all smaller ones fit."""
+        """Return the infeasible projections on the fewest axes; True if all smaller ones fit."""
         settled = True
         everything = tuple(self.problem.instruction.extents)
+        # Few axes first: the fewest that fail are the clearest reason.
         for subsets in axis_subsets(self.problem.instruction):
             answers = {
                 axes: self._solve(self._projected(axes), self.constraints).feasible
@@ -380,24 +336,27 @@ class _Explanation:
             settled &= all(answers.values())
         if settled:
             raise ValueError("the problem to be explained has an embedding")
+        # Every variant was left open; that all axes together fail is known from the search.
         return [everything], False
 
     def _core(self, problem: EmbeddingProblem) -> tuple[tuple[str, ...], bool]:
-        """Deletion filter: drop each constraint in turn, for good where it stays infeasible."""
+        """Return the constraints that a deletion filter leaves, and True if they are minimal."""
         present = [constraint.name for constraint in self.constraints.constraints]
         dropped: list[str] = []
         minimal = True
         for name in (n for n in _DELETION_ORDER if n in present):
             feasible = self._solve(problem, dropping(self.constraints, [*dropped, name])).feasible
+            # Infeasible without it, the constraint is not needed, and stays dropped.
             if feasible is False:
                 dropped.append(name)
             minimal &= feasible is not None
         core = tuple(name for name in present if name not in (*dropped, *ALWAYS))
         if core:
             return core, minimal
+        # Nothing but what defines an embedding is left: is it the labels and edges alone?
         bare = dropping(self.constraints, dropped)
         distinct = bare.get("all_different") is not None
-        if distinct and self._solve(problem, bare.without("all_different")).feasible:
+        if distinct and self._solve(problem, bare.removing("all_different")).feasible:
             return ALWAYS, minimal
         return ("dataflow",), minimal
 
@@ -406,40 +365,41 @@ class _Explanation:
         quoted = join([f"`{name}`" for name in core])
         exclude = f"{quoted} exclude{'' if len(core) > 1 else 's'}"
         if len(axes) > 1:
+            # Axes of one group cannot be cut from each other: of them there is no "fewer".
             groups = [g for g in axis_groups(problem.instruction) if set(g) <= set(axes)]
             fewer = "each alone" if len(groups) == 2 else "any fewer of them"
             though = f", though {fewer} can" if settled and len(groups) > 1 else ""
-            listed = join([axis_words(problem, axis) for axis in axes])
+            listed = join([axis_text(problem, axis) for axis in axes])
             return f"axes {listed} cannot be fed together{though}: {exclude} it"
         axis = next(iter(axes))
         able = candidates(problem, axis)
         if not able:
             beyond = "" if set(core) <= set(ALWAYS) else f"; {exclude} any other way to feed it"
             return (
-                f"axis {axis_words(problem, axis)} has no counterpart: no axis of the workload "
-                f"indexes {role_words(problem, axis)}{beyond}"
+                f"axis {axis_text(problem, axis)} has no counterpart: no axis of the workload "
+                f"indexes {role_text(problem, axis)}{beyond}"
             )
         listed = join([sized(problem, workload_axis) for workload_axis in able], "or")
         leave = f"{quoted} leave{'' if len(core) > 1 else 's'}"
         goal = problem.instruction.axis(axis).describe_allowed()
         return (
-            f"axis {axis_words(problem, axis)} needs {goal} from {listed}; {leave} no way to get it"
+            f"axis {axis_text(problem, axis)} needs {goal} from {listed}; {leave} no way to get it"
         )
 
     def _details(self, axes: tuple[str, ...]) -> list[str]:
-        """One sentence per workload axis that has the role of a culprit axis."""
+        """Return one sentence per workload axis that has the role of a culprit axis."""
         projected = self._projected(axes)
         if len(axes) == 1:
-            reasons = [
-                refusal(projected, self.constraints, axes[0], workload_axis)
+            reasons = (
+                Feed(projected, self.constraints, axes[0], workload_axis).rejection()
                 for workload_axis in candidates(projected, axes[0])
-            ]
-            return [words for words in reasons if words is not None]
+            )
+            return [reason for reason in reasons if reason is not None]
         words: list[str] = []
         for group in axis_groups(self.problem.instruction):
             if len(group) == len(axes) or not set(group) <= set(axes):
                 continue
             embedding = self._solve(self._projected(group), self.constraints).embedding
             if embedding is not None:
-                words += [f"alone, {feed_words(embedding, axis)} is possible" for axis in group]
+                words += [f"alone, {_feed_text(embedding, axis)} is possible" for axis in group]
         return words

@@ -1,9 +1,8 @@
-"""Constraint sets: which constraints are on, with which parameters, as data in a TOML file."""
+"""Constraint sets: selected constraints with their parameters, as data in a TOML file."""
 
 from __future__ import annotations
 
 import dataclasses
-import difflib
 import math
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
@@ -14,12 +13,15 @@ import msgspec
 
 from cpembed.embedding.constraints import CONSTRAINTS, constraint_names, find_constraint
 from cpembed.embedding.constraints.base import Constraint
-from cpembed.embedding.constraints.dataflow import Dataflow
-from cpembed.embedding.constraints.padding import Padding
-from cpembed.errors import SpecError
+from cpembed.embedding.constraints.domain import Padding
+from cpembed.embedding.constraints.isomorphism import Dataflow
+from cpembed.embedding.node_map import NodeMap
+from cpembed.embedding.problem import EmbeddingProblem
+from cpembed.errors import InvariantError, SpecError
 from cpembed.files import read_toml
+from cpembed.hw.schema import close_match
 from cpembed.plugins import plugin_file, plugin_files
-from cpembed.resources import constraint_files
+from cpembed.resources import constraint_files, read_once
 
 T = TypeVar("T")
 _LARGEST = 2**31 - 1
@@ -43,12 +45,18 @@ class Weights:
 
 @dataclass(frozen=True)
 class Flatten:
-    """Ordered groups of 2 to ``max_axes`` axes that index the same operands may be fused into one
-    axis before it is split (not a constraint: it enlarges the space); axes of fewer than
-    ``min_extent`` points are in no group.
+    """Rule for axes that are fused into one before it is split; it enlarges the space.
 
-    A digit on a fused axis that several digits on its members are too is left out, unless
-    ``plain``: where an instruction axis may have one digit only, nothing else gives those tiles.
+    Attributes
+    ----------
+    max_axes : int
+        Maximum number of axes in a group; the axes of a group index the same operands. 1 fuses
+        nothing.
+    min_extent : int
+        Minimum extent of an axis in a group.
+    plain : bool
+        True to keep a digit on a fused axis that several digits on its members express as well.
+        Where an instruction axis may have one digit only, nothing else gives those tiles.
     """
 
     max_axes: int = 1
@@ -64,10 +72,7 @@ class Flatten:
 
 @dataclass(frozen=True)
 class ConstraintSet:
-    """Constraints in the order in which they post, which is the registry's whatever order they are
-    given in: one may rely on what an earlier one posted. Those that distributions add come last.
-    Unique by name.
-    """
+    """Constraints, unique by name, in the order in which they are posted."""
 
     name: str
     description: str
@@ -76,6 +81,8 @@ class ConstraintSet:
     flatten: Flatten = Flatten()
 
     def __post_init__(self) -> None:
+        # The registry's order, whatever the file's: a constraint may rely on what an earlier one
+        # posted. Those that other distributions add come last.
         order = {name: place for place, name in enumerate(CONSTRAINTS)}
         posted = sorted(self.constraints, key=lambda c: order.get(c.name, len(order)))
         object.__setattr__(self, "constraints", tuple(posted))
@@ -85,7 +92,7 @@ class ConstraintSet:
 
     @property
     def padding(self) -> Padding:
-        """The set's padding rule; without one, axes keep their extents."""
+        """Padding rule of the set; without one, axes keep their extents."""
         padding = self.get("padding")
         return padding if isinstance(padding, Padding) else Padding()
 
@@ -96,21 +103,34 @@ class ConstraintSet:
         return isinstance(dataflow, Dataflow) and dataflow.commute
 
     def with_commuted_operands(self) -> ConstraintSet:
-        """The set that tries the factors of a product in either role."""
+        """Return the set that tries the factors of a product in either role."""
         return self.replacing(Dataflow(commute=True))
 
-    def without(self, *names: str) -> ConstraintSet:
+    def removing(self, *names: str) -> ConstraintSet:
+        """Return the set without the named constraints."""
         remaining = tuple(c for c in self.constraints if c.name not in names)
         return dataclasses.replace(self, constraints=remaining)
 
     def replacing(self, constraint: Constraint) -> ConstraintSet:
-        """The set with one constraint exchanged for another of the same name."""
+        """Return the set with one constraint exchanged for another of the same name."""
         changed = tuple(constraint if c.name == constraint.name else c for c in self.constraints)
         return dataclasses.replace(self, constraints=changed)
 
+    def check(self, problem: EmbeddingProblem, node_map: NodeMap) -> None:
+        """Have every constraint judge a node map that a model found.
+
+        Raises :class:`InvariantError` if one rejects it: a defect of the posted model.
+        """
+        for constraint in self.constraints:
+            if not constraint.holds(problem, node_map):
+                raise InvariantError(
+                    f"a solution of the model violates {constraint.name}: please report this with "
+                    f"the workload {problem.workload} and the target {problem.instruction.name}"
+                )
+
 
 def load_constraint_set(name_or_path: str) -> ConstraintSet:
-    """A shipped set or one that a distribution adds by name, or a user's own file by path.
+    """Load a shipped set or one that a distribution adds by name, or a user's file by path.
 
     Raises :class:`SpecError` naming the file, the key and what is allowed.
     """
@@ -121,6 +141,11 @@ def load_constraint_set(name_or_path: str) -> ConstraintSet:
         path = Path(name_or_path)
         if path.suffix != ".toml":
             path = plugin_file("cpembed.constraint_sets", name_or_path) or _unknown(name_or_path)
+    return _load(path)
+
+
+@read_once
+def _load(path: Path) -> ConstraintSet:
     tables = _read(path, ())
     return ConstraintSet(
         name=str(tables.pop("name", path.stem)),
@@ -134,22 +159,22 @@ def load_constraint_set(name_or_path: str) -> ConstraintSet:
 def _unknown(name: str) -> NoReturn:
     shipped = constraint_files()
     files = {**shipped, **plugin_files("cpembed.constraint_sets", shipped)}
-    close = difflib.get_close_matches(name, files, 1)
-    hint = f"; did you mean {close[0]}?" if close else ""
     raise SpecError(
-        f"no constraint set named {name!r}: there are {', '.join(sorted(files))}"
-        f", or give the path of a .toml file{hint}"
+        f"no constraint set named {name!r}: there are {', '.join(sorted(files))}, or give the path "
+        f"of a .toml file{close_match(name, files)}"
     )
 
 
 def _read(path: Path, extended: tuple[Path, ...]) -> dict[str, Any]:
-    """A file's tables over those of the set it extends; ``key = false`` removes a constraint."""
+    """Return the tables of a file over those of the set that it extends.
+
+    ``extended`` are the files that extend this one, by which a circle is found.
+    """
     tables = read_toml(path)
     for key in tables:
         if key not in _META_KEYS and find_constraint(key) is None:
             allowed = [*_META_KEYS, *constraint_names()]
-            close = difflib.get_close_matches(key, allowed, 1)
-            hint = f" (did you mean {close[0]}?)" if close else ""
+            hint = close_match(key, allowed)
             raise SpecError(f"{path}: unknown key {key!r}{hint}: allowed are {', '.join(allowed)}")
     for key in ("name", "description", "extends"):
         if not isinstance(tables.get(key, ""), str):
@@ -157,6 +182,7 @@ def _read(path: Path, extended: tuple[Path, ...]) -> dict[str, Any]:
     base = tables.pop("extends", None)
     if base is None:
         return tables
+    # A shipped set, else one beside the file, else one of another distribution.
     parent = constraint_files().get(str(base), path.parent / f"{base}.toml")
     if not _exists(parent):
         parent = plugin_file("cpembed.constraint_sets", str(base)) or parent
@@ -171,11 +197,12 @@ def _read(path: Path, extended: tuple[Path, ...]) -> dict[str, Any]:
 def _exists(path: Path) -> bool:
     try:
         return path.exists()
-    except OSError:  # no name of a file, being too long
+    except OSError:  # the name is too long for a file
         return False
 
 
 def _constraints(tables: Mapping[str, Any], path: Path) -> tuple[Constraint, ...]:
+    # `key = false` removes an inherited constraint.
     kinds = {name: find_constraint(name) for name in tables if tables[name] is not False}
     constraints = tuple(
         _convert(tables[name], kind, path, name) for name, kind in kinds.items() if kind is not None
@@ -205,11 +232,12 @@ def _convert(table: object, kind: type[T], path: Path, key: str) -> T:
     try:
         return msgspec.convert(table, kind)
     except msgspec.ValidationError as error:
+        # msgspec writes the path of a key within the table as `$.key`.
         raise SpecError(f"{path}: {key}: {error}".replace("`$.", "`")) from None
 
 
 def _integers(value: object) -> Iterator[int]:
-    """The integers of a table, at any depth."""
+    """Yield the integers of a table, at any depth."""
     if isinstance(value, int):
         yield value
     elif isinstance(value, dict | list):

@@ -1,4 +1,4 @@
-"""Enumerating the solutions of a model with CP-SAT."""
+"""CP-SAT: enumeration of a model's solutions, bounds of an objective, limits and interrupts."""
 
 # pyright: reportUnknownMemberType=false, reportUnknownVariableType=false
 # pyright: reportUnknownArgumentType=false, reportAttributeAccessIssue=false
@@ -21,7 +21,7 @@ _PATIENCE = 0.1
 """Seconds between looks for an interrupt or the end of the time limit."""
 
 _MEMORY_MIB = 1024
-"""Maximum memory of the solver in MiB; a search that needs more ends as one out of time does."""
+"""Maximum memory of the solver in MiB; a search that needs more ends like one out of time."""
 
 
 class Status(StrEnum):
@@ -35,8 +35,10 @@ class Status(StrEnum):
 
 @dataclass(frozen=True)
 class SearchStatistics:
-    """The solver's effort. ``seconds`` is wall time; ``work`` is the solver's deterministic time,
-    in its own unit (about a second), the same in every run.
+    """The solver's effort.
+
+    ``seconds`` is wall time; ``work`` is the solver's deterministic time, in its own unit (about a
+    second), the same in every run.
     """
 
     branches: int = 0
@@ -44,17 +46,20 @@ class SearchStatistics:
     seconds: float = 0.0
     work: float = 0.0
 
-    def plus(self, other: SearchStatistics) -> SearchStatistics:
+    def plus(self, more: SearchStatistics) -> SearchStatistics:
         return SearchStatistics(
-            self.branches + other.branches,
-            self.conflicts + other.conflicts,
-            self.seconds + other.seconds,
-            self.work + other.work,
+            self.branches + more.branches,
+            self.conflicts + more.conflicts,
+            self.seconds + more.seconds,
+            self.work + more.work,
         )
 
 
 class _Collector(cmh.SolutionCallback):
-    """Passes each solution on as a vector; stops the search when the receiver returns False."""
+    """Callback that passes each solution on as a vector.
+
+    It stops the search when the receiver returns False.
+    """
 
     def __init__(self, receive: Callable[[Ids], bool]) -> None:
         super().__init__()
@@ -62,7 +67,7 @@ class _Collector(cmh.SolutionCallback):
         self.error: BaseException | None = None
         self.stopped = False
 
-    def OnSolutionCallback(self) -> None:
+    def _on_solution(self) -> None:
         try:
             solution = np.array(list(self.Response().solution), np.int64)
             if not self.receive(solution):
@@ -72,11 +77,12 @@ class _Collector(cmh.SolutionCallback):
             self.error = error
             self.StopSearch()
 
+    # The name by which OR-Tools looks the method up.
+    OnSolutionCallback = _on_solution
+
 
 def solve_in_thread(wrapper: Any, proto: Any) -> Any:
-    """Solve in a thread, so that this one can take an interrupt, or keep a time limit, and stop the
-    search.
-    """
+    """Solve in a thread, so that this one can be interrupted or reach a time limit."""
     responses: list[Any] = []
     thread = threading.Thread(target=lambda: responses.append(wrapper.solve(proto)))
     thread.start()
@@ -93,25 +99,25 @@ def solve_in_thread(wrapper: Any, proto: Any) -> Any:
 
 @dataclass(frozen=True)
 class SearchLimits:
-    """``seconds`` bounds the search's wall time; ``solutions`` how many are collected."""
+    """Limits of wall time in seconds and of the number of solutions, and the solver's seed."""
 
     seconds: float | None = None
     solutions: int | None = None
     seed: int = 0
 
     def after(self, seconds: float) -> SearchLimits:
-        """The limits with less time left."""
+        """Return the limits with less time left."""
         if self.seconds is None:
             return self
         return replace(self, seconds=max(0.0, self.seconds - seconds))
 
     def share(self, parts: float) -> SearchLimits:
-        """The limits with one of so many parts of the time."""
+        """Return the limits with one of so many parts of the time."""
         return self if self.seconds is None else replace(self, seconds=self.seconds / parts)
 
 
 class StopSignal:
-    """Stops the searches that listen to it, from any thread, and those that would start later."""
+    """Signal that stops the searches that listen to it, and those that would start later."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
@@ -130,6 +136,7 @@ class StopSignal:
 
     def listen(self, wrapper: Any) -> None:
         with self._lock:
+            # A search that starts after the signal must end at once.
             self._wrappers.append(wrapper)
             if self._stopped:
                 wrapper.stop_search()
@@ -141,12 +148,19 @@ class StopSignal:
 
 @dataclass(frozen=True)
 class SearchControl:
-    """Settings of a search beside its limits; the answer does not depend on them.
+    """Settings of a search that do not change the answer.
 
-    ``presolve``: simplify the model first. ``work`` bounds the search by the solver's
-    deterministic time, which is the same in every run. ``stop`` ends it from outside.
-    ``relaxation``: solve the linear relaxation at each node, which only slows models of Booleans
-    that are enumerated.
+    Attributes
+    ----------
+    presolve : bool
+        True to simplify the model first.
+    work : float, optional
+        Maximum deterministic time, in the solver's unit, the same in every run.
+    stop : StopSignal, optional
+        Signal that ends the search from outside.
+    relaxation : bool
+        True to solve the linear relaxation at each node, which only slows models of Booleans that
+        are enumerated.
     """
 
     presolve: bool = True
@@ -156,8 +170,9 @@ class SearchControl:
 
 
 def _parameters(limits: SearchLimits) -> Any:
-    """The solver's parameters that every search has."""
+    """Return the solver's parameters that every search has."""
     parameters = cmh.SatParameters()
+    # CP-SAT enumerates with one worker only, and one is the same search in every run.
     parameters.num_workers = 1
     parameters.max_memory_in_mb = _MEMORY_MIB
     parameters.random_seed = limits.seed
@@ -167,6 +182,32 @@ def _parameters(limits: SearchLimits) -> Any:
     # CP-SAT would turn an interrupt into an incomplete answer; here it stays an interrupt.
     parameters.catch_sigint_signal = False
     return parameters
+
+
+def _enumeration_parameters(limits: SearchLimits, control: SearchControl) -> Any:
+    parameters = _parameters(limits)
+    parameters.enumerate_all_solutions = True
+    # Symmetry breaking would leave out solutions that are images of others.
+    parameters.symmetry_level = 0
+    # The model's own decision order: solutions come in it, and the search is the same in every run.
+    parameters.search_branching = cmh.SatParameters.SearchBranching.FIXED_SEARCH
+    if control.work is not None:
+        parameters.max_deterministic_time = control.work
+    if not control.presolve:
+        parameters.cp_model_presolve = False
+        parameters.cp_model_probing_level = 0
+    if not control.relaxation:
+        parameters.linearization_level = 0
+    return parameters
+
+
+def _solved(wrapper: Any, proto: Any) -> tuple[Any, str]:
+    """Return the solver's response and the name of its status."""
+    response = solve_in_thread(wrapper, proto)
+    name = str(response.status.name)
+    if name == "MODEL_INVALID":
+        raise ValueError(cmh.CpSatHelper.validate_model(proto))
+    return response, name
 
 
 def enumerate_solutions(
@@ -210,23 +251,12 @@ def enumerate_solutions(
 
     collector = _Collector(accept)
     wrapper = cmh.SolveWrapper()
-    parameters = _parameters(limits)
-    parameters.enumerate_all_solutions = True
-    parameters.symmetry_level = 0
-    parameters.search_branching = cmh.SatParameters.SearchBranching.FIXED_SEARCH
-    if control.work is not None:
-        parameters.max_deterministic_time = control.work
-    if not control.presolve:
-        parameters.cp_model_presolve = False
-        parameters.cp_model_probing_level = 0
-    if not control.relaxation:
-        parameters.linearization_level = 0
-    wrapper.set_parameters(parameters)
+    wrapper.set_parameters(_enumeration_parameters(limits, control))
     wrapper.add_solution_callback(collector)
     if control.stop is not None:
         control.stop.listen(wrapper)
     try:
-        response = solve_in_thread(wrapper, model.proto)
+        response, name = _solved(wrapper, model.proto)
     finally:
         if control.stop is not None:
             control.stop.leave(wrapper)
@@ -239,14 +269,12 @@ def enumerate_solutions(
         float(response.wall_time),
         float(response.deterministic_time),
     )
-    name = response.status.name
-    if name == "MODEL_INVALID":
-        raise ValueError(cmh.CpSatHelper.validate_model(model.proto))
     if name == "INFEASIBLE":
         return Status.INFEASIBLE, True, statistics
     if name == "UNKNOWN":
         return Status.UNKNOWN, False, statistics
     complete = name == "OPTIMAL" and not collector.stopped
+    # The model may be a relaxation, all of whose solutions were rejected by the receiver.
     if not accepted:
         return (Status.INFEASIBLE if complete else Status.UNKNOWN), complete, statistics
     return (Status.OPTIMAL if complete else Status.FEASIBLE), complete, statistics
@@ -279,13 +307,12 @@ def minimise(model: CompiledModel, terms: Mapping[int, int], limits: SearchLimit
     model.proto.objective.coeffs.extend(list(free.values()))
     wrapper = cmh.SolveWrapper()
     wrapper.set_parameters(_parameters(limits))
-    response = solve_in_thread(wrapper, model.proto)
-    if response.status.name == "INFEASIBLE":
+    response, name = _solved(wrapper, model.proto)
+    if name == "INFEASIBLE":
         return None
-    if response.status.name == "MODEL_INVALID":
-        raise ValueError(cmh.CpSatHelper.validate_model(model.proto))
     least = sum(min(c, 0) for c in free.values())
     # Stopped before it had a solution, the solver may not have set its bound.
-    if response.status.name in ("OPTIMAL", "FEASIBLE"):
+    if name in ("OPTIMAL", "FEASIBLE"):
+        # The bound is a float slightly off an integer.
         least = max(least, math.ceil(response.best_objective_bound - 1e-6))
     return constant + least

@@ -9,26 +9,35 @@ truth: both return the same set wherever both can run, which the tests check.
 
 from __future__ import annotations
 
-import math
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import InitVar, dataclass, field
 
 import numpy as np
 
 from cpembed.embedding.embedding import Digit, Embedding
-from cpembed.embedding.flatten import adds_tiles, candidate_groups
 from cpembed.embedding.model_builder import CompiledModel, Ids, ModelBuilder
 from cpembed.embedding.problem import EmbeddingProblem
-from cpembed.time_limit import check_time
 
 
 @dataclass(frozen=True)
 class DigitOption:
-    """A digit that an instruction axis may have: along ``digit.axis`` its ``position`` moves by
+    """A digit that an instruction axis may have.
+
+    Along ``digit.axis``, ``position`` of the instruction axis moves by
     ``stride * ((position // weight) % count)``.
 
-    ``members`` are the workload axes behind that axis: several when it is a fused one, whose
-    extent is ``extent``.
+    Attributes
+    ----------
+    instruction_axis : str
+        Axis that the digit is part of.
+    weight : int
+        Product of the counts of the digits before it.
+    digit : Digit
+        Workload axis, count and stride.
+    members : tuple of str
+        Workload axes behind ``digit.axis``: several if that is a fused one.
+    extent : int
+        Extent of ``digit.axis``.
     """
 
     instruction_axis: str
@@ -40,7 +49,7 @@ class DigitOption:
 
 @dataclass(frozen=True)
 class AxisMaps:
-    """Extents and digits of some instruction axes."""
+    """Extents and digits of some instruction axes, and the fused axes among their digits."""
 
     extents: Mapping[str, int]
     digits: Mapping[str, tuple[Digit, ...]]
@@ -48,7 +57,15 @@ class AxisMaps:
 
 
 def combine(problem: EmbeddingProblem, parts: Iterable[AxisMaps]) -> Embedding:
-    """The embedding made of axis maps of all instruction axes, in the instruction's order."""
+    """Return the embedding made of axis maps of all instruction axes, in the instruction's order.
+
+    Parameters
+    ----------
+    problem : EmbeddingProblem
+        Problem without fused axes.
+    parts : iterable of AxisMaps
+        Axis maps; each instruction axis is in one of them.
+    """
     extents: dict[str, int] = {}
     digits: dict[str, tuple[Digit, ...]] = {}
     flattened: dict[str, tuple[str, ...]] = {}
@@ -70,9 +87,8 @@ def combine(problem: EmbeddingProblem, parts: Iterable[AxisMaps]) -> Embedding:
 class DigitModel:
     """Options with their literals, and the extent of each instruction axis.
 
-    Every instruction axis's digits form a number system of its extent; a workload axis feeds at
-    most one digit. ``axes`` are the instruction axes that the model decides, all by default;
-    ``allowed`` are options of these.
+    ``axes`` are the instruction axes that the model decides, ``allowed`` options of these.
+    ``options`` and ``extent_literals`` map options, and extents of each axis, to Booleans.
     """
 
     problem: EmbeddingProblem
@@ -82,8 +98,6 @@ class DigitModel:
     builder: ModelBuilder = field(default_factory=ModelBuilder)
     extent_literals: dict[str, dict[int, int]] = field(default_factory=dict[str, dict[int, int]])
     _coupled: list[set[str]] = field(default_factory=list[set[str]])
-    _ordered: list[DigitOption] = field(init=False)
-    _literals: Ids = field(init=False)
 
     def __post_init__(self, allowed: Iterable[DigitOption]) -> None:
         for axis in (self.problem.instruction.axis(name) for name in self.axes):
@@ -94,13 +108,15 @@ class DigitModel:
             self.options[option] = self.builder.boolean()
         for axis in self.axes:
             self._number_system(axis)
+        # A box uses each dimension once: an axis, alone or fused with others, feeds one digit.
         for axis in self.problem.workload.axes:
             self.at_most_one([o for o in self.options if axis.name in o.members])
-
+        # Every solution is read through these: numpy finds the chosen options of hundreds at once.
         self._ordered = list(self.options)
         self._literals = np.array(list(self.options.values()), np.int64)
 
     def at_most_one(self, options: list[DigitOption]) -> None:
+        """Choose at most one of the options."""
         self._coupled.append({option.instruction_axis for option in options})
         self.builder.at_most_one([self.options[option] for option in options])
 
@@ -109,7 +125,7 @@ class DigitModel:
         self._coupled.append(set(axes) & set(self.axes))
 
     def at_most(self, options: list[DigitOption], count: int) -> None:
-        """At most ``count`` of the options are chosen."""
+        """Choose at most ``count`` of the options."""
         self._coupled.append({option.instruction_axis for option in options})
         if len(options) > count:
             self.builder.row([(1, self.options[option]) for option in options], 0, count)
@@ -123,11 +139,12 @@ class DigitModel:
         them is chosen too.
         """
         end = self.extent_literals[option.instruction_axis].get(extent)
-        partners = [(1, self.options[other]) for other in partner_options]
+        partners = [(1, self.options[partner]) for partner in partner_options]
         if partners:
             self._coupled.append(
                 {option.instruction_axis, *(o.instruction_axis for o in partner_options)}
             )
+        # option + partners <= end + 1, as at most one partner is chosen; without, option <= end.
         terms = [(1, self.options[option]), *partners]
         limit = 1 if partners else 0
         if end is not None:
@@ -143,8 +160,10 @@ class DigitModel:
         self.builder.row(terms, -len(terms), 0)
 
     def _number_system(self, axis: str) -> None:
-        """The chosen weights form one path from 1 to the extent: flow conservation."""
+        """Post that the chosen weights form one path from 1 to the extent."""
         extents = self.extent_literals[axis]
+        # A digit is an edge from its weight to weight * count. Flow is conserved at each weight: a
+        # unit enters at 1 and leaves at the extent that is chosen.
         balance: dict[int, list[tuple[int, int]]] = {1: []}
         for option, literal in self.options.items():
             if option.instruction_axis == axis:
@@ -158,10 +177,11 @@ class DigitModel:
                 supply = 1 if weight == 1 else 0
                 self.builder.row(terms, supply, supply)
             elif weight == 1:
+                # Neither a digit nor an extent of 1: nothing can feed the axis.
                 self.builder.exactly_one([])
 
     def components(self) -> list[tuple[str, ...]]:
-        """Instruction axes that no constraint couples: their digits combine freely."""
+        """Return the groups of instruction axes that no constraint couples to any other."""
         component = {axis: {axis} for axis in self.axes}
         for axes in self._coupled:
             merged = set[str]().union(*(component[axis] for axis in axes))
@@ -171,7 +191,7 @@ class DigitModel:
         return list(dict.fromkeys(components))
 
     def axis_maps(self, values: Ids) -> AxisMaps:
-        """The extents and digits of a solution."""
+        """Return the extents and digits of a solution."""
         digits: dict[str, list[tuple[int, Digit]]] = {axis: [] for axis in self.axes}
         flattened: dict[str, tuple[str, ...]] = {}
         for position in np.flatnonzero(values[self._literals]).tolist():
@@ -192,55 +212,9 @@ class DigitModel:
         )
 
     def build(self) -> CompiledModel:
-        """Assign extents, then choose digits rather than refuse them one after the other."""
+        """Compile the model, whose search decides extents first, then options."""
         extents = [lit for literals in self.extent_literals.values() for lit in literals.values()]
         self.builder.decide(np.array(extents, np.int64), largest_first=True)
+        # Choosing a digit fixes many others; rejecting one leaves nearly all of them open.
         self.builder.decide(self._literals, largest_first=True)
         return self.builder.build()
-
-
-def possible_digits(
-    problem: EmbeddingProblem,
-    strides: Callable[[str, int], Iterable[int]],
-    largest_group: int = 1,
-    smallest_extent: int = 1,
-    *,
-    plain: bool = False,
-) -> Iterator[DigitOption]:
-    """Yield every digit that fits a number system of one of its instruction axis's extents.
-
-    Parameters
-    ----------
-    problem : EmbeddingProblem
-        Problem without fused axes.
-    strides : Callable
-        Strides to consider for a workload axis and a count.
-    largest_group : int
-        Maximum number of members of a fused axis; 1 fuses nothing.
-    smallest_extent : int
-        Minimum extent of a member.
-    plain : bool
-        True to admit on fused axes also what several digits on the members give; what one digit on
-        the innermost member gives is always left out.
-    """
-    workload = problem.workload
-    groups = candidate_groups(workload, largest_group, smallest_extent)
-    for instruction_axis in problem.instruction.axes:
-        for weight in range(1, instruction_axis.maximum + 1):
-            # Large counts first: few digits make simple embeddings.
-            for count in range(instruction_axis.maximum // weight, 1, -1):
-                if not any(extent % (weight * count) == 0 for extent in instruction_axis.allowed):
-                    continue
-                for axis in workload.axes:
-                    for stride in strides(axis.name, count):
-                        check_time()
-                        digit = Digit(axis.name, count, stride)
-                        yield DigitOption(
-                            instruction_axis.name, weight, digit, (axis.name,), axis.extent
-                        )
-                for name, members in groups.items():
-                    check_time()
-                    if adds_tiles(workload, members, count, plain=plain):
-                        digit = Digit(name, count)
-                        extent = math.prod(workload.extents[member] for member in members)
-                        yield DigitOption(instruction_axis.name, weight, digit, members, extent)

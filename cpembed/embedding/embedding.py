@@ -17,8 +17,9 @@ from cpembed.ir.index import IndexExpr, IndexTerm
 
 @dataclass(frozen=True)
 class Digit:
-    """One digit of an instruction axis's mixed-radix number: ``count`` steps of ``stride``
-    along a workload axis.
+    """A digit of an instruction axis's number: ``count`` steps of ``stride`` along a workload axis.
+
+    The number is of mixed radix: each digit has its own count.
     """
 
     axis: str
@@ -30,12 +31,21 @@ class Digit:
 class Embedding:
     """The axis maps of a solution that satisfies ``hyper_rectangle``.
 
-    ``operands`` maps instruction operands to workload operands; ``extents`` gives the extent each
-    instruction axis is used at; ``digits`` lists each instruction axis's digits innermost first
-    (counts multiply to the extent); ``origin`` is the workload point of the first scalar operation
-    (all zero under ``fixed_origin``). ``flattened`` names fused axes that digits move along, with
-    their members, outermost first; ``pitches`` those members that a gap follows, with the points
-    that the member and the gap take (:data:`~cpembed.embedding.flatten.Pitches`).
+    Attributes
+    ----------
+    operands : Mapping
+        Workload operand of each instruction operand.
+    extents : Mapping
+        Extent at which each instruction axis is used.
+    digits : Mapping
+        Digits of each instruction axis, innermost first; their counts multiply to the extent.
+    origin : Mapping
+        Workload point of the first scalar operation, 0 for axes that are missing.
+    flattened : Mapping
+        Fused axes that digits move along, with their members, outermost first.
+    pitches : Mapping
+        Members of fused axes that a gap follows, with the points that the member and the gap take
+        (:data:`~cpembed.embedding.flatten.Pitches`).
     """
 
     operands: Mapping[str, str]
@@ -47,7 +57,7 @@ class Embedding:
 
     @property
     def family(self) -> dict[str, tuple[str, ...]]:
-        """The set of workload axes that feeds each instruction axis, in digit order."""
+        """Workload axes that feed each instruction axis, in the order of its digits."""
         return {
             axis: tuple(
                 dict.fromkeys(
@@ -60,31 +70,33 @@ class Embedding:
         }
 
     def tile(self, axis: str) -> int:
-        """Product of the digit counts on a workload axis: how much one execution covers of it."""
+        """Return the number of points of a workload axis that one execution covers."""
         return math.prod(
             digit.count for digits in self.digits.values() for digit in digits if digit.axis == axis
         )
 
     def offset(self, axis: str) -> IndexExpr:
-        """Coordinate on a workload axis as a function of the instruction axes, from the origin."""
+        """Return the coordinate on a workload axis, from the origin, over the instruction axes."""
         terms: list[IndexTerm] = []
         for name, digits in self.digits.items():
             weight = 1
             for digit in digits:
                 if digit.axis == axis:
+                    # The outermost digit counts to the axis's end: its modulus would cut nothing.
                     outermost = weight * digit.count == self.extents[name]
                     modulus = None if outermost else digit.count
                     terms.append(IndexTerm(name, digit.stride, weight, modulus))
                 weight *= digit.count
-        return IndexExpr.of(terms)
+        return IndexExpr.sum(terms)
 
     def identifier(self) -> str:
-        """Short stable id: equal for equal embeddings, on every machine."""
+        """Return a short id that is equal for equal embeddings, on every machine."""
         canonical = json.dumps(self.to_json(), sort_keys=True, separators=(",", ":"))
+        # 48 bits, by which hundreds of thousands of embeddings can be told from each other.
         return hashlib.sha256(canonical.encode()).hexdigest()[:12]
 
     def to_json(self) -> dict[str, Any]:
-        return {
+        document: dict[str, Any] = {
             "operands": dict(self.operands),
             "extents": dict(self.extents),
             "axes": {
@@ -92,13 +104,13 @@ class Embedding:
                 for name, digits in self.digits.items()
             },
             "origin": {axis: at for axis, at in self.origin.items() if at},
-            **(
-                {"flattened": {name: list(axes) for name, axes in self.flattened.items()}}
-                if self.flattened
-                else {}
-            ),
-            **({"pitches": dict(self.pitches)} if self.pitches else {}),
         }
+        # Left out where empty, so that embeddings without fused axes keep their identifiers.
+        if self.flattened:
+            document["flattened"] = {name: list(axes) for name, axes in self.flattened.items()}
+        if self.pitches:
+            document["pitches"] = dict(self.pitches)
+        return document
 
     @staticmethod
     def from_json(document: Mapping[str, Any]) -> Embedding:

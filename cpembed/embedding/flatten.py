@@ -13,6 +13,7 @@ import itertools
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import replace
 
+from cpembed.embedding.problem import AccessPair, EmbeddingProblem
 from cpembed.ir.computation import Axis, Computation, Operand, changed_accesses
 from cpembed.ir.expression import Access
 from cpembed.ir.index import IndexExpr, IndexTerm
@@ -21,13 +22,15 @@ Groups = Mapping[str, tuple[str, ...]]
 """Name of a fused axis -> its members, outermost first."""
 
 Pitches = Mapping[str, int]
-"""Member of a fused axis -> points of the fused axis that a step of the member outside of it takes,
-where that is more than the member's extent: what lies between is a gap, points of no original one.
-Windows over the rows of an image are apart by a row of the image, not of the output."""
+"""Member of a fused axis -> points of the fused axis to a step of the next outer member.
+
+Only members with a pitch above their extent are listed. What lies between is a gap, points of no
+original one: windows over the rows of an image are apart by a row of the image, not of the output.
+"""
 
 
 def members_of(groups: Groups, axis: str) -> tuple[str, ...]:
-    """The workload axes behind an axis: its members if it is fused, else itself."""
+    """Return the workload axes behind an axis: its members if it is fused, else itself."""
     return groups.get(axis, (axis,))
 
 
@@ -35,9 +38,6 @@ def member_digits(
     workload: Computation, groups: Groups, pitches: Pitches | None = None
 ) -> dict[str, IndexExpr]:
     """Return each member's coordinate as a digit of its fused axis.
-
-    The outermost member has no modulus: padding of the fused axis puts it outside its extent, as
-    a gap does the member that has a pitch.
 
     Parameters
     ----------
@@ -53,8 +53,9 @@ def member_digits(
         weight = 1
         for position, member in reversed(list(enumerate(members))):
             points = (pitches or {}).get(member, workload.extents[member])
+            # Padding of the fused axis puts the outermost member outside its extent.
             modulus = None if position == 0 else points
-            digits[member] = IndexExpr.of([IndexTerm(name, 1, weight, modulus)])
+            digits[member] = IndexExpr.sum([IndexTerm(name, 1, weight, modulus)])
             weight *= points
     return digits
 
@@ -88,7 +89,7 @@ def flatten(workload: Computation, groups: Groups, pitches: Pitches | None = Non
     groups : Groups
         Axes to fuse.
     pitches : Pitches, optional
-        Members that a gap follows. In a gap an operand's index is outside of it and reads as zero.
+        Members that a gap follows.
     """
     if not groups:
         return workload
@@ -107,6 +108,7 @@ def flatten(workload: Computation, groups: Groups, pitches: Pitches | None = Non
         return Access(access.operand, tuple(index.substitute(digits) for index in access.index))
 
     def opened(operand: Operand) -> Operand:
+        """Return the operand, read as zero outside its shape where a gap moves it there."""
         indices = [i for access in workload.access_maps[operand.name] for i in access.index]
         gaps = any(member in index.iterators for member in pitches for index in indices)
         return replace(operand, zero_outside=True) if gaps else operand
@@ -142,7 +144,7 @@ def candidate_groups(
 
 
 def free_name(members: Sequence[str], used_names: Collection[str]) -> str:
-    """A name for a fused axis that none of those has."""
+    """Return a name for a fused axis that is not in use."""
     name = "_".join(members)
     while name in used_names:
         name += "_"
@@ -152,6 +154,7 @@ def free_name(members: Sequence[str], used_names: Collection[str]) -> str:
 def _ordered_groups(
     workload: Computation, largest: int, smallest_extent: int
 ) -> Iterator[tuple[str, ...]]:
+    # Axes that index the same operands have one role: a fused axis of others would feed nothing.
     signatures: dict[frozenset[str], list[str]] = {}
     for axis in workload.axes:
         touched = frozenset(
@@ -163,36 +166,12 @@ def _ordered_groups(
             signatures.setdefault(touched, []).append(axis.name)
     for axes in signatures.values():
         for size in range(2, min(largest, len(axes)) + 1):
+            # Every order, since tiles of (r, s) and of (s, r) cover different points.
             yield from itertools.permutations(axes, size)
 
 
-def is_plain_digit(workload: Computation, members: tuple[str, ...], count: int) -> bool:
-    """True if a digit on the fused axis is one that the members have without fusing.
-
-    It is where the tile divides a member, or covers members entirely and ends in the outermost one:
-    padding of that one is padding of the fused axis.
-
-    Parameters
-    ----------
-    workload : Computation
-        Workload with the members as axes.
-    members : tuple of str
-        Members of the fused axis, outermost first.
-    count : int
-        Count of the digit, of stride 1.
-    """
-    for member in reversed(members[1:]):
-        extent = workload.extents[member]
-        if extent % count == 0:
-            return True
-        if count % extent:
-            return False
-        count //= extent
-    return True
-
-
 def adds_tiles(workload: Computation, members: tuple[str, ...], count: int, *, plain: bool) -> bool:
-    """True if a digit on the fused axis gives tiles that no other searched digit gives.
+    """Return True if a digit on the fused axis gives tiles that no other searched digit gives.
 
     Parameters
     ----------
@@ -208,4 +187,33 @@ def adds_tiles(workload: Computation, members: tuple[str, ...], count: int, *, p
     """
     if plain:
         return workload.extents[members[-1]] % count != 0
-    return not is_plain_digit(workload, members, count)
+    # Digits on the members give the tile where it divides a member, or covers members entirely and
+    # ends in the outermost one: padding of that one is padding of the fused axis.
+    for member in reversed(members[1:]):
+        extent = workload.extents[member]
+        if extent % count == 0:
+            return False
+        if count % extent:
+            return True
+        count //= extent
+    return False
+
+
+def flattened_problem(problem: EmbeddingProblem, groups: Groups) -> EmbeddingProblem:
+    """Return the problem over fused axes, which an embedding with fused axes solves."""
+    if not groups:
+        return problem
+    workload = flatten(problem.workload, groups)
+    # The pairing stays: in port form, each operand has one access.
+    pairs = tuple(
+        AccessPair(pair.instruction, workload.access(pair.workload.operand))
+        for pair in problem.pairs
+    )
+    return replace(
+        problem,
+        workload=workload,
+        pairs=pairs,
+        original=flatten(problem.original, groups),
+        groups=dict(groups),
+        unfused=problem,
+    )

@@ -15,8 +15,10 @@ from __future__ import annotations
 
 import itertools
 from bisect import bisect_right
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from enum import IntEnum, auto
+from operator import itemgetter
 from typing import Any
 
 import numpy as np
@@ -27,28 +29,33 @@ from cpembed.errors import SpecError
 from cpembed.time_limit import check_time
 
 Ids = NDArray[np.int64]
-INFINITY = 2**62
+_INFINITY = 2**62
+"""Bound of what is unbounded: CP-SAT rejects models whose sums could leave 64 bits."""
 _COMPARED = 256
-"""Tuples at most that are compared two by two where their numbers would not fit."""
+"""Maximum number of tuples that are compared two by two where their numbers would not fit."""
 
 
-class TooLargeDomain(SpecError):
+class TooLargeDomainError(SpecError):
     """A set makes the scalar model compare more points than can be numbered."""
 
 
 @dataclass(frozen=True)
-class Rows:
-    """Linear rows ``low <= coefficients . variables <= high`` with equally many terms each."""
-
-    variables: Ids
-    coefficients: Ids
-    low: Ids
-    high: Ids
-
-
-@dataclass(frozen=True)
 class CompiledModel:
-    """A CP-SAT model with the map from recorded variables to its variables or constants."""
+    """A CP-SAT model with the map from recorded variables to its variables or constants.
+
+    Attributes
+    ----------
+    proto : CpModelProto
+        The model.
+    representative : array
+        Smallest variable of each recorded variable's class of equal ones.
+    fixed, value : array
+        Whether a recorded variable is constant, and its value if it is.
+    proto_index : array
+        Variable of the model for each recorded variable that is not fixed.
+    contradiction : bool
+        True if the model was found to have no solution while it was written.
+    """
 
     proto: Any
     representative: Ids
@@ -58,7 +65,7 @@ class CompiledModel:
     contradiction: bool
 
     def values(self, solution: Ids) -> Ids:
-        """Value of every recorded variable from a CP-SAT solution vector."""
+        """Return the value of every recorded variable from a CP-SAT solution vector."""
         result = self.value.copy()
         free = ~self.fixed
         if solution.size:
@@ -66,8 +73,12 @@ class CompiledModel:
         return result
 
 
-class ProtoWriter:
-    """Writes classes and rows into a ``CpModelProto``; a variable appears once it is used."""
+class _ProtoWriter:
+    """Writer of classes of equal variables and constraints into a ``CpModelProto``.
+
+    A variable appears in it when a constraint first uses its class. Constraints on constants are
+    decided at once: they become a ``contradiction`` or nothing.
+    """
 
     def __init__(
         self, representative: Ids, low: Ids, high: Ids, domains: dict[int, tuple[int, ...]]
@@ -86,6 +97,7 @@ class ProtoWriter:
             self.contradiction |= not reachable
 
     def variable(self, root: int) -> int:
+        """Return the model's variable for a class, given by its representative."""
         index = int(self.index[root])
         if index < 0:
             domain = self.proto.variables.add().domain
@@ -98,20 +110,20 @@ class ProtoWriter:
             self.index[root] = index
         return index
 
-    def rows(self, rows: Rows) -> None:
-        roots = self.representative[rows.variables]
+    def rows(self, variables: Ids, weights: Ids, low: int, high: int) -> None:
+        """Write a linear row for each row of ``variables``; ``weights`` has one number a column."""
+        roots = self.representative[variables]
         fixed = self.fixed[roots]
-        shift = np.sum(np.where(fixed, rows.coefficients * self.low[roots], 0), axis=1)
-        low, high = rows.low - shift, rows.high - shift
-        coefficients = np.where(fixed, 0, rows.coefficients)
-        roots = np.where(fixed, -1, roots)
-        table = np.concatenate([roots, coefficients, low[:, None], high[:, None]], axis=1)
-        width = roots.shape[1]
+        # Constants move to the bounds; what is left is compared and written as tuples of numbers.
+        shift = np.sum(np.where(fixed, weights * self.low[roots], 0), axis=1)
+        ends = np.stack([low - shift, high - shift], axis=1)
+        table = np.concatenate([np.where(fixed, -1, roots), ends], axis=1)
+        coefficients = weights.tolist()
         # Hashing rows beats sorting them by far: most models repeat each row many times.
         for row in dict.fromkeys(map(tuple, table.tolist())):
             check_time()
             terms: dict[int, int] = {}
-            for root, coefficient in zip(row[:width], row[width : 2 * width], strict=True):
+            for root, coefficient in zip(row[:-2], coefficients, strict=True):
                 if root >= 0:
                     terms[root] = terms.get(root, 0) + coefficient
             self._row({root: c for root, c in terms.items() if c}, row[-2], row[-1])
@@ -125,7 +137,7 @@ class ProtoWriter:
     def _linear(
         self, terms: dict[int, int], domain: list[int], enforced_by: int | None = None
     ) -> None:
-        """A weighted sum of classes within intervals, where a literal is true if one is given."""
+        """Write that a sum lies within intervals, if given only where a literal is true."""
         constraint = self.proto.constraints.add()
         if enforced_by is not None:
             constraint.enforcement_literal.extend([enforced_by])
@@ -147,8 +159,9 @@ class ProtoWriter:
             self.proto.constraints.add().at_most_one.literals.extend(literals)
 
     def _free_literals(self, variables: list[int]) -> list[int] | None:
-        """The literals of which one can be true; None where one is, and the others are made false
-        here.
+        """Return the literals of which one can be true, or make all others of a true one false.
+
+        None where a literal is true already.
         """
         roots = [int(self.representative[v]) for v in variables]
         free = [root for root in roots if not self.fixed[root]]
@@ -164,12 +177,14 @@ class ProtoWriter:
         root, active = int(self.representative[variable]), int(self.representative[literal])
         if self.fixed[active]:
             positive = bool(self.low[active])
-            self._row_or_check(root, 1 if positive else 0, INFINITY if positive else 0)
+            self._row_or_check(root, 1 if positive else 0, _INFINITY if positive else 0)
             return
         index = self.variable(active)
-        for enforced, low, high in ((index, 1, INFINITY), (-index - 1, 0, 0)):
+        # -index - 1 is CP-SAT's negation of a literal.
+        for enforced, low, high in ((index, 1, _INFINITY), (-index - 1, 0, 0)):
             if self.fixed[root]:
                 if not low <= int(self.low[root]) <= high:
+                    # Enforced, it would be false: the literal cannot be true.
                     self.proto.constraints.add().bool_or.literals.extend([-enforced - 1])
                 continue
             self._linear({root: 1}, [low, high], enforced)
@@ -184,7 +199,7 @@ class ProtoWriter:
                 self._row_or_check(excuse, 1, 1)
             return
         enforced = None if self.fixed[excuse] else -self.variable(excuse) - 1
-        self._linear({root: 1}, _intervals(values, -INFINITY, INFINITY), enforced)
+        self._linear({root: 1}, _intervals(values, -_INFINITY, _INFINITY), enforced)
 
     def _row_or_check(self, root: int, low: int, high: int) -> None:
         if self.fixed[root]:
@@ -193,15 +208,17 @@ class ProtoWriter:
             self._row({root: 1}, low, high)
 
     def _tuple_weights(self, tuples: Ids) -> Ids | None:
-        """Mixed-radix weights that make the weighted sum of a row unique; None where 64 bits do
-        not hold the sums of all rows together, as CP-SAT wants it of the domains of a model.
+        """Return mixed-radix weights that make the weighted sum of a row unique.
+
+        None where 64 bits do not hold the sums of all rows together, as CP-SAT requires of the
+        domains of a model.
         """
         roots = self.representative[tuples]
         spans = self.high[roots].max(axis=0) - self.low[roots].min(axis=0) + 1
         weights = [1]
         for span in reversed(spans.tolist()):
             weights.append(weights[-1] * max(1, span))
-        if weights.pop() * len(tuples) >= INFINITY:
+        if weights.pop() * len(tuples) >= _INFINITY:
             return None
         return np.array(weights[::-1], np.int64)
 
@@ -242,7 +259,7 @@ class ProtoWriter:
                 expression.coeffs.extend(list(terms.values()))
 
     def _sum(self, terms: dict[int, int]) -> int:
-        """A variable that is the weighted sum; weights are positive."""
+        """Return a variable that is the weighted sum; weights are positive."""
         low = sum(weight * int(self.low[root]) for root, weight in terms.items())
         high = sum(weight * int(self.high[root]) for root, weight in terms.items())
         self.proto.variables.add().domain.extend([low, high])
@@ -266,9 +283,9 @@ class ProtoWriter:
         if not terms:
             self.contradiction |= gap == 0
             return
-        self._linear(terms, [-INFINITY, gap - 1, gap + 1, INFINITY])
+        self._linear(terms, [-_INFINITY, gap - 1, gap + 1, _INFINITY])
 
-    def decision(self, ids: Ids, *, largest_first: bool) -> None:
+    def decision(self, ids: Ids, largest_first: bool) -> None:
         roots = dict.fromkeys(self.representative[ids.ravel()].tolist())
         used = [int(self.index[r]) for r in roots if not self.fixed[r] and self.index[r] >= 0]
         if not used:
@@ -296,23 +313,42 @@ class ProtoWriter:
 
 
 def _intervals(values: Sequence[int], low: int, high: int) -> list[int]:
-    """Sorted values within bounds as CP-SAT's flattened closed intervals."""
+    """Return sorted values within bounds as CP-SAT's flattened closed intervals."""
     result: list[int] = []
     for value in sorted(v for v in set(values) if low <= v <= high):
         if result and result[-1] == value - 1:
             result[-1] = value
         else:
             result += [value, value]
+    # CP-SAT has no empty domain; no value lies between 1 and 0.
     return result or [1, 0]
 
 
 def _too_large() -> SpecError:
-    return TooLargeDomain("points of a domain beyond 64 bits would be compared one by one")
+    return TooLargeDomainError("points of a domain beyond 64 bits would be compared one by one")
+
+
+_Post = tuple["_Phase", Callable[..., None], tuple[Any, ...]]
+"""Phase, method of the writer, and its arguments, of a recorded constraint."""
+
+
+class _Phase(IntEnum):
+    """Order in which recorded constraints are written; within a phase they stay in theirs."""
+
+    ROWS = auto()
+    EXACTLY_ONE = auto()
+    AT_MOST_ONE = auto()
+    ACTIVE = auto()
+    UNLESS = auto()
+    ALL_DIFFERENT = auto()
+    DIFFER = auto()
+    # A decision names only variables that a constraint has brought into the model.
+    DECISION = auto()
 
 
 @dataclass
 class ModelBuilder:
-    """Records variables and constraints; variables are integers numbered from 0.
+    """Recorder of variables and constraints; variables are integers numbered from 0.
 
     Each is recorded within the surrounding time limit: whoever posts in a loop need not ask.
     """
@@ -324,19 +360,10 @@ class ModelBuilder:
     _equal: list[tuple[Ids, Ids]] = field(default_factory=list[tuple[Ids, Ids]])
     _bounds: list[tuple[Ids, int, int]] = field(default_factory=list[tuple[Ids, int, int]])
     _domains: dict[int, tuple[int, ...]] = field(default_factory=dict[int, tuple[int, ...]])
-    _conditional: list[tuple[int, int, tuple[int, ...]]] = field(
-        default_factory=list[tuple[int, int, tuple[int, ...]]]
-    )
-    _rows: list[Rows] = field(default_factory=list[Rows])
-    _exactly_one: list[list[int]] = field(default_factory=list[list[int]])
-    _at_most_one: list[list[int]] = field(default_factory=list[list[int]])
-    _implied_zero: list[tuple[int, int]] = field(default_factory=list[tuple[int, int]])
-    _different: list[Ids] = field(default_factory=list[Ids])
-    _not_equal: list[tuple[Ids, Ids]] = field(default_factory=list[tuple[Ids, Ids]])
-    _decisions: list[tuple[Ids, bool]] = field(default_factory=list[tuple[Ids, bool]])
+    _posts: list[_Post] = field(default_factory=list[_Post])
 
     def variables(self, shape: Sequence[int], low: int, high: int) -> Ids:
-        """New integer variables ``low <= v <= high`` as an array of ids of the given shape."""
+        """Return new integer variables ``low <= v <= high``, as an array of ids of the shape."""
         check_time()
         size = int(np.prod(shape, dtype=np.int64))
         ids = np.arange(self._count, self._count + size, dtype=np.int64)
@@ -347,7 +374,7 @@ class ModelBuilder:
         return ids.reshape(tuple(shape))
 
     def range_of(self, variable: int) -> tuple[int, int]:
-        """Bounds a variable was created with."""
+        """Return the bounds that a variable was created with."""
         block = bisect_right(self._starts, variable) - 1
         position = variable - self._starts[block]
         return int(self._low[block][position]), int(self._high[block][position])
@@ -357,7 +384,7 @@ class ModelBuilder:
         return int(self.variables((1,), 0, 1)[0])
 
     def equate(self, left: Ids, right: Ids) -> None:
-        """``left == right`` elementwise (broadcast)."""
+        """Post ``left == right`` elementwise (broadcast)."""
         a, b = np.broadcast_arrays(left, right)
         self._equal.append((a.ravel(), b.ravel()))
 
@@ -366,106 +393,84 @@ class ModelBuilder:
         self._bounds.append((np.asarray(ids).ravel(), low, high))
 
     def restrict(self, variable: int, values: Sequence[int]) -> None:
-        """Only the listed values; several restrictions of one variable intersect."""
+        """Admit only the listed values; several restrictions of one variable intersect."""
         check_time()
         allowed = set(values)
         if variable in self._domains:
             allowed &= set(self._domains[variable])
         self._domains[variable] = tuple(sorted(allowed))
 
-    def restrict_unless(self, literal: int, variable: int, values: Sequence[int]) -> None:
-        """Only the listed values, unless the literal is true."""
+    def _post(self, phase: _Phase, write: Callable[..., None], *arguments: Any) -> None:
         check_time()
-        self._conditional.append((literal, variable, tuple(values)))
+        self._posts.append((phase, write, arguments))
 
-    def linear(
-        self,
-        terms: Sequence[tuple[int, Ids]],
-        low: int,
-        high: int | None = None,
-    ) -> None:
-        """``low <= sum coefficient * variable <= high`` elementwise over broadcast id arrays."""
-        check_time()
+    def restrict_unless(self, literal: int, variable: int, values: Sequence[int]) -> None:
+        """Admit only the listed values, unless the literal is true."""
+        self._post(_Phase.UNLESS, _ProtoWriter.restrict_unless, literal, variable, tuple(values))
+
+    def linear(self, terms: Sequence[tuple[int, Ids]], low: int, high: int | None = None) -> None:
+        """Post ``low <= sum coefficient * variable <= high`` over broadcast arrays of ids.
+
+        ``high`` is ``low`` by default.
+        """
         arrays = np.broadcast_arrays(*(ids for _, ids in terms))
         variables = np.stack([a.ravel() for a in arrays], axis=1)
-        coefficients = np.broadcast_to(
-            np.array([c for c, _ in terms], np.int64), variables.shape
-        ).copy()
-        rows = len(variables)
-        self._rows.append(
-            Rows(
-                variables,
-                coefficients,
-                np.full(rows, low, np.int64),
-                np.full(rows, low if high is None else high, np.int64),
-            )
-        )
+        weights = np.array([c for c, _ in terms], np.int64)
+        end = low if high is None else high
+        self._post(_Phase.ROWS, _ProtoWriter.rows, variables, weights, low, end)
 
     def row(self, terms: Sequence[tuple[int, int]], low: int, high: int) -> None:
-        """``low <= sum coefficient * variable <= high`` for single variables."""
+        """Post ``low <= sum coefficient * variable <= high`` for single variables."""
         self.linear([(c, np.array([variable])) for c, variable in terms], low, high)
 
     def exactly_one(self, literals: Sequence[int]) -> None:
-        self._exactly_one.append(list(literals))
+        """Post that one of the literals is true; of none, that the model has no solution."""
+        self._post(_Phase.EXACTLY_ONE, _ProtoWriter.exactly_one, list(literals))
 
     def at_most_one(self, literals: Sequence[int]) -> None:
-        check_time()
+        """Post that at most one of the literals is true."""
         if len(literals) > 1:
-            self._at_most_one.append(list(literals))
+            self._post(_Phase.AT_MOST_ONE, _ProtoWriter.at_most_one, list(literals))
 
     def active_iff_positive(self, literal: int, variable: int) -> None:
-        """``variable >= 1`` where the literal is true, ``variable == 0`` where it is false."""
-        self._implied_zero.append((literal, variable))
+        """Post ``variable >= 1`` where the literal is true, ``variable == 0`` where it is false."""
+        self._post(_Phase.ACTIVE, _ProtoWriter.active_iff_positive, literal, variable)
 
     def all_different(self, tuples: Ids) -> None:
-        """Rows of ``tuples`` (ids) pairwise different."""
-        check_time()
-        self._different.append(tuples)
+        """Post that rows of ``tuples`` (ids) are pairwise different."""
+        self._post(_Phase.ALL_DIFFERENT, _ProtoWriter.all_different, tuples)
 
     def differ(self, left: Ids, right: Ids) -> None:
-        """Two tuples of variables that must not be equal."""
-        check_time()
-        self._not_equal.append((left, right))
+        """Post that two tuples of variables are not equal."""
+        self._post(_Phase.DIFFER, _ProtoWriter.differ, left, right)
 
     def decide(self, ids: Ids, *, largest_first: bool = False) -> None:
-        """The next group of variables that the search assigns, in order (section 4.3)."""
-        self._decisions.append((ids, largest_first))
+        """Add the next group of variables that the search assigns (section 4.3 of the paper)."""
+        self._post(_Phase.DECISION, _ProtoWriter.decision, ids, largest_first)
 
     def build(self) -> CompiledModel:
+        """Merge equal variables and write the CP-SAT model."""
         low = np.concatenate(self._low) if self._low else np.zeros(0, np.int64)
         high = np.concatenate(self._high) if self._high else np.zeros(0, np.int64)
         for ids, bound_low, bound_high in self._bounds:
             np.maximum.at(low, ids, bound_low)
             np.minimum.at(high, ids, bound_high)
         for variable, values in self._domains.items():
+            # Of no values, the bounds cross: the model has no solution.
             low[variable] = max(low[variable], values[0] if values else 1)
             high[variable] = min(high[variable], values[-1] if values else 0)
         representative = _merge(self._count, self._equal)
         np.maximum.at(low, representative, low)
         np.minimum.at(high, representative, high)
         low, high = low[representative], high[representative]
-        writer = ProtoWriter(representative, low, high, self._domains)
-        for rows in self._rows:
-            writer.rows(rows)
-        for literals in self._exactly_one:
-            writer.exactly_one(literals)
-        for literals in self._at_most_one:
-            writer.at_most_one(literals)
-        for literal, variable in self._implied_zero:
-            writer.active_iff_positive(literal, variable)
-        for literal, variable, values in self._conditional:
-            writer.restrict_unless(literal, variable, values)
-        for tuples in self._different:
-            writer.all_different(tuples)
-        for left, right in self._not_equal:
-            writer.differ(left, right)
-        for group, largest_first in self._decisions:
-            writer.decision(group, largest_first=largest_first)
+        writer = _ProtoWriter(representative, low, high, self._domains)
+        for _, write, arguments in sorted(self._posts, key=itemgetter(0)):
+            write(writer, *arguments)
         return writer.finish()
 
 
 def _merge(count: int, equalities: list[tuple[Ids, Ids]]) -> Ids:
-    """Smallest member of each equality class, by min-label propagation with pointer jumping."""
+    """Return the smallest member of each equality class, by min-label propagation."""
     label = np.arange(count, dtype=np.int64)
     if not equalities:
         return label
@@ -477,6 +482,7 @@ def _merge(count: int, equalities: list[tuple[Ids, Ids]]) -> Ids:
         updated = label.copy()
         np.minimum.at(updated, label[a], smaller)
         np.minimum.at(updated, label[b], smaller)
+        # Pointer jumping: the number of passes grows with the logarithm of a chain's length.
         updated = updated[updated]
         if np.array_equal(updated, label):
             return label

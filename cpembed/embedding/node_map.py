@@ -1,8 +1,8 @@
 """Node maps: an embedding at the scalar level, and its decoding to axis maps.
 
-A node map gives the image of every node of the instruction's graph. It is what the constraint
-model solves for, what each constraint's own check judges, and what brute force enumerates. Where
-the images are regular boxes it decodes to an :class:`~cpembed.embedding.embedding.Embedding`.
+A node map gives the image of every node of the instruction's graph. The constraint model solves
+for it, each constraint judges it independently, and brute force enumerates it. Where the images
+are regular boxes it decodes to an :class:`~cpembed.embedding.embedding.Embedding`.
 """
 
 from __future__ import annotations
@@ -20,17 +20,23 @@ from cpembed.embedding.problem import EmbeddingProblem
 Coordinates = NDArray[np.int64]
 
 Walks = list[list[tuple[int, int, int, int]]]
-"""Per index of a box, the digits ``(dimension, weight, count, stride)`` that its images walk by."""
+"""Digits ``(dimension, weight, count, stride)`` by which images walk, for each index of a box."""
 
 
 @dataclass(frozen=True, eq=False)
 class NodeMap:
     """Images of the instruction's nodes.
 
-    ``extents``: the extent each instruction axis is used at. ``points``: shape ``(workload axes,
-    *extents)``, the workload point of each scalar operation (the operations of one point are
-    joined by identity relations and share it). ``elements``: per instruction operand, shape
-    ``(workload operand's dimensions, *instruction operand's shape)``, the workload element.
+    Attributes
+    ----------
+    extents : Mapping
+        Extent at which each instruction axis is used.
+    points : array of shape ``(workload axes, *extents)``
+        Workload point of each scalar operation. The operations of one point are joined by identity
+        relations and share it.
+    elements : Mapping
+        For each instruction operand an array of shape ``(workload operand's dimensions,
+        *instruction operand's shape)``, the workload elements.
     """
 
     extents: Mapping[str, int]
@@ -39,18 +45,21 @@ class NodeMap:
 
     @cached_property
     def walks(self) -> Walks | None:
-        """:func:`walks` of the operations' images: several constraints judge a map by them."""
+        """:func:`walks` of the operations' images, by which several constraints judge a map."""
         return walks(self.points)
 
     def key(self) -> tuple[tuple[int, ...], bytes]:
-        """Hashable identity: the operations' images determine the rest through the dataflow."""
+        """Return a hashable identity."""
+        # The operations' images determine those of the elements through the dataflow.
         return tuple(self.points.shape), np.ascontiguousarray(self.points).tobytes()
 
 
 @dataclass(frozen=True)
 class BoxDigit:
-    """A digit of an operand's image: index ``index`` of the instruction operand moves along
-    ``dimension`` of the workload operand as ``stride * ((i // weight) % count)``.
+    """A digit of an operand's image.
+
+    Index ``index`` of the instruction operand moves along ``dimension`` of the workload operand as
+    ``stride * ((i // weight) % count)``.
     """
 
     index: int
@@ -61,10 +70,12 @@ class BoxDigit:
 
 
 def profile_digit(profile: Coordinates) -> tuple[int, int, int] | None:
-    """``(weight, count, stride)`` with ``profile[i] == stride * ((i // weight) % count)``, stride
-    positive; None when no such digit exists. An all-zero profile has count 1.
+    """Return ``(weight, count, stride)`` of the digit that a profile is, or None.
+
+    ``profile[i] == stride * ((i // weight) % count)`` with a positive stride. An all-zero profile
+    has count 1.
     """
-    moved = np.flatnonzero(profile)
+    moved = profile.nonzero()[0]
     if moved.size == 0:
         return 1, 1, 0
     weight = int(moved[0])
@@ -73,39 +84,40 @@ def profile_digit(profile: Coordinates) -> tuple[int, int, int] | None:
         return None
     count, rest = divmod(int(profile.max()), stride)
     count += 1
+    if rest:
+        return None
     steps = np.arange(profile.size, dtype=np.int64)
-    if rest or not np.array_equal(profile, stride * ((steps // weight) % count)):
+    if not np.array_equal(profile, stride * ((steps // weight) % count)):
         return None
     return weight, count, stride
 
 
 def walks(coordinates: Coordinates) -> Walks | None:
-    """Digits ``(dimension, weight, count, stride)`` of each index of a box, lowest weight first;
-    None where the images are no box along the dimensions.
+    """Return the digits of each index of a box, lowest weight first; None where there is no box.
 
-    ``coordinates``: shape ``(dimensions, *box)``. Rieber et al. 2021, section 4.2.2: a regular
-    stride for each dimension, any assignment of indices to dimensions. The digits of an index
-    number its extent: each weight is the product of the counts before it.
+    ``coordinates`` has the shape ``(dimensions, *box)``. A box has a regular stride for each
+    dimension, and any assignment of indices to dimensions (Rieber et al. 2021, section 4.2.2).
     """
     dimensions, shape = coordinates.shape[0], coordinates.shape[1:]
-    relative = coordinates - coordinates[(slice(None), *([slice(1)] * len(shape)))]
-    total = np.zeros_like(relative)
+    first = coordinates[(slice(None), *([slice(1)] * len(shape)))]
+    # Images are a box along the indices if they are the first one plus a distance for each index.
+    total = first
     digits_of_indices: Walks = []
     for index, extent in enumerate(shape):
         line: list[int | slice] = [0] * len(shape)
         line[index] = slice(None)
-        profiles = relative[(slice(None), *line)]
+        profiles = coordinates[(slice(None), *line)] - first.reshape(dimensions, 1)
         spread = [1] * len(shape)
         spread[index] = extent
-        total += profiles.reshape(dimensions, *spread)
+        total = total + profiles.reshape(dimensions, *spread)
         digits: list[tuple[int, int, int, int]] = []
-        for dimension, profile in enumerate(profiles):
-            digit = profile_digit(profile)
+        for dimension in np.flatnonzero(np.any(profiles, axis=1)).tolist():
+            digit = profile_digit(profiles[dimension])
             if digit is None:
                 return None
-            if digit[1] > 1:
-                digits.append((dimension, *digit))
+            digits.append((dimension, *digit))
         digits.sort(key=lambda walk: walk[1])
+        # The digits of an index number its extent: each weight is the product of the counts before.
         expected = 1
         for _, weight, count, _ in digits:
             if weight != expected:
@@ -114,17 +126,12 @@ def walks(coordinates: Coordinates) -> Walks | None:
         if expected != extent:
             return None
         digits_of_indices.append(digits)
-    return digits_of_indices if np.array_equal(total, relative) else None
-
-
-def box_digits(coordinates: Coordinates) -> list[BoxDigit] | None:
-    """The digits of an axis-parallel box in lexicographic order, each dimension used at most once;
-    None when it is not one. ``coordinates``: shape ``(dimensions, *box)``.
-    """
-    return _as_box(walks(coordinates))
+    # The lines through the first node are digits; every other node must be the sum of its lines.
+    return digits_of_indices if np.array_equal(total, coordinates) else None
 
 
 def _as_box(digits_of_indices: Walks | None) -> list[BoxDigit] | None:
+    """Return the digits of walks, None unless each dimension is used at most once."""
     if digits_of_indices is None:
         return None
     digits = [
@@ -137,15 +144,15 @@ def _as_box(digits_of_indices: Walks | None) -> list[BoxDigit] | None:
 
 
 def operation_box(node_map: NodeMap) -> list[BoxDigit] | None:
-    """:func:`box_digits` of the operations' images."""
+    """Return the digits of the operations' images; None when these are no axis-parallel box."""
     return _as_box(node_map.walks)
 
 
 def operand_boxes(node_map: NodeMap) -> dict[str, list[BoxDigit]] | None:
-    """:func:`box_digits` of every operand, None when one of them is not a box."""
+    """Return the digits of every operand's images; None when one of them is no box."""
     boxes: dict[str, list[BoxDigit]] = {}
     for operand, coordinates in node_map.elements.items():
-        digits = box_digits(coordinates)
+        digits = _as_box(walks(coordinates))
         if digits is None:
             return None
         boxes[operand] = digits
@@ -153,7 +160,10 @@ def operand_boxes(node_map: NodeMap) -> dict[str, list[BoxDigit]] | None:
 
 
 def decode(problem: EmbeddingProblem, node_map: NodeMap) -> Embedding | None:
-    """Axis maps of a node map, None where it is not regular (docs/embedding.md, "Axis maps")."""
+    """Return the axis maps of a node map, None where it is not regular.
+
+    They are defined in docs/embedding.md, "Axis maps".
+    """
     if node_map.walks is None:
         return None
     axes = [axis.name for axis in problem.workload.axes]
@@ -172,7 +182,11 @@ def decode(problem: EmbeddingProblem, node_map: NodeMap) -> Embedding | None:
 
 
 def from_points(
-    problem: EmbeddingProblem, extents: Mapping[str, int], points: Coordinates
+    problem: EmbeddingProblem,
+    extents: Mapping[str, int],
+    points: Coordinates,
+    *,
+    checks: bool = True,
 ) -> NodeMap | None:
     """Return the node map of given operation images; elements follow the workload's accesses.
 
@@ -184,44 +198,68 @@ def from_points(
         Extent at which each instruction axis is used.
     points : Coordinates
         Workload point of each operation, shape ``(workload axes, *extents)``.
+    checks : bool
+        Whether operations that share an element are compared; if not, that is left to the
+        constraint ``dataflow``.
 
     Returns
     -------
     NodeMap or None
         None where two operations disagree about a shared element: the dataflow is violated.
     """
-    workload_point = {a.name: points[i] for i, a in enumerate(problem.workload.axes)}
+    point = {axis.name: points[i] for i, axis in enumerate(problem.workload.axes)}
     shape = points.shape[1:]
     elements: dict[str, Coordinates] = {}
     for pair in problem.pairs:
-        images = np.zeros((len(pair.workload.index), *shape), np.int64)
+        images = np.empty((len(pair.workload.index), *shape), np.int64)
         for dimension, index in enumerate(pair.workload.index):
-            images[dimension] = index.evaluate(workload_point)
+            images[dimension] = index.evaluate(point)
+        # One operation that accesses an element gives its image; all others must agree.
         operand_images = problem.first_points(pair, images, extents)
-        for operand_image, image in zip(operand_images, images, strict=True):
-            if np.any(problem.at_points(pair, operand_image, extents) != image):
-                return None
-        elements[pair.instruction.operand] = operand_images
-    shapes = {name: image.shape[1:] for name, image in elements.items()}
-    for (first, first_at), (second, second_at) in problem.shared_elements(shapes):
-        first_image, second_image = elements[first], elements[second]
-        if np.any(first_image[(slice(None), *first_at)] != second_image[(slice(None), *second_at)]):
+        if checks and (problem.at_points(pair, operand_images, extents) != images).any():
             return None
+        elements[pair.instruction.operand] = operand_images
+    if checks and not _ports_agree(problem, elements):
+        return None
     return NodeMap(dict(extents), points, elements)
 
 
-def expand(problem: EmbeddingProblem, embedding: Embedding) -> NodeMap | None:
-    """The node map that axis maps stand for; the inverse of :func:`decode`."""
-    sizes = [embedding.extents[axis.name] for axis in problem.instruction.axes]
-    arrays = np.indices(sizes, dtype=np.int64)
-    grid = {axis.name: arrays[i] for i, axis in enumerate(problem.instruction.axes)}
-    points = np.stack(
-        [
-            np.broadcast_to(
-                np.asarray(embedding.offset(axis.name).evaluate(grid), np.int64), tuple(sizes)
-            )
-            + embedding.origin.get(axis.name, 0)
-            for axis in problem.workload.axes
-        ]
+def _ports_agree(problem: EmbeddingProblem, elements: Mapping[str, Coordinates]) -> bool:
+    """Return True if ports that share an element of a tensor have one image of it."""
+    shapes = {name: image.shape[1:] for name, image in elements.items()}
+    return all(
+        np.array_equal(
+            elements[first][(slice(None), *first_at)], elements[second][(slice(None), *second_at)]
+        )
+        for (first, first_at), (second, second_at) in problem.shared_elements(shapes)
     )
-    return from_points(problem, embedding.extents, points)
+
+
+def expand(
+    problem: EmbeddingProblem, embedding: Embedding, *, checks: bool = True
+) -> NodeMap | None:
+    """Return the node map that axis maps stand for: the inverse of :func:`decode`.
+
+    Parameters
+    ----------
+    problem : EmbeddingProblem
+        Problem that the axis maps solve.
+    embedding : Embedding
+        Axis maps.
+    checks : bool
+        As for :func:`from_points`.
+
+    Returns
+    -------
+    NodeMap or None
+        None where it violates the dataflow.
+    """
+    sizes = [embedding.extents[axis.name] for axis in problem.instruction.axes]
+    # One line along each axis: a coordinate grows to the box where it depends on several.
+    lines = np.indices(sizes, dtype=np.int64, sparse=True)
+    grid = {axis.name: lines[i] for i, axis in enumerate(problem.instruction.axes)}
+    points = np.empty((len(problem.workload.axes), *sizes), np.int64)
+    for place, axis in enumerate(problem.workload.axes):
+        offset = embedding.offset(axis.name).evaluate(grid)
+        points[place] = offset + embedding.origin.get(axis.name, 0)
+    return from_points(problem, embedding.extents, points, checks=checks)

@@ -18,18 +18,21 @@ from numpy.typing import NDArray
 
 from cpembed.errors import SpecError, WorkloadError
 from cpembed.hw.instruction import Instruction
+from cpembed.ir.accesses import is_neutral
 from cpembed.ir.computation import Assignment, Computation, Operand, changed_accesses
 from cpembed.ir.expression import Access, Cast, Constant, Expression, Operation
 from cpembed.ir.index import IndexExpr
-from cpembed.ir.neutral import is_neutral
 
-_KEPT_INDICES = 64
+Element = tuple[str, tuple[int, ...]]
+"""Operand, or port of one, and an element's coordinates."""
+
+_MOST_INDICES = 64
 """Maximum number of index arrays that a problem keeps; an instruction has a few operands."""
 
 
 @dataclass(frozen=True)
 class AccessPair:
-    """One edge family of the dataflow: the instruction's access and the workload's counterpart."""
+    """A family of edges of the dataflow: the instruction's access and its workload counterpart."""
 
     instruction: Access
     workload: Access
@@ -39,12 +42,23 @@ class AccessPair:
 class EmbeddingProblem:
     """A workload, an instruction, and the pairing of their operands and accesses.
 
-    Both are in port form (:mod:`cpembed.ir.ports`): each operand has one access. A workload operand
-    that has several accesses is a port for each, ``X@0``, ``X@1`` ...;
-    ``original`` is the workload as it was. ``roles`` maps instruction operand to workload operand;
-    ``pairs`` lists the accesses in the order of the statements, the stores last. ``groups`` are the
-    fused axes of the workload, with their members (:mod:`cpembed.embedding.flatten`), and
-    ``unfused`` is the problem before they were fused.
+    Both are in port form (:mod:`cpembed.ir.accesses`): each operand has one access.
+
+    Attributes
+    ----------
+    workload, instruction : Computation, Instruction
+        Both in port form. A workload operand that has several accesses is a port for each, ``X@0``,
+        ``X@1`` ...
+    roles : Mapping
+        Workload operand of each instruction operand.
+    pairs : tuple of AccessPair
+        Accesses in the order of the statements, the stores last.
+    original : Computation
+        The workload before it was written on ports.
+    groups : Mapping
+        Fused axes of the workload with their members (:mod:`cpembed.embedding.flatten`).
+    unfused : EmbeddingProblem, optional
+        The problem before they were fused.
     """
 
     workload: Computation
@@ -62,17 +76,20 @@ class EmbeddingProblem:
 
     @cached_property
     def store_pairs(self) -> tuple[AccessPair, ...]:
-        """The paired accesses that write."""
+        """Paired accesses that write."""
         return tuple(pair for pair in self.pairs if pair.instruction.operand in self.outputs)
 
     def shared_elements(
-        self, shapes: Mapping[str, tuple[int, ...]]
-    ) -> list[tuple[tuple[str, tuple[int, ...]], tuple[str, tuple[int, ...]]]]:
-        """Pairs of (operand, element) that are one element of the instruction's tensor, reached
-        through two ports; ``shapes`` are the operands' at the extents in question.
+        self, shapes: Mapping[str, tuple[int, ...]] | None = None
+    ) -> list[tuple[Element, Element]]:
+        """Return the pairs of elements of two ports that are one of the instruction's tensor.
+
+        ``shapes`` are the operands' at other than the largest extents.
         """
-        owners: dict[tuple[str, tuple[int, ...]], tuple[str, tuple[int, ...]]] = {}
-        shared: list[tuple[tuple[str, tuple[int, ...]], tuple[str, tuple[int, ...]]]] = []
+        operands = self.instruction.computation.operands
+        shapes = shapes or {operand.name: operand.shape for operand in operands}
+        owners: dict[Element, Element] = {}
+        shared: list[tuple[Element, Element]] = []
         for port, element in port_elements(self.instruction, shapes):
             first = owners.setdefault(element, port)
             if first != port:
@@ -81,9 +98,7 @@ class EmbeddingProblem:
 
     @cached_property
     def index_names(self) -> dict[str, tuple[str | None, ...]]:
-        """Instruction axis that walks each dimension of each instruction operand; None
-        where the index is not a single axis.
-        """
+        """Instruction axis that alone indexes each dimension of each operand, or None."""
         return {
             pair.instruction.operand: tuple(i.single_iterator for i in pair.instruction.index)
             for pair in self.pairs
@@ -91,8 +106,9 @@ class EmbeddingProblem:
 
     @cached_property
     def index_axes(self) -> dict[str, tuple[tuple[str, ...], ...]]:
-        """Per instruction operand, the instruction axes that each of its dimensions is indexed by:
-        several where the instruction reads a window.
+        """Instruction axes that index each dimension of each instruction operand.
+
+        They are several where the instruction reads a window.
         """
         return {
             pair.instruction.operand: tuple(index.iterators for index in pair.instruction.index)
@@ -101,7 +117,7 @@ class EmbeddingProblem:
 
     @cached_property
     def operand_axes(self) -> dict[str, frozenset[str]]:
-        """Per instruction operand, all instruction axes that index it."""
+        """All instruction axes that index each instruction operand."""
         return {
             operand: frozenset(itertools.chain.from_iterable(dimensions))
             for operand, dimensions in self.index_axes.items()
@@ -109,21 +125,24 @@ class EmbeddingProblem:
 
     @cached_property
     def window_groups(self) -> dict[str, dict[str, frozenset[str]]]:
-        """Per instruction operand and axis, the axes that index a dimension together with it,
-        directly or through others: itself alone where the instruction reads no window.
+        """Axes that index a dimension together, by instruction operand and axis.
+
+        It is the axis alone where the instruction reads no window; axes of one window may be
+        connected through others.
         """
         windows: dict[str, dict[str, frozenset[str]]] = {}
         for operand, dimensions in self.index_axes.items():
             groups = {axis: frozenset([axis]) for axis in self.operand_axes[operand]}
             for axes in dimensions:
                 joined = frozenset[str]().union(*(groups[axis] for axis in axes))
+                # Windows that share an axis are one group.
                 groups |= dict.fromkeys(joined, joined)
             windows[operand] = groups
         return windows
 
     @cached_property
     def workload_indices(self) -> dict[str, tuple[IndexExpr, ...]]:
-        """Per instruction operand, the workload operand's index expressions."""
+        """Index expressions of the workload operand of each instruction operand."""
         return {pair.instruction.operand: pair.workload.index for pair in self.pairs}
 
     @cached_property
@@ -133,10 +152,11 @@ class EmbeddingProblem:
 
     @cached_property
     def direct_dimension(self) -> dict[str, tuple[str, int]]:
-        """Workload axis -> (instruction operand, dimension) whose index is exactly that axis,
-        where there is one and the instruction walks that operand by single axes; the operand
-        with the fewest elements in the instruction is taken.
+        """Workload axis -> (instruction operand, dimension) that it alone indexes.
+
+        Only operands that the instruction walks by single axes count.
         """
+        # Of several operands, that with the fewest elements has the smallest box of its own.
         smallest: dict[str, tuple[int, str, int]] = {}
         for pair in self.pairs:
             operand = pair.instruction.operand
@@ -152,12 +172,12 @@ class EmbeddingProblem:
     def element_index(
         self, pair: AccessPair, extents: Mapping[str, int] | None = None
     ) -> tuple[NDArray[np.int64], ...]:
-        """Index arrays of the instruction element that each instruction point accesses."""
+        """Return index arrays of the instruction element that each instruction point accesses."""
         sizes = extents or self.instruction.extents
         key = (pair.instruction, tuple(sizes[axis.name] for axis in self.instruction.axes))
         # Thousands of node maps of one problem are judged at the same few extents.
         if key not in self._element_indices:
-            if len(self._element_indices) >= _KEPT_INDICES:
+            if len(self._element_indices) >= _MOST_INDICES:
                 self._element_indices.clear()
             grid = point_grid(self.instruction, extents)
             shape = next(iter(grid.values())).shape
@@ -170,45 +190,36 @@ class EmbeddingProblem:
     def at_points(
         self, pair: AccessPair, elements: NDArray[np.int64], extents: Mapping[str, int]
     ) -> NDArray[np.int64]:
-        """Return the image of the element that each instruction point accesses.
+        """Return the images of the elements that the instruction's points access.
 
-        Parameters
-        ----------
-        pair : AccessPair
-            Access of the instruction.
-        elements : array of shape ``(*instruction operand's shape)``
-            A coordinate of the images of the operand's elements.
-        extents : Mapping
-            Extent at which each instruction axis is used.
+        An axis of the instruction that walks no element has the size 1.
+
+        ``elements`` are images of the operand's elements, of shape ``(workload dimensions,
+        *instruction operand's shape)``; ``extents`` are those at which the instruction's axes are
+        used.
         """
         dimensions = self._plain_dimensions(pair)
         if dimensions is None:
-            return elements[self.element_index(pair, extents)]
+            return elements[(slice(None), *self.element_index(pair, extents))]
         # A view: gathering thousands of elements by index arrays takes many times as long.
-        walked = [dimension for dimension in dimensions if dimension is not None]
+        walked = [1 + dimension for dimension in dimensions if dimension is not None]
         spread = tuple(None if dimension is None else slice(None) for dimension in dimensions)
-        shape = tuple(extents[axis.name] for axis in self.instruction.axes)
-        return np.broadcast_to(elements.transpose(walked)[spread], shape)
+        return elements.transpose(0, *walked)[(slice(None), *spread)]
 
     def first_points(
         self, pair: AccessPair, images: NDArray[np.int64], extents: Mapping[str, int]
     ) -> NDArray[np.int64]:
-        """Return the images of an operand's elements by points that access them.
+        """Return the images of an operand's elements, each by a point that accesses it.
 
-        Parameters
-        ----------
-        pair : AccessPair
-            Access of the instruction.
-        images : array of shape ``(workload dimensions, *extents)``
-            Workload element of the access at each instruction point.
-        extents : Mapping
-            Extent at which each instruction axis is used.
+        ``images``, of shape ``(workload dimensions, *extents)``, are the workload elements that the
+        instruction's points access.
         """
         dimensions = self._plain_dimensions(pair)
         if dimensions is not None:
+            # The element is the same at all points of the other axes: 0 stands for them.
             first = images[(slice(None), *(0 if d is None else slice(None) for d in dimensions))]
-            walked = [dimension for dimension in dimensions if dimension is not None]
-            return first.transpose(0, *(1 + walked.index(d) for d in range(len(walked))))
+            order = [dimension for dimension in dimensions if dimension is not None]
+            return first.transpose(0, *(1 + order.index(d) for d in range(len(order))))
         where = self.element_index(pair, extents)
         box = tuple(int(index.max()) + 1 for index in where)
         elements = np.zeros((len(images), *box), np.int64)
@@ -216,14 +227,25 @@ class EmbeddingProblem:
         return elements
 
     def _plain_dimensions(self, pair: AccessPair) -> list[int | None] | None:
-        """Dimension of the operand that each instruction axis walks, None for the other axes; None
-        altogether unless each dimension is walked by one axis of its own.
+        """Return the dimension of the operand that each instruction axis walks, or None.
+
+        The result is None unless each dimension is walked by one axis of its own.
         """
-        names = self.index_names[pair.instruction.operand]
+        operand = pair.instruction.operand
+        if operand not in self._plain:
+            self._plain[operand] = self._find_plain_dimensions(operand)
+        return self._plain[operand]
+
+    def _find_plain_dimensions(self, operand: str) -> list[int | None] | None:
+        names = self.index_names[operand]
         if None in names or len(set(names)) < len(names):
             return None
         dimension = {name: place for place, name in enumerate(names)}
         return [dimension.get(axis.name) for axis in self.instruction.axes]
+
+    @cached_property
+    def _plain(self) -> dict[str, list[int | None] | None]:
+        return {}
 
     @cached_property
     def _element_indices(
@@ -234,8 +256,8 @@ class EmbeddingProblem:
 
 def port_elements(
     instruction: Instruction, shapes: Mapping[str, tuple[int, ...]]
-) -> Iterator[tuple[tuple[str, tuple[int, ...]], tuple[str, tuple[int, ...]]]]:
-    """Yield each element of each port as (port, element), with its element of the tensor."""
+) -> Iterator[tuple[Element, Element]]:
+    """Yield each element of each port, with its element of the tensor."""
     for name, view in instruction.views.items():
         tensor = instruction.computation.operand(name).tensor
         for element in np.ndindex(shapes[name]):
@@ -254,7 +276,7 @@ def point_grid(
 
 @dataclass(frozen=True)
 class LabelMismatch:
-    """Reason why the graphs cannot be isomorphic at any sizes: a label that differs."""
+    """Difference in labels for which the graphs cannot be isomorphic at any sizes."""
 
     reason: str
 
@@ -264,8 +286,8 @@ def pair_operands(
 ) -> EmbeddingProblem | LabelMismatch:
     """Match operation labels and operand roles, and check element types.
 
-    Raises :class:`WorkloadError` where only the element types differ (another ``dtype=`` is the
-    remedy), :class:`SpecError` where the instruction leaves elements of an operand unused.
+    Raises :class:`WorkloadError` where only the element types differ, :class:`SpecError` where the
+    instruction leaves elements of an operand unused.
     """
     problem = match_graphs(workload, instruction)
     if isinstance(problem, EmbeddingProblem):
@@ -278,7 +300,7 @@ class MatchedStatements:
     """Statements of a workload in the order of an instruction's, with their accesses paired.
 
     ``occurrences`` has, per statement, the pairs of its reads in the order of the leaves, and that
-    of its store. Operands have the workload's own names, not yet those of ports.
+    of its store. Operands have the workload's names, not yet those of ports.
     """
 
     statements: tuple[Assignment, ...]
@@ -305,10 +327,7 @@ def match_graphs(
 def match_statements(
     workload: Computation, instruction: Instruction
 ) -> MatchedStatements | LabelMismatch:
-    """Match the expression trees of all statements, whatever the element types.
-
-    Statements of one point have no order: the first permutation in which all match is taken.
-    """
+    """Match the expression trees of all statements, whatever the element types."""
     ported = instruction.in_ports
     count, available = len(ported.computation.statements), len(workload.statements)
     if count != available:
@@ -317,6 +336,7 @@ def match_statements(
             f"{_results(available)}"
         )
     mismatches: list[LabelMismatch] = []
+    # Statements of one point have no order: the first permutation in which all match is taken.
     for order in itertools.permutations(workload.statements):
         matched = _match_in_order(order, ported)
         if isinstance(matched, MatchedStatements):
@@ -356,9 +376,10 @@ def _problem(
     pairs = matched.pairs
     names = _port_names(workload, pairs)
     roles = {pair.instruction.operand: names[pair] for pair in pairs}
-    renamed = tuple(
-        _renamed(statement, reads, store, names)
-        for statement, (reads, store) in zip(matched.statements, matched.occurrences, strict=True)
+    # In the order in which the accesses of a statement are rewritten: its store, then its leaves.
+    queue = iter([pair for reads, store in matched.occurrences for pair in (store, *reads)])
+    renamed = changed_accesses(
+        matched.statements, lambda access: replace(access, operand=names[next(queue)])
     )
     ports = {names[pair]: pair.workload.operand for pair in pairs}
     accesses = (
@@ -374,9 +395,7 @@ def _problem(
 
 
 def _mixed_roles(pairs: Sequence[AccessPair], instruction: Instruction) -> LabelMismatch | None:
-    """Return the mismatch if one access of the instruction would be two of the workload, or the
-    ports of one operand those of two.
-    """
+    """Return the mismatch if an access, or the ports of an operand, would have two counterparts."""
     accesses: dict[str, Access] = {}
     tensors: dict[str, str] = {}
     for pair in pairs:
@@ -398,8 +417,9 @@ def _mixed_roles(pairs: Sequence[AccessPair], instruction: Instruction) -> Label
 
 
 def _port_names(workload: Computation, pairs: Sequence[AccessPair]) -> dict[AccessPair, str]:
-    """Name the workload's port in each pair: the operand itself if it has one access, else with the
-    number of the access, which does not depend on the order of the statements.
+    """Return the name of the workload's port in each pair.
+
+    It is the operand's if that has one access, else with the number of the access.
     """
     takers: dict[Access, set[str]] = {}
     for pair in pairs:
@@ -407,7 +427,11 @@ def _port_names(workload: Computation, pairs: Sequence[AccessPair]) -> dict[Acce
     names: dict[AccessPair, str] = {}
     for pair in pairs:
         operand = name = pair.workload.operand
-        accesses = sorted(workload.access_maps[operand], key=_sort_key)
+        # Sorted by indices, numbers do not depend on the order of the statements.
+        accesses = sorted(
+            workload.access_maps[operand],
+            key=lambda access: [(index.constant, str(index)) for index in access.index],
+        )
         if len(accesses) > 1 or len(takers[pair.workload]) > 1:
             name = f"{operand}@{accesses.index(pair.workload)}"
         if len(takers[pair.workload]) > 1:
@@ -417,33 +441,14 @@ def _port_names(workload: Computation, pairs: Sequence[AccessPair]) -> dict[Acce
     return names
 
 
-def _sort_key(access: Access) -> tuple[tuple[int, str], ...]:
-    """Order an operand's accesses by the constants, then the text, of their indices."""
-    return tuple((index.constant, str(index)) for index in access.index)
-
-
-def _renamed(
-    statement: Assignment,
-    reads: Sequence[AccessPair],
-    store: AccessPair,
-    names: Mapping[AccessPair, str],
-) -> Assignment:
-    """Rewrite a statement of the workload on ports; ``reads`` are in the order of its leaves."""
-    queue = iter([store, *reads])
-    (renamed,) = changed_accesses(
-        [statement], lambda access: replace(access, operand=names[next(queue)])
-    )
-    return renamed
-
-
 def _in_ports(
     workload: Computation, statements: tuple[Assignment, ...], owners: Mapping[str, str]
 ) -> Computation:
     """Return the workload with these statements; ``owners`` maps each port to its operand."""
 
     def operand(name: str) -> Operand:
-        whole = workload.operand(owners[name])
-        return whole if name == whole.name else replace(whole, name=name, port_of=whole.tensor)
+        owner = workload.operand(owners[name])
+        return owner if name == owner.name else replace(owner, name=name, port_of=owner.tensor)
 
     reads = dict.fromkeys(read.operand for s in statements for read in s.reads)
     stores = dict.fromkeys(s.store.operand for s in statements)

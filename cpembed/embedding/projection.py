@@ -1,8 +1,8 @@
 """Feasibility of smaller and weaker variants of an infeasible problem.
 
 An explanation cuts the instruction down to a few of its axes, and drops constraints from the set.
-Both only ever admit more embeddings, so that a variant that is still infeasible is a reason for
-the whole problem.
+Both only ever admit more embeddings: a variant that is still infeasible is a reason for the
+problem itself.
 
 Without ``hyper_rectangle`` an embedding is any injective node map, and the solver decides by trying
 values of many all-different tuples. Two short arguments settle nearly all such variants: too few
@@ -22,12 +22,12 @@ import numpy as np
 
 from cpembed.embedding.constraint_set import ConstraintSet
 from cpembed.embedding.constraints.base import Constraint, stencil_axes
-from cpembed.embedding.constraints.linear_access import LinearAccess
-from cpembed.embedding.constraints.padding import Padding
+from cpembed.embedding.constraints.domain import Padding
+from cpembed.embedding.constraints.memory_access import LinearAccess
 from cpembed.embedding.cpsat import SearchLimits, Status
-from cpembed.embedding.domains import TooManyDigits, padded_extents
+from cpembed.embedding.domains import TooManyDigitsError, padded_extents
 from cpembed.embedding.embedding import Embedding
-from cpembed.embedding.model_builder import TooLargeDomain
+from cpembed.embedding.model_builder import TooLargeDomainError
 from cpembed.embedding.node_map import Coordinates, NodeMap, from_points
 from cpembed.embedding.problem import EmbeddingProblem, point_grid
 from cpembed.embedding.roles import candidates
@@ -41,7 +41,7 @@ ALWAYS = ("dataflow", "all_different")
 
 
 def project(instruction: Instruction, axes: Iterable[str]) -> Instruction:
-    """The instruction with every axis but the named ones at extent 1.
+    """Return the instruction with every axis but the named ones at extent 1.
 
     An embedding of the instruction, cut to the first element of the other axes, is one of the
     projection; so no embedding of the projection means none of the instruction.
@@ -60,11 +60,9 @@ def project(instruction: Instruction, axes: Iterable[str]) -> Instruction:
 
 
 def axis_groups(instruction: Instruction) -> tuple[tuple[str, ...], ...]:
-    """Instruction axes that a projection keeps or drops together, in the instruction's order.
-
-    Axes that share an index (``A[x + z]``) go together: cutting one of them leaves part of a
-    dimension, and part of a regular box need not be a regular box.
-    """
+    """Return the instruction axes that a projection keeps or drops together, in their order."""
+    # Axes that share an index (A[x + z]) go together: cutting one of them leaves part of a
+    # dimension, and part of a regular box need not be a regular box.
     group = {axis.name: {axis.name} for axis in instruction.axes}
     computation = instruction.computation
     for access in (*computation.reads, *computation.stores):
@@ -78,7 +76,7 @@ def axis_groups(instruction: Instruction) -> tuple[tuple[str, ...], ...]:
 
 
 def axis_subsets(instruction: Instruction) -> Iterator[list[tuple[str, ...]]]:
-    """Sets of whole groups, those with equally many groups together, from none to all."""
+    """Yield the sets of axis groups, from none to all, those of equally many groups together."""
     groups = axis_groups(instruction)
     for size in range(len(groups) + 1):
         subsets = itertools.combinations(groups, size)
@@ -90,7 +88,7 @@ class _PaddingDomain(Padding):
     """The part of ``padding`` that has a meaning without boxes: how far the domain reaches."""
 
     def post(self, model: ScalarModel) -> None:
-        """Nothing: the model's domain is all."""
+        """Post nothing: the model's variables have this domain."""
 
     def holds(self, problem: EmbeddingProblem, node_map: NodeMap) -> bool:
         padded = padded_extents(problem, ConstraintSet("", "", (self,)))
@@ -105,19 +103,19 @@ class _PaddingDomain(Padding):
 
 
 def dropping(constraints: ConstraintSet, names: Iterable[str]) -> ConstraintSet:
-    """The set with the named constraints dropped.
+    """Return the set with the named constraints dropped.
 
-    A dropped constraint is left out, with two particulars. Dropping ``padding`` lets every axis be
-    padded without limit, which is the absence of the restriction (leaving it out would pin the
-    domain to the extents). Dropping ``hyper_rectangle`` also drops what speaks of its boxes:
-    ``dense``, ``linear_access`` with stencils in place, and of ``padding`` the rule that tiles
-    cover an axis; the domain's bounds stay.
+    Dropping ``hyper_rectangle`` also drops what is about its boxes: ``dense``, ``linear_access``
+    with stencils in place, and of ``padding`` the rule that tiles cover an axis; the domain's
+    bounds stay.
     """
     dropped = set(names)
     boxes = constraints.get("hyper_rectangle") is not None and "hyper_rectangle" not in dropped
     retained: list[Constraint] = []
     for constraint in constraints.constraints:
         if isinstance(constraint, Padding):
+            # Its absence lets every axis be padded. Leaving it out would pin the domain to the
+            # extents instead.
             rule = Padding("all") if constraint.name in dropped else constraint
             retained.append(rule if boxes else _PaddingDomain(rule.axes, rule.below, rule.growth))
         elif constraint.name not in dropped and (boxes or not constraint.needs_boxes):
@@ -127,7 +125,7 @@ def dropping(constraints: ConstraintSet, names: Iterable[str]) -> ConstraintSet:
 
 @dataclass(frozen=True)
 class Answer:
-    """Whether a variant has an embedding (None: stopped by a limit), and the first one found."""
+    """Feasibility of a variant (None: stopped by a limit), and its first embedding if any."""
 
     feasible: bool | None
     embedding: Embedding | None = None
@@ -151,7 +149,7 @@ def solve_once(
         if constraints.get("hyper_rectangle") is None:
             return Answer(feasible_without_boxes(problem, constraints, limits))
         result = search(problem, constraints, replace(limits, solutions=1))
-    except (TooManyDigits, TooLargeDomain):
+    except (TooManyDigitsError, TooLargeDomainError):
         return Answer(None)
     if result.status is Status.UNKNOWN:
         return Answer(None)
@@ -162,16 +160,16 @@ def solve_once(
 
 
 _SEARCHED_POINTS = 4096
-"""Largest domain given to the solver; all-different over larger ones is not bounded in time."""
+"""Maximum number of points of a domain given to the solver.
+
+All-different over larger ones is not bounded in time.
+"""
 
 
 def feasible_without_boxes(
     problem: EmbeddingProblem, constraints: ConstraintSet, limits: SearchLimits
 ) -> bool | None:
     """Decide whether a node map satisfies a set that has no ``hyper_rectangle``.
-
-    Every instruction element needs an image then, so a configurable axis is taken at its smallest
-    extent: part of an embedding at a larger one is an embedding as well.
 
     Parameters
     ----------
@@ -187,6 +185,8 @@ def feasible_without_boxes(
     bool or None
         None if undecided.
     """
+    # Every instruction element needs an image, so a configurable axis is taken at its smallest
+    # extent: part of an embedding at a larger one is an embedding as well.
     smallest = {axis.name: axis.minimum for axis in problem.instruction.configurable_axes}
     axes = tuple(replace(axis, maximum=axis.minimum) for axis in problem.instruction.axes)
     computation = problem.instruction.with_extents(smallest)
@@ -207,7 +207,7 @@ def feasible_without_boxes(
 
 
 def _constant_indices(problem: EmbeddingProblem) -> list[IndexExpr]:
-    """Indices with one value in all operations: those of operands that are one element."""
+    """Return the indices with one value in all operations: those of one-element operands."""
     return list(
         dict.fromkeys(
             index
@@ -219,9 +219,9 @@ def _constant_indices(problem: EmbeddingProblem) -> list[IndexExpr]:
 
 
 def _places(domain: Mapping[str, int], fixed: set[str], constant: Sequence[IndexExpr]) -> int:
-    """Upper bound on the operations that can differ: what a constant index leaves to the iterators
-    that no other constant index has, times the extents of all others.
-    """
+    """Return an upper bound on the number of operations that can differ."""
+    # What a constant index leaves to the iterators that no other constant index has, times the
+    # extents of all others.
     owners = Counter(name for index in constant for name in index.iterators)
     places, bound = 1, set(fixed)
     for index in constant:
@@ -232,9 +232,9 @@ def _places(domain: Mapping[str, int], fixed: set[str], constant: Sequence[Index
 
 
 def _solutions(index: IndexExpr, extents: Mapping[str, int]) -> int:
-    """Values that iterators can have at most where their part of an index has a given sum: one of
-    them follows from the others, and its coefficient says in which steps another can move.
-    """
+    """Return the maximum number of values of iterators whose part of an index has a given sum."""
+    # One iterator follows from the others, and its coefficient says in which steps another one can
+    # move: in 2*a + 3*b = n, a moves by 3.
     least = math.prod(extents.values())
     for last in extents:
         independent = {name: extent for name, extent in extents.items() if name != last}
@@ -250,9 +250,7 @@ def _solutions(index: IndexExpr, extents: Mapping[str, int]) -> int:
 def _immovable(
     problem: EmbeddingProblem, constraints: ConstraintSet, constant: Sequence[IndexExpr]
 ) -> set[str]:
-    """Workload axes with one coordinate in all operations: stencil axes under ``linear_access``,
-    and what an operand of one element fixes through an index with no other movable iterator.
-    """
+    """Return the workload axes with one coordinate in all operations."""
     linear = constraints.get("linear_access")
     fixed: set[str] = set()
     if isinstance(linear, LinearAccess) and linear.stencil == "none":
@@ -265,6 +263,7 @@ def _immovable(
             if all(term.coefficient > 0 for term in index.terms)
             for term in index.terms
         }
+    # A constant index fixes an iterator that is its only movable one, and so further ones.
     while True:
         movable = [[name for name in index.iterators if name not in fixed] for index in constant]
         single = {names[0] for names in movable if len(names) == 1}
@@ -274,14 +273,16 @@ def _immovable(
 
 
 _Move = tuple[int, dict[str, tuple[int, int]]]
-"""How often it can be made, and (start, step) on the workload axes it moves."""
+"""Number of times that a move can be made, and (start, step) on the workload axes it moves."""
 
 
 def _has_lexicographic(
     problem: EmbeddingProblem, constraints: ConstraintSet, domain: dict[str, int], fixed: set[str]
 ) -> bool:
-    """Whether counting each instruction axis through the workload axes of its role, last axis
-    fastest, is an embedding; the first counted axis may go on along diagonals.
+    """Return True if images in lexicographic order are an embedding.
+
+    Each instruction axis counts through the workload axes of its role, the last one fastest; the
+    first instruction axis may go on along diagonals.
     """
     grid = point_grid(problem.instruction)
     shape = tuple(axis.maximum for axis in problem.instruction.axes)
@@ -306,7 +307,8 @@ def _has_lexicographic(
 
 
 def _diagonals(problem: EmbeddingProblem, free: dict[str, int]) -> list[_Move]:
-    """Moves along two axes that leave an index constant: ``p`` up and ``r`` down in ``p + r``.
+    """Return moves along two axes that leave an index constant: ``p`` up, ``r`` down in ``p + r``.
+
     The axes are taken out of ``free``.
     """
     moves: list[_Move] = []

@@ -1,4 +1,4 @@
-"""The outcome of a search: its embeddings, as sequences and products, and the solver's effort.
+"""Result of a search: its embeddings, as sequences and products, and the solver's effort.
 
 Axes that no constraint couples combine freely, so a space of half a million embeddings is a few
 hundred axis maps. It is counted, sampled and ranked without being written out, and is a sequence
@@ -16,10 +16,7 @@ from enum import StrEnum
 from functools import reduce
 from typing import Any, overload
 
-from cpembed.embedding.cpsat import (
-    SearchStatistics,
-    Status,
-)
+from cpembed.embedding.cpsat import SearchStatistics, Status
 from cpembed.embedding.digit_model import AxisMaps, combine
 from cpembed.embedding.embedding import Embedding
 from cpembed.embedding.flatten import members_of
@@ -27,7 +24,7 @@ from cpembed.embedding.node_map import NodeMap
 from cpembed.embedding.problem import EmbeddingProblem, LabelMismatch
 
 Family = tuple[tuple[str, frozenset[str]], ...]
-"""Which workload axes feed each of some instruction axes, by the axes' names."""
+"""Set of workload axes that feed each of some instruction axes, sorted by the latter's names."""
 
 Box = list[tuple[tuple[str, ...], set[Family]]]
 """The families of a product: those of each component, with its instruction axes."""
@@ -35,8 +32,9 @@ Box = list[tuple[tuple[str, ...], set[Family]]]
 
 @dataclass(frozen=True)
 class Component:
-    """Instruction axes whose digits no constraint couples to those of the others, with the axis
-    maps that they have. ``complete``: they have no other.
+    """Instruction axes whose digits no constraint couples to those of other axes.
+
+    ``maps`` are the axis maps that they have; ``complete`` says that they have no more.
     """
 
     axes: tuple[str, ...]
@@ -44,16 +42,16 @@ class Component:
     complete: bool = True
 
     def families(self, axes: Sequence[str]) -> set[Family]:
-        """The families of some of the axes."""
+        """Return the families of some of the axes."""
         return {_family(axis_maps, axes) for axis_maps in self.maps}
 
 
 class _LazyEmbeddings(Sequence[Embedding], ABC):
-    """Embeddings that are made as they are asked for."""
+    """A sequence of embeddings that are made when they are read."""
 
     @abstractmethod
     def at(self, place: int) -> Embedding:
-        """The embedding at a place, which there is."""
+        """Return the embedding at a place from 0 to below the length."""
 
     @overload
     def __getitem__(self, index: int) -> Embedding: ...
@@ -82,6 +80,7 @@ class EmbeddingSpace(_LazyEmbeddings):
 
     def at(self, place: int) -> Embedding:
         parts: list[AxisMaps] = []
+        # The place is a mixed-radix number: its lowest digit is the place in the last component.
         for component in reversed(self.components):
             place, rest = divmod(place, len(component.maps))
             parts.append(component.maps[rest])
@@ -109,14 +108,12 @@ class Spaces(_LazyEmbeddings):
 
 
 def spaces_of(embeddings: Sequence[Embedding]) -> list[Sequence[Embedding]]:
-    """The parts of a sequence of embeddings that are products or plain sequences."""
+    """Return the parts of a sequence of embeddings that are products or plain sequences."""
     return list(embeddings.members) if isinstance(embeddings, Spaces) else [embeddings]
 
 
 def count_families(embeddings: Sequence[Embedding]) -> int:
-    """Number of families of the embeddings: counted on the components, by inclusion and exclusion
-    where several products may share some.
-    """
+    """Return the number of families of the embeddings, counted on the components of products."""
     boxes: list[Box] = []
     listed: set[Family] = set()
     for space in spaces_of(embeddings):
@@ -125,6 +122,7 @@ def count_families(embeddings: Sequence[Embedding]) -> int:
         elif len(space):
             boxes.append([(c.axes, c.families(c.axes)) for c in space.components])
     total = sum(1 for family in listed if not any(_within(family, box) for box in boxes))
+    # Inclusion and exclusion: alternative problems may have families in common.
     for size in range(1, len(boxes) + 1):
         for subset in itertools.combinations(boxes, size):
             total -= (-1) ** size * _shared(subset)
@@ -138,7 +136,9 @@ def _within(family: Family, box: Box) -> bool:
 
 
 def _shared(boxes: Sequence[Box]) -> int:
-    """Number of families that all of the products have."""
+    """Return the number of families that all of the products have."""
+    # The products may fall apart into different components: only in the finest partition that
+    # coarsens all of them are the families of a part comparable, and independent of the rest.
     groups = _coarsened([axes for box in boxes for axes, _ in box])
     count = 1
     for group in groups:
@@ -155,7 +155,7 @@ def _shared(boxes: Sequence[Box]) -> int:
 
 
 def _coarsened(groups: Sequence[tuple[str, ...]]) -> list[set[str]]:
-    """The finest partition in which each of the groups lies in one part."""
+    """Return the finest partition in which each of the groups lies in one part."""
     parts: list[set[str]] = []
     for group in groups:
         touching = [part for part in parts if part & set(group)]
@@ -178,15 +178,15 @@ def _family(mapping: AxisMaps | Embedding, axes: Sequence[str]) -> Family:
 
 
 def silent(phase: str, count: int) -> None:
-    """The progress report of a caller that wants none."""
+    """Ignore a progress report."""
 
 
 class Formulation(StrEnum):
-    """The model to post, and its assets.
+    """The model to post, and its decision orders.
 
-    ``auto`` is the digit model wherever it applies, otherwise the scalar model with as many assets
+    ``auto`` is the digit model wherever it applies, otherwise the scalar model with as many orders
     as are worth it. ``scalar`` is the scalar model in the order of the workload's axes alone,
-    ``portfolio`` the scalar model with every asset. A result's formulation is the model:
+    ``portfolio`` the scalar model with every order. A result's formulation is the model:
     ``digits`` or ``scalar``.
     """
 
@@ -197,9 +197,11 @@ class Formulation(StrEnum):
 
 
 @dataclass(frozen=True)
-class AssetEffort:
-    """The cost of one decision order. ``status`` is what it established by itself: ``unknown`` or
-    ``feasible`` where another asset, or a limit, ended it.
+class OrderEffort:
+    """Cost of one decision order of a portfolio, an *asset* in Rieber et al. 2021.
+
+    ``status`` is what it established by itself: ``unknown`` or ``feasible`` where another order,
+    or a limit, ended it.
     """
 
     name: str
@@ -209,21 +211,29 @@ class AssetEffort:
 
 @dataclass(frozen=True)
 class SearchEffort:
-    """The search behind an answer: the model (None where nothing had to be posted), the asset that
-    had the answer (None where a limit came first), and what every asset that was started cost.
+    """Effort behind an answer.
+
+    Attributes
+    ----------
+    formulation : Formulation, optional
+        The model; None where nothing had to be posted.
+    winner : str, optional
+        Name of the decision order that had the answer; None where a limit came first.
+    orders : tuple of OrderEffort
+        Cost of every order that was started.
     """
 
     formulation: Formulation | None
     winner: str | None
-    assets: tuple[AssetEffort, ...]
+    orders: tuple[OrderEffort, ...]
 
     @property
     def total(self) -> SearchStatistics:
-        """The sum over all assets."""
-        return sum_of(self.assets)
+        """Sum over all orders."""
+        return _sum_of(self.orders)
 
     def to_json(self) -> dict[str, Any]:
-        """The ``search`` of the ``solve`` document."""
+        """Return the ``search`` of the ``solve`` document."""
         return {
             "formulation": self.formulation and self.formulation.value,
             "branches": self.total.branches,
@@ -236,18 +246,18 @@ class SearchEffort:
                     "branches": effort.statistics.branches,
                     "conflicts": effort.statistics.conflicts,
                 }
-                for effort in self.assets
+                for effort in self.orders
             ],
         }
 
 
-def sum_of(assets: Iterable[AssetEffort]) -> SearchStatistics:
-    return reduce(SearchStatistics.plus, (a.statistics for a in assets), SearchStatistics())
+def _sum_of(orders: Iterable[OrderEffort]) -> SearchStatistics:
+    return reduce(SearchStatistics.plus, (a.statistics for a in orders), SearchStatistics())
 
 
 @dataclass(frozen=True)
 class Seconds:
-    """Wall time spent building the model and searching it."""
+    """Wall time in seconds for building the model and for searching it."""
 
     model: float
     solve: float
@@ -255,12 +265,25 @@ class Seconds:
 
 @dataclass(frozen=True)
 class SearchResult:
-    """All embeddings found. ``complete``: there are no others under the constraint set.
-    ``unsearched`` names parts of the set's space that no model was posted for; where there are any,
-    a result is neither complete nor a proof that nothing fits.
+    """Embeddings that a search found, and how far it came.
 
-    ``irregular`` holds node maps that are not axis maps (only without ``hyper_rectangle``);
-    ``mismatch`` says why the graphs differ in labels, in which case nothing was posted.
+    Attributes
+    ----------
+    status, complete : Status, bool
+        Outcome; ``complete`` if there are no other embeddings under the constraint set.
+    embeddings : sequence of Embedding
+        The embeddings.
+    irregular : tuple of NodeMap
+        Solutions that are not axis maps (only without ``hyper_rectangle``).
+    seconds, effort : Seconds, SearchEffort
+        Time and work that the search took.
+    problem : EmbeddingProblem, optional
+        Problem of the first assignment of roles.
+    mismatch : LabelMismatch, optional
+        Difference in labels of the graphs, for which nothing was posted.
+    unsearched : tuple of str
+        Parts of the set's space that no model was posted for. Where there are any, a result is
+        neither complete nor a proof that nothing fits.
     """
 
     status: Status
@@ -273,17 +296,13 @@ class SearchResult:
     mismatch: LabelMismatch | None = None
     unsearched: tuple[str, ...] = ()
 
-    def without(self, unsearched: tuple[str, ...]) -> SearchResult:
-        """The result where those parts of the space were not searched."""
+    def with_unsearched(self, unsearched: tuple[str, ...]) -> SearchResult:
+        """Return the result where those parts of the space were not searched."""
         if not unsearched:
             return self
-        status = {Status.OPTIMAL: Status.FEASIBLE, Status.INFEASIBLE: Status.UNKNOWN}
-        return replace(
-            self,
-            status=status.get(self.status, self.status),
-            complete=False,
-            unsearched=unsearched,
-        )
+        weaker = {Status.OPTIMAL: Status.FEASIBLE, Status.INFEASIBLE: Status.UNKNOWN}
+        status = weaker.get(self.status, self.status)
+        return replace(self, status=status, complete=False, unsearched=unsearched)
 
     @property
     def families(self) -> int:
@@ -291,51 +310,55 @@ class SearchResult:
         return count_families(self.embeddings)
 
     def cut(self, usable: int) -> SearchResult:
-        """The result where time was over before its embeddings had their programs, but for
-        ``usable`` of them; of none, what was found is of no use.
-        """
+        """Return the result where only ``usable`` embeddings had programs when time was over."""
         if not usable:
             return replace(self, status=Status.UNKNOWN, complete=False, embeddings=(), irregular=())
         return replace(self, status=Status.FEASIBLE, complete=False)
 
 
 def nothing_found(seconds: float) -> SearchResult:
-    """The result of a search whose time, so many seconds, was over before anything was posted."""
-    effort = SearchEffort(None, None, ())
-    return SearchResult(Status.UNKNOWN, False, (), (), Seconds(seconds, 0.0), effort)
+    """Return the result of a search whose time in seconds was over before anything was posted."""
+    return SearchResult(
+        status=Status.UNKNOWN,
+        complete=False,
+        embeddings=(),
+        irregular=(),
+        seconds=Seconds(seconds, 0.0),
+        effort=SearchEffort(None, None, ()),
+    )
 
 
 def merged(results: list[SearchResult]) -> SearchResult:
-    """The union of searches over alternative problems."""
+    """Return the union of searches over alternative problems."""
     complete = all(result.complete for result in results)
     return SearchResult(
-        alternatives([result.status for result in results]),
-        complete,
-        Spaces(tuple(result.embeddings for result in results)),
-        tuple(m for result in results for m in result.irregular),
-        Seconds(
+        status=alternatives([result.status for result in results]),
+        complete=complete,
+        embeddings=Spaces(tuple(result.embeddings for result in results)),
+        irregular=tuple(m for result in results for m in result.irregular),
+        seconds=Seconds(
             sum(result.seconds.model for result in results),
             sum(result.seconds.solve for result in results),
         ),
-        _merged_effort([result.effort for result in results], complete=complete),
-        results[0].problem,
+        effort=_merged_effort([result.effort for result in results], complete=complete),
+        problem=results[0].problem,
         unsearched=tuple(dict.fromkeys(part for r in results for part in r.unsearched)),
     )
 
 
 def _merged_effort(efforts: list[SearchEffort], *, complete: bool) -> SearchEffort:
-    """Efforts by asset, over the problems; the winner is that of the hardest problem."""
-    by_name: dict[str, list[AssetEffort]] = {}
+    """Sum efforts over the problems, by order; the winner is that of the hardest problem."""
+    by_name: dict[str, list[OrderEffort]] = {}
     for effort in efforts:
-        for asset in effort.assets:
-            by_name.setdefault(asset.name, []).append(asset)
+        for order in effort.orders:
+            by_name.setdefault(order.name, []).append(order)
     hardest = max(efforts, key=lambda effort: effort.total.branches)
     return SearchEffort(
         hardest.formulation,
         hardest.winner if complete else None,
         tuple(
-            AssetEffort(
-                name, alternatives([a.status for a in efforts_of_name]), sum_of(efforts_of_name)
+            OrderEffort(
+                name, alternatives([a.status for a in efforts_of_name]), _sum_of(efforts_of_name)
             )
             for name, efforts_of_name in by_name.items()
         ),
@@ -343,7 +366,7 @@ def _merged_effort(efforts: list[SearchEffort], *, complete: bool) -> SearchEffo
 
 
 def alternatives(statuses: Sequence[Status]) -> Status:
-    """The status of a search whose solutions are those of several models, all of them posted."""
+    """Return the status of a search whose solutions are those of several posted models."""
     if all(status is Status.INFEASIBLE for status in statuses):
         return Status.INFEASIBLE
     if all(status in (Status.INFEASIBLE, Status.OPTIMAL) for status in statuses):

@@ -1,4 +1,4 @@
-"""Which workload axes could feed an instruction axis, and why each does not, in words.
+"""Roles: the workload axes that could feed an instruction axis, and why each does not, as text.
 
 A workload axis has the role of an instruction axis when both index the same operands and no
 others: ``c`` of a convolution that of ``z`` of ``C[x,y] += A[x,z] * B[z,y]``.
@@ -6,25 +6,25 @@ others: ``c`` of a convolution that of ``z`` of ``C[x,y] += A[x,z] * B[z,y]``.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 
 from cpembed.embedding.constraint_set import ConstraintSet
 from cpembed.embedding.constraints.base import slides, stencil_axes
-from cpembed.embedding.constraints.dense import Dense
-from cpembed.embedding.constraints.linear_access import LinearAccess, stride_in_place
+from cpembed.embedding.constraints.memory_access import Dense, LinearAccess, stride_in_place
 from cpembed.embedding.problem import AccessPair, EmbeddingProblem
 from cpembed.hw.instruction import Instruction, StrideRule
 from cpembed.ir.computation import Computation
 from cpembed.ir.index import IndexExpr
 
 
-def join(words: Sequence[str], last: str = "and") -> str:
-    """``a``, ``a and b``, ``a, b and c``."""
-    return f" {last} ".join(filter(None, [", ".join(words[:-1]), *words[-1:]]))
+def join(parts: Sequence[str], last: str = "and") -> str:
+    """Return an enumeration: ``a``, ``a and b``, ``a, b and c``."""
+    return f" {last} ".join(filter(None, [", ".join(parts[:-1]), *parts[-1:]]))
 
 
 def candidates(problem: EmbeddingProblem, axis: str) -> tuple[str, ...]:
-    """Workload axes with the role of an instruction axis, in the workload's order."""
+    """Return the workload axes with the role of an instruction axis, in the workload's order."""
     return _candidates(problem.workload, problem.pairs, axis)
 
 
@@ -40,7 +40,7 @@ def _candidates(workload: Computation, pairs: Sequence[AccessPair], axis: str) -
 def every_axis_has_a_role(
     workload: Computation, instruction: Instruction, pairs: Sequence[AccessPair]
 ) -> bool:
-    """True if a workload axis has the role of each instruction axis that must be fed.
+    """Return True if a workload axis has the role of each instruction axis that must be fed.
 
     Parameters
     ----------
@@ -61,14 +61,14 @@ def _indexes(index: Sequence[IndexExpr], axis: str) -> bool:
     return any(axis in expression.iterators for expression in index)
 
 
-def axis_words(problem: EmbeddingProblem, axis: str) -> str:
-    """``z (16, reduction)``: name, extent and kind of an instruction axis."""
+def axis_text(problem: EmbeddingProblem, axis: str) -> str:
+    """Return name, extent and kind of an instruction axis: ``z (16, reduction)``."""
     allowed = problem.instruction.axis(axis).describe_allowed()
     return f"{axis} ({allowed}, {problem.instruction.loop_axis(axis).kind})"
 
 
-def role_words(problem: EmbeddingProblem, axis: str) -> str:
-    """The role in terms of the workload's operands: ``W and O but not I``."""
+def role_text(problem: EmbeddingProblem, axis: str) -> str:
+    """Return a role in terms of the workload's operands: ``W and O but not I``."""
     names = [pair.workload.operand for pair in problem.pairs]
     role = _role(problem.pairs, axis)
     indexed = dict.fromkeys(n for n, inside in zip(names, role, strict=True) if inside)
@@ -78,170 +78,110 @@ def role_words(problem: EmbeddingProblem, axis: str) -> str:
 
 
 def sized(problem: EmbeddingProblem, axis: str) -> str:
-    """``c=3``"""
+    """Return a workload axis with its extent: ``c=3``."""
     return f"{axis}={problem.workload.extents[axis]}"
 
 
-def counts(
-    problem: EmbeddingProblem, constraints: ConstraintSet, axis: str, workload_axis: str
-) -> tuple[int, ...]:
-    """Return the digit counts above 1 that a workload axis can give an axis at stride 1.
+@dataclass(frozen=True)
+class Feed:
+    """An instruction axis and a workload axis of its role that may feed it under a set."""
 
-    Parameters
-    ----------
-    problem : EmbeddingProblem
-        Problem with both axes.
-    constraints : ConstraintSet
-        Set whose padding limits the counts.
-    axis : str
-        Instruction axis.
-    workload_axis : str
-        Workload axis that feeds it.
-    """
-    extent = problem.workload.extents[workload_axis]
-    allowed = problem.instruction.axis(axis).allowed
-    limit = constraints.padding.on(problem).limit(workload_axis, extent)
-    covered = constraints.get("padding") is not None
-    return tuple(
-        count
-        for count in range(2, allowed[-1] + 1)
-        if any(full % count == 0 for full in allowed)
-        and (limit is None or (-(-extent // count) * count if covered else count) <= limit)
-    )
+    problem: EmbeddingProblem
+    constraints: ConstraintSet
+    axis: str
+    workload_axis: str
 
+    @property
+    def _extent(self) -> int:
+        return self.problem.workload.extents[self.workload_axis]
 
-def obstacles(
-    problem: EmbeddingProblem, constraints: ConstraintSet, axis: str, workload_axis: str
-) -> list[str]:
-    """Return reasons why a workload axis of the right role cannot feed an axis at any extent.
+    @property
+    def _limit(self) -> int | None:
+        """Largest padded extent of the workload axis; None when unlimited."""
+        rule = self.constraints.padding.on(self.problem)
+        return rule.limit(self.workload_axis, self._extent)
 
-    Parameters
-    ----------
-    problem : EmbeddingProblem
-        Problem with both axes.
-    constraints : ConstraintSet
-        Set whose constraints may exclude the axis.
-    axis : str
-        Instruction axis.
-    workload_axis : str
-        Workload axis with its role.
-    """
-    reasons: list[str] = []
-    linear = constraints.get("linear_access")
-    stencil = stencil_axes(problem).get(workload_axis)
-    if stencil is not None and isinstance(linear, LinearAccess) and linear.stencil == "none":
-        reasons.append(f"is a stencil axis of {stencil} (linear_access)")
-    for pair in problem.pairs:
-        for index in pair.workload.index:
-            if workload_axis in index.iterators:
-                reasons += _index_obstacles(problem, constraints, pair, index, axis, workload_axis)
-    return reasons
-
-
-def all_or_nothing(
-    problem: EmbeddingProblem, constraints: ConstraintSet, workload_axis: str
-) -> bool:
-    """True if a workload axis cannot feed an instruction axis together with further axes.
-
-    A stencil that is read in place is one digit of the axis's full extent.
-
-    Parameters
-    ----------
-    problem : EmbeddingProblem
-        Problem with the axis.
-    constraints : ConstraintSet
-        Set that may have ``linear_access`` in place.
-    workload_axis : str
-        Workload axis, of a stencil or not.
-    """
-    linear = constraints.get("linear_access")
-    in_place = isinstance(linear, LinearAccess) and linear.stencil == "in_place"
-    return in_place and workload_axis in stencil_axes(problem)
-
-
-def _index_obstacles(
-    problem: EmbeddingProblem,
-    constraints: ConstraintSet,
-    pair: AccessPair,
-    index: IndexExpr,
-    axis: str,
-    workload_axis: str,
-) -> list[str]:
-    """Obstacles in one dimension of one operand."""
-    reasons: list[str] = []
-    operand, step = pair.instruction.operand, index.coefficient(workload_axis)
-    several = len(index.iterators) > 1
-    text = f"{pair.workload.operand}[{index}]"
-    linear, dense = constraints.get("linear_access"), constraints.get("dense")
-    if step < 0 and constraints.get("hyper_rectangle") is not None:
-        reasons.append(f"runs backwards in {text} (hyper_rectangle)")
-    in_place = isinstance(linear, LinearAccess) and linear.stencil == "in_place"
-    if (
-        in_place
-        and slides(problem, index, (workload_axis,))
-        and stride_in_place(problem, operand, axis) == 0
-    ):
-        words = f"is a stencil axis of {text}, which {axis} cannot read in place"
-        reasons.append(f"{words} (linear_access)")
-    if step > 1 and isinstance(dense, Dense):
-        rule = problem.instruction.memory[operand].stride_rule(axis)
-        if not (dense.stencil_stride == "memory" and several and rule is StrideRule.ANY):
-            reasons.append(f"has stride {step} in {text} (dense)")
-    return reasons
-
-
-def refusal(
-    problem: EmbeddingProblem,
-    constraints: ConstraintSet,
-    axis: str,
-    workload_axis: str,
-) -> str | None:
-    """Explain why a workload axis of the right role does not feed an instruction axis by itself.
-
-    Parameters
-    ----------
-    problem : EmbeddingProblem
-        Problem with both axes.
-    constraints : ConstraintSet
-        Set under which it does not.
-    axis : str
-        Instruction axis.
-    workload_axis : str
-        Workload axis with its role.
-
-    Returns
-    -------
-    str or None
-        A clause that begins with the axis and its extent; None where no reason concerns this axis
-        alone.
-    """
-    reasons = obstacles(problem, constraints, axis, workload_axis)
-    if all_or_nothing(problem, constraints, workload_axis):
-        words = f"is a stencil axis that must feed all of {axis} to be read in place"
-        reasons.append(f"{words} (linear_access)")
-    reasons += _extent_reason(problem, constraints, axis, workload_axis)
-    if not reasons:
-        return None
-    return f"{sized(problem, workload_axis)} {join(list(dict.fromkeys(reasons)))}"
-
-
-def _extent_reason(
-    problem: EmbeddingProblem, constraints: ConstraintSet, axis: str, workload_axis: str
-) -> list[str]:
-    instruction_axis = problem.instruction.axis(axis)
-    feasible_counts = counts(problem, constraints, axis, workload_axis)
-    if set(feasible_counts) & set(instruction_axis.allowed):
-        return []
-    extent = problem.workload.extents[workload_axis]
-    limit = constraints.padding.on(problem).limit(workload_axis, extent)
-    restriction = "without padding" if limit == extent else f"within the padded extent of {limit}"
-    goal = instruction_axis.describe_allowed()
-    if not feasible_counts:
-        part = (
-            f"gives no factor of {goal}"
-            if instruction_axis.is_fixed
-            else f"gives no part of {goal}"
+    def counts(self) -> tuple[int, ...]:
+        """Return the counts above 1 that a digit of stride 1 can have."""
+        extent, limit = self._extent, self._limit
+        allowed = self.problem.instruction.axis(self.axis).allowed
+        # Without `padding` coordinates are limited, but tiles need not cover the axis.
+        covered = self.constraints.get("padding") is not None
+        return tuple(
+            count
+            for count in range(2, allowed[-1] + 1)
+            if any(full % count == 0 for full in allowed)
+            and (limit is None or (-(-extent // count) * count if covered else count) <= limit)
         )
-    else:
-        part = f"gives at most {feasible_counts[-1]} of {goal}"
-    return [f"{part} {restriction}"]
+
+    def obstacles(self) -> list[str]:
+        """Return reasons for which the workload axis cannot feed the other one at any extent."""
+        reasons: list[str] = []
+        linear = self.constraints.get("linear_access")
+        stencil = stencil_axes(self.problem).get(self.workload_axis)
+        if stencil is not None and isinstance(linear, LinearAccess) and linear.stencil == "none":
+            reasons.append(f"is a stencil axis of {stencil} (linear_access)")
+        for pair in self.problem.pairs:
+            for index in pair.workload.index:
+                if self.workload_axis in index.iterators:
+                    reasons += self._index_obstacles(pair, index)
+        return reasons
+
+    def _index_obstacles(self, pair: AccessPair, index: IndexExpr) -> Iterator[str]:
+        """Yield the obstacles in one dimension of one operand."""
+        operand, step = pair.instruction.operand, index.coefficient(self.workload_axis)
+        several = len(index.iterators) > 1
+        text = f"{pair.workload.operand}[{index}]"
+        dense = self.constraints.get("dense")
+        if step < 0 and self.constraints.get("hyper_rectangle") is not None:
+            yield f"runs backwards in {text} (hyper_rectangle)"
+        if (
+            self._reads_in_place
+            and slides(self.problem, index, (self.workload_axis,))
+            and stride_in_place(self.problem, operand, self.axis) == 0
+        ):
+            cannot = f"{self.axis} cannot read in place"
+            yield f"is a stencil axis of {text}, which {cannot} (linear_access)"
+        if step > 1 and isinstance(dense, Dense):
+            rule = self.problem.instruction.memory[operand].stride_rule(self.axis)
+            if not (dense.stencil_stride == "memory" and several and rule is StrideRule.ANY):
+                yield f"has stride {step} in {text} (dense)"
+
+    @property
+    def _reads_in_place(self) -> bool:
+        linear = self.constraints.get("linear_access")
+        return isinstance(linear, LinearAccess) and linear.stencil == "in_place"
+
+    @property
+    def is_undivided(self) -> bool:
+        """True if the axis can be fed by this workload axis alone, or not by it at all."""
+        # A stencil that is read in place is one digit of the instruction axis's full extent.
+        return self._reads_in_place and self.workload_axis in stencil_axes(self.problem)
+
+    def rejection(self) -> str | None:
+        """Explain why the workload axis does not feed the other one by itself.
+
+        Returns a clause that begins with the axis and its extent; None where no reason concerns
+        this axis alone.
+        """
+        reasons = self.obstacles()
+        if self.is_undivided:
+            goal = f"must feed all of {self.axis} to be read in place"
+            reasons.append(f"is a stencil axis that {goal} (linear_access)")
+        reasons += self._extent_reason()
+        if not reasons:
+            return None
+        return f"{sized(self.problem, self.workload_axis)} {join(list(dict.fromkeys(reasons)))}"
+
+    def _extent_reason(self) -> Iterator[str]:
+        instruction_axis = self.problem.instruction.axis(self.axis)
+        counts, limit = self.counts(), self._limit
+        if set(counts) & set(instruction_axis.allowed):
+            return
+        if counts:
+            part = f"at most {counts[-1]}"
+        else:
+            part = "no factor" if instruction_axis.is_fixed else "no part"
+        within = f"within the padded extent of {limit}"
+        restriction = "without padding" if limit == self._extent else within
+        yield f"gives {part} of {instruction_axis.describe_allowed()} {restriction}"

@@ -1,7 +1,7 @@
 """The scalar constraint model: one variable tuple per node of the instruction's graph.
 
-Posting the dataflow (Rieber et al. 2021, section 4.2.1) is done here for every problem; the other
-constraints post themselves through the same object (``cpembed/embedding/constraints``).
+The sequential edges of the dataflow (Rieber et al. 2021, section 4.2.1) are posted here for every
+problem; constraints post themselves through the same object (``cpembed/embedding/constraints``).
 """
 
 from __future__ import annotations
@@ -19,8 +19,9 @@ from cpembed.embedding.problem import EmbeddingProblem
 
 @dataclass(frozen=True)
 class DigitChoice:
-    """A possible digit of a box: index ``index`` of an operand may move along one dimension with
-    this weight and count. ``literal`` says whether it does, ``stride`` is its stride (0 if not).
+    """A possible digit of a box, which ``index`` of an operand may have along a dimension.
+
+    ``literal`` is true if it has, ``stride`` is the variable of its stride, 0 if it has not.
     """
 
     index: int
@@ -34,23 +35,32 @@ class DigitChoice:
 class ScalarModel:
     """Variables of the embedding problem and what constraints share while they post.
 
-    ``padded`` is the largest extent each workload axis may be given (its own extent where it may
-    not be padded). ``points[axis]`` has the instruction box's shape: the coordinate of every
-    scalar operation. ``elements[operand][dimension]`` has the instruction operand's shape.
-    ``boxes[(operand, dimension)]`` holds the digit choices of that dimension once
-    ``hyper_rectangle`` has posted; an axis that no operand indexes alone has ``("", axis)``.
+    Attributes
+    ----------
+    padded : Mapping
+        Largest extent that each workload axis may be given, padding included.
+    points : dict
+        For each workload axis an array of the instruction box's shape: the coordinate of every
+        scalar operation.
+    elements : dict
+        For each instruction operand an array of its shape for each dimension of the workload's.
+    boxes : dict
+        Digit choices of each (operand, dimension) once ``hyper_rectangle`` has posted; an axis that
+        no operand indexes alone has the key ``("", axis)``.
+    extent_literals : dict
+        For each instruction axis a literal per extent at which it may be used.
     """
 
     problem: EmbeddingProblem
     padded: Mapping[str, int]
     dense_strides: bool = False
     separable: bool = False
-    """Whether every coordinate will be posted as a sum of one function per instruction axis:
-    boxes are, where the instruction walks its operands by single axes. An affine relation
-    between such sums holds everywhere once it holds along each axis."""
+    """True if every coordinate will be posted as a sum of one function per instruction axis.
+
+    Boxes are, where the instruction walks its operands by single axes.
+    """
     configuration: Mapping[str, int] | None = None
-    """Extents of the instruction axes when they are decided beforehand. Boxes repeat the nodes
-    beyond a smaller extent harmlessly; without them such nodes must be left out."""
+    """Extents of the instruction axes when they are decided beforehand."""
     builder: ModelBuilder = field(default_factory=ModelBuilder)
     points: dict[str, Ids] = field(default_factory=dict[str, Ids])
     elements: dict[str, list[Ids]] = field(default_factory=dict[str, list[Ids]])
@@ -59,13 +69,14 @@ class ScalarModel:
     )
     extent_literals: dict[str, dict[int, int]] = field(default_factory=dict[str, dict[int, int]])
     axis_order: Sequence[str] | None = None
-    """Workload axes in the order in which the search assigns them, the workload's by default; what
-    comes last varies first. May be set until the model is built."""
+    """Workload axes in the order of their assignment, which may be set until the model is built.
+
+    What comes last varies first. By default it is the workload's order.
+    """
     injective: bool = False
-    """Whether a posted constraint already makes the operations, and each operand's elements,
-    pairwise different."""
+    """True if posted constraints make the operations, and each operand's elements, differ."""
     boxed: bool = False
-    """Whether a posted constraint already makes the operations pairwise different."""
+    """True if posted constraints make the operations pairwise different."""
 
     def __post_init__(self) -> None:
         instruction, workload = self.problem.instruction, self.problem.workload
@@ -80,21 +91,17 @@ class ScalarModel:
                 for index in pair.workload.index
             ]
         for axis in instruction.axes:
-            self.extent_literals[axis.name] = self._extent_choice(axis.allowed)
+            literals = {extent: self.builder.boolean() for extent in axis.allowed}
+            self.builder.exactly_one(list(literals.values()))
+            self.extent_literals[axis.name] = literals
             if self.configuration is not None:
-                literal = self.extent_literals[axis.name][self.configuration[axis.name]]
-                self.builder.bound(np.array([literal]), 1, 1)
+                chosen_extent = self.configuration[axis.name]
+                self.builder.bound(np.array([literals[chosen_extent]]), 1, 1)
         self._dataflow()
         self._shared_elements()
 
-    def _extent_choice(self, allowed: tuple[int, ...]) -> dict[int, int]:
-        """One literal per extent an instruction axis can be configured to."""
-        literals = {extent: self.builder.boolean() for extent in allowed}
-        self.builder.exactly_one(list(literals.values()))
-        return literals
-
     def _dataflow(self) -> None:
-        """Sequential edges: the element an operation accesses is the one the access map names."""
+        """Post that an operation accesses the element that the access map names."""
         for pair in self.problem.pairs:
             where = self.problem.element_index(pair)
             elements = self.elements[pair.instruction.operand]
@@ -102,17 +109,18 @@ class ScalarModel:
                 accessed = np.broadcast_to(ids[where], self._box)
                 axis = index.single_iterator
                 if axis is not None:
+                    # Equal variables are merged, so that most edges cost no row at all.
                     self.builder.equate(accessed, self.points[axis])
                     continue
+                # An affine relation between sums of one function per axis holds everywhere once it
+                # holds along each axis.
                 posted = self._axis_lines() if self.separable else np.ones(self._box, np.bool_)
                 terms = [(-t.coefficient, self.points[t.iterator][posted]) for t in index.terms]
                 self.builder.linear([(1, accessed[posted]), *terms], index.constant)
 
     def _shared_elements(self) -> None:
-        """An element of the instruction that two of its ports reach has one image."""
-        computation = self.problem.instruction.computation
-        shapes = {operand.name: operand.shape for operand in computation.operands}
-        for (first, first_at), (second, second_at) in self.problem.shared_elements(shapes):
+        """Post that an element of the instruction which two of its ports reach has one image."""
+        for (first, first_at), (second, second_at) in self.problem.shared_elements():
             for first_ids, second_ids in zip(
                 self.elements[first], self.elements[second], strict=True
             ):
@@ -125,11 +133,11 @@ class ScalarModel:
         return tuple(axis.maximum for axis in self.problem.instruction.axes)
 
     def _axis_lines(self) -> NDArray[np.bool_]:
-        """The points of the instruction's box with at most one coordinate that is not 0."""
+        """Return the points of the instruction's box with at most one coordinate above 0."""
         return np.sum(np.indices(self._box) > 0, axis=0) <= 1
 
     def axis_choices(self, axis: str) -> list[tuple[str, DigitChoice]]:
-        """Digit choices of a workload axis as (instruction axis, choice)."""
+        """Return the digit choices of a workload axis as (instruction axis, choice)."""
         direct = self.problem.direct_dimension.get(axis)
         if direct is None or ("", axis) in self.boxes:
             names = tuple(a.name for a in self.problem.instruction.axes)
@@ -144,12 +152,12 @@ class ScalarModel:
         return choices
 
     def present_points(self) -> list[Ids]:
-        """Coordinates of the operations, without those beyond a configured extent."""
+        """Return the coordinates of the operations, without those beyond a configured extent."""
         cut = self._cut([axis.name for axis in self.problem.instruction.axes])
         return [ids[cut] for ids in self.points.values()]
 
     def present_elements(self, operand: str) -> list[Ids]:
-        """Coordinates of an operand's elements, without those beyond a configured extent."""
+        """Return the coordinates of an operand's elements within the configured extents."""
         cut = self._cut(self.problem.index_names[operand])
         return [ids[cut] for ids in self.elements[operand]]
 
@@ -158,10 +166,11 @@ class ScalarModel:
         return tuple(slice(0, None if n is None else extents.get(n)) for n in names)
 
     def forbid(self, literal: int) -> None:
+        """Make a literal false."""
         self.builder.bound(np.array([literal]), 0, 0)
 
     def node_map(self, values: Ids) -> NodeMap:
-        """The node map of a solution; configurable axes are cut to the extent chosen."""
+        """Return the node map of a solution; configurable axes are cut to the chosen extent."""
         instruction = self.problem.instruction
         extents = {
             axis: next(e for e, literal in literals.items() if values[literal])
@@ -169,6 +178,7 @@ class ScalarModel:
         }
         cut = tuple(slice(0, extents[axis.name]) for axis in instruction.axes)
         shape = tuple(extents[axis.name] for axis in instruction.axes)
+        # What lies beyond the chosen extents repeats other nodes.
         coordinates = [values[ids[cut]] for ids in self.points.values()]
         points = np.array(coordinates, np.int64).reshape(len(coordinates), *shape)
         elements: dict[str, Ids] = {}
@@ -189,7 +199,7 @@ class ScalarModel:
         return NodeMap(extents, points, elements)
 
     def _decisions(self) -> Iterator[Ids]:
-        """Outputs first, then backwards through the graph; by axis within each."""
+        """Yield variables in the order of their assignment: outputs, operations, inputs."""
         axes = list(self.points) if self.axis_order is None else list(self.axis_order)
         ranks = {axis: rank for rank, axis in enumerate(axes)}
         outputs = self.problem.outputs
@@ -211,6 +221,7 @@ class ScalarModel:
                 yield from dimensions(operand)
 
     def build(self) -> CompiledModel:
+        """Compile the model with its decision order."""
         for ids in self._decisions():
             self.builder.decide(ids)
         return self.builder.build()

@@ -7,9 +7,8 @@ import time
 from cpembed.embedding.commute import Pairing, orders_left_out, same_operations
 from cpembed.embedding.constraint_set import ConstraintSet
 from cpembed.embedding.cpsat import SearchLimits, Status
-from cpembed.embedding.digit_search import DigitSearch
-from cpembed.embedding.domains import digit_model_obstacle, unfused_groups
-from cpembed.embedding.portfolio import make_assets, own_order, solve_portfolio
+from cpembed.embedding.digit_search import DigitSearch, digit_model_obstacle, unfused_groups
+from cpembed.embedding.portfolio import decision_orders, solve_portfolio, workload_order
 from cpembed.embedding.problem import EmbeddingProblem, LabelMismatch
 from cpembed.embedding.result import (
     Formulation,
@@ -33,7 +32,7 @@ def find_embeddings(
     progress: Progress | None = None,
     formulation: Formulation = Formulation.AUTO,
 ) -> SearchResult:
-    """Find every embedding of an instruction in a workload: :func:`search_pairing` of the two.
+    """Find every embedding of an instruction in a workload, without a shared pairing.
 
     Parameters
     ----------
@@ -62,7 +61,7 @@ def search_pairing(
     pairing : Pairing
         Workload and instruction with their operands paired.
     constraints : ConstraintSet
-        Conditions on the embeddings; ``commute`` of ``dataflow`` admits exchanged factors.
+        Conditions on the embeddings; ``commute`` of ``dataflow`` admits commuted operands.
     limits : SearchLimits, optional
         Time limit, shared by the alternative problems, and number of solutions; none by default.
     progress : Progress, optional
@@ -93,9 +92,10 @@ def search_pairing(
             effort=SearchEffort(None, None, ()),
             mismatch=problems,
         )
+        # Where the operations differ in number, no order that was skipped could match either.
         if not same_operations(pairing.workload, pairing.instruction.computation):
             return mismatched
-        return mismatched.without(orders_left_out(pairing.workload, factors=True))
+        return mismatched.with_unsearched(orders_left_out(pairing.workload, factors=True))
     limits = limits or SearchLimits()
     started = time.perf_counter()
     results: list[SearchResult] = []
@@ -104,24 +104,6 @@ def search_pairing(
         left = limits.after(time.perf_counter() - started).share(len(problems) - position)
         results.append(search(problem, constraints, left, progress, formulation))
     return results[0] if len(results) == 1 else merged(results)
-
-
-def alternative_problems(
-    workload: Computation, instruction: Instruction, constraints: ConstraintSet
-) -> list[EmbeddingProblem] | LabelMismatch:
-    """Return :meth:`Pairing.problems` under a constraint set: one per assignment of roles.
-
-    Parameters
-    ----------
-    workload : Computation
-        Operator at fixed sizes, its factors in any order.
-    instruction : Instruction
-        Hardware instruction to embed.
-    constraints : ConstraintSet
-        ``commute`` of its ``dataflow`` admits exchanged factors.
-    """
-    problems = Pairing(workload, instruction).problems(constraints.commutes)
-    return problems if isinstance(problems, LabelMismatch) else list(problems)
 
 
 def search(
@@ -135,7 +117,7 @@ def search(
 
     The scalar model checks each solution as it arrives. Solutions of the digit model can be very
     many: callers check those that they show with
-    :func:`~cpembed.embedding.checks.check_embedding`.
+    :func:`~cpembed.embedding.digit_search.check_embedding`.
 
     Parameters
     ----------
@@ -180,12 +162,13 @@ def _search_scalar(
     def progressed(count: int) -> None:
         report("search", count)
 
-    skipped_roles = orders_left_out(problem.original, constraints.commutes)
-    workload_order = own_order(problem)
+    skipped = orders_left_out(problem.original, constraints.commutes)
+    own_order = workload_order(problem)
     if formulation is Formulation.SCALAR:
-        result = solve_portfolio(problem, constraints, limits, [workload_order], report=progressed)
-        return result.without(skipped_roles)
-    assets = make_assets(problem, constraints)
-    first = workload_order if formulation is Formulation.AUTO else None
-    result = solve_portfolio(problem, constraints, limits, assets, first=first, report=progressed)
-    return result.without((*unfused_groups(problem, constraints), *skipped_roles))
+        result = solve_portfolio(problem, constraints, limits, [own_order], report=progressed)
+        return result.with_unsearched(skipped)
+    orders = decision_orders(problem, constraints)
+    # `portfolio` asks for every order, even where the first one would answer soon.
+    first = own_order if formulation is Formulation.AUTO else None
+    result = solve_portfolio(problem, constraints, limits, orders, first=first, report=progressed)
+    return result.with_unsearched((*unfused_groups(problem, constraints), *skipped))

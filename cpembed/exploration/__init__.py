@@ -1,1 +1,1 @@
-"""Which hardware for these layers: instruction shapes, and spaces of machines with their fronts."""
+"""Searches of hardware for given layers: instruction shapes, and fronts of machine spaces."""

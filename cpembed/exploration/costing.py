@@ -1,8 +1,7 @@
 """Costs of layers at points: stored answers, and the tasks that compute further ones.
 
 An answer is an analysis or an evaluation. It does not depend on the space, the objectives or the
-method, so explorations of the same layers by the same family share the file. Its rows are data and
-nothing else, so that files from anybody may be read.
+method, so explorations of the same layers by the same family share the file.
 """
 
 from __future__ import annotations
@@ -23,14 +22,12 @@ from cpembed.ir.computation import Computation
 from cpembed.provenance import Provenance
 from cpembed.runtime.cluster import Outcome, Task, Workers
 from cpembed.runtime.measurement.environment import versions
-from cpembed.stores import NotARow, ResultStore, Time, decoded, store_folder
+from cpembed.stores import DamagedRowError, ResultStore, Time, decoded, store_folder
 from cpembed.targets.family import Activity, Choice, Costs, Family, Point
 
 
 class AnalysisRow(msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag="analysis"):
-    """The analysis of a layer on a group of machines, as :func:`packed` writes it, or the reason
-    why there is none.
-    """
+    """The analysis of a layer on a group of machines, packed, or the reason why there is none."""
 
     group: str
     layer: str
@@ -45,9 +42,7 @@ class AnalysisRow(msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag="
 
 
 class ActivityRow(msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag="activity"):
-    """The activity of a choice of software for a layer on a group of machines, or the reason why it
-    has no program.
-    """
+    """The activity of a choice of software on a group of machines, or why it has no program."""
 
     group: str
     layer: str
@@ -66,7 +61,6 @@ class ActivityRow(msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag="
         return None
 
     def activity(self) -> Activity | None:
-        """Return the activity, if there is one."""
         if self.cycles is None or self.provenance is None:
             return None
         return Activity(self.cycles, self.provenance, self.counts)
@@ -84,6 +78,7 @@ MAX_ANALYSIS_BYTES = 2**26
 
 def packed(analysis: Any) -> str:
     """Return an analysis as compressed JSON, in characters that need no escape."""
+    # JSON and not pickle, because files from anybody may be read.
     document = msgspec.json.encode(analysis, enc_hook=_numbers)
     return base64.b85encode(zlib.compress(document)).decode("ascii")
 
@@ -91,15 +86,16 @@ def packed(analysis: Any) -> str:
 def unpacked(family: Family, text: str) -> Any:
     """Return the analysis that :func:`packed` wrote.
 
-    Raises :class:`NotARow` for any other text.
+    Raises :class:`DamagedRowError` for any other text.
     """
+    # Bounded, because a small file of somebody else may unpack to any size.
     stream = zlib.decompressobj()
     try:
         document = stream.decompress(base64.b85decode(text), MAX_ANALYSIS_BYTES)
     except (ValueError, zlib.error):
-        raise NotARow("value: cannot be unpacked") from None
+        raise DamagedRowError("value: cannot be unpacked") from None
     if not stream.eof:
-        raise NotARow(f"value: more than {MAX_ANALYSIS_BYTES:,} bytes, or cut off")
+        raise DamagedRowError(f"value: more than {MAX_ANALYSIS_BYTES:,} bytes, or cut off")
     return decoded(document, family.analysis, hook=_vector)
 
 
@@ -150,7 +146,7 @@ def store_for(
         if isinstance(row.answer, AnalysisRow) and row.answer.value is not None:
             try:
                 unpacked(family, row.answer.value)
-            except NotARow as error:
+            except DamagedRowError as error:
                 return str(error)
         return row.answer.flaw()
 
@@ -218,9 +214,7 @@ class Costing:
     # -- answers ------------------------------------------------------------------------------
 
     def bound(self, point: Point, layer: LayerWork) -> Costs | None:
-        """Return lower bounds of one execution of an analysed layer; None where it has no software
-        at the point.
-        """
+        """Return lower bounds of one execution of an analysed layer; None without software."""
         analysis = self.answers[Request(self.group(point), layer.digest)]
         if isinstance(analysis, CpembedError):
             return None
@@ -271,9 +265,7 @@ class Costing:
         return cached[1]
 
     def costs(self, point: Point, layer: LayerWork) -> LayerCosts | None:
-        """Return the costs of one execution of a layer whose evaluations are known; None where it
-        has no software.
-        """
+        """Return the costs of one execution of a layer whose evaluations are known, or None."""
         group = self.group(point)
         best: LayerCosts | None = None
         for choice in self.choices(point, layer):
@@ -283,6 +275,7 @@ class Costing:
             if not isinstance(activity, Activity):
                 continue
             costs = Costs(activity.cycles, self.family.energy_pj(point, activity))
+            # Cycles decide, then energy: the software of a point does not depend on the objectives.
             if best is None or _order(costs) < _order(best.costs):
                 best = LayerCosts(layer, choice, activity, costs)
         return best
@@ -300,13 +293,13 @@ class Costing:
         return Task(key, _evaluated, arguments, doing)
 
     def _enter(self, request: Request, outcome: Outcome) -> None:
-        """Enter the outcome of a task and store it, unless its process was killed, which says
-        nothing about the layer.
-        """
+        """Enter the outcome of a task and store it."""
         error = outcome.error
         if isinstance(error, BackendUnavailable):
             # Something is missing that all tasks need.
             raise error
+        # A process that was killed, or a fault of the program, says nothing about the layer, so the
+        # next exploration tries again.
         if isinstance(error, CrashError | InvariantError):
             self.failed[request] = error
             return
@@ -317,7 +310,7 @@ class Costing:
     def find_out(
         self, requests: Iterable[tuple[Point, LayerWork, Request]], workers: Workers
     ) -> Iterator[Request]:
-        """Have requests answered that are not answered yet, and yield each once it is stored.
+        """Compute the open ones of some requests, and yield each once its answer is stored.
 
         Raises :class:`BackendUnavailable` where something is missing that all tasks need.
         """

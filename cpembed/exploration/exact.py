@@ -24,9 +24,19 @@ import numpy as np
 
 from cpembed.errors import InvariantError, SpecError
 from cpembed.exploration.costing import Costing, LayerWork, Request
-from cpembed.exploration.objectives import Limit, Machine, Objective, exceeded
-from cpembed.exploration.points import EvaluatedPoint, Step, Vector, covers, evaluated, total
-from cpembed.exploration.space import Place, Space
+from cpembed.exploration.objectives import (
+    EvaluatedPoint,
+    Limit,
+    Machine,
+    Objective,
+    Place,
+    Step,
+    Vector,
+    covers,
+    exceeded,
+    total,
+)
+from cpembed.exploration.space import Space
 from cpembed.runtime.cluster import Workers
 from cpembed.targets.family import Costs, Point
 
@@ -75,20 +85,10 @@ class _Candidate:
 
 
 class ExactSearch:
-    """The search of a whole space, whose front is proven once it is finished.
+    """The search of a whole space, of at most :data:`MAX_POINTS` combinations.
 
-    Parameters
-    ----------
-    space
-        The space, of at most :data:`MAX_POINTS` combinations.
-    costing
-        The costs of the layers.
-    objectives
-        The objectives to minimize.
-    limits
-        Limits that a point of the front has to satisfy.
-    bounds
-        False evaluates every machine: brute force, to compare with.
+    Its front is proven once it is finished. ``bounds`` False evaluates every machine: brute force,
+    to compare with.
     """
 
     def __init__(
@@ -148,9 +148,13 @@ class ExactSearch:
     # -- the search ---------------------------------------------------------------------------
 
     def run(self, workers: Workers) -> Iterator[Step]:
-        """Search until all points are decided. The caller may stop at any step and continue later
-        with another call.
+        """Search until all points are decided.
+
+        The caller may stop at any step and continue later with another call.
         """
+        # Order: area and leakage need no software, so limits on them discard points before layers
+        # are analysed; one analysis bounds all points of a group; only then is software evaluated,
+        # which takes longest.
         yield from self._enumerate()
         if not self.bounded:
             yield from self._analyse(workers)
@@ -175,7 +179,7 @@ class ExactSearch:
                 self.verdicts[number] = Verdict(number, "no_machine", flaw)
                 continue
             self.machines += 1
-            machine = Machine.of(space.family, point)
+            machine = Machine.at(space.family, point)
             candidate = _Candidate(number, place, point, machine)
             self._candidates[number] = candidate
             # Area or leakage, which do not depend on software, may be above a limit already.
@@ -185,6 +189,7 @@ class ExactSearch:
                 yield Step("enumerating", self.points, space.combinations)
 
     def _analyse(self, workers: Workers) -> Iterator[Step]:
+        # Any point of a group stands for it: an analysis holds for all of them.
         groups: dict[str, Point] = {}
         for candidate in self._candidates.values():
             groups.setdefault(self.costing.group(candidate.point), candidate.point)
@@ -207,6 +212,8 @@ class ExactSearch:
                 self._discard_by_limit(candidate)
             if len(self._unbounded) % 50 == 0:
                 yield Step("bounding", self.machines - len(self._unbounded), self.machines)
+        # The table of bounds has a row per candidate, so that a new point of the front is compared
+        # with all of them by one operation of NumPy.
         self._bounded = list(self._candidates.values())
         size = len(self._bounded), len(self.objectives)
         self._bounds = np.array([self._bound(c) for c in self._bounded]).reshape(size)
@@ -244,6 +251,8 @@ class ExactSearch:
             if place is None:
                 self._complete(candidate)
                 continue
+            # A layer may have several choices of software, all of which are evaluated: its costs
+            # are the best of theirs.
             needed = self.costing.evaluations(candidate.point, self.costing.layers[place])
             if not all(self.costing.is_known(request) for request in needed):
                 return
@@ -267,6 +276,8 @@ class ExactSearch:
             needed = self.costing.evaluations(candidate.point, layer)
             if self._applied.issuperset(needed) and not self._resolve(candidate, place, needed):
                 return False
+        # Its bounds have risen since it was queued. It goes back, and is taken only if it is still
+        # the most promising.
         if self._rank(candidate) > rank and self._heap:
             self._push(candidate)
             if self._heap[0][1] != number:
@@ -307,6 +318,7 @@ class ExactSearch:
 
     def _check_bound(self, bound: Costs, costs: Costs, layer: LayerWork) -> None:
         pairs = (bound.cycles, costs.cycles), (bound.energy_pj, costs.energy_pj)
+        # A family whose bounds are wrong would make a proof of a wrong front.
         if any(value < lower * (1 - _ROUNDING) for lower, value in pairs):
             raise InvariantError(
                 f"family {self.space.family.name}: {layer.label} costs {costs}, below its lower "
@@ -316,10 +328,11 @@ class ExactSearch:
     def _complete(self, candidate: _Candidate) -> None:
         """Evaluate the current point, all of whose layers are resolved."""
         self._current = None
-        point = evaluated(self.space, candidate.place, self.costing, self.limits)
+        point = self.space.evaluated(candidate.place, self.costing, self.limits)
         assert point is not None, "its layers have costs"
         self.evaluated.append(point)
         self._decide(candidate, "evaluated", point.beyond and point.beyond.text)
+        # A point above a limit is not on the front, so it discards nothing.
         if point.beyond is not None or not self._use_bounds:
             return
         vector = point.vector(self.objectives)
@@ -360,6 +373,7 @@ class ExactSearch:
         return False
 
     def _decide(self, candidate: _Candidate, fate: Fate, cause: int | str | None) -> None:
+        # The certificate lists the bounds with which a point was discarded.
         bound = None if fate == "evaluated" else self._bound(candidate)
         resolved = len(candidate.resolved)
         verdict = Verdict(
@@ -376,6 +390,8 @@ class ExactSearch:
 
     def _rank(self, candidate: _Candidate) -> float:
         """Return the logarithm of the bounds' product, least for the most promising point."""
+        # A product weighs objectives of any units alike. Leakage, or energy without bounds, may be
+        # 0.
         return sum(math.log(max(value, 1e-30)) for value in self._bound(candidate))
 
     def _push(self, candidate: _Candidate) -> None:
@@ -398,6 +414,8 @@ class ExactSearch:
 
     def _likely_requests(self) -> Iterator[tuple[Point, LayerWork, Request]]:
         for candidate in self._queue():
+            # The same order as that of _next_layer, so that tasks started ahead are those needed
+            # first.
             order = sorted(
                 (n for n in range(len(candidate.layers)) if n not in candidate.resolved),
                 key=lambda n, layers=candidate.layers: (-layers[n].cycles, n),

@@ -21,15 +21,18 @@ from cpembed.driver.bench_layers import NamedSuite, prepared_suite
 from cpembed.errors import WorkloadError
 from cpembed.exploration.costing import Costing, LayerWork, Method, Row, store_for
 from cpembed.exploration.exact import ExactSearch, Verdict
-from cpembed.exploration.objectives import Limit, Objective, read_limits, read_objectives
-from cpembed.exploration.points import (
+from cpembed.exploration.objectives import (
     EvaluatedPoint,
+    Limit,
+    Objective,
     Step,
     Vector,
     can_measure,
     front_of,
     hypervolume,
     keyed,
+    read_limits,
+    read_objectives,
     worst,
 )
 from cpembed.exploration.sampled import SampledSearch, SamplingOptions
@@ -95,8 +98,11 @@ class ExploreResult:
 
     @property
     def status(self) -> Status:
-        """``proven``: the front is that of the space; ``infeasible``: no point of the space is
-        within the limits; ``unknown``: no point that was evaluated is.
+        """The standing of the front.
+
+        ``proven``: it is the front of the space; ``unproven``: points are open or failed;
+        ``sampled``: it is that of the trials; ``infeasible``: no point of the space is within the
+        limits; ``unknown``: no point that was evaluated is.
         """
         if isinstance(self.search, ExactSearch):
             if self.search.is_proven:
@@ -110,7 +116,6 @@ class ExploreResult:
         return [str(error) for error in self.search.costing.failed.values()]
 
     def exit_code(self) -> int:
-        """Return the exit code of ``cpembed explore``."""
         if self.failures:
             return 1
         return {"infeasible": 3, "unknown": 4}.get(self.status, 0)
@@ -126,14 +131,12 @@ class ExploreResult:
 
     @cached_property
     def reference(self) -> Vector | None:
-        """The largest value of each objective within the limits; None where no point is.
-
-        The bounds of points that others within the limits discarded take part too, because bounds
-        leave only the better points to be evaluated.
-        """
+        """The largest value of each objective within the limits; None where no point is."""
         vectors = [self.vector(point) for point in self.evaluated if point.beyond is None]
         if vectors and isinstance(self.search, ExactSearch):
             verdicts = self.search.verdicts.values()
+            # Bounds leave only the better points to be evaluated. Without the discarded points the
+            # box would shrink, and the same front would fill less of it.
             vectors += [v.bound for v in verdicts if v.fate == "dominated" and v.bound is not None]
         return worst(vectors) if vectors else None
 
@@ -156,9 +159,11 @@ class ExploreResult:
     def _over_trials(self, search: SampledSearch, reference: Vector) -> list[float]:
         vectors: list[Vector] = []
         volumes: list[float] = []
+        # Each trial is measured by the final reference, so that the curve never falls.
         for trial in search.trials:
             if trial.point is not None and trial.point.beyond is None and not trial.repeated:
                 vectors.append(self.vector(trial.point))
+            # A trial without a new point leaves the front as it is.
             elif volumes:
                 volumes.append(volumes[-1])
                 continue
@@ -289,7 +294,6 @@ class Exploration:
 
     @property
     def costing(self) -> Costing:
-        """The costs of the layers."""
         return self.search.costing
 
     def run(self, workers: Workers) -> Generator[Step, None, None]:
@@ -299,6 +303,7 @@ class Exploration:
         """
         for step in self.search.run(workers):
             yield step
+            # Between steps, so that every answer that was computed is stored.
             if self.timeout is not None and time.perf_counter() > self.started + self.timeout:
                 self.stopped = not self.search.finished
                 return
@@ -318,6 +323,7 @@ class Exploration:
             search=self.search,
             method=self.method,
             seed=self.seed,
+            # A copy, because the search may go on.
             evaluated=tuple(self.evaluated),
             stopped=self.stopped,
             seconds=time.perf_counter() - self.started,
@@ -327,41 +333,28 @@ class Exploration:
 
 @dataclass(frozen=True, kw_only=True)
 class ExploreOptions(SamplingOptions):
-    """Options of an exploration; those of sampling are for methods other than ``exact``.
-
-    Attributes
-    ----------
-    method
-        ``exact`` for the proven front, or a method that samples.
-    objectives
-        Names of objectives; None for those of the space. Objectives are of the selected layers,
-        each as often as the network has it.
-    limits
-        Limits such as ``power=2W``, which replace those of the space on the same objectives.
-    layers
-        Numbers of layers, such as ``0,3,10-20``; None for all.
-    shapes
-        Shapes of a model's inputs.
-    bounds
-        False makes ``exact`` evaluate every machine.
-    timeout
-        Time limit in seconds.
-    results
-        Folder of the store; None for the default.
-    fresh
-        True to remove the stored answers for the family and the suite.
-    """
+    """Options of an exploration; those of sampling are for methods other than ``exact``."""
 
     method: Method = "exact"
+    """``exact`` for the proven front, or a method that samples."""
     trials: int = 40
     objectives: Sequence[str] | None = None
+    """Names of objectives; None for those of the space. Objectives are of the selected layers, each
+    as often as the network has it."""
     limits: Sequence[str] = ()
+    """Limits such as ``power=2W``, which replace those of the space on the same objectives."""
     layers: str | None = None
+    """Numbers of layers, such as ``0,3,10-20``; None for all."""
     shapes: Mapping[str, Sequence[int]] | None = None
+    """Shapes of a model's inputs."""
     bounds: bool = True
+    """False makes ``exact`` evaluate every machine."""
     timeout: float | None = None
+    """Time limit in seconds."""
     results: Path | None = None
+    """Folder of the store; None for the default."""
     fresh: bool = False
+    """True to remove the stored answers for the family and the suite."""
 
 
 def open_exploration(
@@ -399,14 +392,15 @@ def open_exploration(
     layer_suite = prepared_suite(
         suite, lambda graph: prepare(graph, first=first, second=second), options.shapes
     )
-    works = layer_works(space.family, layer_suite, options.layers)
+    works = _layer_works(space.family, layer_suite, options.layers)
     store = store_for(space.family, layer_suite.name, layer_suite.digest, options.results)
+    # Before anything is computed: a store that cannot be written is an error at once.
     store.open(fresh=options.fresh)
     costing = Costing(space.family, works, store)
     if options.method == "exact":
         search = ExactSearch(space, costing, objectives, limits, bounds=options.bounds)
     else:
-        search = SampledSearch(space, costing, objectives, limits, options)
+        search = SampledSearch(space, costing, objectives, limits, options=options)
     return Exploration(
         space=space,
         suite=layer_suite.name,
@@ -419,22 +413,11 @@ def open_exploration(
     )
 
 
-def layer_works(family: Family, suite: NamedSuite, layers: str | None) -> tuple[LayerWork, ...]:
+def _layer_works(family: Family, suite: NamedSuite, layers: str | None) -> tuple[LayerWork, ...]:
     """Return the selected layers of a suite, on the family's element types.
 
-    Parameters
-    ----------
-    family
-        The family of machines.
-    suite
-        The suite.
-    layers
-        Numbers of layers, such as ``0,3,10-20``; None for all.
-
-    Raises
-    ------
-    WorkloadError
-        If the suite does not have a layer, or the family's machines do not compute it.
+    Raises :class:`WorkloadError` if the suite does not have a layer, or the family's machines do
+    not compute it.
     """
     works: list[LayerWork] = []
     for layer in select_layers(suite, layers):

@@ -1,9 +1,10 @@
-"""Objectives by which machines are compared, and limits on them.
+"""Objectives by which machines are compared, limits on them, and fronts of evaluated points.
 
-Costs of an evaluated point give its objectives. Lower bounds of costs give lower bounds of all of
-them but power, which is energy over time: the energy may be spread over any time. Its lower bound
-is leakage, which is drawn whatever is executed.
+All objectives are minimized. The costs of an evaluated point give its objectives, and lower bounds
+of costs give lower bounds of objectives.
 """
+# moocore has no complete annotations.
+# pyright: reportMissingTypeStubs=false, reportUnknownMemberType=false
 
 from __future__ import annotations
 
@@ -11,9 +12,14 @@ import math
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from importlib.util import find_spec
 
-from cpembed.errors import SpecError
-from cpembed.hw.schema import close_match, one_of
+import numpy as np
+import numpy.typing as npt
+
+from cpembed.errors import BackendUnavailable, SpecError
+from cpembed.exploration.costing import LayerCosts
+from cpembed.hw.schema import close_match, joined
 from cpembed.targets.family import Costs, Family, Point
 
 
@@ -26,7 +32,7 @@ class Machine:
     leakage_w: float
 
     @classmethod
-    def of(cls, family: Family, point: Point) -> Machine:
+    def at(cls, family: Family, point: Point) -> Machine:
         """Return the properties of a point of a family."""
         return cls(family.clock_mhz(point), family.area_um2(point), family.leakage_w(point))
 
@@ -39,21 +45,20 @@ class Machine:
 class Objective:
     """A quantity to be minimized, computed from a machine and the costs of the layers there.
 
-    ``key`` is its name in documents, with the unit, ``words`` that in tables. A limit may be given
+    ``key`` is its name in documents, with the unit, ``label`` that in tables. A limit may be given
     in ``units``, relative to the objective's own, which is the first. ``bound`` computes a lower
     bound of the quantity from lower bounds of the costs.
     """
 
     name: str
     key: str
-    words: str
+    label: str
     units: Mapping[str, float]
     value: Callable[[Machine, Costs], float]
     bound: Callable[[Machine, Costs], float]
 
     @property
     def unit(self) -> str:
-        """The objective's own unit."""
         return next(iter(self.units))
 
 
@@ -78,14 +83,16 @@ _QUANTITIES: Mapping[str, Callable[[Machine, Costs], float]] = {
 
 _BOUNDS: Mapping[str, Callable[[Machine, Costs], float]] = {
     **_QUANTITIES,
+    # Power is energy over time, and bounds of both bound no quotient: the energy may be spread over
+    # any time. Leakage is drawn whatever is executed.
     "power": lambda machine, _costs: machine.leakage_w,
 }
 
 OBJECTIVES = {
     name: Objective(
-        name=name, key=key, words=words, units=units, value=_QUANTITIES[name], bound=_BOUNDS[name]
+        name=name, key=key, label=label, units=units, value=_QUANTITIES[name], bound=_BOUNDS[name]
     )
-    for name, key, words, units in (
+    for name, key, label, units in (
         ("cycles", "cycles", "cycles", {"": 1.0}),
         ("time", "time_us", "time", {"us": 1.0, "ms": 1e3, "s": 1e6, "ns": 1e-3}),
         (
@@ -102,6 +109,8 @@ OBJECTIVES = {
 DEFAULT_OBJECTIVES = ("cycles", "energy", "area")
 """Names of the objectives of a space that names none."""
 
+# NAME = NUMBER UNIT, the number with an optional fraction and exponent. ASCII, because \d and \w of
+# Unicode accept digits and letters that no unit has.
 _LIMIT = re.compile(r"\s*(\w+)\s*=\s*(\d+(?:\.\d*)?(?:[eE][+-]?\d+)?|\.\d+)\s*(\w*)\s*", re.ASCII)
 
 
@@ -126,12 +135,12 @@ def read_objectives(names: Iterable[str]) -> tuple[Objective, ...]:
     for name in names:
         if name not in OBJECTIVES:
             close = close_match(name, OBJECTIVES)
-            raise SpecError(f"unknown objective {name!r}{close}; allowed: {one_of(OBJECTIVES)}")
+            raise SpecError(f"unknown objective {name!r}{close}; allowed: {joined(OBJECTIVES)}")
         if OBJECTIVES[name] in objectives:
             raise SpecError(f"objective {name!r} is given twice: keep one")
         objectives.append(OBJECTIVES[name])
     if not objectives:
-        raise SpecError(f"no objective is given; allowed: {one_of(OBJECTIVES)}")
+        raise SpecError(f"no objective is given; allowed: {joined(OBJECTIVES)}")
     return tuple(objectives)
 
 
@@ -149,7 +158,7 @@ def read_limit(text: str) -> Limit:
     name, number, unit = match.groups()
     (objective,) = read_objectives([name])
     if unit not in objective.units:
-        units = one_of(u or "none" for u in objective.units)
+        units = joined(u or "none" for u in objective.units)
         raise SpecError(f"limit {text!r}: the unit of {name} is one of: {units}")
     value = float(number) * objective.units[unit]
     if not 0 < value < math.inf:
@@ -170,3 +179,129 @@ def read_limits(texts: Iterable[str]) -> tuple[Limit, ...]:
 def exceeded(limits: Sequence[Limit], value: Callable[[Objective], float]) -> Limit | None:
     """Return the first limit that a point's values, or its bounds, are above."""
     return next((limit for limit in limits if value(limit.objective) > limit.value), None)
+
+
+# ------------------------------------------------------------------------------ evaluated points
+
+Place = tuple[int, ...]
+"""A point of a space as the position of each parameter's value."""
+
+Vector = tuple[float, ...]
+"""The values of a point's objectives."""
+
+
+@dataclass(frozen=True)
+class Step:
+    """The progress of a search, for people: an activity, and how many of its steps are complete."""
+
+    doing: str
+    completed: int
+    total: int
+
+
+@dataclass(frozen=True)
+class EvaluatedPoint:
+    """An evaluated point of a space, with the costs of all layers.
+
+    ``number`` is the point's in its space, ``beyond`` the first limit that it is above.
+    """
+
+    number: int
+    place: Place
+    point: Point
+    machine: Machine
+    layers: tuple[LayerCosts, ...]
+    costs: Costs
+    beyond: Limit | None
+
+    def value(self, objective: Objective) -> float:
+        return objective.value(self.machine, self.costs)
+
+    def vector(self, objectives: Sequence[Objective]) -> Vector:
+        return tuple(self.value(objective) for objective in objectives)
+
+    @property
+    def provenances(self) -> tuple[str, ...]:
+        """The kinds of figures that its costs rest on, such as estimates."""
+        return tuple(sorted({layer.activity.provenance.value for layer in self.layers}))
+
+
+def total(costs: Sequence[Costs]) -> Costs:
+    """Return the sum of costs."""
+    # Bounds and costs are added in the same order, so that rounding makes no sum of bounds larger
+    # than the sum of the costs that they bound.
+    return sum(costs, start=Costs(0.0, 0.0))
+
+
+def front_of(
+    points: Sequence[EvaluatedPoint], objectives: Sequence[Objective]
+) -> list[EvaluatedPoint]:
+    """Return the front of the points within the limits, ordered by the first objective.
+
+    Of equal points the one with the smallest number is in it.
+    """
+    within = sorted((p for p in points if p.beyond is None), key=lambda p: p.number)
+    vectors = [point.vector(objectives) for point in within]
+    return sorted(
+        (within[position] for position in front(vectors)), key=lambda p: p.vector(objectives)
+    )
+
+
+def keyed(objectives: Sequence[Objective], vector: Vector) -> dict[str, float]:
+    """Return the values of objectives by their names in documents."""
+    pairs = zip(objectives, vector, strict=True)
+    return {objective.key: value for objective, value in pairs}
+
+
+def covers(vector: Vector, rows: npt.NDArray[np.float64]) -> npt.NDArray[np.bool_]:
+    """Return a mask of the rows that a vector is at least as good as in every objective."""
+    return np.asarray((np.asarray(vector) <= rows).all(axis=1))
+
+
+def front(vectors: Sequence[Vector]) -> list[int]:
+    """Return the positions of the vectors that no other dominates; of equal ones the first.
+
+    >>> front([(1, 2), (2, 1), (2, 2), (1, 2)])
+    [0, 1]
+    """
+    positions: list[int] = []
+    # What dominates a vector comes before it in this order, as does the first of equal ones.
+    for position in sorted(range(len(vectors)), key=lambda n: (vectors[n], n)):
+        table = np.asarray([vectors[n] for n in positions], dtype=np.float64)
+        if not positions or not (table <= np.asarray(vectors[position])).all(axis=1).any():
+            positions.append(position)
+    return sorted(positions)
+
+
+def can_measure() -> bool:
+    """True if moocore is installed, which computes hypervolumes."""
+    return find_spec("moocore") is not None
+
+
+def hypervolume(vectors: Sequence[Vector], reference: Vector) -> float:
+    """Return the hypervolume of vectors as a fraction of the box from the origin to the reference.
+
+    It is the part of the box that some vector dominates, each objective divided by the reference's.
+
+    Raises :class:`BackendUnavailable` where moocore is not installed.
+    """
+    if not can_measure():
+        raise BackendUnavailable(
+            "a hypervolume needs moocore, which is not installed: pip install 'cpembed[explore]'"
+        )
+    import moocore
+
+    if not vectors:
+        return 0.0
+    scaled = np.asarray(vectors, dtype=np.float64) / np.asarray(reference, dtype=np.float64)
+    inside = scaled[(scaled < 1).all(axis=1)]
+    if not len(inside):
+        return 0.0
+    if inside.shape[1] == 1:
+        return float(1 - inside.min())
+    return float(moocore.hypervolume(inside, ref=np.ones(inside.shape[1])))
+
+
+def worst(vectors: Sequence[Vector]) -> Vector:
+    """Return the largest value of each objective."""
+    return tuple(max(values) for values in zip(*vectors, strict=True))

@@ -1,10 +1,9 @@
 """Searches that sample a space by one of optuna's methods: gp, tpe, nsga2, random.
 
-A trial is a point that is evaluated. A point that a method proposes again is no trial: the method
-is told the values again. After :data:`REPEATS` of these in a row, the nearest point that has not
-been evaluated is evaluated instead; for ``gp`` at once, as its model learns nothing from values
-that it knows. Proposals that are no machines are told as infeasible and are no trials either. With
-``distinct`` False every proposal of a machine is a trial, as some publications count.
+A trial is a point that is evaluated. A point that a method proposes again is no trial, nor is a
+proposal that is no machine: the method is told the values, or infeasibility, and asked again. After
+:data:`REPEATS` of these in a row, the nearest new point is evaluated instead. With ``distinct``
+False every proposal of a machine is a trial, as some publications count.
 """
 
 from __future__ import annotations
@@ -18,9 +17,8 @@ from typing import TYPE_CHECKING, Any
 
 from cpembed.errors import BackendUnavailable
 from cpembed.exploration.costing import Costing, LayerWork, Method, Request
-from cpembed.exploration.objectives import Limit, Objective
-from cpembed.exploration.points import EvaluatedPoint, Step, evaluated
-from cpembed.exploration.space import Place, Space
+from cpembed.exploration.objectives import EvaluatedPoint, Limit, Objective, Place, Step
+from cpembed.exploration.space import Space
 from cpembed.runtime.cluster import Workers
 from cpembed.targets.family import Point
 
@@ -74,48 +72,25 @@ def require_method(method: Method) -> None:
 
 @dataclass(frozen=True, kw_only=True)
 class SamplingOptions:
-    """Options of a search that samples.
-
-    Attributes
-    ----------
-    method
-        One of optuna's methods.
-    trials
-        Number of trials.
-    seed
-        Seed of the method.
-    population
-        Population of ``nsga2``.
-    distinct
-        False counts every proposal of a machine as a trial, as some publications do.
-    """
+    """Options of a search that samples."""
 
     method: Method
+    """One of optuna's methods."""
     trials: int
+    """Number of trials."""
     seed: int = 0
+    """Seed of the method."""
     population: int = POPULATION
+    """Population of ``nsga2``."""
     distinct: bool = True
+    """False counts every proposal of a machine as a trial, as some publications do."""
 
 
 class SampledSearch:
     """The trials of a method, which depend on its seed alone.
 
-    A search that was ended is continued by repeating its trials from stored answers.
-
-    Parameters
-    ----------
-    space
-        The space.
-    costing
-        The costs of the layers.
-    objectives
-        The objectives to minimize.
-    limits
-        Limits that a point of the front has to satisfy.
-    options
-        The method and its options.
-    earlier
-        Points of an earlier search with the same layers and limits, which are not evaluated again.
+    A search that was ended is continued by repeating its trials from stored answers. Points of an
+    ``earlier`` search with the same layers and limits are not evaluated again.
     """
 
     def __init__(
@@ -152,8 +127,9 @@ class SampledSearch:
         return self.exhausted or len(self.trials) >= self._trial_limit
 
     def run(self, workers: Workers) -> Iterator[Step]:
-        """Search trial by trial; steps are answers of tasks, and trials. The caller may stop at any
-        step.
+        """Search trial by trial; steps are answers of tasks, and trials.
+
+        The caller may stop at any step.
         """
         while not self.finished:
             proposed = self._proposal()
@@ -177,6 +153,7 @@ class SampledSearch:
         return Step(f"{self.method}: trials", len(self.trials), self._trial_limit)
 
     def _find_out(self, point: Point, workers: Workers) -> Iterator[Step]:
+        # Lazily: which evaluations there are follows from the answers to the analyses.
         for requests in (self._analyses(point), self._evaluations(point)):
             for _ in self.costing.find_out(requests, workers):
                 yield self._progress()
@@ -207,7 +184,7 @@ class SampledSearch:
             return Trial(self.space.number(place), place, self._earlier[place], nearest=nearest)
         point, reason = None, self._reason(self.space.point(place))
         if reason is None:
-            point = evaluated(self.space, place, self.costing, self.limits)
+            point = self.space.evaluated(place, self.costing, self.limits)
             reason = "no choice of software has a program" if point is None else None
         return Trial(self.space.number(place), place, point, nearest=nearest, reason=reason)
 
@@ -226,6 +203,8 @@ class SampledSearch:
             self.repeats += trial is not None
             if flaw is None and (trial is None or not self._distinct):
                 return proposal, place, False
+            # The Gaussian process learns nothing from values that it knows, so it would propose the
+            # same point again.
             at_once = trial is not None and self.method == "gp"
             if at_once or attempt == REPEATS:
                 return self._nearest(proposal, place)
@@ -238,6 +217,7 @@ class SampledSearch:
         """Replace a proposal, which stays unanswered, by the nearest new machine."""
         import optuna
 
+        # No value is told, because the proposal itself is not evaluated.
         self._study.tell(proposal, state=optuna.trial.TrialState.FAIL)
         nearest = self._nearest_new(place)
         if nearest is None:
@@ -251,6 +231,7 @@ class SampledSearch:
 
         A step changes a number to its neighbour, or a word to any other.
         """
+        # Breadth first, so that the first new machine is one of the nearest.
         reached, frontier = {place}, [place]
         while frontier:
             following: list[Place] = []
@@ -262,6 +243,7 @@ class SampledSearch:
                     if neighbour not in reached:
                         reached.add(neighbour)
                         following.append(neighbour)
+            # In a small space every combination is visited before the search gives up.
             if len(reached) > max(_MAX_VISITED, 2 * self.space.combinations):
                 return None
             frontier = following
@@ -293,10 +275,8 @@ class SampledSearch:
     # -- answers ----------------------------------------------------------------------------------
 
     def _tell(self, proposal: OptunaTrial, trial: Trial | None) -> None:
-        """Tell the method logarithms of the objectives, as ratios of machines are what counts.
-
-        A proposal without values is told as infeasible, with those of the worst point.
-        """
+        """Tell the method the values of a trial, or that a proposal has none."""
+        # A method takes values even of infeasible proposals; the worst ones attract it least.
         point = None if trial is None else trial.point
         proposal.set_constraint("software", 0.0 if point is not None else 1.0)
         for limit in self.limits:
@@ -305,6 +285,7 @@ class SampledSearch:
         if point is None:
             self._study.tell(proposal, self._worst())
         else:
+            # Logarithms, because ratios of machines are what counts.
             self._study.tell(proposal, [_log(value) for value in point.vector(self.objectives)])
 
     def _worst(self) -> list[float]:
@@ -316,8 +297,9 @@ class SampledSearch:
 
 
 def distributions(space: Space) -> dict[str, BaseDistribution]:
-    """Return numbers as their positions, so that sizes which double are evenly spaced, and words as
-    categories.
+    """Return optuna's distributions of the parameters of a space.
+
+    Numbers are their positions, so that sizes which double are evenly spaced; words are categories.
     """
     from optuna.distributions import CategoricalDistribution, IntDistribution
 

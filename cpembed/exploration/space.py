@@ -11,7 +11,7 @@ import itertools
 import json
 import math
 import operator
-from collections.abc import Callable, Collection, Generator, Iterator, Mapping
+from collections.abc import Callable, Collection, Generator, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -20,21 +20,25 @@ from typing import Any
 import msgspec
 
 from cpembed.errors import SpecError
+from cpembed.exploration.costing import Costing, LayerCosts
 from cpembed.exploration.objectives import (
     DEFAULT_OBJECTIVES,
+    EvaluatedPoint,
     Limit,
+    Machine,
     Objective,
+    Place,
+    exceeded,
     read_limits,
     read_objectives,
+    total,
 )
-from cpembed.hw.schema import Key, close_match, one_of, read_table, spec_error
+from cpembed.hw.schema import Key, close_match, joined, read_table, spec_error
 from cpembed.targets.family import Family, Point, Value, open_family
 
 MAX_VALUES = 4096
 """Maximum number of values of a parameter."""
 
-Place = tuple[int, ...]
-"""A point as the position of each parameter's value."""
 
 _COMPARISONS: dict[type[ast.cmpop], Callable[[Any, Any], bool]] = {
     ast.Eq: operator.eq,
@@ -89,11 +93,12 @@ class Relation:
 def read_relation(text: str, parameters: Collection[str]) -> Relation:
     """Parse a relation between some parameters.
 
-    What a person writes is parsed as an expression of Python and walked; nothing is evaluated by
-    Python itself. Raises :class:`SpecError` for what is no relation or has an unknown parameter.
+    Raises :class:`SpecError` for a text that is no relation or has an unknown parameter.
     """
     if len(text) > MAX_RELATION_LENGTH:
         raise SpecError(f"{text!r} is longer than {MAX_RELATION_LENGTH} characters")
+    # Spaces come from anybody: the text is parsed as an expression of Python and its tree walked
+    # below, but Python evaluates nothing of it.
     try:
         tree = ast.parse(text.strip(), mode="eval").body
     except (SyntaxError, ValueError, RecursionError, MemoryError):
@@ -115,6 +120,7 @@ def _names(node: ast.AST, text: str) -> set[str]:
     match node:
         case ast.Name(id=name):
             return {name}
+        # True and False are integers of Python, but no values of parameters.
         case ast.Constant(value=int() | float() | str() as value) if not isinstance(value, bool):
             return set()
         case ast.BinOp(left=left, op=op, right=right) if type(op) in _OPERATIONS:
@@ -141,6 +147,7 @@ def _value(node: ast.AST, point: Mapping[str, Any]) -> Any:
             if isinstance(first, str) or isinstance(second, str):
                 raise TypeError("text is compared, not computed with")
             value = _OPERATIONS[type(op)](first, second)
+            # A product of products of a long relation would otherwise take any time and memory.
             if abs(value) > _MAX_VALUE:
                 raise OverflowError("a number beyond any size")
             return value
@@ -151,8 +158,10 @@ def _value(node: ast.AST, point: Mapping[str, Any]) -> Any:
 
 
 class RangeTable(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """``{ from = 1, to = 8 }``, ``{ from = 16, to = 64, step = 16 }``, or
-    ``{ from = 4, to = 64, powers_of_two = true }``; both ends are values.
+    """A range of values, both ends included.
+
+    ``{ from = 1, to = 8 }``, ``{ from = 16, to = 64, step = 16 }``, or
+    ``{ from = 4, to = 64, powers_of_two = true }``.
     """
 
     first: int = msgspec.field(name="from")
@@ -206,6 +215,7 @@ class Space:
 
     def number(self, place: Place) -> int:
         """Return the number of a combination, from 0; the last parameter changes the fastest."""
+        # Mixed radix: a parameter is a digit whose base is the number of its values.
         number = 0
         for position, values in zip(place, self.parameters.values(), strict=True):
             number = number * len(values) + position
@@ -226,6 +236,39 @@ class Space:
         if relation is not None:
             return f"{relation.text} does not hold"
         return self.family.flaw(point)
+
+    def evaluated(
+        self, place: Place, costing: Costing, limits: Sequence[Limit]
+    ) -> EvaluatedPoint | None:
+        """Return a point whose requests are all answered; None where a layer has no software there.
+
+        Parameters
+        ----------
+        place
+            Positions of the point's values.
+        costing
+            Costs of the layers.
+        limits
+            Limits, the first of which that the point is above is noted.
+        """
+        point = self.point(place)
+        layers: list[LayerCosts] = []
+        for layer in costing.layers:
+            layer_costs = costing.costs(point, layer)
+            if layer_costs is None:
+                return None
+            layers.append(layer_costs)
+        costs = total([item.costs.times(item.layer.count) for item in layers])
+        machine = Machine.at(self.family, point)
+        return EvaluatedPoint(
+            number=self.number(place),
+            place=place,
+            point=point,
+            machine=machine,
+            layers=tuple(layers),
+            costs=costs,
+            beyond=exceeded(limits, lambda objective: objective.value(machine, costs)),
+        )
 
     def varied(self, point: Point) -> dict[str, Value]:
         """Return the values of the parameters that vary."""
@@ -266,7 +309,7 @@ class _Reader:
         table = self._table
         if not table.parameters:
             raise self._error(
-                ("parameters",), f"is empty; allowed: {one_of(self._family_parameters)}"
+                ("parameters",), f"is empty; allowed: {joined(self._family_parameters)}"
             )
         parameters = {
             name: self._values(("parameters", name), values)
@@ -309,9 +352,11 @@ class _Reader:
         if len(set(values)) != len(values):
             twice = next(value for value in values if values.count(value) > 1)
             raise self._error(key, f"has {twice!r} twice: keep one")
+        # Ascending, so that neighbouring positions are neighbouring sizes.
         return tuple(values) if texts else tuple(sorted(values))
 
     def _range(self, key: Key, table: RangeTable) -> tuple[Value, ...]:
+        # Every fault of a range is found here: range() would return an empty one.
         if table.first > table.last:
             raise self._error(key, f"from {table.first} is above to {table.last}")
         if table.powers_of_two:
@@ -327,6 +372,7 @@ class _Reader:
         if (table.last - table.first) % table.step:
             problem = f"{table.last} is not reached from {table.first} in steps of {table.step}"
             raise self._error((*key, "to"), problem)
+        # Before the range is listed, which might take all memory.
         if (table.last - table.first) // table.step >= MAX_VALUES:
             raise self._error(key, f"has more than {MAX_VALUES:,} values")
         return tuple(range(table.first, table.last + 1, table.step))
@@ -361,7 +407,7 @@ class _Reader:
     def _require_parameter(self, key: Key) -> None:
         name = str(key[-1])
         if name not in self._family_parameters:
-            allowed = one_of(self._family_parameters)
+            allowed = joined(self._family_parameters)
             near = close_match(name, self._family_parameters)
             problem = f"unknown parameter; family {self._family.name} has {allowed}{near}"
             raise self._error(key, problem)

@@ -1,4 +1,4 @@
-"""The example in C that comes with a library, and the definition with which it compares."""
+"""Write the example in C that comes with a library, and the definition that it compares with."""
 
 from __future__ import annotations
 
@@ -7,32 +7,31 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from cpembed.codegen.epilogue import BIAS, BYTES, SCALE, Epilogue, channel_axes, saturated_range
-from cpembed.codegen.script import storage_dtype
-from cpembed.export.kernel import vector_name
-from cpembed.export.program import CALLER_ROLES, Program, Role
+from cpembed.codegen.plan import storage_dtype
+from cpembed.export.program import CALLER_ROLES, Program, Role, vector_name
 from cpembed.export.texts import NATIVE
 from cpembed.ir.computation import AxisKind, Computation
 from cpembed.ir.dtypes import is_integer
 from cpembed.ir.expression import Access
 from cpembed.ir.index import IndexExpr
 
+# Types of C by the types in memory.
 _C_TYPES: Mapping[str, str] = {
     **{f"{sign}int{bits}": f"{sign}int{bits}_t" for sign in ("", "u") for bits in (8, 16, 32, 64)},
     "float16": "uint16_t",
     "float32": "float",
     "float64": "double",
 }
-"""C's types by the types in memory."""
 
 
 @dataclass(frozen=True)
 class Reference:
-    """The comparison of an example.
+    """Comparison that an example makes.
 
     Attributes
     ----------
     text : str
-        C that defines ``check(inputs, weights, outputs)``, which returns the number of wrong
+        C code that defines ``check(inputs, weights, outputs)``, which returns the number of wrong
         elements.
     purpose : str
         End of the sentence about the example.
@@ -59,14 +58,14 @@ static int check(const void *const inputs[], const void *const weights[], void *
 }""",
     "says how long a call takes.",
 )
-"""The comparison for a program without a plain definition."""
+"""Comparison for a program without a plain definition."""
 
 
 def example(program: Program, reference: Reference = REPEATED) -> str:
     """Return ``example.c``."""
     text = (NATIVE / "example.c").read_text(encoding="utf-8")
     most = max(1, *(len(program.with_role(role)) for role in CALLER_ROLES))
-    # The reference holds names of the template, so that it comes first.
+    # The reference contains placeholders of the template, so it is inserted first.
     text = text.replace("/* REFERENCE */", reference.text)
     text = text.replace("REFERENCE_WORDS", reference.purpose)
     text = text.replace("* SCALE", f"* {reference.scale!r}f").replace("[MOST]", f"[{most}]")
@@ -81,16 +80,14 @@ def product_reference(
     Parameters
     ----------
     program : Program
-        The program of one kernel.
+        Program of the product's kernel.
     workload : Computation
-        The product.
     epilogue : Epilogue or None
-        Its epilogue.
 
     Returns
     -------
     Reference or None
-        None for types that C does not have.
+        None for float16, which C does not have, and for an epilogue with a residual.
     """
     operands = (*workload.inputs, workload.output)
     if any(operand.dtype == "float16" for operand in operands):
@@ -103,7 +100,7 @@ def product_reference(
 
 @dataclass(frozen=True)
 class _Writer:
-    """Writer of the loops of a reference."""
+    """Writer of the plain loops of a product."""
 
     program: Program
     workload: Computation
@@ -112,7 +109,8 @@ class _Writer:
     @property
     def scale(self) -> float:
         """Scale for which sums of random products span the range of a byte."""
-        # Root mean square of a product of two signed bytes, or of two floats from -1 to 1.
+        # Sums grow with the root of the number of terms. The factor is the root mean square of a
+        # product of two signed bytes, or of two floats from -1 to 1.
         size = 5500 if self._is_exact else 0.33
         return float(f"{100 / (math.sqrt(self._terms) * size):.3g}")
 
@@ -126,7 +124,7 @@ class _Writer:
         return is_integer(self.workload.output.dtype)
 
     def lines(self) -> Iterator[str]:
-        """Lines of the function, which compares each result as it is computed."""
+        """Yield the lines of the function, which compares each result as it is computed."""
         workload = self.workload
         output = workload.output
         stored = output.dtype if self.epilogue is None else self.epilogue.dtype
@@ -142,6 +140,7 @@ class _Writer:
             for number, buffer in enumerate(self.program.with_role(role)):
                 element = _C_TYPES[storage_dtype(buffer.dtype)]
                 yield f"  const {element} *in_{buffer.name} = {table}[{number}];"
+        # Compilers warn of what an example does not use.
         yield "  (void)weights, (void)from_bfloat16;"
         spatial = [axis for axis in workload.axes if axis.kind is AxisKind.SPATIAL]
         loops = [_loop(axis.name, axis.extent) for axis in spatial]
@@ -191,7 +190,7 @@ class _Writer:
         return f"({'int64_t' if self._is_exact else 'double'}){element}"
 
     def _stored(self, sums: str, stored: str) -> Iterator[str]:
-        """Lines that compute ``expected`` and ``tolerance`` from the sum."""
+        """Yield the lines that compute ``expected`` and ``tolerance`` from the sum."""
         epilogue = self.epilogue or Epilogue(sums)
         channel = _channel(self.workload)
         factor_name = f"in_{vector_name(self.workload, SCALE)}[{channel}]"
@@ -205,7 +204,8 @@ class _Writer:
             return
         total = f"({_C_TYPES[sums]})sum{bias}" if self._is_exact else f"sum{bias}"
         yield f"float value = (float)({total}){scale};"
-        # A term adds at most 2^-23 of the summed sizes in float32; bfloat16 rounds by 2^-8.
+        # Each addition in float32 adds an error of at most 2^-23 (1 / 8388608) of the summed
+        # magnitudes; bfloat16 rounds by 2^-8.
         if self._is_exact:
             yield f"double tolerance = {'fabs(value) / 256' if stored == 'bfloat16' else '0'};"
             yield "(void)size;"

@@ -1,9 +1,9 @@
-"""Places of a program's buffers in memory: the workspace, a handle's own memory, and the constants.
+"""Place a program's buffers in memory: the workspace, a handle's own memory, and the constants.
 
-Buffers of the workspace that live at the same time lie apart, others on the same bytes. Placing the
-largest first nearly always needs no more than the buffers that live at one time, which no plan can
-do without. Where it needs more, CP-SAT searches for a better plan: a buffer is a rectangle of its
-lifetime and its bytes, and rectangles must not overlap.
+Buffers of the workspace share bytes unless they live at the same time. Placing the largest first
+nearly always needs no more bytes than live at one step, the minimum of any plan. Where it needs
+more, CP-SAT searches for a better plan: a buffer is a rectangle of its lifetime and its bytes, and
+rectangles must not overlap.
 """
 
 # pyright: reportUnknownMemberType=false
@@ -19,12 +19,12 @@ from cpembed.export.program import CALLER_ROLES, Buffer, Program, Role
 
 ALIGNMENT = 64
 """Alignment of buffers in bytes, for which kernels are compiled."""
-SECONDS = 5.0
-"""Deterministic seconds for the search for a better plan than the first one."""
-MAGIC = b"CPEMBEDW"
-"""First bytes of a file of constants."""
+# Deterministic seconds for the search for a better plan than the first one.
+_SECONDS = 5.0
+# First bytes of a file of constants.
+_MAGIC = b"CPEMBEDW"
+# Number of words of which a checksum is computed at once, to bound the memory of their products.
 _WORDS = 1 << 20
-"""Number of words of which a checksum is computed at once."""
 
 
 def aligned(size: int) -> int:
@@ -44,15 +44,21 @@ class Piece:
     first: int
     last: int
 
-    def meets(self, other: Piece) -> bool:
-        """True if both are needed at one time."""
-        return self.first <= other.last and other.first <= self.last
+    def meets(self, piece: Piece) -> bool:
+        """True if both pieces are needed at one step."""
+        return self.first <= piece.last and piece.first <= self.last
 
 
 @dataclass(frozen=True)
 class MemoryPlan:
-    """Offsets of pieces in bytes by name, the size of the memory, and a lower bound on the size of
-    any plan.
+    """Placement of pieces in one block of memory.
+
+    Attributes
+    ----------
+    places : mapping from str to int
+        Offsets of pieces in bytes.
+    bytes, least : int
+        Size of the memory, and a lower bound on the size of any plan.
     """
 
     places: Mapping[str, int]
@@ -61,17 +67,15 @@ class MemoryPlan:
 
 
 def workspace_of(program: Program) -> MemoryPlan:
-    """Return the plan of a program's workspace."""
+    """Place the buffers of a program's workspace."""
     sizes = program.by_name
     return plan_memory(
         [Piece(name, sizes[name].bytes, *life) for name, life in program.lives().items()]
     )
 
 
-def plan_memory(pieces: Sequence[Piece], seconds: float = SECONDS) -> MemoryPlan:
-    """Place pieces at multiples of :data:`ALIGNMENT`; ``seconds`` limit the search for a better
-    plan than the first one.
-    """
+def plan_memory(pieces: Sequence[Piece], seconds: float = _SECONDS) -> MemoryPlan:
+    """Place pieces at multiples of :data:`ALIGNMENT`, searching for at most ``seconds``."""
     places, least = _best_fit(pieces), least_bytes(pieces)
     if _end(pieces, places) > least and seconds > 0:
         places = _searched(pieces, places, least, seconds)
@@ -80,6 +84,7 @@ def plan_memory(pieces: Sequence[Piece], seconds: float = SECONDS) -> MemoryPlan
 
 def least_bytes(pieces: Iterable[Piece]) -> int:
     """Return the largest number of bytes that live at one step."""
+    # The number grows only at steps where a piece begins to live.
     pieces = tuple(pieces)
     return max(
         (
@@ -95,14 +100,13 @@ def _end(pieces: Iterable[Piece], places: Mapping[str, int]) -> int:
 
 
 def _best_fit(pieces: Sequence[Piece]) -> dict[str, int]:
-    """Place the largest first, each in the smallest gap between the placed pieces that live with
-    it, or above them where no gap is large enough.
-    """
+    """Place each piece, the largest first, in the smallest gap that is large enough."""
     places: dict[str, int] = {}
     placed: list[Piece] = []
     for piece in sorted(pieces, key=lambda piece: (-piece.bytes, piece.first, piece.name)):
         size = aligned(piece.bytes)
         neighbours = sorted((places[p.name], aligned(p.bytes)) for p in placed if p.meets(piece))
+        # Gaps below and between the neighbours; without one that fits, the piece goes above them.
         end, gaps = 0, list[tuple[int, int]]()
         for start, length in neighbours:
             if start - end >= size:
@@ -116,7 +120,7 @@ def _best_fit(pieces: Sequence[Piece]) -> dict[str, int]:
 def _searched(
     pieces: Sequence[Piece], places: Mapping[str, int], least: int, seconds: float
 ) -> dict[str, int]:
-    """Search for better places than these; every build finds the same ones."""
+    """Search for better places than these; the result is the same in every build."""
     from ortools.sat.python import cp_model
 
     model = cp_model.CpModel()
@@ -158,8 +162,10 @@ class Blob:
 
     @cached_property
     def sums(self) -> tuple[int, int]:
-        """Checksum that the runtime computes too: the sum of the 64-bit words, and the sum of each
-        times its place, which begins at 1, modulo 2**64 (Fletcher).
+        """Checksum of the contents, which the runtime computes too.
+
+        It is the sum of the 64-bit words, and the sum of each one times its place, counted from 1,
+        modulo 2**64 (Fletcher).
         """
         words = np.frombuffer(self.contents, "<u8")
         plain = placed = 0
@@ -171,9 +177,9 @@ class Blob:
         return plain % 2**64, placed % 2**64
 
     def file(self) -> bytes:
-        """Contents of a file of constants: a line of header, then the constants."""
+        """Return the contents of a file of constants: an aligned header, then the constants."""
         sums = b"".join(value.to_bytes(8, "little") for value in self.sums)
-        header = MAGIC + len(self.contents).to_bytes(8, "little") + sums
+        header = _MAGIC + len(self.contents).to_bytes(8, "little") + sums
         return header.ljust(ALIGNMENT, b"\0") + self.contents
 
 
@@ -196,8 +202,9 @@ def blob_of(program: Program) -> Blob:
 
 @dataclass(frozen=True)
 class Layout:
-    """Places of the buffers of a program; its constants are in the library, or in a file beside
-    it.
+    """Places of the buffers of a program.
+
+    Its constants are inside the library, or, if ``in_file``, in a file next to it.
     """
 
     program: Program
@@ -206,12 +213,14 @@ class Layout:
 
     @cached_property
     def workspace(self) -> MemoryPlan:
+        """Plan of the memory that a run writes between its steps."""
         return workspace_of(self.program)
 
     @cached_property
     def handle_places(self) -> tuple[dict[str, int], int]:
-        """Offsets in the memory of a handle, and its bytes: packed and filled buffers, and weights
-        that a run reads.
+        """Offsets in a handle's own memory, and its bytes.
+
+        It holds packed and filled buffers, and copies of weights that a run reads.
         """
         read = {name for call in self.program.run for name in call.arguments}
         places: dict[str, int] = {}
@@ -225,7 +234,7 @@ class Layout:
 
     @property
     def buffers(self) -> tuple[Buffer, ...]:
-        """The buffers of the library: the caller's, and those that calls take."""
+        """Buffers of the library: the caller's, and those that calls take."""
         used = self.program.used
         return tuple(b for b in self.program.buffers if b.role in CALLER_ROLES or b.name in used)
 

@@ -1,12 +1,13 @@
-"""A program as a folder that people take away: a shared library, its header, and examples of use.
+"""Write a program to a folder: a shared library, its header, and examples of its use.
 
-Constant weights are packed when the library is built, by the library's own kernels.
+A C compiler links the library. Constant weights are packed when it is built, by its own kernels.
 """
 
 from __future__ import annotations
 
 import hashlib
 import shlex
+import subprocess
 import tempfile
 from collections.abc import Callable, Generator, Mapping, Sequence
 from contextlib import contextmanager
@@ -16,25 +17,112 @@ from typing import Any
 
 from numpy.typing import NDArray
 
-from cpembed.errors import CpembedError
+from cpembed.errors import CpembedError, LoweringError
 from cpembed.export import loader
 from cpembed.export.example import REPEATED, Reference, example
 from cpembed.export.layout import Layout, blob_of
 from cpembed.export.program import Call, Program, Role
-from cpembed.export.texts import NATIVE, about_json, header, readme
-from cpembed.export.toolchain import link, link_arguments, parts
+from cpembed.export.texts import NATIVE, about_json, header, readme, tables
+from cpembed.host_compiler import compiler_command
 from cpembed.runtime import worker
 from cpembed.steps import step
 
+# Options of the compiler. Only functions that begin with the library's name are visible: several
+# libraries, and their copies of the runtime, may be loaded into one process.
+_OPTIONS = (
+    *("-std=gnu11", "-O2", "-fPIC", "-shared", "-pthread", "-fvisibility=hidden"),
+    *("-Wl,--version-script=exports.map", "-Wl,--no-undefined", "-Wl,-z,noexecstack"),
+)
+
+# Environment variable with the compiler's command and options, and the commands that are looked
+# for on the path without it.
+_COMPILER_VARIABLE, _COMPILERS = "CC", ("cc", "gcc", "clang")
+
+# Sources of the runtime in :data:`~cpembed.export.texts.NATIVE`.
+_SOURCES = ("runtime.c", "processor.h", "threads.h")
+
+# Time limit of one call of the compiler.
+_LIMIT_SECONDS = 300
+
+
+def compiler() -> list[str]:
+    """Return the C compiler's command; raise :class:`BackendUnavailable` if there is none."""
+    return compiler_command(_COMPILER_VARIABLE, _COMPILERS, "a library is linked by a C compiler")
+
+
+def _compile_c(arguments: Sequence[str], folder: Path) -> None:
+    """Call the compiler in a folder; its first error becomes a :class:`LoweringError`."""
+    command = compiler()
+    try:
+        process = subprocess.run(
+            [*command, *arguments],
+            cwd=folder,
+            capture_output=True,
+            text=True,
+            errors="replace",
+            timeout=_LIMIT_SECONDS,
+            check=False,
+        )
+    except (OSError, subprocess.TimeoutExpired) as error:
+        raise LoweringError(f"{command[0]} cannot compile the library: {error}") from None
+    if process.returncode != 0:
+        lines = [line.strip() for line in process.stderr.splitlines() if line.strip()]
+        errors = [line for line in lines if "error" in line or "undefined" in line]
+        reason = (errors or lines or [f"exit code {process.returncode}"])[0]
+        raise LoweringError(f"{command[0]} cannot link the library: {reason}")
+
+
+def _parts(layout: Layout) -> dict[str, bytes]:
+    """Return the files that a library is linked from: tables, kernels, and the constants."""
+    program, name = layout.program, layout.program.name
+    kernels = (kernel.contents for kernel in program.kernels.values())
+    constants = (
+        {f"{name}.weights": layout.blob.file()}
+        if layout.in_file
+        else {"constants.bin": layout.blob.contents}
+    )
+    return {
+        "program.h": tables(layout).encode(),
+        f"{name}.h": header(program, in_file=layout.in_file).encode(),
+        "exports.map": f"{{ global: {name}_*; local: *; }};\n".encode(),
+        **{source: (NATIVE / source).read_bytes() for source in _SOURCES},
+        **dict(zip(_objects(program), kernels, strict=True)),
+        **constants,
+    }
+
+
+def _objects(program: Program) -> list[str]:
+    """Return the names of the kernels' object files."""
+    return [f"kernel_{number}.o" for number in range(len(program.kernels))]
+
+
+def _link_arguments(program: Program, options: Sequence[str] = ()) -> list[str]:
+    """Return the compiler's arguments in a folder of :func:`_parts`."""
+    sources = ["-I.", "runtime.c", *_objects(program)]
+    return [*_OPTIONS, *options, *sources, "-o", f"lib{program.name}.so", "-lm", "-ldl"]
+
+
+def _link(layout: Layout, folder: Path, options: Sequence[str] = ()) -> Path:
+    """Write the parts of a library to a folder, and link the shared library there."""
+    for file, contents in _parts(layout).items():
+        (folder / file).write_bytes(contents)
+    _compile_c(_link_arguments(layout.program, options), folder)
+    return folder / f"lib{layout.program.name}.so"
+
+
 EMBEDDED_BYTES = 1 << 18
-"""Maximum size in bytes of constants inside the library; larger ones are in a file beside it, which
-is mapped into memory."""
+"""Maximum size in bytes of constants inside the library.
+
+Larger ones are in a file next to it, which is mapped into memory.
+"""
 
 
 @dataclass(frozen=True)
 class Library:
-    """A library that was written to a folder. The digest of the shared library, which holds the
-    weights or their checksum, distinguishes it from one that replaces it.
+    """Library that was written to a folder.
+
+    The digest of the shared library, which holds the weights or their checksum, distinguishes it
+    from one that replaces it.
     """
 
     name: str
@@ -44,7 +132,7 @@ class Library:
 
     @property
     def path(self) -> Path:
-        """The shared library."""
+        """Path of the shared library."""
         return self.folder / f"lib{self.name}.so"
 
     @property
@@ -55,19 +143,19 @@ class Library:
 
 @dataclass(frozen=True)
 class Contents:
-    """Files beside the library, its header and its description.
+    """Files in the folder of a library, besides its header and its description.
 
     Attributes
     ----------
     python, example, torch : bool
-        Whether there is a loader that needs numpy alone, an example in C, an operator of PyTorch.
+        True for a loader that needs numpy alone, an example in C, an operator of PyTorch.
     reference : Reference
         Definition with which the example compares.
     about : str
-        A sentence or two about the computation.
-    details : mapping
+        Description of the computation in a sentence or two.
+    details : mapping from str to object
         Additions to the description in JSON.
-    others : mapping
+    further : mapping from str to str
         Texts of further files by name.
     """
 
@@ -77,7 +165,7 @@ class Contents:
     reference: Reference = REPEATED
     about: str = ""
     details: Mapping[str, Any] = field(default_factory=dict[str, Any])
-    others: Mapping[str, str] = field(default_factory=dict[str, str])
+    further: Mapping[str, str] = field(default_factory=dict[str, str])
 
 
 EVERYTHING = Contents()
@@ -91,34 +179,35 @@ def write_library(
     check: Callable[[Path], None] | None = None,
     options: tuple[str, ...] = (),
 ) -> Library:
-    """Write a program as a library; files of the same names are replaced, others stay.
+    """Write a program as a library, replacing files of the same names.
 
     Parameters
     ----------
     program : Program
-        The program; constant weights are packed now.
+        Program of the library; its constant weights are packed now.
     folder : Path
         Folder of the library.
     contents : Contents
-        Files beside it.
+        Further files to write.
     check : callable, optional
-        Called with the library's path before anything is replaced; nothing is if it raises.
+        Called with the path of a draft before any file is replaced; if it raises, none is.
     options : tuple of str
         Further options of the C compiler.
 
     Raises
     ------
     BackendUnavailable
-        Without a C compiler.
+        If there is no C compiler.
     LoweringError
-        For an error of the compiler.
+        If the compiler reports an error.
     CpembedError
-        For a folder that cannot be written.
+        If the folder cannot be written.
     """
     layout = _layout(packed_ahead(program))
     texts = texts_of(layout, contents)
+    # Files are complete before they get their names.
     with drafted(folder) as draft:
-        path = link(layout, draft, options)
+        path = _link(layout, draft, options)
         digest = _digest(path)
         if check is not None:
             check(path)
@@ -131,22 +220,22 @@ def write_library(
 
 
 def write_sources(program: Program, folder: Path, contents: Contents = EVERYTHING) -> Library:
-    """Write the sources of a library for another machine: object files, the C of the runtime, and a
-    Makefile with which a C compiler there links it.
+    """Write the sources of a library for another machine, with a Makefile to link it there.
 
     Parameters
     ----------
     program, folder, contents
-        As for :func:`write_library`.
+        See :func:`write_library`.
 
     Raises
     ------
     CpembedError
-        For a folder that cannot be written.
+        If the folder cannot be written.
     """
+    # Constant weights stay as they are: kernels that pack them may not run on this machine.
     layout = _layout(program)
-    texts = {**texts_of(layout, contents, linked=False), "Makefile": makefile(program)}
-    files = parts(layout) | {name: text.encode() for name, text in texts.items()}
+    texts = {**texts_of(layout, contents, linked=False), "Makefile": _makefile(program)}
+    files = _parts(layout) | {name: text.encode() for name, text in texts.items()}
     with drafted(folder) as draft:
         for file, data in files.items():
             (draft / file).write_bytes(data)
@@ -173,7 +262,7 @@ def _weights_files(layout: Layout) -> list[str]:
 def drafted(folder: Path) -> Generator[Path]:
     """Provide a temporary folder in a folder, which is created if it does not exist.
 
-    Raises :class:`~cpembed.errors.CpembedError` for a folder that cannot be written.
+    Raises :class:`~cpembed.errors.CpembedError` if the folder cannot be written.
     """
     try:
         folder.mkdir(parents=True, exist_ok=True)
@@ -184,10 +273,10 @@ def drafted(folder: Path) -> Generator[Path]:
         raise CpembedError(f"{folder} cannot be written: {reason}; name another folder") from None
 
 
-def makefile(program: Program) -> str:
+def _makefile(program: Program) -> str:
     """Return the Makefile that links a library and builds its example."""
     name = program.name
-    arguments = " ".join(map(shlex.quote, link_arguments(program)))
+    arguments = " ".join(map(shlex.quote, _link_arguments(program)))
     example = f"$(CC) -O2 example.c -o example -L. -l{name} -Wl,-rpath,'$$ORIGIN' -lm"
     return (
         f"example: lib{name}.so example.c\n\t{example}\n\n"
@@ -196,16 +285,16 @@ def makefile(program: Program) -> str:
 
 
 def texts_of(layout: Layout, contents: Contents, *, linked: bool = True) -> dict[str, str]:
-    """Return the files that people read, by name.
+    """Return the text files of a library by name.
 
     Parameters
     ----------
     layout : Layout
-        The program with the places of its buffers.
+        Program with the places of its buffers.
     contents : Contents
-        Files beside the library.
-    linked : bool
-        Whether the folder holds the library rather than its sources.
+        Files to write.
+    linked : bool, default True
+        True if the folder holds the library rather than its sources.
     """
     program = layout.program
     name = program.name
@@ -216,30 +305,25 @@ def texts_of(layout: Layout, contents: Contents, *, linked: bool = True) -> dict
     if contents.example:
         texts["example.c"] = example(program, contents.reference)
     if contents.python or contents.torch:
-        texts[f"{name}.py"] = loader_text(name)
+        # The loader of this package is copied, so it imports nothing of cpembed.
+        loader_text = Path(loader.__file__).read_text(encoding="utf-8")
+        texts[f"{name}.py"] = loader_text.replace('NAME = ""', f'NAME = "{name}"', 1)
     if contents.torch:
         operator = (NATIVE / "torch_operator.py.txt").read_text(encoding="utf-8")
         texts[f"{name}_torch.py"] = operator.replace("NAME", name)
-    texts |= contents.others
+    texts |= contents.further
     binaries = [f"lib{name}.so"] if linked else ["Makefile", "runtime.c"]
     files = (*binaries, *_weights_files(layout), *texts)
     return texts | {"README.md": readme(program, files, contents.about, linked=linked)}
-
-
-def loader_text(name: str) -> str:
-    """Return ``NAME.py``: :mod:`cpembed.export.loader` for one library."""
-    text = Path(loader.__file__).read_text(encoding="utf-8")
-    return text.replace('NAME = ""', f'NAME = "{name}"', 1)
 
 
 # -- packing --------------------------------------------------------------------------------------
 
 
 def packed_ahead(program: Program) -> Program:
-    """Return the program without the calls of ``prepare`` that pack constants: their results become
-    constants.
+    """Execute the calls of ``prepare`` that pack constants, whose results become constants.
 
-    The calls are executed here, so that the processor needs the features of their kernels.
+    This processor needs the features of their kernels.
     """
     constants = {buffer.name for buffer in program.with_role(Role.CONSTANT)}
     ahead: list[Call] = []
@@ -274,7 +358,8 @@ def _executed(program: Program, calls: Sequence[Call]) -> dict[str, NDArray[Any]
     )
     layout = Layout(packing, blob_of(packing), in_file=True)
     with tempfile.TemporaryDirectory() as folder:
-        path = link(layout, Path(folder))
+        path = _link(layout, Path(folder))
+        # In the worker, which a crash of a kernel ends in place of this process.
         return worker.call(_packed, path, [call.arguments[-1] for call in calls])
 
 

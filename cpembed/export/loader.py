@@ -22,15 +22,15 @@ NAME = ""
 
 Array = NDArray[Any]
 
+# Types of elements in memory where numpy does not have the library's type.
 _STORED = {"bfloat16": "uint16", "int7": "int8", "uint7": "uint8"}
-"""Types of elements in memory where numpy does not have the library's type."""
 
+# Alignment in bytes of memory that the library uses without a copy.
 _LINE = 64
-"""Alignment in bytes of memory that the library uses without a copy."""
 
 
 class LibraryError(Exception):
-    """A function of the library failed; the text says why."""
+    """Failure of a function of the library; the text gives the reason."""
 
 
 class _Described(ctypes.Structure):
@@ -45,7 +45,7 @@ class _Described(ctypes.Structure):
 
 @dataclass(frozen=True)
 class TensorInfo:
-    """A tensor of the interface; the ``dtype`` is named as the library names it."""
+    """Tensor of the interface; ``dtype`` is the library's name of its type."""
 
     name: str
     dtype: str
@@ -53,7 +53,7 @@ class TensorInfo:
 
     @property
     def stored(self) -> np.dtype[Any]:
-        """Type of the elements in numpy; 16 bits for bfloat16."""
+        """Type of the elements in numpy; uint16 for bfloat16."""
         return np.dtype(_STORED.get(self.dtype, self.dtype))
 
     def accepted(self, array: Any) -> Array:
@@ -62,6 +62,7 @@ class TensorInfo:
         Raises :class:`LibraryError` for another type or shape: nothing is converted.
         """
         array = np.asarray(array)
+        # An array of ml_dtypes' bfloat16 is passed as its bits.
         if array.dtype.name == self.dtype and array.dtype != self.stored:
             array = array.view(self.stored)
         if array.dtype != self.stored or array.shape != self.shape:
@@ -79,43 +80,43 @@ class TensorInfo:
 def aligned(shape: Sequence[int], dtype: Any) -> Array:
     """Return an uninitialized array whose memory the library uses without a copy."""
     size = math.prod(shape) * np.dtype(dtype).itemsize
+    # numpy promises no such alignment, so the array starts inside a larger one.
     memory = np.empty(size + _LINE, np.uint8)
     start = -memory.ctypes.data % _LINE
     return memory[start : start + size].view(dtype).reshape(tuple(shape))
 
 
-def path_of_file(path: Path) -> str:
-    """Return a spelling of an absolute path that is unique to the file that is there now.
-
-    The dynamic linker reuses the library that it has loaded from a path before, even if another
-    file has replaced it. Files have different inode numbers as long as they are mapped: the bits of
-    the number are written into the path as components without effect, ``/.`` and ``/``.
+def _unique_spelling(path: Path) -> str:
+    """Return a spelling of an absolute path that only the file there now has.
 
     Raises :class:`OSError` if there is no file.
     """
+    # The dynamic linker reuses the library that it has loaded from a path before, even if another
+    # file has replaced it. Files have different inode numbers as long as they are mapped, so the
+    # bits of the number are written into the path as components without effect, "/." and "/".
     status = path.stat()
     bits = f"{status.st_dev << 64 | status.st_ino:b}"
     return f"{path.parent}{''.join('/.' if bit == '1' else '/' for bit in bits)}/{path.name}"
 
 
 class Library:
-    """An open library, which runs one call at a time; a context manager.
+    """Open library, which runs one call at a time; a context manager.
 
     Parameters
     ----------
     path : str or Path, optional
-        The shared library, by default beside this file.
+        Path of the shared library, by default next to this file.
     name : str
         Name of the library.
-    threads : int
+    threads : int, default 0
         Number of threads; 0 for the library's default.
     weights_file : str or Path, optional
-        File of the weights, by default beside the library.
+        File of the weights, by default next to the library.
 
     Raises
     ------
     LibraryError
-        For a library that cannot be opened.
+        If the library cannot be opened.
     """
 
     def __init__(
@@ -126,12 +127,12 @@ class Library:
         threads: int = 0,
         weights_file: str | Path | None = None,
     ) -> None:
-
+        # First, since __del__ runs even if opening fails.
         self._handle = ctypes.c_void_p()
         self._name = name
         path = Path(path or Path(__file__).parent / f"lib{name}.so").resolve()
         try:
-            self._library = ctypes.CDLL(path_of_file(path))
+            self._library = ctypes.CDLL(_unique_spelling(path))
         except OSError as error:
             raise LibraryError(f"{path} cannot be loaded: {error}") from None
         self._declare()
@@ -147,18 +148,24 @@ class Library:
         self._check(self._function("pack")(self._handle, _pointers(arrays)))
 
     def run(self, *inputs: Any, out: Sequence[Array] | None = None) -> tuple[Array, ...]:
-        """Run one call and return its outputs, written to the contiguous arrays ``out`` if they are
-        given.
-        """
+        """Run one call and return its outputs, which are the contiguous arrays ``out`` if given."""
         return self._run("run", inputs, out)
 
     def run_steps(
         self, first: int, last: int, *inputs: Any, out: Sequence[Array] | None = None
     ) -> tuple[Array, ...]:
-        """Run the steps from ``first`` to before ``last``; ``out`` has to be the same for all steps
-        of a call, since later ones may read the results of earlier ones.
+        """Run the steps from ``first`` to before ``last`` of a call.
+
+        Parameters
+        ----------
+        first, last : int
+            Range of the steps.
+        *inputs : array
+        out : sequence of array, optional
+            Outputs, the same for all steps of a call, since later steps may read what earlier ones
+            wrote.
         """
-        return self._run("run_steps", inputs, out, before=(first, last))
+        return self._run("run_steps", inputs, out, leading=(first, last))
 
     def run_timed(self, *inputs: Any) -> tuple[tuple[Array, ...], Array]:
         """Run one call and return its outputs and the nanoseconds of each step."""
@@ -185,8 +192,8 @@ class Library:
     def tensor(self, name: str) -> Array:
         """Return a flat copy of a buffer as the last steps left it.
 
-        Raises :class:`LibraryError` for an unknown name, and for inputs and outputs, which are in
-        the caller's memory.
+        Raises :class:`LibraryError` for an unknown name, and for inputs and outputs, which the
+        caller has.
         """
         self._require_open()
         dtype, elements = ctypes.c_char_p(), ctypes.c_int64()
@@ -220,7 +227,7 @@ class Library:
         inputs: Sequence[Any],
         out: Sequence[Array] | None,
         *trailing: Any,
-        before: tuple[int, ...] = (),
+        leading: tuple[int, ...] = (),
     ) -> tuple[Array, ...]:
         arrays = self._accepted("inputs", self.inputs, inputs)
         if out is None:
@@ -231,7 +238,7 @@ class Library:
             if info.accepted(array).shape != array.shape or not array.flags.c_contiguous:
                 raise LibraryError(f"output {info.name} is not contiguous")
         buffers = _pointers(arrays), _pointers(out), None
-        self._check(self._function(function)(self._handle, *before, *buffers, *trailing))
+        self._check(self._function(function)(self._handle, *leading, *buffers, *trailing))
         return tuple(out)
 
     def _accepted(

@@ -1,10 +1,15 @@
-"""The program of a library: flat buffers, compiled kernels, and calls of kernels on buffers."""
+"""Programs of libraries: flat buffers, compiled kernels, and calls of kernels on buffers.
+
+A program is made of one kernel here, of a convolution by a method such as Winograd's, or of a
+network (:mod:`cpembed.network.program`). Operands of the first two are in their original layouts,
+and weights are packed or transformed once.
+"""
 
 from __future__ import annotations
 
 import math
 import re
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field
 from enum import Enum
 from functools import cached_property
@@ -12,8 +17,13 @@ from typing import Any
 
 from numpy.typing import NDArray
 
+from cpembed.codegen.compiled import PACKING, CompiledKernel
+from cpembed.codegen.plan import KernelPlan
+from cpembed.codegen.recorded import Memory, RecordedCall, RecordedCalls, recorded_calls
 from cpembed.errors import InvariantError, WorkloadError
+from cpembed.ir.computation import Computation
 from cpembed.ir.dtypes import numpy_dtype, size_bytes
+from cpembed.transform.methods.convolution import Rewritten
 
 
 class Role(Enum):
@@ -40,12 +50,12 @@ CALLER_ROLES = (Role.INPUT, Role.OUTPUT, Role.WEIGHTS)
 class Buffer:
     """Flat memory.
 
-    The order of a program's buffers numbers the tensors of a caller.
+    Callers number their tensors in the order of a program's buffers.
 
     Attributes
     ----------
     dtype : str
-        Type of the elements; bfloat16 lies in memory as 16 bits.
+        Type of the elements; bfloat16 is 16 bits in memory.
     elements : int
         Number of elements.
     role : Role
@@ -81,6 +91,7 @@ class Buffer:
 
     @property
     def bytes(self) -> int:
+        """Size in bytes."""
         return self.elements * size_bytes(self.dtype)
 
     @property
@@ -96,9 +107,7 @@ class Buffer:
 
 @dataclass(frozen=True)
 class CompiledObject:
-    """An object file with one kernel, the function ``__tvm_ffi_<symbol>``, such as
-    :func:`~cpembed.codegen.runtime.compile_host_object` compiles.
-    """
+    """Object file with one kernel, the function ``__tvm_ffi_<symbol>``."""
 
     symbol: str
     contents: bytes = field(repr=False)
@@ -106,8 +115,9 @@ class CompiledObject:
 
 @dataclass(frozen=True)
 class Call:
-    """A call of a kernel, named by its symbol, on buffers in the order of its parameters; reports
-    of time show the ``label``.
+    """Call of a kernel, named by its symbol, on buffers in the order of its parameters.
+
+    Reports of times show the ``label``.
     """
 
     kernel: str
@@ -116,19 +126,22 @@ class Call:
 
 
 _NAME = re.compile(r"[A-Za-z][A-Za-z0-9_]*")
+# Maximum number of letters of a library's name, which begins the names of its functions.
 _LONGEST_NAME = 60
 
 
 @dataclass(frozen=True)
 class Program:
-    """Buffers, kernels and calls.
+    """Buffers, kernels and calls of a library.
 
     Attributes
     ----------
-    kernels : mapping
+    name : str
+        Name of the library.
+    kernels : mapping from str to CompiledObject
         Object files by symbol.
     prepare : tuple of Call
-        Calls after the weights have been passed, once.
+        Calls that are made once, after the weights have been passed.
     run : tuple of Call
         Calls of every run.
     features : tuple of str
@@ -162,16 +175,18 @@ class Program:
             for name in call.arguments:
                 if name not in self.by_name:
                     raise InvariantError(f"{self.name}: {call.kernel} takes {name}, no buffer")
+        # Weights are packed between calls, when the caller passes no inputs or outputs.
         for name in (name for call in self.prepare for name in call.arguments):
             if self.by_name[name].role in (Role.INPUT, Role.OUTPUT):
                 raise InvariantError(f"{self.name}: {name} is not there when weights are packed")
 
     @cached_property
     def by_name(self) -> dict[str, Buffer]:
+        """Buffers by name."""
         return {buffer.name: buffer for buffer in self.buffers}
 
     def with_role(self, role: Role) -> tuple[Buffer, ...]:
-        """The buffers of a role, in their order."""
+        """Return the buffers of a role, in their order."""
         return tuple(buffer for buffer in self.buffers if buffer.role is role)
 
     @cached_property
@@ -181,37 +196,176 @@ class Program:
         return frozenset(name for call in calls for name in call.arguments)
 
     def lives(self) -> dict[str, tuple[int, int]]:
-        """First and last step that take each buffer of the shared workspace; a buffer that
-        preparation takes lives throughout.
-        """
-        lives = dict(spans(call.arguments for call in self.run))
+        """Return the first and last step that take each buffer of the shared workspace."""
+        lives: dict[str, tuple[int, int]] = {}
+        for number, call in enumerate(self.run):
+            for name in call.arguments:
+                lives[name] = lives.get(name, (number, number))[0], number
+        # Steps of preparation have no numbers among these, so their buffers live throughout.
         for call in self.prepare:
             lives |= dict.fromkeys(call.arguments, (0, len(self.run) - 1))
         shared = (buffer.name for buffer in self.buffers if buffer.is_shared)
         return {name: lives[name] for name in shared if name in lives}
 
 
-def spans(steps: Iterable[Iterable[str]]) -> Iterator[tuple[str, tuple[int, int]]]:
-    """First and last step of each name.
-
-    >>> dict(spans([["a"], ["a", "b"], ["b"]]))
-    {'a': (0, 1), 'b': (1, 2)}
-    """
-    lives: dict[str, tuple[int, int]] = {}
-    for number, names in enumerate(steps):
-        for name in names:
-            lives[name] = lives.get(name, (number, number))[0], number
-    yield from lives.items()
-
-
 def require_name(name: str) -> str:
-    """Return the name of a library, which begins functions of C, files and a class of Python.
-
-    Raises :class:`WorkloadError` for one that is no identifier.
-    """
+    """Return the name of a library, or raise :class:`WorkloadError` if it is no identifier."""
+    # Names of C functions, of files and of a class of Python begin with it.
     if not _NAME.fullmatch(name) or len(name) > _LONGEST_NAME:
         raise WorkloadError(
             f"{name!r} cannot name a library: letters, digits and _ only, a letter first, at most "
             f"{_LONGEST_NAME}"
         )
     return name
+
+
+CompileObject = Callable[[KernelPlan, str], CompiledObject]
+"""Function that compiles a plan to the object file of a symbol."""
+
+
+def kernel_program(
+    name: str,
+    kernel: CompiledKernel,
+    ahead: Collection[str],
+    compile_object: CompileObject,
+    *,
+    features: tuple[str, ...] = (),
+    threads: int = 0,
+) -> Program:
+    """Return the program of one kernel: the calls that :meth:`CompiledKernel.bound_whole` times.
+
+    Steps are named by their purpose, and buffers by their operands, a packed one
+    ``<operand>.packed``.
+
+    Parameters
+    ----------
+    name : str
+        Name of the library.
+    kernel : CompiledKernel
+        Kernel that is planned and not compiled.
+    ahead : collection of str
+        Operands that are weights, as are the vectors of an epilogue; all others are inputs.
+    compile_object : callable
+        Function that compiles a plan.
+    features : tuple of str, optional
+        CPU features that the kernel needs.
+    threads : int, default 0
+        Default number of threads; 0 for the cores of the process.
+    """
+    recorded, workload = recorded_calls(kernel, ahead), kernel.program.unfused
+    operands = [operand.name for operand in workload.operands]
+    labels = {
+        key: key if key in operands else vector_name(workload, key)
+        for key in recorded.caller_memory
+    }
+    names = {memory: f"{labels[key]}.packed" for key, memory in recorded.packed.items()}
+    names |= {memory: labels[key] for key, memory in recorded.caller_memory.items()}
+    buffers: dict[str, Buffer] = {}
+    kernels: dict[str, CompiledObject] = {}
+
+    def add(memory: Memory, role: Role, shape: tuple[int, ...] = ()) -> str:
+        # The memory where the contraction packs its first factor is the only one without a name.
+        name = names.get(memory, f"{kernel.input_names[0]}.copies")
+        buffers.setdefault(name, Buffer(name, memory.dtype, memory.elements, role, shape))
+        return name
+
+    def added(call: RecordedCall, role: Role) -> Call:
+        arguments = tuple(add(memory, role) for memory in call.buffers)
+        label = "compute"
+        if call.plan.backend == PACKING:
+            source, target = arguments
+            label = f"pack_{source}" if target == f"{source}.packed" else f"unpack_{target}"
+        symbol = f"{name}_{label}"
+        kernels[symbol] = compile_object(call.plan, symbol)
+        return Call(symbol, arguments, label)
+
+    # Operands in the workload's order, then vectors: callers number tensors by it.
+    for key in sorted(recorded.caller_memory, key=[*operands, *labels].index):
+        is_weight = key in ahead or key not in operands
+        role = Role.WEIGHTS if is_weight else Role.INPUT
+        role = Role.OUTPUT if key == workload.output.name else role
+        add(recorded.caller_memory[key], role, kernel.operand(key).original_shape)
+    prepare = tuple(added(call, Role.PACKED) for call in recorded.prepare)
+    run = tuple(added(call, Role.WORKSPACE) for call in recorded.run)
+    return Program(
+        name, tuple(buffers.values()), kernels, prepare, run, features=features, threads=threads
+    )
+
+
+def vector_name(workload: Computation, name: str) -> str:
+    """Return the name of the buffer of an epilogue's vector, which no operand has."""
+    vector = name.removeprefix("@")
+    while vector in {operand.name for operand in workload.operands}:
+        vector += "_"
+    return vector
+
+
+def method_program(
+    name: str,
+    method: Rewritten,
+    recorded: RecordedCalls,
+    compile_object: CompileObject,
+    *,
+    features: tuple[str, ...] = (),
+    threads: int = 0,
+) -> Program:
+    """Return the program of a convolution by a method such as Winograd's.
+
+    Parameters
+    ----------
+    name : str
+        Name of the library.
+    method : Rewritten
+        Convolution as the method rewrites it.
+    recorded : RecordedCalls
+        Calls of the method's kernels.
+    compile_object, features, threads
+        See :func:`kernel_program`.
+    """
+    conv = method.convolution
+    roles = {
+        conv.image.name: Role.INPUT,
+        conv.weights.name: Role.WEIGHTS,
+        conv.output.name: Role.OUTPUT,
+    }
+    packed = {memory for call in recorded.prepare for memory in call.buffers}
+    buffers: dict[Memory, Buffer] = {}
+    kernels: dict[str, CompiledObject] = {}
+    symbols: dict[int, str] = {}
+
+    def buffer(memory: Memory) -> str:
+        if memory not in buffers:
+            role = Role.PACKED if memory in packed else Role.WORKSPACE
+            role = role if memory.contents is None else Role.CONSTANT
+            label = f"part.{len(buffers)}"
+            buffers[memory] = Buffer(
+                label, memory.dtype, memory.elements, role, data=memory.contents
+            )
+        return buffers[memory].name
+
+    def added(call: RecordedCall) -> Call:
+        # A kernel that is called for several blocks is in the library once; the number of the
+        # block is a constant buffer.
+        plan = call.plan
+        if id(plan) not in symbols:
+            symbol = symbols[id(plan)] = f"{name}_{_label(plan, len(symbols))}"
+            kernels[symbol] = compile_object(plan, symbol)
+        symbol = symbols[id(plan)]
+        return Call(symbol, tuple(map(buffer, call.buffers)), symbol.removeprefix(f"{name}_"))
+
+    for operand, memory in recorded.caller_memory.items():
+        shape = conv.workload.operand(operand).shape
+        buffers[memory] = Buffer(operand, memory.dtype, memory.elements, roles[operand], shape)
+    prepare = tuple(map(added, recorded.prepare))
+    run = tuple(map(added, recorded.run))
+    return Program(
+        name, tuple(buffers.values()), kernels, prepare, run, features=features, threads=threads
+    )
+
+
+def _label(plan: KernelPlan, number: int) -> str:
+    """Return the purpose of a kernel, ``compute`` for the product as in a library of one kernel."""
+    if plan.backend == PACKING:
+        return f"pack_{number}"
+    method, _, part = plan.backend.partition(".")
+    return f"{method}_{part}" if method == "winograd" else "compute"

@@ -1,6 +1,4 @@
-"""Texts of a library's folder: the tables that the runtime is compiled with, the header, the JSON
-description, and the README.
-"""
+"""Texts of a library's folder: tables of the runtime, header, JSON description, README."""
 
 from __future__ import annotations
 
@@ -12,15 +10,15 @@ from typing import Any
 
 import numpy as np
 
-from cpembed.codegen.script import storage_dtype
+from cpembed.codegen.plan import storage_dtype
 from cpembed.export.layout import Layout
 from cpembed.export.program import Buffer, Call, Program, Role
 
 NATIVE = Path(__file__).parent / "native"
-"""The runtime and the templates, in C."""
+"""Folder of the runtime and the templates in C."""
 
+# Status of a processor without the first of the program's features; the next ones follow it.
 _LACKS_FEATURE = 100
-"""Status of a processor without the first of the features; those after it count on."""
 
 STATUSES: Mapping[str, tuple[int, str]] = {
     "OK": (0, "done"),
@@ -34,10 +32,10 @@ STATUSES: Mapping[str, tuple[int, str]] = {
     "REGISTERS_REFUSED": (8, "the operating system does not save registers that are used"),
     "LACKS_FEATURE": (_LACKS_FEATURE, "and above: the processor lacks a feature"),
 }
-"""Results of a library's functions; consecutive numbers up to the last."""
+"""Results of a library's functions and their texts; numbers are consecutive up to the last."""
 
+# Names of a caller's buffers in the interface.
 _CALLER_NAMES = {Role.INPUT: "input", Role.OUTPUT: "output", Role.WEIGHTS: "weight"}
-"""Names of a caller's buffers in the interface."""
 
 
 def filled(template: str, values: Mapping[str, str]) -> str:
@@ -48,7 +46,7 @@ def filled(template: str, values: Mapping[str, str]) -> str:
 
 
 def documents(program: Program) -> str:
-    """Return the caller's tensors, one a line: number, name, type, shape."""
+    """Return the caller's tensors, one per line with number, name, type and shape."""
     return "\n".join(
         f"{name}[{number}]: {buffer.name}, {buffer.dtype} {list(buffer.shape)}"
         for role, name in zip(_CALLER_NAMES, ("inputs", "outputs", "weights"), strict=True)
@@ -57,7 +55,7 @@ def documents(program: Program) -> str:
 
 
 def header(program: Program, *, in_file: bool) -> str:
-    """Return ``NAME.h``; ``in_file`` says whether constants are in a file beside the library."""
+    """Return ``NAME.h``, the interface of a library whose constants may be ``in_file``."""
     name = program.name
     file = "weights_file: NULL, there is none."
     if in_file:
@@ -67,6 +65,7 @@ def header(program: Program, *, in_file: bool) -> str:
         "interface.h",
         {
             "NOTE": "\n   Weights are packed before the first run." if is_packed else "",
+            # The text is inside a comment, which a name must not end.
             "DOCUMENTS": "\n   ".join(documents(program).replace("*/", "* /").splitlines()),
             "GUARD": f"{name.upper()}_H",
             "STATUSES": "\n".join(
@@ -90,7 +89,7 @@ def quoted(text: str) -> str:
 
 
 def tables(layout: Layout) -> str:
-    """Return ``program.h``."""
+    """Return ``program.h``, the tables with which the runtime is compiled."""
     program, buffers = layout.program, layout.buffers
     numbers = {buffer.name: number for number, buffer in enumerate(buffers)}
     arguments: list[int] = []
@@ -144,7 +143,8 @@ def _defines(layout: Layout, arguments: int, statuses: int) -> dict[str, object]
 
 
 def _array(kind: str, name: str, rows: Iterable[str]) -> list[str]:
-    """Return an array of C, which has at least one element."""
+    """Return an array of C."""
+    # C has no empty arrays; counts say how many elements are used.
     empty = "{0}" if kind in ("Buffer", "Call", "cpembed_tensor") else "0"
     body = [f"  {row}," for row in [*rows] or [empty]]
     return [f"static const {kind} {name}[] = {{", *body, "};"]
@@ -162,7 +162,7 @@ def _buffer(layout: Layout, buffer: Buffer) -> str:
     fields = [
         quoted(buffer.name),
         quoted(buffer.dtype),
-        # The code is a DLDataTypeCode.
+        # The position is the DLDataTypeCode.
         "iuf".index(stored.kind),
         8 * stored.itemsize,
         "OWN" if is_own else buffer.role.name,
@@ -292,6 +292,7 @@ result = layer({inputs})
 ```
 """
 
+# Descriptions of files by the ends of their names; the first end that fits counts.
 _FILES = {
     ".so": "the shared library, which needs the C library alone",
     ".h": "its interface, explained",
@@ -304,7 +305,6 @@ _FILES = {
     "runtime.c": "the library's own code, with `threads.h`, `processor.h` and `program.h`",
     ".s": "the machine code of the contraction, to be read",
 }
-"""Descriptions of files by the ends of their names."""
 
 
 def readme(program: Program, files: Sequence[str], about: str, *, linked: bool = True) -> str:
@@ -313,13 +313,12 @@ def readme(program: Program, files: Sequence[str], about: str, *, linked: bool =
     Parameters
     ----------
     program : Program
-        The program.
     files : sequence of str
         Names of the files in the folder.
     about : str
         Sentence about the computation.
-    linked : bool
-        Whether the folder holds the library rather than its sources.
+    linked : bool, default True
+        True if the folder holds the library rather than its sources.
     """
     name = program.name
     names = {role: ", ".join(b.name for b in program.with_role(role)) for role in _CALLER_NAMES}

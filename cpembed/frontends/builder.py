@@ -1,4 +1,4 @@
-"""A graph in the making: operators are added one by one, and constants are computed at once.
+"""A graph in the making, to which operators are added; constants are computed at once.
 
 A quantized constant (integers followed by a :class:`Dequantize`) keeps its integers instead of
 becoming a constant of floats. Operators that move its elements move the integers.
@@ -33,8 +33,10 @@ LARGEST_TENSOR = 1 << 31
 LARGEST_CONSTANT = 1 << 30
 """Maximum size in bytes of a computed constant; a larger one is computed in every call."""
 COMPUTED_BYTES, COMPUTED_SHARE = 1 << 28, 4
-"""Maximum size in bytes of all computed constants, beyond this multiple of the model's own
-constants: a small file cannot make large ones."""
+"""Maximum size in bytes of all computed constants, beyond a multiple of the model's own.
+
+A small file cannot make large ones.
+"""
 _LARGEST_PRODUCT = 1 << 30
 """Maximum number of multiplications of a product that is computed at once."""
 
@@ -88,13 +90,14 @@ class Builder:
 
     def constant(self, array: Array, stem: str = "constant") -> str:
         """Add a constant and return its name."""
+        # A model with large constants of its own may have large computed ones.
         self._bytes_left += COMPUTED_SHARE * array.nbytes
         return self._constant(array, stem)
 
     def _constant(self, array: Array, stem: str) -> str:
         name = self.new_name(stem)
         self.constants[name] = array
-        self.types[name] = TensorType.of(array)
+        self.types[name] = TensorType.of_array(array)
         return name
 
     def value(self, tensor: str) -> Array | None:
@@ -111,7 +114,7 @@ class Builder:
         return tensor in self.constants or tensor in self._quantized or tensor in self._empty
 
     def is_quantized(self, tensor: str) -> bool:
-        """True if the tensor is a constant of integers that is dequantized."""
+        """Return True if the tensor is a constant of integers that is dequantized."""
         return tensor in self._quantized
 
     def add(self, kind: Kind, inputs: Sequence[str], name: str, stem: str | None = None) -> str:
@@ -150,9 +153,11 @@ class Builder:
         for result in types:
             _check_size(result)
         stem = stem or name
+        # Nothing is left to compute of a result without elements.
         if all(result.elements == 0 for result in types):
             return tuple(self.constant(_zeros(result), stem) for result in types)
         if isinstance(kind, Concat):
+            # A part without elements adds nothing.
             inputs = [tensor for tensor in inputs if self.types[tensor].elements]
             if len(inputs) == 1:
                 return (inputs[0],)
@@ -177,6 +182,7 @@ class Builder:
         return tuple(outputs)
 
     def _folds(self, kind: Kind, inputs: Sequence[str], types: Sequence[TensorType]) -> bool:
+        """Return True if an operator is computed now: of constants, not too large, nor too slow."""
         if not all(map(self.is_constant, inputs)):
             return False
         size = sum(t.elements * np.dtype(t.dtype).itemsize for t in types)
@@ -212,6 +218,7 @@ class Builder:
         str
             The name of the tensor now.
         """
+        # Operators hold the names of what they read: only an unread tensor can be renamed.
         unread = tensor in self.constants or self._is_last(tensor)
         if name in self.types or tensor not in self.fresh or not unread:
             return tensor

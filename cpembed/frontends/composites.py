@@ -1,6 +1,4 @@
-"""Operators that both front ends compose of several kinds: products, windows, and functions along
-axes.
-"""
+"""Operators that both front ends compose of several kinds: products, windows, sums, norms."""
 
 from __future__ import annotations
 
@@ -60,9 +58,7 @@ class Composites(Emitter):
         return self.cast(self.emit(computed.product, first, second), self.dtype(first))
 
     def matmul(self, a: str, b: str, *, transposed: bool = False) -> str:
-        """Emit ``numpy.matmul`` in the type of ``a``; ``transposed`` exchanges the last two axes of
-        ``b`` first.
-        """
+        """Emit ``numpy.matmul`` of ``a`` and ``b``, whose last two axes may be transposed first."""
         is_constant, rank = self.builder.is_constant, len(self.shape(b))
         turns = is_constant(a) and not is_constant(b) and not transposed
         if turns and len(self.shape(a)) == 2 and rank >= 2:
@@ -132,6 +128,8 @@ class Composites(Emitter):
         if all(stride == 1 for stride in strides):
             return image
         n, c, *sizes = self.shape(image)
+        # Each pixel becomes an axis of its own, which is padded to the stride; the zeros after the
+        # last pixel are cut off.
         zeros = [count for stride in strides for count in (0, stride - 1)]
         x = self.reshaped(image, (n, c, *(extent for size in sizes for extent in (size, 1))))
         x = self.emit(Pad((0,) * (2 + len(zeros)), (0, 0, *zeros)), x)
@@ -171,6 +169,7 @@ class Composites(Emitter):
         factors[0], factors[axis + 1] = groups, -1
 
         def scaled(scale: Array, shift: Array) -> str:
+            # scale * (W x + b) + shift is the product by W * scale with the bias b * scale + shift.
             grouped = w.reshape(groups, w.shape[0] // groups, *w.shape[1:])
             product = (grouped * scale.reshape(factors)).reshape(w.shape)
             moved = shift if b is None else shift + b.reshape(-1) * scale
@@ -197,6 +196,7 @@ class Composites(Emitter):
         dtype, rank = self.dtype(x), len(self.shape(x))
         # Compiled code rounds this once; in float32 the definition does too.
         total = apply("fma", X, Y, Z) if dtype == "float32" else add(mul(X, Y), Z)
+        # Vectors of float32 keep their digits where the image has less than that.
         vector_type = "float64" if dtype == "float64" else "float32"
         vectors = (self.channels(self.tensor(v, vector_type), rank) for v in (scale, shift))
         return self.elementwise(total, x, *vectors)
@@ -237,11 +237,10 @@ class Composites(Emitter):
         return self.emit(kind, x)
 
     def log_sum_exp(self, x: str, axes: Sequence[int], shape: Sequence[int]) -> str:
-        """Emit the logarithm of a sum of exponentials over axes without overflow; the result has
-        the given shape.
-        """
+        """Emit the logarithm of a sum of exponentials over axes, in a shape, without overflow."""
         if not axes:
             return x
+        # log sum exp(x) = m + log sum exp(x - m), in which no power exceeds 1.
         largest = self.emit(Reduce("max", tuple(axes), True), x)
         # An infinite maximum is not subtracted: the difference of infinities would be NaN.
         finite = less(apply("abs", X), math.inf)
@@ -254,13 +253,10 @@ class Composites(Emitter):
     def cumulative_sum(
         self, x: str, axis: int, *, exclusive: bool = False, reverse: bool = False
     ) -> str:
-        """Emit running sums as a product with a triangle of ones; an ``exclusive`` sum leaves out
-        the element at its own place, and a ``reverse`` one runs from the end.
+        """Emit running sums as a product with a triangle of ones.
 
-        Raises
-        ------
-        WorkloadError
-            For an axis whose triangle would be too large a constant.
+        An ``exclusive`` sum leaves out its last element, a ``reverse`` one runs from the end.
+        Raises :class:`WorkloadError` for an axis whose triangle is too large a constant.
         """
         shape, dtype = self.shape(x), self.dtype(x)
         size, rank = shape[axis], len(shape)
@@ -268,6 +264,7 @@ class Composites(Emitter):
         if size * size * 8 > LARGEST_CONSTANT:
             longest = math.isqrt(LARGEST_CONSTANT // 8)
             raise WorkloadError(f"sums along {size} elements: give at most {longest}")
+        # Row k of the triangle has a one for each element that sum k includes.
         before = np.tri(size, size, -1 if exclusive else 0, np.int8)
         triangle = self.cast(self.tensor(before if reverse else before.T), sum_type)
         order = [*(k for k in range(rank) if k != axis), axis]
@@ -301,10 +298,11 @@ class Composites(Emitter):
             return x
         if groups < 1 or shape[1] % groups:
             raise WorkloadError(f"{shape[1]} channels in {groups} groups: choose a divisor")
+        # A layer normalization of each group's elements as a row, whose own factors are neutral.
         size = math.prod(shape[1:]) // groups
-        one, zero = (self.tensor(np.full(size, value, np.float32)) for value in (1, 0))
+        ones, zeros = (self.tensor(np.full(size, value, np.float32)) for value in (1, 0))
         rows = self.reshaped(x, (shape[0], groups, size))
-        x = self.reshaped(self.emit(LayerNorm(2, epsilon), rows, one, zero), shape)
+        x = self.reshaped(self.emit(LayerNorm(2, epsilon), rows, ones, zeros), shape)
         for operation, vector in ((mul, scale), (add, bias)):
             if vector is not None:
                 x = self.elementwise(operation(X, Y), x, self.channels(vector, len(shape)))

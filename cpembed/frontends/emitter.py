@@ -1,4 +1,4 @@
-"""The interface through which front ends add the operators of a model to a graph in the making."""
+"""Interface by which a front end adds the operators of a model to a graph in the making."""
 
 from __future__ import annotations
 
@@ -39,8 +39,9 @@ _LARGEST_WRAP = 1 << 20
 
 @dataclass(frozen=True)
 class Emitter(ABC):
-    """One operator of a model while it is written in kinds of the graph; ``scaling`` holds the
-    products that a later batch normalization may absorb.
+    """One operator of a model while it is written in kinds of the graph.
+
+    ``scaling`` holds the products that a later batch normalization may absorb.
     """
 
     builder: Builder
@@ -74,9 +75,7 @@ class Emitter(ABC):
         return self.builder.types[tensor].dtype
 
     def elementwise(self, expression: Scalar, *inputs: str, dtype: str | None = None) -> str:
-        """Add an expression of inputs that broadcast; the result has the type of the first by
-        default.
-        """
+        """Add an expression of inputs that broadcast, by default in the type of the first."""
         return self.emit(Elementwise(expression, dtype or self.dtype(inputs[0])), *inputs)
 
     def reshaped(self, tensor: str, shape: Sequence[int]) -> str:
@@ -105,6 +104,7 @@ class Emitter(ABC):
         current = self.dtype(tensor)
         if current == dtype:
             return tensor
+        # Any number but 0 is true, also one that truncation would make 0.
         if dtype == "bool":
             expression = differ(X, 0)
         else:
@@ -112,9 +112,7 @@ class Emitter(ABC):
         return self.elementwise(expression, tensor, dtype=dtype)
 
     def channels(self, vector: str, rank: int) -> str:
-        """Reshape a vector [c] to [c, 1, …], which broadcasts over images [n, c, …] of ``rank``
-        axes.
-        """
+        """Reshape a vector [c] to [c, 1, …], which broadcasts over images [n, c, …] of a rank."""
         (size,) = self.shape(vector) or (1,)
         return self.reshaped(vector, (size, *(1,) * (rank - 2)))
 
@@ -144,6 +142,7 @@ class Emitter(ABC):
         WorkloadError
             For a reflection of more elements than there are, and for padding of no elements.
         """
+        # What is cropped must not be there to be reflected or repeated.
         for axis, (low, high) in enumerate(zip(before, after, strict=True)):
             x = self.part(x, axis, max(0, -low), self.shape(x)[axis] - max(0, -high))
         before, after = (tuple(max(0, n) for n in widths) for widths in (before, after))
@@ -158,6 +157,7 @@ class Emitter(ABC):
         if mode == "reflect" and any(max(b, a) >= size for size, b, a in widths if b or a):
             raise WorkloadError(f"a reflection of more than {list(sizes)} has")
         if self.dtype(x).startswith(("int", "uint", "bool")):
+            # Models give the value as a float, whatever the type of the tensor.
             value = int(value)
         return self.emit(Pad(before, after, value, mode), x)
 
@@ -176,6 +176,7 @@ class Emitter(ABC):
         rank = max(len(counts), len(shape))
         shape = (*(1,) * (rank - len(shape)), *shape)
         counts = (*(1,) * (rank - len(counts)), *counts)
+        # Each axis gets one of length 1 before it, which is expanded to the count.
         x = self.reshaped(x, [size for extent in shape for size in (1, extent)])
         x = self.expanded(x, [size for pair in zip(counts, shape, strict=True) for size in pair])
         return self.reshaped(x, [count * size for count, size in zip(counts, shape, strict=True)])
@@ -201,6 +202,8 @@ class Emitter(ABC):
         str
             Tensor [*lead, c, h * block, w * block].
         """
+        # Channels are split into a channel and the two coordinates in a block, which then follow
+        # the coordinates of the block.
         *lead, c, h, w = self.shape(x)
         n, c = len(lead), c // block**2
         if blocks_first:
@@ -220,50 +223,37 @@ class Emitter(ABC):
         return self.reshaped(x, (*lead, c * block**2, h // block, w // block))
 
     def check_indices(self, index: str, size: int) -> None:
-        """Check constant indices of an axis of ``size`` elements, negative ones counted from the
-        end; raises :class:`WorkloadError` for one beyond it.
+        """Check constant indices of an axis of ``size`` elements; negative ones count from the end.
 
-        Raises
-        ------
-        WorkloadError
-            For an index beyond the axis.
+        Raises :class:`WorkloadError` for one beyond the axis.
         """
         value = self.builder.value(index)
         if value is not None and value.size and not -size <= value.min() <= value.max() < size:
             raise WorkloadError(f"indices from {value.min()} to {value.max()} of an axis of {size}")
 
     def from_front(self, index: str, size: int) -> str:
-        """Convert indices of an axis of ``size`` elements to int64 and count negative ones from the
-        front.
-        """
+        """Convert indices of an axis of ``size`` elements to int64, all counted from the front."""
         index64 = self.cast(index, "int64")
         return self.elementwise(where(less(X, 0), add(X, size), X), index64)
 
     def flat_gather(self, x: str, places: str) -> str:
-        """Gather elements by their numbers in row-major order; the result has the shape of
-        ``places``.
-        """
+        """Gather elements by their numbers in row-major order, in the shape of ``places``."""
         return self.emit(Gather(0), self.reshaped(x, (math.prod(self.shape(x)),)), places)
 
     def gathered_elements(self, x: str, index: str, axis: int) -> str:
         """Gather along one axis as ``numpy.take_along_axis`` does.
 
-        Raises
-        ------
-        WorkloadError
-            For indices of another rank or beyond the axis.
+        Raises :class:`WorkloadError` for indices of another rank or beyond the axis.
         """
         shape, index_shape = self.shape(x), self.shape(index)
         if len(index_shape) != len(shape):
             raise WorkloadError(f"indices {list(index_shape)} of a tensor {list(shape)}")
         self.check_indices(index, shape[axis])
-        steps = row_major_steps(shape)
-        rest = np.zeros(index_shape, np.int64)
-        for k, places in enumerate(np.indices(index_shape, sparse=True)):
-            if k != axis:
-                rest += places * steps[k]
+        # What the other axes add to an element's number is known now.
+        rest = numbers_beside(axis, index_shape, shape)
         index = self.from_front(index, shape[axis])
-        places = self.elementwise(add(mul(X, steps[axis]), Y), index, self.tensor(rest))
+        number = add(mul(X, row_major_steps(shape)[axis]), Y)
+        places = self.elementwise(number, index, self.tensor(rest))
         return self.flat_gather(x, places)
 
 
@@ -272,5 +262,23 @@ def row_major_steps(shape: Sequence[int]) -> list[int]:
     return [math.prod(shape[k + 1 :]) for k in range(len(shape))]
 
 
+def numbers_beside(axis: int, index_shape: Sequence[int], shape: Sequence[int]) -> Array:
+    """Return what the coordinates beside an axis add to an element's row-major number.
+
+    Parameters
+    ----------
+    axis : int
+        Axis of the indices.
+    index_shape, shape : sequence of int
+        Shape of the indices, which is that of the result, and of the indexed tensor.
+    """
+    numbers = np.zeros(index_shape, np.int64)
+    for k, coordinates in enumerate(np.indices(index_shape, sparse=True)):
+        if k != axis:
+            numbers += coordinates * row_major_steps(shape)[k]
+    return numbers
+
+
 def is_float(dtype: str) -> bool:
+    """Return True for an element type of floats, whose names numpy does not all know."""
     return dtype == "bfloat16" or np.dtype(dtype).kind == "f"

@@ -1,5 +1,4 @@
-"""Scalar expressions of neural networks, written in the operations of
-:mod:`cpembed.graph.kinds.elementwise` and shared by the front ends.
+"""Scalar expressions of neural networks in the operations of ``graph.kinds.elementwise``.
 
 >>> str(relu(X))
 "Apply(operation='max', arguments=(Input(number=0), Number(value=0)))"
@@ -14,6 +13,12 @@ from cpembed.graph.kinds import Apply, Input, Number, Scalar
 
 X, Y, Z = Input(0), Input(1), Input(2)
 """The first inputs of an operator."""
+
+PLAIN = (
+    "neg", "abs", "exp", "log", "sqrt", "sin", "cos", "floor", "ceil", "round", "erf", "sigmoid",
+    "tanh",
+)  # fmt: skip
+"""Operations of one argument that the graph and all frameworks have by the same name."""
 
 SELU_ALPHA, SELU_GAMMA = 1.6732632423543772, 1.0507009873554805
 """Klambauer et al. 2017, "Self-normalizing neural networks"."""
@@ -44,6 +49,7 @@ def differ(a: Scalar | float, b: Scalar | float) -> Scalar:
 
 
 def relu(x: Scalar) -> Scalar:
+    """Return the larger of ``x`` and 0."""
     return apply("max", x, 0)
 
 
@@ -62,6 +68,7 @@ def clip(x: Scalar, low: float | int | None, high: float | int | None) -> Scalar
 
 
 def leaky_relu(x: Scalar, slope: Scalar | float) -> Scalar:
+    """Return ``x``, below 0 times the slope."""
     return where(less(x, 0), mul(x, slope), x)
 
 
@@ -71,11 +78,13 @@ def truncated(x: Scalar) -> Scalar:
 
 
 def sign(x: Scalar) -> Scalar:
+    """Return 1, -1 or, of 0 and NaN, 0."""
     return where(less(0, x), 1, where(less(x, 0), -1, 0))
 
 
 def exp_minus_one(x: Scalar) -> Scalar:
     """Return ``exp(x) - 1``, which near 0 avoids the difference of two numbers near 1."""
+    # exp(x) - 1 = 2 t / (1 - t) with t = tanh(x / 2), exact for small x.
     half = apply("tanh", mul(x, 0.5))
     near = div(mul(half, 2.0), sub(1.0, half))
     return where(less(apply("abs", x), 1.0), near, sub(apply("exp", x), 1.0))
@@ -84,12 +93,14 @@ def exp_minus_one(x: Scalar) -> Scalar:
 def log_one_plus(x: Scalar) -> Scalar:
     """Return ``log(1 + x)``, corrected near 0 for the rounding error of ``1 + x`` (Kahan)."""
     plus = add(x, 1.0)
+    # The factor x / ((1 + x) - 1) undoes the rounding of 1 + x; where that is 1, log(1 + x) is x.
     near = div(mul(apply("log", plus), x), sub(plus, 1.0))
     near = where(equal(plus, 1.0), x, near)
     return where(less(apply("abs", x), 1.0), near, apply("log", plus))
 
 
 def elu(x: Scalar, alpha: float = 1.0) -> Scalar:
+    """Return ``x``, below 0 ``alpha * (exp(x) - 1)``."""
     return where(less(x, 0), mul(exp_minus_one(x), alpha), x)
 
 
@@ -107,6 +118,7 @@ def selu(x: Scalar, alpha: float = SELU_ALPHA, gamma: float = SELU_GAMMA) -> Sca
 
 
 def celu(x: Scalar, alpha: float = 1.0) -> Scalar:
+    """Return ``x``, below 0 ``alpha * (exp(x / alpha) - 1)``."""
     return where(less(x, 0), mul(exp_minus_one(div(x, alpha)), alpha), x)
 
 
@@ -124,6 +136,7 @@ def hard_sigmoid(x: Scalar, alpha: float = 0.2, beta: float = 0.5) -> Scalar:
 
 
 def hard_swish(x: Scalar) -> Scalar:
+    """Return ``x`` times a hard sigmoid of slope 1/6."""
     return mul(x, hard_sigmoid(x, 1 / 6, 0.5))
 
 
@@ -134,18 +147,22 @@ def silu(x: Scalar, alpha: float = 1.0) -> Scalar:
 
 def softplus(x: Scalar) -> Scalar:
     """Return ``log(1 + exp(x))`` without overflow in any step."""
+    # max(x, 0) + log(1 + exp(-|x|)): the exponent is never above 0.
     return add(relu(x), log_one_plus(apply("exp", apply("neg", apply("abs", x)))))
 
 
 def mish(x: Scalar) -> Scalar:
+    """Return ``x * tanh(softplus(x))``."""
     return mul(x, apply("tanh", softplus(x)))
 
 
 def softsign(x: Scalar) -> Scalar:
+    """Return ``x / (1 + |x|)``."""
     return div(x, add(apply("abs", x), 1.0))
 
 
 def gelu(x: Scalar) -> Scalar:
+    """Return ``x`` times the normal distribution function of ``x``."""
     return mul(mul(x, 0.5), add(apply("erf", mul(x, math.sqrt(0.5))), 1.0))
 
 

@@ -53,8 +53,10 @@ class Form:
 
 @dataclass(frozen=True, kw_only=True)
 class Window:
-    """A window that moves over an image, of a convolution or of pooling: for each image axis its
-    size in taps, its step, the distance of its taps, and the padding of the image.
+    """A window of a convolution or of pooling that moves over an image.
+
+    For each image axis it has a size in taps, a step, the distance of its taps, and the padding of
+    the image.
     """
 
     taps: Sequence[int]
@@ -68,14 +70,13 @@ class Window:
         return self.dilations[axis] * (self.taps[axis] - 1) + 1
 
     def rounded_up(self, image: Sequence[int]) -> Window:
-        """Add padding after the image for a last window that is partly inside, if that begins in
-        the image or in the padding before it.
-        """
+        """Add padding after the image, so that the number of windows is rounded up."""
         after: list[int] = []
         for axis, size in enumerate(image):
             stride = self.strides[axis]
             padded = size + self.before[axis] + self.after[axis]
             outputs = -(-(padded - self.reach(axis)) // stride) + 1
+            # A last window must begin in the image or in the padding before it.
             if (outputs - 1) * stride >= size + self.before[axis]:
                 outputs -= 1
             missing = (outputs - 1) * stride + self.reach(axis) - padded
@@ -141,8 +142,9 @@ def transposed_convolution(
     dtypes: Dtypes = FLOATS,
     varying: bool = False,
 ) -> Form:
-    """Return a transposed convolution, whose first operand is the *spread* image: with
-    ``stride - 1`` zeros between its pixels (:func:`spread_shape`).
+    """Return a transposed convolution, as a convolution of the *spread* image of stride 1.
+
+    The spread image has ``stride - 1`` zeros between its pixels (:func:`spread_shape`).
 
     Parameters
     ----------
@@ -170,6 +172,7 @@ def transposed_convolution(
     extras = output_padding or (0,) * len(window.strides)
     for k, (size, taps, extra) in enumerate(zip(image[2:], weights[2:], extras, strict=True)):
         stride, dilation = window.strides[k], window.dilations[k]
+        # Pixels of the result before and after the image, which `padding` crops.
         reach = dilation * (taps - 1)
         before, after = reach - window.before[k], reach - window.after[k] + extra
         spread = stride * (size - 1) + 1
@@ -207,6 +210,7 @@ def _convolution(
 ) -> Form:
     """Write the statement of a convolution; ``axes`` give the index of each image axis."""
     is_transposed = axes[0].flipped
+    # Each filter of a depthwise convolution reads one channel: there is none to sum over.
     multiplier, depth = filters // groups, image[1] // groups
     if groups > 1 and depth == 1 and not is_transposed:
         m = "m" if multiplier > 1 else ""
@@ -231,6 +235,7 @@ def _convolution(
         extents[output], reduced[tap] = axis.output_extent, axis.taps
         result.append(output)
         read.append(axis.index(output, tap))
+        # A transposed convolution reads its filter backwards.
         taps.append(f"{axis.taps - 1} - {tap}" if axis.flipped else tap)
         sizes.append(axis.extent)
     computation = parse_computation(
@@ -285,6 +290,7 @@ def matrix_product(
     a, b = list(first), list(second)
     if not a or not b:
         raise WorkloadError("a product of matrices of a scalar: give at least one dimension")
+    # As numpy does: a vector is a row on the left and a column on the right, for the product only.
     row, column = len(a) == 1, len(b) == 1
     a = [1, *a] if row else a
     b = [*b, 1] if column and not transposed else [1, *b] if column else b
@@ -299,6 +305,7 @@ def matrix_product(
         )
     shape = (*batch, *([] if row else [m]), *([] if column else [n]))
     matrix = "n, k" if transposed else "k, n"
+    # Of a single second matrix, the rows of all batches are rows of one product.
     if math.prod(b[:-2]) == 1:
         text, extents = f"C[m, n] += A[m, k] * B[{matrix}]", {"m": math.prod(a[:-2]) * m}
         return _product(text, "gemm", {**extents, "n": n, "k": k}, shape, dtypes, varying)
@@ -315,7 +322,9 @@ def _batch_axes(
     first: Sequence[int], second: Sequence[int], batch: Sequence[int]
 ) -> tuple[dict[str, int], list[str], list[str]]:
     """Return the batch axes with their extents, and those that index each factor."""
+    # Shapes are aligned at their last axes.
     padded = [[1] * (len(batch) - len(s)) + list(s) for s in (first, second)]
+    # Where neither factor is broadcast, all batch axes are one.
     if padded[0] == padded[1]:
         return {"b": math.prod(batch)}, ["b"], ["b"]
     # Neighbouring axes along which the same factors are broadcast are one axis.

@@ -5,19 +5,14 @@ from __future__ import annotations
 from collections.abc import Callable, Container, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
-from typing import Any
-
-from numpy.typing import NDArray
 
 from cpembed.errors import InvariantError, WorkloadError
-from cpembed.graph.kinds.base import Kind, TensorType
-
-Array = NDArray[Any]
+from cpembed.graph.kinds.base import Array, Kind, TensorType
 
 
 @dataclass(frozen=True)
 class Operator:
-    """One step of a network, ``outputs = kind(inputs)``; ``name`` is the model's name for it."""
+    """Step of a network, ``outputs = kind(inputs)``; ``name`` is the model's name for it."""
 
     name: str
     kind: Kind
@@ -33,7 +28,7 @@ class Operator:
 
 @dataclass(frozen=True)
 class Graph:
-    """Network as a value: each operator follows those whose outputs it reads.
+    """Network as a value, whose operators follow those whose outputs they read.
 
     Attributes
     ----------
@@ -57,6 +52,7 @@ class Graph:
     operators: tuple[Operator, ...] = ()
 
     def __post_init__(self) -> None:
+        # Checked at once, since passes build graphs and a wrong one is hard to trace later.
         available = {*self.inputs, *self.constants}
         for operator in self.operators:
             for name in operator.inputs:
@@ -77,7 +73,7 @@ class Graph:
         Raises :class:`WorkloadError`, which names the operator, if a kind rejects its inputs.
         """
         types = dict(self.inputs)
-        types |= {name: TensorType.of(array) for name, array in self.constants.items()}
+        types |= {name: TensorType.of_array(array) for name, array in self.constants.items()}
         for operator in self.operators:
             try:
                 results = operator.kind.types([types[name] for name in operator.inputs])
@@ -101,14 +97,13 @@ class Graph:
         return {name: tuple(operators) for name, operators in readers.items()}
 
     def is_constant(self, name: str) -> bool:
+        """True if a tensor has the same elements in every call."""
         return name in self.constants
 
     def with_operators(
         self, operators: Iterable[Operator], constants: Mapping[str, Array] | None = None
     ) -> Graph:
-        """Return the graph with other operators and further constants; unread constants are
-        dropped.
-        """
+        """Return the graph with other operators and further constants, without unread constants."""
         operators = tuple(operators)
         needed = {name for operator in operators for name in operator.inputs} | {*self.outputs}
         available = {**self.constants, **(constants or {})}
@@ -117,14 +112,14 @@ class Graph:
 
 
 def unused_name(preferred: str, used: Container[str], mark: str = "#") -> str:
-    """Return ``preferred``, numbered if it is in use.
+    """Return a name, numbered if it is in use.
 
     Parameters
     ----------
     preferred : str
         Name to start from.
     used : container of str
-        Names that are not available.
+        Names that are in use.
     mark : str, default "#"
         Text between the name and its number.
 
@@ -142,6 +137,7 @@ def unused_name(preferred: str, used: Container[str], mark: str = "#") -> str:
 
 def needed_operators(operators: Sequence[Operator], outputs: Iterable[str]) -> tuple[Operator, ...]:
     """Return the operators that some outputs depend on, in their order."""
+    # Backwards: an operator is needed if an output or a later, needed operator reads its result.
     needed, selected = {*outputs}, list[Operator]()
     for operator in reversed(operators):
         if needed.intersection(operator.outputs):
@@ -155,7 +151,7 @@ def evaluate(
     inputs: Mapping[str, Array],
     keep: Callable[[str], bool] = lambda name: True,
 ) -> dict[str, Array]:
-    """Compute every tensor of a network in numpy: the reference for compiled kernels.
+    """Compute every tensor of a network in numpy, as the reference for compiled kernels.
 
     Parameters
     ----------
@@ -163,7 +159,7 @@ def evaluate(
     inputs : mapping from str to ndarray
         Array of each input, with exactly the network's types.
     keep : callable, default all tensors
-        Predicate on tensor names: arrays that are returned besides the outputs.
+        Predicate on the names of tensors to return besides the outputs.
 
     Raises
     ------
@@ -176,7 +172,7 @@ def evaluate(
     for k, operator in enumerate(graph.operators):
         results = operator.kind.evaluate([values[name] for name in operator.inputs])
         values |= zip(operator.outputs, results, strict=True)
-        # Arrays are dropped after their last reader.
+        # Dropped after their last reader, so that large networks fit into memory.
         for name in {*operator.inputs}:
             if last[name] == k and name not in graph.outputs and not keep(name):
                 del values[name]
@@ -188,7 +184,7 @@ def check_inputs(graph: Graph, inputs: Mapping[str, Array]) -> None:
     for name, kind in graph.inputs.items():
         if name not in inputs:
             raise WorkloadError(f"{graph.name}: input {name} ({kind}) is missing")
-        actual = TensorType.of(inputs[name])
+        actual = TensorType.of_array(inputs[name])
         if actual != kind:
             raise WorkloadError(f"{graph.name}: input {name} is {actual}, the network has {kind}")
     unknown = [name for name in inputs if name not in graph.inputs]

@@ -16,8 +16,8 @@ from functools import cached_property
 
 from cpembed.errors import SpecError
 from cpembed.hw.machine import Hierarchy, MemoryInterface
+from cpembed.ir.accesses import View, split_ports
 from cpembed.ir.computation import Axis, Computation, Operand
-from cpembed.ir.ports import View, split_ports
 
 
 @dataclass(frozen=True)
@@ -29,15 +29,14 @@ class InstructionAxis:
 
     >>> InstructionAxis("x", 1, 16).describe_allowed()
     '1..16'
-
-    A primitive of any size embeds its granule, ``maximum``: one execution covers up to ``largest``
-    points in whole multiples of it (swATOP 4.1). None means that one execution covers ``maximum``.
     """
 
     name: str
     minimum: int
     maximum: int
     step: int = 1
+    # A primitive of any size (swATOP 4.1) embeds its granule, `maximum`: one execution covers up to
+    # `largest` points in whole multiples of it. Else one execution covers `maximum`.
     largest: int | None = None
 
     @property
@@ -127,11 +126,9 @@ class OperandMemory:
         return tuple(dimension.size(extents[dimension.axis]) for dimension in self.tile)
 
     def reads_contiguously(self, axis: str, element_bytes: int, extents: Mapping[str, int]) -> bool:
-        """Return True if an axis can walk neighbouring elements from any address.
-
-        It has to be the last dimension of an unaligned tile, and every other axis takes any stride
-        or has, by ``extents``, a single step.
-        """
+        """Return True if an axis can walk neighbouring elements from any address."""
+        # It has to be the last dimension of an unaligned tile, and every other axis takes any
+        # stride or has a single step: a dense tile begins at multiples of its rows.
         return (
             bool(self.tile)
             and self.tile[-1] == TileDimension(axis)
@@ -164,7 +161,7 @@ class Instruction:
     memory : mapping of str to OperandMemory
         Tile and scope of each operand.
     views : mapping of str to View
-        For each port, its elements within the operand's tensor (:mod:`cpembed.ir.ports`); empty
+        For each port, its elements within the operand's tensor (:mod:`cpembed.ir.accesses`); empty
         unless the instruction is in port form (:attr:`in_ports`).
     """
 
@@ -177,18 +174,15 @@ class Instruction:
 
     @cached_property
     def in_ports(self) -> Instruction:
-        """The instruction in port form: one operand per access (itself if that holds already).
-
-        A port is fed as its operand is, by a tile over the axes that it depends on.
-        """
+        """The instruction in port form: one operand per access (itself if that holds already)."""
         ports = split_ports(self.computation)
         if not ports.views:
             return self
         operands = ports.computation.operands
         memory: dict[str, OperandMemory] = {}
+        # A port is fed as its operand is, by a tile over the axes that it depends on.
         for operand in operands:
-            index = ports.computation.access(operand.name).index
-            axes = {name for expression in index for name in expression.iterators}
+            axes = ports.computation.access(operand.name).iterators
             tensor = self.memory[operand.tensor]
             tile = tuple(dimension for dimension in tensor.tile if dimension.axis in axes)
             strides = {axis: rule for axis, rule in tensor.strides.items() if axis in axes}
@@ -224,10 +218,7 @@ class Instruction:
 
     def axis(self, name: str) -> InstructionAxis:
         """Return an axis with the extents it can take; raise KeyError if there is none."""
-        for axis in self.axes:
-            if axis.name == name:
-                return axis
-        raise KeyError(name)
+        return {axis.name: axis for axis in self.axes}[name]
 
     def loop_axis(self, name: str) -> Axis:
         """Return an axis of the computation, with its role."""
@@ -252,28 +243,26 @@ class Instruction:
                     f"it takes {self.axis(name).describe_allowed()}"
                 )
         sizes = {**self.computation.extents, **extents}
+        # Most instructions are fixed, and a computation checks itself whenever it is made.
         if sizes == self.computation.extents:
             return self.computation
 
         def resize(operand: Operand) -> Operand:
-            shape = list(operand.shape)
+            shape, accesses = list(operand.shape), self.computation.access_maps[operand.name]
             for dimension in range(len(shape)):
-                indices = [
-                    access.index[dimension] for access in self.computation.access_maps[operand.name]
-                ]
+                indices = [access.index[dimension] for access in accesses]
                 # A declared size may exceed what the indices reach: keep it where nothing changes.
                 if any(name in extents for index in indices for name in index.iterators):
                     shape[dimension] = 1 + max(index.bounds(sizes)[1] for index in indices)
             return replace(operand, shape=tuple(shape))
 
         axes = tuple(replace(a, extent=sizes[a.name]) for a in self.computation.axes)
-        # In one step, since a computation rejects shapes that do not fit its extents.
-        return replace(
-            self.computation,
-            axes=axes,
-            inputs=tuple(resize(operand) for operand in self.computation.inputs),
-            outputs=tuple(resize(operand) for operand in self.computation.outputs),
+        inputs, outputs = (
+            tuple(map(resize, operands))
+            for operands in (self.computation.inputs, self.computation.outputs)
         )
+        # In one step, since a computation rejects shapes that do not fit its extents.
+        return replace(self.computation, axes=axes, inputs=inputs, outputs=outputs)
 
 
 @dataclass(frozen=True)
@@ -347,17 +336,6 @@ def read_tile(
         All axes of the instruction.
     error : callable
         Function from a problem to the error that is raised.
-
-    Returns
-    -------
-    tuple of TileDimension
-        The dimensions, outermost first, without a modulus that changes nothing.
-
-    Raises
-    ------
-    SpecError
-        For a dimension that cannot be read or belongs to another operand, and for an axis that is
-        missing, held twice, or split into parts whose sizes do not multiply to its extent.
     """
     tile = tuple(_read_dimension(text, operand_axes, error) for text in texts)
     for axis in operand_axes:
@@ -388,7 +366,8 @@ def _check_parts(axis: InstructionAxis, parts: Sequence[TileDimension], error: E
         raise error(f"lacks axis {axis.name}: a tile holds each axis of its operand exactly once")
     if not axis.is_fixed and parts != [TileDimension(axis.name)]:
         raise error(f"splits {axis.name}, which is configurable; allowed: {axis.name} whole")
-    # From the innermost digit outwards, each part has to begin where the previous ones end.
+    # From the innermost digit outwards, each part has to begin where the previous ones end: only
+    # then do the parts, as digits of one number, name every value of the axis once.
     covered = 1
     ordered = sorted(parts, key=lambda part: (part.divisor, part.modulus or math.inf))
     for number, part in enumerate(ordered):

@@ -23,23 +23,24 @@ from cpembed.hw.instruction import (
 )
 from cpembed.hw.machine import MemoryInterface
 from cpembed.hw.machine_reader import read_hierarchies
-from cpembed.hw.schema import Key, close_match, one_of, spec_error
+from cpembed.hw.schema import Key, close_match, joined, spec_error
 from cpembed.hw.specification import AxisTable, SpecificationFile
 from cpembed.ir.computation import Computation
 from cpembed.ir.dtypes import INPUT_DTYPES, size_bytes
 from cpembed.ir.grammar import ParsedBody, parse_body
 from cpembed.ir.parser import parse_computation
 from cpembed.plugins import plugin_file, plugin_files
-from cpembed.resources import hardware_spec_files
+from cpembed.resources import hardware_spec_files, read_once
 
-MAX_EXTENT = 65_536
-"""Maximum extent of an instruction axis: embedding enumerates every operation of an instruction."""
-
+# Embedding enumerates every operation of an instruction.
+_MAX_EXTENT = 65_536
+"""Maximum extent of an instruction axis."""
 MAX_OPERATIONS = 2**20
 """Maximum number of operations of an instruction at its largest extents."""
 
+# Far beyond any machine.
 _MAX_DELAY = 100_000
-"""Maximum number of cycles before main memory answers, far beyond any machine."""
+"""Maximum number of cycles before main memory answers."""
 
 _NAME = re.compile(r"[A-Za-z][A-Za-z0-9_.-]*")
 _CPU_FEATURE = re.compile(r"[a-z0-9_]+")
@@ -56,7 +57,7 @@ def _named_files() -> dict[str, Path]:
 
 
 def _named_file(name: str) -> Path | None:
-    """Return the file of a target; search installed distributions only for what does not ship."""
+    # Listing what installed distributions add is slow, so only for names that do not ship.
     return hardware_spec_files().get(name) or plugin_file("cpembed.hw_specs", name)
 
 
@@ -88,6 +89,7 @@ def load_hardware_spec(name_or_path: str | Path) -> HardwareSpec:
     return _build(path)
 
 
+@read_once
 def _build(path: Path) -> HardwareSpec:
     return _Builder(SpecificationFile.read(path)).spec()
 
@@ -107,6 +109,10 @@ class _Builder:
         if not condition:
             raise self.error(key, problem)
 
+    def _need_range(self, value: int, lowest: int, highest: int, key: Key) -> None:
+        problem = f"{value} is not allowed; allowed: {lowest}..{highest}"
+        self.need(lowest <= value <= highest, key, problem)
+
     def spec(self) -> HardwareSpec:
         table = self.table
         self._check_header()
@@ -117,10 +123,12 @@ class _Builder:
         problem = f"{operations:,} operations in one instruction; allowed: {MAX_OPERATIONS:,}"
         self.need(operations <= MAX_OPERATIONS, ("instruction", "axes"), problem)
         dtypes = {name: self._dtypes(name) for name in table.operands}
+        # In the first type of each operand; what depends on types is checked for the others below.
         computation = self._computation(axes, {name: d[0] for name, d in dtypes.items()})
         for output in (operand.name for operand in computation.outputs):
             for dtype in dtypes[output][1:]:
-                # Some operations exist in one kind of arithmetic only, such as shifts of integers.
+                # Parsed again for its errors alone: some operations exist in one kind of arithmetic
+                # only, such as shifts of integers.
                 self._computation(axes, {output: dtype})
         self._check_configurable(axes, computation)
         instruction = Instruction(
@@ -155,6 +163,7 @@ class _Builder:
             return None
         problem = f"{table.clock_mhz} is not allowed; allowed: a number above 0"
         self.need(0 < table.clock_mhz < math.inf, ("machine", "clock_mhz"), problem)
+        # From a byte to far wider than any bus.
         for key, value, lowest, highest in (
             ("bus_bits", table.bus_bits, 8, 4096),
             ("burst_beats", table.burst_beats, 1, 256),
@@ -162,9 +171,7 @@ class _Builder:
             problem = f"{value} is not allowed; allowed: a power of two, {lowest}..{highest}"
             allowed = lowest <= value <= highest and not value & (value - 1)
             self.need(allowed, ("machine", key), problem)
-        delay = table.dram_delay_cycles
-        problem = f"{delay} is not allowed; allowed: 0..{_MAX_DELAY}"
-        self.need(0 <= delay <= _MAX_DELAY, ("machine", "dram_delay_cycles"), problem)
+        self._need_range(table.dram_delay_cycles, 0, _MAX_DELAY, ("machine", "dram_delay_cycles"))
         return table
 
     def _check_header(self) -> None:
@@ -183,12 +190,9 @@ class _Builder:
                 )
 
     def _alternatives(self) -> tuple[str, ...]:
-        """Return the targets of ``alternatives``: each has to exist and to name none in turn.
-
-        ``otherwise`` and ``beside`` are older keys for a single target.
-        """
+        """Return the targets of ``alternatives``: each has to exist and to name none in turn."""
         table = self.table
-        older_keys = {"otherwise": table.otherwise, "beside": table.beside}
+        older_keys = {"otherwise": table.older_otherwise, "beside": table.older_beside}
         references: list[tuple[Key, str]] = [
             *((("alternatives", n), name) for n, name in enumerate(table.alternatives)),
             *(((key,), name) for key, name in older_keys.items() if name is not None),
@@ -199,25 +203,25 @@ class _Builder:
                 match = close_match(name, _named_files())
                 problem = f"unknown target {name!r}{match}; allowed: a name that"
                 raise self.error(key, f"{problem} `cpembed targets` lists")
+            # Else a search for an alternative could go round in a circle.
             target = SpecificationFile.read(path).table()
-            if target.alternatives or target.otherwise is not None or target.beside is not None:
-                problem = f"{name} names another target in turn; allowed: one that names none"
-                raise self.error(key, problem)
+            older = (target.older_otherwise, target.older_beside)
+            problem = f"{name} names another target in turn; allowed: one that names none"
+            self.need(not target.alternatives and older == (None, None), key, problem)
         return tuple(dict.fromkeys(name for _, name in references))
 
     def _axis(self, name: str, value: int | AxisTable) -> InstructionAxis:
         key = ("instruction", "axes", name)
         if isinstance(value, int):
-            problem = f"extent {value} is not allowed; allowed: 1..{MAX_EXTENT}"
-            self.need(1 <= value <= MAX_EXTENT, key, problem)
+            problem = f"extent {value} is not allowed; allowed: 1..{_MAX_EXTENT}"
+            self.need(1 <= value <= _MAX_EXTENT, key, problem)
             return InstructionAxis(name, value, value)
         if value.multiple is not None:
             return self._sized_axis(name, value)
         if value.min is None:
             raise self.error((*key, "min"), "is missing; it must be an integer, or say `multiple`")
         for part, number in (("min", value.min), ("max", value.max), ("step", value.step)):
-            problem = f"{number} is not allowed; allowed: 1..{MAX_EXTENT}"
-            self.need(1 <= number <= MAX_EXTENT, (*key, part), problem)
+            self._need_range(number, 1, _MAX_EXTENT, (*key, part))
         problem = f"{value.min} is above max, {value.max}"
         self.need(value.min <= value.max, (*key, "min"), problem)
         problem = f"{value.step} does not lead from min {value.min} to max {value.max}"
@@ -228,16 +232,13 @@ class _Builder:
     def _sized_axis(self, name: str, value: AxisTable) -> InstructionAxis:
         """Return an axis of any size, in whole multiples of the granule that is embedded."""
         key, granule = ("instruction", "axes", name), value.multiple or 0
-        for part in ("min", "step"):
-            if getattr(value, part) != AxisTable.__struct_defaults__[part == "step"]:
+        for part, default in (("min", None), ("step", 1)):
+            if getattr(value, part) != default:
                 raise self.error((*key, part), "stands beside `multiple`: leave one of them out")
-        problem = f"{granule} is not allowed; allowed: 1..{MAX_EXTENT}"
-        self.need(1 <= granule <= MAX_EXTENT, (*key, "multiple"), problem)
-        problem = (
-            f"{value.max} is not allowed; allowed: a multiple of {granule}, up to {MAX_EXTENT}"
-        )
-        allowed = granule <= value.max <= MAX_EXTENT and value.max % granule == 0
-        self.need(allowed, (*key, "max"), problem)
+        self._need_range(granule, 1, _MAX_EXTENT, (*key, "multiple"))
+        problem = f"{value.max} is not allowed; allowed: a multiple of {granule}"
+        allowed = granule <= value.max <= _MAX_EXTENT and value.max % granule == 0
+        self.need(allowed, (*key, "max"), f"{problem}, up to {_MAX_EXTENT}")
         return InstructionAxis(name, granule, granule, largest=value.max)
 
     def _body(self) -> ParsedBody:
@@ -263,7 +264,7 @@ class _Builder:
                 problem = f"is missing: {name} is in the expression and needs {remedy}"
                 self.need(name in declared, (*key, name), problem)
             for name in declared:
-                problem = f"is not in the expression; its {kind}: {one_of(expected) or 'none'}"
+                problem = f"is not in the expression; its {kind}: {joined(expected) or 'none'}"
                 problem += close_match(name, expected)
                 self.need(name in expected, (*key, name), problem)
 
@@ -285,6 +286,7 @@ class _Builder:
         self, axes: Mapping[str, InstructionAxis], computation: Computation
     ) -> None:
         """Check that a configurable axis is an index alone, so that it only shortens operands."""
+        # In a sum of axes, a smaller extent would leave a hole in what the index reaches.
         for access in (*computation.reads, *computation.stores):
             for index in access.index:
                 for name in index.iterators:
@@ -298,9 +300,9 @@ class _Builder:
     def _dtypes(self, operand: str) -> tuple[str, ...]:
         declared = self.table.operands[operand].dtype
         key: Key = ("operands", operand, "dtype")
-        if isinstance(declared, str):
+        if isinstance(declared, str):  # a single type needs no brackets
             return (self._require_dtype(declared, key),)
-        self.need(bool(declared), key, f"lists no dtype; allowed: {one_of(INPUT_DTYPES)}")
+        self.need(bool(declared), key, f"lists no dtype; allowed: {joined(INPUT_DTYPES)}")
         for position, dtype in enumerate(declared):
             self._require_dtype(dtype, (*key, position))
             repeated = dtype in declared[:position]
@@ -308,7 +310,7 @@ class _Builder:
         return tuple(declared)
 
     def _require_dtype(self, dtype: str, key: Key) -> str:
-        problem = f"unknown dtype {dtype!r}; allowed: {one_of(INPUT_DTYPES)}"
+        problem = f"unknown dtype {dtype!r}; allowed: {joined(INPUT_DTYPES)}"
         problem += close_match(dtype, INPUT_DTYPES)
         self.need(dtype in INPUT_DTYPES, key, problem)
         return dtype
@@ -319,11 +321,13 @@ class _Builder:
         table = self.table.operands[operand]
         key = ("operands", operand)
         scopes = self.table.memories
-        problem = f"{table.scope!r} has no [memories] table; declared: {one_of(scopes) or 'none'}"
+        problem = f"{table.scope!r} has no [memories] table; declared: {joined(scopes) or 'none'}"
         problem += close_match(table.scope, scopes)
         self.need(table.scope in scopes, (*key, "scope"), problem)
-        indices = [i for access in computation.access_maps[operand] for i in access.index]
-        operand_axes = tuple(dict.fromkeys(name for index in indices for name in index.iterators))
+        accesses = computation.access_maps[operand]
+        operand_axes = tuple(
+            dict.fromkeys(name for access in accesses for name in access.iterators)
+        )
         error = partial(spec_error, self.path, (*key, "tile"))
         tile = read_tile(table.tile, operand_axes, axes, error)
         self._check_strides(operand, operand_axes, tile)
@@ -344,8 +348,9 @@ class _Builder:
     ) -> None:
         for axis, rule in self.table.operands[operand].stride.items():
             key = ("operands", operand, "stride", axis)
-            problem = f"{axis} is not an axis of the operand; its axes: {one_of(axes) or 'none'}"
+            problem = f"{axis} is not an axis of the operand; its axes: {joined(axes) or 'none'}"
             self.need(axis in axes, key, problem)
+            # Digits of one axis in two places have no single distance that could be free.
             undivided = sum(dimension.axis == axis for dimension in tile) <= 1
             problem = f"{axis} is split in the tile; allowed for a split axis: unit"
             self.need(undivided or rule is not StrideRule.ANY, key, problem)
@@ -357,9 +362,9 @@ class _Builder:
             operands = [n for n, m in instruction.memory.items() if m.scope == scope]
             if not operands and memory.holds is None:
                 used = dict.fromkeys(m.scope for m in instruction.memory.values())
-                problem = f"holds no operand; scopes in use: {one_of(used)}"
+                problem = f"holds no operand; scopes in use: {joined(used)}"
                 raise self.error(key, f"{problem}; say with `holds` what else it is for")
-            problem = f"it holds {one_of(operands)}: leave the key out"
+            problem = f"it holds {joined(operands)}: leave the key out"
             self.need(not operands or memory.holds is None, (*key, "holds"), problem)
             capacity = memory.capacity_bytes
             if capacity is None:
@@ -370,11 +375,13 @@ class _Builder:
             for name, size in sizes.items():
                 problem = f"takes {size} bytes, {scope} holds {capacity}"
                 self.need(size <= capacity, ("operands", name, "tile"), problem)
+            # An execution reads and writes all tiles at once.
             total = sum(sizes.values())
-            problem = f"{capacity} is too small for the tiles of {one_of(operands)} together"
+            problem = f"{capacity} is too small for the tiles of {joined(operands)} together"
             self.need(total <= capacity, size_key, f"{problem}, {total} bytes")
 
 
 def _largest_tile_bytes(instruction: Instruction, operand: str) -> int:
+    # At the largest extents and in the widest type: whatever is chosen has to fit.
     elements = math.prod(instruction.tile_shape(operand))
     return elements * max(size_bytes(dtype) for dtype in instruction.dtypes[operand])

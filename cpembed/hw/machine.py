@@ -117,7 +117,7 @@ class Memory:
     Attributes
     ----------
     level : int
-        0 for a memory that holds operands, larger towards main memory.
+        0 for a memory that holds operands, else one more than the highest level below it.
     parent : str or None
         Name of the memory that fills this one; None for main memory.
     units : int
@@ -166,6 +166,7 @@ class Memory:
         """Bytes available to a tile: half of the memory if the other half is being filled."""
         if self.capacity_bytes is None:
             return math.inf
+        # Hardware fills a cache piece by piece, so that only double buffers lose a half.
         halves = 2 if self.effective_overlap is Overlapping.DOUBLE_BUFFER else 1
         return self.capacity_bytes / halves
 
@@ -179,8 +180,7 @@ class Memory:
 class Hierarchy:
     """A machine that executes an instruction: a compute unit and a tree of memories.
 
-    The leaves of the tree hold the instruction's operands, by scope; the root is main memory. A
-    memory's level is 0 for a leaf, else one more than that of the highest memory below it.
+    The leaves of the tree hold the instruction's operands, by scope; the root is main memory.
     ``evidence`` and ``source`` say where the numbers come from.
     """
 
@@ -196,6 +196,7 @@ class Hierarchy:
     @cached_property
     def levels(self) -> tuple[tuple[Memory, ...], ...]:
         """Memories by level, the innermost first; the last one is main memory alone."""
+        # No level is empty: the longest path to a memory passes one of each level below it.
         memories = self.memories.values()
         top = max(memory.level for memory in memories)
         return tuple(tuple(m for m in memories if m.level == level) for level in range(top + 1))

@@ -9,11 +9,12 @@ from dataclasses import dataclass
 from cpembed.errors import SpecError
 from cpembed.hw.instruction import Instruction
 from cpembed.hw.machine import ComputeUnit, Hierarchy, Memory, MemoryInterface, Mesh
-from cpembed.hw.schema import Key, close_match, one_of, spec_error
+from cpembed.hw.schema import Key, close_match, joined, spec_error
 from cpembed.hw.specification import HierarchyTable, LevelTable, MemoryTable
 
+# Far beyond any machine, and small enough for sums and products in float64.
 _MAX_NUMBER = 2.0**50
-"""Maximum of every number of a machine, far beyond any that exists."""
+"""Maximum of every number of a machine."""
 
 _MAX_MESH = 64
 """Maximum number of rows or columns of a mesh."""
@@ -72,16 +73,20 @@ class _Reader:
         path = ("machines", self.name, *key)
         return spec_error(self.place(path), path, problem)
 
+    def need(self, condition: bool, key: Key, problem: str) -> None:
+        if not condition:
+            raise self.error(key, problem)
+
     def hierarchy(self, operands: Sequence[str], instruction: Instruction) -> Hierarchy:
         table = self.table
-        if not table.source.strip():
-            raise self.error(("source",), "is empty")
+        self.need(bool(table.source.strip()), ("source",), "is empty")
         clock = table.clock_mhz
         if clock is None:
             if self.interface is None:
                 raise self.error(("clock_mhz",), "is missing; it must be a float")
             clock = self.interface.clock_mhz
         self._positive(("clock_mhz",), clock)
+        # Levels first: a memory that holds operands needs no bandwidth towards those below it.
         levels = self._levels(operands)
         memories = {name: self._memory(name, level) for name, level in levels.items()}
         machine = Hierarchy(
@@ -110,23 +115,23 @@ class _Reader:
             return None
         sizes = {"rows": table.rows, "columns": table.columns}
         for field, size in sizes.items():
-            if not 1 <= size <= _MAX_MESH:
-                problem = f"{size} is not allowed; allowed: 1..{_MAX_MESH}"
-                raise self.error(("mesh", field), problem)
+            problem = f"{size} is not allowed; allowed: 1..{_MAX_MESH}"
+            self.need(1 <= size <= _MAX_MESH, ("mesh", field), problem)
         names = [operand.name for operand in instruction.computation.operands]
+        # Both: an operand without a cut is reported too.
         for name in dict.fromkeys([*names, *table.cut]):
             key = ("mesh", "cut", name)
-            if name not in names:
-                raise self.error(key, f"is no operand of the instruction; allowed: {one_of(names)}")
+            problem = f"is no operand of the instruction; allowed: {joined(names)}"
+            self.need(name in names, key, problem)
             axes = table.cut.get(name, [])
             operand_axes = instruction.memory[name].axes
-            if len(axes) != 2 or len(set(axes)) != 2 or not set(axes) <= set(operand_axes):
-                problem = f"must be two different axes of {name}, for rows and columns"
-                raise self.error(key, f"{problem}; its axes: {one_of(operand_axes)}")
+            problem = f"must be two different axes of {name}, for rows and columns"
+            different = len(axes) == 2 and axes[0] != axes[1] and set(axes) <= set(operand_axes)
+            self.need(different, key, f"{problem}; its axes: {joined(operand_axes)}")
             for axis, size in zip(axes, sizes.values(), strict=True):
-                if instruction.axis(axis).maximum % size:
-                    problem = f"{axis} is {instruction.axis(axis).maximum}, which {size} does not"
-                    raise self.error(key, f"{problem} divide; make it a multiple")
+                extent = instruction.axis(axis).maximum
+                problem = f"{axis} is {extent}, which {size} does not divide; make it a multiple"
+                self.need(extent % size == 0, key, problem)
         cut = {name: (axes[0], axes[1]) for name, axes in table.cut.items()}
         return Mesh(table.rows, table.columns, cut)
 
@@ -137,16 +142,16 @@ class _Reader:
         for text, cycles in self.table.compute.call_cycles.items():
             key = ("compute", "call_cycles", text)
             names = tuple(part.strip() for part in text.split("*") if part.strip() != "1")
-            if len(set(names)) != len(names) or not set(names) <= set(axes):
-                problem = f"{text!r} is not a product of different axes; allowed: 1, or "
-                problem += one_of(axes)
-                raise self.error(key, f"{problem}, with * between them")
+            problem = f"{text!r} is not a product of different axes; allowed: 1, or {joined(axes)}"
+            different = len(set(names)) == len(names) and set(names) <= set(axes)
+            self.need(different, key, f"{problem}, with * between them")
             self._positive(key, cycles, zero=True)
             terms.append((names, cycles))
         return tuple(terms)
 
     def _compute(self, instruction: Instruction) -> ComputeUnit:
         table = self.table.compute
+        # Cycles may be fractions: two units side by side take half a cycle an execution.
         self._positive(("compute", "cycles"), table.cycles)
         self._positive(("compute", "latency_cycles"), table.latency_cycles, zero=True)
         self._positive(("compute", "issues_per_cycle"), table.issues_per_cycle)
@@ -163,39 +168,34 @@ class _Reader:
         """
         tables = self.table.memories
         for scope in operands:
-            if scope not in tables:
-                problem = "is missing: it holds an operand and needs a table"
-                raise self.error(("memories", scope), problem)
+            problem = "is missing: it holds an operand and needs a table"
+            self.need(scope in tables, ("memories", scope), problem)
         for name, table in tables.items():
             if table.parent is not None and table.parent not in tables:
                 near = close_match(table.parent, tables)
-                problem = f"unknown memory {table.parent!r}{near}; allowed: {one_of(tables)}"
+                problem = f"unknown memory {table.parent!r}{near}; allowed: {joined(tables)}"
                 raise self.error(("memories", name, "parent"), problem)
         roots = [name for name, table in tables.items() if table.parent is None]
-        if len(roots) != 1:
-            problem = f"{one_of(roots) or 'none'} without a parent; allowed: one, main memory"
-            raise self.error(("memories",), problem)
-        if roots[0] in operands:
-            problem = "holds an operand: it needs a parent, at the end of which is main memory"
-            raise self.error(("memories", roots[0]), problem)
+        problem = f"{joined(roots) or 'none'} without a parent; allowed: one, main memory"
+        self.need(len(roots) == 1, ("memories",), problem)
+        problem = "holds an operand: it needs a parent, at the end of which is main memory"
+        self.need(roots[0] not in operands, ("memories", roots[0]), problem)
+        # A memory that several paths lead through is above all that lie below it on any of them.
         levels = dict.fromkeys(operands, 0)
         for scope in operands:
             name, level = scope, 0
             while (parent := tables[name].parent) is not None:
                 level += 1
                 # A path that is longer than there are memories goes round in a circle.
-                if level > len(tables):
-                    problem = "leads back to it; allowed: a memory farther from the unit"
-                    raise self.error(("memories", scope, "parent"), problem)
-                if parent in operands:
-                    problem = f"{parent} holds an operand itself; allowed: another memory"
-                    raise self.error(("memories", name, "parent"), problem)
+                problem = "leads back to it; allowed: a memory farther from the unit"
+                self.need(level <= len(tables), ("memories", scope, "parent"), problem)
+                problem = f"{parent} holds an operand itself; allowed: another memory"
+                self.need(parent not in operands, ("memories", name, "parent"), problem)
                 levels[parent] = max(levels.get(parent, 0), level)
                 name = parent
         for name in tables:
-            if name not in levels:
-                problem = f"feeds no operand; the operands are in {one_of(operands)}"
-                raise self.error(("memories", name), problem)
+            problem = f"feeds no operand; the operands are in {joined(operands)}"
+            self.need(name in levels, ("memories", name), problem)
         return dict(sorted(levels.items(), key=lambda entry: entry[1]))
 
     def _memory(self, name: str, level: int) -> Memory:
@@ -243,23 +243,22 @@ class _Reader:
     def _capacity(self, name: str) -> int | None:
         capacity = self.table.memories[name].capacity_bytes
         declared = self.scopes[name].capacity_bytes if name in self.scopes else None
-        if capacity is not None and declared is not None:
-            problem = f'it is in [memories."{name}"]: leave the key out'
-            raise self.error(("memories", name, "capacity_bytes"), problem)
+        problem = f'it is in [memories."{name}"]: leave the key out'
+        twice = capacity is not None and declared is not None
+        self.need(not twice, ("memories", name, "capacity_bytes"), problem)
         return declared if capacity is None else capacity
 
     def _check_units(self, machine: Hierarchy) -> None:
         """Check that units of a level are equally many, and shared evenly by those above."""
         root = machine.root
-        if root.units != 1:
-            problem = f"{root.units} is not allowed for main memory; allowed: 1"
-            raise self.error(("memories", root.name, "units"), problem)
-        for inner, outer in zip(machine.levels, machine.levels[1:], strict=False):
+        problem = f"{root.units} is not allowed for main memory; allowed: 1"
+        self.need(root.units == 1, ("memories", root.name, "units"), problem)
+        # `Hierarchy.fan_out` is one number for all memories of a level.
+        for inner, (outer, *_) in zip(machine.levels, machine.levels[1:], strict=False):
+            first = inner[0]
             for memory in inner:
-                key = ("memories", memory.name, "units")
-                if memory.units != inner[0].units:
-                    problem = f"{memory.units}, and {inner[0].units} of {inner[0].name}"
-                    raise self.error(key, f"{problem} on the same level: make them equal")
-                if memory.units % outer[0].units:
-                    problem = f"{memory.units} is not allowed; allowed: a multiple of"
-                    raise self.error(key, f"{problem} {outer[0].units}, that of {outer[0].name}")
+                key, units = ("memories", memory.name, "units"), memory.units
+                problem = f"{units}, and {first.units} of {first.name} on the same level"
+                self.need(units == first.units, key, f"{problem}: make them equal")
+                problem = f"{units} is not allowed; allowed: a multiple of {outer.units}"
+                self.need(units % outer.units == 0, key, f"{problem}, that of {outer.name}")

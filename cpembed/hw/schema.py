@@ -1,8 +1,4 @@
-"""Typed TOML: a file as a struct, and every fault as one line with the file, the key and a remedy.
-
-msgspec converts and checks types but does not name the keys of dictionaries in its messages, so the
-faulty entry is located a second time here.
-"""
+"""Typed TOML: a file as a struct, and every fault as one line with file, key and remedy."""
 
 from __future__ import annotations
 
@@ -37,6 +33,7 @@ def spec_error(path: str, key: Key, problem: str) -> SpecError:
     problem : str
         What is wrong and what is allowed.
     """
+    # Split and joined, because values of the file that it quotes may have line breaks.
     return SpecError(f"{path}: " + " ".join(f"{key_path(key)}: {problem}".split()))
 
 
@@ -52,7 +49,7 @@ def key_path(key: Key) -> str:
     return text
 
 
-def one_of(values: Iterable[str]) -> str:
+def joined(values: Iterable[str]) -> str:
     """Join allowed values for a message."""
     return ", ".join(values)
 
@@ -103,6 +100,8 @@ def convert_table(
 
 def _first_fault(value: Any, expected: Any, key: Key) -> tuple[Key, str] | None:
     """Return the first (key, problem) in a value that does not have the expected type."""
+    # msgspec converts and checks types but does not name the keys of dictionaries in its messages,
+    # so the faulty entry is located a second time.
     for choice in _alternatives(expected):
         struct = _struct(choice)
         if isinstance(value, dict) and struct is not None:
@@ -119,8 +118,9 @@ def _first_fault(value: Any, expected: Any, key: Key) -> tuple[Key, str] | None:
             )
     if _accepts(value, expected):
         return None
+    # The allowed words help more than the type's name.
     if isinstance(value, str) and _is_enum(expected):
-        return key, f"{value!r} is not allowed; allowed: {one_of(str(v.value) for v in expected)}"
+        return key, f"{value!r} is not allowed; allowed: {joined(str(v.value) for v in expected)}"
     return key, f"is {_describe_value(value)}, must be {_describe_type(expected)}"
 
 
@@ -128,9 +128,10 @@ def _fault_in_struct(
     entries: dict[str, Any], struct: type[msgspec.Struct], key: Key
 ) -> tuple[Key, str] | None:
     fields = {field.encode_name: field for field in msgspec.structs.fields(struct)}
+    # Unknown keys first: a misspelled key also makes the right one missing, which helps less.
     for name in entries:
         if name not in fields:
-            allowed = f"unknown key; allowed: {one_of(fields)}"
+            allowed = f"unknown key; allowed: {joined(fields)}"
             return (*key, name), allowed + close_match(name, fields)
     for name, field in fields.items():
         if field.required and name not in entries:
@@ -157,6 +158,7 @@ def _is_enum(expected: Any) -> bool:
 
 
 def _alternatives(expected: Any) -> tuple[Any, ...]:
+    # TOML has no null: None stands for a key that is left out.
     if get_origin(expected) in (Union, UnionType):
         return tuple(choice for choice in get_args(expected) if choice is not type(None))
     return (expected,)
@@ -192,11 +194,11 @@ def _describe_type(expected: Any) -> str:
 def _describe_choice(choice: Any) -> str:
     struct = _struct(choice)
     if struct is not None:
-        return f"a table of {one_of(struct.__struct_encode_fields__)}"
+        return f"a table of {joined(struct.__struct_encode_fields__)}"
     if get_origin(choice) is list:
         return f"an array of {_describe_type(get_args(choice)[0]).removeprefix('a ')}s"
     if get_origin(choice) is dict:
         return "a table"
     if _is_enum(choice):
-        return f"one of {one_of(str(member.value) for member in choice)}"
+        return f"one of {joined(str(member.value) for member in choice)}"
     return _NAMES.get(choice, str(choice))

@@ -1,9 +1,7 @@
 """A hardware specification as tables: the shape of its file, merged with the machines it shares.
 
 The tables give types and defaults; :mod:`cpembed.hw.loader` checks what their values must satisfy
-jointly. ``machines_from`` names a TOML file in the same folder that holds tables
-``[machines.NAME]`` and nothing else: each machine that the specification itself lists takes the
-keys that it leaves out from there.
+jointly.
 """
 
 from __future__ import annotations
@@ -23,13 +21,13 @@ from cpembed.hw.schema import Key, convert_table, spec_error
 
 
 class AxisTable(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """A configurable axis, ``x = { min = 1, max = 16, step = 1 }``, or one of any size in whole
-    multiples, ``x = { multiple = 32, max = 4096 }``.
-    """
+    """Axis in steps, ``{ min = 1, max = 16 }``, or of any size, ``{ multiple = 32, max = 96 }``."""
 
     max: int
+    # Of an axis in steps.
     min: int | None = None
     step: int = 1
+    # Of an axis of any size, in whole multiples.
     multiple: int | None = None
 
 
@@ -51,11 +49,10 @@ class OperandTable(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class MemoryTable(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """``[memories."SCOPE"]``: a register file or buffer that holds operands' tiles, or what
-    ``holds`` says.
-    """
+    """``[memories."SCOPE"]``: a register file or buffer that holds operands' tiles."""
 
     capacity_bytes: int | None = None
+    # Purpose of a memory without operands.
     holds: str | None = None
 
 
@@ -87,6 +84,7 @@ class MeshTable(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 class LevelTable(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """``[machines.NAME.memories."MEMORY"]``; see :class:`~cpembed.hw.machine.Memory`."""
 
+    # None where [memories] or [machine] of the file may say it already.
     parent: str | None = None
     units: int = 1
     capacity_bytes: int | None = None
@@ -128,9 +126,12 @@ class HardwareTable(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_
     cpu_features: list[str] = []
     alternatives: list[str] = []
     constraints: str | None = None
-    otherwise: str | None = None
-    beside: str | None = None
+    # Older keys for a single target of `alternatives`.
+    older_otherwise: str | None = msgspec.field(default=None, name="otherwise")
+    older_beside: str | None = msgspec.field(default=None, name="beside")
     machine: MemoryInterface | None = None
+    # File in the same folder that holds tables [machines.NAME] and nothing else: each machine that
+    # this file lists takes the keys that it leaves out from there.
     machines_from: str | None = None
     machines: dict[str, HierarchyTable] = {}
 
@@ -141,14 +142,11 @@ Tables = Mapping[str, Any]
 
 @dataclass(frozen=True)
 class SpecificationFile:
-    """A file of a specification with the file of shared machines that it names.
-
-    ``contents`` and ``shared`` are the tables of the two files. ``shared_path`` equals ``path``,
-    and ``shared`` is empty, if no file of machines is named.
-    """
+    """A file of a specification with the file of shared machines that it names, as tables."""
 
     path: Path
     contents: Tables
+    # If no file of machines is named, the same path and no tables.
     shared_path: Path
     shared: Tables
 
@@ -171,6 +169,7 @@ class SpecificationFile:
 def _read_shared(path: Path, contents: Tables) -> tuple[Path, Tables]:
     """Path and contents of the file of shared machines."""
     name = contents.get("machines_from")
+    # Of another type, the key is reported when the tables are typed.
     if not isinstance(name, str):
         return path, {}
     shared_path = path.parent / name
@@ -186,6 +185,7 @@ def _read_shared(path: Path, contents: Tables) -> tuple[Path, Tables]:
 
 
 def _completed(contents: Tables, shared: Tables) -> Tables:
+    # Only machines that the specification lists: the shared file has those of others too.
     listed: object = contents.get("machines")
     if not isinstance(listed, dict):
         return contents

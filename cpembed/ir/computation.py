@@ -26,19 +26,13 @@ import numpy as np
 
 from cpembed.errors import InvariantError, WorkloadError
 from cpembed.ir.dtypes import DTYPES, dtype_info
-from cpembed.ir.expression import (
-    OPERATIONS,
-    Access,
-    Cast,
-    Expression,
-    Operation,
-    accesses,
-)
+from cpembed.ir.expression import OPERATIONS, Access, Cast, Expression, Operation, accesses
 
+# The solver's numbers have 64 bits, of which padding and sums need some, and costs are exact in
+# floating point up to here.
 LARGEST_SIZE, LARGEST_STEP = 2**53, 2**40
 """Maximum number of points, of elements of an operand and value of an index; maximum step of an
-index along an axis. The solver's numbers have 64 bits, of which padding and sums need some, and
-costs are exact in floating point up to here."""
+index along an axis."""
 
 
 class AxisKind(StrEnum):
@@ -77,8 +71,8 @@ class Operand:
         True if reads outside ``shape`` yield zero, such as in the padding of a convolution's image,
         and stores outside are dropped. Otherwise every access must stay inside.
     port_of : str or None
-        Operand of which this one is a *port* (:mod:`cpembed.ir.ports`): the same tensor through one
-        of its accesses.
+        Operand of which this one is a *port* (:mod:`cpembed.ir.accesses`): the same tensor through
+        one of its accesses.
     varies : bool
         True for an input that could be weights but is computed anew for every call, so that it
         cannot be packed ahead.
@@ -195,6 +189,11 @@ class Computation:
             maps[access.operand][access] = None
         return {name: tuple(accesses) for name, accesses in maps.items()}
 
+    @cached_property
+    def has_single_accesses(self) -> bool:
+        """True in port form, in which every operand has one access."""
+        return all(len(accesses) == 1 for accesses in self.access_maps.values())
+
     @property
     def macs(self) -> int:
         """Points of the iteration domain: the multiply-accumulates of a product-sum."""
@@ -202,12 +201,9 @@ class Computation:
 
     @cached_property
     def useful_macs(self) -> int:
-        """Multiply-accumulates without those on inserted zeros.
-
-        Products with zeros that were inserted between the elements of an operand
-        (``Operand.spread``), or that lie outside such an operand, do not count. Padding of any
-        other operand belongs to the computation and counts.
-        """
+        """Multiply-accumulates without those on zeros inserted in an operand (``spread``)."""
+        # Reads outside such an operand do not count either. Padding of any other operand belongs to
+        # the computation and counts.
         macs = self.macs
         for operand in self.inputs:
             if operand.spread:
@@ -281,7 +277,7 @@ class Computation:
             if access.operand not in {operand.name for operand in self.operands}:
                 raise WorkloadError(f"{self.name}: {access} names an unknown operand")
             self._check_bounds(access)
-            used |= {name for index in access.index for name in index.iterators}
+            used.update(access.iterators)
         unused = [axis.name for axis in self.axes if axis.name not in used]
         if unused:
             raise WorkloadError(f"{self.name}: axis {unused[0]} is in no index: remove it")
@@ -303,11 +299,9 @@ class Computation:
                     )
 
     def _check_outputs(self) -> None:
-        """Check that each output element is computed from inputs alone, by a single statement.
-
-        Without a reduction, a single point has to write it.
-        """
-        # Points may then be executed in any order, which every transformation relies on.
+        """Check that each output element is computed from inputs alone, by a single statement."""
+        # Points may then be executed in any order, which every transformation relies on. Without a
+        # reduction, a single point has to write an element.
         outputs = {operand.name for operand in self.outputs}
         for operand in self.outputs:
             if operand.dtype not in DTYPES:
@@ -322,7 +316,7 @@ class Computation:
                     "values with a reduction instead"
                 )
         for first, second in itertools.combinations(self.stores, 2):
-            if may_overlap(first, second):
+            if _may_overlap(first, second):
                 raise WorkloadError(
                     f"{self.name}: {first} and {second} may write the same element: give each "
                     "statement elements of its own"
@@ -330,7 +324,8 @@ class Computation:
         spatial = {axis.name for axis in self.axes if axis.kind is AxisKind.SPATIAL}
         reduced = [axis.name for axis in self.axes if axis.kind is AxisKind.REDUCTION]
         for statement in self.statements:
-            stored = {name for index in statement.store.index for name in index.iterators}
+            stored = set(statement.store.iterators)
+            # An axis is spatial for all statements or for none: kinds belong to the computation.
             if len(self.statements) > 1 and stored != spatial:
                 raise WorkloadError(
                     f"{self.name}: {statement.store} does not depend on the same axes as the "
@@ -351,7 +346,7 @@ class Computation:
             )
         for dimension, (index, size) in enumerate(zip(access.index, operand.shape, strict=True)):
             unknown = [name for name in index.iterators if name not in self.extents]
-            if unknown:
+            if unknown:  # before the bounds, which look every extent up
                 raise WorkloadError(f"{self.name}: {access} uses {unknown[0]}, which has no extent")
             low, high = index.bounds(self.extents)
             if not operand.zero_outside and (low < 0 or high >= size):
@@ -379,15 +374,13 @@ def changed_accesses(
     )
 
 
-def may_overlap(first: Access, second: Access) -> bool:
-    """True unless two accesses provably name different elements at all pairs of points.
-
-    They do if the constants of some dimension differ by no multiple of the greatest common divisor
-    of all coefficients, so that no difference of the two indices is zero.
-    """
+def _may_overlap(first: Access, second: Access) -> bool:
+    """True unless two accesses provably name different elements at all pairs of points."""
     if first.operand != second.operand:
         return False
     for left, right in zip(first.index, second.index, strict=True):
+        # A difference of the two indices is a multiple of the greatest common divisor of all
+        # coefficients, plus the distance of the constants: never 0 if that is no multiple.
         terms = (*left.terms, *right.terms)
         step = math.gcd(*(term.coefficient for term in terms))
         distance = left.constant - right.constant

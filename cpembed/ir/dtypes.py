@@ -26,8 +26,6 @@ class DTypeKind(StrEnum):
 class DType:
     """An element type; ``accumulator`` is the type in which products of two such values are summed.
 
-    A type of fewer than eight bits occupies a byte.
-
     >>> DTYPES["uint8"].integer_range, INPUT_DTYPES["int7"].in_memory
     ((0, 255), 'int8')
     """
@@ -43,7 +41,7 @@ class DType:
 
     @property
     def size_bytes(self) -> int:
-        """Bytes of the element that holds a value."""
+        """Bytes of the element that holds a value; fewer than eight bits occupy one."""
         return -(-self.bits // 8)
 
     @property
@@ -54,6 +52,7 @@ class DType:
     @property
     def numpy(self) -> np.dtype[Any]:
         """The numpy type of the element that holds a value."""
+        # numpy has none of its own.
         if self.name == "bfloat16":
             return np.dtype(ml_dtypes.bfloat16)
         return np.dtype(self.in_memory)
@@ -85,6 +84,8 @@ DTYPES: dict[str, DType] = {
     )
 }
 
+# The seven bits are a promise about values: with it, instructions that sum products in 16 bits
+# (VPMADDUBSW) do not saturate.
 INPUT_DTYPES: dict[str, DType] = DTYPES | {
     dtype.name: dtype
     for dtype in (
@@ -109,19 +110,28 @@ def dtype_info(name: str) -> DType:
 
 
 def numpy_dtype(name: str) -> np.dtype[Any]:
+    """Return :attr:`DType.numpy` of a type by name."""
     return dtype_info(name).numpy
 
 
 def bits(name: str) -> int:
+    """Return the number of bits of a type's values, which may be fewer than its element has."""
     return dtype_info(name).bits
 
 
 def size_bytes(name: str) -> int:
+    """Return the number of bytes of an element of a type."""
     return dtype_info(name).size_bytes
 
 
 def is_integer(name: str) -> bool:
+    """True for a type of integers, signed or not."""
     return dtype_info(name).is_integer
+
+
+def is_signed(name: str) -> bool:
+    """True for a type of signed integers; False for floats."""
+    return dtype_info(name).kind is DTypeKind.SIGNED
 
 
 def require_values(operand: str, dtype: str, array: NDArray[Any]) -> None:
@@ -141,6 +151,7 @@ def require_values(operand: str, dtype: str, array: NDArray[Any]) -> None:
     WorkloadError
         If a value is out of the range of the type.
     """
+    # An array of numpy cannot hold other values of these.
     if dtype in DTYPES or not array.size:
         return
     low, high = dtype_info(dtype).integer_range
@@ -150,10 +161,6 @@ def require_values(operand: str, dtype: str, array: NDArray[Any]) -> None:
             f"operand {operand} holds values from {least} to {largest}, {dtype} is {low} to "
             f"{high}: keep to these, or declare {dtype_info(dtype).in_memory}"
         )
-
-
-def is_signed(name: str) -> bool:
-    return dtype_info(name).kind is DTypeKind.SIGNED
 
 
 def accumulator(*dtypes: str) -> str:
@@ -184,6 +191,7 @@ def holds(dtype: str, source: str) -> bool:
     significand = {"float16": 11, "bfloat16": 8, "float32": 24, "float64": 53}[dtype]
     if narrow.is_integer:
         return max(abs(edge) for edge in narrow.integer_range) <= 2**significand
+    # float16 has more significand, bfloat16 more exponent: of 16 bits, neither holds the other.
     return wide.bits > narrow.bits
 
 
@@ -192,12 +200,10 @@ def resolve_dtypes(dtype: str | Sequence[str] | None, inputs: int = 2) -> tuple[
 
     A single type holds for every input; otherwise there is one per input. The output's type may
     follow last; by default it is the accumulator of the inputs. None is int8. Text may be a comma
-    list.
+    list. Raises :class:`WorkloadError` for an unknown type or a wrong number of them.
 
     >>> resolve_dtypes("uint8,int8"), resolve_dtypes("float32"), resolve_dtypes(None)
     (('uint8', 'int8', 'int32'), ('float32', 'float32', 'float32'), ('int8', 'int8', 'int32'))
-
-    Raises :class:`WorkloadError` for an unknown type or a wrong number of them.
     """
     if dtype is None:
         dtype = DEFAULT_DTYPE

@@ -19,6 +19,11 @@ class Access:
     operand: str
     index: tuple[IndexExpr, ...]
 
+    @property
+    def iterators(self) -> tuple[str, ...]:
+        """Iterators of all indices, in order of first appearance."""
+        return tuple(dict.fromkeys(name for index in self.index for name in index.iterators))
+
     def __str__(self) -> str:
         return f"{self.operand}[{', '.join(str(i) for i in self.index)}]"
 

@@ -33,12 +33,15 @@ FUNCTIONS: dict[str, int] = {"max": 2, "min": 2, "abs": 1, "neg": 1}
 """Operations that are written as calls, with their number of arguments."""
 
 _RESERVED = (*FUNCTIONS, "cast")
+# The parser and all that walks trees are recursive, and Python's stack is limited.
 _MAX_NESTING = 64
-"""Maximum depth of parentheses and signs: the parser and all that walks trees are recursive."""
+"""Maximum depth of parentheses and signs."""
+# A sum of as many terms is a tree of that depth.
 _MAX_OPERATIONS = 128
-"""Maximum number of operations of a statement: a sum of as many terms is a tree of that depth."""
+"""Maximum number of operations of a statement."""
+# All such integers fit 64 bits.
 _MAX_DIGITS = 18
-"""Maximum number of digits of an integer, so that it fits 64 bits."""
+"""Maximum number of digits of an integer."""
 _TOKEN = re.compile(
     r"(?P<number>(?:\d+\.\d*|\.\d+)(?:[eE][+-]?\d+)?|\d+[eE][+-]?\d+|\d+)"
     r"|(?P<name>[A-Za-z_][A-Za-z_0-9]*)"
@@ -107,10 +110,8 @@ def located_error(column: int, token: str, problem: str) -> WorkloadError:
 
     Parameters
     ----------
-    column : int
-        Position in the text, counted from 1.
-    token : str
-        The token at this position.
+    column, token : int, str
+        Position in the text, counted from 1, and the token there.
     problem : str
         What is wrong, and the remedy.
     """
@@ -136,6 +137,7 @@ class _Parser:
             raise self._error(
                 self._next, "expected an operator + - * >> or the end of the expression"
             )
+        # Only now, because a name may become an iterator after it was used as an operand.
         for name, (_, column) in self._operands.items():
             if name in self._iterators:
                 raise located_error(
@@ -276,6 +278,7 @@ class _Parser:
 
     def _number(self) -> int | float:
         token = self._take()
+        # `2p` is two tokens; without this check the error would speak of a missing operator.
         if self._next.kind == "name" and self._next.column == token.end:
             raise self._error(self._next, f"write a product as {token.text}*{self._next.text}")
         if token.text.isdigit():
@@ -283,7 +286,7 @@ class _Parser:
                 raise self._error(token, f"more than {_MAX_DIGITS} digits; use a smaller number")
             return int(token.text)
         value = float(token.text)
-        if not math.isfinite(value):
+        if not math.isfinite(value):  # such as 1e999
             raise self._error(token, "exceeds float64; use a smaller number")
         return value
 

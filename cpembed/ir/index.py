@@ -8,7 +8,8 @@ with a split without leaving the language.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+import math
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -83,10 +84,10 @@ class IndexTerm:
 class IndexExpr:
     """A sum of index terms and a constant, with like terms merged.
 
-    Build with :meth:`of`, which merges like terms and keeps the order of first appearance. Equality
-    is that of the written form: ``p + r`` and ``r + p`` have equal values and are different.
+    Build with :meth:`sum`, which keeps the order of first appearance. Equality is that of the
+    written form: ``p + r`` and ``r + p`` have equal values and are different.
 
-    >>> e = IndexExpr.of([IndexTerm("p", 2), IndexTerm("r")], -1)
+    >>> e = IndexExpr.sum([IndexTerm("p", 2), IndexTerm("r")], -1)
     >>> str(e), e.bounds({"p": 4, "r": 3})
     ('2*p + r - 1', (-1, 7))
     >>> e.evaluate({"p": 3, "r": 2})
@@ -97,7 +98,7 @@ class IndexExpr:
     constant: int = 0
 
     @staticmethod
-    def of(terms: Iterable[IndexTerm], constant: int = 0) -> IndexExpr:
+    def sum(terms: Iterable[IndexTerm], constant: int = 0) -> IndexExpr:
         """Add terms and a constant, merge like terms and drop those that are zero."""
         # This runs for every step of every layout: few objects, and lists instead of generators.
         terms = tuple(terms)
@@ -163,7 +164,8 @@ class IndexExpr:
         subtracted from the iterator of that sum; otherwise the range may be too large.
         """
         # Terms of one iterator depend on each other: x - (x + 1) % 4 is never below -1, though the
-        # bounds of its terms add up to -3. Such differences are enumerated.
+        # bounds of its terms add up to -3. Such differences are enumerated: layouts in place, whose
+        # last block moves back, are made of them and need exact bounds.
         low = high = self.constant
         terms = self.terms
         if any(term.inner is not None and term.coefficient < 0 for term in terms):
@@ -198,8 +200,8 @@ class IndexExpr:
     def substitute(self, replacements: Mapping[str, IndexExpr]) -> IndexExpr:
         """Replace iterators by expressions, also inside digits.
 
-        >>> IndexExpr.of([IndexTerm("x", 2)], 1).substitute(
-        ...     {"x": IndexExpr.of([IndexTerm("a", 4), IndexTerm("b")])}
+        >>> IndexExpr.sum([IndexTerm("x", 2)], 1).substitute(
+        ...     {"x": IndexExpr.sum([IndexTerm("a", 4), IndexTerm("b")])}
         ... ).bounds({"a": 2, "b": 4})
         (1, 15)
         """
@@ -220,6 +222,7 @@ class IndexExpr:
                 continue
             inner = replacements[term.iterator]
             if not term.is_affine:
+                # The digit of a sum does not distribute over its terms, which may carry.
                 renamed = inner.single_iterator
                 if renamed is None:
                     terms.append(replace(term, iterator="", inner=inner))
@@ -229,15 +232,15 @@ class IndexExpr:
             scale = term.coefficient
             terms += inner.terms if scale == 1 else [t.times(scale) for t in inner.terms]
             constant += term.coefficient * inner.constant
-        return IndexExpr.of(terms, constant) if changed else self
+        return IndexExpr.sum(terms, constant) if changed else self
 
     def times(self, factor: int) -> IndexExpr:
         """Multiply by an integer."""
-        return IndexExpr.of([term.times(factor) for term in self.terms], self.constant * factor)
+        return IndexExpr.sum([term.times(factor) for term in self.terms], self.constant * factor)
 
     def rename(self, new_name: Callable[[str], str]) -> IndexExpr:
         """Rename every iterator."""
-        return IndexExpr.of(
+        return IndexExpr.sum(
             (
                 replace(t, iterator=new_name(t.iterator))
                 if t.inner is None
@@ -250,7 +253,7 @@ class IndexExpr:
     def __add__(self, addend: IndexExpr | int) -> IndexExpr:
         if isinstance(addend, int):
             return IndexExpr(self.terms, self.constant + addend)
-        return IndexExpr.of((*self.terms, *addend.terms), self.constant + addend.constant)
+        return IndexExpr.sum((*self.terms, *addend.terms), self.constant + addend.constant)
 
     def __str__(self) -> str:
         parts: list[str] = []
@@ -265,3 +268,19 @@ class IndexExpr:
             parts += ["-" if self.constant < 0 else "+", str(abs(self.constant))]
         text = " ".join(parts)
         return text[2:] if text.startswith("+ ") else "-" + text[2:]
+
+
+def row_major_strides(shape: Sequence[int]) -> tuple[int, ...]:
+    """Return the distance in elements of neighbours along each dimension of a dense array."""
+    return tuple(math.prod(shape[k + 1 :]) for k in range(len(shape)))
+
+
+def flat_index(indices: Sequence[IndexExpr], strides: Sequence[int]) -> IndexExpr:
+    """Return the index into a flat buffer of an element that has an index in each dimension.
+
+    >>> str(flat_index([IndexExpr.iterator("x"), IndexExpr((), 2)], row_major_strides((3, 5))))
+    '5*x + 2'
+    """
+    pairs = list(zip(indices, strides, strict=True))
+    terms = [term.times(stride) for index, stride in pairs for term in index.terms]
+    return IndexExpr.sum(terms, sum(index.constant * stride for index, stride in pairs))

@@ -46,11 +46,6 @@ def interpret(
     ----------
     computation, inputs, chunk_points
         As of :func:`interpret_all`.
-
-    Returns
-    -------
-    array
-        The output, in its shape and dtype.
     """
     output = computation.output.name
     return interpret_all(computation, inputs, chunk_points=chunk_points)[output]
@@ -61,10 +56,9 @@ def interpret_all(
 ) -> dict[str, Array]:
     """Execute a computation and return every output by name, in its shape and dtype.
 
-    Integer arithmetic is exact in 64 bits, so that a product can be shifted and clipped before it
-    is converted to fewer bits; the result wraps around in the output's dtype. For a float output
-    all arithmetic is in float64 and the result is rounded once, so that it can serve as reference
-    for any order of summation. Output elements that no point writes are zero.
+    Integer arithmetic is exact in 64 bits, and the result wraps around in the output's dtype. For a
+    float output all arithmetic is in float64 and the result is rounded once. Output elements that
+    no point writes are zero.
 
     Parameters
     ----------
@@ -139,6 +133,8 @@ def check_inputs(computation: Computation, inputs: Mapping[str, Array]) -> dict[
 
 def computing_dtype(output: str) -> np.dtype[Any]:
     """Type of a statement's arithmetic: 64-bit integers, or float64 for a float output."""
+    # So wide that a product can be shifted and clipped before it is converted to fewer bits, and
+    # that a sum of floats can serve as reference for any order of summation.
     return numpy_dtype("int64" if is_integer(output) else "float64")
 
 
@@ -155,6 +151,7 @@ def _combine(reduction: str | None, values: Array, targets: Array, results: Arra
     if reduction is None:
         values[targets] = results
     else:
+        # Unbuffered: plain indexing would add only one of several points that write an element.
         _FUNCTIONS[reduction].at(values, targets, results)
 
 

@@ -30,8 +30,9 @@ def parse_computation(
     varying: Collection[str] = (),
     axis_order: AxisOrder = "extents",
 ) -> Computation:
-    """Parse statements at fixed extents. An axis that indexes the output is spatial, any other a
-    reduction.
+    """Parse statements at fixed extents.
+
+    An axis that indexes the output is spatial, any other a reduction.
 
     >>> c = parse_computation("C[x,y] += A[x,z] * B[z,y]", {"x": 4, "y": 2, "z": 8})
     >>> [(a.name, a.kind.value) for a in c.axes], c.operand("A").shape, c.output.dtype
@@ -64,16 +65,12 @@ def parse_computation(
     """
     body = parse_body(text)
     order = _axis_names(body, extents, axis_order)
-    spatial = {
-        name
-        for statement in body.statements
-        for index in statement.store.index
-        for name in index.iterators
-    }
+    spatial = {name for statement in body.statements for name in statement.store.iterators}
     axes = tuple(
         Axis(axis, extents[axis], AxisKind.SPATIAL if axis in spatial else AxisKind.REDUCTION)
         for axis in order
     )
+    # Checked here before the computation checks itself, because columns are known only here.
     for statement in body.statements:
         _check_statement(statement, body, axes)
     types = _operand_dtypes(body, dtypes or {})
@@ -165,6 +162,7 @@ def _operand_dtypes(body: ParsedBody, dtypes: Mapping[str, str]) -> dict[str, st
             for node in walk(statement.value)
         )
         distinct = {types[read.operand] for read in statement.reads}
+        # A maximum, or a copy, of values of one type has that type.
         widened = accumulator(*distinct) if sums or len(distinct) > 1 else distinct.pop()
         output = statement.store.operand
         types.setdefault(output, dtypes.get(output, widened))
@@ -198,6 +196,7 @@ def _operand_shapes(
         size: list[int] = []
         for dimension, index in enumerate(access.index):
             low, high = index.bounds(extents)
+            # Without a shape the largest index decides it; a negative one has no such remedy.
             if low < 0 and access.operand not in zero_outside:
                 raise located_error(
                     column,

@@ -22,10 +22,11 @@ from cpembed.ir.dtypes import dtype_info, holds, is_integer, numpy_dtype
 from cpembed.ir.expression import Access, Cast, Expression, Operation
 from cpembed.ir.interpreter import Array, check_inputs, interpret
 
+# 32 MiB of float64.
 _TILE_ELEMENTS = 1 << 22
-"""Maximum number of elements of the three matrices of a tile, in total: 32 MiB of float64."""
+"""Maximum number of elements of the three matrices of a tile, in total."""
 _EXACT_FLOAT64 = 1 << 53
-"""Sums below this are exact in float64."""
+"""Bound below which all sums of integers are exact in float64."""
 
 
 def random_inputs(computation: Computation, seed: int) -> dict[str, Array]:
@@ -80,6 +81,7 @@ def reference(computation: Computation, inputs: Mapping[str, Array]) -> Array:
     )
     bound = reduced * _magnitude(arrays[left.operand])
     bound *= _magnitude(arrays[right.operand]) if right else 1
+    # numpy multiplies matrices of integers without BLAS, far more slowly.
     matrix_type = np.int64 if integer and bound >= _EXACT_FLOAT64 else np.float64
     for tile in product.tiles(computation.extents):
         product.accumulate(tile, np.dtype(matrix_type), integer)
@@ -133,13 +135,14 @@ class _Product:
         def reads(view: _View, axis: str) -> bool:
             return view.array.strides[view.axes.index(axis)] != 0
 
-        stored = {name for index in computation.statement.store.index for name in index.iterators}
+        stored = computation.statement.store.iterators
         spatial = [axis for axis in computation.extents if axis in stored]
         columns = [a for a in spatial if reads(right, a) and not reads(left, a)]
         batch = [a for a in spatial if reads(right, a) and reads(left, a)]
         rows = [a for a in spatial if a not in columns and a not in batch]
         contracted = [axis for axis in computation.extents if axis not in stored]
-        # Reversed, the most contiguous axis of the left factor is the innermost of the copy.
+        # Reversed, the most contiguous axis of the left factor is the innermost of the copy: long
+        # runs are copied, not single elements.
         contracted.sort(key=left.contiguity, reverse=True)
         rows.sort(key=left.contiguity, reverse=True)
         columns.sort(key=right.contiguity, reverse=True)
@@ -282,10 +285,9 @@ def _factors(computation: Computation) -> tuple[Access, Access | None] | None:
 
 
 def _is_injective(computation: Computation, output: Operand) -> bool:
-    """True if points that differ in an axis of the store provably write different elements.
-
-    It suffices that, sorted by stride, every axis steps over all that the previous axes can reach.
-    """
+    """True if points that differ in an axis of the store provably write different elements."""
+    # It suffices that, sorted by stride, every axis steps over all that the previous ones reach.
+    # Stores outside the output are dropped, which views of it cannot do.
     if output.zero_outside:
         return False
     strides: dict[str, int] = {}

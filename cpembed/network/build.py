@@ -1,4 +1,4 @@
-"""Build a model's library: prepare the graph for a target, plan, compile, link."""
+"""Build a model's library: prepare the graph for a target, plan, compile, link, load."""
 
 from __future__ import annotations
 
@@ -7,27 +7,25 @@ import tempfile
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
-from types import TracebackType
 
 import numpy as np
 
 from cpembed.driver import matching
-from cpembed.driver.named import hardware_spec
 from cpembed.errors import BackendUnavailable, CpembedError, WorkloadError
 from cpembed.export.library import EVERYTHING, Contents, Library, write_library
 from cpembed.export.loader import Library as OpenLibrary
 from cpembed.frontends import load_model
 from cpembed.graph.graph import Array, Graph, Operator, check_inputs
 from cpembed.hw.instruction import HardwareSpec
-from cpembed.network.kernel_cache import Progress, silent
 from cpembed.network.plan import NetworkPlan, Planning, plan_network
 from cpembed.network.program import NetworkProgram, network_program
+from cpembed.steps import Progress, silent
 from cpembed.targets.registry import missing_for
 
 
 @dataclass(frozen=True)
 class CompiledNetwork:
-    """Library of a network, and what it was made from."""
+    """Library of a network, with the plan and the program that it was made from."""
 
     plan: NetworkPlan
     network: NetworkProgram
@@ -35,15 +33,15 @@ class CompiledNetwork:
 
     @property
     def graph(self) -> Graph:
+        """Network that was compiled."""
         return self.plan.graph
 
     def open(self, threads: int = 0) -> RunningNetwork:
-        """Load the library.
+        """Load the library, for as many ``threads`` as it was planned for if 0.
 
-        ``threads`` is 0 for as many as it was planned for. Raises
-        :class:`~cpembed.errors.CpembedError` if
-        another library was written in its place.
+        Raises :class:`~cpembed.errors.CpembedError` if another library was written in its place.
         """
+        # Its plan says how inputs and outputs lie in memory, so another one would be misread.
         if self.library.is_replaced:
             raise CpembedError(
                 f"{self.library.path} is another library now: open it before the next one is "
@@ -54,12 +52,19 @@ class CompiledNetwork:
 
 
 class RunningNetwork:
-    """Loaded network; a context manager."""
+    """Loaded network, called with arrays; a context manager that unloads it."""
 
     def __init__(self, compiled: CompiledNetwork, library: OpenLibrary) -> None:
         self.compiled = compiled
         self.library = library
         self.scratch: tempfile.TemporaryDirectory[str] | None = None
+
+    def __repr__(self) -> str:
+        graph, types = self.compiled.graph, self.compiled.graph.types
+        arguments = ", ".join(f"{name}: {types[name]}" for name in graph.inputs)
+        results = ", ".join(f"{name}: {types[name]}" for name in graph.outputs)
+        target = self.compiled.plan.target.name
+        return f"<network {graph.name} on {target}: ({arguments}) -> {results}>"
 
     def __call__(self, *arrays: Array, **named: Array) -> Array | dict[str, Array]:
         """Compute the outputs of inputs that are given in the model's order or by name.
@@ -78,50 +83,40 @@ class RunningNetwork:
         if len(arrays) > len(names):
             raise WorkloadError(f"{len(arrays)} inputs: the network takes {', '.join(names)}")
         outputs = self.run({**dict(zip(names, arrays, strict=False)), **named})
-        (*others, last) = outputs.values()
-        return outputs if others else last
+        return outputs if len(outputs) > 1 else next(iter(outputs.values()))
 
     def run(self, inputs: Mapping[str, Array]) -> dict[str, Array]:
         """Compute the outputs by name.
 
         Raises :class:`~cpembed.errors.WorkloadError` for other inputs than the network's.
         """
-        graph = self.compiled.graph
+        graph, buffers = self.compiled.graph, self.compiled.network.results
         check_inputs(graph, inputs)
         outputs = self.library.run(*self.in_order(inputs))
-        return self.named(outputs)
+        by_buffer = dict(zip((info.name for info in self.library.outputs), outputs, strict=True))
+        return {
+            name: as_typed(by_buffer[buffers[name]], graph.types[name].dtype)
+            for name in graph.outputs
+        }
 
     def in_order(self, inputs: Mapping[str, Array]) -> list[Array]:
         """Return inputs in the library's order, in storage types."""
         return [as_stored(inputs[info.name]) for info in self.library.inputs]
 
-    def named(self, outputs: tuple[Array, ...]) -> dict[str, Array]:
-        """Return the library's outputs by name, in the network's types."""
-        types, buffers = self.compiled.graph.types, self.compiled.network.results
-        named = zip((info.name for info in self.library.outputs), outputs, strict=True)
-        by_buffer = dict(named)
-        return {
-            name: as_typed(by_buffer[buffers[name]], types[name].dtype)
-            for name in self.compiled.graph.outputs
-        }
-
     def close(self) -> None:
+        """Unload the library."""
         self.library.close()
 
     def __enter__(self) -> RunningNetwork:
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.close()
 
 
 def prepared_for(graph: Graph, target: HardwareSpec) -> Graph:
-    """Return a graph with the element types that a target multiplies."""
+    """Return a graph with the element types that a target multiplies, and unique names."""
+    # Plans, programs and documents refer to operators by name.
     return uniquely_named(matching.prepared_for(graph, target))
 
 
@@ -154,7 +149,7 @@ def compile_network(
 ) -> CompiledNetwork:
     """Write the library of a network to a folder.
 
-    Kernels run on as many threads as the process has for kernels.
+    Its kernels run on as many threads as this process has for kernels.
 
     Parameters
     ----------
@@ -166,10 +161,10 @@ def compile_network(
     name : str, optional
         Name of the library; by default the graph's.
     contents : Contents
-        Files that are written.
+        Files to write.
     progress : Progress, optional
     check : callable, optional
-        Called before any file is written; none is if it raises.
+        Called with the loadable draft before any file is written; if it raises, none is.
 
     Raises
     ------
@@ -178,7 +173,7 @@ def compile_network(
     BackendUnavailable
         If there is no C compiler, or the target has no library.
     """
-    spec, planning = hardware_spec(target), planning or Planning()
+    spec, planning = matching.network_spec(graph, target), planning or Planning()
     _require_library(spec)
     plan = plan_network(prepared_for(graph, spec), spec, planning, progress)
     network = network_program(plan, name or _library_name(graph.name), planning.cache, progress)
@@ -187,6 +182,7 @@ def compile_network(
 
     def checked(path: Path) -> None:
         if check is not None:
+            # The draft may be opened and run, but has no other files yet.
             check(CompiledNetwork(plan, network, Library(label, path.parent, ())))
 
     library = write_library(network.program, folder, contents, check=checked)
@@ -194,15 +190,14 @@ def compile_network(
 
 
 def _require_library(spec: HardwareSpec) -> None:
-    """Raise :class:`BackendUnavailable` unless a library of this machine can hold a target's
-    kernels.
-    """
+    """Raise :class:`BackendUnavailable` if this machine cannot build a target's library."""
     if missing := missing_for(spec):
         raise BackendUnavailable(f"{spec.name}: {'; '.join(missing)}; name another target")
 
 
 def _library_name(text: str) -> str:
-    """Return a C identifier for a model's name, which is often that of its file."""
+    """Return a C identifier for a model's name, which often is the name of its file."""
+    # The program's symbols, files and Python class begin with this name, so it is short.
     stem = re.sub(r"\.(onnx|pt2)$", "", text)
     name = re.sub(r"\W+", "_", stem, flags=re.ASCII).strip("_")[:40] or "network"
     return name if name[0].isalpha() else f"n{name}"
@@ -215,12 +210,12 @@ def compile_model(
     folder: Path | None = None,
     threads: int = 0,
 ) -> RunningNetwork:
-    """Compile a network and load it: the result is called with arrays.
+    """Compile a network and load it, so that it can be called with arrays.
 
     Parameters
     ----------
     model : str, Path or Graph
-        File of an ONNX model or an exported PyTorch program, or what
+        File of an ONNX model or an exported PyTorch program, or the graph that
         :func:`~cpembed.frontends.load_model` read from one.
     target : str or HardwareSpec
         Target by name, file or value, whose kernels run on this machine.
@@ -246,20 +241,20 @@ def compile_model(
         return compile_network(graph, target, folder).open(threads)
     scratch = tempfile.TemporaryDirectory(prefix="cpembed-")
     network = compile_network(graph, target, Path(scratch.name)).open(threads)
-    # The folder is removed with the network that was loaded from it.
+    # Its finalizer removes the folder once the network is no longer used.
     network.scratch = scratch
     return network
 
 
 def as_stored(array: Array) -> Array:
-    """Return elements in their storage types; inverse of :func:`as_typed`."""
+    """Return an array of storage types: Booleans are bytes, bfloat16 is uint16."""
     if array.dtype == np.bool_:
         return array.view(np.uint8)
     return array.view(np.uint16) if array.dtype.name == "bfloat16" else array
 
 
 def as_typed(array: Array, dtype: str) -> Array:
-    """Return the elements that stored ones stand for."""
+    """Return an array of a network's type from one of its storage type."""
     if dtype == "bool":
         return array.astype(np.bool_)
     if dtype == "bfloat16":

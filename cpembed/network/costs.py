@@ -1,13 +1,14 @@
-"""Costs of kernels and of layout conversions, in microseconds: estimated or measured.
+"""Costs of kernels and of layout conversions in microseconds, estimated or measured.
 
-Estimates are copies by the calibration of the target. Measurements compile and time each kernel in
-the worker, on zeros, with operands as close as the caches keep them; medians are cached.
+An estimate is the time of copying the same bytes, from the target's calibration, times the effort
+of the operator. Measurements compile and time each kernel in the worker, on zeros, with operands
+as close as the caches keep them; medians are cached.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -19,63 +20,22 @@ from cpembed.codegen.epilogue import channel_axes
 from cpembed.codegen.plan import KernelPlan
 from cpembed.codegen.recorded import Memory, RecordedCall
 from cpembed.errors import CpembedError
-from cpembed.graph.kinds import (
-    Apply,
-    DynamicQuantize,
-    Elementwise,
-    Gather,
-    Kind,
-    LayerNorm,
-    Pool,
-    Quantize,
-    Scalar,
-    Softmax,
-    Table,
-)
+from cpembed.graph.kinds import Apply, Elementwise, Gather, Kind, Pool, Scalar
 from cpembed.ir.dtypes import numpy_dtype, size_bytes
-from cpembed.network.kernel_cache import Cache, Progress, digest_of, symbol_of
-from cpembed.network.operators import PlacedTensor
+from cpembed.network.kernel_cache import Cache, digest_of, symbol_of
+from cpembed.network.operators import EFFORT, FUNCTION_EFFORT, PlacedTensor
 from cpembed.network.product_kernels import ProductKernel, recorded_kernel
 from cpembed.runtime import worker
 from cpembed.runtime.measurement.environment import machine
 from cpembed.runtime.measurement.runner import time_work
-from cpembed.steps import step
-from cpembed.targets.base import Target
-from cpembed.targets.capabilities import copy_us
+from cpembed.steps import Progress, step
+from cpembed.targets.capabilities import AnyTarget, copy_us
 
-# Time of a kind relative to copying the same bytes (measured on Zen 5, one thread:
-# ``benchmarks/generated.py``). Other kinds count as copies.
-_TIMES_A_COPY: Mapping[type[Kind], float] = {
-    Softmax: 16.0,
-    Table: 8.0,
-    LayerNorm: 4.0,
-    Quantize: 2.0,
-    DynamicQuantize: 4.0,
-}
-
-# Time of an exponential, an error function or a hyperbolic tangent relative to a copy.
-_OF_A_FUNCTION = 4.0
-
-_POLYNOMIALS = frozenset({"exp", "log", "erf", "tanh", "sigmoid", "sin", "cos", "pow"})
+# Operations that take about as long as a function's polynomial.
+_FUNCTIONS = frozenset({"exp", "log", "erf", "tanh", "sigmoid", "sin", "cos", "pow"})
 
 # Copied bytes per microsecond and thread, for targets without calibration.
 _BYTES_PER_US = 4000.0
-
-AnyTarget = Target[Any, Any, Any]
-
-
-def estimate_conversion_us(
-    target: AnyTarget, source: PlacedTensor, destination: PlacedTensor, threads: int
-) -> float:
-    """Return the estimated cost of copying a tensor into another layout.
-
-    Parameters
-    ----------
-    target : Target
-    source, destination : PlacedTensor
-    threads : int
-    """
-    return _moved_us(target, [source], [destination], threads)
 
 
 def estimate_operator_us(
@@ -85,18 +45,19 @@ def estimate_operator_us(
     outputs: Sequence[PlacedTensor],
     threads: int,
 ) -> float:
-    """Return the estimated cost of an operator that is no product.
+    """Estimate the cost of an operator that is no product.
 
     Parameters
     ----------
     target : Target
+        Target whose calibration is used.
     kind : Kind
     inputs, outputs : sequence of PlacedTensor
     threads : int
     """
-    passes = _TIMES_A_COPY.get(type(kind), 1.0)
+    passes = EFFORT.get(type(kind), 1.0)
     if isinstance(kind, Elementwise):
-        passes += _OF_A_FUNCTION * functions(kind.expression)
+        passes += FUNCTION_EFFORT * _functions(kind.expression)
     if isinstance(kind, Pool):
         taps, strides = 1, 1
         for window, stride in zip(kind.window, kind.strides, strict=True):
@@ -104,42 +65,61 @@ def estimate_operator_us(
         # Overlapping windows read each element several times.
         overlapping = tuple(kind.window) != inputs[0].shape[-len(kind.window) :]
         passes = max(1.0, taps / strides) if overlapping else 1.0
-    # A table of rows is read where its rows are taken.
+    # A gather reads only the rows that it selects, as many bytes as it writes.
     read = outputs if isinstance(kind, Gather) else inputs
-    return _moved_us(target, read, outputs, threads) * passes
+    return estimate_copy_us(target, [*read, *outputs], threads) * passes
 
 
-def functions(expression: Scalar) -> int:
+def _functions(expression: Scalar) -> int:
     """Return the number of functions in an expression that polynomials compute."""
     if not isinstance(expression, Apply):
         return 0
-    inside = sum(functions(argument) for argument in expression.arguments)
-    return inside + (expression.operation in _POLYNOMIALS)
+    inside = sum(_functions(argument) for argument in expression.arguments)
+    return inside + (expression.operation in _FUNCTIONS)
 
 
-def _moved_us(
-    target: AnyTarget, inputs: Sequence[PlacedTensor], outputs: Sequence[PlacedTensor], threads: int
-) -> float:
-    tensors = [*inputs, *outputs]
+def estimate_copy_us(target: AnyTarget, tensors: Sequence[PlacedTensor], threads: int) -> float:
+    """Estimate the cost of a copy that reads or writes each of some tensors once.
+
+    Parameters
+    ----------
+    target : Target
+        Target whose calibration is used.
+    tensors : sequence of PlacedTensor
+        Inputs and outputs.
+    threads : int
+    """
     size = sum(tensor.type.elements * size_bytes(tensor.storage_dtype) for tensor in tensors)
+    # Copies that change the order of elements transpose blocks in registers, which takes longer.
     orders = {_order(tensor) for tensor in tensors if tensor.type.elements > 1}
     calibrated = copy_us(target, size, threads, reordered=len(orders) > 1)
     return size / (_BYTES_PER_US * threads) if calibrated is None else calibrated
 
 
 def _order(tensor: PlacedTensor) -> tuple[tuple[int, ...], int]:
-    """Return the order of the axes that have several elements."""
+    """Return the order of the axes that have several elements, and the size of a block."""
     layout = tensor.layout
     order = tuple(axis for axis in layout.order if layout.shape[axis] > 1)
     return order, layout.block
 
 
+# Number of timed rounds of a kernel, whose median counts, and milliseconds per round.
 _ROUNDS, _ROUND_MS = 7, 4.0
 
 
 @dataclass
 class KernelTimer:
-    """Timer of kernels; ``progress`` counts those that are measured in this process."""
+    """Timer of kernels.
+
+    Attributes
+    ----------
+    cache : Cache
+        Cache of measured times.
+    progress : Progress
+        Called with the number of kernels that this process measured.
+    microseconds : dict from str to float
+        Times in this process by cache key.
+    """
 
     cache: Cache
     threads: int
@@ -164,7 +144,7 @@ class KernelTimer:
         return self._us(recorded_kernel(kernel, epilogue, constants, self.threads).run)
 
     def plan_us(self, plan: KernelPlan, tensors: Sequence[PlacedTensor]) -> float:
-        """Return the cost of a kernel on tensors."""
+        """Return the cost of a kernel on tensors; infinite if it cannot be measured."""
         buffers = tuple(
             Memory(max(1, tensor.layout.elements), tensor.storage_dtype) for tensor in tensors
         )
@@ -179,7 +159,7 @@ class KernelTimer:
             cached = self.cache.get(float, key)
             if cached is None:
                 cached = self._measured(calls)
-                self.cache.put(key, cached)
+                self.cache.store(key, cached)
                 self.measured += 1
                 self.progress("measuring kernels", self.measured, 0)
             self.microseconds[key] = cached
@@ -189,12 +169,14 @@ class KernelTimer:
         try:
             return worker.call(_timed, calls)
         except CpembedError:
-            # A kernel that does not compile, or ends the worker, is not chosen.
+            # A kernel that does not compile or crashes the worker must not end the planning; at an
+            # infinite cost it is left out.
             return math.inf
 
 
 def _timed(calls: Sequence[RecordedCall]) -> float:
-    """Return the median microseconds of calls, one after the other; runs in the worker."""
+    """Return the median microseconds of a sequence of calls; runs in the worker."""
+    # Calls share memory, which is the same object: one may write what the next one reads.
     buffers: dict[int, Any] = {}
     for memory in (memory for call in calls for memory in call.buffers):
         if id(memory) not in buffers:

@@ -1,4 +1,4 @@
-"""Inputs and outputs of a network: files of numpy, random and special values."""
+"""Inputs and outputs of a network: files of numpy, random inputs, special values."""
 
 from __future__ import annotations
 
@@ -18,20 +18,21 @@ from cpembed.graph.graph import Array, Graph, check_inputs
 from cpembed.graph.kinds import Gather
 from cpembed.runtime.measurement.verification import with_special_values
 
-LARGEST_FILE = 1 << 32
-"""Maximum size of a file of inputs, in bytes."""
+# Maximum size of a file of inputs, in bytes.
+_LARGEST_FILE = 1 << 32
 
 # Maximum number of bytes of an element, and of the header of an array in a file.
 _LARGEST_ELEMENT, _HEADER_BYTES = 16, 1 << 16
 
-LONGEST_NAME = 200
-"""Maximum number of letters of a file's name, without its ending."""
+# Maximum number of letters of a file's name without its ending: file systems allow 255 bytes.
+_LONGEST_NAME = 200
 
 
 def read_inputs(graph: Graph, path: Path) -> dict[str, Array]:
     """Read a network's inputs: a ``.npz`` with an array per name, or a ``.npy`` of the only one.
 
-    Nothing is converted. Raises :class:`WorkloadError`, which names the file, for anything else.
+    Types and shapes must be those of the network. Raises :class:`WorkloadError`, which names the
+    file, if they are not.
     """
     try:
         file = os.fdopen(open_regular(path), "rb")
@@ -45,13 +46,13 @@ def read_inputs(graph: Graph, path: Path) -> dict[str, Array]:
 
 def _arrays(graph: Graph, path: Path, file: BinaryIO) -> dict[str, Array]:
     try:
-        if os.fstat(file.fileno()).st_size > LARGEST_FILE:
+        if os.fstat(file.fileno()).st_size > _LARGEST_FILE:
             raise WorkloadError(f"{path}: more than 4 GiB: not a file of inputs")
         # A small zip may unpack to any size.
         if zipfile.is_zipfile(file):
             _check_unpacked(graph, path, file)
         file.seek(0)
-        # Pickles could run code.
+        # Pickles, which numpy would load for arrays of objects, could run code.
         loaded: Any = np.load(file, allow_pickle=False)
         if isinstance(loaded, np.ndarray):
             if len(graph.inputs) != 1:
@@ -62,7 +63,7 @@ def _arrays(graph: Graph, path: Path, file: BinaryIO) -> dict[str, Array]:
             return {name: loaded[name] for name in loaded.files}
     except WorkloadError:
         raise
-    except Exception as error:  # Of a damaged file numpy and zipfile raise anything.
+    except Exception as error:  # numpy and zipfile raise anything for a damaged file.
         reason = " ".join(str(error).split()) or type(error).__name__
         raise WorkloadError(f"{path} is no file of arrays (.npy, .npz): {reason}") from None
 
@@ -98,10 +99,10 @@ def file_names(names: Iterable[str]) -> dict[str, str]:
     {'out/sum:0': 'out_sum_0', 'out sum 0': 'out_sum_0-2', 'logits': 'logits'}
     """
     files: dict[str, str] = {}
-    # Upper and lower case are one name on some file systems.
+    # Some file systems do not distinguish upper and lower case.
     used: set[str] = set()
     for name in names:
-        short = re.sub(r"[^A-Za-z0-9_.-]+", "_", name)[:LONGEST_NAME].lstrip(".") or "_"
+        short = re.sub(r"[^A-Za-z0-9_.-]+", "_", name)[:_LONGEST_NAME].lstrip(".") or "_"
         file, number = short, 2
         while file.lower() in used:
             file, number = f"{short}-{number}", number + 1
@@ -111,7 +112,7 @@ def file_names(names: Iterable[str]) -> dict[str, str]:
 
 
 def random_inputs(graph: Graph, seed: int) -> dict[str, Array]:
-    """Return random inputs: normally distributed floats, integers over the range of a byte."""
+    """Return random inputs: normally distributed floats, integers within the range of a byte."""
     random = np.random.default_rng(seed)
     inputs: dict[str, Array] = {}
     for name, kind in graph.inputs.items():
@@ -130,8 +131,8 @@ def random_inputs(graph: Graph, seed: int) -> dict[str, Array]:
 def special_inputs(graph: Graph, inputs: Mapping[str, Array], seed: int = 0) -> dict[str, Array]:
     """Return inputs with special values among them.
 
-    Booleans, single elements, and integers by which a gather selects elements are the same arrays;
-    see
+    Booleans, single elements, and integers from which indices of a gather are computed stay the
+    same arrays. The values are those of
     :func:`~cpembed.runtime.measurement.verification.with_special_values`.
 
     Parameters
@@ -139,6 +140,7 @@ def special_inputs(graph: Graph, inputs: Mapping[str, Array], seed: int = 0) -> 
     graph : Graph
     inputs : mapping from str to ndarray
     seed : int, default 0
+        Seed of the positions that get special values.
     """
     generator = np.random.default_rng(seed)
     indices = _read_as_indices(graph)

@@ -1,7 +1,7 @@
 """Cache of chosen, measured and compiled kernels, and their compilation to object files.
 
 Each entry is a file named by a digest of all that its contents depend on, the package's source
-included. What cannot be read, or was written by another user, is made again.
+included. A file that cannot be read, or that another user wrote, is made again.
 """
 
 from __future__ import annotations
@@ -9,30 +9,30 @@ from __future__ import annotations
 import hashlib
 import os
 import pickle
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 from typing import Any, TypeVar
 
-from cpembed.codegen.host_cpu import needed_features
 from cpembed.codegen.plan import KernelPlan
 from cpembed.codegen.runtime import compile_host_object, compiled_for
 from cpembed.export.program import CompiledObject
 from cpembed.runtime import worker
 from cpembed.runtime.measurement.environment import versions
+from cpembed.steps import Progress
 from cpembed.stores import SealedFolder, store_folder
 
 T = TypeVar("T")
 
 FOLDER_VARIABLE = "CPEMBED_NETWORK_CACHE"
-"""Environment variable that names another folder; an empty one disables the cache."""
+"""Environment variable that names the cache's folder; if it is empty, nothing is cached."""
 
 _PACKAGE = Path(__file__).resolve().parents[1]
 
 
 def default_folder() -> Path | None:
-    """Return the folder of the cache; None if it is disabled."""
+    """Return the folder of the cache, or None if caching is disabled."""
     folder = os.environ.get(FOLDER_VARIABLE)
     if folder is not None:
         return Path(folder) if folder else None
@@ -41,7 +41,7 @@ def default_folder() -> Path | None:
 
 @cache
 def source_digest(packages: tuple[str, ...]) -> str:
-    """Return the digest of the code and tables in packages and modules, given by their paths."""
+    """Return the digest of all code and tables in packages and modules, given by their paths."""
     digest = hashlib.sha256()
     for package in packages:
         root = _PACKAGE / package
@@ -53,57 +53,33 @@ def source_digest(packages: tuple[str, ...]) -> str:
 
 
 def digest_of(*parts: Any) -> str:
-    """Return the digest of values whose ``repr`` is complete."""
+    """Return the digest of values that ``repr`` describes completely, such as dataclasses."""
     return hashlib.sha256("\0".join(map(repr, parts)).encode()).hexdigest()
 
 
 @dataclass(frozen=True)
 class Cache:
-    """Pickled values in files of ``folder``; None keeps nothing."""
+    """Pickled values in files of a folder; without one nothing is stored.
+
+    Unpickling runs code, so files are sealed with a key that only this user can read.
+    """
 
     folder: Path | None
 
-    @property
-    def _files(self) -> SealedFolder:
-        return SealedFolder(self.folder)
-
     def get(self, kind: type[T], key: str) -> T | None:
         """Return the value under a key, or None if there is none of that type that can be read."""
-        contents = self._files.get(key)
+        contents = SealedFolder(self.folder).get(key)
         if contents is None:
             return None
         try:
-            value = pickle.loads(contents)  # Of this user: it is sealed.
-        except Exception:  # Of other versions of Python or of a library: anything.
+            value = pickle.loads(contents)
+        except Exception:  # Pickles of other versions of Python or of a library raise anything.
             return None
         return value if isinstance(value, kind) else None
 
-    def put(self, key: str, value: Any) -> None:
+    def store(self, key: str, value: Any) -> None:
         """Store a value, if the folder can be written."""
-        self._files.put(key, pickle.dumps(value))
-
-    def get_or_make(self, kind: type[T], key: str, make: Callable[[], T]) -> T:
-        """Return the value under a key, made and stored if there is none.
-
-        Parameters
-        ----------
-        kind : type
-        key : str
-        make : callable
-        """
-        value = self.get(kind, key)
-        if value is None:
-            value = make()
-            self.put(key, value)
-        return value
-
-
-Progress = Callable[[str, int, int], None]
-"""Function that is called with a phase, the number of finished steps, and the number of all."""
-
-
-def silent(*_: object) -> None:
-    """Ignore progress."""
+        SealedFolder(self.folder).write(key, pickle.dumps(value))
 
 
 def cores() -> int:
@@ -112,13 +88,13 @@ def cores() -> int:
 
 
 def symbol_of(plan: KernelPlan) -> str:
-    """Return a symbol that only equal kernels, compiled alike, have."""
+    """Return the symbol of a kernel, equal only for equal kernels that are compiled alike."""
     host = compiled_for()
     compiler = source_digest(("codegen",)), versions()["apache-tvm"], host.name, host.attributes
     return f"k{digest_of(plan, compiler)[:24]}"
 
 
-def compiled(
+def compiled_kernels(
     plans: Mapping[str, KernelPlan], cache: Cache, progress: Progress
 ) -> dict[str, CompiledObject]:
     """Return object files by symbol, from the cache or compiled in several processes.
@@ -137,20 +113,18 @@ def compiled(
     CrashError
         If a kernel crashes the compiler.
     """
-    cached = {symbol: cache.get(CompiledObject, f"{symbol}.o") for symbol in plans}
-    objects = {
-        symbol: compiled_object
-        for symbol, compiled_object in cached.items()
-        if compiled_object is not None
-    }
+    objects: dict[str, CompiledObject] = {}
+    for symbol in plans:
+        if (cached := cache.get(CompiledObject, f"{symbol}.o")) is not None:
+            objects[symbol] = cached
     missing = [symbol for symbol in plans if symbol not in objects]
     progress("compiling", 0, len(missing))
-    # What takes the longest comes first, so that no process waits for one at the end.
+    # The longest sources take longest; first, so that no process waits for one at the end.
     missing.sort(key=lambda symbol: -len(plans[symbol].source))
     tasks = [(plans[symbol], symbol) for symbol in missing]
     for number, (_, compiled_object) in enumerate(worker.call_each(_object, tasks, cores()), 1):
         objects[compiled_object.symbol] = compiled_object
-        cache.put(f"{compiled_object.symbol}.o", compiled_object)
+        cache.store(f"{compiled_object.symbol}.o", compiled_object)
         progress("compiling", number, len(missing))
     return objects
 
@@ -158,10 +132,3 @@ def compiled(
 def _object(task: tuple[KernelPlan, str]) -> CompiledObject:
     plan, symbol = task
     return CompiledObject(symbol, compile_host_object(plan, symbol).contents)
-
-
-def features(required: Iterable[str]) -> tuple[str, ...]:
-    """Return the processor features of kernels and of this processor, for which they are
-    compiled.
-    """
-    return needed_features(tuple(dict.fromkeys(required)))

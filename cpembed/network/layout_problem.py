@@ -1,4 +1,4 @@
-"""Executions of each operator in each combination of layouts, as an assignment problem.
+"""Build the assignment problem of a network: executions of each operator, and their costs.
 
 An execution is a layout for each tensor of an operator, and for products the kernel that is chosen
 for these. Its cost is estimated or measured (:mod:`cpembed.network.costs`). The solver is in
@@ -12,44 +12,52 @@ import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
-from typing import Any
 
 from cpembed.errors import LoweringError
 from cpembed.graph.graph import Graph, Operator
-from cpembed.graph.kinds import Kind, Product, Reshape, Transpose
+from cpembed.graph.kinds import Product, Reshape, Transpose
 from cpembed.network.assignment import Node, Option, Problem, Tensor
-from cpembed.network.candidate_layouts import CandidateLayouts, residual_of
-from cpembed.network.costs import KernelTimer, estimate_conversion_us, estimate_operator_us
-from cpembed.network.kernel_cache import Progress
-from cpembed.network.layout import Layout
+from cpembed.network.costs import KernelTimer, estimate_copy_us, estimate_operator_us
+from cpembed.network.layout import CandidateLayouts, Layout, residual_of
 from cpembed.network.operators import PlacedTensor, conversion_plan, generated_plan
 from cpembed.network.physical_product import physical_product
 from cpembed.network.product_kernels import KernelRequest, ProductKernel, ProductKernels
-from cpembed.targets.base import Target
+from cpembed.steps import Progress
+from cpembed.targets.capabilities import AnyTarget
 from cpembed.targets.registry import open_target
 
-PORTABLE_MACS_PER_US = 500.0
-"""Multiply-accumulates per microsecond and thread of portable code: only the order of magnitude, so
-that a native kernel in another layout is preferred."""
+# Multiply-accumulates per microsecond and thread of portable code. Only the order of magnitude
+# counts, so that a native kernel in another layout is preferred.
+_PORTABLE_MACS_PER_US = 500.0
 
 MOST_COMBINATIONS = 256
-"""Maximum number of layout combinations per operator and order of axes (a concatenation of many
-images, each with or without a halo, would explode)."""
+"""Maximum number of layout combinations per operator and order of axes.
+
+A concatenation of many images, each with or without a halo, would explode.
+"""
 
 Ports = tuple[Layout, ...]
-"""Layout of each port: tensors that an operator reads, without constants, then those that it
-writes."""
+"""Layout of each port: tensors that an operator reads, without constants, then those it writes."""
 
 
 @dataclass(frozen=True)
 class Execution:
-    """Execution of an operator in layouts; products have a ``kernel``."""
+    """Execution of an operator in a combination of layouts.
+
+    Attributes
+    ----------
+    cost_us : float
+        Estimated or measured microseconds.
+    kernel : ProductKernel or None
+        Kernel of a product; None for other operators.
+    aliases : bool
+        True if the result is the input's memory and nothing is executed.
+    """
 
     ports: Ports
     cost_us: float
     kernel: ProductKernel | None = None
     aliases: bool = False
-    """True if the result is the input's memory and nothing is executed."""
 
 
 def ports_of(graph: Graph, operator: Operator) -> tuple[list[str], list[str]]:
@@ -59,17 +67,16 @@ def ports_of(graph: Graph, operator: Operator) -> tuple[list[str], list[str]]:
 
 @dataclass(frozen=True)
 class ExecutionChoices:
-    """Executions of each operator of a graph."""
+    """Executions of each operator of a graph; their costs are estimated without a ``timer``."""
 
     graph: Graph
     layouts: CandidateLayouts
     products: ProductKernels
     threads: int
     timer: KernelTimer | None = None
-    """Measures the costs of executions; None estimates them."""
 
     @cached_property
-    def target(self) -> Target[Any, Any, Any]:
+    def target(self) -> AnyTarget:
         return open_target(self.products.target)
 
     def search(self, progress: Progress) -> None:
@@ -77,14 +84,13 @@ class ExecutionChoices:
         products = [(o, o.kind) for o in self.graph.operators if isinstance(o.kind, Product)]
         requests = [w for o, kind in products for _, w in self._physical_products(o, kind)]
         self.products.search(requests, progress)
+        # Only now is it known which requests have no native kernel that stores inside a halo.
         self.products.search(
             [w for request in requests for w in self._without_placement(request)], progress
         )
 
     def _without_placement(self, request: KernelRequest) -> tuple[KernelRequest, ...]:
-        """Return the request for an unplaced kernel, if no native kernel stores inside a larger
-        buffer.
-        """
+        """Return the request for an unplaced kernel, unless a native one can place its results."""
         kernel = self.products.lookup(request)
         is_native = kernel is not None and kernel.is_native
         return () if is_native or not request.placed else (replace(request, placed=False),)
@@ -117,6 +123,7 @@ class ExecutionChoices:
         return executions
 
     def placed(self, name: str, layout: Layout) -> PlacedTensor:
+        """Return a tensor in a layout, with the value that its halo holds."""
         fill = self.layouts.fills.get(name, 0)
         return PlacedTensor(self.graph.types[name], layout, fill)
 
@@ -125,7 +132,7 @@ class ExecutionChoices:
     def _physical_products(
         self, operator: Operator, kind: Product
     ) -> Iterator[tuple[Ports, KernelRequest]]:
-        """Yield a product in all combinations of layouts, with the kernel that each one needs."""
+        """Yield the combinations of layouts of a product, with the kernel that each one needs."""
         first_name, second_name = operator.inputs[:2]
         output, residual = operator.output, residual_of(operator)
         padded = self.layouts.reads_padding(operator, kind)
@@ -134,7 +141,7 @@ class ExecutionChoices:
             if padded and first.has_halo and kind.padding != self.layouts.fills[first_name]:
                 continue
             for output_layout in self.layouts.by_tensor[output]:
-                # Channels are lanes on both sides, so both have to lie in the same order.
+                # Each channel is computed from one of the image, so both are lanes of one vector.
                 if _lane_by_lane(kind) and first.order != output_layout.order:
                     continue
                 for residual_layout in self.layouts.by_tensor[residual[0]] if residual else (None,):
@@ -192,44 +199,43 @@ class ExecutionChoices:
             return self.timer.product_us(kernel)
         if kernel.is_native:
             return kernel.cost_us
-        return kind.computation.macs / (PORTABLE_MACS_PER_US * self.threads)
+        return kind.computation.macs / (_PORTABLE_MACS_PER_US * self.threads)
 
-    # ------------------------------------------------------------------------------ the others
+    # ---------------------------------------------------------------- operators between products
 
     def _generated(self, operator: Operator) -> tuple[Execution, ...]:
         reads, writes = ports_of(self.graph, operator)
         names = [*reads, *writes]
         executions: list[Execution] = []
         for ports in self._combinations(names):
-            if _aliases(operator, ports) and not self._is_outside(names):
+            # The caller's memory is the caller's: a result in it is copied.
+            if _aliases(operator, ports) and not self._is_callers_memory(names):
                 executions.append(Execution(ports, 0.0, aliases=True))
                 continue
             layout_of = dict(zip(names, ports, strict=True))
             inputs = [self._input(name, layout_of) for name in operator.inputs]
             outputs = [self.placed(name, layout_of[name]) for name in writes]
-            cost = self._kernel_us(operator.kind, inputs, outputs)
+            kind, threads = operator.kind, self.threads
+            if self.timer is None:
+                cost = estimate_operator_us(self.target, kind, inputs, outputs, threads)
+            else:
+                plan = generated_plan(kind, inputs, outputs, threads)
+                cost = self.timer.plan_us(plan, (*inputs, *outputs))
             if math.isfinite(cost):
                 executions.append(Execution(ports, cost))
         return tuple(executions)
 
-    def _kernel_us(
-        self, kind: Kind, inputs: Sequence[PlacedTensor], outputs: Sequence[PlacedTensor]
-    ) -> float:
-        if self.timer is None:
-            return estimate_operator_us(self.target, kind, inputs, outputs, self.threads)
-        plan = generated_plan(kind, inputs, outputs, self.threads)
-        return self.timer.plan_us(plan, (*inputs, *outputs))
-
     def _conversion_us(self, source: PlacedTensor, destination: PlacedTensor) -> float:
         if self.timer is None:
-            return estimate_conversion_us(self.target, source, destination, self.threads)
+            return estimate_copy_us(self.target, [source, destination], self.threads)
         plan = conversion_plan(source, destination, self.threads)
         return self.timer.plan_us(plan, (source, destination))
 
     def _combinations(self, names: Sequence[str]) -> list[Ports]:
         """Return combinations of layouts that agree with the order of the largest tensor.
 
-        An operator with several inputs walks all tensors in one order; others are converted.
+        An operator with several inputs walks all tensors in one order; layouts in another order are
+        left out, and the assignment converts the tensor first.
         """
         if len(names) < 3:
             return list(itertools.product(*(self.layouts.by_tensor[name] for name in names)))
@@ -241,7 +247,7 @@ class ExecutionChoices:
                 for n in names
             ]
             if math.prod(map(len, agreeing)) > MOST_COMBINATIONS:
-                # All with the halo that they may have, which is the last layout, or none.
+                # Only one stays: all with the halo they may have (the last layout), or none.
                 agreeing = [layouts[-1:] if order.has_halo else layouts[:1] for layouts in agreeing]
             combined = itertools.product(*agreeing)
             places = (dict(zip(names, ports, strict=True)) for ports in combined)
@@ -252,15 +258,14 @@ class ExecutionChoices:
         kind = self.graph.types[name]
         return self.placed(name, layout_of[name]) if name in layout_of else PlacedTensor.plain(kind)
 
-    def _is_outside(self, names: Sequence[str]) -> bool:
-        """True if a tensor is the caller's memory."""
+    def _is_callers_memory(self, names: Sequence[str]) -> bool:
         return any(name in self.graph.inputs or name in self.graph.outputs for name in names)
 
     # ------------------------------------------------------------------------------ the problem
 
     @cached_property
     def problem(self) -> Problem:
-        """Choice of an execution for each operator and a layout for each tensor."""
+        """Assignment problem: an execution for each operator and a layout for each tensor."""
         return Problem(
             tuple(self._node(operator) for operator in self.graph.operators),
             tuple(self._tensor(name) for name in self.layouts.activations),
@@ -301,6 +306,7 @@ class ExecutionChoices:
             enumerate(self.placed(name, layout) for layout in layouts), 2
         )
         costs = {(a, b): self._conversion_us(layout, target) for (a, layout), (b, target) in pairs}
+        # A kernel that cannot be measured has an infinite cost: the conversion is impossible.
         conversion = {pair: cost for pair, cost in costs.items() if math.isfinite(cost)}
         return Tensor(
             name=name,
@@ -312,12 +318,12 @@ class ExecutionChoices:
 
 
 def _lane_by_lane(kind: Product) -> bool:
-    """True if each channel of the result depends on one of the image, so that both lie alike."""
+    """True if each channel of the result is computed from one channel of the image."""
     return "depthwise" in kind.computation.name
 
 
 def _priority(kernel: ProductKernel | None, cost: float) -> tuple[bool, float]:
-    """Prefer kernels of the instruction to portable code."""
+    """Return a sort key: kernels of the instruction before portable code, then by cost."""
     return kernel is None or not kernel.is_native, cost
 
 
@@ -343,10 +349,11 @@ def _extended(layout: Layout) -> list[int]:
 
 
 def _aliases(operator: Operator, ports: Ports) -> bool:
-    """True if the result of moving elements lies as its input does."""
+    """True if a reshape or transposition leaves every element at its position in memory."""
     if len(ports) != 2:
         return False
     before, after = ports
+    # A halo lies between the elements, and the other shape would have it elsewhere.
     if before.has_halo or after.has_halo:
         return False
     if isinstance(operator.kind, Reshape):

@@ -1,6 +1,6 @@
 """Match a network with targets: which products an instruction computes, and how well it is used.
 
-Each product is matched like a single workload; products that compute the same are matched once.
+Each product is matched like a single workload; equal products are matched once.
 
 >>> from cpembed.graph.graph import Graph, Operator
 >>> from cpembed.graph.kinds.base import TensorType
@@ -31,9 +31,9 @@ from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any
 
-from cpembed.display import Displayed
+from cpembed.blocks import Displayed
 from cpembed.driver.across import Figure, Line, line
-from cpembed.driver.matching import Match, match_in_worker, prepared_for
+from cpembed.driver.matching import Match, match_in_worker, network_spec, prepared_for
 from cpembed.driver.named import hardware_specs
 from cpembed.driver.options import KernelOptions
 from cpembed.driver.plan import Request
@@ -44,17 +44,23 @@ from cpembed.ir.computation import Computation
 from cpembed.steps import Progress
 
 TIMEOUT = 10.0
-"""Default limit of each search in seconds; most take a tenth of one."""
+"""Default limit of each search in seconds; most searches take 0.1 s."""
 
-NO_PRODUCT = "no product"
+_NO_PRODUCT = "no product"
 
 
 @dataclass(frozen=True)
 class OperatorMatch:
-    """Operator of a network.
+    """Operator of a network, and how a target computes it.
 
-    ``layer`` numbers its computation among the distinct ones; it is None for operators other than
-    products, as is ``match``.
+    Attributes
+    ----------
+    name, label : str
+        Name in the model, and the kind of the operator.
+    layer : int or None
+        Number of the computation among the distinct ones.
+    match : Match or None
+        Result of the search; like the two before it, None for operators that are no products.
     """
 
     name: str
@@ -73,8 +79,8 @@ class OperatorMatch:
 
     @property
     def reason(self) -> str | None:
-        """Why the operator is not embedded, or runs on an alternative."""
-        return NO_PRODUCT if self.match is None else self.match.reason
+        """Reason why the operator is not embedded, or runs on an alternative."""
+        return _NO_PRODUCT if self.match is None else self.match.reason
 
     @property
     def figure(self) -> Figure:
@@ -91,13 +97,13 @@ class OperatorMatch:
             "layer": self.layer,
         }
         if self.match is None:
-            return {**document, "outcome": "no", "embedded_on": None, "reason": NO_PRODUCT}
+            return {**document, "outcome": "no", "embedded_on": None, "reason": _NO_PRODUCT}
         return {**document, **self.match.to_json()}
 
 
 @dataclass(frozen=True)
 class TargetMatch:
-    """Network on a target, its operators prepared for the target's element types.
+    """Operators of a network, prepared for the element types of a target that computes them.
 
     ``layers`` is the number of distinct computations.
     """
@@ -118,7 +124,7 @@ class TargetMatch:
 
     @cached_property
     def undecided(self) -> dict[str, int]:
-        """Number of products whose search ended without an answer, by the way in which it ended."""
+        """Number of products whose search stopped at its time limit or failed, by outcome."""
         outcomes = Counter(o.match.outcome for o in self.matched if o.match is not None)
         return {name: outcomes[name] for name in ("stopped", "failed") if outcomes[name]}
 
@@ -133,11 +139,12 @@ class TargetMatch:
 
     @property
     def on_alternatives(self) -> int:
+        """Number of products that an alternative of the target computes."""
         return sum(o.match is not None and o.match.embedded_on != self.target for o in self.fitting)
 
     @property
     def retyped(self) -> int:
-        """Number of products whose element types the target does not take."""
+        """Number of products whose element types the target does not multiply."""
         return sum(o.match is not None and o.match.retyped for o in self.matched)
 
     @cached_property
@@ -169,8 +176,9 @@ class TargetMatch:
 
 @dataclass(frozen=True, repr=False)
 class MatchResult(Displayed):
-    """Network on each target, in the order of the request; ``operators`` counts those of the
-    model.
+    """Network on each target, in the order of the request.
+
+    ``operators`` is the number of operators of the model, before any pass.
     """
 
     network: str
@@ -201,26 +209,28 @@ def match(
     ----------
     graph : Graph
     targets : sequence of str or HardwareSpec
+        Names, files or values.
     alternatives : bool, default True
         Try the alternatives of a specification if its instruction does not fit or is mostly idle.
     timeout : float or None, default 10
         Seconds of each search.
     prepares : bool, default True
-        Run the passes first.
+        Run the graph passes first.
     progress : Progress, optional
 
     Raises
     ------
     SpecError
-        For a wrong target, and for two of one name; the passes may raise other errors.
+        For a wrong target, and for two targets of one name; passes may raise other errors.
     """
-    specs = hardware_specs(targets)
+    specs = hardware_specs([network_spec(graph, target) for target in targets])
     prepared = [prepared_for(graph, spec) if prepares else graph for spec in specs]
+    # Blocks of a network repeat: of equal products one is searched, whatever their names.
     work = [_distinct(network) for network in prepared]
     total, finished = sum(len(layers) for layers in work), 0
     results: list[TargetMatch] = []
     for spec, network, layers in zip(specs, prepared, work, strict=True):
-        # Without alternatives the search ends at the instruction itself.
+        # A specification without alternatives makes the search end at the instruction itself.
         searched = spec if alternatives else replace(spec, alternatives=())
         matches: dict[Computation, Match] = {}
         for layer, name in layers.items():
@@ -246,7 +256,7 @@ def _distinct(graph: Graph) -> dict[Computation, str]:
 
 
 def _anonymous(computation: Computation) -> Computation:
-    """Return a computation without its name, which does not influence the match."""
+    """Return a computation without its name, which the match does not depend on."""
     return replace(computation, name="product")
 
 
@@ -258,10 +268,9 @@ def _target_match(target: str, graph: Graph, matches: dict[Computation, Match]) 
             return OperatorMatch(operator.name, operator.kind.label)
         computation = operator.kind.computation
         layer = _anonymous(computation)
-        label = operator.kind.label
         return OperatorMatch(
             name=operator.name,
-            label=label,
+            label=operator.kind.label,
             computation=computation,
             layer=numbers[layer],
             match=matches[layer],

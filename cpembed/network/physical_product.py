@@ -1,8 +1,8 @@
-"""Products whose computations are indexed as memory is, for tensors in given layouts.
+"""Rewrite a product for tensors in given layouts, with operands indexed as they lie in memory.
 
-A halo makes a padded convolution an unpadded one, channels in blocks are two axes, and dimensions
-follow their order in memory; so embeddings are searched for code that reads and writes memory as it
-is.
+A halo makes a padded convolution an unpadded one, channels in blocks become two axes, and
+dimensions follow their order in memory. Embeddings that are searched for the result read and write
+memory as it is, so the estimate of a layout contains the packing that it needs.
 """
 
 from __future__ import annotations
@@ -13,29 +13,26 @@ from dataclasses import dataclass, replace
 
 from cpembed.codegen.epilogue import Placement
 from cpembed.errors import LoweringError
-from cpembed.graph.kinds.product import Product
+from cpembed.graph.kinds.product import Product, with_operand
 from cpembed.ir.computation import Axis, Computation, Operand, changed_accesses
 from cpembed.ir.expression import Access
 from cpembed.ir.index import IndexExpr, IndexTerm
-from cpembed.network.layout import Layout
+from cpembed.network.layout import Layout, dimensions_of
 
 
 @dataclass(frozen=True)
 class PhysicalProduct:
     """Product on tensors in layouts.
 
-    ``output`` and ``residual`` are the positions of the result, and of what is added, in their
-    buffers.
+    Attributes
+    ----------
+    output, residual : Placement
+        Position of the result, and of the residual that is added, inside their buffers.
     """
 
     computation: Computation
     output: Placement
     residual: Placement | None = None
-
-    @property
-    def is_padded(self) -> bool:
-        """True if padding is read that is not in memory."""
-        return any(operand.zero_outside for operand in self.computation.inputs)
 
 
 def physical_product(
@@ -47,20 +44,23 @@ def physical_product(
     ----------
     product : Product
     first, output : Layout
+        Layouts of the first operand and of the result.
     residual : Layout, optional
+        Layout of the tensor that the epilogue adds, if any.
 
     Raises
     ------
     LoweringError
         If padding other than 0 is not in memory, or a layout does not suit the computation
-        (channels in
-        blocks that are groups).
+        (channels in blocks that are groups).
     """
     workload = product.computation
     name = workload.inputs[0].name
     workload = _in_memory(workload, name, first)
+    # Kernels pad with zeros only; the zero point of an integer image has to come from its halo.
     if product.padding and workload.operand(name).zero_outside:
         raise LoweringError("padding that is not 0 has to be in memory")
+    # The result's halo is no part of the computation: the epilogue stores inside a larger buffer.
     workload = _in_memory(workload, workload.output.name, output.without_halo)
     if residual is not None and (residual.order, residual.block) != (output.order, output.block):
         raise LoweringError("a residual lies in another order than the output")
@@ -69,45 +69,16 @@ def physical_product(
     return PhysicalProduct(workload, placement, residual_placement)
 
 
-def dimensions_of(shape: Sequence[int], split: Sequence[int]) -> list[list[int]]:
-    """Return, for each axis of a tensor, the dimensions of an operand that is a reshape of it.
-
-    Unit dimensions belong to an axis of one element, or to the axis before them.
-
-    >>> dimensions_of((1, 12, 8), (1, 3, 4, 8)), dimensions_of((1, 12, 8), (12, 8))
-    ([[0], [1, 2], [3]], [[], [0], [1]])
-    """
-    groups: list[list[int]] = []
-    position = 0
-    for size in shape:
-        dimensions: list[int] = []
-        product = 1
-        while position < len(split) and (
-            product < size or (not dimensions and split[position] == size)
-        ):
-            product *= split[position]
-            dimensions.append(position)
-            position += 1
-        if product != size:
-            raise LoweringError(f"{list(split)} is no split of {list(shape)}")
-        groups.append(dimensions)
-    if any(size != 1 for size in split[position:]):
-        raise LoweringError(f"{list(split)} is no split of {list(shape)}")
-    if groups:
-        groups[-1].extend(range(position, len(split)))
-    return groups
-
-
 def _in_memory(workload: Computation, name: str, layout: Layout) -> Computation:
     """Return the computation with one operand indexed as it lies in memory."""
-    plain = Layout.plain(layout.shape)
-    if layout == plain:
+    if layout == Layout.plain(layout.shape):
         return workload
     operand, access = workload.operand(name), workload.access(name)
     groups = dimensions_of(layout.shape, operand.shape)
     if layout.block > 1:
         workload = _blocked(workload, name, groups[1], layout.block)
         operand, access = workload.operand(name), workload.access(name)
+        # The split put the position inside a block behind the channels, moving later dimensions.
         inner = groups[1][0] + 1
         groups = [[d + (d >= inner) for d in group] for group in groups]
         order = [d for axis in layout.order for d in groups[axis]] + [inner]
@@ -118,40 +89,22 @@ def _in_memory(workload: Computation, name: str, layout: Layout) -> Computation:
         if halo:
             (dimension,) = groups[axis]
             shape[dimension] += 2 * halo
-            index[dimension] = index[dimension] + IndexExpr.of([], halo)
-    moved = Access(name, tuple(index[d] for d in order))
-    return _replaced(workload, replace(operand, shape=tuple(shape[d] for d in order)), moved)
-
-
-def _replaced(workload: Computation, operand: Operand, access: Access) -> Computation:
-    """Return the computation with another shape of, and access to, one operand.
-
-    It stays padded only if the access leaves the shape.
-    """
-    bounds = (i.bounds(workload.extents) for i in access.index)
-    outside = any(
-        low < 0 or high >= size
-        for (low, high), size in zip(bounds, operand.shape, strict=True)
-    )  # fmt: skip
-    # Which elements are zeros that were inserted, the tensor's own layout says.
-    operand = replace(operand, zero_outside=operand.zero_outside and outside, spread=())
-
-    def change(old: Access) -> Access:
-        return access if old.operand == operand.name else old
-
-    def swapped(old: Operand) -> Operand:
-        return operand if old.name == operand.name else old
-
-    return replace(
-        workload,
-        inputs=tuple(swapped(o) for o in workload.inputs),
-        outputs=tuple(swapped(o) for o in workload.outputs),
-        statements=changed_accesses(workload.statements, change),
-    )
+            index[dimension] = index[dimension] + IndexExpr.sum([], halo)
+    shape, index = [shape[d] for d in order], [index[d] for d in order]
+    bounds = (i.bounds(workload.extents) for i in index)
+    outside = any(low < 0 or high >= size for (low, high), size in zip(bounds, shape, strict=True))
+    # With a halo no access leaves the shape, and nothing is padded any more. Zeros that were
+    # inserted between elements are stated for the shape of the tensor, not for that of memory.
+    padded = operand.zero_outside and outside
+    operand = replace(operand, shape=tuple(shape), zero_outside=padded, spread=())
+    return with_operand(workload, operand, Access(name, tuple(index)))
 
 
 def _blocked(workload: Computation, name: str, group: list[int], block: int) -> Computation:
-    """Split the channel axis of an operand into blocks, in every operand that has it."""
+    """Split the channel axis of an operand into blocks, in every operand that is indexed by it.
+
+    ``group`` holds the dimensions of the channels.
+    """
     if len(group) != 1:
         raise LoweringError("groups of channels do not lie in blocks")
     axis = workload.access(name).index[group[0]].single_iterator
@@ -166,6 +119,8 @@ def _blocked(workload: Computation, name: str, group: list[int], block: int) -> 
             axes += [replace(old, extent=old.extent // block), Axis(inside, block, old.kind)]
         else:
             axes.append(old)
+    # The iterator of the blocks keeps the axis's name; a second one counts inside a block. Channels
+    # that are not indexed by the axis alone, such as those of a group, cannot be split.
     operands: dict[str, Operand] = {}
     accesses: dict[str, Access] = {}
     for operand in workload.operands:
@@ -178,10 +133,10 @@ def _blocked(workload: Computation, name: str, group: list[int], block: int) -> 
                 shape.append(size)
                 index.append(expression)
                 continue
-            if expression != IndexExpr.of([IndexTerm(axis)]) or size % block:
+            if expression != IndexExpr.sum([IndexTerm(axis)]) or size % block:
                 raise LoweringError(f"channels of {operand.name} are no whole blocks of {block}")
             shape += [size // block, block]
-            index += [expression, IndexExpr.of([IndexTerm(inside)])]
+            index += [expression, IndexExpr.sum([IndexTerm(inside)])]
         operands[operand.name] = replace(operand, shape=tuple(shape))
         accesses[operand.name] = Access(operand.name, tuple(index))
     return Computation(
@@ -194,7 +149,7 @@ def _blocked(workload: Computation, name: str, group: list[int], block: int) -> 
 
 
 def _placement(shape: Sequence[int], layout: Layout) -> Placement:
-    """Return the position of an output, whose shape has no halo, inside a buffer with its halo."""
+    """Return the position of a result of a shape without halo inside a buffer with the halo."""
     if not layout.has_halo:
         return Placement.inside(shape, (0,) * len(shape), shape)
     inner = layout.without_halo.physical_shape
@@ -203,6 +158,7 @@ def _placement(shape: Sequence[int], layout: Layout) -> Placement:
     halos = [layout.halo[axis] for axis in layout.order] + [0] * (layout.block > 1)
     for dimensions, halo in zip(groups, halos, strict=True):
         if halo:
+            # Dimensions of one element may belong to the axis too; the halo extends the real one.
             split = [d for d in dimensions if shape[d] > 1] or dimensions[:1]
             (dimension,) = split
             outer[dimension] += 2 * halo

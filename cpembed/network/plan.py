@@ -11,22 +11,20 @@ from cpembed.codegen.runtime import thread_count
 from cpembed.graph.graph import Graph, Operator
 from cpembed.graph.kinds import Apply, Elementwise, Input, Number, Product, Scalar
 from cpembed.hw.instruction import HardwareSpec
-from cpembed.network.assignment import Assignment, assign
-from cpembed.network.assignment.policies import by_policy
-from cpembed.network.candidate_layouts import CandidateLayouts
+from cpembed.network.assignment import Assignment, assign, by_policy
 from cpembed.network.costs import KernelTimer
-from cpembed.network.kernel_cache import Cache, Progress, cores, default_folder, silent
-from cpembed.network.layout import Layout
+from cpembed.network.kernel_cache import Cache, cores, default_folder
+from cpembed.network.layout import CandidateLayouts, Layout
 from cpembed.network.layout_problem import Execution, ExecutionChoices
 from cpembed.network.product_kernels import ProductKernels
+from cpembed.steps import Progress, silent
 
 
 def split_residuals(graph: Graph, names: Collection[str]) -> Graph:
     """Split some products into a product and an operator that adds the residual.
 
-    Equal bit for bit, since the residual's addend is rounded in between either way, or stored as a
-    float
-    if it is not.
+    The results stay equal bit for bit: what is stored in between is rounded as the epilogue rounds
+    it, or a float if the epilogue does not round.
     """
     operators: list[Operator] = []
     tensors = set(graph.types)
@@ -35,6 +33,7 @@ def split_residuals(graph: Graph, names: Collection[str]) -> Graph:
             operators.append(operator)
             continue
         name = f"{operator.output} before the residual"
+        # The model itself may have a tensor of this name.
         while name in tensors:
             name += "'"
         tensors.add(name)
@@ -48,25 +47,21 @@ def _split(operator: Operator, between: str) -> tuple[Operator, Operator]:
     assert kind.epilogue is not None
     assert kind.epilogue.residual is not None
     epilogue, residual = kind.epilogue, kind.epilogue.residual
+    # The product stores what the epilogue has before the residual: rounded integers, or floats.
     without_residual = replace(epilogue, residual=None)
     if not residual.rounds:
         without_residual = Epilogue("float32", epilogue.scale, epilogue.bias, epilogue.relu)
     added = Elementwise(_sum(epilogue, residual), kind.dtype, "float32")
+    name, inputs = f"{operator.name} residual", (between, operator.inputs[-1])
+    product = kind.with_epilogue(without_residual)
     return (
-        replace(
-            operator,
-            kind=kind.with_epilogue(without_residual),
-            inputs=operator.inputs[:-1],
-            outputs=(between,),
-        ),
-        Operator(
-            f"{operator.name} residual", added, (between, operator.inputs[-1]), operator.outputs
-        ),
+        replace(operator, kind=product, inputs=operator.inputs[:-1], outputs=(between,)),
+        Operator(name, added, inputs, operator.outputs),
     )
 
 
 def _sum(epilogue: Epilogue, residual: Residual) -> Scalar:
-    """Return what an epilogue does with the stored value (input 0) and the residual (input 1)."""
+    """Express what an epilogue does with the stored value (input 0) and the residual (input 1)."""
     value, addend = Input(0), Input(1)
     if epilogue.dtype == "float32":
         total = Apply("add", (value, addend))
@@ -74,6 +69,7 @@ def _sum(epilogue: Epilogue, residual: Residual) -> Scalar:
     centred = Apply("sub", (value, Number(epilogue.zero_point))) if residual.rounds else value
     scaled = Apply("mul", (Apply("sub", (addend, Number(residual.zero_point))),
                            Number(residual.scale)))  # fmt: skip
+    # Kernels of products contract this sum into one rounding too.
     total = Apply("fma", (centred, Number(residual.own_scale), scaled))
     low, high = epilogue.residual_range
     limited = Apply("max", (Apply("min", (Apply("round", (total,)), Number(high))), Number(low)))
@@ -83,13 +79,15 @@ def _sum(epilogue: Epilogue, residual: Residual) -> Scalar:
 CHANNELS_LAST = "channels_last"
 
 Policy = Literal["assigned", "channels_last", "alone"]
-"""Choice of layouts: over the whole network, all channels last, or the fastest for each operator by
-itself. The last two are for comparisons."""
+"""Choice of layouts: over the whole network, all channels last, or each operator's fastest.
+
+The last two are for comparisons.
+"""
 
 
 @dataclass(frozen=True)
 class LayoutConversion:
-    """Copy of a tensor into another layout, made once after it was written."""
+    """Copy of a tensor into another layout, made once after the tensor was written."""
 
     tensor: str
     source: Layout
@@ -99,7 +97,17 @@ class LayoutConversion:
 
 @dataclass(frozen=True)
 class NetworkPlan:
-    """Executions by operator, and the layout in which each tensor is written or given."""
+    """Execution of each operator, and the layout in which each tensor is written.
+
+    Attributes
+    ----------
+    choices : ExecutionChoices
+        Problem that was solved, with the graph in which some residuals may be split off.
+    executions : mapping from str to Execution
+        Execution by operator.
+    written : mapping from str to Layout
+        Layout in which each tensor is written, or in which the caller passes it.
+    """
 
     target: HardwareSpec
     choices: ExecutionChoices
@@ -110,6 +118,7 @@ class NetworkPlan:
 
     @property
     def graph(self) -> Graph:
+        """Network, whose residuals that no native kernel adds are operators of their own."""
         return self.choices.graph
 
     @property
@@ -117,6 +126,7 @@ class NetworkPlan:
         return self.choices.threads
 
     def execution(self, operator: Operator) -> Execution:
+        """Return the execution that was chosen for an operator."""
         return self.executions[operator.name]
 
 
@@ -134,7 +144,6 @@ class Planning:
         Seconds of each search for embeddings.
     time_limit : float
         Seconds of the search for layouts.
-    policy : Policy
     measures : bool
         Measure the costs of executions instead of estimating them.
     cache : Cache
@@ -158,7 +167,7 @@ def plan_network(
     graph : Graph
     target : HardwareSpec
     planning : Planning
-    progress : Progress
+    progress : Progress, optional
 
     Raises
     ------
@@ -173,7 +182,7 @@ def plan_network(
         fixed = choices.channels_last() if planning.policy == CHANNELS_LAST else None
         assignment = by_policy(problem, assignment, fixed)
     if choices.timer is not None:
-        # A plan is sent to the worker, and lasts longer than whoever watches.
+        # The plan, timer included, is pickled for the worker; a caller's callback cannot be.
         choices.timer.progress = silent
     return _planned(choices, target, assignment)
 
@@ -183,12 +192,11 @@ def _searched_choices(
 ) -> ExecutionChoices:
     """Return the executions of each operator, with all kernels searched.
 
-    Residuals that no kernel of the instruction adds become operators of their own.
+    Residuals that no kernel of the instruction adds become operators of their own: with them the
+    product would be portable code, which is slower than an addition.
     """
-    products, threads = (
-        ProductKernels(target, planning.cache, planning.timeout, cores()),
-        thread_count(),
-    )
+    products = ProductKernels(target, planning.cache, planning.timeout, cores())
+    threads = thread_count()
     timer = KernelTimer(planning.cache, threads, progress) if planning.measures else None
     choices = ExecutionChoices(
         graph=graph,
@@ -198,6 +206,7 @@ def _searched_choices(
         timer=timer,
     )
     choices.search(progress)
+    # Only after the search is it known which kernels can add a residual.
     unfused = choices.products_without_fused_residual()
     if unfused:
         split = split_residuals(graph, unfused)
@@ -209,7 +218,7 @@ def _searched_choices(
 def _planned(
     choices: ExecutionChoices, target: HardwareSpec, assignment: Assignment
 ) -> NetworkPlan:
-    """Return the plan of an assignment."""
+    """Translate an assignment's numbers of options and layouts to executions and layouts."""
     layouts = choices.layouts.by_tensor
     problem = choices.problem
     conversions = tuple(

@@ -1,7 +1,7 @@
 """Kernels of products: searched per combination of layouts, in parallel, and cached.
 
-The driver's choice looks up tuned records; what it returns is kept, so that a network is searched
-once and repeated blocks once in it.
+The driver chooses, tuned records included. Its choices are cached on disk, so a network is searched
+once, and a block that repeats within it too.
 """
 
 from __future__ import annotations
@@ -11,34 +11,33 @@ from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any
 
-from numpy.typing import NDArray
-
 from cpembed.codegen.compiled import CompiledKernel
 from cpembed.codegen.emit import portable_plan
 from cpembed.codegen.epilogue import Epilogue, Placement
 from cpembed.codegen.recorded import RecordedCalls, Recorder, recorded_calls
 from cpembed.codegen.runtime import thread_count
-from cpembed.cost.candidate import Candidate
+from cpembed.cost.ranking import Candidate
 from cpembed.driver.options import KernelOptions
 from cpembed.driver.pipeline import choose
 from cpembed.driver.plan import Request, Selection
 from cpembed.embedding.cpsat import Status
+from cpembed.embedding.embedding import Embedding
 from cpembed.errors import BackendUnavailable, LoweringError, WorkloadError
+from cpembed.graph.graph import Array
 from cpembed.hw.instruction import HardwareSpec
 from cpembed.hw.loader import load_hardware_spec
 from cpembed.ir.computation import Computation
-from cpembed.network.kernel_cache import Cache, Progress, digest_of, silent, source_digest
+from cpembed.network.kernel_cache import Cache, digest_of, source_digest
 from cpembed.runtime.worker import call_each
+from cpembed.steps import Progress, silent
 from cpembed.targets.capabilities import calibration_digest, planned_kernel
 from cpembed.targets.registry import open_target
 
-Array = NDArray[Any]
+# Specification of portable code for products that embed nothing else: vector times number.
+_FALLBACK = "axpy"
 
-FALLBACK = "axpy"
-"""Instruction of portable code for products that embed nothing else: vector times number."""
-
-
-# Numbers of lanes of portable code, in the order in which they are tried.
+# Numbers of lanes of portable code in the order in which they are searched: wide vectors are
+# faster, and one lane embeds in every product.
 _LANES = (16, 8, 4, 2, 1)
 
 
@@ -50,9 +49,6 @@ class ProductKernel:
     ----------
     spec : HardwareSpec or None
         Target of the instruction; None for portable code.
-    candidate : Candidate
-    schedule : object
-    epilogue : Epilogue or None
     cost_us : float
         Estimated microseconds, packing and unpacking included; infinite without an estimate.
     utilisation : float
@@ -71,11 +67,12 @@ class ProductKernel:
 
     @property
     def is_native(self) -> bool:
+        """True unless the kernel is portable code."""
         return self.spec is not None
 
     @property
     def target(self) -> str:
-        """Name of the target for people."""
+        """Name of the target, for reports."""
         return "portable" if self.spec is None else self.spec.name
 
     @property
@@ -85,6 +82,7 @@ class ProductKernel:
 
     @property
     def embedding(self) -> str:
+        """Identifier of the embedding."""
         return self.candidate.embedding.identifier()
 
 
@@ -94,7 +92,7 @@ def choose_product_kernel(
     epilogue: Epilogue | None,
     timeout: float | None = None,
 ) -> ProductKernel:
-    """Choose a kernel that stores an epilogue: on a target, one of its alternatives, or portable.
+    """Choose a kernel that stores an epilogue: a target's, an alternative's, or portable code.
 
     Parameters
     ----------
@@ -106,6 +104,7 @@ def choose_product_kernel(
         Seconds of each search for embeddings.
     """
     options = KernelOptions(timeout=timeout)
+    # No explanation is needed if nothing embeds: the product becomes portable code.
     request = Request(workload, target, options, epilogue=epilogue, explains=False)
     selection = _choice_or_reason(request)
     if isinstance(selection, Selection) and selection.plan.native:
@@ -148,42 +147,36 @@ def _alternative_reason(selection: Selection) -> str:
 def _portable(workload: Computation, epilogue: Epilogue | None, reason: str) -> ProductKernel:
     """Return portable code for the workload's element types.
 
-    The number of lanes has to leave the results in place. Raises :class:`LoweringError` if none
-    does.
+    Raises :class:`LoweringError` if no number of lanes leaves the results in place.
     """
-    failed = LoweringError(f"{workload}: no kernel, not even a portable one")
+    failure = LoweringError(f"{workload}: no kernel, not even a portable one")
     for lanes in _LANES:
-        selection = choose(
-            Request(
-                workload,
-                _fallback(workload, lanes),
-                KernelOptions(backend="generic"),
-            )
-        )
+        spec = _portable_target(workload, lanes)
+        selection = choose(Request(workload, spec, KernelOptions(backend="generic")))
         if not isinstance(selection, Selection):
             continue
         candidate = selection.candidate
         try:
+            # Rejects an epilogue if this number of lanes does not leave the results in place.
             portable_plan(candidate.program, 1, epilogue)
         except LoweringError as error:
-            failed = error
+            failure = error
             continue
-        occupancy = candidate.overheads.occupancy
         return ProductKernel(
             spec=None,
             candidate=candidate.candidate,
             schedule=None,
             epilogue=epilogue,
             cost_us=float("inf"),
-            utilisation=occupancy,
+            utilisation=candidate.overheads.occupancy,
             reason=reason,
         )
-    raise failed
+    raise failure
 
 
-def _fallback(workload: Computation, lanes: int) -> HardwareSpec:
-    """Return the fallback's instruction with a number of lanes."""
-    spec = load_hardware_spec(FALLBACK)
+def _portable_target(workload: Computation, lanes: int) -> HardwareSpec:
+    """Return the portable instruction for a number of lanes and the workload's element types."""
+    spec = load_hardware_spec(_FALLBACK)
     types = [operand.dtype for operand in (*workload.inputs, workload.output)]
     names = [operand.name for operand in spec.instruction.computation.operands]
     dtypes = {name: (dtype,) for name, dtype in zip(names, types, strict=True)}
@@ -201,7 +194,7 @@ def recorded_kernel(
     constants: Mapping[str, Array],
     threads: int = 0,
 ) -> RecordedCalls:
-    """Return the calls of a kernel.
+    """Return the calls of a kernel, with the constants that they read packed.
 
     Parameters
     ----------
@@ -212,11 +205,18 @@ def recorded_kernel(
         Vectors, and the second factor unless it varies, in the workload's shapes.
     threads : int, default 0
         Number of threads; 0 for the process's.
+
+    Raises
+    ------
+    LoweringError
+        If the target has no kernels that a library can hold.
     """
-    return recorded_calls(_kernel(kernel, epilogue, Recorder(threads)), (), constants)
+    return recorded_calls(_compiled_kernel(kernel, epilogue, Recorder(threads)), (), constants)
 
 
-def _kernel(kernel: ProductKernel, epilogue: Epilogue | None, recorder: Recorder) -> CompiledKernel:
+def _compiled_kernel(
+    kernel: ProductKernel, epilogue: Epilogue | None, recorder: Recorder
+) -> CompiledKernel:
     program = kernel.candidate.program
     if kernel.spec is None:
         plan = portable_plan(program, recorder.thread_count(), epilogue)
@@ -229,7 +229,7 @@ def _kernel(kernel: ProductKernel, epilogue: Epilogue | None, recorder: Recorder
     return compiled
 
 
-# Packages and modules whose code a search depends on.
+# Packages and modules whose code a search depends on: a change of one invalidates cached kernels.
 _SOURCES = (
     *("ir", "hw", "embedding", "transform", "cost", "codegen", "targets", "driver"),
     "network/product_kernels.py",
@@ -238,7 +238,7 @@ _SOURCES = (
 
 @dataclass(frozen=True)
 class KernelRequest:
-    """Workload that stores an epilogue; if ``placed``, inside a larger buffer."""
+    """Workload whose results go through an epilogue; if ``placed``, into a larger buffer."""
 
     workload: Computation
     epilogue: Epilogue | None
@@ -246,9 +246,10 @@ class KernelRequest:
 
     @property
     def searched(self) -> Epilogue | None:
-        """Epilogue of the search.
+        """Epilogue of the search, placed in a buffer of the results' own shape.
 
-        A placed one is placed where it is, since its final position does not influence the choice.
+        The final position does not influence the choice, so layouts that differ only in their halo
+        share one search.
         """
         if not self.placed:
             return self.epilogue
@@ -260,8 +261,16 @@ class KernelRequest:
 
 @dataclass
 class ProductKernels:
-    """Kernels of products on a target; ``timeout`` limits each search for embeddings, in
-    seconds.
+    """Kernels of products on a target.
+
+    Attributes
+    ----------
+    timeout : float, optional
+        Seconds of each search for embeddings.
+    workers : int
+        Number of processes that search.
+    kernels : dict from KernelRequest to ProductKernel or None
+        Results of the searches; None where there is no kernel.
     """
 
     target: HardwareSpec
@@ -273,14 +282,15 @@ class ProductKernels:
     )
 
     def key(self, request: KernelRequest) -> str:
-        """Return the cache key of a search."""
+        """Return the cache key of a search, made of all that its result depends on."""
+        # Another calibration, number of threads or version of the code may choose another kernel.
         constants = calibration_digest(open_target(self.target))
         sources = source_digest(_SOURCES)
         threads = thread_count()
         return digest_of("layer", request, self.target, constants, threads, self.timeout, sources)
 
     def search(self, requests: Iterable[KernelRequest], progress: Progress) -> None:
-        """Search the kernels that are not known yet, in parallel."""
+        """Search the kernels that are not in memory or in the cache, in parallel."""
         missing: list[KernelRequest] = []
         for request in dict.fromkeys(requests):
             if request in self.kernels:
@@ -294,12 +304,10 @@ class ProductKernels:
         progress("choosing kernels", 0, total)
         search = partial(_search, self.target, self.timeout)
         for number, (request, kernel) in enumerate(call_each(search, missing, self.workers), 1):
-            self._keep(request, kernel)
+            self.kernels[request] = kernel
+            # Stored one by one, so that an interrupted command continues where it stopped.
+            self.cache.store(self.key(request), _CachedKernel(kernel))
             progress("choosing kernels", number, total)
-
-    def _keep(self, request: KernelRequest, kernel: ProductKernel | None) -> None:
-        self.kernels[request] = kernel
-        self.cache.put(self.key(request), _CachedKernel(kernel))
 
     def lookup(self, request: KernelRequest) -> ProductKernel | None:
         """Return the kernel of a request, searched if necessary; None if there is none."""
@@ -310,7 +318,7 @@ class ProductKernels:
 
 @dataclass(frozen=True)
 class _CachedKernel:
-    """Result of a search, in the cache."""
+    """Result of a search in the cache, which tells "no kernel" from "not searched"."""
 
     kernel: ProductKernel | None
 
@@ -324,9 +332,16 @@ def _search(
         return None
 
 
-def utilisation(workload: Computation, occupancy: float) -> float:
-    """Return the useful fraction of the executed operations, zeros between elements discounted.
+def family_text(embedding: Embedding) -> str:
+    """Describe which axes of the workload feed each axis of the instruction."""
+    family = embedding.family
+    return ", ".join(f"{axis}: {' '.join(axes) or '-'}" for axis, axes in family.items())
 
-    ``occupancy`` is that of the physical product, which does not know about such zeros.
+
+def utilisation(workload: Computation, occupancy: float) -> float:
+    """Return the useful fraction of the executed operations.
+
+    ``occupancy`` is that of the physical product, which counts multiplications by the zeros that a
+    transposed convolution inserts between elements.
     """
     return occupancy * workload.useful_macs / workload.macs

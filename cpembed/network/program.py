@@ -1,45 +1,42 @@
-"""Program of a planned network: buffers of its tensors, calls of kernels, packed constants."""
+"""Turn a plan into a program: buffers of tensors, calls of kernels, packed constants."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any
-
-from numpy.typing import NDArray
 
 from cpembed.codegen.epilogue import BIAS, SCALE, Epilogue, channel_axes
+from cpembed.codegen.host_cpu import needed_features
 from cpembed.codegen.plan import KernelPlan
 from cpembed.codegen.recorded import Memory
 from cpembed.errors import InvariantError
 from cpembed.export.program import Buffer, Call, Program, Role
-from cpembed.graph.graph import Operator
+from cpembed.graph.graph import Array, Operator
 from cpembed.graph.kinds import Product
 from cpembed.ir.computation import Computation
-from cpembed.network.candidate_layouts import residual_of
-from cpembed.network.kernel_cache import Cache, Progress, compiled, digest_of, features, symbol_of
-from cpembed.network.layout import Layout
+from cpembed.network.kernel_cache import Cache, compiled_kernels, digest_of, symbol_of
+from cpembed.network.layout import Layout, residual_of
 from cpembed.network.layout_problem import ports_of
 from cpembed.network.operators import PlacedTensor, conversion_plan, generated_plan
 from cpembed.network.operators.values import flat_storage, storage_type
 from cpembed.network.physical_product import physical_product
 from cpembed.network.plan import NetworkPlan
 from cpembed.network.product_kernels import recorded_kernel
-
-Array = NDArray[Any]
+from cpembed.steps import Progress
 
 
 @dataclass(frozen=True)
 class NetworkProgram:
-    """Program, and how it relates to the network.
+    """Program of a network, and where its operators and tensors are in it.
 
     Attributes
     ----------
-    program : Program
     calls : mapping from str to (int, int)
         Range of the calls of each operator and each conversion.
-    tensors, results : mapping from str to str
-        Buffer of each tensor in the layout in which it is written, and of each output.
+    tensors : mapping from str to str
+        Buffer of each tensor in the layout in which it is written.
+    results : mapping from str to str
+        Buffer of each output of the network.
     """
 
     program: Program
@@ -51,7 +48,7 @@ class NetworkProgram:
 def network_program(
     plan: NetworkPlan, name: str, cache: Cache, progress: Progress
 ) -> NetworkProgram:
-    """Compile the kernels of a plan and return its program.
+    """Return the program of a plan, with its kernels compiled.
 
     Parameters
     ----------
@@ -68,14 +65,15 @@ def network_program(
     """
     builder = _ProgramBuilder(plan)
     builder.make()
-    kernels = compiled(builder.plans, cache, progress)
+    kernels = compiled_kernels(builder.plans, cache, progress)
+    features = needed_features(tuple(dict.fromkeys(required_features(plan))))
     program = Program(
         name=name,
         buffers=builder.in_order(),
         kernels=kernels,
         prepare=(),
         run=tuple(builder.calls),
-        features=features(required_features(plan)),
+        features=features,
         threads=plan.threads,
     )
     return NetworkProgram(program, builder.ranges, builder.tensors, builder.results)
@@ -117,13 +115,13 @@ class _ProgramBuilder:
                 else:
                     self._generated(operator)
             self.ranges[operator.name] = first, len(self.calls)
-            # Converted right after it was written, once for all readers.
+            # Right after it was written, so that each copy is there for all readers.
             for name in operator.outputs:
                 self._convert(name)
         self._return_copies()
 
     def in_order(self) -> tuple[Buffer, ...]:
-        """Return the buffers: the network's inputs and outputs in their order, then the rest."""
+        """Return the buffers: the network's inputs and outputs in its order, then the rest."""
         graph = self.plan.graph
         first = [self.buffers[name] for name in graph.inputs]
         first += [self.buffers[self.results[name]] for name in dict.fromkeys(graph.outputs)]
@@ -135,6 +133,7 @@ class _ProgramBuilder:
     def _add(self, tensor: str, layout: Layout, role: Role, shape: tuple[int, ...] = ()) -> str:
         """Add a buffer for a tensor in a layout."""
         kind = self.plan.graph.types[tensor]
+        # The library fills halos once; kernels never write them.
         fill = self.plan.choices.layouts.fills.get(tensor, 0) if layout.has_halo else None
         name = tensor if role is not Role.WORKSPACE else self._unused(f"{tensor}@{layout}")
         buffer = Buffer(
@@ -151,7 +150,7 @@ class _ProgramBuilder:
         return name
 
     def _unused(self, text: str) -> str:
-        """Return a name that no buffer has, and no input or output of the network will have."""
+        """Return a name that no buffer, and no input or output of the network, has."""
         reserved = {*self.plan.graph.inputs, *self.plan.graph.outputs}
         name, number = text, 2
         while name in reserved or name in self.buffers:
@@ -176,8 +175,8 @@ class _ProgramBuilder:
         buffer = self.places.get((tensor, layout))
         if buffer is not None:
             return buffer
-        for (name, known_layout), buffer in self.places.items():
-            if name == tensor and known_layout.same_memory(layout):
+        for (name, existing), buffer in self.places.items():
+            if name == tensor and existing.same_memory(layout):
                 return buffer
         raise InvariantError(f"{tensor} is not there as {layout}")
 
@@ -204,21 +203,16 @@ class _ProgramBuilder:
             if conversion.tensor != tensor:
                 continue
             first = len(self.calls)
-            source, target = (
-                self._placed(tensor, conversion.source),
-                self._placed(tensor, conversion.target),
-            )
+            source = self._placed(tensor, conversion.source)
+            target = self._placed(tensor, conversion.target)
+            plan = conversion_plan(source, target, self.plan.threads)
             read = self._place(tensor, conversion.source)
             label = f"{tensor} as {conversion.target}"
-            plan = conversion_plan(source, target, self.plan.threads)
             self._call(plan, [read, self._output(tensor, conversion.target)], label)
             self.ranges[label] = first, len(self.calls)
 
     def _return_copies(self) -> None:
-        """Add copies of outputs that no operator wrote in memory of their own.
-
-        These are tensors with other readers, inputs, and constants.
-        """
+        """Add copies of outputs that are inputs, constants, or tensors with readers."""
         graph = self.plan.graph
         for name in graph.outputs:
             if name in self.results:
@@ -234,13 +228,15 @@ class _ProgramBuilder:
                 role=Role.OUTPUT,
                 shape=plain.shape,
             )
+            # No kernel takes a tensor without elements.
             if not kind.elements:
                 continue
             constant = graph.constants.get(name)
-            if constant is None:
-                read = self._place(name, plain)
-            else:
-                read = self._constant(constant, storage_type(kind.dtype))
+            read = (
+                self._place(name, plain)
+                if constant is None
+                else self._constant(constant, storage_type(kind.dtype))
+            )
             placed = self._placed(name, plain)
             plan = conversion_plan(placed, placed, self.plan.threads)
             self._call(plan, [read, result], f"{name} returned")
@@ -249,7 +245,7 @@ class _ProgramBuilder:
         return self.plan.choices.placed(tensor, layout)
 
     def _alias(self, operator: Operator) -> None:
-        """Let the result be the input's memory under another shape."""
+        """Give the result the input's buffer, which holds it under another shape."""
         (source,), (target,) = ports_of(self.plan.graph, operator)
         before, after = self.plan.execution(operator).ports
         buffer = self._place(source, before)
@@ -264,6 +260,7 @@ class _ProgramBuilder:
             self._placed(name, layouts.get(name, Layout.plain(graph.types[name].shape)))
             for name in operator.inputs
         ]
+        # Operators read constants as they are, in row-major order.
         arguments = [
             self._constant(graph.constants[name], storage_type(graph.types[name].dtype))
             if graph.is_constant(name)
@@ -296,18 +293,16 @@ class _ProgramBuilder:
             epilogue = replace(epilogue, residual=placed_residual)
         constants = self._constants(operator, kind, physical.computation)
         calls = recorded_kernel(kernel, epilogue, constants, self.plan.threads)
-        names = {
-            id(calls.caller_memory[physical.computation.output.name]): self._place(
-                output, layouts[output]
-            )
-        }
-        for operand, tensor in zip(physical.computation.inputs, (first, second), strict=True):
-            if operand.name in calls.caller_memory:
-                names[id(calls.caller_memory[operand.name])] = self._place(tensor, layouts[tensor])
-        for memory_name, memory in calls.caller_memory.items():
-            # Vectors are constants, so the only variable operand with such a name is the residual.
-            if memory_name.startswith("@"):
-                names[id(memory)] = self._place(residual[0], layouts[residual[0]])
+        operands = (*physical.computation.inputs, physical.computation.output)
+        tensors = zip((o.name for o in operands), (first, second, output), strict=True)
+        tensor_of = dict(tensors)
+        # Buffers of the graph's tensors by the recorded memory that stands for them. A name with @
+        # is a vector of the epilogue; since bias and scale are constants, it is the residual.
+        names: dict[int, str] = {}
+        for operand, memory in calls.caller_memory.items():
+            tensor = residual[0] if operand.startswith("@") else tensor_of[operand]
+            names[id(memory)] = self._place(tensor, layouts[tensor])
+        # Memory without a name yet is packed constants or an intermediate result.
         for call in calls.run:
             arguments = [self._memory(memory, names, operator) for memory in call.buffers]
             self._call(call.plan, arguments, operator.name)

@@ -1,4 +1,8 @@
-"""Run a compiled network: verified operator by operator, and timed."""
+"""Run a compiled network: verify each operator against its definition, and time whole runs.
+
+Operators are verified on the inputs that they had, so a difference is reported where it arises, and
+what is within one operator's tolerance does not count against the next.
+"""
 
 from __future__ import annotations
 
@@ -12,19 +16,172 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from cpembed.graph.graph import Array, check_inputs
+from cpembed.export.loader import Library, aligned
+from cpembed.graph import kinds
+from cpembed.graph.graph import Array, Operator, check_inputs
 from cpembed.graph.kinds import Product
-from cpembed.network.build import CompiledNetwork, RunningNetwork
+from cpembed.ir.dtypes import is_integer
+from cpembed.network.build import CompiledNetwork, RunningNetwork, as_stored, as_typed
 from cpembed.network.inputs import special_inputs
-from cpembed.network.kernel_cache import Progress
-from cpembed.network.verification import Verdict, verify_network
+from cpembed.network.plan import NetworkPlan
+from cpembed.network.program import NetworkProgram
 from cpembed.runtime import worker
-from cpembed.steps import step
+from cpembed.steps import Progress, step
 
-ROUNDS, COLD_ROUNDS = 30, 5
-"""Maximum number of timed runs, and number of runs after the caches were flushed."""
+# Operations whose last bits differ between libraries.
+_ROUNDED = frozenset({"exp", "log", "sqrt", "erf", "tanh", "sigmoid", "sin", "cos", "pow", "div"})
 
-# Time limit of the warm runs, in seconds.
+# Tolerance of floats relative to the largest magnitude of the tensor, since kernels add in another
+# order than numpy.
+_RELATIVE = 2e-5
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """Comparison of an operator's results with its definition.
+
+    Attributes
+    ----------
+    operator : str
+        Name of the operator.
+    max_error, tolerance : float
+        Largest difference and its limit, which is 0 if results have to be equal bit for bit.
+    spreads_nan : bool
+        True if results of a product of floats are NaN that are none in the definition: an input is
+        infinite or NaN, and zeros that pad the sum are multiplied by it.
+    """
+
+    operator: str
+    max_error: float
+    tolerance: float
+    spreads_nan: bool = False
+
+    @property
+    def verified(self) -> bool:
+        """True if the results are within the tolerance."""
+        return self.max_error <= self.tolerance
+
+
+def verify_network(
+    plan: NetworkPlan,
+    network: NetworkProgram,
+    library: Library,
+    inputs: Mapping[str, Array],
+    progress: Callable[[int], None],
+) -> list[Verdict]:
+    """Run a network step by step and return the verdicts on all operators.
+
+    Parameters
+    ----------
+    plan : NetworkPlan
+    network : NetworkProgram
+    library : Library
+        Loaded library of the network.
+    inputs : mapping from str to ndarray
+    progress : callable
+        Called with the number of verified operators.
+    """
+    graph = plan.graph
+    values: dict[str, Array] = {**graph.constants, **inputs}
+    inputs_in_order = [as_stored(inputs[info.name]) for info in library.inputs]
+    results = [aligned(info.shape, info.stored) for info in library.outputs]
+    outputs = {info.name: array for info, array in zip(library.outputs, results, strict=True)}
+    verdicts: list[Verdict] = []
+    executed = 0
+    for number, operator in enumerate(graph.operators):
+        last = network.calls[operator.name][1]
+        # Steps before its own are conversions of earlier tensors, which it may read. One that
+        # aliases its input has no step.
+        if last > executed:
+            library.run_steps(executed, last, *inputs_in_order, out=results)
+        executed = max(executed, last)
+        # Tensors share memory, so results are read before a later operator overwrites them.
+        for name in operator.outputs:
+            buffer, layout = network.tensors[name], plan.written[name]
+            array = outputs[buffer].copy() if buffer in outputs else library.tensor(buffer)
+            elements = layout.elements_of(array.reshape(-1)[: layout.elements])
+            values[name] = as_typed(elements, graph.types[name].dtype)
+        verdicts.append(_verdict(operator, values))
+        progress(number + 1)
+    return verdicts
+
+
+def _verdict(operator: Operator, values: Mapping[str, Array]) -> Verdict:
+    expected_outputs = operator.kind.evaluate([values[name] for name in operator.inputs])
+    error = tolerance = 0.0
+    may_spread = _may_spread(operator, values)
+    spreads_nan = False
+    for name, expected in zip(operator.outputs, expected_outputs, strict=True):
+        actual = values[name]
+        if may_spread and actual.shape == expected.shape:
+            is_nan, may_be_nan = (np.isnan(a.astype(np.float64)) for a in (actual, expected))
+            spreads_nan = spreads_nan or bool((is_nan & ~may_be_nan).any())
+            # Reported, but no error: zeros that pad a sum are part of the kernel.
+            actual = np.where(is_nan & ~may_be_nan, expected, actual)
+        error = max(error, difference(actual, expected))
+        tolerance = max(tolerance, tolerance_of(operator, expected))
+    return Verdict(operator.name, error, tolerance, spreads_nan)
+
+
+def _may_spread(operator: Operator, values: Mapping[str, Array]) -> bool:
+    """True if an input of a product of floats is infinite or NaN."""
+    kind = operator.kind
+    if not isinstance(kind, Product) or is_integer(kind.computation.output.dtype):
+        return False
+    return not all(np.isfinite(values[n].astype(np.float64)).all() for n in operator.inputs)
+
+
+def difference(actual: Array, expected: Array) -> float:
+    """Return the largest difference; infinite if only one is NaN, or shapes or types differ."""
+    if actual.shape != expected.shape or actual.dtype != expected.dtype:
+        return float("inf")
+    if not actual.size:
+        return 0.0
+    a, b = actual.astype(np.float64), expected.astype(np.float64)
+    with np.errstate(invalid="ignore"):
+        distances = np.where((a == b) | (np.isnan(a) & np.isnan(b)), 0.0, np.abs(a - b))
+    return float(np.nan_to_num(distances, nan=np.inf, posinf=np.inf).max())
+
+
+def tolerance_of(operator: Operator, expected: Array) -> float:
+    """Return the allowed difference from the definition, 0 for integers and single roundings."""
+    if not _is_rounded(operator):
+        return 0.0
+    # Integers that are rounded from floats may be rounded the other way by the last bit.
+    if expected.dtype.kind in "iub":
+        return 1.0
+    finite = expected.astype(np.float64)
+    finite = finite[np.isfinite(finite)]
+    size = float(np.abs(finite).max()) if finite.size else 0.0
+    roundoff = 2.0**-8 if expected.dtype.name == "bfloat16" else _RELATIVE
+    return roundoff * size
+
+
+def _is_rounded(operator: Operator) -> bool:
+    """True if results depend on the order of roundings, or on a library's functions."""
+    kind = operator.kind
+    if isinstance(kind, Product):
+        return kind.computation.output.dtype not in ("int32", "int64") or kind.dtype == "float32"
+    if isinstance(kind, kinds.Elementwise):
+        return _calls_rounded(kind.expression) or kind.dtype.startswith(("float", "bfloat"))
+    if isinstance(kind, kinds.Pool):
+        return kind.operation == "mean"
+    return isinstance(
+        kind,
+        kinds.Softmax | kinds.LayerNorm | kinds.DynamicQuantize | kinds.Reduce | kinds.Resize,
+    )
+
+
+def _calls_rounded(expression: kinds.Scalar) -> bool:
+    if not isinstance(expression, kinds.Apply):
+        return False
+    return expression.operation in _ROUNDED or any(map(_calls_rounded, expression.arguments))
+
+
+# Maximum number of timed runs, and number of runs after the caches were flushed.
+_ROUNDS, _COLD_ROUNDS = 30, 5
+
+# Time limit of the warm runs in seconds: a network may take longer than that for a single run.
 _SECONDS = 5.0
 
 # Number of bytes that are written to flush the caches.
@@ -33,15 +190,18 @@ _FLUSHED = 256 << 20
 
 @dataclass(frozen=True)
 class NetworkTimes:
-    """Median microseconds of whole runs.
+    """Median microseconds of runs of a network.
 
     Attributes
     ----------
-    warm_us, cold_us : float
-        Runs one after the other, and after flushing the caches, so that weights come from memory.
+    warm_us : float
+        Time of a run right after another one.
+    cold_us : float
+        Time of a run after the caches were flushed, so that weights come from memory.
     steps_us : tuple of float
         Time of each call of a warm run.
     rounds : int
+        Number of warm runs.
     """
 
     warm_us: float
@@ -56,10 +216,10 @@ class NetworkRun:
 
     Attributes
     ----------
-    outputs : mapping from str to ndarray
     verdicts : tuple of Verdict
-        Empty if nothing was verified.
+        Verdict on each operator; empty if nothing was verified.
     times : NetworkTimes or None
+        None if nothing was timed.
     special_verdicts : tuple of Verdict
         Verdicts of a second run, on inputs with special values.
     special_inputs : tuple of str
@@ -74,6 +234,7 @@ class NetworkRun:
 
     @property
     def failed(self) -> tuple[Verdict, ...]:
+        """Verdicts on operators outside their tolerance, in either run, once per operator."""
         both = (*self.verdicts, *self.special_verdicts)
         by_operator = {verdict.operator: verdict for verdict in both if not verdict.verified}
         return tuple(by_operator.values())
@@ -96,7 +257,10 @@ def run_network(
     inputs : mapping from str to ndarray
     threads : int, default 0
         Number of threads; 0 for as many as the network was planned for.
-    verifies, times : bool, default True
+    verifies : bool, default True
+        Compare each operator with its definition, once more with special values in the inputs.
+    times : bool, default True
+        Time whole runs and each operator's calls.
     progress : Progress
 
     Raises
@@ -111,9 +275,8 @@ def run_network(
     def report(phase: str, count: int) -> None:
         progress(phase, count, len(compiled.graph.operators))
 
-    return worker.call(
-        _executed, compiled, dict(inputs), threads, verifies, times, progress=report
-    )  # fmt: skip
+    arguments = (compiled, dict(inputs), threads, verifies, times)
+    return worker.call(_executed, *arguments, progress=report)
 
 
 def _executed(
@@ -125,8 +288,9 @@ def _executed(
     *,
     progress: Callable[[str, int], None],
 ) -> NetworkRun:
-    kinds = [operator.kind for operator in compiled.graph.operators]
-    macs = sum(kind.computation.macs for kind in kinds if isinstance(kind, Product))
+    products = [o.kind for o in compiled.graph.operators if isinstance(o.kind, Product)]
+    # Work of a run, from which the worker's parent derives how long a step may take.
+    macs = sum(kind.computation.macs for kind in products)
     with compiled.open(threads) as running:
         verdicts: list[list[Verdict]] = [[], []]
         special_arrays = special_inputs(compiled.graph, inputs) if verifies else {}
@@ -136,54 +300,51 @@ def _executed(
             phase = "verifying with special values" if number else "verifying"
             progress(phase, 0)
             with step(f"{phase} of a network", 50 * macs):
-                verdicts[number], _ = verify_network(
+                verdicts[number] = verify_network(
                     compiled.plan,
                     compiled.network,
                     running.library,
                     values,
-                    partial(_report, progress, phase),
+                    partial(progress, phase),
                 )
         with step("running a network", macs):
             outputs = running.run(inputs)
-        timed = None
+        network_times = None
         if times:
             progress("timing", 0)
             with step("timing a network", 100 * macs):
-                timed = _timed(running, inputs)
+                network_times = _timed(running, inputs)
     return NetworkRun(
         outputs=outputs,
         verdicts=tuple(verdicts[0]),
-        times=timed,
+        times=network_times,
         special_verdicts=tuple(verdicts[1]),
         special_inputs=changed,
     )
 
 
-def _report(progress: Callable[[str, int], None], phase: str, count: int, total: int) -> None:
-    progress(phase, count)
-
-
 def _timed(running: RunningNetwork, inputs: Mapping[str, Array]) -> NetworkTimes:
     library, inputs_in_order = running.library, running.in_order(inputs)
-    # Not timed: the first runs fill caches and touch the workspace.
+    # The first runs, which fill caches and touch the workspace, are not timed.
     for _ in range(3):
         library.run(*inputs_in_order)
     warm: list[float] = []
     steps: list[NDArray[Any]] = []
     end = time.perf_counter() + _SECONDS
-    while len(warm) < ROUNDS and (len(warm) < 3 or time.perf_counter() < end):
+    while len(warm) < _ROUNDS and (len(warm) < 3 or time.perf_counter() < end):
         warm.append(_seconds(lambda: library.run(*inputs_in_order)))
         steps.append(library.run_timed(*inputs_in_order)[1])
     cold: list[float] = []
     flushed = np.zeros(_FLUSHED, np.uint8)
-    for number in range(COLD_ROUNDS):
+    for number in range(_COLD_ROUNDS):
+        # Another value each time, so that every page is written.
         flushed[:] = number
         cold.append(_seconds(lambda: library.run(*inputs_in_order)))
     return NetworkTimes(
-        1e6 * statistics.median(warm),
-        1e6 * statistics.median(cold),
-        tuple(float(ns) / 1e3 for ns in np.median(steps, axis=0)),
-        len(warm),
+        warm_us=1e6 * statistics.median(warm),
+        cold_us=1e6 * statistics.median(cold),
+        steps_us=tuple(float(ns) / 1e3 for ns in np.median(steps, axis=0)),
+        rounds=len(warm),
     )
 
 

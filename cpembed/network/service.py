@@ -1,4 +1,4 @@
-"""Command ``cpembed network`` as a library: plan, compile, verify and run; one JSON document."""
+"""Command ``cpembed network``: plan, compile, verify and run a network, as one JSON document."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from cpembed.driver.named import hardware_spec
+from cpembed.driver.matching import network_spec
 from cpembed.errors import BackendUnavailable, InvariantError
 from cpembed.export.layout import workspace_of
 from cpembed.export.library import EVERYTHING, Contents, Library
@@ -20,16 +20,15 @@ from cpembed.files import write_whole
 from cpembed.graph.graph import Array, Graph, Operator, check_inputs
 from cpembed.graph.kinds import Product
 from cpembed.hw.instruction import HardwareSpec
-from cpembed.network.assignment.policies import policy_cost
+from cpembed.network.assignment.solve import policy_cost
 from cpembed.network.build import CompiledNetwork, compile_network, prepared_for
-from cpembed.network.kernel_cache import Progress, silent
 from cpembed.network.layout_problem import Execution
 from cpembed.network.plan import NetworkPlan, Planning, plan_network
-from cpembed.network.product_kernels import utilisation
-from cpembed.network.run import NetworkRun, run_network
+from cpembed.network.product_kernels import family_text, utilisation
+from cpembed.network.run import NetworkRun, Verdict, run_network
 from cpembed.network.stepwise import StepwiseRun, run_stepwise, stepwise_document
-from cpembed.network.verification import Verdict
 from cpembed.runtime.measurement.environment import provenance
+from cpembed.steps import Progress, silent
 from cpembed.targets.capabilities import links_here, saved_file_instructions
 from cpembed.targets.registry import open_target
 
@@ -41,14 +40,18 @@ class NetworkRequest:
     Attributes
     ----------
     target : str
+        Name or file of the target.
     folder : Path, optional
         Folder for the library, once it is verified, or for the programs of a target without
         libraries.
-    planning : Planning
-    verifies, times : bool
+    verifies : bool
+        Compare each operator with its definition.
+    times : bool
+        Time the network and each operator.
     name : str, optional
-        Name of the library.
+        Name of the library; by default that of the network.
     contents : Contents
+        Files of the library to write.
     """
 
     target: str
@@ -70,6 +73,7 @@ class NetworkResult:
 
     @property
     def failed(self) -> tuple[Verdict, ...]:
+        """Verdicts on operators that differ from their definition."""
         return self.run.failed
 
     def require(self) -> None:
@@ -89,15 +93,13 @@ _STEPWISE = (
 
 
 class _WrongResultError(Exception):
-    """Keeps a wrong library from being written."""
+    """Ends the build of a library whose results are wrong before any file is written."""
 
 
 def network(
     graph: Graph, request: NetworkRequest, inputs: Mapping[str, Array], progress: Progress = silent
 ) -> NetworkResult:
-    """Plan, compile and run a network.
-
-    Raises as :func:`~cpembed.network.build.compile_network` does.
+    """Plan, compile, verify and run a network, and write its library if asked to.
 
     Parameters
     ----------
@@ -110,28 +112,16 @@ def network(
     Raises
     ------
     WorkloadError
-        For other inputs than the network's.
+        If the inputs are not those of the network.
+    LoweringError, BackendUnavailable
+        As :func:`~cpembed.network.build.compile_network` raises them.
     """
     check_inputs(graph, inputs)
-    spec = hardware_spec(request.target)
+    spec = network_spec(graph, request.target)
     if not _links(spec):
-        stepwise = run_stepwise(
-            prepared_for(graph, spec),
-            spec,
-            inputs,
-            progress=progress,
-            timeout=request.planning.timeout,
-            save=request.folder,
-        )
-        document = stepwise_document(stepwise)
-        if request.folder is not None:
-            request.folder.mkdir(parents=True, exist_ok=True)
-            write_whole(request.folder / "network.json", json.dumps(document, indent=1) + "\n")
-            title = f"# {graph.name} on {spec.name}"
-            instructions = saved_file_instructions(open_target(spec))
-            write_whole(request.folder / "README.md", f"{title}\n\n{_STEPWISE}\n\n{instructions}\n")
-        return NetworkResult(document, None, stepwise)
-    # The draft is run before any file of the library is written, so a wrong one never is.
+        return _network_stepwise(graph, spec, request, inputs, progress)
+    # A draft is loaded and run before any file of the library is written, so that a wrong library
+    # never is. Its document is returned in either case.
     drafts: list[tuple[CompiledNetwork, NetworkRun]] = []
 
     def check(draft: CompiledNetwork) -> None:
@@ -155,19 +145,48 @@ def network(
             check=check,
         )
     draft, run = drafts[0]
+    # Without a folder the library was only needed for the run, and its files are gone.
     library = None if compiled is None or request.folder is None else compiled.library
-    return NetworkResult(network_document(draft, run), library, run)
+    return NetworkResult(_document(draft.plan, draft, run), library, run)
+
+
+def _network_stepwise(
+    graph: Graph,
+    spec: HardwareSpec,
+    request: NetworkRequest,
+    inputs: Mapping[str, Array],
+    progress: Progress,
+) -> NetworkResult:
+    """Run a network product by product, on a target that no library of this machine holds."""
+    stepwise = run_stepwise(
+        prepared_for(graph, spec),
+        spec,
+        inputs,
+        progress=progress,
+        timeout=request.planning.timeout,
+        save=request.folder,
+    )
+    document = stepwise_document(stepwise)
+    if request.folder is not None:
+        request.folder.mkdir(parents=True, exist_ok=True)
+        write_whole(request.folder / "network.json", json.dumps(document, indent=1) + "\n")
+        title = f"# {graph.name} on {spec.name}"
+        instructions = saved_file_instructions(open_target(spec))
+        write_whole(request.folder / "README.md", f"{title}\n\n{_STEPWISE}\n\n{instructions}\n")
+    return NetworkResult(document, None, stepwise)
 
 
 def network_plan(
     graph: Graph, target: str, planning: Planning, progress: Progress = silent
 ) -> dict[str, Any]:
-    """Return the document of a network that is planned and not compiled.
+    """Plan a network without compiling it, and return the document with estimated times.
 
     Parameters
     ----------
     graph : Graph
+        Network as a front end made it.
     target : str
+        Name or file of the target.
     planning : Planning
     progress : Progress, optional
 
@@ -176,10 +195,10 @@ def network_plan(
     BackendUnavailable
         For a target that runs networks product by product.
     """
-    spec = hardware_spec(target)
+    spec = network_spec(graph, target)
     if not _links(spec):
         raise BackendUnavailable(f"{spec.name} has no plan of layouts: leave --plan-only out")
-    return plan_document(plan_network(prepared_for(graph, spec), spec, planning, progress))
+    return _document(plan_network(prepared_for(graph, spec), spec, planning, progress), None, None)
 
 
 def _links(spec: HardwareSpec) -> bool:
@@ -187,26 +206,14 @@ def _links(spec: HardwareSpec) -> bool:
     return links_here(open_target(spec))
 
 
-def plan_document(plan: NetworkPlan) -> dict[str, Any]:
-    """Return the document of a plan that was not compiled, with estimated times."""
-    return _document(plan, None, None)
-
-
-def network_document(compiled: CompiledNetwork, run: NetworkRun | None) -> dict[str, Any]:
-    """Return operators, tensors, totals and layouts as a document, with the results of a run if
-    any.
-    """
-    return _document(compiled.plan, compiled, run)
-
-
 def _document(
     plan: NetworkPlan, compiled: CompiledNetwork | None, run: NetworkRun | None
 ) -> dict[str, Any]:
+    """Return operators, tensors, totals and layouts as a document, with results of a run if any."""
     times = None if run is None else run.times
-    verdicts = {verdict.operator: verdict for verdict in run.verdicts} if run is not None else {}
-    special = (
-        {verdict.operator: verdict for verdict in run.special_verdicts} if run is not None else {}
-    )
+    judged, judged_special = ((), ()) if run is None else (run.verdicts, run.special_verdicts)
+    verdicts = {verdict.operator: verdict for verdict in judged}
+    special = {verdict.operator: verdict for verdict in judged_special}
     measured = {} if compiled is None else _measured(compiled, run)
     return {
         "network": plan.graph.name,
@@ -236,18 +243,16 @@ def _document(
             **_counts(plan),
         },
         "special_inputs": [] if run is None else list(run.special_inputs),
-        "spreads_nan": []
-        if run is None
-        else [o.operator for o in run.special_verdicts if o.spreads_nan],
+        "spreads_nan": [verdict.operator for verdict in judged_special if verdict.spreads_nan],
         "assignment": _assignment(plan),
         **provenance(),
     }
 
 
-def _verified(name: str, error: str, judged: Verdict | None) -> dict[str, Any]:
-    if judged is None:
+def _verified(name: str, error: str, verdict: Verdict | None) -> dict[str, Any]:
+    if verdict is None:
         return {name: None, error: None}
-    return {name: judged.verified, error: finite(judged.max_error)}
+    return {name: verdict.verified, error: _finite(verdict.max_error)}
 
 
 def _measured(compiled: CompiledNetwork, run: NetworkRun | None) -> dict[str, float]:
@@ -260,12 +265,11 @@ def _measured(compiled: CompiledNetwork, run: NetworkRun | None) -> dict[str, fl
 
 def _operator(plan: NetworkPlan, operator: Operator) -> dict[str, Any]:
     execution = plan.execution(operator)
-    activations = [n for n in operator.inputs if not plan.graph.is_constant(n)]
     document: dict[str, Any] = {
         "name": operator.name,
         "kind": type(operator.kind).__name__.lower(),
         "label": operator.kind.label,
-        "inputs": activations,
+        "inputs": [n for n in operator.inputs if not plan.graph.is_constant(n)],
         "outputs": list(operator.outputs),
         "layouts": [str(layout) for layout in execution.ports],
         "workload": None,
@@ -285,15 +289,13 @@ def _operator(plan: NetworkPlan, operator: Operator) -> dict[str, Any]:
 def _product(kind: Product, execution: Execution) -> dict[str, Any]:
     kernel = execution.kernel
     assert kernel is not None
-    family = kernel.candidate.embedding.family
-    family_text = ", ".join(f"{axis}: {' '.join(axes) or '-'}" for axis, axes in family.items())
     return {
         "workload": str(kind.computation),
         "axes": dict(kind.computation.extents),
         "macs": kind.computation.macs,
         "embedded_on": kernel.target if kernel.is_native else None,
         "embedding": kernel.embedding,
-        "family": family_text,
+        "family": family_text(kernel.candidate.embedding),
         "utilisation": utilisation(kind.computation, kernel.utilisation)
         if kernel.is_native
         else None,
@@ -312,6 +314,7 @@ def _tensors(plan: NetworkPlan, measured: dict[str, float]) -> dict[str, Any]:
             "conversions": [
                 {
                     "to": str(conversion.target),
+                    # Estimated if the network was not timed.
                     "us": measured.get(f"{name} as {conversion.target}", conversion.cost_us),
                 }
                 for conversion in plan.conversions
@@ -344,8 +347,8 @@ def _counts(plan: NetworkPlan) -> dict[str, int]:
     }
 
 
-def finite(value: float) -> float | None:
-    """Return a number that JSON can represent, or None."""
+def _finite(value: float) -> float | None:
+    """Return a number, or None for infinity and NaN, which JSON cannot represent."""
     return value if math.isfinite(value) else None
 
 
@@ -360,6 +363,7 @@ def _assignment(plan: NetworkPlan) -> dict[str, Any]:
         "seconds": assignment.seconds,
         "options": sum(len(node.options) for node in problem.nodes),
         "layouts": sum(len(tensor.layouts) for tensor in problem.tensors),
-        "channels_last_us": finite(policy_cost(problem, plan.choices.channels_last())),
-        "own_best_us": finite(policy_cost(problem, None)),
+        # What simpler choices would cost, to show what the search gained; null if impossible.
+        "channels_last_us": _finite(policy_cost(problem, plan.choices.channels_last())),
+        "own_best_us": _finite(policy_cost(problem, None)),
     }

@@ -1,8 +1,7 @@
 """Run a network product by product, on a target that no library of this machine holds.
 
-The target is simulated or emulated. The host does the rest by its definition, untimed: operators
-between products, and what the target cannot store of the sums (for a VTA, which shifts and clips,
-scales that are no powers of two).
+The target is simulated or emulated. The host computes the rest by its definition, untimed:
+operators between products, and epilogues that the target cannot compute.
 """
 
 from __future__ import annotations
@@ -25,42 +24,39 @@ from cpembed.graph.kinds import Product, TensorType
 from cpembed.hw.instruction import HardwareSpec
 from cpembed.ir.computation import Computation
 from cpembed.ir.dtypes import is_integer
-from cpembed.network.candidate_layouts import is_convolution, padding_of
-from cpembed.network.kernel_cache import Progress
-from cpembed.network.layout import Layout
+from cpembed.network.layout import Layout, is_convolution, padding_of
 from cpembed.network.physical_product import physical_product
-from cpembed.network.product_kernels import utilisation
-from cpembed.network.verification import Verdict, difference
+from cpembed.network.product_kernels import family_text, utilisation
+from cpembed.network.run import Verdict, difference
 from cpembed.runtime import worker
 from cpembed.runtime.measurement.environment import provenance
+from cpembed.steps import Progress
 from cpembed.targets import capabilities
-from cpembed.targets.base import Target
-from cpembed.targets.capabilities import exact_epilogue
+from cpembed.targets.capabilities import AnyTarget, exact_epilogue
 from cpembed.targets.choice import built_first
 from cpembed.targets.registry import open_target
-
-AnyTarget = Target[Any, Any, Any]
 
 
 @dataclass(frozen=True)
 class StepResult:
-    """Operator that ran.
+    """Operator that was executed, on the target or by the host.
 
     Attributes
     ----------
-    operator : Operator
-    verdict : Verdict
     executed_on : str, optional
-        Target; None for the host.
+        Name of the target; None for the host.
     embedding, family : str, optional
+        Identifier of the embedding, and the axes that it maps to each other.
     utilisation : float, optional
+        Useful fraction of the executed operations.
     amount, estimated : float, optional
-        Measured and estimated time in ``unit``; None without.
+        Measured and estimated time in ``unit``, if there is one.
     unit : str
+        Unit of the times: us or cycles.
     reason : str, optional
-        Why the host, or another target, ran the operator.
+        Why the host, or another target, executed the operator.
     stored : str
-        What the target stored.
+        Results that the target stored: sums, or sums that the host scaled.
     """
 
     operator: Operator
@@ -78,7 +74,7 @@ class StepResult:
 
 @dataclass(frozen=True)
 class StepwiseRun:
-    """Network that ran operator by operator."""
+    """Results of a network that was executed operator by operator."""
 
     graph: Graph
     target: HardwareSpec
@@ -88,6 +84,7 @@ class StepwiseRun:
 
     @property
     def failed(self) -> tuple[Verdict, ...]:
+        """Verdicts on operators that differ from their definition."""
         return tuple(step.verdict for step in self.steps if not step.verdict.verified)
 
 
@@ -100,7 +97,7 @@ def run_stepwise(
     timeout: float | None = None,
     save: Path | None = None,
 ) -> StepwiseRun:
-    """Run a network that was prepared for the target.
+    """Run a network that was prepared for the target, operator by operator.
 
     Parameters
     ----------
@@ -116,7 +113,7 @@ def run_stepwise(
     Raises
     ------
     WorkloadError
-        For other inputs than the network's.
+        If the inputs are not those of the network.
     """
     check_inputs(graph, inputs)
     machine = open_target(target)
@@ -139,6 +136,7 @@ def run_stepwise(
         verdict = Verdict(operator.name, error, _tolerance(operator, expected))
         step = StepResult(operator, verdict) if step is None else replace(step, verdict=verdict)
         steps.append(step)
+        # Later operators read the target's results, as they would in a library.
         values |= zip(operator.outputs, results, strict=True)
     outputs = {name: values[name] for name in graph.outputs}
     return StepwiseRun(
@@ -151,18 +149,19 @@ def run_stepwise(
 
 
 def _tolerance(operator: Operator, expected: tuple[Array, ...]) -> float:
-    """Return the allowed difference: 0 for integers; sums of floats are rounded in another
-    order.
-    """
+    """Return the allowed difference, 0 for integers."""
     kind = operator.kind
     if not isinstance(kind, Product) or is_integer(kind.computation.output.dtype):
         return 0.0
+    # Targets add in another order than the definition, some in 16 bits of mantissa or fewer.
     sizes = [float(np.abs(array.astype(np.float64)).max()) for array in expected if array.size]
     return 1e-3 * max(sizes, default=0.0)
 
 
 @dataclass(frozen=True)
 class _ProductStep:
+    """Execution of one product on the target; ``save`` is the folder for its program."""
+
     target: AnyTarget
     operator: Operator
     kind: Product
@@ -181,24 +180,21 @@ class _ProductStep:
         verdict = Verdict(self.operator.name, 0.0, 0.0)
         if isinstance(selection, str):
             return StepResult(self.operator, verdict, reason=selection), None
-        names = [operand.name for operand in workload.inputs]
-        shapes = [operand.shape for operand in workload.inputs]
         inputs = {
-            name: array.reshape(shape)
-            for name, array, shape in zip(names, (first, arrays[1]), shapes, strict=True)
+            operand.name: array.reshape(operand.shape)
+            for operand, array in zip(workload.inputs, (first, arrays[1]), strict=True)
         }
         try:
             sums, amount, embedding = worker.call(_executed, selection.plan, inputs, self.save)
         except CpembedError as error:
             return StepResult(self.operator, verdict, reason=str(error)), None
         candidate = selection.candidate
-        family = candidate.embedding.family
         step = StepResult(
             operator=self.operator,
             verdict=verdict,
             executed_on=selection.solved.target.name,
             embedding=embedding,
-            family=", ".join(f"{axis}: {' '.join(axes) or '-'}" for axis, axes in family.items()),
+            family=family_text(candidate.embedding),
             utilisation=utilisation(self.kind.computation, candidate.overheads.occupancy),
             amount=amount,
             estimated=selection.choice.estimated,
@@ -206,15 +202,16 @@ class _ProductStep:
             reason=None if selection.substitution is None else f"not on {self.target.spec.name}",
             stored="sums, stored anew by the host" if self.kind.epilogue is not None else "sums",
         )
-        return step, self._stored(sums, arrays)
+        return step, self._with_epilogue(sums, arrays)
 
     def _workload(self, first: Array) -> tuple[Computation, Array]:
         """Return the computation and its first factor, with padding other than 0 in memory."""
+        # Targets pad with zeros only; another zero point becomes part of the image.
         kind = self.kind
         if not kind.padding or not is_convolution(self.operator):
             return kind.computation, first
         shape = tuple(first.shape)
-        widths = padding_of(kind, TensorType.of(first))
+        widths = padding_of(kind, TensorType.of_array(first))
         layout = Layout.plain(shape).with_halo(widths)
         output = Layout.plain(kind.computation.output.shape)
         margins = [(0, 0), (0, 0), *((w, w) for w in widths)]
@@ -222,15 +219,11 @@ class _ProductStep:
         return physical_product(kind, layout, output).computation, padded
 
     def _choose(self, workload: Computation) -> Selection | str:
+        # An epilogue that stores the sums as they are; the product's own one is left to the host.
         exact = exact_epilogue(self.target, workload)
-        request = Request(
-            workload,
-            self.target.spec,
-            KernelOptions(timeout=self.timeout),
-            epilogue=exact,
-        )
+        options = KernelOptions(timeout=self.timeout)
         try:
-            outcome = choose(request)
+            outcome = choose(Request(workload, self.target.spec, options, epilogue=exact))
         except LoweringError as error:
             return str(error)
         if not isinstance(outcome, Selection):
@@ -238,8 +231,8 @@ class _ProductStep:
             return "no embedding found in time" if conflict is None else conflict.words[0]
         return outcome if outcome.plan.native else "; ".join(outcome.plan.missing)
 
-    def _stored(self, sums: Array, arrays: list[Array]) -> Array:
-        """Return what the host stores of the sums, as the product's definition says."""
+    def _with_epilogue(self, sums: Array, arrays: list[Array]) -> Array:
+        """Return the result of the product, whose epilogue the host applies to the sums."""
         kind = self.kind
         sums = sums.reshape(kind.computation.output.shape)
         sums = sums - self._corrections(arrays) if any(kind.zero_points) else sums
@@ -255,7 +248,7 @@ class _ProductStep:
         return kind.epilogue.apply(sums, vectors, channels, residual).reshape(kind.shape)
 
     def _corrections(self, arrays: list[Array]) -> Array:
-        """Return what zero points take from the sums of the integers as they are."""
+        """Return the part of the sums that zero points subtract."""
         plain = replace(self.kind, zero_points=(0, 0), epilogue=None)
         exact = replace(self.kind, epilogue=None)
         return plain.sums(*arrays[:2]) - exact.sums(*arrays[:2])
@@ -264,7 +257,7 @@ class _ProductStep:
 def _executed(
     plan: Plan, inputs: dict[str, Array], save: Path | None
 ) -> tuple[NDArray[Any], float | None, str]:
-    """Return sums, their time in the target's unit, and the embedding; runs in the worker."""
+    """Return the sums, their time in the target's unit, and the embedding; runs in the worker."""
     target = plan.target
     artifact, choice = built_first(target, plan.choices, plan.epilogue)
     execution = target.execute(artifact, inputs)
@@ -287,6 +280,7 @@ def stepwise_document(run: StepwiseRun) -> dict[str, Any]:
     graph, unit = run.graph, open_target(run.target).unit
     products = [s for s in run.steps if isinstance(s.operator.kind, Product)]
     amounts = [s.amount for s in products if s.amount is not None]
+    # Estimates in cycles are no times, and are only listed per operator.
     estimates = [s.estimated for s in products if s.estimated is not None and s.unit == "us"]
     return {
         "network": graph.name,
@@ -295,6 +289,7 @@ def stepwise_document(run: StepwiseRun) -> dict[str, Any]:
         "provenance": run.provenance,
         "unit": unit,
         "operators": [_step_document(graph, step) for step in run.steps],
+        # The host stores tensors row-major, and targets pack them for themselves.
         "tensors": {
             name: {
                 "shape": list(kind.shape),
@@ -329,7 +324,7 @@ def _macs(operator: Operator) -> int:
 def _step_document(graph: Graph, step: StepResult) -> dict[str, Any]:
     operator, kind = step.operator, step.operator.kind
     is_product = isinstance(kind, Product)
-    # What the host computes is the definition itself, which is compared with nothing.
+    # The host computes the definition itself, which is compared with nothing.
     is_compared = step.executed_on is not None
     return {
         "name": operator.name,

@@ -7,23 +7,24 @@ from typing import Any
 
 from cpembed.blocks import Block, Bullets, Header, Heading, Table
 from cpembed.driver.bench import Bench
+from cpembed.driver.bench_across import Across
 from cpembed.driver.bench_baselines import BaselineRow
 from cpembed.driver.bench_rows import BenchRow, RunRow, SolvedRow
 from cpembed.driver.bench_summary import RATIOS_OVER_BOUNDS
-from cpembed.report.messages import layer_numbers
+from cpembed.report.messages import LEGEND, layer_numbers, layer_table, target_table
 from cpembed.runtime.measurement.runner import Quantiles
 from cpembed.wording import duration, plural
 
 _SEARCH_COLUMNS = ("#>", "layer", "strict", "model+solve s>", "best", "used>")
 _RUN_COLUMNS = ("verified", "latency us>", "p10>", "packing us>", "unpacking us>", "GOPS>")
+# Column that only a calibrated machine has.
 _PEAK_COLUMN = "of peak>"
-"""Column that only a calibrated machine has."""
 _SIMULATED_COLUMNS = (
     *("verified", "simulated cycles>", "simulated us>", "GOPS>", "GEMM busy>"),
     *("of the least>", "packing us>", "unpacking us>"),
 )
+# Maximum width of reasons and errors: a few long ones do not push the other columns apart.
 _REASON_WIDTH = 40
-"""Maximum width of reasons and errors: a few long ones do not push the other columns apart."""
 
 _BASELINE_COLUMNS = (
     *("#>", "primitive us>", "call us>", "ours us>", "with packing>"),
@@ -47,6 +48,7 @@ def report(bench: Bench) -> Iterator[Block]:
 
 
 def _layers(rows: Sequence[BenchRow], *, ran: bool) -> Table:
+    # A suite has one kind of times: one row decides on the columns of all.
     is_simulated = any(row.run is not None and row.run.cycles is not None for row in rows)
     has_peak = any(row.run is not None and row.run.peak_share is not None for row in rows)
     columns, run_cells = _RUN_COLUMNS, _run_cells
@@ -71,6 +73,7 @@ def _search_cells(row: BenchRow) -> list[str]:
     strict, best = row.strict, row.best
     used = "" if best is None or best.embedding is None else f"{best.embedding.utilisation:.1%}"
     seconds = "" if strict is None else f"{strict.seconds.model + strict.seconds.solve:.3f}"
+    # Most suites consist of these: the name would only widen the column.
     label = row.label.removeprefix("conv2d ")
     return [str(row.index), label, _mapping(strict), seconds, _mapping(best), used]
 
@@ -110,7 +113,10 @@ def _simulated_cells(row: BenchRow) -> list[str]:
         _verified(row),
         f"{run.cycles:,}",
         f"{run.simulated_us:,.1f}",
-        *(form.format(run.own[key]) if key in run.own else "" for key, form in formats.items()),
+        *(
+            form.format(run.details[key]) if key in run.details else ""
+            for key, form in formats.items()
+        ),
         *_packing_cells(run),
     ]
 
@@ -129,7 +135,6 @@ def _run_cells(row: BenchRow) -> list[str]:
 
 
 def _packing_cells(run: RunRow) -> list[str]:
-    """Return the times of packing and unpacking; empty cells where they were not timed."""
     return ["" if us is None else f"{us:.1f}" for us in (run.packing_us, run.unpacking_us)]
 
 
@@ -147,7 +152,6 @@ def _latency_cells(run: RunRow) -> list[str]:
 
 
 def _baselines(rows: Sequence[BenchRow]) -> Iterator[Block]:
-    """Yield a table for each baseline."""
     names = dict.fromkeys(name for row in rows if row.run for name in row.run.baselines)
     for name in names:
         yield Heading(f"Compared with {name} (a ratio above 1: ours is faster)")
@@ -173,11 +177,11 @@ def _baseline_cells(row: BaselineRow) -> list[str]:
         row.call_ratio_with_packing,
     )
     implementations = " ".join(row.implementations)
-    chosen = f"{implementations} ({row.form})" if implementations and row.form else ""
+    name = f"{implementations} ({row.form})" if implementations and row.form else ""
     return [
         *(_median(us, ".1f") for us in times),
         *(_median(ratio, ".2f") for ratio in ratios),
-        (chosen or implementations or row.form or "") + (", noisy" if row.noisy else ""),
+        (name or implementations or row.form or "") + (", noisy" if row.noisy else ""),
     ]
 
 
@@ -186,7 +190,6 @@ def _median(times: Quantiles | None, form: str) -> str:
 
 
 def _baseline_rows(summaries: Mapping[str, Mapping[str, Any]]) -> list[tuple[str, str]]:
-    """Return the rows of the summary's ``baselines``."""
     rows: list[tuple[str, str]] = []
     for name, summary in summaries.items():
         parts = [f"{plural(summary['compared'], 'layer')} compared"]
@@ -289,6 +292,7 @@ def _simulation_rows(simulated: Mapping[str, Any]) -> list[tuple[str, str]]:
     layer = f"layer {simulated['lower_bound_ratio_max_layer']}"
     least = f"x{ratio:.3f} in the geometric mean, at most x{worst:.3f} ({layer})"
     rows.append(("cycles over the least", f"{least}; the least is what GEMM or DMA alone takes"))
+    # Only if resets or the ALU bound some layer: else both lines would say the same.
     if (busy, most) != (ratio, worst):
         both = f"x{busy:.3f}, at most x{most:.3f}"
         rows.append(("", f"{both} with resets and the ALU in the least"))
@@ -298,3 +302,33 @@ def _simulation_rows(simulated: Mapping[str, Any]) -> list[tuple[str, str]]:
 def _reason_text(group: Mapping[str, Any]) -> str:
     layers = group["layers"]
     return f"{plural(len(layers), 'layer')} ({layer_numbers(layers)}): for example {group['text']}"
+
+
+# -- several targets -----------------------------------------------------------------------------
+
+
+def across_report(result: Across) -> Iterator[Block]:
+    """Yield the report of ``cpembed bench`` on several targets."""
+    rows = [(str(number), label) for number, label in enumerate(result.layers)]
+    yield layer_table(rows, ("#>", "layer"), result.targets, result.figures)
+    yield ""
+    yield target_table(result.lines)
+    yield ""
+    yield from _across_reasons(result)
+    yield LEGEND
+
+
+def _across_reasons(result: Across) -> Iterator[Block]:
+    """Yield why layers are not embedded, once for each reason."""
+    for target in result.targets:
+        reasons: dict[str, list[int]] = {}
+        for number, figure in enumerate(result.figures[target]):
+            if figure is not None and figure.embedded_on is None:
+                reasons.setdefault(figure.reason or "unknown reason", []).append(number)
+        if reasons:
+            yield Heading(f"Not embedded on {target}")
+            yield Bullets(
+                f"layer{'s' * (len(layers) > 1)} {layer_numbers(layers)}: {reason}"
+                for reason, layers in reasons.items()
+            )
+            yield ""

@@ -82,6 +82,7 @@ def page_colours() -> str:
 
 
 def width_of(text: str) -> float:
+    """Return the width of a line of text in pixels."""
     return len(text) * CHARACTER
 
 
@@ -102,6 +103,7 @@ class Canvas:
         """Add a rectangle; its title is shown while the pointer rests on it."""
         self._reach(x + width, y + height)
         place = f'x="{_px(x)}" y="{_px(y)}" width="{_px(width)}" height="{_px(height)}"'
+        # SVG viewers show a title while the pointer rests on its element.
         inner = f"<title>{escape(title)}</title>" if title else ""
         self.elements.append(f'<rect class="{style}" {place}>{inner}</rect>')
 
@@ -119,7 +121,9 @@ class Canvas:
         anchor
             Point of the text that is at ``x``: its start by default, ``middle`` or ``end``.
         """
+        # Part of the text that is to the right of its anchor.
         share = {"": 1.0, "middle": 0.5, "end": 0.0}[anchor]
+        # Letters such as g reach 5 pixels below the baseline.
         self._reach(x + share * width_of(text), y + 5)
         anchored = f' text-anchor="{anchor}"' if anchor else ""
         place = f'x="{_px(x)}" y="{_px(y)}"'
@@ -140,6 +144,7 @@ class Canvas:
 
     def svg(self, label: str, before: str = "") -> str:
         """Return the sheet as an ``svg`` element with a margin, described by a label."""
+        # A margin of one pixel: half of a line at the border lies outside of its shape.
         width, height = _px(self.width + 2), _px(self.height + 2)
         return (
             f'<svg xmlns="http://www.w3.org/2000/svg" role="img" aria-label="{escape(label)}" '
@@ -148,16 +153,9 @@ class Canvas:
         )
 
 
-def curve(x0: float, y0: float, x1: float, y1: float) -> str:
-    """Return a path from left to right that leaves and arrives horizontally.
-
-    Parameters
-    ----------
-    x0, y0
-        Start of the path in pixels.
-    x1, y1
-        End of the path in pixels.
-    """
+def curve(start: tuple[float, float], end: tuple[float, float]) -> str:
+    """Return a path from left to right, between points in pixels, with horizontal ends."""
+    (x0, y0), (x1, y1) = start, end
     middle = (x0 + x1) / 2
     return _rounded(f"M{x0} {y0} C{middle} {y0} {middle} {y1} {x1} {y1}")
 
@@ -169,6 +167,7 @@ def strip(top: tuple[float, float, float], bottom: tuple[float, float, float]) -
 
 
 def _rounded(data: str) -> str:
+    # One decimal: files stay small, and equal on every machine.
     return re.sub(r"-?\d+\.\d+", lambda number: _px(float(number[0])), data)
 
 

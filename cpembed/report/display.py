@@ -14,24 +14,24 @@ from rich.console import Console, RenderableType
 
 from cpembed.driver.result import Explanation, SolveResult
 
+# Function that reports a result of each class. By name, as some of these load a compiler.
 _REPORTS = {
     "Bench": "cpembed.report.bench:report",
-    "BuildResult": "cpembed.report.run:report",
+    "BuildResult": "cpembed.report.run:build_report",
     "EstimateResult": "cpembed.report.solve:estimate_report",
     "Explanation": "cpembed.report.explain:report",
-    "ExploreResult": "cpembed.report.explore:report",
-    "LayoutsResult": "cpembed.report.layouts:report",
-    "MatchResult": "cpembed.report.match:report",
+    "ExploreResult": "cpembed.report.exploration:explore_report",
+    "LayoutsResult": "cpembed.report.run:layouts_report",
+    "MatchResult": "cpembed.report.network:match_report",
     "ParetoResult": "cpembed.report.solve:pareto_report",
     "RunResult": "cpembed.report.run:report",
-    "ShapeResult": "cpembed.report.shape:report",
+    "ShapeResult": "cpembed.report.exploration:shape_report",
     "SolveResult": "cpembed.report.solve:report",
     "TuneResult": "cpembed.report.tune:report",
 }
-"""Function that reports a result of each class. By name, as some of these load a compiler."""
 
+# Width of a report in a notebook, and of text where there is no terminal.
 _COLUMNS = 100
-"""Width of a report in a notebook, and of text where there is no terminal."""
 
 _PRE = (
     '<pre style="white-space:pre;overflow-x:auto;line-height:1.35;'
@@ -52,16 +52,22 @@ def parts(result: object) -> Iterator[RenderableType]:
     KeyError
         If no report belongs to the class.
     """
+    # A class derived from one in the table has the same report.
     name = next(base.__name__ for base in type(result).__mro__ if base.__name__ in _REPORTS)
     module, _, function = _REPORTS[name].partition(":")
     yield from getattr(import_module(module), function)(result)
+
+
+def _console(**options: Any) -> Console:
+    # In a notebook, a console of Rich would also show in the cell whatever is printed on it.
+    return Console(highlight=False, force_jupyter=False, **options)
 
 
 def text(result: object) -> str:
     """Return a result's report as lines of text, as wide as the terminal."""
     page = io.StringIO()
     columns = shutil.get_terminal_size((_COLUMNS, 24)).columns
-    console = Console(file=page, highlight=False, width=columns, color_system=None)
+    console = _console(file=page, width=columns, color_system=None)
     for part in parts(result):
         console.print(part)
     return "\n".join(line.rstrip() for line in page.getvalue().splitlines())
@@ -69,7 +75,7 @@ def text(result: object) -> str:
 
 def html(result: object) -> str:
     """Return a result's report as HTML, followed by a picture of its candidate if it has one."""
-    console = Console(file=io.StringIO(), highlight=False, width=_COLUMNS, record=True)
+    console = _console(file=io.StringIO(), width=_COLUMNS, record=True)
     for part in parts(result):
         console.print(part)
     report = console.export_html(inline_styles=True, code_format=_PRE)

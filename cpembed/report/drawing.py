@@ -27,8 +27,8 @@ from cpembed.report.canvas import (
     width_of,
 )
 from cpembed.report.solve import problem_rows, search_text
+from cpembed.transform.layout import Layout, Step, original_layout
 from cpembed.transform.program import DerivedProgram
-from cpembed.transform.replay import Layout, Step, original_layout
 
 _MARGIN = 24.0
 
@@ -68,6 +68,7 @@ def svg(explanation: Explanation) -> str:
     sheet = Canvas()
     y = _MARGIN + 15
     sheet.text(_MARGIN, y, _title(explanation), "text title")
+    # Labels are padded with spaces: the font is monospaced.
     label_width = max(len(label) for label, _ in _header(explanation))
     for label, value in _header(explanation):
         y += LINE
@@ -128,16 +129,16 @@ def _header(explanation: Explanation) -> list[tuple[str, str]]:
 
 # -- axes -----------------------------------------------------------------------------------------
 
+# Size of a workload axis's bar, and the distance from one to the next, in pixels.
 _AXIS_WIDTH, _AXIS_HEIGHT, _AXIS_DISTANCE = 300.0, 22.0, 36.0
-"""Size of a workload axis's bar, and the distance from one to the next, in pixels."""
 
+# Width of the curves between workload axes and digits, in pixels.
 _CURVE_WIDTH = 150.0
-"""Width of the curves between workload axes and digits, in pixels."""
 
 _DIGIT_WIDTH = 230.0
 
+# Maximum numbers of ticks and of runs on a bar: more would make it grey.
 _MAX_TICKS, _MAX_RUNS = 64, 128
-"""Maximum numbers of ticks and of runs on a bar: more would make it grey."""
 
 
 def lane_numbers(program: DerivedProgram) -> dict[str, int]:
@@ -165,8 +166,8 @@ def draw_axes(program: DerivedProgram) -> Canvas:
     fed = _instruction_axes(canvas, program, right, top)
     numbers = lane_numbers(program)
     for (lane, digit), y in fed.items():
-        ends = (left + _AXIS_WIDTH, feet[digit.axis], right, y)
-        canvas.path(curve(*ends), f"feed feed{numbers[lane]}")
+        path = curve((left + _AXIS_WIDTH, feet[digit.axis]), (right, y))
+        canvas.path(path, f"feed feed{numbers[lane]}")
     for axis in extents.keys() - {digit.axis for _, digit in fed}:
         canvas.text(left + 8, feet[axis] + 5, "outer loop", "dim")
     foot = canvas.height + LINE
@@ -189,6 +190,7 @@ def covered(program: DerivedProgram, axis: str) -> list[tuple[int, int]]:
 
     An axis that no digit walks has the single coordinate of the outer loop.
     """
+    # Each digit multiplies the coordinates: all sums of a step of each.
     coordinates = [0]
     for digits in program.embedding.digits.values():
         for digit in digits:
@@ -210,6 +212,7 @@ def _workload_bar(
     extent, padded = program.workload.extents[axis], program.padded_extents[axis]
     scale = _AXIS_WIDTH / padded
     canvas.box(left, y, _AXIS_WIDTH, _AXIS_HEIGHT, "box")
+    # `block` is the number of coordinates from one execution to the next.
     lane, block = None, 1
     for name, digits in program.embedding.digits.items():
         for digit in digits:
@@ -217,6 +220,7 @@ def _workload_bar(
                 lane, block = name, block * digit.count * digit.stride
     if lane is not None:
         runs = covered(program, axis)
+        # Too fine to be seen: the whole range is filled.
         if len(runs) > _MAX_RUNS:
             runs = [(0, runs[-1][1])]
         style = f"lane whole lane{lane_numbers(program)[lane]}"
@@ -275,8 +279,8 @@ def _digit_title(program: DerivedProgram, lane: str, digit: Digit) -> str:
 
 # -- layouts --------------------------------------------------------------------------------------
 
+# Heights of a strip, and of the area that joins it to the next, in pixels.
 _STRIP_HEIGHT, _JOINT_HEIGHT = 38.0, 22.0
-"""Heights of a strip, and of the area that joins it to the next, in pixels."""
 
 _INDENT = 20.0
 
@@ -299,9 +303,7 @@ def draw_layouts(explanation: Explanation) -> Canvas:
 def _draw_operand(
     canvas: Canvas, explanation: Explanation, role: str, name: str, column: float, y: float
 ) -> float:
-    """Draw an operand from ``y`` down, strips from ``column`` on; return the height where it
-    ends.
-    """
+    """Draw an operand from ``y`` down, strips from ``column`` on; return where it ends."""
     program = explanation.program
     operand, numbers = program.operand(name), lane_numbers(program)
     packing = "used in place" if operand.is_identity else "packed"
@@ -336,10 +338,11 @@ def _draw_strip(
     x = left
     for name, extent, lanes in zip(layout.names, layout.shape, layout.lanes, strict=True):
         width = max(width_of(name), width_of(str(extent))) + 14
+        # Logarithmic: extents of 4 and of 50,176 stand in one strip.
         width = max(width, 30 + 9 * math.log2(extent))
         style = f"lane lane{numbers[lanes[0]]}" if lanes else "box"
-        walked = f", walked by {' and '.join(lanes)}" if lanes else ""
-        canvas.box(x, y, width, _STRIP_HEIGHT, style, f"{name}: {extent}{walked}")
+        walkers = f", walked by {' and '.join(lanes)}" if lanes else ""
+        canvas.box(x, y, width, _STRIP_HEIGHT, style, f"{name}: {extent}{walkers}")
         canvas.text(x + width / 2, y + 15, name, "text", "middle")
         canvas.text(x + width / 2, y + 32, str(extent), "text bold", "middle")
         segments[name] = x, x + width
@@ -357,6 +360,7 @@ def _hatch_padding(canvas: Canvas, step: Step, segments: Segments, y: float) -> 
     extent = dict(zip(step.after.names, step.after.shape, strict=True))[name]
     for count, from_left in ((parameters["before"], True), (parameters["after"], False)):
         if count:
+            # At least 5 pixels, so that one padded element of many is seen.
             width = max(5.0, (right - left) * count / extent)
             hint = f"{count} padded"
             canvas.box(
@@ -378,8 +382,8 @@ def _join_strips(canvas: Canvas, above: Segments, below: Segments, y0: float, y1
 
 # -- costs ----------------------------------------------------------------------------------------
 
+# Size of a bar of costs, and the distance from one to the next, in pixels.
 _COST_WIDTH, _COST_HEIGHT, _COST_DISTANCE = 320.0, 18.0, 30.0
-"""Size of a bar of costs, and the distance from one to the next, in pixels."""
 
 
 def draw_costs(explanation: Explanation) -> Canvas:
@@ -396,6 +400,7 @@ def draw_costs(explanation: Explanation) -> Canvas:
     left = max(width_of(label) for label, *_ in rows) + 14
     for number, (label, needed, executed, note) in enumerate(rows):
         y = number * _COST_DISTANCE
+        # Each bar has its own scale: what is compared is waste, not operands.
         scale = _COST_WIDTH / max(needed, executed)
         canvas.text(left - 14, y + 14, label, "text bold", "end")
         canvas.box(left, y, needed * scale, _COST_HEIGHT, "lane lane0", f"{needed:,} needed")

@@ -1,6 +1,4 @@
-"""Report of ``cpembed explain``: one candidate in full, its rewrites, axes and loop nest as
-text.
-"""
+"""Report of ``cpembed explain``: a candidate in full, its rewrites, axes and loop nest as text."""
 
 from __future__ import annotations
 
@@ -16,8 +14,8 @@ from cpembed.embedding.embedding import Digit
 from cpembed.ir.index import IndexExpr
 from cpembed.report import messages
 from cpembed.report.solve import request_rows, search_text, solver_rows
+from cpembed.transform.layout import Step, layout, original_layout
 from cpembed.transform.program import DerivedProgram, Loop
-from cpembed.transform.replay import Step, layout, original_layout
 from cpembed.transform.rewrites import Split
 
 PRIME = "'"
@@ -25,12 +23,10 @@ PRIME = "'"
 
 
 def report(explanation: Explanation, *, verbose: bool = False) -> Iterator[Block]:
-    """Yield header, axes, operands, layouts, loop nest, cost and rank; ``verbose`` adds the
-    solver's effort.
-    """
+    """Yield header, axes, operands, layouts, loop nest, cost and rank; more if ``verbose``."""
     solved, candidate, program = explanation.solved, explanation.candidate, explanation.program
     method = explanation.method if isinstance(explanation, ChosenExplanation) else None
-    rank = messages.rank_text(candidate.rank, candidate.constraints, solved.constraints.name)
+    rank = messages.rank_text(candidate, solved.constraints.name)
     yield Header(
         [
             *request_rows(explanation.workload, solved, method),
@@ -40,6 +36,7 @@ def report(explanation: Explanation, *, verbose: bool = False) -> Iterator[Block
             *_choice_rows(explanation),
         ]
     )
+    # A tuned candidate may be from the ranking of another constraint set.
     is_ranked = candidate.constraints == solved.constraints.name
     sections: list[tuple[str, Block]] = [
         (
@@ -63,16 +60,16 @@ def _choice_rows(explanation: Explanation) -> list[tuple[str, str]]:
     """Return the rows on why ``cpembed run`` runs the candidate, if ``--chosen`` asks for it."""
     if not isinstance(explanation, ChosenExplanation):
         return []
-    chosen = explanation.selection
+    selection = explanation.selection
     # Describing kernels loads the compiler, which most calls of explain do without.
     from cpembed.report import run
 
-    rows = run.substitution_rows(chosen.substitution)
-    if chosen.plan.missing:
-        reason = "; ".join(chosen.plan.missing)
+    rows = run.substitution_rows(selection.substitution)
+    if selection.plan.missing:
+        reason = "; ".join(selection.plan.missing)
         return [*rows, ("missing", f"{reason}: `run` falls back to portable code")]
-    target, method = chosen.plan.target, explanation.method
-    return [*rows, *run.schedule_rows(target, explanation.solved, chosen.choice, method)]
+    target, method = selection.plan.target, explanation.method
+    return [*rows, *run.schedule_rows(target, explanation.solved, selection.choice, method)]
 
 
 def _operands(program: DerivedProgram) -> Table:
@@ -126,15 +123,14 @@ def _cost_rows(explanation: Explanation) -> list[tuple[str, str]]:
 
 
 def rewrite_text(step: Step) -> str:
-    """Return what a rewrite does: ``split k into k.o, k.i``; an unknown kind with its
-    parameters.
-    """
+    """Return what a rewrite does, as in ``split k into k.o, k.i``."""
     if isinstance(step.rewrite, Split):
         # Only the layout before the step knows the name of the dimension that is split.
         dimension = step.before.names[step.rewrite.dimension]
         return f"split {dimension} into {step.rewrite.outer}, {step.rewrite.inner}"
     parameters = step.rewrite.describe()
     phrase = _PHRASES.get(step.rewrite.name)
+    # A rewrite without a phrase of its own, for instance one that is new.
     if phrase is None:
         details = " ".join(f"{key}={value}" for key, value in parameters.items())
         return f"{step.rewrite.name} {details}"
@@ -198,6 +194,7 @@ def axis_drawing(program: DerivedProgram) -> str:
             rows.append(("" if number else label, text))
     fed = {digit.axis for digits in embedding.digits.values() for digit in digits}
     outer = {axis: extent for axis, extent in workload.extents.items() if axis not in fed}
+    # All arrows stand in one column.
     width = max(len(label) for label, _ in rows)
     lines = [f"{label:<{width}}  ◀────  {text}".rstrip() for label, text in rows]
     if outer:
@@ -221,8 +218,9 @@ def _feeding_text(program: DerivedProgram, digit: Digit) -> str:
 
 
 def axis_map_text(program: DerivedProgram) -> str:
-    """Return each workload axis as an expression of loops and instruction axes, a line for each;
-    coordinates beyond an extent are padding.
+    """Return each workload axis as an expression of loops and instruction axes, a line for each.
+
+    Coordinates beyond an extent are padding.
     """
     rows = {
         axis: without_unit_iterators(index, program.extents)
@@ -239,6 +237,7 @@ def pseudo_code(program: DerivedProgram) -> str:
 
     A packed operand is written with a prime, one that is used in place without.
     """
+    # Loops of one step would only deepen the nest.
     loops = [loop for loop in program.loops if loop.extent > 1]
     heads = [f"{'  ' * depth}{_loop_head(loop)}" for depth, loop in enumerate(loops)]
     width = max(map(len, heads), default=0)
@@ -267,7 +266,7 @@ def access_text(program: DerivedProgram, operand: str) -> str:
 
 def without_unit_iterators(index: IndexExpr, extents: Mapping[str, int]) -> IndexExpr:
     """Return an index expression without the iterators of one step, which are 0."""
-    return IndexExpr.of(
+    return IndexExpr.sum(
         (term for term in index.terms if any(extents[name] > 1 for name in term.iterators)),
         index.constant,
     )

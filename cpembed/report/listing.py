@@ -21,12 +21,11 @@ from cpembed.workloads.suites import SUITES
 
 
 def targets() -> Iterator[Block]:
-    """Yield a row for each target: how it executes here or what that lacks, instruction, extents,
-    element types.
-    """
+    """Yield a row for each target: how it executes here or what that lacks, and its instruction."""
     yield Table(
         ("target", "here", "instruction", "extents", "types"),
         (_target_row(load_hardware_spec(name)) for name in available_targets()),
+        # Cells are long: they stand below each other where the terminal is narrow.
         stacked=2,
     )
     yield ""
@@ -58,6 +57,7 @@ def _target_row(spec: HardwareSpec) -> tuple[str, ...]:
         execution = f"no: {'; '.join(missing)}"
     else:
         provenance = open_target(spec).provenance
+        # Simulated or emulated is no full yes: times are missing, or of a model.
         native = "yes" if provenance is Provenance.MEASURED else provenance
         execution = f"{native} ({spec.backend})"
     return spec.name, execution, str(instruction.computation), extents, dtypes
@@ -122,5 +122,6 @@ def operators_json() -> dict[str, Any]:
 
 def _option_text(parameter: Parameter) -> str:
     """Return ``pad=0``, or ``layout=NCHW|NHWC`` with the default first."""
+    # The default stands first, as it is what an omitted option means.
     alternatives = [choice for choice in parameter.choices if choice != parameter.default]
     return f"{parameter.name}={'|'.join([str(parameter.default), *alternatives])}"

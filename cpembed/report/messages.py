@@ -1,22 +1,25 @@
-"""Short texts that several reports share: mappings, tiles, element types, ranks, numbers of
-layers.
-"""
+"""Texts and tables that several reports share: mappings, tiles, ranks, targets side by side."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
+from typing import TYPE_CHECKING
 
+from cpembed.blocks import Table
 from cpembed.embedding.embedding import Digit, Embedding
 from cpembed.hw.instruction import OperandMemory
 from cpembed.ir.computation import Computation
-from cpembed.wording import plural, shape
+from cpembed.wording import amount, count, data_size, plural, shape
+
+if TYPE_CHECKING:
+    from cpembed.cost.ranking import RankedCandidate
+    from cpembed.driver.across import Figure, Line, TimeSum
 
 EMPTY = "·"
-"""Mark of an instruction axis that takes one step and that no workload axis feeds; of empty cells
-too."""
+"""Mark of an instruction axis of one step that no workload axis feeds, and of empty cells."""
 
+# Maximum number of layers that are listed before the others are only counted.
 _LISTED = 12
-"""Maximum number of layers that are listed before the others are only counted."""
 
 
 def tile_text(memory: OperandMemory, extents: Mapping[str, int]) -> str:
@@ -39,8 +42,9 @@ def axis_texts(embedding: Embedding) -> list[str]:
 
 
 def mapping_text(embedding: Embedding, width: int | None = None) -> str:
-    """Return ``x ← q:14   y ← k:16   z ← c:16 r:3``, broken between two instruction axes where a
-    line would be wider than ``width``.
+    """Return ``x ← q:14   y ← k:16   z ← c:16 r:3``.
+
+    It is broken between two instruction axes where a line would be wider than ``width``.
 
     >>> from cpembed.embedding.embedding import Digit
     >>> digits = {"x": (Digit("q", 14),), "y": (Digit("k", 16),), "z": ()}
@@ -51,6 +55,7 @@ def mapping_text(embedding: Embedding, width: int | None = None) -> str:
     lines: list[str] = []
     for part in axis_texts(embedding):
         longer = f"{lines[-1]}   {part}" if lines else part
+        # Broken only between instruction axes: a digit is read as one word.
         if lines and (width is None or len(longer) <= width):
             lines[-1] = longer
         else:
@@ -102,8 +107,9 @@ def _notation(embeddings: Iterable[Embedding]) -> dict[str, str]:
                 else:
                     examples.setdefault("plain", steps)
         for name, axes in embedding.flattened.items():
-            listed = f"{', '.join(axes[:-1])} and {axes[-1]}"
-            examples.setdefault("fused", f"{name} is {listed} as one axis")
+            members = f"{', '.join(axes[:-1])} and {axes[-1]}"
+            examples.setdefault("fused", f"{name} is {members} as one axis")
+    # Fixed, so that legends of different workloads read alike.
     order = ("plain", "strided", "several", "empty", "fused")
     return {form: examples[form] for form in order if form in examples}
 
@@ -113,27 +119,126 @@ def dtypes_text(computation: Computation) -> str:
     return "  ".join(f"{operand.name} {operand.dtype}" for operand in computation.operands)
 
 
-def rank_text(rank: int, constraints: str, searched: str) -> str:
-    """Return ``rank 3``, with the ranking's constraint set unless that is the searched one.
-
-    Parameters
-    ----------
-    rank
-        Place of a candidate.
-    constraints
-        Constraint set whose ranking it is.
-    searched
-        Constraint set that was searched.
-    """
-    return f"rank {rank}" if constraints == searched else f"rank {rank} of {constraints}"
+def rank_text(candidate: RankedCandidate, searched: str) -> str:
+    """Return ``rank 3``, with the ranking's constraint set unless that is the ``searched`` one."""
+    other_set = "" if candidate.constraints == searched else f" of {candidate.constraints}"
+    return f"rank {candidate.rank}{other_set}"
 
 
 def layer_numbers(layers: Sequence[int]) -> str:
     """Return ``0, 3, 5``, the first of many, with the number of others."""
-    listed = ", ".join(map(str, layers[:_LISTED]))
-    more = len(layers) - _LISTED
-    return listed + (f" and {more} more" if more > 0 else "")
+    return listed(layers, _LISTED)
+
+
+def listed(items: Sequence[object], longest: int) -> str:
+    """Return the first items as a comma list, with the number of others.
+
+    >>> listed([0, 3, 5, 7], 3)
+    '0, 3, 5 and 1 more'
+    """
+    more = len(items) - longest
+    return ", ".join(map(str, items[:longest])) + (f" and {more} more" if more > 0 else "")
 
 
 def percent(share: float | None) -> str:
+    """Return a share as ``12.3%``; empty if it is unknown."""
     return "" if share is None else f"{share:.1%}"
+
+
+# -- targets side by side ------------------------------------------------------------------------
+
+LEGEND = (
+    "used: mean share of the instruction's MACs that is useful, of the embedded layers; "
+    "by MACs: of all that the instructions multiply\n"
+    "moved: bytes that packing and unpacking read and write; microseconds include them, except for "
+    "weights, which are packed ahead; cycles do not"
+)
+
+_LAYER_WIDTH = 48
+
+OUTCOMES = {"no": "not embedded", "stopped": "stopped by the time limit", "failed": "search failed"}
+"""Texts of the outcomes of searches without an embedding."""
+
+
+def layer_table(
+    layers: Sequence[tuple[str, ...]],
+    head: Sequence[str],
+    targets: Sequence[str],
+    figures: Mapping[str, Sequence[Figure | None]],
+) -> Table:
+    """Return a table with a row for each layer and two columns for each target.
+
+    They are the used share of the instruction, and the time.
+
+    Parameters
+    ----------
+    layers
+        First cells of each row.
+    head
+        Names of their columns.
+    targets
+        Names of the targets.
+    figures
+        Results by target, one for each layer; None where a target has no such layer.
+    """
+    columns = [*head, *(name for target in targets for name in (f"{target}>", "time>"))]
+    rows = (
+        [*cells, *(text for target in targets for text in _cells(target, figures[target][number]))]
+        for number, cells in enumerate(layers)
+    )
+    return Table(columns, rows, dict.fromkeys(head, _LAYER_WIDTH), keys=len(head))
+
+
+def _cells(target: str, figure: Figure | None) -> tuple[str, str]:
+    if figure is None:
+        return "", ""
+    if figure.embedded_on is None:
+        return OUTCOMES.get(figure.outcome, figure.outcome), ""
+    # An alternative of the target took the layer, as its file declares.
+    alternative = "" if figure.embedded_on == target else f"{figure.embedded_on} "
+    time = "" if figure.time is None else amount(figure.time.amount, figure.time.unit)
+    return alternative + percent(figure.utilisation), time
+
+
+def target_table(lines: Iterable[Line]) -> Table:
+    """Return a table with a row for each target: layers, used share, packed bytes, and times."""
+    return Table(
+        ("target", "embedded>", "MACs>", "used>", "by MACs>", "moved>", "time"),
+        (
+            (
+                line.target,
+                f"{line.embedded} of {line.layers}",
+                share_text(line.embedded_macs, line.macs),
+                percent(line.use),
+                percent(line.use_by_macs),
+                data_size(line.moved_bytes),
+                times_text(line),
+            )
+            for line in lines
+        ),
+    )
+
+
+def times_text(line: Line) -> str:
+    """Return ``1.2 ms measured (18 layers), 30 us estimated (2 layers)``.
+
+    The numbers of layers are there only if not all have the same kind of time.
+    """
+
+    def text(origin: str, total: TimeSum) -> str:
+        time = f"{amount(total.amount, total.unit)} {origin.removesuffix(f' in {total.unit}')}"
+        # Times of different kinds or machines are not added: each has its number of layers.
+        is_of_all = total.layers == line.layers
+        return time if is_of_all else f"{time} ({plural(total.layers, 'layer')})"
+
+    return ", ".join(text(origin, total) for origin, total in line.times.items()) or "unknown"
+
+
+def share_text(part: float, total: float) -> str:
+    """Return a part of a total as ``12.3%``; ``none`` of nothing."""
+    return f"{part / total:.1%}" if total else "none"
+
+
+def macs_text(macs: int) -> str:
+    """Return a number of MACs as ``115.6 M``; empty for none."""
+    return count(macs) if macs else ""

@@ -1,29 +1,34 @@
-"""Report of ``cpembed network``, from the document that ``--json`` prints."""
+"""Reports of ``cpembed network``, from the document that ``--json`` prints, and ``match``."""
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from cpembed.blocks import Block, Bullets, Header, Heading, Table
-from cpembed.report.messages import percent
+from cpembed.report import messages
+from cpembed.report.messages import mapping_text, percent
 from cpembed.report.network_page.document import Assignment, Network, Operator, State, Totals, read
-from cpembed.wording import amount, count, data_size, duration, plural
+from cpembed.wording import amount, count, data_size, duration, plural, verb
+
+if TYPE_CHECKING:
+    from cpembed.driver.across import Figure
+    from cpembed.network.match import MatchResult, OperatorMatch, TargetMatch
 
 _OPERATOR_WIDTH = 48
 
+# Marks of the slowest operators.
 _MARKS = ("slowest", "2nd", "3rd")
-"""Marks of the slowest operators."""
 
 OFF, WORTH_US, WORTH_SHARE = 3.0, 5.0, 0.02
-"""Thresholds of a prediction that is reported as off: ratio to the measured time, difference in
-microseconds, and difference as a share of the network's time."""
+"""Thresholds of a prediction that is reported: ratio, microseconds, share of the network's time."""
 
+# Maximum number of names in a line.
 _NAMES = 3
-"""Maximum number of names in a line."""
 
+# Maximum number of doubtful operators that are listed before the others are counted.
 _DOUBTS = 8
-"""Maximum number of doubtful operators that are listed before the others are counted."""
 
 
 def report(document: Mapping[str, Any]) -> Iterator[Block]:
@@ -50,6 +55,7 @@ def report(document: Mapping[str, Any]) -> Iterator[Block]:
 def _operators(network: Network) -> Table:
     total = network.operators_amount
     by_time = sorted(network.operators, key=lambda operator: operator.amount or 0.0, reverse=True)
+    # By identity: equal operators are different rows.
     marks = {id(operator): mark for operator, mark in zip(by_time, _MARKS, strict=False)}
     columns = ("operator", "kind", "on", "layout", "used>", "MACs>")
     measured = network.provenance or "measured"
@@ -181,6 +187,7 @@ def _doubts(network: Network) -> Iterator[str]:
     for operator in network.operators:
         if network.state(operator) is State.UNMATCHED:
             yield f"{operator.name}: no instruction: {operator.reason or 'unknown reason'}"
+    # A large ratio of a few microseconds changes nothing.
     least = max(WORTH_US, WORTH_SHARE * network.operators_amount)
     for operator in network.operators:
         ratio = operator.ratio
@@ -193,3 +200,108 @@ def _doubts(network: Network) -> Iterator[str]:
 
 def _amount(network: Network, value: float | None) -> str:
     return "" if value is None else amount(value, network.unit)
+
+
+# -- match ----------------------------------------------------------------------------------------
+
+_MATCH_COLUMNS = ("operator", "kind", "MACs>", "on", "mapping", "used>", "estimate>", "reason")
+_MAX_WIDTHS = {"operator": 40, "mapping": 40, "reason": 60}
+
+
+def match_report(result: MatchResult) -> Iterator[Block]:
+    """Yield a row for each operator of the target, or a table of all targets; then the totals."""
+    if len(result.targets) == 1:
+        (match,) = result.targets
+        yield Table(_MATCH_COLUMNS, map(_match_row, match.operators), _MAX_WIDTHS)
+        yield ""
+        yield _match_totals(result, match)
+        return
+    yield from _side_by_side(result)
+    yield ""
+    yield messages.target_table(match.line for match in result.targets)
+    yield ""
+    for match in result.targets:
+        yield _match_totals(result, match)
+        yield ""
+    yield messages.LEGEND
+
+
+def _match_row(operator: OperatorMatch) -> tuple[str, ...]:
+    match, macs = operator.match, messages.macs_text(operator.macs)
+    reason = operator.reason or ""
+    if match is None or match.embedding is None:
+        outcome = "" if match is None else messages.OUTCOMES[match.outcome]
+        return operator.name, operator.label, macs, outcome, "", "", "", reason
+    time = match.estimated
+    return (
+        operator.name,
+        operator.label,
+        macs,
+        match.embedded_on or messages.OUTCOMES["no"],
+        mapping_text(match.embedding),
+        percent(match.utilisation),
+        "" if time is None else amount(time.amount, time.unit),
+        reason,
+    )
+
+
+def _match_totals(result: MatchResult, match: TargetMatch) -> Header:
+    line = match.line
+    products = f"{match.embedded} of {match.products} embedded"
+    if match.on_alternatives:
+        products += f", {match.on_alternatives} of them on alternatives"
+    for outcome, number in match.undecided.items():
+        products += f", {number} undecided: {messages.OUTCOMES[outcome]}"
+    if match.layers != match.products:
+        products += f"; {match.layers} distinct"
+    operators = f"{match.embedded} of {plural(len(match.operators), 'operator')} embedded"
+    if len(match.operators) != result.operators:
+        operators += f"; the model has {result.operators} before fusion"
+    share = messages.share_text(line.embedded_macs, line.macs)
+    rows = [
+        ("network", f"{result.network} on {match.target}: {operators}"),
+        ("products", products),
+        ("MACs", f"{share} of {messages.macs_text(line.macs)}"),
+    ]
+    if line.use is not None:
+        mean = f"{line.use:.1%} in the mean"
+        rows.append(("used", f"{mean}, {line.use_by_macs:.1%} of all that is multiplied"))
+    if line.times:
+        rows.append(("time", f"{messages.times_text(line)}, each product by itself"))
+    if match.retyped:
+        products = f"{plural(match.retyped, 'product')} {'has' if match.retyped == 1 else 'have'}"
+        quantized = "matched as if quantized to these"
+        rows.append(("types", f"{products} other types than the instruction takes: {quantized}"))
+    return Header(rows)
+
+
+def _side_by_side(result: MatchResult) -> Iterator[Block]:
+    """Yield the products of all targets by name, in the order of the first target that has them."""
+    by_target = {match.target: _by_name(match) for match in result.targets}
+    names = list(dict.fromkeys(name for products in by_target.values() for name in products))
+    macs = {
+        name: product.macs
+        # Reversed, so that the entry of the first target wins.
+        for products in reversed(by_target.values())
+        for name, product in products.items()
+    }
+    figures: dict[str, list[Figure | None]] = {
+        target: [products[name].figure if name in products else None for name in names]
+        for target, products in by_target.items()
+    }
+    rows = [(name, messages.macs_text(macs[name])) for name in names]
+    yield messages.layer_table(rows, ("product", "MACs>"), list(by_target), figures)
+    rest = len(result.targets[0].operators) - result.targets[0].products
+    if rest:
+        yield f"{plural(rest, 'other operator')} {verb(rest, 'contain')} no product"
+
+
+def _by_name(match: TargetMatch) -> dict[str, OperatorMatch]:
+    """Return the products by name; the second of a name is called ``NAME (2)``."""
+    products: dict[str, OperatorMatch] = {}
+    numbers: Counter[str] = Counter()
+    for operator in match.matched:
+        numbers[operator.name] += 1
+        number = numbers[operator.name]
+        products[operator.name if number == 1 else f"{operator.name} ({number})"] = operator
+    return products

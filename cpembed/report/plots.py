@@ -20,16 +20,16 @@ if TYPE_CHECKING:
     from cpembed.exploration.explore import ExploreResult
 
 _LAYER_INCHES, _MINIMUM_INCHES, _BASELINE_HEIGHT = 0.32, 5.0, 3.2
+# Width of a bar, as a share of the distance between two layers.
 _BAR = 0.4
-"""Width of a bar, as a share of the distance between two layers."""
 
 _HATCH = "/////"
 _DISTURBED = "disturbed by other work on the machine (hatched), not in the means"
 
 _SERIES = (("packing excluded", ""), ("packing counted", "_with_packing"))
 
+# Inches of a plot of two objectives.
 _FRONT_WIDTH, _FRONT_HEIGHT = 4.2, 3.4
-"""Inches of a plot of two objectives."""
 
 
 def require_matplotlib() -> None:
@@ -64,6 +64,7 @@ def baselines_svg(rows: Sequence[BenchRow], title: str) -> str:
     from matplotlib.figure import Figure
 
     compared = [(row.index, row.run.baselines) for row in rows if row.run and row.run.baselines]
+    # In the order in which they were named, which a set would lose.
     names = list(dict.fromkeys(name for _, baselines in compared for name in baselines))
     width = max(_MINIMUM_INCHES, 1.2 + _LAYER_INCHES * len(compared))
     with _reproducible():
@@ -80,6 +81,7 @@ def baselines_svg(rows: Sequence[BenchRow], title: str) -> str:
 def _draw_ratios(axes: Any, name: str, rows: Sequence[tuple[int, Any]]) -> None:
     from matplotlib.patches import Patch
 
+    # The library's own account leaves out what its call adds; not every library keeps one.
     kind = "primitive" if any(row.primitive_ratio for _, row in rows) else "call"
     drawn = [(index, row) for index, row in rows if getattr(row, f"{kind}_ratio") is not None]
     for series, (_, suffix) in enumerate(_SERIES):
@@ -108,12 +110,15 @@ def _draw_ratios(axes: Any, name: str, rows: Sequence[tuple[int, Any]]) -> None:
 
 
 def front_svg(result: ExploreResult) -> str:
-    """Return a plot of the evaluated points for each pair of objectives, points above a limit
-    hollow; for sampling methods one more of the hypervolume over the trials.
+    """Return a plot of the evaluated points for each pair of objectives.
+
+    Points above a limit are hollow. Sampling methods have one more plot, of the hypervolume over
+    the trials.
     """
     require_matplotlib()
     from matplotlib.figure import Figure
 
+    # A single objective is plotted against itself.
     pairs = list(combinations(range(len(result.objectives)), 2)) or [(0, 0)]
     over_trials = (result.hypervolume() or {}).get("over_trials")
     parts = len(pairs) + bool(over_trials)
@@ -154,5 +159,5 @@ def _draw_front(axes: Any, result: ExploreResult, first: int, second: int) -> No
         (result.objectives[second], axes.set_yscale, axes.set_ylabel),
     ):
         scale("log")
-        label(f"{objective.words} {f'({objective.unit})' if objective.unit else ''}".strip())
+        label(f"{objective.label} {f'({objective.unit})' if objective.unit else ''}".strip())
     axes.legend(fontsize=7, frameon=False)

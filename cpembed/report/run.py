@@ -1,13 +1,12 @@
-"""Reports of ``cpembed run`` and ``cpembed build``: a kernel, why it was selected, and its
-times.
-"""
+"""Reports of ``cpembed run``, ``build`` and ``layouts``: a kernel, its selection, its times."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
+from typing import TYPE_CHECKING
 
 from cpembed import wording
-from cpembed.blocks import Block, Header
+from cpembed.blocks import Block, Bullets, Header, Heading, Table
 from cpembed.cost.ranking import RankedCandidate
 from cpembed.driver.build_result import BuildResult
 from cpembed.driver.plan import AnyTarget, Compared, MethodError, Substitution
@@ -15,10 +14,14 @@ from cpembed.driver.result import SolveResult
 from cpembed.driver.run_result import RunResult
 from cpembed.provenance import Provenance
 from cpembed.report import messages
+from cpembed.report.messages import mapping_text, percent
 from cpembed.report.solve import Row, request_rows, search_text, solver_rows
 from cpembed.runtime.measurement.runner import NOISE, Quantiles, Timing
 from cpembed.targets.choice import Choice, ModelChoice
-from cpembed.wording import amount
+from cpembed.wording import amount, data_size, duration
+
+if TYPE_CHECKING:
+    from cpembed.driver.layout_rows import LayoutRow, LayoutsResult
 
 _EXACT = "bit for bit equal to the reference"
 
@@ -29,6 +32,7 @@ def report(result: RunResult, *, verbose: bool = False) -> Iterator[Block]:
     rows += [("found", search_text(result.solved)), *solver_rows(result.solved)] if verbose else []
     rows += substitution_rows(result.substitution)
     rows.append(("back end", f"{result.backend}, {result.provenance}"))
+    # Portable code has no schedule of the target.
     if result.is_native:
         rows += schedule_rows(result.target, result.solved, result.choice, result.method)
     # A target with rows of its own prints the epilogue among them.
@@ -58,6 +62,7 @@ def build_report(result: BuildResult) -> Iterator[Block]:
 
 def _library_rows(result: BuildResult) -> list[Row]:
     """Return how the library was verified on this machine, and the time of a call."""
+    # The files were written all the same, to be built where they run.
     if result.verification is None:
         return [("verified", "no: this processor lacks what the library needs")]
     accuracy = _EXACT
@@ -79,7 +84,7 @@ def _library_rows(result: BuildResult) -> list[Row]:
 def _request_rows(result: RunResult) -> list[Row]:
     solved, candidate = result.solved, result.candidate
     embedding = candidate.embedding
-    rank = messages.rank_text(candidate.rank, candidate.constraints, solved.constraints.name)
+    rank = messages.rank_text(candidate, solved.constraints.name)
     tuned = "" if result.choice.tuned is None else ", tuned"
     names = candidate.program.in_place
     in_place = ""
@@ -104,6 +109,7 @@ def substitution_rows(substitution: Substitution | None) -> list[Row]:
     if search.embeddings:
         used = f"of which {search.embeddings[0].overheads.utilisation:.1%} would be useful"
         reason = f"{used}, and which does not execute here"
+        # Both were estimated: the alternative is faster, not the only one that runs.
         if substitution.requested_cost is not None:
             slower = f"{amount(substitution.requested_cost, substitution.unit)} by estimate"
             reason = f"{used}: {slower}, packing and unpacking included"
@@ -145,9 +151,7 @@ def schedule_rows(
 def _comparison(
     target: AnyTarget, model: ModelChoice, cost: float, first: RankedCandidate | None
 ) -> str:
-    """Return how the estimate ``cost`` compares with all others, and with that of ``first``, the
-    candidate of rank 1.
-    """
+    """Return how the estimate ``cost`` compares with all others, and with that of rank 1."""
     if model.considered == 1:
         return ""
     estimated = f"the {wording.plural(len(model.estimates), 'candidate')} that were estimated"
@@ -220,6 +224,7 @@ def _packing_rows(times: Timing) -> list[Row]:
         parts.append(f"{total} with the contraction, in one call")
     if times.packed_ahead:
         parts.append(f"{', '.join(times.packed_ahead)} packed ahead")
+    # Packing has a time of this machine even if the kernel is simulated.
     if times.provenance is not Provenance.MEASURED:
         parts.append("measured on this machine")
     return [("packing", "; ".join(parts))]
@@ -239,7 +244,75 @@ def _expectation_rows(result: RunResult) -> list[Row]:
         amount(value, expected.unit) for value in (expected.measured, expected.estimated)
     )
     ratio = expected.ratio
+    # A ratio below 1 reads better as a fraction: 1/3.2 of the estimate.
     off = f"{ratio:.1f} times as long as" if ratio > 1 else f"1/{1 / ratio:.1f} of"
     included = "packing and unpacking included, " if expected.unit == "us" else ""
     text = f"{measured}, {included}{off} the {estimated} by estimate"
     return [("unexpected", f"{text}; perhaps {'; or '.join(expected.reasons)}")]
+
+
+# -- layouts --------------------------------------------------------------------------------------
+
+_LAYOUT_COLUMNS = (
+    *("", "layout", "total>", "contraction>", "packing>", "unpacking>"),
+    *("used>", "moved>", "contiguous>", "mapping"),
+)
+
+
+def layouts_report(result: LayoutsResult) -> Iterator[Block]:
+    """Yield a row for each layout, the best one marked, and why it is the best."""
+    yield Table(_LAYOUT_COLUMNS, (_layout_row(row, result) for row in result.rows), keys=2)
+    yield ""
+    rows = [("workload", f"{result.workload} on {result.target}"), ("why", result.why)]
+    origin = _times_origin(result)
+    yield Header([*rows, ("times", origin)] if origin else rows)
+    noisy = [row.name for row in result.rows if row.times is not None and row.times.noisy]
+    if noisy:
+        yield f"noisy: other work on the machine disturbed {', '.join(noisy)}; measure again"
+    failed = [f"{row.name}: {row.reason}" for row in result.rows if row.reason]
+    failed += [f"{name}: {why}" for name, why in result.refused.items()]
+    if failed:
+        yield ""
+        yield Heading("Not compared")
+        yield Bullets(failed)
+    yield ""
+    yield (
+        "moved: bytes that packing and unpacking read and write, weights included; contiguous: "
+        "bytes next to each other of\nthe first input that one execution reads"
+    )
+
+
+def _layout_row(row: LayoutRow, result: LayoutsResult) -> tuple[str, ...]:
+    mark = "best" if row is result.best else "same" if row in result.as_fast else ""
+    name = row.name if row.on in (None, result.target) else f"{row.name} ({row.on})"
+    cells = (
+        percent(row.utilisation),
+        "" if row.moved_bytes is None else data_size(row.moved_bytes),
+        "" if row.run_bytes is None else f"{row.run_bytes:.3g} B",
+        "" if row.embedding is None else mapping_text(row.embedding),
+    )
+    times = row.times
+    if times is None:
+        return mark, name, "", "", "", "", *cells
+    packing, unpacking = _time_text(times.packing), _time_text(times.unpacking)
+    if times.packing is None and times.moving is not None:
+        # The machine model estimates packing and unpacking as one sum.
+        packing, unpacking = f"{_time_text(times.moving)} both", ""
+    total, contraction = _time_text(times.total), _time_text(times.contraction)
+    return mark, name, total, contraction, packing, unpacking, *cells
+
+
+def _time_text(us: float | None) -> str:
+    return "" if us is None else duration(us)
+
+
+def _times_origin(result: LayoutsResult) -> str:
+    """Return how the times were determined, and what they leave out."""
+    origins = dict.fromkeys(
+        row.times.provenance.value if row.times.machine is None
+        # Packing of a simulated machine is estimated too, for the described one.
+        else f"{row.times.provenance.value} for the described {row.times.machine}"
+        for row in result.rows
+        if row.times is not None
+    )  # fmt: skip
+    return f"{', '.join(origins)}; weights are packed ahead and not counted" if origins else ""

@@ -8,9 +8,7 @@ from typing import TYPE_CHECKING
 from cpembed import wording
 from cpembed.blocks import Block, Bullets, Header, Heading, Table
 from cpembed.cost.ranking import RankedCandidate, objectives
-from cpembed.driver.plan import Compared
 from cpembed.driver.result import SolveResult
-from cpembed.driver.solve import ParetoResult
 from cpembed.embedding.conflict import Conflict
 from cpembed.embedding.cpsat import SearchStatistics, Status
 from cpembed.embedding.result import Formulation
@@ -40,9 +38,7 @@ _UNPACKED_ESTIMATE_COLUMNS = ("used>", "time>", "bound by")
 
 
 def report(result: SolveResult, *, verbose: bool = False) -> Iterator[Block]:
-    """Yield the header, then the candidates, or why there are none; ``verbose`` adds the solver's
-    effort.
-    """
+    """Yield the header, then the candidates, or why there are none; effort if ``verbose``."""
     yield _header(result, verbose)
     if result.embeddings:
         yield ""
@@ -92,6 +88,7 @@ def estimate_report(result: EstimateResult, *, verbose: bool = False) -> Iterato
         *_tilings(result),
     )
     yield ""
+    # Its transfers gather what an execution reads: there is no packing to report.
     is_unpacked = machine.layouts is Layouts.ORIGINAL
     rows = [
         (item, _estimate_row(item, estimate, is_unpacked=is_unpacked))
@@ -118,7 +115,7 @@ def estimate_report(result: EstimateResult, *, verbose: bool = False) -> Iterato
 def _tilings(result: EstimateResult) -> Iterator[Row]:
     """Yield the row that says whether each time is proven to be that of the fastest tiling."""
     pairs = zip(result.solved.embeddings, result.estimates, strict=True)
-    estimates = [(item.rank, found) for item, found in pairs if not isinstance(found, str)]
+    estimates = [(item.rank, each) for item, each in pairs if not isinstance(each, str)]
     sampled = [rank for rank, estimate in estimates if not estimate.exact]
     if not estimates:
         return
@@ -149,6 +146,7 @@ def request_rows(workload: Computation, solved: SolveResult, method: Compared | 
     method
         Methods that were compared; None if there was no choice.
     """
+    # Otherwise a method made a product of the convolution, and that was searched.
     if workload == solved.workload:
         return [*problem_rows(solved), *method_rows(method)]
     return [
@@ -231,6 +229,7 @@ def search_text(result: SolveResult) -> str:
         extent = "the complete set"
     if result.unsearched:
         extent = f"there may be more; {left_out}"
+    # Bounds may prove the best before all are enumerated.
     if result.top_proven and not result.complete:
         extent += " but none better than these"
     if not result.complete and result.constraints.get("fixed_origin") is None:
@@ -239,17 +238,18 @@ def search_text(result: SolveResult) -> str:
 
 
 def solver_rows(result: SolveResult) -> Iterator[Row]:
-    """Yield the solver's status and times, then which configuration of the portfolio answered and
-    its effort: ``scalar model, k,c of 5 configurations: 2,378 branches, 137 conflicts of 9,120 and
-    310``.
+    """Yield the solver's status and times, and the effort of the portfolio.
+
+    The effort is ``scalar model, k,c of 5 configurations: 2,378 branches, 137 conflicts of 9,120
+    and 310``: of the configuration that answered, and of all.
     """
     effort, seconds = result.search, result.seconds
     times = f"{seconds.model:.2f} s to build the model, {seconds.solve:.2f} s to search"
     yield "solver", f"{result.status.value}; {times}"
-    if not effort.assets:
+    if not effort.orders:
         return
     model = "digit model" if effort.formulation is Formulation.DIGITS else "scalar model"
-    portfolio = {asset.name: asset.statistics for asset in effort.assets}
+    portfolio = {order.name: order.statistics for order in effort.orders}
     total = effort.total
     if len(portfolio) == 1:
         spent = f"{model}: {_effort_text(total)}"
@@ -277,6 +277,7 @@ def method_rows(compared: Compared | None) -> list[Row]:
         share = rewritten.method.relative_multiplications
         name += f", {share:.3g} times the multiplications of the convolution"
     rows = [("method", name)]
+    # A single estimate was compared with nothing.
     if len(estimates) > 1:
         listed = ", ".join(f"{each} {wording.duration(us)}" for each, us in estimates.items())
         is_least = estimates[compared.name] == min(estimates.values())
@@ -327,9 +328,12 @@ class CandidateTable:
         width = options.max_width
         widest = max(cell_len(messages.mapping_text(e)) for e in self._embeddings)
         narrowest = max(cell_len(text) for e in self._embeddings for text in messages.axis_texts(e))
+        # Columns from the left that are printed.
         last = len(self._columns)
+        # Identifiers go first: commands take ranks as well.
         if widest > self._mapping_width(last, width):
             last -= 1
+        # A part of a mapping is never broken: the table is then wider than the terminal.
         room = max(self._mapping_width(last, width), narrowest)
         rank, *names = self._columns[:last]
         yield Table(
@@ -415,6 +419,7 @@ def _left_out(result: SolveResult) -> Iterator[Block]:
     if result.not_derivable:
         number = len(result.not_derivable)
         yield f"{wording.plural(number, 'embedding')} left out, no program can be derived:"
+        # Each reason once: thousands of embeddings may share it.
         yield Bullets(dict.fromkeys(result.not_derivable))
 
 

@@ -28,7 +28,7 @@ def report(result: TuneResult) -> Iterator[Block]:
             *tuner.rows(best, result.untuned),
             *_embedding_rows(best),
             ("schedule", tuner.schedule_text(best)),
-            ("kept", f"{wording.plural(result.kept, 'trial')} in {result.database}"),
+            ("kept", f"{wording.plural(result.stored, 'trial')} in {result.database}"),
         ]
     )
 
@@ -66,8 +66,10 @@ def _row(file: TrialFile[Any]) -> list[str]:
     key, best = file.key, file.best
     workload = f"{key['workload']['expression']}  {wording.sizes(key['workload']['extents'])}"
     cells = [workload, key["target"], key["constraints"], f"{file.count:,}"]
+    # No trial has a program, or the session ended before the first.
     if best is None:
         return [*cells, messages.EMPTY, messages.EMPTY]
+    # Still shown: the same command would measure anew.
     old = "" if file.is_current else "old: "
     standing = best.standing(key.get("objective")).removeprefix("best ")
     mapping = messages.mapping_text(Embedding.from_json(best.embedding))

@@ -1,4 +1,4 @@
-"""Kernels of other libraries for the same layers, compared with ours.
+"""Kernels of other libraries for the same layers, compared with kernels of this package.
 
 A :class:`Baseline` prepares a layer's operands in its own layouts and runs the layer;
 :func:`compare_interleaved` verifies it and times both sides, interleaved
@@ -54,7 +54,7 @@ class Subject:
     stored: Epilogue | None = None
 
     @classmethod
-    def of(
+    def from_layer(
         cls,
         layer: Layer,
         workload: Computation,
@@ -114,8 +114,9 @@ class Contender(Protocol):
         ...
 
     def output(self) -> NDArray[Any]:
-        """Return the result of a call in the shape of the workload's output. Its type may differ:
-        sums as float32, saturated to 8 bits, or rounded to bfloat16.
+        """Return the result of a call in the shape of the workload's output.
+
+        Its type may differ: sums as float32, saturated to 8 bits, or rounded to bfloat16.
         """
         ...
 
@@ -154,11 +155,12 @@ class Baseline(Protocol):
 
 # ------------------------------------------------------------------------------ comparison
 
-_OURS, _PACKING, _CALL, _PRIMITIVE = "ours", "ours with packing", "call", "primitive"
+# The kinds of work of a comparison, as its interleaved times name them.
+_KERNEL, _PACKING, _CALL, _PRIMITIVE = "kernel", "kernel with packing", "call", "primitive"
 _PRODUCTS = "products"
 
+# Number of rounds that select a baseline's fastest form.
 _TRIAL_ROUNDS = 3
-"""Number of rounds that select a baseline's fastest form."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -181,15 +183,13 @@ class Comparison:
     share: float | None = None
 
     @property
-    def ours(self) -> Quantiles:
-        """Microseconds of our contraction on packed operands."""
-        return self.interleaved.times(_OURS)
+    def kernel(self) -> Quantiles:
+        """Microseconds of the kernel's contraction on packed operands."""
+        return self.interleaved.times(_KERNEL)
 
     @property
-    def ours_with_packing(self) -> Quantiles:
-        """Microseconds of our call that packs the inputs that are not packed ahead and unpacks the
-        output, too.
-        """
+    def kernel_with_packing(self) -> Quantiles:
+        """Microseconds of a call that packs the inputs that are not, and unpacks the output."""
         return self.interleaved.times(_PACKING)
 
     @property
@@ -208,26 +208,23 @@ class Comparison:
 
     @property
     def peak(self) -> Quantiles | None:
-        """Microseconds of the workload's products alone, on registers and all threads, at the clock
-        of these rounds.
-        """
+        """Microseconds of the workload's products alone, at the clock of these rounds."""
         if self.share is None:
             return None
         return quantiles([us * self.share for us in self.interleaved.samples[_PRODUCTS]])
 
     @property
     def primitive_over_peak(self) -> Quantiles | None:
-        """The baseline's computation over :attr:`peak` in the same round: an upper bound of the
-        speed-up of any kernel of the same products.
-        """
+        """Upper bound of any kernel's speed-up: the baseline's computation over :attr:`peak`."""
         if self.share is None or not self._has_primitive:
             return None
         ratio = self.interleaved.ratio(_PRIMITIVE, _PRODUCTS)
+        # The sample of products is not the workload: `share` is the ratio of their numbers.
         return Quantiles(*(value / self.share for value in (ratio.median, ratio.p10, ratio.p90)))
 
     def call_ratio(self, *, packing: bool) -> Quantiles:
         """Return the baseline's call over ours, round by round: above 1 if ours is faster."""
-        return self.interleaved.ratio(_CALL, _PACKING if packing else _OURS)
+        return self.interleaved.ratio(_CALL, _PACKING if packing else _KERNEL)
 
     def primitive_ratio(self, *, packing: bool) -> Quantiles | None:
         """Return the baseline's computation over ours; with our packing, its reorders count too."""
@@ -235,7 +232,7 @@ class Comparison:
             return None
         if packing:
             return self.interleaved.ratio(_PRIMITIVE, _PACKING, self.reorder_us or 0.0)
-        return self.interleaved.ratio(_PRIMITIVE, _OURS)
+        return self.interleaved.ratio(_PRIMITIVE, _KERNEL)
 
 
 def compare_interleaved(
@@ -288,6 +285,7 @@ def compare_interleaved(
     contenders = baseline.contenders(subject, inputs)
     if isinstance(contenders, NotCovered):
         return contenders
+    # All forms are verified before any is timed: the fastest one may be wrong.
     outputs = {contender.form: contender.output() for contender in contenders}
     judged = {
         form: expected.judge_converted(output, subject.stored, vectors)
@@ -299,6 +297,7 @@ def compare_interleaved(
         return NotCovered(f"wrong by {least:g} or more in every form ({', '.join(judged)})")
     fastest = _fastest(right, baseline, round_ms)
     output_type = str(outputs[fastest.form].dtype)
+    # Our kernel stores the baseline's type, so that both sides write equally many bytes.
     kernel = kernel_of(output_type)
 
     def judge(output: Array) -> Verification:
@@ -306,13 +305,16 @@ def compare_interleaved(
             return expected.judge_stored(output, subject.stored, vectors)
         return expected.judge_converted(output.view(numpy_dtype(output_type)))
 
+    # Our numbers are checked too: a wrong kernel must not win.
     _verify(kernel, output_type, judge, inputs)
     account = _Account(fastest)
     sides = {
-        _OURS: Work(wall_clock(_execution(kernel, inputs)), OUR_POOL),
+        _KERNEL: Work(wall_clock(_execution(kernel, inputs)), OUR_POOL),
         _PACKING: Work(wall_clock(_execution(kernel, inputs, packing=True)), OUR_POOL),
-        **_baseline_sides(fastest, account, baseline.pool),
+        _CALL: Work(wall_clock(fastest.run), baseline.pool),
     }
+    if account.names is not None:
+        sides[_PRIMITIVE] = Work(account, baseline.pool)
     unthrottled = None
     if probe is not None:
         sides[_PRODUCTS] = Work(wall_clock(probe.stretch), OUR_POOL)
@@ -337,6 +339,7 @@ def _verify(
     inputs: Arrays,
 ) -> None:
     ahead = packed_before(kernel.program.workload)
+    # Both are timed: the contraction on packed operands, and the call that packs.
     for output in (kernel.run(inputs), kernel.run_whole(inputs, ahead)):
         verification = judge(output)
         if not verification.verified:
@@ -347,12 +350,11 @@ def _verify(
 
 
 class _Account:
-    """A library's account of its own computation as a
-    :data:`~cpembed.runtime.measurement.runner.Sampler`; ``names`` is None if it keeps none.
-    """
+    """Library's account of its own computation, a sampler; ``names`` is None if it keeps none."""
 
     def __init__(self, contender: Contender) -> None:
         self._contender = contender
+        # One call shows whether there is an account, and which implementations it names.
         first = contender.primitives(1)
         self.names = None if first is None else first.names
         self._blocks: list[tuple[int, Primitives]] = []
@@ -371,13 +373,6 @@ class _Account:
         return total / calls if calls else None
 
 
-def _baseline_sides(contender: Contender, account: _Account, pool: str) -> dict[str, Work]:
-    sides = {_CALL: Work(wall_clock(contender.run), pool)}
-    if account.names is not None:
-        sides[_PRIMITIVE] = Work(account, pool)
-    return sides
-
-
 def _fastest(contenders: Sequence[Contender], baseline: Baseline, round_ms: float) -> Contender:
     """Return the fastest form by the library's own account, else by the clock."""
     if len(contenders) == 1:
@@ -390,6 +385,7 @@ def _fastest(contenders: Sequence[Contender], baseline: Baseline, round_ms: floa
 
     sides = {contender.form: side(contender) for contender in contenders}
     trial = time_interleaved(sides, rounds=_TRIAL_ROUNDS, round_ms=round_ms, attempts=1)
+    # Ratios within a round: times of different rounds may have different clocks.
     first = contenders[0].form
     return min(contenders, key=lambda contender: trial.ratio(contender.form, first).median)
 
@@ -397,8 +393,9 @@ def _fastest(contenders: Sequence[Contender], baseline: Baseline, round_ms: floa
 def _execution(
     kernel: CompiledKernel, inputs: Arrays, *, packing: bool = False
 ) -> Callable[[], None]:
-    """Return a call of the contraction on packed operands, or, with ``packing``, of packing and
-    unpacking as well. Weights are packed ahead.
+    """Return a call of the contraction on packed operands, whose weights are packed ahead.
+
+    With ``packing`` it packs and unpacks as well.
     """
     workload = kernel.program.workload
     names = kernel.input_names

@@ -160,8 +160,9 @@ class Target(ABC, Generic[L, S, A]):
 
     @abstractmethod
     def time(self, artifact: A, inputs: Mapping[str, Array]) -> Timing:
-        """Time the contraction on these inputs, and packing and unpacking around it; called in a
-        worker.
+        """Time the contraction on these inputs, and packing and unpacking around it.
+
+        Called in a worker.
         """
 
     def epilogue(self, workload: Computation, storing: EpilogueRequest) -> Any:
@@ -182,4 +183,5 @@ class Target(ABC, Generic[L, S, A]):
 
     def schedule_json(self, schedule: S) -> Any:
         """Return a schedule for documents, in JSON's own types."""
+        # Through the encoder, so that it equals what a file gives back: tuples are lists there.
         return msgspec.json.decode(msgspec.json.encode(schedule))

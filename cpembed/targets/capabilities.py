@@ -16,8 +16,7 @@ from cpembed.codegen.compiled import CompiledKernel, Processor
 from cpembed.codegen.epilogue import Epilogue
 from cpembed.codegen.packing import packed_before
 from cpembed.codegen.recorded import FunctionCalls, function_calls
-from cpembed.cost.candidate import Candidate
-from cpembed.cost.ranking import RankedCandidate
+from cpembed.cost.ranking import Candidate, RankedCandidate
 from cpembed.embedding.constraint_set import Weights
 from cpembed.errors import LoweringError
 from cpembed.hw.instruction import HardwareSpec
@@ -27,6 +26,9 @@ from cpembed.runtime.measurement.verification import Expected, Verification
 from cpembed.targets.base import Array, Details, Target
 
 AnyTarget = Target[Any, Any, Any]
+
+# isinstance compares only the names of members with those of a protocol, so a member's name
+# belongs to one ability.
 
 OpenBaseline = Callable[[HardwareSpec, Epilogue | None], Any]
 """Loads a library for a target and an output to store."""
@@ -55,8 +57,9 @@ class Weighing(Protocol):
     """Ranks the embeddings of the relaxed presets by times of the machine."""
 
     def weights(self, first: Sequence[RankedCandidate]) -> Weights | None:
-        """Return weights of the overheads, given the best candidates of the strict preset; None to
-        keep those of the constraint set.
+        """Return weights of the overheads; None to keep those of the constraint set.
+
+        ``first`` are the best candidates of the strict preset.
         """
         ...
 
@@ -64,7 +67,17 @@ class Weighing(Protocol):
 def with_variants(
     target: AnyTarget, candidates: Sequence[RankedCandidate], *, fuses: bool = True
 ) -> Sequence[RankedCandidate]:
-    """Return candidates with the variants that a target may execute faster."""
+    """Return candidates with the variants that a target may execute faster.
+
+    Parameters
+    ----------
+    target : Target
+        Target that executes them.
+    candidates : sequence of RankedCandidate
+        Candidates of a search.
+    fuses : bool
+        True if adjacent axes may be fused.
+    """
     if isinstance(target, HasVariants):
         return target.variants(candidates, fuses=fuses)
     return candidates
@@ -103,27 +116,25 @@ class CompilerOutputs(Protocol):
     def requantized(self, shift: int, low: int, high: int, bias: tuple[int, ...]) -> Any:
         """Return the epilogue that stores ``clip((sum + bias) >> shift, low, high)`` as int8.
 
-        Parameters
-        ----------
-        shift : int
-            Number of bits that are dropped.
-        low, high : int
-            Bounds of the result.
-        bias : tuple of int
-            Dimensions of the output that the bias varies over.
-
-        Returns
-        -------
-        Any or None
-            None if the target cannot store that.
+        ``bias`` are the dimensions of the output that the bias varies over. None if the target
+        cannot store that.
         """
         ...
 
 
 def stored_type(target: AnyTarget, workload: Computation, epilogue: Any) -> str:
-    """Return the element type of a target's results."""
+    """Return the element type of a target's results.
+
+    Parameters
+    ----------
+    target, workload
+        Target that executes the workload.
+    epilogue : Any
+        Epilogue in the target's own form; None for the sums.
+    """
     if isinstance(target, OwnOutputs):
         return target.stored_type(workload, epilogue)
+    # Without an epilogue, the sums are stored.
     return workload.output.dtype if epilogue is None else epilogue.dtype
 
 
@@ -134,12 +145,10 @@ def epilogue_vectors(
 
     Parameters
     ----------
-    target : Target
-        Target that the epilogue is for.
+    target, epilogue
+        Target and epilogue in its own form.
     expected : Expected
         Workload with its inputs.
-    epilogue : Any
-        Epilogue in the target's own form.
     seed : int
         Seed of the data.
     """
@@ -157,12 +166,10 @@ def judge(
 
     Parameters
     ----------
-    target : Target
-        Target that computed the output.
+    target, epilogue
+        Target that computed the output, and epilogue in its own form.
     expected : Expected
         Workload with its inputs.
-    epilogue : Any
-        Epilogue in the target's own form.
     vectors : mapping of str to ndarray
         Vectors that the epilogue took.
     output : ndarray
@@ -175,6 +182,7 @@ def judge(
 
 def exact_epilogue(target: AnyTarget, workload: Computation) -> Any:
     """Return the epilogue that stores every bit in the type of the workload's output."""
+    # All other targets store their sums, which are exact.
     return target.exact(workload) if isinstance(target, CompilerOutputs) else None
 
 
@@ -187,12 +195,8 @@ def requantized_epilogue(
     ----------
     target : Target
         Target of the operator.
-    shift : int
-        Number of bits that are dropped.
-    low, high : int
-        Bounds of the result.
-    bias : tuple of int
-        Dimensions of the output that the bias varies over.
+    shift, low, high, bias
+        As for that method.
     """
     if isinstance(target, CompilerOutputs):
         return target.requantized(shift, low, high, bias)
@@ -207,7 +211,7 @@ class Saveable(Protocol):
     """Writes its artifacts to files (``run --save``)."""
 
     instructions: str = ""
-    """How the files are used, for the README that ``build`` writes beside them."""
+    """Text for the README that ``build`` writes: how the saved files are used."""
 
     def save(self, artifact: Any, path: Path) -> None:
         """Write an artifact to a file or folder. Raises :class:`LoweringError` if it has none."""
@@ -233,19 +237,10 @@ class Linkable(Protocol):
     def planned(
         self, lowered: Any, schedule: Any, processor: Processor | None = None
     ) -> CompiledKernel:
-        """Return a kernel of which nothing is compiled yet.
+        """Return a kernel of which nothing is compiled yet; arguments as for :meth:`Target.build`.
 
-        Parameters
-        ----------
-        lowered, schedule
-            As for :meth:`Target.build`.
-        processor : Processor, optional
-            Receiver of the plans, instead of a compiler.
-
-        Raises
-        ------
-        LoweringError
-            If the schedule has no program.
+        ``processor`` receives the plans instead of a compiler. Raises :class:`LoweringError` if the
+        schedule has no program.
         """
         ...
 
@@ -295,14 +290,36 @@ def written_files(target: AnyTarget) -> tuple[str, ...]:
 
 
 def save(target: AnyTarget, artifact: Any, path: Path) -> None:
-    """Write an artifact. Raises :class:`LoweringError` if the target has nothing to be saved."""
+    """Write an artifact to a file or folder.
+
+    Parameters
+    ----------
+    target, artifact, path
+        Target, what it has built, and the file or folder.
+
+    Raises
+    ------
+    LoweringError
+        If the target has nothing to be saved.
+    """
     if not isinstance(target, Saveable):
         raise LoweringError(f"{target.spec.name} has nothing to be saved: leave the file out")
     target.save(artifact, path)
 
 
 def save_trace(target: AnyTarget, artifact: Any, path: Path) -> None:
-    """Write a timeline. Raises :class:`LoweringError` if the target has none."""
+    """Write the timeline of an executed artifact.
+
+    Parameters
+    ----------
+    target, artifact, path
+        Target, what it has executed, and the file.
+
+    Raises
+    ------
+    LoweringError
+        If the target has no timeline.
+    """
     if not isinstance(target, Traceable):
         raise LoweringError(f"{target.spec.name} has no timeline: leave the trace out")
     target.save_trace(artifact, path)
@@ -322,10 +339,8 @@ def planned_kernel(
     ----------
     target : Target
         Target of the program.
-    lowered, schedule
-        As for :meth:`Target.build`.
-    processor : Processor, optional
-        Receiver of the plans, instead of a compiler.
+    lowered, schedule, processor
+        As for that method.
     """
     if isinstance(target, Linkable):
         return target.planned(lowered, schedule, processor)
@@ -339,6 +354,7 @@ def cross_triple(target: AnyTarget) -> str | None:
 
 def links_here(target: AnyTarget) -> bool:
     """True if a library of this machine can hold the target's kernels."""
+    # Kernels for another machine can be in a library too, but not in one that is loaded here.
     return isinstance(target, Linkable) and target.triple is None
 
 
@@ -364,6 +380,7 @@ def tensorir(
     """
     if isinstance(target, TensorIREmitter):
         return target.tensorir(lowered, schedule, constants)
+    # A kernel that a C compiler could link is made of TensorIR functions already.
     kernel = planned_kernel(target, lowered, schedule)
     if kernel is None:
         return None
@@ -372,6 +389,7 @@ def tensorir(
 
 def tvm_target(target: AnyTarget) -> str:
     """Return the kind of TVM target that modules with the target's programs are compiled for."""
+    # Without an emitter, the functions are kernels for the processor.
     return target.tvm_target() if isinstance(target, TensorIREmitter) else "llvm"
 
 
@@ -414,8 +432,9 @@ class HasPeak(Protocol):
     """Has a known maximum throughput."""
 
     def peak_gops(self) -> float | None:
-        """Return operations (two per multiply-accumulate) per nanosecond of the instruction on
-        operands in registers, on all threads; None if unknown.
+        """Return the instruction's maximum throughput on all threads; None if unknown.
+
+        Operations (two per multiply-accumulate) per nanosecond, on operands in registers.
         """
         ...
 
@@ -425,22 +444,13 @@ class Comparable(Protocol):
     """Can be compared with other libraries in ``bench``."""
 
     def baselines(self) -> Mapping[str, OpenBaseline]:
-        """Return functions that load a :class:`~cpembed.runtime.baselines.Baseline`, by
-        name.
-        """
+        """Return functions that load a :class:`~cpembed.runtime.baselines.Baseline` by name."""
         ...
 
     def storing_kernel(self, artifact: Any, choice: Any, epilogue: Epilogue) -> Any:
         """Build the kernel of the same choice that stores another output.
 
-        Parameters
-        ----------
-        artifact : Any
-            Kernel of the choice.
-        choice : Choice
-            Candidates that the model chose among.
-        epilogue : Epilogue
-            Output to store.
+        ``artifact`` is the kernel of ``choice``, which has the candidates of the model.
         """
         ...
 
@@ -450,14 +460,21 @@ class HasSpeedProbe(Protocol):
     """Can tell whether its instruction is throttled, by other guests of a core or by heat."""
 
     def throttle_probe(self) -> Any:
-        """Return a :class:`~cpembed.runtime.measurement.interleaved.SpeedProbe` that tells whether
-        the instruction runs at full speed at the moment, if there is one.
+        """Return a probe that tells whether the instruction runs at full speed at the moment.
+
+        A :class:`~cpembed.runtime.measurement.interleaved.SpeedProbe`; None if there is none.
         """
         ...
 
 
 def details(target: AnyTarget, artifact: Any, timing: Timing) -> Details:
-    """Return the target-specific part of a result."""
+    """Return the target-specific part of a result.
+
+    Parameters
+    ----------
+    target, artifact, timing
+        Target, what it has executed, and its times.
+    """
     return target.describe(artifact, timing) if isinstance(target, Described) else Details()
 
 
@@ -485,11 +502,9 @@ def copy_us(target: AnyTarget, size: int, threads: int, *, reordered: bool) -> f
     float or None
         Microseconds; None if the target is not calibrated.
     """
-    return (
-        target.copy_us(size, threads, reordered=reordered)
-        if isinstance(target, Calibrated)
-        else None
-    )
+    if not isinstance(target, Calibrated):
+        return None
+    return target.copy_us(size, threads, reordered=reordered)
 
 
 UNKNOWN_CASE = "the model does not know this case"

@@ -44,9 +44,8 @@ class ModelChoice:
 
     @property
     def least(self) -> float:
-        """Lowest estimate; the first candidate's may be slightly higher
-        (:attr:`~cpembed.targets.base.ChoicePolicy.tie_ratio`).
-        """
+        """Lowest estimate."""
+        # The first candidate's may be higher, by the tie ratio of the target's policy.
         return min(item.cost for item in self.estimates)
 
     @property
@@ -55,37 +54,24 @@ class ModelChoice:
         return len(self.estimates) + len(self.refused)
 
     def estimate_of(self, ranked: RankedCandidate) -> Estimated | None:
-        """Return the estimate of a candidate by its identifier, since it may come from another
-        process; None if there is none.
-        """
+        """Return the estimate of a candidate; None if there is none."""
+        # By identifier, since the candidate may come from another process.
         identifier = ranked.candidate.identifier
         return next(
             (e for e in self.estimates if e.ranked.candidate.identifier == identifier), None
         )
 
     def why_refused(self, ranked: RankedCandidate) -> str | None:
-        """Return the reason why the target cannot execute a candidate; None if it was not
-        rejected.
-        """
+        """Return the reason why a candidate was rejected; None if it was not."""
         return dict(self.refused).get(ranked.candidate.identifier)
 
 
 @dataclass(frozen=True)
 class Choice:
-    """Candidate with its schedule and their origin.
+    """Candidate with its schedule, and their origin.
 
-    Parameters
-    ----------
-    candidate : RankedCandidate
-        Candidate to build.
-    schedule : Any
-        Schedule, in the target's own type.
-    scored : Scored, optional
-        Estimate of the schedule.
-    tuned : TunedChoice, optional
-        Tuning record that the schedule is from.
-    model : ModelChoice, optional
-        Candidates that the model chose among.
+    ``scored`` is the estimate of the schedule, ``tuned`` the tuning record that it is from,
+    ``model`` the candidates that the model chose among.
     """
 
     candidate: RankedCandidate
@@ -130,12 +116,10 @@ def compared(
 
     Parameters
     ----------
-    target : Target
-        Target whose model is used.
+    target, epilogue
+        Target whose model is used, and epilogue in its own form.
     candidates : sequence of RankedCandidate
         Candidates, best by overheads first.
-    epilogue : Any
-        Epilogue in the target's own form.
     """
     estimates: list[Estimated] = []
     rejected: list[tuple[str, str]] = []
@@ -147,6 +131,7 @@ def compared(
             rejected.append((ranked.candidate.identifier, str(error)))
     if estimates:
         least = min(item.cost for item in estimates)
+        # Estimates are still in the order of overheads, which decide among equals.
         first = next(item for item in estimates if item.cost <= target.policy.tie_ratio * least)
         rest = [item for item in estimates if item is not first]
         estimates = [first, *sorted(rest, key=lambda item: item.cost)]
@@ -160,12 +145,10 @@ def choices(
 
     Parameters
     ----------
-    target : Target
-        Target whose model is used.
+    target, epilogue
+        Target whose model is used, and epilogue in its own form.
     candidates : sequence of RankedCandidate
         Candidates, best by overheads first.
-    epilogue : Any
-        Epilogue in the target's own form.
 
     Raises
     ------
@@ -174,6 +157,7 @@ def choices(
     """
     model = compared(target, candidates, epilogue)
     if not model.estimates:
+        # The reason for the best candidate, which a user would expect to run.
         raise LoweringError(model.refused[0][1])
     return [
         Choice(item.ranked, item.scored.schedule, item.scored, None, model)
@@ -186,12 +170,10 @@ def choices_storing(target: Target[Any, Any, Any], choice: Choice, epilogue: Any
 
     Parameters
     ----------
-    target : Target
-        Target whose model is used.
+    target, epilogue
+        Target whose model is used, and epilogue in its own form.
     choice : Choice
         Choice with the candidates of its model.
-    epilogue : Any
-        Epilogue in the target's own form.
     """
     if choice.model is None:
         return [choice]
@@ -201,17 +183,16 @@ def choices_storing(target: Target[Any, Any, Any], choice: Choice, epilogue: Any
 def built_first(
     target: Target[Any, Any, Any], options: Sequence[Choice], epilogue: Any = None
 ) -> tuple[Any, Choice]:
-    """Build the first choice that has a program, and return its artifact with it; called in the
-    worker.
+    """Build the first choice that has a program, and return its artifact with it.
+
+    Called in the worker, where a compiler may crash.
 
     Parameters
     ----------
-    target : Target
-        Target to build for.
+    target, epilogue
+        Target to build for, and epilogue in its own form.
     options : sequence of Choice
         Choices, best first.
-    epilogue : Any
-        Epilogue in the target's own form.
 
     Raises
     ------
@@ -223,6 +204,7 @@ def built_first(
     errors: list[LoweringError] = []
     for choice in options:
         candidate = choice.candidate.candidate
+        # Variants come from no search, so nothing has proven them yet.
         require_candidate(target, candidate)
         activity = f"building a kernel of {target.spec.name}"
         try:

@@ -18,7 +18,7 @@ from dataclasses import dataclass, field
 from typing import Any, ClassVar, Literal
 
 from cpembed.errors import SpecError
-from cpembed.hw.schema import close_match, one_of
+from cpembed.hw.schema import close_match, joined
 from cpembed.ir.computation import Computation
 from cpembed.plugins import load_plugin, plugin_names
 from cpembed.provenance import Provenance
@@ -33,8 +33,9 @@ Point = Mapping[str, Value]
 
 @dataclass(frozen=True)
 class Parameter:
-    """Parameter of a family: its description with the unit, and its default; None if a space has to
-    give it.
+    """Parameter of a family: ``words`` describe it with its unit.
+
+    Without a default, a space has to give it.
     """
 
     name: str
@@ -44,9 +45,7 @@ class Parameter:
 
 @dataclass(frozen=True)
 class Costs:
-    """Costs of a layer on a machine, or of several layers in sequence; also lower bounds of
-    these.
-    """
+    """Costs, or lower bounds of the costs, of a layer or of several in sequence on a machine."""
 
     cycles: float
     energy_pj: float
@@ -54,8 +53,8 @@ class Costs:
     def times(self, count: int) -> Costs:
         return Costs(self.cycles * count, self.energy_pj * count)
 
-    def __add__(self, other: Costs) -> Costs:
-        return Costs(self.cycles + other.cycles, self.energy_pj + other.energy_pj)
+    def __add__(self, costs: Costs) -> Costs:
+        return Costs(self.cycles + costs.cycles, self.energy_pj + costs.energy_pj)
 
 
 @dataclass(frozen=True)
@@ -75,16 +74,9 @@ class Activity:
 class Choice:
     """Software for a layer: an embedding with a schedule.
 
-    Parameters
-    ----------
-    key : str
-        Name among the choices of the layer on the group's machines.
-    words : str
-        Description for people.
-    payload : Any
-        The family's own data, which can be pickled.
-    activity : Activity, optional
-        Activity, if it is known without an evaluation.
+    ``key`` is unique among the choices of the layer on the group's machines, ``words`` describe it.
+    ``payload`` is the family's own data, which can be pickled. Without ``activity``, the choice has
+    to be evaluated.
     """
 
     key: str
@@ -112,17 +104,16 @@ class Family(ABC):
     """Element types of the factors that the machines multiply; models are prepared for these."""
 
     def identity(self) -> str:
-        """Digest of everything besides point and layer that results depend on: the package's code
-        and tables, and the sources of a family from another distribution. Stored results of another
-        digest are not used.
+        """Return a digest of everything besides point and layer that results depend on.
+
+        Stored results of another digest are not used.
         """
+        # Code and tables of this package, and the sources of a family from another distribution.
         return source_digest() + module_digest(type(self).__module__)
 
     @abstractmethod
     def flaw(self, point: Point) -> str | None:
-        """Return the reason why a point is no machine, with the parameter and the remedy; None if
-        it is one.
-        """
+        """Return the reason why a point is no machine, and the remedy; None if it is one."""
 
     @abstractmethod
     def clock_mhz(self, point: Point) -> float: ...
@@ -144,24 +135,22 @@ class Family(ABC):
 
     @abstractmethod
     def group(self, point: Point) -> Hashable:
-        """Return what an analysis depends on, equal for points that share it; its ``repr`` is
-        complete and the same in every process.
+        """Return what an analysis depends on, equal for points that share it.
+
+        Its ``repr`` is complete and the same in every process.
         """
 
     @abstractmethod
     def analyse(self, point: Point, workload: Computation) -> Any:
-        """Analyse embeddings and schedules of a layer on the machines of the point's group, as a
-        task: the expensive step.
+        """Analyse a layer's embeddings and schedules on the group's machines: the expensive step.
 
-        Returns a value of the type :attr:`analysis`. Raises :class:`~cpembed.errors.CpembedError`
-        if the layer has no software there.
+        Called as a task. Returns a value of the type :attr:`analysis`; raises
+        :class:`~cpembed.errors.CpembedError` if the layer has no software there.
         """
 
     @abstractmethod
     def bound(self, point: Point, analysis: Any) -> Costs | None:
-        """Return a lower bound of the costs of all software that is considered at the point; None
-        if none of it fits.
-        """
+        """Return a lower bound of the costs of all software at the point; None if none fits."""
 
     @abstractmethod
     def choices(self, point: Point, analysis: Any) -> tuple[Choice, ...]:
@@ -173,8 +162,9 @@ class Family(ABC):
 
     @abstractmethod
     def evaluate(self, point: Point, workload: Computation, choice: Choice) -> Activity:
-        """Evaluate a choice that has no activity yet, as a task; the result is equal for all points
-        of the group.
+        """Evaluate a choice that has no activity yet.
+
+        Called as a task; the result is equal for all points of the group.
         """
 
     @abstractmethod
@@ -182,6 +172,7 @@ class Family(ABC):
         """Return the machine as a target in TOML, with its origin."""
 
 
+# Strings, since a family's model is imported only for a space that names it.
 BUILT_IN = {
     "core": "cpembed.exploration.cores.family:CoreFamily",
     "vta": "cpembed.targets.vta.family:VtaFamily",
@@ -204,7 +195,7 @@ def open_family(name: str) -> Family:
     if plugin is None:
         names = (*BUILT_IN, *plugin_names(GROUP))
         raise SpecError(
-            f"unknown family {name!r}{close_match(name, names)}; allowed: {one_of(names)}"
+            f"unknown family {name!r}{close_match(name, names)}; allowed: {joined(names)}"
         )
     family: Any = plugin.value
     if not (isinstance(family, type) and issubclass(family, Family)):

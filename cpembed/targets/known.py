@@ -12,9 +12,10 @@ from typing import Literal
 from cpembed.embedding.constraint_set import load_constraint_set
 from cpembed.errors import SpecError
 from cpembed.hw.instruction import HardwareSpec
-from cpembed.hw.schema import close_match, one_of, spec_error
+from cpembed.hw.schema import close_match, joined, spec_error
 from cpembed.plugins import plugin_names
 
+# Strings, since importing a target loads its code generator, and solving needs none.
 BUILT_IN = {
     "template": "cpembed.targets.TEMPLATE.target:TemplateTarget",
     "x86": "cpembed.targets.x86.target:X86Target",
@@ -30,6 +31,7 @@ GROUP: Literal["cpembed.targets"] = "cpembed.targets"
 
 def require_known(spec: HardwareSpec) -> HardwareSpec:
     """Return the specification if its ``backend`` and ``constraints`` exist, or are left out.
+
     Raises :class:`SpecError` otherwise.
     """
     if spec.constraints is not None:
@@ -43,6 +45,6 @@ def require_known(spec: HardwareSpec) -> HardwareSpec:
         spec.path or spec.name,
         ("backend",),
         f"unknown backend {spec.backend!r}{close_match(spec.backend, BUILT_IN)}; allowed: "
-        f"{one_of(BUILT_IN)}, the name of an entry point of {GROUP}, or leave the key out while "
+        f"{joined(BUILT_IN)}, the name of an entry point of {GROUP}, or leave the key out while "
         "nothing executes the instruction",
     )

@@ -47,9 +47,7 @@ class MethodArtifact(Protocol):
         ...
 
     def time(self, inputs: Mapping[str, Array]) -> Timing:
-        """Time the method: ``latency_us`` is the product alone, packing and unpacking are the other
-        parts.
-        """
+        """Time the method: ``latency_us`` is the product; all else is packing and unpacking."""
         ...
 
     def bound_whole(self, inputs: Mapping[str, Array]) -> Any:
@@ -69,11 +67,13 @@ class Methods(ABC):
 
     def takes(self, program: DerivedProgram) -> bool:
         """True if a product reads V and writes M in place, in the order of their indices."""
+        # The other parts write V and read M in this order; packing them would cost a copy each.
         return all(program.operand(name).is_identity for name in (V, M))
 
     def recorded(self, plan: MethodPlan, product: CompiledKernel) -> RecordedCalls | None:
-        """Return the calls of a plan for a library, on a kernel that was made for a recorder; None
-        if no C compiler can link the target's programs.
+        """Return the calls of a plan for a library; None if no C compiler can link its programs.
+
+        ``product`` is a kernel that was made for a recorder.
         """
         return None
 

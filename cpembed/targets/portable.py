@@ -25,6 +25,7 @@ _ROUNDS = 3
 _Program = tuple[DerivedProgram, Any]
 
 
+# Portable code has nothing to choose: no schedule, and no estimate that could be compared.
 class _OneSchedule(Space[None]):
     def ranked(self, limit: int | None = None) -> Sequence[Scored[None]]:
         return [self.scored(None)]

@@ -3,12 +3,18 @@
 from __future__ import annotations
 
 import importlib
+import math
+from collections.abc import Sequence
+from itertools import permutations
 from pathlib import Path
 from typing import Any, cast
 
 from cpembed.errors import BackendUnavailable, SpecError
 from cpembed.hw.instruction import HardwareSpec
+from cpembed.hw.loader import available_targets, load_hardware_spec
+from cpembed.ir.dtypes import INPUT_DTYPES
 from cpembed.plugins import load_plugin, plugin_names
+from cpembed.provenance import Provenance
 from cpembed.runtime.tuning.database import TrialFile, trial_files, tuning_folder
 from cpembed.targets.base import Target
 from cpembed.targets.known import BUILT_IN, GROUP
@@ -53,15 +59,79 @@ def missing_for(spec: HardwareSpec) -> tuple[str, ...]:
         return (str(error),)
 
 
-def all_targets() -> dict[str, type[Target[Any, Any, Any]]]:
-    """Return all target classes by name; a distribution's class that cannot be loaded is left
-    out.
+def native_target(dtypes: Sequence[str] = ()) -> HardwareSpec:
+    """Return the target of this processor whose instruction has the most operations.
+
+    Only targets are considered that run here as they are: no emulator, no simulator.
+
+    >>> native_target(["float32", "float32"]).instruction.computation.inputs[0].dtype
+    'float32'
+
+    Parameters
+    ----------
+    dtypes : sequence of str, optional
+        Element types of the factors, in any order. By default two bytes, whose instructions have
+        the most operations, or any types where nothing multiplies bytes.
+
+    Raises
+    ------
+    BackendUnavailable
+        If this processor executes no such target.
     """
+    specs = [load_hardware_spec(name) for name in available_targets()]
+    # Targets that cannot fit are left out first: asking what this machine lacks may run a compiler.
+    matching = [spec for spec in specs if spec.backend and spec.cpu_features]
+    if dtypes:
+        matching = [spec for spec in matching if _takes(spec, dtypes)]
+    native = [spec for spec in matching if _is_native(spec)]
+    # An instruction for factors of 7 bits takes one of 8 bits too, but not two.
+    widths = _widths(dtypes or ("int8", "int8"))
+    native = [spec for spec in native if _widths(_first_dtypes(spec)) == widths] or native
+    if not native:
+        of_types = f" that multiplies {' by '.join(dtypes)}" if dtypes else ""
+        raise BackendUnavailable(
+            f"native: this processor executes no target{of_types}; "
+            "`cpembed targets` lists what it can execute"
+        )
+    return max(native, key=_operations_then_reuse)
+
+
+def _takes(spec: HardwareSpec, dtypes: Sequence[str]) -> bool:
+    """Return True if each factor of an instruction takes one of the types, in some order."""
+    instruction = spec.instruction.in_ports
+    ports = [instruction.dtypes[operand.name] for operand in instruction.computation.inputs]
+    return len(ports) == len(dtypes) and any(
+        all(dtype in port for dtype, port in zip(order, ports, strict=True))
+        for order in permutations(dtypes)
+    )
+
+
+def _first_dtypes(spec: HardwareSpec) -> list[str]:
+    return [operand.dtype for operand in spec.instruction.computation.inputs]
+
+
+def _widths(dtypes: Sequence[str]) -> list[int]:
+    return sorted(INPUT_DTYPES[dtype].bits for dtype in dtypes)
+
+
+def _is_native(spec: HardwareSpec) -> bool:
+    return not missing_for(spec) and open_target(spec).provenance is Provenance.MEASURED
+
+
+def _operations_then_reuse(spec: HardwareSpec) -> tuple[int, int]:
+    """Rank an instruction by its operations, and at equal ones by how few elements it reads."""
+    ports = spec.instruction.computation
+    return ports.macs, -sum(math.prod(operand.shape) for operand in ports.inputs)
+
+
+def all_targets() -> dict[str, type[Target[Any, Any, Any]]]:
+    """Return all target classes by name, except those of distributions that cannot be loaded."""
     targets: dict[str, type[Target[Any, Any, Any]]] = {}
     for name in (*BUILT_IN, *plugin_names(GROUP)):
         try:
             kind = target_class(name)
         except SpecError:
+            # One broken plug-in must not hide all other targets from listings.
             continue
         if kind is not None:
             targets[name] = kind
@@ -78,6 +148,7 @@ def stored_tunings(folder: Path | None = None) -> list[TrialFile[Any]]:
         :attr:`~cpembed.runtime.tuning.database.TrialFile.is_current` are used by ``run``.
     """
     trials = (tuner_class(target).trial for target in all_targets().values())
+    # Several targets store trials of one type.
     kinds = {trial.kind: trial for trial in trials}
     files = [
         file for kind in kinds.values() for file in trial_files(folder or tuning_folder(), kind)

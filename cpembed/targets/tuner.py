@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Generic, Protocol, cast, runtime_checkable
 
-from cpembed.cost.candidate import Candidate
+from cpembed.cost.ranking import Candidate
 from cpembed.embedding.constraint_set import ConstraintSet
 from cpembed.embedding.embedding import Embedding
 from cpembed.errors import BackendUnavailable, CrashError, LoweringError
@@ -49,13 +49,7 @@ class Tunable(Protocol):
 
 
 class Tuner(Generic[S]):
-    """Tuning of one target.
-
-    Parameters
-    ----------
-    target : Target
-        Target that is tuned.
-    """
+    """Tuning of one target."""
 
     trial: type[Any] = PlainTrial
     """Type of the stored trials."""
@@ -87,16 +81,15 @@ class Tuner(Generic[S]):
 
         Parameters
         ----------
-        workload : Computation
-            Operator.
+        workload, epilogue
+            Operator, and epilogue in the target's own form.
         constraints : ConstraintSet
             Set that the embeddings are from.
-        epilogue : Any
-            Epilogue in the target's own form.
         objective : str or None
             Cost that is minimised.
         """
         module = type(self.target).__module__
+        # A digest of the entries names the file, so new names would discard all stored trials.
         return {
             **problem_key(workload, self.spec, constraints),
             "kind": self.trial.kind,
@@ -114,10 +107,8 @@ class Tuner(Generic[S]):
 
         Parameters
         ----------
-        candidate : Candidate
-            Candidate of the trial.
-        epilogue : Any
-            Epilogue in the target's own form.
+        candidate, epilogue
+            Candidate of the trial, and epilogue in the target's own form.
         trial : Trial
             Stored trial.
 
@@ -168,10 +159,12 @@ class Tuner(Generic[S]):
         return {}
 
     def trial_call(self, proposal: Proposal[S], epilogue: Any) -> tuple[Call, tuple[Any, ...]]:
-        """Return a module-level function and its arguments, which measure a proposal and may
-        crash.
+        """Return a module-level function and its arguments, which measure a proposal.
+
+        The function may crash: it is called in a worker.
         """
         candidate = proposal.design.candidate
+        # The worker opens the target anew: a class and a specification can always be pickled.
         kind = cast("type[Any]", type(self.target))
         return _time_of, (kind, self.spec, candidate, proposal.schedule, epilogue)
 
@@ -198,6 +191,7 @@ class Tuner(Generic[S]):
             design.space.key(proposal.schedule),
             self.target.unit,
             self.target.provenance,
+            # JSON has no infinity.
             proposal.estimate if proposal.estimate < float("inf") else None,
             figure,
         )
@@ -207,16 +201,15 @@ class Tuner(Generic[S]):
 
         Parameters
         ----------
-        proposal : Proposal
-            Candidate and schedule.
-        epilogue : Any
-            Epilogue in the target's own form.
+        proposal, epilogue
+            Candidate and schedule, and epilogue in the target's own form.
         call : callable
             Executes a function that may crash.
         """
         function, arguments = self.trial_call(proposal, epilogue)
         try:
             figure = call(function, *arguments)
+        # Wrong results (InvariantError) are no failed trial: they end the search, to be reported.
         except (LoweringError, CrashError) as error:
             return self.trial_of(proposal, None, str(error))
         return self.trial_of(proposal, figure, None)
@@ -236,6 +229,7 @@ class Tuner(Generic[S]):
     def trial_json(self, trial: Any) -> dict[str, Any]:
         """Return a trial for the document of ``tune --json``."""
         document: dict[str, Any] = trial.document()
+        # Only successful trials are documented.
         del document["error"]
         return document
 
@@ -308,6 +302,7 @@ def _time_of(
     verification, inputs = verified(target, artifact, candidate.program.unfused, epilogue, seed=0)
     kernel = f"the {target.executed_by(artifact)} kernel of embedding {candidate.identifier}"
     verification.require(f"{kernel} of {spec.name} in {workload.name} with {schedule}", seed=0)
+    # Timing executes the kernel many times, so the step may take longer than one run.
     with step("timing a schedule", 10 * workload.macs):
         timing = target.time(artifact, inputs)
     latency = None if timing.latency_us is None else timing.latency_us.median

@@ -29,14 +29,10 @@ def verified(
 
     Parameters
     ----------
-    target : Target
-        Target that executes it.
-    artifact : Any
-        From :meth:`Target.build`.
-    workload : Computation
-        Operator.
-    epilogue : Any
-        Epilogue in the target's own form.
+    target, epilogue
+        Target that executes the artifact, and epilogue in its own form.
+    artifact, workload
+        From :meth:`Target.build`, and its operator.
     seed : int
         Seed of the data.
 
@@ -56,6 +52,7 @@ def verified(
             execution = target.execute(artifact, {**data, **vectors})
         return [judge(target, expected, epilogue, vectors, output) for output in execution.outputs]
 
+    # Integers have no NaN, so what a NaN becomes is undefined.
     finite = epilogue is not None and is_integer(epilogue.dtype)
     return worst_judged(workload, inputs, seed, judged, finite=finite), inputs | vectors
 
@@ -85,6 +82,7 @@ def worst_judged(
     """
     special = special_data(workload, inputs, seed, finite=finite)
     verifications = [*judged(inputs), *judged(special)]
+    # A wrong output is worse than any error within the tolerance.
     worst = max(verifications, key=lambda v: (not v.verified, v.max_error))
     numbers = all(np.isfinite(a.astype(np.float64)).all() for a in special.values())
     floats = not all(is_integer(operand.dtype) for operand in workload.inputs)
@@ -100,8 +98,7 @@ def special_data(
 ) -> dict[str, NDArray[Any]]:
     """Return data of a workload with special values of its element types.
 
-    If an operand is padded, the others stay finite: products with padding may be left out, so an
-    infinite factor would give no NaN there.
+    If an operand is padded, the others stay finite.
 
     Parameters
     ----------
@@ -115,6 +112,7 @@ def special_data(
         True to keep all data finite, as for floats that are stored as integers, which have no NaN.
     """
     generator = np.random.default_rng(seed)
+    # A kernel may leave out products with padding, so an infinite factor would give no NaN there.
     padded = {operand.tensor for operand in workload.inputs if operand.zero_outside}
     limits = {
         operand.tensor: dtype_info(operand.dtype).integer_range

@@ -1,4 +1,4 @@
-"""From an embedding to a proven program over packed operands.
+"""Derivation of proven programs over packed operands from embeddings.
 
 ``derive`` makes the :class:`~cpembed.transform.program.DerivedProgram`: its loops, and with
 ``layout`` (on ``layout_builder``) the layout of each operand, as a list of ``rewrites`` whose

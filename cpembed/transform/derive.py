@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping
 from functools import lru_cache
 
-from cpembed.embedding.commute import problem_of
+from cpembed.embedding.commute import Pairing
 from cpembed.embedding.embedding import Digit, Embedding
 from cpembed.embedding.flatten import flatten
 from cpembed.errors import TransformError
@@ -25,8 +25,7 @@ LayoutCache = dict[
     tuple[str, str, tuple[tuple[int, tuple[Digit, ...]], ...]],
     tuple[PackedOperand, list[Rewrite]],
 ]
-"""Layouts by instruction operand, its role, and the extents and digits of its instruction axes,
-which is all that they depend on within one workload and instruction."""
+"""Layouts by instruction operand, its role, and the extents and digits of its instruction axes."""
 
 
 def derive(
@@ -57,14 +56,17 @@ def derive(
         If an operand needs a rewrite that is not available, or the instruction cannot read an
         operand in place.
     """
-    # A key of the cache says nothing of overlaps, on which layouts in place depend.
+    # A key has all that a layout depends on within one workload and instruction, but for overlaps,
+    # which programs in place have.
     layouts: LayoutCache = {} if cache is None or in_place else cache
     if any(embedding.origin.values()):
         raise TransformError(
             "the embedding is a translation of the one at the origin: derive that one instead"
         )
-    if not _has_single_accesses(workload, instruction, embedding):
-        problem = problem_of(workload, instruction, embedding.operands)
+    # Almost all are in port form already, so that the graphs need not be matched again.
+    single = workload.has_single_accesses and instruction.computation.has_single_accesses
+    if not (single and workload.access_maps.keys() >= set(embedding.operands.values())):
+        problem = Pairing(workload, instruction).with_roles(embedding.operands)
         workload, instruction = problem.workload, problem.instruction
     original = workload
     workload = flatten(workload, embedding.flattened, embedding.pitches)
@@ -79,13 +81,11 @@ def derive(
     rewrites: list[Rewrite] = []
     outputs = {output.name for output in workload.outputs}
     for name in (operand.name for operand in instruction.computation.operands):
-        names = tuple(
-            axis for index in instruction.computation.access(name).index for axis in index.iterators
-        )
-        role = embedding.operands[name]
+        names, role = instruction.computation.access(name).iterators, embedding.operands[name]
         key = (name, role, tuple((embedding.extents[n], embedding.digits[n]) for n in names))
         if key not in layouts:
             kind = InPlaceLayout if role in in_place else OperandLayout
+            # Of the original workload: fused axes are made of dimensions that it names.
             layout = kind(
                 workload=original,
                 access=original.access(role),
@@ -129,13 +129,6 @@ def overlapping(
 ) -> dict[str, Overlap]:
     """Find the axes whose last block moves back to end with the axis, instead of being padded.
 
-    A spatial axis can overlap if the output is in place, because its elements are then written
-    twice with the same result. Every other operand that has the axis must be in place too, or
-    packed in a layout in which blocks may begin anywhere, or block by block if no other axis shares
-    the index. A reduction axis can overlap if all operands are integers, one operand is in place
-    and another one is not: the latter holds zeros for what would be added twice. (With floats, a
-    zero times an infinity is not zero.)
-
     Parameters
     ----------
     workload, instruction, embedding
@@ -155,15 +148,17 @@ def overlapping(
         for digit in digits:
             axis = next(a for a in workload.axes if a.name == digit.axis)
             count = -(-axis.extent // digit.count)
-            users = {
-                operand.name
-                for operand in workload.operands
-                if any(axis.name in i.iterators for i in workload.access(operand.name).index)
-            }
+            names = (operand.name for operand in workload.operands)
+            users = {name for name in names if axis.name in workload.access(name).iterators}
             packed = users - set(in_place)
             if axis.kind is AxisKind.REDUCTION:
+                # A packed operand holds zeros for what would be added twice. Only of integers is a
+                # product with zero always zero: a float could be an infinity.
                 fits = bool(packed) and packed != users and exact
             else:
+                # Elements of the output in place are written twice, with the same result. Another
+                # operand is in place too, or its layout lets blocks begin anywhere, or it is packed
+                # block by block, for which no other axis may share the index.
                 separable = all(
                     instruction.memory[roles[name]].stride_rule(instruction_axis) is StrideRule.ANY
                     or _has_own_index(workload, name, axis.name)
@@ -190,26 +185,10 @@ def _has_own_index(workload: Computation, operand: str, axis: str) -> bool:
     return all(i.single_iterator == axis for i in indices if axis in i.iterators)
 
 
-def _has_single_accesses(
-    workload: Computation, instruction: Instruction, embedding: Embedding
-) -> bool:
-    """True if workload and instruction are in port form already, as almost all are.
-
-    Each operand then has one access, which one operand of the instruction takes.
-    """
-    maps = (*instruction.computation.access_maps.values(), *workload.access_maps.values())
-    single = all(len(accesses) == 1 for accesses in maps)
-    return single and workload.access_maps.keys() >= set(embedding.operands.values())
-
-
 def _iteration(
     workload: Computation, embedding: Embedding, overlaps: Mapping[str, Overlap]
 ) -> tuple[tuple[Loop, ...], dict[str, IndexExpr]]:
-    """Return the outer loops over the translations, and the coordinate of each workload axis.
-
-    A digit of count c and stride s covers blocks of c*s; the loop ``axis.o`` walks blocks and,
-    if s > 1, ``axis.p`` the s interleaved phases.
-    """
+    """Return the outer loops over the translations, and the coordinate of each workload axis."""
     feeds: dict[str, list[Feed]] = {}
     for axis, digits in embedding.digits.items():
         weight = 1
@@ -218,6 +197,7 @@ def _iteration(
             feeds.setdefault(digit.axis, []).append((axis, weight, digit, outermost))
             weight *= digit.count
     nests = {axis: _axis_nest(axis, tuple(feeds.get(axis.name, ()))) for axis in workload.axes}
+    # Spatial loops outside, so that all steps of a sum follow one another.
     loops = [
         loop
         for kind in (AxisKind.SPATIAL, AxisKind.REDUCTION)
@@ -228,7 +208,7 @@ def _iteration(
     coordinates = {axis.name: index for axis, (_, index) in nests.items()}
     for name, overlap in overlaps.items():
         position = [t for t in coordinates[name].terms if t.iterator != overlap.loop]
-        coordinates[name] = IndexExpr.of([*overlap.start().terms, *position])
+        coordinates[name] = IndexExpr.sum([*overlap.start().terms, *position])
     return tuple(loops), coordinates
 
 
@@ -242,6 +222,8 @@ def _axis_nest(axis: Axis, feeds: tuple[Feed, ...]) -> tuple[tuple[Loop, ...], I
     """Return the outer loops of an axis and its coordinate over these and instruction axes."""
     if len(feeds) > 1:
         raise TransformError(f"axis {axis.name} feeds several digits: not derivable yet")
+    # A digit of count c and stride s covers blocks of c*s points: c steps in each of s interleaved
+    # phases. `axis.o` walks the blocks, `axis.p` the phases.
     count, stride = (feeds[0][2].count, feeds[0][2].stride) if feeds else (1, 1)
     block = count * stride
     loops = [Loop(f"{axis.name}.o", -(-axis.extent // block), axis.kind)]
@@ -250,6 +232,7 @@ def _axis_nest(axis: Axis, feeds: tuple[Feed, ...]) -> tuple[tuple[Loop, ...], I
         loops.append(Loop(f"{axis.name}.p", stride, axis.kind))
         terms.append(IndexTerm(f"{axis.name}.p"))
     for instruction_axis, weight, digit, outermost in feeds:
+        # The outermost digit ends with its axis, where a modulus would change nothing.
         modulus = None if outermost else digit.count
         terms.append(IndexTerm(instruction_axis, digit.stride, weight, modulus))
-    return tuple(loops), IndexExpr.of(terms)
+    return tuple(loops), IndexExpr.sum(terms)

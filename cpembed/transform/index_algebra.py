@@ -5,7 +5,7 @@ All functions are exact or raise :class:`TransformError`; the isl proof checks t
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import replace
 
 from cpembed.errors import TransformError
@@ -17,7 +17,7 @@ def divide(
 ) -> tuple[IndexExpr, IndexExpr]:
     """Return ``(index // factor, index % factor)`` for ``0 <= iterator < extent``.
 
-    >>> e = IndexExpr.of([IndexTerm("c", 16), IndexTerm("z")])
+    >>> e = IndexExpr.sum([IndexTerm("c", 16), IndexTerm("z")])
     >>> [str(part) for part in divide(e, 16, {"c": 4, "z": 16})]
     ['c', 'z']
     >>> [str(part) for part in divide(e, 4, {"c": 4, "z": 16})]
@@ -25,10 +25,8 @@ def divide(
 
     Parameters
     ----------
-    index : IndexExpr
-        The index.
-    factor : int
-        The divisor.
+    index, factor : IndexExpr, int
+        Dividend and divisor.
     extents : mapping of str to int
         Extents of the iterators.
 
@@ -44,12 +42,12 @@ def divide(
         quotient += multiples
         rest += remainder
     constant, offset = divmod(index.constant, factor)
-    remainder_expr = IndexExpr.of(rest, offset)
+    remainder_expr = IndexExpr.sum(rest, offset)
     low, high = remainder_expr.bounds(extents)
     if low < 0 or high >= factor:
         raise TransformError(f"{index} does not split by {factor}: {remainder_expr} exceeds it")
     return (
-        simplify(IndexExpr.of(quotient, constant), extents),
+        simplify(IndexExpr.sum(quotient, constant), extents),
         simplify(remainder_expr, extents),
     )
 
@@ -57,6 +55,7 @@ def divide(
 def _divide_term(
     term: IndexTerm, factor: int, extents: Mapping[str, int]
 ) -> tuple[list[IndexTerm], list[IndexTerm]]:
+    """Return the terms of the quotient and of the remainder; what does not split is remainder."""
     coefficient = term.coefficient
     if coefficient % factor == 0:
         return [IndexTerm(term.iterator, coefficient // factor, term.divisor, term.modulus)], []
@@ -77,29 +76,19 @@ def simplify(index: IndexExpr, extents: Mapping[str, int]) -> IndexExpr:
     """Drop moduli without effect and terms that are always 0, and join neighbouring digits.
 
     >>> low, high = IndexTerm("x", 1, 1, 4), IndexTerm("x", 4, 4)
-    >>> str(simplify(IndexExpr.of([high, low]), {"x": 64}))
+    >>> str(simplify(IndexExpr.sum([high, low]), {"x": 64}))
     'x'
     """
     terms = [_simplify_term(term, extents) for term in index.terms]
     terms = [term for term in terms if term.maximum(extents)]
-    joined = True
-    while joined:
-        joined = False
-        for low in terms:
-            high = _next_digit(low, terms)
-            if high is not None:
-                terms.remove(low)
-                terms.remove(high)
-                modulus = (
-                    None
-                    if high.modulus is None or low.modulus is None
-                    else low.modulus * high.modulus
-                )
-                term = replace(low, modulus=modulus)
-                terms.append(_simplify_term(term, extents))
-                joined = True
-                break
-    return IndexExpr.of(terms, index.constant)
+    # Each join leaves one term less, and may be the lower half of another one.
+    while (pair := next(_neighbours(terms), None)) is not None:
+        low, high, modulus = pair
+        terms.remove(low)
+        terms.remove(high)
+        joined = None if high.modulus is None else modulus * high.modulus
+        terms.append(_simplify_term(replace(low, modulus=joined), extents))
+    return IndexExpr.sum(terms, index.constant)
 
 
 def _simplify_term(term: IndexTerm, extents: Mapping[str, int]) -> IndexTerm:
@@ -109,18 +98,21 @@ def _simplify_term(term: IndexTerm, extents: Mapping[str, int]) -> IndexTerm:
     return quotient if quotient.maximum(extents) < term.modulus else term
 
 
-def _next_digit(low: IndexTerm, terms: list[IndexTerm]) -> IndexTerm | None:
-    """Return the digit directly above ``low`` in the same number, if its weight matches."""
-    if low.modulus is None:
-        return None
-    for term in terms:
-        if (
-            (term.iterator, term.inner) == (low.iterator, low.inner)
-            and term.divisor == low.divisor * low.modulus
-            and term.coefficient == low.coefficient * low.modulus
-        ):
-            return term
-    return None
+def _neighbours(terms: list[IndexTerm]) -> Iterator[tuple[IndexTerm, IndexTerm, int]]:
+    """Yield pairs of neighbouring digits of one number, low and high, with the low one's modulus.
+
+    ``w*((x//d) % m) + w*m*((x//(d*m)) % k)`` is ``w*((x//d) % (m*k))``.
+    """
+    for low in terms:
+        if (modulus := low.modulus) is None:
+            continue
+        for high in terms:
+            if (
+                (high.iterator, high.inner) == (low.iterator, low.inner)
+                and high.divisor == low.divisor * modulus
+                and high.coefficient == low.coefficient * modulus
+            ):
+                yield low, high, modulus
 
 
 def substitute_split(index: IndexExpr, name: str, factor: int, outer: str, inner: str) -> IndexExpr:
@@ -128,10 +120,8 @@ def substitute_split(index: IndexExpr, name: str, factor: int, outer: str, inner
 
     Parameters
     ----------
-    index : IndexExpr
-        The index.
-    name : str
-        Iterator to replace.
+    index, name : IndexExpr, str
+        Index, and its iterator to replace.
     factor : int
         Extent of the inner iterator.
     outer, inner : str
@@ -148,14 +138,16 @@ def substitute_split(index: IndexExpr, name: str, factor: int, outer: str, inner
         else:
             split = substitute_split(term.inner, name, factor, outer, inner)
             terms.append(replace(term, inner=split))
-    return IndexExpr.of(terms, index.constant)
+    return IndexExpr.sum(terms, index.constant)
 
 
 def _split_digit(term: IndexTerm, factor: int, outer: str, inner: str) -> list[IndexTerm]:
     """Write ``coefficient * (((factor*outer + inner) // divisor) % modulus)`` as terms."""
     c, divisor, modulus = term.coefficient, term.divisor, term.modulus
+    # The digit lies in the outer part alone, since inner < factor.
     if divisor % factor == 0:
         return [IndexTerm(outer, c, divisor // factor, modulus)]
+    # It begins in the inner part, which has `step` of its values.
     if factor % divisor == 0:
         step = factor // divisor
         if modulus is None:
@@ -172,16 +164,14 @@ def _split_digit(term: IndexTerm, factor: int, outer: str, inner: str) -> list[I
 def shifted(index: IndexExpr, name: str, amount: int) -> IndexExpr:
     """Replace an iterator by the sum of itself and a constant.
 
-    >>> e = IndexExpr.of([IndexTerm("x", 1, 3)])
+    >>> e = IndexExpr.sum([IndexTerm("x", 1, 3)])
     >>> [str(shifted(e, "x", amount)) for amount in (-6, -5)]
     ['x//3 - 2', '(x - 5)//3']
 
     Parameters
     ----------
-    index : IndexExpr
-        The index.
-    name : str
-        Iterator to shift.
+    index, name : IndexExpr, str
+        Index, and its iterator to shift.
     amount : int
         Constant to add.
     """
@@ -201,7 +191,7 @@ def shifted(index: IndexExpr, name: str, amount: int) -> IndexExpr:
         else:
             inner = IndexExpr((IndexTerm(name),), amount)
             terms.append(replace(term, iterator="", inner=inner))
-    return IndexExpr.of(terms, constant)
+    return IndexExpr.sum(terms, constant)
 
 
 def substitute_digit(
@@ -212,13 +202,12 @@ def substitute_digit(
     Parameters
     ----------
     index : IndexExpr
-        The index.
+        Index that is changed.
     name, fused : str
         Iterator to replace, and the fused iterator.
-    weight, extent : int
-        Weight of the digit and number of its values.
-    outermost : bool
-        True for the outermost digit, which needs no modulus.
+    weight, extent, outermost : int, int, bool
+        Weight of the digit, number of its values, and True for the outermost, which needs no
+        modulus.
 
     Raises
     ------
@@ -238,9 +227,11 @@ def substitute_digit(
             continue
         modulus = term.modulus
         if not outermost:
+            # ((fused // weight) % extent) // divisor is a digit of `fused` only if the divisor
+            # divides the extent, and modulo m only if m divides the values that are left.
             rest, remainder = divmod(extent, term.divisor)
             if remainder or (modulus is not None and rest % modulus):
                 raise TransformError(f"digit {term.text()} cannot be part of a fused dimension")
             modulus = rest if modulus is None else modulus
         terms.append(IndexTerm(fused, term.coefficient, term.divisor * weight, modulus))
-    return IndexExpr.of(terms, index.constant)
+    return IndexExpr.sum(terms, index.constant)

@@ -14,8 +14,9 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
+from typing import Any
 
-from cpembed.embedding.embedding import Digit, Embedding
+from cpembed.embedding.embedding import Digit
 from cpembed.errors import InvariantError, TransformError
 from cpembed.hw.instruction import StrideRule
 from cpembed.ir.computation import AxisKind
@@ -26,8 +27,9 @@ from cpembed.transform.layout_builder import (
     LayoutBuilder,
     Unrolling,
     smallest_unrolling,
+    unpacked_operand,
 )
-from cpembed.transform.program import PackedOperand
+from cpembed.transform.program import DerivedProgram, PackedOperand, Rewrite
 from cpembed.transform.rewrites import (
     Flatten,
     Fuse,
@@ -37,11 +39,6 @@ from cpembed.transform.rewrites import (
     Split,
     StencilUnroll,
 )
-
-
-def digits_on(embedding: Embedding, axis: str) -> list[Digit]:
-    """Return the digits of all instruction axes that walk a workload axis."""
-    return [d for digits in embedding.digits.values() for d in digits if d.axis == axis]
 
 
 def _direct_axis(index: IndexExpr) -> str | None:
@@ -65,8 +62,9 @@ class OperandLayout(LayoutBuilder):
     """Dimensions that an instruction axis walks in place and that have to be innermost."""
 
     def derive(self) -> PackedOperand:
-        # Table 2 in order. Unrolling comes first, since it makes the dimensions that are then
-        # padded to whole blocks and split; only digits that must be dense are gathered and fused.
+        # Table 2 in order. Fused axes come before all, because they are dimensions like others from
+        # then on. Unrolling precedes padding, since it makes the dimensions that are padded to
+        # whole blocks, and padding precedes splitting, which needs blocks that divide.
         self._check_moves()
         self._flatten()
         for name, index in self._indices.items():
@@ -76,6 +74,8 @@ class OperandLayout(LayoutBuilder):
         self._unroll()
         self._pad()
         digits = self._split()
+        # Only digits that must be dense move: a fused axis of several digits, or one of unit
+        # stride. They are neighbours after gathering, which fusing requires.
         gathered = [
             axis
             for axis in dict.fromkeys(t.axis for t in self.memory.tile)
@@ -95,6 +95,7 @@ class OperandLayout(LayoutBuilder):
             overlapping = set(self.overlaps) & set(index.iterators)
             if not all(map(self._begins_anywhere, overlapping)):
                 raise self._shared_blocks()
+            # Plain tuples, since the choice below is cached by them.
             axes = tuple([self._index_axis(term, index) for term in index.terms])
             iterators = dict.fromkeys(n for axis in axes for n in axis.coordinate.iterators)
             extents = tuple([(n, self.extents[n]) for n in iterators])
@@ -114,17 +115,18 @@ class OperandLayout(LayoutBuilder):
         offset = unrolling.offset + self.layout.access[self._position(name)].constant
         if unrolling.shared and parts[0].name != name:
             parts[0] = replace(parts[0], name=self._fresh(parts[0].name))
-        digits = [part for part in parts if part.walked_by is not None]
+        digits = [part for part in parts if part.lane is not None]
         if moved or digits:
             self._unroll_dimension(name, offset, parts)
             for axis in moved:
                 self._direct[f"{name}.{axis}"] = axis
+        # Parts that are digits have the name of their workload axis with ".i".
         digit_parts = {part.name.removesuffix(".i"): part for part in digits}
         for axis, part in digit_parts.items():
-            assert part.walked_by is not None
-            if (part.walked_by, axis) in self._digit_dimensions:
+            assert part.lane is not None
+            if (part.lane, axis) in self._digit_dimensions:
                 raise self._diagonal(axis)
-            self._digit_dimensions[part.walked_by, axis] = part.name
+            self._digit_dimensions[part.lane, axis] = part.name
         # Mapped axes that were not moved are read in place, in the part that all axes share.
         for axis in self._indices[name].iterators if parts else ():
             feeds = self._feeds(axis)
@@ -139,6 +141,7 @@ class OperandLayout(LayoutBuilder):
         """Pad every dimension to what is read of it, in whole blocks if it will be split."""
         unrolled = any(isinstance(r, ImagePack | StencilUnroll) for r in self.applied)
         for k, dimension in enumerate(self.layout.dimensions):
+            # The last block of an overlapping axis ends with the dimension.
             if self._direct.get(dimension.name) in self.overlaps:
                 continue
             low, high = self.layout.access[k].bounds(self.extents)
@@ -148,14 +151,15 @@ class OperandLayout(LayoutBuilder):
             before += -(self.layout.access[k].constant + before) % block
             after = max(0, high + 1 - dimension.extent)
             after += -(before + dimension.extent + after) % block
+            # The elements after a fused axis that was split off a sum exist in the original.
             clears = unrolled and dimension.name in self.embedding.flattened
             self._widen(dimension.name, before, after, clears=clears)
 
     def _block(self, name: str) -> int:
         """Return the number of elements of a block of a dimension that will be split, else 1."""
-        axis = self._direct.get(name)
-        digits = [] if axis is None else digits_on(self.embedding, axis)
-        return digits[0].count * digits[0].stride if digits else 1
+        axis, digits = self._direct.get(name), self.embedding.digits.values()
+        blocks = (d.count * d.stride for part in digits for d in part if d.axis == axis)
+        return next(blocks, 1)
 
     def _split(self) -> dict[str, list[str]]:
         """Split every dimension that follows a mapped axis.
@@ -183,46 +187,26 @@ class OperandLayout(LayoutBuilder):
         block = digit.count * digit.stride
         if digit.axis in self.overlaps:
             overlap = self.overlaps[digit.axis]
+            # Points of a reduction that two blocks share would be added twice.
             zeros = overlap.kind is AxisKind.REDUCTION
-            rewrite = Overlapped(
-                operand,
-                dimension,
-                overlap,
-                outer=f"{name}.o",
-                inner=inner,
-                walked_by=instruction_axis,
-                zeros=zeros,
-            )
-            self._apply(rewrite)
+            parts = {"outer": f"{name}.o", "inner": inner, "lane": instruction_axis}
+            self._apply(Overlapped(operand, dimension, overlap, **parts, zeros=zeros))
         elif digit.stride == 1:
-            self._apply_split(name, block, (f"{name}.o", inner), walked_by=instruction_axis)
+            self._apply_split(name, block, (f"{name}.o", inner), lane=instruction_axis)
         else:
             # Steps of a digit are the outer part of a block, the phases between them the inner one.
             self._apply_split(name, block, (f"{name}.o", f"{name}.b"))
             phases = (inner, f"{name}.p")
-            self._apply_split(f"{name}.b", digit.stride, phases, outer_walked_by=instruction_axis)
+            self._apply_split(f"{name}.b", digit.stride, phases, outer_lane=instruction_axis)
         return inner
 
     def _apply_split(
-        self,
-        name: str,
-        factor: int,
-        parts: tuple[str, str],
-        *,
-        walked_by: str | None = None,
-        outer_walked_by: str | None = None,
+        self, name: str, factor: int, parts: tuple[str, str], **lanes: str | None
     ) -> None:
         """Split a dimension into an outer and an inner part, which has ``factor`` elements."""
-        split = Split(
-            operand=self.layout.name,
-            dimension=self._position(name),
-            factor=factor,
-            outer=parts[0],
-            inner=parts[1],
-            walked_by=walked_by,
-            outer_walked_by=outer_walked_by,
-        )
-        self._apply(split)
+        outer, inner = parts
+        position = self._position(name)
+        self._apply(Split(self.layout.name, position, factor, outer, inner, **lanes))
 
     def _stays(self, axis: str, digits: list[str]) -> bool:
         """True if an instruction axis has a single digit, which can stay where its axis is."""
@@ -232,33 +216,28 @@ class OperandLayout(LayoutBuilder):
         """Move the digits of these axes innermost, followed by what is read contiguously."""
         tail = [name for axis in axes for name in digits[axis]] + self._contiguous
         outer = [d.name for d in self.layout.dimensions if d.name not in tail]
+        # Only where packing costs nothing when the program runs.
         if axes and self._is_packed_ahead():
             outer.sort(key=self._is_summed_over)
         self._reorder(outer + tail)
 
     def _fuse(self, axis: str, digits: list[str]) -> None:
         """Fuse the digits of an instruction axis, which are neighbours by now."""
-        first = self._position(digits[0])
+        first, sizes = self._position(digits[0]), tuple(self._sizes(digits))
         if len(digits) > 1:
-            fuse = Fuse(
-                self.layout.name,
-                first,
-                extents=tuple(self._sizes(digits)),
-                fused=self._fresh(axis),
-                walked_by=axis,
-                labels=tuple(digits),
-            )
-            self._apply(fuse)
+            name, labels = self._fresh(axis), tuple(digits)
+            self._apply(Fuse(self.layout.name, first, sizes, name, lane=axis, labels=labels))
 
     def _tile(self, axes: list[str]) -> None:
         """Split gathered axes as the tile's dimensions are, and reorder them as in the tile."""
         for axis in axes:
             divisors = {t.divisor for t in self.memory.tile if t.axis == axis}
+            # From the outermost cut inwards, each divides what the one before has left.
             cuts = sorted(divisors - {1}, reverse=True)
-            name = next(d.name for d in self.layout.dimensions if d.walked_by == axis)
+            name = next(d.name for d in self.layout.dimensions if d.lane == axis)
             for cut in cuts:
                 parts = f"{axis}/{cut}", f"{axis}%{cut}"
-                self._apply_split(name, cut, parts, walked_by=axis)
+                self._apply_split(name, cut, parts, lane=axis)
                 name = parts[1]
         # Axes of any stride go outside those that must be dense. A dimension that is read in place
         # contiguously must be dense as well, so it comes last.
@@ -272,11 +251,9 @@ class OperandLayout(LayoutBuilder):
         self._reorder(outer_names + tail)
 
     def _is_packed_ahead(self) -> bool:
-        """True if packing costs nothing when the program runs: the operand holds weights."""
-        return any(
-            operand.name == self.layout.name and not operand.varies
-            for operand in self.workload.inputs[1:2]
-        )
+        """True if the operand holds weights: the second input, unless it varies."""
+        weights = self.workload.inputs[1:2]
+        return any(w.name == self.layout.name and not w.varies for w in weights)
 
     def _is_summed_over(self, dimension: str) -> bool:
         """True if only reductions walk a dimension."""
@@ -291,7 +268,7 @@ class OperandLayout(LayoutBuilder):
 
     def _tile_dimension(self, axis: str, divisor: int) -> str:
         """Return the dimension that holds ``(axis // divisor) % ...``, by its weight."""
-        digits = [d for d in self.layout.dimensions if d.walked_by == axis]
+        digits = [d for d in self.layout.dimensions if d.lane == axis]
         weight = math.prod(d.extent for d in digits)
         for dimension in digits:
             weight //= dimension.extent
@@ -307,6 +284,7 @@ class InPlaceLayout(LayoutBuilder):
     def derive(self) -> PackedOperand:
         self._check_moves()
         self._flatten()
+        # Reordered or unrolled dimensions would be another layout than the caller's.
         unmoved = all(type(rewrite) in (Flatten, Pad) for rewrite in self.applied)
         if not (unmoved or self.layout.is_identity):
             raise TransformError(f"{self.layout.name} does not hold the fused axes as they are")
@@ -329,6 +307,7 @@ class InPlaceLayout(LayoutBuilder):
 
     def _walks(self, axis: str) -> bool:
         """True if the memory side can read an instruction axis in place."""
+        # A digit of a sum steps by no constant distance.
         if any(
             axis in t.iterators and t.inner for index in self.layout.access for t in index.terms
         ):
@@ -340,3 +319,66 @@ class InPlaceLayout(LayoutBuilder):
             return True
         size = size_bytes(self.layout.dtype)
         return step == 1 and self.memory.reads_contiguously(axis, size, self.extents)
+
+
+# ------------------------------------------------------------- names of layouts, step by step
+
+
+@dataclass(frozen=True)
+class Layout:
+    """Dimensions of a layout by name, outermost first, with the instruction axes that walk them."""
+
+    names: tuple[str, ...]
+    shape: tuple[int, ...]
+    lanes: tuple[tuple[str, ...], ...]
+
+    def __str__(self) -> str:
+        return f"[{', '.join(self.names)}] ({', '.join(map(str, self.shape))})"
+
+    def to_json(self) -> dict[str, Any]:
+        return {"dimensions": list(self.names), "shape": list(self.shape)}
+
+
+@dataclass(frozen=True)
+class Step:
+    """One rewrite with the layout before and after it."""
+
+    rewrite: Rewrite
+    before: Layout
+    after: Layout
+
+
+def layout(program: DerivedProgram, operand: PackedOperand) -> Layout:
+    """Return an operand's dimensions by name, with the instruction axes that walk them."""
+    walking = {lane.name for lane in program.instruction_axes if lane.extent > 1}
+    return Layout(
+        tuple(d.name for d in operand.dimensions),
+        operand.shape,
+        tuple(tuple(n for n in index.iterators if n in walking) for index in operand.access),
+    )
+
+
+def original_layout(program: DerivedProgram, name: str) -> Layout:
+    """Return the layout of an operand before any rewrite."""
+    return layout(program, _unpacked(program, name))
+
+
+def replay(program: DerivedProgram, name: str) -> tuple[Step, ...]:
+    """Replay the rewrites of one operand from its original layout to the packed one."""
+    current = _unpacked(program, name)
+    steps: list[Step] = []
+    for rewrite in program.rewrites:
+        if rewrite.operand == name:
+            after = rewrite.apply(current, program.extents)
+            steps.append(Step(rewrite, layout(program, current), layout(program, after)))
+            current = after
+    replayed, packed = layout(program, current), layout(program, program.operand(name))
+    if replayed != packed:
+        raise InvariantError(f"the rewrites of {name} lead to {replayed}, not to {packed}")
+    return tuple(steps)
+
+
+def _unpacked(program: DerivedProgram, name: str) -> PackedOperand:
+    """Return the operand before any rewrite; its dimensions have the names of their axes."""
+    workload = program.unfused
+    return unpacked_operand(workload, workload.access(name), program.axis_map)

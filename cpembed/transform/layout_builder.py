@@ -1,8 +1,7 @@
 """The common start of every layout: the original one, with fused axes made dimensions.
 
 Where several axes index a dimension and some of them are mapped, its index is cut into a sum of
-parts, each a dimension: the cut with the fewest elements (:func:`smallest_unrolling`). A cut
-depends on few values, so the layouts of an enumeration share it.
+parts, each a dimension: the cut with the fewest elements (:func:`smallest_unrolling`).
 """
 
 from __future__ import annotations
@@ -19,11 +18,11 @@ from cpembed.embedding.embedding import Embedding
 from cpembed.embedding.flatten import members_of
 from cpembed.errors import TransformError
 from cpembed.hw.instruction import OperandMemory, StrideRule
+from cpembed.ir.accesses import JoinedRows, joined_dimensions, joined_index
 from cpembed.ir.computation import AxisKind, Computation
 from cpembed.ir.dtypes import size_bytes
 from cpembed.ir.expression import Access
 from cpembed.ir.index import IndexExpr, IndexTerm
-from cpembed.ir.joining import JoinedRows, joined_dimensions, joined_index
 from cpembed.transform.program import Overlap, PackedDimension, PackedOperand, Rewrite
 from cpembed.transform.rewrites import Flatten, Pad, Part, Reorder, unroll
 
@@ -65,6 +64,7 @@ class Unrolling:
         return math.prod(part.extent for part in self.parts)
 
 
+# A cut depends on few values, so the layouts of an enumeration share it.
 @lru_cache(1 << 14)
 def smallest_unrolling(
     name: str, axes: tuple[IndexAxis, ...], extents: tuple[tuple[str, int], ...]
@@ -73,10 +73,8 @@ def smallest_unrolling(
 
     Parameters
     ----------
-    name : str
-        Name of the dimension.
-    axes : tuple of IndexAxis
-        Axes of its index, in order.
+    name, axes : str, tuple of IndexAxis
+        Name of the dimension, and axes of its index, in order.
     extents : tuple of (str, int)
         Extents of the iterators in the coordinates of these axes.
     """
@@ -104,12 +102,13 @@ def _unrolling(
         for term in axis.coordinate.terms:
             scaled = term.times(axis.coefficient)
             if feeds is None or scaled.iterator != feeds:
+                # Whatever is not moved shares one dimension, walked by all its iterators jointly.
                 rest.append(scaled)
                 continue
-            digit = IndexExpr.of([IndexTerm(feeds, 1, scaled.divisor, scaled.modulus)])
+            digit = IndexExpr.sum([IndexTerm(feeds, 1, scaled.divisor, scaled.modulus)])
             extent = digit.bounds(extents)[1] + 1
             parts.append(Part(f"{axis.name}.i", extent, scaled.coefficient, digit, feeds))
-    shared, step, offset = normalised(IndexExpr.of(rest), extents)
+    shared, step, offset = normalised(IndexExpr.sum(rest), extents)
     if shared.terms:
         names = [a.name for a, t in zip(axes, plan, strict=True) if t != "axis"]
         high = shared.bounds(extents)[1]
@@ -119,14 +118,15 @@ def _unrolling(
 
 def normalised(index: IndexExpr, extents: Mapping[str, int]) -> tuple[IndexExpr, int, int]:
     """Return ``(index - constant - low) / step``, which counts from 0 by 1, then step and low."""
-    terms = IndexExpr.of(index.terms)
+    # All terms are multiples of the step, so elements between are never read and need no place.
+    terms = IndexExpr.sum(index.terms)
     low, _ = terms.bounds(extents)
     step = math.gcd(*(term.coefficient for term in terms.terms)) or 1
     scaled = [replace(term, coefficient=term.coefficient // step) for term in terms.terms]
-    return IndexExpr.of(scaled, -(low // step)), step, low
+    return IndexExpr.sum(scaled, -(low // step)), step, low
 
 
-def original_layout(
+def unpacked_operand(
     workload: Computation, access: Access, axis_map: Mapping[str, IndexExpr]
 ) -> PackedOperand:
     """Describe an operand before any rewrite, accessed over the program's iterators.
@@ -142,10 +142,11 @@ def original_layout(
         none: flattening adds their share of the access later.
     """
     operand = workload.operand(access.operand)
+    # Names are told apart, since rewrites find dimensions by name: A[x, x] is A[x#0, x#1].
     names = ["+".join(index.iterators) or f"#{k}" for k, index in enumerate(access.index)]
     names = [name if names.count(name) == 1 else f"{name}#{k}" for k, name in enumerate(names)]
     mapped = [
-        IndexExpr.of((t for t in index.terms if t.iterator in axis_map), index.constant)
+        IndexExpr.sum((t for t in index.terms if t.iterator in axis_map), index.constant)
         for index in access.index
     ]
     return PackedOperand(
@@ -190,7 +191,7 @@ class LayoutBuilder(ABC):
         """Apply the rewrites; raise :class:`TransformError` if there is no such layout."""
 
     def __post_init__(self) -> None:
-        self.layout = original_layout(self.workload, self.access, self.axis_map)
+        self.layout = unpacked_operand(self.workload, self.access, self.axis_map)
         names = [dimension.name for dimension in self.layout.dimensions]
         self._indices = dict(zip(names, self.access.index, strict=True))
         self._original_names = tuple(names)
@@ -217,11 +218,9 @@ class LayoutBuilder(ABC):
         return [d.name for d in self.layout.dimensions].index(name)
 
     def _fresh(self, name: str) -> str:
-        """Return a name for a new dimension, with a number if it is taken.
-
-        A workload axis may have the name of an instruction axis, and two sums may leave the same
-        axis.
-        """
+        """Return a name for a new dimension, with a number if it is taken."""
+        # A workload axis may have the name of an instruction axis, and two sums may leave the same
+        # axis.
         names = {dimension.name for dimension in self.layout.dimensions}
         numbered = (f"{name}#{k}" for k in itertools.count(1))
         return next(n for n in itertools.chain([name], numbered) if n not in names)
@@ -231,6 +230,7 @@ class LayoutBuilder(ABC):
         for name, members in self.embedding.flattened.items():
             if not any(members[0] in index.iterators for index in self._indices.values()):
                 continue
+            # First the ways that copy nothing: the axis lies in memory as it is.
             if self._join_window(name, members) or self._join_rows(name, members):
                 continue
             parts = [self._own_dimension(member) for member in members]
@@ -249,10 +249,8 @@ class LayoutBuilder(ABC):
         Returns False if there are none, if the memory side cannot read the window in place, or if
         another fused axis shares the dimensions.
         """
-        dimensions = joined_dimensions(
-            self.access.index, self.workload.operand(self.layout.name).shape,
-            self.workload.extents, members,
-        )  # fmt: skip
+        shape = self.workload.operand(self.layout.name).shape
+        dimensions = joined_dimensions(self.access.index, shape, self.workload.extents, members)
         if dimensions is None:
             return False
         window = self.access.index[dimensions.start]
@@ -290,6 +288,7 @@ class LayoutBuilder(ABC):
                 f"{self.layout.name}: another instruction axis walks the rows of {name}"
             )
         self._widen(columns, joint.before, joint.after)
+        # Windows two rows apart: even and odd rows become images, in which they are neighbours.
         if joint.phases > 1:
             rows = self._split_phases(rows, joint.phases, members[0])
         old = [rows, columns]
@@ -308,7 +307,7 @@ class LayoutBuilder(ABC):
         position = self._position(name)
         rest = self.layout.access[position]
         low = rest.bounds(self.extents)[0]
-        rest = IndexExpr.of(rest.terms, rest.constant - low)
+        rest = IndexExpr.sum(rest.terms, rest.constant - low)
         high = rest.bounds(self.extents)[1]
         rows, phase = self._fresh(f"{name}.{member}"), self._fresh(f"{name}.phase")
         extent = self.workload.extents[member] + high // phases
@@ -342,15 +341,8 @@ class LayoutBuilder(ABC):
 
     def _unroll_dimension(self, name: str, offset: int, parts: Sequence[Part]) -> None:
         """Replace a dimension by parts whose sum and offset are its index."""
-        rewrite = unroll(
-            self.layout.name,
-            self._position(name),
-            extent=self._sizes([name])[0],
-            offset=offset,
-            parts=tuple(parts),
-            label=name,
-        )
-        self._apply(rewrite)
+        position, (extent,) = self._position(name), self._sizes([name])
+        self._apply(unroll(self.layout.name, position, extent, offset, tuple(parts), label=name))
 
     def _join(
         self,
@@ -364,10 +356,8 @@ class LayoutBuilder(ABC):
         """Join neighbouring dimensions to one, whose index is the fused axis and further axes."""
         start, sizes = self._position(parts[0]), tuple(self._sizes(parts))
         coordinate = self.axis_map[fused].times(index.coefficient(fused))
-        flatten = Flatten(
-            self.layout.name, start, sizes, joined, labels=tuple(labels), index=coordinate
-        )
-        self._apply(flatten)
+        name, labels = self.layout.name, tuple(labels)
+        self._apply(Flatten(name, start, sizes, joined, labels=labels, index=coordinate))
         for part in parts:
             del self._indices[part]
         self._indices[joined] = index
@@ -396,7 +386,7 @@ class LayoutBuilder(ABC):
             high = shared.bounds(self.extents)[1]
             parts.insert(0, Part(label, high + 1, step, shared))
             terms = [IndexTerm(t.iterator, t.coefficient // step) for t in rest]
-            self._indices[label] = IndexExpr.of(terms)
+            self._indices[label] = IndexExpr.sum(terms)
         self._unroll_dimension(name, low + access.constant, parts)
         del self._indices[name]
         self._indices[dimension_name] = IndexExpr.iterator(member)
@@ -416,6 +406,7 @@ class LayoutBuilder(ABC):
         contiguous = step == 1 and self.memory.reads_contiguously(
             instruction_axis, size_bytes(self.layout.dtype), self.extents
         )
+        # Several digits of one instruction axis have no constant distance in a shared dimension.
         if len(digits) == 1 and ((free and step > 0) or contiguous):
             return ("in_place", "digit", "axis")
         return ("digit", "axis")

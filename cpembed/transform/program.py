@@ -23,7 +23,7 @@ from cpembed.embedding.embedding import Embedding
 from cpembed.embedding.flatten import member_digits
 from cpembed.hw.instruction import Instruction
 from cpembed.ir.computation import AxisKind, Computation
-from cpembed.ir.index import IndexExpr, IndexTerm
+from cpembed.ir.index import IndexExpr, IndexTerm, flat_index, row_major_strides
 from cpembed.transform.index_algebra import simplify
 
 Array = NDArray[Any]
@@ -73,24 +73,23 @@ class Overlap:
 
     def start(self, loop: str | None = None) -> IndexExpr:
         """First point of a block, over the iterator of the blocks."""
+        # (number + 1) // count is 1 in the last block alone, which moves back.
         name = loop or self.loop
         last = IndexTerm.digit(
             IndexExpr.iterator(name) + 1, coefficient=-self.back, divisor=self.count
         )
-        return IndexExpr.of([IndexTerm(name, self.block), last])
+        return IndexExpr.sum([IndexTerm(name, self.block), last])
 
     def repeated(self, loop: str, position: IndexExpr) -> IndexExpr:
-        """Index that is 1 where the previous block has this position of a block too, else 0.
-
-        It is 1 in the last block for ``position < back``: just then the sum below reaches twice
-        the block, so that its quotient is 1.
-        """
+        """Index that is 1 where the previous block has this position of a block too, else 0."""
+        # It does in the last block for position < back: just then the sum below reaches twice the
+        # block, so that its quotient is 1.
         negated = [term.times(-1) for term in position.terms]
         last = IndexTerm.digit(
             IndexExpr.iterator(loop) + 1, coefficient=self.block, divisor=self.count
         )
         low = self.block - 1 + self.back - position.constant
-        inner = IndexExpr.of([*negated, last], low)
+        inner = IndexExpr.sum([*negated, last], low)
         return IndexExpr((IndexTerm.digit(inner, divisor=2 * self.block),))
 
 
@@ -98,13 +97,13 @@ class Overlap:
 class PackedDimension:
     """A dimension of a packed operand.
 
-    ``walked_by`` names the instruction axis to whose tile it belongs; None if only outer loops walk
-    the dimension.
+    ``lane`` names the instruction axis to whose tile it belongs; None if only outer loops walk the
+    dimension.
     """
 
     name: str
     extent: int
-    walked_by: str | None = None
+    lane: str | None = None
 
 
 @dataclass(frozen=True)
@@ -146,21 +145,18 @@ class PackedOperand:
     @cached_property
     def strides(self) -> tuple[int, ...]:
         """Row-major strides in elements."""
-        shape = self.shape
-        return tuple(math.prod(shape[k + 1 :]) for k in range(len(shape)))
+        return row_major_strides(self.shape)
 
     @cached_property
     def is_identity(self) -> bool:
         """True if packing moves nothing: the packed bytes are the original bytes."""
         if self.elements != math.prod(self.original_shape):
             return False
-        total = IndexExpr()
-        step = 1
-        for index, size in reversed(list(zip(self.source, self.original_shape, strict=True))):
-            if index.constant:
-                return False
-            total = index.times(step) + total
-            step *= size
+        # Flat index of the original over the packed dimensions: they are the same memory if its
+        # coefficients are the packed strides.
+        if any(index.constant for index in self.source):
+            return False
+        total = flat_index(self.source, row_major_strides(self.original_shape))
         if not total.is_affine:
             # Neighbouring digits of a fused dimension may add up to an affine index.
             sizes = {d.name: d.extent for d in self.dimensions}
@@ -211,7 +207,7 @@ class DerivedProgram:
     Attributes
     ----------
     workload, instruction : Computation, Instruction
-        Both in port form (:mod:`cpembed.ir.ports`).
+        Both in port form (:mod:`cpembed.ir.accesses`).
     embedding : Embedding
         The embedding from which the program was derived.
     loops : tuple of Loop
@@ -298,6 +294,7 @@ def source_elements(operand: PackedOperand) -> tuple[list[NDArray[np.int64]], ND
 
     The indices are one array per original dimension; all arrays have the packed shape.
     """
+    # Clipped, so that elements outside can be gathered with the others and masked afterwards.
     grid = dict(zip((d.name for d in operand.dimensions), np.indices(operand.shape), strict=True))
     inside = np.ones(operand.shape, np.bool_)
     indices: list[NDArray[np.int64]] = []
@@ -311,7 +308,7 @@ def source_elements(operand: PackedOperand) -> tuple[list[NDArray[np.int64]], ND
 def pack(operand: PackedOperand, data: Array) -> Array:
     """Pack original data; packed elements without an original are zero.
 
-    >>> indices = IndexExpr.of([IndexTerm("o", 2), IndexTerm("i")])
+    >>> indices = IndexExpr.sum([IndexTerm("o", 2), IndexTerm("i")])
     >>> pairs = PackedOperand(
     ...     name="A", dtype="int8", original_shape=(3,), source=(indices,), access=(),
     ...     dimensions=(PackedDimension("o", 2), PackedDimension("i", 2)),
@@ -325,21 +322,14 @@ def pack(operand: PackedOperand, data: Array) -> Array:
 
 
 def unpack(operand: PackedOperand, packed: Array, program: DerivedProgram) -> Array:
-    """Unpack an output.
+    """Return an output in its original shape, zero where nothing is written.
 
     Parameters
     ----------
-    operand : PackedOperand
-        Layout of the output.
-    packed : array
-        The packed output, in the shape of the layout.
+    operand, packed : PackedOperand, array
+        Layout of the output, and the packed output in its shape.
     program : DerivedProgram
-        The program that wrote it; only elements that it writes are read back.
-
-    Returns
-    -------
-    array
-        The output in its original shape, zero where nothing is written.
+        Program that wrote it; only elements that it writes are read back.
     """
     written = np.zeros(operand.shape, np.bool_)
     written[accessed(operand, program)] = True

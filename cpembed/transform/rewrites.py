@@ -36,7 +36,7 @@ class Part:
     extent: int
     coefficient: int
     access: IndexExpr
-    walked_by: str | None = None
+    lane: str | None = None
 
 
 @dataclass(frozen=True)
@@ -56,23 +56,20 @@ class _Unrolled(Rewrite):
         old = layout.dimensions[self.dimension]
         if old.extent != self.extent:
             raise TransformError(f"{self.name}: {old.name} has extent {old.extent}")
-        index = IndexExpr.of(
+        index = IndexExpr.sum(
             (IndexTerm(part.name, part.coefficient) for part in self.parts), self.offset
         )
-        dimensions = tuple(PackedDimension(p.name, p.extent, p.walked_by) for p in self.parts)
+        dimensions = tuple(PackedDimension(p.name, p.extent, p.lane) for p in self.parts)
+        accesses = tuple(part.access for part in self.parts)
         return replace(
             layout,
             dimensions=_spliced(layout.dimensions, self.dimension, 1, dimensions),
-            access=_spliced(
-                layout.access, self.dimension, 1, tuple(part.access for part in self.parts)
-            ),
+            access=_spliced(layout.access, self.dimension, 1, accesses),
             source=tuple(source.substitute({old.name: index}) for source in layout.source),
         )
 
     def describe(self) -> dict[str, Any]:
-        parts = {
-            part.name: {"extent": part.extent, "step": part.coefficient} for part in self.parts
-        }
+        parts = {p.name: {"extent": p.extent, "step": p.coefficient} for p in self.parts}
         return {"axes": [self.label], "offset": self.offset, "parts": parts}
 
 
@@ -97,17 +94,15 @@ def unroll(
 
     Parameters
     ----------
-    operand : str
-        The operand.
-    dimension, extent : int
-        Position of the dimension, and its extent.
-    offset : int
-        Constant of the index.
+    operand, label : str
+        Names of the operand, and of the dimension in reports.
+    dimension, extent, offset : int
+        Position and extent of the dimension, and constant of the index.
     parts : tuple of Part
         Dimensions that replace it, outermost first.
-    label : str
-        Name of the dimension in reports.
     """
+    # Sorted by step, parts number elements apart if each one steps over all that the shorter ones
+    # reach. That is sufficient; other sums may be injective too and are called a stencil then.
     reach = 0
     overlap = False
     for part in sorted(parts, key=lambda part: abs(part.coefficient)):
@@ -119,13 +114,9 @@ def unroll(
 
 @dataclass(frozen=True)
 class Pad(Rewrite):
-    """``[S, I] -> [S, before + I + after]`` with zeros.
+    """``[S, I] -> [S, before + I + after]`` with zeros."""
 
-    ``clears`` is set for a dimension that was split off a sum: by their indices, the elements after
-    it would be original ones (past a window's last row comes the image's next row), so the indices
-    have to be moved out of the shape.
-    """
-
+    # `clears` is set for a dimension that was split off a sum.
     name: ClassVar[str] = "pad"
     dimension: int
     before: int
@@ -143,7 +134,9 @@ class Pad(Rewrite):
         access[self.dimension] += self.before
         source = [shifted(index, old.name, -self.before) for index in layout.source]
         if self.clears and self.after and not self.before:
-            # Move the index of the outermost digit out of its dimension.
+            # By their indices, elements after a dimension that was split off a sum would be
+            # original ones: past a window's last row comes the image's next row. So the index of
+            # the outermost digit is moved out of its dimension.
             steps = [
                 max((t.divisor for t in index.terms if t.iterator == old.name), default=0)
                 for index in source
@@ -151,7 +144,7 @@ class Pad(Rewrite):
             position = steps.index(max(steps))
             low = source[position].bounds({d.name: d.extent for d in dimensions})[0]
             shift = IndexTerm(old.name, layout.original_shape[position] - low, self.extent)
-            source[position] = source[position] + IndexExpr.of([shift])
+            source[position] = source[position] + IndexExpr.sum([shift])
         return replace(
             layout, dimensions=tuple(dimensions), access=tuple(access), source=tuple(source)
         )
@@ -170,19 +163,20 @@ class Split(Rewrite):
     factor: int
     outer: str
     inner: str
-    walked_by: str | None = None
-    outer_walked_by: str | None = None
+    lane: str | None = None
+    outer_lane: str | None = None
 
     def apply(self, layout: PackedOperand, extents: Mapping[str, int]) -> PackedOperand:
         old = layout.dimensions[self.dimension]
         if old.extent % self.factor:
             raise TransformError(f"split: {self.factor} does not divide {old.name} ({old.extent})")
+        # Exact only if the access is a sum of multiples of the factor and a rest below it; `divide`
+        # rejects others.
         quotient, rest = divide(layout.access[self.dimension], self.factor, extents)
+        blocks = old.extent // self.factor
         new = (
-            PackedDimension(
-                self.outer, old.extent // self.factor, self.outer_walked_by or old.walked_by
-            ),
-            PackedDimension(self.inner, self.factor, self.walked_by or old.walked_by),
+            PackedDimension(self.outer, blocks, self.outer_lane or old.lane),
+            PackedDimension(self.inner, self.factor, self.lane or old.lane),
         )
         return replace(
             layout,
@@ -210,7 +204,7 @@ class Overlapped(Rewrite):
     overlap: Overlap
     outer: str
     inner: str
-    walked_by: str | None = None
+    lane: str | None = None
     zeros: bool = False
 
     def apply(self, layout: PackedOperand, extents: Mapping[str, int]) -> PackedOperand:
@@ -221,8 +215,8 @@ class Overlapped(Rewrite):
         if rest.bounds(extents) != (0, overlap.block - 1):
             raise TransformError(f"overlap: {old.name} is not walked in blocks of {overlap.block}")
         new = (
-            PackedDimension(self.outer, overlap.count, old.walked_by),
-            PackedDimension(self.inner, overlap.block, self.walked_by or old.walked_by),
+            PackedDimension(self.outer, overlap.count, old.lane),
+            PackedDimension(self.inner, overlap.block, self.lane or old.lane),
         )
         element = overlap.start(self.outer) + IndexExpr.iterator(self.inner)
         if self.zeros:
@@ -271,7 +265,7 @@ class Fuse(Rewrite):
     dimension: int
     extents: tuple[int, ...]
     fused: str
-    walked_by: str | None = None
+    lane: str | None = None
     labels: tuple[str, ...] = ()
 
     def apply(self, layout: PackedOperand, extents: Mapping[str, int]) -> PackedOperand:
@@ -281,29 +275,18 @@ class Fuse(Rewrite):
             raise TransformError(f"fuse: dimensions {self.labels} have other extents")
         source = layout.source
         total = layout.access[self.dimension]
-        for position, dimension in enumerate(old):
-            weight = math.prod(self.extents[position + 1 :])
+        for position, (name, extent) in enumerate((d.name, d.extent) for d in old):
+            weight, outermost = math.prod(self.extents[position + 1 :]), position == 0
             source = tuple(
-                substitute_digit(
-                    index,
-                    dimension.name,
-                    self.fused,
-                    weight,
-                    dimension.extent,
-                    outermost=position == 0,
-                )
+                substitute_digit(index, name, self.fused, weight, extent, outermost=outermost)
                 for index in source
             )
             if position:
-                total = total.times(dimension.extent) + layout.access[self.dimension + position]
+                total = total.times(extent) + layout.access[self.dimension + position]
+        fused = (PackedDimension(self.fused, math.prod(self.extents), self.lane),)
         return replace(
             layout,
-            dimensions=_spliced(
-                layout.dimensions,
-                self.dimension,
-                count,
-                (PackedDimension(self.fused, math.prod(self.extents), self.walked_by),),
-            ),
+            dimensions=_spliced(layout.dimensions, self.dimension, count, fused),
             access=_spliced(layout.access, self.dimension, count, (simplify(total, extents),)),
             source=source,
         )
@@ -314,18 +297,15 @@ class Fuse(Rewrite):
 
 @dataclass(frozen=True)
 class Flatten(Fuse):
-    """``[I, J] -> [I*J]`` for a fused axis, which is the single index of all members (section 5).
-
-    ``index`` is the fused axis over the program's iterators. It is added to the terms of other axes
-    that share the dimensions: the coordinates of the members are its digits and do not occur in the
-    program.
-    """
+    """``[I, J] -> [I*J]`` for a fused axis, ``index`` over the program's iterators (section 5)."""
 
     name: ClassVar[str] = "flatten"
     index: IndexExpr = field(default_factory=IndexExpr)
 
     def apply(self, layout: PackedOperand, extents: Mapping[str, int]) -> PackedOperand:
         fused = super().apply(layout, extents)
+        # So far the access has the terms of other axes that share the dimensions. The coordinates
+        # of the members are digits of the fused axis and do not occur in the program.
         index = fused.access[self.dimension] + self.index
         return replace(fused, access=_spliced(fused.access, self.dimension, 1, (index,)))
 

@@ -23,27 +23,17 @@ from cpembed.ir.parser import parse_computation
 from cpembed.workloads.family import DTYPE, Dtypes, OperatorFamily, Parameter, ParameterKind
 
 
-def per_axis_parameter(name: str, meaning: str, smallest: int) -> Parameter:
-    """Make a parameter of one number per image axis, by default the smallest allowed number.
-
-    Parameters
-    ----------
-    name : str
-        Name of the parameter.
-    meaning : str
-        Meaning of a number, for the list of operators.
-    smallest : int
-        Smallest allowed number and default.
-    """
+def _per_axis(name: str, meaning: str, smallest: int) -> Parameter:
+    """Make a parameter of one number per image axis, by default the smallest allowed number."""
     text = f"{meaning}: one number or one per axis"
     return Parameter(name, text, ParameterKind.PER_AXIS, str(smallest))
 
 
-DILATION = per_axis_parameter("dilation", "distance of filter taps", 1)
+_DILATION = _per_axis("dilation", "distance of filter taps", 1)
 WINDOW = (
-    per_axis_parameter("pad", "zeros around the image", 0),
-    per_axis_parameter("stride", "step of the filter", 1),
-    DILATION,
+    _per_axis("pad", "zeros around the image", 0),
+    _per_axis("stride", "step of the filter", 1),
+    _DILATION,
 )
 """Optional parameters of an ordinary convolution, in addition to ``dtype``."""
 
@@ -145,13 +135,12 @@ class Layout:
         return [sample, *channels, *axes, *inner]
 
     def weights(self, names: list[str], result: list[str]) -> list[str]:
-        """Order the indices of the weights.
-
-        With channels last, the channels that are summed over come last. Blocks only split axes:
-        the weights lie in memory as they do without blocks.
-        """
+        """Order the indices of the weights."""
+        # Blocks only split axes: the weights lie in memory as they do without blocks.
         if not self.last:
             return self.split(names)
+        # Channels that are summed over come last, as in the image; those of a depthwise filter, in
+        # the result too, stay.
         summed = [name for name in names if name == "c" and name not in result]
         return [name for name in names if name not in summed] + summed
 
@@ -200,18 +189,10 @@ class ImageAxis:
         cls, extent: int, taps: int, pad: int, stride: int, dilation: int, output_pad: int
     ) -> ImageAxis:
         """Make an axis of a transposed convolution: ``stride - 1`` zeros between pixels, step 1."""
+        # Zeros for all that the rotated filter reaches, minus what the output is cut off.
         edge = dilation * (taps - 1) - pad
-        size = stride * (extent - 1) + 1
-        return cls(
-            extent=size,
-            taps=taps,
-            before=edge,
-            after=edge + output_pad,
-            stride=1,
-            dilation=dilation,
-            flipped=True,
-            pixel_step=stride,
-        )
+        size, after = stride * (extent - 1) + 1, edge + output_pad
+        return cls(size, taps, edge, after, 1, dilation, flipped=True, pixel_step=stride)
 
     @property
     def output_extent(self) -> int:
@@ -273,6 +254,7 @@ class _Form:
         for name in "ck":
             if name in sizes and layout.block > 1:
                 extents |= {name: sizes[name] // layout.block, f"{name}i": layout.block}
+        # Indices that are more than a name, by the name that stands for them.
         text: dict[str, str] = {}
         for (output, size, tap), axis in zip(self.axes, axes, strict=True):
             extents |= {output: axis.output_extent, size: axis.extent}
@@ -406,14 +388,13 @@ conv2d = convolution(
         layout_parameter("NCHW", "NHWC", "with weights KRSC"),
     ),
 )
+# With `groups` above 1 there is an axis g after n, and c and k are the channels and filters of one
+# group. Channels are then two dimensions, group and channel within it: I [n,g,c,h,w] and
+# O [n,g,k,p,q] (NHWC: I [n,h,w,g,c] and O [n,p,q,g,k]), W has g first. In memory that is the usual
+# layout with groups * c and groups * k channels: a reshape.
 """Operands by layout: NCHW has I [n,c,h,w], W [k,c,r,s] and O [n,k,p,q]; NHWC has I [n,h,w,c],
 W [k,r,s,c] and O [n,p,q,k]; NCHW16c, or another number, has I [n,c,h,w,ci], W [k,ki,c,ci,r,s] (KCRS
-in memory) and O [n,k,p,q,ki].
-
-With ``groups`` above 1 there is an axis g after n, and c and k are the channels and filters of one
-group. Channels are then two dimensions, group and channel within it: I [n,g,c,h,w] and
-O [n,g,k,p,q] (NHWC: I [n,h,w,g,c] and O [n,p,q,g,k]), W has g first. In memory that is the usual
-layout with ``groups * c`` and ``groups * k`` channels: a reshape."""
+in memory) and O [n,k,p,q,ki]."""
 conv3d = convolution(
     "conv3d",
     "3-D convolution",
@@ -466,21 +447,20 @@ transposed_conv2d = convolution(
             w="image columns before they are spread",
             k="output channels",
         ),
-        per_axis_parameter("pad", "output rows and columns cut off each edge", 0),
-        per_axis_parameter("stride", "distance of pixels in the spread image", 1),
-        DILATION,
-        per_axis_parameter("output_pad", "output rows and columns added at the end", 0),
+        _per_axis("pad", "output rows and columns cut off each edge", 0),
+        _per_axis("stride", "distance of pixels in the spread image", 1),
+        _DILATION,
+        _per_axis("output_pad", "output rows and columns added at the end", 0),
     ),
     axis=ImageAxis.spread,
     remedy="enlarge {0} or {1}, or shrink pad",
     note=", I spread",
 )
-"""The gradient of a convolution by its image. Every pixel (y, x) adds its multiple of the filter to
-the output at row ``stride*y + dilation*r - pad``; columns alike. Gathered, an output row reads the
-pixels whose row is a multiple of the stride apart, which no affine index says. So the operand I is
-the *spread* image, with ``stride - 1`` zeros between pixels: I [n, c, stride*(h-1)+1,
-stride*(w-1)+1]. On it the operator is an ordinary convolution of stride 1 with the filter rotated
-by 180 degrees, which is also the form of AMOS (2022, "T2D"). The index rotates, ``r' = R-1-r``:
-W [c,k,r,s] is the filter of the forward convolution. ``macs`` counts products with the zeros of the
-spread image, ``useful_macs`` those with pixels. Rows and columns of ``output_pad`` are those that
-the filter reaches only in part: fewer than the stride or the dilation."""
+# Every pixel (y, x) adds its multiple of the filter to the output at row stride*y + dilation*r -
+# pad; columns alike. Gathered, an output row reads the pixels whose row is a multiple of the stride
+# apart, which no affine index says. So I is the spread image, on which the operator is an ordinary
+# convolution of stride 1 with the filter rotated by 180 degrees. The index rotates, r' = R-1-r:
+# W [c,k,r,s] is the filter of the forward convolution.
+"""Gradient of a convolution by its image, on the *spread* image, with ``stride - 1`` zeros between
+pixels: I [n, c, stride*(h-1)+1, stride*(w-1)+1]. This is also the form of AMOS (2022, "T2D").
+``macs`` counts products with the zeros of the spread image, ``useful_macs`` those with pixels."""

@@ -20,11 +20,11 @@ from cpembed.workloads.family import DTYPE, OperatorFamily, Parameter, Parameter
 
 TRANS_A = Parameter("trans_a", "1: A is stored with k before m", ParameterKind.FLAG, "0")
 TRANS_B = Parameter("trans_b", "1: B is stored with n before k", ParameterKind.FLAG, "0")
+# Lets a unit that multiplies matrices execute the product, mostly on padding, which is how AMOS
+# (2022, "GMV") maps it to one. Nothing differs in memory.
 COLUMN = Parameter(
     "column", "1: vectors are matrices of one column, an axis n", ParameterKind.FLAG, "0"
 )
-"""Lets a unit that multiplies matrices execute the product, mostly on padding, which is how AMOS
-(2022, "GMV") maps it to one. Nothing differs in memory."""
 
 _OPERAND = re.compile(r"(\w+)\[([^\]]*)\]")
 
@@ -63,6 +63,7 @@ def einsum(
         Inputs that could be weights but are computed anew for every call.
     """
     output, *reads = _OPERAND.findall(statement)
+    # The inputs in the order of their first read, which is that of types too, then the output.
     operands = [*dict.fromkeys(operand for operand, _ in reads), output[0]]
 
     def build(
@@ -78,6 +79,7 @@ def einsum(
 
         def rewrite(operand: re.Match[str]) -> str:
             indices = operand[2].split(",")
+            # The last two only: a batch stays outside.
             if transposed.get(operand[1]):
                 indices[-2:] = reversed(indices[-2:])
             if column and len(indices) == 1:
@@ -93,12 +95,11 @@ def einsum(
             axis_order="appearance",
         )
 
-    parameters = (*(Parameter(*size) for size in sizes.items()), *options, DTYPE)
     family = OperatorFamily(
         name=name,
         description=f"{summary} {statement}{note}",
         build=build,
-        parameters=parameters,
+        parameters=(*(Parameter(*size) for size in sizes.items()), *options, DTYPE),
         inputs=len(operands) - 1,
     )
     return family
@@ -106,40 +107,26 @@ def einsum(
 
 _PRODUCT = {"m": "rows of C", "n": "columns of C", "k": "reduction"}
 _ROWS = {"m": "rows", "k": "elements of a row"}
+_TRANSPOSED = (TRANS_A, TRANS_B)
 
-gemm = einsum(
-    "gemm",
-    "matrix multiplication",
-    "C[m,n] += A[m,k] * B[k,n]",
-    _PRODUCT,
-    TRANS_A,
-    TRANS_B,
-)
+gemm = einsum("gemm", "matrix multiplication", "C[m,n] += A[m,k] * B[k,n]", _PRODUCT, *_TRANSPOSED)
+# Both factors are computed while a network runs, so neither can be packed ahead.
 batched_gemm = einsum(
-    "batched_gemm",
-    "matrix multiplications",
-    "C[b,m,n] += A[b,m,k] * B[b,k,n]",
-    {"b": "products", **_PRODUCT},
-    TRANS_A,
-    TRANS_B,
-    varying=("B",),
-)
-"""Independent products. Both factors are computed while a network runs, so neither can be packed
-ahead. In attention of h heads (Vaswani et al. 2017, 3.2) ``b=h m=t n=t k=d trans_b=1`` are the
-scores of t tokens, and ``b=h m=t n=d k=t`` their sums of values."""
+    "batched_gemm", "matrix multiplications", "C[b,m,n] += A[b,m,k] * B[b,k,n]",
+    {"b": "products", **_PRODUCT}, *_TRANSPOSED, varying=("B",),
+)  # fmt: skip
+"""Independent products. In attention of h heads (Vaswani et al. 2017, 3.2) ``b=h m=t n=t k=d
+trans_b=1`` are the scores of t tokens, and ``b=h m=t n=d k=t`` their sums of values."""
 gemv = einsum(
-    "gemv",
-    "matrix-vector multiplication",
-    "C[m] += A[m,k] * B[k]",
-    {"m": "rows", "k": "reduction"},
-    TRANS_A,
-    COLUMN,
-)
+    "gemv", "matrix-vector multiplication", "C[m] += A[m,k] * B[k]",
+    {"m": "rows", "k": "reduction"}, TRANS_A, COLUMN,
+)  # fmt: skip
 dot = einsum("dot", "dot product", "C[] += A[k] * B[k]", {"k": "reduction"})
-"""C is a scalar: an operand without dimensions."""
+"""Product whose result C is a scalar: an operand without dimensions."""
+# No axis is a reduction, yet the result is added to C. Like every computation it starts from zero:
+# a caller who has a C adds the product to it.
 axpy = einsum("axpy", "scaled vector", "C[m] += A[] * B[m]", {"m": "elements"})
-"""A scalar times a vector. No axis is a reduction, yet the result is added to C. Like every
-computation it starts from zero: a caller who has a C adds the product to it."""
+"""Scalar times a vector."""
 grouped_fc = einsum(
     "grouped_fc",
     "grouped fully connected layer",
@@ -154,28 +141,19 @@ grouped_fc = einsum(
 """The features of group g see only each other, as in WeightNet (2020) and AMOS (2022, "GFC"). A
 feature is two dimensions, group and member of it: in memory the usual layout with ``g * c`` and
 ``g * k`` features."""
+# With integers W holds ones and the sum is divided afterwards; other weights give a weighted mean.
 mean = einsum(
-    "mean",
-    "mean of rows",
-    "O[m] += A[m,k] * W[k]",
-    _ROWS,
-    COLUMN,
-    note=", each W[k] being 1/k",
+    "mean", "mean of rows", "O[m] += A[m,k] * W[k]", _ROWS, COLUMN, note=", each W[k] being 1/k"
 )
-"""The mean as a product (AMOS 2022, "MEN"): a channel of a batch of images is a row. With integers
-W holds ones and the sum is divided afterwards; other weights give a weighted mean."""
+"""Mean as a product (AMOS 2022, "MEN"): a channel of a batch of images is a row."""
+# The squared deviations from the row's mean are computed element by element before it.
 variance = einsum(
-    "variance",
-    "variance of rows",
-    "O[m] += D[m,k] * W[k]",
-    _ROWS,
-    COLUMN,
+    "variance", "variance of rows", "O[m] += D[m,k] * W[k]", _ROWS, COLUMN,
     note=", D the squared deviations, each W[k] being 1/k",
-)
-"""The contraction that AMOS (2022, "VAR") maps to a matrix unit: the squared deviations from the
-row's mean are computed element by element before it, and are its operand. W is as in ``mean``."""
+)  # fmt: skip
+"""Contraction that AMOS (2022, "VAR") maps to a matrix unit. W is as in ``mean``."""
 row_sum = einsum("row_sum", "sum of rows", "O[m] += A[m,k]", _ROWS)
-"""The reduction without a multiplication."""
+"""Reduction without a multiplication."""
 scan = einsum(
     "scan",
     "prefix sums of rows",

@@ -57,6 +57,7 @@ def matches_choice(choice: str, value: str) -> bool:
     >>> matches_choice("NCHW16c", "NCHW64c"), matches_choice("NCHW16c", "NHWC")
     (True, False)
     """
+    # A function, because a replacement text would be read for escapes.
     pattern = re.sub(r"\d+", lambda _: r"[1-9]\d{0,8}", re.escape(choice))
     return re.fullmatch(pattern, value) is not None
 
@@ -133,6 +134,7 @@ class OperatorFamily:
         Raises :class:`WorkloadError` for a missing, unknown or malformed value.
         """
         parameters = {parameter.name: parameter for parameter in self.parameters}
+        # Unknown names first: a misspelled one is missing too, which would not say why.
         unknown = [name for name in values if name not in parameters]
         if unknown:
             raise self.error(f"unknown parameter {unknown[0]!r}")
@@ -147,6 +149,7 @@ class OperatorFamily:
         return self.typed({**defaults, **values})
 
     def _typed(self, parameter: Parameter, value: object) -> object:
+        # Values of Python are checked by `build`, whatever way they came.
         if not isinstance(value, str):
             return value
         text = value.strip()

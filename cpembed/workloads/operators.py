@@ -3,55 +3,21 @@
 from __future__ import annotations
 
 from cpembed.plugins import Plugin, load_plugin, load_plugins, plugin_names
-from cpembed.workloads.convolutions import (
-    batched_conv2d,
-    capsule_conv2d,
-    conv1d,
-    conv2d,
-    conv3d,
-    depthwise,
-    transposed_conv2d,
-)
-from cpembed.workloads.einsum import (
-    axpy,
-    batched_gemm,
-    dot,
-    gemm,
-    gemv,
-    grouped_fc,
-    mean,
-    mttkrp,
-    row_sum,
-    scan,
-    ttm,
-    variance,
-)
+from cpembed.workloads import convolutions as conv
+from cpembed.workloads import einsum
 from cpembed.workloads.family import OperatorFamily
 
+# In the order in which the command line lists them.
 OPERATORS: dict[str, OperatorFamily] = {
     family.name: family
     for family in (
-        gemm,
-        batched_gemm,
-        gemv,
-        dot,
-        axpy,
-        conv1d,
-        conv2d,
-        conv3d,
-        depthwise,
-        transposed_conv2d,
-        capsule_conv2d,
-        batched_conv2d,
-        grouped_fc,
-        mean,
-        variance,
-        row_sum,
-        scan,
-        ttm,
-        mttkrp,
+        einsum.gemm, einsum.batched_gemm, einsum.gemv, einsum.dot, einsum.axpy,
+        conv.conv1d, conv.conv2d, conv.conv3d, conv.depthwise,
+        conv.transposed_conv2d, conv.capsule_conv2d, conv.batched_conv2d,
+        einsum.grouped_fc, einsum.mean, einsum.variance, einsum.row_sum, einsum.scan,
+        einsum.ttm, einsum.mttkrp,
     )
-}
+}  # fmt: skip
 
 
 def find_operator(name: str) -> OperatorFamily | None:

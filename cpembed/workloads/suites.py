@@ -105,7 +105,7 @@ class Layer:
         for choice in choices:
             if matches_choice(choice, layout):
                 return {"layout": layout}
-            # The first and the last letter tell where the channels are.
+            # With planes or in a row, names differ in between: NDHWC, NWC.
             if is_layout(layout) and choice[-1] == layout[-1]:
                 return {"layout": re.sub(r"\d+", str(block_of(layout)), choice)}
         if choices:
@@ -115,6 +115,7 @@ class Layer:
         )
 
 
+# Tables are read on first use: few commands name a layer.
 @cache
 def suite(name: str) -> tuple[Layer, ...]:
     """Return the layers of a suite, in order; raise :class:`WorkloadError` for an unknown name."""

@@ -47,8 +47,9 @@ class ComputedLayer(Layer):
 _MAX_TABLE_BYTES = 2**24
 """Maximum size of a table's file."""
 
+# Networks have hundreds of layers.
 _MAX_LINES = 100_000
-"""Maximum number of lines of a table; networks have hundreds of layers."""
+"""Maximum number of lines of a table."""
 
 _COUNT = re.compile(r"0*[1-9][0-9]{0,14}", re.ASCII)
 

@@ -60,6 +60,23 @@ def on_files(files: Files, config: MkDocsConfig) -> Files:
     return files
 
 
+def on_page_content(html: str, *, page: Page, config: MkDocsConfig, files: Files) -> str:
+    """Let links of a notebook lead to pages; those of Markdown pages are resolved by MkDocs."""
+    if not page.file.src_uri.endswith(".ipynb"):
+        return html
+    folder = posixpath.dirname(page.file.src_uri)
+
+    def resolved(match: re.Match[str]) -> str:
+        path = posixpath.normpath(posixpath.join(folder, match["path"]))
+        file = files.get_file_from_path(path)
+        if file is None:
+            log.warning("%s: %s does not exist", page.file.src_uri, match["path"])
+            return match[0]
+        return f'href="{file.url_relative_to(page.file)}{match["anchor"] or ""}"'
+
+    return re.sub(r'href="(?P<path>[^":#]+\.(?:md|ipynb))(?P<anchor>#[^"]*)?"', resolved, html)
+
+
 def on_page_markdown(markdown: str, *, page: Page, config: MkDocsConfig, files: Files) -> str:
     """Adapt a page that is also read outside of the site.
 

@@ -13,7 +13,8 @@ from cpembed.ir.computation import Computation
 from cpembed.ir.reference import random_inputs, reference
 from cpembed.runtime.measurement.verification import compare_integers
 from cpembed.targets.vta.checker import check
-from cpembed.targets.vta.lower import HostPacking, LoweredVta
+from cpembed.targets.vta.host import HostPacking
+from cpembed.targets.vta.lower import LoweredVta
 from cpembed.targets.vta.program import VtaProgram
 from cpembed.targets.vta.simulator import simulate
 

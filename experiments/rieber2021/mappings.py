@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from cpembed.cost.candidate import Candidate, Overheads, derive_candidate, overheads
+from cpembed.cost.ranking import Candidate, Overheads, derive_candidate, overheads
 from cpembed.driver.solve import solve
 from cpembed.embedding.constraint_set import load_constraint_set
 from cpembed.embedding.embedding import Embedding

@@ -13,7 +13,7 @@ from cpembed.hw.instruction import HardwareSpec
 from cpembed.hw.loader import load_hardware_spec
 from cpembed.ir.computation import Computation
 from cpembed.runtime.tuning.space import Scored
-from cpembed.targets.scratchpad.lower import BoxProduct, lower
+from cpembed.targets.scratchpad.boxes import BoxProduct, lower
 from cpembed.targets.scratchpad.machine import ScratchpadMachine, scratchpad_machine
 from cpembed.targets.scratchpad.schedule import Plan, Schedule
 from cpembed.targets.scratchpad.space import ScratchpadSpace

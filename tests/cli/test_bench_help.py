@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from cpembed.targets.x86.baselines import openers
+from cpembed.targets.x86.target import openers
 from cpembed.workloads.suites import SUITES
 from tests.cli.calling import Caller
 

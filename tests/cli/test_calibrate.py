@@ -13,7 +13,7 @@ import pytest
 from cpembed.errors import MeasurementError
 from cpembed.targets.cpu.calibration import DIRECTORY_VARIABLE, default_calibration
 from cpembed.targets.x86 import calibrate as api
-from cpembed.targets.x86.calibrate import FEATURES, Measured
+from cpembed.targets.x86.calibrate import FEATURES, Measurement
 from cpembed.targets.x86.features import lacking
 from tests.cli.calling import Called, Caller, in_a_process
 from tests.cli.schema import NUMBER, Map, assert_matches
@@ -169,8 +169,15 @@ def test_a_report_names_units_absences_and_what_is_not_steady(
         vector_line_ns=(0.25, 0.5, 2.0, 8.0),
         noisy=("tile_line_ns:L3",),
     )
-    taken = Measured(found, {"tdpbusd": "CPU feature amx_int8"}, ("so and so",), 2.5, 60, 12.0)
-    monkeypatch.setattr(api, "measure_calibration", lambda *arguments: taken)
+    measured = Measurement(
+        calibration=found,
+        missing={"tdpbusd": "CPU feature amx_int8"},
+        notes=("so and so",),
+        clock_ghz=2.5,
+        rounds=60,
+        seconds=12.0,
+    )
+    monkeypatch.setattr(api, "measure_calibration", lambda *arguments: measured)
     called = calibrate()
     assert called.code == 0
     assert called.err == "cpembed: so and so; calibrate again when the machine is idle\n"
@@ -187,7 +194,7 @@ def test_an_interruption_or_a_busy_machine_writes_nothing(
     calibrate: Callable[..., Called], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     def raises(error: BaseException) -> Callable[..., Any]:
-        def measure(*arguments: Any) -> Measured:
+        def measure(*arguments: Any) -> Measurement:
             raise error
 
         return measure
@@ -220,7 +227,16 @@ def test_a_file_that_is_none_is_a_line_beside_published_figures(
     calibrate: Callable[..., Called], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(
-        api, "measure_calibration", lambda *_: Measured(default_calibration(), {}, (), 1.0, 1, 1.0)
+        api,
+        "measure_calibration",
+        lambda *_: Measurement(
+            calibration=default_calibration(),
+            missing={},
+            notes=(),
+            clock_ghz=1.0,
+            rounds=1,
+            seconds=1.0,
+        ),
     )
     monkeypatch.setenv("TVM_NUM_THREADS", "1")
     assert calibrate("--json").code == 0

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from cpembed.ir.reference import random_inputs, reference
-from cpembed.targets.scratchpad.artifact import program
+from cpembed.targets.scratchpad.executor import program
 from cpembed.targets.scratchpad.schedule import Plan, Schedule
 from cpembed.targets.scratchpad.space import ScratchpadSpace
 from experiments.common import Experiment, load

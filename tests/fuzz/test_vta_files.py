@@ -20,13 +20,14 @@ import pytest
 
 from cpembed.cli import main
 from cpembed.errors import CpembedError, InvariantError
-from cpembed.targets.vta.assembly import assemble, disassemble
+from cpembed.targets.vta.assembler import assemble
+from cpembed.targets.vta.assembly import disassemble
 from cpembed.targets.vta.checker import violations
-from cpembed.targets.vta.container import load_program, save_program
+from cpembed.targets.vta.encoding import columns_of
 from cpembed.targets.vta.isa import Finish, Load, Memory, VtaConfig
-from cpembed.targets.vta.program import VtaProgram, columns_of
-from cpembed.targets.vta.simulator import simulate, written
-from cpembed.targets.vta.timing import MemorySystem, executed, time_program
+from cpembed.targets.vta.program import VtaProgram, load_program, save_program
+from cpembed.targets.vta.simulator import output_names, simulate
+from cpembed.targets.vta.timing import MemorySystem, executed_uops, time_program
 from tests.fuzz.vta_damage import Contents, damaged_file, damaged_text
 from tests.unit.targets.vta.convolution import Convolution
 
@@ -75,9 +76,9 @@ def used(program: VtaProgram, folder: Path) -> None:
         return
     for bits in (64, 128):
         assert time_program(program, MemorySystem(bus_bits=bits)).cycles > 0
-    if executed(columns_of(program.instructions, program.config)).sum() < MOST_PRODUCTS:
+    if executed_uops(columns_of(program.instructions, program.config)).sum() < MOST_PRODUCTS:
         dram = simulate(program)
-        for name in written(program):
+        for name in output_names(program):
             program.tensor(name, dram)
 
 

@@ -27,16 +27,14 @@ from cpembed.driver.pipeline import choose
 from cpembed.driver.plan import Request
 from cpembed.driver.result import SolveResult
 from cpembed.errors import BackendUnavailable, InvariantError
-from cpembed.export.kernel import kernel_program
-from cpembed.export.library import write_library
+from cpembed.export.library import compiler, write_library
 from cpembed.export.loader import Library, LibraryError
-from cpembed.export.program import CompiledObject
-from cpembed.export.toolchain import compiler
+from cpembed.export.program import CompiledObject, kernel_program
 from cpembed.hw.loader import load_hardware_spec
 from cpembed.ir.reference import random_inputs, reference
 from cpembed.targets.registry import open_target
 from cpembed.targets.vta.checker import check
-from cpembed.targets.vta.container import load_program
+from cpembed.targets.vta.program import load_program
 
 try:
     compiler()

@@ -13,8 +13,7 @@ import pytest
 
 from cpembed.errors import BackendUnavailable
 from cpembed.export.layout import Layout, blob_of
-from cpembed.export.library import Contents, texts_of
-from cpembed.export.toolchain import compiler
+from cpembed.export.library import Contents, compiler, texts_of
 from cpembed.hw.loader import load_hardware_spec
 from cpembed.targets.registry import open_target
 from tests.cli.calling import Called, Caller, in_a_process

@@ -16,7 +16,6 @@ from cpembed.codegen.epilogue import (
     Epilogue,
     channel_axes,
     channel_numbers,
-    random_vectors,
 )
 from cpembed.driver.solve import solve
 from cpembed.errors import LoweringError, WorkloadError
@@ -24,8 +23,9 @@ from cpembed.hw.loader import load_hardware_spec
 from cpembed.ir.computation import Computation
 from cpembed.ir.dtypes import numpy_dtype
 from cpembed.ir.reference import random_inputs, reference
+from cpembed.runtime.measurement.verification import random_vectors
 from cpembed.targets.cpu.target import BackendName, build
-from cpembed.targets.vta.tail import epilogue_of, tail_of
+from cpembed.targets.vta.tail import Exact, Requantized, Tail, Truncated
 from cpembed.targets.x86.features import missing_features
 from cpembed.transform.program import DerivedProgram
 from cpembed.workloads.convolutions import conv2d, depthwise
@@ -171,6 +171,41 @@ def test_shifted_and_clipped_integers(
         pytest.skip(f"missing: {', '.join(missing)}")
     program = solve(WORKLOADS[words](TARGETS[target]), spec, top=1).embeddings[0].candidate.program
     check(program, target, epilogue, backend)
+
+
+def tail_of(epilogue: Epilogue, bias: tuple[int, ...] = ()) -> Tail:
+    """Return the tail of an epilogue; ``bias`` are the dimensions of the output that its bias has.
+
+    Raises :class:`LoweringError` if the ALU cannot execute it: it adds, shifts and clips integers,
+    and stores bytes.
+
+    >>> tail_of(Epilogue("int8", relu=True, shift=9))
+    Requantized(shift=9, low=0, high=127, bias=())
+    """
+    plain = not (epilogue.bias or epilogue.relu or epilogue.shift or epilogue.clip)
+    if epilogue.residual is not None or epilogue.placement is not None:
+        raise LoweringError("a VTA program adds no residual and stores in a buffer of its own")
+    if epilogue.dtype == "int32" and plain and not epilogue.scale:
+        return Exact()
+    # A scale needs MUL, which HLS lacks and the RTL never completes.
+    if epilogue.dtype != "int8" or epilogue.scale or (epilogue.wraps and not plain):
+        raise LoweringError(
+            f"VTA's ALU adds a bias, shifts and clips to int8, and does not make {epilogue}: "
+            "name a target that a CPU executes"
+        )
+    if epilogue.wraps:
+        return Truncated()
+    # ReLU is a clip at 0, which the ALU does as the maximum that it takes anyway.
+    low, high = epilogue.range
+    return Requantized(epilogue.shift, max(low, 0) if epilogue.relu else low, high, bias)
+
+
+def epilogue_of(tail: Tail) -> Epilogue:
+    """Return the epilogue of a tail: :func:`tail_of` inverted, without the bias' dimensions."""
+    if isinstance(tail, Requantized):
+        clip = tail.low, tail.high
+        return Epilogue("int8", bias=bool(tail.bias), shift=tail.shift, clip=clip)
+    return Epilogue("int32") if isinstance(tail, Exact) else Epilogue("int8", wraps=True)
 
 
 @pytest.mark.parametrize("epilogue", [one for one in INTEGERS if one.dtype == "int8"], ids=str)

@@ -8,19 +8,12 @@ import numpy as np
 import pytest
 
 from cpembed.codegen.compiled import CompiledKernel
-from cpembed.codegen.epilogue import (
-    RESIDUAL,
-    Epilogue,
-    Placement,
-    Residual,
-    channel_numbers,
-    random_vectors,
-)
+from cpembed.codegen.epilogue import RESIDUAL, Epilogue, Placement, Residual, channel_numbers
 from cpembed.driver.named import hardware_spec, workload
 from cpembed.driver.pipeline import choose
 from cpembed.driver.plan import Request, Selection
 from cpembed.ir.reference import random_inputs
-from cpembed.runtime.measurement.verification import Expected
+from cpembed.runtime.measurement.verification import Expected, random_vectors
 from cpembed.targets.portable import PortableTarget
 from cpembed.targets.registry import missing_for, open_target
 

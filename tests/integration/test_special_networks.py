@@ -28,8 +28,8 @@ from cpembed.graph.kinds import (
 )
 from cpembed.network.build import compile_network
 from cpembed.network.inputs import special_inputs
+from cpembed.network.run import difference
 from cpembed.network.service import NetworkRequest, network
-from cpembed.network.verification import difference
 
 pytest.importorskip("tvm")
 

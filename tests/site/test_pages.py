@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import dataclasses
+import json
+import re
 from pathlib import Path
 from typing import Any
 
@@ -82,3 +84,40 @@ def test_a_folder_in_the_navigation_is_all_of_its_pages(
 def test_committed_pictures_are_there() -> None:
     for path in pictures.COMMITTED:
         assert Path(ROOT / "docs" / path).read_text(encoding="utf-8").startswith("<svg")
+
+
+NOTEBOOKS = sorted((ROOT / "docs/notebooks").glob("*.ipynb"))
+
+
+@pytest.mark.parametrize("path", NOTEBOOKS, ids=lambda path: path.stem)
+def test_notebooks_are_stored_without_outputs_and_their_links_lead_somewhere(path: Path) -> None:
+    notebook = json.loads(path.read_text())
+    for cell in notebook["cells"]:
+        assert not cell.get("outputs")
+        assert cell.get("execution_count") is None
+        for link in re.findall(r"\]\(([^)#:]+)", "".join(cell["source"])):
+            assert (path.parent / link).is_file(), link
+
+
+def test_links_of_a_notebook_become_addresses_of_pages(caplog: pytest.LogCaptureFixture) -> None:
+    from mkdocs.config.defaults import MkDocsConfig
+    from mkdocs.structure.files import File, Files
+    from mkdocs.structure.pages import Page
+
+    config = MkDocsConfig()
+    config.load_dict({"site_name": "test", "docs_dir": "docs", "site_dir": "site", "plugins": []})
+    config.validate()
+    names = ["notebooks/first.ipynb", "how-to/run.md"]
+    files = Files([File(name, "docs", "site", use_directory_urls=True) for name in names])
+    notebook = files.src_uris["notebooks/first.ipynb"]
+    notebook.dest_uri = "notebooks/first/index.html"
+    page = Page(None, notebook, config)
+    text = '<a href="../how-to/run.md#read-it">run</a> <a href="https://x.org/a.md">x</a>'
+    content = pages.on_page_content(text, page=page, config=config, files=files)
+    assert (
+        content == '<a href="../../how-to/run/#read-it">run</a> <a href="https://x.org/a.md">x</a>'
+    )
+    assert not caplog.records
+    wrong = '<a href="../how-to/rum.md">run</a>'
+    assert pages.on_page_content(wrong, page=page, config=config, files=files) == wrong
+    assert "rum.md does not exist" in caplog.text

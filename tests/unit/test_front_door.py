@@ -89,3 +89,20 @@ def test_a_search_that_found_nothing_has_no_best() -> None:
     assert nothing.best is None
     assert "padding" in str(nothing)
     assert "<img" not in nothing._repr_html_()  # pyright: ignore[reportPrivateUsage]
+
+
+def test_a_notebook_shows_a_result_once(
+    result: cpembed.SolveResult, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Rich shows in a cell what is printed on a console, which would repeat the report."""
+    import rich.console
+    import rich.jupyter
+
+    shown: list[object] = []
+    monkeypatch.setattr(rich.console, "_is_jupyter", lambda: True)
+    monkeypatch.setattr(rich.jupyter, "display", lambda *parts: shown.append(parts))
+    rich.console.Console(file=None).print("shown")
+    assert len(shown) == 1
+    assert "<pre" in result._repr_html_()
+    assert "embedding" in repr(result)
+    assert len(shown) == 1

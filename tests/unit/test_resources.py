@@ -55,3 +55,22 @@ def test_a_missing_folder_is_named_with_every_place_looked_at(package):
         resources.data_directory("hw_specs")
     assert str(package / "_data" / "hw_specs") in str(error.value)
     assert str(package.parent / "hw_specs") in str(error.value)
+
+
+def test_shipped_files_are_read_once_and_others_every_time(package, tmp_path):
+    reads = []
+
+    @resources.read_once
+    def load(path):
+        reads.append(path)
+        return path.read_text()
+
+    for kind in ("constraints", "hw_specs"):
+        (package / "_data" / kind).mkdir(parents=True)
+    shipped = package / "_data" / "constraints" / "a.toml"
+    for path in (shipped, tmp_path / "a.toml"):
+        path.write_text("old")
+        assert load(path) == "old"
+        path.write_text("new")
+    assert [load(shipped), load(tmp_path / "a.toml")] == ["old", "new"]
+    assert reads == [shipped, *[tmp_path / "a.toml"] * 2]

@@ -59,35 +59,22 @@ class LevelTiling:
 
 @dataclass(frozen=True)
 class Estimate:
-    """Time of a program on a machine.
-
-    Parameters
-    ----------
-    machine : str
-        Name of the machine.
-    cycles, us : float
-        Time of the executions with the transfers that feed them.
-    bound : str
-        Bottleneck: ``compute``, ``latency``, ``issue``, ``read from`` or ``write to`` a memory.
-    levels, tiling : tuple
-        Times and tiles by level, innermost first.
-    packing_us : mapping of str to float
-        Additional time of packing or unpacking, by operand.
-    exact : bool
-        No tiling takes fewer cycles by this model, whatever its sizes, its orders and its division
-        among units; else the tiling is the best of those that were compared.
-    provenance : Provenance
-        Estimated.
-    """
+    """Time of a program on a machine."""
 
     machine: str
     cycles: float
     us: float
+    """Time of the executions with the transfers that feed them."""
     bound: str
+    """Bottleneck: ``compute``, ``latency``, ``issue``, ``read from`` or ``write to`` a memory."""
     levels: tuple[LevelEstimate, ...]
     tiling: tuple[LevelTiling, ...]
+    """Times and tiles by level, innermost first."""
     packing_us: Mapping[str, float]
+    """Additional time of packing or unpacking, by operand."""
     exact: bool
+    """No tiling takes fewer cycles by this model, whatever its sizes, its orders and its division
+    among units; else the tiling is the best of those that were compared."""
     provenance: Provenance = Provenance.ESTIMATED
 
     @property
@@ -96,7 +83,6 @@ class Estimate:
         return self.us + sum(self.packing_us.values())
 
     def to_json(self) -> dict[str, Any]:
-        """Return the estimate as a document."""
         return {
             "machine": self.machine,
             "provenance": self.provenance.value,
@@ -122,10 +108,7 @@ class Estimate:
 def machine_of(spec: HardwareSpec, name: str | None = None) -> Hierarchy:
     """Return a machine of a target by name, by default its first one.
 
-    Raises
-    ------
-    SpecError
-        The target has no such machine, or none at all.
+    Raises :class:`SpecError` if the target has no such machine, or none at all.
     """
     if not spec.machines:
         file = f"{spec.path}: " if spec.path else ""
@@ -171,6 +154,7 @@ def estimate_program(
     best = best_tilings(nest, machine, rows)
     computing = compute_time(best.tilings, nest, machine)
     times = list(memory_times(best.tilings, nest, machine, computing.longest))
+    # The outermost memory that others are filled from includes all below it.
     total = float(times[-1].total[0])
     parts = {
         "compute": computing.executing[0],
@@ -178,7 +162,7 @@ def estimate_program(
         "issue": computing.issuing[0],
     }
     packing = {
-        operand.name: packing_cycles(operand, scope, machine) / machine.clock_mhz
+        operand.name: _packing_cycles(operand, scope, machine) / machine.clock_mhz
         for operand, scope in ((program.operand(o.name), o.scope) for o in nest.operands)
         if machine.layouts is Layouts.PACKED
         and operand.name not in ahead
@@ -231,29 +215,22 @@ def _tiling(tilings: Tilings, nest: ExecutionNest, machine: Hierarchy) -> tuple[
     return tuple(reversed(levels))
 
 
-def packing_cycles(operand: PackedOperand, scope: str, machine: Hierarchy) -> float:
+def _packing_cycles(operand: PackedOperand, scope: str, machine: Hierarchy) -> float:
     """Return the cycles of copying an operand between its original and the packed layout.
 
-    Both are in main memory. All units copy, through the memories between it and the operand's
-    scope. A piece is contiguous in both layouts. The innermost memory moves pieces one by one, in
-    full granules; farther out, caches combine them.
-
-    Parameters
-    ----------
-    operand : PackedOperand
-        Operand with both layouts.
-    scope : str
-        Memory from which the instruction reads it.
-    machine : Hierarchy
-        Machine with its memories.
+    Both are in main memory. A piece is contiguous in both layouts.
     """
     size = size_bytes(operand.dtype)
     original, packed = math.prod(operand.original_shape) * size, operand.elements * size
     piece = contiguous_elements(operand) * size
     path, longest = machine.path(scope), 0.0
+    # All units copy, through the memories between main memory and the operand's scope, and the
+    # slowest boundary decides.
     for below, memory in itertools.pairwise(path):
         reading = min(memory.read_bytes * memory.units, memory.child_read_bytes * below.units)
         writing = min(memory.write_bytes * memory.units, memory.child_write_bytes * below.units)
+        # The innermost memory moves pieces one by one, in full granules; farther out, caches
+        # combine them.
         granules = 1.0
         if below is path[0]:
             granules = math.ceil(piece / below.granule_bytes) * below.granule_bytes / piece
@@ -265,6 +242,7 @@ def packing_cycles(operand: PackedOperand, scope: str, machine: Hierarchy) -> fl
 
 def contiguous_elements(operand: PackedOperand) -> float:
     """Return the average number of elements of a piece that is contiguous in both layouts."""
+    # A part in the middle, so that padding at the ends does not count more than it should.
     count = min(operand.elements, _SAMPLE)
     first = (operand.elements - count) // 2
     places = np.unravel_index(np.arange(first, first + count), operand.shape)

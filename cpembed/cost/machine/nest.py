@@ -67,6 +67,8 @@ class TileOperand:
         # From the innermost dimension outwards, pieces join while dimensions are touched in full.
         for index, extent in reversed(self.dimensions):
             count, span = _touched(index, extent, sizes)
+            # Gaps that are shorter than a granule are moved too, so that the piece goes on behind
+            # them.
             gap = piece * (span - count) / np.maximum(count - 1, 1.0)
             joins = contiguous & (gap < granule)
             piece = np.where(joins, piece * span, piece)
@@ -131,8 +133,8 @@ class ExecutionNest:
                 each = self.execution_bytes(operand, memory.granule_bytes)
                 total = total + self.execution_tiles(operand, sizes) * each
             else:
-                is_held = operand.scope == memory.name
-                element = operand.held_bytes if is_held else operand.element_bytes
+                in_registers = operand.scope == memory.name
+                element = operand.held_bytes if in_registers else operand.element_bytes
                 total = total + operand.elements(all_sizes) * element
         return total
 
@@ -145,6 +147,8 @@ class ExecutionNest:
 def execution_nest(program: DerivedProgram, layouts: Layouts = Layouts.PACKED) -> ExecutionNest:
     """Return the nest of a program, on its packed operands or on the workload's."""
     loops = tuple(loop for loop in program.loops if loop.extent > 1)
+    # Loops of one iteration move nothing: they count as axes of extent 1, so that indices still
+    # have all iterators.
     single = {loop.name: 1 for loop in program.loops if loop.extent == 1}
     axes = {**{axis.name: axis.extent for axis in program.instruction_axes}, **single}
     computation = program.instruction.computation
@@ -159,6 +163,7 @@ def execution_nest(program: DerivedProgram, layouts: Layouts = Layouts.PACKED) -
                 name=packed.name,
                 scope=program.instruction.memory[role.name].scope,
                 element_bytes=size_bytes(packed.dtype),
+                # An operand may be narrower in memory than in the registers of the instruction.
                 held_bytes=max(size_bytes(packed.dtype), size_bytes(role.dtype)),
                 dimensions=dimensions,
                 loops=frozenset(moving & {loop.name for loop in loops}),
@@ -235,8 +240,7 @@ def executed_share(program: DerivedProgram) -> float:
     """Return the share of a program's executions in which no factor consists of padding.
 
     Kernels leave the others out. The share is 1 unless the workload is a product-sum, in which
-    padding adds nothing. Coordinates that share an iterator are enumerated together; of factors
-    that share a loop, only the first counts.
+    padding adds nothing.
     """
     if len(program.workload.statements) != 1:
         return 1.0
@@ -255,8 +259,11 @@ def executed_share(program: DerivedProgram) -> float:
             (source.substitute(places), size)
             for source, size in zip(operand.source, operand.original_shape, strict=True)
         ]
+        # Coordinates that share an iterator are enumerated together; others are independent.
         for group in _groups([c for c in coordinates if _leaves(c, program)]):
             names = {name for index, _ in group for name in index.iterators}
+            # Coordinates that share a loop depend on each other, so their shares do not multiply;
+            # the first factor's alone is an upper bound of the rest.
             if not names & decided:
                 share *= _inside(group, names, program)
                 decided |= names & loops
@@ -297,5 +304,6 @@ def _inside(group: Sequence[Coordinate], names: set[str], program: DerivedProgra
     for index, size in group:
         at = np.asarray(index.evaluate(values))
         inside &= (at >= 0) & (at < size)
+    # One element inside is enough for an execution to be needed.
     axes = tuple(range(len(loops), len(extents)))
     return float(inside.any(axis=axes).mean())

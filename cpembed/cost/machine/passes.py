@@ -4,9 +4,6 @@ The loops of a nest are cut stage by stage, from main memory inwards. A tile tha
 the one around it leaves a partial tile, so that a loop has tiles of a few sizes, each with a count;
 they are counted exactly. A tile of an operand is moved if another one was there before: an
 innermost loop that does not move the operand leaves it in place.
-
-If units share a loop, its tiles are dealt out in blocks of consecutive ones, as equal as possible:
-no unit has more to do than the first one.
 """
 
 from __future__ import annotations
@@ -68,6 +65,7 @@ class _Classes:
         if stage is not None:
             last = np.where(full + (rest > 0) > 1, stage, last)
         counted = np.where(first[:, None], np.minimum(full, 1.0), full) * self.count
+        # A scope of first pieces counts the partial one only if there is no full one.
         partial = np.where(first[:, None] & (full > 0), 0.0, self.count)
         wholes, parts = np.flatnonzero(full > 0), np.flatnonzero(rest > 0)
         if not len(parts):
@@ -145,6 +143,8 @@ class LoopCuts:
         piece = stage.sizes[self.name][classes.row]
         parts = stage.parts.get(self.name)
         if parts is not None:
+            # Units get blocks of consecutive tiles, as equal as possible, so that no unit has more
+            # to do than the first one.
             tiles = np.ceil(classes.size / piece)
             block = np.ceil(tiles / parts[classes.row]) * piece
             first_unit = np.array([stage.level >= scope for scope in self.scopes])
@@ -175,6 +175,8 @@ class OperandTiles:
         self._last: dict[str, Integers] = {}
         for name in sorted(operand.loops):
             self._join(name, cuts[name].first if first else cuts[name].classes)
+        # Loops that leave the operand in place: how often its tiles are moved depends on where they
+        # are.
         still = [name for name in cuts if name not in operand.loops]
         self._still = {name: cuts[name] for name in still}
 
@@ -207,6 +209,7 @@ class OperandTiles:
         ``ranks`` are the positions of the loops of each stage.
         """
         stage = self._innermost
+        # Position of the innermost loop that goes on to another tile of the operand.
         first = np.full(len(self.row), math.inf)
         for name, last in self._last.items():
             places = _at(ranks, name, stage, self.row)

@@ -1,8 +1,8 @@
 """Search for the tiling of a nest that takes the fewest cycles on a machine.
 
-Levels are decided from main memory inwards, since the traffic of an outer level does not depend on
-the inner ones. For each level, all tile sizes are compared if they are few; else those that cut the
-enclosing tile into equal parts, or a grid of them. The best few continue to the next level.
+Levels are decided from main memory inwards. For each level, all tile sizes are compared if they are
+few; else those that cut the enclosing tile into equal parts, or a grid of them. The best few
+continue to the next level.
 """
 
 from __future__ import annotations
@@ -83,6 +83,7 @@ def best_tilings(
     """
     # A lower bound on the cycles of all tilings that were dropped.
     dropped, exact, tilings = math.inf, True, untiled(nest)
+    # From main memory inwards: the traffic of an outer level does not depend on the inner ones.
     for level in reversed(range(len(machine.levels) - 1)):
         candidates, is_complete, is_guess = _cut(tilings, level, nest, machine, rows)
         beam = _beam(nest, machine, level, rows, _BEAM) if level else count
@@ -91,7 +92,7 @@ def best_tilings(
             # The traffic of a memory that is filled past the level is a guess, no bound.
             dropped = min(dropped, -math.inf if is_guess and least < math.inf else least)
         exact = exact and is_complete
-    fewest = float(cycles(tilings.taken([0]), nest, machine)[0])
+    fewest = float(cycles(tilings.select([0]), nest, machine)[0])
     return BestTilings(tilings, exact and fewest <= dropped)
 
 
@@ -164,10 +165,11 @@ def _best(
     With ``rough``, times that differ by little are equal, since inner levels are undecided.
     """
     if rough and sum(tilings.rows for tilings in candidates) <= beam * _ORDERS:
+        # Few candidates: before sizes are compared at all, drop those that made the same decisions.
         every = joined(candidates)
         distinct = _first_of_each([every.share, *_choices(every)])
         if len(distinct) <= beam:
-            return every.taken(distinct), math.inf
+            return every.select(distinct), math.inf
     counts = [tilings.rows for tilings in candidates]
     number: Integers = np.repeat(np.arange(len(candidates)), counts)
     row: Integers = np.concatenate([np.arange(count) for count in counts])
@@ -180,7 +182,7 @@ def _best(
     first = _mixed(ranked)[: beam * _EQUALS]
     selected = [first[number[first] == n] for n in range(len(candidates))]
     places = np.concatenate(selected)
-    parts = [t.taken(row[at]) for t, at in zip(candidates, selected, strict=True)]
+    parts = [t.select(row[at]) for t, at in zip(candidates, selected, strict=True)]
     tilings = joined([part for part in parts if part.rows])
     distinct = _distinct(tilings)
     measured = [_measures(tilings, nest, machine) for machine in machines]
@@ -188,7 +190,7 @@ def _best(
     is_dropped = np.ones(len(row), bool)
     is_dropped[places[order]] = False
     least = float(measures[0][0, is_dropped].min()) if is_dropped.any() else math.inf
-    return tilings.taken(order), least
+    return tilings.select(order), least
 
 
 def _measures(tilings: Tilings, nest: ExecutionNest, machine: Hierarchy) -> Floats:
@@ -204,14 +206,13 @@ def _measures(tilings: Tilings, nest: ExecutionNest, machine: Hierarchy) -> Floa
 
 
 def _in_turn(measures: Floats, rows: Sequence[int] | Integers, *, rough: bool) -> Integers:
-    """Return rows by time; of equal ones, the fewest bytes moved and the largest tile take turns.
-
-    A large tile leaves the most to share and to keep farther in.
-    """
+    """Return rows by time; of equal ones, the fewest bytes and the largest tile take turns."""
     indices = np.asarray(rows, np.intp)
     time, moved, size = measures[:, indices]
     if rough:
+        # Inner levels are undecided, so that small differences of time say nothing: classes of 5 %.
         time = np.floor(np.log(time / time.min()) / math.log(_RESOLUTION))
+    # A large tile leaves the most to share and to keep farther in.
     orders = np.lexsort((size, moved, time)), np.lexsort((moved, size, time))
     return indices[_mixed(orders)]
 
@@ -268,6 +269,8 @@ class _Sizes:
         for row in range(outer.rows):
             around = {name: int(outer.sizes[name][row]) for name in names}
             most = [int(min(size, self._largest[name])) for name, size in around.items()]
+            # All sizes if they are few, else those that cut the enclosing tile into equal parts:
+            # any other size needs as many tiles as a smaller one of these.
             options = [list(range(1, size + 1)) for size in most]
             if math.prod(most) > limit:
                 is_complete = False
@@ -283,7 +286,7 @@ class _Sizes:
         sizes = {name: table[n].astype(np.float64) for n, name in enumerate(names, 1)}
         fitting = np.flatnonzero(np.broadcast_to(self._fits(sizes), (table.shape[1],)))
         inside = {name: values[fitting] for name, values in sizes.items()}
-        return outer.taken(table[0][fitting]), inside, is_complete
+        return outer.select(table[0][fitting]), inside, is_complete
 
     @property
     def largest(self) -> list[int]:

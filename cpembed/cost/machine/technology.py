@@ -19,7 +19,7 @@ from pathlib import Path
 import msgspec
 
 from cpembed.errors import SpecError
-from cpembed.hw.schema import close_match, one_of, read_table
+from cpembed.hw.schema import close_match, joined, read_table
 
 _FOLDER = Path(__file__).parent / "technologies"
 
@@ -116,12 +116,7 @@ class Technology:
     def mac(self, dtype_in: str, dtype_out: str) -> Unit:
         """Return the unit of a multiplication of ``dtype_in`` with an addition of ``dtype_out``.
 
-        An unsigned type has the values of the signed one.
-
-        Raises
-        ------
-        SpecError
-            No source has the operation.
+        Raises :class:`SpecError` if no source has the operation.
         """
         return self._operation("multiply", dtype_in) + self._operation("add", dtype_out)
 
@@ -131,10 +126,11 @@ class Technology:
 
     def _operation(self, operation: str, dtype: str) -> Unit:
         units: Mapping[str, Unit] = getattr(self.tables, operation)
+        # An unsigned type has the unit of the signed one.
         unit = units.get(dtype.removeprefix("u"))
         if unit is None:
             problem = f"technology {self.name} has no figures to {operation} {dtype}"
-            raise SpecError(f"{problem}; it has {one_of(units)}")
+            raise SpecError(f"{problem}; it has {joined(units)}")
         return unit
 
     def register_pj(self, bits: float) -> float:
@@ -181,9 +177,11 @@ class Technology:
             for row_width, of_width in _neighbours(widths, width)
             for size, of_size in _neighbours(self._capacities[row_width], capacity)
         ]
+        # Weights of a capacity outside of the table are missing, so that they do not add up to 1.
         if not rows or not math.isclose(sum(weight for weight, _ in rows), 1):
             raise SpecError(self._outside(capacity, width, widths))
         return tuple(  # pyright: ignore[reportReturnType]
+            # Rows double in capacity and width, so values are interpolated in logarithms.
             math.exp(sum(weight * math.log(bank[i]) for weight, bank in rows))
             for i in range(len(rows[0][1]))
         )
@@ -230,7 +228,7 @@ def technology(name: str = "45nm") -> Technology:
     """Return a technology by its name; raise :class:`SpecError` if there is none."""
     if name not in technologies():
         near = close_match(name, technologies())
-        raise SpecError(f"unknown technology {name!r}{near}; allowed: {one_of(technologies())}")
+        raise SpecError(f"unknown technology {name!r}{near}; allowed: {joined(technologies())}")
     tables = read_table(_FOLDER / f"{name}.toml", _Tables)
     return Technology(tables, _sram_rows(_FOLDER / f"{name}_sram.csv"))
 

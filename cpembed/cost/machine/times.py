@@ -71,14 +71,17 @@ def compute_time(tilings: Tilings, nest: ExecutionNest, machine: Hierarchy) -> C
     zero = np.zeros(tilings.rows)
     if not is_complete:
         level = len(machine.levels) - len(tilings.busy)
+        # Inner levels are undecided: at best all units below share the work equally.
         more = machine.levels[0][0].units / machine.levels[level][0].units
         executing = unit.cycles * calls / more
         return ComputeTime(executing, zero, zero, executing)
     waiting = zero
+    # Each execution that adds to the same output waits for the one before.
     if nest.has_reduction:
         waiting = nest.executed * unit.latency_cycles * tilings.waits
     loads = zero
     for memory in machine.levels[0]:
+        # Tiles of single executions are loaded by instructions, which take issue slots.
         if memory.transfer_unit is not TransferUnit.REGION:
             traffic = tilings.traffic[memory.name]
             loads = loads + traffic.read_transfers + traffic.write_transfers
@@ -139,6 +142,7 @@ def _time(
     reading, writing = _transfer_times(memory, traffic, tilings.rows)
     moving = reading + writing if memory.half_duplex else np.maximum(reading, writing)
     modes = {child.effective_overlap for child in below}
+    # Children may differ; a memory serves them all, so the one that overlaps least decides.
     strictest = next(mode for mode in Overlapping if mode in modes)
     total, waits = np.maximum(computing, moving), moving > computing
     if strictest is Overlapping.NONE:

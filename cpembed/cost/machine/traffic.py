@@ -80,7 +80,7 @@ class Tilings:
     def rows(self) -> int:
         return len(self.share)
 
-    def taken(self, rows: Sequence[int] | Integers) -> Tilings:
+    def select(self, rows: Sequence[int] | Integers) -> Tilings:
         """Return some of the rows, which may be repeated."""
 
         def pick(values: Sequence[Floats]) -> Floats:
@@ -121,13 +121,13 @@ def _combined(
 
     first = tilings[0]
     return Tilings(
-        named([t.sizes for t in tilings]),
-        tuple(stage(number) for number in range(len(first.stages))),
-        function([t.share for t in tilings]),
-        tuple(function([t.busy[n] for t in tilings]) for n in range(len(first.busy))),
-        function([t.waits for t in tilings]),
-        traffic([t.traffic for t in tilings]),
-        traffic([t.first for t in tilings]),
+        sizes=named([t.sizes for t in tilings]),
+        stages=tuple(stage(number) for number in range(len(first.stages))),
+        share=function([t.share for t in tilings]),
+        busy=tuple(function([t.busy[n] for t in tilings]) for n in range(len(first.busy))),
+        waits=function([t.waits for t in tilings]),
+        traffic=traffic([t.traffic for t in tilings]),
+        first=traffic([t.first for t in tilings]),
     )
 
 
@@ -158,6 +158,8 @@ class LevelTiles:
         )
         again: dict[str, NDArray[np.bool_]] = {}
         for memory in filled:
+            # A memory farther in, with a parent farther out, is filled past this level, though its
+            # own tiles are cut later.
             if memory.level < level:
                 room = memory.tile_capacity * memory.units // units
                 operands = nest.operands_in(memory, machine)
@@ -173,14 +175,12 @@ def untiled(nest: ExecutionNest) -> Tilings:
 
 
 def orders(nest: ExecutionNest) -> tuple[list[tuple[str, ...]], bool]:
-    """Return orders of loops, innermost first, and whether one of them is optimal.
-
-    Orders in which each operand stays in place through as many loops are equivalent.
-    """
+    """Return orders of loops, innermost first, and whether one of them is optimal."""
     # Only the sets of loops that leave an operand in place tell orders apart.
     names = [loop.name for loop in nest.loops]
     staying = dict.fromkeys(frozenset(names) - operand.loops for operand in nest.operands)
     sets = [loops for loops in staying if loops]
+    # Orders in which each operand stays in place through as many loops are equivalent.
     if len(sets) <= _PERMUTED:
         priorities = list(itertools.permutations(sets))
     else:
@@ -197,6 +197,7 @@ def dealings(nest: ExecutionNest, units: int) -> tuple[list[Parts], bool]:
 
     Units may be left idle.
     """
+    # Reductions are not shared: units would have to add up partial sums.
     parallel = sorted(
         (loop for loop in nest.loops if loop.kind is AxisKind.SPATIAL),
         key=lambda loop: -loop.extent,
@@ -261,11 +262,13 @@ def cut(
     """
     rows = outer.rows
     stage = Stage(inner.level, inner.sizes, _dealt(outer, inner, parts, machine), {})
+    # Sizes and divisions do not depend on the order of the loops: regions serve all orders.
     regions = _Regions((*outer.stages, stage), inner, rows, nest, machine)
     busy, waits = regions.busy, regions.waits
     first = {
         memory.name: regions.first(memory)
         for memory in inner.memories
+        # Only a double-buffered memory waits for its first tile and then no more.
         if memory.effective_overlap is Overlapping.DOUBLE_BUFFER
     }
     for order in loop_orders:
@@ -292,6 +295,7 @@ def _dealt(
     for name, most in parts.items():
         tiles = np.ceil(outer.sizes[name] / inner.sizes[name])
         dealt[name] = np.minimum(np.minimum(units, most), tiles)
+        # Earlier loops get their units first.
         units = np.floor(units / dealt[name])
     return dealt
 
@@ -333,7 +337,8 @@ class _Regions:
         self._inner, self._rows, self._nest, self._machine = inner, rows, nest, machine
         self._scopes = scopes = _scopes(stages, inner, machine)
         self._cuts = cuts = {
-            loop.name: LoopCuts(loop.name, loop.extent, stages, scopes, rows) for loop in nest.loops
+            loop.name: LoopCuts(loop.name, loop.extent, stages, scopes, rows=rows)
+            for loop in nest.loops
         }
         self._regions = {
             memory.name: [
@@ -385,6 +390,7 @@ class _Regions:
         total = sum(figures, start=np.zeros((4, len(self._scopes), self._rows)))
         read, write, reads, writes = total
         level = float(self._machine.memories[memory.parent or ""].level)
+        # Without division among units there is one scope, which stands for all.
         place = self._scopes.index(level) if level in self._scopes else 0
         return Traffic(
             *(read[0], write[0], read[place], write[place], read[-1], write[-1]),

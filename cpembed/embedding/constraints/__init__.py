@@ -1,30 +1,30 @@
-"""The constraints of Rieber et al. 2021, section 4.2, one file each.
+"""The constraints of Rieber et al. 2021, section 4.2, in the order in which they are posted.
 
-The order is the order of posting: boxes first, since others speak of their digits.
+Each is a class; those of one subject share a file: :mod:`~.isomorphism` has ``dataflow`` and
+``all_different``, :mod:`~.memory_access` ``dense`` and ``linear_access``, :mod:`~.digits`
+``digits``, ``extents`` and ``strides``, :mod:`~.domain` ``fixed_origin``, ``padding`` and
+``domain_bound``. A new one is a class, here or in a file of its own, and a line in
+:data:`CONSTRAINTS`.
 """
 
 import dataclasses
 import inspect
 from typing import Any
 
-from cpembed.embedding.constraints.all_different import AllDifferent
 from cpembed.embedding.constraints.base import Constraint
-from cpembed.embedding.constraints.dataflow import Dataflow
-from cpembed.embedding.constraints.dense import Dense
-from cpembed.embedding.constraints.digits import Digits
-from cpembed.embedding.constraints.domain_bound import DomainBound
-from cpembed.embedding.constraints.extents import Extents
-from cpembed.embedding.constraints.fixed_origin import FixedOrigin
+from cpembed.embedding.constraints.digits import Digits, Extents, Strides
+from cpembed.embedding.constraints.domain import DomainBound, FixedOrigin, Padding
 from cpembed.embedding.constraints.hyper_rectangle import HyperRectangle
-from cpembed.embedding.constraints.linear_access import LinearAccess
-from cpembed.embedding.constraints.padding import Padding
-from cpembed.embedding.constraints.strides import Strides
+from cpembed.embedding.constraints.isomorphism import AllDifferent, Dataflow
+from cpembed.embedding.constraints.memory_access import Dense, LinearAccess
 from cpembed.plugins import load_plugin, plugin_names
 
 CONSTRAINTS: dict[str, type[Constraint]] = {
     kind.name: kind
     for kind in (
+        # Boxes come first: most of the others read the digits that they define.
         HyperRectangle,
+        # After boxes these two have nothing left to post where all images are boxes.
         Dataflow,
         AllDifferent,
         FixedOrigin,
@@ -40,7 +40,7 @@ CONSTRAINTS: dict[str, type[Constraint]] = {
 
 
 def find_constraint(name: str) -> type[Constraint] | None:
-    """A shipped constraint, or one that a distribution adds; None where there is none.
+    """Return a shipped constraint, or one that a distribution adds; None where there is none.
 
     Raises :class:`~cpembed.errors.SpecError` where what is added is no constraint.
     """
@@ -57,12 +57,12 @@ def find_constraint(name: str) -> type[Constraint] | None:
 
 
 def constraint_names() -> list[str]:
-    """Every constraint that a set may name."""
+    """Return the name of every constraint that a set may hold."""
     return [*CONSTRAINTS, *plugin_names("cpembed.constraints")]
 
 
 def _fault(kind: Any, name: str) -> str | None:
-    """Why a value is not a constraint of the name."""
+    """Return the reason why a value is not a constraint of the name."""
     if not (isinstance(kind, type) and issubclass(kind, Constraint)):
         return "is not a subclass of Constraint"
     if inspect.isabstract(kind) or not dataclasses.is_dataclass(kind):

@@ -1,4 +1,7 @@
-"""Interface of a constraint: it posts itself to both models and independently judges a node map."""
+"""Interface of a constraint, and how digits and workload axes move the operands.
+
+A constraint posts itself to both models and independently judges a finished node map.
+"""
 
 from __future__ import annotations
 
@@ -49,15 +52,18 @@ class Constraint(ABC):
 
     @abstractmethod
     def words(self) -> str:
-        """The constraint as a phrase for an explanation ("no strides: ...")."""
+        """Return the constraint as a phrase for an explanation ("no strides: ...")."""
+
+
+# -- digits ---------------------------------------------------------------------------------------
 
 
 def moved_dimensions(
     problem: EmbeddingProblem, option: DigitOption
 ) -> Iterator[tuple[str, int, int]]:
-    """The dimensions along which a digit moves the operands that its instruction axis walks.
+    """Yield the dimensions along which a digit moves the operands that its instruction axis walks.
 
-    Yields (instruction operand, dimension of the workload operand, step in that dimension).
+    Each is (instruction operand, dimension of the workload operand, step in that dimension).
     """
     for operand, axes in problem.operand_axes.items():
         if option.instruction_axis not in axes:
@@ -69,68 +75,13 @@ def moved_dimensions(
                     yield operand, dimension, step
 
 
-def can_feed(problem: EmbeddingProblem, instruction_axis: str, axis: str) -> bool:
-    """True if a workload axis indexes no operand that the instruction axis does not index.
-
-    This is all that the dataflow requires of a digit.
-
-    Parameters
-    ----------
-    problem : EmbeddingProblem
-        Problem with both axes.
-    instruction_axis : str
-        Axis to feed.
-    axis : str
-        Workload axis, or member of a fused one.
-    """
-    return not any(
-        axis in index.iterators
-        for operand, axes in problem.operand_axes.items()
-        if instruction_axis not in axes
-        for index in problem.workload_indices[operand]
-    )
-
-
-def along_index(problem: EmbeddingProblem, operand: str, instruction_axis: str, step: int) -> int:
-    """Return a step along a dimension as one along the operand's index, which may run backwards.
-
-    Parameters
-    ----------
-    problem : EmbeddingProblem
-        Problem with the operand.
-    operand : str
-        Instruction operand.
-    instruction_axis : str
-        Instruction axis whose digit moves the operand.
-    step : int
-        Step in the workload operand's dimension, in elements.
-    """
-    indices = problem.instruction.computation.access(operand).index
-    return step if sum(index.coefficient(instruction_axis) for index in indices) > 0 else -step
-
-
-def couple_meeting(model: DigitModel, operands: Collection[str]) -> None:
-    """Decide digits of several instruction axes together where they meet in a dimension of one of
-    the operands, whose elements are to differ.
-    """
-    movers: dict[tuple[str, int], dict[str, set[str]]] = {}
-    for option in model.options:
-        for operand, dimension, _ in moved_dimensions(model.problem, option):
-            if operand in operands:
-                feeding = movers.setdefault((operand, dimension), {})
-                feeding.setdefault(option.digit.axis, set()).add(option.instruction_axis)
-    for feeding in movers.values():
-        if len(feeding) > 1:
-            model.couple(set[str]().union(*feeding.values()))
-
-
 def displacements(
     problem: EmbeddingProblem, option: DigitOption
 ) -> Iterator[tuple[str, int, NDArray[np.int64]]]:
-    """The distances by which a digit moves each operand.
+    """Yield the distances by which a digit moves each operand, dimension by dimension.
 
-    Yields (instruction operand, dimension of the workload operand, distance at each value of the
-    digit).
+    Each is (instruction operand, dimension of the workload operand, distance at each value of the
+    digit), without dimensions in which nothing moves.
     """
     steps = np.arange(option.digit.count, dtype=np.int64) * option.digit.stride
     members: dict[str, NDArray[np.int64]] = {}
@@ -148,24 +99,61 @@ def displacements(
                 yield operand, dimension, moved
 
 
-def walker(problem: EmbeddingProblem, index: IndexExpr) -> str | None:
-    """The one iterator that walks an index, None where several do: then it is a sliding window.
+def along_index(problem: EmbeddingProblem, operand: str, instruction_axis: str, step: int) -> int:
+    """Return a step along a dimension as one along the operand's index, which may run backwards.
 
-    An iterator of one step walks nothing, as long as no tile pads it. Where all are of one step, it
-    is the first that indexes the output, or the first.
+    Parameters
+    ----------
+    problem : EmbeddingProblem
+        Problem with the operand.
+    operand, instruction_axis : str
+        Instruction operand, and the instruction axis whose digit moves it.
+    step : int
+        Step in the workload operand's dimension, in elements.
     """
+    indices = problem.instruction.computation.access(operand).index
+    return step if sum(index.coefficient(instruction_axis) for index in indices) > 0 else -step
+
+
+def can_feed(problem: EmbeddingProblem, instruction_axis: str, axis: str) -> bool:
+    """Return True if a workload axis indexes no operand that the instruction axis does not index.
+
+    Parameters
+    ----------
+    problem : EmbeddingProblem
+        Problem with both axes.
+    instruction_axis, axis : str
+        Axis to feed, and the workload axis or member of a fused one that would feed it.
+    """
+    # Operands that the workload axis leaves alone need no check: `dataflow` asks only that what
+    # the instruction shares along its axis is shared by the workload.
+    return not any(
+        axis in index.iterators
+        for operand, axes in problem.operand_axes.items()
+        if instruction_axis not in axes
+        for index in problem.workload_indices[operand]
+    )
+
+
+# -- sliding windows ------------------------------------------------------------------------------
+
+
+def walker(problem: EmbeddingProblem, index: IndexExpr) -> str | None:
+    """Return the one iterator that walks an index, None where several do: a sliding window."""
     workload = problem.workload
+    # An iterator of one step walks nothing, as long as no tile pads it.
     moving = [name for t in index.terms if t.maximum(workload.extents) for name in t.iterators]
     names = dict.fromkeys(moving)
     if len(names) > 1 or not index.iterators:
         return None
+    # Where all are of one step, an axis of the output is preferred to the filter's.
     kinds = {axis.name: axis.kind for axis in workload.axes}
     ordered = sorted(index.iterators, key=lambda name: kinds[name] is not AxisKind.SPATIAL)
     return next(iter(names or ordered))
 
 
 def slides(problem: EmbeddingProblem, index: IndexExpr, moved: Collection[str]) -> bool:
-    """True if an index is a sliding window where these axes move: one of them is not its walker.
+    """Return True if an index is a sliding window where these axes move: one is not its walker.
 
     Parameters
     ----------
@@ -180,9 +168,9 @@ def slides(problem: EmbeddingProblem, index: IndexExpr, moved: Collection[str]) 
 
 
 def stencil_axes(problem: EmbeddingProblem) -> dict[str, str]:
-    """Workload axes that move some index as a sliding window.
+    """Return the workload axes that move some index as a sliding window, with that index.
 
-    Maps each to the index it occurs in, as text, such as ``I[2*p + r]``.
+    The index is text, such as ``I[2*p + r]``.
     """
     windows: dict[str, str] = {}
     for pair in problem.pairs:

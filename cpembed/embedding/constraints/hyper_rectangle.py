@@ -1,4 +1,4 @@
-"""``hyper_rectangle``: every operand's image is a regular box (Rieber et al. 2021, 4.2.2)."""
+"""``hyper_rectangle``: all images are regular boxes (Rieber et al. 2021, section 4.2.2)."""
 
 from __future__ import annotations
 
@@ -23,11 +23,11 @@ from cpembed.embedding.scalar_model import DigitChoice, ScalarModel
 
 @dataclass(frozen=True)
 class HyperRectangle(Constraint):
-    """Elements in their operand's own index order form an axis-parallel box with one stride per
-    dimension, in any rotation, each dimension used at most once; so do the operations in the
-    iteration domain.
+    """Elements of each operand, and the operations, form axis-parallel boxes.
 
-    The latter rules out diagonals, where one instruction axis moves along two workload axes at a
+    In their operand's own index order, elements form a box with one stride per dimension, in any
+    rotation, each dimension used at most once; so do the operations in the iteration domain. The
+    latter rules out diagonals, where one instruction axis moves along two workload axes at a
     time: each operand of ``O[q] += I[q+s] * W[s]`` is a box under ``q = s = x``, but the loops
     that translate it are not loops over axes.
 
@@ -54,13 +54,15 @@ class HyperRectangle(Constraint):
             a.name for a in problem.workload.axes if a.name not in problem.direct_dimension
         ]
         self._post_operations(model, unindexed)
+        # A number system has each element once: `dataflow` and `all_different` post nothing more.
         model.injective = True
 
     def _post_operations(self, model: ScalarModel, axes: list[str]) -> None:
-        """The operations' images are a box; ``axes`` are those without an operand's box."""
+        """Post that the operations' images are a box; ``axes`` are those without an operand's."""
         names = tuple(axis.name for axis in model.problem.instruction.axes)
         box = tuple(axis.maximum for axis in model.problem.instruction.axes)
         for axis in axes:
+            # Other workload axes feed the instruction axes as well: only all digits cover them.
             _post_box(model, [("", axis)], [model.points[axis]], names, box, cover=False)
         _post_iteration_box(model)
         model.boxed = True
@@ -71,16 +73,14 @@ class HyperRectangle(Constraint):
         return self.images == "operations" or operand_boxes(node_map) is not None
 
     def allows(self, problem: EmbeddingProblem, option: DigitOption) -> bool:
-        """Each operand that the instruction axis walks is moved forwards in one dimension; a fused
-        axis may move along several, as its members do.
-        """
         if self.images == "operations":
             return True
         indexed = {o for o, axes in problem.operand_axes.items() if option.instruction_axis in axes}
         moved = list(moved_dimensions(problem, option))
         if {operand for operand, _, _ in moved} != indexed:
             return False
-        # What a tile of a fused axis, or a window, moves along is seen on nodes.
+        # Each operand is moved forwards in one dimension. What a tile of a fused axis, or a window,
+        # moves along is seen on nodes.
         instruction_axis, groups = option.instruction_axis, problem.window_groups
         return len(option.members) > 1 or (
             len(moved) == len(indexed)
@@ -92,9 +92,6 @@ class HyperRectangle(Constraint):
         )
 
     def post_digits(self, model: DigitModel) -> None:
-        """A dimension of an operand is moved along one index of the instruction's operand. Digits
-        of one index may be a single digit there together: such solutions are judged.
-        """
         if self.images == "operations":
             return
         problem = model.problem
@@ -105,6 +102,8 @@ class HyperRectangle(Constraint):
                 groups = movers.setdefault((operand, dimension), {}).setdefault(group, {})
                 # The digits of a fused axis and those of its members exclude each other anyway.
                 groups.setdefault(option.digit.axis, []).append(option)
+        # A dimension is moved along one index of the instruction's operand. Digits of one index may
+        # be a single digit there together: such solutions are judged on nodes.
         for groups in movers.values():
             if all(len(by_axis) == 1 for by_axis in groups.values()):
                 model.at_most_one(
@@ -123,7 +122,7 @@ class HyperRectangle(Constraint):
 def index_digits(model: ScalarModel, operand: str, dimension: int) -> list[DigitChoice]:
     """Return the digits by which an operand's indices move along a dimension, posting missing ones.
 
-    Those of the operand's box, or, where operands need not be boxes, one for each index.
+    They are those of the operand's box, or one for each index where operands need not be boxes.
 
     Parameters
     ----------
@@ -148,7 +147,7 @@ def index_digits(model: ScalarModel, operand: str, dimension: int) -> list[Digit
 
 
 def _post_iteration_box(model: ScalarModel) -> None:
-    """The digits of each instruction axis over all workload axes form a number system."""
+    """Post that the digits of each instruction axis over all workload axes number its extent."""
     choices: dict[str, list[DigitChoice]] = {name: [] for name in model.extent_literals}
     for axis in model.problem.workload.axes:
         for name, choice in model.axis_choices(axis.name):
@@ -166,17 +165,21 @@ def _post_box(
     *,
     cover: bool = True,
 ) -> None:
-    """Coordinates are the sum over indices of digit sequences; with ``cover`` the digits of each
-    index are a number system of its extent (so that no two elements coincide).
+    """Post that coordinates are the sum over indices of digit sequences.
+
+    With ``cover`` the digits of each index are a number system of its extent, so that no two
+    elements coincide.
     """
     for key in keys:
         model.boxes[key] = []
     for index, name in enumerate(names):
-        extents = (
-            model.extent_literals[name]
-            if name is not None
-            else {shape[index]: _true_literal(model)}
-        )
+        if name is None:
+            # The size of a window, or of an index that is no axis, is no choice.
+            fixed = model.builder.boolean()
+            model.builder.bound(np.array([fixed]), 1, 1)
+            extents = {shape[index]: fixed}
+        else:
+            extents = model.extent_literals[name]
         every: list[DigitChoice] = []
         for key, ids in zip(keys, dimensions, strict=True):
             choices = _choices(model, ids, index, max(extents), tuple(extents))
@@ -190,20 +193,15 @@ def _post_box(
         _post_separable(model, ids)
 
 
-def _true_literal(model: ScalarModel) -> int:
-    literal = model.builder.boolean()
-    model.builder.bound(np.array([literal]), 1, 1)
-    return literal
-
-
 def _choices(
     model: ScalarModel, ids: Ids, index: int, extent: int, extents: tuple[int, ...]
 ) -> list[DigitChoice]:
-    """Digits that can be part of a number system of one of the extents."""
+    """Return digits that can be part of a number system of one of the extents."""
     choices: list[DigitChoice] = []
     low, high = model.builder.range_of(int(ids.flat[0]))
     for weight in range(1, extent + 1):
         for count in range(2, extent // weight + 1):
+            # The last step of the smallest stride, 1, must lie in the domain.
             if count - 1 > high - low or not any(e % (weight * count) == 0 for e in extents):
                 continue
             stride = int(model.builder.variables((1,), 0, (high - low) // (count - 1))[0])
@@ -214,7 +212,7 @@ def _choices(
 
 
 def _post_line(model: ScalarModel, ids: Ids, index: int, choices: list[DigitChoice]) -> None:
-    """Along one index, from the first element: coordinate = first + sum of digit times stride."""
+    """Post that a coordinate along one index is the first one plus the digits times strides."""
     line: list[int | slice] = [0] * ids.ndim
     line[index] = slice(None)
     along = ids[tuple(line)]
@@ -228,13 +226,15 @@ def _post_line(model: ScalarModel, ids: Ids, index: int, choices: list[DigitChoi
 
 
 def _post_separable(model: ScalarModel, ids: Ids) -> None:
-    """Moving along one index changes the coordinate equally wherever the other indices stand."""
+    """Post that a move along one index changes a coordinate equally wherever the others stand."""
     if ids.ndim < 2:
         return
     origin = ids[(0,) * ids.ndim]
+    # Elements on the lines through the first one need no row: they define the moves.
     inner = np.nonzero(np.sum(np.indices(ids.shape) > 0, axis=0) >= 2)
     if not inner[0].size:
         return
+    # x[i,j] = x[i,0] + x[0,j] - x[0,0], and likewise for more indices.
     terms = [
         (-1, ids[tuple(at * (position == index) for position, at in enumerate(inner))])
         for index in range(ids.ndim)
@@ -245,7 +245,7 @@ def _post_separable(model: ScalarModel, ids: Ids) -> None:
 def _post_number_system(
     model: ScalarModel, extents: dict[int, int], choices: list[DigitChoice]
 ) -> None:
-    """The digits form one path of weights from 1 to the extent: flow conservation per weight."""
+    """Post that the digits form one path of weights from 1 to the extent."""
     flows: dict[int, list[tuple[int, Ids]]] = {weight: [] for weight in (1, *extents)}
     for choice in choices:
         flows.setdefault(choice.weight, []).append((1, np.array([choice.literal])))
@@ -254,6 +254,8 @@ def _post_number_system(
         flows.setdefault(end, []).append((-1, np.array([choice.literal])))
     for extent, literal in extents.items():
         flows[extent].append((1, np.array([literal])))
+    # A digit is an edge from its weight to weight * count. Flow is conserved at each weight: a unit
+    # enters at 1 and leaves at the chosen extent, so that the counts multiply to that extent.
     for weight in sorted(flows):
         terms = flows[weight]
         if weight == 1 and not terms:

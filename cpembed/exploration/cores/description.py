@@ -1,4 +1,4 @@
-"""Cores of HASCO's kind: their intrinsics, and a point of the family as a TOML target."""
+"""Cores of HASCO's kind: their intrinsics, parameters, area and energy, and a core as a target."""
 
 from __future__ import annotations
 
@@ -9,11 +9,15 @@ from dataclasses import dataclass
 from functools import cached_property, lru_cache
 from pathlib import Path
 
+from cpembed.cost.machine.technology import Sram, technology
+from cpembed.embedding.constraint_set import load_constraint_set
+from cpembed.errors import CpembedError, SpecError
 from cpembed.files import write_whole
 from cpembed.hw.instruction import HardwareSpec
 from cpembed.hw.loader import load_hardware_spec
+from cpembed.hw.schema import close_match, joined
 from cpembed.ir.dtypes import size_bytes
-from cpembed.targets.family import Point
+from cpembed.targets.family import Activity, Point, Value
 
 SUMS = {"int8": "int32", "uint8": "int32", "float16": "float32", "float32": "float32"}
 """Element types of sums by those of the factors."""
@@ -47,7 +51,7 @@ class Intrinsic:
     axes: Mapping[str, int]
     roles: tuple[Role, ...]
     stationary: str
-    words: str
+    text: str
     cycles: int = 1
     streams: tuple[str, ...] = ()
 
@@ -57,7 +61,6 @@ class Intrinsic:
         return math.prod(self.axes.values())
 
     def role(self, name: str) -> Role:
-        """Return the operand with a name."""
         return next(role for role in self.roles if role.name == name)
 
     def tile_elements(self, name: str) -> int:
@@ -75,41 +78,32 @@ DATAFLOWS: Mapping[str, tuple[str, ...]] = {
 matrix-vector and dot products, because the matrix, or both vectors, are used once."""
 
 
-def intrinsic(name: str, dataflow: str, rows: int, columns: int) -> Intrinsic:
-    """Return an intrinsic on an array of processing elements.
-
-    The axes that an array unrolls are those of the instruction; everything else is a loop around
-    it. So the instruction depends on the dataflow: with stationary outputs a matrix product takes a
-    column of one factor and a row of the other each cycle, with stationary weights a row of the
-    image. HASCO's generators do the same (``generator_gemm.py``: x, y and 1).
-
-    Parameters
-    ----------
-    name
-        ``gemm``, ``conv2d``, ``gemv`` or ``dot``.
-    dataflow
-        One of its :data:`DATAFLOWS`.
-    rows, columns
-        The size of the array.
-    """
+def _intrinsic(name: str, dataflow: str, rows: int, columns: int) -> Intrinsic:
+    """Return an intrinsic on an array of processing elements, with one of its :data:`DATAFLOWS`."""
+    # The axes that an array unrolls are those of the instruction; everything else is a loop around
+    # it. HASCO's generators do the same (generator_gemm.py: x, y and 1).
     a, b, c = "A", "B", "C"
     match name, dataflow:
+        # Each cycle takes a column of one factor and a row of the other, and adds to all sums.
         case "gemm", "os":
             return Intrinsic(
                 expression="C[x,y] += A[x] * B[y]",
                 axes={"x": rows, "y": columns},
                 roles=(Role(a, ("x",)), Role(b, ("y",)), Role(c, ("x", "y"), True)),
                 stationary=c,
-                words=f"matrix product of {rows} rows, {columns} columns and one step",
+                text=f"matrix product of {rows} rows, {columns} columns and one step",
             )
+        # Each cycle takes a row of the image against the weights that stay.
         case "gemm", _:
             return Intrinsic(
                 expression="C[y] += A[z] * B[z,y]",
                 axes={"y": columns, "z": rows},
                 roles=(Role(a, ("z",)), Role(b, ("z", "y")), Role(c, ("y",), True)),
                 stationary=b,
-                words=f"matrix product of one row, {columns} columns and {rows} steps",
+                text=f"matrix product of one row, {columns} columns and {rows} steps",
             )
+        # One pixel an execution, over its window. The pixels are loops, so that no index of the
+        # instruction is a sum of axes, which the digit model could not enumerate.
         case "conv2d", _:
             axes = ("c", "r", "s")
             return Intrinsic(
@@ -118,15 +112,16 @@ def intrinsic(name: str, dataflow: str, rows: int, columns: int) -> Intrinsic:
                 roles=(Role(a, axes), Role(b, ("k", *axes)), Role(c, ("k",), True)),
                 stationary=b if dataflow == "ws" else c,
                 cycles=WINDOW * WINDOW,
-                words=f"{WINDOW} x {WINDOW} convolution of {rows} filters and {columns} channels",
+                text=f"{WINDOW} x {WINDOW} convolution of {rows} filters and {columns} channels",
             )
+        # The matrix is used once, so each execution brings a new tile of it.
         case "gemv", _:
             return Intrinsic(
                 expression="C[x] += A[x,z] * B[z]",
                 axes={"x": rows, "z": columns},
                 roles=(Role(a, ("x", "z")), Role(b, ("z",)), Role(c, ("x",), True)),
                 stationary=c,
-                words=f"product of a matrix of {rows} rows and {columns} columns with a vector",
+                text=f"product of a matrix of {rows} rows and {columns} columns with a vector",
                 streams=(a,),
             )
         case _:
@@ -135,7 +130,7 @@ def intrinsic(name: str, dataflow: str, rows: int, columns: int) -> Intrinsic:
                 axes={"z": rows * columns},
                 roles=(Role(a, ("z",)), Role(b, ("z",)), Role(c, (), True)),
                 stationary=c,
-                words=f"dot product of {rows * columns} elements",
+                text=f"dot product of {rows * columns} elements",
                 streams=(a, b),
             )
 
@@ -161,7 +156,7 @@ class Core:
     technology: str
 
     @staticmethod
-    def of(point: Point) -> Core:
+    def at(point: Point) -> Core:
         """Return the core of a point that has no flaw."""
         rows = int(point["pe_rows"])
         return Core(
@@ -184,8 +179,7 @@ class Core:
 
     @cached_property
     def intrinsic(self) -> Intrinsic:
-        """The computation of the array."""
-        return intrinsic(self.intrinsic_name, self.dataflow, self.rows, self.columns)
+        return _intrinsic(self.intrinsic_name, self.dataflow, self.rows, self.columns)
 
     @property
     def sums(self) -> str:
@@ -198,7 +192,6 @@ class Core:
         return self.rows * self.columns
 
     def type_of(self, operand: str) -> str:
-        """Return the element type of an operand."""
         return self.sums if self.intrinsic.role(operand).is_output else self.dtype
 
     def tile_bytes(self, operand: str) -> int:
@@ -218,7 +211,7 @@ def specification_text(core: Core) -> str:
     types = f"{core.dtype} x {core.dtype} -> {core.sums}"
     source = "the cores of HASCO (Xiao et al., ISCA 2021); the figures are a point's in a space of "
     lines = [
-        f"# A core with {array}: {core.intrinsic.words}.",
+        f"# A core with {array}: {core.intrinsic.text}.",
         "",
         f'name = "{name}"',
         f'description = "{core.intrinsic_name} core, {array}, {core.dataflow}, {types}"',
@@ -260,8 +253,8 @@ def _scope(operand: str) -> str:
     return f"core.{operand.lower()}"
 
 
-def _quoted(words: tuple[str, ...]) -> str:
-    return ", ".join(f'"{word}"' for word in words)
+def _quoted(names: tuple[str, ...]) -> str:
+    return ", ".join(f'"{name}"' for name in names)
 
 
 def _machine(core: Core, name: str, overlap: str) -> list[str]:
@@ -321,8 +314,180 @@ def _machine(core: Core, name: str, overlap: str) -> list[str]:
 
 @lru_cache(maxsize=256)
 def target(core: Core) -> HardwareSpec:
-    """Return the core as a target, read from a file as any other."""
+    """Return the core as a target."""
+    # Through a file, so that a point has exactly what a user gets who saves and opens its target.
     with tempfile.TemporaryDirectory(prefix="cpembed-core-") as folder:
         path = Path(folder) / "core.toml"
         write_whole(path, specification_text(core))
         return load_hardware_spec(path)
+
+
+# ------------------------------------------------------------------------------ points
+
+_RANGES: dict[str, tuple[int, int]] = {
+    "pe_rows": (1, 256),
+    "pe_columns": (0, 256),
+    "scratchpad_kib": (1, 1 << 16),
+    "banks": (1, 64),
+    "bank_bits": (8, 512),
+    "local_kib": (0, 1 << 14),
+    "dma_bits": (8, 4096),
+    "dma_burst_bytes": (1, 4096),
+    "dram_latency_cycles": (0, 10_000),
+}
+"""Minimum and maximum of the parameters that are integers."""
+
+_MAX_CLOCK_MHZ = 10_000
+
+PointKey = tuple[tuple[str, Value], ...]
+"""A point as its sorted items, which can be hashed."""
+
+
+@lru_cache(maxsize=1 << 14)
+def read_core(key: PointKey) -> tuple[Core, Silicon]:
+    """Return the core of a point; a :class:`SpecError` names the parameter, flaw and remedy."""
+    point = dict(key)
+    _check_names(point)
+    for name, (least, most) in _RANGES.items():
+        value = point[name]
+        if not isinstance(value, int) or not least <= value <= most:
+            raise SpecError(f"{name} = {value}; allowed: {least:,} to {most:,}")
+    for name in ("bank_bits", "dma_bits"):
+        if int(point[name]) % 8:
+            raise SpecError(f"{name} = {point[name]} is no multiple of 8")
+    clock = point["clock_mhz"]
+    if isinstance(clock, str) or not 0 < clock <= _MAX_CLOCK_MHZ:
+        raise SpecError(f"clock_mhz = {clock}; allowed: above 0, to {_MAX_CLOCK_MHZ:,}")
+    # Only now, since it converts the values without checks.
+    core = Core.at(point)
+    costs = silicon(core)
+    cycle = costs.scratchpad.cycle_ns
+    # Nanoseconds times MHz: a cycle is 1000 / MHz ns.
+    if cycle * core.clock_mhz > 1000:
+        raise SpecError(
+            f"clock_mhz = {core.clock_mhz:g}: a bank of the scratchpad takes {cycle:.2f} ns; "
+            f"allowed: {1000 // cycle:g} and less, or more banks"
+        )
+    return core, costs
+
+
+def _check_names(point: dict[str, Value]) -> None:
+    allowed = {"intrinsic": tuple(DATAFLOWS), "dtype": tuple(SUMS)}
+    for name, values in allowed.items():
+        value = point[name]
+        if value not in values:
+            near = close_match(str(value), values)
+            raise SpecError(f"{name} = {value}{near}; allowed: {joined(values)}")
+    dataflows = DATAFLOWS[str(point["intrinsic"])]
+    if point["dataflow"] not in dataflows:
+        raise SpecError(
+            f"dataflow = {point['dataflow']}; allowed for {point['intrinsic']}: {joined(dataflows)}"
+        )
+    try:
+        load_constraint_set(str(point["constraints"]))
+    except CpembedError as error:
+        raise SpecError(f"constraints: {error}") from None
+
+
+# ------------------------------------------------------------------------------ area and energy
+
+_MIN_SRAM_WORDS, _MIN_SRAM_BYTES = 32, 64
+"""Minimum size of a macro of SRAM: CACTI finds no organisation of a smaller one, which is a
+register file instead."""
+
+_LOCAL_MACROS = 2
+"""Number of macros of a local memory: one is read while the other is written."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class LocalMemory:
+    """Area, leakage and energies of a byte of the local memory of one processing element.
+
+    All are 0 where there is none.
+    """
+
+    area_um2: float = 0.0
+    leakage_w: float = 0.0
+    read_pj: float = 0.0
+    write_pj: float = 0.0
+
+
+@dataclass(frozen=True, kw_only=True)
+class Silicon:
+    """Areas, leakage and energies of a core's parts.
+
+    ``pe_um2`` is the area of one processing element with its registers and without its local
+    memory. Energies of memories are of a byte, that of ``mac_pj`` is of a multiply-accumulate. What
+    no source has by parameter is not counted: the network between scratchpad and array, the DMA
+    engine, the controller, and leakage of logic.
+    """
+
+    pe_um2: float
+    local: LocalMemory
+    scratchpad: Sram
+    mac_pj: float
+    dram_pj: float
+    elements: int
+
+    @property
+    def area_um2(self) -> float:
+        element = self.pe_um2 + self.local.area_um2
+        return element * self.elements + self.scratchpad.area_um2
+
+    @property
+    def leakage_w(self) -> float:
+        return self.local.leakage_w * self.elements + self.scratchpad.leakage_w
+
+    def energy_pj(self, activity: Activity, clock_mhz: float) -> float:
+        """Return the energy of a layer, including leakage during its cycles."""
+        counts = activity.counts
+        dynamic = (
+            counts["macs"] * self.mac_pj
+            + counts.get("local.read", 0.0) * self.local.read_pj
+            + counts.get("local.written", 0.0) * self.local.write_pj
+            + counts["scratchpad.read"] * self.scratchpad.read_pj_per_byte
+            + counts["scratchpad.written"] * self.scratchpad.write_pj_per_byte
+            + (counts["dram.read"] + counts["dram.written"]) * self.dram_pj
+        )
+        # W over cycles of 1/MHz is uJ.
+        return dynamic + self.leakage_w * activity.cycles / clock_mhz * 1e6
+
+
+def silicon(core: Core) -> Silicon:
+    """Return the areas and energies of a core.
+
+    Raises :class:`~cpembed.errors.SpecError` where the technology has no such memory or unit.
+    """
+    tables = technology(core.technology)
+    scratchpad = tables.sram(core.scratchpad_bytes, core.bank_bits, core.banks)
+    mac = tables.mac(core.dtype, core.sums)
+    # Registers of a processing element: two factors and a sum.
+    bits = 8 * (2 * size_bytes(core.dtype) + size_bytes(core.sums))
+    return Silicon(
+        pe_um2=mac.area_um2 + tables.register_area_um2(bits),
+        local=_local_memory(core),
+        scratchpad=scratchpad,
+        mac_pj=mac.energy_pj + tables.register_pj(bits),
+        dram_pj=tables.dram_pj(1),
+        elements=core.elements,
+    )
+
+
+def _local_memory(core: Core) -> LocalMemory:
+    if not core.local_bytes:
+        return LocalMemory()
+    tables = technology(core.technology)
+    size = core.local_bytes / core.elements
+    width = 8 * size_bytes(core.type_of(core.intrinsic.stationary))
+    # Too small for CACTI, so registers instead.
+    if size / _LOCAL_MACROS < max(_MIN_SRAM_BYTES, _MIN_SRAM_WORDS * width / 8):
+        energy = tables.register_pj(8)
+        area = tables.register_area_um2(8 * size)
+        return LocalMemory(area_um2=area, read_pj=energy, write_pj=energy)
+    sram = tables.sram(size, width, _LOCAL_MACROS)
+    return LocalMemory(
+        area_um2=sram.area_um2,
+        leakage_w=sram.leakage_w,
+        read_pj=sram.read_pj_per_byte,
+        write_pj=sram.write_pj_per_byte,
+    )

@@ -1,1 +1,1 @@
-"""Which shape of a matrix-product instruction needs the fewest executions for a set of layers."""
+"""Search for the shapes of a matrix-product instruction that layers need fewest executions of."""

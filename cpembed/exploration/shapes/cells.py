@@ -1,11 +1,9 @@
 """Cells of the cost table by search: a cell is one shape in one layer.
 
 Where packing counts, and under constraint sets whose executions no table holds, cells are searched.
-Every cell begins with a lower bound: its fewest executions where tables hold them. The best set by
-the bounds is looked up, and the cells that it rests on are searched, which raises their bounds to
-costs. A set whose cells are all searched is the best of all, since no other set is below its
-bounds; most cells are never searched. When the time is over, the bounds still say how far the best
-set that was found can be from the best of all.
+Every cell begins with a lower bound. The best set by the bounds is looked up, and the cells that it
+rests on are searched, which raises their bounds to costs. A set whose cells are all searched is the
+best of all, since no other set is below its bounds; most cells are never searched.
 """
 
 from __future__ import annotations
@@ -20,18 +18,18 @@ import numpy as np
 from numpy.typing import NDArray
 
 from cpembed.cost.bounds import Lower, best_first
-from cpembed.cost.candidate import Candidate, Overheads, derive_candidate, overheads
+from cpembed.cost.ranking import Candidate, Overheads, derive_candidate, overheads
 from cpembed.cost.search import LimitedSearch, RankedSearch, Ranker
-from cpembed.embedding.checks import check_embedding
 from cpembed.embedding.commute import Pairing
 from cpembed.embedding.constraint_set import ConstraintSet, Weights
 from cpembed.embedding.cpsat import SearchLimits, Status
+from cpembed.embedding.digit_search import check_embedding
 from cpembed.embedding.embedding import Embedding
 from cpembed.embedding.result import SearchResult, merged, silent
 from cpembed.embedding.search import find_embeddings
 from cpembed.errors import InvariantError, TransformError
 from cpembed.exploration.shapes.choice import Columns, Costs, NearSets, SetChoice
-from cpembed.exploration.shapes.shape import Shape, instruction_of
+from cpembed.exploration.shapes.shape import Cost, Shape, instruction_of
 from cpembed.ir.computation import Computation
 from cpembed.runtime.cluster import Task, Workers
 from cpembed.time_limit import Clock, OutOfTime, check_time, within
@@ -92,28 +90,6 @@ def keyed_results(
 
 
 @dataclass(frozen=True)
-class Cost:
-    """The measure of a shape: executions, and the bytes that packing and unpacking move where
-    ``bytes_per_execution`` says how many of these are worth an execution.
-
-    A cost (:meth:`of`) is an integer: executions, or executions times ``bytes_per_execution`` plus
-    bytes.
-    """
-
-    bytes_per_execution: int | None = None
-
-    @property
-    def unit(self) -> int:
-        """The cost of one execution."""
-        return self.bytes_per_execution or 1
-
-    def of(self, executions: int, packing_bytes: int) -> int:
-        """Return the cost of executions with packing."""
-        moved = 0 if self.bytes_per_execution is None else packing_bytes
-        return executions * self.unit + moved
-
-
-@dataclass(frozen=True)
 class Cell:
     """A shape in a layer (on the element types of the instruction), under a constraint set."""
 
@@ -133,9 +109,10 @@ class Cell:
 # ------------------------------------------------------------------------------ one embedding
 
 
-class NoProgram(TransformError):
-    """No embedding of as few executions as the tables say has a program: the tables count
-    embeddings, and those of a user's own set may have none.
+class NoProgramError(TransformError):
+    """No embedding of as few executions as the tables say has a program.
+
+    The tables count embeddings, and those of a user's own set may have none.
     """
 
 
@@ -156,10 +133,20 @@ class ProvenEmbedding:
     first_ranked: bool
 
     @staticmethod
-    def of(
+    def prove(
         candidate: Candidate, cost: Overheads, *, commuted: bool, first_ranked: bool
     ) -> ProvenEmbedding:
-        """Prove the program of a candidate."""
+        """Prove the program of a candidate and return its embedding.
+
+        Parameters
+        ----------
+        candidate
+            The embedding with its program.
+        cost
+            Overheads of the program.
+        commuted, first_ranked
+            As the attributes.
+        """
         require(candidate.program)
         return ProvenEmbedding(
             embedding=candidate.embedding,
@@ -183,12 +170,8 @@ class FewestExecutions:
 def embed(cell: Cell, fewest: FewestExecutions) -> ProvenEmbedding:
     """Return the embedding of a cell whose executions are known to be the fewest.
 
-    Raises
-    ------
-    NoProgram
-        If the embeddings of as few executions have no programs.
-    InvariantError
-        If the search finds no embedding of as few executions.
+    Raises :class:`NoProgramError` if the embeddings of as few executions have no programs, and
+    :class:`InvariantError` if the search finds none.
     """
     executions = fewest.executions
     constraints = replace(cell.constraints, weights=EXECUTIONS_ONLY)
@@ -203,28 +186,29 @@ def embed(cell: Cell, fewest: FewestExecutions) -> ProvenEmbedding:
         rejected = rejected or ranked.ranking.refused
     else:
         if rejected:
-            raise NoProgram(f"{cell}: no program of {executions} executions: {rejected[0]}")
+            raise NoProgramError(f"{cell}: no program of {executions} executions: {rejected[0]}")
         raise InvariantError(f"{cell}: the search finds no embedding of {executions} executions")
     candidate, cost = best[0].candidate, best[0].overheads
     if ranked.search.problem is not None:
         check_embedding(ranked.search.problem, constraints, candidate.embedding)
     commuted, first = fewest.commuted, ranked.proven
-    return ProvenEmbedding.of(candidate, cost, commuted=commuted, first_ranked=first)
+    return ProvenEmbedding.prove(candidate, cost, commuted=commuted, first_ranked=first)
 
 
 def _searches(cell: Cell, executions: int) -> Iterator[RankedSearch]:
-    """Yield searches until one has a result: of all embeddings; of those of as few executions, as
-    many as a few seconds find; of the first of these, whatever time it takes.
-    """
+    """Yield ranked searches for embeddings of so few executions, until one has a result."""
     instruction = instruction_of(cell.shape)
     ranker = Ranker(Pairing(cell.workload, instruction), cell.constraints, 1, silent)
     limits = SearchLimits(seconds=_ALL_SECONDS)
+    # First all embeddings: small problems have few, and only then is the ranking that of `solve`.
     result = find_embeddings(cell.workload, instruction, cell.constraints, limits)
     if result.complete:
         yield ranker.rank(result)
         return
     # With these weights the objective is the overhead in MACs: what is executed beyond the useful.
     ceiling = float(executions * cell.shape.macs - cell.workload.macs)
+    # Then those of as few executions that a few seconds find, of which the ranking takes the one
+    # that moves the fewest bytes; at last a few of them, whatever time that takes.
     for limits in (SearchLimits(seconds=_TIES_SECONDS), SearchLimits(solutions=_FEW_MAPS)):
         searches = LimitedSearch(ranker, limits).bounded(limits)
         runs = [bounded.below(ceiling, silent) for bounded in searches]
@@ -240,7 +224,8 @@ def _searches(cell: Cell, executions: int) -> Iterator[RankedSearch]:
 
 @dataclass(frozen=True)
 class ShapeSearch:
-    """The embeddings of a shape in a layer, and the constraint set under which they were found;
+    """The embeddings of a shape in a layer, and the constraint set of the search.
+
     ``commuted``: with commuted factors.
     """
 
@@ -269,7 +254,7 @@ def search_shape(cell: Cell, seconds: float | None) -> ShapeSearch:
 
 
 class ProgramWalk(ABC):
-    """Derives the programs of a search in ascending order of their executions.
+    """Walk that derives the programs of a search in ascending order of their executions.
 
     ``executions`` is a lower bound of what was not derived yet; ``complete``: nothing is left that
     the walk is for.
@@ -331,25 +316,26 @@ class _CheapestProgram(ProgramWalk):
     @property
     def bound(self) -> float:
         """A lower bound of the cost of any program."""
-        return self._least if self.complete else float(self._cost.of(self.executions, 0))
+        return self._least if self.complete else float(self._cost.combined(self.executions, 0))
 
     def ends_at(self, executions: int) -> bool:
-        return self._cost.of(executions, 0) >= self._least
+        return self._cost.combined(executions, 0) >= self._least
 
     def skips(self, lower: Lower) -> bool:
-        return self._cost.of(lower.calls, lower.packing_bytes) >= self._least
+        return self._cost.combined(lower.calls, lower.packing_bytes) >= self._least
 
     def add(self, candidate: Candidate) -> None:
         paid = overheads(candidate.program)
-        value = self._cost.of(paid.calls, paid.packing_bytes)
+        value = self._cost.combined(paid.calls, paid.packing_bytes)
         if value < self._least:
             self._least, self.best = value, (candidate, paid)
 
 
 @dataclass(frozen=True)
 class CellResult:
-    """The best embedding of a cell that was found, and a lower bound of the cost of any, infinite
-    where there is none.
+    """The best embedding of a cell so far, and a lower bound of the cost of any.
+
+    The bound is infinite where the cell has no embedding.
     """
 
     bound: float
@@ -359,7 +345,7 @@ class CellResult:
         """Return the cost of the best embedding that was found."""
         if self.embedded is None:
             return math.inf
-        return cost.of(self.embedded.executions, self.embedded.packing_bytes)
+        return cost.combined(self.embedded.executions, self.embedded.packing_bytes)
 
 
 def search_cell(cell: Cell, cost: Cost, seconds: float | None) -> CellResult:
@@ -382,6 +368,7 @@ def search_cell(cell: Cell, cost: Cost, seconds: float | None) -> CellResult:
     walk = _CheapestProgram(cell, search, cost)
     walk.run(clock)
     bound = float(cell.ideal * cost.unit)
+    # An interrupted search may lack the embedding of the least cost, so the walk bounds nothing.
     if result.complete:
         bound = max(bound, walk.bound)
     if walk.best is None:
@@ -389,8 +376,8 @@ def search_cell(cell: Cell, cost: Cost, seconds: float | None) -> CellResult:
     candidate, paid = walk.best
     if result.problem is not None:
         check_embedding(result.problem, search.constraints, candidate.embedding)
-    first = bound >= cost.of(paid.calls, paid.packing_bytes)
-    proven = ProvenEmbedding.of(candidate, paid, commuted=search.commuted, first_ranked=first)
+    first = bound >= cost.combined(paid.calls, paid.packing_bytes)
+    proven = ProvenEmbedding.prove(candidate, paid, commuted=search.commuted, first_ranked=first)
     return CellResult(bound, proven)
 
 
@@ -399,8 +386,10 @@ def search_cell(cell: Cell, cost: Cost, seconds: float | None) -> CellResult:
 
 @dataclass(frozen=True, kw_only=True)
 class CellSearch:
-    """The parameters of searches: the computation of each row and the shape of each column, under a
-    constraint set, by a cost; ``report`` is called with the number of cells searched.
+    """The parameters of searches of cells.
+
+    ``workloads`` holds the computation of each row, ``shape`` returns the shape of a column;
+    ``report`` is called with the number of cells searched.
     """
 
     workloads: Sequence[Computation]
@@ -438,7 +427,8 @@ class CellTable:
         return self._costs * self._weights[:, None]
 
     def best(self, choose: Callable[[Costs], SetChoice]) -> SetChoice:
-        """Return the best set and the runner-up, or the best that were found when the time is over;
+        """Return the best set and the runner-up, or the best ones when the time is over.
+
         ``choose`` returns those by weighted costs.
         """
         while True:
@@ -452,14 +442,17 @@ class CellTable:
             if not places or self._search.clock.is_over:
                 break
             self._run(places)
+        # The time is over. Costs are of embeddings that exist; the bounds still say how far the
+        # best of them can be from the best of all.
         by_costs = choose(self.weighted_costs)
         least = choice.costs[-1] if len(choice.costs) > 1 else math.inf
         proven = len(by_costs.costs) > 1 and by_costs.costs[1] <= least
         return SetChoice(by_costs.sets, by_costs.costs, choice.bound, proven)
 
     def near(self, choose: Callable[[Costs], NearSets]) -> NearSets:
-        """Return the sets within a limit, or those found when the time is over; ``choose`` returns
-        those by weighted costs.
+        """Return the sets within a limit, or those so far when the time is over.
+
+        ``choose`` returns those by weighted costs.
         """
         while True:
             near = choose(self._bounds * self._weights[:, None])
@@ -494,6 +487,7 @@ class CellTable:
             calls[row, column] = (cell, search.cost, seconds), f"embedding {cell}"
         for place, result in keyed_results(search.workers, search_cell, calls):
             self.results[place] = result
+            # A search that ran out of time may bound less than the table does.
             self._bounds[place] = max(self._bounds[place], result.bound)
             self._costs[place] = result.cost(search.cost)
             if math.isfinite(self._costs[place]):

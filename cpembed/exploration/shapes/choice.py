@@ -1,16 +1,9 @@
 """The best K columns of a cost table, where each layer takes its best of them.
 
 One and two shapes are found by exhausting what bounds leave (:func:`best_one`, :func:`best_two`),
-larger sets and those that share a budget by CP-SAT (:func:`best_sets`). Shapes that another one
-matches on every layer are removed beforehand (:func:`undominated`).
-
-The CP-SAT model is that of the p-median problem: open at most K of the shapes, and serve each layer
-by its best open one. A layer's distinct costs ``D_0 < D_1 < …`` are levels: ``z_k`` says that no
-open shape reaches level ``k``, so that the layer costs ``D_0 + sum (D_{k+1} - D_k) z_k``;
-``z_{k-1}`` and no open shape of cost ``D_k`` imply ``z_k`` (Elloumi, A tighter formulation of the
-p-median problem, Journal of Combinatorial Optimization 19, 2010). Levels that cost more than a
-known set are left out. The choice of open shapes (:class:`OpenShapes`) is shared with the model of
-layouts (:mod:`~cpembed.exploration.shapes.layout_model`).
+larger sets and those that share a budget by CP-SAT (:func:`best_sets`), as a p-median problem: open
+at most K of the shapes, and serve each layer by its best open one. Shapes that another one matches
+on every layer are removed beforehand (:func:`undominated`).
 """
 
 # pyright: reportUnknownMemberType=false, reportUnknownVariableType=false
@@ -101,10 +94,8 @@ def best_one(costs: Costs) -> SetChoice:
 def best_two(costs: Costs) -> SetChoice:
     """Return the best set of at most two shapes and the runner-up."""
     best = _best_pair(costs, ())
-    if best is None:
-        return _finite([])
-    runner_up = _best_pair(costs, best[0])
-    return _finite([best] if runner_up is None else [best, runner_up])
+    runner_up = None if best is None else _best_pair(costs, best[0])
+    return _finite([pair for pair in (best, runner_up) if pair is not None])
 
 
 def _finite(sets: Sequence[tuple[Columns, float]]) -> SetChoice:
@@ -116,12 +107,10 @@ def _finite(sets: Sequence[tuple[Columns, float]]) -> SetChoice:
 
 
 def _best_pair(costs: Costs, excluded: Columns) -> tuple[Columns, float] | None:
-    """Return the best set of at most two shapes that does not hold all of ``excluded``.
-
-    Shapes are taken in ascending order of their costs alone, each with those after it. With these
-    it costs no less than where each layer takes the best of all of them; where that is not below
-    the best pair so far, the shape is the first of no better pair.
-    """
+    """Return the best set of at most two shapes that does not hold all of ``excluded``."""
+    # Shapes are taken in ascending order of their costs alone, each with those after it. With these
+    # it costs no less than where each layer takes the best of all of them; where that is not below
+    # the best pair so far, the shape is the first of no better pair.
     totals = costs.sum(axis=0)
     order = np.argsort(totals, kind="stable")
     # Every set with this shape holds all of the excluded ones.
@@ -148,19 +137,14 @@ def _best_pair(costs: Costs, excluded: Columns) -> tuple[Columns, float] | None:
 
 
 def _suffix_minima(ordered: Costs) -> Costs:
-    """Return the least cost of each layer among a column and all after it."""
     return np.minimum.accumulate(ordered[:, ::-1], axis=1)[:, ::-1]
-
-
-# ------------------------------------------------------------------------------ dominance
 
 
 def undominated(costs: Costs, preference: NDArray[np.int64]) -> NDArray[np.int64]:
     """Return the columns that no other column matches or beats on every layer.
 
-    For each column that is removed there is a remaining one that is at most as expensive on every
-    layer, so no set of K columns is better than the best one of those that remain. They are
-    ascending by their total costs; of equal columns the one of the least ``preference`` remains.
+    They are ascending by their total costs; of equal columns the one of the least ``preference``
+    remains. No set of K columns is better than the best one of those that remain.
     """
     if not costs.size:
         return np.arange(min(costs.shape[1], 1), dtype=np.int64)
@@ -172,6 +156,9 @@ def undominated(costs: Costs, preference: NDArray[np.int64]) -> NDArray[np.int64
     # The layers on which costs vary most come first, as most comparisons end there.
     ordered = np.ascontiguousarray(costs[np.argsort(-_variation(costs))][:, remaining])
     while len(remaining):
+        # What dominates a column has a smaller sum, or as large a one and a smaller preference, so
+        # that the first remaining column is undominated, and only later ones can be dominated by
+        # it.
         head = ordered[:, 0]
         result.append(int(remaining[0]))
         better = ordered[:_COMPARED_FIRST] < head[:_COMPARED_FIRST, None]
@@ -188,9 +175,6 @@ def undominated_without(
 ) -> NDArray[np.int64]:
     """Return the undominated columns where one column is excluded from the table.
 
-    The best set without this column is among them: it may need columns that only this one
-    dominates.
-
     Parameters
     ----------
     costs, preference
@@ -203,10 +187,7 @@ def undominated_without(
     rest = columns[columns != excluded]
     dominated = np.flatnonzero((costs >= costs[:, excluded : excluded + 1]).all(axis=0))
     candidates = np.union1d(rest, dominated[dominated != excluded])
-    result: NDArray[np.int64] = candidates[
-        undominated(costs[:, candidates], preference[candidates])
-    ]
-    return result
+    return candidates[undominated(costs[:, candidates], preference[candidates])]
 
 
 def _variation(costs: Costs) -> NDArray[np.float64]:
@@ -216,9 +197,6 @@ def _variation(costs: Costs) -> NDArray[np.float64]:
     least = costs.min(axis=1)
     usable = np.isfinite(least) & (least > 0)
     return np.where(usable, mean / np.where(usable, least, 1.0), 0.0)
-
-
-# ------------------------------------------------------------------------------ near the best
 
 
 @dataclass(frozen=True)
@@ -273,11 +251,7 @@ def sets_within(
 
 
 def _grown(costs: Costs, count: int, limit: float) -> Iterator[tuple[Columns, float]]:
-    """Yield sets within the limit, grown in ascending order of what shapes cost alone.
-
-    With all shapes that follow, a set costs no less than where each layer takes the best of these;
-    where that is above the limit the set is not extended.
-    """
+    """Yield the sets within the limit, each with its cost."""
     order = np.argsort(costs.sum(axis=0), kind="stable")
     ordered = np.ascontiguousarray(costs[:, order])
     minima = _suffix_minima(ordered)
@@ -290,6 +264,8 @@ def _grown(costs: Costs, count: int, limit: float) -> Iterator[tuple[Columns, fl
             yield tuple(sorted(int(order[n]) for n in columns)), float(sums[place])
         if len(places) + 1 == count:
             return
+        # With all shapes that follow, a set costs no less than where each layer takes the best of
+        # these; where that is above the limit the set is not extended.
         bounds = np.minimum(extended[:, :-1], minima[:, begin + 1 :]).sum(axis=0)
         for place in np.flatnonzero(bounds <= limit).tolist():
             yield from grow((*places, begin + place), extended[:, place], begin + place + 1)
@@ -304,8 +280,10 @@ _BEST_SHARE = 0.75
 
 @dataclass(frozen=True)
 class SetLimits:
-    """Limits on a set of shapes: at most ``count``, within a ``budget`` over all columns, and not
-    all of ``excluded``; ``seconds`` limits the search for it.
+    """Limits on a set of shapes.
+
+    It has at most ``count`` shapes, fits a ``budget`` over all columns and does not hold all of
+    ``excluded``; ``seconds`` limits the search for it.
     """
 
     count: int
@@ -316,8 +294,10 @@ class SetLimits:
 
 @dataclass(frozen=True)
 class Solution:
-    """The answer of CP-SAT: the ``values`` of literals by index, None where no solution was found,
-    and a lower ``bound`` of the objective, infinite where the model is infeasible.
+    """The answer of CP-SAT.
+
+    ``values`` are those of literals by index, None where no solution was found; ``bound`` is a
+    lower bound of the objective, infinite where the model is infeasible.
     """
 
     values: Sequence[int] | None
@@ -394,6 +374,7 @@ def best_sets(
     if np.isinf(costs.min(axis=1)).any():
         return SetChoice((), (), math.inf)
     clock = Clock(seconds)
+    # A good set first: levels that cost more than it does are left out of the model.
     start = greedy(costs, count, budget)
     left = clock.left()
     limits = SetLimits(count, budget, (), None if left is None else _BEST_SHARE * left)
@@ -477,6 +458,7 @@ def _best_set(
     if solution.infeasible:
         return None, math.inf
     floor = float(costs.min(axis=1).sum()) if len(costs) else 0.0
+    # Out of time before the first solution: nothing is known but that each layer costs its least.
     if solution.values is None:
         return start, floor
     opened = [n for n, literal in shapes.open.items() if solution.values[literal.index]]
@@ -484,7 +466,13 @@ def _best_set(
 
 
 def _levels(shapes: OpenShapes, costs: Costs, limit: float) -> tuple[int, list[tuple[int, Any]]]:
-    """Post the levels of each layer; return the cost of all sets and the terms to add to it."""
+    """Post the levels of each layer; return the cost of all sets and the terms to add to it.
+
+    A layer's distinct costs ``D_0 < D_1 < …`` are levels: ``z_k`` says that no open shape reaches
+    level ``k``, so that the layer costs ``D_0 + sum (D_{k+1} - D_k) z_k``; ``z_{k-1}`` and no open
+    shape of cost ``D_k`` imply ``z_k`` (Elloumi, A tighter formulation of the p-median problem,
+    Journal of Combinatorial Optimization 19, 2010).
+    """
     model = shapes.model
     floors = costs.min(axis=1)
     slack = limit - floors.sum()
@@ -498,6 +486,7 @@ def _levels(shapes: OpenShapes, costs: Costs, limit: float) -> tuple[int, list[t
         for level, value in enumerate(levels):
             served = [shapes.open[n] for n in np.flatnonzero(row == value).tolist()]
             reached = [] if above is None else [above.negated()]
+            # Some open shape has to reach the last level, else the set costs more than the limit.
             if level == len(levels) - 1:
                 model.add_bool_or([*served, *reached])
                 break

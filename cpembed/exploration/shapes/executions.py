@@ -1,11 +1,9 @@
 """The cost table of a layer: the fewest executions of every shape, without a search for each.
 
 A **feed** is a workload axis, or a group of axes that may be fused, on one instruction axis, with
-the counts that a digit along it may have there, as the constraints themselves allow them. Only
-digits of stride 1 are tabulated, because that stride needs the fewest executions:
-``ceil(extent / (count * stride)) * stride`` does not decrease with the stride, and an axis that may
-be walked in larger steps may be walked in steps of one. Constraint sets for which this does not
-hold are searched shape by shape (:func:`tabulation_obstacle`).
+the counts that a digit along it may have there, as the constraints themselves allow them.
+Constraint sets whose judgement depends on more are searched shape by shape
+(:func:`tabulation_obstacle`).
 
 A combination of feeds on an instruction axis has counts that multiply to its extent, and executions
 are a product over digits. So a table over extents is joined from smaller ones over the pairs of
@@ -22,18 +20,19 @@ import math
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cache, lru_cache
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
+from cpembed.embedding.commute import Pairing
 from cpembed.embedding.constraint_set import ConstraintSet
-from cpembed.embedding.constraints.strides import Strides
+from cpembed.embedding.constraints.digits import Strides
 from cpembed.embedding.digit_model import DigitModel, DigitOption
-from cpembed.embedding.domains import digit_model_obstacle, joint_digits
+from cpembed.embedding.digit_search import digit_model_obstacle, joint_digits
 from cpembed.embedding.embedding import Digit
 from cpembed.embedding.flatten import adds_tiles, candidate_groups
 from cpembed.embedding.problem import EmbeddingProblem, LabelMismatch
-from cpembed.embedding.search import alternative_problems
 from cpembed.errors import InvariantError, WorkloadError
 from cpembed.exploration.shapes.shape import AXES, Extents, Scope, representative
 from cpembed.ir.computation import Computation
@@ -46,7 +45,6 @@ TABULATED = (
 of its instruction axis, and (``padding``) by its count, never by the instruction's other extents.
 """
 
-_JUDGE_COUNTS = ("padding",)
 
 Table = NDArray[np.float64]
 """Executions by extent, from 0 (unused) to the largest; infinite where no digits have that extent.
@@ -58,38 +56,22 @@ def empty_table(largest: int) -> Table:
     return np.full(largest + 1, np.inf)
 
 
-def unfed_table(largest: int) -> Table:
-    """Return the table of an instruction axis without digits: extent 1, at one execution."""
-    table = empty_table(largest)
-    table[1] = 1.0
-    return table
-
-
 def join(first: Table, second: Table) -> Table:
     """Return the least product, by extent, of a value of each table at factors of 2 or more."""
-    pairs = _factor_pairs(len(first) - 1)
+    left, right, products, starts = _factor_pairs(len(first) - 1)
     table = empty_table(len(first) - 1)
-    if len(pairs.left):
-        table[pairs.products] = np.minimum.reduceat(
-            first[pairs.left] * second[pairs.right], pairs.starts
-        )
+    if len(left):
+        table[products] = np.minimum.reduceat(first[left] * second[right], starts)
     return table
-
-
-@dataclass(frozen=True)
-class _FactorPairs:
-    """All pairs of factors of 2 or more, ordered by their products; ``starts`` holds the position
-    of the first pair of each of the ascending ``products``.
-    """
-
-    left: NDArray[np.int64]
-    right: NDArray[np.int64]
-    products: NDArray[np.int64]
-    starts: NDArray[np.intp]
 
 
 @cache
-def _factor_pairs(largest: int) -> _FactorPairs:
+def _factor_pairs(largest: int) -> tuple[NDArray[Any], NDArray[Any], NDArray[Any], NDArray[Any]]:
+    """Return all pairs of factors of 2 or more by their products, and the first pair of each.
+
+    These are the left and the right factors, the distinct products, ascending, and the position of
+    each one's first pair.
+    """
     firsts, seconds = [np.empty(0, np.int64)], [np.empty(0, np.int64)]
     for first in range(2, largest // 2 + 1):
         second = np.arange(2, largest // first + 1, dtype=np.int64)
@@ -97,8 +79,9 @@ def _factor_pairs(largest: int) -> _FactorPairs:
         seconds.append(second)
     left, right = np.concatenate(firsts), np.concatenate(seconds)
     order = np.argsort(left * right, kind="stable")
+    # Pairs of one product stand side by side, so that reduceat finds the least of each at once.
     products, starts = np.unique((left * right)[order], return_index=True)
-    return _FactorPairs(left=left[order], right=right[order], products=products, starts=starts)
+    return left[order], right[order], products, starts
 
 
 def tabulation_obstacle(problem: EmbeddingProblem, constraints: ConstraintSet) -> str | None:
@@ -109,6 +92,8 @@ def tabulation_obstacle(problem: EmbeddingProblem, constraints: ConstraintSet) -
     for constraint in constraints.constraints:
         if constraint.name not in TABULATED:
             return f"{constraint.name} may depend on all extents of an instruction"
+        # Only digits of stride 1 are tabulated. They need the fewest executions, because
+        # ceil(extent / (count * stride)) * stride does not decrease with the stride.
         if isinstance(constraint, Strides) and "one" not in constraint.allowed:
             return "no digit may have a stride of 1"
     return None
@@ -151,10 +136,10 @@ class FeedTables:
 
     def __init__(self, constraints: ConstraintSet, largest: int) -> None:
         # The axes of a shape are fixed, so the rule for configurable axes does not apply.
-        self.constraints, self.largest = constraints.without("extents"), largest
+        self.constraints, self.largest = constraints.removing("extents"), largest
         every = self.constraints.constraints
-        self._axis_judges = [c for c in every if c.name not in _JUDGE_COUNTS]
-        self._count_judges = [c for c in every if c.name in _JUDGE_COUNTS]
+        self._axis_judges = [c for c in every if c.name != "padding"]
+        self._count_judges = [c for c in every if c.name == "padding"]
         self._blocks: dict[tuple[object, ...], Table] = {}
         self._fused_tiles: dict[tuple[object, ...], Table] = {}
 
@@ -162,8 +147,11 @@ class FeedTables:
         """Return the feeds of a problem whose instruction is configurable to every shape."""
         tables: dict[_FeedKey, Table] = {}
         options: dict[_FeedKey, tuple[DigitOption, ...]] = {}
+        workload, flatten = problem.workload, self.constraints.flatten
+        fused = candidate_groups(workload, flatten.max_axes, flatten.min_extent)
+        walkable = {axis.name: (axis.name,) for axis in workload.axes} | fused
         for axis in problem.instruction.axes:
-            for name, members in self._walkable(problem):
+            for name, members in walkable.items():
                 positions = self._positions(problem, axis.name, name, members)
                 if not positions:
                     continue
@@ -174,23 +162,15 @@ class FeedTables:
         usable = {key: table for key, table in tables.items() if np.isfinite(table).any()}
         return self._related(problem, usable, options)
 
-    def _walkable(self, problem: EmbeddingProblem) -> Iterable[tuple[str, tuple[str, ...]]]:
-        """Yield workload axes, and groups of them that may be fused, by name."""
-        flatten = self.constraints.flatten
-        for axis in problem.workload.axes:
-            yield axis.name, (axis.name,)
-        yield from candidate_groups(problem.workload, flatten.max_axes, flatten.min_extent).items()
-
     def _positions(
         self, problem: EmbeddingProblem, axis: str, name: str, members: tuple[str, ...]
     ) -> tuple[DigitOption, ...]:
-        """Return the digit as the first of its instruction axis and as a later one, where allowed
-        whatever its count.
-        """
+        """Return the digit as the first of its instruction axis and as a later one, if allowed."""
         extent = math.prod(problem.workload.extents[member] for member in members)
         # The smallest count and the weights 1 and 2 stand for all: these constraints do not judge
         # the count, nor the weight beyond whether the digit is the first.
-        options = [DigitOption(axis, w, Digit(name, 2), members, extent) for w in (1, 2)]
+        digit = Digit(name, 2)
+        options = [DigitOption(axis, w, digit, members, extent=extent) for w in (1, 2)]
         return tuple(o for o in options if all(c.allows(problem, o) for c in self._axis_judges))
 
     def _executions(self, problem: EmbeddingProblem, option: DigitOption) -> Table:
@@ -209,7 +189,7 @@ class FeedTables:
             table = empty_table(self.largest)
             for count in range(2, self.largest + 1):
                 digit = Digit(option.digit.axis, count)
-                cut = DigitOption(option.instruction_axis, 1, digit, option.members, option.extent)
+                cut = replace(option, weight=1, digit=digit)
                 if all(c.allows(problem, cut) for c in self._count_judges):
                     table[count] = -(-option.extent // count)
             self._blocks[key] = table
@@ -336,12 +316,12 @@ def _with_commuted(
 def _lower_bounds(
     workload: Computation, constraints: ConstraintSet, scope: Scope
 ) -> NDArray[np.float64]:
-    """Return lower bounds: without the constraints that tables do not cover there are more
-    embeddings, with the factors in either role; and no execution is more than useful throughout.
-    """
+    """Return lower bounds of the executions where tables do not hold them."""
+    # Without the constraints that tables do not cover there are more embeddings, also with the
+    # factors in either role; and no execution is more than useful throughout.
     ideal = np.ceil(workload.macs / scope.shapes.prod(axis=1))
     omitted = [c.name for c in constraints.constraints if c.name not in TABULATED]
-    relaxed = constraints.without(*omitted)
+    relaxed = constraints.removing(*omitted)
     if relaxed.get("dataflow") is not None:
         relaxed = relaxed.with_commuted_operands()
     table = _tabulated(workload, relaxed, scope)
@@ -349,13 +329,11 @@ def _lower_bounds(
 
 
 def _tabulated(workload: Computation, constraints: ConstraintSet, scope: Scope) -> LayerExecutions:
-    """Return the executions with the factors in one assignment of roles, infinite where tables do
-    not hold them.
-    """
+    """Return the executions under one constraint set; infinite where tables do not hold them."""
     count = len(scope.shapes)
     unfit = LayerExecutions(np.full(count, np.inf), np.zeros(count, np.bool_))
     try:
-        problems = alternative_problems(workload, representative(), constraints)
+        problems = Pairing(workload, representative()).problems(constraints.commutes)
     except WorkloadError as error:
         return replace(unfit, reason=str(error))
     if isinstance(problems, LabelMismatch):
@@ -395,8 +373,11 @@ class _LayerTable:
         best = np.full(len(shapes), np.inf)
         for tables in itertools.product(*(self.by_axis[axis].items() for axis in AXES)):
             used = frozenset[str]().union(*(resources for resources, _ in tables))
+            # Two instruction axes would use the same workload axis, or the same dimension of an
+            # operand.
             if len(used) < sum(len(resources) for resources, _ in tables):
                 continue
+            # A contested axis that no instruction axis walks is a loop around the instruction.
             loops = math.prod(e for name, e in self.contested.items() if name not in used)
             product = float(self.unfed * loops) * np.ones(len(shapes))
             for column, (_, table) in enumerate(tables):
@@ -417,6 +398,8 @@ def _layer_table(problem: EmbeddingProblem, feed_set: FeedSet, largest: int) -> 
     shared = [group for group in feed_set.exclusive if len({feeds[n].axis for n in group}) > 1]
     by_axis: dict[str, Mapping[_Resources, Table]] = {}
     for axis in AXES:
+        # Axes that may only feed this instruction axis are loops where the combination lacks them,
+        # so their extents belong to its table.
         private = {n: e for n, e in extents.items() if fed_axes.get(n) == {axis}}
         tables: dict[_Resources, Table] = {}
         for combination, table in _combinations(feed_set, axis, largest):
@@ -444,8 +427,9 @@ def _undominated(tables: Mapping[_Resources, Table]) -> dict[_Resources, Table]:
 
 @dataclass(frozen=True)
 class _Combination:
-    """Positions of feeds that share an instruction axis, with the executions along their workload
-    axes by extent: ``free`` without a feed that has to be the first digit, ``led`` with one.
+    """Feeds that share an instruction axis, by position, with their executions by extent.
+
+    ``free`` is the table without a feed that has to be the first digit, ``led`` that with one.
     """
 
     feeds: tuple[int, ...] = ()
@@ -476,7 +460,10 @@ def _combinations(
     feed_set: FeedSet, axis: str, largest: int
 ) -> Iterator[tuple[tuple[int, ...], Table]]:
     """Yield all sets of feeds that can share an instruction axis, with their executions."""
-    yield (), unfed_table(largest)
+    # Without digits the axis has extent 1, at one execution.
+    unfed = empty_table(largest)
+    unfed[1] = 1.0
+    yield (), unfed
     candidates = [n for n, feed in enumerate(feed_set.feeds) if feed.axis == axis]
     excluded = {
         n: frozenset(m for group in feed_set.exclusive if n in group for m in group) - {n}

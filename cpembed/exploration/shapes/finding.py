@@ -16,7 +16,7 @@ from cpembed.exploration.shapes.cells import (
     CellSearch,
     CellTable,
     FewestExecutions,
-    NoProgram,
+    NoProgramError,
     ProvenEmbedding,
     embed,
     keyed_results,
@@ -31,21 +31,17 @@ from cpembed.exploration.shapes.choice import (
 from cpembed.exploration.shapes.layout_search import LayoutSearch
 from cpembed.exploration.shapes.network import network_of
 from cpembed.exploration.shapes.question import (
-    Model,
-    Question,
-    read_layers,
-    tabulate,
-    weighted,
-)
-from cpembed.exploration.shapes.result import (
     Counts,
     LayerRow,
     LeftOut,
     NearShapes,
+    Question,
     Sets,
     ShapeResult,
+    tabulate,
+    weighted,
 )
-from cpembed.exploration.shapes.shape import Shape
+from cpembed.exploration.shapes.shape import Model, Shape, read_layers
 from cpembed.runtime.cluster import Workers
 from cpembed.steps import Progress
 from cpembed.time_limit import Clock
@@ -78,12 +74,12 @@ def find_shapes(
     answer = finder.answer()
     try:
         rows = finder.rows(answer)
-    except NoProgram:
+    except NoProgramError:
         # The tables count an embedding without a program: they are lower bounds only.
         answer = finder.by_search(exact=False)
         rows = finder.rows(answer)
     counts = Counts(len(finder.columns), answer.not_dominated, answer.searched)
-    sets = Sets.of(answer.choice, [finder.shape(int(n)) for n in answer.columns])
+    sets = Sets.from_choice(answer.choice, [finder.shape(int(n)) for n in answer.columns])
     equal = tuple(finder.shape(column) for column in answer.equal)
     result = finder.result(sets, rows, counts)
     return replace(result, equal=equal, near=answer.near)
@@ -92,11 +88,14 @@ def find_shapes(
 def _with_layouts(finder: _Finder) -> ShapeResult:
     network = network_of(finder.layers, frozenset(finder.computations))
     shapes = [finder.shape(int(column)) for column in finder.columns]
+    # Without products, or without shapes, there is no table to stack.
     executions = np.empty((0, 0))
     if network.uses and shapes:
         rows = [finder.tables[n].executions[finder.columns] for n in network.computations]
         executions = np.stack(rows)
-    search = LayoutSearch(network, finder.question, shapes, executions, finder.clock)
+    # No dominance: with layouts a shape that needs more executions everywhere may be the better
+    # one.
+    search = LayoutSearch(network, finder.question, shapes, executions, clock=finder.clock)
     answer = search.run(finder.workers, finder.report)
     choices = [choice for choice in (answer.best, answer.runner_up) if choice and choice.options]
     sets = SetChoice(
@@ -106,9 +105,9 @@ def _with_layouts(finder: _Finder) -> ShapeResult:
         answer.runner_up_proven,
     )
     counts = Counts(len(shapes), None if shapes else 0, answer.searched)
-    near = None if answer.near is None else NearShapes.of(answer.near, shapes)
+    near = None if answer.near is None else NearShapes.from_columns(answer.near, shapes)
     rows = search.rows(answer.best, finder.layers)
-    result = finder.result(Sets.of(sets, shapes), rows, counts)
+    result = finder.result(Sets.from_choice(sets, shapes), rows, counts)
     return replace(result, copies=answer.best.copies, near=near)
 
 
@@ -159,7 +158,8 @@ class _Answer:
 
     ``embedded`` holds the embeddings that searches found, by row and position among the columns;
     ``equal`` the columns of all other shapes that are as good as a single best one;
-    ``not_dominated`` and ``searched`` are as in :class:`~cpembed.exploration.shapes.result.Counts`.
+    ``not_dominated`` and ``searched`` are as in
+    :class:`~cpembed.exploration.shapes.question.Counts`.
     """
 
     choice: SetChoice
@@ -200,6 +200,7 @@ class _Finder:
                 embedded={},
                 not_dominated=0,
             )
+        # Tables hold executions only, and none for constraints that judge whole instructions.
         packing = self.question.cost.bytes_per_execution is not None
         if packing or any(self.tables[n].obstacle is not None for n in self.computations):
             return self.by_search(exact=not packing)
@@ -210,6 +211,7 @@ class _Finder:
         choice, columns, not_dominated = choose_undominated(
             self.question, costs, self._macs, self.clock
         )
+        # Among all columns again: a dominated shape may be near the best, or as good as it.
         near, equal = None, ()
         if self.question.within is not None and choice.sets:
             near = self.question.near(costs, self._macs, choice.costs[0], self.clock)
@@ -233,6 +235,7 @@ class _Finder:
         ``exact``: executions in tables are costs, else they are lower bounds.
         """
         question, tables, rows = self.question, self.tables, self.computations
+        # Executions without bytes of packing bound the cost from below.
         bounds = np.stack([tables[n].executions[self.columns] * question.cost.unit for n in rows])
         weights = np.array([self.layers.weight(n) for n in rows], np.float64)
         in_tables = [exact and tables[n].obstacle is None for n in rows]
@@ -267,7 +270,9 @@ class _Finder:
             return None
         numbers = {n for columns, _ in near.sets for n in columns}
         shapes = {n: self.shape(int(self.columns[n])) for n in numbers}
-        return NearShapes.of(replace(near, complete=near.complete and choice.proven), shapes)
+        return NearShapes.from_columns(
+            replace(near, complete=near.complete and choice.proven), shapes
+        )
 
     def rows(self, answer: _Answer) -> list[LayerRow]:
         """Return each layer with its best shape and the embedding, proven."""

@@ -1,8 +1,7 @@
 """Shapes, mappings and layouts of a network in one CP-SAT model.
 
 Each product takes a mapping of an open shape, each tensor a layout that it is stored in, and each
-other layout that some reader needs costs one copy. A mapping that is not known yet stands for all
-of its shape: the executions that it has at least, any layouts.
+other layout that some reader needs costs one copy.
 
 :mod:`cpembed.network.assignment` assigns layouts where each node has options of its own; in this
 model the nodes' options depend on each other, as at most K shapes are open.
@@ -17,10 +16,10 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from cpembed.cost.candidate import Candidate, derive_candidate, overheads
-from cpembed.embedding.checks import check_embedding
+from cpembed.cost.ranking import Candidate, derive_candidate, overheads
 from cpembed.embedding.constraint_set import ConstraintSet
 from cpembed.embedding.cpsat import Status
+from cpembed.embedding.digit_search import check_embedding
 from cpembed.embedding.embedding import Embedding
 from cpembed.exploration.shapes.cells import (
     Cell,
@@ -124,16 +123,11 @@ def prove_mapping(cell: Cell, mapping: LayerMapping) -> ProvenEmbedding:
     """Return the embedding of a mapping of a cell with its program proven."""
     candidate = derive_candidate(cell.workload, instruction_of(cell.shape), mapping.embedding)
     cost = overheads(candidate.program)
-    return ProvenEmbedding.of(candidate, cost, commuted=mapping.commuted, first_ranked=True)
+    return ProvenEmbedding.prove(candidate, cost, commuted=mapping.commuted, first_ranked=True)
 
 
 class _MappingWalk(ProgramWalk):
-    """Collects mappings until no further one can be in a best choice.
-
-    One mapping can replace another where the tensors that it reads are copied, and for the readers
-    those that the other one wrote. So a mapping whose executions exceed another's by more than
-    these copies is never needed.
-    """
+    """Walk that collects mappings until no further one can be in a best choice."""
 
     def __init__(self, use: Use, cell: Cell, search: ShapeSearch, unit: int) -> None:
         super().__init__(cell, search)
@@ -144,6 +138,7 @@ class _MappingWalk(ProgramWalk):
 
     def needed(self) -> tuple[LayerMapping, ...]:
         """Return the mappings that can be in a best choice."""
+        # The limit may have fallen since a mapping was added.
         return tuple(m for m in self._best.values() if not self.ends_at(m.executions))
 
     def ends_at(self, executions: int) -> bool:
@@ -160,6 +155,9 @@ class _MappingWalk(ProgramWalk):
         best = self._best.get((reads, writes))
         if best is None or mapping.executions < best.executions:
             self._best[reads, writes] = mapping
+        # This mapping can replace any other one if the tensors that it reads are copied, and for
+        # the readers those that the other one wrote. So a mapping whose executions exceed these and
+        # the copies is never needed.
         copied = sum(
             read.layout.moved * port.item_bytes for read, port in zip(reads, use.reads, strict=True)
         )
@@ -183,8 +181,9 @@ def _read(program: DerivedProgram, port: Port) -> Read:
 
 @dataclass(frozen=True)
 class Option:
-    """A mapping of a shape (a column) for one use, or None for all that are not known; ``cost``:
-    its executions in bytes, or a lower bound of them.
+    """A mapping of a shape (a column) for one use, or None for all that are not known.
+
+    ``cost``: its executions in bytes, or a lower bound of them.
     """
 
     column: int
@@ -359,6 +358,7 @@ class _LayoutModel(OpenShapes):
             by_column.setdefault(option.column, []).append(literal)
             self._terms.append(option.cost * literal)
             storage = self._storage[node.writes]
+            # A mapping that is not searched yet is taken at its best: it writes any layout.
             if option.mapping is None:
                 storage.any_layout.append(literal)
             else:
@@ -374,6 +374,7 @@ class _LayoutModel(OpenShapes):
         literals: dict[TensorLayout, Any] = {}
         for layout in self._layouts[name]:
             inputs = [self._input_layout(layout, read, node) for read in node.reads]
+            # An operator between products does not store elements more than once.
             if layout.packed or None in inputs:
                 continue
             literals[layout] = self.model.new_bool_var("")
@@ -384,10 +385,9 @@ class _LayoutModel(OpenShapes):
     def _input_layout(
         self, layout: TensorLayout, read: str, node: UnmappedNode
     ) -> TensorLayout | None:
-        """Return the layout of an input for a result in some layout; None where there is none. An
-        input of another rank lies in the order of its axes.
-        """
+        """Return the layout of an input for a result in some layout; None where there is none."""
         tensor = self._network.tensors[read]
+        # Axes are compared by position, which means nothing for an input of another rank.
         if len(tensor.shape) != len(layout.shape):
             return tensor.plain
         if layout == self._network.tensors[node.writes[0]].plain:

@@ -1,11 +1,9 @@
-"""The best shapes of a network whose tensors stay packed between layers: shapes, embeddings and the
-layouts of the tensors are chosen in one model.
+"""The best shapes of a network whose tensors stay packed between layers.
 
-With layouts a shape that needs more executions in every layer may be the better one, so nothing is
-removed by dominance. The tables bound from below what a shape costs in a layer; shapes that this
-shows to be in no best choice are never searched. Single shapes are searched in the order of these
-bounds, each with all its mappings in all layers. Of several shapes, those are searched that the
-best choice by all that is known rests on, until it rests on known mappings alone.
+Shapes, embeddings and the layouts of the tensors are chosen in one model. With layouts a shape that
+needs more executions in every layer may be the better one, so nothing is removed by dominance. The
+tables bound from below what a shape costs in a layer; shapes that this shows to be in no best
+choice are never searched.
 """
 
 from __future__ import annotations
@@ -31,9 +29,8 @@ from cpembed.exploration.shapes.layout_model import (
     prove_mapping,
 )
 from cpembed.exploration.shapes.network import Network, TensorLayout
-from cpembed.exploration.shapes.question import LayerSet, Question
-from cpembed.exploration.shapes.result import LayerRow
-from cpembed.exploration.shapes.shape import Shape
+from cpembed.exploration.shapes.question import LayerRow, Question
+from cpembed.exploration.shapes.shape import LayerSet, Shape
 from cpembed.runtime.cluster import Workers
 from cpembed.steps import Progress
 from cpembed.time_limit import Clock
@@ -74,18 +71,8 @@ class LayoutAnswer:
 class LayoutSearch:
     """The search for the best shapes of a network.
 
-    Parameters
-    ----------
-    network
-        The network.
-    question
-        The limits on the set, the unit of cost and the constraint set.
-    shapes
-        The shapes that are compared.
-    executions
-        Lower bounds, a row per use and a column per shape; infinite where there is no embedding.
-    clock
-        The time limit.
+    ``executions`` are lower bounds, a row per use and a column per shape; infinite where there is
+    no embedding.
     """
 
     def __init__(
@@ -109,12 +96,14 @@ class LayoutSearch:
         """Return the best choice, proven, or the best that was found in the time."""
         self._workers, self._report = workers, report
         if not self._uses or not self._shapes:
-            return LayoutAnswer(LayoutChoice(), None, math.inf, False, 0)
+            return LayoutAnswer(LayoutChoice(), None, math.inf, False, searched=0)
         if self._question.count == 1:
             return self._single_shapes()
+        # Several shapes: those are searched that the best choice by all that is known rests on,
+        # until it rests on known mappings alone.
         first = self._best_excluding(())
         if not first.options:
-            return LayoutAnswer(first, None, first.bound, False, len(self._searched))
+            return LayoutAnswer(first, None, first.bound, False, searched=len(self._searched))
         second = self._best_excluding(first.columns)
         # A search that was stopped may find the better choice second.
         best, next_best = (second, first) if second.cost < first.cost else (first, second)
@@ -137,6 +126,8 @@ class LayoutSearch:
         ranked: list[LayoutChoice] = []
         # No shape that is not ranked, or not settled, costs less than this.
         unsettled, percent = math.inf, self._question.within
+        # In the order of the bounds, each shape with all its mappings in all layers, until the next
+        # bound is no better than the second best.
         for place, column in enumerate(order):
             limit = -math.inf
             if percent is not None and ranked:
@@ -150,6 +141,7 @@ class LayoutSearch:
             self._search(order[place : place + self._workers.count])
             limits = SetLimits(1, seconds=self._clock.left())
             choice = choose_layouts(self._network, self._options([column]), limits)
+            # The time was over, in CP-SAT or in a search: what is known still makes a choice.
             if choice.bound < choice.cost or not choice.is_known:
                 unsettled = min(unsettled, choice.bound)
                 choice = choose_layouts(self._network, self._known_options([column]), limits)
@@ -174,15 +166,13 @@ class LayoutSearch:
     # ------------------------------------------------------------------------------ several shapes
 
     def _best_excluding(self, excluded: Columns) -> LayoutChoice:
-        """Return the best choice that does not open all of ``excluded``.
-
-        It is searched first among few shapes, so that of the rest only those are looked at that can
-        be in a better one.
-        """
+        """Return the best choice that does not open all of ``excluded``."""
         best, limits = LayoutChoice(bound=0.0), self._limits(excluded)
         for columns in self._starts():
             if not excluded or not set(excluded) <= set(columns):
                 best = self._improved(best, columns, limits)
+        # First among few shapes: with a good choice most others are shown to be in no better one,
+        # so that the model of all stays small.
         best = self._settled(best, excluded, self._few_shapes())
         return self._settled(best, excluded)
 
@@ -261,6 +251,8 @@ class LayoutSearch:
         if np.isinf(floors).any():
             # Some layer has no shape.
             return np.zeros(self._bounds.shape, np.bool_)
+        # All other layers cost their least at best, so that one layer may exceed its own by no
+        # more.
         slack = cost - float(self._weights @ floors)
         usable: NDArray[np.bool_] = np.isfinite(self._bounds)
         usable[usable] = (self._bounds - floors[:, None])[usable] < slack
@@ -299,6 +291,7 @@ class LayoutSearch:
             return
         for mapping in result.mappings:
             yield Option(column, mapping.executions * self._unit, mapping)
+        # Mappings that the search did not reach are one more option.
         if math.isfinite(result.bound):
             yield Option(column, int(result.bound * self._unit))
 

@@ -9,7 +9,7 @@ from functools import cached_property
 
 from cpembed.driver.bench_layers import product_key
 from cpembed.errors import WorkloadError
-from cpembed.exploration.shapes.question import LayerSet
+from cpembed.exploration.shapes.shape import LayerSet
 from cpembed.graph.graph import Graph, Operator
 from cpembed.graph.kinds import (
     Concat,
@@ -43,8 +43,9 @@ class Part:
 
 @dataclass(frozen=True)
 class TensorLayout:
-    """The dimensions of a tensor in memory, the outermost first, as ``parts``: a form in which
-    layouts of different programs are compared.
+    """The dimensions of a tensor in memory, the outermost first.
+
+    In this form, as ``parts``, layouts of different programs are compared.
 
     >>> layout = TensorLayout.plain((1, 64, 56, 56))
     >>> layout.named(image=True)
@@ -83,11 +84,14 @@ class TensorLayout:
         return self.elements + (self.packed or self.elements)
 
     def carried_to(self, shape: Sequence[int], axes: Sequence[int]) -> TensorLayout | None:
-        """Return the same layout of a tensor of another shape, which differs along ``axes`` alone;
-        None where another axis differs or a block is not whole.
+        """Return the same layout of a tensor of another shape; None if there is none.
+
+        The shapes may differ along ``axes`` alone, and a block has to be full in both.
         """
         if self.packed or len(shape) != len(self.shape):
             return None
+        # Only the outermost part of an axis changes with its extent; a dict keeps the last, which
+        # has the largest step.
         outermost = {part.axis: part for part in sorted(self.parts, key=lambda part: part.step)}
         parts: list[Part] = []
         for part in self.parts:
@@ -106,8 +110,9 @@ class TensorLayout:
         return TensorLayout(tuple(shape), _merged(parts, shape))
 
     def named(self, *, image: bool) -> str:
-        """Return the letters of the axes, small ones with extents inside blocks, as in ``NCHW16c``;
-        ``image``: a tensor of four or five axes has the letters of an image.
+        """Return the letters of the axes, small ones with extents inside blocks, as in ``NCHW16c``.
+
+        With ``image`` a tensor of four or five axes has the letters of an image.
         """
         letters = _IMAGES.get(len(self.shape), _LETTERS) if image else _LETTERS
         if self.packed:
@@ -116,6 +121,7 @@ class TensorLayout:
         name = ""
         for part in self.parts:
             letter = letters[part.axis]
+            # Further parts of an axis are blocks, named by their extents.
             name += f"{part.extent}{letter.lower()}" if part.axis in named else letter
             named.add(part.axis)
         return "".join(letters[n] for n in range(len(self.shape)) if n not in named) + name
@@ -140,6 +146,8 @@ def tensor_layout(operand: PackedOperand, shape: Sequence[int], *, stored: bool)
     if parts is not None and _are_digits(parts, shape):
         return TensorLayout(tuple(shape), _merged(parts, shape))
     dimensions = ",".join(f"{d.name}:{d.extent}" for d in operand.dimensions)
+    # A layout that repeats elements cannot be stored, so what is stored irregularly equals nothing
+    # that is read.
     text = f"{'stored ' * stored}{dimensions} | {'; '.join(map(str, operand.source))}"
     return TensorLayout(tuple(shape), (), operand.elements, text)
 
@@ -161,6 +169,7 @@ def _parts(operand: PackedOperand) -> list[Part] | None:
             continue
         outer = max(of_axis, key=lambda n: parts[n].step)
         step = parts[outer].step
+        # A halo that is no multiple of the block moves where the blocks of the axis begin.
         if index.constant % step:
             return None
         parts[outer] = Part(axis, step, -(-size // step))
@@ -177,6 +186,8 @@ def _cut(name: str, extent: int, source: Sequence[IndexExpr]) -> list[Part] | No
         return []
     if any(term.inner is not None for _, term in terms):
         return None
+    # A dimension is cut where the digit that moves an axis changes: at divisors, and where a
+    # modulus wraps around.
     ends = {t.divisor * t.modulus for _, t in terms if t.modulus is not None}
     cuts = sorted(c for c in {1, *(t.divisor for _, t in terms), *ends} if c < extent)
     parts: list[Part] = []
@@ -190,6 +201,7 @@ def _cut(name: str, extent: int, source: Sequence[IndexExpr]) -> list[Part] | No
             and (term.modulus is None or cut < term.divisor * term.modulus)
             and cut % term.divisor == 0
         ]
+        # No axis moves, or two do: as in the sum of a pixel and a tap.
         if len(feeding) != 1 or feeding[0][1] <= 0:
             return None
         parts.append(Part(*feeding[0], -(-following // cut)))
@@ -203,6 +215,8 @@ def _reshaped(
 
     None where one ends within an axis of the other shape.
     """
+    # Row-major: a part is a distance and an extent in elements of the flat tensor, which is cut
+    # anew at the strides of the other shape.
     strides, targets = _strides(before), _strides(shape)
     reshaped: list[Part] = []
     for part in parts:
@@ -236,6 +250,7 @@ def _are_digits(parts: Sequence[Part], shape: Sequence[int]) -> bool:
             if part.step != reach:
                 return False
             reach *= part.extent
+        # A buffer may have room for more than the axis, not for less.
         if reach < size:
             return False
     return True
@@ -256,8 +271,9 @@ def _merged(parts: Sequence[Part], shape: Sequence[int]) -> tuple[Part, ...]:
 
 @dataclass(frozen=True)
 class Port:
-    """A tensor that a layer reads or writes as an operand: its shape in the network, and the bytes
-    of an element there.
+    """A tensor that a layer reads or writes as an operand.
+
+    It has a shape in the network, and bytes of an element there.
     """
 
     operand: str
@@ -280,8 +296,10 @@ class Use:
 
 @dataclass(frozen=True)
 class NetworkTensor:
-    """A tensor that is not constant. ``item_bytes`` is the size of an element as products read it,
-    else as the model has it. Inputs and outputs of the network lie in the order of their axes.
+    """A tensor that is not constant.
+
+    ``item_bytes`` is the size of an element as products read it, else as the model has it. Inputs
+    and outputs of the network lie in the order of their axes.
     """
 
     name: str
@@ -298,8 +316,10 @@ class NetworkTensor:
 
 @dataclass(frozen=True)
 class ProductNode:
-    """An operator that shapes compute: the number of its :class:`Use` and the names of its tensors,
-    of which ``added`` is the one that its result is added to.
+    """An operator that shapes compute.
+
+    It has the number of its :class:`Use` and the names of its tensors, of which ``added`` is the
+    one that its result is added to.
     """
 
     name: str
@@ -326,8 +346,9 @@ class UnmappedNode:
 
 @dataclass(frozen=True)
 class Network:
-    """The tensors and operators of a model; ``computations`` holds for each of the ``uses`` the
-    number of its computation in the layers.
+    """The tensors and operators of a model.
+
+    ``computations`` holds for each of the ``uses`` the number of its computation in the layers.
     """
 
     tensors: Mapping[str, NetworkTensor]
@@ -355,12 +376,8 @@ def network_of(layers: LayerSet, computations: frozenset[int]) -> Network:
     """Return the network of a model's layers.
 
     Products whose computation is not among ``computations`` are not computed by shapes; their
-    tensors lie in the order of the axes.
-
-    Raises
-    ------
-    WorkloadError
-        If the layers are a suite's, which does not say which layer reads what.
+    tensors lie in the order of the axes. Raises :class:`WorkloadError` if the layers are a suite's,
+    which does not say which layer reads what.
     """
     if layers.graph is None:
         raise WorkloadError(
@@ -398,6 +415,8 @@ class _Reader:
             self._add_product(operator, kind)
             return
         axes: tuple[int, ...] | None = None
+        # These kinds compute elements independently along all axes but those named, so that they
+        # work in any layout of the others.
         if isinstance(kind, Elementwise | Table | Quantize | Dequantize):
             axes = self._broadcast(operator)
         elif isinstance(kind, Pool):
@@ -407,7 +426,9 @@ class _Reader:
             axes = (kind.axis,)
         reads = tuple(dict.fromkeys(n for n in operator.inputs if n in self.tensors))
         self.unmapped.append(
-            UnmappedNode(operator.name, reads, operator.outputs, axes is not None, axes or ())
+            UnmappedNode(
+                operator.name, reads, operator.outputs, any_layout=axes is not None, axes=axes or ()
+            )
         )
 
     def _add_product(self, operator: Operator, kind: Product) -> None:

@@ -1,18 +1,19 @@
-"""The question of ``cpembed shape``: the layers of a suite, and which shapes are compared how."""
+"""The question of ``cpembed shape`` and its answer: shapes, runner-up, each layer's embedding."""
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from cpembed.driver.bench_layers import layer_workload, named_suite
-from cpembed.driver.named import default_dtypes, is_typed, typed_by_roles
+from cpembed.blocks import Displayed
 from cpembed.embedding.constraint_set import ConstraintSet
 from cpembed.errors import WorkloadError
-from cpembed.exploration.shapes.cells import Cost, keyed_results
+from cpembed.exploration.shapes.cells import ProvenEmbedding, keyed_results
 from cpembed.exploration.shapes.choice import (
     Budget,
     Costs,
@@ -25,64 +26,39 @@ from cpembed.exploration.shapes.choice import (
     sets_within,
 )
 from cpembed.exploration.shapes.executions import LayerExecutions, layer_executions
-from cpembed.exploration.shapes.shape import Scope, template, tile_bytes
-from cpembed.graph.graph import Graph
-from cpembed.ir.computation import Computation
+from cpembed.exploration.shapes.layout_model import Copy
+from cpembed.exploration.shapes.shape import Cost, LayerSet, Scope, Shape, ShapedLayer, tile_bytes
 from cpembed.runtime.cluster import Workers
 from cpembed.steps import Progress
 from cpembed.time_limit import Clock
-from cpembed.workloads.suites import Layer
-from cpembed.workloads.user_suites import ComputedLayer
 
 DEFAULT_SET = "in_place_padded"
 """Name of the constraint set where none is named."""
 
 
 @dataclass(frozen=True)
-class Model:
-    """A suite or a model, with the layout of images and the shapes of a model's inputs."""
-
-    name: str
-    layout: str = "NCHW"
-    inputs: Mapping[str, Sequence[int]] | None = None
-
-
-@dataclass(frozen=True)
 class Question:
-    """The best shapes that are searched for.
-
-    Attributes
-    ----------
-    scope
-        The shapes that are compared.
-    count
-        Maximum number of shapes in a set.
-    constraints
-        The set under which layers are embedded.
-    cost
-        The measure of a shape in a layer.
-    buffer_bytes
-        Maximum number of bytes of the tiles of a shape's operands.
-    total_macs
-        Maximum number of multiply-accumulates of all shapes of a set.
-    timeout
-        Time limit in seconds.
-    layouts
-        Tensors of a model stay packed between its layers: what counts of packing is copying them
-        from one layout to another, and constants are packed ahead of time.
-    within
-        All sets that cost at most so many percent more than the best are listed.
-    """
+    """Parameters of a search for the best shapes."""
 
     scope: Scope
+    """The shapes that are compared."""
     count: int
+    """Maximum number of shapes in a set."""
     constraints: ConstraintSet
+    """The set under which layers are embedded."""
     cost: Cost = field(default_factory=Cost)
+    """The measure of a shape in a layer."""
     buffer_bytes: int | None = None
+    """Maximum number of bytes of the tiles of a shape's operands."""
     total_macs: int | None = None
+    """Maximum number of multiply-accumulates of all shapes of a set."""
     timeout: float | None = None
+    """Time limit in seconds."""
     layouts: bool = False
+    """Tensors of a model stay packed between its layers: what counts of packing is copying them
+    from one layout to another, and constants are packed ahead of time."""
     within: float | None = None
+    """All sets that cost at most so many percent more than the best are listed."""
 
     def admitted(self) -> NDArray[np.int64]:
         """Return the columns of the shapes that the buffer and the total of a set admit."""
@@ -91,6 +67,7 @@ class Question:
         if self.buffer_bytes is not None:
             admitted &= tile_bytes(shapes) <= self.buffer_bytes
         if self.total_macs is not None:
+            # A larger shape is in no set of the total.
             admitted &= shapes.prod(axis=1) <= self.total_macs
         return np.flatnonzero(admitted)
 
@@ -106,6 +83,7 @@ class Question:
         clock
             The time limit.
         """
+        # Pairs can be exhausted; more shapes, or pairs that share a budget, take CP-SAT.
         if self.total_macs is None and self.count <= 2:
             return best_one(costs) if self.count == 1 else best_two(costs)
         return best_sets(costs, self.count, clock.left(), self.budget(macs.tolist()))
@@ -126,67 +104,6 @@ class Question:
     def budget(self, macs: Sequence[int]) -> Budget | None:
         """Return the limit on the multiply-accumulates of a set, by those of each column."""
         return None if self.total_macs is None else Budget(macs, self.total_macs)
-
-
-@dataclass(frozen=True)
-class ShapedLayer:
-    """A layer of the suite; ``computation`` is its number among the distinct computations."""
-
-    index: int
-    label: str
-    count: int
-    macs: int
-    computation: int
-
-
-@dataclass(frozen=True)
-class LayerSet:
-    """All layers of a suite, and its distinct computations as ``workloads``.
-
-    A model has a ``graph`` too, and ``of_product`` by a product's own computation
-    (:func:`~cpembed.driver.bench_layers.product_key`) its number among the distinct ones.
-    """
-
-    suite: str
-    layers: tuple[ShapedLayer, ...]
-    workloads: tuple[Computation, ...]
-    graph: Graph | None = None
-    of_product: Mapping[Computation, int] = field(default_factory=dict[Computation, int])
-
-    def weight(self, computation: int) -> int:
-        """Return how often the network has a computation."""
-        return sum(layer.count for layer in self.layers if layer.computation == computation)
-
-
-def read_layers(model: Model) -> LayerSet:
-    """Return the layers of a suite or a model, on the element types of the instruction.
-
-    Raises
-    ------
-    WorkloadError
-        If the suite is unknown, or a layer does not have the layout.
-    """
-    suite = named_suite(model.name, template(), model.inputs)
-    numbers: dict[Computation, int] = {}
-    layers: list[ShapedLayer] = []
-    products: dict[Computation, int] = {}
-    for layer in suite.layers:
-        workload = _typed(layer, model.layout)
-        # Layers of the same computation differ in their names after the first word.
-        number = numbers.setdefault(replace(workload, name=workload.name.split()[0]), len(numbers))
-        layers.append(ShapedLayer(layer.index, layer.label, layer.count, workload.macs, number))
-        if isinstance(layer, ComputedLayer):
-            products[layer.computation] = number
-    return LayerSet(suite.name, tuple(layers), tuple(numbers), suite.graph, products)
-
-
-def _typed(layer: Layer, layout: str) -> Computation:
-    """Return a layer on the element types of the instruction, unless it names its own."""
-    spec = template()
-    if isinstance(layer, ComputedLayer):
-        return layer_workload(layer, layout, spec)
-    workload = layer.workload(default_dtypes(spec), layout)
-    return workload if is_typed([layer.label]) else typed_by_roles(workload, spec.instruction)
 
 
 def tabulate(
@@ -210,6 +127,7 @@ def tabulate(
         for n, workload in enumerate(layers.workloads)
     }
     tables: dict[int, LayerExecutions] = {}
+    # Workers end in any order.
     for number, table in keyed_results(workers, layer_executions, calls):
         tables[number] = table
         report("tables", len(tables), len(calls))
@@ -231,3 +149,281 @@ def weighted(
     if not computations:
         raise WorkloadError("no layer to choose a shape for")
     return np.stack([tables[n].executions * layers.weight(n) for n in computations])
+
+
+# ------------------------------------------------------------------------------ the answer
+
+
+@dataclass(frozen=True)
+class LayerRow:
+    """A layer with its best shape and the embedding.
+
+    Where layouts are kept between layers, a row stands for all layers with the same embedding and
+    ``layouts``, which are those of the tensors that they read, then of the one that they write.
+    """
+
+    layer: ShapedLayer
+    shape: Shape
+    embedded: ProvenEmbedding
+    layouts: tuple[str, ...] | None = None
+
+    def to_json(self) -> dict[str, Any]:
+        embedded, layer = self.embedded, self.layer
+        return {
+            "index": layer.index,
+            "label": layer.label,
+            "count": layer.count,
+            "macs": layer.macs,
+            "shape": list(self.shape.extents.values()),
+            "executions": embedded.executions,
+            "utilisation": embedded.utilisation,
+            "packing_bytes": embedded.packing_bytes,
+            "in_place": list(embedded.in_place),
+            # The document keeps its first words for what the package now calls commuted factors,
+            # and for the first rank among equal executions.
+            "exchanged": embedded.commuted,
+            "first_of_ties": embedded.first_ranked,
+            "layouts": None if self.layouts is None else list(self.layouts),
+            "embedding": {
+                "id": embedded.embedding.identifier(),
+                "family": {axis: list(axes) for axis, axes in embedded.embedding.family.items()},
+                **{k: v for k, v in embedded.embedding.to_json().items() if k != "origin"},
+            },
+        }
+
+
+@dataclass(frozen=True)
+class LeftOut:
+    """A layer that no shape embeds."""
+
+    layer: ShapedLayer
+    reason: str
+
+    def to_json(self) -> dict[str, Any]:
+        return {"index": self.layer.index, "label": self.layer.label, "reason": self.reason}
+
+
+@dataclass(frozen=True)
+class Sets:
+    """The best shapes and the runner-up, which does not hold all of the best, with their costs.
+
+    They are empty and None where there are none. No set of as many shapes costs less than
+    ``bound``; ``next_proven``: nor, without all of the best, less than the runner-up.
+    """
+
+    best: tuple[Shape, ...]
+    cost: float | None
+    bound: float
+    next_best: tuple[Shape, ...] = ()
+    next_cost: float | None = None
+    next_proven: bool = False
+
+    @staticmethod
+    def from_choice(choice: SetChoice, shapes: Sequence[Shape]) -> Sets:
+        """Return the sets of a choice among the columns of shapes."""
+        sets = [tuple(shapes[n] for n in columns) for columns in choice.sets]
+        costs = choice.costs
+        if not sets:
+            return Sets((), None, choice.bound)
+        if len(sets) == 1:
+            return Sets(sets[0], costs[0], choice.bound)
+        proven = choice.runner_up_proven
+        return Sets(
+            sets[0], costs[0], choice.bound, sets[1], next_cost=costs[1], next_proven=proven
+        )
+
+
+@dataclass(frozen=True)
+class NearShapes:
+    """Sets of shapes that cost little more than the best, with their costs, ascending.
+
+    ``complete``: they are proven to be all of them.
+    """
+
+    sets: tuple[tuple[tuple[Shape, ...], float], ...]
+    complete: bool
+
+    @staticmethod
+    def from_columns(near: NearSets, shapes: Mapping[int, Shape] | Sequence[Shape]) -> NearShapes:
+        """Return the shapes of sets of columns."""
+        sets = [(tuple(shapes[n] for n in columns), cost) for columns, cost in near.sets]
+        return NearShapes(tuple(sets), near.complete)
+
+
+@dataclass(frozen=True)
+class Counts:
+    """Numbers of the shapes that were compared, of the undominated ones, and of searched cells.
+
+    ``not_dominated`` is None where costs are searched, as no shape is removed then.
+    """
+
+    compared: int
+    not_dominated: int | None
+    searched: int | None = None
+
+
+@dataclass(frozen=True, kw_only=True, repr=False)
+class ShapeResult(Displayed):
+    """The best shapes for the layers of a suite, and each layer's embedding.
+
+    Where the best set is one shape, ``equal`` are the others that need as few executions. Where
+    layouts are kept between layers, ``copies`` are those between layouts of a model's tensors.
+    ``near`` are the sets that cost little more than the best, if the question lists them.
+    """
+
+    suite: str
+    question: Question
+    sets: Sets
+    layers: tuple[LayerRow, ...]
+    left_out: tuple[LeftOut, ...]
+    counts: Counts
+    seconds: float
+    equal: tuple[Shape, ...] = ()
+    copies: tuple[Copy, ...] | None = None
+    near: NearShapes | None = None
+
+    @property
+    def shapes(self) -> tuple[Shape, ...]:
+        """The best shapes; empty where none were found."""
+        return self.sets.best
+
+    @property
+    def executions(self) -> int | None:
+        """Executions of all layers, each times its count; None where no shapes were found."""
+        if not self.layers:
+            return None
+        return sum(row.embedded.executions * row.layer.count for row in self.layers)
+
+    @property
+    def packing_bytes(self) -> int:
+        """Bytes that packing and unpacking move in all layers, each times its count.
+
+        Where layouts are kept between layers, they are the bytes of the copies between layouts.
+        """
+        # With layouts, packing of single layers is none: tensors stay packed between them.
+        if self.copies is not None:
+            return sum(copy.moved_bytes for copy in self.copies)
+        return sum(row.embedded.packing_bytes * row.layer.count for row in self.layers)
+
+    @property
+    def proven(self) -> bool:
+        """True if the shapes are proven to be the best."""
+        return self.sets.cost is not None and self.sets.cost <= self.sets.bound
+
+    @property
+    def infeasible(self) -> bool:
+        """True if it is proven that no set of shapes serves the layers."""
+        return self.sets.cost is None and not math.isfinite(self.sets.bound)
+
+    @property
+    def why_nothing(self) -> str:
+        """One line that says why there is no shape."""
+        if not self.infeasible:
+            return "no shapes were found before the limit: give a longer --timeout"
+        if not self.counts.compared:
+            return "no shape is within the limits: allow larger tiles or more MACs"
+        # None undominated: no layer is left whose table a shape could be chosen from.
+        if self.left_out and not self.counts.not_dominated:
+            first = self.left_out[0]
+            return f"no shape embeds any layer of {self.suite}: {first.layer.label}: {first.reason}"
+        return "no choice of so many shapes embeds all layers: allow more shapes or MACs"
+
+    @property
+    def gap(self) -> float | None:
+        """Fraction of the cost by which a better set may still be cheaper."""
+        if self.sets.cost is None:
+            return None
+        return max(0.0, 1 - self.sets.bound / self.sets.cost)
+
+    @property
+    def macs(self) -> int:
+        """Multiply-accumulates of all layers, each times its count."""
+        return sum(row.layer.macs * row.layer.count for row in self.layers)
+
+    @property
+    def utilisation(self) -> float | None:
+        """Fraction of the executed multiply-accumulates that are useful."""
+        executed = sum(
+            row.embedded.executions * row.shape.macs * row.layer.count for row in self.layers
+        )
+        return self.macs / executed if executed else None
+
+    @property
+    def ideal(self) -> int:
+        """Executions of a shape of the whole budget, if it were never idle."""
+        return math.ceil(self.macs / self.question.scope.macs)
+
+    def of_shape(self, shape: Shape) -> tuple[int, int]:
+        """Return the number of layers (each times its count) and the executions of a shape."""
+        rows = [row for row in self.layers if row.shape == shape]
+        executions = sum(row.embedded.executions * row.layer.count for row in rows)
+        return sum(row.layer.count for row in rows), executions
+
+    def in_executions(self, cost: float | None) -> float | None:
+        """Return a cost in executions; bytes of packing count as the executions they are worth."""
+        return None if cost is None or math.isinf(cost) else cost / self.question.cost.unit
+
+    def to_json(self) -> dict[str, Any]:
+        """Return the document of ``cpembed shape --json`` (``docs/shapes.md``)."""
+        question, scope, sets = self.question, self.question.scope, self.sets
+        return {
+            "suite": self.suite,
+            "constraints": question.constraints.name,
+            "macs": scope.macs,
+            "shapes": question.count,
+            "powers_of_two": scope.powers,
+            "smallest": scope.smallest,
+            "bytes_per_execution": question.cost.bytes_per_execution,
+            "buffer_bytes": question.buffer_bytes,
+            "total_macs": question.total_macs,
+            "layouts": question.layouts,
+            "proven": self.proven,
+            "gap": self.gap,
+            "cost": self.in_executions(sets.cost),
+            "bound": self.in_executions(sets.bound),
+            "executions": self.executions,
+            "packing_bytes": self.packing_bytes if self.layers else None,
+            "ideal": self.ideal if self.layers else None,
+            "utilisation": self.utilisation,
+            "best": [self._best_json(shape) for shape in self.shapes],
+            "equal": [list(shape.extents.values()) for shape in self.equal],
+            "runner_up": self._next_json(),
+            "within": self._near_json(),
+            "compared": self.counts.compared,
+            "not_dominated": self.counts.not_dominated,
+            "searched": self.counts.searched,
+            "layers": [row.to_json() for row in self.layers],
+            "left_out": [layer.to_json() for layer in self.left_out],
+            "copies": None if self.copies is None else [copy.to_json() for copy in self.copies],
+            "seconds": self.seconds,
+        }
+
+    def _next_json(self) -> dict[str, Any] | None:
+        if not self.sets.next_best:
+            return None
+        return {
+            "shapes": [list(shape.extents.values()) for shape in self.sets.next_best],
+            "cost": self.in_executions(self.sets.next_cost),
+            "proven": self.sets.next_proven,
+        }
+
+    def _near_json(self) -> dict[str, Any] | None:
+        if self.near is None or not self.sets.cost:
+            return None
+        return {
+            "percent": self.question.within,
+            "complete": self.near.complete,
+            "sets": [
+                {
+                    "shapes": [list(shape.extents.values()) for shape in shapes],
+                    "cost": self.in_executions(cost),
+                    "more": cost / self.sets.cost - 1,
+                }
+                for shapes, cost in self.near.sets
+            ],
+        }
+
+    def _best_json(self, shape: Shape) -> dict[str, Any]:
+        layers, executions = self.of_shape(shape)
+        extents = list(shape.extents.values())
+        return {"shape": extents, "macs": shape.macs, "layers": layers, "executions": executions}

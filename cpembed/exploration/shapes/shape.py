@@ -1,23 +1,32 @@
-"""Shapes of a matrix-product instruction, and the targets that have them, as values and files."""
+"""Shapes of a matrix-product instruction with their targets, and the layers that they compute.
+
+A shape is a value; its target can be saved as a file. The layers are those of a suite or a model.
+"""
 
 from __future__ import annotations
 
 import contextlib
 import os
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import cache, lru_cache
 from pathlib import Path
 
 import numpy as np
 from numpy.typing import NDArray
 
+from cpembed.driver.bench_layers import layer_workload, named_suite
+from cpembed.driver.named import default_dtypes, is_typed, typed_by_roles
 from cpembed.errors import CpembedError, WorkloadError
 from cpembed.files import write_whole
+from cpembed.graph.graph import Graph
 from cpembed.hw.instruction import HardwareSpec, Instruction, InstructionAxis
 from cpembed.hw.loader import MAX_OPERATIONS, load_hardware_spec
+from cpembed.ir.computation import Computation
 from cpembed.ir.dtypes import size_bytes
 from cpembed.resources import constraint_files
+from cpembed.workloads.suites import Layer
+from cpembed.workloads.user_suites import ComputedLayer
 
 AXES = ("x", "y", "z")
 """Names of the rows, columns and steps of ``C[x,y] += A[x,z] * B[z,y]``."""
@@ -90,6 +99,8 @@ def shapes_within(macs: int, *, powers: bool = False, smallest: int = 1) -> Exte
                 break
             last = int(np.searchsorted(values, macs // (x * y), side="right"))
             count += last
+            # Counted while they are listed, so that a large budget fails before its memory is
+            # allocated.
             if count > MAX_SHAPES:
                 raise WorkloadError(
                     f"more than {MAX_SHAPES:,} shapes have {macs:,} multiply-accumulates or "
@@ -108,9 +119,33 @@ def shapes_within(macs: int, *, powers: bool = False, smallest: int = 1) -> Exte
 
 
 @dataclass(frozen=True)
+class Cost:
+    """The measure of a shape: executions, or executions and bytes of packing.
+
+    ``bytes_per_execution`` says how many bytes that packing and unpacking move are worth an
+    execution; None if they do not count. A cost is an integer: executions, or executions times
+    ``bytes_per_execution`` plus bytes.
+    """
+
+    bytes_per_execution: int | None = None
+
+    @property
+    def unit(self) -> int:
+        """The cost of one execution."""
+        return self.bytes_per_execution or 1
+
+    def combined(self, executions: int, packing_bytes: int) -> int:
+        """Return the cost of executions with packing."""
+        moved = 0 if self.bytes_per_execution is None else packing_bytes
+        return executions * self.unit + moved
+
+
+@dataclass(frozen=True)
 class Scope:
-    """The shapes that are compared: those of at most ``macs`` multiply-accumulates, with extents of
-    at least ``smallest``, and of powers of two only where ``powers`` is set.
+    """The shapes that are compared.
+
+    They have at most ``macs`` multiply-accumulates and extents of at least ``smallest``, which are
+    powers of two only where ``powers`` is set.
     """
 
     macs: int
@@ -153,6 +188,7 @@ def instruction_of(shape: Shape) -> Instruction:
 def _instruction(name: str, axes: Mapping[str, InstructionAxis]) -> Instruction:
     first = template().instruction
     sizes = {axis.name: axis.maximum for axis in axes.values()}
+    # The template is configurable to any extent that the shape or the template itself has.
     most = max(*sizes.values(), *first.extents.values())
     free = replace(first, axes=tuple(InstructionAxis(axis, 1, most) for axis in AXES))
     computation = replace(free.with_extents(sizes), name=name)
@@ -195,6 +231,7 @@ def check_file(path: Path) -> None:
     """Raise :class:`CpembedError` if targets cannot be saved at a path, before any search."""
     if path.suffix != ".toml":
         raise CpembedError(f"--save {path}: a target is a TOML file: end its name in .toml")
+    # The target of a symbolic link is what is written.
     if not Path(os.path.realpath(path)).parent.is_dir():
         raise CpembedError(f"{path} cannot be written: there is no folder {path.parent}")
 
@@ -224,6 +261,7 @@ def save(path: Path, shapes: Sequence[Shape], constraints: str) -> list[Path]:
         for file, text in zip(files_of(path, shapes), texts, strict=True):
             write_whole(file, text)
             written.append(file)
+    # Also on an interrupt: some of the files would pass for all of them.
     except BaseException:
         for file in written:
             with contextlib.suppress(OSError):
@@ -243,6 +281,7 @@ def target_text(shape: Shape, constraints: str) -> str:
         f'description = "virtual matrix product, {shape}, int8 x int8 -> int32"',
         f'source = "found by cpembed shape; {template().source}"',
     ]
+    # A path is the user's, and the file may go elsewhere.
     if constraints in constraint_files():
         lines.append(f'constraints = "{constraints}"')
     lines += ["", "[instruction]", 'expression = "C[x,y] += A[x,z] * B[z,y]"', ""]
@@ -258,3 +297,76 @@ def target_text(shape: Shape, constraints: str) -> str:
         lines += [f'scope = "{memory.scope}"', f"tile = [{tile}]", f"stride = {{ {rules} }}"]
     lines += ["", *(f'[memories."{scope}"]' for scope in template().memories)]
     return "\n".join(lines) + "\n"
+
+
+# ------------------------------------------------------------------------------ layers
+
+
+@dataclass(frozen=True)
+class Model:
+    """A suite or a model, with the layout of images and the shapes of a model's inputs."""
+
+    name: str
+    layout: str = "NCHW"
+    inputs: Mapping[str, Sequence[int]] | None = None
+
+
+@dataclass(frozen=True)
+class ShapedLayer:
+    """A layer of the suite; ``computation`` is its number among the distinct computations."""
+
+    index: int
+    label: str
+    count: int
+    macs: int
+    computation: int
+
+
+@dataclass(frozen=True)
+class LayerSet:
+    """All layers of a suite, and its distinct computations as ``workloads``.
+
+    A model has a ``graph`` too, and ``of_product`` by a product's own computation
+    (:func:`~cpembed.driver.bench_layers.product_key`) its number among the distinct ones.
+    """
+
+    suite: str
+    layers: tuple[ShapedLayer, ...]
+    workloads: tuple[Computation, ...]
+    graph: Graph | None = None
+    of_product: Mapping[Computation, int] = field(default_factory=dict[Computation, int])
+
+    def weight(self, computation: int) -> int:
+        """Return how often the network has a computation."""
+        return sum(layer.count for layer in self.layers if layer.computation == computation)
+
+
+def read_layers(model: Model) -> LayerSet:
+    """Return the layers of a suite or a model, on the element types of the instruction.
+
+    Raises :class:`WorkloadError` if the suite is unknown, or a layer does not have the layout.
+    """
+    # Every shape has the template's element types, so that layers are typed once.
+    suite = named_suite(model.name, template(), model.inputs)
+    numbers: dict[Computation, int] = {}
+    layers: list[ShapedLayer] = []
+    products: dict[Computation, int] = {}
+    for layer in suite.layers:
+        workload = _typed(layer, model.layout)
+        # Layers of the same computation differ in their names after the first word.
+        number = numbers.setdefault(replace(workload, name=workload.name.split()[0]), len(numbers))
+        layers.append(
+            ShapedLayer(layer.index, layer.label, layer.count, workload.macs, computation=number)
+        )
+        if isinstance(layer, ComputedLayer):
+            products[layer.computation] = number
+    return LayerSet(suite.name, tuple(layers), tuple(numbers), suite.graph, of_product=products)
+
+
+def _typed(layer: Layer, layout: str) -> Computation:
+    """Return a layer on the element types of the instruction, unless it names its own."""
+    spec = template()
+    if isinstance(layer, ComputedLayer):
+        return layer_workload(layer, layout, spec)
+    workload = layer.workload(default_dtypes(spec), layout)
+    return workload if is_typed([layer.label]) else typed_by_roles(workload, spec.instruction)

@@ -1,6 +1,4 @@
-"""A node of an ONNX model while it is translated: its inputs, its attributes, and a check that the
-translation has read all of them.
-"""
+"""A node of an ONNX model while it is translated, and a check that all of it was read."""
 
 from __future__ import annotations
 
@@ -18,8 +16,10 @@ from cpembed.graph.kinds import Kind, TensorType
 from cpembed.graph.kinds.base import Array, axis_of
 
 Translation = Callable[["Call"], "str | Sequence[str]"]
-"""A function that emits a node and returns the tensors that are its outputs; trailing ones that
-nothing reads may be missing."""
+"""A function that emits a node and returns the tensors that are its outputs.
+
+Trailing ones that nothing reads may be missing.
+"""
 
 _INERT_ATTRIBUTES: dict[str, frozenset[str]] = {
     # They concern floats of eight bits, which no tensor has.
@@ -186,8 +186,8 @@ class Call(Composites):
         """
         for name in self._unread_attributes():
             value = self.node.attributes[name]
-            shown = "an array" if isinstance(value, np.ndarray) else str(value)
-            self.reject(f"attribute {name} = {shown} is not read: export the model without it")
+            text = "an array" if isinstance(value, np.ndarray) else str(value)
+            self.reject(f"attribute {name} = {text} is not read: export the model without it")
         read = self.inputs_read | _INERT_INPUTS.get(self.node.operator, frozenset())
         for k, tensor in enumerate(self.inputs):
             if tensor is not None and k not in read:
@@ -211,6 +211,7 @@ def _defaults(operator: str, version: int, domain: str) -> dict[str, Any]:
     import onnx
 
     try:
+        # Operators of other domains have no schema, and so no defaults.
         schema = onnx.defs.get_schema(operator, version, "" if domain == "ai.onnx" else domain)
     except Exception:
         return {}

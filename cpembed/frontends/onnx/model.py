@@ -1,5 +1,5 @@
 # pyright: basic
-"""An ONNX model as plain values, and its reading from a file.
+"""An ONNX model as plain values, its reading from a file, and the format's definitions.
 
 Nothing in a file is executed, and nothing outside the model's folder is read.
 """
@@ -9,15 +9,18 @@ from __future__ import annotations
 import contextlib
 import errno
 import math
-from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from functools import cache
 from pathlib import Path
 from typing import Any
 
+import ml_dtypes
 import numpy as np
 
-from cpembed.errors import ModelError
+from cpembed.errors import ModelError, WorkloadError
 from cpembed.files import read_regular
+from cpembed.graph.kinds import TensorType
 from cpembed.graph.kinds.base import Array
 
 LARGEST_FILE = 2**31 - 1
@@ -29,8 +32,10 @@ ELEMENT_TYPES = (
 FOUR_BITS: Mapping[str, str] = {"int4": "int8", "uint4": "uint8"}
 """Types that hold the integers of four bits."""
 _EXTERNAL_BYTES, _EXTERNAL_SHARE = 64 << 20, 4
-"""Maximum size in bytes of all tensors in other files, beyond this multiple of the files' size:
-several tensors may lie in the same place."""
+"""Maximum size in bytes of all tensors in other files, beyond a multiple of the files' size.
+
+Several tensors may lie in the same place.
+"""
 
 
 def in_bytes(array: Array) -> Array:
@@ -41,6 +46,7 @@ def in_bytes(array: Array) -> Array:
 @dataclass(frozen=True, kw_only=True)
 class Node:
     """A node ``outputs = operator(inputs)``; the empty name stands for an input that is left out.
+
     The number is its place in the file, from 1, and the version that of the domain's operators.
     Attributes are numbers, texts, tuples of these, arrays, and graphs (:class:`Body`).
     """
@@ -66,8 +72,9 @@ class Node:
 
 @dataclass(frozen=True)
 class ModelInput:
-    """A tensor as the file declares it: the element type, empty where it is open, and the sizes. A
-    size is a number or the name of an open one (empty without a name); None stands for an open
+    """A tensor as the file declares it; the element type is empty where it is open.
+
+    A size is a number or the name of an open one (empty without a name); None stands for an open
     number of dimensions.
     """
 
@@ -78,8 +85,9 @@ class ModelInput:
 
 @dataclass(frozen=True)
 class Body:
-    """The graph of a model, or of a branch of one of its operators; ``declared`` are the types that
-    the file states for tensors of the graph, by name.
+    """The graph of a model, or of a branch of one of its operators.
+
+    ``declared`` are the types that the file states for tensors of the graph, by name.
     """
 
     inputs: tuple[ModelInput, ...]
@@ -89,7 +97,7 @@ class Body:
     declared: Mapping[str, ModelInput] = field(default_factory=dict[str, ModelInput])
 
     def branches(self) -> Iterator[Body]:
-        """The graphs inside its nodes, at any depth."""
+        """Yield the graphs inside its nodes, at any depth."""
         for node in self.nodes:
             for value in node.attributes.values():
                 if isinstance(value, Body):
@@ -146,9 +154,7 @@ def _read_bytes(path: Path) -> bytes:
 
 
 def _check(proto: Any, path: Path) -> None:
-    """Run the checks of the format, except those of tensors outside the file, which
-    :class:`Reader` checks.
-    """
+    """Run the format's checks, except of tensors outside the file, which are checked when read."""
     import onnx
 
     checked = onnx.ModelProto()
@@ -207,6 +213,7 @@ class Reader:
     def __init__(self, path: Path, versions: Mapping[str, int]) -> None:
         self.path = path
         self.versions = versions
+        # Unique in the file: branches count with the graph around them.
         self.numbers = iter(range(1, 1 << 62))
         self._files: set[Path] = set()
         self._bytes_left = _EXTERNAL_BYTES
@@ -265,19 +272,19 @@ class Reader:
 
     def node(self, node: Any) -> Node:
         """Convert a node; numbers are given in the order of the calls."""
-        number = next(self.numbers)
-        place = f"{f'{node.op_type} {node.name}'.strip()} (node {number})"
         domain = node.domain or "ai.onnx"
-        return Node(
-            number=number,
+        converted = Node(
+            number=next(self.numbers),
             operator=node.op_type,
             domain=domain,
             version=self.versions.get(domain, 1),
             name=node.name,
             inputs=tuple(node.input),
             outputs=tuple(node.output),
-            attributes={a.name: self._attribute(a, place) for a in node.attribute},
+            attributes={},
         )
+        attributes = {a.name: self._attribute(a, str(converted)) for a in node.attribute}
+        return replace(converted, attributes=attributes)
 
     def _attribute(self, attribute: Any, place: str) -> Any:
         import onnx
@@ -308,6 +315,7 @@ class Reader:
             name = str(np.dtype(onnx.helper.tensor_dtype_to_np_dtype(number)))
         except Exception:
             raise self._error(f"{label} has no element type") from None
+        # onnx maps texts to objects of Python.
         name = "string" if name == "object" else name
         if name not in ELEMENT_TYPES and name not in FOUR_BITS:
             raise self._error(
@@ -360,6 +368,7 @@ class Reader:
                 f"{label} does not lie in {place!r}, which is shorter or of another "
                 "size: get the whole file"
             )
+        # A file counts once, however many tensors lie in it.
         if file not in self._files:
             self._files.add(file)
             self._bytes_left += _EXTERNAL_SHARE * file.stat().st_size
@@ -381,6 +390,7 @@ class Reader:
                 f"{label} lies in {place!r}: external data is read from the model's own folder only"
             )
         try:
+            # A link could lead out of the folder.
             linked = any((folder / Path(*parts[:k])).is_symlink() for k in range(1, len(parts) + 1))
             is_file = (folder / place).is_file()
         except (OSError, ValueError):
@@ -390,3 +400,101 @@ class Reader:
             reason = "which is a link" if linked else "which is no file"
             raise self._error(f"{label} lies in {place!r}, {reason}: copy it there")
         return folder / place
+
+
+def is_defined(node: Node) -> bool:
+    """Return True if the format has a definition of a node's operator."""
+    if node.domain != "ai.onnx" or any(isinstance(v, Body) for v in node.attributes.values()):
+        return False
+    return _schema(node.operator, node.version) is not None
+
+
+@cache
+def _schema(operator: str, version: int) -> Any:
+    import onnx
+
+    try:
+        schema: Any = onnx.defs.get_schema(operator, version, "")
+    except Exception:
+        return None
+    return schema if schema.has_function or schema.has_context_dependent_function else None
+
+
+def definition(node: Node, types: Sequence[TensorType | None]) -> Body:
+    """Return the operators that stand for a node with inputs of these types.
+
+    Raises :class:`WorkloadError` for inputs that the definition does not cover.
+    """
+    import onnx
+
+    def latest(versions: Sequence[int]) -> int:
+        return max((v for v in versions if v <= node.version), default=min(versions))
+
+    schema, function = _schema(node.operator, node.version), onnx.FunctionProto()
+    arrays = {k: v for k, v in node.attributes.items() if isinstance(v, np.ndarray)}
+    tensors = {name: onnx.numpy_helper.from_array(value) for name, value in arrays.items()}
+    values = {**node.attributes, **tensors}
+    proto = onnx.helper.make_node(node.operator, node.inputs, node.outputs, node.name, **values)
+    if schema.function_opset_versions:
+        version = latest(schema.function_opset_versions)
+        function.ParseFromString(schema.get_function_with_opset_version(version))
+    else:
+        # Other definitions are made for the types of the inputs.
+        version = latest(schema.context_dependent_function_opset_versions)
+        messages = [_type_message(kind).SerializeToString() for kind in types]
+        try:
+            content = schema.get_context_dependent_function_with_opset_version(
+                version, proto.SerializeToString(), messages
+            )
+        except Exception:
+            # onnx raises errors of C++ for types that a definition does not have.
+            raise WorkloadError("its definition does not cover these inputs") from None
+        function.ParseFromString(content)
+    if not function.node:
+        raise WorkloadError("the format has no definition of it for these inputs")
+    attributes = {attribute.name: attribute for attribute in proto.attribute}
+    for name, default in schema.attributes.items():
+        if name not in attributes and default.default_value.name:
+            attributes[name] = default.default_value
+    for inner in function.node:
+        _resolve_references(inner, attributes)
+    versions = {entry.domain or "ai.onnx": entry.version for entry in function.opset_import}
+    reader = Reader(Path(node.operator), versions or {"ai.onnx": node.version})
+    missing = {n for k, n in enumerate(function.input) if k >= len(types) or types[k] is None}
+
+    def placed(inner: Node) -> Node:
+        """Give an inner node the place of the operator, and leave out the inputs that it lacks."""
+        inputs = tuple("" if name in missing else name for name in inner.inputs)
+        return replace(inner, number=node.number, name=node.name, inputs=inputs)
+
+    nodes = tuple(placed(reader.node(inner)) for inner in function.node)
+    inputs = tuple(ModelInput(name, "", None) for name in function.input)
+    return Body(inputs, tuple(function.output)[: len(node.outputs)], {}, nodes)
+
+
+def _resolve_references(inner: Any, attributes: dict[str, Any]) -> None:
+    """Replace references to the operator's attributes by the attributes."""
+    resolved = []
+    for attribute in inner.attribute:
+        if attribute.ref_attr_name:
+            if attribute.ref_attr_name in attributes:
+                copy = type(attribute)()
+                copy.CopyFrom(attributes[attribute.ref_attr_name])
+                copy.name = attribute.name
+                resolved.append(copy)
+            continue
+        for deeper in attribute.g.node:
+            _resolve_references(deeper, attributes)
+        resolved.append(attribute)
+    del inner.attribute[:]
+    inner.attribute.extend(resolved)
+
+
+def _type_message(kind: TensorType | None) -> Any:
+    import onnx
+
+    if kind is None:
+        return onnx.TypeProto()
+    dtype = np.dtype(ml_dtypes.bfloat16 if kind.dtype == "bfloat16" else kind.dtype)
+    number = onnx.helper.np_dtype_to_tensor_dtype(dtype)
+    return onnx.helper.make_tensor_type_proto(number, kind.shape)

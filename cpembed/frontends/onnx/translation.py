@@ -1,4 +1,4 @@
-"""Translation of a :class:`Model` to a graph, node by node."""
+"""Translation of an ONNX model to a graph, node by node."""
 
 from __future__ import annotations
 
@@ -11,8 +11,16 @@ from cpembed.errors import CpembedError, ModelError, WorkloadError
 from cpembed.frontends.builder import Builder
 from cpembed.frontends.emitter import Scaling
 from cpembed.frontends.onnx.call import Call
-from cpembed.frontends.onnx.definitions import definition, is_defined
-from cpembed.frontends.onnx.model import FOUR_BITS, Body, Model, ModelInput, Node, in_bytes
+from cpembed.frontends.onnx.model import (
+    FOUR_BITS,
+    Body,
+    Model,
+    ModelInput,
+    Node,
+    definition,
+    in_bytes,
+    is_defined,
+)
 from cpembed.frontends.onnx.operators import TRANSLATIONS
 from cpembed.graph.graph import Graph
 from cpembed.graph.kinds import TensorType
@@ -59,6 +67,7 @@ def _check_operators(model: Model) -> None:
     unknown = [node for node in nodes if node.key not in TRANSLATIONS and not is_defined(node)]
     if not unknown:
         return
+    # One message names all of them, so that the model is exported anew only once.
     counts = Counter(node.key for node in unknown)
     first = unknown[0]
     rest = [f"{count} of {name}" for name, count in counts.items() if name != first.key]
@@ -153,8 +162,10 @@ def _input_shape(
 
 
 class _Translator:
-    """Translation of one model's nodes into a builder; ``four_bits`` are tensors of bytes that hold
-    integers of four bits, whose range other operators would not preserve.
+    """Translation of one model's nodes into a builder.
+
+    ``four_bits`` are tensors of bytes that hold integers of four bits, whose range operators other
+    than movements would not preserve.
     """
 
     def __init__(self, model: Model, builder: Builder) -> None:
@@ -173,6 +184,7 @@ class _Translator:
             if str(array.dtype) in FOUR_BITS:
                 self.four_bits.add(values[name])
             self._check_declared(f"constant {name}", name, values[name], body.declared)
+        # A branch reads the names around it as well, so that its nodes count as readers of them.
         inner = list(body.branches())
         nodes = [node for graph in (body, *inner) for node in graph.nodes]
         readers = Counter(name for node in nodes for name in {*node.inputs})
@@ -196,9 +208,9 @@ class _Translator:
         )
         dtype = declaration.dtype
         if not same or FOUR_BITS.get(dtype, dtype) not in ("", computed.dtype):
-            shown = f"{dtype} [{', '.join(str(size) or '?' for size in sizes)}]".strip()
+            text = f"{dtype} [{', '.join(str(size) or '?' for size in sizes)}]".strip()
             raise self.error(
-                f"{writer}: {name} is declared as {shown} and is {computed}: correct the "
+                f"{writer}: {name} is declared as {text} and is {computed}: correct the "
                 "declaration, or leave it out"
             )
 
@@ -221,11 +233,14 @@ class _Translator:
             is_read=tuple(bool(name) and readers[name] > 0 for name in node.outputs),
             run=branch,
         )
+        # Only tensors that this node adds may take the names of its outputs.
         self.builder.fresh.clear()
         try:
+            # Constants are computed as the network would compute them, infinities and NaN included.
             with np.errstate(all="ignore"):
                 results = self._translated(call)
         except CpembedError as error:
+            # An inner node of a branch or a definition has named its place already.
             if isinstance(error, ModelError) and str(error).startswith(f"{self.model.name}: "):
                 raise
             raise self.error(f"{node}: {error}") from error
@@ -270,7 +285,7 @@ class _Translator:
         return [values.get(name, "") for name in body.outputs]
 
     def _has_four_bits(self, node: Node, values: Mapping[str, str]) -> bool:
-        """True if the results of a node are integers of four bits."""
+        """Return True if the results of a node are integers of four bits."""
         value: Array | None = node.attributes.get("value")
         is_constant = isinstance(value, np.ndarray) and str(value.dtype) in FOUR_BITS
         reads = any(values.get(name) in self.four_bits for name in node.inputs)
@@ -294,9 +309,11 @@ class _Translator:
                 continue
             if name in values:
                 raise self.error(f"{node} writes {name} again")
+            # A tensor that is two outputs keeps its name; the second could not have another one.
             is_single = results.count(result) == 1
             values[name] = self.builder.rename(result, name) if is_single else result
             if has_four_bits:
                 self.four_bits.add(values[name])
+            # A later normalization looks the product up by its new name.
             if result in self.scaling:
                 self.scaling[values[name]] = self.scaling[result]

@@ -30,8 +30,9 @@ def load(path: Path | str) -> Graph:
 
 
 def from_exported(program: Any, *, name: str = "model") -> Graph:
-    """Return the network of a ``torch.export.ExportedProgram``: parameters and buffers are
-    constants, inputs and outputs have the program's names.
+    """Return the network of a ``torch.export.ExportedProgram``.
+
+    Parameters and buffers are constants, inputs and outputs have the program's names.
 
     Raises :class:`~cpembed.errors.ModelError`, with the place, for an operator that is not known
     or is used in a way that is not, for open sizes, and for a program that changes its buffers.

@@ -66,14 +66,17 @@ ELEMENT_TYPES: Mapping[int, torch.dtype] = {
 STRIDED = 7
 """Number of the layout of dense tensors in a file."""
 _REPEATED_BYTES, _REPEATED_SHARE = 64 << 20, 4
-"""Maximum size in bytes of all tensors, beyond this multiple of the members': strides may repeat
-elements, and several tensors may share a member."""
+"""Maximum size in bytes of all tensors, beyond a multiple of the members'.
+
+Strides may repeat elements, and several tensors may share a member.
+"""
 
 
 @dataclass(frozen=True)
 class Archive:
-    """The members of a file by their names inside the archive's folder: JSON and marks of the
-    format (``texts``), and raw bytes of tensors.
+    """Members of a file by their names inside the archive's folder.
+
+    ``texts`` are JSON and marks of the format, ``tensors`` raw bytes.
     """
 
     path: Path
@@ -89,6 +92,7 @@ def read_archive(path: Path) -> Archive:
     """
     try:
         with _File(open_regular(path)) as file, zipfile.ZipFile(file) as archive:
+            # The list of members is read; what follows are members, whose sizes are checked first.
             file.longest_read = sys.maxsize
             return _read(path, archive)
     except FileNotFoundError as error:
@@ -182,6 +186,7 @@ def _members(path: Path, archive: zipfile.ZipFile) -> dict[str, zipfile.ZipInfo]
                 f"{path}: {name} has {entry.file_size:,} bytes: at most {_LARGEST_TEXT:,} are read"
             )
         members[name] = entry
+    # An archive whose members share bytes could describe far more than it holds.
     total, size = sum(entry.file_size for entry in entries), path.stat().st_size
     if total > size:
         raise ModelError(

@@ -33,12 +33,23 @@ Results = str | None | tuple[str | None, ...]
 
 @dataclass(frozen=True, kw_only=True)
 class Call(Composites):
-    """A call of an operator at a ``place`` of the model. Arguments, defaults included, are tensors
-    by their names in the graph, element types by numpy's names, and numbers; ``results`` are the
-    types of the results. ``dynamic`` maps each scale that is computed at run time to the tensor
-    that it scales and its integers; ``is_only_reader`` says that nothing else reads the first
-    tensor; ``defaults`` are those of the schema, and ``read`` the arguments that the handler has
-    read so far.
+    """A call of an ATen operator as its handler sees it.
+
+    Attributes
+    ----------
+    operator, place : str
+        Name of the operator, and place of the call in the model.
+    arguments, defaults : Mapping
+        Arguments, defaults included, and the schema's defaults: tensors by their names in the
+        graph, element types by numpy's names, and numbers.
+    results : tuple
+        Types of the results, None for one that is no tensor.
+    dynamic : dict
+        For each scale that is computed at run time, the tensor that it scales and its integers.
+    is_only_reader : bool
+        True if nothing else reads the first tensor.
+    read : set
+        Arguments that the handler has read so far.
     """
 
     operator: str
@@ -64,9 +75,7 @@ class Call(Composites):
         self.read.update(names)
 
     def check_read(self) -> None:
-        """Reject an argument that the handler ignored, unless it has its default value or is
-        :data:`WITHOUT_EFFECT`.
-        """
+        """Reject an argument that the handler ignored, unless that changes nothing."""
         for name, value in self.arguments.items():
             if name in self.read or name in WITHOUT_EFFECT:
                 continue
@@ -138,13 +147,13 @@ class Call(Composites):
 
 
 Handler = Callable[[Call], Results]
-"""A function that writes a call in kinds; raises :class:`ModelError` for arguments that it does
-not take."""
+"""A function that writes a call in kinds, or raises :class:`ModelError` for its arguments."""
 
 
 def table(entries: Mapping[str, Handler]) -> dict[str, Handler]:
-    """Return handlers by the names of ATen's operators; a key of ``entries`` lists operators, each
-    with its overloads.
+    """Return handlers by the names of ATen's operators.
+
+    A key of ``entries`` lists operators, each with its overloads.
 
     >>> [*table({"add.Tensor|Scalar ravel": lambda call: call["self"]})]
     ['aten.add.Tensor', 'aten.add.Scalar', 'aten.ravel.default']

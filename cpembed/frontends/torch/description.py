@@ -16,8 +16,10 @@ from cpembed.errors import ModelError
 SCHEMA = 8
 """Major version of PyTorch's schema."""
 MOST_VALUES = 1 << 23
-"""Maximum number of values in a text, counted by brackets and commas: each becomes an object of
-some 100 bytes. A program of 100,000 operators has some six million."""
+"""Maximum number of values in a text, counted by brackets and commas.
+
+Each becomes an object of some 100 bytes. A program of 100,000 operators has some six million.
+"""
 
 Union = dict[str, msgspec.Raw]
 """A value in an object whose only key names its type."""
@@ -115,8 +117,9 @@ class Program(msgspec.Struct):
 
 
 class TensorSpec(msgspec.Struct):
-    """An input or output that is a tensor of the model: a parameter, a buffer, a constant, or the
-    new value of one of these or of an input.
+    """An input or output that is a tensor of the model.
+
+    It is a parameter, a buffer, a constant, or the new value of one of these or of an input.
     """
 
     arg: Named
@@ -187,6 +190,7 @@ def decoded(place: str, content: bytes, kind: Any) -> Any:
     ModelError
         For JSON that is damaged, has another type, or has more than :data:`MOST_VALUES` values.
     """
+    # Counted before the values become objects.
     values = sum(map(content.count, (b"{", b"[", b",")))
     if values > MOST_VALUES:
         raise ModelError(f"{place} has more than {MOST_VALUES:,} values: split the model in parts")

@@ -43,9 +43,9 @@ class Options:
 
     Attributes
     ----------
-    target : str, optional
-        Name or file of a target; by default the one of this processor whose instruction multiplies
-        the most bytes.
+    target : str
+        Name or file of a target; ``native``, the default, is the one of this processor whose
+        instruction multiplies the most of the network's elements at once.
     threads : int, optional
         Threads of a network, by default the cores of the process.
     rest : str
@@ -54,7 +54,7 @@ class Options:
         One of :data:`FALLBACKS`.
     """
 
-    target: str | None = None
+    target: str = "native"
     threads: int | None = None
     rest: str = "inductor"
     fallback: str = "warn"
@@ -77,9 +77,11 @@ class Options:
             if value not in choices:
                 raise ModelError(f"torch.compile: {name}={value!r} is none of {', '.join(choices)}")
         threads = options.threads
+        # A Boolean is an int for Python, but no number of threads.
         if threads is not None and (type(threads) is not int or threads < 1):
             raise ModelError(f"torch.compile: threads={threads!r} is no number of threads")
-        if options.target is not None:
+        # A native target is looked for at the first call, for the element types of the network.
+        if options.target != "native":
             check_target(options.target)
         return options
 
@@ -111,6 +113,7 @@ def report(fallbacks: Sequence[Fallback], options: Options) -> None:
     text = f"torch.compile: PyTorch runs {len(fallbacks)} operators: {'; '.join(parts)}"
     if options.fallback == "error":
         raise ModelError(text)
+    # Reasons may be errors of several lines.
     warnings.warn(" ".join(text.split()), FallbackWarning, stacklevel=2)
 
 
@@ -147,6 +150,7 @@ def backend(
     reason = ""
     if torch.is_grad_enabled():
         reason = "gradients are recorded: call it under torch.no_grad()"
+    # Dynamo passes open sizes as symbolic integers among the tensors.
     elif not all(isinstance(i, torch.Tensor) for i in inputs):
         reason = "sizes are left open: compile with dynamic=False"
     if reason:
@@ -167,13 +171,13 @@ def compile_network(graph: Graph, options: Options) -> Runnable:
     """
     from cpembed.network import build
 
-    target = options.target or best_target()
-    return build.compile_model(graph, target, threads=options.threads or 0)
+    return build.compile_model(graph, options.target, threads=options.threads or 0)
 
 
 class Compiled:
-    """A captured module, whose inputs include its parameters; it is compiled at its first call,
-    when these are known.
+    """A captured module, compiled at its first call.
+
+    Its inputs include its parameters, which are known only then.
     """
 
     def __init__(
@@ -254,16 +258,16 @@ def _by_inductor(
 
 
 def _is_parameter(node: torch.fx.Node) -> bool:
-    """True if an input of a captured module is a parameter or a buffer."""
+    """Return True if an input of a captured module is a parameter or a buffer."""
     described = node.meta.get("tensor_dict") or {}
     return bool(described.get("_dynamo_static_input_type")) or node.type is torch.nn.Parameter
 
 
 @dataclass(frozen=True)
 class State:
-    """State of a parameter, which is unequal once it is replaced or written to. The storage
-    identifies the memory without keeping it alive: no other storage is equal to it, whatever the
-    address. The version counts writes; in inference mode, where they are not counted, there is a
+    """State of a parameter, which is unequal once the parameter is replaced or written to.
+
+    The version counts writes. In inference mode, where they are not counted, ``content`` is a
     digest of the elements instead.
     """
 
@@ -274,6 +278,8 @@ class State:
 
     @classmethod
     def of_tensor(cls, tensor: torch.Tensor) -> State:
+        # A weak reference identifies the memory without keeping it alive: no other storage is equal
+        # to it, whatever the address.
         storage = tensor.untyped_storage()
         place = (storage.data_ptr(), tensor.storage_offset(), tensor.shape, tensor.stride(),
                  tensor.dtype)  # fmt: skip
@@ -287,6 +293,7 @@ def _frozen(
     module: torch.fx.GraphModule, arguments: Sequence[Any], parameters: Sequence[bool]
 ) -> torch.fx.GraphModule:
     """Return the module with attributes instead of the inputs that are parameters."""
+    # The captured module stays as it is: it is frozen again when a parameter changes.
     frozen = torch.fx.GraphModule(module, copy.deepcopy(module.graph))
     placeholders = [node for node in frozen.graph.nodes if node.op == "placeholder"]
     for node, value, is_parameter in zip(placeholders, arguments, parameters, strict=True):
@@ -298,28 +305,3 @@ def _frozen(
             frozen.graph.erase_node(node)
     frozen.recompile()
     return frozen
-
-
-def best_target() -> str:
-    """Return the target of this processor whose instruction has the most products of bytes.
-
-    Raises :class:`ModelError` if there is none.
-    """
-    from cpembed.hw.loader import available_targets, load_hardware_spec
-    from cpembed.provenance import Provenance
-    from cpembed.targets.registry import missing_for, open_target
-
-    products: dict[str, int] = {}
-    for name in available_targets():
-        spec = load_hardware_spec(name)
-        inputs = {operand.dtype for operand in spec.instruction.computation.inputs}
-        if not (spec.backend and spec.cpu_features and inputs <= {"int8", "uint8"}):
-            continue
-        if not missing_for(spec) and open_target(spec).provenance is Provenance.MEASURED:
-            products[name] = spec.instruction.computation.macs
-    if not products:
-        raise ModelError(
-            "torch.compile: this processor executes no target that multiplies bytes: name one in "
-            "options={'target': …}"
-        )
-    return max(products, key=lambda name: products[name])

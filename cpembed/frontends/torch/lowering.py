@@ -41,20 +41,9 @@ from cpembed.graph.kinds import TensorType
 from cpembed.graph.kinds.base import Array
 from cpembed.ir.dtypes import numpy_dtype
 
-ELEMENT_TYPES = frozenset(
-    (
-        "float32",
-        "float64",
-        "bfloat16",
-        "float16",
-        "int8",
-        "uint8",
-        "int16",
-        "int32",
-        "int64",
-        "bool",
-    )
-)
+ELEMENT_TYPES = frozenset({
+    "float32", "float64", "bfloat16", "float16", "int8", "uint8", "int16", "int32", "int64", "bool"
+})  # fmt: skip
 """Element types of a graph's tensors."""
 _CHECKS = ("aten._assert_",)
 """Prefixes of operators that compute nothing."""
@@ -149,12 +138,11 @@ def _network(program: ExportedProgram, name: str, names: Mapping[str, str]) -> G
 
 
 def decomposed(program: ExportedProgram) -> ExportedProgram:
-    """Replace unknown operators by others as far as PyTorch can, and operators that change their
-    arguments.
-    """
+    """Replace unknown operators, and those that change their arguments, as far as PyTorch can."""
     targets = [node.target for node in program.graph.nodes if node.op == "call_function"]
     if all(map(is_known, targets)):
         return program
+    # Decomposed, a known operator would lose what its handler knows, such as that it is a product.
     table = default_decompositions()
     for target in list(table.keys()):
         if str(target) in HANDLERS:
@@ -178,7 +166,7 @@ def _parameter(program: ExportedProgram, target: str) -> torch.Tensor:
 
 
 def is_known(target: Any) -> bool:
-    """True if an operator has a handler, or only checks its arguments."""
+    """Return True if an operator has a handler, or only checks its arguments."""
     name = str(target)
     return target is operator.getitem or name in HANDLERS or name.startswith(_CHECKS)
 
@@ -217,6 +205,7 @@ def array_of(tensor: torch.Tensor) -> Array:
     """Return the elements of a tensor."""
     plain = tensor.detach().cpu().contiguous()
     if plain.dtype is torch.bfloat16:
+        # numpy itself has no bfloat16: the bits are those of ml_dtypes.
         return plain.view(torch.int16).numpy().view(ml_dtypes.bfloat16)
     return np.array(plain.numpy())
 
@@ -227,9 +216,19 @@ def _parts(value: Any) -> Sequence[Any]:
 
 @dataclass
 class Lowering:
-    """Lowering of the nodes of one graph. ``values`` holds their values by name: tensors of the
-    builder, tuples of these, and numbers. ``tensors`` holds the constants among them as PyTorch's
-    tensors, by the node's name, or by its name and the index of the result.
+    """Lowering of the nodes of one graph.
+
+    Attributes
+    ----------
+    builder : Builder
+        Graph in the making.
+    values : dict
+        Values of the nodes by name: tensors of the builder, tuples of these, and numbers.
+    tensors : dict
+        Constants among them as PyTorch's tensors, by the node's name, or by its name and the index
+        of the result.
+    scaling, dynamic : dict
+        As :class:`~cpembed.frontends.torch.call.Call` has them.
     """
 
     builder: Builder
@@ -256,6 +255,7 @@ class Lowering:
 
         Raises :class:`ModelError` with name, place and number of the first unknown operator.
         """
+        # Checks of arguments have no users: they go with all else that nothing reads.
         calls = [node for node in nodes if node.op == "call_function" and node.users]
         for node in calls:
             if node.target is operator.getitem:
@@ -360,7 +360,7 @@ class Lowering:
     # -- constants --------------------------------------------------------------------------------
 
     def _is_constant(self, node: torch.fx.Node) -> bool:
-        """True if all tensors of a node are constants and PyTorch can compute it now."""
+        """Return True if all tensors of a node are constants and PyTorch can compute it now."""
         target = node.target
         return (
             getattr(target, "namespace", "") in _FOLDED_NAMESPACES

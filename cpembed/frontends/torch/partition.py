@@ -99,6 +99,7 @@ def partitioned(
         single = isinstance(part.graph.output_node().args[0], torch.fx.Node)
         setattr(fused, node.target, Network(graph, compiled, single))
         node.args = inputs
+    # Constants of a network are its own: what held them in the module is not read any more.
     fused.graph.eliminate_dead_code()
     fused.recompile()
     return _split(fused, rest), tuple(networks), tuple(fallbacks)
@@ -152,6 +153,7 @@ class _Support(OperatorSupportBase):
             return self.is_node_supported({}, node.args[0])
         lowering = Lowering(Builder("a part"))
         try:
+            # Whatever computes them, they are inputs of this test.
             for source in node.all_input_nodes:
                 _bind(lowering, self.module, source, source)
             lowering.run([node])

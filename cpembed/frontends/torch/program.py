@@ -77,9 +77,9 @@ _MUTATIONS = {
 
 @functools.cache
 def operators() -> Mapping[str, Any]:
-    """Return operators by their names in a file: those with a handler or a decomposition, and the
-    core of ATen. None of them reads or writes a file, or calls a function of Python's.
-    """
+    """Return operators by their names in a file."""
+    # Those with a handler or a decomposition, and the core of ATen: none of them reads or writes a
+    # file, or calls a function of Python's.
     table: dict[str, Any] = {}
     for operation in list(default_decompositions().keys()):
         table[f"torch.ops.{operation}"] = operation
@@ -118,7 +118,7 @@ def read_program(archive: Archive) -> tuple[ExportedProgram, Mapping[str, str]]:
 
 
 class _Reader:
-    """The nodes built so far, by their names in the file."""
+    """Builder of a program's graph; ``nodes`` are by their names in the file."""
 
     def __init__(self, archive: Archive) -> None:
         self.path: Path = archive.path
@@ -128,6 +128,7 @@ class _Reader:
         self.names: dict[str, str] = {}
         self.parameters: dict[str, torch.Tensor] = {}
         self.types: Mapping[str, d.TensorMeta] = {}
+        # Types are computed without data, and by no kernel that would need any.
         self.fake = FakeTensorMode(
             allow_fallback_kernels=False, allow_non_fake_inputs=False, shape_env=ShapeEnv()
         )
@@ -407,7 +408,9 @@ def _bound_arguments(
         if parameter.name not in arguments:
             continue
         required = not parameter.has_default_value() and not parameter.kwarg_only
+        # An argument named `from` cannot be passed by its name.
         at_place = parameter.name in by_place or required or keyword.iskeyword(parameter.name)
+        # After a named argument none can be positional.
         if at_place and not parameter.kwarg_only and not named:
             positional.append(arguments[parameter.name])
         else:

@@ -1,4 +1,4 @@
-"""Interface of operator kinds, and types of tensors."""
+"""Interface of operator kinds, and the types of tensors."""
 
 from __future__ import annotations
 
@@ -23,11 +23,13 @@ class TensorType:
     dtype: str
 
     @classmethod
-    def of(cls, array: Array) -> TensorType:
+    def of_array(cls, array: Array) -> TensorType:
+        """Return the type of an array."""
         return cls(tuple(int(size) for size in array.shape), str(array.dtype))
 
     @property
     def elements(self) -> int:
+        """Number of elements."""
         return math.prod(self.shape)
 
     def __str__(self) -> str:
@@ -46,7 +48,7 @@ class Kind(ABC):
 
     @abstractmethod
     def evaluate(self, inputs: Sequence[Array]) -> tuple[Array, ...]:
-        """Return the outputs, computed by numpy: the definition of the kind."""
+        """Compute the outputs in numpy, which defines the kind."""
 
     @property
     def label(self) -> str:

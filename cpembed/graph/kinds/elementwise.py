@@ -1,8 +1,7 @@
 """Operators that compute each element by itself: expressions, quantization, lookup tables.
 
-Arithmetic is float32 unless every input is an integer or a Boolean. A product that is added to
-something is written as one operation, ``fma``, if kernel and definition are to round alike: it
-rounds once.
+Arithmetic is float32 unless every input is an integer or a Boolean. Where kernel and definition
+have to round a product and a sum once, both are one operation, ``fma``.
 """
 
 from __future__ import annotations
@@ -44,7 +43,7 @@ Scalar = Input | Number | Apply
 
 
 def _fma(a: Array, b: Array, c: Array) -> Array:
-    """Round once: the product of two float32 numbers is exact in float64."""
+    # Rounds once, since the product of two float32 numbers is exact in float64.
     return (a.astype(np.float64) * b + c).astype(np.float32)
 
 
@@ -53,12 +52,14 @@ def _div(a: Array, b: Array) -> Array:
     if a.dtype.kind == "f" or b.dtype.kind == "f":
         return np.divide(a, b)
     quotient = np.floor_divide(a, b)
+    # Negative quotients that are not whole were rounded away from zero.
     rounds_up = (quotient * b != a) & ((a < 0) != (b < 0)) & (b != 0)
     return quotient + rounds_up
 
 
 def _pow(a: Array, b: Array) -> Array:
-    """Return the power as C defines it: numpy takes the root of -infinity for exponent 0.5."""
+    """Return the power as C defines it."""
+    # numpy takes the root of -infinity, which is NaN, for exponent 0.5.
     value = np.power(a, b)
     if value.dtype.kind != "f":
         return value
@@ -66,6 +67,7 @@ def _pow(a: Array, b: Array) -> Array:
 
 
 def _erf(x: Array) -> Array:
+    # numpy has no error function, and scipy is no dependency.
     flat = np.fromiter((math.erf(v) for v in x.reshape(-1)), np.float64, x.size)
     return flat.reshape(x.shape).astype(x.dtype)
 
@@ -123,11 +125,11 @@ class Elementwise(Kind):
     expression : Scalar
         Function of the inputs' elements.
     dtype : str
-        Element type of the result; floats become integers by rounding to the nearest even and
+        Element type of the result. Floats become integers by rounding to the nearest even and
         saturating.
     computing : str, optional
         Type of the arithmetic, to which inputs are converted; by default :func:`computing_dtype`.
-        float32 for integers of eight bits that stand for floats.
+        It is float32 for bytes that stand for floats.
     """
 
     expression: Scalar
@@ -147,8 +149,9 @@ class Elementwise(Kind):
         return (TensorType(tuple(shape), self.dtype),)
 
     def evaluate(self, inputs: Sequence[Array]) -> tuple[Array, ...]:
-        (result,) = self.types([TensorType.of(i) for i in inputs])
+        (result,) = self.types([TensorType.of_array(i) for i in inputs])
         computing = self.computes_in([str(i.dtype) for i in inputs])
+        # Booleans stay, for logical operations and as conditions.
         operands = [i if i.dtype == np.bool_ else i.astype(computing) for i in inputs]
         with np.errstate(all="ignore"):
             value = np.broadcast_to(_value(self.expression, operands, computing), result.shape)
@@ -190,14 +193,12 @@ def _value(node: Scalar, inputs: Sequence[Array], dtype: str) -> Array:
 
 
 def converted(value: Array, dtype: str) -> Array:
-    """Convert to an element type; floats become integers by rounding to nearest even and
-    saturating.
-    """
+    """Convert to an element type; floats are rounded to the nearest even integer and saturated."""
     target = numpy_dtype(dtype) if dtype == "bfloat16" else np.dtype(dtype)
     if target.kind in "iu" and value.dtype.kind == "f":
         limits = np.iinfo(str(target))
         largest = float(limits.max)
-        # The largest of 64 bits is no float64: the next below it is.
+        # The largest integer of 64 bits is no float64, so the next one below it is the limit.
         high = largest if largest <= limits.max else np.nextafter(largest, 0.0)
         value = np.clip(np.rint(np.nan_to_num(value)).astype(np.float64), limits.min, high)
     return value.astype(target)
@@ -241,6 +242,7 @@ class Quantize(Kind):
     def evaluate(self, inputs: Sequence[Array]) -> tuple[Array, ...]:
         (x,) = inputs
         scale = along(self.scale, self.axis, x.ndim, "float32")
+        # In float64, which adds and clips 32-bit integers exactly.
         zero = along(self.zero_point, self.axis, x.ndim, "float64")
         limits = np.iinfo(self.dtype)
         with np.errstate(all="ignore"):
@@ -263,18 +265,17 @@ class Dequantize(Kind):
     def evaluate(self, inputs: Sequence[Array]) -> tuple[Array, ...]:
         (q,) = inputs
         scale = along(self.scale, self.axis, q.ndim, "float32")
+        # The difference of 32-bit integers needs 33 bits.
         zero = along(self.zero_point, self.axis, q.ndim, "int64")
         return ((q.astype(np.int64) - zero).astype(np.float32) * scale,)
 
 
 @dataclass(frozen=True)
 class DynamicQuantize(Kind):
-    """ONNX's DynamicQuantizeLinear: float32 to uint8 by the range of the tensor, extended to hold
-    0.
+    """ONNX's DynamicQuantizeLinear: float32 to uint8 by the range of the tensor and 0.
 
     Outputs are the integers, the scale (float32) and the zero point (uint8). NaNs are ignored in
-    the
-    range and stored as 0.
+    the range and stored as 0.
     """
 
     def types(self, inputs: Sequence[TensorType]) -> tuple[TensorType, ...]:

@@ -1,4 +1,4 @@
-"""Operators that only move elements: each element of the result is one of the input, or padding."""
+"""Operators that only move elements: results are elements of the input, or padding."""
 
 from __future__ import annotations
 
@@ -87,6 +87,7 @@ class Slice(Kind):
         parts = zip(self.starts, self.stops, self.steps, strict=True)
         ranges = [range(start, stop, step) for start, stop, step in parts]
         for part, size in zip(ranges, shape, strict=True):
+            # Empty ranges select nothing, wherever they are.
             if len(part) and not (0 <= part[0] < size and 0 <= part[-1] < size):
                 raise WorkloadError(f"a slice {part} of an axis of {size}")
         return ranges
@@ -102,8 +103,9 @@ class Slice(Kind):
 
 @dataclass(frozen=True)
 class Pad(Kind):
-    """Padding of ``before`` and ``after`` elements on each axis; ``mode`` is constant, edge or
-    reflect.
+    """Padding of each axis; ``mode`` is ``constant``, ``edge`` or ``reflect`` as in numpy.
+
+    ``before`` and ``after`` have the number of new elements per axis.
     """
 
     before: tuple[int, ...]
@@ -130,8 +132,9 @@ class Pad(Kind):
 
 @dataclass(frozen=True)
 class Gather(Kind):
-    """Elements of the first input at indices (the second input, possibly negative) along an
-    axis.
+    """Elements of the first input along an axis, at the indices in the second input.
+
+    Negative indices count from the end.
     """
 
     axis: int
@@ -164,7 +167,7 @@ class Expand(Kind):
         return (TensorType(tuple(shape), inputs[0].dtype),)
 
     def evaluate(self, inputs: Sequence[Array]) -> tuple[Array, ...]:
-        (result,) = self.types([TensorType.of(inputs[0])])
+        (result,) = self.types([TensorType.of_array(inputs[0])])
         return (np.ascontiguousarray(np.broadcast_to(inputs[0], result.shape)),)
 
 
@@ -197,11 +200,8 @@ class Resize(Kind):
         return (TensorType((*shape[: -len(self.sizes)], *self.sizes), inputs[0].dtype),)
 
     def places(self, size: int, result: int) -> Array:
-        """Return the coordinate, on an axis of ``size``, that each of ``result`` elements reads.
-
-        Each is one quotient of integers, rounded once, so that midpoints between elements are
-        exact.
-        """
+        """Return the coordinate, on an axis of ``size``, that each of ``result`` elements reads."""
+        # Each is one quotient of integers, rounded once, so that midpoints are exact.
         at = np.arange(result, dtype=np.int64)
         if self.coordinates == "align_corners":
             return at * (size - 1) / max(1, result - 1)
@@ -218,9 +218,10 @@ class Resize(Kind):
     @np.errstate(all="ignore")
     def evaluate(self, inputs: Sequence[Array]) -> tuple[Array, ...]:
         value = inputs[0]
-        (resized,) = self.types([TensorType.of(value)])
+        (resized,) = self.types([TensorType.of_array(value)])
         if not resized.elements:
             return (np.zeros(resized.shape, value.dtype),)
+        # Axis by axis, as kernels do it; only the result of the last one is rounded to the type.
         for k, result in enumerate(self.sizes):
             axis = value.ndim - len(self.sizes) + k
             size = value.shape[axis]

@@ -11,7 +11,7 @@ import numpy as np
 from cpembed.codegen.epilogue import Epilogue, channel_axes, channel_numbers
 from cpembed.errors import WorkloadError
 from cpembed.graph.kinds.base import Array, Kind, TensorType
-from cpembed.ir.computation import Computation, changed_accesses
+from cpembed.ir.computation import Computation, Operand, changed_accesses
 from cpembed.ir.dtypes import is_integer
 from cpembed.ir.expression import Access
 from cpembed.ir.reference import reference
@@ -19,7 +19,7 @@ from cpembed.ir.reference import reference
 
 @dataclass(frozen=True)
 class Product(Kind):
-    """``sum (A - a) * (B - b)``, followed by an epilogue.
+    """Product ``sum (A - a) * (B - b)``, followed by an epilogue.
 
     The inputs are A, B, the vectors of the epilogue (bias, scale: one element per channel), and
     its residual if it adds one. Without an epilogue the sums are the result.
@@ -27,16 +27,16 @@ class Product(Kind):
     Attributes
     ----------
     computation : Computation
-        Product of two operands, indexed as the tensors come, so that a transposition is an index.
-        Its shapes are the tensors', except for split axes (groups of channels: a reshape).
+        Product of two operands, which are indexed as the tensors come, so that a transposition is
+        an order of indices. Its shapes are those of the tensors, except for axes that are split
+        (groups of channels).
     shape : tuple of int
-        Shape of the result, a reshape of the computation's.
+        Shape of the result, a reshape of the computation's output.
     zero_points : tuple of int
         a and b.
-    epilogue : Epilogue, optional
     padding : int
-        Reads outside A yield ``a + padding``: the zero point, which adds nothing to the sums, or
-        another number if a is 0 (a zero point that the bias accounts for).
+        Reads outside A yield ``a + padding``. This is the zero point, which adds nothing to the
+        sums, or, if a is 0, a zero point that the bias accounts for.
     """
 
     computation: Computation
@@ -87,10 +87,12 @@ class Product(Kind):
             workload.inputs, (first, second), self.zero_points, strict=True
         ):
             shaped = array.reshape(operand.shape)
+            # The difference of two bytes needs nine bits.
             if zero:
                 shaped = shaped.astype(np.int16) - np.int16(zero)
                 wide[operand.name] = "int16"
             arrays[operand.name] = shaped
+        # The reference pads with 0, so any other number is made part of the operand.
         if self.padding:
             name = workload.inputs[0].name
             workload, arrays[name] = _with_padding(workload, arrays[name], self.padding)
@@ -116,6 +118,7 @@ class Product(Kind):
 def _with_padding(workload: Computation, first: Array, value: int) -> tuple[Computation, Array]:
     """Return the computation without outside reads, and its first operand padded with ``value``."""
     operand = workload.inputs[0]
+    # Margins as wide as the farthest reads on each side.
     access = workload.access(operand.name)
     bounds = [index.bounds(workload.extents) for index in access.index]
     margins = [
@@ -124,10 +127,32 @@ def _with_padding(workload: Computation, first: Array, value: int) -> tuple[Comp
     ]
     padded = np.pad(first, margins, constant_values=value)
     moved = tuple(i + before for i, (before, _) in zip(access.index, margins, strict=True))
+    operand = replace(operand, shape=padded.shape)
+    return with_operand(workload, operand, replace(access, index=moved)), padded
 
-    def shift(read: Access) -> Access:
-        return replace(read, index=moved) if read.operand == operand.name else read
 
-    inputs = (replace(operand, shape=padded.shape), *workload.inputs[1:])
-    statements = changed_accesses(workload.statements, shift)
-    return replace(workload, inputs=inputs, statements=statements), padded
+def with_operand(workload: Computation, operand: Operand, access: Access) -> Computation:
+    """Return a computation with another shape of, and access to, one operand.
+
+    Parameters
+    ----------
+    workload : Computation
+    operand : Operand
+        Replacement of the operand of the same name.
+    access : Access
+        Its only access.
+    """
+
+    def changed(old: Operand) -> Operand:
+        return operand if old.name == operand.name else old
+
+    def rewritten(old: Access) -> Access:
+        return access if old.operand == operand.name else old
+
+    # Shapes and accesses have to fit, so both are replaced at once.
+    return replace(
+        workload,
+        inputs=tuple(map(changed, workload.inputs)),
+        outputs=tuple(map(changed, workload.outputs)),
+        statements=changed_accesses(workload.statements, rewritten),
+    )

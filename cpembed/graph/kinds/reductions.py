@@ -1,6 +1,6 @@
 """Operators over several elements: reductions, softmax, layer normalization, pooling.
 
-Floats are computed in float64 and rounded once; kernels are compared within a tolerance.
+Floats are computed in float64 and rounded once, so that kernels can be compared within a tolerance.
 """
 
 from __future__ import annotations
@@ -22,18 +22,13 @@ def is_float(array: Array) -> bool:
     return array.dtype.kind == "f" or array.dtype.name == "bfloat16"
 
 
-def _lowest_value(dtype: np.dtype[Any]) -> float | int:
-    """Return a lower bound of all numbers of a type."""
+def _value_range(dtype: np.dtype[Any]) -> tuple[float | int, float | int]:
+    """Return the least and the largest value of a type, infinities included."""
     if dtype == np.bool_:
-        return False
-    return int(np.iinfo(dtype).min) if dtype.kind in "iu" else -math.inf
-
-
-def _highest_value(dtype: np.dtype[Any]) -> float | int:
-    """Return an upper bound of all numbers of a type."""
-    if dtype == np.bool_:
-        return True
-    return int(np.iinfo(dtype).max) if dtype.kind in "iu" else math.inf
+        return False, True
+    if dtype.kind not in "iu":
+        return -math.inf, math.inf
+    return int(np.iinfo(dtype).min), int(np.iinfo(dtype).max)
 
 
 @dataclass(frozen=True)
@@ -45,14 +40,13 @@ class Reduce(Kind):
     operation : str
         ``sum``, ``mean``, ``max``, ``min`` or ``prod``; ``argmax`` and ``argmin`` return the index
         (int64) of the first extreme element along one axis.
-    axes : tuple of int
     keeps : bool
-        Reduced axes stay with extent 1.
+        True if reduced axes stay with extent 1.
 
     Notes
     -----
-    The maximum of no elements is the least number of the type (-inf), their minimum the largest,
-    their mean NaN (0 for integers).
+    The maximum of no elements is the least number of the type (-inf), the minimum the largest one,
+    and the mean NaN (0 for integers).
     """
 
     operation: str
@@ -73,6 +67,7 @@ class Reduce(Kind):
 
     @property
     def is_index(self) -> bool:
+        """True if results are indices of elements."""
         return self.operation in ("argmax", "argmin")
 
     @np.errstate(all="ignore")
@@ -80,23 +75,21 @@ class Reduce(Kind):
         (x,) = inputs
         if self.is_index:
             if not x.size:
-                (result,) = self.types([TensorType.of(x)])
+                (result,) = self.types([TensorType.of_array(x)])
                 return (np.zeros(result.shape, np.int64),)
             index = np.argmax if self.operation == "argmax" else np.argmin
             return (np.asarray(index(x, axis=self.axes[0], keepdims=self.keeps), np.int64),)
         wide = x.astype(np.float64) if is_float(x) or self.operation == "mean" else x
         if self.operation == "mean":
-            # By the sum: numpy warns of a mean of no elements.
+            # numpy's mean warns if there are no elements.
             total = np.sum(wide, axis=self.axes, keepdims=self.keeps)
             count = math.prod(x.shape[axis] for axis in self.axes)
             value = np.divide(total, count)
             if x.dtype.kind in "iu":
                 value = np.rint(value) if count else np.zeros_like(value)
         elif self.operation in ("max", "min"):
-            function = np.max if self.operation == "max" else np.min
-            start = (
-                _lowest_value(wide.dtype) if self.operation == "max" else _highest_value(wide.dtype)
-            )
+            lowest, highest = _value_range(wide.dtype)
+            function, start = (np.max, lowest) if self.operation == "max" else (np.min, highest)
             value = function(wide, axis=self.axes, keepdims=self.keeps, initial=start)
         else:
             function = np.sum if self.operation == "sum" else np.prod
@@ -110,7 +103,7 @@ class Reduce(Kind):
 
 @dataclass(frozen=True)
 class Softmax(Kind):
-    """``exp(x - max) / sum(exp(x - max))`` along an axis, or its logarithm if ``log``."""
+    """Softmax ``exp(x - max) / sum(exp(x - max))`` along an axis, or its logarithm if ``log``."""
 
     axis: int
     log: bool = False
@@ -133,7 +126,7 @@ class Softmax(Kind):
 
 @dataclass(frozen=True)
 class LayerNorm(Kind):
-    """``(x - mean) / sqrt(variance + epsilon) * scale + bias`` over the axes from ``axis`` on.
+    """Normalization ``(x - mean) / sqrt(variance + epsilon) * scale + bias`` from ``axis`` on.
 
     The inputs are x, scale and bias; the latter two have the shape of the normalized axes.
     """
@@ -172,7 +165,7 @@ class Pool(Kind):
     window, strides, before, after, dilation : tuple of int
         One element for each of the last axes; ``before`` and ``after`` are the padding.
     counts_padding : bool
-        Padding counts as zeros in a mean; it never takes part in a maximum.
+        True if padding counts as zeros in a mean; it never takes part in a maximum.
     zero_point : int
         Integer that stands for 0 in a quantized tensor, and the value of its padding.
     ratio : float, optional
@@ -213,18 +206,20 @@ class Pool(Kind):
     @np.errstate(all="ignore")
     def evaluate(self, inputs: Sequence[Array]) -> tuple[Array, ...]:
         (x,) = inputs
-        (result,) = self.types([TensorType.of(x)])
+        (result,) = self.types([TensorType.of_array(x)])
         axes = len(self.window)
         lead = [(0, 0)] * (x.ndim - axes)
         margins = [*lead, *zip(self.before, self.after, strict=True)]
         is_max = self.operation == "max"
         least = np.iinfo(x.dtype).min if x.dtype.kind in "iu" else -np.inf
-        # Padding never wins a maximum, and stands for 0 in a mean.
+        # Padding is never the maximum, and stands for 0 in a mean.
         fill = least if is_max else self.zero_point
         padded = np.pad(x, margins, constant_values=fill)
         inside = np.pad(np.ones(x.shape[-axes:], np.float64), margins[-axes:])
         total = np.full(result.shape, least if is_max else 0, x.dtype if is_max else np.float64)
         count = np.zeros(result.shape[-axes:], np.float64)
+        # One step per tap of the window, over all windows at once: the elements that it reads are
+        # a strided slice of the padded input.
         for taps in itertools.product(*map(range, self.window)):
             cut = tuple(
                 slice(tap * dilation, tap * dilation + (size - 1) * stride + 1, stride)
@@ -242,6 +237,7 @@ class Pool(Kind):
         if is_max:
             return (total,)
         count = np.full(count.shape, math.prod(self.window)) if self.counts_padding else count
+        # Sums of integers are exact so far; the rest is rounded as kernels round it.
         if x.dtype.kind == "f":
             return ((total / count).astype(x.dtype),)
         if self.ratio is not None:

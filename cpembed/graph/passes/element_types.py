@@ -1,7 +1,7 @@
 """Assign the element types that the target multiplies: signed or unsigned bytes, short floats.
 
-A tensor of int8 with zero point z stands for the same numbers as one of uint8 whose elements are
-all larger by 128 and whose zero point is z + 128.
+A tensor of int8 with zero point z stands for the same numbers as one of uint8 with zero point
+z + 128 whose elements are all larger by 128.
 """
 
 from __future__ import annotations
@@ -13,32 +13,12 @@ from typing import TypeVar
 import numpy as np
 
 from cpembed.codegen.epilogue import BYTES, Epilogue
-from cpembed.graph.graph import Graph, Operator
-from cpembed.graph.kinds import (
-    Apply,
-    Concat,
-    Dequantize,
-    Elementwise,
-    Expand,
-    Gather,
-    Input,
-    Kind,
-    Number,
-    Pad,
-    Pool,
-    Product,
-    Quantize,
-    Reduce,
-    Reshape,
-    Resize,
-    Scalar,
-    Slice,
-    Table,
-    Transpose,
-)
+from cpembed.graph import kinds
+from cpembed.graph.graph import Array, Graph, Operator
+from cpembed.graph.kinds import Apply, Elementwise, Input, Kind, Number, Product, Scalar, Table
 from cpembed.graph.passes.expressions import apply, is_whole, substituted
 from cpembed.graph.passes.quantization import integer_range
-from cpembed.graph.passes.rewriting import Array, Rewriting, only_reader
+from cpembed.graph.passes.rewriting import Rewriting, only_reader
 from cpembed.ir.dtypes import is_integer, numpy_dtype
 
 T = TypeVar("T")
@@ -52,16 +32,16 @@ _OPPOSITE = {"int8": "uint8", "uint8": "int8"}
 def assign_element_types(graph: Graph, first: str, second: str) -> Graph:
     """Give the operands of integer products the types that an instruction multiplies.
 
-    Results are equal bit for bit; means of integers differ by at most one quantum. Tensors
-    connected by operators that move elements change together. Tables convert the network's inputs
-    and outputs, which keep their types, the operands of operators that cannot change, and tensors
-    that two products read in different types.
+    Results are equal bit for bit; means of integers differ by at most one quantum. Tensors that
+    are connected by operators that move elements change together. Tables convert the network's
+    inputs and outputs, which keep their types, the operands of operators that cannot change, and
+    tensors that two products read in different types.
 
     Parameters
     ----------
     graph : Graph
     first, second : str
-        Types of the two factors. The graph is returned as it is unless both have eight bits.
+        Types of the two factors. The graph is returned as it is unless both are bytes.
     """
     if not {first, second} <= {*BYTES}:
         return graph
@@ -72,7 +52,7 @@ def assign_element_types(graph: Graph, first: str, second: str) -> Graph:
 
 
 def converted(array: Array, dtype: str) -> Array:
-    """Convert integers of eight bits so that they stand for the same numbers."""
+    """Convert bytes so that they stand for the same numbers."""
     distance = DISTANCE.get((str(array.dtype), dtype), 0)
     return (array.astype(np.int16) + distance).astype(dtype)
 
@@ -91,12 +71,14 @@ class _Groups:
         self._parents: dict[str, str] = {}
 
     def find(self, name: str) -> str:
+        """Return the representative of a tensor's set."""
         while (parent := self._parents.get(name, name)) != name:
             self._parents[name] = self._parents.get(parent, parent)
             name = parent
         return name
 
     def join(self, names: Iterable[str]) -> None:
+        """Unite the sets of some tensors."""
         roots = [self.find(name) for name in names]
         for root in roots[1:]:
             self._parents[root] = roots[0]
@@ -105,19 +87,21 @@ class _Groups:
 def _assigned_types(graph: Graph, first: str, second: str) -> dict[str, str]:
     """Return the type of each tensor of bytes.
 
-    First operands decide, then second ones; tensors that are neither keep their types. Residuals
+    First operands decide, then second ones. Tensors that are neither keep their types. Residuals
     have the type of their product's result.
     """
     groups, votes = _Groups(), dict[str, str]()
     for operator in graph.operators:
-        if moves_elements(operator.kind):
-            groups.join([*moved_inputs(operator.kind, operator.inputs), *operator.outputs])
+        if _shifted_movement(operator.kind, 0) is not None:
+            groups.join([*_moved_inputs(operator.kind, operator.inputs), *operator.outputs])
+        # In a chain of residual blocks each result is the next one's residual: all have one type.
         elif _has_byte_residual(operator.kind) and operator.output not in graph.outputs:
             groups.join([operator.inputs[-1], operator.output])
     products = [operator for operator in graph.operators if _multiplies_bytes(operator.kind)]
     for operator in products:
         votes[groups.find(operator.inputs[0])] = first
     for operator in products:
+        # Constants are converted for each reader, as it needs them.
         if not graph.is_constant(operator.inputs[1]):
             votes.setdefault(groups.find(operator.inputs[1]), second)
     return {
@@ -142,7 +126,12 @@ def _multiplies_bytes(kind: Kind) -> bool:
 class _Assignment:
     """Rewriting of a graph to assigned types, one operator after the other.
 
-    ``assigned`` are the types of tensors, ``operands`` those of the factors of products.
+    Attributes
+    ----------
+    assigned : dict from str to str
+        Type of each tensor.
+    operands : pair of str
+        Types of the factors of products.
     """
 
     def __init__(self, graph: Graph, assigned: dict[str, str], operands: tuple[str, str]) -> None:
@@ -151,7 +140,7 @@ class _Assignment:
         self._versions: dict[tuple[str, str], str] = {}
 
     def convert(self, operator: Operator) -> None:
-        """Let an operator read and write assigned types, or convert around it if it cannot."""
+        """Let an operator read and write assigned types, or convert before and after it."""
         original = [self._dtype(name) for name in operator.inputs]
         reads = [
             self.assigned.get(name, dtype)
@@ -163,9 +152,11 @@ class _Assignment:
         writes = self.assigned.get(result, self._dtype(result))
         distances = [DISTANCE.get(pair, 0) for pair in zip(original, reads, strict=True)]
         kind = operator.kind
+        # Its default type of arithmetic depends on the types of its inputs.
         if isinstance(kind, Elementwise):
             kind = replace(kind, computing=kind.computes_in(original))
         kind = shifted(kind, distances, DISTANCE.get((self._dtype(result), writes), 0))
+        # No such kind: the operator stays, and its operands are converted back.
         if kind is None:
             kind, reads, writes = operator.kind, original, self._dtype(result)
         before: list[Operator] = []
@@ -173,6 +164,7 @@ class _Assignment:
             self._version(name, dtype, before)
             for name, dtype in zip(operator.inputs, reads, strict=True)
         )
+        # An output of the network keeps its name and type; the operator writes another tensor.
         outputs, after = operator.outputs, list[Operator]()
         if result in self.graph.outputs and writes != self._dtype(result):
             outputs = (self.rewriting.fresh(f"{result} as {writes}"),)
@@ -190,7 +182,7 @@ class _Assignment:
         return self.graph.types[name].dtype
 
     def _version(self, name: str, dtype: str, before: list[Operator]) -> str:
-        """Return a tensor in a type; an operator that converts it is added to ``before``."""
+        """Return a tensor in a type; an operator that converts it is appended to ``before``."""
         if self._dtype(name) not in BYTES:
             return name
         if (name, dtype) in self._versions:
@@ -203,6 +195,7 @@ class _Assignment:
         elif dtype == self._dtype(name) and name not in self.graph.producers:
             new = name
         else:
+            # The tensor exists in the opposite type: as it was written, or as an input.
             opposite = _OPPOSITE[dtype]
             source = self._versions.get((name, opposite), name)
             new = self.rewriting.fresh(f"{name} as {dtype}")
@@ -217,7 +210,7 @@ def shifted(kind: Kind, inputs: Sequence[int], result: int) -> Kind | None:
     Parameters
     ----------
     kind : Kind
-        An elementwise kind states the type in which it computes.
+        Kind on the original types; if elementwise, with the type in which it computes.
     inputs : sequence of int
         Distance of each input: 128, -128 or 0.
     result : int
@@ -226,19 +219,20 @@ def shifted(kind: Kind, inputs: Sequence[int], result: int) -> Kind | None:
     Returns
     -------
     Kind or None
-        None if no kind does.
+        None if there is no such kind.
     """
     if not any(inputs) and not result:
         return kind
     match kind:
-        case Quantize():
+        case kinds.Quantize():
             dtype = _OPPOSITE[kind.dtype]
             return replace(kind, zero_point=_all_moved(kind.zero_point, result), dtype=dtype)
-        case Dequantize():
+        case kinds.Dequantize():
             return replace(kind, zero_point=_all_moved(kind.zero_point, inputs[0]))
         case Table() if result:
             entries = tuple(entry + result for entry in kind.entries)
             return replace(kind, entries=entries, dtype=_OPPOSITE[kind.dtype])
+        # Its entries are in the order of the inputs, which stays.
         case Table():
             return kind
         case Product():
@@ -246,22 +240,17 @@ def shifted(kind: Kind, inputs: Sequence[int], result: int) -> Kind | None:
         case Elementwise():
             return _shifted_elementwise(kind, inputs, result)
         case _:
-            alike = all(distance == result for distance in moved_inputs(kind, inputs))
+            alike = all(distance == result for distance in _moved_inputs(kind, inputs))
             return _shifted_movement(kind, result) if alike else None
 
 
-def moves_elements(kind: Kind) -> bool:
-    """True if results are elements of the inputs, or extremes or means of some."""
-    return _shifted_movement(kind, 0) is not None
-
-
-def moved_inputs(kind: Kind, inputs: Sequence[T]) -> Sequence[T]:
+def _moved_inputs(kind: Kind, inputs: Sequence[T]) -> Sequence[T]:
     """Select, from a sequence with one item per input, those whose elements the kind moves."""
-    return inputs if isinstance(kind, Concat) else inputs[:1]
+    return inputs if isinstance(kind, kinds.Concat) else inputs[:1]
 
 
 def with_output_type(epilogue: Epilogue, dtype: str) -> Epilogue:
-    """Return an epilogue that rounds to the same numbers and stores another type of eight bits."""
+    """Return an epilogue that rounds to the same numbers and stores another type of bytes."""
     distance = DISTANCE.get((epilogue.dtype, dtype), 0)
     if not distance:
         return epilogue
@@ -274,26 +263,21 @@ def _all_moved(numbers: Sequence[int], distance: int) -> tuple[int, ...]:
 
 
 def _shifted_movement(kind: Kind, distance: int) -> Kind | None:
+    """Shift a kind whose results are elements of the inputs, or extremes or means of some."""
     match kind:
-        case (
-            Concat()
-            | Reshape()
-            | Transpose()
-            | Slice()
-            | Gather()
-            | Expand()
-            | Resize(mode="nearest")
-            | Reduce(operation="max" | "min" | "mean")
-            | Pool(operation="max")
-        ):
+        case kinds.Concat() | kinds.Reshape() | kinds.Transpose() | kinds.Slice():
             return kind
-        case Pad(mode="constant"):
+        case kinds.Gather() | kinds.Expand() | kinds.Resize(mode="nearest"):
+            return kind
+        case kinds.Reduce(operation="max" | "min" | "mean") | kinds.Pool(operation="max"):
+            return kind
+        case kinds.Pad(mode="constant"):
             return replace(kind, value=kind.value + distance)
-        case Pad():
+        case kinds.Pad():
             return kind
-        case Pool(ratio=None):
+        case kinds.Pool(ratio=None):
             return replace(kind, zero_point=kind.zero_point + distance)
-        case Pool():
+        case kinds.Pool():
             stored = kind.stored_zero_point + distance
             return replace(kind, zero_point=kind.zero_point + distance, stored_zero_point=stored)
         case _:
@@ -308,6 +292,7 @@ def _shifted_product(kind: Product, inputs: Sequence[int], result: int) -> Produ
         if distance
     }
     a, b = (zero + distance for zero, distance in zip(kind.zero_points, inputs, strict=False))
+    # Inputs after the operands are vectors, which have no distance, and the residual at the end.
     if result or any(inputs[2:]):
         epilogue = None if epilogue is None else _shifted_epilogue(epilogue, inputs[-1], result)
         if epilogue is None:
@@ -352,10 +337,11 @@ def _shifted_elementwise(
         distance = inputs[node.number]
         return apply("sub", node, distance) if distance else node
 
+    # Most expressions subtract a zero point first, which joins with the distance.
     expression = _offsets_joined(substituted(kind.expression, original), shifted_inputs)
     if not result:
         return replace(kind, expression=expression)
-    # Rounded before it moves: the sum of a fraction and the distance would round once more.
+    # Rounded before the distance is added: the sum with a fraction would round once more.
     if (kind.computing or "").startswith("float") and not is_whole(expression):
         expression = apply("round", expression)
     expression = _offsets_joined(apply("add", expression, result), shifted_inputs)
@@ -365,7 +351,7 @@ def _shifted_elementwise(
 def _offsets_joined(expression: Scalar, shifted_inputs: frozenset[int]) -> Scalar:
     """Join consecutive offsets by whole numbers into one.
 
-    Exact for inputs of eight bits (``shifted_inputs``) and for values that were rounded.
+    This is exact for bytes (``shifted_inputs``) and for values that were rounded.
     """
     if not isinstance(expression, Apply):
         return expression
@@ -426,6 +412,7 @@ def _with_short_operands(graph: Graph, dtypes: tuple[str, str]) -> Graph:
             continue
         before: list[Operator] = []
         names: list[str] = []
+        # A tensor that several products read is converted once.
         for name, dtype in zip(operator.inputs[:2], dtypes, strict=True):
             if (name, dtype) not in versions:
                 versions[name, dtype] = _shortened(rewriting, name, dtype, before)
@@ -439,7 +426,7 @@ def _with_short_operands(graph: Graph, dtypes: tuple[str, str]) -> Graph:
 
 
 def _shortened(rewriting: Rewriting, name: str, dtype: str, before: list[Operator]) -> str:
-    """Return a tensor in a type; an operator that converts it is added to ``before``."""
+    """Return a tensor in a type; an operator that converts it is appended to ``before``."""
     array = rewriting.source.constants.get(name)
     if dtype == "float32":
         return name
@@ -451,7 +438,7 @@ def _shortened(rewriting: Rewriting, name: str, dtype: str, before: list[Operato
 
 
 def _conversions_fused(graph: Graph) -> Graph:
-    """Let products store bfloat16 if that is all that is made of their results."""
+    """Let products store bfloat16 if nothing reads their results in float32."""
     rewriting = Rewriting(graph)
     for operator in graph.operators:
         match operator.kind:

@@ -1,4 +1,4 @@
-"""Fuse chains of elementwise operators: one pass over memory instead of several."""
+"""Fuse chains of elementwise operators, so that memory is passed over once."""
 
 from __future__ import annotations
 
@@ -14,11 +14,12 @@ from cpembed.graph.kinds.elementwise import BOOLEAN, computing_dtype
 from cpembed.graph.passes.expressions import (
     apply,
     compacted,
+    expression_bound,
     is_whole,
+    magnitudes,
     operation_count,
     substituted,
 )
-from cpembed.graph.passes.magnitudes import expression_bound, magnitudes
 from cpembed.graph.passes.quantization import (
     clipped,
     float32,
@@ -28,9 +29,9 @@ from cpembed.graph.passes.quantization import (
 )
 from cpembed.graph.passes.rewriting import Rewriting, only_reader
 
-# Limits of one fused expression: the text of a kernel grows with both.
-MAX_INPUTS = 16
-MAX_OPERATIONS = 96
+# Maximum number of inputs and operations of one fused expression: the text of a kernel grows with
+# both.
+_MAX_INPUTS, _MAX_OPERATIONS = 16, 96
 
 
 def fuse_elementwise(graph: Graph) -> Graph:
@@ -40,8 +41,8 @@ def fuse_elementwise(graph: Graph) -> Graph:
     one shape are merged, and none whose result may be a NaN that is stored as an integer in
     between.
     """
+    # A tensor that two merged operators read may have one reader now.
     while (changed := _fuse_once(graph)) is not graph:
-        # Operators that two merged operators read may have one reader now.
         graph = changed
     return graph
 
@@ -72,12 +73,15 @@ class _Form:
 
     Attributes
     ----------
+    tensors : tuple of str
+        Tensors that the inputs of the expression stand for.
     computing, dtype : str
         Types of the arithmetic and of the stored result.
     is_light : bool
-        Dequantization, which is repeated for each of its readers.
+        True for a dequantization, which is repeated for each of its readers: bytes are read in
+        place of floats.
     may_be_nan : bool
-        The result may be NaN before it is stored as an integer.
+        True if the result may be NaN before it is stored as an integer, which makes it 0.
     """
 
     expression: Scalar
@@ -96,6 +100,7 @@ def _form(graph: Graph, operator: Operator) -> _Form | None:
             return _Form(kind.expression, operator.inputs, computing, kind.dtype)
         case Dequantize() as kind if is_per_tensor(kind):
             zero_point = kind.zero_point[0]
+            # The difference of wider integers is not exact in float32.
             if dtypes[0] not in BYTES and zero_point:
                 return None
             value = apply("mul", offset(Input(0), -zero_point), float32(kind.scale[0]))
@@ -119,13 +124,11 @@ def _with_inputs_merged(
             continue
         merged = _merged(form, name, inner)
         shapes = [graph.types[tensor].shape for tensor in merged.tensors]
+        # The input that would disappear may have given the result its shape.
         if not shapes or np.broadcast_shapes(*shapes) != graph.types[operator.output].shape:
-            # The input that would disappear gave the result its shape.
             continue
-        if (
-            len(merged.tensors) <= MAX_INPUTS
-            and operation_count(merged.expression) <= MAX_OPERATIONS
-        ):
+        operations = operation_count(merged.expression)
+        if len(merged.tensors) <= _MAX_INPUTS and operations <= _MAX_OPERATIONS:
             form = merged
     return form
 
@@ -137,7 +140,7 @@ def _is_mergeable(graph: Graph, operator: Operator, form: _Form, name: str, inne
         shapes = graph.types[name].shape, graph.types[operator.output].shape
         if only_reader(graph, name) is not operator or shapes[0] != shapes[1]:
             return False
-    # Kernels compute conditions; a Boolean made of anything else has to be stored first.
+    # Kernels compute conditions; a Boolean that is made of anything else has to be stored first.
     if inner.dtype == "bool":
         top = inner.expression
         return isinstance(top, Apply) and top.operation in BOOLEAN
@@ -150,7 +153,7 @@ def _merged(form: _Form, name: str, inner: _Form) -> _Form:
     """Substitute the expression of an input for that input."""
     value = inner.expression
     if inner.dtype in BYTES:
-        # Storing in eight bits would have rounded and saturated.
+        # The bytes that are no longer stored were rounded and saturated.
         rounded = value if is_whole(value) else apply("round", value)
         value = clipped(rounded, integer_range(inner.dtype))
     first = len(form.tensors)

@@ -1,4 +1,4 @@
-"""Fuse into products what follows them: bias, ReLU, residual sums, requantization.
+"""Fuse bias, ReLU, residual sums and requantization into the epilogues of products.
 
 Products of floats take bias, ReLU and a residual (:func:`fuse_float_epilogues`). Products of
 integers get their epilogue, ReLU and clipping included, when they are made
@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from cpembed.codegen.epilogue import BYTES, SCALE, Epilogue, Residual
-from cpembed.graph.graph import Graph, Operator
+from cpembed.graph.graph import Array, Graph, Operator
 from cpembed.graph.kinds import Elementwise, Product, Quantize
 from cpembed.graph.passes.element_types import with_output_type
 from cpembed.graph.passes.epilogue_matching import (
@@ -33,25 +33,19 @@ from cpembed.graph.passes.quantization import (
     integer_range,
     quantized_clip,
 )
-from cpembed.graph.passes.rewriting import (
-    Array,
-    Rewriting,
-    only_reader,
-    producer_of,
-    until_unchanged,
-)
+from cpembed.graph.passes.rewriting import Rewriting, only_reader, producer_of, until_unchanged
 
-LARGEST_RATIO = 2.0
-"""Maximum ratio of the old to the new scale of a requantization that is fused: 2, because a ReLU
-halves the range. Results move by at most this many quanta of the new scale."""
+# Maximum ratio of the old to the new scale of a requantization that is fused: 2, because a ReLU
+# halves the range. Results move by at most this many quanta of the new scale.
+_LARGEST_RATIO = 2.0
 
 
 def fuse_float_epilogues(graph: Graph) -> Graph:
     """Fuse bias per channel, ReLU, and a residual sum with its ReLU, into products of floats.
 
-    Equal bit for bit, except where a factor per channel (a batch normalization) is multiplied into
-    constant weights or several biases become one: these round once more, or less. Of two products
-    that are added, the later one takes the other as its residual.
+    Results are equal bit for bit, except where a factor per channel (a batch normalization) is
+    multiplied into constant weights or several biases become one: these round once more, or less.
+    Of two products that are added, the later one takes the other as its residual.
     """
     rewriting = Rewriting(graph)
     # Backwards, so that the later of two products is the first to claim their sum.
@@ -72,9 +66,9 @@ def _fuse_float_sum(rewriting: Rewriting, operator: Operator, product: Product) 
     total = _float_sum(rewriting, Chain(product, product.shape, operator))
     if epilogue is None or total is None:
         return
+    # Such a reader takes the sum by elementwise fusion, without another pass over memory.
     reader = only_reader(graph, total.last.output)
     if reader is not None and isinstance(reader.kind, Elementwise | Quantize):
-        # Elementwise fusion makes the sum part of that operator instead.
         return
     kind = product.with_epilogue(replace(epilogue, residual=Residual("float32", relu=total.relu)))
     inputs = (*operator.inputs, total.addend)
@@ -100,6 +94,7 @@ def _fuse_chain(rewriting: Rewriting, operator: Operator, product: Product) -> N
         fits = chain.quantize is None and chain.clip in (UNLIMITED, RELU)
         if fits and (chain.factor is None or weights is not None):
             longest = chain, weights
+    # The chain of the product alone always fits.
     assert longest is not None
     chain, weights = longest
     total = _float_sum(rewriting, chain)
@@ -146,6 +141,7 @@ def _float_sum(rewriting: Rewriting, chain: Chain) -> _FloatSum | None:
             return None
     first, second = reader.inputs
     addend = second if first == chain.last.output else first
+    # Constants per channel became a bias; others are left to elementwise fusion.
     if graph.is_constant(addend):
         return None
     after = only_reader(graph, reader.output)
@@ -166,10 +162,10 @@ def _is_relu(operator: Operator) -> bool:
 def fuse_residuals(graph: Graph) -> Graph:
     """Fuse a quantized sum of two tensors into the product that computes one of them.
 
-    The other one, of integers of eight bits, becomes the product's residual. Of two such products
-    the later one takes the sum. If it stores integers they are rounded as before, if floats it adds
-    these. The sum is rounded once, where the graph rounds a product by a scale, a sum and a
-    quotient: results differ by at most one quantum.
+    The other tensor, of bytes, becomes the product's residual. Of two such products the later one
+    takes the sum. If it stored integers, its sums are rounded to these before the addition; if it
+    stored floats, they are not. The sum is rounded once, where the graph rounds a product by a
+    scale, a sum and a quotient, so results differ by at most one quantum.
     """
     rewriting = Rewriting(graph)
     positions = {operator.outputs[0]: k for k, operator in enumerate(graph.operators)}
@@ -190,6 +186,7 @@ def fuse_residuals(graph: Graph) -> Graph:
             if graph.types[name].shape == graph.types[partner].shape:
                 pairs.append((addend, residual))
         if pairs:
+            # The other product's result already exists when the later one runs.
             addend, residual = max(pairs, key=lambda pair: positions[pair[0].operator.output])
             rewriting.replace(operator, _with_residual(operator, addend, residual, kind, clip))
     return rewriting.graph()
@@ -197,7 +194,10 @@ def fuse_residuals(graph: Graph) -> Graph:
 
 @dataclass(frozen=True)
 class _Addend:
-    """Product whose result only a sum reads: ``rounds`` to integers with a ``scale``, or floats."""
+    """Product whose result only a sum reads.
+
+    It ``rounds`` the result to integers of a ``scale``, or stores floats.
+    """
 
     operator: Operator
     product: Product
@@ -235,12 +235,14 @@ def _addend(graph: Graph, tensor: str) -> _Addend | None:
     if epilogue is None or not epilogue.scale or epilogue.residual is not None:
         return None
     if integers is not None:
-        return _Addend(
-            operator=operator, product=product, epilogue=epilogue, scale=integers.scale, rounds=True
-        )
-    if epilogue.dtype != "float32":
+        scale, rounds = integers.scale, True
+    elif epilogue.dtype == "float32":
+        scale, rounds = 1.0, False
+    else:
         return None
-    return _Addend(operator=operator, product=product, epilogue=epilogue, scale=1.0, rounds=False)
+    return _Addend(
+        operator=operator, product=product, epilogue=epilogue, scale=scale, rounds=rounds
+    )
 
 
 def _with_residual(
@@ -270,11 +272,11 @@ def _with_residual(
 
 
 def fuse_requantizations(graph: Graph) -> Graph:
-    """Let a product store what its result of eight bits is requantized to.
+    """Let a product store its bytes in the scale to which they are requantized.
 
-    Applies if nothing else reads the result. It is rounded once instead of twice: results differ
-    by at most one quantum of the coarser scale. A result whose new scale is less than half as
-    coarse stays (:data:`LARGEST_RATIO`).
+    Nothing else may read the original bytes. The result is rounded once instead of twice, so it
+    differs by at most one quantum of the coarser scale. Results whose new scale is less than half
+    as coarse are not fused.
     """
     return until_unchanged(graph, _fuse_requantization)
 
@@ -295,10 +297,10 @@ def _fuse_requantization(rewriting: Rewriting, operator: Operator) -> None:
     ratio = source.scale / float32(kind.scale[0])
     if epilogue is None or epilogue.dtype not in BYTES or not epilogue.scale:
         return
-    if ratio > LARGEST_RATIO:
+    if ratio > _LARGEST_RATIO:
         return
     residual, inputs = epilogue.residual, list(before.inputs)
-    # The limits of the old integers, as numbers, limit the new ones too.
+    # The numbers at which the old integers saturated limit the new ones too.
     bounds = epilogue.range if residual is None else residual.clip or integer_range(epilogue.dtype)
     low, high = ((bound - source.zero_point) * source.scale for bound in bounds)
     new_clip = quantized_clip(composed_clip((low, high), clip), kind)

@@ -1,4 +1,4 @@
-"""Match what follows a product: per-channel factors and biases, clipping, quantization.
+"""Match chains after a product: factors and biases per channel, clipping, quantization.
 
 The passes that fuse such chains into epilogues decide how much of a chain they can take.
 """
@@ -14,7 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from cpembed.codegen.epilogue import channel_axes, channel_numbers
-from cpembed.graph.graph import Graph, Operator
+from cpembed.graph.graph import Array, Graph, Operator
 from cpembed.graph.kinds import Dequantize, Elementwise, Product, Quantize, Reshape
 from cpembed.graph.kinds.elementwise import along
 from cpembed.graph.passes.expressions import (
@@ -24,7 +24,7 @@ from cpembed.graph.passes.expressions import (
     number_operand,
 )
 from cpembed.graph.passes.quantization import byte_quantization
-from cpembed.graph.passes.rewriting import Array, only_reader, producer_of
+from cpembed.graph.passes.rewriting import only_reader, producer_of
 
 Floats = NDArray[np.float64]
 UNLIMITED = (-math.inf, math.inf)
@@ -33,19 +33,18 @@ RELU = (0.0, math.inf)
 
 @dataclass(frozen=True)
 class Chain:
-    """``quantize(clip(sums * factor + addend))``: a product and the operators after it.
+    """Product and the operators after it, ``quantize(clip(sums * factor + addend))``.
 
     Attributes
     ----------
-    product : Product
     shape : tuple of int
         Shape of the last operator's result.
     last : Operator
+        Last operator of the chain.
     factor, addend : array of shape (channels,), optional
+        Factor and addend of each channel.
     integers : pair of arrays of shape (channels,), optional
         Integers that the addend is dequantized from, and their scales.
-    clip : pair of float
-    quantize : Quantize, optional
     """
 
     product: Product
@@ -73,7 +72,7 @@ def chains(graph: Graph, operator: Operator, product: Product) -> Iterator[Chain
     while True:
         yield chain
         reader = only_reader(graph, chain.last.output)
-        # Quantization ends a chain: what follows reads integers.
+        # Quantization ends a chain, since the operators after it read integers.
         if reader is None or chain.quantize is not None:
             return
         extended = _extended(graph, chain, reader)
@@ -105,18 +104,20 @@ def _with_elementwise(
         clip = clip_range(kind.expression)
         if clip is not None:
             return replace(chain, clip=composed_clip(chain.clip, clip))
-    # Epilogues clip after scale and bias.
+    # Epilogues clip after scale and bias, so none of these may follow a clip.
     if chain.clip != UNLIMITED:
         return None
     for operation in ("add", "mul"):
         vector = _operand_vector(graph, chain, reader, kind, operation)
         if vector is None:
             continue
+        # A factor after an addend multiplies that too: (s f + a) g = s (f g) + a g.
         if operation == "mul":
             factor = vector if chain.factor is None else chain.factor * vector
             addend = None if chain.addend is None else chain.addend * vector
             return replace(chain, factor=factor, addend=addend, integers=None)
         total = vector if chain.addend is None else chain.addend + vector
+        # The sum of two biases is no longer the integers of one of them.
         integers = None if chain.addend is not None else _integers(graph, chain, reader)
         return replace(chain, addend=total, integers=integers)
     return None
@@ -125,7 +126,7 @@ def _with_elementwise(
 def _operand_vector(
     graph: Graph, chain: Chain, reader: Operator, kind: Elementwise, operation: str
 ) -> Floats | None:
-    """Return the constant per channel that an operation combines the chain with."""
+    """Return the constant per channel that an operation combines with the chain, if it does."""
     number = number_operand(kind.expression, operation)
     if number is not None and len(reader.inputs) == 1:
         return np.full(chain.product.channels, np.float32(number), np.float64)
@@ -162,9 +163,9 @@ def _integers(graph: Graph, chain: Chain, reader: Operator) -> tuple[Floats, Flo
 
 
 def before_clip(graph: Graph, tensor: str) -> tuple[str, tuple[float, float]]:
-    """Return the tensor of floats that clipping makes ``tensor`` of, and the bounds.
+    """Return the tensor of floats before any clipping, and the bounds of all clips together.
 
-    Only clips whose results have one reader are looked through; without any, the tensor itself.
+    Clips whose results have other readers stay.
     """
     clip = UNLIMITED
     while (producer := producer_of(graph, tensor, Elementwise)) is not None:
@@ -188,9 +189,9 @@ def _constant_value(graph: Graph, tensor: str) -> Array | None:
 
 
 def _result_vector(product: Product, shape: tuple[int, ...], array: Array) -> Floats | None:
-    """Return one element per channel of an array that broadcasts to the result's ``shape``.
+    """Return one element per channel of an array that broadcasts to the result's shape.
 
-    None if the array differs within a channel.
+    The result is None if the array varies within a channel.
     """
     if array.size == 1:
         return np.full(product.channels, array.reshape(-1)[0], np.float64)
@@ -198,13 +199,14 @@ def _result_vector(product: Product, shape: tuple[int, ...], array: Array) -> Fl
         return None
     numbers = channel_numbers(product.computation).reshape(shape)
     spread: NDArray[Any] = np.broadcast_to(array, shape)
+    # One element per channel is written, and all are compared with it.
     vector = np.zeros(product.channels, np.float64)
     vector[numbers] = spread
     return vector if np.array_equal(vector[numbers], spread) else None
 
 
 def weights_vector(product: Product, array: Array) -> Floats | None:
-    """Return one element per channel of an array of the weights' shape; None if they differ."""
+    """Return one element per channel of an array like the weights; None if it varies within one."""
     rows = _weights_by_channel(product, array)
     if rows is None or not np.array_equal(rows, np.broadcast_to(rows[:, :1], rows.shape)):
         return None

@@ -1,4 +1,4 @@
-"""Fold constants, simplify operators, and remove those that do nothing or repeat another."""
+"""Fold constants, simplify operators, and remove those that change nothing or repeat another."""
 
 from __future__ import annotations
 
@@ -7,28 +7,16 @@ from dataclasses import replace
 
 import numpy as np
 
+from cpembed.graph import kinds
 from cpembed.graph.graph import Array, Graph, Operator
-from cpembed.graph.kinds import (
-    Concat,
-    Dequantize,
-    Elementwise,
-    Expand,
-    Input,
-    Kind,
-    Number,
-    Pad,
-    Quantize,
-    Reshape,
-    Slice,
-    TensorType,
-    Transpose,
-)
+from cpembed.graph.kinds import Elementwise, Expand, Input, Kind, Number, Quantize, TensorType
 from cpembed.graph.passes.expressions import compacted, substituted
 from cpembed.graph.passes.rewriting import Rewriting, live, producer_of, until_unchanged
 from cpembed.ir.dtypes import numpy_dtype
 
-MAX_GROWTH = 1 << 16
-"""Maximum number of bytes by which folding a broadcast may enlarge the constants."""
+# Maximum number of bytes by which folding a broadcast may enlarge the constants: larger broadcasts
+# are left to the operators that read them.
+_MAX_GROWTH = 1 << 16
 
 
 def fold(graph: Graph, *, weights: bool = False) -> Graph:
@@ -42,7 +30,7 @@ def fold(graph: Graph, *, weights: bool = False) -> Graph:
     ----------
     graph : Graph
     weights : bool, default False
-        Fold dequantizations of weights too. Until products are converted they have to stay, since
+        Fold dequantizations of weights too. They have to stay until products are converted, since
         :mod:`~cpembed.graph.passes.integer_products` looks for the integers.
     """
     graph = until_unchanged(_deduplicated(_constants_folded(graph, weights=weights)), _simplify)
@@ -56,7 +44,7 @@ def _constants_folded(graph: Graph, *, weights: bool = False) -> Graph:
     for operator in (_without_empty(each, empty) for each in graph.operators):
         if all(name in empty for name in operator.outputs):
             continue
-        is_weights = isinstance(operator.kind, Dequantize) and not weights
+        is_weights = isinstance(operator.kind, kinds.Dequantize) and not weights
         ready = all(name in constants for name in operator.inputs)
         if not ready or (is_weights and constants[operator.inputs[0]].size > 1):
             remaining.append(operator)
@@ -64,8 +52,7 @@ def _constants_folded(graph: Graph, *, weights: bool = False) -> Graph:
         inputs = [constants[name] for name in operator.inputs]
         results = operator.kind.evaluate(inputs)
         growth = sum(r.nbytes for r in results) - sum(i.nbytes for i in inputs)
-        # Broadcast constants stay small as long as readers can broadcast them.
-        if isinstance(operator.kind, Expand) and growth > MAX_GROWTH:
+        if isinstance(operator.kind, Expand) and growth > _MAX_GROWTH:
             remaining.append(operator)
             continue
         constants |= zip(operator.outputs, results, strict=True)
@@ -76,7 +63,7 @@ def _constants_folded(graph: Graph, *, weights: bool = False) -> Graph:
 
 def _without_empty(operator: Operator, empty: Container[str]) -> Operator:
     """Drop the empty inputs of a concatenation; other operators are returned as they are."""
-    if not isinstance(operator.kind, Concat):
+    if not isinstance(operator.kind, kinds.Concat):
         return operator
     return replace(operator, inputs=tuple(name for name in operator.inputs if name not in empty))
 
@@ -88,10 +75,10 @@ def _zeros(kind: TensorType) -> Array:
 def _deduplicated(graph: Graph) -> Graph:
     """Keep one of several operators with equal kinds and inputs."""
     rewriting = Rewriting(graph)
-    seen: dict[tuple[Kind, tuple[str, ...]], Operator] = {}
+    earliest: dict[tuple[Kind, tuple[str, ...]], Operator] = {}
     for operator in graph.operators:
         inputs = tuple(map(rewriting.name_of, operator.inputs))
-        first = seen.setdefault((operator.kind, inputs), operator)
+        first = earliest.setdefault((operator.kind, inputs), operator)
         if first is not operator and len(operator.outputs) == 1:
             rewriting.redirect(operator.output, first.output)
     return rewriting.graph()
@@ -105,7 +92,7 @@ def _simplify(rewriting: Rewriting, operator: Operator) -> None:
     match operator.kind:
         case Elementwise() as kind:
             simpler = _with_numbers(graph, operator, kind)
-        case Reshape() | Transpose():
+        case kinds.Reshape() | kinds.Transpose():
             simpler = _composed(graph, operator)
         case _:
             simpler = operator
@@ -114,7 +101,7 @@ def _simplify(rewriting: Rewriting, operator: Operator) -> None:
 
 
 def _equal_input(graph: Graph, operator: Operator) -> str | None:
-    """Return a tensor that an operator's only output is equal to."""
+    """Return an earlier tensor that an operator's only output is equal to, if there is one."""
     if len(operator.outputs) != 1 or not operator.inputs:
         return None
     name = operator.inputs[0]
@@ -124,15 +111,16 @@ def _equal_input(graph: Graph, operator: Operator) -> str | None:
             return _original_integers(graph, name, kind)
         case Elementwise(Input(0)):
             unchanged = len(operator.inputs) == 1
-        case Transpose(order):
+        case kinds.Transpose(order):
             unchanged = order == tuple(range(len(order)))
-        case Slice(starts, _, steps):
+        case kinds.Slice(starts, _, steps):
             unchanged = not any(starts) and all(step == 1 for step in steps)
-        case Pad(start, end):
+        case kinds.Pad(start, end):
             unchanged = not any(start) and not any(end)
-        case Concat():
+        case kinds.Concat():
             unchanged = len(operator.inputs) == 1
-        case Reshape() | Expand():
+        # Nothing changes if the shape stays, which is compared below.
+        case kinds.Reshape() | Expand():
             unchanged = True
         case _:
             unchanged = False
@@ -140,12 +128,8 @@ def _equal_input(graph: Graph, operator: Operator) -> str | None:
 
 
 def _original_integers(graph: Graph, name: str, kind: Quantize) -> str | None:
-    """Return the integers that a tensor was dequantized from, if it is quantized as they were.
-
-    The quotient of a product by its factor is within one ulp of the integer, so rounding restores
-    integers of up to 16 bits.
-    """
-    producer = producer_of(graph, name, Dequantize)
+    """Return the integers that a tensor was dequantized from, if it is quantized as they were."""
+    producer = producer_of(graph, name, kinds.Dequantize)
     if producer is None:
         return None
     operator, back = producer
@@ -153,6 +137,8 @@ def _original_integers(graph: Graph, name: str, kind: Quantize) -> str | None:
     restores = same_axis and (kind.scale, kind.zero_point) == (back.scale, back.zero_point)
     integers = operator.inputs[0]
     restores = restores and graph.types[integers].dtype == kind.dtype
+    # A product divided by its factor is within one ulp of the integer, so rounding restores
+    # integers of up to 16 bits.
     return integers if restores and np.iinfo(kind.dtype).bits <= 16 else None
 
 
@@ -170,6 +156,7 @@ def _with_numbers(graph: Graph, operator: Operator, kind: Elementwise) -> Operat
 
     expression, names = compacted(substituted(kind.expression, number), operator.inputs)
     shapes = [graph.types[name].shape for name in names]
+    # A constant may have given the result its shape; and an operator of numbers only is folded.
     if not names or np.broadcast_shapes(*shapes) != shape:
         return operator
     simpler = replace(kind, expression=expression, computing=None)
@@ -184,6 +171,6 @@ def _composed(graph: Graph, operator: Operator) -> Operator:
     if before is None or type(before.kind) is not type(operator.kind):
         return operator
     kind = operator.kind
-    if isinstance(kind, Transpose) and isinstance(before.kind, Transpose):
-        kind = Transpose(tuple(before.kind.order[axis] for axis in kind.order))
+    if isinstance(kind, kinds.Transpose) and isinstance(before.kind, kinds.Transpose):
+        kind = kinds.Transpose(tuple(before.kind.order[axis] for axis in kind.order))
     return replace(operator, kind=kind, inputs=before.inputs)

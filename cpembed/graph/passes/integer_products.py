@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from cpembed.codegen.epilogue import BYTES, Epilogue
-from cpembed.graph.graph import Graph, Operator
+from cpembed.graph.graph import Array, Graph, Operator
 from cpembed.graph.kinds import Dequantize, Product
 from cpembed.graph.kinds.elementwise import along
 from cpembed.graph.passes.epilogue_matching import (
@@ -30,19 +30,19 @@ from cpembed.graph.passes.quantization import (
     integer_range,
     quantized_clip,
 )
-from cpembed.graph.passes.rewriting import Array, Rewriting, producer_of
+from cpembed.graph.passes.rewriting import Rewriting, producer_of
 
-_LARGEST_SUM = 2**31 - 1
-# Biases are limited to half of the 32-bit range; the rest is left to the products.
+# Largest magnitudes of sums, which have 32 bits, and of a product of uint8 and int8.
+_LARGEST_SUM, _LARGEST_PRODUCT = 2**31 - 1, 255 * 128
+# Maximum magnitude of a bias that is rounded again: half of the range is left to the products.
 _LARGEST_BIAS = 2**30
-_LARGEST_PRODUCT = 255 * 128
 
 
 def integer_products(graph: Graph) -> Graph:
-    """Compute products whose operands are dequantized from eight bits on the integers.
+    """Compute products whose operands are dequantized bytes on the integers.
 
     A factor and a bias per channel, clipping (ReLU included) and a quantization that follow go into
-    the epilogue: sums are exact and rounded once, so results differ from the graph's by at most one
+    the epilogue. Sums are exact and rounded once, so results differ from the graph's by at most one
     quantum. Without a quantization the epilogue stores floats, which differ by at most half a unit
     of the bias. Products stay in floats if the second operand has scales along other axes than the
     channels, or several zero points.
@@ -64,8 +64,9 @@ class _Weights:
     Attributes
     ----------
     tensor, dtype : str
+        Tensor of the integers, and the type in which they are multiplied.
     scale : array of shape (channels,)
-    zero_point : int
+        Scale of each channel.
     centred : ndarray, optional
         Constant that replaces the operand: its integers without their zero points.
     """
@@ -91,6 +92,7 @@ def _convert(rewriting: Rewriting, operator: Operator, product: Product) -> None
         fused = _fused(graph, chain, first, second, quantum)
         if fused is not None:
             longest = chain, fused
+    # The longest chain is the last one that an epilogue can express.
     if longest is None:
         return
     chain, fused = longest
@@ -131,7 +133,7 @@ def _quantized_weights(graph: Graph, tensor: str, product: Product) -> _Weights 
     if name in graph.constants:
         zeros = along(kind.zero_point, kind.axis, rank, "int32")
         centred = graph.constants[name].astype(np.int32) - zeros
-        # Centred weights have both signs, so int8 comes first.
+        # Most centred weights have both signs, so int8 comes first.
         for dtype in ("int8", integers.dtype):
             low, high = integer_range(dtype)
             if low <= centred.min() and centred.max() <= high:
@@ -148,6 +150,7 @@ def _quantized_weights(graph: Graph, tensor: str, product: Product) -> _Weights 
 
 
 def _per_channel(product: Product, shape: tuple[int, ...], values: Array) -> Floats | None:
+    """Return one element per channel of scales or zero points; None if they vary within one."""
     if values.size == 1:
         return np.full(product.channels, values.reshape(()), np.float64)
     return weights_vector(product, np.broadcast_to(values, shape))
@@ -155,7 +158,7 @@ def _per_channel(product: Product, shape: tuple[int, ...], values: Array) -> Flo
 
 @dataclass(frozen=True)
 class _Fused:
-    """Epilogue that computes a chain, its vectors by name, and weights that replace others."""
+    """Epilogue that computes a chain, its vectors by name, and weights to use instead, if any."""
 
     epilogue: Epilogue
     vectors: dict[str, Array]
@@ -165,7 +168,8 @@ class _Fused:
 def _fused(
     graph: Graph, chain: Chain, first: Quantized, second: _Weights, quantum: float
 ) -> _Fused | None:
-    """Return a chain as an epilogue if one expresses it, with biases accurate to a ``quantum``."""
+    """Return the epilogue of a chain, if one expresses it with biases accurate to a quantum."""
+    # Sums count units of the two scales, and so does the bias that is added to them.
     unit, weights = first.scale * second.scale, second.centred
     bias = _bias(chain, unit)
     if bias is not None and not _fits_int32(chain, bias):
@@ -173,6 +177,7 @@ def _fused(
         bias = _bias(chain, unit)
         if weights is None or bias is None or not _fits_int32(chain, bias):
             return None
+    # The epilogue multiplies sums by their unit, in quanta of the result if it is quantized.
     scale = unit if chain.factor is None else unit * chain.factor
     kind = chain.quantize
     stored_scale = scale if kind is None else scale / float32(kind.scale[0])
@@ -194,9 +199,10 @@ def _fused(
 
 
 def _bias(chain: Chain, unit: Floats) -> Floats | None:
-    """Return the addend in units of the sums, rounded; the model's own integers if they fit."""
+    """Return the addend in units of the sums, rounded."""
     if chain.addend is None:
         return None
+    # The model may have the bias as integers in just this unit, which need no rounding.
     if chain.integers is not None and chain.factor is None:
         values, factors = chain.integers
         if np.allclose(factors, unit, rtol=1e-6, atol=0):
@@ -217,11 +223,9 @@ def _is_accurate(chain: Chain, bias: Floats | None, scale: Floats, quantum: floa
 def _coarser_units(
     graph: Graph, chain: Chain, unit: Floats, bias: Floats, second: _Weights
 ) -> tuple[Floats, Array | None]:
-    """Return larger units for channels whose bias exceeds 32 bits, and the weights in these units.
-
-    The weights of such a channel are negligible compared with its bias: rounding them again moves a
-    sum of n products by at most ``128 n`` units, of which the bias has 2^30.
-    """
+    """Return larger units for channels whose bias exceeds 32 bits, and the weights in them."""
+    # The weights of such a channel are negligible compared with its bias: rounding them again moves
+    # a sum of n products by at most 128 n units, of which the bias has 2^30.
     weights = graph.constants.get(second.tensor) if second.centred is None else second.centred
     if weights is None or second.zero_point or not np.all(np.isfinite(bias)):
         return unit, None

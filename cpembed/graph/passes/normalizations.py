@@ -16,9 +16,8 @@ def recognize_normalizations(graph: Graph) -> Graph:
     """Replace the operators of a normalization by one.
 
     Recognized are ``(x - mean) / sqrt(mean((x - mean)^2) + epsilon) * scale + bias`` over the last
-    axes, and ``exp(x - max) / sum(exp(x - max))``. Without the maximum, the powers of large numbers
-    are infinite, so that form stays. Both are computed in wider floats and rounded once: results
-    differ by roundings.
+    axes, and ``exp(x - max) / sum(exp(x - max))``. Both are computed in wider floats and rounded
+    once, so results differ by roundings.
     """
     rewriting = Rewriting(graph)
     for operator in graph.operators:
@@ -28,6 +27,7 @@ def recognize_normalizations(graph: Graph) -> Graph:
                     continue
             case _:
                 continue
+        # Both end in a quotient; a layer normalization may go on with its scale and bias.
         norm = _layer_norm(graph, operator)
         if norm is not None:
             rewriting.replace(norm.last, _as_operator(rewriting, norm))
@@ -82,6 +82,7 @@ def _layer_norm(graph: Graph, quotient: Operator) -> _LayerNorm | None:
         return None
     if not _is_square(graph, variance[0], centred):
         return None
+    # Scale and bias follow in this order; either may be missing.
     shape = graph.types[source].shape[axis:]
     last, names = quotient, list[str | None]()
     for operation in ("mul", "add"):
@@ -92,7 +93,7 @@ def _layer_norm(graph: Graph, quotient: Operator) -> _LayerNorm | None:
 
 
 def _mean(graph: Graph, tensor: str) -> tuple[str, int] | None:
-    """Return the tensor that ``tensor`` is the mean of, and the first of the averaged last axes."""
+    """Return the tensor whose last axes were averaged, and the first of these axes."""
     producer = producer_of(graph, tensor, Reduce)
     if producer is None or producer[1].operation != "mean" or not producer[1].keeps:
         return None
@@ -124,6 +125,7 @@ def _constant_operand(
         return None
     if not combines_inputs(reader.kind.expression, operation) or reader.kind.dtype != "float32":
         return None
+    # The constant has the shape of the normalized axes, possibly with unit axes before them.
     partners = [name for name in reader.inputs if name != operator.output]
     if len(partners) != 1 or partners[0] not in graph.constants:
         return None
@@ -162,6 +164,8 @@ def _softmax(graph: Graph, quotient: Operator) -> tuple[str, int] | None:
     difference = _operation(graph, shifted, "sub")
     if difference is None or difference[1] != apply("sub", Input(0), Input(1)):
         return None
+    # Without the maximum, the powers of large numbers would be infinite: that form is kept, since
+    # its results differ.
     maximum = producer_of(graph, difference[0].inputs[-1], Reduce)
     rank = len(graph.types[shifted].shape)
     if (

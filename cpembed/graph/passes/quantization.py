@@ -1,4 +1,4 @@
-"""Quantized tensors: how a graph represents them, bounds of their scales, requantization."""
+"""Quantized tensors: how a graph represents them, limits of their scales, requantization."""
 
 from __future__ import annotations
 
@@ -7,15 +7,15 @@ from dataclasses import dataclass
 import numpy as np
 
 from cpembed.codegen.epilogue import BYTES, Epilogue, Residual, saturated_range
-from cpembed.graph.graph import Graph, Operator
+from cpembed.graph.graph import Array, Graph, Operator
 from cpembed.graph.kinds import Dequantize, Quantize, Scalar
 from cpembed.graph.passes.expressions import apply
-from cpembed.graph.passes.rewriting import Array, producer_of
+from cpembed.graph.passes.rewriting import producer_of
 from cpembed.ir.dtypes import dtype_info, is_integer
 
 LARGEST_SCALE = 2.0**48
-"""Maximum scale that passes touch: with two such scales, products of bytes and sums of 2^15 of them
-are finite in float32, as are the sums of integers that replace them."""
+"""Maximum scale of a tensor that passes change. With two such scales, sums of 2^15 products of
+bytes are finite in float32, as are the sums of integers that replace them."""
 
 # An integer of 32 bits times this is finite in float32.
 _LARGEST_FACTOR = 2.0**96
@@ -58,7 +58,7 @@ def is_per_tensor(kind: Quantize | Dequantize) -> bool:
 
 
 def byte_quantization(operator: Operator | None) -> Quantize | None:
-    """Return the kind of an operator that quantizes to eight bits per tensor."""
+    """Return the kind of an operator that quantizes to bytes per tensor, if it does."""
     if operator is None or not isinstance(operator.kind, Quantize):
         return None
     kind = operator.kind
@@ -72,7 +72,7 @@ def quantized_value(value: float, kind: Quantize) -> int:
 
 
 def quantized_clip(clip: tuple[float, float], kind: Quantize) -> tuple[int, int] | None:
-    """Return the integers that clip bounds become; None if these are the limits of the type."""
+    """Return the integers of clip bounds; None if they are the limits of the type."""
     low, high = (quantized_value(bound, kind) for bound in clip)
     return None if (low, high) == integer_range(kind.dtype) else (low, high)
 
@@ -80,21 +80,22 @@ def quantized_clip(clip: tuple[float, float], kind: Quantize) -> tuple[int, int]
 def are_safe_factors(*factors: Array | float, sums: bool = False) -> bool:
     """True if combined scales can multiply integers in float32 without overflow.
 
-    A scale near 0 makes a quotient of scales infinite; times 0, or added to one of the other sign,
-    it would yield NaN, although each quotient by itself is a number.
-
     Parameters
     ----------
     *factors : array or float
         Combined scales.
     sums : bool, default False
-        The factors multiply bytes and the products are added: sums must be rounded by less than 1.
+        True if the factors multiply bytes and the products are added: sums must be rounded by less
+        than 1.
     """
+    # A scale near 0 makes a quotient of scales infinite. Times 0, or added to one of the other
+    # sign, it would yield NaN, although each quotient by itself is a number.
     largest = _LARGEST_TERM if sums else _LARGEST_FACTOR
     return all(bool(np.all(np.abs(factor) <= largest)) for factor in factors)
 
 
 def float32(value: float) -> float:
+    """Return the nearest float32, in which kernels compute."""
     return float(np.float32(value))
 
 
@@ -109,7 +110,7 @@ def requantized(
     sums : Scalar
         Sums with their bias.
     scale, residual : Scalar or None
-        Elements of the epilogue's scale and residual.
+        Elements of the epilogue's scale and residual, if it has them.
 
     Returns
     -------
@@ -121,6 +122,7 @@ def requantized(
         value = apply("mul", value, scale)
     if epilogue.relu:
         value = apply("max", value, 0.0)
+    # Some epilogues round the sums to integers before they add a residual.
     rounds = epilogue.residual is None or epilogue.residual.rounds
     if is_integer(epilogue.dtype) and rounds:
         bounds = saturated_range(epilogue.dtype)
@@ -148,5 +150,5 @@ def clipped(value: Scalar, bounds: tuple[float, float]) -> Scalar:
 
 
 def offset(value: Scalar, distance: int) -> Scalar:
-    """Return a whole number plus another; the value itself if that is 0."""
+    """Add a whole number to a value."""
     return apply("add", value, float(distance)) if distance else value

@@ -8,15 +8,13 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, TypeVar
+from typing import TypeVar
 
 import numpy as np
-from numpy.typing import NDArray
 
-from cpembed.graph.graph import Graph, Operator, needed_operators, unused_name
+from cpembed.graph.graph import Array, Graph, Operator, needed_operators, unused_name
 from cpembed.graph.kinds import Kind
 
-Array = NDArray[Any]
 K = TypeVar("K", bound=Kind)
 
 
@@ -25,7 +23,7 @@ class Rewriting:
 
     Replacements are inserted at the position of the operator that they replace, so that they may
     read whatever it could. Together they write its outputs, unless :meth:`redirect` sends the
-    readers of these to other tensors.
+    readers of its outputs to other tensors.
     """
 
     def __init__(self, source: Graph) -> None:
@@ -52,9 +50,11 @@ class Rewriting:
         return name
 
     def replace(self, operator: Operator, *replacements: Operator) -> None:
+        """Replace an operator by others."""
         self._replaced[operator.outputs[0]] = replacements
 
     def is_replaced(self, operator: Operator) -> bool:
+        """True if an operator was replaced or redirected."""
         return operator.outputs[0] in self._replaced
 
     def redirect(self, tensor: str, target: str) -> bool:
@@ -64,6 +64,7 @@ class Rewriting:
         visible from outside: a network's output that is one of its inputs, or another output.
         """
         target = self.name_of(target)
+        # An output keeps its name: the target is renamed, or a constant copied under that name.
         if tensor in self.source.outputs:
             if target in self.source.constants or target in self.constants:
                 constants = {**self.source.constants, **self.constants}
@@ -90,6 +91,7 @@ class Rewriting:
 
     def graph(self) -> Graph:
         """Return the graph with all changes, without operators that nothing reads."""
+        # The same object, by which callers see that nothing changed.
         if not self._replaced:
             return self.source
         operators = [
@@ -114,7 +116,7 @@ class Rewriting:
 
 
 def until_unchanged(graph: Graph, change: Callable[[Rewriting, Operator], None]) -> Graph:
-    """Apply a change to every operator, again and again until it replaces none."""
+    """Apply a change to every operator, repeatedly until it replaces none."""
     while True:
         rewriting = Rewriting(graph)
         for operator in graph.operators:
@@ -148,7 +150,7 @@ def producer_of(graph: Graph, tensor: str, kind: type[K]) -> tuple[Operator, K] 
     graph : Graph
     tensor : str
     kind : type
-        Class of the kind that is looked for.
+        Class of the kind.
     """
     operator = graph.producers.get(tensor)
     if operator is None or not isinstance(operator.kind, kind):
@@ -183,6 +185,7 @@ def segments(outer: Sequence[int], inner: Sequence[int]) -> list[Segment]:
     ([Segment(outer=(0,), inner=(0, 1)), Segment(outer=(1,), inner=(2,))], \
 [Segment(outer=(0, 1), inner=(0,))])
     """
+    # The shorter side takes its next dimension until both hold equally many elements.
     left, right = ([k for k, size in enumerate(shape) if size > 1] for shape in (outer, inner))
     result: list[Segment] = []
     while left and right:
@@ -223,6 +226,7 @@ def broadcastable(
     """
     shape = [1] * len(inner)
     for segment in segments(outer, inner):
+        # A segment that is present in part has no axis of its own in the other shape.
         flags = {present[dimension] for dimension in segment.outer}
         if len(flags) > 1:
             return None

@@ -7,19 +7,10 @@ from dataclasses import dataclass, field, replace
 
 import numpy as np
 
+from cpembed.graph import kinds
 from cpembed.graph.graph import Graph, Operator
-from cpembed.graph.kinds import (
-    Concat,
-    Dequantize,
-    Elementwise,
-    Kind,
-    Pad,
-    Product,
-    Quantize,
-    Reduce,
-    Table,
-    Transpose,
-)
+from cpembed.graph.kinds import Kind, Product, Transpose
+from cpembed.graph.kinds.product import with_operand
 from cpembed.graph.passes.quantization import is_per_tensor
 from cpembed.graph.passes.rewriting import (
     Rewriting,
@@ -28,15 +19,14 @@ from cpembed.graph.passes.rewriting import (
     segments,
     until_unchanged,
 )
-from cpembed.ir.computation import Computation, Operand, changed_accesses
-from cpembed.ir.expression import Access
+from cpembed.ir.computation import Computation, Operand
 
 
 def absorb_transpositions(graph: Graph) -> Graph:
     """Let products of matrices read operands before, and write results after, a transposition.
 
-    Equal bit for bit: only the products' indices change. Products of images are left out, since
-    their layouts are assigned later, for all operators at once.
+    Results are equal bit for bit, since only the products' indices change. Products of images are
+    left out: their layouts are assigned later, for all operators at once.
     """
     return until_unchanged(graph, _absorb)
 
@@ -58,7 +48,7 @@ def _absorb(rewriting: Rewriting, operator: Operator) -> None:
             kind, inputs[position] = replace(kind, computation=workload), before.inputs[0]
     reader = only_reader(graph, operator.output)
     outputs = operator.outputs
-    # A residual lies in the order of the result, which then has to stay.
+    # A residual has the axes of the result, which then have to stay.
     has_residual = product.epilogue is not None and product.epilogue.residual is not None
     if reader is not None and isinstance(reader.kind, Transpose) and not has_residual:
         inverse = [reader.kind.order.index(axis) for axis in range(len(reader.kind.order))]
@@ -79,6 +69,7 @@ def _absorb(rewriting: Rewriting, operator: Operator) -> None:
 
 def _has_windows(product: Product) -> bool:
     """True if an operand is indexed by a sliding window."""
+    # Such an index is a sum of iterators.
     indices = (i for access in product.computation.reads for i in access.index)
     return any(index.single_iterator is None for index in indices)
 
@@ -88,13 +79,14 @@ def _operand_order(
 ) -> list[int] | None:
     """Return an operand's dimensions in the order of the tensor before a transposition.
 
-    The transposed tensor has ``shape``; its axis k is axis ``order[k]`` of the tensor before. None
-    if the axes of one dimension do not stay adjacent.
+    The transposed tensor has ``shape``; its axis k is axis ``order[k]`` of the tensor before. The
+    result is None if the axes of one dimension do not stay adjacent.
     """
     blocks = sorted(
         ([order[axis] for axis in segment.inner], segment.outer)
         for segment in segments(operand, shape)
     )
+    # Sorted by their first axis before the transposition, blocks have to be in order inside, too.
     flat = [axis for axes, _ in blocks for axis in axes]
     if flat != sorted(flat):
         return None
@@ -104,22 +96,10 @@ def _operand_order(
 
 def _reordered(workload: Computation, operand: Operand, order: Sequence[int]) -> Computation:
     """Return the computation with the dimensions of one operand in another order."""
-
-    def reindexed(access: Access) -> Access:
-        if access.operand != operand.name:
-            return access
-        return replace(access, index=tuple(access.index[dimension] for dimension in order))
-
-    def reshaped(candidate: Operand) -> Operand:
-        shape = tuple(operand.shape[dimension] for dimension in order)
-        return replace(operand, shape=shape) if candidate.name == operand.name else candidate
-
-    return replace(
-        workload,
-        inputs=tuple(map(reshaped, workload.inputs)),
-        outputs=tuple(map(reshaped, workload.outputs)),
-        statements=changed_accesses(workload.statements, reindexed),
-    )
+    access = workload.access(operand.name)
+    shape = tuple(operand.shape[dimension] for dimension in order)
+    index = tuple(access.index[dimension] for dimension in order)
+    return with_operand(workload, replace(operand, shape=shape), replace(access, index=index))
 
 
 def cancel_transpositions(graph: Graph) -> Graph:
@@ -129,22 +109,25 @@ def cancel_transpositions(graph: Graph) -> Graph:
     equal bit for bit.
     """
     rewriting = Rewriting(graph)
-    seen: set[str] = set()
+    rewritten: set[str] = set()
     for operator in graph.operators:
-        if isinstance(operator.kind, Transpose) and operator.output not in seen:
+        if isinstance(operator.kind, Transpose) and operator.output not in rewritten:
             region = _Region(graph, operator.kind.order)
+            # Without a transposition back, nothing would be removed.
             if region.grow(operator) and region.closings:
                 region.rewrite(rewriting)
-                seen |= region.tensors
+                rewritten |= region.tensors
     return rewriting.graph()
 
 
 @dataclass
 class _Region:
-    """Connected operators whose tensors all have the ``order`` that transpositions gave them.
+    """Connected operators whose tensors all have the order that transpositions gave them.
 
     Attributes
     ----------
+    order : tuple of int
+        Order of the opening transpositions.
     tensors : set of str
         Outputs of the opening transpositions and of the members.
     members : dict from str to Operator
@@ -161,10 +144,11 @@ class _Region:
 
     @property
     def inverse(self) -> tuple[int, ...]:
+        """Order of the closing transpositions."""
         return tuple(self.order.index(axis) for axis in range(len(self.order)))
 
     def grow(self, start: Operator) -> bool:
-        """Collect all that a transposition reaches; False if that is not closed."""
+        """Collect all operators that a transposition reaches; False if one needs its order."""
         waiting = [start.output]
         while waiting:
             tensor = waiting.pop()
@@ -178,11 +162,12 @@ class _Region:
         return True
 
     def _neighbours(self, tensor: str) -> list[str] | None:
-        """Return the tensors around a tensor; None if an operator needs the order of axes."""
+        """Return the tensors next to a tensor; None if an operator needs the order of axes."""
         producer = self.graph.producers.get(tensor)
         if producer is None or tensor in self.graph.outputs:
             return None
         names: list[str] = []
+        # A region ends at transpositions to its order and back; any other one needs the order.
         for operator in (producer, *self.graph.readers[tensor]):
             if isinstance(operator.kind, Transpose):
                 if operator is producer and operator.kind.order == self.order:
@@ -190,7 +175,7 @@ class _Region:
                 if operator is producer or operator.kind.order != self.inverse:
                     return None
                 self.closings[operator.output] = operator
-            elif reordered(operator.kind, self.order) is None:
+            elif _reordered_kind(operator.kind, self.order) is None:
                 return None
             else:
                 self.members[operator.output] = operator
@@ -198,11 +183,11 @@ class _Region:
         return [name for name in names if not self.graph.is_constant(name)]
 
     def rewrite(self, rewriting: Rewriting) -> None:
-        """Let the members compute in the order from before the opening transpositions."""
+        """Let the members compute in the order of axes before the opening transpositions."""
         names = {name: rewriting.fresh(f"{name} in order") for name in self.members}
         for output, operator in self.members.items():
             inputs = tuple(self._input(rewriting, name, names) for name in operator.inputs)
-            kind = reordered(operator.kind, self.order)
+            kind = _reordered_kind(operator.kind, self.order)
             if kind is not None:
                 new = Operator(operator.name, kind, inputs, (names[output],))
                 rewriting.replace(operator, new)
@@ -210,6 +195,7 @@ class _Region:
             source = operator.inputs[0]
             opening = producer_of(self.graph, source, Transpose)
             equal = names[source] if opening is None else opening[0].inputs[0]
+            # An output that is an input, or another output, stays as a copy.
             if not rewriting.redirect(output, equal):
                 identity = Transpose(tuple(range(len(self.order))))
                 rewriting.replace(operator, replace(operator, kind=identity, inputs=(equal,)))
@@ -228,22 +214,24 @@ class _Region:
         return self.graph.producers[name].inputs[0]
 
 
-def reordered(kind: Kind, order: Sequence[int]) -> Kind | None:
+def _reordered_kind(kind: Kind, order: Sequence[int]) -> Kind | None:
     """Return the kind that computes before a transposition what ``kind`` computes after it.
 
-    Axis k after the transposition is axis ``order[k]`` before it. None if there is no such kind.
+    Axis k after the transposition is axis ``order[k]`` before it. The result is None if there is no
+    such kind.
     """
     rank = len(order)
     match kind:
-        case Elementwise() | Table():
+        case kinds.Elementwise() | kinds.Table():
             return kind
-        case Quantize() | Dequantize():
+        case kinds.Quantize() | kinds.Dequantize():
             return kind if is_per_tensor(kind) else replace(kind, axis=order[kind.axis % rank])
-        case Concat():
-            return Concat(order[kind.axis % rank])
-        case Reduce(keeps=True):
+        case kinds.Concat():
+            return kinds.Concat(order[kind.axis % rank])
+        # Without the reduced axes, the others would have new numbers.
+        case kinds.Reduce(keeps=True):
             return replace(kind, axes=tuple(sorted(order[axis % rank] for axis in kind.axes)))
-        case Pad():
+        case kinds.Pad():
             inverse = [order.index(axis) for axis in range(rank)]
             before, after = (tuple(w[k] for k in inverse) for w in (kind.before, kind.after))
             return replace(kind, before=before, after=after)

@@ -1,7 +1,7 @@
 """Remove zero points from products, since kernels sum the integers as they are.
 
-``sum (A - a) (B - b) = sum A B - b sum A - a sum B + n a b``: what does not vary goes into the
-bias, the other sums are products with ones.
+Since ``sum (A - a) (B - b) = sum A B - b sum A - a sum B + n a b``, constant sums become part of
+the bias, and the others are computed as products with ones.
 """
 
 from __future__ import annotations
@@ -12,12 +12,12 @@ from dataclasses import dataclass, field, replace
 import numpy as np
 
 from cpembed.codegen.epilogue import BIAS, SCALE, Epilogue, channel_axes, channel_numbers
-from cpembed.graph.graph import Graph, Operator
+from cpembed.graph.graph import Array, Graph, Operator
 from cpembed.graph.kinds import Elementwise, Input, Kind, Product, Reshape, Scalar
 from cpembed.graph.passes.epilogue_matching import reduction_length
 from cpembed.graph.passes.expressions import apply
 from cpembed.graph.passes.quantization import requantized
-from cpembed.graph.passes.rewriting import Array, Rewriting, broadcastable
+from cpembed.graph.passes.rewriting import Rewriting, broadcastable
 from cpembed.ir.computation import Computation
 from cpembed.ir.dtypes import dtype_info, is_integer
 
@@ -29,9 +29,9 @@ def remove_zero_points(graph: Graph) -> Graph:
     """Return a graph with equal results, bit for bit, whose products have no zero points.
 
     If the second operand is constant, the zero point of the first goes into the bias, and padding
-    becomes that zero point (:attr:`Product.padding`). If the second one has a zero point, or
-    varies, the product stores its sums in 32 bits; products with ones sum each operand, and
-    elementwise operators combine all sums and do what the epilogue did.
+    becomes that zero point (:attr:`Product.padding`). If the second one varies or has a zero point,
+    the product stores its sums in 32 bits, products with ones sum each operand, and elementwise
+    operators combine all sums and compute the epilogue.
     """
     rewriting = Rewriting(graph)
     for operator in graph.operators:
@@ -78,7 +78,9 @@ def _remove(rewriting: Rewriting, operator: Operator, product: Product) -> None:
 
 
 def _weight_sums(product: Product, weights: Array) -> Array:
-    """Return, per channel, the sum of the weights that the first operand is multiplied with."""
+    """Return, per channel, the sum of the weights that the first operand is multiplied by."""
+    # One point of the other result axes is enough, since weights do not vary along them. Padding
+    # counts as well: kernels read the zero point there.
     small = _at_one_point(product.computation, {*channel_axes(product.computation)})
     a, b = small.inputs
     ones = np.ones(a.shape, a.dtype)
@@ -110,8 +112,15 @@ def _wrapped(numbers: Array) -> Array:
 class _Correction:
     """Operators that replace a product with zero points.
 
-    ``operators`` are those made so far, ``inputs`` are those of the final elementwise operator. All
-    tensors have the result's ``shape``, or the computation's if a part does not broadcast to it.
+    All tensors have the shape of the result, or of the computation if a part does not broadcast to
+    the result.
+
+    Attributes
+    ----------
+    operators : list of Operator
+        Operators of the replacement so far.
+    inputs : list of str
+        Inputs of the elementwise operator that comes last.
     """
 
     rewriting: Rewriting
@@ -130,8 +139,8 @@ class _Correction:
     def corrected(self, bias: Array, weights_vary: bool) -> list[Operator]:
         """Return the operators that compute the product.
 
-        ``bias`` is added to the sums of each channel; it accounts for the weights' sums unless
-        ``weights_vary``, in which case they are computed in every call.
+        ``bias`` is added to the sums of each channel. It accounts for the sums of the weights,
+        unless ``weights_vary``: then these are computed in every call.
         """
         a, b = self.product.zero_points
         total = self._total(a if weights_vary else 0, b, bias)
@@ -225,7 +234,7 @@ class _Correction:
         part = _at_one_point(self.product.computation, axes)
         ones = part.inputs[1 - position]
         if not ones.zero_outside:
-            # No more ones than are read.
+            # Only as many ones as are read.
             bounds = [index.bounds(part.extents) for index in part.access(ones.name).index]
             ones = replace(ones, shape=tuple(high + 1 for _, high in bounds), varies=False)
             part = part.with_operands(lambda o: ones if o.name == ones.name else o)

@@ -13,9 +13,14 @@ from cpembed.codegen import runtime
 # TVM sets up its thread pool at its first import, so this one must come first.
 runtime.tvm()
 
-from cpembed.integrations.tvm.execution import register  # noqa: E402
+from cpembed.integrations.tvm.emission import register_functions  # noqa: E402
 from cpembed.integrations.tvm.fused import Fused, recognise_fused  # noqa: E402
-from cpembed.integrations.tvm.offload import offload  # noqa: E402
+from cpembed.integrations.tvm.offload import (  # noqa: E402
+    Strategy,
+    StrategyCandidate,
+    offload,
+    strategy,
+)
 from cpembed.integrations.tvm.pipeline import Pipeline, pipeline  # noqa: E402
 from cpembed.integrations.tvm.recognise import Recognised, recognise  # noqa: E402
 from cpembed.integrations.tvm.reports import (  # noqa: E402
@@ -32,9 +37,8 @@ from cpembed.integrations.tvm.scheduling import (  # noqa: E402
     schedule_database,
     schedule_space,
 )
-from cpembed.integrations.tvm.strategy import Strategy, StrategyCandidate, strategy  # noqa: E402
 
-register()
+register_functions()
 
 __all__ = [
     "Fused",

@@ -1,6 +1,4 @@
-"""A TensorIR function of several blocks as a product with an epilogue: bias, activation and
-conversions, as TVM's fusion puts them into one function.
-"""
+"""A TensorIR function of several blocks as a product with bias, activation and conversions."""
 # pyright: basic
 
 from __future__ import annotations
@@ -66,8 +64,7 @@ class Fused:
         return self.stored.epilogue
 
     def vectors(self, constants: Mapping[int, Array]) -> dict[str, int | Array]:
-        """Return the additional inputs of the epilogue by name: the number of a parameter, or an
-        array.
+        """Return the additional inputs of the epilogue: the number of a parameter, or an array.
 
         ``constants`` are the values of constant parameters, by number. Raises
         :class:`WorkloadError` for an input that would have to be computed at run time.
@@ -91,10 +88,12 @@ class Fused:
     ) -> int | Array:
         first = terms[0]
         if len(terms) == 1 and not first.is_number and first.parameter not in constants:
+            # A kernel reads a vector of one element for each channel, and repeats nothing.
             if first.axes != tuple(axis for axis in self.channels if self.shape[axis] > 1):
                 raise WorkloadError("a variable vector has fewer elements than channels")
             return first.parameter
         shape = [self.shape[axis] for axis in self.channels]
+        # Several constants are one vector of the kernel: they are added now.
         total = np.zeros(shape, dtype)
         for term in terms:
             total = total + self._values(term, dtype, constants)
@@ -109,11 +108,10 @@ class Fused:
         return constants[term.parameter].reshape(shape)
 
     def _check_sign(self, scale: int | Array | None) -> None:
-        """Raise an error if sums are rectified before a scale that may be negative: the epilogue
-        rectifies after scaling.
-        """
+        """Raise an error if sums are rectified before a scale that may be negative."""
         if not self.stored.positive:
             return
+        # The epilogue rectifies after scaling, which is equal only if no sign changes.
         if not isinstance(scale, np.ndarray) or not (scale > 0).all():
             raise WorkloadError("negative sums become 0 before a scale that may be negative")
 
@@ -128,6 +126,7 @@ def recognise_fused(function: tirx.PrimFunc, name: str = "tensorir") -> Fused:
     if len(nests) > 2:
         raise WorkloadError(f"{name}: has {len(nests)} blocks that compute, not one or two")
     sums = _written(nests[0])
+    # Parameters that only the epilogue reads are terms of it.
     inputs = [p for p in parameters[:-1] if _reads(nests[0], p)]
     # Neutral names make equal products of a network equal computations: solved and tuned once.
     names = [f"{OPERAND}{number}" for number in range(len(inputs))]
@@ -140,6 +139,7 @@ def recognise_fused(function: tirx.PrimFunc, name: str = "tensorir") -> Fused:
     output = parameters[-1]
     shape = tuple(constant_size(size, f"{name}: a size of the output") for size in output.shape)
     channels = channel_dimensions(recognised)
+    # A single nest stores its sums as they are.
     epilogue = Stored(None)
     if len(nests) > 1:
         epilogue = _epilogue(nests[1], sums, recognised, channels, shape)
@@ -181,8 +181,9 @@ def _numbered(epilogue: Stored, numbers: Mapping[Any, int]) -> Stored:
 
 
 def channel_dimensions(recognised: Recognised) -> tuple[int, ...]:
-    """Return the dimensions of a function's output along which vectors of an epilogue vary; none if
-    they would not be vectors in the output's order.
+    """Return the dimensions of a function's output along which vectors of an epilogue vary.
+
+    There are none if they would not be vectors in the output's order.
     """
     workload = recognised.computation
     if len(workload.inputs) < 2:
@@ -192,9 +193,11 @@ def channel_dimensions(recognised: Recognised) -> tuple[int, ...]:
     channels: list[int] = []
     order: list[str] = []
     place = 0
+    # A dimension of the output may be several of the computation, such as group and filter.
     for dimension, count in enumerate(recognised.output_split):
         parts = [name for name in places[place : place + count] if name in axes]
         place += count
+        # Part of a dimension varies, and the rest does not: no vector has such strides.
         if parts and len(parts) != count:
             return ()
         if parts:

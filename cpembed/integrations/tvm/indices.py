@@ -41,6 +41,7 @@ def read_index(node: Any, iterators: Mapping[Any, str], extents: Mapping[str, in
         The expression has another form.
     """
     index = _read(node, iterators)
+    # An iterator of one value is always 0.
     terms = [term for term in index.terms if extents[term.iterator] > 1]
     return IndexExpr(tuple(terms), index.constant) if terms else index
 
@@ -62,13 +63,14 @@ def _read(node: Any, iterators: Mapping[Any, str]) -> IndexExpr:
                 return _scaled(_read(value, iterators), int(factor.value))
     if isinstance(node, tirx.FloorDiv | tirx.FloorMod) and isinstance(node.b, tirx.IntImm):
         inner = _read(node.a, iterators)
+        # A quotient of a sum is no sum of quotients: only a single digit can be cut.
         if len(inner.terms) == 1 and not inner.constant and inner.terms[0].coefficient == 1:
             return _digit(inner.terms[0], isinstance(node, tirx.FloorDiv), int(node.b.value))
     raise WorkloadError(f"index {node} is not affine in the loops")
 
 
 def _scaled(index: IndexExpr, factor: int) -> IndexExpr:
-    return IndexExpr.of((term.times(factor) for term in index.terms), index.constant * factor)
+    return IndexExpr.sum((term.times(factor) for term in index.terms), index.constant * factor)
 
 
 def _digit(term: IndexTerm, is_quotient: bool, number: int) -> IndexExpr:
@@ -77,16 +79,19 @@ def _digit(term: IndexTerm, is_quotient: bool, number: int) -> IndexExpr:
     if modulus is not None and modulus % number:
         raise WorkloadError(f"index {term.text()} is cut at {number}, which does not divide it")
     if is_quotient:
+        # (x // d % m) // n is x // (d * n) % (m // n) if n divides m.
         rest = None if modulus is None else modulus // number
         term = replace(term, divisor=term.divisor * number, modulus=rest)
     else:
+        # (x // d % m) % n is x // d % n if n divides m.
         term = replace(term, modulus=number)
-    return IndexExpr.of([term])
+    return IndexExpr.sum([term])
 
 
 def read_window(node: Any) -> tuple[list[Any], Any] | None:
-    """Return the conditions of a padded read, as expressions that are negative in the padding, and
-    the read; None for any other expression.
+    """Return the conditions of a padded read, and the read; None for any other expression.
+
+    The conditions are expressions that are negative in the padding.
     """
     branches = _branches(node)
     if branches is None:
@@ -125,6 +130,7 @@ def _margins(condition: Any) -> list[Any] | None:
         (tirx.GE, "b", "a", 0),
         (tirx.GT, "b", "a", 1),
     ):
+        # a <= b is b - a >= 0; for integers a < b is b - a - 1 >= 0.
         if isinstance(condition, kind):
             return [getattr(condition, greatest) - getattr(condition, least) - gap]
     return None
@@ -149,12 +155,13 @@ def split_axes(
 
     Raises :class:`WorkloadError` if digits of an axis do not nest: ``i // 4`` and ``i // 6``.
 
-    >>> third = IndexExpr.of([IndexTerm("i", 5, divisor=3)])
+    >>> third = IndexExpr.sum([IndexTerm("i", 5, divisor=3)])
     >>> [(part.name, part.weight, part.extent) for part in split_axes({"i": 12}, [third])["i"]]
     [('i0', 3, 4), ('i1', 1, 3)]
     """
     cuts: dict[str, set[int]] = {name: {1, extent} for name, extent in extents.items()}
     for term in (term for index in indices for term in index.terms):
+        # A digit begins at the weight of its divisor and ends where the next one would begin.
         end = term.divisor * (term.modulus or 1)
         cuts[term.iterator] |= {cut for cut in (term.divisor, end) if cut < extents[term.iterator]}
     used = set(extents)
@@ -188,10 +195,11 @@ def in_parts(index: IndexExpr, parts: Mapping[str, tuple[Part, ...]]) -> IndexEx
     for term in index.terms:
         for part in parts[term.iterator]:
             is_inside = term.modulus is None or part.weight < term.divisor * term.modulus
+            # Of the parts within a digit, each counts by its weight there.
             if part.weight >= term.divisor and is_inside:
                 scale = term.coefficient * (part.weight // term.divisor)
                 terms.append(IndexTerm(part.name, scale))
-    return IndexExpr.of(terms, index.constant)
+    return IndexExpr.sum(terms, index.constant)
 
 
 def dimensions_of(
@@ -211,7 +219,7 @@ def dimensions_of(
     size
         Size of the dimension.
 
-    >>> group = IndexExpr.of([IndexTerm("g", 8), IndexTerm("c")])
+    >>> group = IndexExpr.sum([IndexTerm("g", 8), IndexTerm("c")])
     >>> [(str(i), size) for i, size in dimensions_of(group, {"g": 2, "c": 8}, 16)]
     [('g', 2), ('c', 8)]
     """
@@ -220,6 +228,7 @@ def dimensions_of(
     if len(terms) < 2 or index.constant:
         return unsplit
     weight = 1
+    # Each coefficient is the number of values further in: every value is then taken once.
     for term in reversed(terms):
         if term.coefficient != weight:
             return unsplit

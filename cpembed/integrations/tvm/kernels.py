@@ -39,8 +39,8 @@ Array = NDArray[Any]
 Build = Callable[[Any, Any], Any]
 """Makes the artifact of a lowered program and a schedule."""
 
+# Number of candidates to try: only rarely does the best one have no program.
 _CANDIDATES = 5
-"""Number of candidates to try: only rarely does the best one have no program."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -132,6 +132,8 @@ class Machine:
             top = _CANDIDATES
             policy = self.target.policy
             if policy.compares_always:
+                # Such a target ranks by its own estimates: the best need not be among the first by
+                # overheads.
                 top = max(top, policy.considered)
             try:
                 solved = solve(
@@ -195,6 +197,7 @@ def _ordered(target: AnyTarget, solved: SolveResult, epilogue: Any) -> Iterator[
         groups = [tuple(with_variants(target, solved.embeddings))]
     for group in groups:
         try:
+            # One group of all candidates if estimates are compared, else one for each candidate.
             ordered = choices(target, group, epilogue)
         except LoweringError as error:
             yield Rejection(str(error))
@@ -212,6 +215,7 @@ def _scheduled_programs(
     ]
     # One schedule of each candidate at a time: a limit then cuts off bad schedules, not embeddings.
     while spaces:
+        # Those that have another schedule for the next round.
         remaining: list[Iterator[Program]] = []
         for space in spaces:
             program = next(space, None)
@@ -312,9 +316,7 @@ def closed_kernel_of(machine: Machine, fused: Fused) -> Kernel | Rejection:
 
 
 def closed_kernels_of(machine: Machine, fused: Fused) -> Iterator[Kernel]:
-    """Yield the kernels of each candidate with each schedule as :func:`closed_kernel_of` makes
-    them, the best first.
-    """
+    """Yield the kernels of each candidate with each schedule, the best first."""
     inputs = _Inputs.from_function(fused, {}).filling()
     solved = machine.solve(fused.computation)
     if isinstance(solved, Rejection):
@@ -339,6 +341,7 @@ class _Inputs:
         arguments = {
             name: value
             for name, value in inputs.items()
+            # A constant parameter becomes part of the kernel, and is packed with it.
             if isinstance(value, int) and value not in constants
         }
         contents = {
@@ -350,6 +353,7 @@ class _Inputs:
 
     def filling(self) -> _Inputs:
         """Return the inputs with a number in place of each constant, which has equal elements."""
+        # Without constant parameters only numbers are arrays: all elements are equal.
         filled = {name: values.reshape(-1)[0].item() for name, values in self.contents.items()}
         return _Inputs(self.arguments, {}, filled)
 

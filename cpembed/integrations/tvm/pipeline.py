@@ -26,7 +26,7 @@ from cpembed.integrations.tvm.kernels import Kernel, Machine, Rejection, kernel_
 from cpembed.integrations.tvm.offload import Offload, rewritten
 from cpembed.integrations.tvm.recognise import blocks_of, reduces, vars_of
 from cpembed.integrations.tvm.relax_operators import constant
-from cpembed.integrations.tvm.reports import NOBODY, OURS, ScheduleEntry, ScheduleReport
+from cpembed.integrations.tvm.reports import CPEMBED, NOBODY, ScheduleEntry, ScheduleReport
 from cpembed.targets.capabilities import has_tensorir, tvm_target
 
 Array = NDArray[Any]
@@ -96,8 +96,10 @@ class Pipeline:
         before: list[Any] = [
             *relax.pipeline.library_dispatch_passes(current),
             replacing,
+            # After the kernels: a fused function would hide a product and what follows it.
             relax.transform.FuseOps(),
             relax.transform.FuseTIR(),
+            # Functions that kernels replaced have no calls left.
             relax.transform.DeadCodeElimination(),
             scheduling,
         ]
@@ -121,6 +123,7 @@ class Pipeline:
 
 def _default_rules(target: Any) -> tuple[Any, ...]:
     """Return the rules of dlight in TVM's own pipeline for a target: none on CPUs."""
+    # TVM compiles unscheduled loops for CPUs, but not for GPUs.
     if "gpu" not in target.keys:
         return ()
     gpu = dlight.gpu
@@ -139,6 +142,7 @@ def _importing(module: Any, imports: Imports) -> ir.IRModule:
     if not imports.modules:
         return module
     attributes = dict(module.attrs) if module.attrs else {}
+    # Libraries that TVM dispatched to may be there already.
     modules = [*attributes.get("external_mods", []), *imports.modules.values()]
     return module.with_attr("external_mods", modules)
 
@@ -167,7 +171,6 @@ class _Products:
         return rewritten(mod, plan)
 
     def _offloaded(self, mod: ir.IRModule) -> ir.IRModule:
-        """Return the module with programs that are no TensorIR."""
         offload: Any = Offload(self.machine, True)
         mod = offload(mod)
         for operator in offload.report.operators:
@@ -175,13 +178,14 @@ class _Products:
                 entry = ScheduleEntry(
                     operator.function,
                     (operator.operator,),
-                    OURS,
+                    CPEMBED,
                     embedding=operator.embedding,
                     utilisation=operator.utilisation,
                     stored=operator.output,
                 )
                 self.entries.append(entry)
             else:
+                # Legalised functions have the name of their operator without the dialect.
                 self.rejected[operator.operator.rsplit(".", 1)[-1]] = operator.reason or ""
         return _legalized(mod)
 
@@ -244,7 +248,7 @@ def _entry(group: Group, kernel: Kernel, reasons: Sequence[str]) -> ScheduleEntr
     return ScheduleEntry(
         group.function,
         group.operators,
-        OURS,
+        CPEMBED,
         embedding=kernel.embedding,
         utilisation=kernel.ranked.overheads.utilisation,
         stored=kernel.stored,
@@ -289,14 +293,16 @@ class _Scheduling:
 
 # -- groups ---------------------------------------------------------------------------------------
 
+# Maximum number of functions after the product of a group.
 _LONGEST = 16
-"""Maximum number of functions after the product of a group."""
 
 
 @dataclass(frozen=True)
 class Group:
-    """Bindings of a dataflow block that could become one function: a product, then elementwise
-    functions, each of the value before it, which nothing else reads.
+    """Bindings of a dataflow block that could become one function.
+
+    They are a product, then elementwise functions, each of the value before it, which nothing else
+    reads.
     """
 
     function: str
@@ -352,12 +358,14 @@ def _elementwise(
     for _ in range(_LONGEST):
         variable = binding.var
         readers = users[variable]
+        # A value with other readers, or one that leaves the block, has to be in memory.
         if not isinstance(variable, relax.DataflowVar) or len(readers) != 1:
             return
         binding = bound[readers[0]]
         callee = _callee(module, binding)
         if callee is None or any(map(reduces, blocks_of(callee))):
             return
+        # x * x reads its value twice, which no epilogue can.
         if sum(argument.same_as(variable) for argument in binding.value.args[1].fields) != 1:
             return
         yield binding
@@ -368,6 +376,7 @@ def _callee(module: ir.IRModule, binding: Any) -> Any:
     value = binding.value
     if not (isinstance(value, ir.Call) and getattr(value.op, "name", "") == "relax.call_tir"):
         return None
+    # A third argument holds symbolic sizes.
     is_single = isinstance(binding.var.ty, relax.TensorType) and len(value.args) == 2
     if not is_single or not isinstance(value.args[1], relax.Tuple):
         return None
@@ -392,6 +401,7 @@ def _multiplies(statement: Any) -> bool:
     added = getattr(statement, "value", None)
     if not isinstance(added, tirx.Add):
         return False
+    # A product of narrow integers is converted before it is added.
     return any(isinstance(side, tirx.Mul | tirx.Cast) for side in (added.a, added.b))
 
 
@@ -399,7 +409,7 @@ def fused_function(module: ir.IRModule, group: Group) -> tuple[tirx.PrimFunc, li
     """Return the bindings of a group as one function, and its arguments."""
     if len(group.bindings) == 1:
         call = group.product.value
-        return _function(module, call.args[0]), list(call.args[1].fields)
+        return module[call.args[0]], list(call.args[1].fields)
     arguments = _arguments(group)
     builder = relax.BlockBuilder()
     parameters: list[Any] = [relax.Var(f"p{k}", each.ty) for k, each in enumerate(arguments)]
@@ -409,7 +419,7 @@ def fused_function(module: ir.IRModule, group: Group) -> tuple[tirx.PrimFunc, li
             values = list(zip(arguments, parameters, strict=True))
             for binding in group.bindings:
                 callee = binding.value.args[0]
-                added = builder.add_func(_function(module, callee), callee.name_hint)
+                added = builder.add_func(module[callee], callee.name_hint)
                 inputs = [_lookup(values, each) for each in binding.value.args[1].fields]
                 call = relax.call_tir(added, relax.Tuple(inputs), binding.var.ty)
                 values.append((binding.var, builder.emit(call)))
@@ -418,21 +428,16 @@ def fused_function(module: ir.IRModule, group: Group) -> tuple[tirx.PrimFunc, li
     return fuse_calls(builder, parameters, "group"), arguments
 
 
-def _function(module: ir.IRModule, name: Any) -> Any:
-    return module[name]
-
-
 def _arguments(group: Group) -> list[Any]:
     """Return the arguments of a group's functions without the results of these."""
-    results = [(binding.var, binding.var) for binding in group.bindings]
-    arguments: list[tuple[Any, Any]] = []
-    for binding in group.bindings:
-        for argument in binding.value.args[1].fields:
-            if _lookup([*results, *arguments], argument) is None:
-                arguments.append((argument, argument))
-    return [argument for argument, _ in arguments]
+    results = [binding.var for binding in group.bindings]
+    arguments: list[Any] = []
+    for argument in (each for binding in group.bindings for each in binding.value.args[1].fields):
+        if not any(argument.same_as(value) for value in (*results, *arguments)):
+            arguments.append(argument)
+    return arguments
 
 
 def _lookup(values: Sequence[tuple[Any, Any]], key: Any) -> Any:
-    """Return the value of a key; expressions of relax cannot be hashed, only compared."""
+    # Expressions of relax cannot be hashed, only compared.
     return next((value for each, value in values if each.same_as(key)), None)

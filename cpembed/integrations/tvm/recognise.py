@@ -16,14 +16,7 @@ from tvm import ir, s_tir, tirx
 from tvm_ffi import structural_equal
 
 from cpembed.errors import WorkloadError
-from cpembed.integrations.tvm.indices import (
-    dimensions_of,
-    in_parts,
-    is_conditional,
-    read_index,
-    read_window,
-    split_axes,
-)
+from cpembed.integrations.tvm import indices
 from cpembed.ir.computation import (
     Assignment,
     Axis,
@@ -44,8 +37,8 @@ _OPERATIONS = {
     tirx.Min: "min",
 }
 
+# Names that programs use for something other than operands.
 _RESERVED = ("uops",)
-"""Names that programs use for something other than operands."""
 
 
 @dataclass(frozen=True)
@@ -147,6 +140,7 @@ def inline_blocks(function: tirx.PrimFunc, name: str, *, keeps_sums: bool = Fals
     """
     schedule: Any = s_tir.Schedule(ir.IRModule({"main": function}))
     root = schedule.get_sblock("root")
+    # Those that write outputs have no reader to be inlined into.
     outputs = {schedule.get(block).name_hint for block in schedule.get_output_blocks(root)}
     for reference in schedule.get_child_blocks(root):
         block = schedule.get(reference)
@@ -173,6 +167,7 @@ def _only_block(body: Any, name: str) -> tuple[Any, dict[Any, int]]:
     block: Any = statement.block
     values = list(statement.iter_values)
     predicate = statement.predicate
+    # A predicate, or an iterator bound to an expression, is the work of a schedule.
     is_unconditional = isinstance(predicate, tirx.IntImm) and bool(predicate.value)
     is_plain = all(value in loops for value in values) and len(set(values)) == len(loops)
     if not is_plain or len(values) != len(loops) or not is_unconditional:
@@ -241,11 +236,12 @@ class _Reader:
         return tuple(self._index(index) for index in indices)
 
     def _index(self, index: Any) -> IndexExpr:
-        return read_index(index, self._iterators, self._extents)
+        return indices.read_index(index, self._iterators, self._extents)
 
     def _reduction(self, store: Any) -> tuple[str | None, Any]:
         """Return the operation that combines a value with the output's, and the value."""
         kind = _OPERATIONS.get(type(store.value))
+        # The old value may be either operand: sum + x or x + sum.
         for first, second in (("a", "b"), ("b", "a")) if kind else ():
             old = getattr(store.value, first)
             if (
@@ -277,34 +273,32 @@ class _Reader:
         if type(node) in _OPERATIONS:
             args = (self._expression(node.a), self._expression(node.b))
             return Operation(_OPERATIONS[type(node)], args)
-        padded = read_window(node)
+        padded = indices.read_window(node)
         if padded is not None:
             return self._padded_read(*padded)
-        if is_conditional(node):
+        if indices.is_conditional(node):
             raise self._error("has a condition that is more than padding with zeros")
         raise self._error(f"{node} is no operation of a computation")
 
     def _cast(self, node: Any) -> Expression:
-        """Return a converted value; a conversion that keeps every value is left out, since a
-        computation's arithmetic is exact. A computed value may have been cut off before.
-        """
         inner = self._expression(node.value)
         wide, narrow = str(node.ty.dtype), str(node.value.ty.dtype)
         if {wide, narrow} <= set(DTYPES) and isinstance(inner, Access | Constant):
+            # A conversion that keeps every value is left out: a computation's arithmetic is exact.
+            # A computed value may have been cut off before.
             return inner if holds(wide, narrow) else Cast(wide, inner)
         raise self._error(f"converts {inner} to {wide}, which is computed: convert what is read")
 
     def _padded_read(self, conditions: list[Any], load: Any) -> Access:
-        """Return a read that is zero where conditions fail: they must hold exactly if the element
-        exists.
-        """
+        """Return a read that is zero where conditions fail."""
         access = Access(self._operand(load.source), self._indices(load.indices))
+        # They must hold exactly if the element exists.
         guards = [self._index(condition) for condition in conditions]
         for index, size in zip(access.index, self._shape(access.operand), strict=True):
             # Each side that the index leaves needs a guard, and no side may have another one: a
             # guard that cuts elements off would be lost in a computation.
             low, high = index.bounds(self._extents)
-            negated = IndexExpr.of((t.times(-1) for t in index.terms), size - 1 - index.constant)
+            negated = IndexExpr.sum((t.times(-1) for t in index.terms), size - 1 - index.constant)
             for margin, needed in ((index, low < 0), (negated, high >= size)):
                 key = set(margin.terms), margin.constant
                 equal = [g for g in guards if (set(g.terms), g.constant) == key]
@@ -319,15 +313,16 @@ class _Reader:
 
     def _in_axes(self, statement: Assignment) -> Recognised:
         """Return the computation over axes and dimensions in which every index is affine."""
+        # Each access once, in a fixed order.
         accesses = dict.fromkeys((statement.store, *statement.reads))
-        parts = split_axes(self._extents, (i for a in accesses for i in a.index))
+        parts = indices.split_axes(self._extents, (i for a in accesses for i in a.index))
         extents = {part.name: part.extent for digits in parts.values() for part in digits}
         shapes: dict[str, tuple[int, ...]] = {}
         output_split: tuple[int, ...] = ()
         rewritten: dict[Access, Access] = {}
         for access in accesses:
             dimensions = [
-                dimensions_of(in_parts(index, parts), extents, size)
+                indices.dimensions_of(indices.in_parts(index, parts), extents, size)
                 for index, size in zip(access.index, self._shape(access.operand), strict=True)
             ]
             flat = [pair for dimension in dimensions for pair in dimension]
@@ -348,6 +343,7 @@ class _Reader:
             )
             for axis, digits in parts.items()
             for part in digits
+            # An axis of one step that no index has would be an axis without a meaning.
             if part.extent > 1 or part.name in used
         )
         computation = self._computation(axes, shapes, final)
@@ -362,6 +358,7 @@ class _Reader:
 
         output = final.store.operand
         inputs = dict.fromkeys(read.operand for read in final.reads)
+        # Parameters are matched with operands by position later.
         if set(self._buffers) != {*inputs, output} or list(self._buffers)[-1] != output:
             raise self._error("its parameters are not what it reads, followed by what it writes")
         operands = tuple(operand(name) for name in inputs)

@@ -20,17 +20,9 @@ from cpembed.codegen.epilogue import MAX_SHIFT
 from cpembed.errors import WorkloadError
 from cpembed.integrations.tvm.recognise import Recognised, blocks_of, recognise, reduces
 
-PRODUCTS = tuple(
-    f"relax.{name}"
-    for name in (
-        "nn.conv1d",
-        "nn.conv2d",
-        "nn.conv3d",
-        "nn.conv1d_transpose",
-        "nn.conv2d_transpose",
-        "nn.conv3d_transpose",
-        "matmul",
-    )
+PRODUCTS = (
+    *(f"relax.nn.conv{rank}d{suffix}" for rank in (1, 2, 3) for suffix in ("", "_transpose")),
+    "relax.matmul",
 )
 """Operators of relax that sum products of two tensors."""
 
@@ -107,6 +99,7 @@ def _product_call(
     except WorkloadError as error:
         return ProductCall(function, binding.var, operator, tuple(arguments), problem=str(error))
     requantization = None
+    # Only integer sums are requantized by shifts.
     if recognised.computation.output.dtype == "int32":
         requantization = requantization_of(binding.var, users, values)
     return ProductCall(
@@ -120,9 +113,7 @@ def _product_call(
 
 
 def _product(module: Any, value: Any) -> tuple[str, Sequence[Any], Any] | None:
-    """Return name, arguments, and the TensorIR function or the operator's call; None for anything
-    but a product.
-    """
+    """Return name, arguments, and TensorIR function or call of a product; None without one."""
     if not isinstance(value, ir.Call):
         return None
     operator = getattr(value.op, "name", "")
@@ -137,7 +128,6 @@ def _product(module: Any, value: Any) -> tuple[str, Sequence[Any], Any] | None:
 
 
 def _is_reduction_of_two(function: Any) -> bool:
-    """Return whether a function has two inputs and a block with a reduction."""
     return len(function.params) == 3 and any(map(reduces, blocks_of(function)))
 
 
@@ -154,6 +144,7 @@ def _legalised(call: ir.Call) -> tirx.PrimFunc:
     builder = relax.BlockBuilder()
     variables: list[Any] = [relax.Var(f"p{k}", argument.ty) for k, argument in enumerate(call.args)]
     with builder.function("main", variables):
+        # A module of this call alone: the others of the module stay as they are.
         copy = ir.Call(call.op, variables, call.attrs, call.ty_args)
         builder.emit_func_output(builder.emit(copy))
     functions = relax.transform.LegalizeOps()(builder.get()).functions_items()
@@ -199,8 +190,9 @@ class Requantization:
     """True as long as all operations were additions."""
 
     def axes(self, split: Sequence[int]) -> tuple[int, ...]:
-        """Return the dimensions of a computation's output along which the bias varies; ``split``
-        has the number of those for each dimension of the sums.
+        """Return the dimensions of a computation's output along which the bias varies.
+
+        ``split`` has the number of those for each dimension of the sums.
         """
         axes: list[int] = []
         first = 0
@@ -213,6 +205,7 @@ class Requantization:
     def append(self, value: Any, variable: Any) -> bool:
         """Read one operation on a variable; return False if the form has no place for it."""
         if _is(value, "relax.add"):
+            # The form adds before it shifts and clips.
             return self._only_additions and self._add(_second(value, variable))
         self._only_additions = False
         if _is(value, "relax.right_shift"):
@@ -245,6 +238,7 @@ class Requantization:
         # int32 sums wrap around, so the order of additions does not matter.
         self.bias = array if self.bias is None else self.bias + array
         if self.bias.size == 1 and max(self.shape) > 1:
+            # The bias of an epilogue is a vector: one number is repeated along some dimension.
             longest = self.shape.index(max(self.shape))
             full = [size if k == longest else 1 for k, size in enumerate(self.shape)]
             self.bias = np.broadcast_to(self.bias, full)
@@ -254,6 +248,7 @@ class Requantization:
         if amount is None or not 0 <= amount <= MAX_SHIFT:
             return False
         self.shift += amount
+        # A limit before a shift is another after it.
         self.low, self.high = self.low >> amount, self.high >> amount
         return True
 
@@ -261,6 +256,7 @@ class Requantization:
         if low is None and high is None:
             return False
         if low is not None:
+            # The later limit wins: a maximum may exceed an earlier minimum.
             self.low, self.high = max(self.low, low), max(self.high, low)
         if high is not None:
             self.low, self.high = min(self.low, high), min(self.high, high)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-OURS = "cpembed"
+CPEMBED = "cpembed"
 NOBODY = "TVM's loops as they are"
 
 
@@ -63,7 +63,7 @@ class OffloadReport:
         return tuple(operator for operator in self.operators if operator.replaced)
 
     @property
-    def kept(self) -> tuple[OperatorReport, ...]:
+    def left_to_tvm(self) -> tuple[OperatorReport, ...]:
         return tuple(operator for operator in self.operators if not operator.replaced)
 
     def __str__(self) -> str:
@@ -82,7 +82,7 @@ class ScheduleEntry:
     operators
         Names of the operators that are fused in it.
     scheduled_by
-        :data:`OURS`, the name of a rule of TVM, or :data:`NOBODY`.
+        :data:`CPEMBED`, the name of a rule of TVM, or :data:`NOBODY`.
     embedding, utilisation, stored
         Identifier, useful share of the instruction and stored form of a kernel of ours.
     reason
@@ -100,7 +100,7 @@ class ScheduleEntry:
 
     @property
     def is_ours(self) -> bool:
-        return self.scheduled_by == OURS
+        return self.scheduled_by == CPEMBED
 
     def __str__(self) -> str:
         fused = f" ({' + '.join(self.operators)})" if self.operators else ""
@@ -119,13 +119,15 @@ class ScheduleReport:
     entries: tuple[ScheduleEntry, ...]
 
     @property
-    def ours(self) -> tuple[ScheduleEntry, ...]:
+    def kernels(self) -> tuple[ScheduleEntry, ...]:
         return tuple(entry for entry in self.entries if entry.is_ours)
 
     @property
-    def others(self) -> tuple[ScheduleEntry, ...]:
+    def rest(self) -> tuple[ScheduleEntry, ...]:
         return tuple(entry for entry in self.entries if not entry.is_ours)
 
     def __str__(self) -> str:
-        head = f"{self.target}: {len(self.ours)} of {len(self.entries)} functions are its kernels"
+        head = (
+            f"{self.target}: {len(self.kernels)} of {len(self.entries)} functions are its kernels"
+        )
         return "\n".join([head, *map(str, self.entries)])

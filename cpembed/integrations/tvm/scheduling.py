@@ -32,7 +32,7 @@ from cpembed.integrations.tvm.kernels import (
     closed_kernel_of,
     closed_kernels_of,
 )
-from cpembed.integrations.tvm.reports import NOBODY, OURS, ScheduleEntry, ScheduleReport
+from cpembed.integrations.tvm.reports import CPEMBED, NOBODY, ScheduleEntry, ScheduleReport
 from cpembed.targets.capabilities import tvm_target
 
 ANNOTATION = "cpembed.codegen"
@@ -83,7 +83,7 @@ class Rule(ScheduleRule):
         entry = ScheduleEntry(
             fused.computation.name,
             (),
-            OURS,
+            CPEMBED,
             embedding=kernel.embedding,
             utilisation=kernel.ranked.overheads.utilisation,
             stored=kernel.stored,
@@ -93,15 +93,14 @@ class Rule(ScheduleRule):
 
 
 def _require_features(kernel: Kernel, target: Any) -> None:
-    """Raise :class:`LoweringError` if the module's target lacks features that the kernel needs,
-    for which a code generator would end the process.
-    """
+    """Raise :class:`LoweringError` if the module's target lacks features that the kernel needs."""
     name, required = kernel.program.target.spec.name, tvm_target(kernel.program.target)
     if target.kind.name != required:
         raise LoweringError(
             f"{name} is for {required}, the module is compiled for {target.kind.name}"
         )
     if any(call.target is not None for call in (*kernel.calls.prepare, *kernel.calls.run)):
+        # For a missing feature the code generator would end the process.
         lacking = _features(llvm_target()) - _features(target)
         if lacking:
             few = ", ".join(sorted(lacking)[:3])
@@ -274,6 +273,7 @@ class _Database(PyDatabase):
 
     def _schedule(self, mod: ir.IRModule, target: Target) -> Any:
         workload = self._workload(mod)
+        # A measured design goes before the best estimate.
         best = self.get_top_k(workload, 1) if workload is not None else []
         key = recorded(best[0]) if best else None
         try:
@@ -312,6 +312,7 @@ def _best_kernel(machine: Machine, fused: Fused, key: str | None) -> Kernel | Re
     """Return the kernel that an annotation names, or else the best by the target's estimates."""
     if key is not None:
         for kernel in closed_kernels_of(machine, fused):
+            # Traces hold texts only: the kernel is found again by its embedding and schedule.
             if _key_of(kernel) == key:
                 return kernel
     return closed_kernel_of(machine, fused)
@@ -323,9 +324,7 @@ def _seconds(record: TuningRecord) -> float:
 
 
 def _recognised(mod: ir.IRModule) -> tuple[tirx.PrimFunc, Fused]:
-    """Return the function of a module and its product; raise :class:`WorkloadError` if it has none
-    or several.
-    """
+    """Return the function of a module and its product; :class:`WorkloadError` if it has not one."""
     functions = [f for _, f in mod.functions_items() if isinstance(f, tirx.PrimFunc)]
     if len(functions) != 1:
         raise WorkloadError(f"the module has {len(functions)} functions, not one")
@@ -333,13 +332,12 @@ def _recognised(mod: ir.IRModule) -> tuple[tirx.PrimFunc, Fused]:
 
 
 def _design(mod: ir.IRModule, function: tirx.PrimFunc, kernel: Kernel, target: Target) -> Any:
-    """Return a schedule of a module's function whose trace names a kernel, and whose function is
-    that of the kernel.
-    """
+    """Return a schedule whose trace names a kernel, and whose function is that of the kernel."""
     _require_features(kernel, target)
     schedule: Any = s_tir.Schedule(mod)
     root = schedule.get_sblock("root")
     schedule.annotate(root, ANNOTATION, _key_of(kernel))
+    # Traces cannot hold a function: the body is replaced in the schedule's state.
     replacement: Any = kernel_function(kernel, function)
     schedule.state.replace(schedule.get_sref(root), replacement.body.block)
     return schedule

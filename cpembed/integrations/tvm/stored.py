@@ -26,13 +26,15 @@ _BINARY = {
     tirx.Min: "minimum",
     tirx.RShift: "shift",
 }
+# Operations that may have the sums second.
 _SYMMETRIC = ("add", "multiply", "maximum", "minimum")
 
 
 @dataclass(frozen=True)
 class Term:
-    """Second value of an operation: an element of a parameter that varies along ``axes`` of the
-    result, or without a parameter a ``number``.
+    """Second value of an operation: an element of a parameter, or a number.
+
+    A parameter varies along ``axes`` of the result; without one the term is ``number``.
     """
 
     parameter: Any = None
@@ -102,12 +104,12 @@ def _step(node: Any, store: Any, sums: Any) -> tuple[Step, Any]:
     if operation == "subtract":
         if not term.is_number:
             raise WorkloadError("a tensor is subtracted: add its negative")
+        # So that a zero point may be subtracted, too.
         operation, term = "add", Term(number=-term.number)
     return Step(operation, dtype, term), value
 
 
 def _reads(node: Any, sums: Any) -> bool:
-    """Return whether an expression reads a buffer."""
     if isinstance(node, ir.TensorLoad):
         return node.source.same_as(sums)
     parts = list(node.args) if isinstance(node, ir.Call) else []
@@ -128,6 +130,7 @@ def _axes(load: Any, places: Sequence[Any], sizes: Sequence[Any]) -> tuple[int, 
     """Return the dimensions of the result along which a read varies, in the order of its own."""
     axes: list[int] = []
     for index, size in zip(load.indices, load.source.shape, strict=True):
+        # A dimension of one element is broadcast.
         if int(size) == 1:
             continue
         axis = next((a for a, place in enumerate(places) if index.same_as(place)), None)
@@ -193,8 +196,10 @@ def stored(
 
 @dataclass
 class _Reader:
-    """Epilogue of the steps so far; the value has type ``dtype`` and is within ``low`` and
-    ``high``.
+    """Epilogue of the steps so far.
+
+    The value has type ``dtype`` and is within ``low`` and ``high``. ``converted`` is the type of
+    the result once the value is converted to it.
     """
 
     dtype: str
@@ -212,7 +217,6 @@ class _Reader:
     zero_point: int = 0
     positive: bool = False
     converted: str | None = None
-    """Type of the result, once the value is converted to it."""
 
     def __post_init__(self) -> None:
         self.sums = self.dtype
@@ -221,6 +225,7 @@ class _Reader:
         for step in steps:
             if self.converted is not None and not self._commutes(step):
                 raise WorkloadError(f"{step.operation} follows the conversion to {self.converted}")
+            # A method for each operation: `_add`, `_multiply`, `_maximum` …
             reader: Callable[[Step], None] = getattr(self, f"_{step.operation}")
             reader(step)
         return Stored(self._epilogue(), tuple(self.bias), self.scale, self.residual, self.positive)
@@ -228,6 +233,7 @@ class _Reader:
     def _commutes(self, step: Step) -> bool:
         """Return whether a step after a conversion between floats can be moved before it."""
         is_relu = step.operation == "maximum" and _number(step) == 0
+        # Rounding keeps the sign: ReLU before it is equal.
         return self.converted in FLOATS and is_relu and self.sums in FLOATS
 
     @property
@@ -260,6 +266,7 @@ class _Reader:
             raise WorkloadError("the zero point is no integer")
         offset = int(term.number)
         if self.relu:
+            # Added to rectified values, the zero point is a limit instead.
             self.relu, self.low = False, max(0.0, self.low or 0.0)
         self.zero_point += offset
         self.low = None if self.low is None else self.low + offset
@@ -298,6 +305,7 @@ class _Reader:
         if self.residual is not None:
             raise WorkloadError("results are limited after another tensor is added")
         self.high = bound if self.high is None else min(self.high, bound)
+        # The later limit wins, as in the expression.
         self.low = None if self.low is None else min(self.low, self.high)
 
     def _shift(self, step: Step) -> None:
@@ -345,6 +353,7 @@ class _Reader:
             raise WorkloadError(f"results are rounded to {self.dtype} without a scale")
         clip = self._within(self.dtype)
         full_range = dtype_info(self.dtype).integer_range
+        # A limit of at least the zero point rectifies already.
         relu = self.relu and clip[0] < self.zero_point
         return Epilogue(
             self.dtype,
@@ -363,18 +372,18 @@ class _Reader:
                 return None
             return Epilogue(self.dtype, False, bias, self.relu, self.shift, clip)
         if not is_limited and not self.relu:
+            # TVM converts integers without limits by cutting off bits.
             return Epilogue(self.dtype, False, bias, shift=self.shift, wraps=True)
         return Epilogue(self.dtype, False, bias, self.relu, self.shift, self._within(self.dtype))
 
     def _within(self, dtype: str) -> tuple[int, int]:
-        """Return the limits as integers of a type; raise an error if values may exceed its
-        range.
-        """
+        """Return the limits as integers; raise an error if values may exceed a type's range."""
         least, largest = dtype_info(dtype).integer_range
         low, high = self.low, self.high
         if low is None and self.relu and not self.zero_point:
             low = 0
         if dtype == self.sums:
+            # The type itself limits nothing: values are in its range.
             low = least if low is None else low
             high = largest if high is None else high
         if low is None or high is None or not least <= low <= high <= largest:

@@ -1,4 +1,6 @@
-"""Assignment of layouts over a network: one option per operator, one layout per tensor.
+"""Assign layouts over a network: one option per operator, one layout per tensor.
+
+Nothing in this package knows operators or layouts, only numbers of options and their costs.
 
 >>> tensors = (
 ...     Tensor("x", ("NCHW", "NHWC"), {(0, 1): 3.0, (1, 0): 3.0}, input_layout=0),
@@ -22,7 +24,13 @@ from cpembed.network.assignment.problem import (
     Tensor,
     evaluate,
 )
-from cpembed.network.assignment.solve import REDUCTIONS, Reductions, assign
+from cpembed.network.assignment.solve import (
+    REDUCTIONS,
+    Reductions,
+    assign,
+    by_policy,
+    policy_cost,
+)
 
 __all__ = [
     "ANY",
@@ -37,5 +45,7 @@ __all__ = [
     "Reductions",
     "Tensor",
     "assign",
+    "by_policy",
     "evaluate",
+    "policy_cost",
 ]

@@ -1,10 +1,13 @@
 """Minimize a cost network with CP-SAT, by a model whose linear relaxation is tight.
 
-Each value of a variable is a Boolean, and so is each combination of values that a table allows:
-those with a common value sum to the Boolean of that value, as a flow does. Shared conversions have
-such a flow from the written layout to each reader, and a Boolean per conversion that is at least
-each of them. Implications between the Booleans of values would say the same, but fractional values
-of the relaxation would then need no conversion, and its bound would be weak.
+Each value of a variable is a Boolean, and so is each combination of values that a table allows.
+The Booleans of all combinations with one value sum to the Boolean of that value, as a flow does.
+Shared conversions have such a flow from the written layout to each reader, and a Boolean per
+conversion that each of them implies.
+
+Implications between the Booleans of values would be equivalent for whole numbers. In the linear
+relaxation, however, fractional values would satisfy them without any conversion, and its bound
+would be weak.
 """
 
 # pyright: reportUnknownMemberType=false, reportUnknownVariableType=false
@@ -25,17 +28,26 @@ from ortools.sat.python import cp_model_helper as cmh
 from cpembed.embedding.cpsat import solve_in_thread
 from cpembed.network.assignment.elimination import CostNetwork, Costs, SharedConversions, Table
 
-# Resolution of costs: the solver sees whole numbers, of which the dearest assignment, or a known
-# one, has at most this many.
+# Resolution of costs, which are whole numbers to the solver: number of units in the cost of a known
+# solution, or else of the dearest one.
 _STEPS = 10_000_000
 
 
 @dataclass
 class FlowModel:
-    """CP-SAT model and its objective.
+    """CP-SAT model of a cost network.
 
     The network costs ``offset + unit * objective``, or more by less than a unit per table and
-    conversion, since costs are rounded down. ``known`` is the cost of some solution.
+    conversion, since costs are rounded down.
+
+    Attributes
+    ----------
+    known_cost : float
+        Cost of some solution; infinite if none is known.
+    booleans : dict from int to list of int
+        Boolean of each value of each variable.
+    costs : list of (int, float)
+        Booleans and what they cost.
     """
 
     network: CostNetwork
@@ -53,9 +65,9 @@ class FlowModel:
             self.booleans[variable] = values
             self.proto.constraints.add().exactly_one.literals.extend(values)
         for table in self.network.tables:
-            self._post(table)
+            self._add_table(table)
         for shared in self.network.shared:
-            self._share(shared)
+            self._add_shared(shared)
         self._objective()
 
     def values(self, solution: Sequence[int]) -> dict[int, int]:
@@ -83,7 +95,7 @@ class FlowModel:
         linear.coeffs.extend([1] * len(parts) + [-1])
         linear.domain.extend([0, 0])
 
-    def _post(self, table: Table) -> None:
+    def _add_table(self, table: Table) -> None:
         costs = self._shifted(table)
         if len(table.scope) == 1:
             (variable,) = table.scope
@@ -97,7 +109,10 @@ class FlowModel:
         self.costs += [(int(flows[at]), float(costs[at])) for at in _where(flows >= 0)]
 
     def _shifted(self, table: Table) -> Costs:
-        """Return costs reduced by the least one, which goes into the offset."""
+        """Return costs reduced by the least one, which goes into the offset.
+
+        The objective then keeps its resolution for differences.
+        """
         least = float(table.costs.min())
         if least == math.inf:
             return table.costs
@@ -115,12 +130,13 @@ class FlowModel:
                 self._sum(through[through >= 0].tolist(), literal)
         return flows
 
-    def _share(self, shared: SharedConversions) -> None:
+    def _add_shared(self, shared: SharedConversions) -> None:
         rows, columns = shared.costs.shape
         paid = np.full((rows, columns), -1, np.int64)
         for row, column in _where((shared.costs > 0) & np.isfinite(shared.costs)):
             paid[row, column] = self._boolean()
             self.costs.append((int(paid[row, column]), float(shared.costs[row, column])))
+        # The last column, which a need of -1 selects, is that of readers of any layout.
         free = np.concatenate([shared.costs, np.zeros((rows, 1))], axis=1)
         for reader, needs in zip(shared.readers, shared.needs, strict=True):
             flows = self._flows((shared.written, reader), np.isfinite(free[:, list(needs)]))
@@ -133,6 +149,7 @@ class FlowModel:
 
     def _objective(self) -> None:
         dearest = math.fsum(cost for _, cost in self.costs)
+        # No better solution costs more than a known one, which allows smaller units.
         limit = max(min(dearest, self.known_cost - self.offset), dearest / _STEPS)
         self.unit = limit / _STEPS if limit > 0 else 1.0
         terms = [(literal, int(cost / self.unit)) for literal, cost in self.costs]
@@ -147,7 +164,7 @@ def _where(mask: NDArray[np.bool_]) -> list[tuple[int, ...]]:
 
 
 class State(Enum):
-    """Result of a search."""
+    """Outcome of a search."""
 
     PROVEN = "proven"
     STOPPED = "stopped"
@@ -156,7 +173,7 @@ class State(Enum):
 
 @dataclass(frozen=True)
 class Solution:
-    """Values by variable, if any were found, and a lower bound on the cost of any."""
+    """Values by variable, if the search found any, and a lower bound on the cost of all others."""
 
     state: State
     values: dict[int, int] | None
@@ -171,8 +188,7 @@ def minimise(
     """Minimize a network.
 
     Costs are rounded down to a ten-millionth of the start's cost, so optimality is proven to within
-    one
-    such step per table.
+    one such step per table.
 
     Parameters
     ----------
@@ -188,9 +204,9 @@ def minimise(
     parameters = cmh.SatParameters()
     parameters.num_workers = 1
     parameters.max_time_in_seconds = max(0.0, until - time.perf_counter())
-    # The relaxation of all rows: without it, bounds stay at what the tables cost at least.
+    # Relax all constraints: at lower levels the bound stays near the sum of the tables' minima.
     parameters.linearization_level = 2
-    # CP-SAT would turn an interrupt into an incomplete answer; here it stays an interrupt.
+    # CP-SAT would take an interrupt for the end of the search and hide it from the caller.
     parameters.catch_sigint_signal = False
     wrapper = cmh.SolveWrapper()
     wrapper.set_parameters(parameters)
@@ -202,6 +218,7 @@ def minimise(
         return Solution(State.IMPOSSIBLE, None, math.inf)
     if name == "UNKNOWN":
         return Solution(State.STOPPED, None, model.offset)
+    # The objective is whole, so its bound may be rounded up.
     bound = model.offset + model.unit * max(0, math.ceil(response.best_objective_bound - 1e-6))
     values = model.values(list(response.solution))
     return Solution(State.PROVEN if name == "OPTIMAL" else State.STOPPED, values, bound)

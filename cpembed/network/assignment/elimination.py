@@ -1,10 +1,10 @@
 """Cost networks, and their exact reduction by eliminating variables.
 
 A cost network is a sum of tables over variables with few values. Eliminating a variable replaces
-the tables that mention it by one over their other variables, which holds the least cost over its
-values; its own value is looked up once the others are fixed. For a variable with one or two
-neighbours this is the reduction of degree one or two of a partitioned Boolean quadratic problem;
-with more it is exact as well, and only its table grows.
+the tables that mention it by one table over their other variables, which holds the least cost over
+the values of the eliminated one. That value is looked up once the others are fixed. For a variable
+with one or two neighbours this is the reduction of degree one or two of a partitioned Boolean
+quadratic problem. With more neighbours it is exact as well, but the table grows.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ Costs = NDArray[np.float64]
 
 @dataclass(frozen=True)
 class Table:
-    """Costs over the values of variables; infinite for combinations that exclude each other."""
+    """Costs over the values of variables; infinite for impossible combinations."""
 
     scope: tuple[int, ...]
     costs: Costs
@@ -37,10 +37,11 @@ class SharedConversions:
     written : int
         Variable of the written layout.
     costs : array of shape (written layouts, needed layouts)
+        Cost of each conversion.
     readers : tuple of int
         Variables of the readers.
     needs : tuple of tuple of int
-        Column that each value of a reader needs; -1 for none.
+        Column of ``costs`` that each value of a reader needs; -1 for none.
     """
 
     written: int
@@ -59,11 +60,13 @@ class SharedConversions:
 
     def as_table(self) -> Table:
         """Return one table over the written layout and the readers that have a choice."""
+        # Axis 0 is the written layout, axis k the k-th reader with several values.
         choosing = [k for k, needs in enumerate(self.needs) if len(needs) > 1]
         always = {needs[0] for needs in self.needs if len(needs) == 1}
         rank = 1 + len(choosing)
         total = np.zeros((1,) * rank)
         for column, costs in enumerate(self.costs.T):
+            # True where some reader needs the column's layout, which is then paid once.
             needed = np.full((1,) * rank, column in always)
             for axis, reader in enumerate(choosing, 1):
                 shape_of_reader = [1] * rank
@@ -77,7 +80,7 @@ class SharedConversions:
     def as_pairs(self, first: int) -> list[Table]:
         """Return tables over pairs of variables, with a new variable per column.
 
-        It is 1 if the layout exists; the new variables are numbered from ``first``.
+        The new variables are numbered from ``first``; each is 1 if the column's layout exists.
         """
         tables: list[Table] = []
         for column, costs in enumerate(self.costs.T):
@@ -93,8 +96,9 @@ class SharedConversions:
 
 @dataclass(frozen=True)
 class CostNetwork:
-    """Sum of tables and shared conversions, to be minimized; ``sizes`` counts each variable's
-    values.
+    """Sum of tables and shared conversions that is to be minimized.
+
+    ``sizes`` is the number of values of each variable.
     """
 
     sizes: tuple[int, ...]
@@ -103,6 +107,7 @@ class CostNetwork:
 
     @property
     def entries(self) -> int:
+        """Number of entries of all tables."""
         return sum(table.costs.size for table in self.tables) + sum(
             shared.costs.size + sum(map(len, shared.needs)) for shared in self.shared
         )
@@ -110,8 +115,8 @@ class CostNetwork:
     def as_tables(self) -> CostNetwork:
         """Return the network without shared conversions; new variables come last.
 
-        Each becomes one table, or pairs if that table would have more entries than a variable per
-        column.
+        Each becomes one table, or pairs if that table would have more entries than the elimination
+        of a new variable per column would need.
         """
         sizes, tables = list(self.sizes), list(self.tables)
         for shared in self.shared:
@@ -143,14 +148,14 @@ class Bounds:
 
 @dataclass(frozen=True)
 class Order:
-    """Variables in the order of their elimination, and whether these are all."""
+    """Variables in the order of their elimination; ``complete`` if these are all variables."""
 
     variables: tuple[int, ...]
     complete: bool
 
 
 def plan(network: CostNetwork, bounds: Bounds) -> Order:
-    """Choose the variable that leaves the smallest table, again and again, within bounds."""
+    """Order variables within bounds: next is always the one that leaves the smallest table."""
     sizes = network.sizes
     neighbours: list[set[int]] = [set() for _ in sizes]
     for part in (*network.tables, *network.shared):
@@ -168,7 +173,7 @@ def plan(network: CostNetwork, bounds: Bounds) -> Order:
     remaining, order, total = set(range(len(sizes))), list[int](), 0
     while heap:
         result, variable = heapq.heappop(heap)
-        # Sizes change when neighbours leave: entries of the heap may be outdated.
+        # Sizes change when neighbours leave, and outdated entries stay in the heap.
         if variable not in remaining or result != size(variable):
             continue
         joined = result * sizes[variable]
@@ -178,6 +183,7 @@ def plan(network: CostNetwork, bounds: Bounds) -> Order:
         remaining.remove(variable)
         order.append(variable)
         adjacent = neighbours[variable]
+        # The new table ties all neighbours of the eliminated variable to each other.
         for neighbour in adjacent:
             neighbours[neighbour] |= adjacent
             neighbours[neighbour] -= {variable, neighbour}
@@ -197,14 +203,16 @@ class _Step:
 
 @dataclass(frozen=True)
 class Reduced:
-    """Result of an elimination, over the same variables.
+    """Result of an elimination.
 
     Attributes
     ----------
     rest : CostNetwork
+        What remains, with the original numbers of variables.
     constant : float
         Least cost of eliminated parts that depend on no other variable; infinite if impossible.
     steps : tuple of _Step
+        Eliminations in their order.
     """
 
     rest: CostNetwork
@@ -218,10 +226,9 @@ class Reduced:
         return [k for k in range(len(self.rest.sizes)) if k not in eliminated]
 
     def complete(self, values: Sequence[int]) -> list[int]:
-        """Return values of all variables from those of the remaining ones; other values are not
-        read.
-        """
+        """Return values of all variables; of ``values`` only the remaining variables' are read."""
         complete = list(values)
+        # A step looks its value up by variables that were eliminated later, or not at all.
         for step in reversed(self.steps):
             complete[step.variable] = int(step.best[tuple(complete[k] for k in step.scope)])
         return complete
@@ -241,17 +248,15 @@ def eliminate(network: CostNetwork, order: Order) -> Reduced:
 
 @dataclass
 class _State:
-    """Network during elimination; ``of_variable`` holds the numbers of the parts with each
-    variable.
-    """
+    """Network during elimination; ``numbers_of`` has the numbers of each variable's parts."""
 
     sizes: tuple[int, ...]
     parts: dict[int, Table | SharedConversions] = field(
         default_factory=dict[int, Table | SharedConversions]
     )
-    of_variable: dict[int, set[int]] = field(default_factory=dict[int, set[int]])
+    numbers_of: dict[int, set[int]] = field(default_factory=dict[int, set[int]])
     constant: float = 0.0
-    numbered: int = 0
+    last_number: int = 0
 
     def add(self, part: Table | SharedConversions) -> None:
         """Add a part; it is a constant unless a variable has several values."""
@@ -259,31 +264,34 @@ class _State:
         if not choosing:
             self.constant += float(self.squeezed(part).costs)
             return
-        self.numbered += 1
-        self.parts[self.numbered] = self.squeezed(part) if isinstance(part, Table) else part
+        self.last_number += 1
+        self.parts[self.last_number] = self.squeezed(part) if isinstance(part, Table) else part
         for variable in choosing:
-            self.of_variable.setdefault(variable, set()).add(self.numbered)
+            self.numbers_of.setdefault(variable, set()).add(self.last_number)
 
     def choosing(self, scope: tuple[int, ...]) -> tuple[int, ...]:
         """Return the variables that have several values."""
         return tuple(variable for variable in scope if self.sizes[variable] > 1)
 
     def squeezed(self, part: Table | SharedConversions) -> Table:
-        """Return a part as a table without variables of one value: arrays have at most 64 axes."""
+        """Return a part as a table without variables of one value."""
+        # A node may have many ports, but an array of numpy has at most 64 axes.
         table = part.as_table() if isinstance(part, SharedConversions) else part
         return Table(self.choosing(table.scope), table.costs.squeeze())
 
     def take(self, variable: int) -> list[Table]:
         """Remove and return the tables that mention a variable."""
         removed: list[Table] = []
-        for number in sorted(self.of_variable.get(variable, ())):
+        # In the order in which they were added, so that sums are rounded alike in every run.
+        for number in sorted(self.numbers_of.get(variable, ())):
             part = self.parts.pop(number)
             for neighbour in self.choosing(part.scope):
-                self.of_variable[neighbour].discard(number)
+                self.numbers_of[neighbour].discard(number)
             removed.append(self.squeezed(part))
         return removed
 
     def eliminate(self, variable: int) -> _Step:
+        """Replace the tables of a variable by their sum's minimum over its values."""
         removed = self.take(variable)
         scope = tuple(dict.fromkeys([variable, *(k for table in removed for k in table.scope)]))
         joined = np.zeros(tuple(self.sizes[k] for k in scope))
@@ -294,7 +302,7 @@ class _State:
 
 
 def _aligned(table: Table, scope: tuple[int, ...]) -> Costs:
-    """Return a table's costs with the axes of a scope that contains its own."""
+    """Return a table's costs with the axes of a larger scope, of size 1 where it has none."""
     places = [scope.index(variable) for variable in table.scope]
     order = sorted(range(len(places)), key=places.__getitem__)
     shape = [1] * len(scope)

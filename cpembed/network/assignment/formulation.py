@@ -3,8 +3,8 @@
 Variables are the option of each node, the written layout of each tensor, and the layout that each
 reading port needs. Tables tie options to layouts, and hold the costs of options and conversions.
 
-Option ``b`` of a node is pruned for ``a`` if, whatever the other nodes choose, ``a`` with all the
-conversions that it could add costs no more than ``b`` with the fewest that it could need.
+Option ``b`` of a node is pruned in favour of ``a`` if ``a`` costs no more, whatever the other nodes
+choose: with all the conversions that it could add, against the fewest that ``b`` could need.
 """
 
 from __future__ import annotations
@@ -13,12 +13,15 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
-from numpy.typing import NDArray
 
-from cpembed.network.assignment.elimination import CostNetwork, SharedConversions, Table
+from cpembed.network.assignment.elimination import (
+    CostNetwork,
+    Costs,
+    SharedConversions,
+    Table,
+)
 from cpembed.network.assignment.problem import ANY, Problem, Tensor
 
-Costs = NDArray[np.float64]
 RemainingOptions = list[tuple[int, ...]]
 """Numbers of the options of each node that were not pruned."""
 
@@ -27,11 +30,12 @@ _ROUNDS = 4
 
 
 def all_options(problem: Problem) -> RemainingOptions:
+    """Return the numbers of all options of each node."""
     return [tuple(range(len(node.options))) for node in problem.nodes]
 
 
 def prune_options(problem: Problem) -> RemainingOptions:
-    """Return the options that remain, at least one per node."""
+    """Return the options that some optimum may need, at least one per node."""
     remaining = all_options(problem)
     matrices = {tensor.name: _conversion_costs(tensor) for tensor in problem.tensors}
     for _ in range(_ROUNDS):
@@ -73,6 +77,7 @@ def _remaining(
 ) -> tuple[int, ...]:
     node = problem.nodes[index]
     options = [node.options[k] for k in remaining[index]]
+    # Entry (a, b) bounds how much more option a can cost than option b, conversions included.
     costs = np.array([option.cost for option in options])
     layouts = np.array([option.layouts for option in options], np.int64)
     excess = costs[:, None] - costs[None, :]
@@ -87,28 +92,29 @@ def _remaining(
         port_excess = worst[layouts[:, port][:, None], layouts[:, port][None, :]]
         impossible |= np.isneginf(port_excess).any(axis=0)
         excess += np.where(np.isneginf(port_excess), 0, port_excess)
+    # An option with a layout that no conversion provides is worse than any other one.
     excess[:, impossible] = -np.inf
-    alive = np.ones(len(options), np.bool_)
-    # The dearest first: of two that are worth the same, the cheaper or the earlier one remains.
+    remains = np.ones(len(options), np.bool_)
+    # The dearest first, so that of two equally good options the cheaper or the earlier one remains.
     for b in sorted(range(len(options)), key=lambda k: (-costs[k], -k)):
-        alive[b] = False
-        if not (excess[alive, b] <= 0).any():
-            alive[b] = True
-    return tuple(k for k, lives in zip(remaining[index], alive.tolist(), strict=True) if lives)
+        remains[b] = False
+        if not (excess[remains, b] <= 0).any():
+            remains[b] = True
+    return tuple(k for k, stays in zip(remaining[index], remains.tolist(), strict=True) if stays)
 
 
 def _worst_of_reading(
     problem: Problem, remaining: RemainingOptions, tensor: Tensor, matrix: Costs
 ) -> Costs:
-    """Return how much more conversions can cost if layout ``a`` is read instead of ``b``.
+    """Bound how much more conversions can cost if layout ``a`` is read instead of ``b``.
 
-    -infinity if ``b`` can never be obtained. The last row and column are those of ``ANY``.
+    The bound is -infinity if ``b`` can never be provided. The last row and column are ``ANY``.
     """
     rows = matrix[_written_layouts(problem, remaining, tensor)]
     rows = np.concatenate([rows, np.zeros((len(rows), 1))], axis=1)
     is_only_reader = len(problem.readers_of[tensor.name]) == 1 and not tensor.output_layouts
     costs_a, costs_b = rows[:, :, None], rows[:, None, :]
-    # What b needs may be there for others, and then costs nothing.
+    # With other readers, the conversion that b needs may be paid anyway, and saves nothing.
     saved = costs_b if is_only_reader else np.where(np.isinf(costs_b), np.inf, 0)
     with np.errstate(invalid="ignore"):
         worst = np.where(np.isinf(costs_b), -np.inf, costs_a - saved).max(axis=0)
@@ -119,9 +125,9 @@ def _worst_of_reading(
 def _worst_of_writing(
     problem: Problem, remaining: RemainingOptions, tensor: Tensor, matrix: Costs
 ) -> Costs:
-    """Return how much more conversions can cost if layout ``a`` is written instead of ``b``.
+    """Bound how much more conversions can cost if layout ``a`` is written instead of ``b``.
 
-    -infinity if ``b`` cannot be converted to what the network's caller reads.
+    The bound is -infinity if ``b`` cannot be converted to a layout that the caller needs.
     """
     readers = problem.readers_of[tensor.name]
     reads = {k for node, port in readers for k in _read_layouts(problem, remaining, node, port)}
@@ -131,13 +137,14 @@ def _worst_of_writing(
     with np.errstate(invalid="ignore"):
         each = matrix[:, None, :] - matrix[None, :, :]
     each = np.where(np.isinf(matrix)[None, :, :], -np.inf, each)
+    # There are no more conversions than readers; the dearest ones are the worst case.
     some = np.sort(np.maximum(each[:, :, free], 0), axis=2)[:, :, ::-1][:, :, : len(readers)]
     always = each[:, :, outputs]
     never = np.isneginf(always).any(axis=2)
     worst = np.full((count + 1, count + 1), 0.0)
     total = some.sum(axis=2) + np.where(np.isneginf(always), 0, always).sum(axis=2)
     worst[:count, :count] = np.where(never, -np.inf, total)
-    # ANY may be any of the layouts, and is the one that costs least.
+    # ANY stands for the layout that costs least, whichever that is.
     worst[:count, count] = np.maximum(worst[:count, :count].max(axis=1), 0)
     return worst
 
@@ -164,11 +171,11 @@ class Formulation:
     read: Mapping[tuple[int, int], int]
 
     def options(self, values: Sequence[int]) -> tuple[int, ...]:
-        """Return the options, one per node, that values of the variables stand for."""
+        """Translate values of the variables to one option per node."""
         return tuple(numbers[value] for numbers, value in zip(self.remaining, values, strict=False))
 
     def values(self, options: Sequence[int], written: Mapping[str, int]) -> list[int]:
-        """Return the values of all variables for options, which must not be pruned."""
+        """Translate options, none of which may be pruned, to values of all variables."""
         values = [0] * len(self.network.sizes)
         for node, option in enumerate(options):
             values[node] = self.remaining[node].index(option)
@@ -181,7 +188,7 @@ class Formulation:
 
 
 def formulate(problem: Problem, remaining: RemainingOptions) -> Formulation:
-    """Formulate a problem with the options that remain."""
+    """Formulate a problem with the options that remain after pruning."""
     domains: dict[int, list[int]] = {}
     written: dict[str, int] = {}
     read: dict[tuple[int, int], int] = {}
@@ -191,6 +198,7 @@ def formulate(problem: Problem, remaining: RemainingOptions) -> Formulation:
         domains[written[tensor.name]] = _written_layouts(problem, remaining, tensor)
         for node, port in problem.readers_of[tensor.name]:
             layouts = _read_layouts(problem, remaining, node, port)
+            # A port whose options all read any layout needs no variable.
             if layouts != [ANY]:
                 read[node, port] = count + len(domains)
                 domains[read[node, port]] = layouts
@@ -202,11 +210,7 @@ def formulate(problem: Problem, remaining: RemainingOptions) -> Formulation:
         tables.append(_link(problem, remaining, node, port, variable, domains[variable]))
     shared: list[SharedConversions] = []
     for tensor in problem.tensors:
-        variables = [
-            read[reading_port]
-            for reading_port in problem.readers_of[tensor.name]
-            if reading_port in read
-        ]
+        variables = [read[port] for port in problem.readers_of[tensor.name] if port in read]
         conversions = _conversions(tensor, written[tensor.name], variables, domains)
         tables += [part for part in conversions if isinstance(part, Table)]
         shared += [part for part in conversions if isinstance(part, SharedConversions)]
@@ -222,9 +226,7 @@ def formulate(problem: Problem, remaining: RemainingOptions) -> Formulation:
     )
 
 
-def _costs(
-    problem: Problem, remaining: RemainingOptions, node: int
-) -> np.ndarray[tuple[int], np.dtype[np.float64]]:
+def _costs(problem: Problem, remaining: RemainingOptions, node: int) -> Costs:
     return np.array([problem.nodes[node].options[k].cost for k in remaining[node]])
 
 
@@ -236,10 +238,10 @@ def _link(
     variable: int,
     domain: list[int],
 ) -> Table:
-    """Return the table of layouts that go with options at a port.
+    """Return the table that allows the layouts of each option at a port.
 
-    An option that writes any layout goes with each; one that reads any needs none, a value of its
-    own.
+    An option that writes any layout allows all of them. One that reads any layout needs none in
+    particular, which is a value of its own.
     """
     layouts = np.array([problem.nodes[node].options[k].layouts[port] for k in remaining[node]])
     agree = layouts[:, None] == np.array(domain)[None, :]
@@ -251,11 +253,12 @@ def _link(
 def _conversions(
     tensor: Tensor, written: int, readers: list[int], domains: Mapping[int, list[int]]
 ) -> list[Table | SharedConversions]:
-    """Return the costs of conversions: for the caller whoever reads, for readers what they need."""
+    """Return the costs of a tensor's conversions, for the network's caller and for readers."""
     rows = _conversion_costs(tensor)[domains[written]]
     outputs = sorted(set(tensor.output_layouts))
     parts: list[Table | SharedConversions] = []
     if outputs:
+        # The caller always pays for these, so readers get them for nothing.
         parts.append(Table((written,), rows[:, outputs].sum(axis=1)))
         rows[:, outputs] = 0
     layouts = sorted({k for reader in readers for k in domains[reader]} - {ANY})

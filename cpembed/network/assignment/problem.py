@@ -1,8 +1,7 @@
 """Assignment problems: options of operators, layouts of tensors, and their cost.
 
-Costs have any one unit, microseconds as a rule. Layouts are only numbers here: those of a tensor
-are
-numbered, and a conversion from one to another has a cost or is impossible.
+Costs have one unit, usually microseconds. The layouts of a tensor are only numbers here, and a
+conversion from one to another has a cost or is impossible.
 """
 
 from __future__ import annotations
@@ -22,9 +21,8 @@ ANY = -1
 class Option:
     """Execution of an operator.
 
-    ``layouts`` numbers the layout of each port, reads before writes. A port with ``ANY`` reads
-    every
-    layout, or writes the one that is best.
+    ``layouts`` has the number of the layout of each port, reads before writes. A port with ``ANY``
+    reads every layout, or writes the one that is best.
     """
 
     name: str
@@ -34,7 +32,7 @@ class Option:
 
 @dataclass(frozen=True)
 class Node:
-    """Operator; ``reads`` and ``writes`` name tensors, once per port."""
+    """Operator with its options; ``reads`` and ``writes`` name a tensor per port."""
 
     name: str
     reads: tuple[str, ...]
@@ -72,7 +70,7 @@ class Tensor:
     output_layouts: tuple[int, ...] = ()
 
     def conversion_cost(self, written: int, needed: int) -> float:
-        """Return the cost of a layout besides the written one; infinite if impossible."""
+        """Return the cost of providing a layout from the written one; infinite if impossible."""
         return 0.0 if written == needed else self.conversion.get((written, needed), math.inf)
 
 
@@ -80,10 +78,9 @@ class Tensor:
 class Problem:
     """Nodes in topological order, and all of their tensors.
 
-    Each node takes one option. A tensor is written in the layout of its producer's option; a reader
-    needs it in the layout of its own. Each conversion, from the written layout to a needed one, is
-    paid
-    once, however many read the result; conversions are never chained.
+    Each node takes one option. A tensor is written in the layout of its producer's option, and a
+    reader needs it in the layout of its own option. Each conversion, from the written layout to a
+    needed one, is paid once, however many nodes read the result; conversions are never chained.
     """
 
     nodes: tuple[Node, ...]
@@ -94,6 +91,7 @@ class Problem:
         _unique("tensor", (tensor.name for tensor in self.tensors))
         for tensor in self.tensors:
             _check_tensor(tensor)
+        # In topological order, so that every tensor is written before a node reads it.
         written = {tensor.name for tensor in self.tensors if tensor.input_layout is not None}
         for node in self.nodes:
             self._check_node(node, written)
@@ -130,7 +128,7 @@ class Problem:
 
     @cached_property
     def producer_of(self) -> dict[str, tuple[int, int]]:
-        """Node and port that write each tensor, except for inputs."""
+        """Node and port that write each tensor; inputs of the network have none."""
         return {
             name: (index, len(node.reads) + place)
             for index, node in enumerate(self.nodes)
@@ -149,7 +147,7 @@ class Problem:
 
 @dataclass(frozen=True)
 class Conversion:
-    """Copy of a tensor from the written layout to another."""
+    """Copy of a tensor from the written layout to another one, both by number."""
 
     tensor: str
     source: int
@@ -162,14 +160,16 @@ class Assignment:
 
     Attributes
     ----------
-    options, written : mapping from str to int
-        Option of each node, and layout in which each tensor is written or given.
-    conversions : tuple of Conversion
+    options : mapping from str to int
+        Option of each node.
+    written : mapping from str to int
+        Layout in which each tensor is written, or in which the network's caller passes it.
     cost, bound : float
-        Total cost, and a lower bound on that of any assignment.
+        Total cost, and a lower bound on the cost of any assignment.
     proven : bool
-        The cost is optimal.
+        True if the cost is optimal.
     seconds : float
+        Time of the search.
     solver_entries : int
         Number of table entries that the exact reductions left to the solver.
     """
@@ -210,6 +210,7 @@ def _check_tensor(tensor: Tensor) -> None:
         if not 0 <= layout < count:
             raise InvariantError(f"tensor {tensor.name}: has no layout {layout}")
     for (source, target), cost in tensor.conversion.items():
+        # Pruning relies on costs that are not negative.
         if not 0 <= cost < math.inf:
             raise InvariantError(
                 f"tensor {tensor.name}: converting {source} to {target} costs {cost}; leave it out "
@@ -221,8 +222,8 @@ def _check_tensor(tensor: Tensor) -> None:
 class Outcome:
     """Cost of one option per node.
 
-    If a conversion is impossible, ``cost`` is infinite and ``obstacle`` names the first such
-    tensor.
+    If a conversion is impossible, ``cost`` is infinite and ``obstacle`` names the first tensor
+    that cannot be converted.
     """
 
     written: Mapping[str, int]
@@ -232,9 +233,9 @@ class Outcome:
 
 
 def evaluate(problem: Problem, options: Sequence[int]) -> Outcome:
-    """Compute the cost of options: the reference for all solvers.
+    """Compute the cost of one option per node, by which all solvers are checked.
 
-    A tensor whose producer writes any layout has the cheapest one, the lowest number of several.
+    A tensor whose producer writes any layout gets the cheapest one, of several the first.
     """
     written: dict[str, int] = {}
     conversions: list[Conversion] = []
@@ -260,7 +261,7 @@ def _needed_layouts(problem: Problem, tensor: Tensor, options: Sequence[int]) ->
 
 
 def tensor_cost(problem: Problem, tensor: Tensor, options: Sequence[int]) -> tuple[int, int, float]:
-    """Return a tensor's written layout, its number of impossible conversions, and the others' cost.
+    """Return a tensor's written layout, its impossible conversions, and the cost of the others.
 
     Parameters
     ----------
@@ -268,6 +269,11 @@ def tensor_cost(problem: Problem, tensor: Tensor, options: Sequence[int]) -> tup
     tensor : Tensor
     options : sequence of int
         One option per node.
+
+    Returns
+    -------
+    tuple of int, int, float
+        Layout, number of impossible conversions, and cost of the possible ones.
     """
     layout = tensor.input_layout
     if layout is None:
@@ -275,6 +281,7 @@ def tensor_cost(problem: Problem, tensor: Tensor, options: Sequence[int]) -> tup
         layout = problem.nodes[node].options[options[node]].layouts[port]
     needed = _needed_layouts(problem, tensor, options)
     layouts = range(len(tensor.layouts)) if layout == ANY else (layout,)
+    # Impossible conversions count more than any cost; the last component breaks ties.
     impossible, cost, best = min((*_converting(tensor, k, needed), k) for k in layouts)
     return best, impossible, cost
 

@@ -10,85 +10,41 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-import numpy as np
-
 from cpembed.codegen.plan import KernelPlan
 from cpembed.errors import LoweringError
-from cpembed.graph.kinds import (
-    Concat,
-    Dequantize,
-    DynamicQuantize,
-    Elementwise,
-    Expand,
-    Gather,
-    Kind,
-    LayerNorm,
-    Pad,
-    Pool,
-    Quantize,
-    Reduce,
-    Reshape,
-    Resize,
-    Slice,
-    Softmax,
-    Table,
-    Transpose,
-)
-from cpembed.network.operators.elementwise import (
-    dequantize_plan,
-    dynamic_quantize_plan,
-    elementwise_plan,
-    quantize_plan,
-    table_plan,
-)
-from cpembed.network.operators.emission import Operands
-from cpembed.network.operators.movement import (
-    conversion_plan,
-    gather_plan,
-    move_plan,
-    pad_plan,
-    resize_plan,
-)
+from cpembed.graph import kinds
+from cpembed.graph.kinds import Kind
+from cpembed.network.operators import elementwise, movement, pooling, reductions
+from cpembed.network.operators.emission import EFFORT, FUNCTION_EFFORT, Operands
+from cpembed.network.operators.movement import conversion_plan
 from cpembed.network.operators.nest import PlacedTensor
-from cpembed.network.operators.pooling import pool_plan
-from cpembed.network.operators.reductions import (
-    extremum_plan,
-    layer_norm_plan,
-    reduce_plan,
-    softmax_plan,
-)
 
-__all__ = ["PlacedTensor", "bytes_moved", "conversion_plan", "generated_plan"]
+__all__ = [
+    "EFFORT",
+    "FUNCTION_EFFORT",
+    "PlacedTensor",
+    "conversion_plan",
+    "generated_plan",
+]
 
-
-def _pad_plan(kind: Pad, operands: Operands) -> KernelPlan:
-    return (move_plan if kind.mode == "constant" else pad_plan)(kind, operands)
-
-
-def _reduction_plan(kind: Reduce, operands: Operands) -> KernelPlan:
-    return (extremum_plan if kind.is_index else reduce_plan)(kind, operands)
-
-
-_Maker = Callable[[Any, Operands], KernelPlan]
-
-_PLANS: Mapping[type[Kind], _Maker] = {
-    Elementwise: elementwise_plan,
-    Quantize: quantize_plan,
-    Dequantize: dequantize_plan,
-    Table: table_plan,
-    Reshape: move_plan,
-    Transpose: move_plan,
-    Concat: move_plan,
-    Slice: move_plan,
-    Expand: move_plan,
-    Pad: _pad_plan,
-    Gather: gather_plan,
-    Resize: resize_plan,
-    DynamicQuantize: dynamic_quantize_plan,
-    Pool: pool_plan,
-    Reduce: _reduction_plan,
-    Softmax: softmax_plan,
-    LayerNorm: layer_norm_plan,
+_PLANS: Mapping[type[Kind], Callable[[Any, Operands], KernelPlan]] = {
+    kinds.Elementwise: elementwise.elementwise_plan,
+    kinds.Quantize: elementwise.quantize_plan,
+    kinds.Dequantize: elementwise.dequantize_plan,
+    kinds.DynamicQuantize: elementwise.dynamic_quantize_plan,
+    kinds.Table: elementwise.table_plan,
+    kinds.Reshape: movement.move_plan,
+    kinds.Transpose: movement.move_plan,
+    kinds.Concat: movement.move_plan,
+    kinds.Slice: movement.move_plan,
+    kinds.Expand: movement.move_plan,
+    kinds.Pad: movement.pad_plan,
+    kinds.Gather: movement.gather_plan,
+    kinds.Resize: movement.resize_plan,
+    kinds.Pool: pooling.pool_plan,
+    kinds.Reduce: reductions.reduce_plan,
+    kinds.Softmax: reductions.softmax_plan,
+    kinds.LayerNorm: reductions.layer_norm_plan,
 }
 
 
@@ -119,20 +75,3 @@ def generated_plan(
                 f"{kind.label} with {tensor.type}, which has no elements: fold the graph before"
             )
     return plan(kind, Operands(inputs, outputs, threads))
-
-
-def bytes_moved(kind: Kind, inputs: Sequence[PlacedTensor], outputs: Sequence[PlacedTensor]) -> int:
-    """Return the number of bytes that a kernel reads and writes, halos not included.
-
-    Parameters
-    ----------
-    kind : Kind
-        Slices and gathers read no more of the data than they write.
-    inputs, outputs : sequence of PlacedTensor
-    """
-    written = sum(tensor.bytes for tensor in outputs)
-    if isinstance(kind, (Slice, Gather, Expand)):
-        size = np.dtype(inputs[0].storage_dtype).itemsize
-        read = min(inputs[0].type.elements, outputs[0].type.elements) * size
-        return read + sum(tensor.bytes for tensor in inputs[1:]) + written
-    return sum(tensor.bytes for tensor in inputs) + written

@@ -1,8 +1,8 @@
 """Functions of a float32 as polynomials, which the compiler vectorizes, unlike library calls.
 
 Errors are at most 4 units in the last place (sine and cosine: or 1e-6, for magnitudes up to 1e6).
-The coefficients are Chebyshev fits, computed with 40 digits, of the functions beside them; the
-arguments are reduced as usual (Muller, Elementary Functions, 3rd edition, chapter 11). Infinities
+The coefficients are Chebyshev fits, computed with 40 digits, of the functions in the comments above
+them. Arguments are reduced as in Muller, Elementary Functions, 3rd edition, chapter 11. Infinities
 and NaNs yield the function's limits.
 """
 
@@ -10,10 +10,9 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 
-from cpembed.network.operators.values import round_to_even
-
-Bind = Callable[[str], str]
+from cpembed.network.operators.values import Bind, round_to_even
 
 # (exp(r) - 1 - r) / r² up to ln(2) / 2.
 _EXP = (0.5, 0.166665733819, 0.0416665501103, 0.00836377387441, 0.0013926926614)
@@ -42,6 +41,7 @@ _SIN = (-0.166666666632, 0.0083333316274, -0.000198399566597, 2.72335008676e-06)
 # (cos(x) - 1 + x² / 2) / x⁴ in x² up to 0.65.
 _COS = (0.0416666666638, -0.00138888874656, 2.48004918106e-05, -2.72872498845e-07)
 
+# ln(2) as a sum whose first part has few bits, so that its product with a whole number is exact.
 _LN2_HIGH, _LN2_LOW = 0.693359375, -0.00021219444005469057
 # The bits of sqrt(1/2).
 _ROOT_HALF = 0x3F3504F3
@@ -52,7 +52,7 @@ def _f32(value: float) -> str:
 
 
 def _polynomial(bind: Bind, x: str, coefficients: Sequence[float]) -> str:
-    """Evaluate by Horner's rule, the constant coefficient first."""
+    """Evaluate a polynomial by Horner's rule; the constant coefficient comes first."""
     *lower, last = coefficients
     value = _f32(last)
     for coefficient in reversed(lower):
@@ -61,18 +61,24 @@ def _polynomial(bind: Bind, x: str, coefficients: Sequence[float]) -> str:
 
 
 def _power_of_two(bind: Bind, exponent: str) -> str:
+    # The exponent of a float32 has a bias of 127 and begins at bit 23.
     return bind(f'T.reinterpret(T.shift_left({exponent} + 127, 23), dtype="float32")')
 
 
-def exp(bind: Bind, x: str) -> str:
-    """Return ``2^n exp(r)``, by two factors: 2^n alone may overflow where the result does not."""
-    x = bind(f"T.max({_f32(-104.0)}, T.min({_f32(89.5)}, {x}))")
+def _reduced_exp(bind: Bind, x: str) -> tuple[str, str]:
+    """Return a whole number n, as a float, and ``exp(r)`` for ``x = n ln(2) + r``."""
     n = bind(round_to_even(f"{x} * {_f32(1 / math.log(2))}"))
     r = bind(f"T.fma({n}, {_f32(-_LN2_HIGH)}, {x})")
     r = bind(f"T.fma({n}, {_f32(-_LN2_LOW)}, {r})")
     square = bind(f"{r} * {r}")
-    value = bind(f"T.fma({_polynomial(bind, r, _EXP)}, {square}, {r}) + {_f32(1.0)}")
+    return n, bind(f"T.fma({_polynomial(bind, r, _EXP)}, {square}, {r}) + {_f32(1.0)}")
+
+
+def _exp(bind: Bind, x: str) -> str:
+    # Beyond these limits the result is 0 or infinite, and n would leave the range of exponents.
+    n, value = _reduced_exp(bind, bind(f"T.max({_f32(-104.0)}, T.min({_f32(89.5)}, {x}))"))
     exponent = bind(f'T.cast({n}, "int32")')
+    # Two factors: 2^n alone may overflow, or be subnormal, where the result does not.
     half = bind(f"T.shift_right({exponent}, 1)")
     first, second = _power_of_two(bind, half), _power_of_two(bind, f"({exponent} - {half})")
     return bind(f"{value} * {first} * {second}")
@@ -80,20 +86,18 @@ def exp(bind: Bind, x: str) -> str:
 
 def exp_below(bind: Bind, x: str) -> str:
     """Return ``exp(x)`` for x at most 0; results below the normal numbers become 0."""
-    x = bind(f"T.max({_f32(-104.0)}, {x})")
-    n = bind(round_to_even(f"{x} * {_f32(1 / math.log(2))}"))
-    r = bind(f"T.fma({n}, {_f32(-_LN2_HIGH)}, {x})")
-    r = bind(f"T.fma({n}, {_f32(-_LN2_LOW)}, {r})")
-    square = bind(f"{r} * {r}")
-    value = bind(f"T.fma({_polynomial(bind, r, _EXP)}, {square}, {r}) + {_f32(1.0)}")
-    # Limited as a float: TVM's analysis of integers stumbles over vectors.
+    # One factor is enough here, which softmax and the error function profit from.
+    n, value = _reduced_exp(bind, bind(f"T.max({_f32(-104.0)}, {x})"))
+    # Limited while it is a float, since TVM's analysis of integers rejects vectors.
     exponent = f'T.cast(T.max({_f32(-127.0)}, {n}), "int32")'
     return bind(f"{value} * {_power_of_two(bind, exponent)}")
 
 
-def log(bind: Bind, x: str) -> str:
+def _log(bind: Bind, x: str) -> str:
+    # Subnormal numbers have no exponent of their own: they are scaled by 2^23 first.
     small = bind(f"{x} < {_f32(2.0**-126)}")
     scaled = bind(f"T.Select({small}, {x} * {_f32(2.0**23)}, {x})")
+    # Relative to the bits of sqrt(1/2), so that the mantissa is between sqrt(1/2) and sqrt(2).
     bits = bind(f'T.reinterpret({scaled}, dtype="int32") - {_ROOT_HALF}')
     moved = f"T.shift_right({bits}, 23) - T.Select({small}, 23, 0)"
     exponent = bind(f'T.cast({moved}, "float32")')
@@ -104,13 +108,17 @@ def log(bind: Bind, x: str) -> str:
     tail = bind(f"T.fma({exponent}, {_f32(_LN2_LOW)}, {tail})")
     tail = bind(f"T.fma({_f32(-0.5)}, {square}, {tail})")
     value = bind(f"T.fma({exponent}, {_f32(_LN2_HIGH)}, {f} + {tail})")
+    # The sign bit alone says that a number is negative, and 0x7F800000 is infinity; larger patterns
+    # are NaNs, which TVM's comparisons of floats would not find.
     pattern = bind(f'T.reinterpret({x}, dtype="int32")')
     value = bind(f'T.Select({pattern} < 0, T.float32("nan"), {value})')
     value = bind(f'T.Select({x} == {_f32(0.0)}, T.float32("-inf"), {value})')
     return bind(f"T.Select({pattern} >= {0x7F800000}, {x}, {value})")
 
 
-def erf(bind: Bind, x: str) -> str:
+def _erf(bind: Bind, x: str) -> str:
+    # Near 0 the difference from 1 would cancel, far from it the polynomial would diverge. From 4 on
+    # the result is 1 in float32.
     square = bind(f"{x} * {x}")
     near = bind(f"T.fma({_polynomial(bind, square, _ERF)}, {x}, {x})")
     size = bind(f"T.min({_f32(4.0)}, T.abs({x}))")
@@ -120,18 +128,19 @@ def erf(bind: Bind, x: str) -> str:
     return bind(f"T.Select(T.abs({x}) < {_f32(0.94)}, {near}, {far})")
 
 
-def tanh(bind: Bind, x: str) -> str:
+def _tanh(bind: Bind, x: str) -> str:
+    # Near 0 the formula by the exponential would cancel.
     square = bind(f"{x} * {x}")
     near = bind(f"T.fma({_polynomial(bind, square, _TANH)}, {square} * {x}, {x})")
-    power = exp(bind, bind(f"T.abs({x}) * {_f32(2.0)}"))
+    power = _exp(bind, bind(f"T.abs({x}) * {_f32(2.0)}"))
     far = bind(f"{_f32(1.0)} - {_f32(2.0)} / ({power} + {_f32(1.0)})")
     far = _signed(bind, far, x)
     return bind(f"T.Select(T.abs({x}) < {_f32(0.6)}, {near}, {far})")
 
 
-def sigmoid(bind: Bind, x: str) -> str:
-    """Return the sigmoid, by the exponential of negative numbers, so that nothing overflows."""
-    power = exp(bind, bind(f"T.min({x}, {_f32(0.0)} - {x})"))
+def _sigmoid(bind: Bind, x: str) -> str:
+    # The exponential of the negative magnitude cannot overflow.
+    power = _exp(bind, bind(f"T.min({x}, {_f32(0.0)} - {x})"))
     above = f"T.Select({x} < {_f32(0.0)}, {power}, {_f32(1.0)})"
     return bind(f"{above} / ({power} + {_f32(1.0)})")
 
@@ -140,8 +149,9 @@ def _signed(bind: Bind, value: str, like: str) -> str:
     return bind(f"T.Select({like} < {_f32(0.0)}, {_f32(0.0)} - {value}, {value})")
 
 
-def _quarter(bind: Bind, x: str, shift: int) -> str:
-    """Return ``sin(x + shift * pi / 2)``, with quarter turns and the rest separated in float64."""
+def _sine(bind: Bind, x: str, shift: int) -> str:
+    """Return ``sin(x + shift * pi / 2)``."""
+    # Quarter turns are separated in float64, whose rounding of pi is small enough up to 1e6.
     wide = bind(f'T.cast({x}, "float64")')
     n = bind(round_to_even(f"{wide} * T.float64({2 / math.pi!r})", "float64"))
     rest = f"T.fma({n}, T.float64({-math.pi / 2!r}), {wide})"
@@ -156,20 +166,13 @@ def _quarter(bind: Bind, x: str, shift: int) -> str:
     return bind(f"T.Select({negative}, {_f32(0.0)} - {value}, {value})")
 
 
-def sin(bind: Bind, x: str) -> str:
-    return _quarter(bind, x, 0)
-
-
-def cos(bind: Bind, x: str) -> str:
-    return _quarter(bind, x, 1)
-
-
 APPROXIMATIONS: Mapping[str, Callable[[Bind, str], str]] = {
-    "exp": exp,
-    "log": log,
-    "erf": erf,
-    "tanh": tanh,
-    "sigmoid": sigmoid,
-    "sin": sin,
-    "cos": cos,
+    "exp": _exp,
+    "log": _log,
+    "erf": _erf,
+    "tanh": _tanh,
+    "sigmoid": _sigmoid,
+    "sin": partial(_sine, shift=0),
+    "cos": partial(_sine, shift=1),
 }
+"""Function that writes the approximation of each operation and returns its name."""

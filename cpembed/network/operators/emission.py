@@ -1,32 +1,46 @@
-"""Text of generated kernels: parameters, shares of the threads, loops, vectors, accumulators."""
+"""Write the text of generated kernels: shares of threads, loops, vectors, accumulators."""
 
 from __future__ import annotations
 
 import hashlib
 import math
-from collections.abc import Callable, Generator, Iterator, Sequence
+from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 
 import numpy as np
 from numpy.typing import NDArray
 
-from cpembed.codegen.plan import KernelPlan
-from cpembed.codegen.script import HEADER, Script
+from cpembed.codegen.plan import HEADER, KernelPlan, Script
+from cpembed.graph import kinds
 from cpembed.ir.index import IndexExpr
 from cpembed.network.operators.nest import Loop, Nest, PlacedTensor
 from cpembed.network.operators.values import one_function, one_name
 
 SHARE_BYTES = 1 << 19
-"""Minimum number of bytes that a thread moves if there are several: waking one takes some 3
-microseconds (measured on Zen 5), in which a core moves half of that."""
-# Elements to which the shares of a contiguous loop are aligned.
+"""Minimum number of bytes per thread: waking a thread takes some 3 microseconds (measured on Zen
+5), in which a core moves half of that."""
+
+EFFORT: Mapping[type[kinds.Kind], float] = {
+    kinds.Softmax: 16.0,
+    kinds.Table: 8.0,
+    kinds.LayerNorm: 4.0,
+    kinds.Quantize: 2.0,
+    kinds.DynamicQuantize: 4.0,
+}
+"""Time of a kind relative to copying the same bytes, by default 1 (measured on Zen 5, one thread:
+``benchmarks/generated.py``)."""
+
+FUNCTION_EFFORT = 4.0
+"""Time of an exponential, an error function or a hyperbolic tangent relative to a copy."""
+
+# Elements to which the shares of a contiguous loop are aligned, so that no two threads write to one
+# cache line.
 _LINE = 64
 # Line that is replaced by the definitions of 1 for :func:`rounded_product`.
 _ONES = "# ones"
-UNROLLED = 8
-"""Maximum extent of an innermost loop that is unrolled, so that the loop around it is
-vectorized."""
+# Maximum extent of an innermost loop that is unrolled, so that the loop around it is vectorized.
+_UNROLLED = 8
 
 
 @dataclass(frozen=True)
@@ -38,10 +52,10 @@ class Operands:
     threads: int
 
     def chunks(self, effort: float = 1, tensors: Sequence[PlacedTensor] | None = None) -> int:
-        """Return the number of shares of the work.
+        """Return the number of shares into which the work is divided.
 
-        ``effort`` is the time of a byte relative to copying it; ``tensors`` are those whose bytes
-        count, by default all.
+        ``effort`` is the time of a byte relative to copying it. ``tensors`` are those whose bytes
+        count, by default all of them.
         """
         counted = (*self.inputs, *self.outputs) if tensors is None else tensors
         moved = sum(tensor.bytes for tensor in counted)
@@ -51,7 +65,7 @@ class Operands:
 class Kernel:
     """Text of a kernel while it is written.
 
-    Everything is inside a loop over ``chunk``, each iteration of which does its share of the work.
+    Its body is inside a loop over ``chunk``, each iteration of which does its share of the work.
     """
 
     def __init__(self, operands: Operands, chunks: int) -> None:
@@ -77,6 +91,7 @@ class Kernel:
 
     def plan(self, label: str) -> KernelPlan:
         """Return the finished kernel."""
+        # Only now is it known which types were multiplied by a 1 that LLVM does not see.
         source = self.script.text()
         used = [dtype for dtype in ("float32", "float64") if one_name(dtype) in source]
         indent = source[: source.index(_ONES)].rpartition("\n")[2]
@@ -102,12 +117,11 @@ class Kernel:
     def opaque(self, value: str, dtype: str) -> str:
         """Name a value so that TVM's analysis does not look through the name.
 
-        Its analysis expands named values again and again, in time exponential in their nesting. The
-        buffer
-        has the default scope: one of another scope would be asked of the workspace, of which a
-        library has
-        few blocks, and would not lie in registers. Not usable in vectorized loops.
+        It must not be used in vectorized loops.
         """
+        # The analysis expands named values again and again, in time exponential in their nesting;
+        # it does not expand elements of a buffer. A buffer of another than the default scope would
+        # be taken from the workspace, of which a library has few blocks, instead of registers.
         name = self.name("kept")
         self.script.line(f'{name} = T.alloc_buffer((1,), "{dtype}")')
         self.script.line(f"{name}[0] = {value}")
@@ -128,7 +142,7 @@ class Kernel:
 
     @contextmanager
     def vectorized(self, size: int, kind: str = "vectorized") -> Generator[None]:
-        """Write a loop over lanes, of a kind: ``VECTORIZED`` or ``SERIAL``."""
+        """Write a loop over lanes of a kind, ``VECTORIZED`` or ``SERIAL``."""
         with self.script.nested(f"for {LANE} in T.{kind if size > 1 else SERIAL}({size}):"):
             yield
 
@@ -143,9 +157,7 @@ class Kernel:
         return f'T.call_pure_extern("{values.dtype}", "{name}", {place})'
 
     def share(self, total: int, unit: int = 1) -> str:
-        """Return the bounds of a chunk's share of ``total`` steps; shares begin at multiples of
-        ``unit``.
-        """
+        """Return the bounds of a chunk's share of ``total`` steps, multiples of ``unit``."""
         if self.chunks == 1:
             return f"0, {total}"
         units = -(-total // unit)
@@ -159,7 +171,7 @@ class Kernel:
     def rows(self, loops: Sequence[Loop]) -> Generator[None]:
         """Write loops over a chunk's share of the points of some loops.
 
-        As many of the outermost loops are fused as give every chunk enough iterations.
+        The outermost loops are fused until every chunk has enough iterations.
         """
         if self.chunks == 1:
             with self.script.nested(*(f"for {x.name} in T.serial({x.extent}):" for x in loops)):
@@ -184,9 +196,7 @@ class Kernel:
 
     @contextmanager
     def points(self, nest: Nest) -> Generator[None]:
-        """Write loops over a chunk's share of a nest, for a statement that vectorizes along the
-        innermost.
-        """
+        """Write loops over a chunk's share of a nest, the innermost one for LLVM to vectorize."""
         loops = nest.loops or (Loop("one", 1),)
         *outer, inner = loops
         rows = math.prod(loop.extent for loop in outer)
@@ -201,8 +211,8 @@ class Kernel:
             with self.rows(loops):
                 yield
             return
-        # Unrolled, short inner loops let LLVM vectorize the loop around them.
-        kind = "unroll" if inner.extent <= UNROLLED and outer else "serial"
+        # A short inner loop, unrolled, lets LLVM vectorize the loop around it.
+        kind = "unroll" if inner.extent <= _UNROLLED and outer else "serial"
         with (
             self.rows(outer),
             self.script.nested(f"for {inner.name} in T.{kind}({inner.extent}):"),
@@ -224,6 +234,7 @@ def _constant_array(values: NDArray[np.generic]) -> tuple[str, str]:
     digest = hashlib.sha256(values.tobytes() + dtype.encode()).hexdigest()[:16]
     name = f"cpembed_constant_{digest}"
     if values.dtype.kind == "f":
+        # LLVM writes constants of every float type as the bits of a double.
         wide = values.astype(np.float64).view(np.uint64)
         items = ", ".join(f"{kind} 0x{int(bits):016X}" for bits in wide)
     else:
@@ -241,22 +252,21 @@ def _constant_array(values: NDArray[np.generic]) -> tuple[str, str]:
 
 
 LANES = 64
-"""Maximum number of points of the innermost loop in a vector: one vector of bytes, four of
+"""Maximum number of points of the innermost loop per vector: one register of bytes, four of
 words."""
 
 LANE = "lane"
 """Variable of a vectorized loop."""
 
 VECTORIZED, SERIAL = "vectorized", "serial"
-"""Kinds of loops over lanes: certainly vectors, in which no integer may have a name (TVM's analysis
-of integers rejects vectors), or what the compiler makes of a serial loop."""
+"""Kinds of loops over lanes: TVM's vectors, in which no integer may have a name since its analysis
+of integers rejects vectors, or serial loops, which LLVM vectorizes if it can."""
 
 Join = Callable[[str, str], str]
 """Function from the texts of two values to the text of their combination."""
 
-Places = Sequence[str]
-Statement = Callable[[str, Places], None]
-"""Function that writes what happens at a point, from the lane and the operands' places."""
+Statement = Callable[[str, Sequence[str]], None]
+"""Function that writes the statement of a point, from the lane and the operands' places."""
 
 
 def vector_size(extent: int, most: int = LANES) -> int:
@@ -269,14 +279,15 @@ def vector_size(extent: int, most: int = LANES) -> int:
 
 
 def place_texts(places: Sequence[IndexExpr], name: str | None, value: str) -> list[str]:
-    """Return the texts of places with the text of a value in place of an iterator.
+    """Return the texts of places, with a value substituted for an iterator.
 
     Parameters
     ----------
     places : sequence of IndexExpr
     name : str or None
-        Iterator.
+        Iterator to replace, if any.
     value : str
+        Text of the value.
     """
     return [str(place.rename(lambda i: value if i == name else i)) for place in places]
 
@@ -285,8 +296,8 @@ def place_texts(places: Sequence[IndexExpr], name: str | None, value: str) -> li
 class Reduction:
     """Points of a nest in vectors of the innermost loop, for reductions over some loops.
 
-    If the innermost loop is not reduced, its points are lanes with an accumulator each; if it is,
-    accumulators are partial and :meth:`combined` puts them together.
+    If the innermost loop is not reduced, its points are lanes with an accumulator each. If it is,
+    accumulators are partial, and :meth:`combined` adds them up.
 
     Attributes
     ----------
@@ -295,7 +306,7 @@ class Reduction:
     outer, reduced : tuple of Loop
         The other loops, by whether they are reduced.
     is_along : bool
-        The lane loop is reduced.
+        True if the lane loop is reduced.
     most : int
         Maximum number of lanes.
     """
@@ -330,7 +341,8 @@ class Reduction:
     def rows(self, kernel: Kernel) -> Generator[None]:
         """Write loops over a chunk's share of the results.
 
-        Results come in vectors; the last one ends with the loop, so it may recompute some.
+        Results come in vectors. The last one ends with the loop, so it may recompute some results
+        of the one before.
         """
         if self.lane is None or self.is_along:
             with kernel.rows(self.outer):
@@ -346,7 +358,7 @@ class Reduction:
             yield
 
     def sweep(self, kernel: Kernel, statement: Statement, kind: str = VECTORIZED) -> None:
-        """Write a statement at all points of what is reduced, one vector at a time."""
+        """Write a statement at all points of the reduced loops, one vector at a time."""
         script = kernel.script
         with script.nested(*(f"for {x.name} in T.serial({x.extent}):" for x in self.reduced)):
             for first, size, count in self._vectors():
@@ -357,7 +369,7 @@ class Reduction:
                     statement(LANE, self._places(at))
 
     def once(self, kernel: Kernel, statement: Statement, kind: str = VECTORIZED) -> None:
-        """Write a statement for each accumulator, or for the one that they were combined to."""
+        """Write a statement for each result: per accumulator, or for all that were combined."""
         with kernel.vectorized(1 if self.is_along else self.size, kind):
             statement(LANE, self._places("0" if self.is_along else "first"))
 
@@ -380,7 +392,7 @@ class Reduction:
                 start += size
 
     def combined(self, kernel: Kernel, name: str, dtype: str, join: Join) -> Callable[[str], str]:
-        """Write the combination of partial accumulators; return a function from lane to result.
+        """Write the combination of partial accumulators.
 
         Parameters
         ----------
@@ -388,9 +400,16 @@ class Reduction:
         name, dtype : str
             Buffer of the accumulators and its type.
         join : callable
+            Combination of two values.
+
+        Returns
+        -------
+        callable
+            Function from a lane to the text of its result.
         """
         if not self.is_along:
             return lambda lane: f"{name}[{lane}]"
+        # A tree of vector operations, halving the vector each time.
         size = self.size
         while size > 1:
             size //= 2
@@ -405,7 +424,7 @@ class Reduction:
 def every_other_element(buffer: str, first: str, size: int) -> str:
     """Return a vector of every other element, shuffled from two contiguous vectors.
 
-    The second one begins so that it ends with the last element that is selected.
+    The second vector ends with the last selected element, so nothing behind it is read.
 
     Parameters
     ----------

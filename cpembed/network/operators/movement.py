@@ -1,7 +1,7 @@
 """Kernels that only move elements: copies, layout conversions, padding, gathering, resizing.
 
-If neighbours in the result are no neighbours in the input, blocks are transposed in vector
-registers (:mod:`cpembed.codegen.transposition`).
+Where elements that are neighbours in the result are none in the input, blocks are transposed in
+vector registers (:mod:`cpembed.codegen.transposition`).
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from cpembed.codegen.transposition import Blocks, write_transposition
 from cpembed.graph.kinds import Concat, Expand, Gather, Pad, Reshape, Resize, Slice, Transpose
 from cpembed.graph.kinds.base import Array, Kind, axis_of
 from cpembed.ir.index import IndexExpr, IndexTerm
-from cpembed.network.layout import Layout
+from cpembed.network.layout import Layout, row_major_strides
 from cpembed.network.operators.elementwise import broadcast_index
 from cpembed.network.operators.emission import Kernel, Operands
 from cpembed.network.operators.nest import (
@@ -31,7 +31,6 @@ from cpembed.network.operators.nest import (
     constant,
     div_mod,
     nest_over,
-    row_major_strides,
 )
 from cpembed.network.operators.values import (
     Value,
@@ -45,13 +44,11 @@ from cpembed.network.operators.values import (
 
 
 def _write_copy(kernel: Kernel, nest: Nest, source: str, dtype: str) -> None:
-    """Copy the nest's second operand from ``source`` to ``out0``, in transposed blocks if
-    possible.
-    """
-    contiguous = _sides(nest)
-    if contiguous is not None:
-        columns, rows = contiguous
-        # Only the size counts, and there are fewer names of types to know.
+    """Copy the nest's second operand from ``source`` to ``out0``."""
+    sides = _sides(nest)
+    if sides is not None:
+        columns, rows = sides
+        # A copy depends on the size of its elements only, so integers stand for all types.
         size = f"int{8 * np.dtype(dtype).itemsize}"
         blocks = Blocks.largest(rows.extent, columns.extent, size)
         if blocks is not None:
@@ -62,9 +59,7 @@ def _write_copy(kernel: Kernel, nest: Nest, source: str, dtype: str) -> None:
 
 
 def _sides(nest: Nest) -> tuple[Loop, Loop] | None:
-    """Return the loops along which input and result are contiguous, if there are two different
-    ones.
-    """
+    """Return the loops along which input and result are contiguous, if these are different."""
     if not all(nest.is_affine(loop.name) for loop in nest.loops):
         return None
     contiguous: list[Loop] = []
@@ -79,6 +74,7 @@ def _sides(nest: Nest) -> tuple[Loop, Loop] | None:
 def _transpose(
     kernel: Kernel, nest: Nest, blocks: Blocks, columns: Loop, rows: Loop, source: str, dtype: str
 ) -> None:
+    # Input is contiguous along columns, the result along rows; other loops stay around blocks.
     outer = [loop for loop in nest.loops if loop not in (columns, rows)]
 
     def element(place: IndexExpr, row: str, column: str) -> str:
@@ -100,9 +96,7 @@ def _transpose(
 
 @dataclass(frozen=True)
 class _Part:
-    """Region of the output that is copied from one input, or filled with a value (``source``
-    None).
-    """
+    """Region of the output: copied from the input ``source``, or filled if that is None."""
 
     nest: Nest
     source: int | None
@@ -110,7 +104,7 @@ class _Part:
 
 
 def move_plan(kind: Kind, operands: Operands) -> KernelPlan:
-    """Return the kernel of a kind that moves elements between positions known at compile time."""
+    """Return the kernel of a kind whose elements come from positions known at compile time."""
     (output,) = operands.outputs
     return _plan(kind.label, _parts(kind, operands.inputs, output), operands)
 
@@ -132,6 +126,7 @@ def conversion_plan(source: PlacedTensor, target: PlacedTensor, threads: int) ->
 
 def _plan(label: str, parts: Sequence[_Part], operands: Operands) -> KernelPlan:
     (output,) = operands.outputs
+    # As many bytes are read as are written, however large the inputs are.
     kernel = Kernel(operands, operands.chunks(tensors=[output, output]))
     with kernel.body():
         for part in parts:
@@ -171,8 +166,9 @@ def _parts(kind: Kind, inputs: Sequence[PlacedTensor], output: PlacedTensor) -> 
 def _reshaped(source: PlacedTensor, output: PlacedTensor) -> Nest:
     """Return loops over the common factors of both shapes, or over row-major numbers of elements.
 
-    A row-major tensor is indexed by the number itself.
+    A row-major tensor is indexed by the number itself, any other one by digits of the number.
     """
+    # A reshape keeps the row-major order of elements.
     flat = Layout.plain((source.type.elements,))
     row_major = source.is_row_major, output.is_row_major
     if all(row_major):
@@ -183,6 +179,7 @@ def _reshaped(source: PlacedTensor, output: PlacedTensor) -> Nest:
             View(tensor.layout, _grouped(tensor.shape, factors)) for tensor in (output, source)
         ]
         return nest_over(factors, views)
+    # Loops follow the axes of a tensor that is not row-major, so that its index stays affine.
     if row_major[1] and not row_major[0]:
         number = _number(source.shape)
         views = [View(flat, (number,)), View(source.layout, axes(len(source.shape)))]
@@ -200,17 +197,17 @@ def _reshaped(source: PlacedTensor, output: PlacedTensor) -> Nest:
 
 def _number(shape: Sequence[int]) -> IndexExpr:
     """Return an element's number in row-major order."""
-    steps = row_major_strides(tuple(shape))
-    return IndexExpr.of([IndexTerm(axis_name(k), step) for k, step in enumerate(steps)])
+    steps = row_major_strides(shape)
+    return IndexExpr.sum([IndexTerm(axis_name(k), step) for k, step in enumerate(steps)])
 
 
 def _common_factors(first: Sequence[int], second: Sequence[int]) -> tuple[int, ...] | None:
-    """Return the coarsest shape of which both shapes are groups of adjacent axes, if there is one.
+    """Return the coarsest shape whose groups of adjacent axes give both shapes, if there is one.
 
     >>> _common_factors((12, 64), (3, 4, 64)), _common_factors((4, 6), (6, 4))
     ((3, 4, 64), None)
     """
-    steps = {step for shape in (first, second) for step in row_major_strides(tuple(shape))}
+    steps = {step for shape in (first, second) for step in row_major_strides(shape)}
     ordered = sorted({*steps, math.prod(first), 1})
     sizes: list[int] = []
     for low, high in itertools.pairwise(ordered):
@@ -221,16 +218,16 @@ def _common_factors(first: Sequence[int], second: Sequence[int]) -> tuple[int, .
 
 
 def _grouped(shape: Sequence[int], factors: Sequence[int]) -> tuple[IndexExpr, ...]:
-    """Return the indices of axes that are groups of factors."""
-    inside = row_major_strides(tuple(factors))
+    """Return the indices of axes that are groups of adjacent factors."""
+    inside = row_major_strides(factors)
     result: list[IndexExpr] = []
-    for step, size in zip(row_major_strides(tuple(shape)), shape, strict=True):
+    for step, size in zip(row_major_strides(shape), shape, strict=True):
         terms = [
             IndexTerm(axis_name(k), low // step)
             for k, (low, factor) in enumerate(zip(inside, factors, strict=True))
             if factor > 1 and low % step == 0 and low < step * size
         ]
-        result.append(IndexExpr.of(terms))
+        result.append(IndexExpr.sum(terms))
     return tuple(result)
 
 
@@ -261,6 +258,7 @@ def _padded(kind: Pad, source: PlacedTensor, output: PlacedTensor) -> list[_Part
     for axis in range(rank):
         before, size = kind.before[axis], sizes[axis]
         for first, width in ((0, before), (before + size, kind.after[axis])):
+            # Inside the axes before, so that no element of a corner is written twice.
             shape = (*sizes[:axis], width, *output.shape[axis + 1 :])
             if not math.prod(shape):
                 continue
@@ -287,35 +285,41 @@ def gather_plan(kind: Gather, operands: Operands) -> KernelPlan:
     kernel = Kernel(operands, operands.chunks(tensors=[indices, output, output]))
     size = data.shape[axis]
     with kernel.body(), kernel.points(nest):
+        # Negative indices count from the end. A kernel cannot raise an error, so indices out of
+        # range are clamped rather than read from elsewhere.
         index = f'T.cast(in1[{nest.places[2]}], "int32")'
         index = f"T.max(0, T.min({size - 1}, {index} + T.Select({index} < 0, {size}, 0)))"
         index = kernel.bind(index)
+        # The nest has the data at index 0 along the axis; the distance is added per element.
         place = f"{nest.places[1]} + {_distance(data.layout, axis, index)}"
         kernel.script.line(f"out0[{nest.places[0]}] = in0[{place}]")
     return kernel.plan("gather")
 
 
 def _distance(layout: Layout, axis: int, index: str) -> str:
-    """Return the distance of an element from that of index 0, as text."""
-    step = layout.strides()[axis]
+    """Return the text of an element's distance in memory from index 0 along an axis."""
     if axis != 1 or layout.block == 1:
-        return f"{index} * {step}"
-    physical = layout.physical_shape
-    block = math.prod(physical[layout.order.index(1) + 1 :])
-    return f"{index} // {layout.block} * {block} + {index} % {layout.block}"
+        return f"{index} * {layout.strides()[axis]}"
+    return f"{index} // {layout.block} * {_block_step(layout)} + {index} % {layout.block}"
 
 
 def _offsets(layout: Layout, axis: int, indices: Array) -> Array:
-    """Return the distances of elements from that of index 0 (int32), for indices of one axis."""
+    """Return the distances (int32) in memory from index 0 along an axis, for several indices."""
     if axis != 1 or layout.block == 1:
         return (indices * layout.strides()[axis]).astype(np.int32)
-    physical = layout.physical_shape
-    block = math.prod(physical[layout.order.index(1) + 1 :])
-    return (indices // layout.block * block + indices % layout.block).astype(np.int32)
+    blocks, inside = np.divmod(indices, layout.block)
+    return (blocks * _block_step(layout) + inside).astype(np.int32)
+
+
+def _block_step(layout: Layout) -> int:
+    """Return the distance in memory between blocks of channels."""
+    return math.prod(layout.physical_shape[layout.order.index(1) + 1 :])
 
 
 def pad_plan(kind: Pad, operands: Operands) -> KernelPlan:
-    """Return the kernel of padding that repeats or reflects the input."""
+    """Return the kernel of a padding with constants, or that repeats or reflects the input."""
+    if kind.mode == "constant":
+        return move_plan(kind, operands)
     (source,) = operands.inputs
     mode = "edge" if kind.mode == "edge" else "reflect"
     tables: dict[int, Array] = {}
@@ -328,10 +332,9 @@ def pad_plan(kind: Pad, operands: Operands) -> KernelPlan:
 
 
 def resize_plan(kind: Resize, operands: Operands) -> KernelPlan:
-    """Return the kernel of a resize.
+    """Return the kernel of a resize: a copy of the nearest element, or linear interpolation.
 
-    The nearest element is copied. Linear interpolation is computed in float32, and for integers in
-    float64, as its definition is.
+    Interpolation is computed in float32, and for integers in float64, as its definition is.
     """
     (source,), (output,) = operands.inputs, operands.outputs
     first = len(source.shape) - len(kind.sizes)
@@ -343,6 +346,7 @@ def resize_plan(kind: Resize, operands: Operands) -> KernelPlan:
     if kind.mode == "nearest":
         tables = {axis: kind.indices(size, result) for axis, size, result in changed}
         return _tabulated("resize", tables, operands)
+    # Axes whose size stays would be interpolated with weight 0.
     lines = [_Line.along(kind, *change) for change in changed]
     indices = axes(len(output.shape))
     interpolated = {line.axis for line in lines}
@@ -357,9 +361,8 @@ def resize_plan(kind: Resize, operands: Operands) -> KernelPlan:
         points = [str(point) for point in nest.points]
 
         def value(number: int, place: str) -> str:
-            """Return the value interpolated along the first lines, nested as the definition nests
-            them.
-            """
+            """Return the value interpolated along the first ``number + 1`` axes."""
+            # Nested in the order of the definition, whose roundings it repeats.
             if number < 0:
                 return kernel.bind(load_as(f"in0[{place}]", source.dtype, wide))
             line, at = lines[number], points[number]
@@ -381,7 +384,7 @@ def resize_plan(kind: Resize, operands: Operands) -> KernelPlan:
 
 
 def _cut(kernel: Kernel, text: str, wide: str, dtype: str) -> str:
-    """Convert as numpy does: floats to integers towards zero."""
+    """Convert as numpy does, which truncates floats to integers towards zero."""
     if dtype.startswith(("int", "uint")):
         truncated = f'T.cast({text}, "{"int64" if np.dtype(dtype).itemsize == 8 else "int32"}")'
         return f'T.cast({truncated}, "{dtype}")'
@@ -392,7 +395,12 @@ def _cut(kernel: Kernel, text: str, wide: str, dtype: str) -> str:
 class _Line:
     """Linear interpolation along an axis.
 
-    ``low`` and ``high`` are the indices beside each result, ``weight`` is that of the second.
+    Attributes
+    ----------
+    low, high : ndarray of int
+        Indices of the input on both sides of each result.
+    weight : ndarray of float
+        Weight of the element at ``high``.
     """
 
     axis: int
@@ -402,6 +410,7 @@ class _Line:
 
     @classmethod
     def along(cls, kind: Resize, axis: int, size: int, result: int) -> _Line:
+        """Interpolate an axis from ``size`` to ``result`` elements."""
         places = np.clip(kind.places(size, result), 0, size - 1)
         low = np.floor(places).astype(np.int64)
         return cls(axis, low, np.minimum(low + 1, size - 1), places - low)

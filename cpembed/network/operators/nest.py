@@ -1,8 +1,8 @@
 """Loop nests over the elements of tensors in layouts.
 
 An operand is a view: its layout, and its index as expressions in the axes of the loops. Axes that a
-layout has in blocks are split likewise, so that most places are affine. Loops that walk memory
-without a gap in every operand are joined.
+layout stores in blocks are split into the same blocks, so that most positions in memory are affine.
+Neighbouring loops that pass through memory without a gap in every operand are joined.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ import numpy as np
 from cpembed.errors import TransformError
 from cpembed.graph.kinds.base import TensorType
 from cpembed.ir.index import IndexExpr, IndexTerm
-from cpembed.network.layout import Layout
+from cpembed.network.layout import Layout, row_major_strides
 from cpembed.network.operators.values import storage_type
 from cpembed.transform.index_algebra import divide, simplify
 
@@ -34,6 +34,8 @@ class View:
 
 @dataclass(frozen=True)
 class Loop:
+    """Loop from 0 to its extent."""
+
     name: str
     extent: int
 
@@ -45,6 +47,7 @@ class Nest:
     Attributes
     ----------
     loops : tuple of Loop
+        Loops, the outermost first.
     places : tuple of IndexExpr
         Position of each operand's element in its flat buffer.
     points : tuple of IndexExpr
@@ -57,12 +60,8 @@ class Nest:
 
     @property
     def extents(self) -> dict[str, int]:
+        """Extent of each loop by its name."""
         return {loop.name: loop.extent for loop in self.loops}
-
-    @property
-    def size(self) -> int:
-        """Number of points."""
-        return math.prod(loop.extent for loop in self.loops)
 
     def step(self, operand: int, name: str) -> int:
         """Return the distance in memory between the first two iterations of a loop."""
@@ -70,7 +69,7 @@ class Nest:
         return place.evaluate(zero | {name: 1}) - place.evaluate(zero)
 
     def is_affine(self, name: str) -> bool:
-        """True if every place and point moves along a loop by a constant."""
+        """True if every place and point changes by a constant per iteration of a loop."""
         return not any(
             name in term.iterators and not term.is_affine
             for place in (*self.places, *self.points)
@@ -79,6 +78,7 @@ class Nest:
 
 
 def axis_name(axis: int) -> str:
+    """Return the name of an axis in index expressions."""
     return f"a{axis}"
 
 
@@ -88,20 +88,21 @@ def axes(rank: int) -> tuple[IndexExpr, ...]:
 
 
 def constant(value: int) -> IndexExpr:
+    """Return an index without iterators."""
     return IndexExpr((), value)
 
 
 def div_mod(index: IndexExpr, divisor: int, modulus: int | None) -> IndexExpr:
-    """Return ``index // divisor % modulus``, unsimplified.
+    """Return ``index // divisor % modulus`` without simplifying it.
 
     Parameters
     ----------
     index : IndexExpr
     divisor : int
     modulus : int or None
-        None for no remainder.
+        None for the quotient alone.
     """
-    return IndexExpr.of([IndexTerm("", 1, divisor, modulus, index)])
+    return IndexExpr.sum([IndexTerm("", 1, divisor, modulus, index)])
 
 
 def nest_over(
@@ -117,6 +118,7 @@ def nest_over(
     ----------
     shape : sequence of int
     views : sequence of View
+        Operands, whose places the nest has in this order.
     points : sequence of int, default none
         Axes whose index the kernel needs; they are not split.
     ordered_by : int, default 0
@@ -137,14 +139,14 @@ def nest_over(
             if following // step > 1:
                 terms.append(IndexTerm(part, step))
                 loops.append(Loop(part, following // step))
-        index_of[name] = IndexExpr.of(terms)
+        index_of[name] = IndexExpr.sum(terms)
     extents = {loop.name: loop.extent for loop in loops}
     places = [
         _place_of(view.layout, [e.substitute(index_of) for e in view.index], extents)
         for view in views
     ]
     nest = Nest(tuple(loops), tuple(places), tuple(indices[k].substitute(index_of) for k in points))
-    # The innermost loop is the one with the smallest step in memory.
+    # The loop with the smallest step in memory becomes the innermost one.
     ordered = sorted(loops, key=lambda loop: -abs(nest.step(ordered_by, loop.name)))
     return _coalesced(replace(nest, loops=tuple(ordered)), {axis_name(axis) for axis in separate})
 
@@ -160,12 +162,14 @@ def _cuts(name: str, size: int, views: Sequence[View]) -> list[int]:
     for view in views:
         if view.layout.block == 1:
             continue
+        # Blocks begin where index and offset reach a multiple of their size.
         index = view.index[1]
         if index.coefficient(name) == 1:
             offset = index.constant + view.layout.halo[1]
             candidates.add(math.gcd(view.layout.block, offset, size))
             if offset % view.layout.block == 0 and size % view.layout.block == 0:
                 candidates.add(view.layout.block)
+    # Sizes that do not divide each other are replaced by their common divisor.
     chain: list[int] = []
     for cut in sorted(candidates):
         if chain and cut % chain[-1]:
@@ -177,10 +181,10 @@ def _cuts(name: str, size: int, views: Sequence[View]) -> list[int]:
 
 def _place_of(layout: Layout, index: Sequence[IndexExpr], extents: Mapping[str, int]) -> IndexExpr:
     """Return the position of an element in a layout's flat buffer."""
-    physical = layout.physical_shape
-    steps = [math.prod(physical[k + 1 :]) for k in range(len(physical))]
+    steps = row_major_strides(layout.physical_shape)
     total = IndexExpr()
     for place, axis in enumerate(layout.order):
+        # Element 0 lies behind the halo.
         moved = index[axis] + layout.halo[axis]
         if axis == 1 and layout.block > 1:
             block, inside = _split(moved, layout.block, extents)
@@ -193,14 +197,14 @@ def _place_of(layout: Layout, index: Sequence[IndexExpr], extents: Mapping[str, 
 def _split(
     index: IndexExpr, factor: int, extents: Mapping[str, int]
 ) -> tuple[IndexExpr, IndexExpr]:
-    """Return ``(index // factor, index % factor)``; runs inside a block stay contiguous if not
-    affine.
-    """
+    """Return ``(index // factor, index % factor)``, affine if possible."""
     if index.is_affine:
         try:
             return divide(index, factor, extents)
         except TransformError:
             pass
+        # A divisor of the block may still divide the index: then runs of so many elements stay
+        # contiguous, although the number of the block is not affine.
         for step in sorted((s for s in range(2, factor) if factor % s == 0), reverse=True):
             try:
                 outer, inner = divide(index, step, extents)
@@ -215,7 +219,8 @@ def _split(
 def _coalesced(nest: Nest, separate: Collection[str] = ()) -> Nest:
     """Join neighbouring loops if every operand continues without a gap; drop loops of one point.
 
-    Loops of axes in ``separate`` are joined with each other only.
+    Loops of the axes in ``separate`` are joined with each other only: a reduction may treat them
+    differently.
     """
     loops = [loop for loop in nest.loops if loop.extent > 1]
     affine = {loop.name: nest.is_affine(loop.name) for loop in loops}
@@ -228,6 +233,7 @@ def _coalesced(nest: Nest, separate: Collection[str] = ()) -> Nest:
             and (axis_of_loop(loop.name) in separate) == (axis_of_loop(inner.name) in separate)
             and affine[loop.name]
             and affine[inner.name]
+            # A step of the outer loop has to be as far as the inner loop goes, for every operand.
             and all(
                 p.coefficient(loop.name) == inner.extent * p.coefficient(inner.name)
                 for p in (*places, *points)
@@ -242,14 +248,12 @@ def _coalesced(nest: Nest, separate: Collection[str] = ()) -> Nest:
 
 
 def _without_iterator(index: IndexExpr, name: str) -> IndexExpr:
-    return IndexExpr.of([t for t in index.terms if name not in t.iterators], index.constant)
+    return IndexExpr.sum([t for t in index.terms if name not in t.iterators], index.constant)
 
 
 @dataclass(frozen=True)
 class PlacedTensor:
-    """Tensor in a layout; ``fill`` is the value in its halo, which kernels neither read nor
-    write.
-    """
+    """Tensor in a layout; kernels neither read nor write ``fill``, the value in its halo."""
 
     type: TensorType
     layout: Layout
@@ -262,17 +266,17 @@ class PlacedTensor:
 
     @property
     def shape(self) -> tuple[int, ...]:
+        """Shape without the halo."""
         return self.type.shape
 
     @property
     def dtype(self) -> str:
+        """Element type of the network's tensor."""
         return self.type.dtype
 
     @property
     def storage_dtype(self) -> str:
-        """Element type in memory: Booleans are bytes, bfloat16 is uint16, scalars are one
-        element.
-        """
+        """Element type in memory: Booleans are bytes, bfloat16 is uint16."""
         return storage_type(self.dtype)
 
     @property
@@ -289,12 +293,3 @@ class PlacedTensor:
     def parameter(self, name: str) -> str:
         """Return the declaration of the flat buffer in the kernel."""
         return f'{name}: T.Buffer(({max(1, self.layout.elements)},), "{self.storage_dtype}")'
-
-
-def row_major_strides(shape: tuple[int, ...]) -> tuple[int, ...]:
-    """Return the distance between consecutive indices of each axis, in elements.
-
-    >>> row_major_strides((2, 3, 4))
-    (12, 4, 1)
-    """
-    return tuple(math.prod(shape[k + 1 :]) for k in range(len(shape)))

@@ -1,8 +1,8 @@
-"""Kernels of pooling: the taps of a window in turn, for a vector of neighbours at a time.
+"""Kernels of pooling: loops over the taps of a window, for a vector of neighbours at a time.
 
-Loop bounds leave out taps in the padding. If neighbours of the result are positions of a window
-(rows of an image without channels last), those at the borders have bounds of their own and are
-computed one by one.
+Loop bounds leave out taps in the padding. If neighbouring results belong to different windows (rows
+of an image without channels last), those at the borders have bounds of their own and are computed
+one by one.
 """
 
 from __future__ import annotations
@@ -36,13 +36,22 @@ from cpembed.network.operators.values import (
     literal,
     load_as,
     round_to_even,
+    whole_cast,
 )
 
 
 @dataclass(frozen=True)
 class _Axis:
-    """One axis of the window; ``step`` is the distance of neighbouring inputs in memory, in
-    elements.
+    """One axis of the window.
+
+    Attributes
+    ----------
+    size : int
+        Elements of the input.
+    window, stride, before, dilation : int
+        As in :class:`~cpembed.graph.kinds.reductions.Pool`.
+    step : int
+        Distance in memory between neighbours of the input, in elements.
     """
 
     size: int
@@ -51,19 +60,16 @@ class _Axis:
     before: int
     dilation: int
     step: int
-    """Elements in memory between neighbours of the input."""
 
     def bounds(self, at: str) -> tuple[str, str]:
         """Return the range of taps inside the input, for the result at an index."""
-        first = f"({self.before} - ({at}) * {self.stride} + {self.dilation - 1}) // {self.dilation}"
-        end = (
-            f"({self.size + self.before} - ({at}) * {self.stride} + {self.dilation - 1})"
-            f" // {self.dilation}"
-        )
+        # Tap t reads element at * stride - before + t * dilation; both bounds are rounded up.
+        round_up = f"- ({at}) * {self.stride} + {self.dilation - 1}) // {self.dilation}"
+        first, end = f"({self.before} {round_up}", f"({self.size + self.before} {round_up}"
         return f"T.max(0, {first})", f"T.min({self.window}, {end})"
 
     def inside(self, count: int) -> tuple[int, int]:
-        """Return the range of results, out of ``count``, all of whose taps are inside."""
+        """Return the range of results, out of ``count``, whose taps are all inside the input."""
         reach = (self.window - 1) * self.dilation
         first = -(-self.before // self.stride)
         end = (self.size - 1 - reach + self.before) // self.stride + 1
@@ -71,16 +77,14 @@ class _Axis:
 
 
 def pool_plan(kind: Pool, operands: Operands) -> KernelPlan:
-    """Return the kernel of a pooling.
-
-    Raises :class:`LoweringError` if channels in blocks are an axis of the window.
-    """
+    """Return the kernel of a pooling; raise :class:`LoweringError` for a window over blocks."""
     (source,), (output,) = operands.inputs, operands.outputs
     rank, count = len(source.shape), len(kind.window)
     first = rank - count
     if first < 2 and max(source.layout.block, output.layout.block) > 1:
         raise LoweringError("a window over channels in blocks: give pooling another layout")
     indices = axes(rank)
+    # Windows may start in the padding, at negative places; the bounds of taps keep to the input.
     window_starts = [
         e.times(stride) + -before
         for e, stride, before in zip(indices[first:], kind.strides, kind.before, strict=True)
@@ -106,6 +110,8 @@ def pool_plan(kind: Pool, operands: Operands) -> KernelPlan:
 
 @dataclass(frozen=True)
 class _Pooling:
+    """Writer of one pooling's kernel."""
+
     kernel: Kernel
     kind: Pool
     nest: Nest
@@ -126,6 +132,7 @@ class _Pooling:
         with self.kernel.rows(outer) if len(outer) else self.kernel.rows([Loop("one", 1)]):
             for start, extent, size in self._ranges(lane, crossing):
                 groups = self.kernel.name("group")
+                # The last vector overlaps the one before it, so that all are of one size.
                 first = f"{groups} * {size}"
                 if extent % size:
                     first = f"T.min({first}, {extent - size})"
@@ -134,10 +141,14 @@ class _Pooling:
                     self._vector(lane, f"{first} + {start}", size, inside=size > 1)
 
     def _ranges(self, lane: Loop, crossing: Sequence[_Axis]) -> Iterator[tuple[int, int, int]]:
-        """Yield parts of the innermost loop: start, extent, and number of lanes."""
+        """Yield parts of the innermost loop: start, extent, and number of lanes.
+
+        Windows of the lanes move along the axes in ``crossing``.
+        """
         if not crossing:
             yield 0, lane.extent, vector_size(lane.extent)
             return
+        # Borders are computed one result at a time, since each has bounds of its own.
         low, high = crossing[0].inside(lane.extent)
         for start, end in ((0, low), (low, high), (high, lane.extent)):
             if start < end:
@@ -145,28 +156,25 @@ class _Pooling:
                 yield start, end - start, vector_size(end - start) if inner else 1
 
     def _vector(self, lane: Loop | None, first: str, size: int, inside: bool) -> None:
-        """Write ``size`` neighbouring results; with ``inside`` no tap along the lanes is in the
-        padding.
-        """
+        """Write ``size`` neighbouring results, none with padding along the lanes if ``inside``."""
         kernel, kind = self.kernel, self.kind
         name = None if lane is None else lane.name
         start = kernel.bind(first) if lane is not None else "0"
         taps = math.prod(kind.window)
         dtype = accumulator_dtype(kind.operation, self.source.dtype, taps)
         total = kernel.accumulators(size, dtype, literal(neutral(kind.operation, dtype), dtype))
-        headers: list[str] = []
         place = self.nest.places[1]
-        moves: list[str] = []
-        lengths: list[str] = []
+        headers, offsets, lengths = list[str](), list[str](), list[str]()
         for number, (axis, point) in enumerate(zip(self.window, self.nest.points, strict=True)):
             low, high = self._bounds(axis, point, name, start, inside)
             headers.append(f"for tap{number} in T.serial({low}, {high}):")
-            moves.append(f"tap{number} * {axis.dilation * axis.step}")
+            offsets.append(f"tap{number} * {axis.dilation * axis.step}")
             lengths.append(f"({high} - {low})")
         at = f"({start} + {LANE})"
         with kernel.script.nested(*headers):
-            if self._every_other(name, size):
-                address = " + ".join([*place_texts([place], name, start), *moves])
+            # With stride 2, LLVM would gather the lanes; a shuffle of contiguous loads is faster.
+            if self._reads_every_other(name, size):
+                address = " + ".join([*place_texts([place], name, start), *offsets])
                 lanes = f"{total}[T.Ramp(0, 1, {size})]"
                 element = every_other_element("in0", address, size)
                 if dtype != self.source.dtype:
@@ -176,21 +184,21 @@ class _Pooling:
                 )
             else:
                 with kernel.vectorized(size):
-                    address = " + ".join([*place_texts([place], name, at), *moves])
+                    address = " + ".join([*place_texts([place], name, at), *offsets])
                     element = load_as(f"in0[{address}]", self.source.dtype, dtype)
                     joined = join_of(kind.operation, dtype)(f"{total}[{LANE}]", element)
                     kernel.script.line(f"{total}[{LANE}] = {joined}")
-        counted = "1.0"
+        count = "1.0"
         if kind.operation == "mean":
-            counted = kernel.bind(f'T.cast({" * ".join(lengths)}, "int32")')
+            count = kernel.bind(f'T.cast({" * ".join(lengths)}, "int32")')
         converts = dtype.startswith("float") and dtype != self.output.storage_dtype
         with kernel.vectorized(size, SERIAL if converts else VECTORIZED):
-            value = self._result(Value(f"{total}[{LANE}]", dtype), counted, taps)
+            value = self._result(Value(f"{total}[{LANE}]", dtype), count, taps)
             (address,) = place_texts([self.nest.places[0]], name, at)
             kernel.script.line(f"out0[{address}] = {value}")
 
-    def _every_other(self, name: str | None, size: int) -> bool:
-        """True if lanes read every other element."""
+    def _reads_every_other(self, name: str | None, size: int) -> bool:
+        """True if lanes read every other element, of a type that is no conversion of another."""
         plain = self.source.dtype in ("int8", "uint8", "int16", "int32", "float32")
         return plain and size > 1 and name is not None and self.nest.step(1, name) == 2
 
@@ -204,6 +212,7 @@ class _Pooling:
         crosses = name is not None and name in point.iterators
         at = place_texts([point], name, start)[0]
         first, end = axis.bounds(at)
+        # Constant bounds where no result of the loop, or none of this vector, has padding.
         if low * axis.stride >= axis.before or (inside and crosses):
             first = "0"
         if high * axis.stride - axis.before + reach < axis.size or (inside and crosses):
@@ -225,19 +234,17 @@ class _Pooling:
             number = f'T.cast({count}, "{kind}")'
             return converted(self.kernel.bind, Value(f"{text} / {number}", kind), dtype)
         if self.kind.ratio is not None:
-            return self._stored_anew(Value(text, kind), count, self.kind.ratio)
+            return self._requantized(Value(text, kind), count, self.kind.ratio)
+        # Multiplied by a rounded reciprocal, as the definition does.
         share = (
             literal(float(np.float32(1) / np.float32(int(count))), "float32")
             if count.isdecimal()
             else f'(T.float32(1) / T.cast({count}, "float32"))'
         )
-        mean = round_to_even(f'T.cast({text}, "float32") * {share}')
-        wide = "int64" if np.dtype(dtype).itemsize == 8 else "int32"
-        rounded = f'T.cast({mean}, "{wide}")'
-        return rounded if wide == dtype else f'T.cast({rounded}, "{dtype}")'
+        return whole_cast(round_to_even(f'T.cast({text}, "float32") * {share}'), dtype)
 
-    def _stored_anew(self, total: Value, count: str, ratio: float) -> str:
-        """Return a mean with the scale and the zero point of the result."""
+    def _requantized(self, total: Value, count: str, ratio: float) -> str:
+        """Return the mean of integers in the scale and with the zero point of the result."""
         zero, dtype = literal(self.kind.zero_point, total.dtype), total.dtype
         number = count if count.isdecimal() else f'T.cast({count}, "{dtype}")'
         centred = f'T.cast({total.text} - {number} * {zero}, "float32")'
@@ -247,5 +254,4 @@ class _Pooling:
         rounded = round_to_even(f"{centred} * {share}")
         offset = f"{rounded} + T.float32({self.kind.stored_zero_point})"
         limits = np.iinfo(self.output.dtype)
-        result = clamped(offset, "float32", limits.min, limits.max)
-        return f'T.cast(T.cast({result}, "int32"), "{self.output.dtype}")'
+        return whole_cast(clamped(offset, "float32", limits.min, limits.max), self.output.dtype)

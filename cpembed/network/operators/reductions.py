@@ -1,13 +1,13 @@
 """Kernels over rows of a tensor: reductions, indices of extrema, softmax, layer normalization.
 
-Softmax and layer normalization sweep over each row several times: first for sums, then for
+Softmax and layer normalization pass over each row several times: first for its sums, then for its
 elements. Arithmetic is float32 (float64 for float64); the exponential is a polynomial.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -18,6 +18,7 @@ from cpembed.graph.kinds.base import axis_of
 from cpembed.network.layout import Layout
 from cpembed.network.operators.approximations import APPROXIMATIONS, exp_below
 from cpembed.network.operators.emission import (
+    EFFORT,
     LANE,
     LANES,
     SERIAL,
@@ -29,7 +30,6 @@ from cpembed.network.operators.emission import (
 )
 from cpembed.network.operators.nest import (
     Nest,
-    PlacedTensor,
     View,
     axes,
     axis_name,
@@ -40,13 +40,13 @@ from cpembed.network.operators.nest import (
 from cpembed.network.operators.values import (
     Value,
     converted,
+    extremum,
     is_nan,
     literal,
     load_as,
-    maximum,
-    minimum,
     round_to_even,
     storage_type,
+    whole_cast,
 )
 
 
@@ -55,35 +55,32 @@ def join_of(operation: str, dtype: str, lanes: int = 1) -> Join:
 
     Parameters
     ----------
-    operation, dtype : str
+    operation : str
+        ``max``, ``min``, ``prod``, ``sum`` or ``mean``.
+    dtype : str
+        Type of the results.
     lanes : int, default 1
         Length of the vectors that are combined.
     """
-    if operation == "max":
-        return lambda a, b: maximum(a, b, dtype, lanes)
-    if operation == "min":
-        return lambda a, b: minimum(a, b, dtype, lanes)
+    if operation in ("max", "min"):
+        return lambda a, b: extremum(operation, a, b, dtype, lanes)
     sign = "*" if operation == "prod" else "+"
     return lambda a, b: f"({a} {sign} {b})"
 
 
 def reduce_plan(kind: Reduce, operands: Operands) -> KernelPlan:
-    """Return the kernel of a reduction; integers are summed exactly, floats in float32 or
-    float64.
+    """Return the kernel of a reduction, or of the index of an extremum.
+
+    Integers are summed exactly, floats in float32 or float64.
     """
+    if kind.is_index:
+        return _extremum_plan(kind, operands)
     (source,), (output,) = operands.inputs, operands.outputs
-    rank = len(source.shape)
-    reduced_axes = {axis_of(axis, rank) for axis in kind.axes}
-    indices = axes(rank)
-    index = [
-        constant(0) if axis in reduced_axes else e
-        for axis, e in enumerate(indices)
-        if kind.keeps or axis not in reduced_axes
-    ]
-    views = [View(output.layout, tuple(index)), View(source.layout, indices)]
+    reduced_axes = {axis_of(axis, len(source.shape)) for axis in kind.axes}
+    views = _reduced_views(kind, operands, reduced_axes)
+    # The input is the larger tensor, so its memory gives the order of the loops.
     nest = nest_over(source.shape, views, ordered_by=1, separate=tuple(reduced_axes))
-    names = {axis_name(axis) for axis in reduced_axes}
-    reduction = Reduction.split(nest, lambda loop: axis_of_loop(loop.name) in names)
+    reduction = _reduction(nest, reduced_axes)
     count = math.prod(source.shape[axis] for axis in reduced_axes)
     dtype = accumulator_dtype(kind.operation, source.dtype, count)
     join = join_of(kind.operation, dtype)
@@ -104,11 +101,29 @@ def reduce_plan(kind: Reduce, operands: Operands) -> KernelPlan:
             value = _result(kernel, kind.operation, Value(total(lane), dtype), count, output.dtype)
             kernel.script.line(f"out0[{places[0]}] = {value}")
 
+        # Conversions name integers, which TVM's vectors do not allow.
         converts = output.storage_dtype != dtype and (
             source.dtype == "bool" or dtype.startswith("float")
         )
         reduction.once(kernel, store, SERIAL if converts else VECTORIZED)
     return kernel.plan(kind.label)
+
+
+def _reduced_views(kind: Reduce, operands: Operands, reduced: Collection[int]) -> list[View]:
+    """Return the views of output and input of a reduction, over the input's indices."""
+    (source,), (output,) = operands.inputs, operands.outputs
+    indices = axes(len(source.shape))
+    index = [
+        constant(0) if axis in reduced else e
+        for axis, e in enumerate(indices)
+        if kind.keeps or axis not in reduced
+    ]
+    return [View(output.layout, tuple(index)), View(source.layout, indices)]
+
+
+def _reduction(nest: Nest, reduced: Collection[int]) -> Reduction:
+    names = {axis_name(axis) for axis in reduced}
+    return Reduction.split(nest, lambda loop: axis_of_loop(loop.name) in names)
 
 
 def _result(kernel: Kernel, operation: str, total: Value, count: int, dtype: str) -> str:
@@ -119,9 +134,7 @@ def _result(kernel: Kernel, operation: str, total: Value, count: int, dtype: str
             mean = f'T.cast({total.text}, "float64") / {literal(count, "float64")}'
             total = Value(mean, "float64")
             if dtype != "bool":
-                kind = "int64" if np.dtype(dtype).itemsize == 8 else "int32"
-                rounded = f'T.cast({round_to_even(total.text, "float64")}, "{kind}")'
-                return rounded if kind == dtype else f'T.cast({rounded}, "{dtype}")'
+                return whole_cast(round_to_even(total.text, "float64"), dtype)
     if dtype == "bool" or total.dtype != storage_type(dtype):
         return converted(kernel.bind, total, dtype)
     return total.text
@@ -132,7 +145,10 @@ def accumulator_dtype(operation: str, dtype: str, count: int) -> str:
 
     Parameters
     ----------
-    operation, dtype : str
+    operation : str
+        ``max``, ``min``, ``prod``, ``sum`` or ``mean``.
+    dtype : str
+        Type of the elements.
     count : int
     """
     if dtype in ("bfloat16", "float16", "float32", "float64"):
@@ -141,9 +157,9 @@ def accumulator_dtype(operation: str, dtype: str, count: int) -> str:
         return storage_type(dtype)
     size = 8 * np.dtype(dtype).itemsize
     if operation == "mean":
-        # Exact, whatever the elements are.
+        # The sum is exact, whatever the elements are.
         return "int32" if size < 32 and count < 2 ** (31 - size) else "int64"
-    # Sums and products are stored without what exceeds the type.
+    # Sums and products wrap to the type of the result, and so may their partial results.
     if dtype == "bool":
         return "int32" if operation == "sum" else "uint8"
     return "int64" if size == 64 else "int32"
@@ -161,29 +177,20 @@ def neutral(operation: str, dtype: str) -> float | int:
     return int(limits.min if operation == "max" else limits.max)
 
 
-def extremum_plan(kind: Reduce, operands: Operands) -> KernelPlan:
-    """Return the kernel of the index of an extremum, the first of several.
+def _extremum_plan(kind: Reduce, operands: Operands) -> KernelPlan:
+    """Return the kernel of the index of an extremum, the first one of several.
 
-    NaN counts as extreme, as in numpy. Contiguous elements are visited one after the other,
-    otherwise
-    a vector of results is computed at a time.
+    NaN counts as extreme, as in numpy.
     """
-    (source,), (output,) = operands.inputs, operands.outputs
+    (source,) = operands.inputs
     rank = len(source.shape)
     reduced_axis = axis_of(kind.axes[0], rank)
-    indices = axes(rank)
-    index = [
-        constant(0) if a == reduced_axis else e
-        for a, e in enumerate(indices)
-        if kind.keeps or a != reduced_axis
-    ]
-    views = [View(output.layout, tuple(index)), View(source.layout, indices)]
+    views = _reduced_views(kind, operands, {reduced_axis})
     # An element's index along the axis is its place in a vector of the axis's size.
-    views.append(View(Layout.plain((source.shape[reduced_axis],)), (indices[reduced_axis],)))
+    views.append(View(Layout.plain((source.shape[reduced_axis],)), (axes(rank)[reduced_axis],)))
     nest = nest_over(source.shape, views, ordered_by=1, separate=[reduced_axis])
-    reduction = Reduction.split(
-        nest, lambda loop: axis_of_loop(loop.name) == axis_name(reduced_axis)
-    )
+    reduction = _reduction(nest, {reduced_axis})
+    # Contiguous elements are compared one after the other: lanes would each find a first extremum.
     reduction = reduction.with_lanes(1 if reduction.is_along else LANES)
     operation = kind.operation.removeprefix("arg")
     dtype = accumulator_dtype(operation, source.dtype, source.shape[reduced_axis])
@@ -215,29 +222,41 @@ def extremum_plan(kind: Reduce, operands: Operands) -> KernelPlan:
     return kernel.plan(kind.label)
 
 
-# Time of a byte relative to copying it.
-_SOFTMAX, _NORM = 16.0, 4.0
-
-# Function from a lane to the text of its number.
+# Function from a lane to the text of its value.
 _Lane = Callable[[str], str]
+
+# Function from a lane and the operands' places to the text of an element.
+_Element = Callable[[str, Sequence[str]], str]
 
 
 @dataclass(frozen=True)
 class _Rows:
-    """Rows of a tensor while their kernel is written; ``wide`` is the type of the arithmetic."""
+    """Rows of a tensor while their kernel is written.
+
+    Attributes
+    ----------
+    dtype, wide : str
+        Types of the result and of the arithmetic.
+    """
 
     kernel: Kernel
     reduction: Reduction
     dtype: str
     wide: str
 
+    @classmethod
+    def over(cls, kernel: Kernel, nest: Nest, reduced: Collection[int]) -> _Rows:
+        """Return the rows of the first input of a kernel along some of its axes."""
+        wide = "float64" if kernel.inputs[0].dtype == "float64" else "float32"
+        return cls(kernel, _reduction(nest, reduced), kernel.outputs[0].dtype, wide)
+
     def element(self, places: Sequence[str], number: int = 0) -> str:
-        """Load an input's element; its place follows the output's."""
+        """Load an input's element; the places of inputs follow that of the output."""
         dtype = self.kernel.inputs[number].dtype
         return load_as(f"in{number}[{places[number + 1]}]", dtype, self.wide)
 
-    def total(self, operation: str, value: Callable[[str, Sequence[str]], str]) -> _Lane:
-        """Write the sum or maximum of a row's values and return it per lane."""
+    def total(self, operation: str, value: _Element) -> _Lane:
+        """Write the sum or maximum of a row's values, and return it per lane."""
         start, join = neutral(operation, self.wide), join_of(operation, self.wide)
         name = self.kernel.accumulators(self.reduction.size, self.wide, literal(start, self.wide))
 
@@ -248,19 +267,15 @@ class _Rows:
         self.reduction.sweep(self.kernel, add)
         return self.reduction.combined(self.kernel, name, self.wide, join)
 
-    def each(self, value: Callable[[str], str]) -> _Lane:
-        """Write a number per row, computed once, and return it per lane."""
+    def each(self, value: _Lane) -> _Lane:
+        """Write a value that is computed once per row, and return it per lane."""
         size = 1 if self.reduction.is_along else self.reduction.size
         name = self.kernel.local(size, self.wide)
         with self.kernel.vectorized(size, SERIAL):
             self.kernel.script.line(f"{name}[{LANE}] = {value(LANE)}")
-        return (
-            (lambda lane: f"{name}[0]")
-            if self.reduction.is_along
-            else lambda lane: f"{name}[{lane}]"
-        )
+        return lambda lane: f"{name}[{0 if self.reduction.is_along else lane}]"
 
-    def store(self, value: Callable[[str, Sequence[str]], str]) -> None:
+    def store(self, value: _Element) -> None:
         """Write the elements of a row."""
 
         def write(lane: str, places: Sequence[str]) -> None:
@@ -268,18 +283,6 @@ class _Rows:
             self.kernel.script.line(f"out0[{places[0]}] = {text}")
 
         self.reduction.sweep(self.kernel, write, VECTORIZED if self.dtype == self.wide else SERIAL)
-
-
-def _reduction(nest: Nest, reduced: Sequence[int]) -> Reduction:
-    names = {axis_name(axis) for axis in reduced}
-    return Reduction.split(nest, lambda loop: axis_of_loop(loop.name) in names)
-
-
-def _rows(
-    kernel: Kernel, nest: Nest, reduced: Sequence[int], source: PlacedTensor, output: PlacedTensor
-) -> _Rows:
-    wide = "float64" if source.dtype == "float64" else "float32"
-    return _Rows(kernel, _reduction(nest, reduced), output.dtype, wide)
 
 
 def softmax_plan(kind: Softmax, operands: Operands) -> KernelPlan:
@@ -290,11 +293,13 @@ def softmax_plan(kind: Softmax, operands: Operands) -> KernelPlan:
     axis = axis_of(kind.axis, rank)
     views = [View(output.layout, indices), View(source.layout, indices)]
     nest = nest_over(source.shape, views, ordered_by=1, separate=[axis])
-    kernel = Kernel(operands, operands.chunks(_SOFTMAX))
-    rows = _rows(kernel, nest, [axis], source, output)
-    # The powers wait in the result for their sum, where it holds them.
+    kernel = Kernel(operands, operands.chunks(EFFORT[Softmax]))
+    rows = _Rows.over(kernel, nest, [axis])
+    # The powers are stored in the result until their sum is known, if its type holds them;
+    # otherwise they are computed twice.
     keeps_powers = not kind.log and output.dtype == rows.wide
     with kernel.body(), rows.reduction.rows(kernel):
+        # No power of a difference from the maximum overflows.
         top = rows.total("max", lambda lane, places: rows.element(places))
 
         def shifted(lane: str, places: Sequence[str]) -> str:
@@ -316,6 +321,7 @@ def softmax_plan(kind: Softmax, operands: Operands) -> KernelPlan:
         if kind.log:
             rows.store(_logarithms(kernel, rows, total, shifted))
         else:
+            # One division per row; elements are multiplied.
             share = rows.each(lambda lane: f"{literal(1, rows.wide)} / {total(lane)}")
 
             def part(lane: str, places: Sequence[str]) -> str:
@@ -326,9 +332,9 @@ def softmax_plan(kind: Softmax, operands: Operands) -> KernelPlan:
     return kernel.plan("softmax")
 
 
-def _logarithms(
-    kernel: Kernel, rows: _Rows, total: _Lane, shifted: Callable[[str, Sequence[str]], str]
-) -> Callable[[str, Sequence[str]], str]:
+def _logarithms(kernel: Kernel, rows: _Rows, total: _Lane, shifted: _Element) -> _Element:
+    """Return the differences of shifted elements from the logarithm of a row's sum of powers."""
+
     def logarithm(lane: str) -> str:
         if rows.wide != "float32":
             return f"T.log({total(lane)})"
@@ -339,7 +345,7 @@ def _logarithms(
 
 
 def layer_norm_plan(kind: LayerNorm, operands: Operands) -> KernelPlan:
-    """Return the kernel of a layer normalization; a second sweep sums the squared differences."""
+    """Return the kernel of a layer normalization."""
     source, (output,) = operands.inputs[0], operands.outputs
     rank = len(source.shape)
     indices = axes(rank)
@@ -350,8 +356,8 @@ def layer_norm_plan(kind: LayerNorm, operands: Operands) -> KernelPlan:
     ]
     reduced = range(first, rank)
     nest = nest_over(source.shape, views, ordered_by=1, separate=reduced)
-    kernel = Kernel(operands, operands.chunks(_NORM))
-    rows = _rows(kernel, nest, reduced, source, output)
+    kernel = Kernel(operands, operands.chunks(EFFORT[LayerNorm]))
+    rows = _Rows.over(kernel, nest, reduced)
     count = literal(math.prod(source.shape[first:]), rows.wide)
     epsilon = literal(kind.epsilon, rows.wide)
     with kernel.body(), rows.reduction.rows(kernel):
@@ -365,6 +371,7 @@ def layer_norm_plan(kind: LayerNorm, operands: Operands) -> KernelPlan:
             value = centred(lane, places)
             return f"{value} * {value}"
 
+        # A second pass: the mean of the squares minus the square of the mean would cancel.
         squares = rows.total("sum", square)
         share = rows.each(
             lambda lane: f"{literal(1, rows.wide)} / T.sqrt({squares(lane)} / {count} + {epsilon})"

@@ -1,7 +1,7 @@
-"""Values in the text of generated kernels: literals, conversions, and operations written for LLVM.
+"""Values in the text of generated kernels: literals, conversions, operations written for LLVM.
 
-TVM assumes that floats are numbers. If NaNs, infinities or signed zeros matter, kernels test bits
-or call functions in LLVM's language, which TVM does not simplify.
+TVM simplifies expressions as if floats were real numbers. Where NaNs, infinities or signed zeros
+matter, kernels test bits or call functions in LLVM's language, which TVM does not simplify.
 """
 
 from __future__ import annotations
@@ -12,9 +12,12 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from cpembed.codegen.script import read, storage_dtype
+from cpembed.codegen.plan import read, storage_dtype
 from cpembed.errors import LoweringError
 from cpembed.graph.kinds.base import Array
+
+Bind = Callable[[str], str]
+"""Function that names the text of a value and returns the name."""
 
 
 def round_to_even(value: str, dtype: str = "float32") -> str:
@@ -23,46 +26,32 @@ def round_to_even(value: str, dtype: str = "float32") -> str:
 
 
 def rounded_product(value: str, dtype: str = "float32") -> str:
-    """Return a product that is rounded before it is added to something.
+    """Return a product that is rounded before something is added to it.
 
-    LLVM contracts a product and a sum into one operation with one rounding. Multiplied by a 1 that
-    the
-    compiler does not know (:func:`one_function`), the contraction rounds as both would.
-    ``llvm.canonicalize`` would do as well, but crashes LLVM's code generator for x86 on vectors of
-    two
-    floats.
+    LLVM contracts a product and a sum into one operation with one rounding. If the product is
+    multiplied by a 1 that the compiler does not know (:func:`one_function`), the contraction of
+    that multiplication rounds like the two operations.
     """
+    # ``llvm.canonicalize`` would do as well, but crashes LLVM's code generator for x86 on vectors
+    # of two floats.
     return f"({value}) * {one_name(dtype)}"
 
 
-def maximum(first: str, second: str, dtype: str, lanes: int = 1) -> str:
-    """Return the larger of two values; of floats NaN if one is NaN (TVM's would be the second one).
+def extremum(operation: str, first: str, second: str, dtype: str, lanes: int = 1) -> str:
+    """Return the larger (``max``) or smaller (``min``) of two values; NaN if one is NaN.
 
     Parameters
     ----------
+    operation : str
     first, second : str
         Texts of the values.
     dtype : str
     lanes : int, default 1
         Length of the vectors that are compared.
     """
-    return _extremum("max", first, second, dtype, lanes)
-
-
-def minimum(first: str, second: str, dtype: str, lanes: int = 1) -> str:
-    """Return the smaller of two values; parameters as in :func:`maximum`.
-
-    Parameters
-    ----------
-    first, second, dtype, lanes
-        See :func:`maximum`.
-    """
-    return _extremum("min", first, second, dtype, lanes)
-
-
-def _extremum(operation: str, first: str, second: str, dtype: str, lanes: int) -> str:
     if not dtype.startswith("float"):
         return f"T.{operation}({first}, {second})"
+    # TVM's operation would return the second value if one is NaN.
     kind = dtype if lanes == 1 else f"{dtype}x{lanes}"
     return _intrinsic(f"{operation}imum", f"{first}, {second}", kind)
 
@@ -79,11 +68,9 @@ _FLOAT_OPERATIONS = {
 
 
 def float_function(operation: str, dtype: str) -> tuple[str, str]:
-    """Return name and text of an operation on two floats; comparisons yield 0 or 1 (int32).
-
-    TVM would simplify x - x, x * 0 and 0 / x to 0, and "not less" to "at least", as if floats were
-    numbers. LLVM keeps to the standard.
-    """
+    """Return name and text of an operation on two floats; comparisons yield 0 or 1 (int32)."""
+    # TVM would simplify x - x, x * 0 and 0 / x to 0, and "not less" to "at least". LLVM keeps to
+    # the standard.
     kind, name = {"float32": "float", "float64": "double"}[dtype], f"cpembed_{operation}_{dtype}"
     instruction = _FLOAT_OPERATIONS[operation]
     result = "i32" if instruction.startswith("fcmp") else kind
@@ -100,12 +87,12 @@ define internal {result} @{name}({kind} %a, {kind} %b) alwaysinline {{
 
 
 def one_name(dtype: str) -> str:
-    """Return the name of 1 in a kernel that multiplies by it."""
+    """Return the name of the 1 in a kernel that multiplies by it."""
     return f"one_{dtype}"
 
 
 def one_function(dtype: str) -> tuple[str, str]:
-    """Return name and text of a function that returns 1 without the compiler knowing."""
+    """Return name and text of a function whose result, 1, the compiler does not know."""
     kind, name = {"float32": "float", "float64": "double"}[dtype], f"cpembed_one_{dtype}"
     return (
         name,
@@ -126,11 +113,10 @@ def _intrinsic(name: str, value: str, dtype: str) -> str:
 
 
 def quotient_function(operation: str, dtype: str) -> tuple[str, str]:
-    """Return name and text of an integer division towards zero (``div``) or its remainder
-    (``rem``).
+    """Return name and text of a division of integers towards zero (``div``), or the remainder.
 
-    The result is 0 for divisor 0. Processors trap on the one quotient that exceeds the type, so
-    divisor -1 is computed without dividing.
+    The result is 0 for divisor 0. Processors trap on the one quotient that exceeds the type, the
+    least integer by -1, so quotients by -1 are computed without dividing.
     """
     kind, name = f"i{dtype.removeprefix('int')}", f"cpembed_{operation}_{dtype}"
     negated = f"sub {kind} 0, %a" if operation == "div" else f"and {kind} %a, 0"
@@ -154,6 +140,7 @@ define internal {kind} @{name}({kind} %a, {kind} %b) alwaysinline {{
 
 def power_function(dtype: str) -> tuple[str, str]:
     """Return name and text of an integer power, modulo the type; 1 for negative exponents."""
+    # Repeated squaring: the loop runs once per bit of the exponent.
     kind, name = f"i{dtype.removeprefix('int')}", f"cpembed_power_{dtype}"
     return (
         name,
@@ -183,9 +170,7 @@ done:
 
 
 def storage_type(dtype: str) -> str:
-    """Return the element type in memory.
-
-    Raises :class:`LoweringError` for a type that kernels do not hold.
+    """Return the element type in memory; raise :class:`LoweringError` if there is none.
 
     >>> storage_type("bool"), storage_type("bfloat16"), storage_type("int8")
     ('uint8', 'uint16', 'int8')
@@ -236,10 +221,6 @@ def load_as(element: str, dtype: str, target: str) -> str:
     return read(element, dtype, target)
 
 
-Bind = Callable[[str], str]
-"""Function that names the text of a value and returns the name."""
-
-
 @dataclass(frozen=True)
 class Value:
     """Text of a value, and its type.
@@ -247,9 +228,9 @@ class Value:
     Attributes
     ----------
     is_product : bool
-        A sum would be contracted with it and drop its rounding.
+        True if a sum would be contracted with it and drop its rounding.
     is_number : bool
-        Constant other than NaN.
+        True for a constant other than NaN.
     """
 
     text: str
@@ -259,6 +240,7 @@ class Value:
 
     @property
     def is_float(self) -> bool:
+        """True if the value is a float."""
         return self.dtype.startswith("float")
 
 
@@ -267,19 +249,19 @@ def cast(value: Value, dtype: str) -> Value:
     if value.dtype == dtype:
         return value
     if value.dtype == "bool" and dtype.startswith("float"):
-        # A cast of a condition that is known would be taken for an integer's.
+        # TVM would take the cast of a constant condition for that of an integer.
         unit, zero = literal(1, dtype), literal(0, dtype)
         return Value(f"T.Select({value.text}, {unit}, {zero})", dtype)
     return Value(f'T.cast({value.text}, "{dtype}")', dtype)
 
 
 def converted(bind: Bind, value: Value, dtype: str) -> str:
-    """Return a value as it is stored in a tensor; floats become integers by rounding and
-    saturating.
+    """Return a value in the storage type of a tensor; floats are rounded to integers and saturated.
 
     Parameters
     ----------
     bind : callable
+        Function that names a value.
     value : Value
     dtype : str
         Type of the tensor.
@@ -294,6 +276,7 @@ def converted(bind: Bind, value: Value, dtype: str) -> str:
         return _rounded(bind, value, dtype)
     text = value.text
     if value.dtype == "float64" and dtype == "float16":
+        # By way of float32, as the definition rounds.
         text = f'T.cast({text}, "float32")'
     return text if value.dtype == dtype else f'T.cast({text}, "{storage_type(dtype)}")'
 
@@ -308,7 +291,8 @@ def _rounded(bind: Bind, value: Value, dtype: str) -> str:
         wide = "int32" if limits.max < 2**31 else "int64"
         text = f'T.cast({clipped}, "{wide}")'
         return text if wide == dtype else f'T.cast({text}, "{dtype}")'
-    # The largest integer is no float: what reaches it is chosen apart.
+    # The largest integer is no float of this type: values that reach it are selected in the end,
+    # and all others are clamped to the next float below it.
     below = float(np.nextafter(top, np.dtype(kind).type(0)))
     clipped = clamped(whole_number, kind, limits.min, below)
     wide = "int64" if dtype in ("uint32", "uint64") else dtype
@@ -317,13 +301,20 @@ def _rounded(bind: Bind, value: Value, dtype: str) -> str:
         result = _unsigned(bind, whole_number, kind)
     reached = f"{whole_number} >= {literal(float(top), kind)}"
     exact = float(limits.max)
-    # Of 64 bits the largest float64 below it is stored, as the definition says.
+    # For 64 bits the definition saturates at the largest float64 below the integer.
     largest = limits.max if int(exact) <= limits.max else int(np.nextafter(exact, 0.0))
     return f"T.Select({reached}, {literal(largest, dtype)}, {result})"
 
 
+def whole_cast(text: str, dtype: str) -> str:
+    """Convert a float that is a whole number within an integer type to that type."""
+    wide = "int64" if np.dtype(dtype).itemsize == 8 else "int32"
+    integer = f'T.cast({text}, "{wide}")'
+    return integer if wide == dtype else f'T.cast({integer}, "{dtype}")'
+
+
 def _unsigned(bind: Bind, whole_number: str, kind: str) -> str:
-    """Convert to uint64 by way of int64, without the highest bit for numbers from 2^63 on."""
+    """Convert to uint64 by way of int64; from 2^63 on the highest bit is added afterwards."""
     half = literal(2.0**63, kind)
     below = float(np.nextafter(np.dtype(kind).type(2**63), np.dtype(kind).type(0)))
     is_upper = bind(f"{whole_number} >= {half}")
@@ -338,15 +329,17 @@ def nan_to_zero(bind: Bind, text: str, dtype: str) -> str:
     Parameters
     ----------
     bind : callable
+        Function that names a value.
     text, dtype : str
         Value and its type.
     """
-    # A comparison of a NaN with itself would be folded: its bits tell.
     value = Value(bind(text), dtype)
     return bind(f"T.Select({is_nan(value)}, {literal(0, dtype)}, {value.text})")
 
 
 def _bfloat16_bits(bind: Bind, value: Value) -> str:
+    # The upper half of the bits of a float32, rounded to nearest even. Rounding might carry a NaN
+    # to infinity, so a NaN becomes the quiet one of its sign: 0x7FC0 = 32704.
     text = cast(value, "float32").text
     bits = bind(f'T.reinterpret({text}, dtype="uint32")')
     odd = f"T.bitwise_and(T.shift_right({bits}, T.uint32(16)), T.uint32(1))"
@@ -363,12 +356,14 @@ def clamped(text: str, dtype: str, low: float, high: float) -> str:
     text, dtype : str
         Value and its type.
     low, high : float
+        Limits.
     """
     return f"T.max({literal(low, dtype)}, T.min({literal(high, dtype)}, {text}))"
 
 
 def is_nan(value: Value) -> str:
-    """Return the test whether a float is NaN, by its bits: TVM would fold a comparison."""
+    """Return the test whether a float is NaN."""
+    # TVM would fold the comparison of a value with itself, so the bits are tested.
     bits, infinity = _BITS[value.dtype]
     return f"{_magnitude(value)} > T.{bits}({infinity})"
 
@@ -385,7 +380,7 @@ def _magnitude(value: Value) -> str:
 
 
 def product_rounded(value: Value) -> Value:
-    """Return a value that can be added to: products are rounded first."""
+    """Return a value for a sum: a product is rounded first."""
     if not value.is_product:
         return value
     return Value(rounded_product(value.text, value.dtype), value.dtype)
@@ -396,7 +391,7 @@ def condition(value: Value) -> str:
     if value.dtype == "bool":
         return value.text
     if value.dtype in _BITS:
-        # A NaN is not 0, which the compiler does not know.
+        # A NaN is not 0, but TVM knows no NaN: the bits are tested.
         return f"({_magnitude(value)} != T.{_BITS[value.dtype][0]}(0))"
     return f"({value.text} != {literal(0, value.dtype)})"
 
@@ -411,7 +406,7 @@ def literal(value: float | int, dtype: str) -> str:
         return f"T.bool({bool(value)})"
     if not dtype.startswith("float"):
         if value > np.iinfo(np.int64).max:
-            # TVMScript has no larger numbers.
+            # TVMScript has no literals beyond int64.
             return f"T.bitwise_not(T.uint64({2**64 - 1 - int(value)}))"
         return f"T.{dtype}({int(value)})"
     with np.errstate(over="ignore"):

@@ -88,12 +88,14 @@ class Operator(msgspec.Struct, frozen=True):
     @property
     def predicted(self) -> float | None:
         """Predicted time in the unit of the network."""
+        # Compiled networks have the first, stepwise ones the others.
         times = (self.predicted_us, self.estimated_us, self.estimated_cycles)
         return next((time for time in times if time is not None), None)
 
     @property
     def measured(self) -> float | None:
         """Measured or simulated time in the unit of the network."""
+        # Cycles are those of a simulated target.
         return self.cycles if self.measured_us is None else self.measured_us
 
     @property
@@ -175,6 +177,7 @@ class Network(msgspec.Struct, frozen=True):
         if operator.embedded_on is not None:
             is_own = operator.embedded_on == self.target
             return State.EMBEDDED if is_own else State.ALTERNATIVE
+        # Only products have a workload.
         return State.GENERATED if operator.workload is None else State.UNMATCHED
 
     def tensor(self, name: str) -> Tensor:
@@ -209,6 +212,7 @@ def read(document: Mapping[str, Any]) -> Network:
 
 def _finite(value: Any) -> Any:
     """Return a value as JSON has it, with None in place of infinities and NaN."""
+    # JSON has no infinities: a page of a document and of its JSON are the same.
     if isinstance(value, float) and not math.isfinite(value):
         return None
     if isinstance(value, Mapping):

@@ -7,24 +7,23 @@ layer so that few edges cross, then find coordinates that keep edges straight.
 from __future__ import annotations
 
 import itertools
+from bisect import bisect_right
 from collections.abc import Sequence
 from dataclasses import dataclass
 
 Point = tuple[float, float]
 
+# Number of passes over the layers, down and up in turn, in ordering and in placement.
 _SWEEPS = 12
-"""Number of passes over the layers, down and up in turn, in ordering and in placement."""
 
+# Weights relative to a node's: of a bend, so that long edges are straight, and of a vertex on the
+# trunk, a longest path through the graph, which is drawn as a straight line.
 _BEND_WEIGHT, _TRUNK_WEIGHT = 4.0, 1e4
-"""Weights relative to a node's: of a bend, so that long edges are straight, and of a vertex on the
-trunk, a longest path through the graph, which is drawn as a straight line."""
 
 
 @dataclass(frozen=True)
 class Sizes:
-    """Size of all nodes and the distances between them in pixels; ``bend_gap`` between long
-    edges.
-    """
+    """Size of all nodes and the distances between them in pixels; ``bend_gap`` between edges."""
 
     width: float
     height: float
@@ -90,8 +89,9 @@ def place(count: int, edges: Sequence[tuple[int, int]], sizes: Sizes) -> Placed:
 
 
 def layers_of(count: int, edges: Sequence[tuple[int, int]]) -> list[int]:
-    """Return the layer of each node: below all nodes that it reads; a node that reads nothing is
-    directly above its first reader.
+    """Return the layer of each node: below all nodes that it reads.
+
+    A node that reads nothing is directly above its first reader.
 
     >>> layers_of(4, [(0, 1), (1, 2), (3, 2)])
     [0, 1, 2, 1]
@@ -103,6 +103,7 @@ def layers_of(count: int, edges: Sequence[tuple[int, int]]) -> list[int]:
     for node in range(count):
         readers = [layers[target] for source, target in edges if source == node]
         if node not in reads and readers:
+            # Weights and constants would all be in the first layer, far from their readers.
             layers[node] = min(readers) - 1
     return layers
 
@@ -137,9 +138,7 @@ class _Layered:
             self.rows[layer].append(vertex)
 
     def _trunk(self) -> frozenset[int]:
-        """Return the vertices of a path from the lowest layer up to the first, through nodes rather
-        than bends.
-        """
+        """Return the vertices of a path from the lowest layer up to the first."""
         vertex = max(range(self.count), key=lambda v: (self.layer[v], -v))
         path = [vertex]
         while self.above[vertex]:
@@ -149,11 +148,10 @@ class _Layered:
         return frozenset(path)
 
     def order(self) -> None:
-        """Sort each layer by the mean place of its neighbours, downwards and upwards in turn, and
-        keep the order with the fewest crossings.
-        """
+        """Sort each layer by the mean place of its neighbours, and keep the fewest crossings."""
         best, fewest = [list(row) for row in self.rows], self.crossings()
         for sweep in range(_SWEEPS):
+            # Downwards and upwards in turn: one direction alone orders each layer by one neighbour.
             down = sweep % 2 == 0
             rows = self.rows[1:] if down else self.rows[-2::-1]
             for row in rows:
@@ -185,9 +183,7 @@ class _Layered:
         return total
 
     def coordinates(self, sizes: Sizes) -> list[float]:
-        """Return each vertex's coordinate along its layer: near its neighbours, and far enough from
-        the next vertex.
-        """
+        """Return each vertex's coordinate along its layer: near its neighbours, but apart."""
         xs = [0.0] * len(self.layer)
         for row in self.rows:
             distances = [self._distance(a, b, sizes) for a, b in itertools.pairwise(row)]
@@ -201,9 +197,8 @@ class _Layered:
         return xs
 
     def _align(self, row: list[int], xs: list[float], sizes: Sizes, sweep: int) -> None:
-        """Move a layer towards its neighbours: those above and those below in turn, in the last two
-        sweeps both.
-        """
+        """Move a layer towards its neighbours."""
+        # Those above and those below in turn; in the last two sweeps both count.
         is_last = sweep >= _SWEEPS - 2
         ideal: list[float] = []
         for vertex in row:
@@ -221,11 +216,10 @@ class _Layered:
             xs[vertex] = x
 
     def _bend(self, vertex: int, xs: list[float], *, outside: bool) -> float:
-        """Return where a long edge passes a layer: halfway between its ends, or ``outside`` in line
-        with its outermost bend, so that it goes straight past everything that it must avoid.
-        """
+        """Return where a long edge passes a layer: halfway between its ends, or ``outside``."""
         source, *bends, target = self.chains[self.chain_of[vertex]]
         if outside:
+            # In line with its outermost bend, an edge goes straight past all that it must avoid.
             return max((xs[bend] for bend in bends), key=abs)
         return (xs[source] + xs[target]) / 2
 
@@ -265,7 +259,9 @@ def spread(
     offsets = [0.0, *itertools.accumulate(distances)]
     blocks: list[tuple[float, float, int]] = []
     for value, weight, offset in zip(ideal, weights, offsets, strict=True):
+        # Without the distances the order is that positions do not decrease: isotonic regression.
         mean, total, size = value - offset, weight, 1
+        # Two blocks out of order share their weighted mean, which is the least-squares value.
         while blocks and blocks[-1][0] > mean:
             before, added, count = blocks.pop()
             mean = (mean * total + before * added) / (total + added)
@@ -276,17 +272,11 @@ def spread(
 
 
 def _inversions(values: Sequence[int]) -> int:
-    """Return the number of pairs that are out of order, by merge sort."""
-    if len(values) < 2:
-        return 0
-    middle = len(values) // 2
-    left, right = list(values[:middle]), list(values[middle:])
-    total = _inversions(left) + _inversions(right)
-    left.sort()
-    right.sort()
-    passed = 0
-    for value in right:
-        while passed < len(left) and left[passed] <= value:
-            passed += 1
-        total += len(left) - passed
+    """Return the number of pairs that are out of order."""
+    total = 0
+    before: list[int] = []
+    for value in values:
+        place = bisect_right(before, value)
+        total += len(before) - place
+        before.insert(place, value)
     return total

@@ -12,8 +12,8 @@ from cpembed.wording import amount, count
 
 SIZES = Sizes(width=196, height=46, gap=24, layer_gap=48)
 _MARGIN = 12.0
+# Maximum number of characters of a line in a node.
 _CHARACTERS = 24
-"""Maximum number of characters of a line in a node."""
 
 SYMBOLS = {
     State.EMBEDDED: "●",
@@ -47,9 +47,7 @@ class Edge:
     layout: str | None = None
 
     def conversions(self, tensor: Tensor) -> tuple[Conversion, ...]:
-        """Return the copies of the tensor that this edge reads: all of them on the first edge, if
-        the document does not say which operator reads which.
-        """
+        """Return the copies that this edge reads: on the first edge all, if readers are unknown."""
         if self.layout is None:
             return tensor.conversions if self.first else ()
         return tuple(c for c in tensor.conversions if c.to == self.layout != tensor.layout)
@@ -63,6 +61,8 @@ def edges(network: Network) -> list[Edge]:
     for number, operator in enumerate(network.operators):
         for position, name in enumerate(operator.inputs):
             source = writer.get(name)
+            # An input of the network has no writer; an operator that reads a tensor twice has one
+            # edge.
             if source is None or (source, number, name) in by_ends:
                 continue
             layout = operator.reads_as(position)
@@ -149,11 +149,10 @@ def _path(points: tuple[Point, ...]) -> str:
 
 
 def _labels(edge: Edge, tensor: Tensor, points: tuple[Point, ...]) -> Iterator[str]:
-    """Yield the layout next to the start of a tensor's first edge, and a mark for each copy: below
-    the layout, or above the reader on later edges.
-    """
+    """Yield the layout next to the start of a tensor's first edge, and a mark for each copy."""
     x, y = points[0][0] + 6, points[0][1] + SIZES.height / 2 + 12
     if not edge.first:
+        # On later edges above the reader: the start of all edges of a tensor is one point.
         x, y = points[-1][0] + 6, points[-1][1] - SIZES.height / 2 - 16
     if tensor.layout and edge.first:
         layout = html(short(tensor.layout, 26))
@@ -182,11 +181,12 @@ UNKNOWN = "-"
 
 
 def html(text: object) -> str:
-    """Return a text escaped for an element or an attribute: names come from models and may contain
-    anything. Characters that cannot be printed become replacement characters.
+    r"""Return a text escaped for an element or an attribute: names of a model may contain anything.
 
-    >>> html("<b>'x'\\x00")
-    '&lt;b&gt;&#x27;x&#x27;\\ufffd'
+    Characters that cannot be printed become replacement characters.
+
+    >>> html("<b>'x'\x00")
+    '&lt;b&gt;&#x27;x&#x27;\ufffd'
     """
     printable = "".join(c if c.isprintable() else "\ufffd" for c in str(text))
     return escape(printable)
@@ -202,16 +202,20 @@ def short(text: str, length: int) -> str:
 
 
 def time(value: float | None, unit: str = "us") -> str:
+    """Return a time with its unit, or a number of cycles."""
     return UNKNOWN if value is None else amount(value, unit).replace("us", "µs")
 
 
-def share(part: float | None, whole: float | None = 1.0) -> str:
-    return UNKNOWN if part is None or not whole else f"{part / whole:.1%}"
+def share(part: float | None) -> str:
+    """Return a share as ``12.3%``."""
+    return UNKNOWN if part is None else f"{part:.1%}"
 
 
 def macs(number: int | None) -> str:
+    """Return a number of MACs as ``115.6 M``."""
     return count(number) if number else UNKNOWN
 
 
 def yes(value: bool | None) -> str:
+    """Return ``yes``, or ``NO`` where something is wrong."""
     return UNKNOWN if value is None else "yes" if value else "NO"

@@ -3,9 +3,15 @@
 from __future__ import annotations
 
 from cpembed.errors import CpembedError
-from cpembed.runtime.cluster.base import Outcome, Task, ThisProcess, Workers
 from cpembed.runtime.cluster.connection import CONFIGURED, Tls
-from cpembed.runtime.cluster.processes import WITHOUT_COMPILER, Processes
+from cpembed.runtime.cluster.executors import (
+    WITHOUT_COMPILER,
+    Outcome,
+    Processes,
+    Task,
+    ThisProcess,
+    Workers,
+)
 
 __all__ = ["Outcome", "Task", "Tls", "Workers", "open_workers"]
 

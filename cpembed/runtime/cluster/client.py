@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import gc
 import pickle
 import queue
 import time
 import uuid
-import warnings
 from collections import Counter
 from collections.abc import Generator, Iterable, Iterator, Mapping
 from contextlib import contextmanager, suppress
@@ -17,18 +15,9 @@ from typing import Any
 from cpembed.codegen.host_cpu import cpu_model
 from cpembed.codegen.runtime import thread_count
 from cpembed.errors import BackendUnavailable, CpembedError, CrashError
-from cpembed.runtime.cluster.base import Outcome, Task, Workers
-from cpembed.runtime.cluster.connection import (
-    CONFIGURED,
-    CONNECT_SECONDS,
-    Tls,
-    first_line,
-    require_distributed,
-    scheduler_address,
-    security,
-    unanswered,
-)
-from cpembed.runtime.cluster.execution import (
+from cpembed.runtime.cluster import connection
+from cpembed.runtime.cluster.executors import Outcome, Task, Workers
+from cpembed.runtime.cluster.member import (
     OtherVersion,
     execute,
     identity,
@@ -39,25 +28,22 @@ from cpembed.runtime.cluster.execution import (
 LOOK_SECONDS = 1.0
 """Seconds between two looks at the workers while nothing completes."""
 
+# A worker that has nothing else would idle during each round trip to the client.
 SHORT_SECONDS = 0.5
-"""Mean time of recent tasks in seconds below which each worker has one more task waiting, so that
-it need not wait for the client."""
+"""Mean time of recent tasks in seconds below which each worker has one more task waiting."""
 
 PATIENCE_SECONDS = 300.0
 """Seconds to wait for a worker to come back after the last one that can do the tasks is lost."""
 
 
-def open_cluster(address: str, tls: Tls = CONFIGURED) -> Cluster:
+def open_cluster(address: str, tls: connection.Tls = connection.CONFIGURED) -> Cluster:
     """Connect to a scheduler that has workers.
 
-    Raises
-    ------
-    BackendUnavailable
-        Within a few seconds if there is none.
+    Raises :class:`BackendUnavailable` within a few seconds if there is none.
     """
-    at = scheduler_address(address, "tls" if tls.is_given else "tcp")
-    require_distributed()
-    cluster = Cluster(connected(at, security(at, tls, "client")), at)
+    at = connection.scheduler_address(address, "tls" if tls.is_given else "tcp")
+    connection.require_distributed()
+    cluster = Cluster(connection.connected(at, connection.security(at, tls, "client")), at)
     try:
         cluster.require_workers()
     except BaseException:
@@ -66,36 +52,12 @@ def open_cluster(address: str, tls: Tls = CONFIGURED) -> Cluster:
     return cluster
 
 
-def connected(address: str, protection: Any) -> Any:
-    """Return a Dask client, protected as :func:`security` says; raise :class:`BackendUnavailable`
-    if no scheduler answers.
-    """
-    from distributed import Client
-
-    try:
-        with warnings.catch_warnings():
-            # `Identity.difference` compares versions, and says so in one line.
-            warnings.simplefilter("ignore")
-            return Client(
-                address, timeout=CONNECT_SECONDS, set_as_default=False, security=protection
-            )
-    except Exception as error:
-        # Anything: Dask takes the first bytes of another server's banner for sizes of memory.
-        failure = unanswered(address, error)
-    # A client that did not connect stops its event loop when it is collected. The collector may run
-    # while the thread of another client starts, which holds the lock that stopping waits for.
-    gc.collect()
-    raise failure
-
-
 # ------------------------------------------------------------------------------ workers
 
 
 @dataclass(frozen=True)
 class Member:
-    """A worker process: its number of concurrent tasks, and the CPU model on which it may measure,
-    None if it may not.
-    """
+    """Worker process, its concurrent tasks, and the CPU model that it may measure, or None."""
 
     host: str
     slots: int
@@ -125,6 +87,7 @@ class Members:
 
     def measuring(self, cpu: str) -> int:
         """Return the number of workers that may measure on a CPU model, alone on their hosts."""
+        # Any other worker on the host would compete for its cores and distort the times.
         hosts = Counter(member.host for member in self.all)
         return sum(hosts[member.host] == 1 for member in self.all if member.measures_on == cpu)
 
@@ -143,8 +106,10 @@ class Members:
 
 @dataclass
 class Submitted:
-    """A task with its future. ``was_concurrent`` is True if other tasks were ever submitted at the
-    same time: Dask may then blame it for the end of a worker that another one caused.
+    """Task with its future.
+
+    ``was_concurrent`` is True if other tasks were ever submitted at the same time: Dask may then
+    blame it for the end of a worker that another one caused.
     """
 
     task: Task
@@ -206,6 +171,7 @@ class Run:
             return None
         item = self.submitted.pop(key)
         duration = time.monotonic() - item.started
+        # The mean starts from the first duration: infinity would never wear off.
         first = self.seconds == float("inf")
         self.seconds = duration if first else (3 * self.seconds + duration) / 4
         return item
@@ -281,7 +247,8 @@ class Cluster(Workers):
 
     def close(self) -> None:
         with suppress(Exception):
-            self._client.close(timeout=CONNECT_SECONDS)
+            # The scheduler may be gone, and nobody needs the connection any more.
+            self._client.close(timeout=connection.CONNECT_SECONDS)
 
     def _look(self) -> None:
         """Update the list of workers."""
@@ -300,6 +267,7 @@ class Cluster(Workers):
             if task is None or not self._has_room(run, task):
                 return
             self._submit(run, task)
+            # Only after the submission: if that fails, the task is still there to be counted.
             run.held = None
 
     def _has_room(self, run: Run, task: Task) -> bool:
@@ -318,6 +286,7 @@ class Cluster(Workers):
     def _submit(self, run: Run, task: Task) -> None:
         threads = thread_count() if task.measures else None
         tag = {measuring_tag(self._cpu): 1} if task.measures else {}
+        # Pickled here, so that the scheduler passes bytes on and need not import anything.
         packed = pickle.dumps(task)
         with self._answering():
             key = run.new_key()
@@ -362,7 +331,7 @@ class Cluster(Workers):
         try:
             yield
         except (OSError, TimeoutError) as error:
-            raise self._lost(f"does not answer any more ({first_line(error)})") from None
+            raise self._lost(f"does not answer any more ({connection.first_line(error)})") from None
 
     def _lost(self, reason: str) -> BackendUnavailable:
         return BackendUnavailable(
@@ -378,6 +347,7 @@ def _is_import_failure(error: BaseException) -> bool:
 
 
 def _killed(task: Task, workers: int) -> CrashError:
+    # Dask says only that workers ended, not how: the usual reasons are named.
     text = f"{task.doing} ended each of the {workers} workers that tried it"
     error = CrashError(f"{text}: out of memory, or killed by somebody")
     error.doing = task.doing

@@ -1,5 +1,4 @@
-"""The connection to a Dask scheduler: its address, TLS, and which of this machine's addresses it
-goes through.
+"""Connection to a Dask scheduler: its address, TLS, and the local address that it goes through.
 
 Whoever reaches a member of a cluster can have it execute code. A worker therefore listens only at
 the address that the scheduler is reached from, and where strangers can reach that, TLS tells
@@ -8,11 +7,13 @@ members by their certificates.
 
 from __future__ import annotations
 
+import gc
 import ipaddress
 import logging
 import re
 import socket
 import ssl
+import warnings
 from dataclasses import dataclass
 from importlib.util import find_spec
 from pathlib import Path
@@ -35,6 +36,7 @@ SETTINGS = {
 """Dask's settings for everything that this package starts."""
 
 _ADDRESS = re.compile(r"(?:[a-z]+://)?(?:\[[0-9a-fA-F:]+\]|[^\s:/\[\]\0]+):(?P<port>\d{1,5})")
+# Certificates and scheduler files have a few thousand bytes; a device would never end.
 _LARGEST_FILE = 2**20
 _SECURE = ("tls://", "wss://")
 
@@ -169,6 +171,7 @@ def security(address: str, tls: Tls, role: Role) -> Any:
         return configured
     files = configured.get_tls_config_for_role(role)
     authority, cert = tls.ca_file or files["ca_file"], tls.cert or files["cert"]
+    # The configured key belongs to the configured certificate, not to one that is given.
     key = tls.key or (None if tls.cert else files["key"])
     if not authority or not cert:
         raise CpembedError(
@@ -195,6 +198,7 @@ def _check_certificates(authority: str, cert: str, key: str | None) -> None:
             read_regular(Path(path), _LARGEST_FILE)
         except OSError as error:
             raise CpembedError(f"{path}: cannot be read: {error.strerror}") from None
+    # Contents in place of paths are left to Dask: `ssl` loads certificates from files only.
     if len(paths) < len(names):
         return
     subject = authority
@@ -211,13 +215,35 @@ def _check_certificates(authority: str, cert: str, key: str | None) -> None:
         ) from None
 
 
+def connected(address: str, protection: Any) -> Any:
+    """Return a Dask client, protected as :func:`security` says.
+
+    Raises :class:`BackendUnavailable` if no scheduler answers.
+    """
+    from distributed import Client
+
+    try:
+        with warnings.catch_warnings():
+            # `Identity.difference` compares versions, and says so in one line.
+            warnings.simplefilter("ignore")
+            return Client(
+                address, timeout=CONNECT_SECONDS, set_as_default=False, security=protection
+            )
+    except Exception as error:
+        # Anything: Dask takes the first bytes of another server's banner for sizes of memory.
+        failure = unanswered(address, error)
+    # A client that did not connect stops its event loop when it is collected. The collector may run
+    # while the thread of another client starts, which holds the lock that stopping waits for.
+    gc.collect()
+    raise failure
+
+
 # ------------------------------------------------------------------------------ reachability
 
 
 def exposed(address: str) -> str | None:
-    """Return why strangers may reach a connection to a scheduler, in a line; None if TLS protects
-    it or it does not leave this machine.
-    """
+    """Return why strangers may reach a connection to a scheduler; None if they cannot."""
+    # TLS tells strangers apart, and loopback does not leave this machine.
     if address.startswith(_SECURE) or _is_local(address):
         return None
     return (
@@ -229,10 +255,7 @@ def exposed(address: str) -> str | None:
 def local_address(address: str) -> str:
     """Return the address of this machine from which a scheduler is reached.
 
-    Raises
-    ------
-    BackendUnavailable
-        If the scheduler does not answer.
+    Raises :class:`BackendUnavailable` if the scheduler does not answer.
     """
     try:
         with socket.create_connection(_host_and_port(address), CONNECT_SECONDS) as connection:
@@ -251,17 +274,17 @@ def unanswered(address: str, error: BaseException) -> BackendUnavailable:
 
 def first_line(error: BaseException) -> str:
     """Return the beginning of a library's message."""
+    # Dask's messages go on with tracebacks and lists of addresses.
     return str(error).partition("\n")[0][:120] or type(error).__name__
 
 
 def _is_local(address: str) -> bool:
-    """True if all addresses of a scheduler's host are of the loopback interface, or it has none, so
-    that nothing connects to it.
-    """
+    """True if a scheduler's host has addresses of the loopback interface only, or none."""
     try:
         entries = socket.getaddrinfo(*_host_and_port(address), type=socket.SOCK_STREAM)
     except (OSError, UnicodeError):
         return True
+    # A link-local address ends in its zone, as in fe80::1%eth0.
     hosts = [str(place[0]).partition("%")[0] for *_, place in entries]
     return all(ipaddress.ip_address(host).is_loopback for host in hosts)
 

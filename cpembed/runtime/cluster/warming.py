@@ -9,7 +9,7 @@ from typing import Any
 
 from distributed import WorkerPlugin
 
-from cpembed.runtime.cluster.execution import process_of_thread
+from cpembed.runtime.cluster.member import process_of_thread
 
 
 class Warming(WorkerPlugin):

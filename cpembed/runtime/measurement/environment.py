@@ -31,8 +31,9 @@ def provenance() -> dict[str, Any]:
 
 
 def provenance_lines(document: Mapping[str, Any], run: str) -> list[str]:
-    """Return the :func:`provenance` in a document as a list in Markdown; ``run`` describes the run
-    and follows the machine.
+    """Return the :func:`provenance` in a document as a list in Markdown.
+
+    ``run`` describes the run and follows the machine.
     """
     machine = document["machine"]
     packages = ", ".join(f"{name} {number}" for name, number in document["versions"].items())
@@ -67,10 +68,10 @@ def versions() -> dict[str, str]:
 
 @cache
 def source_digest() -> str:
-    """Return the SHA-256 of the package's code and tables, which in a checkout change under one
-    version.
-    """
+    """Return the SHA-256 of the package's code and tables."""
+    # In a checkout these change while the version stays: it cannot tell results apart.
     digest = hashlib.sha256()
+    # Sorted: folders list their files in another order on every machine.
     for path in sorted(_PACKAGE.rglob("*")):
         if path.suffix in (".py", ".csv", ".toml") and path.is_file():
             digest.update(path.relative_to(_PACKAGE).as_posix().encode())
@@ -80,14 +81,13 @@ def source_digest() -> str:
 
 @cache
 def git_commit() -> str | None:
-    """Return the commit of the checkout, with ``+`` if its tracked files differ from it; None for
-    an installed package.
-    """
+    """Return the checkout's commit, with ``+`` if files differ from it; None without a checkout."""
     checkout = _PACKAGE.parent
     if not (checkout / ".git").exists():
         return None
     try:
         commit = _git(checkout, "rev-parse", "HEAD")
+        # Untracked files are notes and results more often than code.
         changes = _git(checkout, "status", "--porcelain", "--untracked-files=no")
     except (OSError, subprocess.SubprocessError):
         return None

@@ -17,14 +17,15 @@ from cpembed.runtime.measurement.runner import Quantiles, Sampler, calls_in, qua
 ATTEMPTS = 3
 """Maximum number of attempts: disturbed rounds are repeated, and the steadiest attempt counts."""
 
+# Quartiles: a few rounds in which the machine changed its speed do not matter.
 UNSURE = 1.25
-"""Maximum ratio of the third to the first quartile of the rounds' ratios for a median to mean
-something. A few rounds in which the machine changed its speed do not matter."""
+"""Maximum ratio of the third to the first quartile of the rounds' ratios of a usable median."""
 
+# Two threads that wait for each other, spinning, one of them without a core, take a slice of the
+# scheduler (milliseconds) in each call, and do so steadily: such times are wrong without being
+# noisy.
 BUSY = 0.2
-"""Maximum number of cores that other processes may use meanwhile. Two threads that wait for each
-other, spinning, one of them without a core, take a slice of the scheduler (milliseconds) in each
-call, and do so steadily: such times are wrong without being noisy."""
+"""Maximum number of cores that other processes may use meanwhile."""
 
 PATIENCE = 2
 """Maximum number of rounds while the machine is throttled, as a multiple of those needed."""
@@ -39,11 +40,11 @@ OUR_POOL = "tvm"
 
 _TASKS, _STAT = Path("/proc/self/task"), Path("/proc/stat")
 
+# Seconds between two looks at the threads, and until giving up.
 _POLL_SECONDS, _IDLE_SECONDS = 2e-3, 1.0
-"""Seconds between two looks at the threads, and until giving up."""
 
+# Seconds to pause on systems where threads cannot be seen; longer than the known pools spin.
 _FIXED_PAUSE = 0.2
-"""Seconds to pause on systems where threads cannot be seen; longer than the known pools spin."""
 
 
 def wait_for_idle_threads() -> bool:
@@ -80,9 +81,7 @@ def _has_running_threads() -> bool:
 
 
 class Elsewhere:
-    """Context, entered any number of times, that adds up the processor time of other processes and
-    of other guests of the host.
-    """
+    """Context that adds up the processor time of other processes and guests of the host."""
 
     def __init__(self) -> None:
         self._passed = self._used = 0.0
@@ -109,6 +108,7 @@ def _elsewhere() -> float:
     except OSError:
         return 0.0
     user, nice, system, _idle, _waiting, interrupts, soft_interrupts, stolen = map(int, fields[:8])
+    # Stolen ticks are those of other guests: the host's processor was not ours then.
     ticks = user + nice + system + interrupts + soft_interrupts + stolen
     return ticks / os.sysconf("SC_CLK_TCK") - time.process_time()
 
@@ -143,20 +143,20 @@ class Interleaved:
         """Return the quantiles of the times of a kind of work."""
         return quantiles(self.samples[name])
 
-    def ratio(self, name: str, other: str, added: float = 0.0) -> Quantiles:
-        """Return the quantiles of the ratio of two kinds of work in the same round, which a machine
-        that is slower for a while does not change.
+    def ratio(self, name: str, base: str, added: float = 0.0) -> Quantiles:
+        """Return the quantiles of the ratio of two kinds of work in the same round.
 
         Parameters
         ----------
         name
             The numerator.
-        other
+        base
             The denominator.
         added
             Microseconds that are added to the numerator.
         """
-        pairs = zip(self.samples[name], self.samples[other], strict=True)
+        # Round by round: a machine that is slower for a while slows both down.
+        pairs = zip(self.samples[name], self.samples[base], strict=True)
         return quantiles([(numerator + added) / denominator for numerator, denominator in pairs])
 
     @property
@@ -168,6 +168,7 @@ class Interleaved:
     @property
     def disturbance(self) -> tuple[bool, bool, float]:
         """Sort key of attempts: the least disturbed is the best."""
+        # Too few full-speed rounds are worse than neighbours, and both are worse than spread.
         return not self.enough, self.elsewhere > BUSY, self._spread
 
     @property
@@ -232,6 +233,7 @@ def time_interleaved(
     for name, side in sides.items():
         if _has_several_pools(sides):
             wait_for_idle_threads()
+        # Once for all attempts, so that their rounds are equal work.
         calls[name] = calls_in(side.sample, round_ms)
     best = _attempt(sides, calls, rounds, unthrottled)
     for _ in range(attempts - 1):
@@ -262,6 +264,7 @@ def _attempt(
             break
         times: dict[str, float] = {}
         at_full_speed = True
+        # Backwards every other round: a drift within a round then favours no side.
         order = list(sides.items())
         for name, side in order if turn % 2 == 0 else reversed(order):
             if side.pool != pool:
@@ -280,6 +283,7 @@ def _attempt(
                 times[name] = side.sample(calls[name])
         (fast if at_full_speed else slow).append(times)
     enough = len(fast) >= max(1, int(rounds * ENOUGH))
+    # Too few fast rounds to stand alone: the slow ones count too, and `is_noisy` says so.
     rows = fast if enough else fast + slow
     samples = {name: [times[name] for times in rows] for name in sides}
     return Interleaved(samples, elsewhere.cores, rested, len(slow), enough)

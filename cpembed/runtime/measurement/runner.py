@@ -17,8 +17,7 @@ from cpembed.provenance import Provenance
 from cpembed.stores import Positive
 
 NOISE = 1.5
-"""Maximum ratio of p90 to p10 over rounds of equal work: beyond it the machine varies, and the
-median may be anywhere between."""
+"""Maximum ratio of p90 to p10 over rounds of equal work, beyond which a median says little."""
 
 ATTEMPTS = 5
 """Maximum number of attempts: disturbed rounds are repeated, and the steadiest attempt counts."""
@@ -47,16 +46,32 @@ class Quantiles(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 @dataclass(frozen=True)
 class Timing:
-    """Times of one execution in microseconds, by ``provenance``; those of packing and unpacking are
-    always measured on this machine.
+    """Times of one execution in microseconds, by ``provenance``.
 
-    ``latency_us`` is the contraction alone, on packed operands; None if its numbers were emulated.
-    ``cycles``, at ``clock_mhz``, are those of a simulated machine. ``packing_us`` covers the inputs
-    not in ``packed_ahead`` (weights are packed once, before); it and ``unpacking_us`` are medians,
-    0 where the layouts are the same memory, None if they were not timed. ``whole_us`` is one call
-    that does all of it, each thread packing its own share inside the kernel if possible; None if
-    there is no such call. ``macs`` are those of the workload, without padding. ``noisy`` is True if
-    one of the times still varied by more than :data:`NOISE` in the last of :data:`ATTEMPTS`.
+    Parameters
+    ----------
+    provenance
+        Origin of the times of the kernel; those of packing and unpacking are always measured
+        here.
+    macs
+        Number of multiply-accumulates of the workload, without padding.
+    latency_us
+        The contraction alone, on packed operands; None if its numbers were emulated.
+    packing_us
+        Median of packing the inputs that are not in ``packed_ahead``, 0 where the layouts are
+        the same memory; None if it was not timed.
+    unpacking_us
+        Median of unpacking the output, likewise.
+    packed_ahead
+        Names of the inputs that are packed once, before, as weights are.
+    noisy
+        True if one of the times still varied by more than :data:`NOISE` in the last of
+        :data:`ATTEMPTS`.
+    whole_us
+        One call that does all of it, each thread packing its own share inside the kernel if
+        possible; None if there is no such call.
+    cycles, clock_mhz
+        Cycles of a simulated machine, and its clock.
     """
 
     provenance: Provenance
@@ -104,6 +119,7 @@ def measure(
     if packed_ahead is None:
         packed_ahead = packed_before(workload)
     ahead = tuple(name for name in names if name in packed_ahead)
+    # Packed once: the contraction is timed on operands that are already in place.
     packed = {name: kernel.pack(name, inputs[name]) for name in names}
     # Unpacking is timed on the output of a real call.
     output = kernel.execute(packed)
@@ -114,6 +130,7 @@ def measure(
         [time_work(call, rounds, round_ms) for call in calls]
         for calls in (kernel.bound_packing(originals, packed), kernel.bound_unpacking(output))
     )
+    # Without a copy the complete call is the contraction: it is not timed twice.
     complete = latency
     if packing or unpacking:
         complete = time_work(kernel.bound_whole(inputs, packed, ahead, output), rounds, round_ms)
@@ -167,6 +184,7 @@ def calls_in(sample: Sampler, round_ms: float) -> int:
     """Return the number of calls that fill a round, at least one."""
     # The first call may load code and fill caches: the second one counts.
     sample(1)
+    # A tenth of a microsecond is less than a call from Python takes: no division by zero.
     return max(1, int(round_ms * 1e3 / max(sample(1), 0.1)))
 
 
@@ -177,5 +195,6 @@ def quantiles(samples: Sequence[float]) -> Quantiles:
 
 
 def _attempt(sample: Sampler, rounds: int, round_ms: float) -> Quantiles:
+    # Anew for each attempt: a machine that was busy then would get too few calls.
     repeats = calls_in(sample, round_ms)
     return quantiles([sample(repeats) for _ in range(rounds)])

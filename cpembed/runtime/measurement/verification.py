@@ -16,8 +16,8 @@ from cpembed.codegen.epilogue import (
     BIAS,
     SCALE,
     Epilogue,
+    channel_axes,
     channel_numbers,
-    random_vectors,
     saturated_range,
 )
 from cpembed.errors import InvariantError, WorkloadError
@@ -30,12 +30,12 @@ from cpembed.ir.reference import reference
 FLOATS = (math.nan, math.inf, -math.inf, 0.0, -0.0)
 """Special values of every float type; its smallest number and smallest normal number are added."""
 
+# One in so many integers is the least or the largest of its type.
 _EXTREME_SHARE = 4
-"""One in so many integers is the least or the largest of its type."""
 
+# Maximum number of copies of a special float in a tensor: one NaN in a term makes the whole sum
+# NaN, so that more of them would leave little else to compare.
 _MAX_COPIES = 4
-"""Maximum number of copies of a special float in a tensor: one NaN in a term makes the whole sum
-NaN, so that more of them would leave little else to compare."""
 
 
 def with_special_values(
@@ -74,6 +74,7 @@ def with_special_values(
     else:
         values = _special_floats(array.dtype)
         values = values[np.isfinite(values.astype(np.float64))] if finite else values
+        # In at most half of the places, so that ordinary numbers are compared as well.
         count = min(size // 2, len(values) * max(1, min(_MAX_COPIES, size // 250)))
     places = generator.permutation(size)[:count]
     result.reshape(-1)[places] = np.resize(generator.permutation(values), count)
@@ -91,6 +92,7 @@ def _special_floats(dtype: np.dtype[Any]) -> NDArray[Any]:
 
 # ------------------------------------------------------------------------------ verification
 
+# Half the distance of two neighbouring numbers of the type, relative to them.
 _UNIT_ROUNDOFF = {
     "bfloat16": 2.0**-8,
     "float16": 2.0**-11,
@@ -98,12 +100,12 @@ _UNIT_ROUNDOFF = {
     "float64": 2.0**-53,
 }
 
+# Maximum error of a flushed denormal, in an addition (AMX) or a conversion to bfloat16.
 _SMALLEST_NORMAL = 2.0**-126
-"""Maximum error of a flushed denormal, in an addition (AMX) or a conversion to bfloat16."""
 
+# Maximum error of an addition of small numbers in types that are not flushed: half the distance of
+# subnormal numbers.
 _LEAST_ROUNDING = {"float16": 2.0**-25}
-"""Maximum error of an addition of small numbers in types that are not flushed: half the distance
-of subnormal numbers."""
 
 SpecialValues = Literal["none", "finite", "all"]
 """Special values among the inputs: none, zeros and the smallest numbers, or also NaN and
@@ -140,14 +142,50 @@ class Verification:
         return f"{text}; padding spreads NaN" if self.spreads_nan else text
 
     def require(self, subject: str, seed: int) -> None:
-        """Raise :class:`InvariantError` if the output is wrong; ``subject`` computed it on random
-        data of ``seed``.
+        """Raise :class:`InvariantError` if the output is wrong.
+
+        ``subject`` computed it on random data of ``seed``.
         """
         if not self.verified:
             raise InvariantError(
                 f"{subject} is wrong by up to {self.max_error:g} on data of seed {seed}: "
                 "please report this command line"
             )
+
+
+def random_vectors(
+    workload: Computation, epilogue: Epilogue, sums: NDArray[Any], seed: int
+) -> dict[str, NDArray[Any]]:
+    """Return random vectors for an epilogue, by name, with a dimension for each channel axis.
+
+    Biases are as large as the sums; with the scales, results span the range of the output type (of
+    a byte, for wider types), and some exceed it.
+
+    Parameters
+    ----------
+    workload : Computation
+        Workload whose output has the channels.
+    epilogue : Epilogue
+        Epilogue; without a bias and a scale the result is empty.
+    sums : array
+        Sums of an execution, for their magnitude.
+    seed : int
+        Seed of the random numbers.
+    """
+    if not epilogue.vectors:
+        return {}
+    generator = np.random.default_rng(seed)
+    shape = tuple(workload.extents[axis] for axis in channel_axes(workload))
+    size = max(1e-6, float(np.sqrt(np.mean(sums.astype(np.float64) ** 2))))
+    vectors: dict[str, NDArray[Any]] = {}
+    if epilogue.bias:
+        dtype = epilogue.vector_dtype(BIAS, workload.output.dtype)
+        vectors[BIAS] = (generator.normal(size=shape) * size / 2).astype(numpy_dtype(dtype))
+    if epilogue.scale:
+        largest = 255 if epilogue.dtype == "uint8" else 127
+        spread = generator.uniform(0.5, 1.5, shape) * largest / 2
+        vectors[SCALE] = (spread / size).astype(np.float32)
+    return vectors
 
 
 class Expected:
@@ -159,9 +197,7 @@ class Expected:
         self._inputs = inputs
 
     def vectors(self, epilogue: Epilogue | None, seed: int) -> dict[str, NDArray[Any]]:
-        """Return a random bias and scale that suit these sums, as far as the epilogue has them
-        (:func:`~cpembed.codegen.epilogue.random_vectors`).
-        """
+        """Return a random bias and scale that suit these sums, as far as the epilogue has them."""
         if epilogue is None:
             return {}
         return random_vectors(self.workload, epilogue, self.result, seed)
@@ -202,6 +238,7 @@ class Expected:
             expected = self.result
             if np.issubdtype(output.dtype, np.integer):
                 limits = np.iinfo(output.dtype)
+                # Libraries saturate; a cast of numpy would wrap around.
                 expected = expected.clip(limits.min, limits.max)
             return compare_integers(expected.astype(output.dtype), output)
         return self._judge_floats(output)
@@ -281,6 +318,7 @@ class Expected:
         if is_integer(str(output.dtype)):
             low, high = saturated_range(str(output.dtype))
             expected = np.where(np.isnan(expected), high, expected).clip(low, high)
+            # Rounding to an integer is off by up to a half, ties included.
             nearest = np.rint(expected)
             allowed = allowed + 0.5
         elif str(output.dtype) != self.workload.output.dtype:
@@ -288,6 +326,7 @@ class Expected:
         values = output.astype(np.float64)
         # NaN compares as False and so fails, except where it is expected; infinities are equal.
         same = (values == nearest) | (np.isnan(values) & np.isnan(nearest))
+        # Zero times infinity: padding is multiplied as well, which the definition never reads.
         spread = np.isnan(values) & ~same & self._has_special_inputs
         with np.errstate(invalid="ignore"):
             near = np.isfinite(expected) & (np.abs(values - expected) <= allowed)
@@ -302,9 +341,7 @@ class Expected:
 
     @cached_property
     def _rounding(self) -> tuple[float, float, NDArray[np.float64] | float]:
-        """Unit roundoff of the type of the sums, tolerance relative to the products' magnitudes,
-        and maximum error of each sum.
-        """
+        """Unit roundoff, tolerance relative to the magnitudes, and maximum error of each sum."""
         dtype = self.workload.output.dtype
         if is_integer(dtype):
             return _UNIT_ROUNDOFF["float32"], 0.0, 0.0
@@ -339,5 +376,6 @@ def _additions(workload: Computation) -> int:
 def _magnitudes(workload: Computation, inputs: Mapping[str, NDArray[Any]]) -> NDArray[np.float64]:
     """Return ``sum |a| * |b|`` for each output element."""
     absolute = {name: np.abs(array.astype(np.float64)) for name, array in inputs.items()}
+    # In double precision, so that the bound itself is not rounded away.
     float64 = {operand.name: "float64" for operand in workload.operands}
     return reference(workload.with_dtypes(float64), absolute)

@@ -34,6 +34,7 @@ from cpembed.stores import (
 )
 from cpembed.wording import amount
 
+# For this store alone; CPEMBED_STORE_DIR moves all stores.
 DIRECTORY_VARIABLE = "CPEMBED_TUNE_DIR"
 
 NOT_COMPARED = ("constraints", "constraint_set", "objective")
@@ -65,9 +66,11 @@ class Trial(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     def flaw(self) -> str | None:
         """Return the field that contradicts others, with the reason, or None."""
         try:
+            # A row that was edited may contradict itself, which its types do not show.
             identifier = Embedding.from_json(self.embedding).identifier()
         except (LookupError, TypeError, ValueError, AttributeError):
             return "embedding: not of an embedding's form"
+        # What follows the plus names operands that stay in place; the embedding lacks them.
         if identifier != self.identifier.split("+")[0]:
             return f"embedding: its identifier is {identifier}, not {self.identifier}"
         if (self.cost is None) != (self.error is not None):
@@ -122,6 +125,8 @@ class Trial(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     @classmethod
     def best_of(cls, trials: Sequence[Self]) -> Self | None:
         """Return the fastest of a file's trials, which are in the order of the file."""
+        # A final comparison measures its candidates anew, interleaved: earlier times do not compare
+        # with those.
         last = max((trial.decision for trial in trials), default=0)
         since = next((n for n, trial in enumerate(trials) if trial.decision == last), 0)
         measured = [trial for trial in trials[since:] if trial.is_measured]
@@ -212,6 +217,7 @@ def problem_key(
     return {
         "workload": workload_key(workload),
         "target": spec.name,
+        # The contents count: a renamed copy of a file is the same machine.
         "spec": digest(repr((spec.instruction, spec.memories, spec.machine))),
         "constraints": constraints.name,
         "constraint_set": digest(repr(constraints)),
@@ -232,9 +238,7 @@ def sources_digest(paths: Iterable[Path]) -> str:
 
 
 def module_digest(module: str) -> str:
-    """Return the SHA-256 of the package of a module, or of a module outside any package; empty if
-    it is not installed.
-    """
+    """Return the SHA-256 of the package of a module; empty if it is not installed."""
     try:
         spec = importlib.util.find_spec(module)
     except (ImportError, ValueError):
@@ -242,6 +246,7 @@ def module_digest(module: str) -> str:
     if spec is None or spec.origin is None:
         return ""
     path = Path(spec.origin)
+    # A schedule may depend on any module of its package, not only on the one that is named.
     return sources_digest(path.parent.rglob("*.py") if "." in module else [path])
 
 
@@ -309,6 +314,7 @@ def trial_files(
         Only files whose keys differ from this one in nothing but :data:`NOT_COMPARED`; None for
         all files.
     """
+    # The digest in the name spares reading the keys of hundreds of files of other workloads.
     pattern = "*.jsonl" if key is None else f"*-{_workload_digest(key)}-*.jsonl"
     for path in sorted(directory.glob(pattern)):
         try:

@@ -7,8 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Generic, Protocol
 
-from cpembed.cost.candidate import Candidate, derive_candidate, overheads
-from cpembed.cost.ranking import RankedCandidate
+from cpembed.cost.ranking import Candidate, RankedCandidate, derive_candidate, overheads
 from cpembed.embedding.constraint_set import ConstraintSet, Weights, load_constraint_set
 from cpembed.embedding.embedding import Embedding
 from cpembed.errors import CpembedError, InvariantError
@@ -33,17 +32,13 @@ class Record(Generic[T]):
 
 
 @dataclass(frozen=True, kw_only=True)
-class TunedChoice(Generic[T]):
-    """A proven candidate with its trial, the fastest.
+class TunedChoice(Record[T]):
+    """The record of a proven candidate.
 
-    ``trials`` schedules were measured to find it, under the constraint set ``tuned_under``.
     ``rank`` is the candidate's position in the ranking under ``constraints``.
     """
 
     candidate: Candidate
-    trial: T
-    trials: int
-    tuned_under: str
 
     @property
     def rank(self) -> int:
@@ -69,7 +64,7 @@ class TunedChoice(Generic[T]):
 
 
 def record_in(
-    file: TrialFile[T], identifier: str | None, without: Collection[str] = ()
+    file: TrialFile[T], identifier: str | None, excluded: Collection[str] = ()
 ) -> Record[T] | None:
     """Return the best trial of a file, if there is one.
 
@@ -79,23 +74,21 @@ def record_in(
         The file.
     identifier
         The only candidate that counts; None for all.
-    without
+    excluded
         Keys of trials that are left out.
     """
     trials = [
         trial
         for trial in file.trials
-        if (identifier is None or trial.identifier == identifier) and trial.key not in without
+        if (identifier is None or trial.identifier == identifier) and trial.key not in excluded
     ]
     best = file.kind.best_of(trials)
     if best is None:
         return None
-    return Record(
-        trial=best, trials=file.count, tuned_under=file.key["constraints"], path=file.path
-    )
+    return Record(best, file.count, file.key["constraints"], file.path)
 
 
-class Unusable(Exception):
+class UnusableTrialError(Exception):
     """The reason why a trial does not fit its workload."""
 
 
@@ -145,8 +138,10 @@ class Tunable(Protocol):
 
 @dataclass(frozen=True)
 class Lookup:
-    """The trials that count: of a workload with its epilogue, under one constraint set or any, of
-    one candidate or all, in the default folder or another.
+    """Trials that count in a lookup.
+
+    They are of a workload with its epilogue, under one constraint set or any, of one candidate or
+    all, in the default folder or another.
     """
 
     workload: Computation
@@ -168,13 +163,13 @@ def tuned_choice(target: Tunable, lookup: Lookup) -> TunedChoice[Any] | None:
     return first_proven(
         lookup.workload,
         target.spec,
-        lambda without: best_record(target, lookup, without),
+        lambda excluded: best_record(target, lookup, excluded),
         require,
     )
 
 
 def best_record(
-    target: Tunable, lookup: Lookup, without: Collection[str] = ()
+    target: Tunable, lookup: Lookup, excluded: Collection[str] = ()
 ) -> Record[Any] | None:
     """Return the record of :func:`tuned_choice`, without deriving its program.
 
@@ -184,22 +179,25 @@ def best_record(
         The target. Of several objectives, trials for an earlier one come before all others.
     lookup
         The trials that count.
-    without
+    excluded
         Keys of trials that are left out.
     """
     folder = lookup.directory or tuning_folder()
     constraints = lookup.constraints or load_constraint_set(WIDEST)
     for objective in target.objectives or (None,):
         key = target.trial_key(lookup.workload, constraints, lookup.epilogue, objective)
+        # With a named set only its own file counts, though others may hold faster trials.
         path = trial_store(folder, key, target.trial).path
         records: list[Record[Any]] = [
             record
             for file in trial_files(folder, target.trial, key)
             if file.key.get("objective") == objective
             and (lookup.constraints is None or file.path == path)
-            and (record := record_in(file, lookup.identifier, without)) is not None
+            and (record := record_in(file, lookup.identifier, excluded)) is not None
         ]
+        # Trials for a later objective are looked at only if there are none for this one.
         if records:
+            # A trial is measured in the unit of its objective: different objectives do not compare.
             return min(records, key=lambda record: record.trial.figure(objective) or 0)
     return None
 
@@ -225,10 +223,11 @@ def first_proven(
     """
     unusable: dict[str, str] = {}
     choice: TunedChoice[T] | None = None
+    # Each round excludes one more damaged trial, so the loop ends with the last of them.
     while choice is None and (record := best(unusable)) is not None:
         try:
             choice = _proven(workload, spec, record, require_schedule)
-        except Unusable as error:
+        except UnusableTrialError as error:
             trial = record.trial
             unusable[trial.key] = f"{record.path}: the embedding {trial.identifier} {error}"
     if unusable:
@@ -244,9 +243,10 @@ def _proven(
     record: Record[T],
     require_schedule: Callable[[Candidate, T], object],
 ) -> TunedChoice[T]:
-    """Derive and prove the program of a trial; raise :class:`Unusable` if the file was changed."""
+    """Derive and prove a trial's program; :class:`UnusableTrialError` if the file was changed."""
     trial = record.trial
     try:
+        # The file may have been edited: nothing in it is trusted before the proof.
         embedding = Embedding.from_json(trial.embedding)
         candidate = derive_candidate(
             workload, spec.instruction, embedding, in_place=trial.operands_in_place
@@ -254,16 +254,11 @@ def _proven(
         require(candidate.program)
     except (CpembedError, LookupError, TypeError, ValueError, AttributeError) as error:
         reason = "not proven" if isinstance(error, InvariantError) else f"{error}"
-        raise Unusable(f"is none of {workload.name} ({reason})") from error
+        raise UnusableTrialError(f"is none of {workload.name} ({reason})") from error
     try:
         require_schedule(candidate, trial)
     except (
         CpembedError, LookupError, TypeError, ValueError, AttributeError, NotImplementedError
     ) as error:  # fmt: skip
-        raise Unusable(f"has no such schedule ({error})") from error
-    return TunedChoice(
-        candidate=candidate,
-        trial=trial,
-        trials=record.trials,
-        tuned_under=record.tuned_under,
-    )
+        raise UnusableTrialError(f"has no such schedule ({error})") from error
+    return TunedChoice(**vars(record), candidate=candidate)

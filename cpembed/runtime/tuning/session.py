@@ -36,8 +36,8 @@ FIRST = 5
 """Number of families of embeddings whose best schedules come first: estimates compare schedules of
 one embedding better than embeddings."""
 
+# Probability that a neighbour has another embedding, where the schedule has a meaning there.
 _OTHER_EMBEDDING = 1 / 6
-"""Probability that a neighbour has another embedding, where the schedule has a meaning there."""
 
 SEARCH_SHARE = 0.5
 """Maximum fraction of a time limit for the searches for embeddings."""
@@ -50,8 +50,10 @@ BatchMeasurement = Callable[[Sequence[Proposal[S]]], Iterable[tuple[Proposal[S],
 
 
 class Search(Generic[S]):
-    """Proposes schedules in an order that depends only on the designs, the seed and the
-    measurements so far: with the same measurements it proposes the same.
+    """Order in which schedules are proposed for measuring.
+
+    It depends only on the designs, the seed and the measurements so far: with the same measurements
+    a search proposes the same, so that an interrupted session can be replayed.
 
     Parameters
     ----------
@@ -101,6 +103,7 @@ class Search(Generic[S]):
 
     def _endless(self) -> Iterator[list[Proposal[S]]]:
         random = Random(self._seed)
+        # Lazy: the families overlap with the best of all, and a proposal is made once.
         by_estimate = filter(self._is_new, self._by_estimate())
         generation = list(itertools.islice(by_estimate, GENERATION))
         while generation:
@@ -110,6 +113,7 @@ class Search(Generic[S]):
 
     def _by_estimate(self) -> Iterator[Proposal[S]]:
         """Yield the untuned schedule, the best of the first families, then all by estimate."""
+        # First, so that a session of one trial already has the number to compare with.
         untuned = _proposal(self._designs[0], self._untuned)
         if untuned is not None:
             yield untuned
@@ -123,15 +127,14 @@ class Search(Generic[S]):
         yield from ranked[:SCREENED]
 
     def _neighbours(self, count: int, random: Random) -> list[Proposal[S]]:
-        """Return neighbours of the best with the smallest corrected estimates: an estimate is
-        multiplied by the ratio of its parent's measurement to its parent's estimate.
-        """
+        """Return neighbours of the best with the smallest corrected estimates."""
         parents = sorted(self._measured, key=lambda item: item[0])[:PARENTS]
         children: list[tuple[float, Proposal[S]]] = []
         for _ in range(CHILDREN if parents else 0):
             cost, parent = random.choice(parents)
             child = self._neighbour(parent, random)
             if child is not None and child.estimate < float("inf") and self._is_new(child):
+                # The estimate of a neighbour is about as wrong as that of its parent.
                 correction = cost / parent.estimate if parent.estimate else 1.0
                 children.append((child.estimate * correction, child))
         children.sort(key=lambda item: item[0])
@@ -178,6 +181,7 @@ def screened(designs: Sequence[Design[S]], limit: int = SCREENED) -> list[Propos
     """
     best = float("inf")
     proposals: list[Proposal[S]] = []
+    # Ascending bounds: the first that exceeds the best estimate ends the loop.
     for design in sorted(designs, key=lambda item: item.space.lower_bound):
         if design.space.lower_bound > best:
             break
@@ -275,6 +279,7 @@ class Tuning(Generic[T, S]):
         self._search = Search(field.designs, field.untuned, task.seed, spread)
         self._kind = kind
         self._measure = measure
+        # Locked before it is read: another session could append in between.
         store.open()
         self._trials = store.load()
         self._trial_by_key: dict[str, T] = {}
@@ -298,7 +303,7 @@ class Tuning(Generic[T, S]):
         return self._kind.best_of(self._trials)
 
     @property
-    def kept(self) -> int:
+    def schedule_count(self) -> int:
         """Number of schedules in the file."""
         return len(self._trial_by_key)
 
@@ -333,6 +338,8 @@ class Tuning(Generic[T, S]):
         """Yield the search's proposals until the deadline."""
         for generation in self._search.generations(self.task.trials):
             single_proposals = [[proposal] for proposal in generation]
+            # One by one the deadline is checked before each trial, in batches before each
+            # generation.
             for batch in single_proposals if measure_batch is None else [generation]:
                 # The first trial is always made, so that a session has an outcome.
                 if self.done and time.perf_counter() > self.task.deadline:
@@ -346,6 +353,7 @@ class Tuning(Generic[T, S]):
         self, proposals: Sequence[Proposal[S]], measure_batch: BatchMeasurement[S, T]
     ) -> None:
         """Measure the proposals without a trial; a trial is written once all before it are."""
+        # In the order of the search: a file must not depend on which worker was faster.
         waiting = deque(p for p in proposals if p.key not in self._trial_by_key)
         measured: dict[str, T] = {}
         for proposal, trial in measure_batch(tuple(waiting)):
@@ -365,10 +373,7 @@ class Tuning(Generic[T, S]):
 
         The best trial takes the place of an untuned one without a program.
 
-        Raises
-        ------
-        LoweringError
-            If no schedule that was tried has a program.
+        Raises :class:`LoweringError` if no schedule that was tried has a program.
         """
         best = self.best
         if best is None or not self.done:

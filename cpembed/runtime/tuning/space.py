@@ -8,8 +8,7 @@ from dataclasses import dataclass, field
 from random import Random
 from typing import Any, Generic, TypeVar
 
-from cpembed.cost.candidate import Candidate
-from cpembed.cost.ranking import RankedCandidate
+from cpembed.cost.ranking import Candidate, RankedCandidate
 
 S = TypeVar("S")
 """A target's schedule: a frozen dataclass of numbers and names, which JSON can hold."""
@@ -17,9 +16,7 @@ S = TypeVar("S")
 
 @dataclass(frozen=True)
 class Scored(Generic[S]):
-    """A schedule with its estimated ``cost`` in the target's unit, and the ``parts`` of the cost by
-    names that end in the unit.
-    """
+    """Schedule with its estimated ``cost``, and its ``parts`` by names that end in the unit."""
 
     cost: float
     schedule: S
@@ -53,10 +50,7 @@ class Space(ABC, Generic[S]):
     def scored(self, schedule: S) -> Scored[S]:
         """Return a schedule with its estimate.
 
-        Raises
-        ------
-        LoweringError
-            If the program does not have this schedule.
+        Raises :class:`LoweringError` if the program does not have this schedule.
         """
 
     def best(self) -> Scored[S]:
@@ -77,10 +71,12 @@ class Space(ABC, Generic[S]):
 
     def key(self, schedule: S) -> str:
         """Return a text unique to the schedule, the same in every process."""
+        # Frozen dataclasses of numbers and names: equal ones have equal texts in every process.
         return repr(schedule)
 
     def form(self) -> object:
         """Return a hashable value that is equal for programs that are the same kernel."""
+        # By default no two programs are known to be the same kernel.
         return id(self)
 
 

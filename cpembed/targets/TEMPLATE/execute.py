@@ -1,6 +1,4 @@
-"""Interpreter of the unit: a register for a tile of each operand, an instruction, a cycle
-counter.
-"""
+"""Interpreter of the unit: a register for a tile of each operand, and a cycle counter."""
 
 from __future__ import annotations
 
@@ -43,6 +41,7 @@ class Unit:
         }
         output = walk.output.operand
         memory[output.name] = np.zeros(output.shape, output.dtype)
+        # The loops as the schedule orders them; which tiles move follows from the order.
         for values in itertools.product(*(range(walk.extents[n]) for n in self.order.loops)):
             self._step(dict(zip(self.order.loops, values, strict=True)), memory)
         self._store(memory)
@@ -60,6 +59,7 @@ class Unit:
         extents = {lane.name: lane.extent for lane in program.instruction_axes}
         instruction = program.instruction.with_extents(extents)
         operands = {role: tiles[name] for role, name in program.roles.items() if name in tiles}
+        # The instruction's own computation is its definition, so it is what executes.
         products = interpret(instruction, {o.tensor: operands[o.name] for o in instruction.inputs})
         self._registers[walk.output.operand.name][1][...] += products
         self.cycles += 1
@@ -94,9 +94,7 @@ class Unit:
             memory[output.operand.name][self._places_of_output] = register[1]
 
     def _places(self, tile: Tile, point: Mapping[str, int]) -> tuple[Array, ...]:
-        """Return the position in the packed operand of each element of the instruction's
-        operand.
-        """
+        """Return where the elements of the instruction's operand lie in the packed operand."""
         program = self.walk.program
         role = next(role for role, name in program.roles.items() if name == tile.operand.name)
         axes = program.instruction.computation.access(role).index

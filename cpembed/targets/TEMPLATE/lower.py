@@ -14,9 +14,7 @@ from cpembed.transform.program import DerivedProgram, PackedOperand
 
 @dataclass(frozen=True)
 class Tile:
-    """Tile of an operand: the outer ``loops`` that move it, and the bus ``cycles`` of a
-    transfer.
-    """
+    """Tile of an operand: the outer loops that move it, and the bus cycles of a transfer."""
 
     operand: PackedOperand
     loops: frozenset[str]
@@ -43,6 +41,7 @@ def lower(program: DerivedProgram, machine: MemoryInterface) -> Walk:
     def tile(operand: PackedOperand) -> Tile:
         iterators = {name for index in operand.access for name in index.iterators}
         elements = math.prod(extent for name, extent in lanes.items() if name in iterators)
+        # A transfer fills whole words of the bus.
         bits = 8 * size_bytes(operand.dtype) * elements
         return Tile(operand, frozenset(iterators & set(extents)), -(-bits // machine.bus_bits))
 

@@ -1,6 +1,4 @@
-"""Schedules, which are orders of the outer loops, and their estimates, which count how often tiles
-change.
-"""
+"""Schedules are orders of the outer loops; estimates count how often tiles change."""
 
 from __future__ import annotations
 
@@ -15,8 +13,7 @@ from cpembed.runtime.tuning.space import Scored, Space
 from cpembed.targets.TEMPLATE.lower import Tile, Walk
 
 _PERMUTED = 6
-"""Maximum number of loops whose orders are all enumerated; further ones stay outside in the
-program's order."""
+"""Maximum number of loops whose orders are all enumerated (720); further ones stay outside."""
 
 
 @dataclass(frozen=True)
@@ -68,9 +65,8 @@ def cycles(walk: Walk, order: Order) -> int:
 
 
 def _changes(walk: Walk, tile: Tile, order: Order) -> int:
-    """Number of times that another tile is needed than before: the iterations of all loops down to
-    the innermost one that moves it.
-    """
+    """Number of times that another tile is needed than before."""
+    # The iterations of all loops down to the innermost one that moves the tile.
     moving = [n for n, name in enumerate(order.loops) if name in tile.loops]
     extents = [walk.extents[name] for name in order.loops]
     # A loop of one iteration moves nothing, even if the tile depends on it.

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -46,9 +47,7 @@ class TemplateTarget(Target[Walk, Order, Unit]):
     unit = "cycles"
 
     def __init__(self, spec: HardwareSpec) -> None:
-        """Open the target. Raises :class:`~cpembed.errors.SpecError` for a specification without a
-        machine.
-        """
+        """Open the target; :class:`~cpembed.errors.SpecError` without a machine."""
         super().__init__(spec)
         if spec.machine is None:
             problem = "is missing: cycles need the clock and the bus"
@@ -61,6 +60,7 @@ class TemplateTarget(Target[Walk, Order, Unit]):
 
     def epilogue(self, workload: Computation, storing: EpilogueRequest) -> None:
         """Accept the sums only: the unit has no conversion."""
+        # Called before the search, so that a request without a program fails at once.
         if storing != EpilogueRequest():
             raise WorkloadError(f"{self.spec.name} stores the sums: leave out what is to be stored")
 
@@ -77,6 +77,7 @@ class TemplateTarget(Target[Walk, Order, Unit]):
         return Execution((artifact.run(inputs),), self.provenance)
 
     def time(self, artifact: Unit, inputs: Mapping[str, Array]) -> Timing:
+        # The cycles do not depend on the data, so those of the last run serve.
         if not artifact.cycles:
             artifact.run(inputs)
         us = artifact.cycles / self.machine.clock_mhz
@@ -95,8 +96,5 @@ class TemplateTarget(Target[Walk, Order, Unit]):
         return Order(tuple(trial.schedule["loops"]))
 
     def describe(self, artifact: Unit, timing: Timing) -> UnitDetails:
-        program = artifact.walk.program
-        executions = 1
-        for loop in program.loops:
-            executions *= loop.extent
+        executions = math.prod(loop.extent for loop in artifact.walk.program.loops)
         return UnitDetails(executions, artifact.cycles)

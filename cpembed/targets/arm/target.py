@@ -1,9 +1,10 @@
-"""The dot-product and matrix instructions of Arm's cores, executed by such a core or emulated."""
+"""Dot-product and matrix instructions of Arm cores, executed by such a core or emulated."""
 
 from __future__ import annotations
 
 import platform
 from collections.abc import Mapping
+from dataclasses import replace
 from functools import cache, partial
 from pathlib import Path
 
@@ -25,7 +26,7 @@ from cpembed.targets.cpu.lowering import BackEnd
 from cpembed.targets.cpu.space import Objective
 from cpembed.targets.cpu.target import CpuTarget
 
-_V = Registers(32, 16)
+_NEON = Registers(32, 16)
 
 
 def _call(name: str, sums: str, first: str, second: str, _: bool) -> str:
@@ -33,43 +34,41 @@ def _call(name: str, sums: str, first: str, second: str, _: bool) -> str:
     return f'T.call_llvm_pure_intrin({number}, {sums}, {first}, {second}, dtype="int32x4")'
 
 
-SDOT, UDOT = (
-    DotProduct(
-        name=name,
-        feature="asimddp",
-        backend=f"arm.{name}",
-        registers=_V,
-        depth=4,
-        factors=(dtype, dtype),
-        sums="int32",
-        timed=name,
-        call=partial(_call, name),
-        attributes=("+dotprod",),
-    )
-    for name, dtype in (("sdot", "int8"), ("udot", "uint8"))
+SDOT = DotProduct(
+    name="sdot",
+    feature="asimddp",
+    backend="arm.sdot",
+    registers=_NEON,
+    depth=4,
+    factors=("int8", "int8"),
+    sums="int32",
+    timed="sdot",
+    call=partial(_call, "sdot"),
+    attributes=("+dotprod",),
 )
-
-SMMLA = DotProduct(
+UDOT = replace(
+    SDOT,
+    name="udot",
+    backend="arm.udot",
+    factors=("uint8", "uint8"),
+    timed="udot",
+    call=partial(_call, "udot"),
+)
+SMMLA = replace(
+    SDOT,
     name="smmla",
     feature="i8mm",
     backend="arm.smmla",
-    registers=_V,
     rows=2,
     depth=8,
-    factors=("int8", "int8"),
-    sums="int32",
     timed="smmla",
     call=partial(_call, "smmla"),
     attributes=("+i8mm",),
 )
+LANES = LaneProduct("arm.vector", _NEON, "smlal", 1.0)
+"""Multiplication lane by lane, for operators in which lanes share nothing."""
 
-DOT_PRODUCTS = (SDOT, UDOT, SMMLA)
-
-LANES = LaneProduct("arm.vector", _V, "smlal", 1.0)
-"""What multiplies lane by lane, where nothing is shared between lanes."""
-
-
-_FILE = Path(__file__).parent / "machines" / "neoverse_v2.toml"
+_MACHINE_FILE = Path(__file__).parent / "machines" / "neoverse_v2.toml"
 
 
 class _Cycles(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -92,18 +91,22 @@ class _Core(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 @cache
 def core(threads: int) -> Calibration:
-    """Published figures, of kernels on so many threads: nothing is measured on Arm yet."""
-    found = read_table(_FILE, _Core)
-    cycle, cycles = 1 / found.clock_ghz, found.cycles
+    """Return published constants of a core, for kernels with so many threads.
+
+    Nothing has been measured on Arm yet.
+    """
+    published = read_table(_MACHINE_FILE, _Core)
+    cycle, cycles = 1 / published.clock_ghz, published.cycles
     first, second, third, memory = (cycle * line for line in cycles.line)
     near, far, beyond = (cycle * line for line in cycles.store)
     return Calibration(
-        cpu=found.cpu,
+        cpu=published.cpu,
         threads=threads,
-        cache_bytes=found.cache_bytes,
-        product_ns={name: cycle * cost for name, cost in found.product_cycles.items()},
-        product_row_ns=dict.fromkeys(found.product_cycles, 0.0),
-        latency_ns={name: cycle * cost for name, cost in found.latency_cycles.items()},
+        cache_bytes=published.cache_bytes,
+        product_ns={name: cycle * cost for name, cost in published.product_cycles.items()},
+        # There are no tiles whose rows could be fewer.
+        product_row_ns=dict.fromkeys(published.product_cycles, 0.0),
+        latency_ns={name: cycle * cost for name, cost in published.latency_cycles.items()},
         tile_line_ns=(0.0, 0.0, 0.0, 0.0),
         vector_line_ns=(first, second, third, memory),
         store_line_ns=(near, far, beyond),
@@ -115,24 +118,29 @@ def core(threads: int) -> Calibration:
     )
 
 
-def back_end(spec: HardwareSpec) -> BackEnd | None:
-    """The code generator that a specification's CPU features and element types ask for."""
+def _generator(spec: HardwareSpec) -> BackEnd | None:
+    """Return the code generator for a target's CPU features and element types, if there is one."""
     instruction = spec.instruction
     names = [operand.name for operand in instruction.computation.inputs]
     types = {tuple(choice[name] for name in names) for choice in instruction.dtype_choices}
-    for dot in DOT_PRODUCTS:
+    # SDOT and UDOT have one CPU feature, so the element types decide.
+    for dot in (SDOT, UDOT, SMMLA):
         if dot.feature in spec.cpu_features and dot.factors in types:
             return column_back_end(dot)
     return lane_back_end(LANES) if "asimd" in spec.cpu_features else None
 
 
 def is_arm() -> bool:
-    """Whether this machine executes AArch64's instructions itself."""
+    """True if this machine executes AArch64's instructions itself."""
     return platform.machine() == "aarch64"
 
 
 class ArmTarget(CpuTarget):
-    """On another machine an emulator executes kernels, on one thread: right numbers, no time."""
+    """Target of an Arm instruction.
+
+    On another machine, an emulator executes kernels on one thread: numbers are right, and there
+    are no times.
+    """
 
     def __init__(self, spec: HardwareSpec, objective: Objective = "total") -> None:
         super().__init__(spec, objective)
@@ -140,8 +148,9 @@ class ArmTarget(CpuTarget):
         self.triple = None if is_arm() else TRIPLE
 
     def missing(self) -> tuple[str, ...]:
-        if back_end(self.spec) is None:
+        if _generator(self.spec) is None:
             return (self._no_kernel(),)
+        # The emulated core has every feature.
         if not is_arm():
             return () if emulator() else (missing(),)
         lacking = [name for name in self.spec.cpu_features if name not in cpu_features()]
@@ -149,15 +158,15 @@ class ArmTarget(CpuTarget):
 
     @property
     def back_end(self) -> BackEnd:
-        found = back_end(self.spec)
-        if found is None:
+        generator = _generator(self.spec)
+        if generator is None:
             raise BackendUnavailable(self._no_kernel())
-        return found
+        return generator
 
     def _no_kernel(self) -> str:
         return (
-            f"no kernel of the back end {self.spec.backend} is for {self.spec.name}: there are "
-            "those of arm_sdot, arm_udot, arm_smmla and arm_int8, by cpu_features and element types"
+            f"the back end {self.spec.backend} has no kernel for {self.spec.name}: there are those "
+            "of arm_sdot, arm_udot, arm_smmla and arm_int8, by cpu_features and element types"
         )
 
     @property
@@ -169,6 +178,7 @@ class ArmTarget(CpuTarget):
         return core(self.processor.thread_count())
 
     def time(self, artifact: CompiledKernel, inputs: Mapping[str, Array]) -> Timing:
+        # An emulator's times mean nothing.
         if is_arm():
             return super().time(artifact, inputs)
         return Timing(self.provenance, artifact.program.workload.macs, None)

@@ -25,8 +25,8 @@ from cpembed.errors import CpembedError, InvariantError
 from cpembed.files import read_toml, write_whole
 from cpembed.stores import (
     Count,
+    DamagedRowError,
     Natural,
-    NotARow,
     Positive,
     Time,
     decoded,
@@ -77,6 +77,7 @@ def model_constants() -> ModelConstants:
     constants: dict[str, Any] = {}
     for path in sorted(MACHINES.glob("*.toml")):
         model = read_toml(path).get("model", {})
+        # Which machine a constant was measured on would depend on the order of the files.
         if duplicates := constants.keys() & model.keys():
             raise InvariantError(f"{path}: {', '.join(sorted(duplicates))}: in another file too")
         constants |= model
@@ -159,9 +160,8 @@ class Calibration:
         return not self.measured
 
     def for_product(self, product: str) -> Calibration:
-        """Return this calibration if it has the product, else the published one: kernels are
-        planned also on machines that cannot execute them.
-        """
+        """Return this calibration if it has the product, else the published one."""
+        # Kernels are planned also on machines that cannot execute them.
         return self if product in self.product_ns else default_calibration(self.threads)
 
     def peak_gops(self, product: str) -> float:
@@ -180,23 +180,21 @@ _REMOVABLE_ROWS = 8
 
 
 def default_calibration(threads: int = 1) -> Calibration:
-    """Return the constants of a Sapphire Rapids server core: ``measured`` is empty and ``cpu`` says
-    so.
-    """
+    """Return the constants of a Sapphire Rapids server core; ``measured`` is empty."""
+    # Threads are those of this machine, but times of a server core.
     values = {**published_calibration(), "threads": threads, "measured": ""}
     # A copy, so that fields with defaults count as set and appear in documents.
     return replace(msgspec.convert(values, Calibration))
 
 
 def default_directory() -> Path:
-    """Return the folder that ``CPEMBED_CALIBRATION_DIR`` names, else one in the user's data
-    folder.
-    """
+    """Return the folder of calibrations, by default in the user's data folder."""
     return store_folder("calibration", variable=DIRECTORY_VARIABLE, durable=True)
 
 
 def calibration_path(folder: Path | None = None, threads: int | None = None) -> Path:
     """Return the file of this machine's CPU for a number of threads, by default that of kernels."""
+    # The digest tells CPUs apart whose names differ only in characters that file names lack.
     cpu, count = cpu_model(), threads or thread_count()
     digest = hashlib.sha256(cpu.encode()).hexdigest()[:8]
     name = re.sub(r"\W+", "_", cpu).strip("_")
@@ -204,8 +202,9 @@ def calibration_path(folder: Path | None = None, threads: int | None = None) -> 
 
 
 def load_calibration(folder: Path | None = None) -> Calibration | None:
-    """Return what was measured on this CPU with the threads of kernels; None if nothing was, or if
-    the file is damaged, which is reported in one line.
+    """Return the calibration of this CPU with the threads of kernels, or None.
+
+    None if nothing was measured, or if the file is damaged, which is reported in one line.
     """
     path = calibration_path(folder)
     try:
@@ -214,7 +213,7 @@ def load_calibration(folder: Path | None = None) -> Calibration | None:
         return None
     except OSError as error:
         reason = f"cannot be read: {error.strerror}"
-    except NotARow as error:
+    except DamagedRowError as error:
         reason = f"is no calibration of this version ({error})"
     warn_damaged(f"{path} {reason}; published figures stand in: run `cpembed calibrate` again")
     return None
@@ -222,6 +221,7 @@ def load_calibration(folder: Path | None = None) -> Calibration | None:
 
 def _flaw(calibration: Calibration) -> str | None:
     """Return the reason why a file holds no measurement of this machine; None if it does."""
+    # L3 and memory are shared, so the times of another number of threads are other times.
     if calibration.threads != thread_count():
         return f"threads: {calibration.threads}, and kernels have {thread_count()}"
     if not calibration.measured:
@@ -235,6 +235,7 @@ def _flaw(calibration: Calibration) -> str | None:
             return f"latency_ns: {name} is missing"
         if name not in calibration.product_row_ns:
             return f"product_row_ns: {name} is missing"
+        # A product of eight rows less would take no time, or less than none.
         if _REMOVABLE_ROWS * calibration.product_row_ns[name] >= ns:
             return f"product_row_ns: {_REMOVABLE_ROWS} rows less of {name} take no time"
     return None
@@ -253,13 +254,12 @@ def store_calibration(measured: Calibration, folder: Path | None = None) -> Path
         raise CpembedError(f"{path.parent} cannot be made: {reason}") from None
     text = msgspec.json.format(msgspec.json.encode(measured), indent=2).decode()
     write_whole(path, f"{text}\n")
+    # This process plans by the new constants from now on.
     calibration.cache_clear()
     return path
 
 
 @cache
 def calibration() -> Calibration:
-    """Return the constants that kernels are planned by: measured here, else
-    :func:`default_calibration`.
-    """
+    """Return the constants that kernels are planned by: those measured on this machine, if any."""
     return load_calibration() or default_calibration(thread_count())

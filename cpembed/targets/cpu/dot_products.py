@@ -19,9 +19,8 @@ from cpembed.codegen.epilogue import Epilogue
 from cpembed.codegen.instruction import UPDATE, InstructionText, Intrinsic, LaneSum, StoreText
 from cpembed.codegen.nest import KernelOperand, Nest, Peeling, Prefetch
 from cpembed.codegen.passes import order_reductions, split_axes
-from cpembed.codegen.plan import KernelPlan
+from cpembed.codegen.plan import HEADER, KernelPlan, read, storage_dtype
 from cpembed.codegen.program_nest import kernel_nest, lane_name
-from cpembed.codegen.script import HEADER, read, storage_dtype
 from cpembed.errors import LoweringError
 from cpembed.hw.instruction import HardwareSpec
 from cpembed.ir.computation import AxisKind
@@ -51,69 +50,45 @@ class Registers:
 
 @dataclass(frozen=True)
 class DotProduct:
-    """Instruction ``C[row, lane] += sum(A[row, z] * B[lane, z])`` over ``depth`` neighbours z,
-    where C is one register.
+    """Instruction ``C[row, lane] += sum(A[row, z] * B[lane, z])`` over ``depth`` neighbours z.
 
-    By default it has a single row, whose neighbours are the same for every lane.
-
-    Parameters
-    ----------
-    name : str
-        Name of the instruction.
-    feature : str
-        CPU feature that provides it.
-    backend : str
-        Name of the back end in results.
-    registers : Registers
-        Registers of the instruction set.
-    depth : int
-        Number of neighbours.
-    factors : tuple of str
-        Element types of the factors, in either order.
-    sums : str
-        Element type of the lanes.
-    timed : str
-        Product of a calibration that its time is derived from.
-    call : callable
-        ``call(sums, first, second, signed_first)`` is the TVMScript of one instruction, on vectors
-        of the types in memory, which are ``depth`` neighbours for each lane.
-    total : callable, optional
-        TVMScript of the sum of a vector's lanes.
-    spread : callable, optional
-        TVMScript that broadcasts a single value from memory, as ``call`` takes it; by default a
-        vector of it.
-    rows : int
-        Number of rows.
-    relative_time : float
-        Time relative to ``timed``.
-    type_error : callable, optional
-        Returns the reason why two types cannot be multiplied; None if they can. Replaces
-        ``factors``.
-    functions : str
-        LLVM functions that the calls need.
-    attributes : tuple of str
-        Target attributes for the compiler.
-    store : callable, optional
-        Text of stores that are specific to the instruction set.
+    C is one register. By default it has a single row, whose neighbours are the same for every lane.
     """
 
     name: str
     feature: str
+    """CPU feature that provides it."""
     backend: str
+    """Name of the back end in results."""
     registers: Registers
     depth: int
+    """Number of neighbours."""
     factors: tuple[str, str]
+    """Element types of the factors, in either order."""
     sums: str
+    """Element type of the lanes."""
     timed: str
+    """Product of a calibration that its time is derived from."""
     call: Callable[[str, str, str, bool], str]
+    """``call(sums, first, second, signed_first)`` is the TVMScript of one instruction, on vectors
+    of the types in memory, which are ``depth`` neighbours for each lane."""
     total: Callable[[str], str] | None = None
+    """TVMScript of the sum of a vector's lanes."""
     spread: Callable[[str], str] | None = None
+    """TVMScript that broadcasts a single value from memory, as ``call`` takes it; by default a
+    vector of it."""
     rows: int = 1
     relative_time: float = 1.0
+    """Time relative to ``timed``."""
     type_error: Callable[[str, str], str | None] | None = None
+    """Returns the reason why two types cannot be multiplied; None if they can. Replaces
+    ``factors``."""
     functions: str = ""
+    """LLVM functions that the calls need."""
     attributes: tuple[str, ...] = ()
+    """Target attributes for the compiler."""
     store: StoreText | None = None
+    """Text of stores that are specific to the instruction set."""
 
     @property
     def sums_count(self) -> int:
@@ -177,6 +152,7 @@ def register_model(
         )
         split = 0.0 if streams else _split_share(dot, nest)
         return BlockStep(
+            # A step adds to the sums of the step before, and waits for them.
             products_ns=max(rows * columns * product, latency),
             loads_ns=(rows + columns * (1 + split)) * machine.vector_line_ns[0],
             line_ns=machine.vector_line_ns,
@@ -197,14 +173,13 @@ def register_model(
 
 
 def _split_share(dot: DotProduct, nest: Nest) -> float:
-    """Fraction of the second factor's loads that span two lines; each may begin at any multiple of
-    what its loops move it by.
-    """
+    """Fraction of the second factor's loads that span two lines."""
     if dot.registers.bytes < nest.line_bytes:
         return 0.0
     second = nest.operands[1]
     distances = [second.stride(task.name) * task.unit for task in nest.tasks if task.steps > 1]
     distances += [second.stride(loop.name) for loop in nest.reductions if loop.extent > 1]
+    # A load may begin at any multiple of what its loops move it by, up to a line.
     step = math.gcd(nest.line_bytes, *(move * size_bytes(second.dtype) for move in distances))
     return 1 - step / nest.line_bytes
 
@@ -217,32 +192,21 @@ def _are_adjacent(dot: DotProduct, nest: Nest) -> bool:
 
 
 def _are_aliased(nest: Nest, machine: Calibration, rows: int) -> bool:
-    """True if so many rows of the first factor exceed the ways of the first-level cache, because
-    they are whole pages apart, each of which is as large as a way.
-    """
+    """True if so many rows of the first factor exceed the ways of the first-level cache."""
+    # A way is as large as a page, so rows that are whole pages apart map to the same sets.
     first, page = nest.operands[0], model_constants().page_bytes
     distances = [first.stride(loop.name) * size_bytes(first.dtype) for loop in row_loops(nest)]
-    ways = machine.cache_bytes[0] // page
-    return 0 < ways < rows and bool(distances) and distances[-1] % page == 0
+    way_count = machine.cache_bytes[0] // page
+    return 0 < way_count < rows and bool(distances) and distances[-1] % page == 0
 
 
-def dot_plan(
+def _dot_plan(
     dot: DotProduct, nest: Nest, axis: str, *, row_distance: int = 0, along_rows: bool = False
 ) -> KernelPlan:
     """Return the plan of a kernel with accumulators along an axis.
 
-    Parameters
-    ----------
-    dot : DotProduct
-        Instruction.
-    nest : Nest
-        Scheduled nest.
-    axis : str
-        Loop over the lanes of an accumulator.
-    row_distance : int
-        Elements between the rows of the first factor that belong to one instruction.
-    along_rows : bool
-        True if lanes are partial sums of the stored one; by default each is a sum.
+    ``row_distance`` is that of the rows of the first factor which belong to one instruction, in
+    elements. With ``along_rows``, lanes are partial sums of the stored one; else each is a sum.
     """
     first, second = (operand.dtype for operand in nest.operands[:2])
     intrinsic = Intrinsic(*dot_sources(dot, first, second, row_distance, broadcast=not along_rows))
@@ -306,6 +270,8 @@ def dot(
     )
     if dot.spread is not None:
         factor = dot.spread("A[0]")
+    # The neighbours of all lanes are the same: broadcast as one integer, whose bytes are then read
+    # as elements again.
     elif neighbours * dot.rows < second_count:
         word = f'T.reinterpret({factor}, dtype="int{8 * neighbours * size_bytes(first)}")'
         factor = (
@@ -342,20 +308,19 @@ def _loops(dot: DotProduct, first: str, second: str, row_distance: int, *, broad
 
 def column_back_end(dot: DotProduct) -> BackEnd:
     """Return the code generator of a dot product whose lanes are columns."""
-    nest = partial(column_nest, dot)
+    nest = partial(_column_nest, dot)
     return BackEnd(
         nest,
         lambda _: column_registers(dot),
-        partial(column_plan, dot),
+        partial(_column_plan, dot),
         partial(nest, unpadded=True),
     )
 
 
-def column_plan(dot: DotProduct, program: DerivedProgram, nest: Nest) -> KernelPlan:
-    """Return the plan of a kernel whose lanes are columns."""
+def _column_plan(dot: DotProduct, program: DerivedProgram, nest: Nest) -> KernelPlan:
     roles = lane_roles(program)
     row_distance = 0 if roles.row is None else nest.operands[0].stride(roles.row)
-    return dot_plan(dot, nest, roles.column, row_distance=row_distance)
+    return _dot_plan(dot, nest, roles.column, row_distance=row_distance)
 
 
 @cache
@@ -369,31 +334,14 @@ def column_registers(dot: DotProduct) -> RegisterModel:
     )
 
 
-def column_nest(
+def _column_nest(
     dot: DotProduct,
     program: DerivedProgram,
     epilogue: Epilogue | None = None,
     *,
     unpadded: bool = False,
 ) -> Nest:
-    """Return the nest with lanes in digits.
-
-    Parameters
-    ----------
-    dot : DotProduct
-        Instruction.
-    program : DerivedProgram
-        Program of the kernel.
-    epilogue : Epilogue, optional
-        Conversion of the sums.
-    unpadded : bool
-        As in :func:`~cpembed.codegen.program_nest.kernel_nest`.
-
-    Raises
-    ------
-    LoweringError
-        If the layout does not suit the instruction.
-    """
+    """Return the nest with lanes in digits, if the layout suits the instruction."""
     nest = split_axes(kernel_nest(program, epilogue, unpadded=unpadded))
     dot.check_types(nest)
     _check_lanes(dot, nest, lane_roles(program))
@@ -411,6 +359,7 @@ def _check_lanes(dot: DotProduct, nest: Nest, roles: LaneRoles) -> None:
             f"{dot.name} needs {rows}{dot.lanes} lanes of {dot.depth} neighbours, each lane one "
             "digit"
         )
+    # Vectors are loaded and stored as they lie in memory.
     requirements = (
         (first, roles.depth, 1),
         (second, roles.depth, 1),
@@ -423,6 +372,7 @@ def _check_lanes(dot: DotProduct, nest: Nest, roles: LaneRoles) -> None:
                 f"{dot.name} needs {lane} of operand {operand.parameter} at stride {stride}, "
                 f"not {operand.stride(lane)}"
             )
+    # The rows are read by one instruction, at multiples of a distance.
     if roles.row is not None and first.stride(roles.row) < 0:
         raise LoweringError(f"{dot.name} needs the rows of operand {first.parameter} in order")
 
@@ -438,13 +388,11 @@ def adds_to_one_sum(spec: HardwareSpec) -> bool:
 
 def sum_back_end(dot: DotProduct) -> BackEnd:
     """Return the code generator of a dot product whose lanes are partial sums."""
-    return BackEnd(partial(sum_nest, dot), lambda _: sum_registers(dot), partial(sum_plan, dot))
 
+    def plan(_: DerivedProgram, nest: Nest) -> KernelPlan:
+        return _dot_plan(dot, nest, PARTIAL_SUMS, along_rows=True)
 
-def sum_plan(dot: DotProduct, program: DerivedProgram, nest: Nest) -> KernelPlan:
-    """Return the plan of a kernel whose lanes are added up."""
-    del program
-    return dot_plan(dot, nest, PARTIAL_SUMS, along_rows=True)
+    return BackEnd(partial(_sum_nest, dot), lambda _: sum_registers(dot), plan)
 
 
 @cache
@@ -456,23 +404,8 @@ def sum_registers(dot: DotProduct) -> RegisterModel:
     return register_model(dot, registers, adding_up=adding_up, streams=True)
 
 
-def sum_nest(dot: DotProduct, program: DerivedProgram, epilogue: Epilogue | None = None) -> Nest:
-    """Return the nest with the lanes of the sums as a loop, which are neighbours in both factors.
-
-    Parameters
-    ----------
-    dot : DotProduct
-        Instruction.
-    program : DerivedProgram
-        Program of the kernel.
-    epilogue : Epilogue, optional
-        Conversion of the sums.
-
-    Raises
-    ------
-    LoweringError
-        If the layout does not suit the instruction.
-    """
+def _sum_nest(dot: DotProduct, program: DerivedProgram, epilogue: Epilogue | None = None) -> Nest:
+    """Return the nest with the lanes of the sums as a loop, neighbours in both factors."""
     nest = split_axes(kernel_nest(program, epilogue))
     names = [lane_name(lane.name) for lane in program.instruction_axes]
     lanes = [loop for loop in nest.inner if loop.name in names]
@@ -489,8 +422,10 @@ def sum_nest(dot: DotProduct, program: DerivedProgram, epilogue: Epilogue | None
                 f"not {operand.stride(lane.name)}"
             )
     dot.check_types(nest)
+    # The lane becomes two loops: one over the partial sums, which is vectorized, and one over the
+    # neighbours that an instruction adds to each.
     digits = Loop(PARTIAL_SUMS, dot.lanes, AxisKind.SPATIAL), replace(lane, extent=dot.depth)
-    split = {lane.name: IndexExpr.of([IndexTerm(PARTIAL_SUMS, dot.depth), IndexTerm(lane.name)])}
+    split = {lane.name: IndexExpr.sum([IndexTerm(PARTIAL_SUMS, dot.depth), IndexTerm(lane.name)])}
 
     def in_digits(operand: KernelOperand) -> KernelOperand:
         return replace(operand, access=operand.access.substitute(split))

@@ -1,8 +1,7 @@
 """Performance model of CPU kernels and of the layout transforms around them.
 
 As in AMOS (section 5.3) and swATOP (section 4.6), the model has the levels instruction, caches and
-cores, with a few constants of the machine each (:mod:`~cpembed.targets.cpu.calibration`). Products
-and loads overlap, so a task takes the longer of both and a fraction of the shorter.
+cores, with a few constants of the machine each (:mod:`~cpembed.targets.cpu.calibration`).
 """
 
 from __future__ import annotations
@@ -24,47 +23,32 @@ from cpembed.transform.program import PackedOperand
 
 @dataclass(frozen=True)
 class BlockStep:
-    """Cost of one reduction step of a register block whose data is in the first-level cache.
-
-    Parameters
-    ----------
-    products_ns : float
-        Time of the products, at least the latency of one, which adds to the result of the previous
-        step.
-    loads_ns : float
-        Time of loading all rows of tiles, or vectors.
-    line_ns : tuple of float
-        Time of a line from L1, L2, L3 and memory.
-    stored_lines : float
-        Number of lines that the block's results fill.
-    loaded_lines : tuple of int
-        Number of lines loaded of each factor.
-    slowdown : float
-        Additional time of the kernel, as a fraction of it.
-    streams : int
-        Number of distant places of the first factor that a step walks along.
-    aliased : bool
-        True if the lines of these streams map to the same sets of the first-level cache and are
-        more than its ways.
-    second_line_factor : float
-        Time of a line of the second factor, relative to one that begins at a line.
-    task_ns : float
-        Time of a task besides its steps.
-    exposed_latency : float
-        Fraction of the additional time of a line from beyond L1 that products wait for.
-    """
+    """Cost of one reduction step of a register block whose data is in the first-level cache."""
 
     products_ns: float
+    """Time of the products, at least the latency of one, which adds to the result of the previous
+    step."""
     loads_ns: float
+    """Time of loading all rows of tiles, or vectors."""
     line_ns: tuple[float, float, float, float]
+    """Time of a line from L1, L2, L3 and memory."""
     stored_lines: float
+    """Number of lines that the block's results fill."""
     loaded_lines: tuple[int, int] = (0, 0)
+    """Number of lines loaded of each factor."""
     slowdown: float = 0.0
+    """Additional time of the kernel, as a fraction of it."""
     streams: int = 1
+    """Number of distant places of the first factor that a step walks along."""
     aliased: bool = False
+    """True if the lines of these streams map to the same sets of the first-level cache and are more
+    than its ways."""
     second_line_factor: float = 1.0
+    """Time of a line of the second factor, relative to one that begins at a line."""
     task_ns: float = 0.0
+    """Time of a task besides its steps."""
     exposed_latency: float = 0.0
+    """Fraction of the additional time of a line from beyond L1 that products wait for."""
 
 
 @dataclass(frozen=True)
@@ -79,11 +63,9 @@ class Estimate:
 
 
 def shared_lines(nest: Nest, threads: int) -> float:
-    """Number of output lines that two threads write.
-
-    The loop that is divided among threads may end a thread's part of a row of results within a
-    line: of 96 channels of one byte, each of two threads writes 48.
-    """
+    """Return the number of output lines that two threads write."""
+    # The loop that is divided among threads may end a thread's part of a row of results within a
+    # line: of 96 channels of one byte, each of two threads writes 48.
     loop = next((task for task in nest.tasks if task.count > 1), None)
     output = nest.operands[2]
     stride = 0 if loop is None else abs(output.stride(loop.name))
@@ -95,6 +77,7 @@ def shared_lines(nest: Nest, threads: int) -> float:
     # Rows begin at all multiples of this in a line.
     step = math.gcd(pitch, nest.line_bytes)
     parts = min(threads, loop.count)
+    # Where each thread's part of a row ends: at a line, its neighbour begins a new one.
     ends = [loop.count * part // parts * loop.tile * stride * size for part in range(parts)]
     if rows <= 1:
         return 0.0
@@ -138,6 +121,7 @@ def estimate(
     """
     constants = model_constants()
     tasks = math.ceil(nest.task_count / max(1, min(threads, nest.task_count)))
+    # The busiest thread decides: it has the tasks that remain, rounded up.
     steps = tasks * math.prod(loop.extent for loop in nest.reductions)
     products = steps * executed_share(nest) * step.products_ns
     stepped = stepped_share(nest)
@@ -152,6 +136,7 @@ def estimate(
         bypassing = non_temporal if level == 0 else None
         first, second, output = (lines * thread_share for lines in reuse.traffic(size, bypassing))
         second *= step.second_line_factor
+        # Packed just before, in a cache that has room for it: nothing comes from further out.
         if 0 < packed_bytes <= size * USED_SHARE:
             first = 0.0
         if bypassing is not None:
@@ -171,6 +156,8 @@ def estimate(
             for cache, fraction, extra_lines in constants.pieces:
                 pieces = output * reuse.pieces(fraction * machine.cache_bytes[cache])
                 stores += pieces * extra_lines * machine.store_line_ns[2]
+    # Products and loads overlap, but not fully: as in AMOS (section 5.3) and swATOP (section 4.6),
+    # the model takes the longer of both, and a calibrated fraction of the shorter.
     busy = (
         max(products, loads)
         + constants.not_hidden * min(products, loads)
@@ -189,9 +176,20 @@ def estimate(
 
 
 def split_k_sum_us(nest: Nest, machine: Calibration, threads: int) -> float:
-    """Estimate the microseconds of adding up partial sums, most of which other threads computed."""
+    """Estimate the microseconds of adding up the partial sums of split-K.
+
+    Parameters
+    ----------
+    nest : Nest
+        Nest of the partial sums.
+    machine : Calibration
+        Constants of the machine.
+    threads : int
+        Number of threads.
+    """
     sums = nest.operands[2]
     lines = sums.elements * size_bytes(sums.dtype) / nest.line_bytes / threads
+    # All sums but those of the adding thread itself lie in the caches of other cores.
     line_ns = model_constants().coherence_miss * machine.vector_line_ns[2]
     return machine.launch_us + lines * line_ns * (1 - 1 / threads) / 1e3
 
@@ -199,12 +197,7 @@ def split_k_sum_us(nest: Nest, machine: Calibration, threads: int) -> float:
 def cache_affine(
     nest: Nest, operands: Sequence[PackedOperand], machine: Calibration, threads: int
 ) -> frozenset[str]:
-    """Find the operands that each thread transforms exactly where it computes with them.
-
-    Packing divides rows of the packed layout among threads, the contraction its outermost loop. The
-    parts are the same if that loop is an operand's outermost dimension and both fall into equal
-    parts. Using all threads costs a launch; for a few lines it is faster to fetch them from the
-    other core.
+    """Return the names of the operands that each thread transforms exactly where it computes.
 
     Parameters
     ----------
@@ -216,13 +209,11 @@ def cache_affine(
         Constants of the machine.
     threads : int
         Number of threads.
-
-    Returns
-    -------
-    frozenset of str
-        Names of the operands.
     """
     loop = next((task for task in nest.tasks if task.count > 1), None)
+    # Packing divides rows of the packed layout among threads, the contraction its outermost loop.
+    # The parts are the same if that loop is the operand's outermost dimension and both fall into
+    # equal parts.
     if threads == 1 or loop is None or loop.recomputes or loop.count % threads:
         return frozenset()
     loops_per_thread = loop.count // threads
@@ -237,6 +228,7 @@ def cache_affine(
         # The comparison fails for partial sums (split-K), which are not the packed output.
         if operand.stride(loop.name) * loop.extent == operand.elements == packed.elements
         and plan_transform(packed).row_count % threads == 0
+        # All threads take a launch; a few lines come faster from the core that packed them.
         and _affine_us(packed, machine, threads) < _unrelated_us(packed, machine, threads)
     )
 
@@ -266,25 +258,14 @@ def threads_worth(
 def transform_us(
     operand: PackedOperand, machine: Calibration, threads: int, *, affine: bool = False
 ) -> float:
-    """Estimate a layout transform by a kernel of its own.
+    """Estimate the microseconds of a layout transform by a kernel of its own.
 
     The time includes bringing what it wrote to the cores that read it.
 
     Parameters
     ----------
-    operand : PackedOperand
-        Layout to pack into or unpack from.
-    machine : Calibration
-        Constants of the machine.
-    threads : int
-        Maximum number of threads.
-    affine : bool
-        True if each thread transforms what it computes with (:func:`cache_affine`).
-
-    Returns
-    -------
-    float
-        Microseconds.
+    operand, machine, threads, affine
+        As in :func:`threads_worth`.
     """
     return (_affine_us if affine else _unrelated_us)(operand, machine, threads)
 
@@ -297,17 +278,18 @@ def _unrelated_us(operand: PackedOperand, machine: Calibration, threads: int) ->
     used_threads = threads_worth(operand, machine, threads)
     call = machine.call_us if used_threads == 1 else machine.launch_us
     line_ns = model_constants().coherence_miss * machine.vector_line_ns[2]
+    # Which core packs a line has nothing to do with which reads it, so of n threads all but one in
+    # n fetch it from another core.
     handed_over = _lines(operand) * line_ns * (1 - 1 / threads)
     return call + _one_thread_us(operand, machine) / used_threads + handed_over / 1e3
 
 
 def per_thread_packing_us(packing: PerThreadPacking, machine: Calibration) -> float:
-    """Estimate the microseconds of packing inside a kernel, in the part that packs most; what it
-    writes stays in a near cache.
-    """
+    """Estimate the microseconds of packing inside a kernel, in the part that packs most."""
     operand = packing.operand
-    alone = _copied_us(operand, machine) + _distance_us(_original_bytes(operand), machine)
-    return alone * packing.share()
+    # Only reading costs the way to a far cache: what is written stays in a near one.
+    one_thread_us = _copied_us(operand, machine) + _distance_us(_original_bytes(operand), machine)
+    return one_thread_us * packing.share()
 
 
 def _one_thread_us(operand: PackedOperand, machine: Calibration) -> float:
@@ -343,9 +325,7 @@ def _lines(operand: PackedOperand) -> int:
 
 @lru_cache(1 << 10)
 def element_cost(operand: PackedOperand) -> float:
-    """Return the time to pack or unpack an element, relative to one that is copied with its
-    neighbours.
-    """
+    """Return the time to pack or unpack an element, relative to copying it with its neighbours."""
     if not operand.dimensions:
         return 1.0
     constants, transform = model_constants(), plan_transform(operand)
@@ -363,8 +343,6 @@ def element_cost(operand: PackedOperand) -> float:
 
 @lru_cache(1 << 10)
 def segments(operand: PackedOperand) -> int:
-    """Return the number of contiguous segments that im2col packing copies; 0 for other
-    transforms.
-    """
+    """Return the number of contiguous segments that im2col packing copies, else 0."""
     windows = plan_transform(operand).windows if operand.dimensions else None
     return 0 if windows is None else operand.elements // windows.size * windows.copied

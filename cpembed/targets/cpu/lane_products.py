@@ -1,8 +1,7 @@
-"""Vector instructions without a dot product: lanes that multiply and add, with their sums in
-registers.
+"""Vector instructions without a dot product: lanes that multiply and add.
 
 They serve operators that no matrix instruction can be embedded in: a depthwise convolution has a
-filter for each channel, so nothing is shared between lanes.
+filter for each channel, so nothing is shared between lanes. The sums stay in registers.
 """
 
 from __future__ import annotations
@@ -36,30 +35,19 @@ with more products it keeps more values than there are registers."""
 
 @dataclass(frozen=True)
 class LaneProduct:
-    """Multiplication and addition lane by lane, on values that are widened to the lanes' type.
-
-    Parameters
-    ----------
-    backend : str
-        Name of the back end in results.
-    registers : Registers
-        Registers of the instruction set.
-    timed : str
-        Product of a calibration that its time is derived from.
-    relative_time : float
-        Time relative to ``timed``, the shared widening included.
-    attributes : tuple of str
-        Target attributes for the compiler.
-    store : callable, optional
-        Text of stores that are specific to the instruction set.
-    """
+    """Multiplication and addition lane by lane, on values that are widened to the lanes' type."""
 
     backend: str
+    """Name of the back end in results."""
     registers: Registers
     timed: str
+    """Product of a calibration that its time is derived from."""
     relative_time: float
+    """Time relative to ``timed``, the shared widening included."""
     attributes: tuple[str, ...] = ()
+    """Target attributes for the compiler."""
     store: StoreText | None = None
+    """Text of stores that are specific to the instruction set."""
 
 
 def lane_back_end(product: LaneProduct) -> BackEnd:
@@ -67,13 +55,12 @@ def lane_back_end(product: LaneProduct) -> BackEnd:
     return BackEnd(
         lane_nest,
         lambda _: lane_registers(product),
-        partial(lane_plan, product),
+        partial(_lane_plan, product),
         partial(lane_nest, unpadded=True),
     )
 
 
-def lane_plan(product: LaneProduct, program: DerivedProgram, nest: Nest) -> KernelPlan:
-    """Return the plan of a kernel on vectors."""
+def _lane_plan(product: LaneProduct, program: DerivedProgram, nest: Nest) -> KernelPlan:
     axis = _lane(program)
     text = InstructionText(
         product.backend,
@@ -88,11 +75,12 @@ def lane_plan(product: LaneProduct, program: DerivedProgram, nest: Nest) -> Kern
 
 
 def _unrolled(nest: Nest, lane: str) -> set[str]:
-    """Names of the block's loops, and of as many inner reduction loops as are short."""
+    """Return the block's loops, and as many inner reduction loops as are short."""
     steps = [loop for loop in nest.inner if loop.name != lane]
     unrolled = {loop.name for loop in steps}
     products = math.prod(loop.extent for loop in steps)
     for loop in reversed(nest.reductions):
+        # The innermost loops are a filter's taps, which share values.
         products *= loop.extent
         if products > _UNROLLED:
             break
@@ -109,12 +97,11 @@ def lane_registers(product: LaneProduct) -> RegisterModel:
         return rows * columns <= sums
 
     def step(nest: Nest, machine: Calibration, rows: int, columns: int) -> BlockStep:
-        """Return the cost of a step: each product widens a row of its own and shares its column's
-        weights.
-        """
+        # Each product widens a row of its own and shares its column's weights.
         products = product.relative_time * rows * columns + columns
         return BlockStep(
             products_ns=max(products * machine.product_ns[timed], machine.latency_ns[timed]),
+            # Lanes share nothing, so each column loads its rows and its weights.
             loads_ns=(rows + 1) * columns * machine.vector_line_ns[0],
             line_ns=machine.vector_line_ns,
             stored_lines=rows * columns * product.registers.bytes / nest.line_bytes,
@@ -124,16 +111,13 @@ def lane_registers(product: LaneProduct) -> RegisterModel:
 
 
 def _inner_row_loop(nest: Nest) -> tuple[TileLoop, ...]:
-    """Return the loop, of those that share the second factor, whose points are closest in memory:
-    neighbours share most of what the taps of a filter read, before registers overflow.
-    """
+    """Return the loop that shares the second factor whose points are closest in memory."""
+    # Neighbours share most of what the taps of a filter read, before registers overflow.
     return tuple([loop for loop in row_loops(nest) if loop.steps > 1][-1:])
 
 
 def _lane_loops(nest: Nest) -> tuple[TileLoop, ...]:
-    """Return the loops over further lanes, which move every operand and share nothing but cache
-    lines.
-    """
+    """Return the loops over further lanes, whose points share nothing but cache lines."""
     loops = (
         loop
         for loop in nest.tasks

@@ -12,38 +12,33 @@ from cpembed.codegen.epilogue import Epilogue
 from cpembed.codegen.nest import Nest
 from cpembed.codegen.plan import KernelPlan, Knobs
 from cpembed.codegen.program_nest import first_factor, in_order
-from cpembed.errors import LoweringError
+from cpembed.errors import BackendUnavailable, LoweringError
+from cpembed.hw.instruction import HardwareSpec
 from cpembed.targets.cpu.calibration import Calibration, calibration
 from cpembed.targets.cpu.estimate import cache_affine, threads_worth
 from cpembed.targets.cpu.register_blocks import RegisterModel, Schedules
+from cpembed.targets.registry import open_target
 from cpembed.transform.program import DerivedProgram
 
 
 @dataclass(frozen=True)
 class BackEnd:
-    """Code generator of an instruction.
-
-    Parameters
-    ----------
-    nest : callable
-        Nest of a program with an epilogue, its lanes in digits.
-    model : callable
-        Cost of a program's register blocks.
-    plan : callable
-        Text of a scheduled nest.
-    unpadded : callable, optional
-        Nest that reads the first factor in its original layout, without padding, if kernels can do
-        so.
-    """
+    """Code generator of an instruction."""
 
     nest: Callable[[DerivedProgram, Epilogue | None], Nest]
+    """Nest of a program with an epilogue, its lanes in digits."""
     model: Callable[[DerivedProgram], RegisterModel]
+    """Cost of a program's register blocks."""
     plan: Callable[[DerivedProgram, Nest], KernelPlan]
+    """Text of a scheduled nest."""
     unpadded: Callable[[DerivedProgram, Epilogue | None], Nest] | None = None
+    """Nest that reads the first factor in its original layout, without padding, if kernels can do
+    so."""
 
     def nest_unpadded(self, program: DerivedProgram, epilogue: Epilogue | None) -> Nest | None:
-        """Return the nest on the original first factor; None if its layout differs in more than
-        padding, or not at all.
+        """Return the nest on the original first factor, or None.
+
+        None if its layout differs in more than padding, or not at all.
         """
         if self.unpadded is None or first_factor(program).is_identity:
             return None
@@ -55,9 +50,7 @@ class BackEnd:
 
 @dataclass(frozen=True)
 class Lowered:
-    """Program in a code generator's terms: its schedules on a machine, and the processor of its
-    kernels.
-    """
+    """Program in a code generator's terms, with its schedules and the processor of its kernels."""
 
     program: DerivedProgram
     epilogue: Epilogue | None
@@ -66,7 +59,7 @@ class Lowered:
     processor: Processor = runtime
 
     @classmethod
-    def of(
+    def from_program(
         cls,
         program: DerivedProgram,
         back_end: BackEnd,
@@ -96,6 +89,7 @@ class Lowered:
         """
         threads, model = processor.thread_count(), back_end.model(program)
         nest = replace(back_end.nest(program, epilogue), threads=threads)
+        # The loops are the same without padding, so that one schedule serves both nests.
         unpadded = back_end.nest_unpadded(program, epilogue)
         unpadded = unpadded and replace(unpadded, threads=threads)
         constants = (machine or calibration()).for_product(model.product)
@@ -103,23 +97,26 @@ class Lowered:
         return cls(program, epilogue, back_end, schedules, processor)
 
     def compiled(self, knobs: Knobs) -> CompiledKernel:
-        """Return the kernel of a schedule. Raises :class:`LoweringError` if the schedule does not
-        fit.
+        """Return the kernel of a schedule.
+
+        Raises :class:`LoweringError` if the schedule does not fit.
         """
         space, program = self.schedules, self.program
         scheduled = space.scheduled(program, knobs)
         plan = self.back_end.plan(program, scheduled)
 
+        # Only whole calls need this plan, and many kernels are never called so.
         def whole_plan() -> KernelPlan:
-            return self.back_end.plan(program, space.scheduled(program, knobs, whole=True))
+            return self.back_end.plan(program, space.scheduled(program, knobs, whole_call=True))
 
+        # An operand that each thread packs where it reads it is worth all threads.
         affine = cache_affine(scheduled, in_order(program), space.machine, space.threads)
         return CompiledKernel(
             program,
             plan,
             epilogue=self.epilogue,
             whole_plan=whole_plan,
-            move_threads=copy_threads(affine, space.machine, space.threads),
+            move_threads=_copy_threads(affine, space.machine, space.threads),
             processor=self.processor,
         )
 
@@ -144,22 +141,36 @@ def portable_kernel(
         Compiles and executes the kernel.
     """
     plan = portable_plan(program, runtime.thread_count(), epilogue)
-    threads = copy_threads((), calibration(), runtime.thread_count())
+    threads = _copy_threads((), calibration(), runtime.thread_count())
     return CompiledKernel(
         program, plan, fallback, epilogue, move_threads=threads, processor=processor
     )
 
 
-def copy_threads(affine: Collection[str], machine: Calibration, threads: int) -> MoveThreads:
-    """Return a function that gives the number of threads for an operand's layout transform.
+def _copy_threads(affine: Collection[str], machine: Calibration, threads: int) -> MoveThreads:
+    return lambda operand: threads_worth(operand, machine, threads, affine=operand.name in affine)
+
+
+def native_kernel(program: DerivedProgram, spec: HardwareSpec, knobs: Knobs) -> CompiledKernel:
+    """Compile a kernel of the target's instruction.
 
     Parameters
     ----------
-    affine : collection of str
-        Operands that each thread transforms where it computes (:func:`cache_affine`).
-    machine : Calibration
-        Constants of the machine.
-    threads : int
-        Maximum number of threads.
+    program : DerivedProgram
+        Program of an embedding.
+    spec : HardwareSpec
+        Target.
+    knobs : Knobs
+        Schedule.
+
+    Raises
+    ------
+    BackendUnavailable
+        If this machine lacks the instruction.
+    LoweringError
+        If the schedule does not fit.
     """
-    return lambda operand: threads_worth(operand, machine, threads, affine=operand.name in affine)
+    target = open_target(spec)
+    if missing := target.missing():
+        raise BackendUnavailable(f"{spec.name}: {'; '.join(missing)}")
+    return target.build(target.lower(program), knobs)

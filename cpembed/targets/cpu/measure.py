@@ -1,9 +1,8 @@
 """Measurement of kernels on a machine that others use too.
 
 Every kernel is verified, then timed interleaved with the best one so far. What counts is the ratio
-of the fast rounds (:data:`FAST_QUANTILE`) of two kernels: a machine that is slower for a while is
-so for both, and disturbances only ever slow a kernel down. Rounds in which the best kernel is
-slower than it was are repeated a little later.
+of the fast rounds (:data:`FAST_QUANTILE`) of two kernels. Rounds in which the best kernel is slower
+than it was are repeated a little later.
 """
 
 from __future__ import annotations
@@ -15,7 +14,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from statistics import median
-from typing import Any, Protocol
+from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
@@ -23,8 +22,8 @@ from numpy.typing import NDArray
 from cpembed.codegen.compiled import CompiledKernel, in_turn
 from cpembed.codegen.packing import packed_before
 from cpembed.codegen.plan import Knobs
-from cpembed.cost.candidate import Candidate
-from cpembed.errors import BackendUnavailable, CrashError, LoweringError
+from cpembed.cost.ranking import Candidate
+from cpembed.errors import CrashError, LoweringError
 from cpembed.hw.instruction import HardwareSpec
 from cpembed.ir.computation import Computation
 from cpembed.ir.dtypes import size_bytes
@@ -35,13 +34,12 @@ from cpembed.runtime.measurement.runner import Quantiles, Sampler, quantiles, wa
 from cpembed.runtime.measurement.verification import Expected
 from cpembed.steps import step
 from cpembed.targets.capabilities import throttle_probe
+from cpembed.targets.cpu.lowering import native_kernel
 from cpembed.targets.cpu.space import Objective
 from cpembed.targets.registry import open_target
-from cpembed.transform.program import DerivedProgram
 
 ROUND_MS = 0.5
-"""Milliseconds of a kernel's turn. Schedulers give other processes whole milliseconds: the shorter
-a turn, the more turns pass undisturbed."""
+"""Milliseconds of a turn: the shorter, the fewer are disturbed by other processes."""
 
 FIRST_ROUNDS = 6
 """Number of rounds before a kernel may be rejected, and minimum number for slow kernels."""
@@ -50,8 +48,7 @@ FAST_QUANTILE = 0.1
 """Quantile of the rounds that is compared."""
 
 _TIME_LIMIT = 2.0
-"""Maximum seconds of a comparison; slower kernels get fewer rounds, but no fewer than the first
-ones."""
+"""Maximum seconds of a comparison; slower kernels get fewer rounds."""
 
 _PROBE_US = 400.0
 """Microseconds of probing the machine's speed before each turn."""
@@ -75,24 +72,14 @@ class CopyTimes:
 class Timed:
     """Times of a kernel.
 
-    Parameters
-    ----------
-    latency_us : Quantiles
-        Times of the contraction.
-    moves : CopyTimes
-        Times of packing and unpacking.
-    ratio : float
-        Minimised time over the incumbent's; 1 without an incumbent.
-    noisy : bool
-        True if the machine had other work, or the times varied.
-    rejected : bool
-        True if the first rounds were clearly slower.
-    whole_us : Quantiles, optional
-        Times of one call with packing and unpacking, if that was timed.
+    ``latency_us`` are those of the contraction, ``copies`` of packing and unpacking, ``whole_us``
+    of one call of all three, if that was timed. ``ratio`` is the minimised time over the
+    incumbent's, 1 without one. ``noisy``: the machine had other work, or the times varied;
+    ``rejected``: the first rounds were clearly slower.
     """
 
     latency_us: Quantiles
-    moves: CopyTimes
+    copies: CopyTimes
     ratio: float
     noisy: bool
     rejected: bool = False
@@ -104,7 +91,7 @@ class Timed:
             return self.latency_us.median
         if self.whole_us is not None:
             return self.whole_us.median
-        return self.latency_us.median + self.moves.us
+        return self.latency_us.median + self.copies.us
 
 
 @dataclass(frozen=True)
@@ -116,27 +103,17 @@ class Failed:
 
 @dataclass(frozen=True)
 class Runner:
-    """Kernel to be timed.
+    """Kernel to be timed: that of a schedule (``key``) of an embedding (``identifier``).
 
-    Parameters
-    ----------
-    key : str
-        Key of the schedule.
-    identifier : str
-        Identifier of the embedding.
-    kernel : Sampler
-        Contraction on packed operands.
-    whole : Sampler, optional
-        Call that packs and unpacks too, each thread what it needs where that is possible; None if
-        that is the kernel.
-    packing, unpacking : Sampler, optional
-        Layout transforms of the embedding; None if nothing is copied.
+    ``kernel`` is the contraction on packed operands; ``call`` packs and unpacks too, each thread
+    what it needs where that is possible, None if that is the kernel; ``packing`` and ``unpacking``
+    are None if nothing is copied.
     """
 
     key: str
     identifier: str
     kernel: Sampler
-    whole: Sampler | None
+    call: Sampler | None
     packing: Sampler | None
     unpacking: Sampler | None
 
@@ -145,16 +122,9 @@ class Runner:
 class InterleavedComparison:
     """Comparison of runners that take turns.
 
-    Parameters
-    ----------
-    runners : sequence of Runner
-        Kernels.
-    copy_times : mapping of str to CopyTimes
-        Embeddings whose packing is not timed again, by identifier.
-    objective : str
-        ``total`` to time whole calls too.
-    unthrottled : callable, optional
-        True if the machine runs at full speed; other rounds are repeated.
+    ``copy_times`` holds the embeddings whose packing is not timed again, by identifier; the
+    objective ``total`` times whole calls too. Rounds in which ``unthrottled`` is False are
+    repeated.
     """
 
     runners: Sequence[Runner]
@@ -164,20 +134,14 @@ class InterleavedComparison:
 
     def run(self, rounds: int) -> Rounds:
         sides = {f"kernel {n}": Work(r.kernel, _POOL) for n, r in enumerate(self.runners)}
-        if self.objective == "total":
-            sides |= {
-                f"whole {n}": Work(runner.whole, _POOL)
-                for n, runner in enumerate(self.runners)
-                if runner.whole is not None
-            }
+        for n, runner in enumerate(self.runners):
+            if self.objective == "total" and runner.call is not None:
+                sides[f"whole {n}"] = Work(runner.call, _POOL)
         for runner in self.runners:
             name = runner.identifier
-            moves = {"packing": runner.packing, "unpacking": runner.unpacking}
-            sides |= {
-                f"{part} {name}": Work(sample, _POOL)
-                for part, sample in moves.items()
-                if sample is not None and name not in self.copy_times
-            }
+            for part, sample in (("packing", runner.packing), ("unpacking", runner.unpacking)):
+                if sample is not None and name not in self.copy_times:
+                    sides[f"{part} {name}"] = Work(sample, _POOL)
         interleaved = time_interleaved(
             sides, rounds=rounds, round_ms=ROUND_MS, attempts=1, unthrottled=self.unthrottled
         )
@@ -196,8 +160,8 @@ class Rounds:
         # Each turn begins with at least one call that is not timed, hence the factor of two.
         probe_us = 0.0 if self.comparison.unthrottled is None else _PROBE_US
         round_us = [
-            2 * max(np.median(taken), ROUND_MS * 1e3) + probe_us
-            for taken in self.interleaved.samples.values()
+            2 * max(np.median(samples_us), ROUND_MS * 1e3) + probe_us
+            for samples_us in self.interleaved.samples.values()
         ]
         return max(FIRST_ROUNDS, min(rounds, int(_TIME_LIMIT * 1e6 / float(sum(round_us)))))
 
@@ -208,33 +172,34 @@ class Rounds:
         return float(np.median(self._minimised(number)))
 
     def fast_us(self, number: int) -> float:
-        """Microseconds of a contraction in its fast rounds."""
+        """Return the microseconds of a contraction in its fast rounds."""
         return float(np.quantile(self.interleaved.samples[f"kernel {number}"], FAST_QUANTILE))
 
     def timed(self, number: int, *, noisy: bool = False, rejected: bool = False) -> Timed:
         """Return a kernel's times and its ratio to the first."""
+        # A machine that is slower for a while is so for both kernels, and disturbances only ever
+        # slow a kernel down, so the fast rounds are compared.
         fast, first_fast = (
             float(np.quantile(self._minimised(runner), FAST_QUANTILE)) for runner in (number, 0)
         )
         latency = quantiles(self.interleaved.samples[f"kernel {number}"])
-        noisy = noisy or self.interleaved.is_noisy or latency.is_noisy
         whole_samples = self.interleaved.samples.get(f"whole {number}")
         return Timed(
-            latency,
-            self._moves(number),
-            fast / first_fast,
-            noisy,
-            rejected,
-            None if whole_samples is None else quantiles(whole_samples),
+            latency_us=latency,
+            copies=self._copies(number),
+            ratio=fast / first_fast,
+            noisy=noisy or self.interleaved.is_noisy or latency.is_noisy,
+            rejected=rejected,
+            whole_us=None if whole_samples is None else quantiles(whole_samples),
         )
 
     def _minimised(self, number: int) -> NDArray[np.float64]:
-        """Times that are minimised, by round."""
         kernel = self.interleaved.samples[f"kernel {number}"]
         return np.array(self.interleaved.samples.get(f"whole {number}", kernel))
 
-    def _moves(self, number: int) -> CopyTimes:
+    def _copies(self, number: int) -> CopyTimes:
         name = self.comparison.runners[number].identifier
+        # Copies are the same for all schedules of an embedding, so that they are timed once.
         if name in self.comparison.copy_times:
             return self.comparison.copy_times[name]
         packing, unpacking = (
@@ -245,8 +210,7 @@ class Rounds:
 
 
 ROUNDS, FINAL_ROUNDS = 40, 80
-"""Number of rounds of a kernel that is not rejected, and of each finalist at the end of a
-search."""
+"""Numbers of rounds of a kernel that is not rejected, and of each finalist of a search."""
 
 REJECTION_RATIO = 1.15
 """Ratio above which a kernel is rejected: its fastest round over the incumbent's median."""
@@ -258,8 +222,7 @@ PAUSES = (0.2, 1.0)
 """Seconds before each repetition of untrusted rounds."""
 
 _TIMED_CALLS = 100
-"""Approximate number of calls of a slow kernel in all its rounds, which its time limit allows
-for."""
+"""Approximate number of calls of a slow kernel in all its rounds, for its time limit."""
 
 _PACKED_BYTES = 2**28
 """Maximum bytes of packed data that are retained, most recent embeddings first."""
@@ -285,20 +248,8 @@ class _Picklable:
     schedule: Knobs
 
     @classmethod
-    def of(cls, proposal: Timeable) -> _Picklable:
+    def from_proposal(cls, proposal: Timeable) -> _Picklable:
         return cls(proposal.key, proposal.candidate, proposal.schedule)
-
-
-def native_kernel(program: DerivedProgram, spec: HardwareSpec, knobs: Knobs) -> CompiledKernel:
-    """Compile a kernel of the target's instruction.
-
-    Raises :class:`BackendUnavailable` if this machine lacks it, :class:`LoweringError` if the
-    schedule does not fit.
-    """
-    target = open_target(spec)
-    if missing := target.missing():
-        raise BackendUnavailable(f"{spec.name}: {'; '.join(missing)}")
-    return target.build(target.lower(program), knobs)
 
 
 class KernelMeasurer:
@@ -316,6 +267,8 @@ class KernelMeasurer:
         self._spec = spec
         self._objective: Objective = objective
         self._seed = seed
+        self._inputs = random_inputs(workload, seed)
+        self._ahead = packed_before(workload)
         self._data: OrderedDict[str, _PackedData] = OrderedDict()
         self._kernels: dict[
             str, tuple[_PackedData, Callable[[], Any], Callable[[], Any] | None]
@@ -332,40 +285,42 @@ class KernelMeasurer:
         incumbents = [] if incumbent is None else [incumbent]
         self._forget({item.key for item in incumbents})
         try:
-            runners = [self._runner(item) for item in (*incumbents, proposal)]
+            comparison = self._comparison((*incumbents, proposal))
         except LoweringError as error:
             return Failed(str(error))
-        comparison = InterleavedComparison(
-            runners, self.copy_times, self._objective, self._unthrottled
-        )
         first = comparison.run(FIRST_ROUNDS)
+        # Its fastest round against the incumbent's median: a kernel that disturbances make slower
+        # is not rejected by them.
         slower = incumbent is not None and first.fastest(1) > REJECTION_RATIO * first.typical(0)
         if slower and self._disturbance(first, 1) <= DISTURBANCE_RATIO:
             return first.timed(1, rejected=True)
         trusted, noisy = self._trusted(comparison, first.affordable(ROUNDS), len(incumbents))
         timed = trusted.timed(len(incumbents), noisy=noisy)
-        self.copy_times.setdefault(runners[-1].identifier, timed.moves)
+        self.copy_times.setdefault(proposal.candidate.identifier, timed.copies)
         return timed
 
     def final(self, proposals: Sequence[Timeable]) -> list[Timed]:
         """Time measured schedules interleaved with each other; ratios are over the first."""
         self._forget({item.key for item in proposals})
-        runners = [self._runner(item) for item in proposals]
-        comparison = InterleavedComparison(
-            runners, self.copy_times, self._objective, self._unthrottled
-        )
+        comparison = self._comparison(proposals)
         rounds = comparison.run(FIRST_ROUNDS).affordable(FINAL_ROUNDS)
-        trusted, noisy = self._trusted(comparison, rounds, len(runners))
-        return [trusted.timed(number, noisy=noisy) for number in range(len(runners))]
+        trusted, noisy = self._trusted(comparison, rounds, len(proposals))
+        return [trusted.timed(number, noisy=noisy) for number in range(len(proposals))]
+
+    def _comparison(self, proposals: Sequence[Timeable]) -> InterleavedComparison:
+        runners = [self._runner(item) for item in proposals]
+        return InterleavedComparison(runners, self.copy_times, self._objective, self._unthrottled)
 
     def _trusted(
         self, comparison: InterleavedComparison, rounds: int, timed_before: int
     ) -> tuple[Rounds, bool]:
-        """Return the least disturbed of a few attempts and whether it was disturbed; the first
-        ``timed_before`` runners have earlier times.
+        """Return the least disturbed of a few attempts and whether it was disturbed.
+
+        The first ``timed_before`` runners have earlier times.
         """
         best = comparison.run(rounds)
         least = self._disturbance(best, timed_before)
+        # What disturbs the machine may be over after a while.
         for pause in PAUSES:
             if least <= DISTURBANCE_RATIO:
                 break
@@ -376,9 +331,7 @@ class KernelMeasurer:
         return best, least > DISTURBANCE_RATIO
 
     def _disturbance(self, rounds: Rounds, timed_before: int) -> float:
-        """Median ratio of the earlier runners' times to their best rounds; 1 without earlier
-        runners.
-        """
+        """Return the median ratio of the earlier runners' times to their best rounds, else 1."""
         ratios: list[float] = []
         for number, runner in enumerate(rounds.comparison.runners):
             fast_us = rounds.fast_us(number)
@@ -393,15 +346,20 @@ class KernelMeasurer:
         if key not in self._kernels:
             data, kernel = self._built(proposal.candidate, proposal.schedule)
             copies = data.packing is not None or data.unpacking is not None
-            whole = (
-                kernel.bound_whole(self._inputs, data.packed, self._ahead, data.output)
-                if copies and self._objective == "total"
-                else None
-            )
-            self._kernels[key] = data, kernel.bound(data.packed, data.output), whole
-        data, call, whole = self._kernels[key]
-        sampler = None if whole is None else wall_clock(whole)
-        return Runner(key, data.identifier, wall_clock(call), sampler, data.packing, data.unpacking)
+            whole_call = None
+            if copies and self._objective == "total":
+                arguments = self._inputs, data.packed, self._ahead, data.output
+                whole_call = kernel.bound_whole(*arguments)
+            self._kernels[key] = data, kernel.bound(data.packed, data.output), whole_call
+        data, call, whole_call = self._kernels[key]
+        return Runner(
+            key=key,
+            identifier=data.identifier,
+            kernel=wall_clock(call),
+            call=None if whole_call is None else wall_clock(whole_call),
+            packing=data.packing,
+            unpacking=data.unpacking,
+        )
 
     def _built(self, candidate: Candidate, knobs: Knobs) -> tuple[_PackedData, CompiledKernel]:
         kernel = native_kernel(candidate.program, self._spec, knobs)
@@ -414,40 +372,29 @@ class KernelMeasurer:
         return data, kernel
 
     def _verify(self, data: _PackedData, kernel: CompiledKernel, knobs: Knobs) -> None:
-        """Verify a kernel on an output of its own: results of another kernel would still be
-        right.
-        """
+        """Verify a kernel on an output of its own."""
+        # In the output that all kernels of the embedding share, results of another one would still
+        # be right.
         verification = self._expected.judge(data.mover.unpack(kernel.execute(data.packed)))
         if verification.verified and self._objective == "total" and kernel.has_inner_packing:
             verification = self._expected.judge(kernel.run_whole(self._inputs, self._ahead))
-        kernel_text = (
-            f"the {kernel.backend} kernel of embedding {data.identifier} of {self._spec.name}"
-        )
-        verification.require(f"{kernel_text} in {self._workload.name} with {knobs}", self._seed)
+        subject = f"the {kernel.backend} kernel of embedding {data.identifier} of {self._spec.name}"
+        verification.require(f"{subject} in {self._workload.name} with {knobs}", self._seed)
 
     def _forget(self, needed: set[str]) -> None:
         """Drop all kernels but the needed ones, and data that was not used recently."""
         self._kernels = {key: kernel for key, kernel in self._kernels.items() if key in needed}
         used_identifiers = {data.identifier for data, *_ in self._kernels.values()}
         retained_bytes = 0
+        # Most recent first: the next schedules are probably of these embeddings.
         for identifier, data in reversed(list(self._data.items())):
             retained_bytes += data.bytes
             if retained_bytes > _PACKED_BYTES and identifier not in used_identifiers:
                 del self._data[identifier]
 
     @cached_property
-    def _inputs(self) -> Mapping[str, NDArray[Any]]:
-        return random_inputs(self._workload, self._seed)
-
-    @cached_property
-    def _ahead(self) -> list[str]:
-        return packed_before(self._workload)
-
-    @cached_property
     def _unthrottled(self) -> Callable[[], bool] | None:
-        """Function that tells whether the product instruction runs at full speed; None without a
-        probe.
-        """
+        """Function that is True if the instruction runs at full speed; None without a probe."""
         probe = throttle_probe(open_target(self._spec))
         return None if probe is None else probe.is_unthrottled
 
@@ -457,8 +404,9 @@ class KernelMeasurer:
 
 
 class IsolatedMeasurer:
-    """A :class:`KernelMeasurer` in another process, in which ``call`` executes functions; a crash
-    is a failed kernel.
+    """A :class:`KernelMeasurer` in another process, in which ``call`` executes functions.
+
+    A crash is a failed kernel.
     """
 
     def __init__(
@@ -470,64 +418,59 @@ class IsolatedMeasurer:
         call: Callable[..., Any] = worker.call,
     ) -> None:
         self.copy_times: dict[str, CopyTimes] = {}
-        arguments: _Arguments = (workload, spec, objective, seed)
-        self._key_and_arguments = uuid.uuid4().hex, arguments
+        arguments = workload, spec, objective, seed
+        self._session = _Session(uuid.uuid4().hex, arguments, self.copy_times)
         self._call = call
 
     def measure(self, proposal: Timeable, incumbent: Timeable | None) -> Timed | Failed:
         """Time a schedule; see :meth:`KernelMeasurer.measure`."""
         try:
-            best = None if incumbent is None else _Picklable.of(incumbent)
-            result = self._call(
-                _measure, *self._key_and_arguments, self.copy_times, _Picklable.of(proposal), best
-            )
+            best = None if incumbent is None else _Picklable.from_proposal(incumbent)
+            picklable = _Picklable.from_proposal(proposal)
+            result = self._call(_measure, self._session, picklable, best)
         except CrashError as error:
             return Failed(str(error))
         if isinstance(result, Timed) and not result.rejected:
-            self.copy_times.setdefault(proposal.candidate.identifier, result.moves)
+            self.copy_times.setdefault(proposal.candidate.identifier, result.copies)
         return result
 
     def final(self, proposals: Sequence[Timeable]) -> list[Timed]:
         """Time finalists; see :meth:`KernelMeasurer.final`. Raises :class:`CrashError`."""
-        picklable = [_Picklable.of(proposal) for proposal in proposals]
-        return self._call(_final, *self._key_and_arguments, self.copy_times, picklable)
+        picklable = [_Picklable.from_proposal(proposal) for proposal in proposals]
+        return self._call(_final, self._session, picklable)
+
+
+class _Session(NamedTuple):
+    """Key and arguments of the worker's measurer, and copy times that are known here."""
+
+    key: str
+    arguments: tuple[Computation, HardwareSpec, Objective, int]
+    copy_times: Mapping[str, CopyTimes]
 
 
 _current: dict[str, KernelMeasurer] = {}
 """Most recent measurer of the worker process, by key."""
 
-_Arguments = tuple[Computation, HardwareSpec, Objective, int]
 
-
-def _measurer(
-    key: str, arguments: _Arguments, copy_times: Mapping[str, CopyTimes]
-) -> KernelMeasurer:
-    if key not in _current:
+def _measurer(session: _Session) -> KernelMeasurer:
+    # One at a time, because each holds packed data. After a crash the worker is a new process, so
+    # that the copy times come with each call.
+    if session.key not in _current:
         _current.clear()
-        _current[key] = KernelMeasurer(*arguments)
-    _current[key].copy_times.update(copy_times)
-    return _current[key]
+        _current[session.key] = KernelMeasurer(*session.arguments)
+    _current[session.key].copy_times.update(session.copy_times)
+    return _current[session.key]
 
 
-def _measure(
-    key: str,
-    arguments: _Arguments,
-    copy_times: Mapping[str, CopyTimes],
-    proposal: Timeable,
-    incumbent: Timeable | None,
-) -> Timed | Failed:
-    with step("measuring a schedule", _TIMED_CALLS * arguments[0].macs):
-        return _measurer(key, arguments, copy_times).measure(proposal, incumbent)
+def _measure(session: _Session, proposal: Timeable, incumbent: Timeable | None) -> Timed | Failed:
+    with step("measuring a schedule", _TIMED_CALLS * session.arguments[0].macs):
+        return _measurer(session).measure(proposal, incumbent)
 
 
-def _final(
-    key: str,
-    arguments: _Arguments,
-    copy_times: Mapping[str, CopyTimes],
-    proposals: Sequence[Timeable],
-) -> list[Timed]:
-    with step("measuring the best schedules", _TIMED_CALLS * len(proposals) * arguments[0].macs):
-        return _measurer(key, arguments, copy_times).final(proposals)
+def _final(session: _Session, proposals: Sequence[Timeable]) -> list[Timed]:
+    macs = _TIMED_CALLS * len(proposals) * session.arguments[0].macs
+    with step("measuring the best schedules", macs):
+        return _measurer(session).final(proposals)
 
 
 class _PackedData:
@@ -541,23 +484,14 @@ class _PackedData:
     ) -> None:
         self.identifier = identifier
         self.mover = mover
+        self.bytes = sum(o.elements * size_bytes(o.dtype) for o in mover.program.operands)
         self.packed = {name: mover.pack(name, inputs[name]) for name in mover.input_names}
         output = mover.program.workload.output.name
         self.output = mover.empty(output)
         ahead = packed_before(mover.program.workload)
-        self._packing = mover.bound_packing(mover.originals(inputs, ahead), self.packed)
-        self._unpacking = mover.bound_unpacking(self.output)
+        self.packing = _sampler(mover.bound_packing(mover.originals(inputs, ahead), self.packed))
+        self.unpacking = _sampler(mover.bound_unpacking(self.output))
 
-    @property
-    def bytes(self) -> int:
-        """Bytes of the packed operands."""
-        operands = self.mover.program.operands
-        return sum(operand.elements * size_bytes(operand.dtype) for operand in operands)
 
-    @property
-    def packing(self) -> Sampler | None:
-        return wall_clock(in_turn(self._packing)) if self._packing else None
-
-    @property
-    def unpacking(self) -> Sampler | None:
-        return wall_clock(in_turn(self._unpacking)) if self._unpacking else None
+def _sampler(calls: Sequence[Callable[[], Any]]) -> Sampler | None:
+    return wall_clock(in_turn(calls)) if calls else None

@@ -1,5 +1,4 @@
-"""Convolutions by im2col or Winograd on CPUs: conversions, transforms and the product's kernel, in
-turn.
+"""Convolutions by im2col or Winograd on CPUs: conversions, transforms and the product's kernel.
 
 The tiles of Winograd's method are walked in blocks: V and M of a block stay in a near cache between
 the transforms and the product, whose kernel reads V and writes M in place. :class:`CpuMethods`
@@ -46,9 +45,8 @@ from cpembed.runtime.measurement.runner import Timing, time_work
 from cpembed.targets.cpu.calibration import Calibration, model_constants
 from cpembed.targets.cpu.estimate import transform_us
 from cpembed.targets.methods import MethodPlan, Methods
-from cpembed.transform.methods.convolution import M, Rewritten, U, V
+from cpembed.transform.methods.convolution import Im2col, M, Rewritten, U, V
 from cpembed.transform.methods.cook_toom import Matrix, straight_line
-from cpembed.transform.methods.im2col import Im2col
 from cpembed.transform.methods.winograd import Winograd
 from cpembed.transform.program import PackedOperand
 
@@ -81,21 +79,13 @@ class MethodCalls:
 
 @dataclass(frozen=True, eq=False)
 class MethodKernel:
-    """Convolution by a method; :meth:`run` takes arrays in the workload's layouts.
-
-    Parameters
-    ----------
-    method : Rewritten
-        Method.
-    product : CompiledKernel
-        Kernel of the product, or of one block of it.
-    blocks : Blocks, optional
-        Blocks of tiles; None for a method without tiles.
-    """
+    """Convolution by a method; :meth:`run` takes arrays in the workload's layouts."""
 
     method: Rewritten
     product: CompiledKernel
+    """Kernel of the product, or of one block of it."""
     blocks: TileBlocks | None = None
+    """Blocks of tiles; None for a method without tiles."""
 
     @property
     def backend(self) -> str:
@@ -107,15 +97,11 @@ class MethodKernel:
         return self._processor.to_array(output, self.method.convolution.output.shape)
 
     def bound_whole(self, inputs: Mapping[str, Array]) -> Call:
-        """Return one call to be timed, from the image's original layout to the output's; weights
-        are transformed ahead.
-        """
+        """Return one call to be timed, from the image's original layout to the output's."""
         return self._bound_on(inputs)[0].all_in_turn()
 
     def recorded(self) -> RecordedCalls:
-        """Return the calls of a kernel that was made for a recorder: those that transform the
-        weights once, and those of a run.
-        """
+        """Return the recorded calls that transform the weights once, and those of a run."""
         recorder, conv = self._processor, self.method.convolution
         assert isinstance(recorder, Recorder)
         image, filters = (
@@ -130,8 +116,9 @@ class MethodKernel:
         return RecordedCalls(prepare, recorder.drain(), buffers, {})
 
     def time(self, inputs: Mapping[str, Array], rounds: int = 15, round_ms: float = 10.0) -> Timing:
-        """Time the kernel: ``latency_us`` is the product alone, packing and unpacking are the other
-        parts.
+        """Time the kernel.
+
+        ``latency_us`` is the product alone; packing and unpacking are the other parts.
 
         Parameters
         ----------
@@ -149,17 +136,17 @@ class MethodKernel:
             time_work(in_turn(part), rounds, round_ms) if part else None
             for part in (calls.image(), calls.output())
         )
-        whole = time_work(calls.all_in_turn(), rounds, round_ms)
-        parts = [part for part in (product, image, output, whole) if part is not None]
+        all_parts = time_work(calls.all_in_turn(), rounds, round_ms)
+        parts = [part for part in (product, image, output, all_parts) if part is not None]
         return Timing(
-            Provenance.MEASURED,
-            self.product.program.workload.macs * len(calls.blocks),
-            product,
-            0.0 if image is None else image.median,
-            0.0 if output is None else output.median,
-            (self.method.convolution.weights.name,),
-            any(part.is_noisy for part in parts),
-            whole,
+            provenance=Provenance.MEASURED,
+            macs=self.product.program.workload.macs * len(calls.blocks),
+            latency_us=product,
+            packing_us=0.0 if image is None else image.median,
+            unpacking_us=0.0 if output is None else output.median,
+            packed_ahead=(self.method.convolution.weights.name,),
+            noisy=any(part.is_noisy for part in parts),
+            whole_us=all_parts,
         )
 
     def assembly(self) -> str:
@@ -169,9 +156,8 @@ class MethodKernel:
     # ------------------------------------------------------------------------------------ parts
 
     def _bound_on(self, inputs: Mapping[str, Array]) -> tuple[MethodCalls, Any]:
-        """Return the calls on buffers of their own, with weights transformed now by NumPy, and the
-        output's buffer.
-        """
+        """Return the calls on new buffers, and the output's buffer."""
+        # Weights are transformed ahead, by NumPy.
         conv = self.method.convolution
         image, weights = (np.ascontiguousarray(inputs[o.name]) for o in (conv.image, conv.weights))
         if isinstance(self.method, Winograd):
@@ -203,8 +189,9 @@ class MethodKernel:
         return converted
 
     def _bound(self, image: Any, weights: Any) -> tuple[MethodCalls, Any]:
-        """Return the calls, bound in the order of execution, and the output's buffer; ``weights``
-        are in the product's layout.
+        """Return the calls, bound in the order of execution, and the output's buffer.
+
+        ``weights`` are in the product's layout.
         """
         conv, processor = self.method.convolution, self._processor
         before: list[Call] = []
@@ -227,6 +214,7 @@ class MethodKernel:
             return
         v, m = self.product.empty(V), self.product.empty(M)
         first, last = self._transforms
+        # One pair of compiled transforms serves all blocks; which block it is comes as an array.
         for number in range(self.blocks.count):
             number_array = self._processor.from_array(np.array([number], np.int32))
             image_call = first.bound(image, number_array, v)
@@ -275,8 +263,8 @@ class MethodKernel:
 
 
 _CACHE_SHARES = (0.25, 0.5, 1.0)
-"""Of the second-level cache, which V and M of a block may take. Which is best depends on how often
-the product then reads U: the estimate of the product says."""
+"""Fractions of the second-level cache that V and M of a block may take. Which is best depends on
+how often the product then reads U: the estimate of the product says."""
 _FLOATS = ("float32", "float64")
 
 
@@ -303,6 +291,8 @@ class CpuMethods(Methods):
             )
             return (CpuMethodPlan(method, method.product, 1, copies_us),)
         assert isinstance(method, Winograd)
+        # Winograd of integers is exact in wider integers only, which the instruction may not
+        # multiply.
         dtype = method.product.operand(V).dtype
         if dtype not in _FLOATS:
             multiplied = self.spec.instruction.computation.inputs[0].dtype
@@ -314,7 +304,7 @@ class CpuMethods(Methods):
         for blocks in self._blocks(method):
             product = method.blocked(blocks.size)
             parts = self._parts_us(method, blocks)
-            plans.append(CpuMethodPlan(method, product, blocks.count, parts, blocks))
+            plans.append(CpuMethodPlan(method, product, blocks.count, parts, blocks=blocks))
         return tuple(plans)
 
     def build(self, plan: MethodPlan, product: Any) -> MethodKernel:
@@ -336,6 +326,8 @@ class CpuMethods(Methods):
         extents, dtype = method.product.extents, method.product.operand(V).dtype
         groups = extents.get("g", 1)
         tile_bytes = method.places * groups * (extents["c"] + extents["k"]) * size_bytes(dtype)
+        # Blocks of equal size, as many as a share of the cache asks for, so that the last one is
+        # not a small remainder.
         sizes = {tiles}
         for share in _CACHE_SHARES:
             count = -(-tiles // max(1, int(cache_bytes * share) // tile_bytes))
@@ -369,6 +361,7 @@ class CpuMethods(Methods):
             )
             operations = lines * (1 + _operations(matrices) / method.places)
             total += operations * self.machine.vector_line_ns[0] + self._lines_ns(*traffic)
+        # Each block calls both transforms.
         launches = 2 * blocks.count * self.machine.call_us
         return self._copy_us(image) + self._copy_us(output) + launches + total / self._threads / 1e3
 
@@ -407,10 +400,11 @@ class CpuMethods(Methods):
 
 
 def _operations(matrices: Sequence[Matrix]) -> int:
-    """Number of vector operations of a tile's nested transform."""
+    """Return the number of vector operations of a tile's nested transform."""
     rows, columns = [len(m) for m in matrices], [len(m[0]) for m in matrices]
     total = 0
     for axis, matrix in enumerate(matrices):
+        # Axes before this one have results already, those after it still have inputs.
         lines = math.prod(rows[:axis]) * math.prod(columns[axis + 1 :])
         total += straight_line(matrix).operations * lines
     return total

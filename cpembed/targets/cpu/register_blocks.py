@@ -73,10 +73,7 @@ def lane_roles(program: DerivedProgram) -> LaneRoles:
 
 
 def useful_depth(program: DerivedProgram, roles: LaneRoles, group: int) -> int:
-    """Number of steps of the depth lane that can add to a sum.
-
-    An axis that is shorter than the lane and feeds it alone leaves the other steps to padding, in
-    which one factor is zero.
+    """Return the number of steps of the depth lane that can add to a sum.
 
     Parameters
     ----------
@@ -89,6 +86,8 @@ def useful_depth(program: DerivedProgram, roles: LaneRoles, group: int) -> int:
     """
     lane = next(o for o in program.instruction_axes if lane_name(o.name) == roles.depth)
     lane_digits = program.embedding.digits.get(lane.name, ())
+    # An axis that is shorter than the lane and feeds it alone leaves the other steps to padding, in
+    # which one factor is zero.
     if len(lane_digits) != 1 or lane_digits[0].stride != 1:
         return lane.extent
     return min(lane.extent, -(-program.workload.extents[lane_digits[0].axis] // group) * group)
@@ -109,8 +108,7 @@ def digits(nest: Nest, lane: str | None) -> tuple[Loop, ...]:
 
 
 def row_loops(nest: Nest, *, results: bool = False) -> tuple[TileLoop, ...]:
-    """Task loops that move the first factor and keep the second, so that a block of them reuses the
-    second.
+    """Return task loops that move the first factor and keep the second.
 
     They are sorted by decreasing distance between their points. With ``results``, only loops that
     move the results by a constant.
@@ -119,7 +117,7 @@ def row_loops(nest: Nest, *, results: bool = False) -> tuple[TileLoop, ...]:
 
 
 def column_loops(nest: Nest, *, results: bool = False) -> tuple[TileLoop, ...]:
-    """Task loops that move the second factor and keep the first; see :func:`row_loops`."""
+    """Return task loops that move the second factor and keep the first; see :func:`row_loops`."""
     return _blockable(nest, moves=1, keeps=0, results=results)
 
 
@@ -142,47 +140,35 @@ estimated."""
 
 @dataclass(frozen=True)
 class RegisterModel:
-    """Requirements and costs of a block of rows x columns of accumulators.
-
-    Parameters
-    ----------
-    fits : callable
-        True if so many rows and columns fit the registers.
-    step : callable
-        Cost of a reduction step: ``step(nest, machine, rows, columns)``, on a nest with lanes in
-        digits.
-    largest : int
-        Maximum number of rows, and of columns.
-    product : str
-        Product of a calibration whose time the instruction takes.
-    rows, columns : callable
-        Loops of a nest whose points form a block, by decreasing distance in memory.
-    streams : bool
-        True if loads can bypass the nearest cache
-        (:attr:`~cpembed.codegen.plan.Knobs.non_temporal`).
-    prefetched : frozenset of Prefetch
-        Operands that are prefetched by software.
-    """
+    """Requirements and costs of a block of rows x columns of accumulators."""
 
     fits: Callable[[int, int], bool]
+    """True if so many rows and columns fit the registers."""
     step: Callable[[Nest, Calibration, int, int], BlockStep]
+    """Cost of a reduction step: ``step(nest, machine, rows, columns)``, on a nest with lanes in
+    digits."""
     largest: int
+    """Maximum number of rows, and of columns."""
     product: str
+    """Product of a calibration whose time the instruction takes."""
     rows: Callable[[Nest], tuple[TileLoop, ...]] = row_loops
     columns: Callable[[Nest], tuple[TileLoop, ...]] = column_loops
+    """Loops of a nest whose points form a block, by decreasing distance in memory."""
     streams: bool = False
+    """True if loads can bypass the nearest cache
+    (:attr:`~cpembed.codegen.plan.Knobs.non_temporal`)."""
     prefetched: frozenset[Prefetch] = frozenset({Prefetch.C})
+    """Operands that are prefetched by software."""
 
     def non_temporal(self, nest: Nest, knobs: Knobs) -> int | None:
-        """Number of the factor whose loads bypass the nearest cache: the one that the innermost
-        loop over blocks moves.
-        """
+        """Return the number of the factor whose loads bypass the nearest cache, if any."""
         if not knobs.non_temporal:
             return None
         rows, columns = (
             any(loop.tiles_of(knobs.register_tiles.get(loop.origin, 1)) > 1 for loop in loops)
             for loops in (self.rows(nest), self.columns(nest))
         )
+        # The one that the innermost loop over blocks moves, which leaves the cache to the other.
         return 0 if rows and (knobs.columns_outermost or not columns) else 1
 
     def sides(self, nest: Nest, knobs: Knobs) -> tuple[int, int]:
@@ -196,24 +182,15 @@ class RegisterModel:
 
 @dataclass(frozen=True)
 class Schedules:
-    """Schedules of a nest on a machine with their estimates.
-
-    Parameters
-    ----------
-    nest : Nest
-        Nest with lanes in digits.
-    model : RegisterModel
-        Costs of register blocks.
-    machine : Calibration
-        Constants of the machine.
-    unpadded : Nest, optional
-        The nest on the first factor in its original layout, if it can be read there.
-    """
+    """Schedules of a nest on a machine with their estimates."""
 
     nest: Nest
+    """Nest with lanes in digits."""
     model: RegisterModel
+    """Costs of register blocks."""
     machine: Calibration
     unpadded: Nest | None = None
+    """The nest on the first factor in its original layout, if it can be read there."""
     _executed_nests: dict[object, tuple[Nest, Reuse]] = field(
         default_factory=dict[object, tuple[Nest, Reuse]], repr=False, compare=False
     )
@@ -239,8 +216,10 @@ class Schedules:
         return self.ranked()[0][1]
 
     def estimate(self, knobs: Knobs, packed_bytes: int = 0) -> Estimate:
-        """Estimate a schedule; ``packed_bytes`` of the first factor are packed at a time inside the
-        kernel, 0 if it comes packed.
+        """Estimate a schedule.
+
+        ``packed_bytes`` of the first factor are packed at a time inside the kernel, 0 if it comes
+        packed.
         """
         rows, columns = self.model.sides(self.nest, knobs)
         step = self.model.step(self.nest, self.machine, rows, columns)
@@ -251,29 +230,32 @@ class Schedules:
         )
         if knobs.split_k == 1:
             return contraction
+        # The sum of the parts is a pass of its own after the kernel.
         adding = split_k_sum_us(nest, self.machine, self.threads)
         return replace(
             contraction, us=contraction.us + adding, overhead_us=contraction.overhead_us + adding
         )
 
     def applied(self, knobs: Knobs) -> Nest:
-        """Return the nest as it is executed. Raises :class:`LoweringError` as :func:`passes`
-        does.
+        """Return the nest as it is executed.
+
+        Raises :class:`LoweringError` as :func:`apply_knobs` does.
         """
         return self._executed(knobs)[0]
 
     def _executed(self, knobs: Knobs) -> tuple[Nest, Reuse]:
-        """Return the nest and its traffic, which are the same with and without non-temporal
-        loads.
-        """
+        """Return the nest of a schedule and its cache traffic."""
+        # Non-temporal loads are no part of the key, because they change neither.
         blocks, panels = tuple(knobs.register_tiles.items()), tuple(knobs.cache_tiles.items())
         key = blocks, panels, knobs.loop_order, knobs.split_k
+        # Where the model has no such loads, the passes reject the schedule, which the cache would
+        # hide.
         if key not in self._executed_nests or (knobs.non_temporal and not self.model.streams):
             nest = apply_knobs(self.nest, self.model, knobs)
             self._executed_nests[key] = nest, Reuse(nest, self.threads)
         return self._executed_nests[key]
 
-    def scheduled(self, program: DerivedProgram, knobs: Knobs, *, whole: bool = False) -> Nest:
+    def scheduled(self, program: DerivedProgram, knobs: Knobs, *, whole_call: bool = False) -> Nest:
         """Return the nest that a back end writes down.
 
         Parameters
@@ -282,18 +264,18 @@ class Schedules:
             Program of the kernel.
         knobs : Knobs
             Schedule.
-        whole : bool
-            True for a whole call, which takes the first factor in its original layout and reads it
-            there or packs it, each thread for itself.
+        whole_call : bool
+            True for a call that packs and unpacks too, which takes the first factor in its original
+            layout and reads it there or packs it, each thread for itself.
 
         Raises
         ------
         LoweringError
-            If the schedule does not fit (:func:`passes`).
+            If the schedule does not fit (:func:`apply_knobs`).
         """
         nest, reuse = self._executed(knobs)
-        packing = self.packing(program, knobs) if whole else None
-        original = self.on_original(knobs) if whole else None
+        packing = self.packing(program, knobs) if whole_call else None
+        original = self.on_original(knobs) if whole_call else None
         prefetched, second_level = self.model.prefetched, self.machine.cache_bytes[1]
         if Prefetch.C in prefetched:
             nest = prefetch_c(nest, reuse, second_level)
@@ -309,17 +291,17 @@ class Schedules:
         return nest if packing is None else pack_per_thread(nest, packing)
 
     def on_original(self, knobs: Knobs) -> Nest | None:
-        """Return the nest of whole calls that read the first factor in its original layout; None if
-        these pack it.
-        """
+        """Return the nest of whole calls that read the first factor where it is, or None."""
         if self.unpadded is None:
             return None
         nest = apply_knobs(self.unpadded, self.model, knobs)
+        # There is nothing to read where the original layout has no padding.
         return nest if reads_no_padding(nest) else None
 
     def packing(self, program: DerivedProgram, knobs: Knobs) -> PerThreadPacking | None:
-        """Return how the threads of a kernel pack the first factor; None if they read it where it
-        is, or share sums.
+        """Return the packing of the first factor by the threads of a kernel, or None.
+
+        None if they read it where it is, or share sums.
         """
         nest = self.applied(knobs)
         if knobs.split_k > 1 or self.on_original(knobs) is not None:
@@ -351,6 +333,7 @@ class Schedules:
                 side = row_points, column_points
                 if not self.model.fits(*side):
                     continue
+                # Many blocks have the same sides, and the cost of a step depends on these alone.
                 if side not in steps:
                     step = self.model.step(self.nest, self.machine, *side)
                     steps[side] = max(step.products_ns, step.loads_ns)
@@ -362,8 +345,9 @@ class Schedules:
         ]
 
     def _parts(self, knobs: Knobs) -> int:
-        """Return the number of parts of a reduction that gives each thread a task, or nearly; 1 if
-        there are enough tasks or sums are not shared.
+        """Return the number of parts of the reduction (split-K) that gives each thread a task.
+
+        1 if there are enough tasks, or no such number divides a reduction loop.
         """
         tasks, epilogue = self.applied(knobs).task_count, self.nest.epilogue
         if tasks >= self.threads or (epilogue and not epilogue.is_of_sum_alone):
@@ -372,9 +356,7 @@ class Schedules:
         return next((n for n in range(parts, 1, -1) if loop_to_split(self.nest, n)), 1)
 
     def _panels(self, knobs: Knobs) -> Iterator[dict[str, int]]:
-        """Yield cache tiles of the loops of either factor, if the data exceeds the second-level
-        cache, and cache tiles whose results stay in it until all their columns are written.
-        """
+        """Yield cache tiles of the loops of either factor, if the data exceeds the L2 cache."""
         room = self.machine.cache_bytes[1] * USED_SHARE / self.nest.line_bytes
         inner = {loop.name: loop.extent for loop in (*self.nest.reductions, *self.nest.inner)}
         all_extents = inner | {task.name: task.extent for task in self.nest.tasks}
@@ -389,25 +371,21 @@ class Schedules:
         shares = model_constants().cache_tile_shares
         candidates = [*itertools.product(rows, (first,), shares)]
         candidates += itertools.product(columns, (second,), shares)
+        # Then also tiles whose results stay in the cache until all their columns are written.
         if knobs.columns_outermost and touched(output, all_extents) > room:
             candidates += itertools.product(rows, (output,), shares[:1])
-        seen: set[tuple[str, int]] = set()
+        proposed: set[tuple[str, int]] = set()
         for loop, operand, share in candidates:
             lines_per_point = max(1, touched(operand, all_extents | {loop.name: 1}))
             size = knobs.register_tiles.get(loop.origin, 1)
             points = size * max(1, int(room * share / lines_per_point) // size)
-            if size <= points < loop.steps and (loop.origin, points) not in seen:
-                seen.add((loop.origin, points))
+            if size <= points < loop.steps and (loop.origin, points) not in proposed:
+                proposed.add((loop.origin, points))
                 yield {loop.origin: points}
 
 
 def apply_knobs(nest: Nest, model: RegisterModel, knobs: Knobs) -> Nest:
-    """Return the nest of a schedule. Raises :class:`LoweringError` as :func:`passes` does."""
-    return nest.after(passes(nest, model, knobs))
-
-
-def passes(nest: Nest, model: RegisterModel, knobs: Knobs) -> list[Pass]:
-    """Return the passes that make the loops of a schedule, in order.
+    """Return the nest of a schedule.
 
     Parameters
     ----------
@@ -453,12 +431,15 @@ def passes(nest: Nest, model: RegisterModel, knobs: Knobs) -> list[Pass]:
         shorten_remainder,
         drop_unit_loops,
     ]
-    return sequence if knobs.split_k == 1 else [*sequence, partial(split_k, parts=knobs.split_k)]
+    if knobs.split_k > 1:
+        sequence.append(partial(split_k, parts=knobs.split_k))
+    return nest.after(sequence)
 
 
 def _choices(loops: Sequence[TileLoop], largest: int) -> Iterator[tuple[int, tuple[int, ...], int]]:
-    """Yield ``(points of a block, block size per loop, number of blocks)`` for at most ``largest``
-    points.
+    """Yield blocks of at most ``largest`` points.
+
+    A block is ``(points, block size per loop, number of such blocks)``.
     """
     if not loops:
         yield 1, (), 1

@@ -1,5 +1,4 @@
-"""Schedules of a program on a CPU, with the layout transforms around the contraction in their
-estimates.
+"""Schedules of a program on a CPU, estimated with the layout transforms around the contraction.
 
 Overheads rank embeddings without knowing the machine. This model does, so it chooses among the best
 by overheads: it adds the fastest schedule's time to that of copying operands into their layouts and
@@ -60,13 +59,14 @@ def shortlist(ranked: tuple[RankedCandidate, ...]) -> tuple[RankedCandidate, ...
     """Select the candidates that the model compares.
 
     These are the best :data:`~cpembed.targets.base.CONSIDERED`, and behind them the best few of
-    each family in which every instruction axis walks one workload axis. Tiles cut from several axes
-    may crowd those out by their overheads, although a single axis can be read in place.
+    each family in which every instruction axis walks one workload axis.
     """
     family_sizes = Counter(map(_family, ranked[:CONSIDERED]))
     selection = list(ranked[:CONSIDERED])
     for item in ranked[CONSIDERED:]:
         family = _family(item)
+        # Tiles cut from several axes may crowd these families out by their overheads, although a
+        # single axis can be read in place.
         if family_sizes[family] < _PER_FAMILY and all(len(axes) <= 1 for _, axes in family):
             selection.append(item)
             family_sizes[family] += 1
@@ -80,22 +80,21 @@ def _family(ranked: RankedCandidate) -> tuple[tuple[str, tuple[str, ...]], ...]:
 def machine_weights(fastest: Estimated, machine: Calibration) -> Weights:
     """Return the weights under which a score is the time of the overheads.
 
-    The cost of copying an element is expressed in multiply-accumulates of this kernel. Elements
-    that are copied twice belong to windows, whose neighbours go to distant places, so an element
-    costs as much as a scattered one.
+    The cost of copying an element is expressed in multiply-accumulates of this kernel.
     """
     program = fastest.ranked.candidate.program
     calls = fastest.ranked.overheads.calls * program.instruction.macs
     per_mac = fastest.scored.parts[PRODUCTS] * 1e3 / calls
     element = size_bytes(program.operands[0].dtype) / model_constants().line_bytes
     # Threads share the copies as they share the products that per_mac is an average of.
+    # Elements that are copied twice belong to windows, whose neighbours go to distant places: an
+    # element costs as much as a scattered one.
     copy_ns = machine.copy_ns_per_line * element * model_constants().scattered / thread_count()
     return Weights(1.0, copy_ns / per_mac if per_mac else 1.0)
 
 
 def whole_call(program: DerivedProgram, space: Schedules, knobs: Knobs) -> tuple[Estimate, float]:
-    """Estimate a whole call on the first factor in its original layout, read there or packed
-    inside.
+    """Estimate a whole call, which reads the first factor where it is, or packs it inside.
 
     Parameters
     ----------
@@ -180,22 +179,13 @@ _FURTHER_CHANGE = 0.3
 
 @dataclass(frozen=True, eq=False)
 class CpuSpace(Space[Knobs]):
-    """Schedules of a program.
-
-    Parameters
-    ----------
-    program : DerivedProgram
-        Program of the kernel.
-    schedules : Schedules
-        Schedules of the contraction alone.
-    objective : str
-        ``total`` to include packing and unpacking in the cost, ``kernel`` for the contraction
-        alone.
-    """
+    """Schedules of a program."""
 
     program: DerivedProgram
     schedules: Schedules
+    """Schedules of the contraction alone."""
     objective: Objective = "total"
+    """``total`` to include packing and unpacking in the cost, ``kernel`` for the kernel alone."""
 
     @cached_property
     def copies_operands(self) -> bool:
@@ -223,6 +213,8 @@ class CpuSpace(Space[Knobs]):
         return rows, columns
 
     def ranked(self, limit: int | None = None) -> Sequence[Scored[Knobs]]:
+        # Copies cost much to estimate; if few schedules are requested, only the fastest
+        # contractions are worth it.
         screens = limit is not None and limit <= _SCREENED
         kernels = self._kernels[: _SCREENED if screens else None]
         scored = [self._scored(knobs, kernel) for kernel, knobs in kernels]
@@ -235,8 +227,8 @@ class CpuSpace(Space[Knobs]):
         """Score a schedule, given the estimate of the contraction on packed operands."""
         kernel, copies = contraction, 0.0
         if self.copies_operands:
-            whole, copies = whole_call(self.program, self.schedules, knobs)
-            kernel = whole if self.objective == "total" else contraction
+            packing_kernel, copies = whole_call(self.program, self.schedules, knobs)
+            kernel = packing_kernel if self.objective == "total" else contraction
         cost = kernel.us + copies if self.objective == "total" else kernel.us
         parts = {"us": kernel.us, "moves_us": copies, PRODUCTS: kernel.products_us}
         return Scored(cost, knobs, parts)
@@ -245,10 +237,10 @@ class CpuSpace(Space[Knobs]):
         return schedule_key(schedule)
 
     def form(self) -> object:
-        """Return a value that is equal for kernels of the same code with equal copies: fused axes
-        of one step, digits under other names.
-        """
+        """Return a value that is equal for kernels of the same code with equal copies."""
         nest = apply_knobs(self.schedules.nest, self.schedules.model, Knobs())
+        # Names of loops do not count, nor loops of one iteration: they differ between embeddings
+        # with fused axes of one step, or digits under other names, whose code is the same.
         tasks = [task for task in nest.tasks if task.extent > 1]
         names = {loop.name: f"task {n}" for n, loop in enumerate(tasks)}
         names |= {loop.name: f"step {n}" for n, loop in enumerate(nest.reductions)}
@@ -271,6 +263,8 @@ class CpuSpace(Space[Knobs]):
         )
 
     def neighbour(self, schedule: Knobs, random: Random) -> Knobs | None:
+        # Mostly one change, so that the search stays near a good schedule; sometimes several, which
+        # single steps would have to reach through bad ones.
         while True:
             schedule = self._changed(schedule, random.choice(_CHANGES), random)
             if random.random() >= _FURTHER_CHANGE:
@@ -290,15 +284,15 @@ class CpuSpace(Space[Knobs]):
             renamed = ((names[name], size) for name, size in sizes if name in names)
             return {loop.origin: min(size, loop.steps) for loop, size in renamed}
 
-        blocks, panels = (
-            translated(schedule.register_tiles.items()),
-            translated(schedule.cache_tiles.items()),
-        )
+        blocks = translated(schedule.register_tiles.items())
+        panels = translated(schedule.cache_tiles.items())
         return replace(schedule, register_tiles=blocks, cache_tiles=panels)
 
     def canonical(self, schedule: Knobs) -> Knobs:
-        """Remove what has no effect: blocks of one point, cache tiles of a whole loop, and the
-        order if there are loops of one kind only.
+        """Return a schedule without what has no effect.
+
+        This is a block of one point, a cache tile of a whole loop, and the order if there are loops
+        of one kind only.
         """
         rows, columns = self.loops
         extents = {loop.origin: loop.steps for loop in (*rows, *columns)}
@@ -317,7 +311,7 @@ class CpuSpace(Space[Knobs]):
         has_blocks = [any(loop.tiles_of(1) > 1 for loop in loops) for loops in sides]
         order: LoopOrder = schedule.loop_order if all(has_blocks) else "columns"
         streams = schedule.non_temporal and model.streams
-        return Knobs(blocks, order, panels, streams, schedule.split_k)
+        return Knobs(blocks, order, panels, streams, split_k=schedule.split_k)
 
     def _changed(self, knobs: Knobs, change: str, random: Random) -> Knobs:
         if change == "order":
@@ -328,6 +322,7 @@ class CpuSpace(Space[Knobs]):
         if not loops or (change == "panel" and not self._uses_cache_tiles):
             return knobs
         loop = random.choice(loops)
+        # Neighbouring sizes, since a register block that is much larger does not fit.
         if change == "block":
             size = knobs.register_tiles.get(loop.origin, 1) + random.choice((-1, 1))
             size = max(1, min(loop.steps, size))

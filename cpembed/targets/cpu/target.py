@@ -15,8 +15,7 @@ from cpembed.codegen.epilogue import PROCESSOR_RESULT_TYPES, Epilogue, EpilogueR
 from cpembed.codegen.packing import packed_before
 from cpembed.codegen.plan import Knobs
 from cpembed.codegen.recorded import Recorder
-from cpembed.cost.candidate import Candidate
-from cpembed.cost.ranking import RankedCandidate
+from cpembed.cost.ranking import Candidate, RankedCandidate
 from cpembed.embedding.constraint_set import Weights
 from cpembed.embedding.embedding import Embedding
 from cpembed.errors import BackendUnavailable, LoweringError, WorkloadError
@@ -61,8 +60,9 @@ class CpuTarget(
     Weighing,
     Calibrated,
 ):
-    """Target of a CPU instruction; ``objective`` tells whether packing and unpacking count when
-    schedules are compared.
+    """Target of a CPU instruction.
+
+    ``objective`` tells whether packing and unpacking count when schedules are compared.
     """
 
     policy = ChoicePolicy(considered=CONSIDERED_ON_CPU, tie_ratio=TIE_RATIO, shortlist=shortlist)
@@ -92,11 +92,10 @@ class CpuTarget(
 
     @property
     def methods(self) -> CpuMethods | None:
-        return (
-            CpuMethods(self.spec, self.machine, self.processor)
-            if self.processor is runtime
-            else None
-        )
+        # Their parts run on this processor, which an emulated one is not.
+        if self.processor is not runtime:
+            return None
+        return CpuMethods(self.spec, self.machine, self.processor)
 
     def epilogue(self, workload: Computation, storing: EpilogueRequest) -> Any:
         if storing.output is not None and storing.output not in PROCESSOR_RESULT_TYPES:
@@ -107,7 +106,7 @@ class CpuTarget(
         return super().epilogue(workload, storing)
 
     def lower(self, program: DerivedProgram, epilogue: Any = None) -> Lowered:
-        return Lowered.of(program, self.back_end, epilogue, self.machine, self.processor)
+        return Lowered.from_program(program, self.back_end, epilogue, self.machine, self.processor)
 
     def space(self, lowered: Lowered) -> CpuSpace:
         return CpuSpace(lowered.program, lowered.schedules, self.objective)
@@ -118,6 +117,7 @@ class CpuTarget(
     def planned(
         self, lowered: Lowered, schedule: Knobs, processor: Processor | None = None
     ) -> CompiledKernel:
+        # A recorder takes the texts and compiles nothing.
         return replace(lowered, processor=processor or Recorder()).compiled(schedule)
 
     def copy_us(self, size: int, threads: int, *, reordered: bool) -> float:
@@ -127,10 +127,9 @@ class CpuTarget(
         return launch + size / constants.line_bytes * line_ns / threads / 1e3
 
     def execute(self, artifact: CompiledKernel, inputs: Mapping[str, Array]) -> Execution:
-        """Execute on packed operands, and as one call that packs for itself if that is other
-        code.
-        """
+        """Execute on packed operands, and as one call that packs for itself."""
         outputs = [artifact.run(inputs)]
+        # The whole call is other code, which has to be verified too.
         if artifact.has_inner_packing:
             packed_ahead = packed_before(artifact.program.workload)
             outputs.append(artifact.run_whole(inputs, packed_ahead))
@@ -147,6 +146,7 @@ class CpuTarget(
         write_whole(path / "kernel.json", json.dumps(document, indent=2) + "\n")
 
     def weights(self, first: Sequence[RankedCandidate]) -> Weights | None:
+        # The best candidate by overheads stands for all: only the ratio of two costs is needed.
         choice = compared(self, first[:1])
         return machine_weights(choice.estimates[0], self.machine) if choice.estimates else None
 
@@ -239,6 +239,7 @@ def build(
         lowered = target.lower(program, epilogue)
         return lowered.compiled(knobs or lowered.schedules.best())
     except (BackendUnavailable, LoweringError) as error:
+        # A fallback is portable code with the reason; who asks for the instruction gets the error.
         if backend == "native":
             raise
         return portable_kernel(program, epilogue, str(error))
@@ -269,8 +270,10 @@ def schedule_space(
         As :func:`build` does for ``native``.
     """
     target = _cpu_target(spec)
+    # Nothing is compiled, so that the machine need not have the instruction.
     constants = machine or target.machine
-    return Lowered.of(program, target.back_end, epilogue, constants, target.processor).schedules
+    lowered = Lowered.from_program(program, target.back_end, epilogue, constants, target.processor)
+    return lowered.schedules
 
 
 def _cpu_target(spec: HardwareSpec) -> CpuTarget:

@@ -32,50 +32,35 @@ _PACKAGE = Path(__file__).resolve().parents[2]
 
 
 class CpuTrial(Trial, frozen=True):
-    """Schedule of an embedding with its times in microseconds; None if it has no kernel.
-
-    Parameters
-    ----------
-    knobs : Knobs
-        Schedule.
-    estimate_us, estimated_moves_us : float
-        Estimates of the contraction, and of packing and unpacking.
-    latency_us : Quantiles, optional
-        Times of the contraction alone.
-    packing_us, unpacking_us : float, optional
-        Medians of packing what is not packed ahead, and of unpacking, from the first schedule of
-        the embedding that was timed.
-    ratio : float, optional
-        Minimised time over that of the file's first trial. It is the product of ratios to the best
-        trials in between, each of which was timed interleaved with the next.
-    noisy : bool
-        True if the machine had other work, or the times varied.
-    rejected : bool
-        True if the first rounds were clearly slower; it was not timed any further.
-    final : int
-        Number of the search in this file after which the trial was timed again with the other
-        finalists; 0 for first times.
-    in_place : tuple of str
-        Operands that the program leaves in their original layouts.
-    whole_us : Quantiles, optional
-        Times of one call of all three, if that was timed: threads may pack for themselves inside
-        the kernel.
-    """
+    """Schedule of an embedding with its times in microseconds; None if it has no kernel."""
 
     kind = "cpu"
 
     knobs: Knobs
     estimate_us: Positive
     estimated_moves_us: Time
+    """Estimates of the contraction, and of packing and unpacking."""
     latency_us: Quantiles | None
+    """Times of the contraction alone."""
     packing_us: Time | None
     unpacking_us: Time | None
+    """Medians of packing what is not packed ahead, and of unpacking, from the first schedule of the
+    embedding that was timed."""
     ratio: Positive | None
+    """Minimised time over that of the file's first trial. It is the product of ratios to the best
+    trials in between, each of which was timed interleaved with the next."""
     noisy: bool
+    """True if the machine had other work, or the times varied."""
     rejected: bool
+    """True if the first rounds were clearly slower; it was not timed any further."""
     final: Natural = 0
+    """Number of the search in this file after which the trial was timed again with the other
+    finalists; 0 for first times."""
     in_place: tuple[str, ...] = ()
+    """Operands that the program leaves in their original layouts."""
     whole_us: Quantiles | None = None
+    """Times of one call of all three, if that was timed: threads may pack for themselves inside the
+    kernel."""
 
     def flaw(self) -> str | None:
         for name, times in (("latency_us", self.latency_us), ("whole_us", self.whole_us)):
@@ -184,11 +169,9 @@ def _machine_key(backend: str | None) -> dict[str, Any]:
 
 @cache
 def _sources_digest(backend: str | None) -> str:
-    """Digest of the sources that generate kernels.
-
-    Under one version of the package, times change only with these sources and constants. The model
-    of every CPU falls back on constants of x86, so that folder always counts.
-    """
+    """Return a digest of the sources that generate kernels."""
+    # Under one version of the package, times change only with these sources and constants. The
+    # model of every CPU falls back on constants of x86, so that folder always counts.
     folders = {"codegen", "targets/cpu", "targets/x86", f"targets/{backend}"}
     paths = (path for name in folders for path in (_PACKAGE / name).rglob("*"))
     return sources_digest(path for path in paths if path.suffix in (".py", ".toml"))
@@ -211,9 +194,7 @@ class Measurer(Protocol):
 
 
 class CpuTuning(Tuning[CpuTrial, Knobs]):
-    """Search that minimises the ratio to the file's first trial, by way of the best trials in
-    between.
-    """
+    """Search that minimises the ratio to the file's first trial, by way of the best trials."""
 
     def __init__(
         self,
@@ -231,6 +212,7 @@ class CpuTuning(Tuning[CpuTrial, Knobs]):
         key = key_of(task.workload, task.target, task.constraints, objective)
         store = trial_store(database, key, CpuTrial)
         super().__init__(task, field, store, CpuTrial, self._timed, spread)
+        # Copies of an embedding are timed once, in whichever call came first.
         for trial in self._trials:
             if trial.latency_us is not None and not trial.rejected:
                 copies = CopyTimes(trial.packing_us or 0.0, trial.unpacking_us or 0.0)
@@ -248,9 +230,9 @@ class CpuTuning(Tuning[CpuTrial, Knobs]):
         return _trial(proposal, measured, measured.ratio * base)
 
     def _base(self, timed: Timed) -> float:
-        """Ratio of this call's first trial to the file's first, if another schedule runs untuned
-        now. Nothing was timed interleaved with both, so medians decide.
-        """
+        """Return the ratio of this call's first trial to the file's first."""
+        # Another schedule may run untuned now than in an earlier call. Nothing was timed
+        # interleaved with both, so medians decide.
         first = next((t for t in self._trials if t.us(self.objective) is not None), None)
         if first is None:
             return 1.0
@@ -258,15 +240,15 @@ class CpuTuning(Tuning[CpuTrial, Knobs]):
 
     def _on_trial(self, proposal: Proposal[Knobs], trial: CpuTrial) -> None:
         self._proposals[proposal.key] = proposal
+        # A rejected trial was timed in a few rounds only.
         if trial.ratio is None or trial.rejected:
             return
         if self._incumbent is None or trial.ratio < self._incumbent[0]:
             self._incumbent = trial.ratio, proposal
 
     def _finish(self) -> None:
-        """Time the best trials and the untuned one once more, unless that was done undisturbed and
-        nothing was measured since.
-        """
+        """Time the best trials and the untuned one once more, interleaved."""
+        # Nothing is left if that was done undisturbed and nothing was measured since.
         last = max((trial.final for trial in self._trials), default=0)
         last_finals = [trial for trial in self._trials if trial.final == last]
         if last and self._trials[-1].final and not any(trial.noisy for trial in last_finals):
@@ -277,6 +259,7 @@ class CpuTuning(Tuning[CpuTrial, Knobs]):
         first, best = measured[0], sorted(measured, key=lambda trial: trial.ratio or 0)
         finalists = [first, *(trial for trial in best[:FINALISTS] if trial is not first)]
         proposals = [self._proposals[trial.key] for trial in finalists]
+        # Final ratios are over the first finalist, all others over the first trial of the file.
         base = first.ratio or 1.0
         try:
             times = self._measurer.final(proposals)
@@ -291,9 +274,7 @@ class CpuTuning(Tuning[CpuTrial, Knobs]):
         )
 
     def outcome(self) -> tuple[CpuTrial, CpuTrial]:
-        """Return the best trial and the untuned one, from the same final comparison if the search
-        is over.
-        """
+        """Return the best trial and the untuned one, from the same final comparison if possible."""
         best, untuned = super().outcome()
         finals = [t for t in self._trials if t.key == untuned.key and t.final == best.final]
         return best, finals[-1] if finals else untuned
@@ -309,23 +290,23 @@ def _trial(
 ) -> CpuTrial:
     design, parts = proposal.design, proposal.scored.parts
     return CpuTrial(
-        design.candidate.embedding.to_json(),
-        design.identifier,
-        design.ranked.rank,
-        design.ranked.constraints,
-        error,
-        proposal.schedule,
-        parts["us"],
-        parts["moves_us"],
-        None if timed is None else timed.latency_us,
-        None if timed is None else timed.moves.packing_us,
-        None if timed is None else timed.moves.unpacking_us,
-        ratio,
-        timed is not None and timed.noisy,
-        timed is not None and timed.rejected,
-        final,
-        design.candidate.program.in_place,
-        None if timed is None else timed.whole_us,
+        embedding=design.candidate.embedding.to_json(),
+        identifier=design.identifier,
+        rank=design.ranked.rank,
+        constraints=design.ranked.constraints,
+        error=error,
+        knobs=proposal.schedule,
+        estimate_us=parts["us"],
+        estimated_moves_us=parts["moves_us"],
+        latency_us=None if timed is None else timed.latency_us,
+        packing_us=None if timed is None else timed.copies.packing_us,
+        unpacking_us=None if timed is None else timed.copies.unpacking_us,
+        ratio=ratio,
+        noisy=timed is not None and timed.noisy,
+        rejected=timed is not None and timed.rejected,
+        final=final,
+        in_place=design.candidate.program.in_place,
+        whole_us=None if timed is None else timed.whole_us,
     )
 
 
@@ -358,7 +339,7 @@ class CpuTuner(Tuner[Knobs]):
     ) -> CpuTuning:
         objective = self.target.objective
         measurer = IsolatedMeasurer(task.workload, self.spec, objective, call=call)
-        return CpuTuning(task, pool, measurer, objective, folder, self.spread)
+        return CpuTuning(task, pool, measurer, objective, database=folder, spread=self.spread)
 
     def rows(self, best: CpuTrial, untuned: CpuTrial) -> list[Row]:
         return _rows(best, untuned, self.target.objective)
@@ -374,8 +355,7 @@ _MINIMISED: dict[Objective, str] = {
 
 
 def schedule_text(knobs: Knobs, embedding: Embedding) -> str:
-    """Describe a schedule: register tiles, the factor whose loops are outermost, then what else is
-    unusual.
+    """Describe a schedule: register tiles, the outermost factor, then what else is unusual.
 
     >>> knobs = Knobs({"k.o": 2, "q.o": 2}, "rows", {"p.o": 8})
     >>> schedule_text(knobs, Embedding({"A": "I", "B": "W", "C": "O"}, {}, {}))
@@ -424,5 +404,6 @@ def _times(trial: CpuTrial) -> str:
 
 def _model(trial: CpuTrial) -> str:
     """Compare the estimate of a trial with its time."""
+    # The model is compared with the whole call, as it estimates one.
     share = trial.estimated / (trial.total_us or 1.0)
     return f"{duration(trial.estimated)} estimated is {share:.2f} times the measured"

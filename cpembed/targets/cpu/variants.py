@@ -24,18 +24,17 @@ from collections.abc import Collection, Iterable, Iterator
 from dataclasses import replace
 
 from cpembed.codegen.packing import packed_before
-from cpembed.cost.candidate import Candidate, derive_candidate, overheads
-from cpembed.cost.ranking import RankedCandidate
-from cpembed.embedding.checks import check_embedding
-from cpembed.embedding.commute import problem_of
+from cpembed.cost.ranking import Candidate, RankedCandidate, derive_candidate, overheads
+from cpembed.embedding.commute import Pairing
 from cpembed.embedding.constraint_set import load_constraint_set
+from cpembed.embedding.digit_search import check_embedding
 from cpembed.embedding.embedding import Digit, Embedding
 from cpembed.embedding.flatten import candidate_groups, free_name, fused_extent
 from cpembed.errors import InvariantError, TransformError
 from cpembed.hw.instruction import HardwareSpec, Instruction
+from cpembed.ir.accesses import JoinedRows
 from cpembed.ir.computation import AxisKind, Computation
 from cpembed.ir.dtypes import size_bytes
-from cpembed.ir.joining import JoinedRows
 from cpembed.runtime.tuning.records import WIDEST
 from cpembed.targets.cpu.space import copied_operands
 from cpembed.transform.program import DerivedProgram
@@ -73,6 +72,7 @@ def with_variants(
             if item.candidate.identifier in by_identifier:
                 continue
             name = item.candidate.embedding.identifier()
+            # Programs that differ in operands in place alone share the embedding.
             if item.candidate.variant and name not in admitted:
                 admitted[name] = _admitted(item.candidate, spec)
             if admitted.get(name, True):
@@ -81,11 +81,11 @@ def with_variants(
 
 
 def _admitted(candidate: Candidate, spec: HardwareSpec) -> bool:
-    """True if the widest constraint set allows the embedding: what a search would not list is not
-    proposed.
-    """
+    """True if the widest constraint set allows the embedding."""
+    # A search would not list what the widest set rejects, so it is not proposed either.
     embedding = candidate.embedding
-    problem = problem_of(candidate.program.unfused, spec.instruction, embedding.operands)
+    pairing = Pairing(candidate.program.unfused, spec.instruction)
+    problem = pairing.with_roles(embedding.operands)
     try:
         check_embedding(problem, load_constraint_set(WIDEST), embedding)
     except InvariantError:
@@ -94,77 +94,75 @@ def _admitted(candidate: Candidate, spec: HardwareSpec) -> bool:
 
 
 def in_place(ranked: RankedCandidate, spec: HardwareSpec) -> list[RankedCandidate]:
-    """Return the embedding with operands in place, and with the output alone in place, if that
-    copies less and the instruction can access them there.
+    """Return the embedding with operands in place, and with the output alone in place.
+
+    Each only if that copies less and the instruction can access the operands there.
     """
     program = ranked.candidate.program
     if program.in_place or not copied_operands(program):
         return []
-    output = program.unfused.output.name
-    variants = _in_places(
-        ranked, spec, ranked.candidate.embedding, [_not_packed_ahead(program), (output,)]
-    )
-    copied_bytes = _copied_bytes(program)
-    return [twin for twin in variants if _copied_bytes(twin.candidate.program) < copied_bytes]
+    choices = [_not_packed_ahead(program), (program.unfused.output.name,)]
+    return _copying_less(_in_places(ranked, spec, ranked.candidate.embedding, choices), program)
 
 
 def in_rows(ranked: RankedCandidate, spec: HardwareSpec) -> list[RankedCandidate]:
-    """Return the embedding over the rows of an image as one axis, in place and packed; empty if
-    there are no rows, or it takes no fewer executions.
+    """Return the embedding over the rows of an image as one axis, in place and packed.
+
+    Empty if there are no rows, or it takes no fewer executions.
     """
     program = ranked.candidate.program
-    embedding = ranked.candidate.embedding
-    if program.in_place or not _has_single_accesses(program.workload):
+    if not _may_fuse(program):
         return []
-    rows = over_rows(program.unfused, spec.instruction, embedding)
-    if rows is None:
-        return []
-    return _in_places(ranked, spec, rows, [_not_packed_ahead(program), ()], OVER_ROWS)
+    rows = _over_rows(program.unfused, spec.instruction, ranked.candidate.embedding)
+    choices = [_not_packed_ahead(program), ()]
+    return [] if rows is None else _in_places(ranked, spec, rows, choices, OVER_ROWS)
 
 
 def in_windows(ranked: RankedCandidate, spec: HardwareSpec) -> list[RankedCandidate]:
-    """Return the embedding over whole windows as one axis, with the output in place and packed;
-    empty if there are no windows, or it takes no fewer executions.
+    """Return the embedding over whole windows as one axis, with the output in place and packed.
+
+    Empty if there are no windows, or it takes no fewer executions.
     """
     program = ranked.candidate.program
-    if program.in_place or not _has_single_accesses(program.workload):
+    if not _may_fuse(program):
         return []
-    windows = over_windows(program.unfused, spec.instruction, ranked.candidate.embedding)
-    if windows is None:
-        return []
-    output = program.unfused.output.name
-    return _in_places(ranked, spec, windows, [(), (output,)], OVER_WINDOWS)
+    windows = _over_windows(program.unfused, spec.instruction, ranked.candidate.embedding)
+    choices = [(), (program.unfused.output.name,)]
+    return [] if windows is None else _in_places(ranked, spec, windows, choices, OVER_WINDOWS)
 
 
 def in_lanes(ranked: RankedCandidate, spec: HardwareSpec) -> list[RankedCandidate]:
-    """Return the embedding with commuted factors on operands in place; empty if that copies no
-    less, or the instruction cannot access them there.
+    """Return the embedding with commuted factors on operands in place.
+
+    Empty if that copies no less, or the instruction cannot access them there.
     """
     program = ranked.candidate.program
-    if (
-        program.in_place
-        or not copied_operands(program)
-        or not _has_single_accesses(program.workload)
-    ):
+    if not (_may_fuse(program) and copied_operands(program)):
         return []
-    embedding, copied_bytes = ranked.candidate.embedding, _copied_bytes(program)
-    output = program.unfused.output.name
+    choices = [_not_packed_ahead(program), (program.unfused.output.name,)]
     variants = [
-        twin
-        for commuted in over_output(program.unfused, spec.instruction, embedding)
-        for twin in _in_places(
-            ranked, spec, commuted, [_not_packed_ahead(program), (output,)], COMMUTED
-        )
+        variant
+        for commuted in _over_output(program.unfused, spec.instruction, ranked.candidate.embedding)
+        for variant in _in_places(ranked, spec, commuted, choices, COMMUTED)
     ]
-    return [twin for twin in variants if _copied_bytes(twin.candidate.program) < copied_bytes]
+    return _copying_less(variants, program)
 
 
-def _has_single_accesses(workload: Computation) -> bool:
-    return all(len(accesses) == 1 for accesses in workload.access_maps.values())
+def _copying_less(
+    variants: Iterable[RankedCandidate], program: DerivedProgram
+) -> list[RankedCandidate]:
+    copied_bytes = _copied_bytes(program)
+    return [item for item in variants if _copied_bytes(item.candidate.program) < copied_bytes]
+
+
+def _may_fuse(program: DerivedProgram) -> bool:
+    # A program that leaves operands in place is a variant already, and an operand that is accessed
+    # twice would need a fused axis that suits both accesses.
+    accesses = program.workload.access_maps.values()
+    return not program.in_place and all(len(maps) == 1 for maps in accesses)
 
 
 def _not_packed_ahead(program: DerivedProgram) -> tuple[str, ...]:
-    """Names of the operands that are not packed ahead."""
     ahead = packed_before(program.unfused)
     return tuple(o.name for o in program.unfused.operands if o.name not in ahead)
 
@@ -176,9 +174,11 @@ def _in_places(
     choices: Iterable[Collection[str]],
     variant: str = "",
 ) -> list[RankedCandidate]:
-    """Return the candidate with an embedding for each choice of operands in place, least copied
-    first; of choices that copy as much, the first.
+    """Return the candidate with an embedding for each choice of operands in place.
+
+    Those that copy least come first.
     """
+    # Of choices that copy as much, the first.
     by_copied_bytes: dict[int, RankedCandidate] = {}
     for names in choices:
         item = _derived(ranked, spec, embedding, names, variant)
@@ -194,8 +194,9 @@ def _derived(
     names: Collection[str],
     variant: str = "",
 ) -> RankedCandidate | None:
-    """Return the candidate with the program of an embedding that leaves operands in place; None if
-    the instruction cannot access them there.
+    """Return the candidate with the program of an embedding that leaves operands in place.
+
+    None if the instruction cannot access them there.
     """
     workload = ranked.candidate.program.unfused
     try:
@@ -217,34 +218,23 @@ def require_variant(candidate: Candidate) -> None:
 
 
 def _copied_bytes(program: DerivedProgram) -> int:
-    """Number of bytes that are read and written whenever the kernel runs."""
+    """Return the number of bytes that are read and written whenever the kernel runs."""
     return sum(
         (o.elements + math.prod(o.original_shape)) * size_bytes(o.dtype)
         for o in copied_operands(program)
     )
 
 
-def over_output(
+def _over_output(
     workload: Computation, instruction: Instruction, embedding: Embedding
 ) -> list[Embedding]:
-    """Return the embedding with commuted factors and lanes along the output's innermost axis, or
-    along all its innermost axes that are contiguous.
+    """Return the embedding with commuted factors and lanes along the output's innermost axis.
 
-    Parameters
-    ----------
-    workload : Computation
-        Operator in port form.
-    instruction : Instruction
-        Instruction of the target.
-    embedding : Embedding
-        Embedding without fused axes.
-
-    Returns
-    -------
-    list of Embedding
-        Empty if the factor that would be in lanes does not have that axis, or the instruction does
-        not commute.
+    Further ones have lanes along several innermost axes that are contiguous. Empty if the factor
+    that would be in lanes does not have that axis, or the instruction does not commute.
     """
+    # Only an instruction whose first factor is a single value takes any axis in lanes as it lies,
+    # and either factor in either role.
     factors, output = instruction.computation.inputs, workload.output
     types = [set(instruction.dtypes[factor.name]) for factor in factors]
     single = len(instruction.axes) == 1 and len(factors) == 2 and not factors[0].shape
@@ -259,6 +249,7 @@ def over_output(
         {name for index in workload.access(operands[factor]).index for name in index.iterators}
         for factor in (second, first)
     )
+    # The other factor is a single value, so it must not move along the lanes.
     if last is None or last not in in_lanes or last in shared:
         return []
     lane = instruction.axes[0]
@@ -276,25 +267,12 @@ def over_output(
     return variants
 
 
-def over_rows(
+def _over_rows(
     workload: Computation, instruction: Instruction, embedding: Embedding
 ) -> Embedding | None:
-    """Return the embedding with a digit along the rows of an image, instead of one along a row or a
-    column.
+    """Return the embedding with a digit along the rows of an image, instead of one along a row.
 
-    Parameters
-    ----------
-    workload : Computation
-        Operator in port form.
-    instruction : Instruction
-        Instruction of the target.
-    embedding : Embedding
-        Embedding without fused axes.
-
-    Returns
-    -------
-    Embedding or None
-        None if there are no rows, or it takes no fewer executions.
+    None if there are no rows, or it takes no fewer executions.
     """
     if embedding.flattened:
         return None
@@ -302,36 +280,29 @@ def over_rows(
         if len(digits) != 1 or digits[0].stride != 1:
             continue
         (digit,) = digits
-        other_axes = [
-            d.axis for name, found in embedding.digits.items() if name != lane for d in found
-        ]
+        other_axes = _other_axes(embedding, lane)
         for name, members, pitch in _rows(workload):
             extent = fused_extent(workload, members, {members[-1]: pitch})
-            if digit.axis not in members or set(members) & set(other_axes):
+            if digit.axis not in members or other_axes & set(members):
                 continue
+            # A configurable axis: the largest extent that the rows can fill.
             fitting = [e for e in instruction.axis(lane).allowed if e <= extent]
             if not fitting:
                 continue
             count = max(fitting)
             sizes = [workload.extents[member] for member in members]
             position = members.index(digit.axis)
+            # Executions along both axes: the digit walks one of them, the other is a loop.
             executions = -(-sizes[position] // digit.count) * sizes[1 - position]
             if -(-extent // count) >= executions:
                 continue
-            return replace(
-                embedding,
-                extents={**embedding.extents, lane: count},
-                digits={**embedding.digits, lane: (Digit(name, count),)},
-                flattened={name: members},
-                pitches={members[-1]: pitch},
-            )
+            rows = _with_digit(embedding, lane, Digit(name, count))
+            return replace(rows, flattened={name: members}, pitches={members[-1]: pitch})
     return None
 
 
 def _rows(workload: Computation) -> Iterator[tuple[str, tuple[str, ...], int]]:
-    """Yield name, members and pitch of each fused axis of two spatial ones that an input holds with
-    a gap.
-    """
+    """Yield name, members and pitch of each pair of spatial axes that an input holds with a gap."""
     kinds = {axis.name: axis.kind for axis in workload.axes}
     for name, members in candidate_groups(workload, 2, smallest_extent=2).items():
         if kinds[members[0]] is not AxisKind.SPATIAL:
@@ -343,32 +314,18 @@ def _rows(workload: Computation) -> Iterator[tuple[str, tuple[str, ...], int]]:
                 yield name, members, joined.pitch
 
 
-def over_windows(
+def _over_windows(
     workload: Computation, instruction: Instruction, embedding: Embedding
 ) -> Embedding | None:
-    """Return the embedding with a digit along whole windows, instead of one along some of their
-    axes.
+    """Return the embedding with a digit along whole windows, instead of one along some axes.
 
-    Parameters
-    ----------
-    workload : Computation
-        Operator in port form.
-    instruction : Instruction
-        Instruction of the target.
-    embedding : Embedding
-        Embedding to change.
-
-    Returns
-    -------
-    Embedding or None
-        None if there are no windows, or it takes no fewer executions.
+    None if there are no windows, or it takes no fewer executions.
     """
     window = _window(workload)
     extent = math.prod(workload.extents[axis] for axis in window)
     for lane, digits in embedding.digits.items():
         axes = _axes(embedding, digits)
-        other_digits = [ds for other, ds in embedding.digits.items() if other != lane]
-        other_axes = _axes(embedding, [digit for found in other_digits for digit in found])
+        other_axes = _other_axes(embedding, lane)
         if len(window) < 2 or not axes or not axes < set(window) or other_axes & set(window):
             continue
         inside = math.prod(workload.extents[axis] for axis in axes)
@@ -381,41 +338,52 @@ def over_windows(
         flattened = {
             n: members for n, members in embedding.flattened.items() if not axes & set(members)
         }
-        return replace(
-            embedding,
-            extents={**embedding.extents, lane: count},
-            digits={**embedding.digits, lane: (Digit(name, count),)},
-            flattened={**flattened, name: window},
-        )
+        windows = _with_digit(embedding, lane, Digit(name, count))
+        return replace(windows, flattened={**flattened, name: window})
     return None
 
 
+def _with_digit(embedding: Embedding, lane: str, digit: Digit) -> Embedding:
+    """Return the embedding with one digit on an instruction axis, which has its extent."""
+    return replace(
+        embedding,
+        extents={**embedding.extents, lane: digit.count},
+        digits={**embedding.digits, lane: (digit,)},
+    )
+
+
 def _axes(embedding: Embedding, digits: Iterable[Digit]) -> set[str]:
-    """Workload axes that digits walk."""
+    """Return the workload axes that digits walk."""
     return {m for d in digits for m in embedding.flattened.get(d.axis, (d.axis,))}
 
 
+def _other_axes(embedding: Embedding, lane: str) -> set[str]:
+    """Return the workload axes that the digits of all instruction axes but one walk."""
+    digits = embedding.digits.items()
+    return _axes(embedding, [digit for name, ds in digits if name != lane for digit in ds])
+
+
 def _window(workload: Computation) -> tuple[str, ...]:
-    """Return the reduction axes of an input that is read by windows, in its order; empty if there
-    is none, or if another input lacks some of them, so that they cannot be one axis.
-    """
+    """Return the reduction axes of an input that is read by windows, in its order, if any."""
     kinds = {axis.name: axis.kind for axis in workload.axes}
     for operand in workload.inputs:
         index = workload.access(operand.name).index
+        # Both kinds of axes in one index: a pixel plus a tap.
         if any({kinds[name] for name in i.iterators} == set(AxisKind) for i in index):
-            walked = dict.fromkeys(name for i in index for name in i.iterators)
+            axes = dict.fromkeys(name for i in index for name in i.iterators)
             window = tuple(
                 name
-                for name in walked
+                for name in axes
                 if kinds[name] is AxisKind.REDUCTION and workload.extents[name] > 1
             )
+            # Another input that lacks some of the axes would need them apart.
             if len({_readers(workload, name) for name in window}) == 1:
                 return window
     return ()
 
 
 def _readers(workload: Computation, axis: str) -> frozenset[str]:
-    """Operands that an axis moves along."""
+    """Return the operands that an axis moves along."""
     return frozenset(
         operand
         for operand, accesses in workload.access_maps.items()

@@ -22,6 +22,7 @@ COPIES = (16, 8, 4)
 MAX_GROUPS = 8
 """Number of groups of copies below which the waits leave groups in flight."""
 
+# Addresses of shared memory are 32 bits wide, those of global memory 64.
 _SHARED = '"r"(static_cast<unsigned int>(__cvta_generic_to_shared(shared)))'
 _GLOBAL = '"l"(__cvta_generic_to_global(global))'
 
@@ -126,7 +127,8 @@ def _word_assignments(size: int) -> list[str]:
 
 
 def _copy(size: int) -> _Definition:
-    # Where it is not valid, nothing is read and zeros are written.
+    # Where it is not valid, nothing is read and zeros are written. Only copies of 16 bytes can
+    # bypass L1, where a tile that goes to shared memory would be of no further use.
     cache_operator = "cg" if size == 16 else "ca"
     text = f"cp.async.{cache_operator}.shared.global [%0], [%1], {size}, %2;"
     copy = _asm(text, [], [_SHARED, _GLOBAL, f'"r"(valid ? {size} : 0)'])
@@ -134,11 +136,13 @@ def _copy(size: int) -> _Definition:
 
 
 def _predicated(count: int, access: str) -> str:
+    # A predicate instead of a branch keeps the lanes of a warp together.
     return f"{{ .reg .pred p; setp.ne.s32 p, %{count + 1}, 0; @p {access} }}"
 
 
 def _load(size: int) -> _Definition:
     ptx, _, count = _WORDS[size]
+    # Zeros where nothing is loaded, as packing and borders of images expect.
     declared = [f"unsigned int w{number} = 0;" for number in range(count)]
     load = _asm(
         _predicated(count, f"ld.global.{ptx} {_operand(size, 0)}, [%{count}];"),
@@ -173,8 +177,9 @@ def _shared_store(size: int) -> _Definition:
 
 
 def _array(pointer: str, dtype: str, count: int, constraint: str) -> list[str]:
-    """Return the registers behind a pointer as operands of PTX that are read ("") or written ("=",
-    "+").
+    """Return the registers behind a pointer as operands of PTX.
+
+    ``constraint`` is empty for operands that are read, ``=`` or ``+`` for those that are written.
     """
     c, letter = _REGISTERS.get(dtype, ("unsigned int", "r"))
     const = "" if constraint else "const "
@@ -206,6 +211,7 @@ def _product(instruction: TensorCoreInstruction) -> _Definition:
         f"{text} {', '.join(vectors)};",
         _array("c", instruction.c, sums, "+"),
         [*_array("a", instruction.a, first, ""), *_array("b", instruction.b, second, "")],
+        # It reads and writes registers only, so the compiler may move it across memory accesses.
         memory=False,
     )
     return instruction.mma_function, "void* c, const void* a, const void* b", [product]

@@ -1,100 +1,40 @@
-"""Kernels of packing and of the product as TensorIR.
+"""Kernel of the product as TensorIR.
 
-The product has the structure of CUTLASS's multistage kernels: while a stage of shared memory is
-multiplied, later ones are copied by ``cp.async``; one barrier per stage keeps the copies of a stage
-behind its last reader. Memory is accessed by device functions only
-(:mod:`cpembed.targets.cuda.device`), which every lane of a warp calls; whether an address is inside
-an operand is an argument.
+It has the structure of CUTLASS's multistage kernels: while a stage of shared memory is multiplied,
+later ones are copied by ``cp.async``; one barrier per stage keeps the copies of a stage behind its
+last reader. Memory is accessed by device functions only (:mod:`cpembed.targets.cuda.device`), which
+every lane of a warp calls; whether an address is inside an operand is an argument.
+
+At the end a warp stores the sums of one row of instruction tiles at a time in its part of shared
+memory, reads them back in vectors along the dimension in which results are contiguous, applies the
+epilogue in registers, and stores the vectors.
 """
 
 from __future__ import annotations
 
-import math
-
-from cpembed.codegen.script import HEADER, buffer, storage_dtype
+from cpembed.codegen.plan import HEADER, buffer, storage_dtype
 from cpembed.ir.dtypes import size_bytes
-from cpembed.targets.cuda.instructions import LANES
-from cpembed.targets.cuda.lower import GlobalOperand
-from cpembed.targets.cuda.results import write_results
+from cpembed.targets.cuda.instructions import LANES, position
 from cpembed.targets.cuda.schedule import CHUNK, Plan, SharedTile
 from cpembed.targets.cuda.writer import (
     PARAMETERS,
     PARTIAL,
+    WIDTHS,
     Writer,
     digits,
     epilogue_parameters,
     guarded_place,
     index_script,
     inside_conditions,
-    quotient,
     register_pointer,
     remainder,
+    result_expression,
     shared_pointer,
+    store_vector,
 )
 
 MAX_UNROLLED_COPIES = 8
 """Maximum number of copies of a thread that are unrolled."""
-
-PACKING_THREADS = 256
-"""Number of threads of a block that packs."""
-
-
-def packing_blocks(operand: GlobalOperand) -> int:
-    return -(-operand.layout.elements // PACKING_THREADS)
-
-
-def packing_kernel(operand: GlobalOperand, name: str) -> Writer:
-    """Return the function ``(original, packed)`` that packs the factor ``name``.
-
-    Each thread moves an element; a packed element without an original is zero.
-    """
-    layout, writer = operand.layout, Writer()
-    script, blocks = writer.script, packing_blocks(operand)
-    original = math.prod(layout.original_shape)
-    declared = [
-        buffer(f"{name}_original", original, layout.dtype),
-        buffer(name, layout.elements, layout.dtype),
-    ]
-    script.line(HEADER)
-    with (
-        script.nested(f"def main({', '.join(declared)}):"),
-        script.nested(
-            f'for bx in T.thread_binding({blocks}, thread="blockIdx.x"):',
-            f'for tx in T.thread_binding({PACKING_THREADS}, thread="threadIdx.x"):',
-            'with T.sblock("packing"):',
-        ),
-    ):
-        script.line(f"group = T.axis.spatial({blocks}, bx)")
-        script.line(f"thread = T.axis.spatial({PACKING_THREADS}, tx)")
-        script.line(f"T.reads({name}_original[0 : {original}])")
-        script.line(f"T.writes({name}[0 : {layout.elements}])")
-        script.line(f"number = group * {PACKING_THREADS} + thread")
-        _write_packed_element(writer, operand, name)
-    return writer
-
-
-def _write_packed_element(writer: Writer, operand: GlobalOperand, name: str) -> None:
-    layout, script = operand.layout, writer.script
-    size = size_bytes(layout.dtype)
-    values: dict[str, str] = {
-        dimension.name: remainder(quotient("number", stride), dimension.extent)
-        for dimension, stride in zip(layout.dimensions, layout.strides, strict=True)
-    }
-    extents = {d.name: d.extent for d in layout.dimensions}
-    conditions, address, stride = [f"number < {layout.elements}"], "0", 1
-    for index, extent in reversed(list(zip(layout.source, layout.original_shape, strict=True))):
-        coordinate = index_script(index, values, extents)
-        conditions += [f"0 <= {coordinate}", f"{coordinate} < {extent}"]
-        address = f"{address} + ({coordinate}) * {stride}"
-        stride *= extent
-    script.lines(guarded_place(conditions, address))
-    script.line(f'one = T.alloc_buffer((1,), "{storage_dtype(layout.dtype)}", scope="local")')
-    register = register_pointer("one", "0")
-    source = f"T.address_of({name}_original[place])"
-    writer.call(f"cpembed_load_{size}", register, source, "valid")
-    script.line(f"exists = T.Select(number < {layout.elements}, 1, 0)")
-    script.line("target = T.Select(exists == 1, number, 0)")
-    writer.call(f"cpembed_store_{size}", f"T.address_of({name}[target])", register, "exists")
 
 
 def product_kernel(plan: Plan) -> Writer:
@@ -158,11 +98,13 @@ class _ProductBody:
         self._allocate()
         self._locate_thread()
         stages, steps = self.schedule.stages, self.plan.steps
+        # All stages but one are filled before the loop: the last is refilled while it computes.
         for number in range(stages - 1):
             with self.script.nested(f"if {number} < {steps}:"):
                 self._load_stage(str(number), str(number))
             self.writer.call("cpembed_cp_async_commit")
         with self.script.nested(f"for step in T.serial({steps}):"):
+            # The stage that is multiplied next has arrived; those after it may be in flight.
             self.writer.call(f"cpembed_cp_async_wait_{stages - 2}")
             self.writer.barrier()
             later = f"step + {stages - 1}"
@@ -171,6 +113,7 @@ class _ProductBody:
             # Committed in the last steps too, so that the number of groups to wait for is constant.
             self.writer.call("cpembed_cp_async_commit")
             self._multiply(f"(step % {stages})")
+        # Results are staged in the same memory, so every copy and every reader has to be done.
         self.writer.call("cpembed_cp_async_wait_0")
         self.writer.barrier()
         write_results(self.writer, self.plan)
@@ -184,15 +127,16 @@ class _ProductBody:
         for name, registers in (("first", rows * count[0]), ("second", columns * count[1])):
             self.script.line(f'{name} = T.alloc_buffer(({registers},), "uint32", scope="local")')
         sums = rows * columns * count[2]
+        # Two sums of float16 share a register of 32 bits.
         dtype = "uint32" if self.product.sums == "float16" else self.product.sums
         self.script.line(f'sums = T.alloc_buffer(({sums},), "{dtype}", scope="local")')
         with self.script.nested(f"for i in T.unroll({sums}):"):
             self.script.line(f"sums[i] = T.{dtype}(0)")
 
     def _locate_thread(self) -> None:
-        """Write the lane, the warp's place in the block, and the first row and column of tiles of
-        the block.
-        """
+        """Write the lane, the warp's place in the block, and the block's first row and column."""
+        # Blocks that run at the same time are numbered one after the other: numbering goes down a
+        # group of rows before it goes on to the next column, so they share columns in L2.
         columns, group = self.plan.blocks[1], self.plan.group
         inside, above = f"block % {group * columns}", f"block // {group * columns} * {group}"
         self.script.lines(
@@ -265,6 +209,7 @@ class _ProductBody:
                 f"cpembed_cp_async_{tile.width}", shared_pointer(target), pointer, "valid"
             )
             return
+        # Shorter than cp.async takes: through registers, without overlap.
         dtype = storage_dtype(operand.layout.dtype)
         shape = f"({operand.length},)"
         self.script.line(f'{name}_one = T.alloc_buffer({shape}, "{dtype}", scope="local")')
@@ -293,9 +238,7 @@ class _ProductBody:
                 )
 
     def _load_by_ldmatrix(self, bases: tuple[str, str]) -> None:
-        """Write loads of four matrices of 8 rows of 16 bytes each: the first factor of one
-        instruction, or the second factor of two.
-        """
+        """Write loads of four matrices of 8 rows of 16 bytes each."""
         (rows, columns), (m, n) = self.schedule.tile, (self.instruction.m, self.instruction.n)
 
         def load(count: int, name: str, register: str, number: int, place: tuple[str, str]) -> None:
@@ -304,6 +247,7 @@ class _ProductBody:
                 f"cpembed_ldmatrix_x{count}", register_pointer(name, register), pointer
             )
 
+        # Four matrices are the first factor of one instruction, or the second factor of two.
         with self.script.nested(f"for i in T.unroll({rows}):"):
             row = f"(warp_row * {rows} + i) * {m} + lane % 16"
             load(4, "first", "i * 4", 0, (row, "inner * 2 + lane // 16"))
@@ -331,3 +275,153 @@ class _ProductBody:
                     shared_pointer(f"{bases[number]} + {row} + {deep}"),
                     str(tile.pitch // size),
                 )
+
+
+def write_results(writer: Writer, plan: Plan) -> None:
+    """Write the end of the product kernel, when every stage of shared memory is free."""
+    script, staging = writer.script, plan.staging
+    rows, _ = plan.schedule.tile
+    script.line(f"stage = thread // {LANES} * {staging.bytes}")
+    with script.nested(f"for strip in T.unroll({rows}):"):
+        _stage_sums(writer, plan)
+        # Lanes read what others staged, and stage the next strip in its place: a warp is enough, as
+        # no part of the staging is shared with other warps.
+        writer.warp_barrier()
+        _store_strip(writer, plan)
+        writer.warp_barrier()
+
+
+def _stage_sums(writer: Writer, plan: Plan) -> None:
+    """Write the stores of a row of tiles into the warp's part of shared memory."""
+    instruction, staging = plan.product.instruction, plan.staging
+    columns, registers = plan.schedule.tile[1], instruction.registers[2]
+    size = size_bytes(staging.dtype)
+    with writer.script.nested(f"for j in T.unroll({columns}):"):
+        first = f"(strip * {columns} + j) * {registers}"
+        if instruction.kind == "wmma":
+            writer.call(
+                instruction.store_function,
+                shared_pointer(f"stage + j * {instruction.n * size}"),
+                register_pointer("sums", first),
+                str(staging.pitch),
+            )
+            return
+        # A lane's sums are pairs of neighbours in a row.
+        for pair in range(instruction.m * instruction.n // LANES // 2):
+            row, column = _pair_position(plan, pair)
+            place = f"stage + (({row}) * {staging.pitch} + j * {instruction.n} + {column}) * {size}"
+            register = f"{first} + {pair * 2 if size == 4 else pair}"
+            writer.call(
+                f"cpembed_shared_store_{2 * size}",
+                shared_pointer(place),
+                register_pointer("sums", register),
+            )
+
+
+def _pair_position(plan: Plan, pair: int) -> tuple[str, str]:
+    """Return row and column of a pair of a lane's sums, over the lane."""
+    name = plan.product.instruction.fragments[2]
+    # The fragment's map is affine in the group of four lanes and in the lane of a group.
+    (row, column), next_lane, next_group = (position(name, lane, 2 * pair) for lane in (0, 1, 4))
+    rows = f"lane // 4 * {next_group[0] - row} + lane % 4 * {next_lane[0] - row} + {row}"
+    columns = (
+        f"lane // 4 * {next_group[1] - column} + lane % 4 * {next_lane[1] - column} + {column}"
+    )
+    return rows, columns
+
+
+def _store_strip(writer: Writer, plan: Plan) -> None:
+    """Write the vectors of a strip: read back from shared memory, epilogue, store."""
+    product, staging, script = plan.product, plan.staging, writer.script
+    output = product.output
+    along_columns = output.along == product.axes[1]
+    length, m = output.length, product.instruction.m
+    vectors = (staging.columns if along_columns else m) // length
+    slots = staging.columns * m // length
+    with script.nested(f"for turn in T.unroll({-(-slots // LANES)}):"):
+        script.line(f"slot = turn * {LANES} + lane")
+        across, along = f"slot // {vectors}", f"slot % {vectors} * {length}"
+        row, column = (across, along) if along_columns else (along, across)
+        script.lines((f"result_row = {row}", f"result_column = {column}"))
+        values = _iterator_values(writer, plan)
+        _, row_tiles, column_tiles, _ = product.tiles
+        conditions = [f"slot < {slots}"] * bool(slots % LANES)
+        conditions += [f"row_tile < {row_tiles}", f"column_tile < {column_tiles}"]
+        extents = product.program.extents
+        conditions += inside_conditions(output, values, extents)
+        script.lines(guarded_place(conditions, index_script(output.address, values, extents)))
+        _read_back(writer, plan, along_columns=along_columns)
+        _finish_vector(writer, plan, values)
+
+
+def _iterator_values(writer: Writer, plan: Plan) -> dict[str, str]:
+    """Write the tile of ``result_row`` and ``result_column``; return all iterators there."""
+    product, (rows, columns) = plan.product, plan.schedule.tile
+    n = product.instruction.n
+    writer.script.lines(
+        (
+            f"row_tile = row + warp_row * {rows} + strip",
+            f"column_tile = column + warp_column * {columns} + result_column // {n}",
+        )
+    )
+    return {
+        **dict.fromkeys((loop.name for loop in product.program.loops), "0"),
+        **digits("batch", product.batch),
+        **digits("row_tile", product.rows),
+        **digits("column_tile", product.columns),
+        product.axes[0]: "result_row",
+        product.axes[1]: remainder("result_column", n),
+    }
+
+
+def _read_back(writer: Writer, plan: Plan, *, along_columns: bool) -> None:
+    """Write the load of a vector of staged sums into ``held``."""
+    staging, length, script = plan.staging, plan.product.output.length, writer.script
+    size = size_bytes(staging.dtype)
+    script.line(f'held = T.alloc_buffer(({length},), "{staging.dtype}", scope="local")')
+    # Slots beyond the last one read any staged sum.
+    exceeds = staging.columns * staging.rows // length % LANES != 0
+    row = f"result_row % {staging.rows}" if exceeds else "result_row"
+    column = f"result_column % {staging.columns}" if exceeds else "result_column"
+    start = f"({row}) * {staging.pitch} + {column}"
+    if along_columns:
+        width = next(w for w in WIDTHS if w <= length * size)
+        offsets = [(first, first) for first in range(0, length, width // size)]
+    else:
+        width = size
+        offsets = [(number, number * staging.pitch) for number in range(length)]
+    for register, offset in offsets:
+        writer.call(
+            f"cpembed_shared_load_{width}",
+            register_pointer("held", str(register)),
+            shared_pointer(f"stage + ({start} + {offset}) * {size}"),
+        )
+
+
+def _finish_vector(writer: Writer, plan: Plan, values: dict[str, str]) -> None:
+    """Write the epilogue of a vector, and its store."""
+    product, script = plan.product, writer.script
+    length, extents = product.output.length, product.program.extents
+    if plan.schedule.splits > 1:
+        place = f"part * {product.output.layout.elements} + place"
+        store_vector(writer, (PARTIAL, place), "held", product.sums, length)
+        return
+    if product.epilogue is None:
+        store_vector(writer, ("C", "place"), "held", product.sums, length)
+        return
+    dtype = storage_dtype(product.output_dtype)
+    script.line(f'result = T.alloc_buffer(({length},), "{dtype}", scope="local")')
+    axis = product.output.along
+
+    def channel(number: int) -> str:
+        assert product.channels is not None
+        moved = values | {axis: f"{values[axis]} + {number}"}
+        return f"T.Select(valid == 1, {index_script(product.channels, moved, extents)}, 0)"
+
+    def residual(number: int) -> str:
+        return f"Residual[T.Select(valid == 1, place + {number}, 0)]"
+
+    for number in range(length):
+        expression = result_expression(product, f"held[{number}]", number, channel, residual)
+        script.line(f"result[{number}] = {expression}")
+    store_vector(writer, ("C", "place"), "result", dtype, length)

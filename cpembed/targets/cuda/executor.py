@@ -1,14 +1,15 @@
-"""Execution of CUDA text on this machine's processor, with counters and checks of what CUDA leaves
-undefined.
+"""Execution of CUDA text on this machine's processor, with counters.
 
-The threads of a block are fibers; the lanes of a warp meet in collective functions, which are
-executed once for all of them. Results are :attr:`~cpembed.provenance.Provenance.EMULATED`: numbers
-and counts are right, and nothing is timed. ``native/`` holds the runtime, in C++.
+What CUDA leaves undefined is a fault. The threads of a block are fibers; the lanes of a warp meet
+in collective functions, which are executed once for all of them. Results are
+:attr:`~cpembed.provenance.Provenance.EMULATED`: numbers and counts are right, and nothing is timed.
+``native/`` holds the runtime, in C++.
 """
 
 from __future__ import annotations
 
 import ctypes
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, fields
 from enum import Enum
@@ -20,8 +21,7 @@ import numpy as np
 
 from cpembed.errors import ExecutionFault
 from cpembed.targets.cuda.executor_source import FILE, PreparedText, prepare
-from cpembed.targets.executor.compiler import TextCompiler
-from cpembed.targets.executor.program import Arena, Array, LoadedText
+from cpembed.targets.executor.program import Arena, Array, LoadedText, TextCompiler
 
 NATIVE = Path(__file__).parent / "native"
 """Folder of the runtime and of the headers that texts are compiled with."""
@@ -42,6 +42,7 @@ COMPILER = TextCompiler(
     header="executor.h",
 )
 
+# Limits of a launch (CUDA C++ Programming Guide, Compute Capabilities).
 MAX_THREADS = 1024
 MAX_SHARED_BYTES = 227 * 1024
 """Maximum dynamic shared memory of a block, on the largest machine (compute capability 9.0)."""
@@ -57,10 +58,6 @@ _SCALARS = {
 }  # fmt: skip
 
 
-def _no_calls() -> dict[str, int]:
-    return {}
-
-
 @dataclass(frozen=True)
 class Counters:
     """Counts of one launch, or of several added up.
@@ -70,7 +67,7 @@ class Counters:
     bank conflicts, and with the bytes of a warp's access contiguous and aligned.
     """
 
-    instructions: Mapping[str, int] = field(default_factory=_no_calls)
+    instructions: Mapping[str, int] = field(default_factory=dict[str, int])
     """Calls of device functions, collective functions and barriers by name; one per warp."""
     shared_load_wavefronts: int = 0
     """Includes ``ldmatrix`` and loads of WMMA fragments."""
@@ -106,12 +103,10 @@ class Counters:
         """Number of ``ldmatrix`` instructions, of any number of matrices."""
         return sum(n for name, n in self.instructions.items() if "_ldmatrix_" in name)
 
-    def __add__(self, other: Counters) -> Counters:
+    def __add__(self, counters: Counters) -> Counters:
         names = [f.name for f in fields(self) if f.name != "instructions"]
-        calls = dict(self.instructions)
-        for name, count in other.instructions.items():
-            calls[name] = calls.get(name, 0) + count
-        return Counters(calls, **{n: getattr(self, n) + getattr(other, n) for n in names})
+        calls = dict(Counter(self.instructions) + Counter(counters.instructions))
+        return Counters(calls, **{n: getattr(self, n) + getattr(counters, n) for n in names})
 
     def to_json(self) -> dict[str, Any]:
         return {
@@ -142,11 +137,7 @@ class Launch:
 
 
 class _Buffer(ctypes.Structure):
-    _fields_ = (
-        ("base", ctypes.c_void_p),
-        ("bytes", ctypes.c_uint64),
-        ("argument", ctypes.c_int32),
-    )
+    _fields_ = (("base", ctypes.c_void_p), ("bytes", ctypes.c_uint64), ("argument", ctypes.c_int32))
 
 
 class _Launch(ctypes.Structure):
@@ -214,6 +205,7 @@ class Program(LoadedText):
             arguments=ctypes.addressof(pointers),
             buffers=ctypes.addressof(buffers),
             buffer_count=len(arena.buffers),
+            # The runtime's codes: 0 forward, 1 reverse, 2 random by the seed.
             order=order.value if isinstance(order, Order) else 2,
             seed=0 if isinstance(order, Order) else order % 2**64,
             grid=(ctypes.c_uint32 * 3)(*launch.grid),
@@ -233,6 +225,7 @@ class Program(LoadedText):
             raise ExecutionFault(
                 f"there is no kernel {name} in the text; it has {', '.join(self.kernels)}"
             )
+        # A bound by __launch_bounds__ is a promise to the compiler, which a GPU enforces.
         limit = min(self._text.kernels[name] or MAX_THREADS, MAX_THREADS)
         if not 1 <= threads <= limit or min(launch.block) < 1:
             raise ExecutionFault(
@@ -251,6 +244,7 @@ class Program(LoadedText):
 
     def _parameters(self, kernel: str) -> list[tuple[str, int]]:
         """Return kind and size in bytes of each parameter, as in ``native/kernel_entry.h``."""
+        # The compiler's own view of the signature: the text may use types that are defined in it.
         kinds = getattr(self._functions, f"executor_kinds_{kernel}")
         sizes = getattr(self._functions, f"executor_sizes_{kernel}")
         kinds.restype, sizes.restype = ctypes.c_char_p, ctypes.POINTER(ctypes.c_int)
@@ -263,6 +257,7 @@ class Program(LoadedText):
     def _counts(self, function: str) -> dict[str, int]:
         next_name, value = getattr(self._functions, function), ctypes.c_uint64()
         counts = dict[str, int]()
+        # The runtime numbers its counters; beyond the last there is no name.
         while name := next_name(len(counts), ctypes.byref(value)):
             counts[name.decode()] = value.value
         return counts
@@ -283,6 +278,7 @@ def _placed(
                 raise ExecutionFault(f"{kernel} takes an array as argument {number}")
             # An array that is passed twice is one buffer.
             arrays.setdefault(id(value), (number, value))
+    # Copies with guarded gaps, so that an access outside of an array is noticed.
     arena = Arena.with_copies(kernel, list(arrays.values()))
     addresses = {id(b.array): b.address for b in arena.buffers}
     values = [
@@ -296,6 +292,7 @@ def _placed(
 
 def _scalar(kernel: str, number: int, kind: str, size: int, value: Argument) -> Any:
     scalar: Any = _SCALARS.get((kind, size))
+    # A Python number takes the parameter's type, as in a call of C++.
     if scalar is not None and np.ndim(value) == 0:
         return scalar(float(value)) if kind == "f" else scalar(int(value))
     if isinstance(value, np.generic) and value.nbytes == size:  # float16, for one.

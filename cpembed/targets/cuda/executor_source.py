@@ -36,8 +36,9 @@ _SUM_TYPES = {"f32": "float", "f16": "unsigned int", "s32": "int"}
 
 @dataclass(frozen=True)
 class PreparedText:
-    """A text that the host's compiler takes, and its kernels with the maximum number of threads of
-    a block, None if the text does not bound it.
+    """A text that the host's compiler takes, and its kernels.
+
+    The value of a kernel is the maximum number of threads of a block, None if the text bounds none.
     """
 
     source: str
@@ -55,6 +56,7 @@ def prepare(source: str) -> PreparedText:
         kernels[name] = int(bound) if bound and bound.strip().isdecimal() else None
     if not kernels:
         raise LoweringError("the CUDA text has no kernel: a function with __global__")
+    # Dynamic shared memory has the size that each launch asks for, so it is a pointer here.
     body = _DYNAMIC.sub(
         r"static \1* const \2 = (\1*)executor_dynamic_shared;", translate_inline_ptx(source)
     )
@@ -79,6 +81,7 @@ def _statements(source: str) -> Iterator[tuple[int, int, str]]:
     while match := _START.search(source, position):
         line = source.rfind("\n", 0, match.start()) + 1
         end = _closing(source, match.end())
+        # A macro's definition stays: what it expands to cannot be seen here.
         if source[line:].lstrip().startswith("#") or end is None:
             position = match.end()
             continue
@@ -94,6 +97,7 @@ def _closing(source: str, position: int) -> int | None:
         if string:
             position = string.end()
             continue
+        # A parenthesis inside a string was skipped above.
         depth += (source[position] == "(") - (source[position] == ")")
         if depth == 0:
             return position
@@ -130,6 +134,7 @@ def _call(inside: str) -> str:
             match = _OPERAND.match(operand)
             operands.append(f"({match[2]})" if match else operand)
     for pattern, make in _FORMS:
+        # Whole statements only: a part that is not understood would change what is executed.
         match = pattern.fullmatch(template)
         if match:
             return make(match, operands)

@@ -1,8 +1,8 @@
-"""Tensor Core instructions that kernels are generated for, each executed by one warp, and the lanes
-that hold the elements of their matrices.
+"""Tensor Core instructions that kernels are generated for, and the lanes that hold their matrices.
 
-The PTX ISA documents the registers of ``mma.sync``, and ``fragments.toml`` holds these maps. It
-does not document those of WMMA, whose fragments are accessed by WMMA's own loads and stores.
+An instruction is executed by one warp. The PTX ISA documents the registers of ``mma.sync``, and
+``fragments.toml`` holds these maps. It does not document those of WMMA, whose fragments are
+accessed by WMMA's own loads and stores.
 """
 
 from __future__ import annotations
@@ -82,6 +82,7 @@ class TensorCoreInstruction:
     def registers(self) -> tuple[int, int, int]:
         """Number of 32-bit registers of a lane for A, B and C."""
         extents = (self.m * self.k, self.n * self.k, self.m * self.n)
+        # Registers of 32 bits: several short elements share one.
         first, second, sums = (
             count * size_bytes(dtype) // 4 // LANES
             for count, dtype in zip(extents, (self.a, self.b, self.c), strict=True)
@@ -100,8 +101,9 @@ class TensorCoreInstruction:
 
     @property
     def load_functions(self) -> tuple[str, str]:
-        """Names of WMMA's device functions ``(registers, shared, leading dimension in elements)``
-        that load rows of A and columns of B.
+        """Names of WMMA's device functions that load rows of A and columns of B.
+
+        Their arguments are ``(registers, shared, leading dimension in elements)``.
         """
         self._require_wmma("loads")
         return (
@@ -111,8 +113,9 @@ class TensorCoreInstruction:
 
     @property
     def store_function(self) -> str:
-        """Name of WMMA's device function ``(shared, registers, leading dimension in elements)``
-        that stores rows of C.
+        """Name of WMMA's device function that stores rows of C.
+
+        Its arguments are ``(shared, registers, leading dimension in elements)``.
         """
         self._require_wmma("stores")
         return f"cpembed_wmma_store_{self.shape}_{SHORT[self.c]}"
@@ -141,6 +144,7 @@ _BYTES = tuple((a, b, "int32") for a in ("int8", "uint8") for b in ("int8", "uin
 
 _FORMS: tuple[tuple[Kind, tuple[int, int, int], tuple[tuple[str, str, str], ...]], ...] = (
     ("mma", (16, 8, 16), _FLOATS),
+    # Bytes are twice as deep, with any mixture of signs; WMMA takes equal types only.
     ("mma", (16, 8, 32), _BYTES),
     ("wmma", (16, 16, 16), (*_FLOATS, *_SAME_BYTES)),
     ("wmma", (32, 8, 16), (*_FLOATS, *_SAME_BYTES)),
@@ -152,8 +156,7 @@ INSTRUCTIONS = tuple(
     for kind, (m, n, k), types in _FORMS
     for a, b, c in types
 )
-"""Instructions of sm_80 and later: PTX ISA, tables of shapes and types of ``mma.sync`` and
-``wmma``."""
+"""Instructions of sm_80 and later (PTX ISA, shapes and types of ``mma.sync`` and ``wmma``)."""
 
 
 def instruction_of(
@@ -184,6 +187,7 @@ def instruction_of(
             f"{spec.name}: a Tensor Core multiplies two operands, not {len(inputs)}"
         )
     names = [operand.name for operand in (*inputs, instruction.computation.output)]
+    # Without types of a workload, those that the specification lists first.
     choice = instruction.dtype_choices[0]
     if dtypes is not None:
         choice = {name: dtypes[(roles or {}).get(name, name)] for name in choice}
@@ -208,6 +212,7 @@ def _matrix_shape(instruction: Instruction) -> tuple[int, int, int] | None:
         {name for index in computation.access(operand.name).index for name in index.iterators}
         for operand in (*computation.inputs, computation.output)
     )
+    # The rows are indexed by the first factor and the result, and so on: names do not matter.
     axes = (first & output, second & output, first & second)
     if any(len(names) != 1 for names in axes) or len(instruction.axes) != 3:
         return None
@@ -231,8 +236,10 @@ class FragmentsTable(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 @dataclass(frozen=True)
 class Fragment:
-    """A matrix distributed over a warp, ``elements`` to a lane in the order of registers and of the
-    bytes in them; ``row`` and ``column`` are the digits of its coordinates, outermost first.
+    """A matrix distributed over a warp.
+
+    A lane holds ``elements`` of it, in the order of registers and of the bytes in them; ``row`` and
+    ``column`` are the digits of its coordinates, outermost first.
     """
 
     name: str
@@ -288,8 +295,9 @@ def position(name: str, lane: int, element: int) -> tuple[int, int]:
 
 
 def matrix_row(lane: int) -> tuple[int, int]:
-    """Return the matrix and its row whose address a lane passes to ``ldmatrix``; with fewer than
-    four matrices the addresses of later lanes are not used.
+    """Return the matrix and its row whose address a lane passes to ``ldmatrix``.
+
+    With fewer than four matrices the addresses of later lanes are not used.
     """
     return lane // MATRIX_ROWS, lane % MATRIX_ROWS
 
@@ -314,5 +322,6 @@ def _fragment(path: Path, name: str, table: FragmentTable) -> Fragment:
     axes = {axis: InstructionAxis(axis, n, n) for axis, n in _extents(table.elements).items()}
     error = partial(spec_error, str(path), ("fragments", name))
     digits = read_tile([*table.row, *table.column], tuple(axes), axes, error)
+    # Read together: each element's digits have to be used exactly once, in rows or in columns.
     rows = len(table.row)
     return Fragment(name, table.elements, digits[:rows], digits[rows:])

@@ -170,6 +170,7 @@ def lower(
 
 
 def _check_size(operand: PackedOperand) -> None:
+    # The packing kernel indexes the original too.
     largest = max(operand.elements, math.prod(operand.original_shape))
     if largest > _MAX_ELEMENTS:
         raise LoweringError(
@@ -189,6 +190,7 @@ def _loops_by_kind(
     rows, columns, depth, batch = list[Loop](), list[Loop](), list[Loop](), list[Loop]()
     of_first, of_second = _iterators(first.access), _iterators(second.access)
     for loop in program.loops:
+        # Loops of one step count nothing, and would only lengthen every address.
         if loop.extent == 1:
             continue
         if loop.kind is AxisKind.REDUCTION:
@@ -211,8 +213,9 @@ def _matrix_axes(program: DerivedProgram) -> tuple[str, str, str]:
 
 
 def _in_original(operand: PackedOperand, order: Sequence[int]) -> PackedOperand:
-    """Return the operand in its original layout, with its dimensions in ``order``; accesses may lie
-    outside of it.
+    """Return the operand in its original layout, with its dimensions in ``order``.
+
+    Accesses may lie outside of it.
     """
     places = dict(zip((d.name for d in operand.dimensions), operand.access, strict=True))
     coordinates = tuple(source.substitute(places) for source in operand.source)
@@ -249,26 +252,30 @@ def _factor_layouts(
     """
     extents = {lane.name: lane.extent for lane in program.instruction_axes}
     max_length = min(ACCESS_BYTES // size_bytes(operand.dtype), extents[along])
+    # In tiles the depth of an instruction is contiguous, whatever the original layout is.
     tiles = _global_operand(_in_tiles(operand, along), program, along, max_length)
     if ahead:
         return (tiles,)
     places = list(range(len(operand.original_shape)))
+    # Any dimension can be made contiguous by moving it to the end.
     orders = [places, *([*(p for p in places if p != last), last] for last in places[:-1])]
     permuted = [
         _global_operand(_in_original(operand, order), program, along, max_length)
         for order in orders
     ]
     best = min(permuted, key=lambda layout: (-layout.length, layout.needs_packing))
+    # Tiles cost a packing kernel, so they are only an alternative to short vectors.
     return (best,) if best.length == max_length else (best, tiles)
 
 
 def _in_tiles(operand: PackedOperand, along: str) -> PackedOperand:
-    """Return the layout of the derived program with the tile's dimension ``along`` innermost and
-    the tile's other dimension next to it.
+    """Return the layout of the derived program with the tile's dimension ``along`` innermost.
+
+    The tile's other dimension is next to it.
     """
 
     def depth_of(number: int) -> tuple[int, int]:
-        in_tile = operand.dimensions[number].walked_by is not None
+        in_tile = operand.dimensions[number].lane is not None
         depth = 2 if along in operand.access[number].iterators else int(in_tile)
         return depth, number
 
@@ -286,13 +293,12 @@ def _result_layout(
     axes: tuple[str, str, str],
     epilogue: Epilogue | None,
 ) -> GlobalOperand:
-    """Return the result in its original layout, with vectors along columns or rows, whichever are
-    longer.
-    """
+    """Return the result in its original layout, with vectors along columns or rows."""
     layout = _in_original(output, range(len(output.original_shape)))
     dtype = output.dtype if epilogue is None else epilogue.dtype
     extents = {lane.name: lane.extent for lane in program.instruction_axes}
     max_length = min(ACCESS_BYTES // size_bytes(dtype), 8)
+    # Whichever vectors are longer; columns if they are equal.
     candidates = [
         _global_operand(layout, program, axis, min(max_length, extents[axis]))
         for axis in (axes[1], axes[0])
@@ -319,8 +325,10 @@ def _by_stride(loops: Sequence[Loop], operand: GlobalOperand) -> tuple[Loop, ...
 
 @dataclass(frozen=True)
 class Movement:
-    """Movement of an index over an aligned group of steps of an axis: its increment per step, 0 or
-    1, and whether it is a multiple of the group's length at the first step.
+    """Movement of an index over an aligned group of steps of an axis.
+
+    ``step`` is its increment per step, 0 or 1; ``aligned`` tells whether it is a multiple of the
+    group's length at the first step.
     """
 
     step: int
@@ -352,6 +360,7 @@ def vector_length(operand: PackedOperand, axis: str, max_length: int) -> int:
 
 
 def _is_contiguous(operand: PackedOperand, axis: str, length: int) -> bool:
+    # Otherwise rows would begin at places that are no multiples of the vector.
     if operand.shape[-1] % length:
         return False
     *outer, last = (_movement(index, axis, length) for index in operand.access)
@@ -361,7 +370,8 @@ def _is_contiguous(operand: PackedOperand, axis: str, length: int) -> bool:
 
 
 def _movement(index: IndexExpr, axis: str, length: int) -> Movement | None:
-    """Return None if the index moves by another number, or differently in different groups."""
+    """Return the movement of an index, None if it is irregular."""
+    # Irregular: it moves by another number than 0 or 1, or differently in different groups.
     movements = [_term_movement(term, axis, length) for term in index.terms]
     step, aligned = 0, index.constant % length == 0
     for movement in movements:
@@ -373,6 +383,7 @@ def _movement(index: IndexExpr, axis: str, length: int) -> Movement | None:
 
 
 def _term_movement(term: IndexTerm, axis: str, length: int) -> Movement | None:
+    # A term that does not move must not spoil the alignment of one that does.
     still = Movement(0, term.coefficient % length == 0)
     if axis not in term.iterators:
         return still

@@ -105,6 +105,7 @@ class Gpu:
         unit = self.unit
         if registers > unit.registers_per_thread or shared_bytes > self.shared_bytes:
             return 0
+        # Registers are allocated to warps in units, and a block reserves shared memory for itself.
         warp_registers = math.ceil(registers * LANES / unit.register_unit) * unit.register_unit
         shared = shared_bytes + unit.shared_reserved_bytes
         shared = math.ceil(shared / unit.shared_unit) * unit.shared_unit
@@ -170,7 +171,7 @@ def gpu(spec: HardwareSpec, name: str) -> Gpu:
 
 @dataclass(frozen=True)
 class Phase:
-    """Work that a block does once."""
+    """Part of a block's work, with the cycles of each unit that it keeps busy."""
 
     cycles: float = 0.0
     """Cycles until it is done by a block that is alone on its multiprocessor."""
@@ -183,8 +184,8 @@ class Phase:
     bytes: float = 0.0
     """Bytes from and to L2."""
 
-    def __add__(self, other: Phase) -> Phase:
-        return Phase(*(getattr(self, f.name) + getattr(other, f.name) for f in fields(self)))
+    def __add__(self, phase: Phase) -> Phase:
+        return Phase(*(getattr(self, f.name) + getattr(phase, f.name) for f in fields(self)))
 
     def times(self, count: float) -> Phase:
         return Phase(*(getattr(self, field.name) * count for field in fields(self)))
@@ -192,7 +193,7 @@ class Phase:
 
 @dataclass(frozen=True)
 class KernelWork:
-    """Work of a kernel."""
+    """Work of a kernel: its blocks, and what each of them fetches, computes and stores."""
 
     name: str
     blocks: int
@@ -205,8 +206,7 @@ class KernelWork:
     steps: int = 1
     """Number of times that a block fetches and computes."""
     stages: int = 1
-    """Number of stages of shared memory, one less than the steps that are fetched ahead; with
-    one stage nothing overlaps."""
+    """Number of stages of shared memory, all but one of them fetched ahead of the products."""
     fetch: Phase = Phase()
     """Fetches of a step."""
     compute: Phase = Phase()
@@ -224,8 +224,10 @@ class KernelWork:
     def block(self) -> Phase:
         """All work of a block, with the cycles of a block that is alone."""
         busy = (self.fetch + self.compute).times(self.steps) + self.result.times(self.results)
+        # With one stage nothing overlaps: a block fetches, then computes.
         if self.stages == 1:
             return busy
+        # Fetches of all stages but the one that computes are in flight together.
         step = max(self.compute.cycles, self.fetch.cycles / (self.stages - 1))
         cycles = self.fetch.cycles + self.steps * step + self.results * self.result.cycles
         return Phase(cycles, busy.tensor, busy.shared, busy.issue, busy.bytes)
@@ -239,8 +241,7 @@ class GpuEstimate:
     us: float
     """Microseconds, including all launches."""
     parts: Mapping[str, float]
-    """Microseconds that each unit of the busiest multiprocessor is busy, and that blocks would
-    wait that are alone (``latency_us``)."""
+    """Microseconds that each unit is busy, and that blocks would take alone (``latency_us``)."""
     occupancy: int
     """Number of blocks that are resident on a multiprocessor."""
     waves: int
@@ -268,6 +269,7 @@ def product_cycles(gpu: Gpu, warps: int, chains: int, depth: int) -> Phase:
     depth
         Number of products of each sum.
     """
+    # Each scheduler has a tensor core, on which its warps take turns.
     turns = math.ceil(warps / gpu.unit.schedulers)
     busy = turns * chains * depth * gpu.product_cycles
     issue = warps * chains * depth / gpu.unit.schedulers
@@ -295,9 +297,12 @@ def estimate(work: KernelWork, gpu: Gpu) -> GpuEstimate:
     busiest = max(busy.values())
     share = math.ceil(work.blocks / gpu.multiprocessors)
     rounds, rest = divmod(share, resident)
+    # A full round takes as long as a block alone, or as the busiest unit for all resident blocks;
+    # the last round has fewer blocks.
     cycles = rounds * max(block.cycles, resident * busiest)
     cycles += max(block.cycles, rest * busiest) if rest else 0.0
     dram = work.dram_bytes / gpu.dram_bytes
+    # Paths that all multiprocessors share bound the kernel as a whole.
     cycles = max(cycles, work.blocks * block.bytes / gpu.l2_bytes, dram)
     # Parameters are read before anything else, and results arrive in L2 after all else.
     cycles += 2 * gpu.l2_cycles

@@ -16,11 +16,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from cpembed.codegen import runtime
-from cpembed.codegen.script import storage_dtype
+from cpembed.codegen.plan import storage_dtype
 from cpembed.errors import LoweringError
 from cpembed.ir.dtypes import numpy_dtype
-from cpembed.targets.cuda.artifact import flat_bits, unwritten
-from cpembed.targets.cuda.build import PASS_OPTIONS, parameter_names
+from cpembed.targets.cuda.build import PASS_OPTIONS, flat_bits, parameter_names, unwritten
 from cpembed.targets.cuda.executor import Counters, Launch, Order, compile_text
 
 Array = NDArray[Any]
@@ -31,7 +30,7 @@ _SHARED_BYTES = 163 * 1024
 
 @dataclass
 class Emulation:
-    """The function ``main`` of a module."""
+    """Emulated execution of the function ``main`` of a Relax module."""
 
     module: Any
     """Relax module."""
@@ -54,6 +53,7 @@ class Emulation:
             **self.functions,
         }
         symbols = {name: f.with_attr("global_symbol", name) for name, f in self._functions.items()}
+        # All functions in one text: it is compiled once, whichever of them main calls.
         with self.target, tvm.transform.PassContext(config=PASS_OPTIONS):
             built = tvm.tirx.build(tvm.IRModule(symbols), target=self.target)
         self.source = built.imports[0].inspect_source()
@@ -131,8 +131,9 @@ def _unwritten(tensor: Any) -> Array:
 
 
 def _collect_nests(statement: Any, memory: dict[str, Array], nests: list[Any]) -> None:
-    """Append the loop nests of a function, each of which is a kernel, and add memory for the
-    buffers that it allocates; another view of a tensor is the same memory.
+    """Append the loop nests of a function, each of which is a kernel.
+
+    Memory is added for the buffers that it allocates; another view of a tensor is the same memory.
     """
     if hasattr(statement, "seq"):
         for inner in statement.seq:

@@ -1,27 +1,125 @@
-"""Tensor Cores as a target: kernels are generated as CUDA text and executed here without a GPU."""
+"""Tensor Cores as a target: kernels are generated as CUDA text and executed here without a GPU.
+
+Their schedules are ranked by estimates on a described GPU.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass
+import itertools
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
+from random import Random
 from typing import Any
 
 from cpembed.codegen.recorded import FunctionCalls
 from cpembed.embedding.embedding import Embedding
+from cpembed.errors import LoweringError
 from cpembed.hw.instruction import HardwareSpec
 from cpembed.provenance import Provenance
 from cpembed.runtime.measurement.runner import Timing
+from cpembed.runtime.tuning.space import Scored, Space
 from cpembed.targets.base import Array, Details, Execution, Row, Target
-from cpembed.targets.cuda.artifact import INSTRUCTIONS, CudaKernels, save
-from cpembed.targets.cuda.build import cuda_text, function_calls
+from cpembed.targets.cuda.build import INSTRUCTIONS, CudaKernels, cuda_text, function_calls, save
 from cpembed.targets.cuda.executor import COMPILER, Counters, Order
 from cpembed.targets.cuda.lower import TiledProduct, lower
-from cpembed.targets.cuda.model import Gpu, gpu
-from cpembed.targets.cuda.schedule import KernelSchedule, Plan
-from cpembed.targets.cuda.space import CudaSpace
+from cpembed.targets.cuda.model import Gpu, estimate, gpu
+from cpembed.targets.cuda.schedule import KernelSchedule, Plan, check
+from cpembed.targets.cuda.traffic import work_of
 from cpembed.transform.program import DerivedProgram
+
+WARPS = ((1, 1), (1, 2), (2, 1), (2, 2), (1, 4), (4, 1), (2, 4), (4, 2))
+ROW_TILES = (1, 2, 4)
+COLUMN_TILES = (1, 2, 4, 8)
+DEPTHS = (1, 2, 4)
+STAGES = (2, 3, 4)
+GROUPS = (1, 4, 8)
+SPLITS = (1, 2, 3, 4, 6, 8, 12, 16)
+
+REFINED = 40
+"""Number of the best schedules that groups of blocks and splits are tried on."""
+
+
+class CudaSpace(Space[KernelSchedule]):
+    """Schedules of a product that fit a GPU, ranked by their estimated times."""
+
+    def __init__(self, product: TiledProduct, gpu: Gpu) -> None:
+        self.product, self.gpu = product, gpu
+
+    @cached_property
+    def _ranked(self) -> tuple[Scored[KernelSchedule], ...]:
+        # Groups and splits multiply the number of schedules by 24, so only the best are refined.
+        schedules = sorted(self._plain(), key=_rank)
+        if not schedules:
+            raise LoweringError(f"no schedule fits a multiprocessor of {self.gpu.name}")
+        for item in schedules[:REFINED]:
+            schedules += self._refined(item.schedule)
+        return tuple(sorted(schedules, key=_rank))
+
+    def ranked(self, limit: int | None = None) -> Sequence[Scored[KernelSchedule]]:
+        return self._ranked[:limit]
+
+    def scored(self, schedule: KernelSchedule) -> Scored[KernelSchedule]:
+        plan = Plan(self.product, schedule)
+        check(plan, self.gpu.shared_bytes)
+        estimated = estimate(work_of(plan, self.gpu), self.gpu)
+        return Scored(estimated.us, schedule, estimated.parts)
+
+    def _plain(self) -> Iterator[Scored[KernelSchedule]]:
+        """Yield schedules without groups and splits."""
+        _, rows, columns, depth = self.product.tiles
+        layouts = itertools.product(range(len(self.product.first)), range(len(self.product.second)))
+        for pair, warps, tile, deep, stages in itertools.product(
+            list(layouts),
+            WARPS,
+            itertools.product(_useful(ROW_TILES, rows), _useful(COLUMN_TILES, columns)),
+            _useful(DEPTHS, depth),
+            STAGES,
+        ):
+            schedule = KernelSchedule(warps, tile, deep, stages, layouts=pair)
+            block = schedule.block
+            # A block of twice as many tiles as there are leaves half of its warps idle.
+            if (1 < block[0] >= 2 * rows) or (1 < block[1] >= 2 * columns):
+                continue
+            try:
+                yield self.scored(schedule)
+            except LoweringError:
+                continue
+
+    def _refined(self, schedule: KernelSchedule) -> Iterator[Scored[KernelSchedule]]:
+        """Yield a schedule with groups and splits."""
+        depth = self.product.tiles[3]
+        for group, splits in itertools.product(GROUPS, SPLITS):
+            # Every part of a split reduction has at least two stages.
+            if (group, splits) == (1, 1) or splits * schedule.depth > max(1, depth // 2):
+                continue
+            yield self.scored(replace(schedule, group=group, splits=splits))
+
+    def neighbour(self, schedule: KernelSchedule, random: Random) -> KernelSchedule | None:
+        """Return a schedule that differs in one number."""
+        choices: dict[str, Sequence[object]] = {
+            "warps": WARPS,
+            "tile": tuple(itertools.product(ROW_TILES, COLUMN_TILES)),
+            "depth": DEPTHS,
+            "stages": STAGES,
+            "group": GROUPS,
+            "splits": SPLITS,
+        }
+        name = random.choice(list(choices))
+        values = [value for value in choices[name] if value != getattr(schedule, name)]
+        return replace(schedule, **{name: random.choice(values)})
+
+
+def _rank(item: Scored[KernelSchedule]) -> tuple[float, float]:
+    # Of equal estimates, the schedule whose blocks wait less comes first.
+    return round(item.cost, 3), item.parts["latency_us"]
+
+
+def _useful(numbers: Sequence[int], extent: int) -> list[int]:
+    """Return the numbers below twice the extent, beyond which nothing more is used."""
+    return [number for number in numbers if number < 2 * extent] or [numbers[0]]
+
 
 MACHINE = "a100"
 """GPU that schedules are chosen for by default."""
@@ -64,6 +162,7 @@ class CudaTarget(Target[TiledProduct, KernelSchedule, CudaKernels]):
 
     def __init__(self, spec: HardwareSpec) -> None:
         super().__init__(spec)
+        # Nothing of the host decides: the GPU that is estimated is a described one.
         self.machine = MACHINE
 
     @cached_property
@@ -97,6 +196,7 @@ class CudaTarget(Target[TiledProduct, KernelSchedule, CudaKernels]):
         return Execution(outputs, self.provenance)
 
     def time(self, artifact: CudaKernels, inputs: Mapping[str, Array]) -> Timing:
+        # Emulation takes no time that says anything of a GPU; the estimate is in the details.
         return Timing(self.provenance, artifact.plan.product.program.unfused.macs, None)
 
     def save(self, artifact: CudaKernels, path: Path) -> None:

@@ -1,8 +1,7 @@
-"""Traffic and instructions of a product kernel, counted from its schedule; the executor counts the
-same.
+"""Work of a plan's kernels: traffic and instructions, counted from its schedule.
 
-Widths and addresses of accesses follow from the same formulas as the generated code
-(:mod:`cpembed.targets.cuda.emit`, :mod:`cpembed.targets.cuda.results`).
+The executor counts the same traffic. Widths and addresses of accesses follow from the same formulas
+as the generated code (:mod:`cpembed.targets.cuda.emit`).
 """
 
 from __future__ import annotations
@@ -17,19 +16,22 @@ from numpy.typing import NDArray
 from cpembed.ir.dtypes import size_bytes
 from cpembed.targets.cuda.instructions import LANES, TensorCoreInstruction
 from cpembed.targets.cuda.lower import GlobalOperand
+from cpembed.targets.cuda.model import Gpu, KernelWork, Phase, product_cycles
 from cpembed.targets.cuda.schedule import CHUNK, WAVEFRONT_BYTES, Plan, SharedTile, Staging
+from cpembed.targets.cuda.writer import PACKING_THREADS
 
 BANK_BYTES = 4
 Addresses = NDArray[np.int64]
 
 
 def wavefronts(addresses: Addresses, width: int) -> int:
-    """Count the wavefronts of accesses of ``width`` bytes; a row of addresses is one access of a
-    warp.
+    """Count the wavefronts of accesses of ``width`` bytes.
 
-    Accesses of 16 bytes are served in quarters of a warp, of 8 bytes in halves; a word that several
-    lanes read is read once. (CUDA C++ Best Practices Guide, shared memory and memory banks.)
+    A row of addresses is one access of a warp.
     """
+    # Accesses of 16 bytes are served in quarters of a warp, of 8 bytes in halves; a word that
+    # several lanes read is read once (CUDA C++ Best Practices Guide, shared memory and memory
+    # banks).
     lanes = min(LANES, WAVEFRONT_BYTES // width)
     total = 0
     for group in addresses.reshape(-1, lanes):
@@ -44,8 +46,10 @@ def _max_bank_words(words: Addresses) -> int:
 
 @dataclass(frozen=True, kw_only=True)
 class StageTraffic:
-    """Counts of a stage: ``products`` and ``fragment_wavefronts`` of each warp; ``copy_wavefronts``
-    and ``copies``, the number of vectors that are copied, of all warps of a block.
+    """Counts of a stage.
+
+    ``products`` and ``fragment_wavefronts`` are those of each warp; ``copy_wavefronts`` and
+    ``copies``, the number of vectors that are copied, those of all warps of a block.
     """
 
     products: int
@@ -64,8 +68,10 @@ class ResultTraffic:
 
 @dataclass(frozen=True, kw_only=True)
 class KernelTraffic:
-    """Counts of a product kernel: those of a block in each of ``steps`` stages and at its end, and
-    bytes of global memory inside the operands.
+    """Counts of a product kernel.
+
+    ``stage`` and ``result`` are those of a block in each of ``steps`` stages and at its end; bytes
+    are those of global memory inside the operands.
     """
 
     blocks: int
@@ -252,3 +258,124 @@ def _points_inside(operand: GlobalOperand, extents: tuple[tuple[str, int], ...])
         coordinate = index.evaluate(values)
         inside = inside & (coordinate >= 0) & (coordinate < operand.layout.shape[place])
     return total * int(np.count_nonzero(np.broadcast_to(inside, shape)))
+
+
+# Counted in the loops over stages that nvcc 13 generates for sm_80: 12 to 16 for matrix products,
+# 23 for convolutions with padding. They compute two addresses, and whether the vector is inside.
+COPY_INSTRUCTIONS = 18
+"""Number of instructions for a vector that is copied."""
+
+RESULT_INSTRUCTIONS = 20
+"""Number of instructions for a vector of results, counted likewise."""
+
+_ELEMENT_REGISTERS = 24
+"""Number of registers of a thread that only moves an element."""
+
+
+def work_of(plan: Plan, gpu: Gpu) -> KernelWork:
+    """Return the work of all kernels of a call; weights are packed ahead of it."""
+    counts = traffic(plan)
+    return KernelWork(
+        "product",
+        counts.blocks,
+        counts.warps,
+        plan.shared_bytes,
+        registers=plan.registers,
+        steps=counts.steps,
+        stages=plan.schedule.stages,
+        fetch=_fetch(counts, gpu),
+        compute=_compute(plan, counts, gpu),
+        result=_result(plan, counts, gpu),
+        dram_bytes=_bytes_from_dram(plan, counts, gpu) + counts.stored_bytes,
+        auxiliary=_auxiliary(plan, gpu),
+    )
+
+
+def _fetch(counts: KernelTraffic, gpu: Gpu) -> Phase:
+    """Return the copies of a stage."""
+    # A warp issues its copies one after the other, and all are in flight at a time.
+    accesses = counts.stage.copies / LANES
+    issue = accesses * COPY_INSTRUCTIONS / gpu.unit.schedulers
+    issue_of_warp = accesses / counts.warps * COPY_INSTRUCTIONS * gpu.unit.integer_cycles
+    loaded = counts.loaded_bytes / counts.blocks / counts.steps
+    cycles = gpu.l2_cycles + issue_of_warp + loaded / gpu.l2_bytes_each
+    return Phase(cycles, 0.0, counts.stage.copy_wavefronts, issue, bytes=loaded)
+
+
+def _compute(plan: Plan, counts: KernelTraffic, gpu: Gpu) -> Phase:
+    """Return the fragments and products of a stage, after a barrier."""
+    rows, columns = plan.schedule.tile
+    products = product_cycles(gpu, counts.warps, rows * columns, plan.schedule.depth)
+    shared = counts.warps * counts.stage.fragment_wavefronts
+    loads = counts.warps * plan.schedule.depth * (rows + columns / 2)
+    waits = gpu.unit.shared_store_cycles + gpu.unit.shared_load_cycles
+    cycles = max(products.cycles, shared) + waits
+    issue = products.issue + 3 * loads / gpu.unit.schedulers
+    return Phase(cycles, products.tensor, shared, issue)
+
+
+def _result(plan: Plan, counts: KernelTraffic, gpu: Gpu) -> Phase:
+    """Return the transfer of a block's results through shared memory to L2."""
+    rows = plan.schedule.tile[0]
+    wavefronts = counts.result.store_wavefronts + counts.result.load_wavefronts
+    shared = counts.warps * wavefronts
+    stored = counts.stored_bytes / counts.blocks
+    instruction = plan.product.instruction
+    elements = math.prod(plan.schedule.block) * instruction.m * instruction.n
+    vectors = elements / plan.product.output.length / LANES
+    issue = vectors * RESULT_INSTRUCTIONS / gpu.unit.schedulers
+    issue_of_warp = vectors / counts.warps * RESULT_INSTRUCTIONS * gpu.unit.integer_cycles
+    waits = rows * (gpu.unit.shared_store_cycles + gpu.unit.shared_load_cycles)
+    return Phase(waits + issue_of_warp + wavefronts, 0.0, shared, issue, bytes=stored)
+
+
+def _bytes(operand: GlobalOperand) -> int:
+    return math.prod(operand.layout.original_shape) * size_bytes(operand.layout.dtype)
+
+
+def _bytes_from_dram(plan: Plan, counts: KernelTraffic, gpu: Gpu) -> float:
+    """Return the bytes of factors that are read from main memory.
+
+    Each factor is read once if both fit L2. Otherwise each wave of resident blocks reads its rows
+    and columns again; the blocks of a group of rows share columns.
+    """
+    once = _bytes(plan.first) + _bytes(plan.second)
+    if once <= gpu.l2_capacity:
+        return once
+    rows, columns, _, _ = plan.blocks
+    resident = max(1, gpu.resident(counts.warps, plan.shared_bytes, plan.registers))
+    blocks = min(counts.blocks, resident * gpu.multiprocessors)
+    group = plan.group
+    # The blocks that run together are whole groups of rows, or a part of one group's columns.
+    wave_rows = min(rows, group * max(1, blocks // (group * columns)))
+    wave_columns = min(columns, -(-blocks // group))
+    wave = wave_rows * _bytes(plan.first) / rows + wave_columns * _bytes(plan.second) / columns
+    return min(max(once, counts.blocks / blocks * wave), counts.loaded_bytes)
+
+
+def _auxiliary(plan: Plan, gpu: Gpu) -> tuple[KernelWork, ...]:
+    """Return the packing of what is not a weight, and the addition of parts."""
+    product, kernels = plan.product, list[KernelWork]()
+    weights = product.program.workload.inputs[1].name
+    for operand in (plan.first, plan.second):
+        if operand.needs_packing and operand.layout.name != weights:
+            elements = operand.layout.elements
+            transferred = _bytes(operand) + elements * size_bytes(operand.layout.dtype)
+            kernels.append(_element_kernel("packing", elements, transferred, gpu))
+    if plan.schedule.splits > 1:
+        elements = product.output.layout.elements
+        transferred = elements * plan.schedule.splits * size_bytes(product.sums)
+        transferred += elements * size_bytes(product.output_dtype)
+        kernels.append(_element_kernel("reduction", elements, transferred, gpu))
+    return tuple(kernels)
+
+
+def _element_kernel(name: str, elements: int, transferred: int, gpu: Gpu) -> KernelWork:
+    """Return the work of a kernel with a thread for each element, which moves bytes in all."""
+    warps, blocks = PACKING_THREADS // LANES, -(-elements // PACKING_THREADS)
+    issue = warps * COPY_INSTRUCTIONS / gpu.unit.schedulers
+    cycles = gpu.l2_cycles + COPY_INSTRUCTIONS * gpu.unit.integer_cycles
+    phase = Phase(cycles, 0.0, 2 * warps, issue, bytes=transferred / blocks)
+    return KernelWork(
+        name, blocks, warps, 0, registers=_ELEMENT_REGISTERS, compute=phase, dram_bytes=transferred
+    )

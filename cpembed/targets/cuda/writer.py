@@ -1,14 +1,21 @@
-"""TVMScript that the kernels share: calls of device functions, index expressions, conditions."""
+"""TVMScript that the kernels share, and the kernels in which each thread makes one element.
+
+Shared are calls of device functions, index expressions, conditions and stores; such kernels pack a
+factor, or add the parts of a split reduction.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import math
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 
-from cpembed.codegen.epilogue import BIAS, SCALE
-from cpembed.codegen.script import Script, buffer
+from cpembed.codegen.epilogue import BIAS, SCALE, channel_axes
+from cpembed.codegen.plan import HEADER, Script, buffer, storage_dtype
+from cpembed.ir.dtypes import size_bytes
 from cpembed.ir.index import IndexExpr, IndexTerm
 from cpembed.targets.cuda.lower import GlobalOperand, TiledProduct
+from cpembed.targets.cuda.schedule import Plan
 from cpembed.transform.program import Loop
 
 PARAMETERS = ("A", "B")
@@ -80,7 +87,7 @@ def index_script(index: IndexExpr, values: Mapping[str, str], extents: Mapping[s
 
     Examples
     --------
-    >>> index = IndexExpr.of([IndexTerm("p", 2), IndexTerm("r", 1, 3)], -1)
+    >>> index = IndexExpr.sum([IndexTerm("p", 2), IndexTerm("r", 1, 3)], -1)
     >>> index_script(index, {"p": "y", "r": "x + 1"}, {"p": 4, "r": 9})
     '(y) * 2 + T.truncdiv(x + 1, 3) + -1'
     """
@@ -97,6 +104,7 @@ def _term(term: IndexTerm, values: Mapping[str, str], extents: Mapping[str, int]
         value = index_script(term.inner, values, extents)
         negative = term.inner.bounds(extents)[0] < 0
     if negative:
+        # Python's operators round down, as indices of padding need.
         value = value if term.divisor == 1 else f"({value}) // {term.divisor}"
         value = value if term.modulus is None else f"({value}) % {term.modulus}"
     else:
@@ -106,8 +114,9 @@ def _term(term: IndexTerm, values: Mapping[str, str], extents: Mapping[str, int]
 
 
 def digits(number: str, loops: Sequence[Loop]) -> dict[str, str]:
-    """Return the values of loops, outermost first, at a number that counts them all; the outermost
-    loop exceeds its extent if the number exceeds their product.
+    """Return the values of loops, outermost first, at a number that counts them all.
+
+    The outermost loop exceeds its extent if the number exceeds their product.
     """
     values: dict[str, str] = {}
     inner = 1
@@ -155,9 +164,188 @@ def inside_conditions(
 
 
 def guarded_place(conditions: list[str], value: str) -> tuple[str, str]:
-    """Return lines that set ``valid`` to whether all conditions hold, and ``place`` to ``value``,
-    or to 0 if they do not, which is a valid address.
+    """Return lines that set ``valid`` and ``place``.
+
+    ``valid`` is 1 where all conditions hold; ``place`` is ``value`` there, and elsewhere 0, which
+    is a valid address.
     """
     condition = " and ".join(conditions) or "True"
     # A product, because a selection would become a branch.
     return f'valid = T.cast({condition}, "int32")', f"place = ({value}) * valid"
+
+
+WIDTHS = (16, 8, 4, 2, 1)
+"""Widths of accesses in bytes."""
+
+
+def result_expression(
+    product: TiledProduct,
+    value: str,
+    number: int,
+    channel: Callable[[int], str],
+    residual: Callable[[int], str],
+) -> str:
+    """Return the result of a sum; ``channel`` and ``residual`` are of element ``number``."""
+    epilogue, sums = product.epilogue, product.sums
+    if epilogue is None:
+        return value
+    # Epilogues are computed in float32, as on other targets: float16 would round at each step.
+    if sums == "float16":
+        value, sums = f'T.cast({value}, "float32")', "float32"
+    at_channel = channel(number) if epilogue.vectors else ""
+    addend = residual(number) if epilogue.residual is not None else ""
+    return epilogue.expression(value, sums, at_channel, addend)
+
+
+def store_vector(
+    writer: Writer, target: tuple[str, str], registers: str, dtype: str, length: int
+) -> None:
+    """Write stores of ``length`` registers to a buffer and its first place, where ``valid``."""
+    size, (name, place) = size_bytes(dtype), target
+    width = next(w for w in WIDTHS if w <= length * size)
+    for first in range(0, length, width // size):
+        writer.call(
+            f"cpembed_store_{width}",
+            f"T.address_of({name}[T.Select(valid == 1, {place} + {first}, 0)])",
+            register_pointer(registers, str(first)),
+            "valid",
+        )
+
+
+PACKING_THREADS = 256
+"""Number of threads of a block that packs."""
+
+
+def packing_blocks(operand: GlobalOperand) -> int:
+    """Return the number of blocks that pack an operand, with a thread for each element."""
+    return -(-operand.layout.elements // PACKING_THREADS)
+
+
+def packing_kernel(operand: GlobalOperand, name: str) -> Writer:
+    """Return the function ``(original, packed)`` that packs the factor ``name``.
+
+    Each thread moves an element; a packed element without an original is zero.
+    """
+    layout, writer = operand.layout, Writer()
+    script, blocks = writer.script, packing_blocks(operand)
+    original = math.prod(layout.original_shape)
+    declared = [
+        buffer(f"{name}_original", original, layout.dtype),
+        buffer(name, layout.elements, layout.dtype),
+    ]
+    script.line(HEADER)
+    with (
+        script.nested(f"def main({', '.join(declared)}):"),
+        script.nested(
+            f'for bx in T.thread_binding({blocks}, thread="blockIdx.x"):',
+            f'for tx in T.thread_binding({PACKING_THREADS}, thread="threadIdx.x"):',
+            'with T.sblock("packing"):',
+        ),
+    ):
+        script.line(f"group = T.axis.spatial({blocks}, bx)")
+        script.line(f"thread = T.axis.spatial({PACKING_THREADS}, tx)")
+        script.line(f"T.reads({name}_original[0 : {original}])")
+        script.line(f"T.writes({name}[0 : {layout.elements}])")
+        script.line(f"number = group * {PACKING_THREADS} + thread")
+        _write_packed_element(writer, operand, name)
+    return writer
+
+
+def _write_packed_element(writer: Writer, operand: GlobalOperand, name: str) -> None:
+    layout, script = operand.layout, writer.script
+    size = size_bytes(layout.dtype)
+    values: dict[str, str] = {
+        dimension.name: remainder(quotient("number", stride), dimension.extent)
+        for dimension, stride in zip(layout.dimensions, layout.strides, strict=True)
+    }
+    extents = {d.name: d.extent for d in layout.dimensions}
+    conditions, address, stride = [f"number < {layout.elements}"], "0", 1
+    # Row-major in the original: the last dimension has stride 1.
+    for index, extent in reversed(list(zip(layout.source, layout.original_shape, strict=True))):
+        coordinate = index_script(index, values, extents)
+        conditions += [f"0 <= {coordinate}", f"{coordinate} < {extent}"]
+        address = f"{address} + ({coordinate}) * {stride}"
+        stride *= extent
+    script.lines(guarded_place(conditions, address))
+    # Through a register, as device functions take pointers to registers.
+    script.line(f'one = T.alloc_buffer((1,), "{storage_dtype(layout.dtype)}", scope="local")')
+    register = register_pointer("one", "0")
+    source = f"T.address_of({name}_original[place])"
+    writer.call(f"cpembed_load_{size}", register, source, "valid")
+    # Elements without an original are stored as well: the load made them zero.
+    script.line(f"exists = T.Select(number < {layout.elements}, 1, 0)")
+    script.line("target = T.Select(exists == 1, number, 0)")
+    writer.call(f"cpembed_store_{size}", f"T.address_of({name}[target])", register, "exists")
+
+
+REDUCTION_THREADS = 256
+"""Number of threads of a block that adds parts."""
+
+
+def reduction_kernel(plan: Plan) -> Writer:
+    """Return the function ``main`` that adds the parts of a split reduction."""
+    product = plan.product
+    elements = product.output.layout.elements
+    writer = Writer()
+    declared = [
+        buffer(PARTIAL, plan.schedule.splits * elements, product.sums),
+        *epilogue_parameters(product),
+        buffer("C", elements, product.output_dtype),
+    ]
+    writer.script.line(HEADER)
+    with writer.script.nested(f"def main({', '.join(declared)}):"):
+        writer.script.line('T.func_attr({"tirx.noalias": True, "global_symbol": "main"})')
+        _write_reduction(writer, plan)
+    return writer
+
+
+def _write_reduction(writer: Writer, plan: Plan) -> None:
+    product, script = plan.product, writer.script
+    elements, splits, sums = product.output.layout.elements, plan.schedule.splits, product.sums
+    blocks = -(-elements // REDUCTION_THREADS)
+    with script.nested(
+        f'for rx in T.thread_binding({blocks}, thread="blockIdx.x"):',
+        f'for ry in T.thread_binding({REDUCTION_THREADS}, thread="threadIdx.x"):',
+        'with T.sblock("reduction"):',
+    ):
+        script.line(f"group = T.axis.spatial({blocks}, rx)")
+        script.line(f"thread = T.axis.spatial({REDUCTION_THREADS}, ry)")
+        script.line(f"T.reads({PARTIAL}[0 : {splits * elements}])")
+        script.line(f"T.writes(C[0 : {elements}])")
+        script.line(f"number = group * {REDUCTION_THREADS} + thread")
+        script.lines(guarded_place([f"number < {elements}"], "number"))
+        script.line(f'total = T.alloc_buffer((1,), "{sums}", scope="local")')
+        script.line(f'one = T.alloc_buffer((1,), "{sums}", scope="local")')
+        script.line(f"total[0] = T.{sums}(0)")
+        with script.nested(f"for other in T.serial({splits}):"):
+            pointer = f"T.address_of({PARTIAL}[other * {elements} + place])"
+            register = register_pointer("one", "0")
+            writer.call(f"cpembed_load_{size_bytes(sums)}", register, pointer, "valid")
+            script.line("total[0] = total[0] + one[0]")
+        dtype = storage_dtype(product.output_dtype)
+        script.line(f'result = T.alloc_buffer((1,), "{dtype}", scope="local")')
+        expression = result_expression(
+            product,
+            "total[0]",
+            0,
+            lambda _: flat_channel(product, "place"),
+            lambda _: "Residual[place]",
+        )
+        script.line(f"result[0] = {expression}")
+        store_vector(writer, ("C", "place"), "result", dtype, 1)
+
+
+def flat_channel(product: TiledProduct, place: str) -> str:
+    """Return the channel of an element of the result, by its number in the original layout."""
+    output = product.program.unfused
+    dimensions = [i.single_iterator for i in output.access(output.output.name).index]
+    shape = output.output.shape
+    terms: list[str] = []
+    stride = 1
+    # Channels may be cut into blocks, as in NCHW16c: digits of the place, innermost first.
+    for axis in reversed(channel_axes(output)):
+        dimension = dimensions.index(axis)
+        inner = math.prod(shape[dimension + 1 :])
+        terms.append(f"({place}) // {inner} % {shape[dimension]} * {stride}")
+        stride *= output.extents[axis]
+    return " + ".join(terms) or "0"

@@ -1,28 +1,266 @@
-"""A compiled text in this process: the memory of its arrays, its runs, the locations of faults."""
+"""Execution of a generated text on this processor: compilation, memory, runs, places of faults.
+
+A text and its runtime (C++ in ``native`` of the target) become a library, which a cache keeps
+between processes. A run works on copies of its arrays, with gaps between them.
+"""
 
 from __future__ import annotations
 
+import atexit
+import contextlib
 import ctypes
+import hashlib
+import os
+import platform
 import re
 import shutil
 import subprocess
+import tempfile
 import threading
+import time
 import weakref
 from _ctypes import dlclose
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from functools import lru_cache
+from functools import cache, lru_cache
 from pathlib import Path
 from typing import Any, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
 
-from cpembed.errors import ExecutionFault
-from cpembed.targets.executor.compiler import TextCompiler
+from cpembed.codegen.host_cpu import reported_features
+from cpembed.errors import BackendUnavailable, ExecutionFault, LoweringError
+from cpembed.host_compiler import compiler_command
+from cpembed.stores import SealedFolder, store_folder
 
 Array = NDArray[Any]
 T = TypeVar("T")
+
+# ------------------------------------------------------------------------------ compilation
+
+NATIVE = Path(__file__).parent / "native"
+"""Folder of the headers that all runtimes include."""
+
+COMPILER_VARIABLE = "CXX"
+"""Environment variable with the compiler's command and options; default: the first of
+:data:`COMPILERS` on the path."""
+COMPILERS = ("g++", "clang++", "c++")
+
+_COMMON = (
+    "-fPIC",
+    "-fvisibility=hidden",
+    "-fno-exceptions",
+    "-ffp-contract=off",  # A fused multiply-add would round once where the text rounds twice.
+    "-w",  # Nobody can act on warnings about generated code.
+)
+_RUNTIME = ("-std=c++17", "-O3", f"-I{NATIVE}")
+_TEXT = (
+    "-O2",
+    "-g1",  # Line tables, for the locations of faults.
+    "-fno-strict-aliasing",  # Vectors are read through pointers of other types.
+    "-fwrapv",
+    "-fsanitize=thread",  # Calls the runtime before each plain access; native/plain_accesses.h.
+)
+_LINK = ("-shared", "-Wl,-Bsymbolic", "-Wl,-z,noexecstack")
+
+_LIMIT_SECONDS = 300
+_DAY_SECONDS = 24 * 3600
+
+
+@dataclass(frozen=True, kw_only=True)
+class TextCompiler:
+    """Options to compile texts of one kind and to link them with ``native``/runtime.cpp."""
+
+    kind: str
+    """Name of the kind in messages: "CUDA"."""
+    name: str
+    """Name of the folder in the user's cache."""
+    folder_variable: str
+    """Environment variable that replaces the cache folder; if it is empty, nothing is cached."""
+    file: str
+    """File name of the text in the compiler's messages and line tables."""
+    language: str
+    """Value of the compiler's option ``-x``."""
+    native: Path
+    options: tuple[str, ...] = ()
+    gcc_options: tuple[str, ...] = ()
+    """Options that clang does not have."""
+    header: str | None = None
+    """Header of ``native`` included before every text; precompiled if the compiler is GCC."""
+
+    def command(self) -> list[str]:
+        """Return the compiler's command and its options.
+
+        Raises :class:`BackendUnavailable` if no compiler is on the path.
+        """
+        purpose = f"{self.kind} text is executed through a C++ compiler"
+        return compiler_command(COMPILER_VARIABLE, COMPILERS, purpose)
+
+    def missing(self) -> tuple[str, ...]:
+        """Return what this machine lacks to execute texts, as messages; empty if nothing."""
+        try:
+            self.command()
+        except BackendUnavailable as error:
+            return (str(error),)
+        return ()
+
+    def cache_folder(self) -> Path | None:
+        """Return the folder of compiled texts; None if nothing is cached."""
+        folder = os.environ.get(self.folder_variable)
+        if folder is not None:
+            return Path(folder) if folder else None
+        return store_folder(self.name)
+
+    def compile(self, source: str) -> Path:
+        """Return the library of a text, from the cache if its content is there.
+
+        Raises :class:`BackendUnavailable` without a compiler and :class:`LoweringError` with the
+        compiler's first error.
+        """
+        command = self.command()
+        base = _base_digest(self, tuple(command))
+        name = f"{_hash(base, source)}.so"
+        return self._cached(name, lambda: self._compile_library(command, base, source))
+
+    def _cached(self, name: str, make: Callable[[], bytes]) -> Path:
+        """Copy a cached file, or a new one, into the folder of this process.
+
+        Anybody may be able to write to the cache; a file is checked before it is copied, and only
+        the copy, which no other user can change, is loaded.
+        """
+        path = _process_folder() / name
+        if not path.is_file():
+            path.parent.mkdir(exist_ok=True)
+            # Renamed when it is complete, since other threads may compile the same text.
+            draft = path.with_name(f"{path.name}.{threading.get_ident()}")
+            draft.write_bytes(
+                SealedFolder(self.cache_folder()).get_or_make(name.replace("/", "-"), make)
+            )
+            draft.replace(path)
+        return path
+
+    def _compile_library(self, command: list[str], base: str, source: str) -> bytes:
+        runtime = self._cached(f"runtime-{base}.o", lambda: self._compile_runtime(command))
+        arguments = [*command, *self._text_options(command)]
+        if self.header is not None:
+            arguments += ["-include", str(self._included_header(self.header, command, base))]
+        with tempfile.TemporaryDirectory() as temporary:
+            folder = Path(temporary)
+            (folder / self.file).write_text(source, encoding="utf-8")
+            self._call([*arguments, "-x", self.language, "-c", self.file, "-o", "kernel.o"], folder)
+            self._call([*command, *_LINK, "kernel.o", str(runtime), "-o", "kernel.so"], folder)
+            return (folder / "kernel.so").read_bytes()
+
+    def _compile_runtime(self, command: list[str]) -> bytes:
+        source = str(self.native / "runtime.cpp")
+        arguments = [*command, *_COMMON, *_RUNTIME, *_processor_options(), "-c", source]
+        with tempfile.TemporaryDirectory() as temporary:
+            self._call([*arguments, "-o", "runtime.o"], Path(temporary))
+            return (Path(temporary) / "runtime.o").read_bytes()
+
+    def _included_header(self, header: str, command: list[str], base: str) -> Path:
+        if _is_clang(tuple(command)):
+            return self.native / header
+        # Precompiled, GCC reads it in a tenth of the time.
+        compiled = f"header-{base}/{header}.gch"
+        path = self._cached(compiled, lambda: self._compile_header(header, command))
+        return path.with_name(header)
+
+    def _compile_header(self, header: str, command: list[str]) -> bytes:
+        cache_folder = self.cache_folder()
+        if cache_folder is not None:
+            _drop_old_headers(cache_folder)
+        with tempfile.TemporaryDirectory() as temporary:
+            folder = Path(temporary) / "header"
+            shutil.copytree(self.native, folder)
+            arguments = [*command, *self._text_options(command), "-x", f"{self.language}-header"]
+            self._call([*arguments, header, "-o", f"{header}.gch"], folder)
+            return (folder / f"{header}.gch").read_bytes()
+
+    def _text_options(self, command: list[str]) -> tuple[str, ...]:
+        gcc_options = () if _is_clang(tuple(command)) else self.gcc_options
+        return (*_COMMON, *_TEXT, *self.options, *gcc_options, *_processor_options())
+
+    def dependencies(self, command: tuple[str, ...]) -> tuple[object, ...]:
+        """Return all that a library depends on except its text and this machine."""
+        files = [
+            (path.name, path.read_text())
+            for folder in (NATIVE, self.native)
+            for path in sorted(folder.rglob("*"))
+            if path.is_file()
+        ]
+        flags = (_RUNTIME, self._text_options(list(command)), self.language, _LINK)
+        return (command, _version(command), files, flags)
+
+    def _call(self, arguments: Sequence[str], folder: Path) -> None:
+        try:
+            process = subprocess.run(
+                arguments,
+                cwd=folder,
+                capture_output=True,
+                text=True,
+                errors="replace",
+                timeout=_LIMIT_SECONDS,
+                check=False,
+                # Messages in English, in which the first error is looked for.
+                env={**os.environ, "LC_ALL": "C"},
+            )
+        except (OSError, subprocess.TimeoutExpired) as error:
+            raise self._error(arguments[0], str(error)) from None
+        if process.returncode != 0:
+            lines = [line.strip() for line in process.stderr.splitlines() if line.strip()]
+            errors = [line for line in lines if "error" in line.lower()]
+            reason = (errors or lines or [f"exit code {process.returncode}"])[0]
+            reason = reason.replace(f"{folder}/", "").replace(f"{self.file}:", "line ")
+            raise self._error(arguments[0], reason)
+
+    def _error(self, compiler: str, reason: str) -> LoweringError:
+        return LoweringError(f"{compiler} cannot compile the {self.kind} text: {reason}")
+
+
+def _drop_old_headers(folder: Path) -> None:
+    # Precompiled headers are large, so those of other versions stay for a day at most.
+    for header in folder.glob("header-*"):
+        with contextlib.suppress(OSError):
+            if time.time() - header.stat().st_mtime > _DAY_SECONDS:
+                # Earlier versions of cpembed cached a folder.
+                shutil.rmtree(header) if header.is_dir() else header.unlink()
+
+
+def _is_clang(command: tuple[str, ...]) -> bool:
+    return "clang" in _version(command)
+
+
+@cache
+def _version(command: tuple[str, ...]) -> str:
+    arguments = [*command, "--version"]
+    return subprocess.run(arguments, capture_output=True, text=True, check=False).stdout
+
+
+def _processor_options() -> tuple[str, ...]:
+    # Libraries run where they are compiled, so they may use every feature of this processor.
+    return ("-march=native",) if platform.machine() == "x86_64" else ()
+
+
+@cache
+def _base_digest(compiler: TextCompiler, command: tuple[str, ...]) -> str:
+    machine = (platform.machine(), sorted(reported_features()))
+    return _hash(compiler.dependencies(command), machine)
+
+
+def _hash(*parts: object) -> str:
+    return hashlib.sha256("\0".join(map(repr, parts)).encode()).hexdigest()[:40]
+
+
+@cache
+def _process_folder() -> Path:
+    folder = Path(tempfile.mkdtemp(prefix="cpembed-executor-"))
+    atexit.register(lambda: shutil.rmtree(folder, ignore_errors=True))
+    return folder
+
+
+# ------------------------------------------------------------------------------ execution
 
 ALIGNMENT = 256
 """Alignment of arrays in bytes: that of a GPU's allocator, and a multiple of the transactions of
@@ -64,6 +302,7 @@ class Arena:
             offsets.append(end)
             end += -(-(array.nbytes + _GAP) // ALIGNMENT) * ALIGNMENT
         memory = np.empty(end + ALIGNMENT, np.uint8)
+        # numpy aligns less than a GPU's allocator, so the first address is rounded up.
         base = -(-memory.ctypes.data // ALIGNMENT) * ALIGNMENT
         buffers = tuple(
             Buffer(number, base + offset, array.nbytes, array)
@@ -126,9 +365,7 @@ class LoadedText:
         return counters
 
     def _located(self, fault: str) -> str:
-        """Replace return addresses in a fault's message by source lines, and addresses of static
-        memory by names of variables (``native/fault.h``).
-        """
+        """Return a fault's message (``native/fault.h``) with lines and names of variables."""
         return _VARIABLE.sub(self._variable, _PLACE.sub(self._line, fault))
 
     def _line(self, match: re.Match[str]) -> str:
@@ -151,10 +388,12 @@ class LoadedText:
         return "a static variable"
 
 
+# Cached, since each look-up starts a process.
 @lru_cache(maxsize=4096)
 def _lines(library: Path, file: str, address: int) -> tuple[int, ...]:
-    """Return the line of a call, then those of the inlined callers up to the kernel; empty without
-    line tables.
+    """Return the line of a call, then those of the callers that it was inlined into.
+
+    Empty without line tables.
     """
     numbers = list[int]()
     # The instruction before the return address is the call.
@@ -172,6 +411,7 @@ def _symbols(library: Path) -> tuple[tuple[int, int, str], ...]:
     variables = list[tuple[int, int, str]]()
     for line in _tool_output("nm", "-C", "-S", "--defined-only", str(library)):
         fields = line.split(" ", 3)
+        # Symbols without a size lack the second of the two numbers, which are equally long.
         if len(fields) == 4 and len(fields[1]) == len(fields[0]):
             name = fields[3].rpartition("::")[2]
             variables.append((int(fields[0], 16), int(fields[1], 16), name))

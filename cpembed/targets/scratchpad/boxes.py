@@ -1,8 +1,8 @@
-"""Boxes of operands in a scratchpad, and the axes that one execution of a primitive covers.
+"""Derived programs as products of boxes, and the axes that one execution of a primitive covers.
 
-Both follow from the axes of which a PE holds more than one point of a tile, whatever the sizes are:
-this is a :class:`Form`. A box keeps the order of its operand's dimensions, so what is contiguous in
-main memory stays contiguous; the leading dimensions of a call are distances in the box.
+A box is the part of an operand that a processing element (PE) holds of a tile. It keeps the order
+of its operand's dimensions, so what is contiguous in main memory stays contiguous; the leading
+dimensions of a call are distances in the box.
 """
 
 from __future__ import annotations
@@ -13,8 +13,226 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
 
+from cpembed.codegen.packing import packed_before
 from cpembed.errors import LoweringError
-from cpembed.targets.scratchpad.lower import Axis, BoxProduct, Operand
+from cpembed.ir.computation import AxisKind, Computation
+from cpembed.ir.dtypes import size_bytes
+from cpembed.ir.expression import Cast, Expression, Operation
+from cpembed.ir.index import IndexExpr
+from cpembed.targets.scratchpad.machine import ScratchpadMachine
+from cpembed.transform.program import DerivedProgram
+
+
+@dataclass(frozen=True)
+class Axis:
+    """An axis of the workload."""
+
+    name: str
+    extent: int
+    reduction: bool
+    lane: str | None = None
+    """Instruction axis that covers it; None if only tiles do."""
+    granule: int = 1
+    """Number of its points in a granule."""
+    parts: int = 1
+    """Number of parts that the mesh cuts a tile into."""
+    weight: int = 1
+    """Divisor of a PE's place along the lane: its part is ``place // weight % parts``."""
+
+    @property
+    def grain(self) -> int:
+        """Number of points of a granule in one PE."""
+        return self.granule // self.parts
+
+    def points_per_pe(self, points: int) -> int:
+        """Return how many of a tile's points each PE holds.
+
+        Those that complete the last granule count too.
+        """
+        return -(-points // self.granule) * self.grain
+
+
+@dataclass(frozen=True, kw_only=True)
+class Operand:
+    """An operand in main memory."""
+
+    name: str
+    """Operand of the workload."""
+    tensor: str
+    role: str
+    """Operand of the instruction."""
+    dtype: str
+    """Type of its elements, in main memory and in scratchpads."""
+    shape: tuple[int, ...]
+    index: tuple[IndexExpr, ...]
+    """Index of each dimension over the workload's axes."""
+    memory: int
+    """Number of its scratchpad."""
+    cut: tuple[str, str] | None
+    """Instruction axes that the mesh's rows and columns cut."""
+    is_output: bool
+    constant: bool
+    """True if it may be packed before the kernel runs."""
+
+    @property
+    def element_bytes(self) -> int:
+        return size_bytes(self.dtype)
+
+    @cached_property
+    def axes(self) -> tuple[str, ...]:
+        """Workload axes that move it."""
+        return tuple(dict.fromkeys(name for index in self.index for name in index.iterators))
+
+    @cached_property
+    def strides(self) -> tuple[int, ...]:
+        """Bytes between neighbours along each dimension."""
+        sizes = self.shape
+        return tuple(self.element_bytes * math.prod(sizes[k + 1 :]) for k in range(len(sizes)))
+
+
+@dataclass(frozen=True, kw_only=True)
+class BoxProduct:
+    """``C += A * B`` over boxes.
+
+    ``axes`` are in the workload's order, the output is the last of the ``operands``, and ``lanes``
+    are the instruction's axes of A and C, of B and C, of A and B.
+    """
+
+    program: DerivedProgram
+    machine: ScratchpadMachine
+    axes: Mapping[str, Axis]
+    operands: tuple[Operand, Operand, Operand]
+    lanes: tuple[str, str, str]
+
+    @property
+    def workload(self) -> Computation:
+        return self.program.workload
+
+    @property
+    def output(self) -> Operand:
+        return self.operands[2]
+
+    def axes_of_lane(self, lane: str) -> tuple[Axis, ...]:
+        """Return the axes that move the same operands as an instruction axis."""
+        return tuple(a for a in self.axes.values() if self.lane_of(a.name) == lane)
+
+    def lane_of(self, axis: str) -> str | None:
+        """Return the instruction axis that moves the same operands; None if ``axis`` moves all."""
+        moved = [axis in operand.axes for operand in self.operands]
+        kinds = {(True, False, True): 0, (False, True, True): 1, (True, True, False): 2}
+        number = kinds.get((moved[0], moved[1], moved[2]))
+        return None if number is None else self.lanes[number]
+
+
+def lower(program: DerivedProgram, machine: ScratchpadMachine) -> BoxProduct:
+    """Lower a derived program.
+
+    Raises :class:`LoweringError` for a program that is not a sum of products of two operands, whose
+    boxes have gaps, or whose padding could reach a result.
+    """
+    workload = program.workload
+    # A digit of a fused axis ends in the middle of a row, so the points of a tile are no product of
+    # ranges.
+    if program.embedding.flattened or program.overlaps:
+        raise LoweringError(f"{workload.name}: fused axes are no boxes; use --constraints boxes")
+    _require_products(workload)
+    roles = [o.name for o in program.instruction.computation.operands]
+    constant = packed_before(program.unfused)
+    a, b, c = (_operand(program, machine, role, constant) for role in roles)
+    product = BoxProduct(
+        program=program,
+        machine=machine,
+        axes={axis.name: _axis(program, machine, axis.name) for axis in workload.axes},
+        operands=(a, b, c),
+        lanes=machine.lanes,
+    )
+    _require_harmless_padding(product)
+    return product
+
+
+def _require_products(workload: Computation) -> None:
+    def factors(node: Expression) -> int:
+        if isinstance(node, Cast):
+            return factors(node.arg)
+        if isinstance(node, Operation):
+            # Anything but a product has more than two factors.
+            return sum(map(factors, node.args)) if node.op == "mul" else 99
+        return 1
+
+    statements = workload.statements
+    single = len(statements) == 1 and len(workload.inputs) == 2
+    if not single or statements[0].reduction != "add" or factors(statements[0].value) != 2:
+        raise LoweringError(
+            f"{workload.name} is no sum of products of two operands: solve and explain take it"
+        )
+
+
+def _operand(
+    program: DerivedProgram, machine: ScratchpadMachine, role: str, constant: list[str]
+) -> Operand:
+    workload, name = program.workload, program.roles[role]
+    operand, access = workload.operand(name), workload.access(name)
+    if any(not index.is_affine for index in access.index):
+        raise LoweringError(f"{name} has indices that are no sums of axes: its tiles are no boxes")
+    is_output = name == workload.output.name
+    if is_output and any(len(index.iterators) > 1 for index in access.index):
+        raise LoweringError(f"{name} adds up what several points store; tiles would overlap")
+    return Operand(
+        name=name,
+        tensor=operand.tensor,
+        role=role,
+        dtype=operand.dtype,
+        shape=operand.shape,
+        index=access.index,
+        memory=machine.memory_of[role],
+        cut=machine.cut.get(role),
+        is_output=is_output,
+        constant=operand.tensor in constant,
+    )
+
+
+def _axis(program: DerivedProgram, machine: ScratchpadMachine, name: str) -> Axis:
+    axis = next(a for a in program.workload.axes if a.name == name)
+    reduction = axis.kind is AxisKind.REDUCTION
+    for lane, digits in program.embedding.digits.items():
+        # The mesh cuts the outer digits first, so that neighbours stay in a PE.
+        left, parts = machine.parts(lane), list[int]()
+        for digit in reversed(digits):
+            parts.insert(0, math.gcd(left, digit.count))
+            left //= parts[0]
+        if left != 1:
+            raise LoweringError(
+                f"{lane}: the mesh cuts it into {machine.parts(lane)} parts, its digits "
+                f"{' x '.join(str(d.count) for d in digits)} into {machine.parts(lane) // left}"
+            )
+        for number, digit in enumerate(digits):
+            if digit.axis != name:
+                continue
+            if digit.stride != 1:
+                raise LoweringError(f"{lane} walks {name} in steps of {digit.stride}: no box")
+            weight = math.prod(parts[:number])
+            return Axis(
+                name, axis.extent, reduction, lane,
+                granule=digit.count, parts=parts[number], weight=weight,
+            )  # fmt: skip
+    return Axis(name, axis.extent, reduction)
+
+
+def _require_harmless_padding(product: BoxProduct) -> None:
+    """Raise :class:`LoweringError` unless the padding of each reduction axis multiplies zeros."""
+    for axis in product.axes.values():
+        if not axis.reduction or axis.granule == 1 or axis.extent % axis.granule == 0:
+            continue
+        # The axis is the only index of a factor's dimension, outside of which the factor is zero.
+        harmless = any(
+            index.single_iterator == axis.name and size == axis.extent
+            for operand in product.operands[:2]
+            for index, size in zip(operand.index, operand.shape, strict=True)
+        )
+        if not harmless:
+            raise LoweringError(
+                f"{axis.name} is padded to a multiple of {axis.granule}: no factor is zero there"
+            )
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -22,7 +240,7 @@ class BoxDimension:
     """A dimension of a box."""
 
     walks: Mapping[str, int]
-    """Coefficients of the axes in the number of places, ``1 + sum(coefficient * (held - 1))``."""
+    """Coefficients of the axes in the number of places, ``1 + sum(coefficient * (points - 1))``."""
     starts: Mapping[str, int]
     """Factors of the first points of a PE's part in the operand's dimension: place u of the box is
     its place ``sum(factor * start) + constant + step * u``."""
@@ -33,26 +251,27 @@ class BoxDimension:
     stride_bytes: int
     """Bytes between neighbouring places in main memory."""
 
-    def places(self, held: Mapping[str, Any]) -> Any:
-        """Return the number of places for numbers of held points, or arrays of them."""
-        return 1 + sum(factor * (held[name] - 1) for name, factor in self.walks.items())
+    def places(self, pe_points: Mapping[str, Any]) -> Any:
+        """Return the number of places for the points that a PE holds by axis, or arrays of them."""
+        return 1 + sum(factor * (pe_points[name] - 1) for name, factor in self.walks.items())
 
 
 @dataclass(frozen=True)
 class Box:
-    """The part of an operand that a PE holds for a tile, dimensions outermost first; ``tiled`` if
-    main memory contains it in this form already, box after box.
+    """The part of an operand that a PE holds for a tile, dimensions outermost first.
+
+    ``tiled`` if main memory contains it in this form already, box after box.
     """
 
     operand: Operand
     dimensions: tuple[BoxDimension, ...]
     tiled: bool
 
-    def places(self, held: Mapping[str, Any]) -> tuple[Any, ...]:
-        return tuple(dimension.places(held) for dimension in self.dimensions)
+    def places(self, pe_points: Mapping[str, Any]) -> tuple[Any, ...]:
+        return tuple(dimension.places(pe_points) for dimension in self.dimensions)
 
-    def elements(self, held: Mapping[str, Any]) -> Any:
-        return math.prod(self.places(held))
+    def elements(self, pe_points: Mapping[str, Any]) -> Any:
+        return math.prod(self.places(pe_points))
 
     def walk(self, axis: str) -> tuple[tuple[int, int], ...]:
         """Return the dimensions that an axis walks, with the places of its step."""
@@ -93,7 +312,9 @@ class Box:
 
 @dataclass(frozen=True)
 class Form:
-    """A product in which each PE holds one point of the axes ``single`` of a tile, and more of all
+    """The boxes of a product, whatever the sizes of its tiles are.
+
+    They follow from the axes of which a PE holds one point of a tile (``single``), and more of all
     others; ``ahead`` if constant operands are in main memory box after box.
     """
 
@@ -140,6 +361,8 @@ class Form:
             factors = {name: index.coefficient(name) for name in index.iterators}
             if any(factor < 0 for factor in factors.values()):
                 raise LoweringError(f"{operand.name} is walked backwards: {index}")
+            # Places that no held point reaches, as those between the steps of a stride, are no part
+            # of the box.
             walks = {name: f for name, f in factors.items() if name not in self.single}
             step = math.gcd(*walks.values()) if walks else 1
             yield BoxDimension(
@@ -152,10 +375,11 @@ class Form:
             )
 
     def _tiled_dimensions(self, operand: Operand) -> Iterator[BoxDimension]:
-        """Yield a dimension for each axis: first those that only tiles walk, then in the order of
-        the instruction's tile, the digits of one instruction axis from the outermost.
-        """
+        """Yield a dimension for each axis of an operand that is packed ahead."""
         program = self.product.program
+        # First the axes that only tiles walk, then in the order of the instruction's tile, the
+        # digits of one instruction axis from the outermost: so an execution walks the box
+        # contiguously.
         order = program.instruction.memory[operand.role].axes
         ranks = {
             digit.axis: -number
@@ -213,6 +437,7 @@ class Form:
             yield tuple(chain)
 
     def _granule_axes(self, lane: str, embedded: Sequence[Axis]) -> tuple[Axis, ...]:
+        # Axes of one point cost no index of the instruction.
         axes = tuple(axis for axis in embedded if axis.granule > 1)
         if len(axes) > 1:
             raise LoweringError(

@@ -1,21 +1,20 @@
 """C text of a plan, which every PE runs, on the interface of ``scratchpad.h``.
 
 The text walks over tiles; while one is computed, the boxes that the next one needs and that differ
-are transferred (swATOP 4.5.2: the next tile is inferred from the loops). The last tile along an
-axis is a box of fewer points: transfers and executions take its sizes (4.5.3); only a granule that
-is not full is filled up with zeros, in the scratchpad (light padding).
+are transferred. The last tile along an axis is a box of fewer points: transfers and executions take
+its sizes (swATOP 4.5.3); only a granule that is not full is filled up with zeros, in the scratchpad
+(light padding).
 """
 
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from functools import cache
 from pathlib import Path
 
 from cpembed.errors import LoweringError
-from cpembed.targets.scratchpad.boxes import Box, BoxDimension
-from cpembed.targets.scratchpad.lower import Axis, Operand
+from cpembed.targets.scratchpad.boxes import Axis, Box, BoxDimension, Operand
 from cpembed.targets.scratchpad.schedule import Plan
 
 C_TYPES = {
@@ -25,17 +24,9 @@ C_TYPES = {
 }
 
 
-class Lines:
-    """Lines of C."""
-
-    def __init__(self) -> None:
-        self._lines: list[str] = []
-
-    def line(self, *texts: str) -> None:
-        self._lines += texts
-
-    def text(self) -> str:
-        return "\n".join(self._lines) + "\n"
+def as_text(lines: Iterable[str]) -> str:
+    """Return lines of C as a text."""
+    return "\n".join(lines) + "\n"
 
 
 @cache
@@ -80,11 +71,12 @@ class _Writer:
         self.operands = [_identifier(operand.name) for operand in self.product.operands]
 
     def write(self) -> str:
-        parts = [self._head(), *self._constants(), self._tiles()]
+        parts = [self._tiles()]
         if not self.machine.sized:
             parts.append(self._instruction())
         parts += map(self._mover, self.form.boxes, self.types)
-        return "\n".join([*parts, self._compute(), self._kernel()])
+        texts = map(as_text, (*parts, self._compute(), self._kernel()))
+        return "\n".join([self._head(), *self._constants(), *texts])
 
     def _head(self) -> str:
         program = self.product.program
@@ -118,35 +110,32 @@ class _Writer:
                 f"GRANULE_{n} = {axis.granule}, PARTS_{n} = {axis.parts} }};"
             )
 
-    def _tiles(self) -> str:
+    def _tiles(self) -> Iterator[str]:
         """Return the type of a tile, and the step to the next one."""
-        lines, names = Lines(), list(self.names.values())
-        lines.line("", "/* A tile: its first point and, of each PE, the points that it holds. */")
-        lines.line("struct tile {", f"  long {', '.join(f'first_{n}' for n in names)};")
-        lines.line(f"  long {', '.join(f'held_{n}' for n in names)};", "};", "")
-        lines.line("static void measure(struct tile *t) {")
+        names = list(self.names.values())
+        yield from ("", "/* A tile: its first point and, of each PE, the points that it holds. */")
+        yield from ("struct tile {", f"  long {', '.join(f'first_{n}' for n in names)};")
+        yield from (f"  long {', '.join(f'held_{n}' for n in names)};", "};", "")
+        yield "static void measure(struct tile *t) {"
         for n in names:
-            lines.line(
+            yield (
                 f"  t->held_{n} = share(least(TILE_{n}, EXTENT_{n} - t->first_{n}), "
                 f"GRANULE_{n}, PARTS_{n});"
             )
-        lines.line("}", "", "/* The tile after this one; 0 where it is the last. */")
-        lines.line("static int advance(struct tile *t) {")
+        yield from ("}", "", "/* The tile after this one; 0 where it is the last. */")
+        yield "static int advance(struct tile *t) {"
         for axis in reversed(self.plan.loops):
             n = self.names[axis.name]
-            lines.line(
-                f"  if ((t->first_{n} += TILE_{n}) < EXTENT_{n}) {{ measure(t); return 1; }}"
-            )
-            lines.line(f"  t->first_{n} = 0;")
-        lines.line("  return 0;", "}")
-        return lines.text()
+            yield f"  if ((t->first_{n} += TILE_{n}) < EXTENT_{n}) {{ measure(t); return 1; }}"
+            yield f"  t->first_{n} = 0;"
+        yield from ("  return 0;", "}")
 
     # ---------------------------------------------------------------- an instruction of fixed size
 
     def _instruction_name(self) -> str:
         return _identifier(f"execute_{self.product.program.instruction.name}")
 
-    def _instruction(self) -> str:
+    def _instruction(self) -> Iterator[str]:
         """Return the instruction in plain C, which a port replaces by the machine's own."""
         instruction = self.product.program.instruction
         extents = {axis.name: axis.maximum for axis in instruction.axes}
@@ -166,17 +155,13 @@ class _Writer:
             terms = [f"at_{lane} * {letter}_{lane}" for lane in lanes]
             elements.append(f"{letter}[{' + '.join(terms) or '0'}]")
         sizes = ", ".join(str(extents.get(lane, 1)) for lane in self.product.lanes)
-        lines = Lines()
-        lines.line("", f"/* {instruction.computation}. */")
-        lines.line(
-            f"static INSTRUCTION void {self._instruction_name()}({', '.join(parameters)}) {{"
-        )
-        lines.line(*touches, f'  touch_call("{instruction.name}", {sizes});')
+        yield from ("", f"/* {instruction.computation}. */")
+        yield f"static INSTRUCTION void {self._instruction_name()}({', '.join(parameters)}) {{"
+        yield from (*touches, f'  touch_call("{instruction.name}", {sizes});')
         for depth, (lane, extent) in enumerate(extents.items(), 1):
-            lines.line(f"{'  ' * depth}{self._loop(lane, extent)}")
+            yield f"{'  ' * depth}{self._loop(lane, extent)}"
         (a, b, c), kind = elements, self.types[2]
-        lines.line(f"{'  ' * (len(extents) + 1)}{c} += ({kind}){a} * ({kind}){b};", "}")
-        return lines.text()
+        yield from (f"{'  ' * (len(extents) + 1)}{c} += ({kind}){a} * ({kind}){b};", "}")
 
     @staticmethod
     def _loop(lane: str, extent: int) -> str:
@@ -184,26 +169,24 @@ class _Writer:
 
     # ---------------------------------------------------------------- transfers (swATOP 4.5.1)
 
-    def _mover(self, box: Box, kind: str) -> str:
-        """Return the function that transfers the box of a PE for a tile."""
+    def _mover(self, box: Box, kind: str) -> Iterator[str]:
+        """Yield the function that transfers the box of a PE for a tile."""
         operand = box.operand
         name = "put" if operand.is_output else "get"
-        lines = Lines()
-        lines.line("", f"/* {operand.name}, {' x '.join(map(str, operand.shape))}. */")
-        lines.line(
+        yield from ("", f"/* {operand.name}, {' x '.join(map(str, operand.shape))}. */")
+        yield (
             f"static int {name}_{_identifier(operand.name)}"
             "(char *here, char *memory, const struct tile *t, dma_reply *reply) {"
         )
         if box.tiled:
-            lines.line(*self._tiled_transfer(box, kind))
+            yield from self._tiled_transfer(box, kind)
         else:
-            lines.line(f"  struct box b = {{.dimensions = {len(box.dimensions)}}};")
+            yield f"  struct box b = {{.dimensions = {len(box.dimensions)}}};"
             for number, dimension in enumerate(box.dimensions):
-                lines.line(*self._dimension(operand, number, dimension))
-            put = int(operand.is_output)
-            lines.line(f"  return move_box({put}, here, memory, &b, sizeof({kind}), reply);")
-        lines.line("}")
-        return lines.text()
+                yield from self._dimension(operand, number, dimension)
+            stores = int(operand.is_output)
+            yield f"  return move_box({stores}, here, memory, &b, sizeof({kind}), reply);"
+        yield "}"
 
     def _dimension(self, operand: Operand, number: int, dimension: BoxDimension) -> Iterator[str]:
         first = [
@@ -241,7 +224,7 @@ class _Writer:
         yield f"  long tile = {tile.strip() or '0'};"
         yield f"  long size = {places} * (long)sizeof({kind});"
         yield "  long place = (tile * PE_ROWS + PE_ROW) * PE_COLUMNS + PE_COLUMN;"
-        yield f"  memory += place * {box.elements(self.plan.held)}L * (long)sizeof({kind});"
+        yield f"  memory += place * {box.elements(self.plan.pe_points)}L * (long)sizeof({kind});"
         yield "  dma_get(here, memory, size, size, size, reply);"
         yield "  return 1;"
 
@@ -250,7 +233,7 @@ class _Writer:
         walks = [(factor, f"{tile}held_{self.names[n]}") for n, factor in dimension.walks.items()]
         if [factor for factor, _ in walks] == [1]:
             return walks[0][1]
-        return " + ".join(["1", *(f"{_factor(factor)}({held} - 1)" for factor, held in walks)])
+        return " + ".join(["1", *(f"{_factor(factor)}({points} - 1)" for factor, points in walks)])
 
     def _factors(self, box: Box, tile: str, after: int = -1) -> list[str]:
         """Return the numbers of places of the dimensions after one, which multiply to a stride."""
@@ -271,37 +254,35 @@ class _Writer:
 
     # ---------------------------------------------------------------- products of a tile
 
-    def _compute(self) -> str:
-        lines = Lines()
-        lines.line("", "/* All products of a tile. */")
+    def _compute(self) -> Iterator[str]:
+        yield from ("", "/* All products of a tile. */")
         parameters = ", ".join(
             f"{'const ' * (not o.is_output)}{kind} *{letter}"
             for letter, o, kind in zip("ABC", self.product.operands, self.types, strict=True)
         )
-        lines.line(f"static void compute({parameters}, const struct tile *t) {{")
+        yield f"static void compute({parameters}, const struct tile *t) {{"
         addresses = [["A"], ["B"], ["C"]]
         for axis in self.form.repeated:
             n = self.names[axis.name]
             for terms, letter, box in zip(addresses, "abc", self.form.boxes, strict=True):
                 if box.walk(axis.name):
-                    lines.line(f"  const long {letter}_{n} = {self._stride(box, axis)};")
+                    yield f"  const long {letter}_{n} = {self._stride(box, axis)};"
                     terms.append(f"at_{n} * {letter}_{n}")
         depth = 1
         for axis in self.form.repeated:
             n, step = self.names[axis.name], 1 if self.machine.sized else axis.grain
             loop = f"for (long at_{n} = 0; at_{n} < t->held_{n}; at_{n} += {step})"
-            lines.line(f"{'  ' * depth}{loop}")
+            yield f"{'  ' * depth}{loop}"
             depth += 1
         call = self._gemm if self.machine.sized else self._execute
-        lines.line(f"{'  ' * depth}{call([' + '.join(terms) for terms in addresses])};", "}")
-        return lines.text()
+        yield from (f"{'  ' * depth}{call([' + '.join(terms) for terms in addresses])};", "}")
 
     def _gemm(self, addresses: Sequence[str]) -> str:
         """Return a call of the primitive, with leading dimensions and variant of the boxes."""
         (x, y, z), (a, b, c) = self.product.lanes, self.form.boxes
         chains = self.form.chains
 
-        def held(lane: str) -> list[str]:
+        def sizes_of(lane: str) -> list[str]:
             return [f"t->held_{self.names[axis.name]}" for axis in chains[lane]]
 
         def is_unit(box: Box, lane: str) -> bool:
@@ -311,13 +292,13 @@ class _Writer:
             # Between columns, or rows; if there is only one, its length.
             if chains[lane]:
                 return self._stride(box, chains[lane][0])
-            return " * ".join(held(contiguous)) or "1"
+            return " * ".join(sizes_of(contiguous)) or "1"
 
         variants = {"A_COLUMN_MAJOR": is_unit(a, x), "B_COLUMN_MAJOR": is_unit(b, z)}
         variant = " | ".join(name for name, holds in variants.items() if holds) or "0"
         leading_a = leading(a, *((z, x) if is_unit(a, x) else (x, z)))
         leading_b = leading(b, *((y, z) if is_unit(b, z) else (z, y)))
-        sizes = (" * ".join([str(self.machine.parts(lane)), *held(lane)]) for lane in (x, y, z))
+        sizes = (" * ".join([str(self.machine.parts(lane)), *sizes_of(lane)]) for lane in (x, y, z))
         return (
             f"gemm({', '.join(sizes)}, {addresses[0]}, {leading_a}, {addresses[1]}, {leading_b}, "
             f"{addresses[2]}, {leading(c, y, x)}, {variant})"
@@ -335,35 +316,38 @@ class _Writer:
 
     # ---------------------------------------------------------------- walk over tiles
 
-    def _kernel(self) -> str:
-        lines, buffers, names = Lines(), self.plan.buffers, self.operands
-        lines.line("", "void kernel(const struct arguments *a) {")
+    def _kernel(self) -> Iterator[str]:
+        buffers, names = self.plan.buffers, self.operands
+        yield from ("", "void kernel(const struct arguments *a) {")
         for buffer, n in zip(buffers, names, strict=True):
             memory, count = buffer.box.operand.memory, len(buffer.offsets)
             places = ", ".join(f"scratchpad({memory}, {offset})" for offset in buffer.offsets)
-            lines.line(f"  char *{n}_box[{count}] = {{{places}}};")
-            lines.line(f"  dma_reply {n}_reply[{count}] = {{0}};")
-            lines.line(f"  int {n}_moving[{count}] = {{0}}, {n}_in = 0;")
-        lines.line("  struct tile now = {0}, next;", "  measure(&now);")
+            yield f"  char *{n}_box[{count}] = {{{places}}};"
+            yield f"  dma_reply {n}_reply[{count}] = {{0}};"
+            yield f"  int {n}_moving[{count}] = {{0}}, {n}_in = 0;"
+        yield from ("  struct tile now = {0}, next;", "  measure(&now);")
+        # The first boxes have nothing to overlap with.
         for number, n in enumerate(names[:2]):
-            lines.line(f"  {self._get(number, n, '0', 'now')}")
-        lines.line("  for (int begins = 1, more = 1; more;) {", "    next = now;")
-        lines.line("    more = advance(&next);")
+            yield f"  {self._get(number, n, '0', 'now')}"
+        # The next tile is inferred from the loops (swATOP 4.5.2), so that the boxes which it needs
+        # are requested before this one is computed.
+        yield from ("  for (int begins = 1, more = 1; more;) {", "    next = now;")
+        yield "    more = advance(&next);"
         for number, n in enumerate(names[:2]):
-            lines.line(*self._prefetch(number, n))
+            yield from self._prefetch(number, n)
         for n in names[:2]:
-            lines.line(*self._wait(n))
-        lines.line(*self._sum())
+            yield from self._wait(n)
+        yield from self._sum()
         for number, n in enumerate(names[:2]):
-            lines.line(*self._turn(number, n))
-        lines.line("    now = next;", "  }")
+            yield from self._turn(number, n)
+        yield from ("    now = next;", "  }")
+        # The kernel ends only when its last results have arrived in main memory.
         n = names[2]
-        lines.line(
+        yield from (
             f"  for (int k = 0; k < {len(buffers[2].offsets)}; k++)",
             f"    if ({n}_moving[k]) dma_wait(&{n}_reply[k], {n}_moving[k]);",
             "}",
         )
-        return lines.text()
 
     def _get(self, number: int, n: str, buffer: str, tile: str) -> str:
         call = f"get_{n}({n}_box[{buffer}], a->operand[{number}], &{tile}, &{n}_reply[{buffer}])"
@@ -395,11 +379,10 @@ class _Writer:
             yield f"      {self._get(number, n, '0', 'next')}"
 
     def _sum(self) -> Iterator[str]:
-        """Yield the products of a tile; sums begin at zero in a buffer whose last contents are
-        stored, and are stored when complete.
-        """
+        """Yield the products of a tile, with the start and the storing of its sums."""
         n, result = self.operands[2], self.form.boxes[2]
         places = " * ".join([*self._factors(result, "now."), f"(long)sizeof({self.types[2]})"])
+        # Sums begin at zero, in a buffer whose last contents have been stored.
         yield "    if (begins) {"
         yield from self._wait(n, "      ")
         yield f"      zero({n}_box[{n}_in], {places});"
@@ -409,6 +392,8 @@ class _Writer:
             for k, (kind, name) in enumerate(zip(self.types, self.operands, strict=True))
         )
         yield f"    compute({arguments}, &now);"
+        # Sums are stored when the next tile belongs to others, which is when they are complete:
+        # reductions are the innermost loops.
         yield f"    begins = !more || ({self._changes(self.product.output)});"
         yield "    if (begins) {"
         call = f"put_{n}({n}_box[{n}_in], a->operand[2], &now, &{n}_reply[{n}_in])"

@@ -50,7 +50,7 @@ class ScratchpadMachine:
     memories: tuple[str, ...]
     capacities: tuple[int, ...]
     """Bytes of each memory of a PE."""
-    held_in: Mapping[str, int]
+    memory_of: Mapping[str, int]
     """Number of the memory of each operand."""
     alignment_bytes: int
     """Alignment of transfers."""
@@ -101,6 +101,7 @@ def scratchpad_machine(spec: HardwareSpec, name: str | None = None) -> Scratchpa
     described = machine_of(spec, name)
     lanes = _checked_lanes(spec, described)
     scopes = {operand: tile.scope for operand, tile in spec.instruction.memory.items()}
+    # Operands of one scope share a memory.
     memories = tuple(dict.fromkeys(scopes.values()))
     mesh = described.mesh or Mesh(1, 1, {})
     for scope in memories:
@@ -115,8 +116,9 @@ def scratchpad_machine(spec: HardwareSpec, name: str | None = None) -> Scratchpa
         columns=mesh.columns,
         cut=mesh.cut,
         memories=memories,
+        # A capacity is that of all elements of the mesh together.
         capacities=tuple((m.capacity_bytes or 0) // (mesh.rows * mesh.columns) for m in levels),
-        held_in={operand: memories.index(scope) for operand, scope in scopes.items()},
+        memory_of={operand: memories.index(scope) for operand, scope in scopes.items()},
         alignment_bytes=max(tile.alignment_bytes for tile in spec.instruction.memory.values()),
         overlaps=all(m.effective_overlap is not Overlapping.NONE for m in levels),
         engines={operand: _engine(described, spec, operand) for operand in scopes},
@@ -132,6 +134,7 @@ def _engine(machine: Hierarchy, spec: HardwareSpec, operand: str) -> Engine:
     scope, *path = machine.path(spec.instruction.memory[operand].scope)
     stores = operand == spec.instruction.computation.output.name
     return Engine(
+        # All memories of the path take part in a transfer at once: the slowest one decides.
         min(
             min(m.write_bytes, m.child_write_bytes)
             if stores
@@ -144,12 +147,15 @@ def _engine(machine: Hierarchy, spec: HardwareSpec, operand: str) -> Engine:
 
 
 def _checked_lanes(spec: HardwareSpec, machine: Hierarchy) -> Lanes:
-    """Raise :class:`SpecError` for what is not a product of two operands, and for a machine that
-    does not execute it as ``gemm`` of ``scratchpad.h`` does.
+    """Return the roles of the instruction's axes on a machine that the generator has kernels for.
+
+    Raises :class:`SpecError` for what is no product of two operands, and for a machine that does
+    not execute it as ``gemm`` of ``scratchpad.h`` does.
     """
     instruction = spec.instruction
     lanes = _lanes(spec)
     sized = [axis.name for axis in instruction.axes if axis.largest is not None]
+    # The primitive is gemm of scratchpad.h, which takes all three sizes.
     if sized and ("" in lanes or len(sized) < len(instruction.axes)):
         raise spec_error(
             spec.path,
@@ -183,6 +189,7 @@ def _lanes(spec: HardwareSpec) -> Lanes:
         raise spec_error(
             spec.path, key, "several axes move the same operands; allowed: one of each kind"
         )
+    # An empty name: a product without such an axis, as that of a matrix and a vector.
     x, y, z = (next(iter(kind), "") for kind in kinds)
     return x, y, z
 
@@ -199,7 +206,6 @@ def _axes(instruction: Instruction) -> Mapping[str, tuple[str, ...]]:
 
 
 def _check_transfers(spec: HardwareSpec, machine: Hierarchy) -> None:
-    # Boxes begin and end at any element.
     for name, tile in spec.instruction.memory.items():
         element = min(map(size_bytes, spec.instruction.dtypes[name]))
         if element % tile.alignment_bytes:

@@ -1,7 +1,7 @@
-"""Methods of convolutions on scratchpad machines: im2col and Winograd, all of whose parts are
-kernels of the processing elements.
+"""Methods of convolutions on scratchpad machines: im2col and Winograd.
 
-Weights are transformed ahead, on the host.
+All of their parts are kernels of the processing elements, but for the weights, which are
+transformed ahead on the host.
 """
 
 from __future__ import annotations
@@ -19,8 +19,13 @@ from cpembed.ir.dtypes import numpy_dtype
 from cpembed.provenance import Provenance
 from cpembed.runtime.measurement.runner import Timing
 from cpembed.targets.methods import MethodPlan, Methods
-from cpembed.targets.scratchpad.artifact import Array, ScratchpadProgram, shape_of
-from cpembed.targets.scratchpad.executor import Counters, compile_text
+from cpembed.targets.scratchpad.executor import (
+    Array,
+    Counters,
+    ScratchpadProgram,
+    compile_text,
+    shape_of,
+)
 from cpembed.targets.scratchpad.machine import ScratchpadMachine
 from cpembed.targets.scratchpad.parts import (
     ELEMENT,
@@ -32,9 +37,8 @@ from cpembed.targets.scratchpad.parts import (
     blocked,
     part_text,
 )
-from cpembed.transform.methods.convolution import Rewritten, U, V
+from cpembed.transform.methods.convolution import Im2col, Rewritten, U, V
 from cpembed.transform.methods.cook_toom import Matrix
-from cpembed.transform.methods.im2col import Im2col
 from cpembed.transform.methods.winograd import Tiling, Winograd
 from cpembed.transform.program import DerivedProgram
 
@@ -116,6 +120,7 @@ class ScratchpadMethodProgram:
             return np.asarray(source).reshape(shape)
         dtype = numpy_dtype(ELEMENT)
         source = np.ascontiguousarray(source, dtype).reshape(-1)
+        # The executor then reports a part that writes its source.
         source.flags.writeable = False
         result = np.zeros(int(np.prod(shape)), dtype)
         program = compile_text(part_text(part))
@@ -131,6 +136,7 @@ def _parts_of(method: Rewritten, machine: ScratchpadMachine) -> tuple[Part | Non
     conv = method.convolution
     operands = (conv.image, conv.weights, conv.output)
     unsupported = [operand for operand in operands if operand.dtype != ELEMENT]
+    # The C text of parts is generated for one element type.
     if unsupported or not isinstance(method, Winograd | Im2col):
         operand = unsupported[0] if unsupported else conv.image
         raise LoweringError(
@@ -151,10 +157,9 @@ def _parts_of(method: Rewritten, machine: ScratchpadMachine) -> tuple[Part | Non
 
 
 def _require_output_order(method: Im2col) -> None:
-    """Raise :class:`LoweringError` unless M of im2col is O: the output's dimensions are in the
-    product's order.
-    """
+    """Raise :class:`LoweringError` unless M of im2col is the output, in its order of dimensions."""
     conv = method.convolution
+    # There is no part after the product that could transpose it.
     outputs = [window.output for window in conv.windows]
     pair = (outputs, conv.filters) if method.orders.last else (conv.filters, outputs)
     product = [*conv.groups, *conv.samples, *pair[0], *pair[1]]
@@ -188,8 +193,9 @@ class _Arrays:
     def loops(
         self, counts: Sequence[int], lanes: str, pieces: Sequence[int] = ()
     ) -> tuple[Loop, ...]:
-        """Return the loops over tiles and over the axis ``lanes``; blocks are of tiles of the last
-        window and of ``lanes``.
+        """Return the loops over tiles and over the axis ``lanes``.
+
+        Blocks are of tiles of the last window and of ``lanes``.
         """
         tiles = (
             Loop(f"t{n}", count, count if n == self.last else 1) for n, count in enumerate(counts)
@@ -211,7 +217,8 @@ class _Arrays:
         ):
             loops = [self.loop_of[name] for name in index.iterators if name in self.loop_of]
             if loops:
-                dimensions.append(_walked(size, loops[0]))
+                # A dimension of the image that is no window follows one axis.
+                dimensions.append(_loop_dimension(size, loops[0]))
             else:
                 window = next(
                     n for n, w in enumerate(self.conv.windows) if w.output in index.iterators
@@ -240,6 +247,8 @@ class _Arrays:
         self, head: Sequence[Dimension], tiles: Dimension, lanes: Dimension
     ) -> tuple[tuple[Dimension, ...], int, int]:
         """Return the dimensions of V or M, and the numbers of those of tiles and of lanes."""
+        # The product's operand has its lanes last or its tiles last, by the order that the method
+        # chose.
         outer = [*head, *self.groups()]
         first = len(outer)
         if self.method.orders.last:
@@ -247,10 +256,11 @@ class _Arrays:
         return (*outer, lanes, tiles), first + 1, first
 
     def groups(self) -> list[Dimension]:
-        return [_walked(self.sizes["g"], "g")] if self.sizes["g"] > 1 else []
+        return [_loop_dimension(self.sizes["g"], "g")] if self.sizes["g"] > 1 else []
 
     def tiles(self, counts: Sequence[int], *, samples: bool = True) -> Dimension:
         """Return the dimension of samples and of the tiles of every window, the last fastest."""
+        # Row-major over samples and tiles, with samples outermost.
         first = _factors("t", counts, 1)
         size = math.prod(counts)
         if samples:
@@ -259,7 +269,7 @@ class _Arrays:
         return Dimension(size, (0, first), (0, {f"t{self.last}": 1}))
 
 
-def _walked(size: int, loop: str) -> Dimension:
+def _loop_dimension(size: int, loop: str) -> Dimension:
     """Return a dimension that a loop walks, place by place."""
     return Dimension(size, (0, {loop: 1}), (0, {loop: 1}))
 
@@ -326,9 +336,10 @@ def _output_part(method: Winograd) -> Part:
     source, x, k = arrays.matrix(
         [Dimension(method.places, (0, {}), (method.places, {}))],
         arrays.tiles(counts),
-        _walked(arrays.sizes["k"], "k"),
+        _loop_dimension(arrays.sizes["k"], "k"),
     )
     sizes = [t.form.outputs for t in tilings]
+    # Tiles of the last window are neighbours in a block; along the others a block has one tile.
     ends = [
         Dimension(
             t.window.outputs,
@@ -358,6 +369,7 @@ def _window_part(method: Im2col) -> Part:
     arrays, windows = _Arrays(method), method.convolution.windows
     counts, taps = [w.outputs for w in windows], [w.taps for w in windows]
     reaches = [w.dilation * (w.taps - 1) + 1 for w in windows]
+    # Windows of a block overlap along the last axis, so that each further one adds a stride.
     places = [
         Dimension(
             w.size,
@@ -369,12 +381,12 @@ def _window_part(method: Im2col) -> Part:
     image, samples = method.convolution.image.name, arrays.sizes["n"]
     outer = arrays.groups()
     tap = Dimension(math.prod(taps), (0, {}), (math.prod(taps), {}))
-    channels = _walked(arrays.sizes["c"], "c")
+    channels = _loop_dimension(arrays.sizes["c"], "c")
     if method.orders.last:
         target = (*outer, arrays.tiles(counts), tap, channels)
         x, into, c = (len(outer) + n for n in range(3))
     else:
-        outer += [_walked(samples, "n")] if samples > 1 else []
+        outer += [_loop_dimension(samples, "n")] if samples > 1 else []
         target = (*outer, channels, tap, arrays.tiles(counts, samples=False))
         c, into, x = (len(outer) + n for n in range(3))
     dimensions = arrays.window_dimensions(image)

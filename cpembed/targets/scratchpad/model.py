@@ -1,5 +1,4 @@
-"""Estimated time of a plan: transfers in whole transactions, executions of the primitive (swATOP
-4.6).
+"""Estimated time of a plan: transfers in whole transactions, executions (swATOP 4.6).
 
 Sizes are numpy arrays with an element for each of many plans of one form, which are compared at
 once. Boxes that reach beyond an operand, into padding, are transferred in more calls of as many
@@ -17,8 +16,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from cpembed.targets.scratchpad.boxes import Box, BoxDimension, Form
-from cpembed.targets.scratchpad.lower import Axis
+from cpembed.targets.scratchpad.boxes import Axis, Box, BoxDimension, Form
 
 Numbers = NDArray[np.float64]
 Points = Mapping[str, Any]
@@ -27,8 +25,10 @@ Points = Mapping[str, Any]
 
 @dataclass(frozen=True, kw_only=True)
 class Times:
-    """Cycles of all transfers, of all executions, of the first and the last transfer, which nothing
-    hides (``exposed``), and in total; ``moved_bytes`` are those of whole transactions.
+    """Cycles of a plan.
+
+    They are those of all transfers, of all executions, of the first and the last transfer, which
+    nothing hides (``exposed``), and in total; ``moved_bytes`` are those of whole transactions.
     """
 
     transferring: Numbers
@@ -48,10 +48,9 @@ class Pattern:
     stride: Numbers
 
     def moved(self, transaction: int) -> Numbers:
-        """Return the bytes of all transactions that contain a part of it.
-
-        A single block begins with a transaction; of blocks that begin anywhere, the average counts.
-        """
+        """Return the bytes of all transactions that contain a part of it."""
+        # A single block begins with a transaction. Several begin at multiples of what their stride
+        # and a transaction have in common, and of all such beginnings the average counts.
         grid = np.where(
             self.blocks * self.calls > 1,
             np.gcd(self.stride.astype(np.int64), transaction),
@@ -61,7 +60,7 @@ class Pattern:
         return self.calls * self.blocks * block
 
 
-def pattern(box: Box, held: Points, cut: Collection[int] = ()) -> Pattern:
+def pattern(box: Box, pe_points: Points, cut: Collection[int] = ()) -> Pattern:
     """Return the transfer of a box.
 
     What is contiguous in main memory and in the scratchpad is one block, and blocks at one distance
@@ -71,7 +70,7 @@ def pattern(box: Box, held: Points, cut: Collection[int] = ()) -> Pattern:
     ----------
     box
         Box of an operand.
-    held
+    pe_points
         Points that a PE holds of each axis.
     cut
         Dimensions with places outside of the operand. These leave gaps in the scratchpad between
@@ -82,9 +81,9 @@ def pattern(box: Box, held: Points, cut: Collection[int] = ()) -> Pattern:
     block, blocks, calls, stride = ones * element, ones, ones, ones * 0
     counting, calling, gaps = np.zeros(1, bool), np.zeros(1, bool), np.zeros(1, bool)
     if box.tiled:
-        return Pattern(ones, ones, np.asarray(box.elements(held)) * element, stride)
+        return Pattern(ones, ones, np.asarray(box.elements(pe_points)) * element, stride)
     for number, dimension in reversed(list(enumerate(box.dimensions))):
-        places = np.asarray(dimension.places(held), np.float64)
+        places = np.asarray(dimension.places(pe_points), np.float64)
         distance, several = dimension.stride_bytes, places > 1
         # A dimension extends the block, begins or extends the blocks of a call, or repeats calls.
         joins = several & ~counting & ~gaps & (block == distance)
@@ -102,8 +101,9 @@ def pattern(box: Box, held: Points, cut: Collection[int] = ()) -> Pattern:
 
 
 def _places_beyond(form: Form, box: Box) -> dict[int, tuple[int, int]]:
-    """Return by dimension the places outside of the operand before its first and after its last:
-    padding of the operand, or of the last granule. Dimensions without any are left out.
+    """Return by dimension the places outside of the operand, before its first and after its last.
+
+    They are padding of the operand, or of the last granule. Dimensions without any are left out.
     """
     axes, beyond = form.product.axes, dict[int, tuple[int, int]]()
     for number, dimension in enumerate(box.dimensions):
@@ -130,18 +130,22 @@ class Work:
         sizes = {n: np.asarray(tile[n], np.float64) for n in axes}
         self.counts = {n: np.ceil(a.extent / sizes[n]) for n, a in axes.items()}
         self.several = {n: count > 1 for n, count in self.counts.items()}
-        self.held = {n: _held(a, np.minimum(sizes[n], a.extent)) for n, a in axes.items()}
-        sums = {n: _sum(a, sizes[n], self.counts[n], self.held[n]) for n, a in axes.items()}
+        self.pe_points = {
+            n: _points_per_pe(a, np.minimum(sizes[n], a.extent)) for n, a in axes.items()
+        }
+        sums = {n: _sum(a, sizes[n], self.counts[n], self.pe_points[n]) for n, a in axes.items()}
         self._partly = {n: self._ends_within(a, sizes[n]) for n, a in axes.items()}
         self.steps = math.prod(self.counts.values(), start=np.ones(1))
         self.executing = _executing(form, self.counts, sums)
-        self._shares = {n: sums[n] / (self.counts[n] * self.held[n]) for n in axes}
+        self._shares = {n: sums[n] / (self.counts[n] * self.pe_points[n]) for n in axes}
 
     @cached_property
     def _boxes(self) -> list[tuple[Numbers, Numbers, Numbers]]:
         """Cycles and bytes of a box's transfer, and its average size as a share of a full one."""
         boxes: list[tuple[Numbers, Numbers, Numbers]] = []
         for box in self.form.boxes:
+            # The last tile along an axis is smaller; its transfers count as that share of a full
+            # one.
             share = [self._shares[name] for name in box.operand.axes]
             boxes.append((*self._transfer(box), math.prod(share, start=np.ones(1))))
         return boxes
@@ -157,7 +161,7 @@ class Work:
         engine = machine.engines[box.operand.role]
 
         def transfer(cut: Collection[int]) -> tuple[Numbers, Numbers]:
-            calls = pattern(box, self.held, cut)
+            calls = pattern(box, self.pe_points, cut)
             moved = calls.moved(engine.transaction_bytes) * machine.elements
             return calls.calls * engine.latency_cycles + moved / engine.bytes_per_cycle, moved
 
@@ -176,18 +180,16 @@ class Work:
     def _ends_within(self, axis: Axis, size: Numbers) -> NDArray[np.bool_]:
         """True if the last tile ends within what a PE holds of it, not between two PEs."""
         points = axis.extent - (self.counts[axis.name] - 1) * size
-        return points % _held(axis, points) > 0
+        return points % _points_per_pe(axis, points) > 0
 
     def _cut_share(self, dimension: BoxDimension, places: tuple[int, int]) -> Numbers:
-        """Return the share of tiles whose boxes reach beyond a dimension.
-
-        Along one axis it may be the last tile; under taps the first and the last, each under as
-        many taps as there are places beyond.
-        """
+        """Return the share of tiles whose boxes reach beyond a dimension."""
         if not places[0] and list(dimension.starts.values()) == [1]:
             (name,) = dimension.starts
             return np.where(self._partly[name], 1, 0) / self.counts[name]
         cut, tiles = np.zeros(1), np.ones(1)
+        # Along one axis it may be the last tile; under taps the first and the last, each under as
+        # many taps as there are places beyond.
         taps = [n for n in dimension.starts if self.form.product.axes[n].reduction]
         for name in dimension.starts:
             tiles = tiles * self.counts[name]
@@ -204,6 +206,8 @@ class Work:
             transferring = transferring + cycles * number
             moved_bytes = moved_bytes + moved * number
         if buffers == 2 and self.form.product.machine.overlaps:
+            # One of both is hidden by the other, but for the first and last transfer, or the
+            # execution of the last tile.
             total = np.maximum(
                 self.executing + self.exposed, transferring + self.executing / self.steps
             )
@@ -220,16 +224,12 @@ class Work:
     def room(self, buffers: int, placed: int) -> list[Numbers]:
         """Return the bytes of each memory of a PE.
 
-        Parameters
-        ----------
-        buffers
-            Number of buffers of a box that a loop moves; another box has one.
-        placed
-            Alignment of buffers in bytes.
+        A box that a loop moves has so many ``buffers``, another one has one; ``placed`` is their
+        alignment in bytes.
         """
         used = [np.zeros(1) for _ in self.form.product.machine.memories]
         for box in self.form.boxes:
-            size = np.asarray(box.elements(self.held)) * float(box.operand.element_bytes)
+            size = np.asarray(box.elements(self.pe_points)) * float(box.operand.element_bytes)
             room = np.ceil(size / placed) * placed
             number = np.where(self._moves(box), buffers, 1)
             memory = box.operand.memory
@@ -244,9 +244,10 @@ class Work:
         return moves
 
     def _transfers(self, box: Box, order: Sequence[str]) -> Numbers:
-        """Return how often a box is transferred: an input whenever a loop moves it, the output
-        once, when it is complete.
-        """
+        """Return how often a box is transferred."""
+        # An input comes whenever a loop moves it: the loops inside of the innermost one that does
+        # repeat nothing. The output leaves once, when it is complete: no reduction moves it, and
+        # these are innermost.
         number, started = np.ones(1), np.zeros(1, bool)
         for name in reversed(order):
             if name in box.operand.axes:
@@ -256,18 +257,20 @@ class Work:
         return number
 
 
-def _held(axis: Axis, points: Any) -> Numbers:
+def _points_per_pe(axis: Axis, points: Any) -> Numbers:
     return np.ceil(np.asarray(points) / axis.granule) * axis.grain
 
 
-def _sum(axis: Axis, size: Any, count: Numbers, held: Numbers) -> Numbers:
+def _sum(axis: Axis, size: Any, count: Numbers, pe_points: Numbers) -> Numbers:
     """Return the points that a PE holds of all tiles of an axis, one after the other."""
-    return (count - 1) * held + _held(axis, axis.extent - (count - 1) * size)
+    return (count - 1) * pe_points + _points_per_pe(axis, axis.extent - (count - 1) * size)
 
 
 def _executing(form: Form, counts: Points, sums: Points) -> Numbers:
-    """Return the cycles of all executions: granules, and what each call takes in addition, by its
-    sizes (equation 2, summed over all tiles).
+    """Return the cycles of all executions.
+
+    These are granules, and what each call takes in addition, by its sizes (equation 2, summed over
+    all tiles).
     """
     product, machine = form.product, form.product.machine
     total = machine.cycles * math.prod(

@@ -3,7 +3,6 @@
 A part goes over blocks of an array. A processing element takes every block whose turn is its own:
 it fetches the box that the block reads, computes the box that it writes, and stores it, while what
 the next block reads is being transferred (swATOP, section 3: transformations on the CPE cluster).
-:mod:`cpembed.targets.scratchpad.methods` lists the parts of each method.
 """
 
 from __future__ import annotations
@@ -15,9 +14,8 @@ from dataclasses import dataclass, replace
 from functools import cached_property
 
 from cpembed.errors import LoweringError
-from cpembed.targets.scratchpad.boxes import Box, BoxDimension
-from cpembed.targets.scratchpad.emit import Lines, boxes_text
-from cpembed.targets.scratchpad.lower import Operand
+from cpembed.targets.scratchpad.boxes import Box, BoxDimension, Operand
+from cpembed.targets.scratchpad.emit import as_text, boxes_text
 from cpembed.targets.scratchpad.machine import VECTOR_BYTES, ScratchpadMachine
 from cpembed.targets.scratchpad.model import pattern
 from cpembed.targets.scratchpad.schedule import PLACED_BYTES
@@ -55,8 +53,10 @@ class Loop:
 
 @dataclass(frozen=True)
 class Dimension:
-    """A dimension of an array: its size, the first place of a block's box in it, over the loops'
-    first points, and the number of places, over the points of a block.
+    """A dimension of an array.
+
+    ``first`` is the first place of a block's box in it, over the loops' first points, ``places``
+    the number of its places, over the points of a block.
     """
 
     size: int
@@ -120,9 +120,7 @@ class Part:
 
     @property
     def operations(self) -> int:
-        """Additions and multiplications of a full block, or its loads and stores, whichever are
-        more: they are in different pipelines.
-        """
+        """Additions and multiplications of a full block, or loads and stores if these are more."""
         shapes = [transform.shape for transform in self.transforms]
         total = 0
         for number, transform in enumerate(self.transforms):
@@ -132,6 +130,7 @@ class Part:
                 if place != number
             )
             total += straight_line(transform.matrix).operations * repetitions
+        # They are in different pipelines, so that the longer one hides the other.
         moved = math.prod(s[1] for s in shapes) + math.prod(s[0] for s in shapes)
         return math.prod(loop.points for loop in self.loops) * max(total, moved)
 
@@ -141,6 +140,7 @@ class Part:
         rounds, engines = -(-self.units // machine.elements), list(machine.engines.values())
         transferring = 0.0
         for dimensions, engine in ((self.source, engines[0]), (self.target, engines[-1])):
+            # The same model of transfers as that of products.
             calls = pattern(*_box(dimensions, self.places(dimensions)))
             moved = self.units * float(calls.moved(engine.transaction_bytes)[0])
             transferring += moved / engine.bytes_per_cycle
@@ -176,7 +176,7 @@ def _box(dimensions: Sequence[Dimension], places: Sequence[int]) -> tuple[Box, d
         )
         for n, (size, stride) in enumerate(zip(sizes, operand.strides, strict=True))
     )
-    return Box(operand, box_dimensions, False), {str(n): held for n, held in enumerate(places)}
+    return Box(operand, box_dimensions, False), {str(n): count for n, count in enumerate(places)}
 
 
 def blocked(part: Part, machine: ScratchpadMachine) -> Part:
@@ -184,12 +184,15 @@ def blocked(part: Part, machine: ScratchpadMachine) -> Part:
 
     Raises :class:`LoweringError` if not even the smallest blocks fit.
     """
+    # Two buffers of each array: one is transferred while the other is computed.
     room = machine.capacities[0] // 2
     best: tuple[float, Part] | None = None
+    # Of the sizes of a loop that give equally many blocks, the smallest stands for all.
     options = [
         sorted({-(-loop.extent // n) for n in range(1, loop.extent + 1)}) if loop.block > 1 else [1]
         for loop in part.loops
     ]
+    # All combinations: the number of sizes of a loop grows with the square root of its extent.
     for blocks in itertools.product(*options):
         loops = tuple(replace(o, block=b) for o, b in zip(part.loops, blocks, strict=True))
         candidate = replace(part, loops=loops)
@@ -210,50 +213,49 @@ def blocked(part: Part, machine: ScratchpadMachine) -> Part:
 def part_text(part: Part) -> str:
     """Return the C text of a part: ``operand[0]`` is its source, ``operand[1]`` its target."""
     size = max(len(part.source), len(part.target))
-    texts = [
+    head = [
         f"/* {part.name}: {part.units} blocks. */",
         "#include <stdint.h>",
         '#include "scratchpad.h"',
         f"#define BOX_DIMENSIONS {size}",
         boxes_text(),
+    ]
+    parts = (
         _blocks(part),
         *map(_transform, part.transforms),
         _mover("get", part.source),
         _mover("put", part.target),
         _compute(part),
         _kernel(part),
-    ]
-    return "\n".join(texts)
+    )
+    return "\n".join([*head, *map(as_text, parts)])
 
 
-def _blocks(part: Part) -> str:
-    lines, names = Lines(), [loop.name for loop in part.loops]
-    lines.line("/* A block: its first point along each axis, and how many it has. */")
-    lines.line("struct block {", f"  long {', '.join(names)};")
-    lines.line(f"  long {', '.join(f'points_{name}' for name in names)};", "};", "")
-    lines.line("static void locate(long unit, struct block *b) {")
+def _blocks(part: Part) -> Iterator[str]:
+    names = [loop.name for loop in part.loops]
+    yield "/* A block: its first point along each axis, and how many it has. */"
+    yield from ("struct block {", f"  long {', '.join(names)};")
+    yield from (f"  long {', '.join(f'points_{name}' for name in names)};", "};", "")
+    yield "static void locate(long unit, struct block *b) {"
     for loop in reversed(part.loops):
-        lines.line(
+        yield from (
             f"  b->{loop.name} = unit % {loop.count} * {loop.block}, unit /= {loop.count};",
             f"  b->points_{loop.name} = least({loop.block}, {loop.extent} - b->{loop.name});",
         )
-    lines.line("}")
-    return lines.text()
+    yield "}"
 
 
-def _transform(transform: Transform) -> str:
+def _transform(transform: Transform) -> Iterator[str]:
     """Return the function that multiplies a matrix by a vector."""
     code, name = straight_line(transform.matrix), transform.name
-    lines = Lines()
-    lines.line(f"static void {name}(const {_C_TYPE} *in, long from, {_C_TYPE} *out, long to) {{")
+    yield f"static void {name}(const {_C_TYPE} *in, long from, {_C_TYPE} *out, long to) {{"
     for number in range(code.inputs):
-        lines.line(f"  const {_C_TYPE} v{number} = in[{number} * from];")
+        yield f"  const {_C_TYPE} v{number} = in[{number} * from];"
     for step in code.steps:
-        lines.line(f"  const {_C_TYPE} v{step.number} = {_step_sum(step)};")
+        yield f"  const {_C_TYPE} v{step.number} = {_step_sum(step)};"
     for number, value in enumerate(code.outputs):
-        lines.line(f"  out[{number} * to] = {'0' if value is None else f'v{value}'};")
-    lines.line("}")
-    return lines.text()
+        yield f"  out[{number} * to] = {'0' if value is None else f'v{value}'};"
+    yield "}"
 
 
 def _step_sum(step: Step) -> str:
@@ -263,26 +265,23 @@ def _step_sum(step: Step) -> str:
     )
 
 
-def _mover(direction: str, dimensions: Sequence[Dimension]) -> str:
+def _mover(direction: str, dimensions: Sequence[Dimension]) -> Iterator[str]:
     """Return the function that transfers the box of a block; ``direction`` is "get" or "put"."""
-    lines = Lines()
-    lines.line(
-        f"static int {direction}(char *here, char *memory, const struct block *at, "
-        "dma_reply *reply) {",
-        f"  struct box b = {{.dimensions = {len(dimensions)}}};",
-    )
+    parameters = "char *here, char *memory, const struct block *at, dma_reply *reply"
+    yield f"static int {direction}({parameters}) {{"
+    yield f"  struct box b = {{.dimensions = {len(dimensions)}}};"
+    # From the innermost dimension outwards: each one's distance follows from the sizes inside.
     stride = f"(long)sizeof({_C_TYPE})"
     for number, dimension in reversed(list(enumerate(dimensions))):
-        lines.line(
+        yield from (
             f"  b.first[{number}] = {_sum_text(dimension.first, 'at->')};",
             f"  b.held[{number}] = {_sum_text(dimension.places, 'at->points_')};",
             f"  b.size[{number}] = {dimension.size}, b.step[{number}] = 1;",
             f"  b.apart[{number}] = {stride};",
         )
         stride = f"{dimension.size} * b.apart[{number}]"
-    put = int(direction == "put")
-    lines.line(f"  return move_box({put}, here, memory, &b, sizeof({_C_TYPE}), reply);", "}")
-    return lines.text()
+    stores = int(direction == "put")
+    yield from (f"  return move_box({stores}, here, memory, &b, sizeof({_C_TYPE}), reply);", "}")
 
 
 def _sum_text(linear: LinearSum, prefix: str) -> str:
@@ -304,35 +303,34 @@ def _strides(letter: str, dimensions: Sequence[Dimension]) -> Iterator[str]:
         stride = f"{letter}{number} * ({_sum_text(dimension.places, 'b->points_')})"
 
 
-def _compute(part: Part) -> str:
+def _compute(part: Part) -> Iterator[str]:
     """Return the function that transforms the points of a block."""
-    lines = Lines()
     parameters = f"const {_C_TYPE} *source, {_C_TYPE} *target, const struct block *b"
-    lines.line(
+    yield from (
         f"static void compute({parameters}) {{",
         *_strides("s", part.source),
         *_strides("t", part.target),
     )
     addresses = (["source"], ["target"])
     for loop in part.loops:
+        # A loop of one point a block moves where the block begins, and nothing within it.
         if loop.name not in part.walks:
             continue
         name = f"i_{loop.name}"
-        lines.line(f"  for (long {name} = 0; {name} < b->points_{loop.name}; {name}++)")
+        yield f"  for (long {name} = 0; {name} < b->points_{loop.name}; {name}++)"
         for terms, letter, (dimension, distance) in zip(
             addresses, "st", part.walks[loop.name], strict=True
         ):
             terms.append(f"{name} * {distance} * {letter}{dimension}")
     source, target = (" + ".join(terms) for terms in addresses)
-    lines.line("  {", f"    const {_C_TYPE} *from = {source};", f"    {_C_TYPE} *to = {target};")
-    lines.line(*_transform_calls(part), "  }", "}")
-    return lines.text()
+    yield from ("  {", f"    const {_C_TYPE} *from = {source};", f"    {_C_TYPE} *to = {target};")
+    yield from (*_transform_calls(part), "  }", "}")
 
 
 def _transform_calls(part: Part) -> Iterator[str]:
-    """Yield one transform after the other along the nest of a point's inputs, through local
-    arrays; each is repeated for the results of those before and the inputs of those after it.
-    """
+    """Yield calls of one transform after the other along the nest of a point's inputs."""
+    # Through local arrays: each transform is repeated for the results of those before and the
+    # inputs of those after it.
     shapes = [transform.shape for transform in part.transforms]
     source = "from"
     source_steps = [f"{reach} * s{dimension}" for dimension, reach in part.nest]
@@ -358,12 +356,11 @@ def _transform_calls(part: Part) -> Iterator[str]:
         source, source_steps = target, target_steps
 
 
-def _kernel(part: Part) -> str:
+def _kernel(part: Part) -> Iterator[str]:
     """Return the walk over blocks, with two buffers each in the first memory of every PE."""
     source, target = map(_aligned, part.bytes)
     first, second = 2 * source, 2 * source + target
-    lines = Lines()
-    lines.line(
+    yield from (
         "void kernel(const struct arguments *a) {",
         f"  char *source[2] = {{scratchpad(0, 0), scratchpad(0, {source})}};",
         f"  char *target[2] = {{scratchpad(0, {first}), scratchpad(0, {second})}};",
@@ -390,4 +387,3 @@ def _kernel(part: Part) -> str:
         "    if (storing[k]) dma_wait(&stored[k], storing[k]);",
         "}",
     )
-    return lines.text()

@@ -1,12 +1,9 @@
 """Schedules of a product: all useful sizes of tiles that fit, ranked by their estimates.
 
-Of the sizes of an axis that give equally many tiles, the smallest in full granules stands for all:
-it executes as much in as many tiles and needs no more room. What it transfers differs only by
-padding, and by where blocks begin in a transaction (2 % more on average over random small problems,
-when counted). So a larger one may have a lower estimate, all the more as its last tile, the
-smaller, counts as a share of a full one. A reduction that slides over another axis has one tile or
-tiles of one point, which may lose if memory is tight. Every combination that fits the scratchpads,
-each buffer rounded up to :data:`~cpembed.targets.scratchpad.schedule.PLACED_BYTES`, is estimated.
+Of the sizes of an axis that give equally many tiles, the smallest stands for all. What it transfers
+differs only by padding, and by where blocks begin in a transaction (2 % more on average over random
+small problems, when counted). So a larger one may have a lower estimate, all the more as its last
+tile, the smaller, counts as a share of a full one.
 """
 
 from __future__ import annotations
@@ -22,8 +19,7 @@ import numpy as np
 
 from cpembed.errors import LoweringError
 from cpembed.runtime.tuning.space import Scored, Space
-from cpembed.targets.scratchpad.boxes import Form
-from cpembed.targets.scratchpad.lower import Axis, BoxProduct
+from cpembed.targets.scratchpad.boxes import Axis, BoxProduct, Form
 from cpembed.targets.scratchpad.model import Numbers, Times, Work
 from cpembed.targets.scratchpad.schedule import (
     PLACED_BYTES,
@@ -95,6 +91,7 @@ class _Best:
         times = work.times(order, buffers)
         shape = np.broadcast_shapes(*(sizes.shape for sizes in tiles.values()))
         costs = np.broadcast_to(np.where(fits, times.total, np.inf), shape).ravel()
+        # Schedules as slow as the last candidate may still win by the bytes that they move.
         rows = np.flatnonzero(costs <= self._limit)
         if not len(rows):
             return
@@ -138,7 +135,7 @@ def _fits(work: Work, buffers: int) -> np.ndarray:
         fits = fits & (used <= room)
     for lane, largest in machine.largest.items():
         chain = work.form.chains.get(lane, ())
-        size = math.prod((work.held[a.name] for a in chain), start=np.ones(1))
+        size = math.prod((work.pe_points[a.name] for a in chain), start=np.ones(1))
         fits = fits & (machine.parts(lane) * size <= largest)
     return fits
 
@@ -146,17 +143,9 @@ def _fits(work: Work, buffers: int) -> np.ndarray:
 class ScratchpadSpace(Space[Schedule]):
     """Sizes of tiles, orders of loops and buffers.
 
-    Parameters
-    ----------
-    product
-        Lowered program.
-    ahead
-        True if constant operands may be packed before the kernel runs; they then are, which takes
-        the fewest transfers.
-    buffers
-        Possible numbers of buffers of what is transferred.
-    below
-        Time in microseconds; only faster schedules are searched for.
+    ``ahead``: constant operands may be packed before the kernel runs; they then are, which takes
+    the fewest transfers. ``buffers`` are possible numbers of buffers of what is transferred; only
+    schedules ``below`` a time in microseconds are searched for.
     """
 
     def __init__(
@@ -174,9 +163,7 @@ class ScratchpadSpace(Space[Schedule]):
 
     @property
     def lower_bound(self) -> float:
-        """Microseconds to execute all granules, or to transfer every operand once, whichever is
-        longer.
-        """
+        """Microseconds to execute all granules, or to transfer every operand once if longer."""
         machine, axes = self.product.machine, self.product.axes.values()
         executing = machine.cycles * math.prod(-(-a.extent // a.granule) for a in axes)
         moving = sum(
@@ -190,6 +177,7 @@ class ScratchpadSpace(Space[Schedule]):
         """Sizes of each axis that are compared, ascending."""
         sizes = {name: self._sizes(axis) for name, axis in self.product.axes.items()}
         while math.prod(map(len, sizes.values())) > MAX_COMBINATIONS:
+            # Every second size of the axis that has most, down to the largest, which is one tile.
             longest = max(sizes, key=lambda name: len(sizes[name]))
             sizes[longest] = [*sizes[longest][:-1:2], sizes[longest][-1]]
         return sizes
@@ -201,8 +189,12 @@ class ScratchpadSpace(Space[Schedule]):
             for operand in self.product.operands
             for index in operand.index
         )
+        # A reduction that slides over another axis shares elements between its tiles; sizes in
+        # between are left out, which may lose if memory is tight.
         if slides and axis.reduction and axis.granule == 1:
             return sorted({1, axis.extent})
+        # Of the sizes that give equally many tiles, the smallest in full granules stands for all:
+        # it executes as much in as many tiles and needs no more room.
         counts = range(1, granules + 1)
         return sorted({-(-granules // count) * axis.granule for count in counts})
 
@@ -230,6 +222,8 @@ class ScratchpadSpace(Space[Schedule]):
         for item in best.candidates:
             schedule = item.schedule
             scored = self._scored(schedule, item.work.times(item.order, item.buffers), item.place)
+            # Rounded, so that equal estimates tie despite floating point: one buffer before two,
+            # then the least bytes, then the text, which makes the order reproducible.
             key = round(item.cycles, 6), item.buffers, item.moved_bytes, str(schedule)
             ranked.append((*key, scored))
         return tuple(item[-1] for item in sorted(ranked, key=lambda item: item[:-1]))
@@ -277,11 +271,14 @@ class ScratchpadSpace(Space[Schedule]):
         choices: list[list[tuple[bool, list[int]]]] = []
         for name, sizes in self.sizes.items():
             axis = axes[name]
-            ones = [size for size in sizes if axis.held(min(size, axis.extent)) == 1]
+            # Which axes have one point decides the form, so that all sizes of a form are one
+            # computation.
+            ones = [size for size in sizes if axis.points_per_pe(min(size, axis.extent)) == 1]
             parts = [(False, [size for size in sizes if size not in ones]), (True, ones)]
             choices.append([part for part in parts if part[1]])
         for choice in itertools.product(*choices):
             single = frozenset(n for n, (is_one, _) in zip(names, choice, strict=True) if is_one)
+            # Sparse grids: what depends on one axis is computed once for all sizes of the others.
             for piece in _pieces([sizes for _, sizes in choice]):
                 arrays = [np.array(sizes, np.float64) for sizes in piece]
                 grid = np.meshgrid(*arrays, indexing="ij", sparse=True)

@@ -16,9 +16,15 @@ from cpembed.ir.computation import Computation
 from cpembed.provenance import Provenance
 from cpembed.runtime.measurement.runner import Timing
 from cpembed.targets.base import Array, ChoicePolicy, Details, Execution, Row, Target
-from cpembed.targets.scratchpad.artifact import INSTRUCTIONS, ScratchpadProgram, program, save
-from cpembed.targets.scratchpad.executor import COMPILER, Counters
-from cpembed.targets.scratchpad.lower import BoxProduct, lower
+from cpembed.targets.scratchpad.boxes import BoxProduct, lower
+from cpembed.targets.scratchpad.executor import (
+    COMPILER,
+    INSTRUCTIONS,
+    Counters,
+    ScratchpadProgram,
+    program,
+    save,
+)
 from cpembed.targets.scratchpad.machine import ScratchpadMachine, scratchpad_machine
 from cpembed.targets.scratchpad.methods import ScratchpadMethodProgram, ScratchpadMethods
 from cpembed.targets.scratchpad.schedule import Plan, Schedule
@@ -96,8 +102,10 @@ class ScratchpadDetails(Details):
 
 
 class ScratchpadTarget(Target[BoxProduct, Schedule, ScratchpadProgram]):
-    """Emulated scratchpad machine: the C text of a plan is compiled for this host and executed by
-    fibers in place of the machine's processing elements.
+    """Emulated scratchpad machine.
+
+    The C text of a plan is compiled for this host and executed by fibers in place of the machine's
+    processing elements.
     """
 
     provenance = Provenance.EMULATED
@@ -136,6 +144,7 @@ class ScratchpadTarget(Target[BoxProduct, Schedule, ScratchpadProgram]):
         return program(Plan(lowered, schedule))
 
     def execute(self, artifact: ScratchpadProgram, inputs: Mapping[str, Array]) -> Execution:
+        # A kernel that does not wait for a transfer gives other results in another order.
         outputs = tuple(artifact.run(inputs, seed) for seed in SEEDS)
         return Execution(outputs, self.provenance)
 
@@ -161,6 +170,8 @@ class ScratchpadTarget(Target[BoxProduct, Schedule, ScratchpadProgram]):
         self, artifact: ScratchpadProgram | ScratchpadMethodProgram, timing: Timing
     ) -> ScratchpadDetails:
         if isinstance(artifact, ScratchpadMethodProgram):
+            # Counters and memories are those of the product; the parts around it add their
+            # estimate.
             product = self.describe(artifact.product, timing)
             around_us = artifact.plan.parts_us
             return replace(

@@ -14,17 +14,18 @@ import numpy as np
 from numpy.typing import NDArray
 
 from cpembed.errors import ProgramError
-from cpembed.targets.vta.assembly.disassembler import instruction_text
-from cpembed.targets.vta.encoding import FACTORS, LOOPS, UOP_BYTES, Opcode, unpack_uops
-from cpembed.targets.vta.isa import Memory, VtaConfig
-from cpembed.targets.vta.program import Columns, Numbers, VtaProgram, dram_bounds, sram_extent
+from cpembed.targets.vta.assembly import instruction_text
+from cpembed.targets.vta.encoding import Columns, sram_extent, unpack_uops
+from cpembed.targets.vta.isa import FACTORS, LOOPS, UOP_BYTES, Memory, Opcode, VtaConfig
+from cpembed.targets.vta.program import Numbers, VtaProgram, dram_bounds
 from cpembed.targets.vta.tokens import HappensBefore
 
 
 @dataclass(frozen=True)
 class Violation:
-    """Rule that a program breaks: ``instruction`` is the number of the instruction that breaks it,
-    or None for the program as a whole.
+    """Rule that a program breaks.
+
+    ``instruction`` is the number of the instruction that breaks it, None for the whole program.
     """
 
     instruction: int | None
@@ -43,18 +44,19 @@ class Violation:
 Elements = slice | NDArray[np.int64]
 """Distinct elements of a buffer."""
 
+_NOTHING = slice(0, 0)
+
 PARAMETERS = (*LOOPS, *FACTORS, "reset", "op", "use_immediate", "immediate")
 """Fields of GEMM and ALU instructions, without their tokens."""
 
+# As deep as the pipelines of both units: they read an accumulator before they write it.
 _DISTANCE = {Opcode.GEMM: 3, Opcode.ALU: 2}
 """Number of micro-ops from one that writes an accumulator to the first that may access it again."""
 
 
 @dataclass(frozen=True)
 class Accesses:
-    """Elements that an instruction accesses, complete if there is no ``problem`` (problem,
-    remedy).
-    """
+    """Elements that an instruction accesses; ``problem``, with its remedy, if it is illegal."""
 
     dst: Elements
     src: Elements
@@ -77,11 +79,13 @@ class _Index:
 
     def elements(self, size: int, outer: int, inner: int) -> Elements:
         """Return the elements that the iterations access in a buffer of some size."""
+        # A mask of the buffer: an instruction may execute millions of micro-ops on few elements.
         used = np.zeros(size, bool)
         used[self.values] = True
         for count, step in ((inner, self.inner), (outer, self.outer)):
             used = _repeated(used, count, step)
         elements = np.flatnonzero(used)
+        # A slice, of which numpy makes views, if there is no gap.
         if len(elements) == elements[-1] - elements[0] + 1:
             return slice(int(elements[0]), int(elements[-1]) + 1)
         return elements
@@ -92,38 +96,18 @@ class _Index:
         return (offsets[:, None] + self.values[None, :]).ravel()
 
 
-class AccessTable:
-    """Accesses of a program's GEMM and ALU instructions.
-
-    Programs repeat few instructions on few micro-ops, so accesses are cached.
-    """
-
-    def __init__(self, columns: Columns, config: VtaConfig) -> None:
-        self._config = config
-        self._opcodes: list[int] = columns.opcode.tolist()
-        self._rows = columns.table(*PARAMETERS)
-        self._cache: dict[tuple[int, bytes, bytes], Accesses] = {}
-
-    def accesses(self, number: int, uops: NDArray[np.uint32]) -> Accesses:
-        """Return the accesses of an instruction that executes some micro-ops."""
-        key = (self._opcodes[number], self._rows[number].tobytes(), uops.tobytes())
-        accesses = self._cache.get(key)
-        if accesses is None:
-            row: list[int] = self._rows[number].tolist()
-            values: dict[str, int] = dict(zip(PARAMETERS, row, strict=True))
-            accesses = _accesses(Opcode(self._opcodes[number]), values, uops, self._config)
-            self._cache[key] = accesses
-        return accesses
+def _illegal(problem: str, remedy: str) -> Accesses:
+    return Accesses(_NOTHING, _NOTHING, _NOTHING, (problem, remedy))
 
 
 def _accesses(
     opcode: Opcode, values: dict[str, int], uops: NDArray[np.uint32], config: VtaConfig
 ) -> Accesses:
-    nothing = slice(0, 0)
+    # Words of DRAM may be anything: reserved bits show that they are no micro-ops.
     try:
         dst, src, wgt = unpack_uops(uops, config)
     except ProgramError as error:
-        return Accesses(nothing, nothing, nothing, (str(error), "load micro-ops there"))
+        return _illegal(str(error), "load micro-ops there")
     source = Memory.INP if opcode is Opcode.GEMM else Memory.ACC
     indices = {
         "dst": _Index(Memory.ACC, dst, values["dst.outer"], values["dst.inner"]),
@@ -136,24 +120,19 @@ def _accesses(
     if opcode is Opcode.ALU and values["use_immediate"] and (dst != src).any():
         at = int(np.flatnonzero(dst != src)[0])
         uop = f"micro-op {values['uop_begin'] + at} has dst {dst[at]} and src {src[at]}"
-        problem = (
-            f"{uop} with an immediate, and the RTL reads the accumulator at src",
-            "encode src = dst",
-        )
-        return Accesses(nothing, nothing, nothing, problem)
+        text = f"{uop} with an immediate, and the RTL reads the accumulator at src"
+        return _illegal(text, "encode src = dst")
     loops = values["outer"], values["inner"]
     for name, index in indices.items():
         size, last = config.elements(index.memory), index.last(*loops)
         if name not in unread and last >= size:
-            problem = (
-                f"{name} reaches {index.memory.name} element {last}, of 0..{size - 1}",
-                "use smaller factors, counts or indices",
-            )
-            return Accesses(nothing, nothing, nothing, problem)
+            text = f"{name} reaches {index.memory.name} element {last}, of 0..{size - 1}"
+            return _illegal(text, "use smaller factors, counts or indices")
     elements = {
-        name: nothing if name in unread else index.elements(config.elements(index.memory), *loops)
+        name: _NOTHING if name in unread else index.elements(config.elements(index.memory), *loops)
         for name, index in indices.items()
     }
+    # A reset reads nothing, so it may write an accumulator twice in a row.
     repeated = None if values["reset"] else _repetition(opcode, values, indices)
     return Accesses(elements["dst"], elements["src"], elements["wgt"], repeated)
 
@@ -162,6 +141,7 @@ def _repeated(used: NDArray[np.bool_], count: int, step: int) -> NDArray[np.bool
     """Return the elements shifted 0 to count-1 times by ``step``, by doubling."""
     if step == 0 or count == 1:
         return used
+    # After each round the elements are shifted by all of 0 to shifts-1 steps.
     shifted, shifts = used.copy(), 1
     while shifts < count:
         more = min(shifts, count - shifts)
@@ -173,9 +153,8 @@ def _repeated(used: NDArray[np.bool_], count: int, step: int) -> NDArray[np.bool
 def _repetition(
     opcode: Opcode, values: dict[str, int], indices: dict[str, _Index]
 ) -> tuple[str, str] | None:
-    """Return a problem if an accumulator is accessed again within the pipeline's depth, when the
-    micro-op that writes it has not finished.
-    """
+    """Return a problem and its remedy if an accumulator is used before its writer has finished."""
+    # Within the pipeline's depth a micro-op still reads the old value of an accumulator.
     outer, inner = values["outer"], values["inner"]
     reads = ["dst"]
     if opcode is Opcode.ALU and not values["use_immediate"]:
@@ -193,9 +172,9 @@ def _repetition(
 
 
 def _windows(iterations: int, inner: int) -> list[tuple[int, int]]:
-    """Return ranges of iterations with every kind of neighbours: within a row of inner iterations,
-    and across the end of a row.
-    """
+    """Return ranges of iterations with every kind of neighbours."""
+    # Indices are affine in the iterations, so neighbours differ alike within every row of inner
+    # iterations, and alike across the ends of all rows. At most two iterations apart matter.
     if inner <= 4:
         return [(0, min(iterations, 3 * inner + 2))]
     return [(0, 3), (inner - 2, min(iterations, inner + 2))]
@@ -212,7 +191,10 @@ def _too_close(opcode: Opcode, name: str, element: int, distance: int) -> tuple[
     )
 
 
+# Later than every place, so that one comparison finds unwritten and unordered elements.
 _NEVER = np.iinfo(np.int64).max
+"""Place of the writer of an element that was never written."""
+
 _LOAD, _COMPUTE, _STORE = range(3)
 
 
@@ -245,7 +227,8 @@ class _Visit:
     ) -> None:
         config = program.config
         self._program = program
-        self._table = AccessTable(columns, config)
+        self._parameters = columns.table(*PARAMETERS)
+        self._cache: dict[tuple[int, bytes, bytes], Accesses] = {}
         self._opcode: list[int] = columns.opcode.tolist()
         self._module: list[int] = columns.module.tolist()
         self._memory: list[int] = columns["memory"].tolist()
@@ -283,7 +266,7 @@ class _Visit:
         memory, written = self._memory[number], slice(begin, end)
         if memory == Memory.UOP:
             self._uop_loaded[written] = True
-            self._uops[written] = transferred(self._program, self._rows[number])
+            self._uops[written] = loaded_uops(self._program, self._rows[number])
         elif memory == Memory.ACC:
             self._acc_written[written] = True
             self._out_lost[written] = self._place[number]
@@ -296,12 +279,13 @@ class _Visit:
             at = begin + int(np.flatnonzero(~self._uop_loaded[begin:end])[0])
             yield Violation(number, f"micro-op {at} was never loaded", "load it before")
             return
-        accesses = self._table.accesses(number, self._uops[begin:end])
+        accesses = self._accesses(number, self._uops[begin:end])
         if accesses.problem is not None:
             yield Violation(number, *accesses.problem)
         reset = self._reset[number] and gemm
         if not reset:
             yield from self._reads(number, gemm, accesses)
+        # A reset clears the accumulator and does not write OUT, which keeps the old value.
         if reset:
             self._out_lost[accesses.dst] = self._place[number]
         else:
@@ -309,7 +293,18 @@ class _Visit:
             self._out_lost[accesses.dst] = 0
         self._acc_written[accesses.dst] = True
 
+    def _accesses(self, number: int, uops: NDArray[np.uint32]) -> Accesses:
+        # Programs repeat few instructions on few micro-ops.
+        key = (self._opcode[number], self._parameters[number].tobytes(), uops.tobytes())
+        if key not in self._cache:
+            row: list[int] = self._parameters[number].tolist()
+            values: dict[str, int] = dict(zip(PARAMETERS, row, strict=True))
+            opcode = Opcode(self._opcode[number])
+            self._cache[key] = _accesses(opcode, values, uops, self._program.config)
+        return self._cache[key]
+
     def _reads(self, number: int, gemm: bool, accesses: Accesses) -> Iterator[Violation]:
+        # ACC is loaded and written by the compute module alone, in order: no token is needed.
         accumulators = (accesses.dst,) if gemm else (accesses.dst, accesses.src)
         for elements in accumulators:
             if not self._acc_written[elements].all():
@@ -354,9 +349,7 @@ class _Visit:
         ordered: int,
         module: int,
     ) -> Violation:
-        """Return the violation of a read whose elements were never written, or by a writer that is
-        ordered neither before nor after the read.
-        """
+        """Return the violation of a read of unwritten elements, or with an unordered writer."""
         never = writers == _NEVER
         if never.any():
             writes = "written by ALU or GEMM" if module == _COMPUTE else "loaded"
@@ -380,7 +373,7 @@ class _Visit:
         return next(number for number, pair in pairs if pair == (place, module))
 
 
-def transferred(program: VtaProgram, row: Numbers) -> NDArray[np.uint32]:
+def loaded_uops(program: VtaProgram, row: Numbers) -> NDArray[np.uint32]:
     """Return the words of a LOAD of micro-ops, of which ``row`` has dram, y, x and x_stride."""
     dram, y, x, stride = row.tolist()
     if not x:
@@ -407,6 +400,7 @@ def _dram_violations(
     first, last = dram_bounds(columns, program)
     written = np.flatnonzero(stores)
     low, high = first[written].min(), last[written].max()
+    # Most programs load nothing near what they store: then no byte has to be marked.
     near = loads & (first < high) & (last > low)
     if not near.any():
         return
@@ -424,9 +418,7 @@ def _dram_violations(
 def _unordered_load(
     columns: Columns, program: VtaProgram, happens_before: HappensBefore, load: int, stores: Numbers
 ) -> Iterator[Violation]:
-    """Yield the first STORE that overlaps a LOAD without being ordered before or after it; of a
-    LOAD of micro-ops, the first that overlaps.
-    """
+    """Yield the first STORE that overlaps a LOAD without being ordered before or after it."""
     module = int(columns.module[load])
     rows = _byte_rows(columns, program, load)
     for store in stores.tolist():
@@ -434,6 +426,7 @@ def _unordered_load(
             happens_before.before[load, _STORE] >= happens_before.place[store]
             or happens_before.before[store, module] >= happens_before.place[load]
         )
+        # The checker reads micro-ops from the initial image, so no STORE may change them at all.
         uops = columns["memory"][load] == Memory.UOP
         if (ordered and not uops) or not any(
             begin < b and a < end

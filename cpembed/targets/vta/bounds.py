@@ -20,8 +20,16 @@ from cpembed.targets.vta.energy import Work
 from cpembed.targets.vta.estimate import BIAS_PASSES, beats_of, store_cycles
 from cpembed.targets.vta.isa import Memory
 from cpembed.targets.vta.program import Numbers
-from cpembed.targets.vta.regions import Interval, Span, existing, span_of
-from cpembed.targets.vta.schedule import Schedule, largest_regions, loop_tiles, paired_loop
+from cpembed.targets.vta.schedule import (
+    Interval,
+    Schedule,
+    Span,
+    existing,
+    largest_regions,
+    loop_tiles,
+    paired_loop,
+    span_of,
+)
 from cpembed.targets.vta.tail import Tail
 from cpembed.targets.vta.tiles import (
     TileNest,
@@ -90,13 +98,13 @@ def bounds(nest: TileNest, tail: Tail, memory: MemorySystem) -> Bounds:
     return Bounds(gemm, gemm + passes * written, read, len(tail.phases) * store)
 
 
+# Command, answer, SRAM's latency and the next issue remain if other bursts hide the memory's delay.
 LOAD_FLOOR = 6
-"""Cycles of a LOAD in addition to its beats if other bursts hide the memory's delay: command,
-answer, SRAM's latency, the next issue."""
+"""Minimum cycles of a LOAD in addition to its beats."""
 
+# The end is the empty LOAD, of 2 cycles, and FINISH.
 _START, _END = 4, 3
-"""Cycles before the first instruction in addition to the memory's delay, and of the empty LOAD and
-FINISH that end a program."""
+"""Cycles before the first instruction, without the memory's delay, and after the last STORE."""
 
 
 @dataclass(frozen=True)
@@ -130,11 +138,9 @@ class Floors:
 
     @cached_property
     def _gaps_hide_inputs(self) -> bool:
-        """True if a region may have positions in main memory that no product reads.
-
-        The positions that a tile accesses are at most the largest coefficient apart, so this takes
-        a dimension shorter than that.
-        """
+        """True if a region may have positions in main memory that no product reads."""
+        # Positions that a tile accesses are at most the largest coefficient apart: a gap without
+        # any takes a dimension shorter than that.
         pairs = zip(self.nest.inp.access, self.nest.inp.shape, strict=True)
         return any(
             size < max((abs(term.coefficient) for term in index.terms), default=0)
@@ -171,6 +177,7 @@ class Floors:
         # A step without any part loads its operands, but no product waits for them.
         loads_awaited = not (trimmed and self._gaps_hide_inputs)
         if trimmed:
+            # Padding thins steps out; this many at least are needed for the products that remain.
             steps = -(-products // math.prod(schedule.tiles.values()))
         multiply = products + PIPELINE * steps
         passes = 1 + sum(map(len, self.tail.phases))
@@ -202,9 +209,9 @@ class Floors:
         return int(beats) + LOAD_FLOOR * regions
 
 
+# Few regions that are in a slot were last used before that; otherwise slots are replayed.
 _LOOK_BACK = 3
-"""Number of earlier uses to compare, per slot; few regions that are in a slot were last used before
-that."""
+"""Number of earlier uses to compare, per slot."""
 
 
 @dataclass(frozen=True)
@@ -270,8 +277,9 @@ class StepCounts:
         paired = paired_loop(self.nest, self.schedule)
         counts = {name: len(tiles) for name, tiles in self._cuts.items()}
         shape = [-(-counts[n] // 2) if n == paired else counts[n] for n in self.schedule.order]
-        grids = np.unravel_index(np.arange(math.prod(shape) * (2 if paired else 1)),
-                                 (*shape, 2) if paired else shape)  # fmt: skip
+        # Of a thread loop the digits are the pair, at its place, and innermost the tile of it.
+        grid = (*shape, 2) if paired else shape
+        grids = np.unravel_index(np.arange(math.prod(grid)), grid)
         trips = dict(zip(self.schedule.order, grids, strict=False))
         if paired is None:
             return trips
@@ -287,9 +295,7 @@ class StepCounts:
 
     @cached_property
     def active(self) -> NDArray[np.bool_]:
-        """Mask of the steps at which every operand has tiles in main memory; others are left
-        out.
-        """
+        """Mask of the steps at which every operand has tiles in main memory: no other executes."""
         inp, wgt, acc = (operand.tiles > 0 for operand in self.operands.values())
         return inp & wgt & acc
 
@@ -310,12 +316,11 @@ class StepCounts:
 
     @property
     def begun_before_products(self) -> int | None:
-        """Number of output tiles that are reset up to the first active step; None if no step is
-        active or an output tile ends before it.
-        """
+        """Number of output tiles that are reset up to the first active step, None if unknown."""
         if not self.active.any():
             return None
         first = int(np.argmax(self.active))
+        # An output tile of zeros that ends before may be stored while the first operands load.
         if self._at_reductions(-1)[:first].any():
             return None
         return int(self._begins[: first + 1].sum())
@@ -338,14 +343,13 @@ class StepCounts:
         return int(np.prod(sizes, axis=0)[self.active].sum())
 
     def loads(self, tensor: TileTensor) -> LoadCounts:
-        """Return the loads of a factor; a region in one of its slots is not loaded again, and the
-        least recently used region is replaced.
-        """
+        """Return the loads of a factor, whose slots keep the regions that were used last."""
         operand = self.operands[tensor.memory]
         region, tiles = operand.region[self.active], operand.tiles[self.active]
         if not len(region):
             return LoadCounts(0, 0, 0)
         if self.schedule.reuse:
+            # Consecutive uses of one region are one use: then at most `slots` others matter.
             changes = np.append(True, region[1:] != region[:-1])
             region, tiles = region[changes], tiles[changes]
             slots = self.schedule.slots[self.nest.factors.index(tensor)]
@@ -353,12 +357,14 @@ class StepCounts:
         return LoadCounts(len(tiles), int(tiles.sum()), int(tiles[0]))
 
     def _operand(self, tensor: TileTensor) -> _OperandSteps:
+        # Loops of one tile do not tell steps apart.
         first = {name: tiles[0] for name, tiles in self._cuts.items()}
         steps = len(next(iter(self.trips.values())))
         region, exist = np.zeros(steps, np.int64), np.ones(steps, np.int64)
         for k, index in enumerate(tensor.access):
             names = [name for name in index.iterators if len(self._cuts[name]) > 1]
             numbers: dict[Span, int] = {}
+            # Few distinct tiles of the loops, many steps: spans are computed once for each.
             table: list[tuple[int, int]] = []
             for place in itertools.product(*(self._cuts[name] for name in names)):
                 span, inside = self._spans.span(
@@ -369,15 +375,15 @@ class StepCounts:
             for name in names:
                 at = at * len(self._cuts[name]) + self.trips[name]
             number, inside = np.array(table).T
+            # A box is determined by its spans, so numbers of spans combine to one of the box.
             region = region * len(numbers) + number[at]
             exist = exist * inside[at]
         return _OperandSteps(region, exist)
 
 
 def _misses(region: Numbers, slots: int) -> NDArray[np.bool_]:
-    """Return a mask of the regions, no two neighbours equal, that are in no slot: at least as many
-    other regions as there are slots were used since their last use.
-    """
+    """Return a mask of the regions, no two neighbours equal, that are in no slot."""
+    # A region was replaced if as many others as there are slots were used since its last use.
     misses = np.ones(len(region), bool)
     if slots < 2:
         return misses

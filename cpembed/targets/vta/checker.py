@@ -1,33 +1,33 @@
-"""Check of programs: would it run on the real machine, and always with the same result?
+"""Check that a program would run on the real machine, and always with the same result.
 
-Three stages, each only for programs that pass the one before: fields; ranges; then rules of
-implementations, tokens and accesses.
 ``docs/vta.md`` lists the rules. Sources: VTA's hardware repository (apache/tvm-vta), HLS and
 Chisel. Every rule names the rows that break it, for all instructions at once.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator, Mapping
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from cpembed.errors import ProgramError
 from cpembed.targets.vta.accesses import Violation, content_violations
-from cpembed.targets.vta.assembly.disassembler import instruction_text
-from cpembed.targets.vta.encoding import PADS, Opcode, formats_of, misfit
-from cpembed.targets.vta.isa import TOKEN_FLAGS, AluOp, Memory
-from cpembed.targets.vta.program import (
+from cpembed.targets.vta.assembly import instruction_text
+from cpembed.targets.vta.encoding import Columns, Numbers, columns_of, misfit, sram_extent
+from cpembed.targets.vta.isa import (
     MODULES,
+    PADS,
     QUEUES,
-    Columns,
-    VtaProgram,
-    columns_of,
-    dram_bounds,
+    TOKEN_FLAGS,
+    AluOp,
+    Memory,
+    Opcode,
+    formats_of,
     queue_of,
-    sram_extent,
 )
+from cpembed.targets.vta.program import VtaProgram, dram_bounds
 from cpembed.targets.vta.tokens import (
     QUEUED_INSTRUCTIONS,
     ExecutionOrder,
@@ -38,11 +38,15 @@ from cpembed.targets.vta.tokens import (
     queue_name,
 )
 
+# Implementations differ beyond the 32 bits of an accumulator.
 LARGEST_SHIFT = 31
-"""Maximum amount of SHR: implementations differ beyond the 32 bits of an accumulator."""
-Findings = Iterator[tuple[NDArray[np.bool_], Callable[[int], tuple[str, str]]]]
-"""Instructions that break a rule, as a mask, and a function from an instruction to problem and
-remedy."""
+"""Maximum amount of SHR."""
+
+Rules = Iterator[tuple[NDArray[np.bool_], str, str]]
+"""Masks of the instructions that break a rule, with problem and remedy.
+
+In a problem ``{0[x]}`` stands for the instruction's field x.
+"""
 
 
 def field_violations(columns: Columns, program: VtaProgram) -> Iterator[Violation]:
@@ -54,6 +58,7 @@ def field_violations(columns: Columns, program: VtaProgram) -> Iterator[Violatio
             numbers = columns[field.name]
             wrong = rows & ((numbers < lowest) | (numbers > highest))
             for row in np.flatnonzero(wrong).tolist():
+                # The text of a misfit is its problem and, after a semicolon, what is allowed.
                 problem = misfit(field, int(numbers[row])) or ""
                 yield Violation(row, *problem.split("; "))
     for flag in TOKEN_FLAGS:
@@ -72,136 +77,90 @@ def range_violations(columns: Columns, program: VtaProgram) -> Iterator[Violatio
 
     The program must have no :func:`field_violations`.
     """
-    for rule in (_memories, _shapes, _pads, _buffers, _image, _loops):
-        yield from _listed(rule(columns, program))
+    first, end = dram_bounds(columns, program)
+    tiles = sram_extent(columns, "y") * sram_extent(columns, "x")
+    derived = {
+        "first_byte": first,
+        "last_byte": end - 1,
+        "last_sram": columns["sram"] + tiles - 1,
+        "last_uop": columns["uop_end"] - 1,
+    }
+    for rules in (_transfer_rules, _place_rules, _loop_rules):
+        yield from _listed(rules(columns, program, derived), columns.fields | derived)
 
 
 def rule_violations(columns: Columns, program: VtaProgram) -> Iterator[Violation]:
     """Yield operations that some implementation lacks or executes differently."""
-    for rule in (_alu_operations, _immediates, _finish):
-        yield from _listed(rule(columns, program))
+    yield from _listed(_operation_rules(columns), columns.fields)
     if not len(columns) or columns.opcode[-1] != Opcode.FINISH:
         last = len(columns) - 1 if len(columns) else None
         yield Violation(last, "the program does not end with FINISH", "append FINISH")
 
 
-def _listed(findings: Findings) -> Iterator[Violation]:
-    for mask, describe in findings:
+def _listed(rules: Rules, fields: Mapping[str, Numbers]) -> Iterator[Violation]:
+    for mask, problem, remedy in rules:
         for row in np.flatnonzero(mask).tolist():
-            yield Violation(row, *describe(row))
+            values: dict[str, Any] = {name: int(column[row]) for name, column in fields.items()}
+            values["memory"] = Memory(values["memory"]).name
+            yield Violation(row, problem.format(values), remedy)
 
 
-def _memories(columns: Columns, program: VtaProgram) -> Findings:
+def _transfer_rules(columns: Columns, program: VtaProgram, derived: Mapping[str, Numbers]) -> Rules:
+    loads, stores = columns.is_a(Opcode.LOAD), columns.is_a(Opcode.STORE)
     out = columns["memory"] == Memory.OUT
-    yield (
-        columns.is_a(Opcode.LOAD) & out,
-        lambda _: ("LOAD into OUT", "load into UOP, WGT, INP or ACC; only STORE takes OUT"),
-    )
-    yield (
-        columns.is_a(Opcode.STORE) & ~out,
-        lambda row: (
-            f"STORE from {Memory(columns['memory'][row]).name}",
-            "store from OUT, which mirrors the accumulators' low bits",
-        ),
-    )
-
-
-def _shapes(columns: Columns, program: VtaProgram) -> Findings:
-    yield (
-        _data_transfers(columns) & (columns["y"] == 0),
-        lambda _: ("y = 0 with x > 0", "use x = 0 for a transfer of tokens only"),
-    )
-
-
-def _buffers(columns: Columns, program: VtaProgram) -> Findings:
-    transfers = _data_transfers(columns)
-    end = columns["sram"] + sram_extent(columns, "y") * sram_extent(columns, "x")
-    for memory in Memory:
-        size = (
-            program.config.usable_uops if memory is Memory.UOP else program.config.elements(memory)
-        )
-
-        def describe(row: int, memory: Memory = memory, size: int = size) -> tuple[str, str]:
-            span = f"{columns['sram'][row]}..{end[row] - 1}"
-            return (
-                f"touches {memory.name} elements {span}, of 0..{size - 1}",
-                f"end at {size - 1}: move sram or take fewer elements",
-            )
-
-        yield transfers & columns.transfers(memory) & (end > size), describe
-
-
-def _image(columns: Columns, program: VtaProgram) -> Findings:
-    first, last = dram_bounds(columns, program)
-    size = len(program.dram)
-
-    def describe(row: int) -> tuple[str, str]:
-        name = Memory(columns["memory"][row]).name
-        problem = (
-            f"touches bytes {first[row]:,}..{last[row] - 1:,} of a DRAM image of {size:,} bytes "
-            f"at {program.base:#x} (dram counts {name} elements of "
-            f"{program.config.element_bytes(Memory[name])} bytes from address 0)"
-        )
-        return problem, "move dram, or enlarge the image"
-
-    yield _data_transfers(columns) & (columns["y"] > 0) & ((first < 0) | (last > size)), describe
-
-
-def _loops(columns: Columns, program: VtaProgram) -> Findings:
-    computes = columns.is_a(Opcode.GEMM, Opcode.ALU)
-    begin, end = columns["uop_begin"], columns["uop_end"]
-    usable = program.config.usable_uops
-    empty = (begin >= end) | (columns["outer"] == 0) | (columns["inner"] == 0)
-
-    def describe(row: int) -> tuple[str, str]:
-        counts = f"[{begin[row]}, {end[row]}) x {columns['outer'][row]} x {columns['inner'][row]}"
-        remedy = "every count is at least 1; to pass tokens use a LOAD with x = 0"
-        return f"executes no micro-op: {counts}", remedy
-
-    yield computes & empty, describe
-    yield (
-        computes & ~empty & (end > usable),
-        lambda row: (
-            f"reads micro-ops up to {end[row] - 1}, of 0..{usable - 1}",
-            f"keep micro-ops below {usable}",
-        ),
-    )
-
-
-def _pads(columns: Columns, program: VtaProgram) -> Findings:
+    remedy = "load into UOP, WGT, INP or ACC; only STORE takes OUT"
+    yield loads & out, "LOAD into OUT", remedy
+    remedy = "store from OUT, which mirrors the accumulators' low bits"
+    yield stores & ~out, "STORE from {0[memory]}", remedy
+    # The RTL's counters run on below 0.
+    empty = _data_transfers(columns) & (columns["y"] == 0)
+    yield empty, "y = 0 with x > 0", "use x = 0 for a transfer of tokens only"
     padded = np.any([columns[name] != 0 for name in PADS], axis=0)
-    yield (
-        columns.is_a(Opcode.LOAD) & padded & columns.transfers(Memory.UOP, Memory.WGT),
-        lambda row: (
-            f"pads on a LOAD of {Memory(columns['memory'][row]).name}",
-            "only INP and ACC are padded: load zeros from DRAM instead",
-        ),
-    )
-    yield (
-        columns.is_a(Opcode.STORE) & padded,
-        lambda _: ("pads on a STORE", "a STORE writes no pads: clear them"),
-    )
+    dense = columns.transfers(Memory.UOP, Memory.WGT)
+    remedy = "only INP and ACC are padded: load zeros from DRAM instead"
+    yield loads & padded & dense, "pads on a LOAD of {0[memory]}", remedy
+    yield stores & padded, "pads on a STORE", "a STORE writes no pads: clear them"
 
 
-def _alu_operations(columns: Columns, program: VtaProgram) -> Findings:
-    alu, op = columns.is_a(Opcode.ALU), columns["op"]
-    yield (
-        alu & (op == AluOp.MUL),
-        lambda _: ("MUL, which HLS lacks and the RTL never completes", "use MIN, MAX, ADD or SHR"),
-    )
-    amount = columns["immediate"]
-    shifts = alu & (op == AluOp.SHR) & (columns["use_immediate"] != 0)
-    yield (
-        shifts & ((amount < 0) | (amount > LARGEST_SHIFT)),
-        lambda row: (
-            f"SHR by {amount[row]}",
-            f"shift by 0..{LARGEST_SHIFT}; implementations differ elsewhere",
-        ),
-    )
+def _place_rules(columns: Columns, program: VtaProgram, derived: Mapping[str, Numbers]) -> Rules:
+    config, transfers = program.config, _data_transfers(columns)
+    for memory in Memory:
+        size = config.usable_uops if memory is Memory.UOP else config.elements(memory)
+        problem = f"touches {memory.name} elements {{0[sram]}}..{{0[last_sram]}}, of 0..{size - 1}"
+        beyond = transfers & columns.transfers(memory) & (derived["last_sram"] >= size)
+        yield beyond, problem, f"end at {size - 1}: move sram or take fewer elements"
+    for memory in Memory:
+        problem = (
+            f"touches bytes {{0[first_byte]:,}}..{{0[last_byte]:,}} of a DRAM image of "
+            f"{len(program.dram):,} bytes at {program.base:#x} (dram counts {memory.name} elements "
+            f"of {config.element_bytes(memory)} bytes from address 0)"
+        )
+        outside = (derived["first_byte"] < 0) | (derived["last_byte"] >= len(program.dram))
+        moved = transfers & columns.transfers(memory) & (columns["y"] > 0)
+        yield moved & outside, problem, "move dram, or enlarge the image"
 
 
-def _immediates(columns: Columns, program: VtaProgram) -> Findings:
-    immediate = columns.is_a(Opcode.ALU) & (columns["use_immediate"] != 0)
+def _loop_rules(columns: Columns, program: VtaProgram, derived: Mapping[str, Numbers]) -> Rules:
+    computes = columns.is_a(Opcode.GEMM, Opcode.ALU)
+    usable = program.config.usable_uops
+    empty = columns["uop_begin"] >= columns["uop_end"]
+    empty |= (columns["outer"] == 0) | (columns["inner"] == 0)
+    counts = "[{0[uop_begin]}, {0[uop_end]}) x {0[outer]} x {0[inner]}"
+    remedy = "every count is at least 1; to pass tokens use a LOAD with x = 0"
+    yield computes & empty, f"executes no micro-op: {counts}", remedy
+    beyond = computes & ~empty & (derived["last_uop"] >= usable)
+    problem = f"reads micro-ops up to {{0[last_uop]}}, of 0..{usable - 1}"
+    yield beyond, problem, f"keep micro-ops below {usable}"
+
+
+def _operation_rules(columns: Columns) -> Rules:
+    alu, op, amount = columns.is_a(Opcode.ALU), columns["op"], columns["immediate"]
+    problem = "MUL, which HLS lacks and the RTL never completes"
+    yield alu & (op == AluOp.MUL), problem, "use MIN, MAX, ADD or SHR"
+    immediate = alu & (columns["use_immediate"] != 0)
+    shifts = immediate & (op == AluOp.SHR) & ((amount < 0) | (amount > LARGEST_SHIFT))
+    remedy = f"shift by 0..{LARGEST_SHIFT}; implementations differ elsewhere"
+    yield shifts, "SHR by {0[immediate]}", remedy
     # A loop of one iteration never adds its factor.
     differs = np.any(
         [
@@ -210,29 +169,17 @@ def _immediates(columns: Columns, program: VtaProgram) -> Findings:
         ],
         axis=0,
     )
-
-    def describe(row: int) -> tuple[str, str]:
-        problem = (
-            "src advances otherwise than dst with an immediate "
-            f"(dst {columns['dst.outer'][row]}, {columns['dst.inner'][row]}; "
-            f"src {columns['src.outer'][row]}, {columns['src.inner'][row]}), "
-            "and the RTL reads the accumulator at src"
-        )
-        return problem, "give src the factors of dst"
-
-    yield immediate & differs, describe
-
-
-def _finish(columns: Columns, program: VtaProgram) -> Findings:
+    problem = (
+        "src advances otherwise than dst with an immediate (dst {0[dst.outer]}, {0[dst.inner]}; "
+        "src {0[src.outer]}, {0[src.inner]}), and the RTL reads the accumulator at src"
+    )
+    yield immediate & differs, problem, "give src the factors of dst"
     finish = columns.is_a(Opcode.FINISH)
     early = finish.copy()
     early[-1:] = False
-    yield early, lambda _: ("FINISH before the last instruction", "keep only the last one")
+    yield early, "FINISH before the last instruction", "keep only the last one"
     flags = np.any([columns[f"tokens.{flag}"] != 0 for flag in TOKEN_FLAGS], axis=0)
-    yield (
-        finish & flags,
-        lambda _: ("FINISH with tokens", "clear them: it neither pops nor pushes"),
-    )
+    yield finish & flags, "FINISH with tokens", "clear them: it neither pops nor pushes"
 
 
 def _data_transfers(columns: Columns) -> NDArray[np.bool_]:
@@ -240,8 +187,9 @@ def _data_transfers(columns: Columns) -> NDArray[np.bool_]:
     return columns.is_a(Opcode.LOAD, Opcode.STORE) & (columns["x"] > 0)
 
 
+# The RTL counts tokens with 8 bits; the queues of HLS hold 1,024.
 QUEUED_TOKENS = 255
-"""Capacity of a token queue in the RTL, a counter of 8 bits; HLS queues hold 1,024."""
+"""Maximum number of tokens in a queue."""
 
 
 def check(program: VtaProgram) -> None:
@@ -256,6 +204,8 @@ def violations(program: VtaProgram, limit: int | None = None) -> tuple[Violation
     Raises :class:`ProgramError` for a field that is no integer.
     """
     columns = columns_of(program.instructions, program.config)
+    # Each stage takes for granted what the one before checked: accesses are computed from fields
+    # that fit, and an execution from instructions that some machine executes.
     for stage in (field_violations, range_violations, _execution_violations):
         # Violations of the program as a whole come last.
         problems = sorted(
@@ -267,12 +217,13 @@ def violations(program: VtaProgram, limit: int | None = None) -> tuple[Violation
 
 
 def _execution_violations(columns: Columns, program: VtaProgram) -> Iterator[Violation]:
-    """Yield violations of implementations' rules, deadlocks and, if there is none, violations of
-    tokens and accesses.
-    """
+    """Yield violations of implementations' rules, tokens and accesses."""
     yield from rule_violations(columns, program)
+    # Whether a program deadlocks does not depend on the order of the modules. Loads as early as
+    # tokens let them show what overwrites data that is still read.
     execution = interleave(columns, "load_first")
     if execution.waiting is not None:
+        # Without a complete execution nothing can be said of who is ordered before whom.
         remedy = "push every token that is popped, in an order without a cycle"
         yield Violation(None, _deadlock(execution, program), remedy)
         return
@@ -307,6 +258,7 @@ def _token_violations(columns: Columns, order: HappensBefore) -> Iterator[Violat
                 f"{len(pushed) - len(popped)}",
                 "pop it, or do not push it",
             )
+        # Push k finds room for certain only if pop k - 255 is ordered before it.
         for k in range(QUEUED_TOKENS, len(pushed)):
             freed = k - QUEUED_TOKENS
             before = order.before[pushed[k], consumer]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import json
 import sys
 import zlib
@@ -15,22 +16,24 @@ import click
 from cpembed.cli.options import Subcommand, file_option, json_option, seed_option
 from cpembed.cli.output import message, print_json, print_text, write
 from cpembed.errors import ProgramError
+from cpembed.files import write_whole
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from cpembed.blocks import Block
-    from cpembed.targets.vta.program import VtaProgram
     from cpembed.targets.vta.timing import Timing
     from cpembed.targets.vta.tokens import Policy
 
 F = TypeVar("F", bound=Callable[..., Any])
+# Modules of the target are imported inside of the commands: they take numpy and TVM with them.
 _PATH = click.Path(path_type=Path)
 _program = click.argument("path", metavar="PROGRAM", type=_PATH)
 
 
+# FILE may be a device, which never ends.
 _MAX_TEXT_BYTES = 1 << 29
-"""Maximum size of an assembly text in bytes, 512 MiB: FILE may be a device, which never ends."""
+"""Maximum size of an assembly text in bytes, 512 MiB."""
 
 
 def _output_option(text: str) -> Callable[[F], F]:
@@ -73,19 +76,18 @@ def asm(*, file: str, output: Path, as_json: bool) -> int:
     \b
     cpembed vta asm product.s -o product.zip
     """
-    from cpembed.targets.vta.assembly import assemble
-    from cpembed.targets.vta.container import save_program
+    from cpembed.targets.vta.assembler import assemble
+    from cpembed.targets.vta.program import save_program
 
     program = assemble(_read(file), "standard input" if file == "-" else file)
     save_program(program, output)
+    count, size, tensors = len(program.instructions), len(program.dram), list(program.tensors)
     if as_json:
-        print_json({"program": str(output), **_summary(program)})
+        counts = {"instructions": count, "dram_bytes": size, "tensors": tensors}
+        print_json({"program": str(output), **counts})
     else:
-        summary = _summary(program)
-        write(
-            f"{output}: {summary['instructions']:,} instructions, {summary['dram_bytes']:,} bytes "
-            f"of DRAM, tensors {', '.join(summary['tensors']) or 'none'}\n"
-        )
+        contents = f"{count:,} instructions, {size:,} bytes of DRAM"
+        write(f"{output}: {contents}, tensors {', '.join(tensors) or 'none'}\n")
     return 0
 
 
@@ -100,15 +102,13 @@ def disasm(*, path: Path, no_data: bool, output: Path | None) -> int:
     cpembed vta disasm product.zip --no-data
     """
     from cpembed.targets.vta.assembly import disassemble
-    from cpembed.targets.vta.container import load_program
+    from cpembed.targets.vta.program import load_program
 
     text = disassemble(load_program(path), data=not no_data)
     if output is None:
         write(text)
-        return 0
-    from cpembed.files import write_whole
-
-    write_whole(output, text)
+    else:
+        write_whole(output, text)
     return 0
 
 
@@ -125,7 +125,7 @@ def check(*, path: Path, every: bool, as_json: bool) -> int:
     cpembed vta check product.zip --all
     """
     from cpembed.targets.vta.checker import violations
-    from cpembed.targets.vta.container import load_program
+    from cpembed.targets.vta.program import load_program
 
     program = load_program(path)
     problems = violations(program, limit=None if every else 1)
@@ -160,11 +160,12 @@ def run(*, path: Path, output: Path | None, order: Policy, seed: int, as_json: b
     \b
     cpembed vta run product.zip -o product.npz
     """
-    from cpembed.targets.vta.container import load_program
-    from cpembed.targets.vta.simulator import simulate, written
+    from cpembed.targets.vta.program import load_program
+    from cpembed.targets.vta.simulator import output_names, simulate
 
     program = load_program(path)
-    names = written(program)
+    # Before the simulation: a wrong name should not cost its time.
+    names = output_names(program)
     _check_output(output, names)
     dram = simulate(program, policy=order, seed=seed)
     outputs = {name: program.tensor(name, dram) for name in names}
@@ -196,14 +197,12 @@ def cycles(
     \b
     cpembed vta cycles product.zip --delay 40 --trace product.json
     """
-    from cpembed.targets.vta.container import load_program
+    from cpembed.targets.vta.program import load_program
     from cpembed.targets.vta.timing import MemorySystem, time_program, timeline
 
     program = load_program(path)
     timing = time_program(program, MemorySystem(delay, bus_bits, burst))
     if trace is not None:
-        from cpembed.files import write_whole
-
         write_whole(trace, json.dumps(timeline(program, timing), separators=(",", ":")))
     if as_json:
         print_json(timing.to_json())
@@ -223,11 +222,7 @@ def _check_output(output: Path | None, names: Sequence[str]) -> None:
 
 
 def _save(output: Path, outputs: Mapping[str, NDArray[Any]]) -> None:
-    import io
-
     import numpy as np
-
-    from cpembed.files import write_whole
 
     file = io.BytesIO()
     if output.suffix == ".npz":
@@ -250,14 +245,6 @@ def _read(file: str) -> str:
     except (OSError, ValueError) as error:  # ValueError: a null byte in the path
         reason = getattr(error, "strerror", None) or error
         raise ProgramError(f"{file}: cannot be read: {reason}") from None
-
-
-def _summary(program: VtaProgram) -> dict[str, Any]:
-    return {
-        "instructions": len(program.instructions),
-        "dram_bytes": len(program.dram),
-        "tensors": list(program.tensors),
-    }
 
 
 def _outputs_report(outputs: Mapping[str, NDArray[Any]]) -> Iterator[Block]:

@@ -1,8 +1,4 @@
-"""Instructions and micro-ops as bits: the fields of any configuration, encoding and decoding.
-
-Fields are packed from bit 0 in the order of VTA's C structures (apache/tvm-vta, ``hw_spec.h``);
-one that would cross bit 64 starts there, as in a C bit-field of 64-bit units. The widths of indices
-follow the buffers' sizes, so that not every configuration has instructions of 128 bits.
+"""Conversion of instructions to bytes and back, and to columns of numbers.
 
 A program has hundreds of thousands of instructions: fields are gathered, checked, shifted and
 masked as columns of numpy arrays.
@@ -13,182 +9,34 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from dataclasses import fields as attributes
-from enum import IntEnum
-from functools import lru_cache
 from operator import attrgetter
 from typing import Any, NoReturn
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from cpembed.errors import ProgramError, SpecError
+from cpembed.errors import ProgramError
 from cpembed.targets.vta.isa import (
+    INSTRUCTION_BYTES,
+    KINDS,
+    MODULES,
+    OPCODES,
     TOKEN_FLAGS,
-    Alu,
     AluOp,
     Factors,
-    Finish,
-    Gemm,
+    Field,
     Instruction,
-    Load,
     Memory,
-    Store,
+    Opcode,
     Tokens,
     VtaConfig,
+    formats_of,
+    queue_of,
 )
-
-INSTRUCTION_BYTES = 16
-UOP_BYTES = 4
-_UNIT_BITS, _INSTRUCTION_BITS, _UOP_BITS = 64, 128, 32
-"""Bits of the unit that no field crosses, of an instruction, and of a micro-op."""
-
-
-class Opcode(IntEnum):
-    """Kind of an instruction, in its bits 0 to 2."""
-
-    LOAD = 0
-    STORE = 1
-    GEMM = 2
-    FINISH = 3
-    ALU = 4
-
-
-@dataclass(frozen=True, slots=True)
-class Field:
-    """Bit field of an instruction: ``bits`` bits from bit ``low`` on.
-
-    ``name`` is the attribute in :mod:`cpembed.targets.vta.isa`, with dots. ``choices`` are the
-    codes of a field that does not take all of its values.
-    """
-
-    name: str
-    low: int
-    bits: int
-    signed: bool = False
-    choices: type[IntEnum] | None = None
-
-    @property
-    def range(self) -> tuple[int, int]:
-        """Smallest and largest value."""
-        if self.choices is not None:
-            return min(self.choices), max(self.choices)
-        if self.signed:
-            return -(1 << (self.bits - 1)), (1 << (self.bits - 1)) - 1
-        return 0, (1 << self.bits) - 1
-
-    @property
-    def mask(self) -> int:
-        """Mask of the field's bits within the instruction."""
-        return ((1 << self.bits) - 1) << self.low
-
-
-@dataclass(frozen=True)
-class Formats:
-    """Fields of the instructions by opcode (the opcode itself left out), and of a micro-op."""
-
-    instructions: dict[Opcode, tuple[Field, ...]]
-    uop: tuple[Field, ...]
-
-    def field(self, opcode: Opcode, name: str) -> Field:
-        """Return the field of a name in the instructions of an opcode."""
-        return next(field for field in self.instructions[opcode] if field.name == name)
-
-
-_Width = tuple[str, int] | tuple[str, int, type[IntEnum]]
-_TOKEN_WIDTHS: tuple[_Width, ...] = tuple((f"tokens.{name}", 1) for name in TOKEN_FLAGS)
-MOVED, PADS = ("sram", "dram", "y", "x", "x_stride"), ("y_before", "y_after", "x_before", "x_after")
-LOOPS = ("uop_begin", "uop_end", "outer", "inner")
-FACTORS = tuple(f"{name}.{loop}" for name in ("dst", "src", "wgt") for loop in ("outer", "inner"))
-_TRANSFER: tuple[_Width, ...] = (
-    ("memory", 3, Memory),
-    *((name, 32 if name == "dram" else 16) for name in MOVED),
-    *((name, 4) for name in PADS),
-)
-
-_MAX_ELEMENT_BYTES = 1 << 20
-"""Maximum size of an element: int8 weights of a block of 1024. Byte addresses then fit 64 bits."""
-
-_RESERVED = ""
-"""Name of a bit that is always 0."""
-
-
-@lru_cache
-def formats_of(config: VtaConfig) -> Formats:
-    """Return the formats of a configuration's instructions and micro-ops.
-
-    Raises :class:`SpecError` where fields do not fit, a buffer holds less than two elements, or an
-    element is smaller than a byte or larger than a mebibyte.
-    """
-    for memory in Memory:
-        if not 1 <= config.element_bytes(memory) <= _MAX_ELEMENT_BYTES:
-            raise SpecError(
-                f"VTA configuration: an element of {memory.name} has "
-                f"{config.element_bytes(memory)} bytes; allowed: 1..{_MAX_ELEMENT_BYTES}, "
-                "change the batch, the block or the width"
-            )
-    log = {memory: config.log_elements(memory) for memory in Memory}
-    for memory, bits in log.items():
-        if not 1 <= bits <= 16:
-            raise SpecError(
-                f"VTA configuration: {memory.name} holds 2^{bits} elements of "
-                f"{config.element_bytes(memory)} bytes; allowed: 2^1..2^16, change the buffer"
-            )
-    uop, inp, wgt, acc = (log[m] for m in (Memory.UOP, Memory.INP, Memory.WGT, Memory.ACC))
-    loops = tuple(zip(LOOPS, (uop, uop + 1, 14, 14), strict=True))
-    gemm = (("reset", 1), *loops, *_factors("dst", acc), *_factors("src", inp))
-    alu = ((_RESERVED, 1), *loops, *_factors("dst", acc), *_factors("src", acc))
-    operation = (("op", 3, AluOp), ("use_immediate", 1), ("immediate", 16))
-    return Formats(
-        {
-            Opcode.LOAD: _placed("LOAD", _TRANSFER),
-            Opcode.STORE: _placed("STORE", _TRANSFER),
-            Opcode.GEMM: _placed("GEMM", (*gemm, *_factors("wgt", wgt))),
-            Opcode.FINISH: _placed("FINISH", ()),
-            Opcode.ALU: _placed("ALU", (*alu, *operation)),
-        },
-        _layout(
-            "micro-ops", (("dst", acc), ("src", max(acc, inp)), ("wgt", wgt)), _UOP_BITS, _UOP_BITS
-        ),
-    )
-
-
-def _factors(name: str, bits: int) -> tuple[tuple[str, int], tuple[str, int]]:
-    return (f"{name}.outer", bits), (f"{name}.inner", bits)
-
-
-def _placed(name: str, widths: tuple[_Width, ...]) -> tuple[Field, ...]:
-    """Return the fields of an instruction, without its opcode."""
-    return _layout(name, (("opcode", 3), *_TOKEN_WIDTHS, *widths), _UNIT_BITS, _INSTRUCTION_BITS)[
-        1:
-    ]
-
-
-def _layout(name: str, widths: tuple[_Width, ...], unit: int, size: int) -> tuple[Field, ...]:
-    """Lay fields out one after the other in ``size`` bits, none across a multiple of ``unit``."""
-    fields: list[Field] = []
-    end = 0
-    for field, bits, *choices in widths:
-        low = end if end // unit == (end + bits - 1) // unit else -(-end // unit) * unit
-        end = low + bits
-        if end > size:
-            needed = ", ".join(f"{width[0] or 'reserved'} {width[1]}" for width in widths)
-            raise SpecError(
-                f"VTA configuration: the fields of {name} do not fit {size} bits"
-                + (f" in units of {unit}" if unit < size else "")
-                + f": {field} would end at bit {end} ({needed}); "
-                "use smaller buffers or larger blocks"
-            )
-        if field != _RESERVED:
-            signed = field == "immediate"
-            fields.append(Field(field, low, bits, signed, choices[0] if choices else None))
-    return tuple(fields)
-
 
 Words = NDArray[np.uint64]
 Numbers = NDArray[np.int64]
 FieldValues = dict[str, list[Any]]
-KINDS: tuple[type[Instruction], ...] = (Load, Store, Gemm, Finish, Alu)
-OPCODES = {kind: Opcode[kind.__name__.upper()] for kind in KINDS}
 _TOKENS = [Tokens(bool(n & 1), bool(n & 2), bool(n & 4), bool(n & 8)) for n in range(16)]
 _INTEGER_KINDS = "biu"
 """Kinds of numpy's types whose values are compared and shifted without loss."""
@@ -214,6 +62,7 @@ def encode(instructions: Sequence[Instruction], config: VtaConfig) -> bytes:
         columns = _gathered([instructions[row] for row in rows], [field.name for field in fields])
         fault = _first_misfit(columns, fields)
         if fault is not None:
+            # Another kind may have an earlier fault: the first of the program is reported.
             faults[rows[fault[0]]] = f"({opcode.name}): {fault[1]}"
             continue
         encoded = np.full((len(rows), 2), [int(opcode), 0], dtype=np.uint64)
@@ -237,6 +86,7 @@ def decode(data: bytes, config: VtaConfig) -> tuple[Instruction, ...]:
             f"{len(data)} bytes are not a whole number of instructions; "
             f"allowed: a multiple of {INSTRUCTION_BYTES}"
         )
+    # Two halves of 64 bits for each instruction: no field crosses bit 64.
     words = np.frombuffer(data, dtype="<u8").astype(np.uint64).reshape(-1, 2)
     formats = formats_of(config)
     opcodes = (words[:, 0] & np.uint64(7)).astype(np.int64)
@@ -311,9 +161,7 @@ def misfit(field: Field, value: object) -> str | None:
 
 
 def _gathered(values: Sequence[Any], names: Sequence[str]) -> NDArray[Any]:
-    """Return a table with a row for each value and a column for each attribute; there is at least
-    one value.
-    """
+    """Return a table with a row for each of one or more values and a column for each attribute."""
     rows = [*map(attrgetter(*names), values)]
     table = np.array(rows)
     # A single float would turn all into floats, and the error could not name it.
@@ -346,6 +194,7 @@ def _extract(words: Words, field: Field) -> Numbers:
     half, shift = divmod(field.low, 64)
     bits = (words[:, half] >> np.uint64(shift)) & np.uint64((1 << field.bits) - 1)
     values = bits.astype(np.int64)
+    # Two's complement: values above the largest positive one are negative.
     return values - ((values > field.range[1]) << field.bits) if field.signed else values
 
 
@@ -353,6 +202,7 @@ def _check_words(
     words: Words, opcodes: Numbers, instructions: dict[Opcode, tuple[Field, ...]]
 ) -> None:
     """Raise :class:`ProgramError` for the first word that is no instruction."""
+    # All words are tested at once, by masks; only the first wrong one is examined field by field.
     used = np.zeros((8, 2), dtype=np.uint64)
     for opcode, fields in instructions.items():
         mask = sum(field.mask for field in fields) | 7
@@ -392,6 +242,7 @@ def _reserved(spare: int) -> str:
 
 def _built(opcode: Opcode, columns: FieldValues, tokens: list[Tokens]) -> Iterable[Instruction]:
     """Return the instructions of one opcode from their fields."""
+    # Maps over columns, so that no Python code runs for each field of each instruction.
     arguments: list[Iterable[Any]] = []
     kind = KINDS[opcode]
     for name, type_name in _ATTRIBUTE_TYPES[kind].items():
@@ -410,3 +261,91 @@ _ATTRIBUTE_TYPES = {
     kind: {field.name: str(field.type) for field in attributes(kind)} for kind in KINDS
 }
 """Attributes of the instructions, in order, with the names of their types."""
+
+
+@dataclass(frozen=True, eq=False)
+class Columns:
+    """A program's instructions as columns of numbers, for the passes that read all of them at once.
+
+    Each instruction has its ``opcode``, its ``module`` (position in :data:`MODULES`), and its
+    fields under the names of :class:`~cpembed.targets.vta.isa.Field`; a field that an
+    instruction lacks is 0.
+    """
+
+    opcode: Numbers
+    module: Numbers
+    fields: dict[str, Numbers]
+
+    def __len__(self) -> int:
+        return len(self.opcode)
+
+    def __getitem__(self, name: str) -> Numbers:
+        return self.fields[name]
+
+    def table(self, *names: str) -> Numbers:
+        """Return fields side by side, as a contiguous row for each instruction."""
+        return np.ascontiguousarray(np.stack([self.fields[name] for name in names], axis=1))
+
+    def is_a(self, *opcodes: Opcode) -> NDArray[np.bool_]:
+        """Return a mask of the instructions with one of some opcodes."""
+        return np.isin(self.opcode, opcodes)
+
+    def transfers(self, *memories: Memory) -> NDArray[np.bool_]:
+        """Return a mask of the LOADs and STOREs of some memories."""
+        return self.is_a(Opcode.LOAD, Opcode.STORE) & np.isin(self.fields["memory"], memories)
+
+    def queues(self, action: str) -> list[tuple[int, ...]]:
+        """Return, for every instruction, the queues that it pops or pushes (the ``action``)."""
+        # An action has two flags, so each module has a table of four combinations.
+        flags = [flag for flag in TOKEN_FLAGS if flag.startswith(action)]
+        tables = [
+            [
+                tuple(
+                    queue
+                    for k, flag in enumerate(flags)
+                    if bits >> k & 1 and (queue := queue_of(module, flag)) is not None
+                )
+                for bits in range(4)
+            ]
+            for module in range(len(MODULES))
+        ]
+        bits = sum(self.fields[f"tokens.{flag}"] << k for k, flag in enumerate(flags))
+        pairs = zip(self.module.tolist(), np.asarray(bits).tolist(), strict=True)
+        return [tables[module][flags_set] for module, flags_set in pairs]
+
+
+def columns_of(instructions: tuple[Instruction, ...], config: VtaConfig) -> Columns:
+    """Return the columns of a configuration's instructions.
+
+    Raises :class:`ProgramError` for a field that is not an integer.
+    """
+    formats = formats_of(config)
+    names = {field.name for fields in formats.instructions.values() for field in fields}
+    columns: dict[str, Numbers] = {
+        name: np.zeros(len(instructions), np.int64)
+        for name in (*(f"tokens.{flag}" for flag in TOKEN_FLAGS), *sorted(names))
+    }
+    opcodes = np.array([OPCODES[type(i)] for i in instructions], np.int64)
+    for opcode, fields in formats.instructions.items():
+        rows = np.flatnonzero(opcodes == opcode)
+        if not len(rows):
+            continue
+        names_of_fields = [field.name for field in fields]
+        table = _gathered([instructions[row] for row in rows.tolist()], names_of_fields)
+        if table.dtype.kind not in _INTEGER_KINDS:
+            # Encoding raises the error that names the instruction and the field.
+            encode(instructions, config)
+            raise ProgramError("an instruction's field is no integer of 64 bits")
+        for k, name in enumerate(names_of_fields):
+            columns[name][rows] = table[:, k].astype(np.int64)
+    # The same rule as module_of, for all instructions at once.
+    is_loaded = (opcodes == Opcode.LOAD) & np.isin(columns["memory"], (Memory.INP, Memory.WGT))
+    modules = np.where(opcodes == Opcode.STORE, 2, np.where(is_loaded, 0, 1)).astype(np.int64)
+    return Columns(opcodes, modules, columns)
+
+
+def sram_extent(columns: Columns, name: str) -> Numbers:
+    """Return the extent in SRAM of each transfer: its rows (``y``) or elements of a row (``x``)."""
+    # Pads lie in SRAM only. A STORE writes none, and a legal one has none.
+    pads = columns[f"{name}_before"] + columns[f"{name}_after"]
+    return columns[name] + np.where(columns.is_a(Opcode.LOAD), pads, 0)

@@ -13,10 +13,10 @@ from dataclasses import dataclass
 
 from cpembed.cost.machine.technology import Sram, Technology, Unit
 from cpembed.errors import SpecError
-from cpembed.targets.vta.encoding import INSTRUCTION_BYTES, Opcode
-from cpembed.targets.vta.isa import Memory, VtaConfig
-from cpembed.targets.vta.program import MODULES, VtaProgram, columns_of
-from cpembed.targets.vta.timing import executed
+from cpembed.targets.vta.encoding import columns_of
+from cpembed.targets.vta.isa import INSTRUCTION_BYTES, MODULES, Memory, Opcode, VtaConfig
+from cpembed.targets.vta.program import VtaProgram
+from cpembed.targets.vta.timing import executed_uops
 from cpembed.targets.vta.tokens import QUEUED_INSTRUCTIONS
 
 
@@ -44,7 +44,7 @@ class Work:
 def work_of(program: VtaProgram) -> Work:
     """Count the work of a program; zeros that a LOAD adds are not transferred."""
     columns = columns_of(program.instructions, program.config)
-    runs = executed(columns)
+    runs = executed_uops(columns)
     reset = columns["reset"] == 1
     gemm, alu = columns.is_a(Opcode.GEMM), columns.is_a(Opcode.ALU)
     elements = columns["x"] * columns["y"]
@@ -57,17 +57,18 @@ def work_of(program: VtaProgram) -> Work:
     )
 
 
-def counts(work: Work, config: VtaConfig) -> dict[str, float]:
-    """Return the counts that energy is made of: multiply-accumulates, operations of the ALU on an
-    accumulator, and bytes by memory and direction.
+def energy_counts(work: Work, config: VtaConfig) -> dict[str, float]:
+    """Return the counts that energy is made of.
 
-    A product reads a micro-op, an element of INP, one of WGT and an accumulator, and writes the
-    accumulator and OUT, which STORE reads; a reset writes an accumulator; an operation reads one
-    and writes it and OUT. A LOAD writes its memory, a STORE reads OUT.
+    These are multiply-accumulates, operations of the ALU on an accumulator, and bytes by memory and
+    direction. A product reads a micro-op, an element of INP, one of WGT and an accumulator, and
+    writes the accumulator and OUT, which STORE reads; a reset writes an accumulator; an operation
+    reads one and writes it and OUT. A LOAD writes its memory.
     """
     size = {memory: config.element_bytes(memory) for memory in Memory}
     transferred = {memory: size[memory] * work.moved.get(memory, 0) for memory in Memory}
     lanes = config.batch * config.block
+    # What is read from ACC and written to OUT as well; a reset is only written, to ACC.
     sums = work.products + work.operations
     return {
         "macs": float(work.products * lanes * config.block),
@@ -108,6 +109,7 @@ class Buffer:
         Raises :class:`SpecError` if the technology has no macro of the size.
         """
         bits = 8 * element_bytes
+        # Side by side: the capacity and the width of an element are divided alike.
         macros = max(1, math.ceil(bits / MACRO_BITS))
         return cls(technology.sram(capacity / macros, bits / macros), macros)
 
@@ -146,6 +148,7 @@ class Silicon:
             except SpecError as error:
                 raise SpecError(f"{memory.name}: {error}; change the buffer's size") from None
         lanes = config.batch * config.block
+        # A queue of instructions is a memory too.
         queue_bytes = QUEUED_INSTRUCTIONS * INSTRUCTION_BYTES
         return cls(
             technology=technology,
@@ -159,6 +162,7 @@ class Silicon:
 
     @property
     def area_um2(self) -> float:
+        # Each module has a queue of instructions; those of tokens are counters.
         memories = sum(buffer.area_um2 for buffer in self.buffers.values())
         units = self.macs * self.mac.area_um2 + self.lanes * self.lane.area_um2
         return memories + len(MODULES) * self.queue.area_um2 + units
@@ -169,7 +173,7 @@ class Silicon:
         return memories + len(MODULES) * self.queue.leakage_w
 
     def energy_pj(self, counts: Mapping[str, float]) -> float:
-        """Return the energy of a program's :func:`counts` in pJ, without leakage."""
+        """Return the energy of a program's :func:`energy_counts` in pJ, without leakage."""
         total = counts["macs"] * self.mac.energy_pj + counts["alu"] * self.lane.energy_pj
         total += self.technology.dram_pj(counts["dram.read"] + counts["dram.write"])
         for memory, buffer in self.buffers.items():

@@ -28,6 +28,7 @@ from cpembed.targets.vta.uop_loops import FETCH_CYCLES
 LOAD_OVERHEAD = 7
 """Cycles of a LOAD in addition to its beats and the delay of main memory."""
 
+# The RTL reads the second accumulator in a cycle of its own.
 BIAS_PASSES = 2
 """Cycles of an addition of two accumulators."""
 
@@ -65,101 +66,97 @@ class Tilings:
         """Number of products of a step."""
         return _product(list(self.sizes.values()))
 
+    def schedule(self, form: Schedule, at: int) -> Schedule:
+        """Return the schedule of a form at one choice of sizes."""
+        return replace(form, tiles={name: int(size[at]) for name, size in self.sizes.items()})
 
-def estimate(
-    tilings: Tilings, form: Schedule, tail: Tail, memory: MemorySystem
-) -> NDArray[np.float64]:
-    """Estimate schedules that differ in their tiles only.
+    def has_pairs(self, form: Schedule) -> NDArray[np.bool_]:
+        """Return a mask of the schedules with neighbours along the form's thread loop."""
+        # With a single tile along it, a schedule is also one of the form without a thread loop.
+        if form.thread_loop is None:
+            return np.ones(len(self.volume), bool)
+        return self.sizes[form.thread_loop] < self.nest.extents[form.thread_loop]
 
-    Parameters
-    ----------
-    tilings
-        Nest and tile sizes.
-    form
-        Schedule whose tiles are replaced by each choice of sizes.
-    tail
-        Operations on the sums before they are stored.
-    memory
-        Memory system.
+    def needs(self, form: Schedule) -> dict[Memory, Counts]:
+        """Return the maximum elements of each buffer that schedules occupy."""
+        nest, tiles = self.nest, self.tiles
+        acc = form.threads * tiles[Memory.ACC]
+        # The bias of an output tile lies in ACC too, once for all threads.
+        if nest.bias is not None:
+            acc = acc + region_tiles(nest.bias, self.sizes)
+        slots = {t.memory: count for t, count in zip(nest.factors, form.slots, strict=True)}
+        return {
+            Memory.ACC: acc,
+            **{memory: count * tiles[memory] for memory, count in slots.items()},
+        }
 
-    Returns
-    -------
-    ndarray
-        Cycles of each choice of sizes; infinite if it does not fit the buffers.
-    """
-    return np.where(fits(tilings, form), estimated_cycles(tilings, form, tail, memory), np.inf)
+    def fits(self, form: Schedule) -> NDArray[np.bool_]:
+        """Return a mask of the schedules that fit their buffers."""
+        # Regions of accesses with digits may be smaller than counted: some that fit are left out.
+        fitting = self.has_pairs(form)
+        for memory, needed in self.needs(form).items():
+            fitting = fitting & (needed <= self.nest.config.elements(memory))
+        return fitting
 
+    def cycles(self, form: Schedule, tail: Tail, memory: MemorySystem) -> NDArray[np.float64]:
+        """Estimate the cycles of schedules that differ in their tiles, even if they do not fit.
 
-def estimated_cycles(
-    tilings: Tilings, form: Schedule, tail: Tail, memory: MemorySystem
-) -> NDArray[np.float64]:
-    """Estimate schedules as :func:`estimate` does, whether or not they fit.
+        With two slots, loads run ahead by a step, so a step takes the longer of its products and
+        the loads of the next step; with more slots only the sums count.
 
-    With two slots, loads run ahead by a step, so a step takes the longer of its products and the
-    loads of the next step; with more slots only the sums count.
-
-    Parameters
-    ----------
-    tilings, form, tail, memory
-        As for :func:`estimate`.
-    """
-    nest, sizes = tilings.nest, tilings.sizes
-    config = nest.config
-    trips = _trips(nest, form, sizes)
-    kinds = {loop.name: loop.kind for loop in nest.loops}
-    steps = _product([count for _, count in trips])
-    outputs = _product([count for name, count in trips if kinds[name] is AxisKind.SPATIAL])
-    acc = tilings.tiles[Memory.ACC]
-    loads: list[tuple[Counts, Counts]] = []
-    for tensor, slots in zip(nest.factors, form.slots, strict=True):
-        beats = beats_of(tilings.tiles[tensor.memory], tensor.memory, config, memory)
-        overhead = memory.dram_delay_cycles + LOAD_OVERHEAD
-        load_cycles = beats + overhead * tilings.transfers[tensor.memory]
-        loads.append((_loads(tensor, trips, slots), load_cycles))
-    compute = np.minimum(tilings.volume + PIPELINE, _trimmed(tilings, trips, steps))
-    passes = 1 + sum(map(len, tail.phases))
-    ending = passes * (PIPELINE + acc)
-    store = len(tail.phases) * store_cycles(acc, config, memory)
-    if nest.bias is not None:
-        ending = ending + BIAS_PASSES * acc
-    if len(tail.phases) > 1:
-        # Each further phase of the ALU waits for the stores before it.
-        ending = ending + store
-    load = sum(count * load_cycles for count, load_cycles in loads)
-    fetch = FETCH_CYCLES * steps
-    if form.threads == 1:
-        cycles = load + steps * compute + outputs * (ending + store)
-    else:
-        overlapped = steps * compute if min(form.slots) > 2 else _lockstep(steps, compute, loads)
-        cycles = np.maximum(overlapped + outputs * ending, np.maximum(load, outputs * store))
-        # The first loads and the last end have nothing to overlap with.
-        cycles = cycles + sum(load_cycles for _, load_cycles in loads) + ending
-    return (cycles + fetch).astype(np.float64)
-
-
-def estimate_schedule(
-    nest: TileNest, schedule: Schedule, tail: Tail, memory: MemorySystem
-) -> float:
-    """Return the estimated cycles of one schedule; infinite if it does not fit.
-
-    Parameters
-    ----------
-    nest, schedule
-        Tile nest and its schedule.
-    tail
-        Operations on the sums before they are stored.
-    memory
-        Memory system.
-    """
-    sizes = {name: np.array([size], np.int64) for name, size in schedule.tiles.items()}
-    return float(estimate(Tilings(nest, sizes), schedule, tail, memory)[0])
+        Parameters
+        ----------
+        form
+            Schedule whose tiles are replaced by each choice of sizes.
+        tail
+            Operations on the sums before they are stored.
+        memory
+            Memory system.
+        """
+        nest, sizes = self.nest, self.sizes
+        config = nest.config
+        trips = _trips(nest, form, sizes)
+        kinds = {loop.name: loop.kind for loop in nest.loops}
+        steps = _product([count for _, count in trips])
+        outputs = _product([count for name, count in trips if kinds[name] is AxisKind.SPATIAL])
+        acc = self.tiles[Memory.ACC]
+        loads: list[tuple[Counts, Counts]] = []
+        for tensor, slots in zip(nest.factors, form.slots, strict=True):
+            beats = beats_of(self.tiles[tensor.memory], tensor.memory, config, memory)
+            overhead = memory.dram_delay_cycles + LOAD_OVERHEAD
+            load_cycles = beats + overhead * self.transfers[tensor.memory]
+            loads.append((_loads(tensor, trips, slots), load_cycles))
+        # A step is trimmed only where that is faster, as when it is lowered.
+        compute = np.minimum(self.volume + PIPELINE, _trimmed(self, trips, steps))
+        # A pass over the accumulators for the reset, and one for each operation of the ALU.
+        passes = 1 + sum(map(len, tail.phases))
+        ending = passes * (PIPELINE + acc)
+        store = len(tail.phases) * store_cycles(acc, config, memory)
+        if nest.bias is not None:
+            ending = ending + BIAS_PASSES * acc
+        if len(tail.phases) > 1:
+            # Each further phase of the ALU waits for the stores before it.
+            ending = ending + store
+        load = sum(count * load_cycles for count, load_cycles in loads)
+        # Instructions are fetched on the channel of the loads, one or more for each step.
+        fetch = FETCH_CYCLES * steps
+        if form.threads == 1:
+            cycles = load + steps * compute + outputs * (ending + store)
+        else:
+            overlapped = (
+                steps * compute if min(form.slots) > 2 else _lockstep(steps, compute, loads)
+            )
+            cycles = np.maximum(overlapped + outputs * ending, np.maximum(load, outputs * store))
+            # The first loads and the last end have nothing to overlap with.
+            cycles = cycles + sum(load_cycles for _, load_cycles in loads) + ending
+        return (cycles + fetch).astype(np.float64)
 
 
 def _trimmed(tilings: Tilings, trips: list[tuple[str, Counts]], steps: Counts) -> Counts:
     """Return the average cycles of a step without the products that multiply zero padding.
 
     A tile at the border of a padded dimension has a part for each value of all but the longest of
-    the dimension's loops (:func:`~cpembed.targets.vta.regions.trimmed_tiles`).
+    the dimension's loops (:func:`~cpembed.targets.vta.uop_loops.trimmed_tiles`).
     """
     nest, sizes = tilings.nest, tilings.sizes
     parts = np.ones(len(steps))
@@ -172,39 +169,9 @@ def _trimmed(tilings: Tilings, trips: list[tuple[str, Counts]], steps: Counts) -
         cuts = _product([count for name, count in trips if name in names])
         touching = np.minimum(1, ((low < 0) + (high >= extent)) / cuts)
         parts *= 1 + (extents.prod(axis=0) // extents.max(axis=0) - 1) * touching
+    # On average: steps at a border multiply less than others, and each part is an instruction.
     products = -(-tilings.executions // steps)
     return products + PIPELINE + np.ceil((parts - 1) * (PIPELINE + FETCH_CYCLES)).astype(np.int64)
-
-
-def fits(tilings: Tilings, form: Schedule) -> NDArray[np.bool_]:
-    """Return a mask of the schedules that fit their buffers; it is strict if an access has
-    digits.
-    """
-    config, fitting = tilings.nest.config, has_pairs(tilings, form)
-    for memory, needed in needs(tilings, form).items():
-        fitting = fitting & (needed <= config.elements(memory))
-    return fitting
-
-
-def needs(tilings: Tilings, form: Schedule) -> dict[Memory, Counts]:
-    """Return the elements of each buffer that schedules occupy, at most: accesses with digits may
-    need fewer.
-    """
-    nest, tiles = tilings.nest, tilings.tiles
-    acc = form.threads * tiles[Memory.ACC]
-    if nest.bias is not None:
-        acc = acc + region_tiles(nest.bias, tilings.sizes)
-    slots = {t.memory: count for t, count in zip(nest.factors, form.slots, strict=True)}
-    return {Memory.ACC: acc, **{memory: count * tiles[memory] for memory, count in slots.items()}}
-
-
-def has_pairs(tilings: Tilings, form: Schedule) -> NDArray[np.bool_]:
-    """Return a mask of the schedules with neighbours along the form's thread loop: with a single
-    tile along it, they are schedules of the form without a thread loop.
-    """
-    if form.thread_loop is None:
-        return np.ones(len(tilings.volume), bool)
-    return tilings.sizes[form.thread_loop] < tilings.nest.extents[form.thread_loop]
 
 
 def _lockstep(steps: Counts, compute: Counts, loads: list[tuple[Counts, Counts]]) -> Counts:
@@ -216,6 +183,8 @@ def _lockstep(steps: Counts, compute: Counts, loads: list[tuple[Counts, Counts]]
     (inp_count, inp_cycles), (wgt_count, wgt_cycles) = loads
     both = np.minimum(inp_count, wgt_count)
     frequent = np.where(inp_count > wgt_count, inp_cycles, wgt_cycles)
+    # Loads of both operands coincide as often as possible, because loops are nested: the step that
+    # changes the rarer operand usually begins a new round of the other.
     any_load = np.maximum(inp_count, wgt_count)
     return (
         both * np.maximum(compute, inp_cycles + wgt_cycles)
@@ -265,21 +234,20 @@ def _product(counts: Sequence[Counts]) -> Counts:
 
 
 def _trips(nest: TileNest, form: Schedule, sizes: dict[str, Counts]) -> list[tuple[str, Counts]]:
-    """Return the loops over tiles, outermost first, each with its number of iterations; a thread
-    loop is two loops, over pairs and within a pair.
-    """
+    """Return the loops over tiles, outermost first, each with its number of iterations."""
     trips = [(name, -(-nest.extents[name] // sizes[name])) for name in form.order]
     if form.thread_loop is None:
         return trips
+    # The loop is two: over pairs in its place, and within a pair inside of all reductions.
     pairs = [(name, -(-count // 2) if name == form.thread_loop else count) for name, count in trips]
     count = dict(trips)[form.thread_loop]
     return [*pairs, (form.thread_loop, np.minimum(count, 2))]
 
 
 def _loads(tensor: TileTensor, trips: list[tuple[str, Counts]], slots: int) -> Counts:
-    """Return the number of loads of an operand: a loop that its regions do not depend on repeats no
-    loads as long as all regions inside that loop fit the slots.
-    """
+    """Return the number of loads of an operand."""
+    # From the innermost loop outwards: a loop that regions do not depend on repeats no loads as
+    # long as all distinct regions inside it fit the slots.
     distinct = loads = np.ones_like(trips[0][1])
     for name, count in reversed(trips):
         if name in tensor.loops:
@@ -296,13 +264,14 @@ def region_tiles(tensor: TileTensor, sizes: dict[str, Counts]) -> Counts:
 
 
 def _span(tensor: TileTensor, k: int, index: IndexExpr, sizes: dict[str, Counts]) -> Counts:
-    """Return the extent of a region along dimension ``k``, as ``regions.span_of`` counts it."""
+    """Return the extent of a region along dimension ``k``, as ``schedule.span_of`` counts it."""
     zero = next(iter(sizes.values())) * 0
     step, reach = zero, zero
     for term in index.terms:
         points = math.prod(sizes[name] for name in term.iterators)
         coefficient = abs(term.coefficient)
-        # A digit may take one value more than its loop's tile has whole steps, and may start over.
+        # A digit may take one value more than its loop's tile has whole steps, and may start over;
+        # where the tile begins is not known here.
         values = -(-(points - 1) // term.divisor)
         if term.modulus is not None:
             values = np.where(values > 0, term.modulus - 1, 0)
@@ -314,8 +283,10 @@ def _span(tensor: TileTensor, k: int, index: IndexExpr, sizes: dict[str, Counts]
 
 
 def transfers(tensor: TileTensor, sizes: dict[str, Counts]) -> Counts:
-    """Return the transfers of a region: one covers its two innermost dimensions longer than 1,
-    after joining dimensions that continue each other.
+    """Return the transfers of a region.
+
+    One covers its two innermost dimensions longer than 1, after joining dimensions that continue
+    each other.
     """
     spans = [_span(tensor, k, index, sizes) for k, index in enumerate(tensor.access)]
     runs = np.ones_like(next(iter(sizes.values())))
@@ -377,12 +348,10 @@ def ranked_schedules(
     LoweringError
         If not even single tiles fit the buffers.
     """
-    choices = tile_sizes(nest)
-    sizes = combinations(choices)
     ranking: list[tuple[float, int, Schedule]] = []
-    tilings = Tilings(nest, sizes)
+    tilings = Tilings(nest, combinations(tile_sizes(nest)))
     for form in forms(nest):
-        cycles = estimate(tilings, form, tail, memory)
+        cycles = np.where(tilings.fits(form), tilings.cycles(form, tail, memory), np.inf)
         best = np.argsort(cycles, kind="stable")[:limit]
         ranking += [(float(cycles[at]), int(at), form) for at in best if np.isfinite(cycles[at])]
     if not ranking:
@@ -390,26 +359,24 @@ def ranked_schedules(
     ranking.sort(key=lambda item: item[0])
     distinct: dict[object, tuple[float, Schedule]] = {}
     for cycles, at, form in ranking:
-        schedule = with_tiles(form, sizes, at)
+        schedule = tilings.schedule(form, at)
         distinct.setdefault(_program(nest, schedule), (cycles, schedule))
     return list(distinct.values())[:limit]
 
 
 def _program(nest: TileNest, schedule: Schedule) -> object:
-    """Return a key that schedules of equal programs share: the place of a loop with a single tile
-    in the order does not matter.
-    """
+    """Return a key that schedules of equal programs share."""
+    # The place of a loop with a single tile does not matter.
     order = tuple(n for n in schedule.order if schedule.tiles[n] < nest.extents[n])
     tiles = tuple(schedule.tiles.items())
     return order, tiles, schedule.threads, schedule.thread_loop, schedule.slots
 
 
 def forms(nest: TileNest) -> Iterator[Schedule]:
-    """Yield schedules without tiles: orders that reuse one operand's regions while the other
-    operand's change, with one thread or two.
-    """
+    """Yield schedules without tiles: orders of the loops with one thread or two."""
     spatial = [loop.name for loop in nest.loops if loop.kind is AxisKind.SPATIAL]
     reduction = [loop.name for loop in nest.loops if loop.kind is AxisKind.REDUCTION]
+    # Two orders: one operand's regions stay while the inner spatial loops change the other's.
     orders = {
         (*sorted(spatial, key=lambda name: (name in nest.wgt.loops) is inside), *reduction)
         for inside in (False, True)
@@ -422,9 +389,8 @@ def forms(nest: TileNest) -> Iterator[Schedule]:
 
 
 def tile_sizes(nest: TileNest, limit: int = MAX_COMBINATIONS) -> dict[str, list[int]]:
-    """Return sizes that cut each loop into nearly equal parts, of at most ``limit``
-    combinations.
-    """
+    """Return sizes that cut each loop into nearly equal parts, at most ``limit`` combinations."""
+    # One size for each number of parts: others leave a short last tile and the same trips.
     choices = {
         loop.name: sorted({-(-loop.extent // parts) for parts in range(1, loop.extent + 1)})
         for loop in nest.loops
@@ -441,18 +407,3 @@ def combinations(choices: dict[str, list[int]]) -> dict[str, Counts]:
     """Return all combinations of a size for each loop, as arrays by loop."""
     grids = np.meshgrid(*(np.array(c, np.int64) for c in choices.values()), indexing="ij")
     return {name: grid.reshape(-1) for name, grid in zip(choices, grids, strict=True)}
-
-
-def with_tiles(form: Schedule, sizes: dict[str, Counts], at: int) -> Schedule:
-    """Return the schedule of a form with one combination of sizes.
-
-    Parameters
-    ----------
-    form
-        Schedule whose tiles are replaced.
-    sizes
-        Sizes by loop, from :func:`combinations`.
-    at
-        Position of the combination.
-    """
-    return replace(form, tiles={name: int(size[at]) for name, size in sizes.items()})

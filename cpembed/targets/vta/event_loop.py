@@ -15,10 +15,10 @@ import re
 from collections.abc import Iterator
 from functools import cache
 
-from cpembed.codegen.plan import KernelPlan
+from cpembed.codegen.plan import HEADER, KernelPlan
 from cpembed.codegen.runtime import Function, compile_plan
-from cpembed.codegen.script import HEADER
 
+# TensorIR has no records: every table is an array of int64, whose columns these tuples name.
 _PADDING = ("pads_before", "skipped", "pads_after")
 """Phases of ``ZeroPadding``, in order; of a module, the cycles that are left of each."""
 
@@ -34,12 +34,18 @@ one a cycle; between them ``skipped`` rows pass, one a cycle whether data arrive
 """
 
 EVENT = ("available", "issued", "done", "ready", "first_beat", "last_beat")
-"""Times of an instruction: dispatched, issued, complete (the next one can issue), its module ready;
-first and last beat of its data, -1 if there is none."""
+"""Times of an instruction in cycles; -1 stands for a time that it does not have.
+
+It is ``available`` when it is dispatched, and ``done`` when the next one can issue; ``ready`` is
+when its module became free.
+"""
 
 SETTING = ("count", "delay", "beat_bytes", "burst", "outstanding", "queued", "batch", "drain")
-"""Parameters of the loop. ``batch``: instructions fetched at once; ``drain``: cycles from the last
-beat of a batch to its first instruction's dispatch."""
+"""Parameters of the loop.
+
+``batch``: instructions fetched at once; ``drain``: cycles from the last beat of a batch to its
+first instruction's dispatch.
+"""
 
 CLIENTS = ("fetch", "uop", "inp", "wgt", "acc")
 """Clients that read DRAM, the highest priority first."""
@@ -84,11 +90,16 @@ _ARRAYS = {
     "next_event": (f"E[{_NEXT}, {{}}]", EVENT),
     "waited": (f"E[{_LAST} - settings[{SETTING.index('queued')}]], {{}}]", EVENT),
 }
-"""Expressions of elements by name: of the state ``S``, of the settings ``C``, of module m (``M``)
-and its next instruction (``I``, ``E``), of the instruction to be dispatched ``next`` and its
-module, of the instruction ``queued`` places before that."""
+"""Expressions of elements by the prefix of a name, with the fields that they have.
+
+``S`` is the state, ``C`` the settings, ``M`` module m, ``I`` and ``E`` its next instruction,
+``next`` and ``next_event`` the module and the times of the instruction to be dispatched, ``waited``
+the times of the one ``queued`` places before that.
+"""
 
 _PARTS = {
+    # Until nothing can proceed. A command is accepted only when no module can issue and nothing is
+    # dispatched: then no earlier command can appear any more.
     "loop": """
 while S.go != 0:
     S.go = 0
@@ -145,6 +156,7 @@ M.free = S.value
 M.loading = 0
 M.head = M.head + 1
 """,
+    # T_[queue, k] is the time of the k-th token, Q[queue] the numbers of pushed and popped ones.
     "push": """
 if I.$ >= 0:
     T_[I.$, Q[I.$, 0]] = S.value
@@ -232,6 +244,7 @@ S.bursts = S.bursts + 1
 S.last_command = S.time
 S.busy = S.busy + S.beats
 """,
+    # A batch of instructions of 16 bytes, which are dispatched after its last beat.
     "fetch_burst": """
 S.fetch_left = T.min(C.batch, C.count - S.fetch_next)
 S.beats = (S.fetch_left * 16 + C.beat_bytes - 1) // C.beat_bytes
@@ -279,11 +292,12 @@ S.value = S.value - S.ok
 
 @cache
 def event_loop() -> Function:
-    """Return the compiled loop, a function of ``(settings, instructions [n, INSTRUCTION], numbers
-    [n], starts [4], events [n, EVENT], batches [n, 2], tokens [4, n], queues [4, 2], ring
-    [outstanding], modules [3, ...], state)``.
+    """Return the compiled loop.
 
-    ``numbers`` are the instructions of module 0, 1, 2 one after the other, from ``starts`` on.
+    It is a function of ``(settings, instructions [n, INSTRUCTION], numbers [n], starts [4], events
+    [n, EVENT], batches [n, 2], tokens [4, n], queues [4, 2], ring [outstanding], modules [3, ...],
+    state)``. ``numbers`` are the instructions of module 0, 1, 2 one after the other, from
+    ``starts`` on.
     """
     return compile_plan(KernelPlan("vta.timing", source()))
 
@@ -318,6 +332,7 @@ def _indexed(line: str) -> str:
         form, names = _ARRAYS[match[1]]
         return form.format(names.index(match[2]))
 
+    # 2^62: later than any cycle, and far enough from overflow to be added to.
     line = line.replace("NEVER", "T.int64(4611686018427387904)")
     line = line.replace("CLIENTS", str(len(CLIENTS)))
     return re.sub(rf"\b({'|'.join(_ARRAYS)})\.(\w+)", element, line)

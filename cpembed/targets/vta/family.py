@@ -1,10 +1,10 @@
-"""VTA's configurations as a family of machines: sizes of the GEMM core and of the buffers, and the
-memory path.
+"""VTA's configurations as a family of machines.
 
-The group of a point has what its programs and their cycles depend on: all but the sizes of INP, WGT
-and ACC, the clock, and micro-op buffers beyond what a program uses. A program does not depend on
-the sizes of buffers, it fits them or not: a layer's embeddings and schedules are examined once a
-group, and each choice is simulated once for all of its points.
+Parameters are the sizes of the GEMM core and of the buffers, and the memory path. The group of a
+point has what its programs and their cycles depend on: all but the sizes of INP, WGT and ACC, the
+clock, and micro-op buffers beyond what a program uses. A program does not depend on the sizes of
+buffers, it fits them or not: a layer's embeddings and schedules are examined once a group, and each
+choice is simulated once for all of its points.
 """
 
 from __future__ import annotations
@@ -20,8 +20,8 @@ import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
-from cpembed.cost.candidate import derive_candidate
 from cpembed.cost.machine.technology import technologies, technology
+from cpembed.cost.ranking import derive_candidate
 from cpembed.cost.search import find_best
 from cpembed.embedding.commute import Pairing
 from cpembed.embedding.constraint_set import load_constraint_set
@@ -36,20 +36,9 @@ from cpembed.provenance import Provenance
 from cpembed.runtime.tuning.records import WIDEST
 from cpembed.targets.family import Activity, Choice, Costs, Family, Parameter, Point, Value
 from cpembed.targets.vta.bounds import Floor, Floors
-from cpembed.targets.vta.encoding import formats_of
-from cpembed.targets.vta.energy import Silicon, counts, work_of
-from cpembed.targets.vta.estimate import (
-    Tilings,
-    combinations,
-    estimated_cycles,
-    forms,
-    has_pairs,
-    needs,
-    tile_sizes,
-    with_tiles,
-)
-from cpembed.targets.vta.isa import Memory, VtaConfig
-from cpembed.targets.vta.report import schedule_text
+from cpembed.targets.vta.energy import Silicon, energy_counts, work_of
+from cpembed.targets.vta.estimate import Tilings, combinations, forms, tile_sizes
+from cpembed.targets.vta.isa import Memory, VtaConfig, formats_of
 from cpembed.targets.vta.schedule import Schedule, occupancy
 from cpembed.targets.vta.simulator import require_simulated
 from cpembed.targets.vta.specification import specification
@@ -66,9 +55,9 @@ SIZED = (Memory.INP, Memory.WGT, Memory.ACC)
 MAX_LOG_ELEMENTS = 16
 """Maximum binary logarithm of a buffer's elements, which the instructions' fields address."""
 
+# Fewer than for a single machine: here schedules are ranked for hundreds of buffer sizes.
 COMBINATIONS = 1 << 13
-"""Maximum number of combinations of tile sizes: fewer than for a single machine, because here they
-are ranked for hundreds of buffer sizes."""
+"""Maximum number of combinations of tile sizes."""
 
 SMALLEST = {Memory.INP: 1 << 10, Memory.WGT: 1 << 12, Memory.ACC: 1 << 12}
 """Size in bytes of the smallest buffers of the family."""
@@ -93,7 +82,10 @@ class ScheduleCandidate(msgspec.Struct, frozen=True):
 
 @dataclass(frozen=True, eq=False)
 class _Row:
-    """Schedule of the nest of a ``number``: a form, and the position ``at`` of its tile sizes."""
+    """Entry of the table of best schedules, which is not built yet.
+
+    ``number`` is that of its nest, ``at`` the position of its tile sizes in ``tilings``.
+    """
 
     number: int
     tilings: Tilings
@@ -104,8 +96,10 @@ class _Row:
 
 @dataclass(eq=False)
 class _Best:
-    """Least estimates for each size of the three buffers, ``[rank, inp, wgt, acc]``, and the row of
-    each (``which``); sizes are binary logarithms.
+    """Schedules of least estimates for each size of the three buffers.
+
+    ``estimates`` and their rows (``which``) are arrays ``[rank, inp, wgt, acc]``, of which the
+    sizes of buffers are binary logarithms.
     """
 
     keep: int
@@ -129,6 +123,8 @@ class _Best:
         """
         first = len(self.rows)
         self.rows += rows
+        # The first row at its own needs; the running minimum along each axis spreads it to all
+        # larger sizes, so that each size gets the first row that fits it.
         rank = np.full(self.worst.shape, len(rows))
         rank[tuple(places[::-1].T)] = np.arange(len(rows))[::-1]
         for axis in range(rank.ndim):
@@ -186,9 +182,9 @@ def schedule_candidates(
 
 
 def _forms(nest: TileNest, least: float, best: _Best) -> Iterator[Schedule]:
-    """Yield the forms of a nest that could be among the best: not those whose smallest schedule
-    needs sizes for which faster ones than the nest's lower bound are known.
-    """
+    """Yield the forms of a nest that could be among the best."""
+    # Not those whose smallest schedule needs sizes for which faster ones than the nest's lower
+    # bound are known.
     single = Tilings(nest, {name: np.ones(1, np.int64) for name in nest.extents})
     for form in forms(nest):
         smallest = np.minimum(_logs(single, form)[0], MAX_LOG_ELEMENTS)
@@ -199,12 +195,13 @@ def _forms(nest: TileNest, least: float, best: _Best) -> Iterator[Schedule]:
 def _screen(number: int, tilings: Tilings, form: Schedule, machine: Machine, best: _Best) -> None:
     """Add a form's schedules to the best, only that of the least estimate of each need."""
     logs = _logs(tilings, form)
-    possible = has_pairs(tilings, form) & (logs <= MAX_LOG_ELEMENTS).all(axis=1)
-    cycles = estimated_cycles(tilings, form, machine.tail, machine.memory)
+    possible = tilings.has_pairs(form) & (logs <= MAX_LOG_ELEMENTS).all(axis=1)
+    cycles = tilings.cycles(form, machine.tail, machine.memory)
     possible &= cycles < best.worst[tuple(np.minimum(logs, MAX_LOG_ELEMENTS).T)]
     at = np.flatnonzero(possible)
     if not len(at):
         return
+    # A slower schedule of the same needs is never taken.
     order = at[np.argsort(cycles[at], kind="stable")]
     _, first = np.unique(logs[order], axis=0, return_index=True)
     fastest = order[np.sort(first)]
@@ -216,10 +213,8 @@ def _screen(number: int, tilings: Tilings, form: Schedule, machine: Machine, bes
 
 
 def _logs(tilings: Tilings, form: Schedule) -> NDArray[np.int64]:
-    """Return the needs of schedules for each buffer, rounded up to the next size that it can
-    have.
-    """
-    needed = needs(tilings, form)
+    """Return the needs of schedules for each buffer, rounded up to the next size of the family."""
+    needed = tilings.needs(form)
     columns = [
         np.maximum(smallest_log(tilings.nest.config, memory), np.ceil(np.log2(needed[memory])))
         for memory in SIZED
@@ -228,15 +223,15 @@ def _logs(tilings: Tilings, form: Schedule) -> NDArray[np.int64]:
 
 
 def smallest_log(config: VtaConfig, memory: Memory) -> int:
-    """Return the binary logarithm of the elements of the smallest buffer, which has at least
-    two.
-    """
+    """Return the binary logarithm of the elements of the smallest buffer."""
+    # At least two elements: an index has at least one bit.
     return max(1, (SMALLEST[memory] // config.element_bytes(memory)).bit_length() - 1)
 
 
 def _candidate(row: _Row, floors: Floors) -> ScheduleCandidate:
-    schedule = with_tiles(row.form, row.tilings.sizes, row.at)
+    schedule = row.tilings.schedule(row.form, row.at)
     occupied = occupancy(floors.nest, schedule)
+    # Exactly, as lowering counts: estimates count more for accesses with digits.
     inp, wgt, acc = (max(1, (occupied[memory][0] - 1).bit_length()) for memory in SIZED)
     return ScheduleCandidate(
         embedding=row.number,
@@ -262,9 +257,7 @@ class Configuration:
 
 
 class VtaAnalysis(msgspec.Struct, frozen=True, dict=True):
-    """Software of a layer for the machines of a group: embeddings as JSON, and schedules by
-    ascending estimates.
-    """
+    """Software of a layer for a group's machines: embeddings, and schedules by their estimates."""
 
     embeddings: tuple[dict[str, Any], ...]
     candidates: tuple[ScheduleCandidate, ...] = msgspec.field(name="contenders")
@@ -276,7 +269,7 @@ class VtaAnalysis(msgspec.Struct, frozen=True, dict=True):
 
 
 class Software(msgspec.Struct, frozen=True):
-    """Embedding, as JSON, with a schedule."""
+    """Choice of an embedding, as JSON, and a schedule."""
 
     embedding: dict[str, Any]
     schedule: Schedule
@@ -331,6 +324,7 @@ class VtaFamily(Family):
     def group(self, point: Point) -> Hashable:
         read = _configuration(_key(point))
         memory = read.memory
+        # What programs and their cycles depend on; buffers only decide which programs fit.
         return (
             *(read.config.log_batch, read.config.log_block, read.config.usable_uops),
             *(memory.bus_bits, memory.burst_beats, memory.dram_delay_cycles),
@@ -354,7 +348,7 @@ class VtaFamily(Family):
         config = _configuration(_key(point)).config
         floors = [analysis.candidates[at].floor for at in fitting]
         activities = [
-            Activity(floor.cycles, Provenance.ESTIMATED, counts(floor.work, config))
+            Activity(floor.cycles, Provenance.ESTIMATED, energy_counts(floor.work, config))
             for floor in floors
         ]
         return Costs(
@@ -371,13 +365,16 @@ class VtaFamily(Family):
         target = target_of(self.specification(point))
         embedding = Embedding.from_json(software.embedding)
         candidate = derive_candidate(workload, target.spec.instruction, embedding)
+        # Embeddings come from a store: each is proven again before its cycles count.
         require(candidate.program)
         lowered = Nest.from_program(candidate.program, target.machine(workload)).lowered(
             software.schedule
         )
         program = lowered.empty_image()
         cycles = time_program(program, target.memory, checked=False).cycles
-        return Activity(cycles, Provenance.SIMULATED, counts(work_of(program), target.config))
+        return Activity(
+            cycles, Provenance.SIMULATED, energy_counts(work_of(program), target.config)
+        )
 
     def specification(self, point: Point) -> str:
         read = _configuration(_key(point))
@@ -387,13 +384,14 @@ class VtaFamily(Family):
         """Return the places of the candidates of least estimates that fit a point's buffers."""
         config = _configuration(_key(point)).config
         sizes = np.array([config.log_elements(memory) for memory in SIZED])
+        # Candidates are sorted by their estimates, so the first that fit are the best that fit.
         fits = np.flatnonzero((analysis.needs <= sizes).all(axis=1))
         return fits[: int(point["schedules"])].tolist()
 
     def _choice(self, analysis: VtaAnalysis, at: int) -> Choice:
         item = analysis.candidates[at]
         document = analysis.embeddings[item.embedding]
-        text = f"{Embedding.from_json(document).identifier()}: {schedule_text(item.schedule)}"
+        text = f"{Embedding.from_json(document).identifier()}: {item.schedule}"
         return Choice(str(at), text, Software(document, item.schedule))
 
 
@@ -415,6 +413,8 @@ def _nests(workload: Computation, target: VtaTarget, machine: Machine, count: in
             nest = Nest.from_program(ranked.candidate.program, machine)
         except (LoweringError, TransformError):
             continue
+        # Embeddings that differ in packing only have the same cycles: the best-ranked stands for
+        # all.
         nests.setdefault(VtaSpace(nest).form(), nest)
     if not nests:
         raise LoweringError(f"{workload.name} has no embedding on {target.spec.name}")
@@ -475,6 +475,7 @@ def _bounded(numbers: dict[str, int], name: str, limit: int) -> int:
 @lru_cache
 def target_of(text: str) -> VtaTarget:
     """Return the target of a specification that :meth:`VtaFamily.specification` wrote."""
+    # Specifications are read from files only, whose names stand in messages.
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "vta.toml"
         write_whole(path, text)

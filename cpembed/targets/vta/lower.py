@@ -1,4 +1,9 @@
-"""Lowering of a derived program to VTA: instructions once, then an image for each set of inputs.
+"""Lowering of a derived program to VTA: instructions, and an image for each set of inputs.
+
+Each step of a schedule loads the regions of INP and WGT that are not in SRAM yet, and multiplies;
+the last step of an output tile ends with the tail and the stores. SRAM is cut into slots
+(:class:`~cpembed.targets.vta.schedule.Ring`); what must wait for what goes to
+:class:`~cpembed.targets.vta.tokens.Dependences`.
 
 >>> from cpembed.driver.solve import solve
 >>> from cpembed.driver.named import workload
@@ -12,7 +17,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -20,28 +25,307 @@ import numpy as np
 from msgspec import structs
 from numpy.typing import NDArray
 
-from cpembed.codegen import runtime
-from cpembed.codegen.packing import Direction, packed_before, packing_source
-from cpembed.codegen.plan import KernelPlan
+from cpembed.codegen.packing import packed_before
 from cpembed.codegen.runtime import aligned
-from cpembed.errors import WorkloadError
-from cpembed.provenance import Provenance
-from cpembed.runtime.measurement.runner import Timing, time_work
-from cpembed.targets.cpu.calibration import calibration
-from cpembed.targets.cpu.estimate import threads_worth
-from cpembed.targets.vta.emit import Addresses, emit
 from cpembed.targets.vta.encoding import pack_uops
 from cpembed.targets.vta.estimate import default_schedule
-from cpembed.targets.vta.isa import Instruction, Memory, VtaConfig
+from cpembed.targets.vta.isa import (
+    Alu,
+    AluOp,
+    Finish,
+    Gemm,
+    Instruction,
+    Load,
+    Memory,
+    Store,
+    VtaConfig,
+)
 from cpembed.targets.vta.program import Role, Tensor, VtaProgram
-from cpembed.targets.vta.schedule import Schedule
+from cpembed.targets.vta.schedule import (
+    Region,
+    Ring,
+    Schedule,
+    Slot,
+    Step,
+    Tile,
+    check_schedule,
+    largest_regions,
+    region_of,
+    steps,
+)
 from cpembed.targets.vta.tail import Tail, check_tail, default_tail
 from cpembed.targets.vta.tiles import TileNest, TileTensor, tile_nest, with_bias
+from cpembed.targets.vta.tokens import Dependences
+from cpembed.targets.vta.uop_loops import (
+    Indices,
+    MicroOps,
+    UopLoop,
+    bias_loops,
+    consecutive_loops,
+    gemm_loops,
+    trimmed_tiles,
+)
 from cpembed.transform.program import DerivedProgram, PackedOperand, pack, source_elements
 
+
+@dataclass(frozen=True)
+class Addresses:
+    """Addresses in main memory, in elements of the memory that each tensor is loaded to.
+
+    ``outputs`` has an address for each STORE of the tail.
+    """
+
+    inp: int
+    wgt: int
+    outputs: tuple[int, ...]
+    uops: int
+    bias: int = 0
+
+
+@dataclass(frozen=True, eq=False)
+class Emitted:
+    """Instructions, and the micro-ops that they load, as rows (dst, src, wgt)."""
+
+    instructions: tuple[Instruction, ...]
+    uops: Indices
+
+
+def emit(nest: TileNest, schedule: Schedule, tail: Tail, addresses: Addresses) -> Emitted:
+    """Return the instructions of a nest.
+
+    Parameters
+    ----------
+    nest
+        Tile nest, with the bias of the tail.
+    schedule
+        Schedule of the nest.
+    tail
+        Operations on the sums before they are stored.
+    addresses
+        Places of the tensors in main memory.
+
+    Raises
+    ------
+    LoweringError
+        If the schedule does not belong to the nest or does not fit.
+    """
+    emitter = Emitter(nest, schedule, tail, addresses)
+    for step in steps(nest, schedule):
+        emitter.step(step)
+    return emitter.emitted()
+
+
+class Emitter:
+    """Program under construction, to which the operations of a tile nest append instructions."""
+
+    def __init__(
+        self, nest: TileNest, schedule: Schedule, tail: Tail, addresses: Addresses
+    ) -> None:
+        check_schedule(nest, schedule)
+        self.program = Dependences()
+        self._nest = nest
+        self._tail = tail
+        self._uop_limit = nest.config.usable_uops
+        self.uops = MicroOps(self.program, self._uop_limit, addresses.uops)
+        self._dram = {
+            Memory.INP: addresses.inp,
+            Memory.WGT: addresses.wgt,
+            Memory.ACC: addresses.bias,
+        }
+        self._outputs = addresses.outputs
+        sizes = largest_regions(nest, schedule)
+        self._rings = {
+            tensor.memory: Ring(count, sizes[tensor.memory])
+            for tensor, count in zip(nest.factors, schedule.slots, strict=True)
+        }
+        self._reuse, self._trim = schedule.reuse, schedule.trim
+        size = sizes[Memory.ACC]
+        self._accumulators = [thread * size for thread in range(schedule.threads)]
+        """First accumulator of each thread."""
+        # A bias is accumulators too, behind those of all threads.
+        self._bias = Slot(schedule.threads * size)
+        self._written: list[int | None] = [None] * schedule.threads
+        """Last instruction of each thread that wrote its accumulators since their reset."""
+        self._untouched: list[set[int]] = [set() for _ in range(schedule.threads)]
+        """Accumulators of each thread that only their reset wrote."""
+        self._stored: list[int | None] = [None] * schedule.threads
+        """Last STORE of each thread."""
+        self._loops: dict[object, list[UopLoop]] = {}
+        """GEMM instructions of a tile, by everything that they depend on."""
+        tensors = (*nest.factors, nest.acc)
+        self._digits = tuple({name: None for tensor in tensors for name in tensor.digit_loops})
+        self._regions: dict[tuple[object, ...], Region] = {}
+
+    def emitted(self) -> Emitted:
+        """Return the program, which ends when its stores have arrived."""
+        # FINISH takes no tokens, so an empty LOAD in the same module waits in its place.
+        if any(stored is not None for stored in self._stored):
+            empty = Load(Memory.UOP, sram=0, dram=0, y=0, x=0, x_stride=0)
+            self.program.append(empty, *self._stored)
+        self.program.append(Finish())
+        return Emitted(self.program.instructions(), self.uops.image)
+
+    def step(self, step: Step) -> None:
+        """Append all instructions of a step."""
+        if step.begins:
+            self.reset(step.thread, step.tile)
+        for tensor in self._nest.factors:
+            self.load(tensor, step.tile)
+        self.multiply(step.thread, step.tile)
+        if step.ends:
+            self.finish(step.thread, step.tile)
+
+    def reset(self, thread: int, tile: Tile) -> None:
+        """Clear a thread's accumulators after the stores of their last content."""
+        stored, self._written[thread] = self._stored[thread], None
+        acc = self._region(self._nest.acc, tile)
+        # No one reads the accumulators of an output tile that is discarded whole.
+        if acc.is_empty:
+            return
+        base = self._accumulators[thread]
+        self._untouched[thread].update(range(base, base + acc.tiles))
+        for loop in consecutive_loops(base, acc.tiles, reads=False):
+            begin, end = self.uops.place(loop.uops)
+            gemm = Gemm(begin, end, loop.outer, loop.inner, dst=loop.dst, reset=True)
+            self.program.append(gemm, stored)
+
+    def load(self, tensor: TileTensor, tile: Tile) -> None:
+        """Load a factor's region, unless it lies in SRAM or the step multiplies nothing."""
+        if not self._reuse:
+            self._rings[tensor.memory].forget()
+        if not self._is_idle(tile):
+            self._resident(self._region(tensor, tile))
+
+    def _is_idle(self, tile: Tile) -> bool:
+        """True if a step multiplies only zeros, or its whole result is discarded."""
+        tensors = (*self._nest.factors, self._nest.acc)
+        return any(self._region(tensor, tile).is_empty for tensor in tensors)
+
+    def multiply(self, thread: int, tile: Tile) -> None:
+        """Multiply a step, whose regions :meth:`load` loaded."""
+        if self._is_idle(tile):
+            return
+        acc = self._region(self._nest.acc, tile)
+        inp, wgt = (self._region(tensor, tile) for tensor in self._nest.factors)
+        slots = [self._resident(region) for region in (inp, wgt)]
+        bases = (self._accumulators[thread], slots[0].base, slots[1].base)
+        for loop in self._fastest_loops(tile, (acc, inp, wgt), bases):
+            begin, end = self.uops.place(loop.uops)
+            number = self.program.append(
+                Gemm(begin, end, loop.outer, loop.inner, dst=loop.dst, src=loop.src, wgt=loop.wgt),
+                *(slot.loaded for slot in slots),
+            )
+            self._written[thread] = number
+            # Most steps touch what earlier steps touched: then no set has to be computed.
+            if self._untouched[thread]:
+                self._untouched[thread] -= loop.accumulators
+            for slot in slots:
+                slot.used = number
+
+    def _region(self, tensor: TileTensor, tile: Tile) -> Region:
+        """Return a tensor's region for a tile; many steps share it, so it is cached."""
+        key = tensor.name, *(tile[name] for name in tensor.loops)
+        if key not in self._regions:
+            self._regions[key] = region_of(tensor, tile)
+        return self._regions[key]
+
+    def _resident(self, region: Region) -> Slot:
+        """Return the slot of a region, after loading it if necessary."""
+        slot, loaded = self._rings[region.tensor.memory].find(region)
+        if not loaded:
+            self._load(region, slot)
+        return slot
+
+    def _load(self, region: Region, slot: Slot) -> None:
+        memory = region.tensor.memory
+        for box in region.loads:
+            at, dram = slot.base + box.sram, self._dram[memory] + box.dram
+            load = Load(memory, at, dram, *box[2:])
+            # The last GEMM on the slot's old content must have read it.
+            slot.loaded = self.program.append(load, slot.used)
+        slot.content, slot.used = region, None
+
+    def _fastest_loops(
+        self, tile: Tile, regions: tuple[Region, Region, Region], bases: tuple[int, int, int]
+    ) -> list[UopLoop]:
+        """Return the GEMM instructions of a tile, or of its parts without padding if faster."""
+        parts = trimmed_tiles(self._nest.inp, tile) if self._trim else [tile]
+        # Tiles of equal sizes and parts have equal instructions, unless an access takes digits.
+        key = (
+            bases,
+            tuple(size for _, size in tile.values()),
+            tuple(tile[name][0] for name in self._digits),
+            tuple((at - tile[name][0], n) for part in parts for name, (at, n) in part.items()),
+        )
+        if key not in self._loops:
+            # Parts multiply less, and each costs an instruction, its pipeline and its fetch.
+            choices = [
+                [
+                    loop
+                    for part in cut
+                    for loop in gemm_loops(self._nest, part, regions, bases, self._uop_limit)
+                ]
+                for cut in ([[tile], parts] if parts != [tile] else [[tile]])
+            ]
+            self._loops[key] = min(choices, key=lambda loops: sum(loop.cycles for loop in loops))
+        return self._loops[key]
+
+    def finish(self, thread: int, tile: Tile) -> None:
+        """Append the bias, and each phase of the tail with its stores."""
+        acc = self._region(self._nest.acc, tile)
+        if acc.is_empty:
+            return
+        base = self._accumulators[thread]
+        if self._nest.bias is not None:
+            # No token is needed: the LOAD of ACC is in the compute module too.
+            bias = self._region(self._nest.bias, tile)
+            if self._bias.content != bias:
+                self._load(bias, self._bias)
+            self._alu(thread, AluOp.ADD, bias_loops(acc, bias, base, self._bias.base))
+        stored: int | None = None
+        for phase, output in zip(self._tail.phases, self._outputs, strict=True):
+            # A phase changes what the stores of the phase before still read.
+            for op, immediate in phase:
+                self._alu(thread, op, consecutive_loops(base, acc.tiles), immediate, stored)
+            if self._untouched[thread]:
+                # A reset does not reach what STORE reads, and some outputs see only padding.
+                self._alu(thread, AluOp.ADD, consecutive_loops(base, acc.tiles), 0, stored)
+            for box in acc.stores:
+                store = Store(Memory.OUT, base + box.sram, output + box.dram, *box[2:5])
+                stored = self.program.append(store, self._written[thread])
+        self._stored[thread] = stored
+
+    def _alu(
+        self,
+        thread: int,
+        op: AluOp,
+        loops: list[UopLoop],
+        immediate: int | None = None,
+        waits_for: int | None = None,
+    ) -> None:
+        """Append an operation on a thread's accumulators, with an immediate or a second operand."""
+        self._untouched[thread].clear()
+        for loop in loops:
+            begin, end = self.uops.place(loop.uops)
+            alu = Alu(
+                op,
+                uop_begin=begin,
+                uop_end=end,
+                outer=loop.outer,
+                inner=loop.inner,
+                dst=loop.dst,
+                src=loop.src,
+                use_immediate=immediate is not None,
+                immediate=immediate or 0,
+            )
+            self._written[thread] = self.program.append(alu, waits_for)
+
+
 Array = NDArray[Any]
+
+# A multiple of every element and burst, so that tensors begin with both.
 PAGE = 4096
-"""Alignment of tensors in main memory, in bytes: a multiple of every element and burst."""
+"""Alignment of tensors in main memory, in bytes."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -130,11 +414,13 @@ def lower(
     LoweringError
         If the program's tiles are not the configuration's, or the schedule does not fit.
     """
+    # The workload before axes were fused: its output is the one that a tail describes.
     workload = program.unfused
     tail = tail or default_tail(workload)
     check_tail(workload, tail)
     nest = with_bias(tile_nest(program, config), tail.bias)
     schedule = schedule or default_schedule(nest, tail)
+    # Instructions hold addresses, so tensors are placed first; the number of micro-ops follows.
     tensors = _placed(nest, tail, packed_before(program.workload))
     emitted = emit(nest, schedule, tail, _addresses(nest, tail, tensors))
     uops = pack_uops(*emitted.uops.T, config=config)
@@ -166,9 +452,7 @@ def _uops_name(nest: TileNest) -> str:
 
 
 def _placed(nest: TileNest, tail: Tail, weights: Collection[str]) -> dict[str, Tensor]:
-    """Place inputs, outputs and micro-ops in main memory; ``weights`` names the inputs that are the
-    same in every run.
-    """
+    """Place tensors in main memory; ``weights`` are the inputs that are the same in every run."""
     tensors: dict[str, Tensor] = {}
     end = 0
 
@@ -192,158 +476,12 @@ def _addresses(nest: TileNest, tail: Tail, tensors: Mapping[str, Tensor]) -> Add
     def element(name: str, memory: Memory) -> int:
         return tensors[name].offset // nest.config.element_bytes(memory)
 
-    def factor(tensor: TileTensor) -> int:
-        return element(tensor.name, tensor.memory)
-
+    inputs = {tensor.memory: element(tensor.name, tensor.memory) for tensor in nest.inputs}
     outputs = tuple(element(name, Memory.OUT) for name in _output_names(nest, tail))
-    bias = 0 if nest.bias is None else factor(nest.bias)
-    uops = element(_uops_name(nest), Memory.UOP)
-    return Addresses(factor(nest.inp), factor(nest.wgt), outputs, uops, bias=bias)
-
-
-@dataclass(frozen=True, eq=False)
-class LayoutCopy:
-    """Copy between layouts that can run any number of times and writes ``target``."""
-
-    run: Callable[[], None]
-    target: Array
-
-
-def copy_source(operand: PackedOperand, direction: Direction) -> str:
-    """Return TVMScript of a copy between layouts, on as many threads as it is worth."""
-    threads = threads_worth(operand, calibration(), runtime.thread_count())
-    return packing_source(operand, threads, direction)
-
-
-class HostPacking:
-    """Packing of a program's inputs and unpacking of its output, compiled on first use.
-
-    :mod:`cpembed.transform.program` does the same in numpy, slower.
-    """
-
-    def __init__(self, lowered: LoweredVta) -> None:
-        self._lowered = lowered
-        self._kernels: dict[str, runtime.Function] = {}
-
-    def input_copy(self, name: str, array: Array, target: Array | None = None) -> LayoutCopy:
-        """Return the copy that packs an input.
-
-        Parameters
-        ----------
-        name
-            Name of the input.
-        array
-            Input in its original layout.
-        target
-            Array to pack into, aligned as :func:`runtime.aligned` does; by default a new one.
-
-        Raises
-        ------
-        WorkloadError
-            If the array has another shape or element type than the operand.
-        """
-        operand = self._lowered.input(name)
-        if target is None:
-            target = runtime.aligned(operand.shape, operand.dtype)
-        return self._copy(operand, Direction.PACK, self._original(operand, array), target)
-
-    def output_copy(self, packed: Array) -> LayoutCopy:
-        """Return the copy that unpacks a result of :meth:`LoweredVta.combine`."""
-        operand = self._lowered.stored
-        source = runtime.aligned(operand.shape, operand.dtype)
-        source[...] = packed
-        target = runtime.aligned(operand.original_shape, operand.dtype)
-        return self._copy(operand, Direction.UNPACK, source, target)
-
-    def build(self, inputs: Mapping[str, Array]) -> VtaProgram:
-        """Return the program with inputs in their original layouts, packed into its memory."""
-        program = self._lowered.empty_image()
-        for tensor in self._lowered.nest.inputs:
-            self.input_copy(tensor.name, inputs[tensor.name], program.tensor(tensor.name)).run()
-        return program
-
-    def unpack(self, packed: Array) -> Array:
-        """Return the output in its original layout."""
-        copy = self.output_copy(packed)
-        copy.run()
-        return copy.target
-
-    def time(
-        self,
-        program: VtaProgram,
-        memory: NDArray[np.uint8],
-        inputs: Mapping[str, NDArray[Any]],
-        *,
-        packed_ahead: Collection[str] | None = None,
-        rounds: int = 15,
-        round_ms: float = 10.0,
-    ) -> Timing:
-        """Time the packing of inputs and the unpacking of the output on this machine.
-
-        A layout that is the same memory as the original one costs nothing. Unpacking includes
-        combining bytes that were stored separately.
-
-        Parameters
-        ----------
-        program
-            Image of the program that ran, for the places of tensors.
-        memory
-            Main memory after the run.
-        inputs
-            Inputs by name, in their original layouts.
-        packed_ahead
-            Names of the inputs that are packed ahead, and not timed; by default the second input,
-            as in :func:`~cpembed.runtime.measurement.runner.measure`.
-        rounds
-            Number of rounds of each measurement.
-        round_ms
-            Milliseconds of a round.
-
-        Returns
-        -------
-        Timing
-            Times of packing and unpacking; the program's latency is left out.
-        """
-        lowered = self._lowered
-        if packed_ahead is None:
-            packed_ahead = packed_before(lowered.program.workload)
-        operands = [tensor.packed for tensor in lowered.nest.inputs]
-        ahead = tuple(operand.name for operand in operands if operand.name in packed_ahead)
-        timed = [
-            time_work(self.input_copy(operand.name, inputs[operand.name]).run, rounds, round_ms)
-            for operand in operands
-            if operand.name not in ahead and not operand.is_identity
-        ]
-        packing_us = sum(times.median for times in timed)
-        unpacking_us = 0.0
-        if len(lowered.tail.phases) > 1:
-            timed.append(time_work(lambda: lowered.combine(program, memory), rounds, round_ms))
-            unpacking_us += timed[-1].median
-        if not lowered.stored.is_identity:
-            packed = lowered.combine(program, memory)
-            timed.append(time_work(self.output_copy(packed).run, rounds, round_ms))
-            unpacking_us += timed[-1].median
-        noisy = any(times.is_noisy for times in timed)
-        macs = lowered.program.unfused.macs
-        return Timing(Provenance.SIMULATED, macs, None, packing_us, unpacking_us, ahead, noisy)
-
-    def _copy(
-        self, operand: PackedOperand, direction: Direction, source: Array, target: Array
-    ) -> LayoutCopy:
-        if operand.name not in self._kernels:
-            plan = KernelPlan("packing", copy_source(operand, direction))
-            self._kernels[operand.name] = runtime.compile_plan(plan)
-        kernel = self._kernels[operand.name]
-        buffers = runtime.shared(source.reshape(-1)), runtime.shared(target.reshape(-1))
-        return LayoutCopy(lambda: kernel(*buffers), target)
-
-    @staticmethod
-    def _original(operand: PackedOperand, array: Array) -> Array:
-        if array.shape != operand.original_shape or array.dtype != np.dtype(operand.dtype):
-            raise WorkloadError(
-                f"operand {operand.name} is {array.dtype} {array.shape}, "
-                f"the workload has {operand.dtype} {operand.original_shape}"
-            )
-        source = runtime.aligned(array.shape, operand.dtype)
-        source[...] = array
-        return source
+    return Addresses(
+        inputs[Memory.INP],
+        inputs[Memory.WGT],
+        outputs,
+        element(_uops_name(nest), Memory.UOP),
+        bias=inputs.get(Memory.ACC, 0),
+    )

@@ -14,29 +14,23 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from cpembed.codegen.plan import KernelPlan
+from cpembed.codegen.plan import HEADER, KernelPlan, Script, buffer
 from cpembed.codegen.runtime import Function, aligned, compile_plan, shared
-from cpembed.codegen.script import HEADER, Script, buffer
 from cpembed.errors import ProgramError, SpecError
-from cpembed.targets.vta.accesses import PARAMETERS, transferred
-from cpembed.targets.vta.assembly.disassembler import instruction_text
+from cpembed.targets.vta.accesses import PARAMETERS, loaded_uops
+from cpembed.targets.vta.assembly import instruction_text
 from cpembed.targets.vta.checker import check
-from cpembed.targets.vta.encoding import Opcode, unpack_uops
-from cpembed.targets.vta.isa import AluOp, Memory, VtaConfig
-from cpembed.targets.vta.program import (
-    Columns,
-    Role,
-    VtaProgram,
-    columns_of,
-    dram_bounds,
-    sram_extent,
-)
+from cpembed.targets.vta.encoding import Columns, columns_of, sram_extent, unpack_uops
+from cpembed.targets.vta.isa import AluOp, Memory, Opcode, VtaConfig
+from cpembed.targets.vta.program import Role, VtaProgram, dram_bounds
 from cpembed.targets.vta.tokens import Policy, deadlock_text, interleave
 
 _LOG_WIDTHS = (3, 3, 5, 3)
+"""Binary logarithms of the bits of inputs, weights, sums and results that are simulated."""
+
+# Beyond, compiling a product takes minutes or exceeds Python's limit of nested calls.
 _MAX_BLOCK, _MAX_LANES = 128, 4096
-"""Maximum block, and batch times block: beyond, compiling a product takes minutes or exceeds
-Python's limit of nested calls."""
+"""Maximum block, and maximum of batch times block."""
 
 
 def simulate(
@@ -85,13 +79,12 @@ def simulate(
     return machine.dram
 
 
-def written(program: VtaProgram) -> tuple[str, ...]:
-    """Return the names of a program's outputs: tensors of that role, else those that STOREs
-    write.
-    """
+def output_names(program: VtaProgram) -> tuple[str, ...]:
+    """Return the names of a program's outputs."""
     outputs = tuple(n for n, tensor in program.tensors.items() if tensor.role is Role.OUTPUT)
     if outputs:
         return outputs
+    # A program that somebody else saved may state no roles: then what STOREs write is the output.
     columns = columns_of(program.instructions, program.config)
     rows = columns.is_a(Opcode.STORE) & (columns["x"] > 0)
     first, last = (bound[rows] for bound in dram_bounds(columns, program))
@@ -119,7 +112,7 @@ def require_simulated(config: VtaConfig) -> None:
 
 
 class _Machine:
-    """Buffers and DRAM of a VTA while a program executes."""
+    """Simulated machine: buffers and DRAM of a VTA while a program executes."""
 
     def __init__(self, program: VtaProgram, columns: Columns, dram: NDArray[np.uint8]) -> None:
         config = self._config = program.config
@@ -131,7 +124,7 @@ class _Machine:
             [columns["sram"], *(sram_extent(columns, name) for name in "yx")], axis=1
         ).tolist()
         self._dram_rows = columns.table("dram", "y", "x", "x_stride")
-        self._move: list[list[int]] = self._dram_rows.tolist()
+        self._transfer: list[list[int]] = self._dram_rows.tolist()
         self._pads: list[list[int]] = columns.table("y_before", "x_before").tolist()
         self._sizes = {int(memory): config.element_bytes(memory) for memory in Memory}
         self._allocate(columns)
@@ -151,6 +144,9 @@ class _Machine:
             int(memory): buffer.view(np.uint8).reshape(tiles[memory], -1)
             for memory, buffer in ((Memory.INP, self._inp), (Memory.ACC, self._acc))
         }
+        # OUT mirrors the low byte of every accumulator, which is the first (little-endian). Between
+        # a LOAD or reset of ACC and the next operation it does not on the machine, but a checked
+        # program stores nothing then.
         self._out = self._sram[Memory.ACC][:, :: self._acc.itemsize]
         table = aligned((len(columns), len(PARAMETERS)), "int32")
         table[:] = columns.table(*PARAMETERS)
@@ -166,9 +162,9 @@ class _Machine:
             self._run_gemm(*self._gemm, number)
         elif opcode == Opcode.ALU:
             self._run_alu(*self._alu, number)
-        elif self._move[number][2] and opcode == Opcode.LOAD:
+        elif self._transfer[number][2] and opcode == Opcode.LOAD:
             self._load(number)
-        elif self._move[number][2] and opcode == Opcode.STORE:
+        elif self._transfer[number][2] and opcode == Opcode.STORE:
             self._store(number)
 
     def _load(self, number: int) -> None:
@@ -176,18 +172,19 @@ class _Machine:
         sram, rows, width = self._shape[number]
         end = sram + rows * width
         if memory == Memory.UOP:
-            words = transferred(self._program, self._dram_rows[number])
+            words = loaded_uops(self._program, self._dram_rows[number])
             self._uops[sram:end] = np.stack(unpack_uops(words, self._config), axis=1)
             return
         data = self._in_dram(number, self._sizes[memory])
         if memory == Memory.WGT:
+            # Transposed as gemm_kernel expects; a legal LOAD of WGT has no pads.
             block = self._config.block
             tiles = data.view(np.int8).reshape(rows, width, block, block)
             target = self._wgt_tiles[sram:end].reshape(tiles.shape)
             target[:] = tiles.swapaxes(2, 3)
             return
         above, left = self._pads[number]
-        _, y, x, _ = self._move[number]
+        _, y, x, _ = self._transfer[number]
         target = self._sram[memory][sram:end].reshape(rows, width, -1)
         if (y, x) != (rows, width):
             target[:] = 0
@@ -200,13 +197,15 @@ class _Machine:
 
     def _in_dram(self, number: int, size: int) -> NDArray[Any]:
         """Return a view of the DRAM that a transfer accesses, ``[y, x, bytes of an element]``."""
-        dram, y, x, stride = self._move[number]
+        dram, y, x, stride = self._transfer[number]
         start = dram * size - self._program.base
         return np.ndarray((y, x, size), np.uint8, self.dram, start, (stride * size, size, 1))
 
 
 _COLUMN = {name: k for k, name in enumerate(PARAMETERS)}
 _ACC = (Memory.ACC, "int32")
+# Sums and products are taken modulo 2^32, which int64 and a cast do. LLVM's shifts by 32 or more
+# have no value, hence the limits of the amount; a negative one shifts to the left.
 _OPERATIONS = {
     AluOp.MIN: "T.min({a}, {b})",
     AluOp.MAX: "T.max({a}, {b})",
@@ -222,21 +221,18 @@ _OPERATIONS = {
 
 @cache
 def gemm_kernel(config: VtaConfig) -> Function:
-    """Return the compiled GEMM of one instruction: a function of ``(parameters [n, PARAMETERS],
-    uops, inp, wgt, acc, row)``.
+    """Return the compiled GEMM of one instruction.
 
-    Micro-ops are rows (dst, src, wgt) of int32. Weights lie transposed, ``[input][output]``, so
-    that the output channels are the lanes of a vector. Sums are kept modulo 2^32 by adding in 64
-    bits.
+    It is a function of ``(parameters [n, PARAMETERS], uops, inp, wgt, acc, row)``. Micro-ops are
+    rows (dst, src, wgt) of int32. Weights lie transposed, ``[input][output]``, so that the output
+    channels are the lanes of a vector. Sums are kept modulo 2^32 by adding in 64 bits.
     """
     return compile_plan(KernelPlan("vta.gemm", _gemm_source(config)))
 
 
 @cache
 def alu_kernel(config: VtaConfig) -> Function:
-    """Return the compiled ALU of one instruction: a function of ``(parameters, uops, acc,
-    row)``.
-    """
+    """Return the compiled ALU of an instruction, a function of ``(parameters, uops, acc, row)``."""
     return compile_plan(KernelPlan("vta.alu", _alu_source(config)))
 
 
@@ -280,6 +276,7 @@ def _gemm_source(config: VtaConfig) -> str:
     buffers = {"inp": (Memory.INP, "int8"), "wgt": (Memory.WGT, "int8"), "acc": _ACC}
     accumulator = f"acc[{_index('dst', 0)} * {batch * block} + r * {block} + o]"
     loops = (*_LOOPS, f"for r in T.serial({batch}):", f"for o in T.vectorized({block}):")
+    # All products of a sum in one expression: its depth is what limits the block (_MAX_BLOCK).
     products = " + ".join(
         f'T.cast(inp[{_index("src", 1)} * {batch * block} + r * {block} + {i}], "int32")'
         f' * T.cast(wgt[{_index("wgt", 2)} * {block * block} + {i * block} + o], "int32")'
@@ -299,6 +296,7 @@ def _alu_source(config: VtaConfig) -> str:
     first, second = (
         f"acc[{_index(name, k)} * {lanes} + o]" for k, name in enumerate(("dst", "src"))
     )
+    # The operation is tested outside of the loops, so that each of these is vectorized.
     with _function(config, {"acc": _ACC}) as script:
         for op, text in _OPERATIONS.items():
             for immediate, operand in ((1, _value("immediate")), (0, second)):

@@ -6,12 +6,13 @@ the widths, the memories' capacities the sizes of the buffers.
 
 from __future__ import annotations
 
+from pathlib import Path
+
 from cpembed.errors import SpecError
 from cpembed.hw.instruction import HardwareSpec, InstructionAxis, StrideRule
-from cpembed.hw.schema import Key, one_of, spec_error
+from cpembed.hw.schema import Key, joined, spec_error
 from cpembed.ir.dtypes import DTYPES, DTypeKind
-from cpembed.targets.vta.encoding import formats_of
-from cpembed.targets.vta.isa import Memory, VtaConfig
+from cpembed.targets.vta.isa import Memory, VtaConfig, formats_of
 from cpembed.targets.vta.timing import MemorySystem
 
 BACKEND = "vta"
@@ -74,7 +75,7 @@ class _Reader:
     def _find_operands(self) -> None:
         for memory, scope in SCOPES.items():
             names = [n for n, m in self.spec.instruction.memory.items() if m.scope == scope]
-            content = f"holds {one_of(names)}" if names else "holds no operand"
+            content = f"holds {joined(names)}" if names else "holds no operand"
             problem = f"{content}; allowed: exactly one operand"
             self.require(len(names) == 1, ("memories", scope), problem)
             self.operands[memory] = names[0]
@@ -84,6 +85,7 @@ class _Reader:
         instruction = self.spec.instruction
         memory = {m: instruction.memory[name] for m, name in self.operands.items()}
         inp, wgt, acc = (memory[m].axes for m in (Memory.INP, Memory.WGT, Memory.ACC))
+        # Which axis is which follows from the operands that share it, not from its name.
         pairs = ((inp, acc), (wgt, acc), (inp, wgt))
         shared = [[name for name in first if name in second] for first, second in pairs]
         if any(len(names) != 1 for names in shared) or len(instruction.axes) != 3:
@@ -113,6 +115,7 @@ class _Reader:
         access = {name: accesses[0] for name, accesses in maps.items()}
         if any(i.single_iterator is None for a in access.values() for i in a.index):
             raise self._no_gemm()
+        # A product commutes, so either factor may be written first.
         factors = ((inp, wgt), (wgt, inp))
         products = {f"{access[acc]} += ({access[a]} * {access[b]})" for a, b in factors}
         if str(computation) not in products:
@@ -126,7 +129,7 @@ class _Reader:
         name = self.operands[memory]
         operand = self.spec.instruction.memory[name]
         tile = [str(dimension) for dimension in operand.tile]
-        problem = f"is {one_of(tile)}; an element of {operand.scope} is {one_of(axes)}"
+        problem = f"is {joined(tile)}; an element of {operand.scope} is {joined(axes)}"
         self.require(tile == axes, ("operands", name, "tile"), problem)
         for axis, rule in operand.strides.items():
             problem = "VTA's elements are dense in memory; allowed: unit"
@@ -140,9 +143,9 @@ class _Reader:
             (2, "the accumulator's and the result's") if memory is Memory.ACC else (1, "one")
         )
         key = ("operands", name, "dtype")
-        self.require(len(dtypes) <= count, key, f"lists {one_of(dtypes)}; allowed: {expected}")
+        self.require(len(dtypes) <= count, key, f"lists {joined(dtypes)}; allowed: {expected}")
         dtype = DTYPES[dtypes[choice]]
-        allowed = one_of(d.name for d in DTYPES.values() if d.kind is DTypeKind.SIGNED)
+        allowed = joined(d.name for d in DTYPES.values() if d.kind is DTypeKind.SIGNED)
         problem = f"VTA does not compute in {dtype.name}; allowed: {allowed}"
         self.require(dtype.kind is DTypeKind.SIGNED, key, problem)
         return dtype.bits.bit_length() - 1
@@ -157,6 +160,7 @@ class _Reader:
         return self._log(("memories", scope, "capacity_bytes"), capacity)
 
     def _log(self, key: Key, value: int) -> int:
+        # Fields of instructions have whole bits, so every size of VTA is a power of two.
         log = value.bit_length() - 1
         problem = f"{value} is not a power of two; VTA takes {1 << log} or {2 << log}"
         self.require(not value & (value - 1), key, problem)
@@ -167,6 +171,7 @@ class _Reader:
         try:
             formats_of(config)
         except SpecError as error:
+            # The sizes of the core and of the buffers fit only together: no single key is wrong.
             raise self.error(("memories",), str(error)) from None
         expected = config.elements(Memory.OUT) * config.element_bytes(Memory.OUT)
         capacity = self.spec.memories.get(OUT_SCOPE)
@@ -175,62 +180,8 @@ class _Reader:
         self.require(capacity in (None, expected), key, f"{problem} {SCOPES[Memory.ACC]}")
 
 
-_TEXT = """\
-# A configuration of VTA: LOG_BATCH {config.log_batch}, LOG_BLOCK {config.log_block}, \
-int8 inputs and weights, int32 accumulators;
-# LOG_UOP_BUFF {config.log_uop_buff}, LOG_INP_BUFF {config.log_inp_buff}, \
-LOG_WGT_BUFF {config.log_wgt_buff}, LOG_ACC_BUFF {config.log_acc_buff}.
-
-name = "{name}"
-description = "VTA GEMM core, {batch}x{block}x{block}, int8 x int8 -> int32"
-source = "made by the family vta; what a VTA is: VTA hardware repository (apache/tvm-vta)"
-backend = "vta"
-
-[instruction]
-expression = "C[x,y] += A[x,z] * B[y,z]"
-
-[instruction.axes]
-x = {batch}
-y = {block}
-z = {block}
-
-[operands.A]
-dtype = "int8"
-scope = "vta.inp"
-tile = ["x", "z"]
-alignment_bytes = {inp}
-
-[operands.B]
-dtype = "int8"
-scope = "vta.wgt"
-tile = ["y", "z"]
-alignment_bytes = {wgt}
-
-[operands.C]
-dtype = ["int32", "int8"]
-scope = "vta.acc"
-tile = ["x", "y"]
-alignment_bytes = {acc}
-
-[memories."vta.inp"]
-capacity_bytes = {inp_buff}
-
-[memories."vta.wgt"]
-capacity_bytes = {wgt_buff}
-
-[memories."vta.acc"]
-capacity_bytes = {acc_buff}
-
-[memories."vta.uop"]
-holds = "micro-ops: the indices of the tiles that a GEMM or ALU instruction takes"
-capacity_bytes = {uop_buff}
-
-[machine]
-clock_mhz = {clock_mhz}
-bus_bits = {memory.bus_bits}
-burst_beats = {memory.burst_beats}
-dram_delay_cycles = {memory.dram_delay_cycles}
-"""
+_TEMPLATE = Path(__file__).with_name("specification.toml.txt")
+"""Text of a specification, with the names of :func:`specification` in braces."""
 
 
 def specification(config: VtaConfig, memory: MemorySystem, clock_mhz: float) -> str:
@@ -250,7 +201,7 @@ def specification(config: VtaConfig, memory: MemorySystem, clock_mhz: float) -> 
         for m in (Memory.UOP, Memory.INP, Memory.WGT, Memory.ACC)
     }
     logs = (config.log_inp_buff, config.log_wgt_buff, config.log_acc_buff, config.log_uop_buff)
-    return _TEXT.format(
+    return _TEMPLATE.read_text(encoding="utf-8").format(
         config=config,
         memory=memory,
         name=f"vta_{config.batch}x{config.block}x{config.block}_{'_'.join(map(str, logs))}",

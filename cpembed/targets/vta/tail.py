@@ -13,7 +13,7 @@ from typing import Any, ClassVar, Literal, get_args
 import numpy as np
 from numpy.typing import NDArray
 
-from cpembed.codegen.epilogue import MAX_SHIFT, Epilogue, EpilogueRequest
+from cpembed.codegen.epilogue import MAX_SHIFT, EpilogueRequest
 from cpembed.errors import LoweringError, WorkloadError
 from cpembed.ir.computation import AxisKind, Computation
 from cpembed.targets.vta.isa import AluOp
@@ -78,6 +78,7 @@ class Exact:
         return "int32: all bits of the sums, stored byte by byte"
 
     def combine(self, stored: list[Array]) -> Array:
+        # The lowest byte was stored first, and the host is little-endian as VTA is.
         planes = np.stack([plane.view(np.uint8) for plane in stored], axis=-1)
         return planes.view("<i4")[..., 0]
 
@@ -106,50 +107,14 @@ class Truncated:
 Tail = Requantized | Exact | Truncated
 
 
-def tail_of(epilogue: Epilogue, bias: tuple[int, ...] = ()) -> Tail:
-    """Return the tail of an epilogue; ``bias`` are the dimensions of the output that its bias has.
-
-    Raises :class:`LoweringError` if the ALU cannot execute it: it adds, shifts and clips integers,
-    and stores bytes.
-
-    >>> tail_of(Epilogue("int8", relu=True, shift=9))
-    Requantized(shift=9, low=0, high=127, bias=())
-    """
-    plain = not (epilogue.bias or epilogue.relu or epilogue.shift or epilogue.clip)
-    if epilogue.residual is not None or epilogue.placement is not None:
-        raise LoweringError("a VTA program adds no residual and stores in a buffer of its own")
-    if epilogue.dtype == "int32" and plain and not epilogue.scale:
-        return Exact()
-    if epilogue.dtype != "int8" or epilogue.scale or (epilogue.wraps and not plain):
-        raise LoweringError(
-            f"VTA's ALU adds a bias, shifts and clips to int8, and does not make {epilogue}: "
-            "name a target that a CPU executes"
-        )
-    if epilogue.wraps:
-        return Truncated()
-    low, high = epilogue.range
-    return Requantized(epilogue.shift, max(low, 0) if epilogue.relu else low, high, bias)
-
-
-def epilogue_of(tail: Tail) -> Epilogue:
-    """Return the epilogue of a tail, the inverse of :func:`tail_of` but for the bias'
-    dimensions.
-    """
-    if isinstance(tail, Requantized):
-        clip = tail.low, tail.high
-        return Epilogue("int8", bias=bool(tail.bias), shift=tail.shift, clip=clip)
-    return Epilogue("int32") if isinstance(tail, Exact) else Epilogue("int8", wraps=True)
-
-
 def default_tail(workload: Computation) -> Tail:
-    """Return the tail of the low bits if the workload's output is int8, else
-    :func:`requantized_for`.
-    """
+    """Return the low bits if the workload's output is int8, else :func:`requantized_for`."""
     return Truncated() if _is_narrow(workload) else requantized_for(workload)
 
 
 def check_tail(workload: Computation, tail: Tail) -> None:
     """Raise :class:`LoweringError` if the tail's result is not the workload's."""
+    # A workload with an int8 output defines its values modulo 2^8: any other tail changes them.
     if _is_narrow(workload) and not isinstance(tail, Truncated):
         raise LoweringError(
             f"{workload.name} keeps the low bits of its sums (int8): "
@@ -162,29 +127,23 @@ def _is_narrow(workload: Computation) -> bool:
 
 
 def requantized_for(workload: Computation) -> Requantized:
-    """Return a shift that keeps three standard deviations of sums of uniformly random int8
-    products.
-
-    A product of two such numbers deviates by 5,461, so three of a sum of L of them are
-    2^14 sqrt(L); int8 has seven bits beside its sign.
+    """Return a shift after which sums of random int8 products rarely leave int8.
 
     >>> from cpembed.workloads.einsum import gemm
     >>> requantized_for(gemm(m=4, n=4, k=256)).shift
     11
     """
-    return Requantized(min(MAX_SHIFT, 7 + math.ceil(math.log2(max(1, _length(workload))) / 2)))
-
-
-def _length(workload: Computation) -> int:
-    """Return the number of products in each sum."""
-    return math.prod(axis.extent for axis in workload.axes if axis.kind is AxisKind.REDUCTION)
+    # The product of two uniform int8 numbers has a standard deviation of 5,461; three of them, for
+    # a sum of L products, are 2^14 sqrt(L). int8 has seven bits beside its sign: 14 - 7 remain.
+    length = math.prod(axis.extent for axis in workload.axes if axis.kind is AxisKind.REDUCTION)
+    return Requantized(min(MAX_SHIFT, 7 + math.ceil(math.log2(max(1, length)) / 2)))
 
 
 OutputForm = Literal["requantized", "int32", "int8"]
 """Form of the output: shifted and clipped sums, all their bits, or their low eight bits."""
 
 
-def tail_for(target: str, workload: Computation, storing: EpilogueRequest) -> Tail:
+def tail_for(target: str, workload: Computation, request: EpilogueRequest) -> Tail:
     """Return the tail that a command's options ask for.
 
     Parameters
@@ -193,7 +152,7 @@ def tail_for(target: str, workload: Computation, storing: EpilogueRequest) -> Ta
         Name of the target, for messages.
     workload
         Computation, whose output type decides if the options name no form.
-    storing
+    request
         Options on the epilogue and the output type.
 
     Raises
@@ -203,22 +162,22 @@ def tail_for(target: str, workload: Computation, storing: EpilogueRequest) -> Ta
         that the form does not use.
     """
     forms: tuple[OutputForm, ...] = get_args(OutputForm)
-    requested = storing.steps[0] if storing.steps else storing.output
-    if storing.steps or (requested is not None and requested not in forms):
+    requested = request.steps[0] if request.steps else request.output
+    if request.steps or (requested is not None and requested not in forms):
         raise WorkloadError(
             f"{target} is simulated and stores {', '.join(forms)}, not {requested}: "
             "name one of these, or a target that a CPU executes"
         )
     narrow = _is_narrow(workload)
-    form = storing.output or ("int8" if narrow else "requantized")
+    form = request.output or ("int8" if narrow else "requantized")
     if narrow and form != "int8":
         raise WorkloadError(
             f"{workload.output.name} is int8, the low bits of the sums, and cannot be {form}: "
             "give it the type int32, or ask for int8"
         )
     if form == "requantized":
-        return requantized_for(workload) if storing.shift is None else Requantized(storing.shift)
-    if storing.shift is not None:
+        return requantized_for(workload) if request.shift is None else Requantized(request.shift)
+    if request.shift is not None:
         raise WorkloadError(
             f"output {form} has no shift: leave it out, or ask for requantized output"
         )

@@ -21,11 +21,11 @@ from cpembed.targets.vta.isa import Memory, VtaConfig
 from cpembed.targets.vta.specification import SCOPES
 from cpembed.transform.program import DerivedProgram, Loop, PackedDimension, PackedOperand
 
-MAX_PAD = 15
-"""Maximum number of zero rows or columns on each side of a LOAD: pad fields have four bits."""
+MAX_PAD = 15  # pad fields have four bits
+"""Maximum number of zero rows or columns on each side of a LOAD."""
 
-MAX_STRIDE = 0xFFFF
-"""Maximum number of DRAM elements between two rows of a transfer: the field has 16 bits."""
+MAX_STRIDE = 0xFFFF  # the field has 16 bits
+"""Maximum number of DRAM elements between two rows of a transfer."""
 
 _MEMORIES = {scope: memory for memory, scope in SCOPES.items()}
 """Memory by the scope that a hardware specification names."""
@@ -66,7 +66,10 @@ class TileTensor:
 
     @cached_property
     def digit_loops(self) -> tuple[str, ...]:
-        """Loops of which an access takes digits, so that equal tiles may have unequal regions."""
+        """Loops of which an access takes a quotient or a remainder.
+
+        Equal tiles of them may have unequal regions.
+        """
         terms = [term for index in self.access for term in index.terms]
         names = [name for term in terms if not term.is_affine for name in term.iterators]
         return tuple(dict.fromkeys(names))
@@ -125,6 +128,7 @@ def tile_nest(program: DerivedProgram, config: VtaConfig) -> TileNest:
         memory = _MEMORIES[scope]
         tensors[memory] = _tensor(program.role(operand.name), memory, loops, config)
     extents = {loop.name: loop.extent for loop in program.loops}
+    # Thinned first: a stride decides which zero rows are read at all.
     inp = _cropped_input(_thinned(tensors[Memory.INP], extents))
     acc = _cropped_output(tensors[Memory.ACC])
     return TileNest(config, program.loops, inp, tensors[Memory.WGT], acc)
@@ -134,6 +138,7 @@ def _tensor(
     packed: PackedOperand, memory: Memory, loops: set[str], config: VtaConfig
 ) -> TileTensor:
     """Return an operand as a tile tensor, after checking that its last dimensions are the tile."""
+    # A derived program leaves out dimensions of extent 1, such as the batch of a GEMM core.
     tile = tuple(size for size in config.tile_shape(memory) if size > 1)
     rank = len(packed.dimensions) - len(tile)
     tile_access, outer_access = packed.access[rank:], packed.access[:rank]
@@ -154,10 +159,12 @@ def _thinned(tensor: TileTensor, extents: Mapping[str, int]) -> TileTensor:
     packed = tensor.packed
     dimensions, access = list(packed.dimensions), list(packed.access)
     positions: dict[str, IndexExpr] = {}
+    # Loops of one value may have any coefficient: they are always 0.
     zero = {name: IndexExpr() for name, extent in extents.items() if extent == 1}
     for k in range(tensor.rank):
         index = access[k] = access[k].substitute(zero)
         step = math.gcd(*(term.coefficient for term in index.terms))
+        # A strided 1x1 filter, for instance: its image is stored without what it never reads.
         if step <= 1 or not index.is_affine:
             continue
         low, high = index.bounds(extents)
@@ -170,12 +177,12 @@ def _thinned(tensor: TileTensor, extents: Mapping[str, int]) -> TileTensor:
 
 
 def _cropped_input(tensor: TileTensor) -> TileTensor:
-    """Drop zero rows and columns that a LOAD can add: of the two innermost dimensions, which are
-    the two of a LOAD.
-    """
+    """Drop zero rows and columns that a LOAD can add."""
+    # Only of the two innermost dimensions, which are the two of a LOAD.
     cuts: dict[int, tuple[int, int]] = {}
     inner = [k for k, extent in enumerate(tensor.shape) if extent > 1][-2:]
     for k in inner:
+        # Farther rows are transfers of their own, and then the dimension is none of a LOAD.
         if tensor.strides[k] <= MAX_STRIDE:
             low, high = _zero_margins(tensor.packed, k)
             cuts[k] = min(low, MAX_PAD), min(high, MAX_PAD)
@@ -190,9 +197,7 @@ def _cropped_output(tensor: TileTensor) -> TileTensor:
 
 
 def _zero_margins(packed: PackedOperand, k: int) -> tuple[int, int]:
-    """Return the numbers of leading and trailing positions of dimension ``k`` that lie outside the
-    original operand.
-    """
+    """Return how many leading and trailing positions of dimension ``k`` lie outside the operand."""
     positions = range(packed.dimensions[k].extent)
     first = next((at for at in positions if not _is_outside(packed, k, at)), None)
     if first is None:
@@ -214,7 +219,7 @@ def _is_outside(packed: PackedOperand, k: int, position: int) -> bool:
 
 
 def _at(index: IndexExpr, name: str, position: int) -> IndexExpr:
-    """Return the index with a dimension fixed; digits of sums with it keep their range."""
+    """Return the index with a dimension fixed at a position."""
     constant, terms = index.constant, list[IndexTerm]()
     for term in index.terms:
         if term.inner is None and term.iterator == name:
@@ -233,7 +238,7 @@ def _cropped(tensor: TileTensor, cuts: dict[int, tuple[int, int]]) -> TileTensor
     positions: dict[str, IndexExpr] = {}
     for k, (before, after) in cuts.items():
         name, extent = dimensions[k].name, dimensions[k].extent
-        dimensions[k] = PackedDimension(name, extent - before - after, dimensions[k].walked_by)
+        dimensions[k] = PackedDimension(name, extent - before - after, dimensions[k].lane)
         access[k] += -before
         positions[name] = IndexExpr((IndexTerm(name),), before)
     return _resized(tensor, dimensions, access, positions)
@@ -267,6 +272,7 @@ def with_bias(nest: TileNest, axes: tuple[int, ...]) -> TileNest:
         raise LoweringError(
             f"bias: {axes} are no dimensions of {packed.name}, in order; it has {rank}"
         )
+    # The bias lies as the output does, in its tiles: the ALU adds accumulators element by element.
     source = tuple(packed.source[axis] for axis in axes)
     used = {name for index in source for name in index.iterators}
     dimensions = [
@@ -294,9 +300,7 @@ class ExistenceMask:
     holds: NDArray[np.bool_]
 
     def over(self, names: Sequence[str]) -> NDArray[np.bool_]:
-        """Return where the condition can hold, as an array that broadcasts over a grid of
-        ``names``.
-        """
+        """Return where the mask can hold, as an array that broadcasts over a grid of ``names``."""
         absent = tuple(k for k, name in enumerate(self.names) if name not in names)
         axis = {n: k for k, n in enumerate(n for n in self.names if n in names)}
         holds = np.transpose(self.holds.any(axis=absent), [axis[n] for n in names if n in axis])
@@ -304,9 +308,9 @@ class ExistenceMask:
 
 
 def executions(nest: TileNest) -> int:
-    """Return the number of products whose input and output tiles lie in main memory: the others
-    multiply zeros, or their result is discarded.
-    """
+    """Return the number of products whose input and output tiles lie in main memory."""
+    # The others multiply zeros, or their result is discarded. Masks share no loops, so the
+    # fractions of the loops' values at which they hold multiply.
     total = math.prod(nest.extents.values())
     for mask in existence_masks(nest):
         total = total * int(mask.holds.sum()) // mask.holds.size
@@ -314,14 +318,17 @@ def executions(nest: TileNest) -> int:
 
 
 def existence_masks(nest: TileNest) -> list[ExistenceMask]:
-    """Return where the input and output tiles of a product lie in main memory: a mask for each set
-    of dimensions that share loops, none for dimensions that always lie there.
+    """Return where the input and output tiles of a product lie in main memory.
+
+    There is a mask for each set of dimensions that share loops, none for those that always lie
+    there.
     """
     dimensions = [
         (index, size)
         for tensor in (nest.inp, nest.acc)
         for index, size in zip(tensor.access, tensor.shape, strict=True)
-        if not _lies_inside(index, size, nest)
+        for low, high in (index.bounds(nest.extents),)
+        if low < 0 or high >= size
     ]
     masks: list[ExistenceMask] = []
     for names in _sharing([set(index.iterators) for index, _ in dimensions]):
@@ -332,11 +339,6 @@ def existence_masks(nest: TileNest) -> list[ExistenceMask]:
                 inside &= (position >= 0) & (position < size)
         masks.append(ExistenceMask(names, inside))
     return masks
-
-
-def _lies_inside(index: IndexExpr, size: int, nest: TileNest) -> bool:
-    low, high = index.bounds(nest.extents)
-    return low >= 0 and high < size
 
 
 def accessed_tiles(nest: TileNest, tensor: TileTensor, masks: Sequence[ExistenceMask]) -> int:
@@ -356,6 +358,7 @@ def accessed_tiles(nest: TileNest, tensor: TileTensor, masks: Sequence[Existence
     masks = [mask for mask in masks if set(mask.names) & set(tensor.loops)]
     pairs = list(zip(tensor.access, tensor.shape, strict=True))
     tied = [set(mask.names) & set(tensor.loops) for mask in masks]
+    # Dimensions that share no loops are independent: the product of their counts is the count.
     total = 1
     for names in _sharing([*(set(index.iterators) for index, _ in pairs), *tied]):
         holds = np.ones([nest.extents[name] for name in names], bool)
@@ -367,15 +370,14 @@ def accessed_tiles(nest: TileNest, tensor: TileTensor, masks: Sequence[Existence
             if index.iterators and set(index.iterators) <= set(names):
                 position = _positions(nest, index, names)
                 holds &= (position >= 0) & (position < size)
+                # Row-major within the dimensions of the group, so that tiles have unique numbers.
                 place = place * size + position
         total *= len(np.unique(place[holds]))
     return total
 
 
 def _positions(nest: TileNest, index: IndexExpr, names: Sequence[str]) -> NDArray[np.int64]:
-    """Return an index at every point of some loops; loops that it does not depend on have extent
-    1.
-    """
+    """Return an index at every point of some loops, to be broadcast over loops that it lacks."""
     grids = np.ix_(*(np.arange(nest.extents[name]) for name in names))
     return np.asarray(index.evaluate(dict(zip(names, grids, strict=True))))
 

@@ -16,9 +16,9 @@ from numpy.typing import NDArray
 from cpembed.codegen.runtime import aligned, shared
 from cpembed.errors import InvariantError, SpecError
 from cpembed.hw.machine import MemoryInterface
-from cpembed.targets.vta.assembly.disassembler import instruction_text
+from cpembed.targets.vta.assembly import instruction_text
 from cpembed.targets.vta.checker import check
-from cpembed.targets.vta.encoding import INSTRUCTION_BYTES, Opcode
+from cpembed.targets.vta.encoding import Columns, columns_of
 from cpembed.targets.vta.event_loop import (
     CLIENTS,
     EVENT,
@@ -30,19 +30,24 @@ from cpembed.targets.vta.event_loop import (
     event_loop,
 )
 from cpembed.targets.vta.isa import (
+    INSTRUCTION_BYTES,
+    MODULES,
+    QUEUES,
     Alu,
     Gemm,
     Instruction,
     Load,
     Memory,
     Module,
+    Opcode,
     Store,
     VtaConfig,
     module_of,
 )
-from cpembed.targets.vta.program import MODULES, QUEUES, Columns, Numbers, VtaProgram, columns_of
+from cpembed.targets.vta.program import Numbers, VtaProgram
 from cpembed.targets.vta.tokens import QUEUED_INSTRUCTIONS
 
+# Sources and measurements of all durations: docs/vta.md, Cycles.
 PIPELINE = 7
 """Cycles of a GEMM or ALU instruction in addition to one (or two) for each micro-op."""
 
@@ -55,8 +60,9 @@ _NO_TRANSFER, _FINISH = 2, 1
 
 @dataclass(frozen=True)
 class MemorySystem:
-    """Path between the accelerator and DRAM, as in a target's ``[machine]``, and the number of
-    bursts in flight (``outstanding``). The defaults are the RTL's.
+    """Path between the accelerator and DRAM, as in a target's ``[machine]``.
+
+    ``outstanding`` is the number of bursts in flight. The defaults are the RTL's.
     """
 
     dram_delay_cycles: int = 16
@@ -102,9 +108,7 @@ class MemorySystem:
 
 @dataclass(frozen=True)
 class ModuleCycles:
-    """Cycles of a module: ``busy`` executing, ``stalled`` waiting for tokens, ``idle`` without an
-    instruction.
-    """
+    """Cycles of a module: executing, waiting for tokens (``stalled``), without an instruction."""
 
     busy: int
     stalled: int
@@ -202,12 +206,27 @@ def time_program(
     memory.check()
     if checked:
         check(program)
-    columns = columns_of(program.instructions, program.config)
-    totals, events, batches = _run(columns, program.config, memory)
+    config = program.config
+    columns = columns_of(program.instructions, config)
+    totals, events, batches = _run(columns, config, memory)
+    # FINISH is last: a STORE that nothing waits for may still run then, and is not counted.
     cycles = int(events[-1, EVENT.index("done")]) if len(events) else 0
     if cycles < 0:
         raise InvariantError("the timed simulator stopped before FINISH")
-    return _summary(columns, program.config, memory, cycles, totals, events, batches)
+    products = columns.is_a(Opcode.GEMM) & (columns["reset"] == 0)
+    gemm_cycles = int(executed_uops(columns)[products].sum())
+    return Timing(
+        cycles=cycles,
+        modules=_module_cycles(columns, events, cycles),
+        bytes=_transferred_bytes(columns, config),
+        macs=gemm_cycles * config.batch * config.block * config.block,
+        gemm_cycles=gemm_cycles,
+        read_beats=totals["busy"],
+        bursts=totals["bursts"],
+        memory=memory,
+        events=events,
+        batches=batches,
+    )
 
 
 def _run(
@@ -216,6 +235,7 @@ def _run(
     """Run the event loop; return :data:`TOTALS` by name, the events, and the batches."""
     count = len(columns)
     table = _instructions(columns, config, memory)
+    # The loop sees the instructions of a module in a row, in their order: a stable sort.
     starts = np.searchsorted(np.sort(columns.module), np.arange(4))
     settings = {
         "count": count,
@@ -230,6 +250,7 @@ def _run(
     events = _filled(np.full((count, len(EVENT)), -1))
     batches = _filled(np.zeros((count, 2)))
     state = _filled(np.zeros(len(STATE)))
+    # The first command of the fetch, in cycle 2 after the launch.
     state[STATE.index("fetch_state")] = 1 if count else 0
     state[STATE.index("fetch_time")] = 2
     arrays = (
@@ -265,6 +286,7 @@ def _instructions(columns: Columns, config: VtaConfig, memory: MemorySystem) -> 
     top, bottom = columns["y_before"], columns["y_after"]
     sides = columns["x_before"] + columns["x_after"]
     width = x + sides
+    # Rows of zeros above and below, and the zeros at both sides of the other rows.
     pads = (top + bottom) * width + y * sides
     # Between pads above and below, rows without pads of their own take a cycle each.
     passed = (sides == 0) & (bottom > 0)
@@ -280,31 +302,34 @@ def _instructions(columns: Columns, config: VtaConfig, memory: MemorySystem) -> 
         "rows": y,
         "stride": columns["x_stride"] * element,
         "lead": top,
+        # A tile wider than the bus is assembled before it is written to SRAM.
         "latency": np.where(element <= memory.beat_bytes, 1, 2),
         "pads_before": np.where(passed, top * width, pads),
         "skipped": np.where(passed, y, 0),
         "pads_after": np.where(passed, bottom * width, 0),
     }
     for action in ("pop", "push"):
+        # An instruction pops from two neighbours at most; -1 stands for no queue.
         pairs = [(*queues, -1, -1)[:2] for queues in columns.queues(action)]
         table = np.array(pairs, np.int64).reshape(-1, 2)
         rows |= {f"{action}_a": table[:, 0], f"{action}_b": table[:, 1]}
     return _filled(np.stack([rows[name] for name in INSTRUCTION], axis=1))
 
 
-def executed(columns: Columns) -> Numbers:
-    """Return the number of micro-ops that each instruction executes, 0 if it is no GEMM or ALU."""
+def executed_uops(columns: Columns) -> Numbers:
+    """Return the micro-ops that each instruction executes, 0 if it is no GEMM or ALU."""
     count = (columns["uop_end"] - columns["uop_begin"]) * columns["outer"] * columns["inner"]
     return np.where(columns.is_a(Opcode.GEMM, Opcode.ALU), count, 0)
 
 
 def _durations(columns: Columns, config: VtaConfig, memory: MemorySystem) -> Numbers:
     """Return the cycles between issues of instructions that do not read DRAM."""
+    # A second accumulator takes a second cycle to read.
     passes = np.where(columns.is_a(Opcode.ALU) & (columns["use_immediate"] == 0), 2, 1)
     cycles = np.full(len(columns), _NO_TRANSFER)
     cycles[columns.is_a(Opcode.FINISH)] = _FINISH
     computes = columns.is_a(Opcode.GEMM, Opcode.ALU)
-    cycles[computes] = (PIPELINE + passes * executed(columns))[computes]
+    cycles[computes] = (PIPELINE + passes * executed_uops(columns))[computes]
     writes = np.flatnonzero(columns.is_a(Opcode.STORE) & (columns["x"] > 0))
     if len(writes):
         cycles[writes] = _stores(columns, writes, config, memory)
@@ -315,6 +340,7 @@ def _stores(columns: Columns, writes: Numbers, config: VtaConfig, memory: Memory
     """Return the cycles of STOREs, whose rows are split into bursts of whole beats."""
     element = config.element_bytes(Memory.OUT)
     count = columns["y"][writes]
+    # One entry for each row of each STORE: rows are aligned differently to bursts.
     owner = np.repeat(np.arange(len(writes)), count)
     row = np.arange(len(owner)) - np.repeat(np.cumsum(count) - count, count)
     start = (columns["dram"][writes][owner] + row * columns["x_stride"][writes][owner]) * element
@@ -347,19 +373,12 @@ def write_cycles(
     element = config.element_bytes(Memory.OUT)
     if element <= memory.beat_bytes:
         return (WRITE_COMMAND + 1) * bursts + beats
+    # Reading SRAM takes a cycle for each row of a tile, in which no beat is sent.
     beats_per_row = max(1, element // config.batch // memory.beat_bytes)
     return WRITE_COMMAND * bursts + beats + beats // beats_per_row
 
 
-def _summary(
-    columns: Columns,
-    config: VtaConfig,
-    memory: MemorySystem,
-    cycles: int,
-    totals: dict[str, int],
-    events: Numbers,
-    batches: Numbers,
-) -> Timing:
+def _module_cycles(columns: Columns, events: Numbers, cycles: int) -> dict[str, ModuleCycles]:
     available, issued, complete, ready = (
         events[:, EVENT.index(name)] for name in ("available", "issued", "done", "ready")
     )
@@ -367,28 +386,18 @@ def _summary(
     for place, module in enumerate(MODULES):
         rows = columns.module == place
         busy = int((complete - issued)[rows].sum())
+        # From when both the module and its instruction are there, only tokens can be missing.
         stalled = int((issued - np.maximum(available, ready))[rows].sum())
         modules[module.value] = ModuleCycles(busy, stalled, cycles - busy - stalled)
-    transferred = {"FETCH": len(columns) * INSTRUCTION_BYTES}
-    for kind in Memory:
-        rows = columns.transfers(kind)
-        elements = int((columns["x"] * columns["y"])[rows].sum())
-        transferred[kind.name] = elements * config.element_bytes(kind)
-    products = columns.is_a(Opcode.GEMM) & (columns["reset"] == 0)
-    gemm_cycles = int(executed(columns)[products].sum())
-    macs = gemm_cycles * config.batch * config.block * config.block
-    return Timing(
-        cycles=cycles,
-        modules=modules,
-        bytes=transferred,
-        macs=macs,
-        gemm_cycles=gemm_cycles,
-        read_beats=totals["busy"],
-        bursts=totals["bursts"],
-        memory=memory,
-        events=events,
-        batches=batches,
-    )
+    return modules
+
+
+def _transferred_bytes(columns: Columns, config: VtaConfig) -> dict[str, int]:
+    elements = columns["x"] * columns["y"]
+    return {"FETCH": len(columns) * INSTRUCTION_BYTES} | {
+        memory.name: int(elements[columns.transfers(memory)].sum()) * config.element_bytes(memory)
+        for memory in Memory
+    }
 
 
 _CHANNELS = ("FETCH", "UOP", "INP", "WGT", "ACC", "OUT")
@@ -439,6 +448,7 @@ def _instruction_spans(program: VtaProgram, timing: Timing) -> Iterator[dict[str
         yield _span(_MODULES, MODULES.index(module), name, begin, end, arguments)
         if not isinstance(instruction, Load | Store) or not instruction.x:
             continue
+        # A LOAD occupies its channel from its first beat on; it is issued long before.
         channel = _CHANNELS.index(instruction.memory.name)
         if module is not Module.STORE:
             begin, end = event["first_beat"], event["last_beat"] + 1

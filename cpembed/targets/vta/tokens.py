@@ -18,8 +18,9 @@ from typing import Literal, get_args
 import numpy as np
 
 from cpembed.errors import InvariantError
-from cpembed.targets.vta.isa import Instruction, Tokens, module_of
-from cpembed.targets.vta.program import MODULES, QUEUES, Columns, Numbers
+from cpembed.targets.vta.encoding import Columns
+from cpembed.targets.vta.isa import MODULES, QUEUES, Instruction, Tokens, module_of
+from cpembed.targets.vta.program import Numbers
 
 
 class Dependences:
@@ -58,8 +59,10 @@ class Dependences:
             consumer = modules[number]
             for producer in {modules[at] for at in waits} - {consumer}:
                 last = max(at for at in waits if modules[at] == producer)
+                # An earlier instruction of this module took a token of that one, or of a later one.
                 if last <= awaited.get((consumer, producer), -1):
                     continue
+                # Queues join neighbours only: what load needs of store goes through compute.
                 if abs(consumer - producer) != 1:
                     raise InvariantError("no token goes from the load to the store module")
                 awaited[consumer, producer] = last
@@ -68,6 +71,7 @@ class Dependences:
         program = list(self._instructions)
         for number in pops.keys() | pushes.keys():
             pop, push = pops.get(number, ()), pushes.get(number, ())
+            # Distances in the order of the modules: -1 is *prev*, 1 is *next*.
             tokens = Tokens(-1 in pop, 1 in pop, -1 in push, 1 in push)
             program[number] = replace(program[number], tokens=tokens)
         return tuple(program)
@@ -75,9 +79,9 @@ class Dependences:
 
 Policy = Literal["round_robin", "load_first", "store_first", "random"]
 POLICIES: tuple[Policy, ...] = get_args(Policy)
+# In the RTL ``instQueueEntries`` of ``Configs.scala``; the streams of HLS are as deep.
 QUEUED_INSTRUCTIONS = 512
-"""Capacity of a module's instruction queue, in the RTL (``Configs.scala``: ``instQueueEntries``)
-and in HLS, whose streams are as deep."""
+"""Capacity of a module's instruction queue."""
 
 
 @dataclass(frozen=True)
@@ -113,9 +117,7 @@ def interleave(
 
 
 def _module_priorities(policy: Policy, seed: int) -> Callable[[int], tuple[int, ...]]:
-    """Return a function from the number of executed instructions to the order in which modules are
-    tried.
-    """
+    """Return a function from the number of executed instructions to the order of the modules."""
     rotations = ((0, 1, 2), (1, 2, 0), (2, 0, 1))
     if policy == "load_first":
         return lambda _: (0, 1, 2)
@@ -156,6 +158,7 @@ class _Execution:
                     break
             else:
                 return ExecutionOrder(order, tuple(map(self._wait, range(len(MODULES)))))
+            # A module executes in order, and nothing is timed here: pops and pushes are one event.
             for queue in self._pops[number]:
                 self._tokens[queue] -= 1
             for queue in self._pushes[number]:
@@ -183,6 +186,7 @@ class _Execution:
             return
         while self._dispatched < len(self._module):
             number = self._dispatched
+            # Dispatch is in program order: a full queue of one module keeps the others waiting.
             if self._place[number] - self._heads[self._module[number]] >= self._queued:
                 return
             self._dispatched += 1
@@ -247,6 +251,9 @@ class HappensBefore:
 
 def happens_before(columns: Columns, order: list[int]) -> HappensBefore:
     """Return the order that tokens enforce, from one execution of all instructions."""
+    # Vector clocks: each module counts its own instructions and knows how many of the others
+    # precede, which tokens carry along. Written out for three modules, as this runs once for each
+    # of a million instructions.
     pops, pushes = columns.queues("pop"), columns.queues("push")
     modules: list[int] = columns.module.tolist()
     tokens: list[deque[tuple[int, int, int]]] = [deque() for _ in QUEUES]

@@ -19,7 +19,7 @@ from cpembed.runtime.tuning.database import Trial, problem_key, sources_digest
 from cpembed.runtime.tuning.space import Scored, Space
 from cpembed.stores import Count, Positive
 from cpembed.targets.vta.bounds import Bounds, bounds
-from cpembed.targets.vta.estimate import estimate_schedule, ranked_schedules
+from cpembed.targets.vta.estimate import Tilings, ranked_schedules
 from cpembed.targets.vta.isa import VtaConfig
 from cpembed.targets.vta.lower import LoweredVta, lower
 from cpembed.targets.vta.schedule import Schedule, check_schedule
@@ -28,9 +28,9 @@ from cpembed.targets.vta.tiles import TileNest, TileTensor, tile_nest, with_bias
 from cpembed.targets.vta.timing import MemorySystem
 from cpembed.transform.program import DerivedProgram
 
+# With one slot loads wait for products, which estimates do not count; ranking tries up to 4.
 MIN_SLOTS, MAX_SLOTS = 2, 8
-"""Minimum and maximum number of an operand's regions in SRAM at a time, with two threads. With one
-slot loads wait for products, which estimates do not count; enumerated schedules have up to 4."""
+"""Minimum and maximum number of an operand's regions in SRAM at a time, with two threads."""
 
 _RANKED = 512
 """Number of schedules to rank by default."""
@@ -44,9 +44,7 @@ _ANOTHER = 0.4
 
 @dataclass(frozen=True)
 class Machine:
-    """Machine that a program runs on: configuration and memory system, and the tail of its
-    results.
-    """
+    """Machine that a program runs on, and the tail of its results."""
 
     config: VtaConfig
     memory: MemorySystem
@@ -98,15 +96,17 @@ class VtaSpace(Space[Schedule]):
         return [Scored(cycles, schedule) for cycles, schedule in ranking]
 
     def scored(self, schedule: Schedule) -> Scored[Schedule]:
+        # The space's nest is without the bias, which takes accumulators too.
         check_schedule(with_bias(self.nest, self.machine.tail.bias), schedule)
         return Scored(self.estimated(schedule), schedule)
 
     def estimated(self, schedule: Schedule) -> float:
-        """Return a schedule's estimated cycles; infinite if the model judges that it does not
-        fit.
-        """
-        machine = self.machine
-        return estimate_schedule(self.nest, schedule, machine.tail, machine.memory)
+        """Return a schedule's estimated cycles; infinite if it seems not to fit."""
+        sizes = {name: np.array([size], np.int64) for name, size in schedule.tiles.items()}
+        tilings = Tilings(self.nest, sizes)
+        if not tilings.fits(schedule)[0]:
+            return np.inf
+        return float(tilings.cycles(schedule, self.machine.tail, self.machine.memory)[0])
 
     def canonical(self, schedule: Schedule) -> Schedule:
         return canonical(self.nest, schedule)
@@ -116,6 +116,7 @@ class VtaSpace(Space[Schedule]):
 
     def form(self) -> object:
         """Return a key that nests share if they differ in packing only, which takes no cycles."""
+        # Embeddings of equal loops and accesses have the same instructions: one is simulated.
         nest = self.nest
         tensors = (*nest.inputs, nest.acc)
         return (nest.loops, *((t.memory, t.shape, t.access, t.padded_x) for t in tensors))
@@ -129,6 +130,7 @@ def canonical(nest: TileNest, schedule: Schedule) -> Schedule:
     """
     trips = {name: -(-nest.extents[name] // schedule.tiles[name]) for name in schedule.order}
     kinds = {loop.name: loop.kind for loop in nest.loops}
+    # A loop of one trip has no effect wherever it stands.
     uncut = [loop.name for loop in nest.loops if trips[loop.name] == 1]
     order = tuple(
         name
@@ -172,6 +174,7 @@ def neighbour(nest: TileNest, schedule: Schedule, random: Random) -> Schedule:
     changed = _changed(nest, schedule, random)
     while random.random() < _ANOTHER:
         changed = _changed(nest, changed, random)
+    # A change of threads may leave fewer slots than two threads need.
     minimum = MIN_SLOTS if changed.threads == 2 else 1
     inp, wgt = (max(minimum, slots) for slots in changed.slots)
     return canonical(nest, replace(changed, slots=(inp, wgt)))
@@ -187,8 +190,10 @@ def _changed(nest: TileNest, schedule: Schedule, random: Random) -> Schedule:
     if knob == "order":
         return replace(schedule, order=_swapped(nest, schedule.order, random))
     if knob == "slots":
+        # The lower limit depends on the threads, which a further change may alter: see neighbour.
         inp, wgt = (min(MAX_SLOTS, s + random.choice((-1, 0, 1))) for s in schedule.slots)
         return replace(schedule, slots=(inp, wgt))
+    # One thread is never tried: with two, loads and stores overlap products.
     spatial = [loop.name for loop in nest.loops if loop.kind is AxisKind.SPATIAL]
     thread_loop = random.choice([None, *(n for n in spatial if nest.extents[n] > 1)])
     return replace(schedule, threads=2, thread_loop=thread_loop)
@@ -200,11 +205,12 @@ def _similar_size(extent: int, size: int, random: Random) -> int:
     sizes = {size // 2, 2 * size, size - 1, size + 1, -(-extent // (parts + 1))}
     if parts > 1:
         sizes.add(-(-extent // (parts - 1)))
+    # Sorted, because the order of a set would make a seeded search differ between processes.
     return random.choice(sorted({max(1, min(extent, s)) for s in sizes}))
 
 
 def _swapped(nest: TileNest, order: tuple[str, ...], random: Random) -> tuple[str, ...]:
-    """Return an order with two random loops of one kind exchanged."""
+    """Return an order with two random loops of one kind swapped."""
     kinds = {loop.name: loop.kind for loop in nest.loops}
     kind = random.choice(list(AxisKind))
     places = [k for k, name in enumerate(order) if kinds[name] is kind]
@@ -255,10 +261,19 @@ class VtaTrial(Trial, frozen=True):
     def estimated(self) -> float | None:
         return self.estimate
 
+    @property
+    def lower_bound_ratio(self) -> float:
+        """Cycles over the larger of GEMM and DMA cycles; 0 without a program."""
+        return (self.cycles or 0) / self.lower_bound
+
+    @property
+    def busiest_module_ratio(self) -> float:
+        """Cycles over those that the busiest module needs; 0 without a program."""
+        return (self.cycles or 0) / self.busiest_module
+
     def standing(self, objective: str | None = None) -> str:
-        cycles = self.cycles or 0
-        ratio = cycles / self.lower_bound
-        return f"best {cycles:,} cycles, {ratio:.3f} times what GEMM or DMA alone takes"
+        ratio = f"{self.lower_bound_ratio:.3f} times what GEMM or DMA alone takes"
+        return f"best {self.cycles or 0:,} cycles, {ratio}"
 
     @classmethod
     def is_current(cls, key: Mapping[str, Any]) -> bool:
@@ -266,8 +281,9 @@ class VtaTrial(Trial, frozen=True):
 
 
 def result_form(tail: Tail) -> str:
-    """Return the parts of a tail that cycles depend on: operations of each phase, and dimensions of
-    the bias.
+    """Return the parts of a tail that cycles depend on, as text.
+
+    These are the operations of each phase, without their immediates, and the bias' dimensions.
 
     >>> from cpembed.targets.vta.tail import Exact, Requantized
     >>> result_form(Requantized(9)), result_form(Exact())
@@ -298,6 +314,7 @@ def key_of(
         **problem_key(workload, spec, constraints),
         "kind": VtaTrial.kind,
         "form": result_form(tail),
+        # Cycles of another version of the simulators are no trials of this one.
         "version": versions()["cpembed"],
         "model": _model_digest(),
     }

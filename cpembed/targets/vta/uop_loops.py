@@ -1,4 +1,4 @@
-"""Micro-ops under two loops: the variable part of the GEMM and ALU instructions of a step.
+"""Micro-ops under two loops: the GEMM and ALU instructions of a tile.
 
 A GEMM instruction runs a list of micro-ops under two affine loops. Of a tile's loops, the two that
 leave the fewest micro-ops become its iterations, the others are unrolled into micro-ops: reductions
@@ -17,10 +17,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 from cpembed.ir.computation import AxisKind
-from cpembed.targets.vta.isa import Factors, Memory
-from cpembed.targets.vta.regions import Region, Tile
-from cpembed.targets.vta.tiles import TileNest
+from cpembed.ir.index import IndexExpr
+from cpembed.targets.vta.isa import Factors, Load, Memory
+from cpembed.targets.vta.schedule import Interval, Region, Tile, index_span
+from cpembed.targets.vta.tiles import TileNest, TileTensor
 from cpembed.targets.vta.timing import PIPELINE
+from cpembed.targets.vta.tokens import Dependences
 
 Indices = NDArray[np.int64]
 """Micro-ops as rows (dst, src, wgt)."""
@@ -28,21 +30,20 @@ Indices = NDArray[np.int64]
 FETCH_CYCLES = 3
 """Cycles to fetch an instruction, on the channel that the loads use."""
 
+# The fields have 14 bits.
 MAX_ITERATIONS = 16_383
-"""Maximum extent of either loop of a GEMM or ALU instruction: the fields have 14 bits."""
+"""Maximum extent of either loop of a GEMM or ALU instruction."""
 
+# An accumulator that repeats within the pipeline's depth would be read before it is written.
 DISTANCE = 3
-"""Number of consecutive executions that need different accumulators: one that repeats within the
-pipeline's depth would read a sum that is not written yet."""
+"""Number of consecutive executions that need different accumulators."""
 
 _NO_STEP = Factors()
 
 
 @dataclass(frozen=True, eq=False)
 class UopLoop:
-    """List of micro-ops under two loops; factors are the steps of dst, src and wgt per
-    iteration.
-    """
+    """List of micro-ops under two loops, with the steps of dst, src and wgt per iteration."""
 
     uops: Indices
     outer: int = 1
@@ -66,9 +67,55 @@ class UopLoop:
         return frozenset(np.unique(rounds + self.uops[:, 0]).tolist())
 
 
+class MicroOps:
+    """Micro-ops in main memory and in SRAM, each list once.
+
+    SRAM is filled from its start; a list that does not fit in the rest starts there again. No token
+    is needed, because loads of micro-ops and the instructions that use them are in one module.
+    """
+
+    def __init__(self, program: Dependences, capacity: int, dram: int) -> None:
+        self._program = program
+        self._capacity = capacity
+        self._dram = dram
+        self._lists: dict[bytes, tuple[int, Indices]] = {}
+        """Place in main memory of each list, by its bytes."""
+        self._length = 0
+        self._resident: dict[bytes, int] = {}
+        self._free = 0
+
+    @property
+    def image(self) -> Indices:
+        """All lists as they lie in main memory, as rows of dst, src and wgt."""
+        lists = (uops for _, uops in self._lists.values())
+        return np.concatenate([np.empty((0, 3), np.int64), *lists])
+
+    def place(self, uops: Indices) -> tuple[int, int]:
+        """Return the first place of a list in SRAM and the one after it; load it if needed."""
+        key, count = uops.tobytes(), len(uops)
+        if key in self._resident:
+            begin = self._resident[key]
+            return begin, begin + count
+        if key not in self._lists:
+            self._lists[key] = self._length, uops
+            self._length += count
+        if self._free + count > self._capacity:
+            # Lists are short and few: better load all again than keep track of gaps.
+            self._resident.clear()
+            self._free = 0
+        begin = self._resident[key] = self._free
+        self._free += count
+        dram = self._dram + self._lists[key][0]
+        self._program.append(Load(Memory.UOP, begin, dram, y=1, x=count, x_stride=count))
+        return begin, begin + count
+
+
 @dataclass(frozen=True)
 class _Iteration:
-    """Loops of a nest that are one affine loop, outermost first; steps of dst, src and wgt."""
+    """One or several loops of a nest that an instruction can iterate over as one.
+
+    ``names`` are outermost first; ``steps`` are those of dst, src and wgt.
+    """
 
     names: tuple[str, ...]
     extent: int
@@ -108,11 +155,13 @@ def gemm_loops(
     ]
     # The more iterations, the fewer micro-ops to load.
     pairs.sort(key=lambda pair: -pair[0].extent * pair[1].extent)
+    # Without repetitions: _ONCE stands in the list twice.
     for outer, inner in dict.fromkeys(pairs):
         uops = _uops(nest, tile, regions, bases, {*outer.names, *inner.names})
         parts = [uops[k : k + uop_limit] for k in range(0, len(uops), uop_limit)]
         if all(_keeps_distance(part[:, 0], outer, inner) for part in parts):
             return [_loop(part, outer, inner) for part in parts]
+    # No pair of loops keeps equal accumulators apart, so everything is unrolled and cut.
     uops = _uops(nest, tile, regions, bases, set())
     return [UopLoop(part) for part in _runs(uops, uop_limit)]
 
@@ -126,6 +175,7 @@ def _iterations(
     nest: TileNest, tile: Tile, regions: tuple[Region, Region, Region]
 ) -> list[_Iteration]:
     """Return the loops that an instruction can iterate over, single ones and several as one."""
+    # Steps are constant only along loops of which no access takes digits.
     digits = {name for region in regions for name in region.tensor.digit_loops}
     single: list[_Iteration] = []
     for name, (_, size) in tile.items():
@@ -140,6 +190,7 @@ def _iterations(
             if continues and outer.names[0] not in inner.names:
                 names = (*outer.names, *inner.names)
                 merged.append(_Iteration(names, outer.extent * inner.extent, inner.steps))
+    # Steps are unsigned fields, as wide as an index of their memory.
     limits = [nest.config.elements(m) for m in (Memory.ACC, Memory.INP, Memory.WGT)]
     return [
         loop
@@ -156,10 +207,10 @@ def _uops(
     bases: tuple[int, int, int],
     iterated: set[str],
 ) -> Indices:
-    """Return a micro-op for each point of the loops that are not ``iterated``, as rows of dst, src
-    and wgt: reductions outermost, so that consecutive micro-ops have different accumulators.
-    """
+    """Return a micro-op for each point of the loops that are not ``iterated``."""
     kinds = {loop.name: loop.kind for loop in nest.loops}
+    # Reductions outermost and the longest spatial loop innermost: consecutive micro-ops then have
+    # different accumulators as far as possible.
     unrolled = [name for name, (_, size) in tile.items() if size > 1 and name not in iterated]
     unrolled.sort(key=lambda name: (kinds[name] is AxisKind.SPATIAL, tile[name][1]))
     values: dict[str, Indices | int] = {name: first for name, (first, _) in tile.items()}
@@ -184,9 +235,8 @@ def _keeps_distance(dst: Indices, outer: _Iteration, inner: _Iteration) -> bool:
 
 
 def _runs(uops: Indices, limit: int) -> Iterator[Indices]:
-    """Cut micro-ops into the longest parts that keep the distance: between instructions the
-    pipeline runs empty, so accumulators may repeat there.
-    """
+    """Cut micro-ops into the longest parts that keep the distance."""
+    # Between instructions the pipeline runs empty, so accumulators may repeat there.
     first = 0
     for k in range(1, len(uops) + 1):
         recent = uops[max(first, k - DISTANCE + 1) : k, 0]
@@ -196,14 +246,35 @@ def _runs(uops: Indices, limit: int) -> Iterator[Indices]:
 
 
 @dataclass(frozen=True)
-class _Walk:
-    """Neighbouring dimensions of an output tile that are one loop of an instruction, with the steps
-    of its accumulators and of the bias.
+class _BiasLoop:
+    """Neighbouring dimensions of an output tile that are one loop of an instruction.
+
+    ``dst`` and ``src`` are the steps of its accumulators and of the bias.
     """
 
     extent: int
     dst: int
     src: int
+
+
+def consecutive_loops(base: int, tiles: int, *, reads: bool = True) -> list[UopLoop]:
+    """Return loops over accumulators that follow each other.
+
+    Parameters
+    ----------
+    base, tiles
+        First accumulator and their number.
+    reads
+        Whether the instruction reads the accumulators that it writes; a reset reads none.
+    """
+    loops: list[UopLoop] = []
+    for first in range(base, base + tiles, MAX_ITERATIONS):
+        count = min(MAX_ITERATIONS, base + tiles - first)
+        # A loop of one iteration needs no step.
+        step = Factors(0, int(count > 1))
+        uops = np.array([[first, first if reads else 0, 0]])
+        loops.append(UopLoop(uops, 1, count, dst=step, src=step if reads else _NO_STEP))
+    return loops
 
 
 def bias_loops(acc: Region, bias: Region, base: int, bias_base: int) -> list[UopLoop]:
@@ -217,23 +288,25 @@ def bias_loops(acc: Region, bias: Region, base: int, bias_base: int) -> list[Uop
         First elements of these regions in ACC.
     """
     names = [dimension.name for dimension in bias.tensor.packed.dimensions]
-    walks: list[_Walk] = []
+    merged: list[_BiasLoop] = []
     for k, dimension in enumerate(acc.tensor.packed.dimensions[: acc.tensor.rank]):
         # A dimension without bias repeats the same elements.
         has_bias = dimension.name in names
         src = bias.strides[names.index(dimension.name)] if has_bias else 0
-        walk = _Walk(acc.spans[k].count, acc.strides[k], src)
-        outer = walks[-1] if walks else None
-        if walk.extent == 1:
+        axis = _BiasLoop(acc.spans[k].count, acc.strides[k], src)
+        outer = merged[-1] if merged else None
+        if axis.extent == 1:
             continue
-        if outer is not None and outer.src == walk.src * walk.extent:
-            walk = _Walk(outer.extent * walk.extent, walk.dst, walk.src)
-            walks.pop()
-        walks.append(walk)
-    walks.sort(key=lambda walk: walk.extent)
-    loops = [walk for walk in walks[-2:] if walk.extent <= MAX_ITERATIONS]
-    outer, inner = ([_Walk(1, 0, 0)] * 2 + loops)[-2:]
-    unrolled = [walk for walk in walks if walk not in loops]
+        if outer is not None and outer.src == axis.src * axis.extent:
+            axis = _BiasLoop(outer.extent * axis.extent, axis.dst, axis.src)
+            merged.pop()
+        merged.append(axis)
+    # The two longest become loops of the instruction, the others are unrolled into micro-ops.
+    merged.sort(key=lambda axis: axis.extent)
+    loops = [axis for axis in merged[-2:] if axis.extent <= MAX_ITERATIONS]
+    # Fewer than two loops: the outer ones run once.
+    outer, inner = ([_BiasLoop(1, 0, 0)] * 2 + loops)[-2:]
+    unrolled = [axis for axis in merged if axis not in loops]
     return [
         UopLoop(
             _bias_uops(unrolled, base, bias_base),
@@ -245,12 +318,99 @@ def bias_loops(acc: Region, bias: Region, base: int, bias_base: int) -> list[Uop
     ]
 
 
-def _bias_uops(walks: list[_Walk], base: int, bias_base: int) -> Indices:
-    places = np.indices([walk.extent for walk in walks]).reshape(
-        len(walks), math.prod(walk.extent for walk in walks)
+def _bias_uops(merged: list[_BiasLoop], base: int, bias_base: int) -> Indices:
+    places = np.indices([axis.extent for axis in merged]).reshape(
+        len(merged), math.prod(axis.extent for axis in merged)
     )
-    dst = base + sum(place * walk.dst for place, walk in zip(places, walks, strict=True))
-    src = bias_base + sum(place * walk.src for place, walk in zip(places, walks, strict=True))
+    dst = base + sum(place * axis.dst for place, axis in zip(places, merged, strict=True))
+    src = bias_base + sum(place * axis.src for place, axis in zip(places, merged, strict=True))
     table = np.zeros((places.shape[1], 3), np.int64)
     table[:, 0], table[:, 1] = dst, src
     return table
+
+
+# Each part costs an instruction, so a tile that needs more parts is computed whole.
+MAX_PARTS = 64
+"""Maximum number of parts of a tile."""
+
+
+def trimmed_tiles(tensor: TileTensor, tile: Tile) -> list[Tile]:
+    """Cut a tile into parts without products that multiply zero padding.
+
+    Of a convolution's tile at the image's border, some output rows see only padding through some
+    filter rows. The parts are boxes of the loops, one for each filter row, or for several that see
+    the same output rows. A tile without padding is its only part.
+    """
+    cut_loops: set[str] = set()
+    choices: list[list[dict[str, Interval]]] = []
+    for index, size in zip(tensor.access, tensor.shape, strict=True):
+        names = set(index.iterators)
+        # Of two dimensions that share a loop only the first is cut: parts have to stay boxes.
+        if not index.is_affine or cut_loops & names:
+            continue
+        parts = _parts(index, size, tile)
+        if parts is not None:
+            cut_loops |= names
+            choices.append(parts)
+    if math.prod(map(len, choices)) > MAX_PARTS:
+        return [tile]
+    trimmed: list[Tile] = []
+    for place in itertools.product(*choices):
+        part = dict(tile)
+        for intervals in place:
+            part |= intervals
+        trimmed.append(part)
+    return trimmed
+
+
+def _parts(index: IndexExpr, size: int, tile: Tile) -> list[dict[str, Interval]] | None:
+    """Return the parts of one dimension, as intervals of its loops; None if it stays whole.
+
+    The longest loop is cut, for each value of the other loops; consecutive values of the innermost
+    of these that leave the same interval become one part.
+    """
+    low, step, count = index_span(index, tile)
+    if low >= 0 and low + step * (count - 1) < size:
+        return None
+    names = sorted(index.iterators, key=lambda name: tile[name][1])
+    cut, fixed = names[-1], names[:-1]
+    step = index.coefficient(cut)
+    values = [range(first, first + count) for first, count in (tile[name] for name in fixed)]
+    parts: list[dict[str, Interval]] = []
+    for place in itertools.product(*values):
+        rest = index.constant + sum(
+            index.coefficient(name) * value for name, value in zip(fixed, place, strict=True)
+        )
+        inside = _inside(step, rest, size, tile[cut])
+        if inside is None:
+            continue
+        intervals = {name: (value, 1) for name, value in zip(fixed, place, strict=True)}
+        last = parts[-1] if parts else None
+        if last is not None and last[cut] == inside and _follows(last, intervals, fixed):
+            first, count = last[fixed[-1]]
+            last[fixed[-1]] = (first, count + 1)
+            continue
+        parts.append({**intervals, cut: inside})
+        if len(parts) > MAX_PARTS:
+            return None
+    return parts
+
+
+def _inside(step: int, rest: int, size: int, interval: Interval) -> Interval | None:
+    """Return the values ``v`` of an interval with ``0 <= step * v + rest < size``, if any."""
+    first, count = interval
+    if step > 0:
+        low, high = -(rest // step), (size - 1 - rest) // step
+    else:
+        low, high = -((size - 1 - rest) // -step), rest // -step
+    low, high = max(low, first), min(high, first + count - 1)
+    return (low, high - low + 1) if low <= high else None
+
+
+def _follows(last: dict[str, Interval], intervals: dict[str, Interval], names: list[str]) -> bool:
+    """True if intervals continue the last ones along the innermost loop."""
+    *outer, inner = names
+    first, count = last[inner]
+    return intervals[inner][0] == first + count and all(
+        last[name] == intervals[name] for name in outer
+    )

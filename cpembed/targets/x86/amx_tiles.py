@@ -1,4 +1,4 @@
-"""AMX tensor intrinsics, generated for a nest: what the blocks of a task mean, and the code.
+"""Tensor intrinsics of AMX, generated for a nest: geometry of a task's tiles, and their code.
 
 Each intrinsic covers a whole register block. Its description is the nest's own inner loops over
 flat buffers, so whatever layout the program derived, TVM checks that the block it replaces is
@@ -21,29 +21,33 @@ from cpembed.codegen.instruction import (
     write_block,
 )
 from cpembed.codegen.nest import KernelOperand, Nest
-from cpembed.codegen.script import HEADER, Script, storage_dtype, zero
+from cpembed.codegen.plan import HEADER, Script, storage_dtype, zero
 from cpembed.errors import LoweringError
 from cpembed.ir.index import IndexExpr
 from cpembed.targets.cpu.register_blocks import LaneRoles, digits
 from cpembed.transform.program import Loop
 
+# Limits of palette 1, the only one that processors have so far.
 TILES = 8
 MAX_ROWS = 16
 ROW_BYTES = 64
 
 
 def fits(rows: int, columns: int) -> bool:
-    """Whether a block of accumulators leaves tiles for the shorter side and one of the longer."""
+    """True if a block of accumulators leaves tiles for its shorter side and one of the longer."""
     return rows * columns + min(rows, columns) + 1 <= TILES
 
 
-@dataclass(frozen=True)
-class TileGrid:
-    """The tiles of a register block and the geometry of one of each kind.
+# ------------------------------------------------------------------------------ geometry
 
-    ``*_offsets`` are element offsets from a task's first tile to each tile; ``*_stride`` are
-    elements from row to row of a tile (0: the same row again); ``group`` is how many depth steps
-    share a word of B.
+
+@dataclass(frozen=True, kw_only=True)
+class TileGrid:
+    """Tiles of a register block: their positions, and the geometry of one of each operand.
+
+    ``rows``, ``columns`` and ``depth`` are the extents of a tile product, ``group`` the depth steps
+    in a 32-bit word of B. Offsets are elements from a task's first tile of an operand to each tile
+    (those of C by row and column), strides elements from one row of a tile to the next.
     """
 
     rows: int
@@ -69,21 +73,24 @@ class TileGrid:
     def column_tiles(self) -> int:
         return len(self.b_offsets)
 
+    # Accumulators have the lowest registers; the tiles of the shorter side follow, which stay
+    # loaded for a step; those of the longer side take turns in the registers left.
+
     def accumulator(self, row: int, column: int) -> int:
         return row * self.column_tiles + column
 
     @property
     def rows_resident(self) -> bool:
-        """Whether the tiles of A stay loaded while those of B pass by, or the reverse."""
+        """True if the tiles of A stay loaded for a step, False if those of B do."""
         return self.row_tiles <= self.column_tiles
 
     def a_tile(self, row: int) -> int:
-        return self._operand_tile(row, resident=self.rows_resident)
+        return self._factor_tile(row, resident=self.rows_resident)
 
     def b_tile(self, column: int) -> int:
-        return self._operand_tile(column, resident=not self.rows_resident)
+        return self._factor_tile(column, resident=not self.rows_resident)
 
-    def _operand_tile(self, number: int, *, resident: bool) -> int:
+    def _factor_tile(self, number: int, *, resident: bool) -> int:
         first = self.row_tiles * self.column_tiles
         if resident:
             return first + number
@@ -91,7 +98,7 @@ class TileGrid:
         return first + number % (TILES - first)
 
     def configuration(self) -> bytes:
-        """The 64 bytes of ``ldtilecfg``: palette 1, bytes per row and rows of each tile."""
+        """Return the 64 bytes of LDTILECFG: palette 1, bytes per row and rows of each tile."""
         shapes: dict[int, tuple[int, int]] = {}
         for row, column in itertools.product(range(self.row_tiles), range(self.column_tiles)):
             shapes[self.accumulator(row, column)] = (self.rows, self.columns * 4)
@@ -100,6 +107,8 @@ class TileGrid:
         for column in range(self.column_tiles):
             shapes[self.b_tile(column)] = (self.depth // self.group, self.columns * 4)
         data = bytearray(64)
+        # Byte 0 is the palette; for each tile, two bytes from byte 16 on are the bytes per row, and
+        # one from byte 48 on the rows.
         data[0] = 1
         for tile, (rows, row_bytes) in shapes.items():
             data[16 + 2 * tile : 18 + 2 * tile] = row_bytes.to_bytes(2, "little")
@@ -108,55 +117,66 @@ class TileGrid:
 
 
 def tile_grid(nest: Nest, roles: LaneRoles, group: int, depth_used: int) -> TileGrid:
-    """Geometry of a blocked nest whose lanes are split into digits; tiles hold the first
-    ``depth_used`` steps of the depth, beyond which all products are zero.
+    """Return the geometry of a scheduled nest.
 
-    Raises :class:`LoweringError` where a layout is not rows at one distance.
+    Parameters
+    ----------
+    nest : Nest
+        Nest with lanes in digits.
+    roles : LaneRoles
+        Roles of its lanes.
+    group : int
+        Number of depth steps in a 32-bit word of B.
+    depth_used : int
+        Number of depth steps that tiles hold; beyond these all products are zero.
+
+    Raises
+    ------
+    LoweringError
+        If the rows of a tile are not at a constant distance, or the tile is too large.
     """
     first, second, output = nest.operands
-    rows, columns, depth = (
-        digits(nest, roles.row),
-        digits(nest, roles.column),
-        digits(nest, roles.depth),
+    rows, columns, depth = (digits(nest, lane) for lane in (roles.row, roles.column, roles.depth))
+    height, width, length = (
+        math.prod(loop.extent for loop in loops) for loops in (rows, columns, depth)
     )
-    extents = [math.prod(loop.extent for loop in loops) for loops in (rows, columns, depth)]
-    if (
-        extents[0] > MAX_ROWS
-        or extents[1] * 4 > ROW_BYTES
-        or extents[2] * 4 // group > ROW_BYTES
-        or extents[2] % group
-    ):
-        raise LoweringError(f"a tile of {extents[0]}x{extents[1]}x{extents[2]} is beyond AMX")
-    within, outside = depth_parts(depth, group)
-    _expect(first, depth, 1, "depth")
-    _expect(second, within, 1, "depth within a word")
-    _expect(second, columns, group, "columns")
-    _expect(output, columns, 1, "columns")
+    if height > MAX_ROWS or width * 4 > ROW_BYTES or length * 4 // group > ROW_BYTES:
+        raise LoweringError(f"a tile of {height}x{width}x{length} is beyond AMX")
+    if length % group:
+        raise LoweringError(f"a depth of {length} does not fill words of {group} elements")
+    word_loops, depth_rows = _split_at_words(depth, group)
+    # Loads and stores take rows at any distance, but the elements of a row are neighbours.
+    _require_stride(first, depth, 1, "depth")
+    _require_stride(second, word_loops, 1, "depth within a word")
+    _require_stride(second, columns, group, "columns")
+    _require_stride(output, columns, 1, "columns")
+    # Loops over the tiles of a register block.
     steps = [loop for loop in nest.inner if loop.name.endswith("_step")]
     row_steps = [loop for loop in steps if first.stride(loop.name)]
     column_steps = [loop for loop in steps if not first.stride(loop.name)]
-    output_rows = offsets(output, row_steps)
-    c_stride = uniform_stride(output, rows, "rows")
-    if extents[0] > 1 and abs(c_stride) < extents[1]:
+    c_stride = _uniform_stride(output, rows, "rows")
+    if height > 1 and abs(c_stride) < width:
         raise LoweringError("the rows of the output overlap")
+    column_offsets = _offsets(output, column_steps)
     return TileGrid(
-        rows=extents[0],
-        columns=extents[1],
-        depth=min(extents[2], depth_used),
+        rows=height,
+        columns=width,
+        # A shorter depth saves loads of rows of B that meet only padding.
+        depth=min(length, depth_used),
         group=group,
-        a_offsets=offsets(first, row_steps),
-        b_offsets=offsets(second, column_steps),
+        a_offsets=_offsets(first, row_steps),
+        b_offsets=_offsets(second, column_steps),
         c_offsets=tuple(
-            tuple(row + column for column in offsets(output, column_steps)) for row in output_rows
+            tuple(row + column for column in column_offsets) for row in _offsets(output, row_steps)
         ),
-        a_stride=uniform_stride(first, rows, "rows"),
-        b_stride=uniform_stride(second, outside, "depth"),
+        a_stride=_uniform_stride(first, rows, "rows"),
+        b_stride=_uniform_stride(second, depth_rows, "depth"),
         c_stride=c_stride,
     )
 
 
-def depth_parts(depth: Sequence[Loop], group: int) -> tuple[list[Loop], list[Loop]]:
-    """Depth digits inside and outside a 32-bit word of B."""
+def _split_at_words(depth: Sequence[Loop], group: int) -> tuple[list[Loop], list[Loop]]:
+    """Separate the depth digits inside a 32-bit word of B from those outside."""
     inside: list[Loop] = []
     size = 1
     for loop in reversed(depth):
@@ -166,8 +186,9 @@ def depth_parts(depth: Sequence[Loop], group: int) -> tuple[list[Loop], list[Loo
     return inside, [loop for loop in depth if loop not in inside]
 
 
-def offsets(operand: KernelOperand, steps: Sequence[Loop]) -> tuple[int, ...]:
-    """Element offsets over the points of the steps, first step outermost."""
+def _offsets(operand: KernelOperand, steps: Sequence[Loop]) -> tuple[int, ...]:
+    """Return the element offsets of all points of the steps, the first step outermost."""
+    # A term with a division or remainder moves the tiles by different amounts.
     names = {loop.name for loop in steps}
     if any(names & set(t.iterators) and not t.is_affine for t in operand.access.terms):
         raise LoweringError(f"the tiles of operand {operand.parameter} lie at no constant distance")
@@ -176,8 +197,11 @@ def offsets(operand: KernelOperand, steps: Sequence[Loop]) -> tuple[int, ...]:
     return tuple(sum(i * s for i, s in zip(point, strides, strict=True)) for point in points)
 
 
-def uniform_stride(operand: KernelOperand, loops: Sequence[Loop], what: str) -> int:
-    """The distance between consecutive points of digits, outermost first; 0 for one point."""
+def _uniform_stride(operand: KernelOperand, loops: Sequence[Loop], subject: str) -> int:
+    """Return the elements between consecutive points of digits, outermost first; 0 for one point.
+
+    Raises :class:`LoweringError`, naming the ``subject``, if the distance is not constant.
+    """
     distance: int | None = None
     size = 1
     for loop in reversed([loop for loop in loops if loop.extent > 1]):
@@ -186,183 +210,209 @@ def uniform_stride(operand: KernelOperand, loops: Sequence[Loop], what: str) -> 
             distance = stride
         elif stride != distance * size:
             raise LoweringError(
-                f"the {what} of operand {operand.parameter} lie at no constant distance"
+                f"the {subject} of operand {operand.parameter} lie at no constant distance"
             )
         size *= loop.extent
     if distance is not None and distance < 0:
-        raise LoweringError(f"the {what} of operand {operand.parameter} run backwards")
+        raise LoweringError(f"the {subject} of operand {operand.parameter} run backwards")
     return distance or 0
 
 
-def _expect(operand: KernelOperand, loops: Sequence[Loop], stride: int, what: str) -> None:
-    found = uniform_stride(operand, loops, what)
-    if any(loop.extent > 1 for loop in loops) and found != stride:
+def _require_stride(
+    operand: KernelOperand, loops: Sequence[Loop], required: int, subject: str
+) -> None:
+    stride = _uniform_stride(operand, loops, subject)
+    if any(loop.extent > 1 for loop in loops) and stride != required:
         raise LoweringError(
-            f"AMX needs the {what} of operand {operand.parameter} at stride {stride}, not {found}"
+            f"AMX needs the {subject} of operand {operand.parameter} at stride {required}, "
+            f"not {stride}"
         )
 
 
+# ------------------------------------------------------------------------------ code
+
+
 def call(intrinsic: str, *arguments: str) -> str:
-    """A call for its effect on the tile registers."""
+    """Return a call of an x86 intrinsic for its side effect."""
     number = f'T.llvm_lookup_intrinsic_id("llvm.x86.{intrinsic}")'
     return f'T.evaluate(T.call_llvm_intrin({", ".join((number, *arguments))}, dtype="void"))'
 
 
+def tile_access(intrinsic: str, tile: int, address: str, stride_bytes: int) -> str:
+    """Return a load or store of a tile.
+
+    Parameters
+    ----------
+    intrinsic, tile : str, int
+        x86 intrinsic and tile register.
+    address, stride_bytes : str, int
+        First element in memory, and the bytes from one row to the next.
+    """
+    place = f"T.address_of({address})"
+    return call(intrinsic, f"T.int8({tile})", place, f"T.int64({stride_bytes})")
+
+
+def tile_product(instruction: str, *tiles: int) -> str:
+    """Return a product of tiles: the accumulator, then the factors."""
+    return call(instruction, *(f"T.int8({tile})" for tile in tiles))
+
+
 def configuration_statements(grid: TileGrid) -> list[str]:
-    """Load the tile configuration from the stack."""
+    """Return the statements that load the tile configuration from the stack."""
     data = grid.configuration()
     words = [int.from_bytes(data[i : i + 8], "little", signed=True) for i in range(0, 64, 8)]
     return [
+        # LDTILECFG reads its operand from memory.
         'cfg = T.sblock_alloc_buffer((8,), "int64", scope="local")',
         *(f"cfg[{number}] = T.int64({word})" for number, word in enumerate(words)),
         call("ldtilecfg", "T.address_of(cfg[0])"),
     ]
 
 
-def release_statements() -> list[str]:
-    return [call("tilerelease")]
-
-
 def init_intrinsic(nest: Nest, grid: TileGrid) -> Intrinsic:
-    """Accumulator tiles to zero."""
-    loops = nest.spatial_inner
+    """Return the intrinsic that clears the accumulators."""
     accumulator = f"acc[{nest.accumulator_access}]"
-    statement = f"{accumulator} = {zero(nest.sums)}"
     tiles = range(grid.row_tiles * grid.column_tiles)
     return _intrinsic(
-        nest, (), (), True, loops, statement, [call("tilezero", f"T.int8({t})") for t in tiles]
+        nest,
+        loops=nest.spatial_inner,
+        statement=f"{accumulator} = {zero(nest.sums)}",
+        implementation=[call("tilezero", f"T.int8({tile})") for tile in tiles],
     )
 
 
 def update_intrinsic(nest: Nest, grid: TileGrid, product: str) -> Intrinsic:
-    """Load the block's tiles and multiply them; those of the non-temporal factor past the nearest
-    cache (TILELOADDT1).
+    """Return the intrinsic that loads the tiles of a step and multiplies them.
+
+    Parameters
+    ----------
+    nest : Nest
+        Scheduled nest. Its non-temporal factor is loaded past the nearest cache (TILELOADDT1).
+    grid : TileGrid
+        Its geometry.
+    product : str
+        Instruction that multiplies two tiles.
     """
     factors = [_inner_part(operand, nest) for operand in nest.operands[:2]]
     inner = replace(nest, operands=(*factors, nest.operands[2]))
     return _intrinsic(
         nest,
-        factors,
-        (),
-        True,
-        nest.inner,
-        update_statement(inner),
-        _products(grid, product, nest.non_temporal),
+        reads=factors,
+        loops=nest.inner,
+        statement=update_statement(inner),
+        implementation=_products(grid, product, nest.non_temporal),
     )
 
 
 def store_intrinsic(nest: Nest, grid: TileGrid) -> Intrinsic:
-    """Accumulator tiles to the output, or to the local buffer of what an epilogue stores."""
+    """Return the intrinsic that stores the accumulators, for an epilogue to a local buffer."""
     scope, nest = "local" if nest.epilogue else "", staged(nest)
     output = _inner_part(nest.operands[2], nest)
-    stride = f"T.int64({grid.c_stride * 4})"
     statements = [
-        call(
+        tile_access(
             "tilestored64",
-            f"T.int8({grid.accumulator(row, column)})",
-            f"T.address_of({output.parameter}[{offset}])",
-            stride,
+            grid.accumulator(row, column),
+            f"{output.parameter}[{offset}]",
+            grid.c_stride * 4,
         )
         for row, offsets in enumerate(grid.c_offsets)
         for column, offset in enumerate(offsets)
     ]
-    statement = f"{element(output)} = acc[{nest.accumulator_access}]"
-    return _intrinsic(nest, (), (output,), False, nest.spatial_inner, statement, statements, scope)
+    return _intrinsic(
+        nest,
+        output=output,
+        loops=nest.spatial_inner,
+        statement=f"{element(output)} = acc[{nest.accumulator_access}]",
+        implementation=statements,
+        scope=scope,
+    )
 
 
 def _products(grid: TileGrid, product: str, non_temporal: int | None) -> list[str]:
-    """One side's tiles are loaded first and stay; each tile of the other side is loaded once and
-    multiplied with all of them.
+    """Return the loads and products of a step.
+
+    The tiles of the shorter side are loaded first and stay. Each tile of the other side is then
+    loaded once and multiplied with all of them.
     """
 
-    def load_a(row: int) -> str:
-        stride = grid.a_stride * grid.element_bytes
-        return _load(grid.a_tile(row), f"A[{grid.a_offsets[row]}]", stride, past=non_temporal == 0)
+    def load(operand: str, number: int) -> str:
+        is_first = operand == "A"
+        tile = grid.a_tile(number) if is_first else grid.b_tile(number)
+        offset = (grid.a_offsets if is_first else grid.b_offsets)[number]
+        stride = grid.a_stride if is_first else grid.b_stride
+        # T1 is the hint that the data will not be needed again soon.
+        name = "tileloaddt164" if non_temporal == (0 if is_first else 1) else "tileloadd64"
+        return tile_access(name, tile, f"{operand}[{offset}]", stride * grid.element_bytes)
 
-    def load_b(column: int) -> str:
-        stride = grid.b_stride * grid.element_bytes
-        return _load(
-            grid.b_tile(column), f"B[{grid.b_offsets[column]}]", stride, past=non_temporal == 1
-        )
-
-    def multiply(row: int, column: int) -> str:
-        tiles = (grid.accumulator(row, column), grid.a_tile(row), grid.b_tile(column))
-        return call(product, *(f"T.int8({tile})" for tile in tiles))
-
-    rows, columns = range(grid.row_tiles), range(grid.column_tiles)
-    statements: list[str] = []
-    if grid.rows_resident:
-        statements += [load_a(row) for row in rows]
-        for column in columns:
-            statements += [load_b(column), *(multiply(row, column) for row in rows)]
-    else:
-        statements += [load_b(column) for column in columns]
-        for row in rows:
-            statements += [load_a(row), *(multiply(row, column) for column in columns)]
+    sides = {"A": range(grid.row_tiles), "B": range(grid.column_tiles)}
+    resident, passing = ("A", "B") if grid.rows_resident else ("B", "A")
+    statements = [load(resident, number) for number in sides[resident]]
+    for number in sides[passing]:
+        statements.append(load(passing, number))
+        for loaded in sides[resident]:
+            row, column = (loaded, number) if grid.rows_resident else (number, loaded)
+            tiles = grid.accumulator(row, column), grid.a_tile(row), grid.b_tile(column)
+            statements.append(tile_product(product, *tiles))
     return statements
 
 
-def _load(tile: int, address: str, stride_bytes: int, *, past: bool) -> str:
-    """``past``: with the hint that the data will not be needed again soon."""
-    name = "tileloaddt164" if past else "tileloadd64"
-    return call(name, f"T.int8({tile})", f"T.address_of({address})", f"T.int64({stride_bytes})")
-
-
 def _inner_part(operand: KernelOperand, nest: Nest) -> KernelOperand:
-    """The operand as a task's inner loops see it: from the task's first element, up to the last."""
+    """Return the operand as a task's inner loops see it, from the task's first element to its last.
+
+    The description of an intrinsic must not depend on the loops around it.
+    """
     extents = {loop.name: loop.extent for loop in nest.inner}
-    access = IndexExpr.of([term for term in operand.access.terms if term.iterator in extents])
+    access = IndexExpr.sum([term for term in operand.access.terms if term.iterator in extents])
     return replace(operand, access=access, elements=access.bounds(extents)[1] + 1)
 
 
 def _intrinsic(
     nest: Nest,
-    reads: Sequence[KernelOperand],
-    writes: Sequence[KernelOperand],
-    accumulates: bool,
+    *,
     loops: Sequence[Loop],
     statement: str,
     implementation: Sequence[str],
+    reads: Sequence[KernelOperand] = (),
+    output: KernelOperand | None = None,
     scope: str = "",
 ) -> Intrinsic:
-    """``accumulates`` says whether the accumulators are written; read they are unless the block
-    only initialises them. ``scope`` is that of what is written beside them.
+    """Return an intrinsic on the accumulators; without ``output`` it writes these.
+
+    ``statement`` in ``loops`` is the description, ``scope`` the memory of the output.
     """
     accumulator = f"acc[0:{nest.accumulators}]"
-    read_regions = [f"{o.parameter}[0:{o.elements}]" for o in reads]
-    if reads or not accumulates:
+    read_regions = [f"{operand.parameter}[0:{operand.elements}]" for operand in reads]
+    # The accumulators are read by products and stores, but not where they are cleared.
+    if reads or output is not None:
         read_regions.insert(0, accumulator)
-    write_regions = [f"{o.parameter}[0:{o.elements}]" for o in writes]
-    if accumulates:
-        write_regions.insert(0, accumulator)
+    written = accumulator if output is None else f"{output.parameter}[0:{output.elements}]"
     dtype = storage_dtype(nest.sums)
     parameters = [
         *(_parameter(operand) for operand in reads),
         f'acc: T.Buffer(({nest.accumulators},), "{dtype}", offset_factor=1, scope="local")',
-        *(_parameter(operand, scope) for operand in writes),
+        *([] if output is None else [_parameter(output, scope)]),
     ]
 
-    def function(fill: bool) -> str:
+    def function(*, is_description: bool) -> str:
         script = Script()
         script.line(HEADER)
         header = f"def intrinsic({', '.join(parameters)}):"
         with script.nested(header, 'with T.sblock("root"):'):
             script.line(f"T.reads({', '.join(read_regions)})")
-            script.line(f"T.writes({', '.join(write_regions)})")
-            if fill:
-                for line in implementation:
-                    script.line(line)
-            else:
+            script.line(f"T.writes({written})")
+            if is_description:
                 with script.nested(*loop_headers(loops)):
                     write_block(script, "scalar", loops, statement)
+            else:
+                script.lines(implementation)
         return script.text()
 
-    return Intrinsic(function(fill=False), function(fill=True))
+    return Intrinsic(function(is_description=True), function(is_description=False))
 
 
 def _parameter(operand: KernelOperand, scope: str = "") -> str:
     dtype = storage_dtype(operand.dtype)
-    where = f', scope="{scope}"' if scope else ""
+    memory = f', scope="{scope}"' if scope else ""
     return (
-        f'{operand.parameter}: T.Buffer(({operand.elements},), "{dtype}", offset_factor=1{where})'
+        f'{operand.parameter}: T.Buffer(({operand.elements},), "{dtype}", offset_factor=1{memory})'
     )

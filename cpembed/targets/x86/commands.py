@@ -19,28 +19,33 @@ from cpembed.cli.options import (
 )
 from cpembed.cli.output import Bar, message, print_json, print_text
 from cpembed.targets.cpu.calibration import OPERATIONS, Calibration
-from cpembed.targets.x86.calibrate import CalibrateResult, bandwidth
+from cpembed.targets.x86.calibrate import (
+    ROUNDS,
+    TIMEOUT,
+    CalibrateResult,
+    bandwidth,
+    calibrate,
+    calibration_in_use,
+)
 
 
 @click.command(cls=Subcommand)
 @click.option(
     "--rounds",
     type=click.IntRange(min=1),
-    default=60,
+    default=ROUNDS,
     metavar="N",
     show_default=True,
-    help="Rounds of all measurements; those that do not settle get more.",
+    help="Rounds of all measurements; those that are not steady get more.",
 )
-@timeout_option(
-    "Seconds of measuring after which what has not settled is taken as it is, and said.", 8.0
-)
+@timeout_option("Seconds after which what is not steady is accepted as it is, and listed.", TIMEOUT)
 @threads_option("the kernels that it is for")
 @folder_option(
     "--database",
-    "Folder that keeps what is measured.  [default: $CPEMBED_CALIBRATION_DIR, else a folder "
-    "of the user's data]",
+    "Folder of calibrations.  [default: $CPEMBED_CALIBRATION_DIR, else a folder of the user's "
+    "data]",
 )
-@click.option("--show", is_flag=True, help="Show what is kept instead of measuring.")
+@click.option("--show", is_flag=True, help="Show the constants in use instead of measuring.")
 @json_option
 def command(
     *,
@@ -51,30 +56,31 @@ def command(
     show: bool,
     as_json: bool,
 ) -> int:
-    """Measure the constants of this machine by which x86 kernels are planned: instructions, caches,
-    memory, calls. It takes some 20 seconds, and keeps them for this CPU and number of threads.
+    r"""Measure the constants of this machine by which x86 kernels are planned.
 
-    Best when the machine has nothing else to do. Ctrl-C leaves what was kept before.
+    They are the times of instructions, caches, memory and calls. Measuring takes some 20 seconds;
+    the constants are stored for this CPU and number of threads.
+
+    Best when the machine has nothing else to do. Ctrl-C leaves what was stored before.
 
     \b
     cpembed calibrate
     cpembed calibrate --show
     """
     use_threads(threads)
-    from cpembed.targets.x86.calibrate import calibrate, known
-
     if show:
-        result = known(database)
+        result = calibration_in_use(database)
     else:
         with Bar("loading the compiler", None) as bar:
 
-            def tell(what: str, done: int, of: int) -> None:
-                if what == "build":
-                    bar.show("compiling", often=True, total=of, completed=done)
+            def on_step(phase: str, finished: int, total: int) -> None:
+                if phase == "build":
+                    bar.show("compiling", often=True, total=total, completed=finished)
                 else:
-                    bar.show(f"measuring, round {done}: {of} figures to settle", often=True)
+                    text = f"measuring, round {finished}: {total} constants to settle"
+                    bar.show(text, often=True)
 
-            result = calibrate(rounds=rounds, timeout=timeout, database=database, on_step=tell)
+            result = calibrate(rounds=rounds, timeout=timeout, database=database, on_step=on_step)
     if result.path is None:
         message("nothing was measured here: these are published figures; run `cpembed calibrate`")
     for note in result.measured.notes if result.measured is not None else ():
@@ -82,8 +88,6 @@ def command(
     if as_json:
         print_json(result.to_json())
     else:
-        from cpembed.targets.x86.commands import report
-
         print_text(*report(result))
     return 0
 
@@ -94,63 +98,63 @@ _PRODUCT_COLUMNS = ("ns", "a row less", "same sum", "peak a thread", "all thread
 
 
 def report(result: CalibrateResult) -> Iterator[Block]:
-    found = result.calibration
+    """Yield the report of a calibration."""
+    constants = result.calibration
     yield Header(_machine_rows(result))
     yield ""
     yield Table(
         ("product", *(f"{name}>" for name in _PRODUCT_COLUMNS)),
-        [_product_row(found, name) for name in OPERATIONS if name in found.product_ns],
+        [_product_row(constants, name) for name in OPERATIONS if name in constants.product_ns],
     )
     yield ""
     yield Table(
         ("64 bytes", *(f"{level}>" for level in _LEVELS)),
         [
-            _line_row("tile load", found.tile_line_ns),
-            _line_row("  in two lines", (found.split_line_ns,)),
-            _line_row("vector load", found.vector_line_ns),
-            _line_row("store", found.store_line_ns),
-            _line_row("copy", (0.0, found.copy_ns_per_line)),
+            _line_row("tile load", constants.tile_line_ns),
+            _line_row("  in two lines", (constants.split_line_ns,)),
+            _line_row("vector load", constants.vector_line_ns),
+            _line_row("store", constants.store_line_ns),
+            # Copies are measured in L2 alone.
+            _line_row("copy", (0.0, constants.copy_ns_per_line)),
         ],
     )
     yield ""
+    launch = wording.duration(constants.launch_us)
     yield Header(
         [
-            ("a call", wording.duration(found.call_us)),
-            (
-                "threads",
-                f"{wording.duration(found.launch_us)} for a call that starts {found.threads}",
-            ),
-            ("a task", f"{found.task_ns:.3g} ns beside its products, loads and stores"),
+            ("a call", wording.duration(constants.call_us)),
+            ("threads", f"{launch} for a call that starts {constants.threads}"),
+            ("a task", f"{constants.task_ns:.3g} ns besides its products, loads and stores"),
         ]
     )
 
 
 def _machine_rows(result: CalibrateResult) -> Iterator[tuple[str, str]]:
-    found, run = result.calibration, result.measured
-    yield "cpu", f"{found.cpu}; {wording.plural(found.threads, 'thread')}"
-    sizes = zip(_LEVELS, found.cache_bytes, strict=False)
+    constants, run = result.calibration, result.measured
+    yield "cpu", f"{constants.cpu}; {wording.plural(constants.threads, 'thread')}"
+    sizes = zip(_LEVELS, constants.cache_bytes, strict=False)
     yield "caches", "  ".join(f"{level} {wording.data_size(size)}" for level, size in sizes if size)
-    if not found.is_default:
-        took = "" if run is None else f", in {run.seconds:.1f} s, at most {run.rounds} rounds"
-        yield "measured", f"{found.measured}{took}"
+    if not constants.is_default:
+        duration = "" if run is None else f", in {run.seconds:.1f} s, at most {run.rounds} rounds"
+        yield "measured", f"{constants.measured}{duration}"
     if result.path is not None:
-        yield "kept", str(result.path)
+        yield "stored in", str(result.path)
     if run is not None:
-        for name, what in run.missing.items():
-            yield "absent", f"{name}: {what}"
-    if found.noisy:
-        yield "not steady", ", ".join(found.noisy)
+        for name, reason in run.missing.items():
+            yield "absent", f"{name}: {reason}"
+    if constants.noisy:
+        yield "not steady", ", ".join(constants.noisy)
 
 
-def _product_row(found: Calibration, name: str) -> list[str]:
-    row = found.product_row_ns.get(name, 0.0)
+def _product_row(constants: Calibration, name: str) -> list[str]:
+    row = constants.product_row_ns.get(name, 0.0)
     return [
         name,
-        f"{found.product_ns[name]:.3g}",
+        f"{constants.product_ns[name]:.3g}",
         f"{row:.3g}" if row else _EMPTY,
-        f"{found.latency_ns[name]:.3g}",
-        _peak(name, found.peak_gops(name)),
-        _peak(name, found.shared_peak_gops(name)),
+        f"{constants.latency_ns[name]:.3g}",
+        _peak(name, constants.peak_gops(name)),
+        _peak(name, constants.shared_peak_gops(name)),
     ]
 
 

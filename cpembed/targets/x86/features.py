@@ -1,8 +1,4 @@
-"""What this machine's CPU and kernel provide of an instruction set.
-
-AMX needs two things: the CPU features, and the kernel's permission, asked once per process, to use
-the large register state (without it the first AMX instruction ends the process).
-"""
+"""CPU features of this machine, and the kernel's permission to use the tile registers of AMX."""
 
 from __future__ import annotations
 
@@ -12,11 +8,10 @@ from collections.abc import Sequence
 from functools import cache
 
 from cpembed.codegen.host_cpu import cpu_features, listed
-from cpembed.errors import BackendUnavailable
 from cpembed.hw.instruction import HardwareSpec
 
 ASSUME_VARIABLE = "CPEMBED_ASSUME_CPU_FEATURES"
-"""A testing aid: comma-separated features to take as present, permission included, because
+"""Testing aid: comma-separated features that count as present, permission included, because
 something else executes them (the instruction emulator of the tests)."""
 
 _ARCH_PRCTL = 158
@@ -25,12 +20,13 @@ _XTILEDATA = 18
 
 
 def assumed_features() -> frozenset[str]:
+    """Return the features that :data:`ASSUME_VARIABLE` lists."""
     return listed(ASSUME_VARIABLE)
 
 
 @cache
 def request_tile_permission() -> bool:
-    """Ask the kernel for this process's permission to use AMX tile data."""
+    """Ask the kernel for this process's permission to use AMX tile data; True if it is granted."""
     if platform.machine() != "x86_64" or platform.system() != "Linux":
         return False
     libc = ctypes.CDLL(None, use_errno=True)
@@ -38,25 +34,16 @@ def request_tile_permission() -> bool:
 
 
 def missing_features(spec: HardwareSpec) -> tuple[str, ...]:
-    """What running the target's instruction lacks here, in words; empty where nothing does."""
+    """Return a message for each thing that this machine lacks to execute a target's instruction."""
     assumed = assumed_features()
     return lacking([name for name in spec.cpu_features if name not in assumed])
 
 
 def lacking(names: Sequence[str]) -> tuple[str, ...]:
-    """What executing instructions of CPU features lacks here, in words; nothing is assumed."""
+    """Return a message for each thing missing to execute instructions of these CPU features."""
     missing = [f"CPU feature {name}" for name in names if name not in cpu_features()]
-    wants_tiles = any(name.startswith("amx") for name in names)
-    if wants_tiles and not missing and not request_tile_permission():
+    # Without the permission, Linux ends the process at its first AMX instruction.
+    needs_tiles = any(name.startswith("amx") for name in names)
+    if needs_tiles and not missing and not request_tile_permission():
         missing.append("the kernel's permission to use AMX tile data (arch_prctl refused)")
     return tuple(missing)
-
-
-def require(spec: HardwareSpec) -> None:
-    """Raise :class:`BackendUnavailable` where the machine cannot execute the instruction."""
-    missing = missing_features(spec)
-    if missing:
-        raise BackendUnavailable(
-            f"{spec.name} cannot execute here, missing: {', '.join(missing)}; "
-            "use the generic back end"
-        )

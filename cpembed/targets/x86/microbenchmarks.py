@@ -1,7 +1,7 @@
-"""What a calibration times: microkernels with their data, as probes of one constant each.
+"""Probes of a calibration: microkernels with their data, each timed for one constant.
 
-A probe is named as the field of :class:`~cpembed.targets.cpu.calibration.Calibration` that it is
-for, with the place in it after a colon.
+A probe is named after the field of :class:`~cpembed.targets.cpu.calibration.Calibration` that it is
+for, with the key or the cache level after a colon: ``product_ns:vpdpbusd``, ``tile_line_ns:L3``.
 """
 
 from __future__ import annotations
@@ -22,25 +22,27 @@ from cpembed.targets.x86.amx_tiles import MAX_ROWS, TileGrid
 from cpembed.targets.x86.dot_products import DOT_PRODUCTS
 from cpembed.targets.x86.microkernels import BLOCK, BLOCK_LINES, COUNTS, STAMPS, WORDS, Lines
 
+# ------------------------------------------------------------------------------ timing
+
 BEST = 5
-"""Rounds that count: the middle one of the best few."""
+"""Number of best rounds whose median counts."""
 
 SPREAD = 1.08
-"""The last of the best few over the first: above it a figure is not steady."""
+"""Maximum ratio of the slowest to the fastest of these rounds for a steady result."""
 
 Run = Callable[[int], bool]
-"""Executes so many steps; False where what it did must not count."""
+"""Executes so many steps; returns False if the time of this call must not count."""
 
 OnRound = Callable[[int, int], None]
-"""Called with the number of rounds that are done and of the probes that need more."""
+"""Called after a round with the number of rounds so far and of probes that need more."""
 
 
 @dataclass(frozen=True)
 class Probe:
-    """A piece of work whose time grows by the same amount with each step.
+    """Piece of work whose time grows by the same amount with each step.
 
-    ``short`` and ``long`` are the steps of its two lengths, ``units`` what a step consists of;
-    ``before`` is done ahead of each round, untimed.
+    ``short`` and ``long`` are the numbers of steps that are compared, ``units`` the timed units of
+    a step, such as products or cache lines. ``before`` is untimed work ahead of each round.
     """
 
     name: str
@@ -53,7 +55,7 @@ class Probe:
 
 @dataclass
 class Series:
-    """Nanoseconds of a probe's two lengths, round by round; ``enough`` rounds make a figure."""
+    """Nanoseconds of a probe's two lengths, round by round; ``enough`` rounds make a result."""
 
     probe: Probe
     enough: int = BEST
@@ -61,10 +63,11 @@ class Series:
     long: list[float] = field(default_factory=list[float])
 
     def take(self) -> None:
-        """One round."""
+        """Time one round."""
         probe = self.probe
         if probe.before is not None:
             probe.before()
+        # The first call is not timed: it brings code and data into the caches.
         probe.run(probe.short)
         started = time.perf_counter_ns()
         counts = probe.run(probe.short)
@@ -77,29 +80,31 @@ class Series:
 
     @property
     def ns(self) -> float:
-        """A unit's time: from two lengths, so that what every call costs is not in it.
+        """Time of a unit, from the difference of two lengths: the cost of a call cancels out.
 
-        Raises :class:`MeasurementError` where :attr:`has_figure` is not.
+        Raises :class:`MeasurementError` without :attr:`has_result`.
         """
         probe = self.probe
-        if not self.has_figure:
+        if not self.has_result:
             raise MeasurementError(
                 f"{probe.name} could not be timed in {len(self.long)} rounds: the machine is too "
                 "busy; try again, or give more --rounds"
             )
         steps = (probe.long - probe.short) * probe.units
-        return (_best(self.long) - _best(self.short)) / steps
+        return (_median_of_best(self.long) - _median_of_best(self.short)) / steps
 
     @property
-    def has_figure(self) -> bool:
-        """Whether enough rounds count, and the longer length took longer in them."""
-        return len(self.long) >= self.enough and _best(self.long) > _best(self.short)
+    def has_result(self) -> bool:
+        """True if enough rounds count, and the longer length took longer in them."""
+        if len(self.long) < self.enough:
+            return False
+        return _median_of_best(self.long) > _median_of_best(self.short)
 
     @property
     def spread(self) -> float:
-        """How far the best few rounds of the longer length are apart, as a ratio."""
+        """Ratio of the slowest to the fastest of the best rounds of the longer length."""
         best = sorted(self.long)[:BEST]
-        return best[-1] / best[0] if self.has_figure else math.inf
+        return best[-1] / best[0] if self.has_result else math.inf
 
     @property
     def is_steady(self) -> bool:
@@ -109,50 +114,72 @@ class Series:
 def time_in_rounds(
     probes: Sequence[Probe], rounds: int, timeout: float, on_round: OnRound | None = None
 ) -> Mapping[str, Series]:
-    """Every probe's series, by name: ``rounds`` rounds of all, then more of those that are not
-    steady, until they are. It ends after ``timeout`` seconds, but not before the first few rounds.
+    """Return the series of all probes, timed in rounds; more rounds for those that are not steady.
+
+    Rounds interleave the probes, so that a disturbance hits a few samples of each and not all of
+    one.
+
+    Parameters
+    ----------
+    probes : sequence of Probe
+        Probes.
+    rounds : int
+        Number of rounds of all probes.
+    timeout : float
+        Seconds after which no further round starts, unless results lack rounds.
+    on_round : callable, optional
+        Called after each round.
     """
     enough = min(rounds, BEST)
-    found = {probe.name: Series(probe, enough) for probe in probes}
+    series_by_name = {probe.name: Series(probe, enough) for probe in probes}
     deadline = time.perf_counter() + timeout
-    pending, done = list(found.values()), 0
-    while pending and (done < enough or time.perf_counter() < deadline):
+    pending, finished = list(series_by_name.values()), 0
+    while pending and (finished < enough or time.perf_counter() < deadline):
         for series in pending:
             series.take()
-        done += 1
-        if done >= rounds:
+        finished += 1
+        if finished >= rounds:
             pending = [series for series in pending if not series.is_steady]
         if on_round is not None:
-            on_round(done, len(pending))
-    return found
+            on_round(finished, len(pending))
+    return series_by_name
 
 
-def _best(samples: Sequence[float]) -> float:
+def _median_of_best(samples: Sequence[float]) -> float:
+    # Disturbances only add time.
     return float(np.median(sorted(samples)[:BEST]))
 
 
+# ------------------------------------------------------------------------------ kernels
+
 LEVELS = ("L1", "L2", "L3", "memory")
 CLOCK = "clock"
+# With fewer rows than half a tile, a product takes no less time.
 FEW_ROWS = MAX_ROWS // 2
 TASK_STEPS = (1, 16)
 
-_UNKNOWN = (32 * 2**10, 2**20, 32 * 2**20)
-"""Cache sizes where the system does not say."""
+_USUAL_CACHE_BYTES = (32 * 2**10, 2**20, 32 * 2**20)
+"""Sizes of caches that the system does not report."""
 _SAMPLE_NS = 120_000
-"""The longer length of a probe: short enough to fit between two disturbances."""
-_HEAT_NS = 300_000
-"""A core lowers its clock for wide units some time after they start. So long they run before each
-sample that is to have the clock that kernels have."""
-_TOGETHER = 0.9
-"""Of the time that the longest of the parallel parts takes: so much of it all must run."""
+"""Duration of a probe's longer length: short enough to fit between two disturbances."""
+_WARM_UP_NS = 300_000
+"""Duration of the wide products before each sample that needs the clock of kernels: a core lowers
+its clock some time after wide units start."""
+_OVERLAP = 0.9
+"""Minimum fraction of the longest part's time in which all parallel parts run."""
+_NEAR_NS = {"L1": 0.25, "L2": 1.0}
+"""Approximate time of a line from the caches of a core."""
 VECTOR_ACCUMULATORS = 16
-"""Accumulators of vector products: more than hide a latency of six cycles at two a cycle."""
+"""Number of accumulators of vector products: enough to hide six cycles at two products a cycle."""
 BLOCK_PRODUCTS = ((0, 4, 6), (2, 5, 6), (1, 4, 7), (3, 5, 7))
-"""Products of a block of 2 x 2 accumulators, as kernels order them."""
+"""Products of a block of 2 x 2 accumulators, in the order of kernels."""
 
 
 class Kernel:
-    """A compiled microkernel with its buffers."""
+    """Compiled microkernel of ``chunks`` parallel parts, with its buffers.
+
+    ``rows`` is the height of the first factor's tiles.
+    """
 
     def __init__(self, function: runtime.Function, chunks: int, data: object, rows: int) -> None:
         self._function = function
@@ -167,21 +194,27 @@ class Kernel:
         )
 
     def run(self, steps: int, setting: int = 0, first: int = 0) -> bool:
-        """Whether all parts ran at the same time."""
+        """Execute steps; True if all parts ran at the same time.
+
+        ``setting`` is the third count (blocks of a walk minus one, or steps of a task), ``first``
+        the second one (the first block of a walk).
+        """
         self._counts[:] = steps, first, setting
         self._function(*self._buffers)
         if len(self._stamps) == 1:
             return True
+        # Parts that ran one after the other did not share caches and memory as a kernel's do.
         began, ended = self._stamps[:, 0], self._stamps[:, 1]
-        return ended.min() - began.max() >= _TOGETHER * (ended - began).max()
+        return ended.min() - began.max() >= _OVERLAP * (ended - began).max()
 
     def call(self, times: int) -> bool:
+        """Call the function so many times."""
         for _ in range(times):
             self._function(*self._buffers)
         return True
 
-    def walk(self, blocks: int) -> Callable[[int], bool]:
-        """Runs that go on where the last one ended, round a set of blocks."""
+    def walk(self, blocks: int) -> Run:
+        """Return runs that each continue where the last one ended, round a set of blocks."""
         position = 0
 
         def run(steps: int) -> bool:
@@ -192,69 +225,97 @@ class Kernel:
         return run
 
 
+def tile_configuration(rows: int) -> bytes:
+    """Return a configuration whose accumulators 0 to 3 and tiles 4 and 5 have so many rows."""
+    pair = (0, 0)
+    return TileGrid(
+        rows=rows,
+        columns=16,
+        depth=64,
+        group=4,
+        a_offsets=pair,
+        b_offsets=pair,
+        c_offsets=(pair, pair),
+        a_stride=64,
+        b_stride=64,
+        c_stride=16,
+    ).configuration()
+
+
+# ------------------------------------------------------------------------------ probes
+
+
+_ProbeFactory = Callable[[], list[Probe]]
+"""Compiles a kernel and returns its probes."""
+
+
 class Microbenchmarks:
-    """The probes of a CPU that has the product instructions ``products``, among those of
-    :data:`~cpembed.targets.cpu.calibration.OPERATIONS`.
-    """
+    """Probes of a CPU with some product instructions, caches (0: unknown) and kernel threads."""
 
     def __init__(
         self, products: Collection[str], cache_bytes: tuple[int, int, int], threads: int
     ) -> None:
-        l1, l2, l3 = (size or usual for size, usual in zip(cache_bytes, _UNKNOWN, strict=True))
+        sizes = zip(cache_bytes, _USUAL_CACHE_BYTES, strict=True)
+        l1, l2, l3 = (size or usual for size, usual in sizes)
         self._threads = threads
-        self._near = (_power_of_two(l1 // 2), _power_of_two(l2 // 4))
-        """Bytes that lie well inside the caches of a core."""
-        self._region = _power_of_two(4 * l2 - 1)
-        """More than a core's caches hold."""
+        # Half of L1 and a quarter of L2 certainly stay there; four times L2 certainly does not.
+        self._near_bytes = (_power_of_two_below(l1 // 2), _power_of_two_below(l2 // 4))
+        self._region = _power_of_two_below(4 * l2 - 1)
+        self._blocks = self._region // BLOCK
+        # Number of threads whose regions fit into L3 together.
         self._streams = max(1, min(threads, l3 * 3 // 4 // self._region))
-        """Threads whose regions stay in L3 together."""
         self._tile_products = [name for name in products if name.startswith("tdp")]
         self._vector_products = [name for name in products if name in DOT_PRODUCTS]
         self.has_tiles = bool(self._tile_products)
-        self._memory = dict[int, object]()
+        self._buffers = dict[int, object]()
         self._functions = dict[str, runtime.Function]()
 
     def probes(self, on_kernel: Callable[[int, int], None]) -> list[Probe]:
-        """All probes; ``on_kernel`` hears of every kernel that is compiled, and of how many."""
-        makers = [*self._cores(), *self._products(), *self._near_lines(), *self._tasks()]
-        makers += self._far_lines(self._threads)
-        found: list[Probe] = []
-        for done, make in enumerate(makers, 1):
-            found += make()
-            on_kernel(done, len(makers))
-        return found
+        """Compile all probes; ``on_kernel`` gets the number compiled so far and in total."""
+        factories = [*self._core_probes(), *self._product_probes(), *self._near_probes()]
+        factories += [self._task_probes, *self._far_probes(self._threads)]
+        probes: list[Probe] = []
+        for number, create in enumerate(factories, 1):
+            probes += create()
+            on_kernel(number, len(factories))
+        return probes
 
-    def alone(self, names: Collection[str]) -> list[Probe]:
-        """Those of the named probes of shared levels, on one thread."""
-        found = [probe for make in self._far_lines(1) for probe in make()] if names else []
-        return [probe for probe in found if probe.name in names]
+    def single_thread(self, names: Collection[str]) -> list[Probe]:
+        """Return, for one thread, those of the named probes that measure L3 and memory."""
+        if not names:
+            return []
+        probes = [probe for create in self._far_probes(1) for probe in create()]
+        return [probe for probe in probes if probe.name in names]
 
-    def _cores(self) -> Iterator[_Maker]:
+    def _core_probes(self) -> Iterator[_ProbeFactory]:
+        # The last numbers are approximate nanoseconds, from which the number of steps follows.
         chain, nothing = microkernels.clock(), microkernels.nothing()
         yield lambda: [_probe(CLOCK, self._kernel(chain).run, 1.6, units=4)]
         yield lambda: [_probe("call_us", self._kernel(nothing).call, 1000)]
         yield lambda: [_probe("launch_us", self._kernel(nothing, self._threads).call, 3000)]
 
-    def _products(self) -> Iterator[_Maker]:
+    def _product_probes(self) -> Iterator[_ProbeFactory]:
         for name in self._tile_products:
             body = microkernels.tile_products(name, BLOCK_PRODUCTS)
+            # All products add to one accumulator, so that each waits for the last.
             chain = microkernels.tile_products(name, [BLOCK_PRODUCTS[0]] * len(BLOCK_PRODUCTS))
-            probe = partial(self._product, tiles=True, ns=7.0, units=len(BLOCK_PRODUCTS))
-            yield partial(probe, f"product_row_ns:{name}", body, rows=FEW_ROWS)
-            yield partial(probe, f"latency_ns:{name}", chain)
-            yield from self._product_pair(name, partial(probe, body=body))
+            create = partial(self._product, tiles=True, ns=7.0, units=len(BLOCK_PRODUCTS))
+            yield partial(create, f"product_row_ns:{name}", body, rows=FEW_ROWS)
+            yield partial(create, f"latency_ns:{name}", chain)
+            yield from self._with_shared(name, partial(create, body=body))
         for name in self._vector_products:
             body = microkernels.vector_products(name, VECTOR_ACCUMULATORS, VECTOR_ACCUMULATORS)
             chain = microkernels.vector_products(name, 1, VECTOR_ACCUMULATORS)
-            probe = partial(self._product, tiles=False, units=VECTOR_ACCUMULATORS)
-            yield partial(probe, f"latency_ns:{name}", chain, ns=2.0)
-            yield from self._product_pair(name, partial(probe, body=body, ns=0.2))
+            create = partial(self._product, tiles=False, units=VECTOR_ACCUMULATORS)
+            yield partial(create, f"latency_ns:{name}", chain, ns=2.0)
+            yield from self._with_shared(name, partial(create, body=body, ns=0.2))
 
-    def _product_pair(self, name: str, probe: Callable[..., list[Probe]]) -> Iterator[_Maker]:
-        """One thread, and all."""
-        yield partial(probe, f"product_ns:{name}")
+    def _with_shared(
+        self, name: str, create: Callable[..., list[Probe]]
+    ) -> Iterator[_ProbeFactory]:
+        yield partial(create, f"product_ns:{name}")
         if self._threads > 1:
-            yield partial(probe, f"product_shared_ns:{name}", chunks=self._threads)
+            yield partial(create, f"product_shared_ns:{name}", chunks=self._threads)
 
     def _product(
         self,
@@ -267,88 +328,81 @@ class Microbenchmarks:
         chunks: int = 1,
         rows: int = MAX_ROWS,
     ) -> list[Probe]:
+        """Return the probe of a product that takes about ``ns``."""
         with step(f"measuring {name.partition(':')[2]}"):
             run = self._kernel(body, chunks, tiles=tiles, rows=rows).run
-            # Where the processor does not execute it after all, this says which one.
+            # A processor may reject an instruction that it reports. The crash then names the step.
             run(1)
-        return [_probe(name, run, units * ns, units=units, before=self._heat(tiles=tiles))]
+        return [_probe(name, run, units * ns, units=units, before=self._warm_up(tiles=tiles))]
 
-    def _near_lines(self) -> Iterator[_Maker]:
+    def _near_probes(self) -> Iterator[_ProbeFactory]:
+        """Yield the probes of lines in the caches of a core."""
         for constant, body, tiles in self._line_bodies():
-            yield partial(self._near_probes, constant, body, tiles)
+            yield partial(self._near_lines, constant, body, tiles=tiles)
         if self.has_tiles:
-            yield self._split
+            split = microkernels.split_tile_loads(self._region)
+            yield partial(self._near_lines, "split_line_ns", split, tiles=True, levels={"": 1.0})
         yield self._copy
 
-    def _near_probes(self, constant: str, body: Lines, tiles: bool) -> list[Probe]:
+    def _near_lines(
+        self, constant: str, body: Lines, *, tiles: bool, levels: Mapping[str, float] = _NEAR_NS
+    ) -> list[Probe]:
         kernel = self._kernel(body, tiles=tiles)
         return [
             _probe(
-                f"{constant}:{level}",
+                f"{constant}:{level}".removesuffix(":"),
                 partial(kernel.run, setting=size // BLOCK - 1),
                 ns * BLOCK_LINES,
                 units=BLOCK_LINES,
-                before=self._heat(tiles=tiles),
+                before=self._warm_up(tiles=tiles),
             )
-            for level, size, ns in zip(LEVELS, self._near, (0.25, 1.0), strict=False)
+            for (level, ns), size in zip(levels.items(), self._near_bytes, strict=False)
         ]
 
-    def _split(self) -> list[Probe]:
-        kernel = self._kernel(microkernels.split_tile_loads(self._region), tiles=True)
-        run = partial(kernel.run, setting=self._near[0] // BLOCK - 1)
-        before = self._heat(tiles=True)
-        return [_probe("split_line_ns", run, BLOCK_LINES, units=BLOCK_LINES, before=before)]
-
     def _copy(self) -> list[Probe]:
-        kernel = self._kernel(microkernels.copies(self._region))
-        run = partial(kernel.run, setting=self._near[1] // 2 // BLOCK - 1)
+        # Both halves of the walk, source and target, stay in L2.
+        blocks = self._near_bytes[1] // 2 // BLOCK
+        run = partial(self._kernel(microkernels.copies(self._region)).run, setting=blocks - 1)
         return [_probe("copy_ns_per_line", run, 2.0 * BLOCK_LINES, units=BLOCK_LINES)]
 
-    def _tasks(self) -> Iterator[_Maker]:
-        if self.has_tiles:
-            body, ns = microkernels.tile_tasks(self._tile_products[0]), 28.0
+    def _task_probes(self) -> list[Probe]:
+        tiles = self.has_tiles
+        if tiles:
+            body, step_ns = microkernels.tile_tasks(self._tile_products[0]), 28.0
         else:
-            body, ns = microkernels.vector_tasks(self._vector_products[0]), 2.5
-        yield partial(self._task_probes, body, ns)
-
-    def _task_probes(self, body: Lines, step_ns: float) -> list[Probe]:
-        kernel, heat = self._kernel(body, tiles=self.has_tiles), self._heat(tiles=self.has_tiles)
+            body, step_ns = microkernels.vector_tasks(self._vector_products[0]), 2.5
+        kernel = self._kernel(body, tiles=tiles)
         return [
             _probe(
                 f"task_ns:{steps}",
                 partial(kernel.run, setting=steps),
                 (1 + steps) * step_ns,
-                before=heat,
+                before=self._warm_up(tiles=tiles),
             )
             for steps in TASK_STEPS
         ]
 
-    def _far_lines(self, threads: int) -> Iterator[_Maker]:
-        """Through L3, as many threads as it has room for, and from memory, all of them."""
+    def _far_probes(self, threads: int) -> Iterator[_ProbeFactory]:
+        """Yield the probes of L3, on as many threads as it has room for, and of memory, on all."""
         streams = min(threads, self._streams)
         for constant, body, tiles in self._line_bodies():
-            yield partial(self._far_probe, f"{constant}:L3", body, tiles, streams)
+            yield partial(self._far_lines, f"{constant}:L3", body, tiles, streams)
+            # Stores of more than L2 holds have one constant, wherever the lines go.
             if constant != "store_line_ns":
-                yield partial(self._far_probe, f"{constant}:memory", body, tiles, threads)
+                yield partial(self._far_lines, f"{constant}:memory", body, tiles, threads)
 
-    def _far_probe(self, name: str, body: Lines, tiles: bool, threads: int) -> list[Probe]:
-        """Before each round its data are brought into L3, after what others have used it for, or
-        thrown out of all caches.
-        """
+    def _far_lines(self, name: str, body: Lines, tiles: bool, threads: int) -> list[Probe]:
         run = self._kernel(body, threads, tiles=tiles).walk(self._blocks)
+        # Rounds are interleaved, so another probe has used L3 since: bring the data back into it,
+        # or flush it from all caches.
         before = partial(run, self._blocks)
         if name.endswith(":memory"):
             flush = self._kernel(microkernels.flushes(self._region), threads)
             before = partial(flush.run, self._blocks, self._blocks - 1)
         return [_probe(name, run, 5.0 * BLOCK_LINES, units=BLOCK_LINES, before=before)]
 
-    @property
-    def _blocks(self) -> int:
-        """Of a region."""
-        return self._region // BLOCK
-
     def _line_bodies(self) -> list[tuple[str, Lines, bool]]:
-        """By field: the walk, and whether it uses tiles."""
+        """Return the field of each constant, its walk, and whether it uses tiles."""
         region = self._region
         stores = microkernels.tile_stores if self.has_tiles else microkernels.vector_stores
         loads = [("vector_line_ns", microkernels.vector_loads(region), False)]
@@ -357,63 +411,45 @@ class Microbenchmarks:
         return [*loads, ("store_line_ns", stores(region), self.has_tiles)]
 
     def _kernel(
-        self,
-        body: Sequence[str],
-        chunks: int = 1,
-        *,
-        tiles: bool = False,
-        rows: int = MAX_ROWS,
+        self, body: Sequence[str], chunks: int = 1, *, tiles: bool = False, rows: int = MAX_ROWS
     ) -> Kernel:
         plan = microkernels.plan(body, self._region, chunks, tiles=tiles)
         if plan.source not in self._functions:
             self._functions[plan.source] = runtime.compile_plan(plan)
-        data = self._bytes(self._region * chunks)
-        return Kernel(self._functions[plan.source], chunks, data, rows)
+        # Kernels with as much data share it, since regions are several megabytes for each thread.
+        size = self._region * chunks
+        if size not in self._buffers:
+            self._buffers[size] = microkernels.varied_bytes(size)
+        return Kernel(self._functions[plan.source], chunks, self._buffers[size], rows)
 
-    def _bytes(self, count: int) -> object:
-        """The same for all kernels that want as many."""
-        if count not in self._memory:
-            self._memory[count] = microkernels.varied_bytes(count)
-        return self._memory[count]
-
-    def _heat(self, *, tiles: bool) -> Callable[[], bool]:
-        return self._tile_heat if tiles else self._vector_heat
+    def _warm_up(self, *, tiles: bool) -> Callable[[], bool]:
+        return self._warm_up_tiles if tiles else self._warm_up_vectors
 
     @cached_property
-    def _tile_heat(self) -> Callable[[], bool]:
+    def _warm_up_tiles(self) -> Callable[[], bool]:
         body = microkernels.tile_products(self._tile_products[0], BLOCK_PRODUCTS)
-        return partial(self._kernel(body, tiles=True).run, int(_HEAT_NS / 28))
+        return partial(self._kernel(body, tiles=True).run, int(_WARM_UP_NS / 28))
 
     @cached_property
-    def _vector_heat(self) -> Callable[[], bool]:
+    def _warm_up_vectors(self) -> Callable[[], bool]:
         count = VECTOR_ACCUMULATORS
         body = microkernels.vector_products(self._vector_products[0], count, count)
-        return partial(self._kernel(body).run, int(_HEAT_NS / 2.5))
-
-
-_Maker = Callable[[], list[Probe]]
-"""Compiles a kernel and makes its probes."""
+        return partial(self._kernel(body).run, int(_WARM_UP_NS / 2.5))
 
 
 def _probe(
     name: str,
-    run: Callable[[int], bool],
+    run: Run,
     step_ns: float,
     *,
     units: float = 1.0,
     before: Callable[[], object] | None = None,
 ) -> Probe:
-    """``step_ns`` is what a step takes, about."""
+    """Return a probe of a step that takes about ``step_ns``, with lengths of a fitting duration."""
     long = max(16, int(_SAMPLE_NS / step_ns))
     return Probe(name, run, long // 16, long, units, before)
 
 
-def tile_configuration(rows: int) -> bytes:
-    """Accumulators 0 to 3 and tiles 4 and 5 of ``rows`` rows, the others full."""
-    pair = (0, 0)
-    return TileGrid(rows, 16, 64, 4, pair, pair, (pair, pair), 64, 64, 16).configuration()
-
-
-def _power_of_two(number: int) -> int:
-    """The largest that is no larger."""
+def _power_of_two_below(number: int) -> int:
+    """Return the largest power of two that is at most this number."""
     return 1 << max(0, number.bit_length() - 1)

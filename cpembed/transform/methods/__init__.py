@@ -9,7 +9,8 @@ Nothing here knows a machine. A rewrite is a value that holds
 - ``image_part``, ``weights_part`` and ``output_part``: the same three parts in numpy, in whatever
   arithmetic the arrays have, ``Fraction`` objects included; generated code is tested against them.
 
-:func:`~cpembed.transform.methods.im2col.explicit` is the rewrite by im2col, for any convolution;
+:func:`~cpembed.transform.methods.convolution.explicit` is the rewrite by im2col, for any
+convolution;
 :func:`~cpembed.transform.methods.winograd.winograd` that by Winograd's method, whose ``tilings``
 hold, window by window, the matrices (:class:`~cpembed.transform.methods.cook_toom.CookToom`), the
 tiles and the place in the image where each one begins. A machine's code of a transform is made from

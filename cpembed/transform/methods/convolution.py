@@ -1,4 +1,7 @@
-"""Convolutions: a computation's windows and the roles of its axes, and rewrites around a product.
+"""Convolutions as parts around a product of matrices, and im2col, the rewrite that suits all.
+
+A computation is read as a convolution (:func:`as_convolution`): its windows and the roles of its
+axes.
 
 >>> from cpembed.workloads.convolutions import conv2d
 >>> conv = as_convolution(conv2d(n=2, c=3, h=8, w=9, k=4, r=3, s=3, pad=1, layout="NHWC"))
@@ -14,6 +17,7 @@ A method rewrites a convolution ``O += I * W`` into three parts around a product
 
 from __future__ import annotations
 
+import itertools
 import math
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Collection, Mapping, Sequence
@@ -75,15 +79,14 @@ class Window:
 class Convolution:
     """Computation ``O += I * W`` whose image I is read by windows.
 
-    The other axes are classified by the operands that have them: ``groups`` all three, ``samples``
-    I and O, ``filters`` W and O, ``channels`` I and W (they are summed over), each in the order of
-    the computation's axes.
+    ``channels`` are summed over. Axes of each role are in the order of the computation's.
     """
 
     workload: Computation
     image: Operand
     weights: Operand
     output: Operand
+    # By the operands that have the axis: all three, I and O, I and W, W and O.
     groups: tuple[str, ...]
     samples: tuple[str, ...]
     channels: tuple[str, ...]
@@ -155,13 +158,14 @@ def as_convolution(workload: Computation) -> Convolution:
         It has several statements, is no plain product-sum, or reads no operand by windows.
     """
 
-    def refuse(why: str) -> WorkloadError:
-        return WorkloadError(f"{workload.name} is no convolution: {why}")
+    def rejected(reason: str) -> WorkloadError:
+        return WorkloadError(f"{workload.name} is no convolution: {reason}")
 
-    image, weights, output = _operands(workload, refuse)
-    iterators = {name: _iterators(workload, name) for name in (image, weights, output)}
-    windows = _windows(workload, image, weights, refuse)
+    image, weights, output = _operands(workload, rejected)
+    iterators = {name: workload.access(name).iterators for name in (image, weights, output)}
+    windows = _windows(workload, image, weights, rejected)
     windowed = {name for window in windows for name in (window.output, window.tap)}
+    # By the initials of the operands that have the axis.
     parts: dict[str, list[str]] = {"iwo": [], "io": [], "iw": [], "wo": []}
     letters = {image: "i", weights: "w", output: "o"}
     for axis in workload.extents:
@@ -169,7 +173,7 @@ def as_convolution(workload: Computation) -> Convolution:
         if axis in windowed:
             continue
         if operands not in parts:
-            raise refuse(f"axis {axis} is in one operand only")
+            raise rejected(f"axis {axis} is in one operand only")
         parts[operands].append(axis)
     return Convolution(
         workload,
@@ -185,27 +189,23 @@ def as_convolution(workload: Computation) -> Convolution:
 
 
 def _operands(
-    workload: Computation, refuse: Callable[[str], WorkloadError]
+    workload: Computation, rejected: Callable[[str], WorkloadError]
 ) -> tuple[str, str, str]:
     """Return the names of the image, the weights and the output."""
     if len(workload.statements) != 1:
-        raise refuse("it has several statements")
+        raise rejected("it has several statements")
     statement = workload.statement
     value, reads = statement.value, statement.reads
     factors = value.args if isinstance(value, Operation) and value.op == "mul" else ()
     plain = len(factors) == 2 and all(isinstance(factor, Access) for factor in factors)
     if not plain or statement.reduction != "add" or reads[0].operand == reads[1].operand:
-        raise refuse("it is not a sum of products of two operands")
-    stored = _iterators(workload, statement.store.operand)
+        raise rejected("it is not a sum of products of two operands")
+    stored = workload.access(statement.store.operand).iterators
     images = [read for read in reads if any(_is_window(index, stored) for index in read.index)]
     if len(images) != 1:
-        raise refuse("no operand, or more than one, is read by windows such as p + r")
+        raise rejected("no operand, or more than one, is read by windows such as p + r")
     weights = reads[1] if images[0] is reads[0] else reads[0]
     return images[0].operand, weights.operand, statement.store.operand
-
-
-def _iterators(workload: Computation, operand: str) -> set[str]:
-    return {name for index in workload.access(operand).index for name in index.iterators}
 
 
 def _is_window(index: IndexExpr, stored: Collection[str]) -> bool:
@@ -214,10 +214,10 @@ def _is_window(index: IndexExpr, stored: Collection[str]) -> bool:
 
 
 def _windows(
-    workload: Computation, image: str, weights: str, refuse: Callable[[str], WorkloadError]
+    workload: Computation, image: str, weights: str, rejected: Callable[[str], WorkloadError]
 ) -> tuple[Window, ...]:
     """Return the windows of the image, in the order of its dimensions."""
-    stored = _iterators(workload, workload.output.name)
+    stored = workload.access(workload.output.name).iterators
     filters = workload.access(weights).index
     windows: list[Window] = []
     for size, index in zip(
@@ -225,23 +225,24 @@ def _windows(
     ):
         if not _is_window(index, stored):
             if index.single_iterator is None:
-                raise refuse(f"the index {index} of {image} has no output")
+                raise rejected(f"the index {index} of {image} has no output")
             continue
         outputs = [t for t in index.terms if t.iterator in stored]
         taps = [t for t in index.terms if t.iterator not in stored]
         if not index.is_affine or len(outputs) != 1 or len(taps) > 1:
-            raise refuse(f"the index {index} of {image} is not of one output and one tap")
+            raise rejected(f"the index {index} of {image} is not of one output and one tap")
         tap = taps[0].iterator if taps else ""
         number = workload.extents[tap] if tap else 1
         turned = False
         for place in (i for i in filters if tap and tap in i.iterators):
+            # Transposed convolutions index W by R-1-r: a filter rotated by 180 degrees.
             turned = place.coefficient(tap) == -1 and place.constant == number - 1
             if not turned and place.single_iterator != tap:
-                raise refuse(f"the index {place} of {weights} is no tap")
+                raise rejected(f"the index {place} of {weights} is no tap")
         output = outputs[0]
         step = taps[0].coefficient if taps else 1
         if output.coefficient < 1 or step < 1:
-            raise refuse(f"the index {index} of {image} goes backwards")
+            raise rejected(f"the index {index} of {image} goes backwards")
         windows.append(
             Window(
                 output=output.iterator,
@@ -272,6 +273,7 @@ def with_zeros(array: Array, axis: int, before: int, extent: int) -> Array:
     extent : int
         Elements of the result.
     """
+    # Not np.pad, because a window may also begin or end inside the array.
     place = np.arange(extent) - before
     inside = (place >= 0) & (place < array.shape[axis])
     elements = np.take(array, np.clip(place, 0, array.shape[axis] - 1), axis)
@@ -377,3 +379,104 @@ def product(
     order = {axis: extents[axis] for axis in (*result, "c")}
     # V changes with every call, also where it is the second operand.
     return parse_computation(statement, order, name=name, dtypes=types, varying=(V,))
+
+
+@dataclass(frozen=True)
+class Im2col(Rewritten):
+    """Convolution as a product of matrices, with an index c over taps and channels.
+
+    With channels last, V is [g, x, c] with x over samples and outputs, and c over taps, then
+    channels. Else V is [g, n, c, x] with c over channels, then taps, so that weights and output
+    stay as they are. Indices of one group or one sample are left out.
+    """
+
+    convolution: Convolution
+    product: Computation
+    orders: Orders
+
+    @property
+    def name(self) -> str:
+        return "explicit"
+
+    def image_part(self, image: Array) -> Array:
+        conv = self.convolution
+        aligned = conv.image_array(image)
+        rows: list[Array] = []
+        for tap in itertools.product(*(range(window.taps) for window in conv.windows)):
+            row = aligned
+            # Dimensions 0 to 2 are g, n and c.
+            for axis, (window, number) in enumerate(zip(conv.windows, tap, strict=True)):
+                row = _read(row, 3 + axis, window, number)
+            rows.append(row)
+        # The rows are [taps, g, n, c, outputs], V is [g, n, outputs, taps, c] or [g, n, c, taps,
+        # outputs].
+        g, n, c = rows[0].shape[:3]
+        stacked = np.stack(rows).reshape(len(rows), g, n, c, -1)
+        order = (1, 2, 4, 0, 3) if self.orders.last else (1, 2, 3, 0, 4)
+        return stacked.transpose(order).reshape(self.product.operand("V").shape)
+
+    def weights_part(self, weights: Array) -> Array:
+        aligned = self.convolution.weights_array(weights)
+        g, k, c = aligned.shape[:3]
+        rows = aligned.reshape(g, k, c, -1)
+        if self.orders.last:
+            rows = rows.transpose(0, 1, 3, 2)
+        u = self.orders.weights(rows.reshape(g, k, -1))
+        return u.reshape(self.product.operand("U").shape)
+
+    def output_part(self, result: Array) -> Array:
+        conv = self.convolution
+        g, n, k = (conv.size(part) for part in (conv.groups, conv.samples, conv.filters))
+        last = self.orders.last
+        array = result.reshape(g, n, -1, k).swapaxes(2, 3) if last else result.reshape(g, n, k, -1)
+        return conv.output_array(array.reshape(g, n, k, *(w.outputs for w in conv.windows)))
+
+
+def explicit(workload: Computation, *, channels_last: bool | None = None) -> Im2col:
+    """Return the explicit method: every window becomes a row of a matrix, then one product follows.
+
+    Chellapilla, Puri and Simard, "High performance convolutional neural networks for document
+    processing" (2006). It suits any convolution: strides, dilations, groups, any number of windows.
+    ``channels_last`` defaults to the order of the image.
+
+    >>> import numpy as np
+    >>> from cpembed.ir.reference import reference
+    >>> from cpembed.workloads.convolutions import conv2d
+    >>> layer = conv2d(n=1, c=3, h=6, w=7, k=4, r=3, s=3, pad=1, stride=2)
+    >>> method = explicit(layer)
+    >>> str(method.product)
+    'M[k, x] += (U[k, c] * V[c, x])'
+    >>> I = np.arange(126, dtype=np.int8).reshape(1, 3, 6, 7)
+    >>> W = np.ones((4, 3, 3, 3), np.int8)
+    >>> O = method.computed({"I": I, "W": W}, lambda v, u: u.astype(np.int32) @ v)
+    >>> bool((O == reference(layer, {"I": I, "W": W})).all())
+    True
+
+    Raises
+    ------
+    WorkloadError
+        The workload is no convolution.
+    """
+    conv = as_convolution(workload)
+    orders = Orders(conv.channels_last if channels_last is None else channels_last)
+    outputs = math.prod(window.outputs for window in conv.windows)
+    taps = math.prod(window.taps for window in conv.windows)
+    groups, samples = conv.size(conv.groups), conv.size(conv.samples)
+    group = "g," if groups > 1 else ""
+    # With channels last, samples and pixels are neighbours and become one index x. With channels
+    # first, c lies between them, so the product is batched over samples instead.
+    sample = "n," if samples > 1 and not orders.last else ""
+    x = outputs * (samples if orders.last else 1)
+    k, c = conv.size(conv.filters), conv.size(conv.channels) * taps
+    extents = {"g": groups, "n": samples, "x": x, "k": k, "c": c}
+    types = {"V": conv.image.dtype, "U": conv.weights.dtype, "M": conv.output.dtype}
+    statement = orders.statement(group + sample, group)
+    return Im2col(conv, product(statement, extents, f"{workload.name}_im2col", types), orders)
+
+
+def _read(image: Array, axis: int, window: Window, tap: int) -> Array:
+    """Return the elements that the outputs of a window read under a tap."""
+    first = window.first + window.dilation * tap
+    reach = window.stride * (window.outputs - 1) + 1
+    padded = with_zeros(image, axis, -first, reach)
+    return padded[(slice(None),) * axis + (slice(None, None, window.stride),)]

@@ -32,8 +32,8 @@ convolution's own.
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
 from fractions import Fraction
 from functools import reduce
 from typing import Any
@@ -53,8 +53,17 @@ from cpembed.transform.methods.convolution import (
     product,
     with_zeros,
 )
-from cpembed.transform.methods.cook_toom import INTEGER_POINTS, POINTS, CookToom, Matrix, cook_toom
+from cpembed.transform.methods.cook_toom import (
+    INTEGER_POINTS,
+    POINTS,
+    CookToom,
+    Matrix,
+    Step,
+    cook_toom,
+    straight_line,
+)
 
+# Longer filters in one piece need more points, with which rounding errors grow fast.
 _TAPS = 3
 """Maximum number of taps of a piece of a filter."""
 
@@ -127,6 +136,7 @@ class Winograd(Rewritten):
 
     def image_part(self, image: Array) -> Array:
         conv, v = self.convolution, self._converted(self.convolution.image_array(image), "V")
+        # Dimensions 0 to 2 are g, n and c. Each window cut so far has become three.
         for n, tiling in enumerate(self.tilings):
             v = _cut(v, 3 + 3 * n, tiling)
             v = _applied(tiling.form.input, v, 5 + 3 * n)
@@ -166,10 +176,12 @@ class Winograd(Rewritten):
         moved = moved.transpose(order)
         for n, tiling in enumerate(self.tilings):
             moved = _applied(tiling.form.output, moved, 4 + n)
+            # Tile and place become one dimension of outputs; a partial last tile is cut off.
             shape = moved.shape
             moved = moved.reshape(*shape[: 3 + n], -1, *shape[5 + n :])
             moved = moved[(slice(None),) * (3 + n) + (slice(tiling.window.outputs),)]
         if self.scale > 1:
+            # Exact: every integer result is a multiple of the scale.
             moved = moved // self.scale if self.is_exact else moved / self.scale
         output = conv.output_array(moved)
         return output if output.dtype == object else output.astype(conv.output.dtype)
@@ -226,6 +238,7 @@ def winograd(
     _require_fitting(conv)
     orders = Orders(conv.channels_last if channels_last is None else channels_last)
     exact, scale = dtype_info(conv.output.dtype).is_integer, 1
+    # Small integer points keep the ranges of integers small, the others the errors of floats.
     points = INTEGER_POINTS if exact else POINTS
     tilings = tuple(Tiling.cut(window, outputs, points) for window in conv.windows)
     if exact:
@@ -263,11 +276,8 @@ def _require_fitting(conv: Convolution) -> None:
 def _integers(tilings: Sequence[Tiling]) -> tuple[tuple[Tiling, ...], int]:
     """Return the tilings with integer matrices, and the factor of their results."""
     scaled = [t.form.scaled() for t in tilings]
-    changed = tuple(
-        Tiling(t.window, form, t.pieces, t.count)
-        for t, (form, _) in zip(tilings, scaled, strict=True)
-    )
-    return changed, math.prod(factor for _, factor in scaled)
+    changed = (replace(t, form=form) for t, (form, _) in zip(tilings, scaled, strict=True))
+    return tuple(changed), math.prod(factor for _, factor in scaled)
 
 
 @dataclass(frozen=True)
@@ -282,11 +292,13 @@ class Ranges:
 
 def ranges(conv: Convolution, tilings: Sequence[Tiling]) -> Ranges:
     """Return the largest absolute values that the parts of a method can have."""
+    # Nested transforms are the Kronecker product of their matrices. A row's largest value is
+    # reached where every input is at that end of its range which the sign of its factor asks for.
     sums = conv.size(conv.channels) * math.prod(t.pieces for t in tilings)
     image = _transformed(conv.image.dtype, [t.form.input for t in tilings])
     weights = _transformed(conv.weights.dtype, [t.form.filter for t in tilings])
     products = [int(v * u * sums) for v, u in zip(image, weights, strict=True)]
-    rows = reduce(np.kron, (np.abs(as_array(t.form.output, object)) for t in tilings))
+    rows = reduce(np.kron, (np.abs(_as_array(t.form.output, object)) for t in tilings))
     results = rows @ np.array(products, object)
     return Ranges(max(image), max(weights), max(products), int(max(results)))
 
@@ -294,7 +306,7 @@ def ranges(conv: Convolution, tilings: Sequence[Tiling]) -> Ranges:
 def _transformed(dtype: str, matrices: Sequence[Matrix]) -> list[int]:
     """Return the largest absolute value in each place of a transform of integers of a type."""
     low, high = dtype_info(dtype).integer_range
-    rows = reduce(np.kron, (as_array(matrix, object) for matrix in matrices))
+    rows = reduce(np.kron, (_as_array(matrix, object) for matrix in matrices))
     above, below = np.where(rows > 0, rows, 0), np.where(rows < 0, rows, 0)
     most, least = (above * high + below * low).sum(1), (above * low + below * high).sum(1)
     return [int(max(a, -b)) for a, b in zip(most, least, strict=True)]
@@ -348,7 +360,7 @@ def _product(
     return product(orders.statement(leading, leading), extents, name, types_by_name)
 
 
-def as_array(matrix: Matrix, dtype: Any) -> Array:
+def _as_array(matrix: Matrix, dtype: Any) -> Array:
     """Return a matrix of rationals as an array of a type; ``object`` keeps the rationals."""
     if np.issubdtype(np.dtype(dtype), np.integer):
         return np.array([[int(x) for x in row] for row in matrix], dtype)
@@ -357,7 +369,7 @@ def as_array(matrix: Matrix, dtype: Any) -> Array:
 
 def _applied(matrix: Matrix, array: Array, axis: int) -> Array:
     """Return a matrix times the vectors along an axis, in the array's arithmetic."""
-    rows = as_array(matrix, array.dtype)
+    rows = _as_array(matrix, array.dtype)
     return np.moveaxis(np.tensordot(rows, array, (1, axis)), 0, axis)
 
 
@@ -371,3 +383,117 @@ def _cut(image: Array, axis: int, tiling: Tiling) -> Array:
     pieces = np.arange(tiling.pieces)[:, None, None] * form.taps
     places = np.arange(tiling.count)[:, None] * step + np.arange(form.multiplications)
     return np.take(padded, pieces + places, axis)
+
+
+# ------------------------------------------------------------------------------- rounding errors
+#
+# Bounds on the difference between a method's results and exact ones. Every step of the method is a
+# sum of products with constants. With unit roundoff u, a sum in which each term meets at most n
+# roundings is off by at most gamma(n) = n u / (1 - n u) times the sum of its terms' magnitudes
+# (Higham, "Accuracy and stability of numerical algorithms", 3.1). Applied to the three steps in
+# turn this bounds each output by
+#
+#     gamma(N) * |A^T| ((|G| |g|) * (|B^T| |d|))          summed over channels and pieces
+#
+# componentwise, where Barabasz, Anderson, Soodhalter and Gregg, "Error analysis and improving the
+# accuracy of Winograd convolution for deep neural networks" (2018), bound the worst case in norms.
+# The magnitudes exceed those of the convolution itself, sums of |g| * |d|, by a factor that grows
+# fast with the tile, which is the price of its size.
+
+
+UNIT_ROUNDOFF = {"float32": 2.0**-24, "float64": 2.0**-53}
+"""Maximum relative error of one rounding, by element type."""
+
+
+def roundings(method: Winograd) -> int:
+    """Return N, the maximum number of roundings on the way from an input to an output."""
+    forms = [tiling.form for tiling in method.tilings]
+    transforms = sum(_depth(form.input) + _depth(form.output) for form in forms)
+    # Weights are transformed in float64 and rounded once. A term of the sum over channels and
+    # pieces meets one rounding an addition, and that of its product if the two are not fused.
+    return transforms + 1 + method.product.extents["c"] + 1
+
+
+def bound(method: Winograd, inputs: Mapping[str, Array]) -> Array:
+    """Return a bound on each output's error, in the layout of the output, in float64."""
+    return _gamma(roundings(method), method) * magnitudes(method, inputs)
+
+
+def running_bound(method: Winograd, inputs: Mapping[str, Array]) -> Array:
+    """Return a bound on each output's error for these inputs, far closer than :func:`bound`.
+
+    Kernels are verified against it.
+    """
+    # Running error analysis (Higham, 3.3): errors are bounded by the values that are really
+    # rounded, |V|, |U| and |M| with what they are off already, not by their summands' magnitudes.
+    conv, forms = method.convolution, [tiling.form for tiling in method.tilings]
+    exact, absolute = _wide(method), _magnitudes_of(method)
+    image, weights = (inputs[o.name].astype(np.float64) for o in (conv.image, conv.weights))
+    v, u = exact.image_part(image), exact.weights_part(weights)
+    inexact = _gamma(sum(_depth(form.input) for form in forms), method)
+    v_error = inexact * absolute.image_part(np.abs(image))
+    products = _gamma(method.product.extents["c"] + 2, method)
+    m_error = method.multiplied(v_error, np.abs(u)) * (1 + products)
+    m_error += products * method.multiplied(np.abs(v), np.abs(u))
+    sums = np.abs(method.multiplied(v, u)) + m_error
+    last = _gamma(sum(_depth(form.output) for form in forms), method)
+    return absolute.output_part(m_error + last * sums)
+
+
+def _gamma(count: int, method: Winograd) -> float:
+    u = UNIT_ROUNDOFF[method.convolution.output.dtype]
+    return count * u / (1 - count * u)
+
+
+def magnitudes(method: Winograd, inputs: Mapping[str, Array]) -> Array:
+    """Return ``|A^T| ((|G| |g|) * (|B^T| |d|))`` of each output, in float64."""
+    absolute = _magnitudes_of(method)
+    sizes = {name: np.abs(array.astype(np.float64)) for name, array in inputs.items()}
+    return absolute.computed(sizes, absolute.multiplied)
+
+
+def _wide(method: Winograd) -> Winograd:
+    """Return the method in float64."""
+    conv = method.convolution
+    return replace(
+        method,
+        convolution=replace(conv, output=replace(conv.output, dtype="float64")),
+        product=method.product.with_dtypes(dict.fromkeys("VUM", "float64")),
+    )
+
+
+def _magnitudes_of(method: Winograd) -> Winograd:
+    """Return the method in float64 with absolute matrices."""
+    tilings = tuple(replace(t, form=_absolute(t.form)) for t in method.tilings)
+    return replace(_wide(method), tilings=tilings)
+
+
+def _absolute(form: CookToom) -> CookToom:
+    def sizes(matrix: Matrix) -> Matrix:
+        return tuple(tuple(map(abs, row)) for row in matrix)
+
+    matrices = {name: sizes(getattr(form, name)) for name in ("output", "filter", "input")}
+    return replace(form, **matrices)
+
+
+def _depth(matrix: Matrix) -> int:
+    """Return the maximum number of roundings of an input in the code of a matrix.
+
+    An addition counts one, fused with a multiplication or not, and so does a factor before it that
+    is no power of two.
+    """
+    code = straight_line(matrix)
+
+    def deepest(step: Step, depths: list[int]) -> int:
+        (factor, first), *addends = step.terms
+        depth = depths[first] + (not _is_exact(factor))
+        return max([depth, *(depths[number] for _, number in addends)]) + bool(addends)
+
+    results = code.computed([0] * code.inputs, deepest)
+    return max(depth for depth in results if depth is not None)
+
+
+def _is_exact(factor: Fraction) -> bool:
+    """Return True if multiplying by the factor is exact: a power of two."""
+    size = abs(factor)
+    return bin(size.numerator * size.denominator).count("1") == 1

@@ -82,6 +82,7 @@ def prove(program: DerivedProgram, shared: SharedLemmas | None = None) -> Proof:
     if program.overlaps or _has_digits_of_sums(program):
         # The lemmas assume that every point is executed once and every digit is an iterator's.
         return prove_whole(program)
+    # Relations are made lazily: a program that the lemmas prove never builds one.
     lemmas, relations = Factored(program, shared), general.Relations(program)
     outputs = {operand.name for operand in program.workload.outputs}
     failed = [] if lemmas.coverage() else in_time(general.coverage, relations)

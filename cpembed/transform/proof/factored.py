@@ -64,8 +64,10 @@ class WorkloadFacts:
         """Find the dimensions that may show that padding along an axis is harmless.
 
         They are the original dimensions, by operand and position, that the axis moves and that
-        cancel a point out of their shape. Those that fewer axes move come first.
+        cancel a point out of their shape.
         """
+        # Those that fewer axes move come first: their lemmas have the fewest variables, and an
+        # index of the axis alone is the likeliest to leave its shape with it.
         candidates = [
             (len(dimension.axes), (name, position))
             for name in absorbing(workload)
@@ -112,21 +114,23 @@ class LayoutLemmas:
         }
         # Index of the accessed element in each original dimension.
         self.accessed = tuple([_composed(index, access) for index in self.sources])
+        # An enumeration asks for every program: this saves composing the goals again.
         self._excluded: dict[tuple[str, int], bool] = {}
         self._tiles: dict[tuple[str, tuple[Loop, ...]], bool] = {}
 
     @cached_property
-    def access(self) -> bool:
+    def is_correct(self) -> bool:
         """True if packed indices stay inside and the accessed elements are the workload's."""
+        # One index at a time is enough: a tuple lies in a box if each index lies in its range.
         indices = zip(self.accesses, self.operand.dimensions, strict=True)
         if not all(holds(inside, ((index, ()),), (d.extent,)) for index, d in indices):
             return False
         dimensions = self.facts.dimensions[self.operand.name]
         return len(self.accessed) == len(dimensions) and all(
-            map(self._is_correct, self.accessed, dimensions)
+            map(self._accesses, self.accessed, dimensions)
         )
 
-    def _is_correct(self, accessed: Goal, dimension: IndexedDimension) -> bool:
+    def _accesses(self, accessed: Goal, dimension: IndexedDimension) -> bool:
         """True if the accessed index is the workload's, wherever its axes are in their extents."""
         required = _composed(dimension.index, self.axes)
         guards = [(self.axes[axis], ()) for axis in dimension.axes]
@@ -150,7 +154,9 @@ class LayoutLemmas:
         if not holds(onto, store, operand.original_shape):
             return False
         layout = {dimension.name: dimension.extent for dimension in operand.dimensions}
-        source = over_digits(self.sources, layout)
+        # Injective on the whole layout, written or not, which is more than necessary. Over
+        # independent digits the tuple is a product of maps: injective if each index is.
+        source = _over_digits(self.sources, layout)
         return source is not None and all(holds(injective, ((i, ()),)) for i in source)
 
     def tile(self, instruction: Instruction, operand: str, axes: tuple[Loop, ...]) -> bool:
@@ -177,6 +183,7 @@ class LayoutLemmas:
                     address.append((axis, extent, coefficient * stride, divisor, modulus))
                 else:
                     return False
+        # Axes of any stride add the same to both addresses and are left out of the comparison.
         goals: tuple[Goal, Goal] = ((tuple(address), 0), ()), (_dense(memory, free, axes), ())
         return holds(equal, goals)
 
@@ -230,7 +237,7 @@ class SharedLemmas:
         return lemmas
 
 
-def over_digits(indices: Sequence[Plain], extents: Mapping[str, int]) -> list[Plain] | None:
+def _over_digits(indices: Sequence[Plain], extents: Mapping[str, int]) -> list[Plain] | None:
     """Rewrite indices over independent digits of their variables; None if that is not possible.
 
     It is possible if no two indices share a digit ``(variable // divisor) % modulus``, and every
@@ -243,6 +250,7 @@ def over_digits(indices: Sequence[Plain], extents: Mapping[str, int]) -> list[Pl
         for name, extent, coefficient, divisor, modulus in terms:
             if digits[name].setdefault((divisor, modulus), number) != number:
                 return None
+            # From here on the digit is a variable of its own, whose box is [0, count).
             count = values(extent, divisor, modulus)
             new.append(((name, divisor, modulus), count, coefficient, 1, None))
         result.append((tuple(new), constant))
@@ -292,7 +300,8 @@ class Factored:
 
     def coverage(self) -> bool:
         """True if the digits of axes are independent, and those of an axis number its range."""
-        axes = over_digits(list(self.axes.values()), self.program.extents)
+        # A product of maps is a bijection onto a product of ranges if each factor is one.
+        axes = _over_digits(list(self.axes.values()), self.program.extents)
         if axes is None:
             return False
         for extent, index in zip(self.facts.sizes.values(), axes, strict=True):
@@ -303,7 +312,7 @@ class Factored:
 
     def access(self, operand: PackedOperand) -> bool:
         """True if packed indices stay inside and access the workload's elements."""
-        return self.layouts[operand.name].access
+        return self.layouts[operand.name].is_correct
 
     def neutral(self) -> bool:
         """True if each axis beyond its extent takes an operand's index out of shape."""

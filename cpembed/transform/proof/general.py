@@ -2,6 +2,9 @@
 
 This is slower than the lemmas but has no preconditions: it decides what they leave open and says
 what does not hold. Every obligation is a function that returns messages, none if it holds.
+
+All sets and relations are Presburger formulas (affine, with floors and moduli by constants), for
+which isl decides emptiness, inclusion, equality and injectivity exactly.
 """
 
 from __future__ import annotations
@@ -39,6 +42,7 @@ class Relations:
         """Iterators whose point is an original one that no sum has added before."""
         domain = box(self.program.workload.extents.values())
         valid = self.points.intersect_range(domain).domain().intersect(self.first)
+        # A fused axis with gaps has points that are inside its extent and yet no original ones.
         for member in self.program.embedding.pitches:
             digit = self.program.member_digits[member].substitute(self.program.axis_map)
             inside = box([self.program.unfused.extents[member]])
@@ -50,11 +54,12 @@ class Relations:
         """Iterators that repeat no point of a reduction axis that overlaps."""
         first = self.points.domain()
         for overlap in self.program.overlaps:
+            # A spatial point that is repeated writes the same result again, which is no harm.
             if overlap.kind is not AxisKind.REDUCTION:
                 continue
             index = self.program.axis_map[overlap.axis]
             position = [t for t in index.terms if t.iterator in self.inner]
-            repeated = self.map([overlap.repeated(overlap.loop, IndexExpr.of(position))])
+            repeated = self.map([overlap.repeated(overlap.loop, IndexExpr.sum(position))])
             first = first.subtract(repeated.intersect_range(isl.Set("{ [1] }")).domain())
         return first
 
@@ -96,6 +101,7 @@ class Relations:
         port = workload.operand(operand.name)
         if sum(output.tensor == port.tensor for output in workload.outputs) == 1:
             return box(operand.original_shape)
+        # Each of several ports writes its share: together they are the tensor.
         return self.required(operand).intersect_domain(self.valid).range()
 
     def outside(self, operand: PackedOperand) -> isl.Set:
@@ -114,6 +120,8 @@ def coverage(relations: Relations) -> list[str]:
     program = relations.program
     padded = box(program.padded_extents.values())
     failed: list[str] = []
+    # The range of the map is what is reached. Equality, not inclusion, because what lies beyond the
+    # padded domain would be outside of every other obligation.
     if not relations.points.range().is_equal(padded):
         failed.append("coverage: the loops do not reach every point")
     if not box(program.workload.extents.values()).is_subset(padded):
@@ -136,6 +144,8 @@ def _sums(relations: Relations) -> list[str]:
     spatial = [loop for loop in iterators if loop.kind is AxisKind.SPATIAL]
     names = {loop.name for loop in spatial}
     summed = [axis for axis, kind in kinds.items() if kind is AxisKind.REDUCTION]
+    # Only if no iterator moves both kinds of axes does one value of the spatial iterators stand for
+    # one execution of an output element, over which the others sum.
     separate = all(
         (set(program.axis_map[axis].iterators) <= names) is (kind is AxisKind.SPATIAL)
         for axis, kind in kinds.items()
@@ -145,6 +155,8 @@ def _sums(relations: Relations) -> list[str]:
         return ["coverage: a spatial axis and a reduction axis share an iterator"]
     loop_indices = [IndexExpr.iterator(loop.name) for loop in spatial]
     points = relations.map([*loop_indices, *(program.axis_map[axis] for axis in summed)])
+    # Repeated points of a reduction are excluded: the obligation "neutral" has to show that they
+    # add zero, since they are not in `valid`.
     once = points.intersect_domain(relations.first)
     sizes = [loop.extent for loop in spatial] + [program.padded_extents[axis] for axis in summed]
     failed: list[str] = []
@@ -157,6 +169,7 @@ def _sums(relations: Relations) -> list[str]:
 
 def access(relations: Relations, operand: PackedOperand) -> list[str]:
     """Check that on every original point the program accesses the workload's element."""
+    # Equality of two single-valued maps on one domain is equality of what they access everywhere.
     failed: list[str] = []
     if not relations.packed(operand).range().is_subset(box(operand.shape)):
         failed.append(f"access: {operand.name} is accessed outside its layout")
@@ -230,6 +243,8 @@ def _factors(value: Expression) -> tuple[str, ...]:
 
 def output(relations: Relations, name: str) -> list[str]:
     """Check that each element that the workload writes is read back from one packed element."""
+    # Unpacking is the map back. On what is written and kept it has to be injective, or the order of
+    # copying would matter, and onto the elements that the workload stores.
     operand = relations.program.operand(name)
     original = relations.workload_store(operand)
     written = relations.packed(operand).range()
@@ -244,10 +259,8 @@ def output(relations: Relations, name: str) -> list[str]:
 
 
 def tile(program: DerivedProgram) -> list[str]:
-    """Check that instruction axes address memory as the memory side requires.
-
-    The addresses are enumerated, since a tile is small.
-    """
+    """Check that instruction axes address memory as the memory side requires."""
+    # Addresses are enumerated: a tile is small, and numpy is quicker than a decision then.
     failed: list[str] = []
     extents = {axis.name: axis.extent for axis in program.instruction_axes}
     for name, memory in program.instruction.memory.items():
@@ -261,7 +274,7 @@ def tile(program: DerivedProgram) -> list[str]:
             if any(term.iterator not in tile_axes for term in inner):
                 failed.append(f"tile: {operand.name} depends on an axis its tile does not have")
                 return failed
-            address = address + IndexExpr.of(inner).evaluate(grid) * stride
+            address = address + IndexExpr.sum(inner).evaluate(grid) * stride
         expected = np.zeros(sizes, np.int64) + _tile_address(memory, extents, operand, grid)
         if not np.array_equal(address, expected):
             failed.append(f"tile: {operand.name} is not laid out as {program.instruction.name}'s")
@@ -285,6 +298,7 @@ def _tile_address(
         if memory.stride_rule(dimension.axis) is StrideRule.ANY:
             stride = operand.axis_stride(dimension.axis)
             if stride is None:
+                # No address is negative, so the comparison fails.
                 return -1
             total = total + grid[dimension.axis] * stride
             continue
@@ -317,6 +331,7 @@ def _flattening_failures(
     points = relation(coordinates, flat.extents)
     failed: list[str] = []
     domain = box(original.extents.values())
+    # A one-to-one map onto the original domain renames points and changes no sum.
     if gaps:
         points = points.intersect_range(domain)
     if not (points.is_bijective() and points.range().is_equal(domain)):

@@ -1,9 +1,7 @@
 """Small statements about indices over boxes: isl decides each once, and the result is cached.
 
 A statement is a lemma (a function), its *goals* and their sizes, all plain values. Every variable
-ranges over the box given by its extent, which its terms carry along. A statement is looked up as
-written first, then with its variables renamed in order of first use, so that equal structures are
-decided once across programs and layers.
+ranges over the box given by its extent, which its terms carry along.
 """
 
 from __future__ import annotations
@@ -15,26 +13,101 @@ import islpy as isl
 
 from cpembed.ir.index import IndexExpr, IndexTerm
 from cpembed.ir.polyhedral import in_time, index_text
-from cpembed.transform.proof.normal_form import Plain, Term, normal_form
+
+Term = tuple[Hashable, int, int, int, int | None]
+"""Variable, its extent, coefficient, divisor, modulus: an index term with its variable's box."""
+Plain = tuple[tuple[Term, ...], int]
+"""An index expression as a plain value: its terms and its constant."""
+Digit = tuple[Hashable, int, int | None]
+"""Variable, divisor, modulus."""
+Form = tuple[dict[Digit, int], int]
+"""Coefficient of each digit, none of them 0, and the constant."""
+
+
+# Two indices of one form are equal everywhere. This settles most statements of equality without a
+# decision procedure: only indices without a form, or with different ones, go to isl.
+def normal_form(index: Plain, bodies: Mapping[Hashable, Plain]) -> Form | None:
+    """Return a composed index as a sum of digits of variables; None if it has a digit of a sum.
+
+    The index is over names bound to ``bodies``, or over variables if there are none.
+    """
+    form: dict[Digit, int] = {}
+    total = index[1]
+    for term in index[0]:
+        name, _, coefficient, divisor, modulus = term
+        if not bodies:
+            _add(form, term)
+            continue
+        terms, constant = bodies[name]
+        if divisor == 1 and modulus is None:
+            # A multiple of a sum is the sum of the multiples.
+            total += coefficient * constant
+            for inner in terms:
+                _add(form, (*inner[:2], coefficient * inner[2], *inner[3:]))
+        elif not terms:
+            digit = constant // divisor
+            total += coefficient * (digit if modulus is None else digit % modulus)
+        elif len(terms) == 1 and not constant and (composed := _digit_of_digit(*terms, term)):
+            _add(form, composed)
+        else:
+            # Carries between the terms of a sum decide its digits, so there is no such form.
+            return None
+    return form, total
+
+
+def _digit_of_digit(inner: Term, outer: Term) -> Term | None:
+    """Compose ``coefficient * ((inner // divisor) % modulus)`` to a digit of inner's variable.
+
+    The result is None if it is not a single digit.
+    """
+    name, extent, factor, low, size = inner
+    _, _, coefficient, divisor, modulus = outer
+    if factor != 1:
+        return None
+    if size is not None:
+        # (v % size) // divisor == (v // divisor) % (size // divisor) if divisor divides size.
+        if size % divisor:
+            return None
+        size //= divisor
+        # Of two moduli of which one divides the other, the smaller one decides.
+        if modulus is None or modulus % size == 0:
+            modulus = size
+        elif size % modulus:
+            return None
+    return name, extent, coefficient, low * divisor, modulus
+
+
+def _add(form: dict[Digit, int], term: Term) -> None:
+    """Add a term to a form, without digits that are always 0 and moduli without effect."""
+    # Both would make different forms of equal indices, which isl then had to compare.
+    name, extent, coefficient, divisor, modulus = term
+    top = (extent - 1) // divisor
+    if modulus is not None and top < modulus:
+        modulus = None
+    if not top or modulus == 1:
+        return
+    digit = name, divisor, modulus
+    total = form.get(digit, 0) + coefficient
+    if total:
+        form[digit] = total
+    else:
+        form.pop(digit, None)
+
 
 Goal = tuple[Plain, tuple[tuple[Hashable, Plain], ...]]
 """An index over variables, or with bindings, over names that are each bound to such an index."""
 
-CACHE_SIZE = 1 << 16
+_CACHE_SIZE = 1 << 16
 """Maximum number of statements that each cache holds."""
 
 
 def plain(index: IndexExpr, extents: Mapping[str, int]) -> Plain:
     """Turn an index expression into a plain value."""
-    return (
-        tuple(
-            [
-                (t.iterator, extents[t.iterator], t.coefficient, t.divisor, t.modulus)
-                for t in index.terms
-            ]
-        ),
-        index.constant,
-    )
+    # Tuples of numbers hash and compare far quicker than expressions, and caches do that often.
+    terms = [
+        (t.iterator, extents[t.iterator], t.coefficient, t.divisor, t.modulus) for t in index.terms
+    ]
+    return tuple(terms), index.constant
 
 
 class Question:
@@ -48,6 +121,8 @@ class Question:
 
     def never(self, *conditions: str) -> bool:
         """True if no point of the box meets all conditions."""
+        # Emptiness of a set with floors and moduli of constants is Presburger arithmetic, which isl
+        # decides exactly: "for all" is shown as "no counterexample exists".
         condition = _conjunction([self.box, *conditions])
         return isl.Set(f"{{ [{self.variables}] : {condition} }}").is_empty()
 
@@ -57,6 +132,7 @@ class Question:
 
 
 Lemma = Callable[[Question, tuple[int, ...]], bool]
+"""Decision of a statement from its goals, in isl's syntax, and their sizes."""
 
 
 def inside(question: Question, sizes: tuple[int, ...]) -> bool:
@@ -79,7 +155,7 @@ def excluded(question: Question, sizes: tuple[int, ...]) -> bool:
 
 def injective(question: Question, sizes: tuple[int, ...]) -> bool:
     """True if no two points have the same goals."""
-    del sizes
+    del sizes  # every lemma has this parameter
     return question.relation().is_injective()
 
 
@@ -95,7 +171,7 @@ def bijective(question: Question, sizes: tuple[int, ...]) -> bool:
     return onto(question, sizes) and injective(question, sizes)
 
 
-@lru_cache(CACHE_SIZE)
+@lru_cache(_CACHE_SIZE)
 def holds(lemma: Lemma, goals: tuple[Goal, ...], sizes: tuple[int, ...] = ()) -> bool:
     """Decide a lemma.
 
@@ -108,8 +184,11 @@ def holds(lemma: Lemma, goals: tuple[Goal, ...], sizes: tuple[int, ...] = ()) ->
     sizes : tuple of int
         Sizes for the lemma, in the order of the goals that need one.
     """
+    # Equal everywhere implies equal under guards, so the form suffices.
     if lemma is equal and _same_form(*goals[:2]):
         return True
+    # Looked up as written by this function's cache, then with variables renamed in order of first
+    # use: equal structures are decided once across programs and layers.
     names: dict[Hashable, str] = {}
     return _decide(lemma, tuple(_canonical(goal, names) for goal in goals), sizes)
 
@@ -120,14 +199,15 @@ def _same_form(left: Goal, right: Goal) -> bool:
     return form is not None and form == normal_form(right[0], dict(right[1]))
 
 
-@lru_cache(CACHE_SIZE)
+@lru_cache(_CACHE_SIZE)
 def _decide(lemma: Lemma, goals: tuple[Goal, ...], sizes: tuple[int, ...]) -> bool:
     return in_time(lemma, Question(goals), sizes)
 
 
-@lru_cache(CACHE_SIZE)
+@lru_cache(_CACHE_SIZE)
 def independent(extent: int, digits: tuple[tuple[int, int | None], ...]) -> bool:
     """True if a variable corresponds one to one to the box of its digits (divisor, modulus)."""
+    # The box without dimensions is a single point.
     if not digits:
         return extent == 1
     goals = tuple(((((0, extent, 1, d, m),), 0), ()) for d, m in digits)
@@ -135,14 +215,14 @@ def independent(extent: int, digits: tuple[tuple[int, int | None], ...]) -> bool
 
 
 def values(extent: int, divisor: int, modulus: int | None) -> int:
-    """Return an upper bound on the number of values, from 0, of a digit of a variable.
+    """Return an upper bound on the number of values of ``(variable // divisor) % modulus``, from 0.
 
     Parameters
     ----------
     extent : int
         Extent of the variable.
     divisor, modulus : int, int or None
-        The digit ``(variable // divisor) % modulus``; None for no remainder.
+        Digit of the variable; None for no remainder.
     """
     quotients = (extent - 1) // divisor + 1
     return quotients if modulus is None else min(quotients, modulus)
@@ -217,7 +297,7 @@ def _conjunction(conditions: Sequence[str]) -> str:
     return " and ".join(condition for condition in conditions if condition) or "true"
 
 
-@lru_cache(maxsize=65536)
+@lru_cache(_CACHE_SIZE)
 def covers_once(extent: int, tile: int, granule: int, parts: int) -> bool:
     """True if a cut of an axis into tiles and parts reaches every point exactly once.
 
@@ -244,6 +324,8 @@ def covers_once(extent: int, tile: int, granule: int, parts: int) -> bool:
         _piece(0, count - 1, tile, _part_points(tile, granule, parts), parts),
         _piece(count - 1, count, tile, _part_points(last, granule, parts), parts),
     ]
+    # Injective on the union of both pieces: no point of the axis is reached by two (t, p, l). That
+    # the image lies between the axis and the padded axis says the rest.
     reached = isl.UnionMap(pieces[0]).union(isl.UnionMap(pieces[1]))
     image = reached.range()
     axis = isl.UnionSet(f"{{ [x] : 0 <= x < {extent} }}")

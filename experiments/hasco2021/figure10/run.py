@@ -31,11 +31,11 @@ os.environ.setdefault("OMP_NUM_THREADS", "1")
 
 from cpembed.exploration.costing import Method
 from cpembed.exploration.explore import Exploration, open_exploration
-from cpembed.exploration.points import EvaluatedPoint, Vector, front, hypervolume, worst
+from cpembed.exploration.objectives import EvaluatedPoint, Vector, front, hypervolume, worst
 from cpembed.exploration.sampled import SampledSearch, SamplingOptions
 from cpembed.exploration.space import Place
 from cpembed.runtime.cluster import open_workers
-from cpembed.runtime.cluster.base import ThisProcess
+from cpembed.runtime.cluster.executors import ThisProcess
 from cpembed.runtime.measurement.environment import provenance, provenance_lines
 from experiments.common import load_document, pyplot, results_parser, save_figure, write_results
 
@@ -91,7 +91,7 @@ def evaluate(
     with open_workers(workers, compiles=False) as crew:
         for step in exploration.run(crew):
             print(
-                f"\r{space.stem}: {step.doing} {step.done}/{step.total}    ",
+                f"\r{space.stem}: {step.doing} {step.completed}/{step.total}    ",
                 end="",
                 file=sys.stderr,
             )

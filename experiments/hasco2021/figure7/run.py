@@ -16,8 +16,7 @@ from typing import Any
 
 from cpembed.errors import LoweringError
 from cpembed.exploration.cores.description import Core
-from cpembed.exploration.cores.family import CoreFamily
-from cpembed.exploration.cores.software import survey
+from cpembed.exploration.cores.family import CoreFamily, survey
 from cpembed.runtime.measurement.environment import provenance, provenance_lines
 from cpembed.targets.family import Point
 from experiments.common import load_document, pyplot, results_parser, save_figure, write_results
@@ -49,7 +48,7 @@ def throughputs(benchmark: Benchmark, intrinsic: str) -> dict[str, Any] | None:
     A share is the useful products by those of all elements in the same cycles. None if a part has
     no embedding. ``choices`` has all embeddings of a TTM.
     """
-    core = Core.of(point(intrinsic))
+    core = Core.at(point(intrinsic))
     best = worst = 0.0
     count = 1
     choices: list[tuple[str, float]] = []

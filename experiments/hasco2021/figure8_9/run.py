@@ -47,7 +47,9 @@ def evaluate(space: str, workers: int, results: Path) -> list[list[float]]:
     )
     with open_workers(workers, compiles=False) as crew:
         for step in exploration.run(crew):
-            print(f"\r{space}: {step.doing} {step.done}/{step.total}   ", end="", file=sys.stderr)
+            print(
+                f"\r{space}: {step.doing} {step.completed}/{step.total}   ", end="", file=sys.stderr
+            )
     print(file=sys.stderr)
     objectives = read_objectives(["cycles", "power", "area"])
     return [

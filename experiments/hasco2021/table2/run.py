@@ -31,7 +31,7 @@ os.environ.setdefault("OMP_NUM_THREADS", "1")
 
 from cpembed.exploration.costing import Method
 from cpembed.exploration.explore import open_exploration
-from cpembed.exploration.points import EvaluatedPoint
+from cpembed.exploration.objectives import EvaluatedPoint
 from cpembed.runtime.cluster import Workers, open_workers
 from cpembed.runtime.measurement.environment import provenance, provenance_lines
 from experiments.common import load_document, results_parser, write_results
@@ -114,7 +114,9 @@ def limits_of(network: Network, layers: str | None, crew: Workers, results: Path
     )
     for step in exploration.run(crew):
         print(
-            f"\rall GEMM cores: {step.doing} {step.done}/{step.total}    ", end="", file=sys.stderr
+            f"\rall GEMM cores: {step.doing} {step.completed}/{step.total}    ",
+            end="",
+            file=sys.stderr,
         )
     print(file=sys.stderr)
     latency, power = (
@@ -171,7 +173,7 @@ def case(
                 results=options.results,
             )
             for step in exploration.run(crew):
-                print(f"\r{step.doing} {step.done}, seed {seed}    ", end="", file=sys.stderr)
+                print(f"\r{step.doing} {step.completed}, seed {seed}    ", end="", file=sys.stderr)
             best_by_method[method].append(
                 best(exploration.evaluated, exploration.search.objectives)
             )

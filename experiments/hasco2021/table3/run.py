@@ -161,7 +161,7 @@ def best_machine(
         results=results,
     )
     for step in exploration.run(crew):
-        _report(f"{step.doing} {step.done}/{step.total}")
+        _report(f"{step.doing} {step.completed}/{step.total}")
     result, search = exploration.result(), exploration.search
     assert isinstance(search, ExactSearch)
     best = result.front[0]

@@ -30,7 +30,13 @@ from cpembed.embedding.cpsat import (
     enumerate_solutions,
 )
 from cpembed.embedding.model_builder import Ids
-from cpembed.embedding.portfolio import Asset, make_orders, own_order, post, solve_portfolio
+from cpembed.embedding.portfolio import (
+    DecisionOrder,
+    axis_orders,
+    post,
+    solve_portfolio,
+    workload_order,
+)
 from cpembed.embedding.problem import EmbeddingProblem, pair_operands
 from cpembed.embedding.search import find_embeddings
 from cpembed.hw.loader import load_hardware_spec
@@ -101,10 +107,10 @@ def posted_strictly(problem: EmbeddingProblem, strategy: str) -> Effort:
     """Find all solutions, every constraint posted."""
     constraints = load_constraint_set("strict")
     posted = bounded(constraints) if "B" in strategy else constraints
-    assets = make_orders(problem, posted) if "A" in strategy else [own_order(problem)]
+    assets = axis_orders(problem, posted) if "A" in strategy else [workload_order(problem)]
     limits = SearchLimits(seconds=SECONDS)
     effort = solve_portfolio(problem, posted, limits, assets, presolve=False).effort
-    won = [a.statistics for a in effort.assets if a.name == effort.winner]
+    won = [a.statistics for a in effort.orders if a.name == effort.winner]
     spent = won[0] if won else effort.total
     return Effort(effort.winner, spent.branches, spent.conflicts, effort.total.branches)
 
@@ -117,11 +123,11 @@ def checked_late(problem: EmbeddingProblem, strategy: str) -> Effort:
     """
     posted = load_constraint_set(str(FOLDER / "posted.toml"))
     names = {constraint.name for constraint in posted.constraints}
-    late = load_constraint_set("strict").without(*names)
+    late = load_constraint_set("strict").removing(*names)
     if "B" in strategy:
         posted = bounded(posted)
     if "A" not in strategy:
-        asset = own_order(problem)
+        asset = workload_order(problem)
         spent, rejections, accepted = first_accepted(problem, posted, late, asset, None)
         winner = asset.name if accepted else None
         return Effort(winner, spent.branches, spent.conflicts, spent.branches, rejections)
@@ -129,7 +135,7 @@ def checked_late(problem: EmbeddingProblem, strategy: str) -> Effort:
     while True:
         runs = [
             (asset.name, *first_accepted(problem, posted, late, asset, work))
-            for asset in make_orders(problem, posted)
+            for asset in axis_orders(problem, posted)
         ]
         total += sum(spent.branches for _, spent, _, _ in runs)
         answers = [
@@ -147,7 +153,7 @@ def first_accepted(
     problem: EmbeddingProblem,
     posted: ConstraintSet,
     late: ConstraintSet,
-    asset: Asset,
+    asset: DecisionOrder,
     work: float | None,
 ) -> tuple[SearchStatistics, int, bool]:
     """Search in an asset's order until every late constraint accepts an assignment.

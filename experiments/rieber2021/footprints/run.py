@@ -16,8 +16,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from cpembed.cost.candidate import Overheads, derive_candidate, overheads
-from cpembed.cost.ranking import rank
+from cpembed.cost.ranking import Overheads, derive_candidate, overheads, rank
 from cpembed.embedding.constraint_set import load_constraint_set
 from cpembed.embedding.embedding import Embedding
 from cpembed.embedding.search import find_embeddings

@@ -28,8 +28,8 @@ from cpembed.exploration.shapes.choice import (
     best_two,
     undominated,
 )
-from cpembed.exploration.shapes.question import Model, Question, read_layers, tabulate, weighted
-from cpembed.exploration.shapes.shape import Extents, Scope, Shape
+from cpembed.exploration.shapes.question import Question, tabulate, weighted
+from cpembed.exploration.shapes.shape import Extents, Model, Scope, Shape, read_layers
 from cpembed.runtime.cluster import open_workers
 from cpembed.runtime.measurement.environment import provenance, provenance_lines
 from experiments.common import results_parser, write_results

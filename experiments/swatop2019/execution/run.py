@@ -19,8 +19,7 @@ import numpy as np
 from cpembed.errors import LoweringError
 from cpembed.ir.computation import Computation
 from cpembed.ir.reference import random_inputs
-from cpembed.targets.scratchpad.artifact import program
-from cpembed.targets.scratchpad.executor import Counters
+from cpembed.targets.scratchpad.executor import Counters, program
 from cpembed.targets.scratchpad.methods import ScratchpadMethodProgram, method_plan
 from experiments.common import Experiment, Row, markdown_table
 from experiments.swatop2019 import paper

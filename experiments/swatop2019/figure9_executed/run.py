@@ -17,8 +17,8 @@ from random import Random
 from typing import Any
 
 from cpembed.errors import LoweringError
-from cpembed.targets.scratchpad.artifact import program
-from cpembed.targets.scratchpad.lower import BoxProduct
+from cpembed.targets.scratchpad.boxes import BoxProduct
+from cpembed.targets.scratchpad.executor import program
 from cpembed.targets.scratchpad.schedule import Plan, Schedule, check, loop_orders
 from cpembed.targets.scratchpad.space import ScratchpadSpace
 from experiments.common import Experiment, Row, markdown_table, percent

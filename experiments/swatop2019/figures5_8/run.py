@@ -16,8 +16,7 @@ from typing import Any
 from cpembed.errors import LoweringError, WorkloadError
 from cpembed.ir.computation import Computation
 from cpembed.targets.scratchpad.methods import method_plan
-from cpembed.transform.methods.convolution import Rewritten
-from cpembed.transform.methods.im2col import explicit
+from cpembed.transform.methods.convolution import Rewritten, explicit
 from cpembed.transform.methods.winograd import winograd
 from experiments.common import Experiment, Row, geometric_mean, markdown_table, percent
 from experiments.swatop2019 import paper

@@ -16,7 +16,7 @@ Term = tuple[str, int] | tuple[str, int, int, int | None]
 
 
 def expr(*terms: Term, constant: int = 0) -> IndexExpr:
-    return IndexExpr.of([IndexTerm(*term) for term in terms], constant)
+    return IndexExpr.sum([IndexTerm(*term) for term in terms], constant)
 
 
 def packed(

@@ -13,9 +13,8 @@ import pytest
 from cpembed.codegen.compiled import CompiledKernel
 from cpembed.codegen.instruction import loop_variable
 from cpembed.codegen.nest import KernelOperand, Nest, Prefetch
-from cpembed.codegen.plan import Knobs
+from cpembed.codegen.plan import Knobs, Script
 from cpembed.codegen.prefetch import write_prefetches
-from cpembed.codegen.script import Script
 from cpembed.driver.named import workload
 from cpembed.driver.solve import solve
 from cpembed.hw.instruction import HardwareSpec

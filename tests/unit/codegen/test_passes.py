@@ -148,8 +148,8 @@ def test_digits_that_do_not_nest_are_refused() -> None:
 
 def product_nest(rows: dict[str, int], columns: dict[str, int]) -> Nest:
     """A product whose row loops walk A and C, its column loops B and C; names as given."""
-    a = IndexExpr.of([IndexTerm(name, 10 ** (3 - i)) for i, name in enumerate(rows)])
-    b = IndexExpr.of([IndexTerm(name) for name in columns])
+    a = IndexExpr.sum([IndexTerm(name, 10 ** (3 - i)) for i, name in enumerate(rows)])
+    b = IndexExpr.sum([IndexTerm(name) for name in columns])
     tasks = [TileLoop(name, extent, origin=name) for name, extent in {**rows, **columns}.items()]
     operands = (
         KernelOperand("A", "int8", 9999, a),

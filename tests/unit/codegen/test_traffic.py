@@ -19,7 +19,7 @@ LINE_BYTES = 64
 
 def operand(parameter: str, dtype: str, terms: dict[str, int]) -> KernelOperand:
     return KernelOperand(
-        parameter, dtype, 1 << 20, IndexExpr.of([IndexTerm(n, c) for n, c in terms.items()])
+        parameter, dtype, 1 << 20, IndexExpr.sum([IndexTerm(n, c) for n, c in terms.items()])
     )
 
 

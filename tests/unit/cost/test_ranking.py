@@ -8,8 +8,7 @@ from collections.abc import Sequence
 import pytest
 
 from cpembed.cost.bounds import best_first
-from cpembed.cost.candidate import derive_candidate, overheads
-from cpembed.cost.ranking import rank
+from cpembed.cost.ranking import derive_candidate, overheads, rank
 from cpembed.driver.named import default_dtypes, hardware_spec
 from cpembed.embedding.constraint_set import ConstraintSet, Flatten, Weights, load_constraint_set
 from cpembed.embedding.constraints import Constraint, Dataflow, FixedOrigin, Padding

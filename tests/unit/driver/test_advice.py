@@ -11,7 +11,7 @@ from cpembed.driver.named import workload
 from cpembed.driver.result import SolveResult
 from cpembed.driver.solve import solve
 from cpembed.embedding.constraint_set import load_constraint_set
-from cpembed.embedding.constraints.padding import Padding
+from cpembed.embedding.constraints.domain import Padding
 
 TARGET = "vta_1x16x16"
 WEIGHTS_FIRST = "O[n,k,p,q] += W[k,c,r,s] * I[n,c,p+r,q+s]"

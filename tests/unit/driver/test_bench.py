@@ -195,7 +195,7 @@ def test_a_simulated_target_has_cycles_and_no_latency(tmp_path: Path) -> None:
         run = row.run
         assert run is not None
         assert (run.verified, run.max_error, run.backend) == (True, 0.0, "vta.simulator")
-        assert (run.latency_us, run.gops, run.own["output"]) == (None, None, "requantized")
+        assert (run.latency_us, run.gops, run.details["output"]) == (None, None, "requantized")
         assert run.provenance is Provenance.SIMULATED
         assert run.cycles is not None
         assert run.clock_mhz == 100
@@ -354,7 +354,7 @@ def test_what_rows_depend_on_is_in_the_key(tmp_path: Path, monkeypatch: pytest.M
     assert taken(target=str(spec)) == 0
     padded = load_constraint_set("in_place_padded")
     assert taken(constraints=padded) == 1
-    assert taken(constraints=padded.without("padding")) == 0
+    assert taken(constraints=padded.removing("padding")) == 0
 
     for name, value in (("cpu_model", "another CPU"), ("source_digest", "another source")):
         with monkeypatch.context() as patch:

@@ -40,7 +40,6 @@ from cpembed.targets.cpu.calibration import (
 )
 from cpembed.targets.registry import open_target
 from cpembed.targets.x86 import target as x86
-from cpembed.targets.x86.baselines import openers
 from tests.unit.runtime.baselines.fakes import FakeBaseline, FakeForm
 
 TARGET = "avx512_vnni"
@@ -50,7 +49,7 @@ TARGET = "avx512_vnni"
 def baseline(monkeypatch: pytest.MonkeyPatch) -> FakeBaseline:
     """Registered as `fake`; the kernels of every layer count as native ones."""
     fake = FakeBaseline()
-    both = {**openers(), "fake": lambda spec, stored: fake}
+    both = {**x86.openers(), "fake": lambda spec, stored: fake}
     monkeypatch.setattr(x86, "openers", lambda: both)
     monkeypatch.setattr(bench_module, "missing_for", lambda spec: ())
 

@@ -47,7 +47,7 @@ def ran(times: float, *, noisy: bool = False) -> RunResult:
     us = times * choice.scored.cost
     quantiles = Quantiles(us, us, us)
     timing = Timing(Provenance.MEASURED, 1000, quantiles, noisy=noisy, whole_us=quantiles)
-    expectation = Expectation.of(target, choice, timing)
+    expectation = Expectation.of_choice(target, choice, timing)
     right = Verification(0.0, True, 0.0)
     return RunResult(
         solved=solved,

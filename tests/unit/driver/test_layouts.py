@@ -105,7 +105,7 @@ def test_a_layout_whose_kernel_dies_leaves_the_others(monkeypatch: pytest.Monkey
 
     def dies(request: Request) -> object:
         if request.workload.operand("I").shape[-1] == 16:
-            raise CrashError.of("choosing", -11, "")
+            raise CrashError.from_exit("choosing", -11, "")
         return real(request)
 
     monkeypatch.setattr(layouts, "choose", dies)
@@ -179,9 +179,9 @@ def test_what_takes_the_same_time_is_not_told_apart() -> None:
 
 
 def test_disturbed_times_are_said() -> None:
-    from cpembed.report.layouts import report
+    from cpembed.report.run import layouts_report
 
     times = Times(5, 1, provenance=Provenance.MEASURED, noisy=True)
     found = LayoutsResult("w", VTA, (row("a", 5, 1), LayoutRow("b", {}, VTA, times=times)))
-    assert any("disturbed b" in part for part in report(found) if isinstance(part, str))
+    assert any("disturbed b" in part for part in layouts_report(found) if isinstance(part, str))
     assert found.to_json()["layouts"][1]["times"]["noisy"]

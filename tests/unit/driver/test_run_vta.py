@@ -15,9 +15,9 @@ from cpembed.errors import SpecError, WorkloadError
 from cpembed.ir.computation import Computation
 from cpembed.provenance import Provenance
 from cpembed.targets.registry import open_target
-from cpembed.targets.vta.report import VtaDetails
 from cpembed.targets.vta.tail import Exact, OutputForm, Requantized, Tail, Truncated
 from cpembed.targets.vta.tail import tail_for as tail_stored
+from cpembed.targets.vta.target import VtaDetails
 
 VTA = "vta_1x16x16"
 

@@ -16,7 +16,7 @@ from cpembed.errors import BackendUnavailable, CrashError, InvariantError
 from cpembed.runtime.cluster import Outcome, Task, Workers
 from cpembed.runtime.measurement import runner
 from cpembed.runtime.tuning.database import DIRECTORY_VARIABLE
-from cpembed.runtime.worker.parent import IN_PROCESS_VARIABLE
+from cpembed.runtime.worker import IN_PROCESS_VARIABLE
 
 TARGET = "vta_1x16x16"
 

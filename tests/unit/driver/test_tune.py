@@ -62,7 +62,7 @@ def test_the_same_call_measures_nothing_twice(tmp_path: Path) -> None:
     assert (first.measured, again.measured) == (12, 0)
     assert again.trials == first.trials
     assert more.trials[:12] == first.trials
-    assert (more.measured, more.kept) == (4, 16)
+    assert (more.measured, more.stored) == (4, 16)
 
 
 def test_what_was_interrupted_continues_as_if_it_had_not_been(

@@ -79,7 +79,7 @@ def tuning(
 
 
 def result_of(searched: CpuTuning) -> TuneResult:
-    return TuneResult.of(Modelled(machine(), searched.objective), searched)
+    return TuneResult.of_tuning(Modelled(machine(), searched.objective), searched)
 
 
 def tuned(folder: Path, trials: int = 24, **how: Any) -> tuple[TuneResult, FakeMeasurer]:
@@ -160,7 +160,7 @@ def test_the_same_call_measures_nothing_twice(tmp_path: Path) -> None:
     assert (again.best, again.speedup) == (first.best, first.speedup)
     more, measurer = tuned(tmp_path, 32)
     assert more.trials[:24] == first.trials
-    assert (more.measured, more.kept, len(measurer.finals)) == (8, 32, 1)
+    assert (more.measured, more.stored, len(measurer.finals)) == (8, 32, 1)
 
 
 def test_what_was_interrupted_continues_as_if_it_had_not_been(tmp_path: Path) -> None:

@@ -8,9 +8,9 @@ import pytest
 from cpembed.driver.named import default_dtypes
 from cpembed.driver.solve import solve
 from cpembed.embedding import commute
-from cpembed.embedding.checks import check_embedding
 from cpembed.embedding.commute import Pairing, commuted, is_symmetric
 from cpembed.embedding.constraint_set import load_constraint_set
+from cpembed.embedding.digit_search import check_embedding
 from cpembed.embedding.problem import EmbeddingProblem, LabelMismatch, match_graphs
 from cpembed.embedding.search import find_embeddings, search_pairing
 from cpembed.hw.instruction import Instruction

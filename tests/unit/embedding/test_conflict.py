@@ -12,9 +12,10 @@ from random import Random
 import pytest
 
 from cpembed.embedding import projection
+from cpembed.embedding.commute import Pairing
 from cpembed.embedding.conflict import Conflict, explain_infeasible
 from cpembed.embedding.constraint_set import ConstraintSet, load_constraint_set
-from cpembed.embedding.constraints.padding import Padding
+from cpembed.embedding.constraints.domain import Padding
 from cpembed.embedding.cpsat import SearchLimits, Status
 from cpembed.embedding.domains import padded_extents
 from cpembed.embedding.problem import EmbeddingProblem, pair_operands
@@ -25,7 +26,7 @@ from cpembed.embedding.projection import (
     feasible_without_boxes,
     project,
 )
-from cpembed.embedding.roles import all_or_nothing, candidates, counts, obstacles
+from cpembed.embedding.roles import Feed, candidates
 from cpembed.embedding.search import find_embeddings, search
 from cpembed.hw.instruction import Instruction
 from cpembed.hw.loader import load_hardware_spec
@@ -43,7 +44,7 @@ def explain(workload: str, target: str, constraints: str = "strict") -> Conflict
     instruction = load_hardware_spec(target).instruction
     dtypes = tuple(instruction.dtypes[o.name][0] for o in instruction.computation.operands)
     words = parse_workload(workload.split(), dtypes)
-    return explain_infeasible(words, instruction, load_constraint_set(constraints))
+    return explain_infeasible(Pairing(words, instruction), load_constraint_set(constraints))
 
 
 def is_feasible(problem: EmbeddingProblem, constraints: ConstraintSet) -> bool:
@@ -65,7 +66,7 @@ def infeasible_problem(seed: int) -> tuple[EmbeddingProblem, ConstraintSet] | No
 
 
 def check_conflict(problem: EmbeddingProblem, constraints: ConstraintSet) -> Conflict:
-    conflict = explain_infeasible(problem.workload, problem.instruction, constraints)
+    conflict = explain_infeasible(Pairing(problem.workload, problem.instruction), constraints)
     assert conflict.words
     assert conflict.constraints
     projected = replace(problem, instruction=project(problem.instruction, conflict.axes))
@@ -123,9 +124,10 @@ def test_no_embedding_contradicts_what_is_said_about_workload_axes() -> None:
         for embedding in search(problem, constraints, SearchLimits()).embeddings:
             for axis, digits in embedding.digits.items():
                 for digit in (d for d in digits if d.axis in candidates(problem, axis)):
-                    assert not obstacles(problem, constraints, axis, digit.axis)
-                    assert digit.count in counts(problem, constraints, axis, digit.axis)
-                    if all_or_nothing(problem, constraints, digit.axis):
+                    feed = Feed(problem, constraints, axis, digit.axis)
+                    assert not feed.obstacles()
+                    assert digit.count in feed.counts()
+                    if feed.is_undivided:
                         assert digit.count == embedding.extents[axis]
                     compared += 1
     assert compared > 200
@@ -331,7 +333,9 @@ def test_every_deepbench_layer_with_few_channels_names_the_channels() -> None:
     slowest = 0.0
     for layer in layers:
         started = time.perf_counter()
-        conflict = explain_infeasible(layer.workload(), instruction, load_constraint_set("strict"))
+        conflict = explain_infeasible(
+            Pairing(layer.workload(), instruction), load_constraint_set("strict")
+        )
         slowest = max(slowest, time.perf_counter() - started)
         assert conflict.axes == ("z",)
         assert "padding" in conflict.constraints
@@ -382,7 +386,7 @@ def test_out_of_time_is_said() -> None:
     instruction = load_hardware_spec("vta_1x16x16").instruction
     workload = suite("deepbench")[0].workload()
     strict = load_constraint_set("strict")
-    conflict = explain_infeasible(workload, instruction, strict, SearchLimits(seconds=0.0))
+    conflict = explain_infeasible(Pairing(workload, instruction), strict, SearchLimits(seconds=0.0))
     assert not conflict.minimal
     assert "time ran out" in conflict.words[-1]
 
@@ -391,7 +395,7 @@ def test_what_is_too_large_is_not_out_of_time(monkeypatch: pytest.MonkeyPatch) -
     monkeypatch.setattr(projection, "feasible_without_boxes", lambda *_: None)
     instruction = load_hardware_spec("vta_1x16x16").instruction
     workload = suite("deepbench")[0].workload()
-    conflict = explain_infeasible(workload, instruction, load_constraint_set("strict"))
+    conflict = explain_infeasible(Pairing(workload, instruction), load_constraint_set("strict"))
     assert not conflict.minimal
     assert any("it would take too long to decide whether" in words for words in conflict.words)
     assert not any("time ran out" in words for words in conflict.words)

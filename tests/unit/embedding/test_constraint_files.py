@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from cpembed.embedding.constraint_set import load_constraint_set
-from cpembed.embedding.constraints.padding import Padding
+from cpembed.embedding.constraints.domain import Padding
 from cpembed.errors import SpecError
 
 WRONG = {

@@ -4,10 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from cpembed.embedding.checks import check_embedding
 from cpembed.embedding.constraint_set import load_constraint_set
 from cpembed.embedding.cpsat import SearchLimits
-from cpembed.embedding.domains import digit_model_obstacle
+from cpembed.embedding.digit_search import check_embedding, digit_model_obstacle
 from cpembed.embedding.node_map import expand
 from cpembed.embedding.problem import EmbeddingProblem, pair_operands
 from cpembed.embedding.result import Formulation

@@ -10,7 +10,6 @@ import pytest
 
 from cpembed.driver.named import workload
 from cpembed.driver.solve import solve
-from cpembed.embedding.checks import flattened_problem
 from cpembed.embedding.constraint_set import ConstraintSet, Flatten, load_constraint_set
 from cpembed.embedding.constraints import (
     AllDifferent,
@@ -23,7 +22,7 @@ from cpembed.embedding.constraints import (
 )
 from cpembed.embedding.cpsat import SearchLimits
 from cpembed.embedding.domains import padded_extents
-from cpembed.embedding.flatten import candidate_groups, flatten, is_plain_digit
+from cpembed.embedding.flatten import adds_tiles, candidate_groups, flatten, flattened_problem
 from cpembed.embedding.node_map import decode, expand
 from cpembed.embedding.problem import EmbeddingProblem, pair_operands
 from cpembed.embedding.search import search
@@ -161,6 +160,6 @@ def brute_force(
             # Fused axes are walked at stride 1 only.
             if not digits or digits[0].stride > 1:
                 continue
-            if not is_plain_digit(problem.workload, members, digits[0].count):
+            if adds_tiles(problem.workload, members, digits[0].count, plain=False):
                 keys.add(node_map.key())
     return keys

@@ -24,7 +24,7 @@ from cpembed.embedding.constraints import (
     Padding,
 )
 from cpembed.embedding.cpsat import SearchLimits
-from cpembed.embedding.domains import digit_model_obstacle
+from cpembed.embedding.digit_search import digit_model_obstacle
 from cpembed.embedding.node_map import expand
 from cpembed.embedding.problem import EmbeddingProblem, LabelMismatch, pair_operands
 from cpembed.embedding.result import Formulation

@@ -14,7 +14,6 @@ from dataclasses import replace
 
 import pytest
 
-from cpembed.embedding.checks import check_embedding
 from cpembed.embedding.constraint_set import ConstraintSet, Flatten, load_constraint_set
 from cpembed.embedding.constraints import (
     AllDifferent,
@@ -31,7 +30,8 @@ from cpembed.embedding.constraints import (
     Strides,
 )
 from cpembed.embedding.cpsat import SearchLimits, Status
-from cpembed.embedding.domains import digit_model_obstacle, padded_extents
+from cpembed.embedding.digit_search import check_embedding, digit_model_obstacle
+from cpembed.embedding.domains import padded_extents
 from cpembed.embedding.node_map import expand
 from cpembed.embedding.problem import EmbeddingProblem, pair_operands
 from cpembed.embedding.result import Formulation
@@ -252,7 +252,7 @@ def test_all_searches_find_the_same_embeddings_at_length(block: int) -> None:
 def test_what_cannot_be_searched_is_named_and_nothing_is_proven() -> None:
     """Fused axes need a fixed origin; without one the answer is not complete."""
     loose = replace(
-        load_constraint_set("fused").without("fixed_origin"), flatten=Flatten(max_axes=2)
+        load_constraint_set("fused").removing("fixed_origin"), flatten=Flatten(max_axes=2)
     )
     instruction = random_instruction(random.Random(0), "C[] += A[z] * B[z]", 4)
     for text, sizes, groups in (
@@ -268,14 +268,14 @@ def test_what_cannot_be_searched_is_named_and_nothing_is_proven() -> None:
 
 def test_an_axis_that_nothing_can_feed_is_a_proof_without_fused_axes() -> None:
     """No axis of the workload, and so no group of them, has the role of y."""
-    loose = load_constraint_set("flattened").without("fixed_origin")
+    loose = load_constraint_set("flattened").removing("fixed_origin")
     instruction = fixed_instruction("C[x,y] += A[x,z] * B[z,y]", {"x": 2, "y": 2, "z": 2})
     sizes = {"m": 2, "k": 2, "l": 2}
     workload = parse_computation("O[m] += I[m,k,l] * W[k,l]", sizes)
     found = find_embeddings(workload, instruction, loose)
     assert (found.status, found.complete) == (Status.INFEASIBLE, True)
     # Elements that may be the same one need no axis.
-    same = find_embeddings(workload, instruction, loose.without("all_different"))
+    same = find_embeddings(workload, instruction, loose.removing("all_different"))
     assert not same.complete
 
 

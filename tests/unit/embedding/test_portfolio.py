@@ -13,7 +13,6 @@ import numpy as np
 import pytest
 
 from cpembed.embedding import portfolio
-from cpembed.embedding.checks import flattened_problem
 from cpembed.embedding.constraint_set import ConstraintSet, load_constraint_set
 from cpembed.embedding.constraints import DomainBound
 from cpembed.embedding.cpsat import (
@@ -25,14 +24,15 @@ from cpembed.embedding.cpsat import (
 )
 from cpembed.embedding.domains import coordinate_bounds, padded_extents
 from cpembed.embedding.embedding import Embedding
+from cpembed.embedding.flatten import flattened_problem
 from cpembed.embedding.model_builder import CompiledModel
 from cpembed.embedding.node_map import expand
 from cpembed.embedding.portfolio import (
-    make_assets,
-    make_orders,
-    own_order,
+    axis_orders,
+    decision_orders,
     post,
     solve_portfolio,
+    workload_order,
 )
 from cpembed.embedding.problem import EmbeddingProblem, pair_operands
 from cpembed.embedding.projection import project
@@ -61,7 +61,7 @@ def compare_bound(seed: int) -> tuple[int, int] | None:
     problem, constraints = bounded(seed)
     try:
         expected = solutions(problem, constraints)
-        without = solutions(problem, constraints.without("domain_bound"))
+        without = solutions(problem, constraints.removing("domain_bound"))
     except TooLarge:
         return None
     for formulation in (Formulation.SCALAR, Formulation.AUTO):
@@ -99,25 +99,25 @@ LONGER = "conv2d n=1 c=64 h=28 w=28 k=32 r=1 s=1"
 
 def test_orders_are_counted_by_equation_12() -> None:
     problem, strict = vta(CONV), load_constraint_set("strict")
-    orders = make_orders(problem, strict)
+    orders = axis_orders(problem, strict)
     # y and z move; k, p, q and c, r, s could feed them (n has one iteration).
     assert len(orders) == math.perm(3, 1) * math.perm(3, 1) == 9
     assert len(set(orders)) == 9
     assert all(sorted(asset.axes) == sorted("nkpqcrs") for asset in orders)
     assert {asset.axes[-2:] for asset in orders} == {(a, b) for a in "kpq" for b in "crs"}
-    assert len(make_orders(vta("conv2d n=2 c=32 h=8 w=8 k=32 r=3 s=3"), strict)) == 12
+    assert len(axis_orders(vta("conv2d n=2 c=32 h=8 w=8 k=32 r=3 s=3"), strict)) == 12
 
 
 def test_every_order_is_searched_with_and_without_the_bound() -> None:
     problem, strict = vta(CONV), load_constraint_set("strict")
-    orders = make_orders(problem, strict)
-    assets = make_assets(problem, strict)
+    orders = axis_orders(problem, strict)
+    assets = decision_orders(problem, strict)
     assert assets[9:] == orders
     assert [asset.axes for asset in assets[:9]] == [order.axes for order in orders]
     assert all(asset.bounded for asset in assets[:9])
     assert len({asset.name for asset in assets}) == 18
     # Any stride may be needed: no domain can be cut.
-    assert make_assets(problem, strict.without("dense", "padding")) == orders
+    assert decision_orders(problem, strict.removing("dense", "padding")) == orders
 
 
 def test_bounds_are_those_of_equation_11_where_strides_are_known() -> None:
@@ -160,7 +160,7 @@ def texts(embeddings: Iterable[Embedding]) -> list[str]:
 def test_every_asset_finds_what_the_digits_or_brute_force_find(seed: int) -> None:
     problem, constraints = bounded(seed)
     alone = search(problem, constraints, SearchLimits(), formulation=Formulation.AUTO)
-    assets = make_assets(problem, constraints)
+    assets = decision_orders(problem, constraints)
     portfolios = [(assets, True), (assets, False), *(([asset], True) for asset in assets)]
     for chosen, presolve in portfolios:
         found = solve_portfolio(
@@ -178,7 +178,7 @@ def test_every_asset_finds_what_the_digits_or_brute_force_find(seed: int) -> Non
 def test_the_answer_depends_on_neither_workers_nor_seed_nor_winner(constraints: str) -> None:
     problem, chosen = vta(SMALL), load_constraint_set(constraints)
     digits = search(problem, chosen, SearchLimits(), formulation=Formulation.DIGITS)
-    assets, first = make_assets(problem, chosen), own_order(problem)
+    assets, first = decision_orders(problem, chosen), workload_order(problem)
     assert len(assets) >= 9
     answers = [
         solve_portfolio(problem, chosen, SearchLimits(seed=seed), some, first=way, workers=workers)
@@ -200,8 +200,8 @@ def test_the_answer_depends_on_neither_workers_nor_seed_nor_winner(constraints: 
 
 def test_all_solutions_come_in_the_same_order_whichever_asset_wins() -> None:
     problem = vta(CONV)
-    constraints = load_constraint_set("strict").without("dense", "padding")
-    assets = make_assets(problem, constraints)
+    constraints = load_constraint_set("strict").removing("dense", "padding")
+    assets = decision_orders(problem, constraints)
     answers = [
         solve_portfolio(problem, constraints, SearchLimits(), order).embeddings
         for order in ([assets[0]], [assets[-1]], assets)
@@ -213,9 +213,9 @@ def test_all_solutions_come_in_the_same_order_whichever_asset_wins() -> None:
 @pytest.mark.slow
 def test_the_first_solution_is_the_same_in_every_run() -> None:
     problem = vta(CONV)
-    constraints = load_constraint_set("strict").without("dense", "padding")
-    assets, one = make_assets(problem, constraints), SearchLimits(solutions=1)
-    for first in (None, own_order(problem)):
+    constraints = load_constraint_set("strict").removing("dense", "padding")
+    assets, one = decision_orders(problem, constraints), SearchLimits(solutions=1)
+    for first in (None, workload_order(problem)):
         runs = [
             solve_portfolio(problem, constraints, one, assets, first=first, workers=workers)
             for workers in (1, 2, 4, 4, 4)
@@ -229,10 +229,10 @@ def test_the_first_solution_is_the_same_in_every_run() -> None:
 
 def test_efforts_add_up() -> None:
     problem, strict = vta(CONV), load_constraint_set("strict")
-    assets = make_assets(problem, strict)
+    assets = decision_orders(problem, strict)
     effort = solve_portfolio(problem, strict, SearchLimits(), assets, presolve=False).effort
-    assert effort.winner in [asset.name for asset in effort.assets]
-    branches = [asset.statistics.branches for asset in effort.assets]
+    assert effort.winner in [asset.name for asset in effort.orders]
+    branches = [asset.statistics.branches for asset in effort.orders]
     document = effort.to_json()
     assert document["branches"] == effort.total.branches == sum(branches) > 0
     assert [asset["branches"] for asset in document["assets"]] == branches
@@ -243,9 +243,9 @@ def test_efforts_add_up() -> None:
 
 def test_a_problem_that_one_order_answers_is_given_to_no_other() -> None:
     problem, strict = vta(CONV), load_constraint_set("strict")
-    assets, first = make_assets(problem, strict), own_order(problem)
+    assets, first = decision_orders(problem, strict), workload_order(problem)
     found = solve_portfolio(problem, strict, SearchLimits(), assets, first=first, workers=4)
-    assert [asset.name for asset in found.effort.assets] == [first.name] == [found.effort.winner]
+    assert [asset.name for asset in found.effort.orders] == [first.name] == [found.effort.winner]
 
 
 @pytest.mark.slow
@@ -254,17 +254,17 @@ def test_a_problem_that_takes_longer_is_given_to_the_portfolio(
 ) -> None:
     monkeypatch.setattr(portfolio, "_FIRST_WORK", 0.1)
     problem, relaxed = vta(LONGER), load_constraint_set("relaxed")
-    assets, first = make_assets(problem, relaxed), own_order(problem)
+    assets, first = decision_orders(problem, relaxed), workload_order(problem)
     found = solve_portfolio(problem, relaxed, SearchLimits(), assets, first=first, workers=2)
     assert found.complete
     assert found.effort.winner != first.name
-    assert [asset.name for asset in found.effort.assets][:2] == [first.name, assets[0].name]
-    assert found.effort.assets[0].status in (Status.UNKNOWN, Status.FEASIBLE)
+    assert [asset.name for asset in found.effort.orders][:2] == [first.name, assets[0].name]
+    assert found.effort.orders[0].status in (Status.UNKNOWN, Status.FEASIBLE)
     digits = search(problem, relaxed, SearchLimits(), formulation=Formulation.DIGITS)
     assert texts(found.embeddings) == texts(digits.embeddings)
     # All solutions on one core: several orders would take turns for nothing.
     alone = solve_portfolio(problem, relaxed, SearchLimits(), assets, first=first, workers=1)
-    assert [asset.name for asset in alone.effort.assets] == [first.name]
+    assert [asset.name for asset in alone.effort.orders] == [first.name]
     assert alone.embeddings == found.embeddings
 
 
@@ -273,7 +273,7 @@ def test_an_asset_that_loses_solutions_is_noticed(monkeypatch: pytest.MonkeyPatc
     monkeypatch.setattr(portfolio, "_FIRST_WORK", 0.1)
     problem, relaxed = vta(LONGER), load_constraint_set("relaxed")
     monkeypatch.setattr(portfolio, "coordinate_bounds", lambda *_: {"k": 0, "n": 0})
-    first = own_order(problem)
+    first = workload_order(problem)
     wrong = [dataclasses.replace(first, name=name, bounded=True) for name in ("wrong", "too")]
     with pytest.raises(InvariantError, match="missed a solution"):
         solve_portfolio(problem, relaxed, SearchLimits(), wrong, first=first, workers=2)
@@ -281,14 +281,14 @@ def test_an_asset_that_loses_solutions_is_noticed(monkeypatch: pytest.MonkeyPatc
 
 def test_infeasible_is_an_answer() -> None:
     problem, strict = vta("conv2d n=1 c=3 h=8 w=8 k=32 r=3 s=3"), load_constraint_set("strict")
-    found = solve_portfolio(problem, strict, SearchLimits(), make_assets(problem, strict))
+    found = solve_portfolio(problem, strict, SearchLimits(), decision_orders(problem, strict))
     assert found.status is Status.INFEASIBLE
     assert found.complete
     assert found.effort.winner is not None
 
 
 def test_a_portfolio_of_nothing_is_refused() -> None:
-    with pytest.raises(ValueError, match="at least one asset"):
+    with pytest.raises(ValueError, match="at least one decision order"):
         solve_portfolio(vta(CONV), load_constraint_set("strict"), SearchLimits(), [])
 
 
@@ -298,7 +298,7 @@ def test_an_asset_in_the_workloads_order_searches_like_the_default() -> None:
     plain = enumerate_solutions(
         post(problem, constraints).build(), lambda _: True, SearchLimits(), control
     )
-    own = [own_order(problem)]
+    own = [workload_order(problem)]
     found = solve_portfolio(problem, constraints, SearchLimits(), own, presolve=False)
     assert found.effort.total.branches == plain[2].branches
 
@@ -312,13 +312,13 @@ def test_which_search_is_asked_for_decides_the_model_and_the_assets() -> None:
     assert found[Formulation.AUTO].formulation is Formulation.DIGITS
     assert found[Formulation.DIGITS].winner == "outputs_first"
     assert found[Formulation.SCALAR].formulation is Formulation.SCALAR
-    assert [asset.name for asset in found[Formulation.SCALAR].assets] == ["workload"]
+    assert [asset.name for asset in found[Formulation.SCALAR].orders] == ["workload"]
     assert found[Formulation.PORTFOLIO].formulation is Formulation.SCALAR
-    assert found[Formulation.PORTFOLIO].assets[0].name == "q,s bounded"
+    assert found[Formulation.PORTFOLIO].orders[0].name == "q,s bounded"
 
 
 def test_auto_is_the_scalar_model_where_digits_cannot_say_it() -> None:
-    problem, loose = vta(SMALL), load_constraint_set("strict").without("fixed_origin")
+    problem, loose = vta(SMALL), load_constraint_set("strict").removing("fixed_origin")
     assert search(problem, loose, SearchLimits()).effort.formulation is Formulation.SCALAR
     with pytest.raises(SpecError, match=r"the digit model .* lacks fixed_origin.* auto"):
         search(problem, loose, SearchLimits(), formulation=Formulation.DIGITS)
@@ -333,7 +333,7 @@ def test_the_scalar_model_refuses_to_fuse_axes(formulation: Formulation) -> None
 
 def hard() -> CompiledModel:
     """A model whose enumeration would take very long."""
-    constraints = load_constraint_set("strict").without(
+    constraints = load_constraint_set("strict").removing(
         "hyper_rectangle", "dense", "linear_access", "padding"
     )
     return post(vta("conv2d n=4 c=64 h=32 w=32 k=64 r=3 s=3"), constraints).build()
@@ -390,25 +390,25 @@ def test_domain_bound_keeps_what_holds_on_fused_and_meeting_digits(bound: Domain
 
 
 def test_the_time_limit_is_that_of_all_assets_together() -> None:
-    constraints = load_constraint_set("strict").without(
+    constraints = load_constraint_set("strict").removing(
         "hyper_rectangle", "dense", "linear_access", "padding"
     )
     problem = vta("conv2d n=4 c=64 h=32 w=32 k=64 r=3 s=3")
-    assets = make_assets(problem, constraints)
+    assets = decision_orders(problem, constraints)
     assert len(assets) == 12
     found = solve_portfolio(problem, constraints, SearchLimits(seconds=0.3), assets, workers=1)
     assert found.effort.winner is None
     assert not found.complete
     assert found.seconds.model + found.seconds.solve < 3
     # Those that were still waiting for a core never start.
-    assert 1 <= len(found.effort.assets) < len(assets)
+    assert 1 <= len(found.effort.orders) < len(assets)
 
 
 @pytest.mark.slow
 def test_what_a_stopped_search_found_is_kept() -> None:
     problem, relaxed = vta(LONGER), load_constraint_set("relaxed")
     found = solve_portfolio(
-        problem, relaxed, SearchLimits(seconds=1.2), [own_order(problem)], presolve=False
+        problem, relaxed, SearchLimits(seconds=1.2), [workload_order(problem)], presolve=False
     )
     if found.effort.winner is None and found.embeddings:
         assert found.status is Status.FEASIBLE

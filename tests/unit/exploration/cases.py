@@ -8,8 +8,13 @@ from pathlib import Path
 
 from cpembed.exploration.costing import Costing, LayerWork
 from cpembed.exploration.exact import ExactSearch
-from cpembed.exploration.objectives import read_limits, read_objectives
-from cpembed.exploration.points import EvaluatedPoint, Vector, front_of
+from cpembed.exploration.objectives import (
+    EvaluatedPoint,
+    Vector,
+    front_of,
+    read_limits,
+    read_objectives,
+)
 from cpembed.exploration.sampled import SampledSearch
 from cpembed.exploration.space import Space, read_space
 from cpembed.runtime.cluster import Workers, open_workers

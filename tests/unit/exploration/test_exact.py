@@ -176,7 +176,7 @@ def test_spaces_beyond_enumeration_are_refused(tmp_path: Path) -> None:
 def test_objectives_of_bounds_are_below_those_of_costs() -> None:
     family = SyntheticFamily()
     point = {p.name: p.default for p in family.parameters} | {"rows": 8}
-    machine = Machine.of(family, point)  # type: ignore[arg-type]
+    machine = Machine.at(family, point)  # type: ignore[arg-type]
     leaked = machine.leakage_w * 1000 / machine.clock_mhz * 1e6
     costs = Costs(1000.0, leaked + 5000.0)
     for objective in OBJECTIVES.values():

@@ -9,8 +9,7 @@ import pytest
 
 from cpembed.errors import BackendUnavailable
 from cpembed.exploration.costing import Costing, Method
-from cpembed.exploration.objectives import read_limits, read_objectives
-from cpembed.exploration.points import front_of
+from cpembed.exploration.objectives import front_of, read_limits, read_objectives
 from cpembed.exploration.sampled import SampledSearch, SamplingOptions
 from cpembed.exploration.space import Space, read_space
 from cpembed.runtime.cluster import open_workers

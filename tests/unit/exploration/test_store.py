@@ -25,8 +25,8 @@ from cpembed.exploration.costing import (
     store_for,
     unpacked,
 )
-from cpembed.runtime.cluster.base import ThisProcess
-from cpembed.stores import NotARow
+from cpembed.runtime.cluster.executors import ThisProcess
+from cpembed.stores import DamagedRowError
 from cpembed.targets.family import Family, Point
 from cpembed.targets.vta.family import VtaFamily
 
@@ -76,7 +76,7 @@ def test_nothing_in_a_file_is_executed(tmp_path: Path, made: tuple[Family, Point
 
 def test_what_is_unpacked_has_a_limit(made: tuple[Family, Point, Any]) -> None:
     bomb = base64.b85encode(zlib.compress(bytes(2**27))).decode()
-    with pytest.raises(NotARow, match="more than 67,108,864 bytes"):
+    with pytest.raises(DamagedRowError, match="more than 67,108,864 bytes"):
         unpacked(made[0], bomb)
 
 

@@ -9,8 +9,8 @@ from pathlib import Path
 
 import numpy as np
 
+from cpembed.export.library import compiler
 from cpembed.export.program import Buffer, Call, CompiledObject, Program, Role
-from cpembed.export.toolchain import compiler
 
 _DECLARED = """
 #include <stdint.h>

@@ -20,10 +20,9 @@ import pytest
 from cpembed.codegen.host_cpu import cpu_features, needed_features, x86_features
 from cpembed.errors import BackendUnavailable, CpembedError, InvariantError, WorkloadError
 from cpembed.export import library as written
-from cpembed.export.library import Contents
+from cpembed.export.library import Contents, compiler
 from cpembed.export.loader import Library, LibraryError, aligned
 from cpembed.export.program import Buffer, Call, Program, Role
-from cpembed.export.toolchain import compiler
 from tests.unit.export.handwritten import FAIL, MEET, SIZE, compiled, sums
 
 write_library = partial(written.write_library, options=("-O0",))

@@ -8,8 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from cpembed.export.library import write_library
-from cpembed.export.toolchain import compiler
+from cpembed.export.library import compiler, write_library
 from tests.unit.export.handwritten import sums
 
 pytestmark = pytest.mark.slow

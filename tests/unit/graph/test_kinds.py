@@ -39,7 +39,7 @@ RANDOM = np.random.default_rng(0)
 def of(kind: Kind, *inputs: Array) -> Array:
     """The only result, whose type is the one that the kind says."""
     (result,) = kind.evaluate(inputs)
-    assert kind.types([TensorType.of(i) for i in inputs]) == (TensorType.of(result),)
+    assert kind.types([TensorType.of_array(i) for i in inputs]) == (TensorType.of_array(result),)
     return result
 
 
@@ -120,7 +120,7 @@ def test_the_index_of_the_first_largest_and_smallest() -> None:
     assert of(Reduce("argmin", (1,), True), x).tolist() == [[3], [1]]
     assert of(Reduce("argmax", (0,), False), x).dtype == np.int64
     with pytest.raises(WorkloadError, match="along 2 axes"):
-        Reduce("argmax", (0, 1), False).types([TensorType.of(x)])
+        Reduce("argmax", (0, 1), False).types([TensorType.of_array(x)])
 
 
 def test_softmax_and_its_logarithm() -> None:

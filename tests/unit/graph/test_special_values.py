@@ -32,10 +32,10 @@ from cpembed.graph.kinds import (
     TensorType,
     Transpose,
 )
+from cpembed.graph.passes import prepare
+from cpembed.graph.passes.expressions import magnitudes
 from cpembed.graph.passes.folding import fold
-from cpembed.graph.passes.magnitudes import magnitudes
-from cpembed.graph.passes.prepare import prepare
-from cpembed.network.verification import difference
+from cpembed.network.run import difference
 
 SPECIAL = np.asarray([math.nan, math.inf, -math.inf, 0.0, -0.0, 1e-40, 0.37, -1.2, 3.0], np.float32)
 
@@ -137,14 +137,16 @@ def test_tensors_of_0_elements_have_results_and_need_no_kernel(
     kind: Kind, shapes: tuple[tuple[int, ...], ...]
 ) -> None:
     arrays = {f"x{k}": np.ones(shape, np.float32) for k, shape in enumerate(shapes)}
-    types = kind.types([TensorType.of(array) for array in arrays.values()])
+    types = kind.types([TensorType.of_array(array) for array in arrays.values()])
     names = tuple(f"y{k}" for k in range(len(types)))
     operator = Operator("one", kind, tuple(arrays), names)
-    graph = Graph("one", {n: TensorType.of(a) for n, a in arrays.items()}, names, {}, (operator,))
+    graph = Graph(
+        "one", {n: TensorType.of_array(a) for n, a in arrays.items()}, names, {}, (operator,)
+    )
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         wanted = kind.evaluate([*arrays.values()])
-    assert [TensorType.of(array) for array in wanted] == [*types]
+    assert [TensorType.of_array(array) for array in wanted] == [*types]
     folded = fold(graph)
     for left in folded.operators:
         assert all(folded.types[name].elements for name in (*left.inputs, *left.outputs))

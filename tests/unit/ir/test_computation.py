@@ -61,7 +61,7 @@ def test_statements_write_different_elements_of_one_operand() -> None:
 
 def test_index_terms_keep_the_order_of_their_first_appearance() -> None:
     p, r = IndexTerm("p", 2), IndexTerm("r")
-    assert str(IndexExpr.of([p, r, IndexTerm("p", 3)], 1)) == "5*p + r + 1"
-    assert str(IndexExpr.of([r, p])) == "r + 2*p"
-    assert IndexExpr.of([r, p]) != IndexExpr.of([p, r])
-    assert IndexExpr.of([p, IndexTerm("p", -2), r]) == IndexExpr.of([r])
+    assert str(IndexExpr.sum([p, r, IndexTerm("p", 3)], 1)) == "5*p + r + 1"
+    assert str(IndexExpr.sum([r, p])) == "r + 2*p"
+    assert IndexExpr.sum([r, p]) != IndexExpr.sum([p, r])
+    assert IndexExpr.sum([p, IndexTerm("p", -2), r]) == IndexExpr.sum([r])

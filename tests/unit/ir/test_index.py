@@ -22,7 +22,7 @@ def test_the_text_of_an_index_is_an_expression_of_its_value(first: IndexTerm) ->
     """As Python and TVMScript read it: kernels are written with it."""
     other = IndexTerm("y", -1, 2)
     for terms, constant in itertools.product([(first,), (first, other), (other, first)], (0, -2)):
-        index = IndexExpr.of(terms, constant)
+        index = IndexExpr.sum(terms, constant)
         for x, y in itertools.product(range(7), range(7)):
             values = {"x": x, "y": y}
             assert eval(str(index), {}, values) == index.evaluate(values), index
@@ -31,14 +31,14 @@ def test_the_text_of_an_index_is_an_expression_of_its_value(first: IndexTerm) ->
 BOUNDS = {"x": 5, "y": 4}
 STEPPING_BACK = [
     # A block that moves back over the one before: x of 4 and a last one that begins at 3.
-    IndexExpr.of(
+    IndexExpr.sum(
         [
             IndexTerm("x", 4),
             IndexTerm("", -1, 4, None, IndexExpr((IndexTerm("x"),))),
             IndexTerm("y"),
         ]
     ),
-    IndexExpr.of([IndexTerm("", -3, 4, None, IndexExpr((IndexTerm("x", 2),), 3)), IndexTerm("x")]),
+    IndexExpr.sum([IndexTerm("", -3, 4, None, IndexExpr((IndexTerm("x", 2),), 3)), IndexTerm("x")]),
 ]
 
 
@@ -57,7 +57,7 @@ def test_bounds_hold_every_value(first: IndexTerm) -> None:
     back = IndexTerm("", -1, 2, None, IndexExpr((IndexTerm("x"),), 1))
     back_y = IndexTerm("", -2, 3, None, IndexExpr((IndexTerm("y"),), 1))
     for terms in ([first], [first, back], [first, back, back_y]):
-        index = IndexExpr.of(terms, -2)
+        index = IndexExpr.sum(terms, -2)
         low, high = index.bounds(BOUNDS)
         for x, y in itertools.product(range(BOUNDS["x"]), range(BOUNDS["y"])):
             assert low <= index.evaluate({"x": x, "y": y}) <= high, index

@@ -5,14 +5,14 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
+from cpembed.ir.accesses import JoinedRows, joined_dimensions, joined_index
 from cpembed.ir.index import IndexExpr, IndexTerm
-from cpembed.ir.joining import JoinedRows, joined_dimensions, joined_index
 
 EXTENTS = {"p": 4, "q": 5, "r": 2, "s": 3, "c": 6, "d": 2}
 
 
 def index(constant: int = 0, **coefficients: int) -> IndexExpr:
-    return IndexExpr.of([IndexTerm(name, c) for name, c in coefficients.items()], constant)
+    return IndexExpr.sum([IndexTerm(name, c) for name, c in coefficients.items()], constant)
 
 
 IMAGE = (index(p=2, r=1), index(-1, q=2, s=1), index(c=1))

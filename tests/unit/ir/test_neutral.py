@@ -8,8 +8,8 @@ import pytest
 from cpembed.embedding.constraint_set import load_constraint_set
 from cpembed.embedding.search import find_embeddings
 from cpembed.hw.instruction import Instruction, InstructionAxis, OperandMemory, TileDimension
+from cpembed.ir.accesses import is_neutral
 from cpembed.ir.interpreter import interpret
-from cpembed.ir.neutral import is_neutral
 from cpembed.ir.parser import parse_computation
 from cpembed.ir.reference import random_inputs
 from cpembed.transform.derive import derive

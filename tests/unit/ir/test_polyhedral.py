@@ -71,7 +71,7 @@ def test_relations_give_the_element_of_each_point(computation):
 
 
 def test_indices_may_have_floor_and_mod():
-    digits = IndexExpr.of([IndexTerm("i", 2, 3, 2), IndexTerm("i", -1, 1, 2)], 1)
+    digits = IndexExpr.sum([IndexTerm("i", 2, 3, 2), IndexTerm("i", -1, 1, 2)], 1)
     found = relation([digits], {"i": 12})
     assert pairs(found) == {((i,), (2 * ((i // 3) % 2) - i % 2 + 1,)) for i in range(12)}
 

@@ -11,8 +11,7 @@ from cpembed.driver.named import workload
 from cpembed.graph.graph import Graph, Operator
 from cpembed.graph.kinds import Pool, Product, Reshape, Softmax, TensorType
 from cpembed.network.build import uniquely_named
-from cpembed.network.candidate_layouts import CandidateLayouts, residual_of
-from cpembed.network.layout import Layout
+from cpembed.network.layout import CandidateLayouts, Layout, residual_of
 
 TYPES = "dtype=uint8,int8,int32"
 

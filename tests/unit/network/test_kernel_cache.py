@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import pickle
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +15,16 @@ from cpembed.network.kernel_cache import FOLDER_VARIABLE, Cache, default_folder,
 from cpembed.stores import SealedFolder
 
 
+def get_or_make(
+    cache: Cache, kind: type[tuple[int, ...]], key: str, make: Callable[[], tuple[int, ...]]
+) -> tuple[int, ...]:
+    value = cache.get(kind, key)
+    if value is None:
+        value = make()
+        cache.store(key, value)
+    return value
+
+
 def test_what_is_kept_is_made_once(tmp_path: Path) -> None:
     made: list[int] = []
 
@@ -22,7 +33,9 @@ def test_what_is_kept_is_made_once(tmp_path: Path) -> None:
         return (1, 2)
 
     cache = Cache(tmp_path / "new")
-    assert cache.get_or_make(tuple, "key", make) == cache.get_or_make(tuple, "key", make) == (1, 2)
+    assert (
+        get_or_make(cache, tuple, "key", make) == get_or_make(cache, tuple, "key", make) == (1, 2)
+    )
     assert len(made) == 1
     assert cache.get(list, "key") is None
 
@@ -30,10 +43,10 @@ def test_what_is_kept_is_made_once(tmp_path: Path) -> None:
 @pytest.mark.parametrize("contents", [b"", b"\x80\x05torn", b"cos\nnothing\n."])
 def test_a_damaged_file_is_made_again(tmp_path: Path, contents: bytes) -> None:
     cache = Cache(tmp_path)
-    cache.put("key", (1,))
+    cache.store("key", (1,))
     (tmp_path / "key").write_bytes(contents)
     assert cache.get(tuple, "key") is None
-    assert cache.get_or_make(tuple, "key", lambda: (2,)) == (2,)
+    assert get_or_make(cache, tuple, "key", lambda: (2,)) == (2,)
     assert cache.get(tuple, "key") == (2,)
 
 
@@ -41,9 +54,9 @@ def test_a_folder_that_cannot_be_written_keeps_nothing(tmp_path: Path) -> None:
     file = tmp_path / "file"
     file.write_text("")
     cache = Cache(file / "below")
-    cache.put("key", (1,))
+    cache.store("key", (1,))
     assert cache.get(tuple, "key") is None
-    assert Cache(None).get_or_make(tuple, "key", lambda: (3,)) == (3,)
+    assert get_or_make(Cache(None), tuple, "key", lambda: (3,)) == (3,)
     assert [path.name for path in tmp_path.iterdir()] == ["file"]
 
 
@@ -65,13 +78,13 @@ def test_what_another_user_wrote_is_not_unpickled(
     if sealed_as is None:
         (folder / "key").write_bytes(contents)
     elif sealed_as == "other name":
-        SealedFolder(folder).put("other", contents)
+        SealedFolder(folder).write("other", contents)
         (folder / "other").rename(folder / "key")
     else:
         with monkeypatch.context() as patch:
             patch.setattr(sealing, "key_path", lambda: tmp_path / "theirs" / "cache.key")
-            SealedFolder(folder).put("key", contents)
-    assert Cache(folder).get_or_make(tuple, "key", lambda: (2,)) == (2,)
+            SealedFolder(folder).write("key", contents)
+    assert get_or_make(Cache(folder), tuple, "key", lambda: (2,)) == (2,)
     assert not trap.exists()
     assert Cache(folder).get(tuple, "key") == (2,)
 

@@ -10,8 +10,8 @@ from cpembed.codegen.epilogue import Epilogue, Residual
 from cpembed.driver.named import hardware_spec, workload
 from cpembed.graph.graph import Graph, Operator
 from cpembed.graph.kinds import Apply, Concat, Elementwise, Input, Pool, Product, TensorType
-from cpembed.network.candidate_layouts import BLOCK, CandidateLayouts
 from cpembed.network.kernel_cache import Cache
+from cpembed.network.layout import BLOCK, CandidateLayouts
 from cpembed.network.layout_problem import (
     MOST_COMBINATIONS,
     ExecutionChoices,

@@ -157,7 +157,7 @@ def test_what_executes_nowhere_is_estimated_for_a_described_machine() -> None:
 
 def test_a_worker_that_died_is_a_reason(monkeypatch: pytest.MonkeyPatch) -> None:
     def dies(*_: object, **__: object) -> None:
-        raise CrashError.of("matching gemm", -9, "")
+        raise CrashError.from_exit("matching gemm", -9, "")
 
     monkeypatch.setattr("cpembed.driver.matching.worker.call", dies)
     found = only(match(network("n", {"a": FULL}), [VTA], prepares=False))
@@ -192,7 +192,7 @@ def test_an_alternative_that_was_stopped_leaves_it_open(monkeypatch: pytest.Monk
 
     monkeypatch.setattr(plan_module, "searches", searches)
     names = {"other": other}
-    monkeypatch.setattr(plan_module, "hardware_spec", lambda n: names.get(str(n), n))
+    monkeypatch.setattr(plan_module, "hardware_spec", lambda n, _workload: names.get(str(n), n))
     asked = Request(nothing, replace(spec, alternatives=("other",)), KernelOptions(timeout=20))
     found = matched(asked)
     assert found.outcome == "stopped"

@@ -47,7 +47,7 @@ def network(epilogue: Epilogue) -> tuple[Graph, dict[str, np.ndarray]]:
         "scale": random.uniform(0.002, 0.02, 13).astype(np.float32),
     }
     inputs = {"a": random.integers(0, 256, (40, 5)).astype(np.uint8), "r": other}
-    kinds = {name: TensorType.of(array) for name, array in inputs.items()}
+    kinds = {name: TensorType.of_array(array) for name, array in inputs.items()}
     operator = Operator(
         "one", Product(product, (40, 13), epilogue=epilogue), ("a", *constants, "r"), ("c",)
     )

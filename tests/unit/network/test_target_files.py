@@ -11,7 +11,7 @@ from cpembed.driver.build import build
 from cpembed.driver.named import hardware_spec, workload
 from cpembed.driver.result import SolveResult
 from cpembed.errors import BackendUnavailable
-from cpembed.export.toolchain import compiler
+from cpembed.export.library import compiler
 from cpembed.graph.graph import evaluate
 from cpembed.hw.loader import load_hardware_spec
 from cpembed.network.build import compile_network, prepared_for

@@ -12,9 +12,9 @@ from cpembed.driver.named import default_dtypes
 from cpembed.driver.named import workload as described
 from cpembed.driver.options import DEFAULT_CONSTRAINTS
 from cpembed.driver.solve import solve
-from cpembed.embedding.checks import check_embedding
 from cpembed.embedding.constraint_set import load_constraint_set
 from cpembed.embedding.constraints import AllDifferent
+from cpembed.embedding.digit_search import check_embedding
 from cpembed.embedding.embedding import Embedding
 from cpembed.embedding.search import find_embeddings
 from cpembed.hw.instruction import Instruction

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from cpembed.cost.candidate import Candidate, derive_candidate
+from cpembed.cost.ranking import Candidate, derive_candidate
 from cpembed.driver.named import hardware_spec, workload
 from cpembed.driver.solve import solve
 from cpembed.errors import TransformError
@@ -168,7 +168,7 @@ def test_the_proof_sees_what_would_be_added_twice() -> None:
     (overlap,) = program.overlaps
     weights = program.operand("W")
     plain = [
-        IndexExpr.of([t for t in index.terms if t.coefficient != overlap.extent], index.constant)
+        IndexExpr.sum([t for t in index.terms if t.coefficient != overlap.extent], index.constant)
         for index in weights.source
     ]
     assert plain != list(weights.source)
@@ -181,7 +181,7 @@ def test_the_proof_sees_what_would_be_added_twice() -> None:
     assert not np.array_equal(execute(wrong, data), reference(layer, data))
     # The axis map without the step back: the last block leaves the axis.
     index = program.axis_map[overlap.axis]
-    forwards = IndexExpr.of([t for t in index.terms if t.coefficient >= 0], index.constant)
+    forwards = IndexExpr.sum([t for t in index.terms if t.coefficient >= 0], index.constant)
     assert not prove(damaged(candidate, axis_map={**program.axis_map, "c": forwards})).holds
 
 

@@ -7,7 +7,7 @@ import random
 
 import pytest
 
-from cpembed.transform.proof.normal_form import Plain, Term, normal_form
+from cpembed.transform.proof.lemmas import Plain, Term, normal_form
 
 SIZES = (1, 2, 3, 4, 6, 8, 12)
 

@@ -34,7 +34,7 @@ def mutate_index(index: IndexExpr, rng: random.Random) -> IndexExpr:
     )
     terms: list[IndexTerm] = list(index.terms)
     terms[position : position + 1] = [] if changed is None else [changed]
-    return IndexExpr.of(terms, index.constant)
+    return IndexExpr.sum(terms, index.constant)
 
 
 def mutate(program: DerivedProgram, rng: random.Random) -> DerivedProgram:
@@ -59,7 +59,7 @@ def mutate(program: DerivedProgram, rng: random.Random) -> DerivedProgram:
         dimensions = list(operand.dimensions)
         at = rng.randrange(len(dimensions))
         old = dimensions[at]
-        dimensions[at] = PackedDimension(old.name, max(1, old.extent - 1), old.walked_by)
+        dimensions[at] = PackedDimension(old.name, max(1, old.extent - 1), old.lane)
         operands[position] = replace(operand, dimensions=tuple(dimensions))
     else:
         indices = list(getattr(operand, kind))

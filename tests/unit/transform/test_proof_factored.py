@@ -138,7 +138,7 @@ def rewire(program: DerivedProgram, rng: random.Random) -> DerivedProgram:
         dimensions = list(operand.dimensions)
         at = rng.randrange(len(dimensions))
         old = dimensions[at]
-        dimensions[at] = PackedDimension(old.name, old.extent + rng.choice([1, 3]), old.walked_by)
+        dimensions[at] = PackedDimension(old.name, old.extent + rng.choice([1, 3]), old.lane)
         operands[position] = replace(operand, dimensions=tuple(dimensions))
     return replace(program, operands=tuple(operands))
 
@@ -151,7 +151,7 @@ def rewired(index: IndexExpr, name: str, rng: random.Random) -> IndexExpr:
         terms[at] = replace(terms[at], iterator=name)
     else:
         terms.append(IndexTerm(name, rng.choice([1, 2])))
-    return IndexExpr.of(terms, index.constant)
+    return IndexExpr.sum(terms, index.constant)
 
 
 def agree(programs: Iterator[DerivedProgram], each: int) -> tuple[int, int]:

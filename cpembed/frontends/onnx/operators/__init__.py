@@ -6,26 +6,22 @@ from collections.abc import Mapping
 
 from cpembed.frontends.onnx.call import Translation
 from cpembed.frontends.onnx.operators import (
-    constants,
     elementwise,
-    matrices,
     movement,
+    products,
     quantization,
     recurrent,
     reductions,
     resizing,
-    windows,
 )
 
 TRANSLATIONS: Mapping[str, Translation] = {
-    **constants.TABLE,
     **elementwise.TABLE,
-    **matrices.TABLE,
     **movement.TABLE,
+    **products.TABLE,
     **quantization.TABLE,
     **recurrent.TABLE,
     **reductions.TABLE,
     **resizing.TABLE,
-    **windows.TABLE,
 }
 """Translations by operator, with the domain before its name unless it is the standard one."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from functools import reduce
+from functools import partial, reduce
 from typing import Any
 
 import numpy as np
@@ -15,18 +15,18 @@ from cpembed.frontends.onnx.call import Call, Translation
 from cpembed.graph.kinds import Input, Reshape, Scalar
 
 
-def unary(expression: Scalar, dtype: str | None = None) -> Translation:
+def _unary(expression: Scalar, dtype: str | None = None) -> Translation:
     """Return the translation of an expression of one input."""
     return lambda call: call.elementwise(expression, call.input(), dtype=dtype)
 
 
-def binary(expression: Scalar, dtype: str | None = None) -> Translation:
+def _binary(expression: Scalar, dtype: str | None = None) -> Translation:
     """Return the translation of an expression of two inputs that broadcast."""
     return lambda call: call.elementwise(expression, *_broadcast(call), dtype=dtype)
 
 
-def compared(expression: Scalar) -> Translation:
-    return binary(expression, "bool")
+def _compared(expression: Scalar) -> Translation:
+    return _binary(expression, "bool")
 
 
 def _broadcast(call: Call) -> tuple[str, str]:
@@ -40,42 +40,40 @@ def _broadcast(call: Call) -> tuple[str, str]:
     return a, b
 
 
-def of_all_inputs(operation: str, is_mean: bool = False) -> Translation:
-    """Return the translation of an operation on any number of inputs."""
-
-    def translate(call: Call) -> str:
-        tensors = call.all_inputs()
-        total: Scalar = reduce(function(operation), map(Input, range(len(tensors))))
-        if is_mean and len(tensors) > 1:
-            total = e.div(total, float(len(tensors)))
-        return tensors[0] if len(tensors) == 1 else call.elementwise(total, *tensors)
-
-    return translate
+def _of_all_inputs(call: Call, operation: str, is_mean: bool = False) -> str:
+    """Emit an operation on any number of inputs."""
+    tensors = call.all_inputs()
+    total: Scalar = reduce(function(operation), map(Input, range(len(tensors))))
+    if is_mean and len(tensors) > 1:
+        total = e.div(total, float(len(tensors)))
+    return tensors[0] if len(tensors) == 1 else call.elementwise(total, *tensors)
 
 
-def parametric(expression: Callable[..., Scalar], **defaults: float) -> Translation:
-    """Return the translation of a function whose parameters are attributes with these defaults."""
+def _parametric(expression: Callable[..., Scalar], **defaults: float) -> Translation:
+    """Return the translation of a function whose parameters are attributes with defaults."""
     return lambda call: call.elementwise(
         expression(X, *(call.number(name, value) for name, value in defaults.items())),
         call.input(),
     )
 
 
-def celu(call: Call) -> str:
+def _celu(call: Call) -> str:
     alpha = call.number("alpha", 1.0)
     if not alpha:
         call.reject("alpha = 0, by which it divides: give another")
     return call.elementwise(e.celu(X, alpha), call.input())
 
 
-def clip(call: Call) -> str:
+def _clip(call: Call) -> str:
     x, dtype = call.input(), call.type().dtype
     if call.version < 11:
+        # Until version 11 the ends were attributes.
         return call.elementwise(e.clip(X, call.attribute("min"), call.attribute("max")), x)
     ends = [call.optional(1), call.optional(2)]
     values = [call.builder.value(tensor) if tensor else None for tensor in ends]
     if all((end is None) == (value is None) for end, value in zip(ends, values, strict=True)):
         low, high = (None if v is None else v.reshape(-1)[0].item() for v in values)
+        # An infinite end limits nothing.
         low = None if low is not None and np.isneginf(low) else low
         high = None if high is not None and np.isposinf(high) else high
         return x if low is None and high is None else call.elementwise(e.clip(X, low, high), x)
@@ -85,37 +83,34 @@ def clip(call: Call) -> str:
     return x
 
 
-def prelu(call: Call) -> str:
+def _prelu(call: Call) -> str:
     x, slope = call.input(0), call.input(1)
     rank, slopes = call.rank(0), call.shape(slope)
+    # Until version 9 a vector of slopes was one of channels; since then it broadcasts.
     if call.version < 9 and len(slopes) == 1 and slopes[0] > 1 and rank > 2:
         slope = call.channels(slope, rank)
     return call.elementwise(e.leaky_relu(X, Y), x, slope)
 
 
-def gelu(call: Call) -> str:
+def _gelu(call: Call) -> str:
     tanh = call.text("approximate", "none", ("none", "tanh")) == "tanh"
     return call.elementwise(e.gelu_tanh(X) if tanh else e.gelu(X), call.input())
 
 
-def biased_gelu(expression: Callable[[Scalar], Scalar]) -> Translation:
-    """Return the translation of a GELU of a sum, whose second term may be left out."""
-
-    def translate(call: Call) -> str:
-        if call.optional(1) is None:
-            return call.elementwise(expression(X), call.input(0))
-        return call.elementwise(expression(e.add(X, Y)), call.input(0), call.input(1))
-
-    return translate
+def _biased_gelu(call: Call, expression: Callable[[Scalar], Scalar]) -> str:
+    """Emit a GELU of a sum, whose second term may be left out."""
+    if call.optional(1) is None:
+        return call.elementwise(expression(X), call.input(0))
+    return call.elementwise(expression(e.add(X, Y)), call.input(0), call.input(1))
 
 
-def shrink(call: Call) -> str:
+def _shrink(call: Call) -> str:
     limit, bias = call.number("lambd", 0.5), call.number("bias", 0.0)
     above = e.where(e.less(limit, X), e.sub(X, bias), 0)
     return call.elementwise(e.where(e.less(X, -limit), e.add(X, bias), above), call.input())
 
 
-def mod(call: Call) -> str:
+def _mod(call: Call) -> str:
     a, b = call.input(0), call.input(1)
     rest = apply("rem", X, Y)
     if call.flag("fmod"):
@@ -126,18 +121,19 @@ def mod(call: Call) -> str:
     return call.elementwise(e.where(is_moved, e.add(rest, Y), rest), a, b)
 
 
-def power(call: Call) -> str:
+def _power(call: Call) -> str:
     x, exponent = call.input(0), call.input(1)
     value = call.builder.value(exponent)
     if value is not None and value.size == 1:
         products = e.SMALL_POWERS.get(float(value.reshape(-1)[0]))
         shape = call.shape(x)
+        # An exponent of more dimensions would enlarge the result.
         if products and np.broadcast_shapes(shape, value.shape) == shape:
             return call.elementwise(products(X), x)
     return call.elementwise(apply("pow", X, Y), *_broadcast(call))
 
 
-def cast(call: Call) -> str:
+def _cast(call: Call) -> str:
     to = call.attribute("to")
     return call.cast(call.input(), to if isinstance(to, str) else _dtype(call, to))
 
@@ -171,12 +167,12 @@ def element_type(call: Call, attribute: str, default: str) -> str:
     return default if not number else _dtype(call, number)
 
 
-def where(call: Call) -> str:
+def _where(call: Call) -> str:
     tensors = [call.input(k) for k in range(3)]
     return call.elementwise(e.where(X, Y, Z), *tensors, dtype=call.type(1).dtype)
 
 
-def is_inf(call: Call) -> str:
+def _is_inf(call: Call) -> str:
     ends = {"positive": math.inf, "negative": -math.inf}
     equal = [e.equal(X, end) for name, end in ends.items() if call.flag(f"detect_{name}", True)]
     if not equal:
@@ -192,55 +188,53 @@ def _hyperbolic(operation: str) -> Scalar:
     return e.div(apply(operation, apply("exp", X), apply("exp", apply("neg", X))), 2.0)
 
 
-_PLAIN = ("Neg", "Abs", "Exp", "Log", "Sqrt", "Sin", "Cos", "Floor", "Ceil", "Round", "Erf",
-          "Sigmoid", "Tanh", "Not")  # fmt: skip
-"""Operators that the graph has an operation for, by the same name."""
-
 TABLE: dict[str, Translation] = {
-    **{name: unary(apply(name.lower(), X)) for name in _PLAIN},
-    **{name: binary(apply(name.lower(), X, Y)) for name in ("Add", "Sub", "Mul", "Div")},
-    "Pow": power,
-    "Mod": mod,
-    "Max": of_all_inputs("max"),
-    "Min": of_all_inputs("min"),
-    "Sum": of_all_inputs("add"),
-    "Mean": of_all_inputs("add", is_mean=True),
-    "Sign": unary(e.where(e.equal(X, X), e.sign(X), X)),
-    "Reciprocal": unary(e.div(1.0, X)),
-    "Tan": unary(e.div(apply("sin", X), apply("cos", X))),
-    "Sinh": unary(_hyperbolic("sub")),
-    "Cosh": unary(_hyperbolic("add")),
-    "Relu": unary(e.relu(X)),
-    "HardSwish": unary(e.hard_swish(X)),
-    "Softplus": unary(e.softplus(X)),
-    "Softsign": unary(e.softsign(X)),
-    "Mish": unary(e.mish(X)),
-    "LeakyRelu": parametric(e.leaky_relu, alpha=0.01),
-    "Elu": parametric(e.elu, alpha=1.0),
-    "Celu": celu,
-    "Swish": parametric(e.silu, alpha=1.0),
-    "ThresholdedRelu": parametric(_thresholded_relu, alpha=1.0),
-    "Selu": parametric(e.selu, alpha=e.SELU_ALPHA, gamma=e.SELU_GAMMA),
-    "HardSigmoid": parametric(e.hard_sigmoid, alpha=0.2, beta=0.5),
-    "Gelu": gelu,
-    "com.microsoft.Gelu": unary(e.gelu(X)),
-    "com.microsoft.QuickGelu": parametric(e.silu, alpha=1.702),
-    "com.microsoft.BiasGelu": biased_gelu(e.gelu),
-    "com.microsoft.FastGelu": biased_gelu(e.gelu_tanh),
-    "Shrink": shrink,
-    "PRelu": prelu,
-    "Clip": clip,
-    "Equal": compared(e.equal(X, Y)),
-    "Less": compared(e.less(X, Y)),
-    "LessOrEqual": compared(apply("less_equal", X, Y)),
-    "Greater": compared(e.less(Y, X)),
-    "GreaterOrEqual": compared(apply("less_equal", Y, X)),
-    "And": compared(apply("and", X, Y)),
-    "Or": compared(apply("or", X, Y)),
-    "Xor": compared(e.differ(X, Y)),
-    "IsNaN": unary(e.differ(X, X), "bool"),
-    "IsInf": is_inf,
-    "Where": where,
-    "Cast": cast,
+    **{name.capitalize(): _unary(apply(name, X)) for name in (*e.PLAIN, "not")},
+    **{name: _binary(apply(name.lower(), X, Y)) for name in ("Add", "Sub", "Mul", "Div")},
+    "Pow": _power,
+    "Mod": _mod,
+    "Max": partial(_of_all_inputs, operation="max"),
+    "Min": partial(_of_all_inputs, operation="min"),
+    "Sum": partial(_of_all_inputs, operation="add"),
+    "Mean": partial(_of_all_inputs, operation="add", is_mean=True),
+    # NaN stays NaN, of which `sign` alone would make 0.
+    "Sign": _unary(e.where(e.equal(X, X), e.sign(X), X)),
+    "Reciprocal": _unary(e.div(1.0, X)),
+    "Tan": _unary(e.div(apply("sin", X), apply("cos", X))),
+    "Sinh": _unary(_hyperbolic("sub")),
+    "Cosh": _unary(_hyperbolic("add")),
+    "Relu": _unary(e.relu(X)),
+    "HardSwish": _unary(e.hard_swish(X)),
+    "Softplus": _unary(e.softplus(X)),
+    "Softsign": _unary(e.softsign(X)),
+    "Mish": _unary(e.mish(X)),
+    "LeakyRelu": _parametric(e.leaky_relu, alpha=0.01),
+    "Elu": _parametric(e.elu, alpha=1.0),
+    "Celu": _celu,
+    "Swish": _parametric(e.silu, alpha=1.0),
+    "ThresholdedRelu": _parametric(_thresholded_relu, alpha=1.0),
+    "Selu": _parametric(e.selu, alpha=e.SELU_ALPHA, gamma=e.SELU_GAMMA),
+    "HardSigmoid": _parametric(e.hard_sigmoid, alpha=0.2, beta=0.5),
+    "Gelu": _gelu,
+    "com.microsoft.Gelu": _unary(e.gelu(X)),
+    "com.microsoft.QuickGelu": _parametric(e.silu, alpha=1.702),
+    "com.microsoft.BiasGelu": partial(_biased_gelu, expression=e.gelu),
+    "com.microsoft.FastGelu": partial(_biased_gelu, expression=e.gelu_tanh),
+    "Shrink": _shrink,
+    "PRelu": _prelu,
+    "Clip": _clip,
+    "Equal": _compared(e.equal(X, Y)),
+    "Less": _compared(e.less(X, Y)),
+    "LessOrEqual": _compared(apply("less_equal", X, Y)),
+    "Greater": _compared(e.less(Y, X)),
+    "GreaterOrEqual": _compared(apply("less_equal", Y, X)),
+    "And": _compared(apply("and", X, Y)),
+    "Or": _compared(apply("or", X, Y)),
+    "Xor": _compared(e.differ(X, Y)),
+    # Only NaN is not equal to itself.
+    "IsNaN": _unary(e.differ(X, X), "bool"),
+    "IsInf": _is_inf,
+    "Where": _where,
+    "Cast": _cast,
     "CastLike": lambda call: call.cast(call.input(0), call.type(1).dtype),
 }

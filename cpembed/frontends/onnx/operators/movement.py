@@ -1,24 +1,29 @@
-"""Operators that move elements, by fixed rules or by tensors of indices.
+"""Operators that move elements, and those that are decided while the model is read.
 
 Elements at indices are gathered by their numbers in row-major order. Scattering at constant indices
-gathers from the tensor followed by its updates.
+gathers from the tensor followed by its updates. Constants, shapes and branches need no operator of
+the graph.
 """
 
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 
 import numpy as np
 
 from cpembed.errors import WorkloadError
-from cpembed.frontends.emitter import row_major_steps
+from cpembed.frontends.builder import LARGEST_CONSTANT
+from cpembed.frontends.emitter import numbers_beside, row_major_steps
 from cpembed.frontends.expressions import X, Y, Z, add, equal, mul, where
 from cpembed.frontends.onnx.call import Call, Translation
+from cpembed.frontends.onnx.model import Body, in_bytes
+from cpembed.frontends.onnx.operators.elementwise import element_type
 from cpembed.graph.kinds import Concat, Gather
 from cpembed.graph.kinds.base import Array, axis_of
 
 
-def dropout(call: Call) -> list[str]:
+def _dropout(call: Call) -> list[str]:
     """Return the input and a mask of ones; reject training, unless its ratio is 0."""
     if _drops(call):
         call.reject("it drops elements, as in training: export the model for inference")
@@ -30,7 +35,8 @@ def dropout(call: Call) -> list[str]:
 
 
 def _drops(call: Call) -> bool:
-    """True in training, which is a flag before version 7 and an input from version 12 on."""
+    """Return True in training with a ratio above 0."""
+    # Training is a flag before version 7 and an input from version 12 on.
     if call.version < 7:
         return not call.flag("is_test") and call.number("ratio", 0.5) != 0
     if call.version < 12 or call.optional(2) is None:
@@ -43,13 +49,14 @@ def _drops(call: Call) -> bool:
 # -- shapes and axes ------------------------------------------------------------------------------
 
 
-def reshape(call: Call) -> str:
+def _reshape(call: Call) -> str:
     sizes = call.list_or_input("shape", 1)
     if sizes is None:
         call.reject("no shape is given")
     current = call.type().shape
     error = WorkloadError(f"{list(current)} cannot be reshaped to {list(sizes)}")
     shape = list(sizes)
+    # A size of 0 stands for the input's size of the same axis, and -1 for what is left.
     if not call.flag("allowzero"):
         if any(size == 0 and k >= len(current) for k, size in enumerate(shape)):
             raise error
@@ -62,7 +69,7 @@ def reshape(call: Call) -> str:
     return call.reshaped(call.input(), shape)
 
 
-def flatten(call: Call) -> str:
+def _flatten(call: Call) -> str:
     shape = call.type().shape
     axis = call.integer("axis", 1)
     if not -len(shape) <= axis <= len(shape):
@@ -71,7 +78,7 @@ def flatten(call: Call) -> str:
     return call.reshaped(call.input(), (math.prod(shape[:axis]), math.prod(shape[axis:])))
 
 
-def squeeze(call: Call) -> str:
+def _squeeze(call: Call) -> str:
     shape = call.type().shape
     axes = call.list_or_input("axes", 1)
     if axes is None:
@@ -82,7 +89,7 @@ def squeeze(call: Call) -> str:
     return call.reshaped(call.input(), [s for k, s in enumerate(shape) if k not in removed])
 
 
-def unsqueeze(call: Call) -> str:
+def _unsqueeze(call: Call) -> str:
     axes = call.list_or_input("axes", 1) or ()
     rank = call.rank() + len(axes)
     new = {axis_of(axis, rank) for axis in axes}
@@ -92,14 +99,14 @@ def unsqueeze(call: Call) -> str:
     return call.reshaped(call.input(), [1 if k in new else next(rest) for k in range(rank)])
 
 
-def transpose(call: Call) -> str:
+def _transpose(call: Call) -> str:
     order = call.list_of("perm", tuple(reversed(range(call.rank())))) or ()
     if sorted(order) != list(range(call.rank())):
         raise WorkloadError(f"{list(order)} is no order of {call.rank()} axes")
     return call.transposed(call.input(), order)
 
 
-def expand(call: Call) -> str:
+def _expand(call: Call) -> str:
     current, sizes = call.type().shape, call.integers(1, "the shape")
     try:
         shape = np.broadcast_shapes(current, sizes)
@@ -108,14 +115,14 @@ def expand(call: Call) -> str:
     return call.expanded(call.input(), shape)
 
 
-def tile(call: Call) -> str:
+def _tile(call: Call) -> str:
     shape, repeats = call.type().shape, call.integers(1, "the repeats")
     if len(repeats) != len(shape) or min(repeats, default=0) < 0:
         raise WorkloadError(f"repeats {list(repeats)} of {list(shape)}: give one for each axis")
     return call.repeated(call.input(), repeats)
 
 
-def depth_to_space(call: Call) -> str:
+def _depth_to_space(call: Call) -> str:
     _, c, _, _ = call.type().shape
     block = call.integer("blocksize", 0)
     if block < 1 or c % (block * block):
@@ -124,7 +131,7 @@ def depth_to_space(call: Call) -> str:
     return call.blocks_to_pixels(call.input(), block, blocks_first=blocks_first)
 
 
-def space_to_depth(call: Call) -> str:
+def _space_to_depth(call: Call) -> str:
     _, _, h, w = call.type().shape
     block = call.integer("blocksize", 0)
     if block < 1 or h % block or w % block:
@@ -136,12 +143,13 @@ def space_to_depth(call: Call) -> str:
 # -- parts ----------------------------------------------------------------------------------------
 
 
-def split(call: Call) -> list[str]:
+def _split(call: Call) -> list[str]:
     axis, x = call.axis(), call.input()
     size = call.type().shape[axis]
     parts = call.list_or_input("split", 1)
     if parts is None:
         count = call.integer("num_outputs", len(call.node.outputs))
+        # Equal parts, of which the last may be smaller or, of more parts than elements, empty.
         each = -(-size // max(1, count))
         parts = tuple(max(0, min(each, size - k * each)) for k in range(count))
     if sum(parts) != size or min(parts, default=0) < 0:
@@ -150,8 +158,9 @@ def split(call: Call) -> list[str]:
     return [call.part(x, axis, end - n, end) for n, end in zip(parts, ends, strict=True)]
 
 
-def slice_(call: Call) -> str:
+def _slice(call: Call) -> str:
     shape = call.type().shape
+    # Until version 10 the numbers were attributes.
     if call.version < 10:
         begins, ends = call.list_of("starts") or (), call.list_of("ends") or ()
         axes, steps = call.list_of("axes"), None
@@ -165,12 +174,13 @@ def slice_(call: Call) -> str:
         raise WorkloadError("starts, ends, axes and steps do not go together")
     x = call.input()
     for axis, part in zip(axes, map(slice, begins, ends, steps), strict=True):
+        # ONNX counts from the end and clips as Python's slices do.
         place = axis_of(axis, len(shape))
         x = call.part(x, place, *part.indices(shape[place]))
     return x
 
 
-def pad(call: Call) -> str:
+def _pad(call: Call) -> str:
     x, rank = call.input(), call.rank()
     pads = call.list_of("paddings") if call.version < 2 else call.list_or_input("pads", 1)
     value = call.number("value", 0.0) if call.version < 11 else 0.0
@@ -188,7 +198,7 @@ def pad(call: Call) -> str:
     return call.padded(x, before, after, mode, value)
 
 
-def trilu(call: Call) -> str:
+def _trilu(call: Call) -> str:
     shape, dtype = call.type().shape, call.type().dtype
     if len(shape) < 2:
         call.reject(f"a triangle of {call.type()}: give matrices")
@@ -202,13 +212,13 @@ def trilu(call: Call) -> str:
 # -- indices --------------------------------------------------------------------------------------
 
 
-def gather(call: Call) -> str:
+def _gather(call: Call) -> str:
     axis = call.axis()
     call.check_indices(call.input(1), call.shape(call.input(0))[axis])
     return call.emit(Gather(axis), call.input(0), call.input(1))
 
 
-def gather_nd(call: Call) -> str:
+def _gather_nd(call: Call) -> str:
     shape, index_shape = call.type(0).shape, call.type(1).shape
     batch, depth = call.integer("batch_dims", 0), index_shape[-1]
     if not 0 <= batch < len(index_shape) or batch + depth > len(shape):
@@ -224,7 +234,8 @@ def gather_nd(call: Call) -> str:
         total = term if total is None else call.elementwise(add(X, Y), total, term)
     if total is None:
         raise WorkloadError(f"indices {list(index_shape)} name no axis")
-    # Numbers of the first elements of the batches, plus those inside a gathered part.
+    # Numbers of the first elements of the batches, plus those inside a gathered part: both are
+    # known now, so that only the terms of the indices are computed in every call.
     rows, tail = np.indices(index_shape[:batch], sparse=True), shape[batch + depth :]
     offset = np.zeros((*index_shape[:-1], *tail), np.int64)
     for k, places in enumerate(rows):
@@ -238,6 +249,7 @@ def gather_nd(call: Call) -> str:
 
 def _scatter_index(call: Call) -> Array:
     """Return the constant indices of a node that scatters."""
+    # With a reduction, updates of one element would have to be combined instead of replacing it.
     if call.text("reduction", "none") != "none":
         call.reject("scattering with a reduction is not read: scatter without one")
     return call.constant(1, "where it scatters")
@@ -246,6 +258,7 @@ def _scatter_index(call: Call) -> Array:
 def _scattered(call: Call, places: Array) -> str:
     """Replace the elements at ``places``, numbers in row-major order, by the updates."""
     kind = call.type()
+    # Number of each element's source in the tensor followed by its updates.
     source = np.arange(kind.elements)
     source[places.reshape(-1)] = kind.elements + np.arange(places.size)
     data = call.reshaped(call.input(0), (kind.elements,))
@@ -253,21 +266,17 @@ def _scattered(call: Call, places: Array) -> str:
     return call.emit(Gather(0), both, call.tensor(source.reshape(kind.shape)))
 
 
-def scatter_elements(call: Call) -> str:
+def _scatter_elements(call: Call) -> str:
     index = _scatter_index(call)
     shape, axis = call.type().shape, call.axis()
     index = np.where(index < 0, index + shape[axis], index)
     if index.ndim != len(shape) or (index < 0).any() or (index >= shape[axis]).any():
         raise WorkloadError(f"indices {list(index.shape)} beyond a tensor {list(shape)}")
-    steps = row_major_steps(shape)
-    places = index * steps[axis]
-    for k, coordinates in enumerate(np.indices(index.shape, sparse=True)):
-        if k != axis:
-            places = places + coordinates * steps[k]
+    places = index * row_major_steps(shape)[axis] + numbers_beside(axis, index.shape, shape)
     return _scattered(call, places)
 
 
-def scatter_nd(call: Call) -> str:
+def _scatter_nd(call: Call) -> str:
     index = _scatter_index(call)
     shape, depth = call.type().shape, index.shape[-1]
     sizes, steps = np.asarray(shape[:depth]), np.asarray(row_major_steps(shape)[:depth])
@@ -279,7 +288,7 @@ def scatter_nd(call: Call) -> str:
     return _scattered(call, places + np.arange(math.prod(tail)).reshape(tail))
 
 
-def one_hot(call: Call) -> str:
+def _one_hot(call: Call) -> str:
     depth = call.integers(1, "the depth")[0]
     rank = call.rank(0)
     axis = axis_of(call.integer("axis", -1), rank + 1)
@@ -288,43 +297,118 @@ def one_hot(call: Call) -> str:
     if not 0 < depth <= 1 << 24:
         raise WorkloadError(f"a depth of {depth}: give 1 to 2^24")
     index = call.reshaped(call.from_front(call.input(0), depth), shape)
+    # The result is a comparison of the indices with all numbers along the new axis.
     steps = np.arange(depth).reshape([-1 if k == axis else 1 for k in range(rank + 1)])
     is_hot = call.elementwise(equal(X, Y), index, call.tensor(steps), dtype="bool")
     off, on = (call.reshaped(call.part(call.input(2), 0, k, k + 1), ()) for k in range(2))
     return call.elementwise(where(X, Y, Z), is_hot, on, off, dtype=call.type(2).dtype)
 
 
-def cumulative_sum(call: Call) -> str:
+def _cumulative_sum(call: Call) -> str:
     axis = axis_of(call.integers(1, "the axis")[0], call.rank())
     exclusive, reverse = call.flag("exclusive"), call.flag("reverse")
     return call.cumulative_sum(call.input(), axis, exclusive=exclusive, reverse=reverse)
 
 
+def _constant(call: Call) -> str:
+    if (value := call.attribute("value")) is not None:
+        return call.tensor(in_bytes(value))
+    for name, dtype in (("float", "float32"), ("int", "int64")):
+        for attribute in (f"value_{name}", f"value_{name}s"):
+            if (value := call.attribute(attribute)) is not None:
+                return call.tensor(value, dtype)
+    call.reject("its value is no dense tensor of numbers: use one")
+
+
+def _shape(call: Call) -> str:
+    part = slice(call.attribute("start"), call.attribute("end"))
+    return call.tensor(call.type().shape[part], "int64")
+
+
+def _constant_of_shape(call: Call) -> str:
+    sizes = call.integers(0, "the shape")
+    value = call.attribute("value")
+    value = np.zeros(1, np.float32) if value is None else in_bytes(value)
+    if min(sizes, default=1) < 0 or math.prod(sizes) * value.itemsize > LARGEST_CONSTANT:
+        raise WorkloadError(
+            f"a constant of {list(sizes)} is of more than {LARGEST_CONSTANT >> 20} MiB"
+        )
+    return call.tensor(np.full(sizes, value.reshape(-1)[0], value.dtype))
+
+
+def _range(call: Call) -> str:
+    start, limit, step = (call.constant(k, "the range").reshape(-1)[0] for k in range(3))
+    if not step or abs((float(limit) - float(start)) / float(step)) * 8 > LARGEST_CONSTANT:
+        raise WorkloadError(f"a range from {start} to {limit} by {step}")
+    count = max(0, math.ceil((limit.item() - start.item()) / step.item()))
+    return call.tensor((start + np.arange(count) * step).astype(start.dtype))
+
+
+def _eye_like(call: Call) -> str:
+    rows, columns = call.type().shape
+    dtype = element_type(call, "dtype", call.type().dtype)
+    return call.tensor(np.eye(rows, columns, call.integer("k", 0)), dtype)
+
+
+def _non_zero(call: Call) -> str:
+    return call.tensor(np.asarray(np.nonzero(call.constant(0, "its input"))), "int64")
+
+
+def _if(call: Call) -> Sequence[str]:
+    """Translate the branch that a constant condition takes in the operator's place."""
+    condition = call.builder.value(call.input())
+    if condition is None:
+        call.reject(
+            "its condition is computed while the network runs: export the model with the branch "
+            "that is meant"
+        )
+    body = call.attribute("then_branch" if condition.reshape(-1)[0] else "else_branch")
+    if not isinstance(body, Body):
+        call.reject("it has no such branch: the file is damaged")
+    return call.run(body)
+
+
+def _rejected(operators: str) -> Translation:
+    return lambda call: call.reject(
+        f"{operators} are not read: export the model with their steps written out"
+    )
+
+
 TABLE: dict[str, Translation] = {
     "Identity": lambda call: call.input(),
-    "Dropout": dropout,
-    "Reshape": reshape,
-    "Flatten": flatten,
-    "Squeeze": squeeze,
-    "Unsqueeze": unsqueeze,
-    "Transpose": transpose,
-    "Expand": expand,
-    "Tile": tile,
-    "DepthToSpace": depth_to_space,
-    "SpaceToDepth": space_to_depth,
+    "Dropout": _dropout,
+    "Reshape": _reshape,
+    "Flatten": _flatten,
+    "Squeeze": _squeeze,
+    "Unsqueeze": _unsqueeze,
+    "Transpose": _transpose,
+    "Expand": _expand,
+    "Tile": _tile,
+    "DepthToSpace": _depth_to_space,
+    "SpaceToDepth": _space_to_depth,
     "Concat": lambda call: call.joined(call.all_inputs(), call.axis(1 if call.version < 4 else 0)),
-    "Split": split,
-    "Slice": slice_,
-    "Pad": pad,
-    "Trilu": trilu,
-    "Gather": gather,
+    "Split": _split,
+    "Slice": _slice,
+    "Pad": _pad,
+    "Trilu": _trilu,
+    "Gather": _gather,
     "GatherElements": lambda call: call.gathered_elements(
         call.input(0), call.input(1), call.axis()
     ),
-    "GatherND": gather_nd,
-    "ScatterElements": scatter_elements,
-    "Scatter": scatter_elements,
-    "ScatterND": scatter_nd,
-    "OneHot": one_hot,
-    "CumSum": cumulative_sum,
+    "GatherND": _gather_nd,
+    "ScatterElements": _scatter_elements,
+    "Scatter": _scatter_elements,
+    "ScatterND": _scatter_nd,
+    "OneHot": _one_hot,
+    "CumSum": _cumulative_sum,
+    "Constant": _constant,
+    "Shape": _shape,
+    "Size": lambda call: call.tensor(call.type().elements, "int64"),
+    "ConstantOfShape": _constant_of_shape,
+    "Range": _range,
+    "EyeLike": _eye_like,
+    "NonZero": _non_zero,
+    "If": _if,
+    "Loop": _rejected("loops"),
+    "Scan": _rejected("scans"),
 }

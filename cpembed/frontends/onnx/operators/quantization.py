@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import replace
+from functools import partial
 
 import numpy as np
 
@@ -19,11 +20,11 @@ from cpembed.frontends.composites import shape_without_elements
 from cpembed.frontends.expressions import X, Y, Z, add, apply, div, mul, sub
 from cpembed.frontends.onnx.call import Call, Translation
 from cpembed.frontends.onnx.operators.elementwise import element_type
-from cpembed.frontends.onnx.operators.matrices import scaled
-from cpembed.frontends.onnx.operators.windows import (
+from cpembed.frontends.onnx.operators.products import (
     convolution_options,
     pooled,
     pooled_image,
+    scaled,
 )
 from cpembed.frontends.products import convolution, matrix_product
 from cpembed.graph.kinds import (
@@ -69,8 +70,10 @@ def _check_scales(call: Call, scale: Array, *, divides: bool) -> None:
 def _quantized(
     call: Call, x: str, scale: Array, zero: Array | None, dtype: str, axis: int = 1
 ) -> str:
-    """Emit the quantization of floats by constant parameters: one element, or one for each index of
-    the axis; zero points are 0 by default.
+    """Emit the quantization of floats by constant parameters.
+
+    Scale and zero point have one element, or one for each index of the axis; without a zero point
+    it is 0.
     """
     _check_scales(call, scale, divides=True)
     scales, zeros, axis = _parameters(call, x, scale, zero, axis)
@@ -101,7 +104,7 @@ def _scalars(call: Call, dtype: str) -> tuple[str, str]:
     return scale, call.reshaped(call.optional(2) or call.tensor(0, dtype), ())
 
 
-def quantize_linear(call: Call) -> str:
+def _quantize_linear(call: Call) -> str:
     scale, zero, is_constant = _linear_parameters(call)
     x, zero_tensor = call.input(0), call.optional(2)
     default = "uint8" if zero_tensor is None else call.dtype(zero_tensor)
@@ -111,11 +114,12 @@ def quantize_linear(call: Call) -> str:
     _check_integers(call, dtype)
     if scale is not None and is_constant:
         return _quantized(call, x, scale, zero, dtype, call.integer("axis", 1))
+    # Computed in every call, as in dynamic quantization, they are factors like any others.
     rounded = add(apply("round", div(X, Y)), Z)
     return call.elementwise(rounded, x, *_scalars(call, dtype), dtype=dtype)
 
 
-def dequantize_linear(call: Call) -> str:
+def _dequantize_linear(call: Call) -> str:
     scale, zero, is_constant = _linear_parameters(call)
     q = call.input(0)
     _check_integers(call, call.dtype(q))
@@ -142,6 +146,7 @@ def _zero_point(call: Call, tensor: str | None) -> tuple[int, str | None]:
     if value is None:
         return 0, tensor
     values = {int(v) for v in value.reshape(-1)}
+    # Zero points that differ from channel to channel are subtracted beforehand, by `_centred`.
     return (values.pop(), None) if len(values) == 1 else (0, None)
 
 
@@ -153,10 +158,11 @@ def _centred(call: Call, weights: str, zero: str | None, axis: int) -> str:
     shape = [1] * len(call.shape(weights))
     shape[axis] = -1
     zeros = value if value.ndim > 1 else value.reshape(shape)
+    # A difference of two bytes has nine bits.
     return call.elementwise(sub(X, Y), weights, call.tensor(zeros), dtype="int16")
 
 
-def conv_integer(call: Call) -> str:
+def _conv_integer(call: Call) -> str:
     x, w = call.input(0), call.input(1)
     zero_x, moving_x = _zero_point(call, call.optional(2))
     zero_w, moving_w = _zero_point(call, call.optional(3))
@@ -180,6 +186,7 @@ def conv_integer(call: Call) -> str:
             "the filter and the image's zero point are computed while the network runs: make one "
             "constant"
         )
+    # An image of ones gives the sum of the weights that lie inside the image at each pixel.
     kind = replace(form.product, zero_points=(0, zero_w))
     (inside,) = kind.evaluate([np.ones(shape, dtype), weights])
     # Without padding the sum of the weights is the same at every pixel.
@@ -234,18 +241,18 @@ def _row_sums(call: Call, tensor: str, axis: int, zero: int) -> str:
     return call.emit(Reduce("sum", (rank + axis if rank > 1 else 0,), rank > 1), centred)
 
 
-def matmul_integer(call: Call) -> str:
+def _matmul_integer(call: Call) -> str:
     factors, zeros = (call.input(0), call.input(1)), (call.optional(2), call.optional(3))
     return _integer_product(call, factors, zeros)
 
 
-def matmul_integer_to_float(call: Call) -> str:
+def _matmul_integer_to_float(call: Call) -> str:
     factors, zeros = (call.input(0), call.input(1)), (call.optional(4), call.optional(5))
     sums = _integer_product(call, factors, zeros)
     return _scaled_sums(call, sums, call.input(2), call.input(3), call.optional(6))
 
 
-def dynamic_quantize_matmul(call: Call) -> str:
+def _dynamic_quantize_matmul(call: Call) -> str:
     """Emit a product whose first factor is quantized by its own range."""
     q, scale, zero = call.emit_all(DynamicQuantize(), call.input(0))
     sums = _integer_product(call, (q, call.input(1)), (zero, call.optional(3)))
@@ -281,7 +288,7 @@ def _integers(call: Call, x: str, k: int, dtype: str | None = None, axis: int = 
     return _quantized(call, x, call.constant(k, "a scale"), zero, dtype, axis)
 
 
-def qlinear_conv(call: Call) -> str:
+def _qlinear_conv(call: Call) -> str:
     x, w, bias = _floats(call, 0, 1), _floats(call, 3, 0), call.optional(8)
     if bias is not None:
         # The bias has the scale of the products.
@@ -291,15 +298,14 @@ def qlinear_conv(call: Call) -> str:
     return _integers(call, result, 6, axis=1)
 
 
-def qlinear_matmul(call: Call) -> str:
+def _qlinear_matmul(call: Call) -> str:
+    # Each row of the first factor, and each column of the second, may have its own scale.
     a = _floats(call, 0, max(0, call.rank(0) - 2))
     return _integers(call, call.matmul(a, _floats(call, 3, call.rank(3) - 1)), 6)
 
 
-def qgemm(call: Call) -> str:
-    """Emit QGemm: A, B and the bias C of 32 bits, then scale and zero point of the result, without
-    which it is of floats.
-    """
+def _qgemm(call: Call) -> str:
+    """Emit QGemm, whose result is of floats if it has no scale and zero point."""
     a, b = _floats(call, 0), _floats(call, 3, 0 if call.flag("transB") else 1)
     if call.flag("transA"):
         a = call.transposed(a, (1, 0))
@@ -312,21 +318,19 @@ def qgemm(call: Call) -> str:
     return result if call.optional(7) is None else _integers(call, result, 7)
 
 
-def qlinear_binary(operation: str) -> Translation:
-    def translate(call: Call) -> str:
-        a, b = _floats(call, 0), _floats(call, 3)
-        return _integers(call, call.elementwise(apply(operation, X, Y), a, b), 6)
-
-    return translate
+def _qlinear_binary(call: Call, operation: str) -> str:
+    a, b = _floats(call, 0), _floats(call, 3)
+    return _integers(call, call.elementwise(apply(operation, X, Y), a, b), 6)
 
 
-def qlinear_unary(write: Callable[[Call, str], str]) -> Translation:
+def _qlinear_unary(write: Callable[[Call, str], str]) -> Translation:
     """Return the translation of an operator of one tensor, which ``write`` emits on floats."""
     return lambda call: _integers(call, write(call, _floats(call, 0)), 3)
 
 
 def _softmax(call: Call, x: str) -> str:
     axis = call.integer("axis", -1)
+    # Before version 13 of Softmax the axes from this one on counted as one.
     if call.integer("opset", 13) < 13 and axis % call.rank() != call.rank() - 1:
         call.reject("softmax over several axes at once: give the last axis")
     return call.emit(Softmax(axis % call.rank()), x)
@@ -341,7 +345,7 @@ def _channels_first(write: Callable[[Call, str, str], str]) -> Callable[[Call, s
     return mean
 
 
-def qlinear_concat(call: Call) -> str:
+def _qlinear_concat(call: Call) -> str:
     """Emit QLinearConcat: scale and zero point of the result, then each tensor with its own."""
     dtype = str(call.constant(1, "a zero point").dtype)
     tensors = [_floats(call, k) for k in range(2, len(call.inputs), 3)]
@@ -350,28 +354,28 @@ def qlinear_concat(call: Call) -> str:
 
 
 TABLE: dict[str, Translation] = {
-    "QuantizeLinear": quantize_linear,
-    "com.microsoft.QuantizeLinear": quantize_linear,
-    "DequantizeLinear": dequantize_linear,
-    "com.microsoft.DequantizeLinear": dequantize_linear,
+    "QuantizeLinear": _quantize_linear,
+    "com.microsoft.QuantizeLinear": _quantize_linear,
+    "DequantizeLinear": _dequantize_linear,
+    "com.microsoft.DequantizeLinear": _dequantize_linear,
     "DynamicQuantizeLinear": lambda call: call.emit_all(DynamicQuantize(), call.input()),
-    "ConvInteger": conv_integer,
-    "MatMulInteger": matmul_integer,
-    "com.microsoft.MatMulIntegerToFloat": matmul_integer_to_float,
-    "com.microsoft.DynamicQuantizeMatMul": dynamic_quantize_matmul,
-    "QLinearConv": qlinear_conv,
-    "QLinearMatMul": qlinear_matmul,
-    "com.microsoft.QGemm": qgemm,
-    "com.microsoft.QLinearAdd": qlinear_binary("add"),
-    "com.microsoft.QLinearMul": qlinear_binary("mul"),
-    "com.microsoft.QLinearSigmoid": qlinear_unary(
+    "ConvInteger": _conv_integer,
+    "MatMulInteger": _matmul_integer,
+    "com.microsoft.MatMulIntegerToFloat": _matmul_integer_to_float,
+    "com.microsoft.DynamicQuantizeMatMul": _dynamic_quantize_matmul,
+    "QLinearConv": _qlinear_conv,
+    "QLinearMatMul": _qlinear_matmul,
+    "com.microsoft.QGemm": _qgemm,
+    "com.microsoft.QLinearAdd": partial(_qlinear_binary, operation="add"),
+    "com.microsoft.QLinearMul": partial(_qlinear_binary, operation="mul"),
+    "com.microsoft.QLinearSigmoid": _qlinear_unary(
         lambda call, x: call.elementwise(apply("sigmoid", X), x)
     ),
-    "com.microsoft.QLinearLeakyRelu": qlinear_unary(
+    "com.microsoft.QLinearLeakyRelu": _qlinear_unary(
         lambda call, x: call.elementwise(e.leaky_relu(X, call.number("alpha", 0.01)), x)
     ),
-    "com.microsoft.QLinearSoftmax": qlinear_unary(_softmax),
-    "com.microsoft.QLinearAveragePool": qlinear_unary(_channels_first(pooled)),
-    "com.microsoft.QLinearGlobalAveragePool": qlinear_unary(_channels_first(pooled_image)),
-    "com.microsoft.QLinearConcat": qlinear_concat,
+    "com.microsoft.QLinearSoftmax": _qlinear_unary(_softmax),
+    "com.microsoft.QLinearAveragePool": _qlinear_unary(_channels_first(pooled)),
+    "com.microsoft.QLinearGlobalAveragePool": _qlinear_unary(_channels_first(pooled_image)),
+    "com.microsoft.QLinearConcat": _qlinear_concat,
 }

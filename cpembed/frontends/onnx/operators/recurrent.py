@@ -1,6 +1,6 @@
-"""Recurrent layers of a fixed length, unrolled: one product of all inputs, then in every step a
-product of the state and elementwise operators.
+"""Recurrent layers of a fixed length, unrolled.
 
+One product takes all inputs; then every step has a product of the state and elementwise operators.
 Layout 0 has inputs [steps, batch, size] and results [steps, directions, batch, state]; layout 1 has
 the batch first.
 """
@@ -43,9 +43,22 @@ _LONGEST = 4096
 
 @dataclass(frozen=True, kw_only=True)
 class Cell:
-    """One direction of a layer: weights [gates * state, size] and [gates * state, state], a bias of
-    each, the activations of the gates, the absolute limit of their sums, and peephole weights [3 *
-    state].
+    """One direction of a layer.
+
+    Attributes
+    ----------
+    state : int
+        Size of the state.
+    weights, recurrent : str
+        Tensors [gates * state, size] and [gates * state, state].
+    bias, recurrent_bias : str, optional
+        Tensors [gates * state].
+    functions : sequence of callable
+        Activations of the gates.
+    limit : float, optional
+        Absolute limit of the gates' sums.
+    peepholes : str, optional
+        Tensor [3 * state]: weights of the cell state in the input, output and forget gate.
     """
 
     call: Call
@@ -81,8 +94,9 @@ class Cell:
         return self.product(state, self.recurrent, self.recurrent_bias)
 
     def with_peephole(self, gate: str, k: int, c: str) -> str:
-        """Add the cell state times the peephole weights of the input (``k`` = 0), output (1) or
-        forget gate (2), if there are any.
+        """Add the cell state times the peephole weights of a gate, if there are any.
+
+        ``k`` is 0 for the input, 1 for the output and 2 for the forget gate.
         """
         if self.peepholes is None:
             return gate
@@ -111,6 +125,8 @@ def _gru_step(cell: Cell, x: str, states: Sequence[str]) -> tuple[str, ...]:
     """Emit a step of a GRU, whose gates are in the order update, reset, hidden."""
     call, h = cell.call, states[0]
     xz, xr, xh = cell.gates(x, 3)
+    # The reset gate scales either what the product makes of the state, or the state before it: then
+    # the hidden gate needs a product of its own.
     if call.flag("linear_before_reset"):
         hz, hr, hh = cell.gates(cell.product_of_state(h), 3)
         r = call.elementwise(cell.activate(0, add(X, Y)), xr, hr)
@@ -163,6 +179,7 @@ class Layer:
         last: list[list[str]] = []
         for k in range(directions):
             cell = self._cell(call, k, functions[k])
+            # The second direction of a bidirectional layer runs backwards.
             reverse = order == "reverse" or k == 1
             results, states = self._unrolled(cell, rows, (steps, batch), k, reverse)
             parts = [call.reshaped(tensor, (1, 1, batch, state)) for tensor in results]
@@ -173,6 +190,7 @@ class Layer:
             parts = [call.reshaped(states[k], (1, batch, state)) for states in last]
             outputs.append(call.joined(parts, 0))
         if batch_first:
+            # Layout 1 has the batch first in the results as well.
             orders = [(2, 0, 1, 3), *[(1, 0, 2)] * self.states]
             outputs = [call.transposed(t, o) for t, o in zip(outputs, orders, strict=True)]
         return outputs
@@ -201,6 +219,7 @@ class Layer:
         biases: list[str | None] = [None, None]
         if (bias := call.optional(3)) is not None:
             both, n = _direction(call, bias, k), self.gates * state
+            # One input holds the bias of the inputs, then that of the state.
             biases = [call.part(both, 0, 0, n), call.part(both, 0, n, 2 * n)]
         peepholes = call.optional(7) if self.step is _lstm_step else None
         return Cell(
@@ -220,6 +239,7 @@ class Layer:
     ) -> tuple[list[str], list[str]]:
         """Return the state after each step, in the order of the inputs, and the last states."""
         call, (steps, batch) = cell.call, sizes
+        # All steps' inputs are known: one large product is far faster than one in each step.
         sums = cell.product(rows, cell.weights, cell.bias)
         states = [_initial(cell, k, direction, batch) for k in range(self.states)]
         results = [""] * steps

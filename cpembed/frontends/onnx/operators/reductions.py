@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import math
+from functools import partial
 
 import numpy as np
 
 from cpembed.frontends.expressions import X, Y, Z, add, apply, div, equal, mul, sub, where
 from cpembed.frontends.onnx.call import Call, Translation
-from cpembed.frontends.onnx.operators.windows import pooled_image
+from cpembed.frontends.onnx.operators.products import pooled_image
 from cpembed.graph.kinds import Gather, LayerNorm, Reduce, Scalar, Softmax
 from cpembed.graph.kinds.base import axis_of
 
@@ -21,76 +22,58 @@ def _axes(call: Call) -> tuple[int, ...]:
     return tuple(sorted({axis_of(axis, call.rank()) for axis in axes}))
 
 
-def reduced(
-    operation: str, before: Scalar | None = None, after: Scalar | None = None
-) -> Translation:
-    """Return the translation of a reduction between two elementwise expressions.
-
-    Parameters
-    ----------
-    operation : str
-        An operation of :class:`Reduce`.
-    before, after : Scalar, optional
-        Expressions of its input and of its result.
-    """
-
-    def translate(call: Call) -> str:
-        x, axes, keeps = call.input(), _axes(call), call.flag("keepdims", True)
-        shape, dtype = call.type().shape, call.type().dtype
-        if before is not None:
-            x = call.elementwise(before, x)
-        if dtype == "bool":
-            x = call.cast(x, "uint8")
-        is_image = axes == tuple(range(2, len(shape))) and len(shape) in (4, 5)
-        if axes and operation in ("mean", "max") and is_image and dtype == "float32":
-            x = pooled_image(call, operation, x)
-            x = x if keeps else call.reshaped(x, shape[:2])
-        elif axes:
-            x = call.emit(Reduce(operation, axes, keeps), x)
-        x = x if dtype != "bool" else call.cast(x, "bool")
-        return x if after is None else call.elementwise(after, x)
-
-    return translate
+def _reduced(
+    call: Call, operation: str, before: Scalar | None = None, after: Scalar | None = None
+) -> str:
+    """Emit a reduction between expressions of its input and of its result."""
+    x, axes, keeps = call.input(), _axes(call), call.flag("keepdims", True)
+    shape, dtype = call.type().shape, call.type().dtype
+    if before is not None:
+        x = call.elementwise(before, x)
+    if dtype == "bool":
+        x = call.cast(x, "uint8")
+    is_image = axes == tuple(range(2, len(shape))) and len(shape) in (4, 5)
+    if axes and operation in ("mean", "max") and is_image and dtype == "float32":
+        x = pooled_image(call, operation, x)
+        x = x if keeps else call.reshaped(x, shape[:2])
+    elif axes:
+        x = call.emit(Reduce(operation, axes, keeps), x)
+    x = x if dtype != "bool" else call.cast(x, "bool")
+    return x if after is None else call.elementwise(after, x)
 
 
-def log_sum_exp(call: Call) -> str:
+def _log_sum_exp(call: Call) -> str:
     shape, axes, keeps = call.type().shape, _axes(call), call.flag("keepdims", True)
     sizes = [1 if k in axes else size for k, size in enumerate(shape) if keeps or k not in axes]
     return call.log_sum_exp(call.input(), axes, sizes)
 
 
-def index_of(operation: str) -> Translation:
+def _index_of(call: Call, operation: str) -> str:
     """Return the translation of ``argmax`` or ``argmin``."""
-
-    def translate(call: Call) -> str:
-        x, axis = call.input(), call.axis()
-        kind = Reduce(operation, (axis,), call.flag("keepdims", True))
-        if not call.flag("select_last_index"):
-            return call.emit(kind, x)
-        size = call.type().shape[axis]
-        turned = call.emit(Gather(axis), x, call.tensor(np.arange(size)[::-1].copy()))
-        return call.elementwise(sub(size - 1, X), call.emit(kind, turned))
-
-    return translate
+    x, axis = call.input(), call.axis()
+    kind = Reduce(operation, (axis,), call.flag("keepdims", True))
+    if not call.flag("select_last_index"):
+        return call.emit(kind, x)
+    size = call.type().shape[axis]
+    # The first index of the reversed axis is the last one of the axis.
+    turned = call.emit(Gather(axis), x, call.tensor(np.arange(size)[::-1].copy()))
+    return call.elementwise(sub(size - 1, X), call.emit(kind, turned))
 
 
-def softmax(log: bool) -> Translation:
-    def translate(call: Call) -> str:
-        axis, shape = call.axis(-1 if call.version >= 13 else 1), call.type().shape
-        if call.version >= 13 or axis == len(shape) - 1:
-            return call.emit(Softmax(axis, log), call.input())
-        # Before version 13 the axes from this one on count as one.
-        rows = math.prod(shape[:axis]), math.prod(shape[axis:])
-        flat = call.reshaped(call.input(), rows)
-        return call.reshaped(call.emit(Softmax(1, log), flat), shape)
-
-    return translate
+def _softmax(call: Call, log: bool) -> str:
+    axis, shape = call.axis(-1 if call.version >= 13 else 1), call.type().shape
+    if call.version >= 13 or axis == len(shape) - 1:
+        return call.emit(Softmax(axis, log), call.input())
+    # Before version 13 the axes from this one on count as one.
+    rows = math.prod(shape[:axis]), math.prod(shape[axis:])
+    flat = call.reshaped(call.input(), rows)
+    return call.reshaped(call.emit(Softmax(1, log), flat), shape)
 
 
 # -- normalizations -------------------------------------------------------------------------------
 
 
-def layer_normalization(call: Call) -> list[str]:
+def _layer_normalization(call: Call) -> list[str]:
     x, shape, dtype = call.input(0), call.type().shape, call.type().dtype
     axis, epsilon = call.axis(-1), call.number("epsilon", 1e-5)
     rows = shape[axis:]
@@ -113,7 +96,7 @@ def layer_normalization(call: Call) -> list[str]:
     return [result, mean, deviation]
 
 
-def skip_layer_normalization(call: Call) -> list[str]:
+def _skip_layer_normalization(call: Call) -> list[str]:
     """Emit the layer normalization of a sum, which is the fourth result."""
     if any(call.is_read[1:3]):
         call.reject("the mean or the deviation is read: export the model without")
@@ -127,12 +110,12 @@ def skip_layer_normalization(call: Call) -> list[str]:
     return [call.emit(kind, x, call.input(2), shift), "", "", x]
 
 
-def instance_normalization(call: Call) -> str:
+def _instance_normalization(call: Call) -> str:
     groups, epsilon = call.type().shape[1], call.number("epsilon", 1e-5)
     return call.group_normalized(call.input(0), groups, epsilon, call.input(1), call.input(2))
 
 
-def group_normalization(call: Call) -> str:
+def _group_normalization(call: Call) -> str:
     channels, groups = call.type().shape[1], call.integer("num_groups", 1)
     scale, bias = call.input(1), call.input(2)
     if call.shape(scale) == (groups,) and 0 < groups < channels:
@@ -146,14 +129,14 @@ def group_normalization(call: Call) -> str:
     return call.group_normalized(call.input(0), groups, epsilon, scale, bias)
 
 
-def rms_normalization(call: Call) -> str:
+def _rms_normalization(call: Call) -> str:
     x, axes = call.input(0), tuple(range(call.axis(-1), call.rank()))
     squares = call.emit(Reduce("mean", axes, True), call.elementwise(mul(X, X), x))
     root = apply("sqrt", add(Y, call.number("epsilon", 1e-5)))
     return call.elementwise(mul(X, Y), call.elementwise(div(X, root), x, squares), call.input(1))
 
 
-def mean_variance_normalization(call: Call) -> str:
+def _mean_variance_normalization(call: Call) -> str:
     axes = [axis_of(axis, call.rank()) for axis in call.list_of("axes", (0, 2, 3)) or ()]
     kind = Reduce("mean", tuple(axes), True)
     centred = call.elementwise(sub(X, Y), call.input(), call.emit(kind, call.input()))
@@ -161,7 +144,7 @@ def mean_variance_normalization(call: Call) -> str:
     return call.elementwise(div(X, add(apply("sqrt", Y), 1e-9)), centred, variance)
 
 
-def lp_normalization(call: Call) -> str:
+def _lp_normalization(call: Call) -> str:
     axis, p = call.axis(-1), call.integer("p", 2)
     if p not in (1, 2):
         call.reject(f"p={p} is not known: use 1 or 2")
@@ -174,26 +157,26 @@ def lp_normalization(call: Call) -> str:
 
 
 TABLE: dict[str, Translation] = {
-    "ReduceSum": reduced("sum"),
-    "ReduceMean": reduced("mean"),
-    "ReduceMax": reduced("max"),
-    "ReduceMin": reduced("min"),
-    "ReduceProd": reduced("prod"),
-    "ReduceL1": reduced("sum", apply("abs", X)),
-    "ReduceL2": reduced("sum", mul(X, X), apply("sqrt", X)),
-    "ReduceSumSquare": reduced("sum", mul(X, X)),
-    "ReduceLogSum": reduced("sum", None, apply("log", X)),
-    "ReduceLogSumExp": log_sum_exp,
-    "ArgMax": index_of("argmax"),
-    "ArgMin": index_of("argmin"),
-    "Softmax": softmax(False),
-    "LogSoftmax": softmax(True),
-    "LayerNormalization": layer_normalization,
-    "com.microsoft.SkipLayerNormalization": skip_layer_normalization,
-    "InstanceNormalization": instance_normalization,
-    "GroupNormalization": group_normalization,
-    "RMSNormalization": rms_normalization,
-    "SimplifiedLayerNormalization": rms_normalization,
-    "MeanVarianceNormalization": mean_variance_normalization,
-    "LpNormalization": lp_normalization,
+    "ReduceSum": partial(_reduced, operation="sum"),
+    "ReduceMean": partial(_reduced, operation="mean"),
+    "ReduceMax": partial(_reduced, operation="max"),
+    "ReduceMin": partial(_reduced, operation="min"),
+    "ReduceProd": partial(_reduced, operation="prod"),
+    "ReduceL1": partial(_reduced, operation="sum", before=apply("abs", X)),
+    "ReduceL2": partial(_reduced, operation="sum", before=mul(X, X), after=apply("sqrt", X)),
+    "ReduceSumSquare": partial(_reduced, operation="sum", before=mul(X, X)),
+    "ReduceLogSum": partial(_reduced, operation="sum", after=apply("log", X)),
+    "ReduceLogSumExp": _log_sum_exp,
+    "ArgMax": partial(_index_of, operation="argmax"),
+    "ArgMin": partial(_index_of, operation="argmin"),
+    "Softmax": partial(_softmax, log=False),
+    "LogSoftmax": partial(_softmax, log=True),
+    "LayerNormalization": _layer_normalization,
+    "com.microsoft.SkipLayerNormalization": _skip_layer_normalization,
+    "InstanceNormalization": _instance_normalization,
+    "GroupNormalization": _group_normalization,
+    "RMSNormalization": _rms_normalization,
+    "SimplifiedLayerNormalization": _rms_normalization,
+    "MeanVarianceNormalization": _mean_variance_normalization,
+    "LpNormalization": _lp_normalization,
 }

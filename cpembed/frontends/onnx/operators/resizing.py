@@ -32,8 +32,19 @@ _POLICIES = ("stretch", "not_larger", "not_smaller")
 
 @dataclass(frozen=True)
 class Sampling:
-    """The attributes of Resize: interpolation, coordinates, rounding of the nearest element,
-    coefficient of the cubic, and treatment of elements outside the image.
+    """Interpolation of Resize by its attributes.
+
+    Attributes
+    ----------
+    mode, coordinates : str
+        Interpolation, and the rule for the place of a result in the image.
+    nearest : str
+        Rounding of a place to the nearest element.
+    cubic : float
+        Coefficient of the cubic.
+    exclude_outside, antialias : bool
+        True to weigh elements outside the image by 0, and to widen the filter where the image
+        shrinks.
     """
 
     mode: str
@@ -44,18 +55,14 @@ class Sampling:
     antialias: bool = False
 
     def places(self, size: int, result: int, scale: float) -> Array:
-        """Return the coordinate of each element of the result.
-
-        A scale that is the ratio of the sizes, as far as float32 can represent it, is that ratio:
-        the coordinates have one rounding of float64, so that the middle between two elements is
-        the middle. Any other scale is computed with in float32, as runtimes do, since the nearest
-        of two neighbours may depend on it.
-        """
+        """Return the coordinate of each element of the result."""
         steps = np.arange(result, dtype=np.int64)
         if self.coordinates == "align_corners":
             return steps * (size - 1) / max(1, result - 1)
         if self.coordinates == "pytorch_half_pixel" and result == 1:
             return np.zeros(1)
+        # A scale that is the ratio of the sizes, as far as float32 can represent it, is that ratio:
+        # with one rounding of float64 the middle between two elements is the middle.
         if _is_ratio(size, result, scale):
             match self.coordinates:
                 case "asymmetric":
@@ -64,6 +71,8 @@ class Sampling:
                     return (2 * steps + 1) * size / (2 * result)
                 case _:
                     return ((2 * steps + 1) * size - result) / (2 * result)
+        # Any other scale is computed with in float32, as runtimes do: the nearest of two neighbours
+        # may depend on it.
         f32 = np.float32
         middle, factor = steps.astype(f32) + f32(0.5), f32(scale)
         match self.coordinates:
@@ -90,13 +99,12 @@ class Sampling:
                 return np.ceil(places - 0.5)
 
     def neighbours(self, size: int, result: int, scale: float) -> tuple[Array, Array]:
-        """Return indices and weights, [neighbours, result], of the elements that each element of
-        the result is made of.
-        """
+        """Return indices and weights, [neighbours, result], of each result's elements."""
         places = self.places(size, result, scale).astype(np.float64)
         if self.mode == "nearest":
             index = np.clip(self.rounded(places), 0, size - 1)[None]
             return index.astype(np.int64), np.ones_like(index)
+        # Against aliasing the filter is as much wider as the image shrinks.
         spread = max(1.0, 1 / scale) if self.antialias else 1.0
         reach = math.ceil((2 if self.mode == "cubic" else 1) * spread)
         index = np.floor(places)[None] + np.arange(1 - reach, reach + 1)[:, None]
@@ -109,14 +117,14 @@ class Sampling:
         return np.clip(index, 0, size - 1).astype(np.int64), weights
 
     def _cubic(self, x: Array) -> Array:
-        """Keys 1981, "Cubic convolution interpolation for digital image processing"."""
+        # Keys 1981, "Cubic convolution interpolation for digital image processing".
         a = self.cubic
         near = (a + 2) * x**3 - (a + 3) * x**2 + 1
         far = a * x**3 - 5 * a * x**2 + 8 * a * x - 4 * a
         return np.where(x <= 1, near, np.where(x < 2, far, 0.0))
 
     def is_of_graph(self, shape: Sequence[int], results: list[int], factors: list[float]) -> bool:
-        """True if :class:`Resize` computes the same from ``shape`` to ``results``."""
+        """Return True if :class:`Resize` computes the same from ``shape`` to ``results``."""
         if self.coordinates not in _GRAPH_COORDINATES or self.antialias:
             return False
         if tuple(results[:2]) != tuple(shape[:2]) or not _are_ratios(shape, results, factors):
@@ -127,7 +135,7 @@ class Sampling:
 
 
 def _is_ratio(size: int, result: int, scale: float) -> np.bool:
-    """True if the scale is the ratio of the sizes, as far as float32 can represent it."""
+    """Return True if the scale is the ratio of the sizes, as far as float32 can represent it."""
     return np.float32(result) / np.float32(size) == np.float32(scale)
 
 
@@ -135,7 +143,7 @@ def _are_ratios(shape: Sequence[int], results: list[int], factors: list[float]) 
     return all(map(_is_ratio, shape, results, factors))
 
 
-def resize(call: Call) -> str:
+def _resize(call: Call) -> str:
     first = call.version < 11
     coordinates, nearest = "asymmetric", "floor"
     if not first:
@@ -182,13 +190,14 @@ def _keep_ratio(call: Call, axes: list[int], factors: list[float], results: list
     policy = call.text("keep_aspect_ratio_policy", "stretch", _POLICIES)
     if policy == "stretch":
         return
+    # The smallest factor keeps the image within the sizes, the largest fills them.
     factor = (min if policy == "not_larger" else max)(factors[axis] for axis in axes)
     for axis in axes:
         factors[axis] = factor
         results[axis] = math.floor(call.type().shape[axis] * factor + 0.5)
 
 
-def upsample(call: Call) -> str:
+def _upsample(call: Call) -> str:
     scales = call.attribute("scales")
     if scales is None:
         scales = call.constant(1, "the scales").reshape(-1).tolist()
@@ -204,6 +213,7 @@ def _resized(call: Call, sampling: Sampling, factors: list[float], results: list
         call.reject(f"mode {sampling.mode} is not known: use nearest, linear or cubic")
     if max(results, default=1) > _LARGEST:
         raise WorkloadError(f"{list(shape)} resized to {results}: sizes are below a million")
+    # Of no images or channels only the shape of the result is left.
     if 0 in results[:2] and list(shape[:2]) == results[:2] and min(results[2:], default=1) > 0:
         return call.tensor(np.zeros(results), dtype)
     if min((*results, *shape), default=1) < 1 or min(factors, default=1.0) <= 0:
@@ -235,9 +245,11 @@ def _weighted(call: Call, x: str, axis: int, index: Array, weights: Array) -> st
     total: Scalar | None = None
     shape = [-1 if k == axis else 1 for k in range(len(call.shape(x)))]
     for row, factor in zip(index, weights, strict=True):
+        # A neighbour without weight is not gathered.
         if not factor.any():
             continue
         parts.append(call.emit(Gather(axis), x, call.tensor(row)))
+        # The nearest element is the only neighbour, of weight 1.
         if len(weights) == 1:
             return parts[0]
         parts.append(call.tensor(factor.reshape(shape), "float32"))
@@ -247,4 +259,4 @@ def _weighted(call: Call, x: str, axis: int, index: Array, weights: Array) -> st
     return call.elementwise(total, *parts)
 
 
-TABLE: dict[str, Translation] = {"Resize": resize, "Upsample": upsample}
+TABLE: dict[str, Translation] = {"Resize": _resize, "Upsample": _upsample}

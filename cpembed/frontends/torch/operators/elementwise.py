@@ -1,18 +1,28 @@
-"""Elementwise operators: arithmetic, activations, comparisons, conversions."""
+"""Elementwise operators: arithmetic, activations, comparisons, conversions, quantization."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping
+from functools import partial
 from typing import Any
 
 import numpy as np
 
 from cpembed.frontends import expressions as e
 from cpembed.frontends.emitter import is_float
-from cpembed.frontends.expressions import X, apply, div, function, mul, number
+from cpembed.frontends.expressions import X, Y, Z, apply, div, function, mul, number
 from cpembed.frontends.torch.call import Call, Handler, Results, table
-from cpembed.graph.kinds import Elementwise, Input, Number, Scalar
+from cpembed.graph.kinds import (
+    Dequantize,
+    DynamicQuantize,
+    Elementwise,
+    Input,
+    Number,
+    Quantize,
+    Scalar,
+)
+from cpembed.graph.kinds.base import Array
 from cpembed.graph.kinds.elementwise import computing_dtype
 
 Unary = Callable[[Scalar], Scalar]
@@ -21,8 +31,9 @@ Function = Callable[..., Scalar]
 
 
 def _write(call: Call, dtype: str, expression: Function, *values: Any) -> str:
-    """Emit an expression of tensors and numbers promoted to an element type; the result has the
-    type of the call's. A constant of one element becomes a number.
+    """Emit an expression of tensors and numbers promoted to an element type.
+
+    The result has the type of the call's. A constant of one element becomes a number.
     """
     tensors: list[str] = []
     arguments: list[Scalar] = []
@@ -36,17 +47,17 @@ def _write(call: Call, dtype: str, expression: Function, *values: Any) -> str:
             arguments.append(Input(len(tensors) - 1))
         else:
             scalar = constant.item()
+            # In arithmetic a Boolean counts as 0 or 1.
             is_number = isinstance(scalar, bool) and dtype != "bool"
             arguments.append(Number(int(scalar) if is_number else scalar))
     scalar_type = "float32" if dtype == "bfloat16" else dtype
+    # An operator has at least one input; this one has no effect.
     tensors = tensors or [call.tensor(np.zeros((), scalar_type))]
     return call.emit(Elementwise(expression(*arguments), call.result.dtype), *tensors)
 
 
 def _unary(expression: Function, *parameters: str) -> Handler:
-    """Return the handler of a function of ``self`` and of arguments that are numbers, by their
-    names.
-    """
+    """Return the handler of a function of ``self`` and of the named arguments, numbers."""
     return lambda call: _activated(call, expression, *(call[name] for name in parameters))
 
 
@@ -71,14 +82,10 @@ def _times(x: Scalar, factor: float) -> Scalar:
     return x if factor == 1 else mul(x, factor)
 
 
-def _scaled(expression: Binary) -> Handler:
-    """Return the handler of a function of ``self`` and ``alpha`` times ``other``."""
-
-    def handler(call: Call) -> Results:
-        alpha = call["alpha"]
-        return _binary(lambda a, b: expression(a, _times(b, alpha)))(call)
-
-    return handler
+def _scaled(call: Call, expression: Binary) -> Results:
+    """Emit a function of ``self`` and ``alpha`` times ``other``."""
+    alpha = call["alpha"]
+    return _binary(lambda a, b: expression(a, _times(b, alpha)))(call)
 
 
 def _reversed_sub(call: Call) -> Results:
@@ -98,9 +105,8 @@ def _remainder(a: Scalar, b: Scalar) -> Scalar:
 
 
 def _floor_quotient(a: Scalar, b: Scalar) -> Scalar:
-    """Return a floored quotient of floats as PyTorch computes it: the remainder is subtracted
-    first, so that the quotient is next to an integer.
-    """
+    """Return a floored quotient of floats as PyTorch computes it."""
+    # The remainder is subtracted first, so that the quotient is next to an integer.
     near = div(e.sub(a, _remainder(a, b)), b)
     low = apply("floor", near)
     rounded = e.where(e.less(0.5, e.sub(near, low)), e.add(low, 1), low)
@@ -113,19 +119,19 @@ def _floor_quotient_of_integers(a: Scalar, b: Scalar) -> Scalar:
     return e.where(is_moved, e.sub(quotient, 1), quotient)
 
 
-def _divide(call: Call) -> Results:
-    rounding, floats = call.get("rounding_mode"), is_float(call.result.dtype)
-    if rounding == "floor":
-        return _binary(_floor_quotient if floats else _floor_quotient_of_integers)(call)
-    if rounding is None or not floats:
-        # A division of integers rounds towards zero.
-        return _binary(div)(call)
-    return _binary(lambda a, b: e.truncated(div(a, b)))(call)
-
-
 def _floor_divide(call: Call) -> Results:
     floats = is_float(call.result.dtype)
     return _binary(_floor_quotient if floats else _floor_quotient_of_integers)(call)
+
+
+def _divide(call: Call) -> Results:
+    rounding = call.get("rounding_mode")
+    if rounding == "floor":
+        return _floor_divide(call)
+    if rounding is None or not is_float(call.result.dtype):
+        # A division of integers rounds towards zero.
+        return _binary(div)(call)
+    return _binary(lambda a, b: e.truncated(div(a, b)))(call)
 
 
 _POWERS: Mapping[float, Unary] = {
@@ -160,19 +166,15 @@ def _clamp(call: Call) -> str:
     return _write(call, call.result.dtype, expression, call["self"], *values)
 
 
-def _product_added(product: Binary) -> Handler:
-    """Return the handler of ``self`` plus ``value`` times a product or quotient of two tensors."""
+def _product_added(call: Call, product: Binary) -> Results:
+    """Emit ``self`` plus ``value`` times a product or quotient of two tensors."""
+    value = call["value"]
 
-    def handler(call: Call) -> Results:
-        value = call["value"]
+    def expression(x: Scalar, a: Scalar, b: Scalar) -> Scalar:
+        return e.add(x, _times(product(a, b), value))
 
-        def expression(x: Scalar, a: Scalar, b: Scalar) -> Scalar:
-            return e.add(x, _times(product(a, b), value))
-
-        tensors = call["self"], call["tensor1"], call["tensor2"]
-        return _write(call, call.result.dtype, expression, *tensors)
-
-    return handler
+    tensors = call["self"], call["tensor1"], call["tensor2"]
+    return _write(call, call.result.dtype, expression, *tensors)
 
 
 def _lerp(call: Call) -> Results:
@@ -182,20 +184,16 @@ def _lerp(call: Call) -> Results:
     return _write(call, call.result.dtype, expression, call["self"], call["end"], call["weight"])
 
 
-def _filled(value: float | None) -> Handler:
-    """Return the handler of a constant tensor, by default of the argument ``fill_value``."""
-
-    def handler(call: Call) -> str:
-        call.in_result("self")
-        fill = call["fill_value"] if value is None else value
-        fill = call.value(fill) if isinstance(fill, str) else fill
-        if fill is None:
-            call.reject("the number that fills a tensor is computed while the model runs")
-        shape, dtype = call.result.shape, call.result.dtype
-        element = np.full((1,) * len(shape), fill, "float32" if dtype == "bfloat16" else dtype)
-        return call.expanded(call.cast(call.tensor(element), dtype), shape)
-
-    return handler
+def _filled(call: Call, value: float | None) -> str:
+    """Emit a constant tensor, by default of the argument ``fill_value``."""
+    call.in_result("self")
+    fill = call["fill_value"] if value is None else value
+    fill = call.value(fill) if isinstance(fill, str) else fill
+    if fill is None:
+        call.reject("the number that fills a tensor is computed while the model runs")
+    shape, dtype = call.result.shape, call.result.dtype
+    element = np.full((1,) * len(shape), fill, "float32" if dtype == "bfloat16" else dtype)
+    return call.expanded(call.cast(call.tensor(element), dtype), shape)
 
 
 def _convert(call: Call) -> str:
@@ -213,6 +211,7 @@ def _elu(x: Scalar, alpha: float, scale: float, input_scale: float) -> Scalar:
 
 def _softplus(x: Scalar, beta: float, threshold: float) -> Scalar:
     scaled = _times(x, beta)
+    # Beyond the threshold PyTorch returns the argument itself.
     value = e.softplus(scaled)
     return e.where(e.less(threshold, scaled), x, value if beta == 1 else div(value, beta))
 
@@ -236,6 +235,7 @@ def _gelu(call: Call) -> str:
 def _prelu(call: Call) -> str:
     x, slope = call["self"], call["weight"]
     if call.rank(slope) == 1:
+        # One slope for each channel, which is the second axis.
         slope = call.channels(slope, max(2, call.rank(x)))
     return _write(call, call.result.dtype, e.leaky_relu, x, slope)
 
@@ -244,9 +244,8 @@ def _prelu(call: Call) -> str:
 
 
 def _promoted(call: Call, *values: Any) -> str:
-    """Return the element type in which a comparison compares: tensors go before scalars, floats
-    before integers, and then the larger type wins.
-    """
+    """Return the element type in which a comparison compares."""
+    # PyTorch's promotion: tensors go before scalars, floats before integers, then the larger type.
     tensors = [value for value in values if isinstance(value, str)]
     ranked = [t for t in tensors if call.shape(t) != ()] or tensors
     dtypes = [call.dtype(t) for t in ranked]
@@ -260,30 +259,21 @@ def _promoted(call: Call, *values: Any) -> str:
     return max(floats or dtypes, key=lambda d: 2 if d == "bfloat16" else np.dtype(d).itemsize)
 
 
-def _comparison(expression: Binary) -> Handler:
-    def handler(call: Call) -> str:
-        values = call["self"], call["other"]
-        return _write(call, _promoted(call, *values), expression, *values)
-
-    return handler
+def _comparison(call: Call, expression: Binary) -> str:
+    values = call["self"], call["other"]
+    return _write(call, _promoted(call, *values), expression, *values)
 
 
-def _logical(expression: Function) -> Handler:
-    def handler(call: Call) -> str:
-        values = [call[name] for name in ("self", "other") if call.get(name) is not None]
-        booleans = [call.cast(v, "bool") if isinstance(v, str) else bool(v) for v in values]
-        return _write(call, "bool", expression, *booleans)
-
-    return handler
+def _logical(call: Call, expression: Function) -> str:
+    values = [call[name] for name in ("self", "other") if call.get(name) is not None]
+    booleans = [call.cast(v, "bool") if isinstance(v, str) else bool(v) for v in values]
+    return _write(call, "bool", expression, *booleans)
 
 
-def _bitwise(expression: Function) -> Handler:
-    def handler(call: Call) -> Results:
-        if call.result.dtype != "bool":
-            call.reject("operations on the bits of integers are not known: only on Booleans")
-        return _logical(expression)(call)
-
-    return handler
+def _bitwise(call: Call, expression: Function) -> Results:
+    if call.result.dtype != "bool":
+        call.reject("operations on the bits of integers are not known: only on Booleans")
+    return _logical(call, expression)
 
 
 def _where(call: Call) -> str:
@@ -313,26 +303,102 @@ def _masked_fill(call: Call) -> str:
     return call.emit(Elementwise(e.where(X, fill, Input(1)), result), *tensors)
 
 
-def _float_test(expression: Unary) -> Handler:
-    """Return the handler of a test for NaN or infinity, which integers never pass."""
+def _float_test(call: Call, expression: Unary) -> str:
+    """Emit a test for NaN or infinity, which integers never pass."""
+    x, shape = call["self"], call.result.shape
+    if is_float(call.dtype(x)):
+        return _write(call, call.dtype(x), expression, x)
+    return call.expanded(call.tensor(np.zeros((1,) * len(shape), np.bool_)), shape)
 
-    def handler(call: Call) -> str:
-        x, shape = call["self"], call.result.shape
-        if is_float(call.dtype(x)):
-            return _write(call, call.dtype(x), expression, x)
-        return call.expanded(call.tensor(np.zeros((1,) * len(shape), np.bool_)), shape)
 
-    return handler
+# -- quantization of PT2E -------------------------------------------------------------------------
+
+
+def _vector(call: Call, value: Any) -> Array:
+    """Return a scale or zero point as a vector."""
+    if value is None:
+        return np.zeros(1)
+    elements = call.value(value) if isinstance(value, str) else np.asarray([value])
+    if elements is None:
+        call.reject("scale and zero point are computed while the model runs: quantize statically")
+    return elements.reshape(-1)
+
+
+def _parameters(call: Call, scale: Any, zero: Any) -> tuple[tuple[float, ...], tuple[int, ...]]:
+    """Return scales and zero points, a single one where all are equal."""
+    scales = tuple(float(np.float32(s)) for s in _vector(call, scale).tolist())
+    zeros = tuple(int(z) for z in _vector(call, zero).tolist())
+    scales = scales[:1] if len(set(scales)) == len(set(zeros)) == 1 else scales
+    return scales, zeros[:1] if len(set(zeros)) == 1 else zeros
+
+
+def _quantized(call: Call, x: str, scale: Any, zero: Any, dtype: str) -> str:
+    """Emit a quantization whose range may be smaller than that of the type.
+
+    A single scale limits the floats, as an activation would.
+    """
+    scales, zeros = _parameters(call, scale, zero)
+    limits = np.iinfo(dtype)
+    low = None if call["quant_min"] <= limits.min else call["quant_min"]
+    high = None if call["quant_max"] >= limits.max else call["quant_max"]
+    kind = Quantize(scales, zeros, dtype, call.axis(x, call.get("axis") or 0))
+    x = call.cast(x, "float32")
+    if low is None and high is None:
+        return call.emit(kind, x)
+    if max(len(scales), len(zeros)) > 1:
+        return call.elementwise(e.clip(X, low, high), call.emit(kind, x))
+    ends = [None if end is None else float((end - zeros[0]) * scales[0]) for end in (low, high)]
+    return call.emit(kind, call.elementwise(e.clip(X, *ends), x))
+
+
+def _check_type(call: Call, dtype: str) -> None:
+    if dtype not in ("int8", "uint8", "int32"):
+        call.reject(f"values are quantized to {dtype}: only int8, uint8 and int32 are known")
+
+
+def _quantize(call: Call, scale: str, zero: str) -> str:
+    x, dtype = call["input"], call["dtype"]
+    _check_type(call, dtype)
+    source, integers = call.dynamic.get(call[scale], ("", ""))
+    if source != x:
+        return _quantized(call, x, call[scale], call[zero], dtype)
+    if (call["quant_min"], call["quant_max"], dtype) != (0, 255, "uint8"):
+        call.reject("a tensor is quantized by its own range to uint8 only")
+    # The zero point belongs to the scale.
+    call.in_result(zero)
+    return integers
+
+
+def _dequantize(call: Call, scale: str, zero: str) -> str:
+    q, result = call["input"], call.result.dtype
+    # The range to which the integers were limited has no effect any more.
+    call.in_result("quant_min", "quant_max", "out_dtype", zero, "axis")
+    if call[scale] in call.dynamic:
+        value = e.mul(e.sub(X, Y), Z)
+        return call.elementwise(value, q, call[zero], call[scale], dtype=result)
+    _check_type(call, call.dtype(q))
+    scales, zeros = _parameters(call, call[scale], call[zero])
+    axis = call.axis(q, call.get("axis") or 0)
+    return call.cast(call.emit(Dequantize(scales, zeros, axis), q), result)
+
+
+def _choose(call: Call) -> tuple[str, str]:
+    """Emit scale and zero point of a tensor's own range, as ONNX's DynamicQuantizeLinear does."""
+    x = call["input"]
+    if (call["quant_min"], call["quant_max"], call["dtype"]) != (0, 255, "uint8"):
+        call.reject(
+            f"a tensor is quantized by its own range to {call['quant_min']} … {call['quant_max']} "
+            f"of {call['dtype']}: only 0 … 255 of uint8 are known"
+        )
+    # PyTorch raises a scale below eps, of a tensor that is next to 0, to eps; this is not done.
+    call.in_result("eps")
+    q, scale, zero = call.emit_all(DynamicQuantize(), x)
+    call.dynamic[scale] = x, q
+    return scale, zero
 
 
 _UNARY: Mapping[str, Unary] = {
-    **{
-        name: function(name)
-        for name in (
-            *("neg", "abs", "exp", "log", "sqrt", "erf", "tanh", "sigmoid", "sin", "cos"),
-            *("floor", "ceil", "round"),
-        )
-    },
+    **{name: function(name) for name in e.PLAIN},
     "rsqrt": lambda x: div(1.0, apply("sqrt", x)),
     "reciprocal": lambda x: div(1.0, x),
     "square": lambda x: mul(x, x),
@@ -362,12 +428,26 @@ _COMPARISONS: Mapping[str, Binary] = {
     "gt": lambda a, b: e.less(b, a),
     "ge": lambda a, b: apply("less_equal", b, a),
 }
+_KINDS: Mapping[str, tuple[str, str, str]] = {
+    "tensor": ("scale", "zero_point", "default tensor tensor2"),
+    "channel": ("scales", "zero_points", "default"),
+}
+"""Names of scale and zero point, and overloads, of conversions by one scale or one a channel."""
 
-HANDLERS: Mapping[str, Handler] = table(
+_QUANTIZATION: dict[str, Handler] = {
+    **{
+        f"quantized_decomposed.{name}_per_{kind}.{overload}": partial(write, scale=scale, zero=zero)
+        for name, write in (("quantize", _quantize), ("dequantize", _dequantize))
+        for kind, (scale, zero, overloads) in _KINDS.items()
+        for overload in overloads.split()
+    },
+    "quantized_decomposed.choose_qparams.tensor": _choose,
+}
+HANDLERS: Mapping[str, Handler] = _QUANTIZATION | table(
     {
         **{name: _unary(make) for name, make in _UNARY.items()},
-        "add.Tensor|Scalar": _scaled(e.add),
-        "sub.Tensor|Scalar": _scaled(e.sub),
+        "add.Tensor|Scalar": partial(_scaled, expression=e.add),
+        "sub.Tensor|Scalar": partial(_scaled, expression=e.sub),
         "rsub.Tensor|Scalar": _reversed_sub,
         "mul.Tensor|Scalar": _binary(mul),
         "div.Tensor|Scalar|Tensor_mode|Scalar_mode": _divide,
@@ -378,14 +458,14 @@ HANDLERS: Mapping[str, Handler] = table(
         "maximum max.other": _binary(function("max")),
         "minimum min.other": _binary(function("min")),
         "clamp.default|Tensor": _clamp,
-        "addcmul": _product_added(mul),
-        "addcdiv": _product_added(div),
+        "addcmul": partial(_product_added, product=mul),
+        "addcdiv": partial(_product_added, product=div),
         "lerp.Scalar|Tensor": _lerp,
         "_to_copy to.dtype|device|dtype_layout type_as lift_fresh_copy": _convert,
         # The contents of an empty tensor are undefined: zeros are as good as anything.
-        "zeros_like new_zeros empty_like new_empty empty.memory_format": _filled(0),
-        "ones_like new_ones": _filled(1),
-        "full_like new_full": _filled(None),
+        "zeros_like new_zeros empty_like new_empty empty.memory_format": partial(_filled, value=0),
+        "ones_like new_ones": partial(_filled, value=1),
+        "full_like new_full": partial(_filled, value=None),
         "hardtanh": _hardtanh,
         "elu": _unary(_elu, "alpha", "scale", "input_scale"),
         "gelu": _gelu,
@@ -393,18 +473,21 @@ HANDLERS: Mapping[str, Handler] = table(
         "prelu _prelu_kernel": _prelu,
         "threshold": _unary(_threshold, "threshold", "value"),
         "leaky_relu": _unary(e.leaky_relu, "negative_slope"),
-        **{f"{name}.Tensor|Scalar": _comparison(make) for name, make in _COMPARISONS.items()},
+        **{
+            f"{name}.Tensor|Scalar": partial(_comparison, expression=make)
+            for name, make in _COMPARISONS.items()
+        },
         "where.self|ScalarOther|ScalarSelf|Scalar": _where,
         "masked_fill.Tensor|Scalar": _masked_fill,
-        "logical_and": _logical(function("and")),
-        "logical_or": _logical(function("or")),
-        "logical_xor": _logical(e.differ),
-        "logical_not": _logical(function("not")),
-        "bitwise_and.Tensor|Scalar": _bitwise(function("and")),
-        "bitwise_or.Tensor|Scalar": _bitwise(function("or")),
-        "bitwise_xor.Tensor|Scalar": _bitwise(e.differ),
-        "bitwise_not": _bitwise(function("not")),
-        "isnan": _float_test(lambda x: e.differ(x, x)),
-        "isinf": _float_test(lambda x: e.equal(apply("abs", x), math.inf)),
+        "logical_and": partial(_logical, expression=function("and")),
+        "logical_or": partial(_logical, expression=function("or")),
+        "logical_xor": partial(_logical, expression=e.differ),
+        "logical_not": partial(_logical, expression=function("not")),
+        "bitwise_and.Tensor|Scalar": partial(_bitwise, expression=function("and")),
+        "bitwise_or.Tensor|Scalar": partial(_bitwise, expression=function("or")),
+        "bitwise_xor.Tensor|Scalar": partial(_bitwise, expression=e.differ),
+        "bitwise_not": partial(_bitwise, expression=function("not")),
+        "isnan": partial(_float_test, expression=lambda x: e.differ(x, x)),
+        "isinf": partial(_float_test, expression=lambda x: e.equal(apply("abs", x), math.inf)),
     }
 )

@@ -1,11 +1,10 @@
-"""Operators that move elements: views, permutations, parts and joints, padding, resizing, and
-elements at indices.
-"""
+"""Operators that move elements: views, permutations, parts, padding, resizing, indices."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
+from functools import partial
 
 import numpy as np
 
@@ -27,6 +26,7 @@ def _dropout(call: Call) -> Results:
 
 
 def _view(call: Call) -> str:
+    # All of these keep the elements in their order: only the shape of the result matters.
     call.in_result("start_dim", "end_dim", "dim", "other")
     return call.reshaped(call["self"], call.result.shape)
 
@@ -80,6 +80,7 @@ def _repeat_each(call: Call) -> str:
     x, count, axis = call["self"], call["repeats"], call["dim"]
     if axis is None:
         x, axis = call.reshaped(x, (math.prod(call.shape(x)),)), 0
+    # Each element is an axis of its own, which is expanded.
     axis, shape = call.axis(x, axis) + 1, call.shape(x)
     x = call.reshaped(x, (*shape[:axis], 1, *shape[axis:]))
     x = call.expanded(x, (*shape[:axis], count, *shape[axis:]))
@@ -98,6 +99,7 @@ def _flip(call: Call) -> str:
     axes, shape = call.axes(x, call["dims"]), call.shape(x)
     if not call["dims"]:
         return x
+    # A slice that runs backwards ends before element 0, at -1.
     ranges = [(size - 1, -1, -1) if k in axes else (0, size, 1) for k, size in enumerate(shape)]
     starts, stops, steps = zip(*ranges, strict=True)
     return call.emit(Slice(starts, stops, steps), x)
@@ -249,49 +251,41 @@ def _scales(call: Call, axes: int) -> list[float | None]:
     return scales if call.get("scale_factors") is None else list(call["scale_factors"])
 
 
-def _linear(axes: int) -> Handler:
-    def handler(call: Call) -> str:
-        x = call.get("input") or call["self"]
-        if not is_float(call.dtype(x)):
-            call.reject(f"a linear interpolation of {call.dtype(x)}: convert it to float32")
-        sizes = call.shape(x)[-axes:], call.result.shape[-axes:]
-        aligned, scales = bool(call.get("align_corners")), _scales(call, axes)
-        for scale, size, result in zip(scales, *sizes, strict=True):
-            if not aligned and scale is not None and abs(size * scale - result) > 1e-6:
-                call.reject(
-                    f"an axis of {size} is resized by {scale}, which is no whole size: give "
-                    "the size, or recompute_scale_factor=True"
-                )
-        coordinates = "align_corners" if aligned else "half_pixel"
-        return call.emit(Resize(sizes[1], "linear", coordinates), x)
-
-    return handler
+def _linear(call: Call, axes: int) -> str:
+    x = call.get("input") or call["self"]
+    if not is_float(call.dtype(x)):
+        call.reject(f"a linear interpolation of {call.dtype(x)}: convert it to float32")
+    sizes = call.shape(x)[-axes:], call.result.shape[-axes:]
+    aligned, scales = bool(call.get("align_corners")), _scales(call, axes)
+    for scale, size, result in zip(scales, *sizes, strict=True):
+        if not aligned and scale is not None and abs(size * scale - result) > 1e-6:
+            call.reject(
+                f"an axis of {size} is resized by {scale}, which is no whole size: give "
+                "the size, or recompute_scale_factor=True"
+            )
+    coordinates = "align_corners" if aligned else "half_pixel"
+    return call.emit(Resize(sizes[1], "linear", coordinates), x)
 
 
-def _nearest(axes: int, offset: float) -> Handler:
-    """Return the handler that takes the pixel at the corner of a pixel of the result, or at its
-    middle (an ``offset`` of 0.5). Coordinates are computed in float32, as PyTorch does, since it
-    matters where they meet the border of a pixel.
-    """
-
-    def handler(call: Call) -> str:
-        x = call.get("input") or call["self"]
-        image, sizes = call.shape(x)[-axes:], call.result.shape[-axes:]
-        tables: list[Array] = []
-        for scale, size, result in zip(_scales(call, axes), image, sizes, strict=True):
-            step = 1 / scale if scale else size / result
-            coordinates = np.arange(result, dtype=np.float32) + np.float32(offset)
-            places = np.floor(coordinates * np.float32(step)).astype(np.int64)
-            tables.append(np.minimum(places, size - 1))
-        plain = Resize(sizes, "nearest", "asymmetric", "floor")
-        pairs = zip(image, sizes, tables, strict=True)
-        if all(np.array_equal(plain.indices(size, result), t) for size, result, t in pairs):
-            return call.emit(plain, x)
-        for axis, places in enumerate(tables, call.rank(x) - axes):
-            x = call.emit(Gather(axis), x, call.tensor(places))
-        return x
-
-    return handler
+def _nearest(call: Call, axes: int, offset: float) -> str:
+    """Emit the nearest pixel of each pixel's corner, or of its middle (an ``offset`` of 0.5)."""
+    x = call.get("input") or call["self"]
+    image, sizes = call.shape(x)[-axes:], call.result.shape[-axes:]
+    tables: list[Array] = []
+    for scale, size, result in zip(_scales(call, axes), image, sizes, strict=True):
+        # In float32, as PyTorch computes: coordinates may meet the border of a pixel.
+        step = 1 / scale if scale else size / result
+        coordinates = np.arange(result, dtype=np.float32) + np.float32(offset)
+        places = np.floor(coordinates * np.float32(step)).astype(np.int64)
+        tables.append(np.minimum(places, size - 1))
+    # The kind of the graph is taken where it picks the same pixels.
+    plain = Resize(sizes, "nearest", "asymmetric", "floor")
+    pairs = zip(image, sizes, tables, strict=True)
+    if all(np.array_equal(plain.indices(size, result), t) for size, result, t in pairs):
+        return call.emit(plain, x)
+    for axis, places in enumerate(tables, call.rank(x) - axes):
+        x = call.emit(Gather(axis), x, call.tensor(places))
+    return x
 
 
 # -- indices --------------------------------------------------------------------------------------
@@ -303,9 +297,7 @@ def _index_select(call: Call) -> str:
 
 
 def _index(call: Call) -> str:
-    """Emit advanced indexing: as in numpy, the axes of the indices come first where the indexed
-    axes are not neighbours.
-    """
+    """Emit advanced indexing."""
     x, indices = call["self"], call["indices"]
     shape = call.shape(x)
     indexed = [axis for axis, index in enumerate(indices) if index is not None]
@@ -315,10 +307,12 @@ def _index(call: Call) -> str:
         )
     if len(indexed) == 1:
         return call.emit(Gather(indexed[0]), x, indices[indexed[0]])
+    # As in numpy, the axes of the indices come first where the indexed axes are no neighbours.
     first = indexed[0]
     if indexed != list(range(first, first + len(indexed))):
         order = [*indexed, *(axis for axis in range(len(shape)) if axis not in indexed)]
         x, first = call.transposed(x, order), 0
+    # The indexed axes are merged into one, from which elements are gathered by their number.
     sizes = [shape[axis] for axis in indexed]
     place = ""
     for k, axis in enumerate(indexed):
@@ -377,11 +371,17 @@ HANDLERS: Mapping[str, Handler] = table(
             call["self"], call["downscale_factor"]
         ),
         "channel_shuffle": _channel_shuffle,
-        "upsample_linear1d.default|vec": _linear(1),
-        "upsample_bilinear2d.default|vec": _linear(2),
-        "upsample_trilinear3d.default|vec": _linear(3),
-        **{f"upsample_nearest{n}d.default|vec": _nearest(n, 0.0) for n in (1, 2, 3)},
-        **{f"_upsample_nearest_exact{n}d.default|vec": _nearest(n, 0.5) for n in (1, 2, 3)},
+        "upsample_linear1d.default|vec": partial(_linear, axes=1),
+        "upsample_bilinear2d.default|vec": partial(_linear, axes=2),
+        "upsample_trilinear3d.default|vec": partial(_linear, axes=3),
+        **{
+            f"upsample_nearest{n}d.default|vec": partial(_nearest, axes=n, offset=0.0)
+            for n in (1, 2, 3)
+        },
+        **{
+            f"_upsample_nearest_exact{n}d.default|vec": partial(_nearest, axes=n, offset=0.5)
+            for n in (1, 2, 3)
+        },
         "embedding": lambda call: call.emit(Gather(0), call["weight"], call["indices"]),
         "index_select": _index_select,
         "index.Tensor _unsafe_index.Tensor": _index,

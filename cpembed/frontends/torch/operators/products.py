@@ -1,11 +1,13 @@
-"""Convolutions, products of matrices, attention, and pooling. A bias is added by an operator of its
-own.
+"""Convolutions, products of matrices, attention, and pooling.
+
+A bias is added by an operator of its own.
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Mapping
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -23,10 +25,12 @@ from cpembed.graph.kinds import Elementwise, Reduce, Softmax
 def _convolution(call: Call, axes: int, transposed: bool) -> str:
     x, weights, bias = call["input"], call["weight"], call["bias"]
     if call.rank(x) != axes + 2:
+        # An image without a batch axis is a batch of one.
         x = call.reshaped(x, (1, *call.shape(x)))
     dilations, padding = per_axis(call["dilation"], axes), call["padding"]
     if padding == "same":
         taps = call.shape(weights)[2:]
+        # An odd pixel of padding lies after the image.
         totals = [d * (t - 1) for d, t in zip(dilations, taps, strict=True)]
         before, after = tuple(t // 2 for t in totals), tuple(t - t // 2 for t in totals)
     else:
@@ -76,19 +80,15 @@ def _outer(call: Call) -> str:
     return call.elementwise(mul(X, Y), call.reshaped(a, column), call.reshaped(b, row))
 
 
-def _product_added(first: str, second: str) -> Handler:
-    """Return the handler of ``beta * self + alpha * product``."""
-
-    def handler(call: Call) -> str:
-        result, added = call.matmul(call[first], call[second]), call["self"]
-        alpha, beta = call["alpha"], call["beta"]
-        if beta == 0:
-            return call.elementwise(mul(X, alpha), result)
-        product = X if alpha == 1 else mul(X, alpha)
-        addend = Y if beta == 1 else mul(Y, beta)
-        return call.elementwise(add(product, addend), result, added)
-
-    return handler
+def _product_added(call: Call, first: str, second: str) -> str:
+    """Emit ``beta * self + alpha * product``."""
+    result, added = call.matmul(call[first], call[second]), call["self"]
+    alpha, beta = call["alpha"], call["beta"]
+    if beta == 0:
+        return call.elementwise(mul(X, alpha), result)
+    product = X if alpha == 1 else mul(X, alpha)
+    addend = Y if beta == 1 else mul(Y, beta)
+    return call.elementwise(add(product, addend), result, added)
 
 
 # -- attention ------------------------------------------------------------------------------------
@@ -102,6 +102,7 @@ def _attention(call: Call) -> Results:
     query, key, value = call["query"], call["key"], call["value"]
     if call["dropout_p"]:
         call.reject("weights are dropped at random: call model.eval() before the export")
+    # Grouped queries: several heads of queries share one of keys and values.
     if call.get("enable_gqa"):
         heads = call.shape(query)[-3]
         key, value = _shared(call, key, heads), _shared(call, value, heads)
@@ -135,6 +136,7 @@ def _masked(call: Call, scores: str, mask: str | None, causal: bool) -> str:
         rows, columns = call.shape(scores)[-2:]
         if rows * columns > _LARGEST_MASK:
             call.reject(f"a causal mask of {rows} by {columns} is too large a constant")
+        # Minus infinity above the diagonal: positions that come later have no weight.
         later = np.triu(np.full((rows, columns), -np.inf, np.float32), 1)
         scores = call.elementwise(add(X, Y), scores, call.tensor(later))
     if mask is None:
@@ -169,46 +171,40 @@ def _max_pool(axes: int) -> Handler:
     return lambda call: call.first_of(_pooled(call, "max", axes))
 
 
-def _average_pool(axes: int) -> Handler:
-    def handler(call: Call) -> str:
+def _average_pool(call: Call, axes: int) -> str:
+    _check_mean(call)
+    divisor = call.get("divisor_override")
+    counts = bool(call["count_include_pad"])
+    if divisor is None:
+        padded = any(per_axis(call["padding"], axes))
+        return _pooled(call, "mean", axes, counts and padded)
+    if call["ceil_mode"]:
+        call.reject("divisor_override together with ceil_mode: leave one of them out")
+    # A mean over all taps, padding included, times their number is the sum.
+    mean = _pooled(call, "mean", axes, True)
+    count = math.prod(per_axis(call["kernel_size"], axes))
+    return call.elementwise(mul(X, count / divisor), mean)
+
+
+def _adaptive(call: Call, operation: str, axes: int) -> Results:
+    """Emit pooling to one element an axis, or with equal windows."""
+    x = call["self"]
+    if operation == "mean":
         _check_mean(call)
-        divisor = call.get("divisor_override")
-        counts = bool(call["count_include_pad"])
-        if divisor is None:
-            padded = any(per_axis(call["padding"], axes))
-            return _pooled(call, "mean", axes, counts and padded)
-        if call["ceil_mode"]:
-            call.reject("divisor_override together with ceil_mode: leave one of them out")
-        mean = _pooled(call, "mean", axes, True)
-        count = math.prod(per_axis(call["kernel_size"], axes))
-        return call.elementwise(mul(X, count / divisor), mean)
-
-    return handler
-
-
-def _adaptive(operation: str, axes: int) -> Handler:
-    """Return the handler of pooling to one element an axis, or with equal windows."""
-
-    def handler(call: Call) -> Results:
-        x = call["self"]
-        if operation == "mean":
-            _check_mean(call)
-        rank, sizes, results = call.rank(x), call.shape(x)[-axes:], call.result.shape[-axes:]
-        if all(size == 1 for size in results):
-            kind = Reduce(operation, tuple(range(rank - axes, rank)), True)
-            return call.first_of(call.emit(kind, x))
-        for size, result in zip(sizes, results, strict=True):
-            if size % result:
-                call.reject(
-                    f"adaptive pooling of an axis of {size} to {result}, whose windows are not "
-                    f"all alike: choose a size that divides {size}"
-                )
-        taps = tuple(s // r for s, r in zip(sizes, results, strict=True))
-        ones, zeros = (1,) * axes, (0,) * axes
-        window = Window(taps=taps, strides=taps, dilations=ones, before=zeros, after=zeros)
-        return call.first_of(call.pooled(operation, x, window))
-
-    return handler
+    rank, sizes, results = call.rank(x), call.shape(x)[-axes:], call.result.shape[-axes:]
+    if all(size == 1 for size in results):
+        kind = Reduce(operation, tuple(range(rank - axes, rank)), True)
+        return call.first_of(call.emit(kind, x))
+    for size, result in zip(sizes, results, strict=True):
+        if size % result:
+            call.reject(
+                f"adaptive pooling of an axis of {size} to {result}, whose windows are not "
+                f"all alike: choose a size that divides {size}"
+            )
+    taps = tuple(s // r for s, r in zip(sizes, results, strict=True))
+    ones, zeros = (1,) * axes, (0,) * axes
+    window = Window(taps=taps, strides=taps, dilations=ones, before=zeros, after=zeros)
+    return call.first_of(call.pooled(operation, x, window))
 
 
 HANDLERS: Mapping[str, Handler] = table(
@@ -226,15 +222,20 @@ HANDLERS: Mapping[str, Handler] = table(
         "mv": _matmul("self", "vec"),
         "dot": _matmul("self", "tensor"),
         "outer": _outer,
-        "addmm": _product_added("mat1", "mat2"),
-        "addmv": _product_added("mat", "vec"),
-        "baddbmm": _product_added("batch1", "batch2"),
+        "addmm": partial(_product_added, first="mat1", second="mat2"),
+        "addmv": partial(_product_added, first="mat", second="vec"),
+        "baddbmm": partial(_product_added, first="batch1", second="batch2"),
         "scaled_dot_product_attention _scaled_dot_product_flash_attention_for_cpu": _attention,
         **{f"max_pool{n}d max_pool{n}d_with_indices": _max_pool(n) for n in (1, 2, 3)},
-        **{f"avg_pool{n}d": _average_pool(n) for n in (1, 2, 3)},
-        **{f"adaptive_avg_pool{n}d": _adaptive("mean", n) for n in (1, 2, 3)},
-        **{f"adaptive_max_pool{n}d": _adaptive("max", n) for n in (1, 2, 3)},
-        "_adaptive_avg_pool2d": _adaptive("mean", 2),
-        "_adaptive_avg_pool3d": _adaptive("mean", 3),
+        **{f"avg_pool{n}d": partial(_average_pool, axes=n) for n in (1, 2, 3)},
+        **{
+            f"adaptive_avg_pool{n}d": partial(_adaptive, operation="mean", axes=n)
+            for n in (1, 2, 3)
+        },
+        **{
+            f"adaptive_max_pool{n}d": partial(_adaptive, operation="max", axes=n) for n in (1, 2, 3)
+        },
+        "_adaptive_avg_pool2d": partial(_adaptive, operation="mean", axes=2),
+        "_adaptive_avg_pool3d": partial(_adaptive, operation="mean", axes=3),
     }
 )

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
+from functools import partial
 
 import numpy as np
 
@@ -19,9 +20,7 @@ def _axes(call: Call, x: str) -> tuple[int, ...]:
 
 
 def _reduced(call: Call, operation: str, x: str, axes: Sequence[int] | None = None) -> str:
-    """Reduce a tensor as the call does: along its axes, which it keeps or not. A scalar stays as
-    it is.
-    """
+    """Reduce a tensor along the call's axes; a scalar stays as it is."""
     axes = _axes(call, x) if axes is None else axes
     kind = Reduce(operation, tuple(axes), bool(call.get("keepdim")))
     return call.emit(kind, x) if call.shape(x) else x
@@ -35,22 +34,20 @@ def _extremum(operation: str) -> Handler:
     return lambda call: call.first_of(_reduced(call, operation, call["self"]))
 
 
-def _variance(*, root: bool = False, with_mean: bool = False) -> Handler:
-    def handler(call: Call) -> Results:
-        x, axes = call["self"], _axes(call, call["self"])
-        correction = call.get("correction")
-        if correction is None:
-            correction = 0 if call.get("unbiased") is False else 1
-        count = math.prod(call.shape(x)[axis] for axis in axes)
-        mean = call.emit(Reduce("mean", axes, True), x) if call.shape(x) else x
-        difference = sub(X, Y)
-        squares = call.elementwise(mul(difference, difference), x, mean)
-        total = _reduced(call, "sum", squares, axes)
-        value = div(X, max(0, count - correction))
-        result = call.elementwise(apply("sqrt", value) if root else value, total)
-        return (result, call.reshaped(mean, call.shape(result))) if with_mean else result
-
-    return handler
+def _variance(call: Call, *, root: bool = False, with_mean: bool = False) -> Results:
+    x, axes = call["self"], _axes(call, call["self"])
+    correction = call.get("correction")
+    if correction is None:
+        correction = 0 if call.get("unbiased") is False else 1
+    count = math.prod(call.shape(x)[axis] for axis in axes)
+    mean = call.emit(Reduce("mean", axes, True), x) if call.shape(x) else x
+    difference = sub(X, Y)
+    squares = call.elementwise(mul(difference, difference), x, mean)
+    # The second pass, over differences from the mean, loses no digits to cancellation.
+    total = _reduced(call, "sum", squares, axes)
+    value = div(X, max(0, count - correction))
+    result = call.elementwise(apply("sqrt", value) if root else value, total)
+    return (result, call.reshaped(mean, call.shape(result))) if with_mean else result
 
 
 def _norm(call: Call) -> str:
@@ -65,14 +62,12 @@ def _norm(call: Call) -> str:
     return _reduced(call, "sum" if order == 1 else "max", sizes)
 
 
-def _softmax(log: bool) -> Handler:
-    def handler(call: Call) -> str:
-        x, axis = call.cast(call["self"], call.result.dtype), call["dim"]
-        if call.shape(x):
-            return call.emit(Softmax(call.axis(x, axis), log), x)
-        return call.reshaped(call.emit(Softmax(0, log), call.reshaped(x, (1,))), ())
-
-    return handler
+def _softmax(call: Call, log: bool) -> str:
+    x, axis = call.cast(call["self"], call.result.dtype), call["dim"]
+    if call.shape(x):
+        return call.emit(Softmax(call.axis(x, axis), log), x)
+    # A scalar has no axis: it is a vector of one element.
+    return call.reshaped(call.emit(Softmax(0, log), call.reshaped(x, (1,))), ())
 
 
 def _log_sum_exp(call: Call) -> str:
@@ -80,12 +75,10 @@ def _log_sum_exp(call: Call) -> str:
     return call.log_sum_exp(x, _axes(call, x), call.result.shape)
 
 
-def _of_booleans(operation: str) -> Handler:
-    def handler(call: Call) -> str:
-        x = call.cast(call.cast(call["self"], "bool"), "int32")
-        return call.cast(_reduced(call, operation, x), "bool")
-
-    return handler
+def _of_booleans(call: Call, operation: str) -> str:
+    # Of zeros and ones the maximum says whether any is true, the minimum whether all are.
+    x = call.cast(call.cast(call["self"], "bool"), "int32")
+    return call.cast(_reduced(call, operation, x), "bool")
 
 
 def _cumulative_sum(call: Call) -> str:
@@ -113,6 +106,7 @@ def _scale_and_shift(call: Call, channels: int) -> tuple[Array, Array]:
         else call.constant(call[name], "a weight of a batch normalisation").astype(np.float64)
         for name, default in (("weight", 1.0), ("bias", 0.0))
     )
+    # In float64, so that rewritten weights are rounded only once.
     scale = weight / np.sqrt(variance + call["eps"])
     return scale, bias - mean * scale
 
@@ -167,15 +161,15 @@ HANDLERS: Mapping[str, Handler] = table(
         "prod.default|dim_int": _reduction("prod"),
         "amax max.default|dim": _extremum("max"),
         "amin min.default|dim": _extremum("min"),
-        "var.correction|dim|default": _variance(),
-        "std.correction|dim|default": _variance(root=True),
-        "var_mean.correction|dim|default": _variance(with_mean=True),
+        "var.correction|dim|default": _variance,
+        "std.correction|dim|default": partial(_variance, root=True),
+        "var_mean.correction|dim|default": partial(_variance, with_mean=True),
         "linalg_vector_norm norm.ScalarOpt_dim|Scalar": _norm,
-        "softmax.int _softmax": _softmax(False),
-        "log_softmax.int _log_softmax": _softmax(True),
+        "softmax.int _softmax": partial(_softmax, log=False),
+        "log_softmax.int _log_softmax": partial(_softmax, log=True),
         "logsumexp": _log_sum_exp,
-        "any.default|dim|dims": _of_booleans("max"),
-        "all.default|dim|dims": _of_booleans("min"),
+        "any.default|dim|dims": partial(_of_booleans, operation="max"),
+        "all.default|dim|dims": partial(_of_booleans, operation="min"),
         "cumsum": _cumulative_sum,
         "batch_norm native_batch_norm _native_batch_norm_legit_no_training": _batch_norm,
         "_native_batch_norm_legit.no_stats": _statistics_of_one,

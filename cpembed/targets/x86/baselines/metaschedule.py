@@ -1,9 +1,9 @@
 """TVM's MetaSchedule with its best intrinsic for this CPU, vpdpbusd.
 
 A layer is written as TVM's own int8 operators are: channels in fours, filters in sixteens, both
-packed ahead, the image with its margin. That leaves the tuner the loops, and none of the packing
-counts. What it finds is kept in the user's cache folder, by shape, machine and version; a search
-that was interrupted goes on.
+packed ahead, the image with its margin. That leaves the loops to the tuner, and packing does not
+count. Results are stored in the user's cache folder by shape, machine and version; an interrupted
+search continues.
 """
 # pyright: basic
 
@@ -25,15 +25,15 @@ import numpy as np
 from cpembed.codegen import runtime
 from cpembed.codegen.epilogue import Epilogue
 from cpembed.codegen.host_cpu import cpu_model
-from cpembed.codegen.script import HEADER
+from cpembed.codegen.plan import HEADER
 from cpembed.errors import BackendUnavailable, WorkloadError
 from cpembed.files import write_whole
 from cpembed.hw.instruction import HardwareSpec
 from cpembed.runtime.baselines import Arrays, Contender, NotCovered, Primitives, Subject
 from cpembed.runtime.measurement.environment import versions
 from cpembed.runtime.measurement.interleaved import OUR_POOL
-from cpembed.stores import LARGEST, Natural, NotARow, decoded, store_folder, warn_damaged
-from cpembed.targets.x86.baselines.problems import (
+from cpembed.stores import LARGEST, DamagedRowError, Natural, decoded, store_folder, warn_damaged
+from cpembed.targets.x86.baselines import (
     BatchedProduct,
     Convolution,
     Numbers,
@@ -43,7 +43,7 @@ from cpembed.targets.x86.baselines.problems import (
 from cpembed.targets.x86.features import lacking
 
 TRIALS = 100
-"""Schedules that are measured for a layer."""
+"""Number of schedules that are measured for a layer."""
 
 _NEEDS = ("avx512f", "avx512_vnni")
 _PACKAGES = ("xgboost", "cloudpickle", "psutil")
@@ -53,10 +53,10 @@ _SEED = 0
 
 
 def open_metaschedule(spec: HardwareSpec, stored: Epilogue | None = None) -> MetaSchedule:
-    """MetaSchedule for a comparison on a target, of kernels that store ``stored``.
+    """Return MetaSchedule for a comparison on a target, of kernels with the epilogue ``stored``.
 
-    Raises :class:`WorkloadError` where that is not the sums, and :class:`BackendUnavailable` where
-    the target is none of this CPU's, or a package lacks.
+    Raises :class:`WorkloadError` for other outputs than the sums, and :class:`BackendUnavailable`
+    if the target is not of this CPU or a package is missing.
     """
     if stored is not None and stored != Epilogue("int32"):
         raise WorkloadError(
@@ -80,7 +80,7 @@ def open_metaschedule(spec: HardwareSpec, stored: Epilogue | None = None) -> Met
 
 @dataclass(frozen=True)
 class MetaSchedule:
-    """The tuner; ``trials`` and ``folder`` for tests."""
+    """The tuner; tests change the number of trials, the cost model and the folder."""
 
     trials: int = TRIALS
     cost_model: str = "xgb"
@@ -89,8 +89,8 @@ class MetaSchedule:
     pool: str = OUR_POOL
 
     def identity(self) -> dict[str, str | None]:
-        found = versions()["apache-tvm"]
-        return {"tvm": found, "trials": str(self.trials), "intrinsic": _INTRINSIC}
+        version = versions()["apache-tvm"]
+        return {"tvm": version, "trials": str(self.trials), "intrinsic": _INTRINSIC}
 
     def contenders(self, subject: Subject, inputs: Arrays) -> Sequence[Contender] | NotCovered:
         workload = subject.workload
@@ -106,25 +106,27 @@ class MetaSchedule:
             return problem
         if isinstance(problem, BatchedProduct):
             return NotCovered("no form with weights of batched products")
-        shape = _Shape.of(problem)
+        shape = _Shape.of_problem(problem)
         function, seconds = self._tuned(shape)
-        return [_Tuned(problem, shape, function, self.trials, seconds, inputs)]
+        form = f"MetaSchedule, {self.trials} trials in {seconds:.0f} s"
+        return [_TunedKernel(form, problem, shape, function, inputs)]
 
     def _tuned(self, shape: _Shape) -> tuple[Any, float]:
-        """The best function so far, and the seconds that its search took in all."""
+        """Return the best function so far, and the seconds that its search took in total."""
         meta_schedule = _meta_schedule()
         target = runtime.host_target()
         module = shape.module()
-        place = self.folder or store_folder("metaschedule")
-        about = repr((shape, cpu_model(), runtime.thread_count(), self.identity()))
-        folder = place / hashlib.sha256(about.encode()).hexdigest()[:16]
+        key = repr((shape, cpu_model(), runtime.thread_count(), self.identity()))
+        store = self.folder or store_folder("metaschedule")
+        folder = store / hashlib.sha256(key.encode()).hexdigest()[:16]
         folder.mkdir(parents=True, exist_ok=True)
         database = _database(folder)
-        spent = folder / "seconds.json"
-        seconds = _seconds(spent)
+        seconds_file = folder / "seconds.json"
+        seconds = _seconds(seconds_file)
         missing = self.trials - len(database)
         if missing > 0:
-            # Its log is kept in files; standard output is ours. Each search raises the level again.
+            # MetaSchedule logs to files, and standard output belongs to results. Each search
+            # raises the level again.
             logging.getLogger("tvm.s_tir.meta_schedule").setLevel(logging.WARNING)
             started = time.perf_counter()
             database = meta_schedule.tune_tir(
@@ -133,20 +135,23 @@ class MetaSchedule:
                 database=database, cost_model=self.cost_model, seed=_SEED,
             )  # fmt: skip
             seconds += time.perf_counter() - started
-            write_whole(spent, json.dumps(seconds))
+            write_whole(seconds_file, json.dumps(seconds))
         best = meta_schedule.tir_integration.compile_tir(database, module, target)
         if best is None:
             raise BackendUnavailable("MetaSchedule found no schedule that runs")
         return runtime.tvm().compile(best.mod, target)["main"], seconds
 
 
+# ------------------------------------------------------------------------------ stored searches
+
+
 def _database(folder: Path) -> Any:
-    """What a search has kept; one that TVM cannot read is put aside, and the search begins anew."""
+    """Open the records of a search; those that TVM cannot read are put aside, to start anew."""
     kind = _meta_schedule().database.JSONDatabase
     try:
         _check_records(folder)
         return kind(work_dir=str(folder))
-    except Exception as error:  # whatever TVM makes of a damaged line
+    except Exception as error:  # TVM raises errors of many types for a damaged line.
         aside = folder.with_name(f"{folder.name}-damaged-{time.time_ns()}")
         folder.rename(aside)
         folder.mkdir()
@@ -156,60 +161,67 @@ def _database(folder: Path) -> Any:
 
 
 def _check_records(folder: Path) -> None:
-    """What TVM takes for granted, and crashes without: a record is of a workload that is there.
+    """Check that each record belongs to a workload; TVM takes that for granted, and crashes.
 
-    Raises :class:`NotARow`.
+    Raises :class:`DamagedRowError`.
     """
     workloads, records = (
-        (folder / f"database_{name}.json") for name in ("workload", "tuning_record")
+        folder / f"database_{name}.json" for name in ("workload", "tuning_record")
     )
     if not records.exists():
         return
-    known = [decoded(line, tuple[str, Any]) for line in workloads.read_bytes().splitlines()]
+    count = len([decoded(line, tuple[str, Any]) for line in workloads.read_bytes().splitlines()])
     for line in records.read_bytes().splitlines():
         index, _ = decoded(line, tuple[Natural, list[Any]])
-        if index >= len(known):
-            raise NotARow(f"workload {index} of {len(known)}")
+        if index >= count:
+            raise DamagedRowError(f"workload {index} of {count}")
 
 
-def _no_time(seconds: float) -> str | None:
+def _duration_error(seconds: float) -> str | None:
     return None if 0 <= seconds <= LARGEST else f"{seconds} s"
 
 
 def _seconds(path: Path) -> float:
-    """What earlier searches took; nothing where that is damaged."""
+    """Return the seconds of earlier searches; 0 with a warning if the file is damaged."""
     try:
-        return decoded(path.read_bytes(), float, _no_time)
+        return decoded(path.read_bytes(), float, _duration_error)
     except FileNotFoundError:
         return 0.0
-    except (OSError, NotARow) as error:
+    except (OSError, DamagedRowError) as error:
         warn_damaged(f"{path}: not read ({error}): the seconds of earlier searches are not counted")
         return 0.0
 
 
-@dataclass(frozen=True)
+# ------------------------------------------------------------------------------ packed layers
+
+
+@dataclass(frozen=True, kw_only=True)
 class _Shape:
-    """A convolution in packed form; the image has its margin."""
+    """Convolution in packed form; the image includes its padding."""
 
     batch: int
     image: Numbers
     channels: int
     filters: int
-    window: Numbers
-    stride: Numbers
-    dilation: Numbers
+    window: Numbers = (1, 1)
+    stride: Numbers = (1, 1)
+    dilation: Numbers = (1, 1)
 
     @classmethod
-    def of(cls, problem: Convolution | Product) -> _Shape:
-        """A matrix product is a convolution of a row of pixels by one."""
+    def of_problem(cls, problem: Convolution | Product) -> _Shape:
+        """Return the shape of a layer; a matrix product is a 1x1 convolution of a row of pixels."""
         if isinstance(problem, Product):
-            one = (1, 1)
-            return cls(1, (1, problem.m), problem.k, problem.n, one, one, one)
-        image = tuple(size + 2 * pad for size, pad in zip(problem.image, problem.pad, strict=True))
+            return cls(batch=1, image=(1, problem.m), channels=problem.k, filters=problem.n)
+        sizes = zip(problem.image, problem.pad, strict=True)
         return cls(
-            problem.batch, image, problem.channels, problem.filters,
-            tuple(problem.window), tuple(problem.stride), tuple(problem.dilation),
-        )  # fmt: skip
+            batch=problem.batch,
+            image=tuple(size + 2 * pad for size, pad in sizes),
+            channels=problem.channels,
+            filters=problem.filters,
+            window=tuple(problem.window),
+            stride=tuple(problem.stride),
+            dilation=tuple(problem.dilation),
+        )
 
     @property
     def output(self) -> Numbers:
@@ -218,20 +230,21 @@ class _Shape:
 
     @property
     def blocks(self) -> tuple[int, int]:
-        """Of channels and of filters."""
+        """Numbers of blocks of channels and of filters."""
         return -(-self.channels // _DEPTH), -(-self.filters // _LANES)
 
     @property
     def shapes(self) -> tuple[Numbers, Numbers, Numbers]:
-        deep, wide = self.blocks
+        """Shapes of the packed image, weights and result."""
+        channel_blocks, filter_blocks = self.blocks
         return (
-            (self.batch, *self.image, deep, _DEPTH),
-            (wide, *self.window, deep, _LANES, _DEPTH),
-            (self.batch, *self.output, wide, _LANES),
+            (self.batch, *self.image, channel_blocks, _DEPTH),
+            (filter_blocks, *self.window, channel_blocks, _LANES, _DEPTH),
+            (self.batch, *self.output, filter_blocks, _LANES),
         )
 
     def module(self) -> Any:
-        """The layer as a TVM module."""
+        """Return the layer as a TVM module."""
         runtime.tvm()
         from tvm import te as expressions
 
@@ -241,60 +254,61 @@ class _Shape:
         weights = te.placeholder(second, dtype="int8", name="weights")
         r, s = (te.reduce_axis((0, size)) for size in self.window)
         c, i = te.reduce_axis((0, first[3])), te.reduce_axis((0, _DEPTH))
-        (down, along), (apart, across) = self.stride, self.dilation
+        (row_stride, column_stride), (row_dilation, column_dilation) = self.stride, self.dilation
 
         def product(n: Any, p: Any, q: Any, k: Any, lane: Any) -> Any:
-            pixel = image[n, p * down + r * apart, q * along + s * across, c, i]
+            row, column = p * row_stride + r * row_dilation, q * column_stride + s * column_dilation
             weight = weights[k, r, s, c, lane, i]
-            return te.sum(pixel.astype("int32") * weight.astype("int32"), axis=[r, s, c, i])
+            terms = image[n, row, column, c, i].astype("int32") * weight.astype("int32")
+            return te.sum(terms, axis=[r, s, c, i])
 
         sums = te.compute(result, product, name="sums")
         function = te.create_prim_func([image, weights, sums])
         return runtime.tvm().IRModule({"main": function})
 
     def packed_image(self, problem: Convolution | Product, inputs: Arrays) -> Any:
-        deep, _ = self.blocks
+        """Return the image with its padding, channels in fours."""
         if isinstance(problem, Product):
             pixels = problem.left(inputs).reshape(1, 1, problem.m, problem.k)
-            margin: Numbers = (0, 0)
+            pads: Numbers = (0, 0)
         else:
-            pixels, margin = problem.images(inputs), tuple(problem.pad)
-        spare = deep * _DEPTH - self.channels
-        around = [(0, 0), *((pad, pad) for pad in margin), (0, spare)]
+            pixels, pads = problem.images(inputs), problem.pad
+        spare = self.blocks[0] * _DEPTH - self.channels
+        around = [(0, 0), *((pad, pad) for pad in pads), (0, spare)]
         return np.pad(pixels, around).reshape(self.shapes[0])
 
     def packed_weights(self, problem: Convolution | Product, inputs: Arrays) -> Any:
-        deep, wide = self.blocks
+        """Return the weights with channels in fours and filters in sixteens."""
         if isinstance(problem, Product):
-            found = problem.right(inputs).T.reshape(problem.n, problem.k, 1, 1)
+            weights = problem.right(inputs).T.reshape(problem.n, problem.k, 1, 1)
         else:
-            found = problem.weights(inputs)
-        spare = (wide * _LANES - self.filters, deep * _DEPTH - self.channels)
-        padded = np.pad(found, [(0, spare[0]), (0, spare[1]), (0, 0), (0, 0)])
-        apart = padded.reshape(wide, _LANES, deep, _DEPTH, *self.window)
-        return np.ascontiguousarray(apart.transpose(0, 4, 5, 2, 1, 3))
+            weights = problem.weights(inputs)
+        channel_blocks, filter_blocks = self.blocks
+        spare = filter_blocks * _LANES - self.filters, channel_blocks * _DEPTH - self.channels
+        padded = np.pad(weights, [(0, spare[0]), (0, spare[1]), (0, 0), (0, 0)])
+        blocked = padded.reshape(filter_blocks, _LANES, channel_blocks, _DEPTH, *self.window)
+        return np.ascontiguousarray(blocked.transpose(0, 4, 5, 2, 1, 3))
 
-    def unpacked(self, problem: Convolution | Product, found: Any) -> Any:
-        """The result as the workload's output."""
-        whole = found.reshape(self.batch, *self.output, -1)[..., : self.filters]
+    def unpacked(self, problem: Convolution | Product, packed: Any) -> Any:
+        """Return a packed result as the workload's output."""
+        result = packed.reshape(self.batch, *self.output, -1)[..., : self.filters]
         if isinstance(problem, Product):
-            return problem.result(whole)
-        return problem.result(np.moveaxis(whole, -1, 1))
+            return problem.result(result)
+        return problem.result(np.moveaxis(result, -1, 1))
 
 
-class _Tuned:
-    """The best schedule of a search."""
+class _TunedKernel:
+    """Best schedule of a search as a :class:`~cpembed.runtime.baselines.Contender`."""
 
     def __init__(
         self,
+        form: str,
         problem: Convolution | Product,
         shape: _Shape,
         function: Any,
-        trials: int,
-        seconds: float,
         inputs: Arrays,
     ) -> None:
-        self.form = f"MetaSchedule, {trials} trials in {seconds:.0f} s"
+        self.form = form
         self._problem, self._shape, self._function = problem, shape, function
         arrays = (
             shape.packed_image(problem, inputs),
@@ -314,15 +328,18 @@ class _Tuned:
         del calls
 
 
+# ------------------------------------------------------------------------------ MetaSchedule
+
+
 @cache
 def _meta_schedule() -> Any:
-    """MetaSchedule, with an intrinsic that LLVM 22 accepts: the one that TVM 0.27 ships passes 16
-    words where ``vpdpbusd`` takes 64 bytes.
+    """Return the module, with an intrinsic that LLVM 22 accepts.
 
-    TVM's own must be there first, since the tuner imports them too. That parses the intrinsics of
-    every GPU: it takes 40 seconds, once a process.
+    The one that TVM 0.27 ships passes 16 words where ``vpdpbusd`` takes 64 bytes.
     """
     tvm = runtime.tvm()
+    # TVM's own intrinsics come first, since the tuner would import, and so restore, them later.
+    # That parses those of every GPU, which takes 40 seconds, once per process.
     from tvm.s_tir import TensorIntrin, meta_schedule
     from tvm.s_tir.tensor_intrin import x86
 
@@ -351,10 +368,10 @@ def dot(
 
 
 def _build(module: Any, target: Any, parameters: Any) -> Any:
-    """A candidate, in a process of its own: as TVM's builder does, without that import, which
-    takes longer than a build may.
-    """
+    """Build a candidate, in a process of its own."""
     del parameters
+    # As TVM's own builder does, but without the import of all intrinsics, which takes longer than
+    # a build may.
     from tvm.driver import build
     from tvm.s_tir.transform import RemoveWeightLayoutRewriteBlock
 

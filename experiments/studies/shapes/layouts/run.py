@@ -22,12 +22,11 @@ from typing import Any
 import numpy as np
 
 from cpembed.embedding.constraint_set import load_constraint_set
-from cpembed.exploration.shapes.cells import Cost
 from cpembed.exploration.shapes.finding import find_shapes
 from cpembed.exploration.shapes.layout_search import LayoutSearch
 from cpembed.exploration.shapes.network import network_of
-from cpembed.exploration.shapes.question import DEFAULT_SET, Model, Question, read_layers, tabulate
-from cpembed.exploration.shapes.shape import Scope, Shape
+from cpembed.exploration.shapes.question import DEFAULT_SET, Question, tabulate
+from cpembed.exploration.shapes.shape import Cost, Model, Scope, Shape, read_layers
 from cpembed.runtime.cluster import Workers, open_workers
 from cpembed.runtime.measurement.environment import provenance, provenance_lines
 from cpembed.time_limit import Clock

@@ -23,7 +23,7 @@ def operand(
     """Dimensions as sums of (loop, factor); the operand is the output where its name is C."""
     dimensions = tuple(
         (
-            IndexExpr.of([IndexTerm(loop, factor) for loop, factor in index]),
+            IndexExpr.sum([IndexTerm(loop, factor) for loop, factor in index]),
             1 + sum(factor * (extents[loop] - 1) for loop, factor in index),
         )
         for index in indices

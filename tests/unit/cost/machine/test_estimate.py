@@ -228,7 +228,7 @@ def test_operands_as_they_come_are_not_packed_but_move_by_their_own_rows() -> No
 
 def test_elements_between_which_others_lie_are_pieces_of_their_own() -> None:
     """Every second of 32 elements: 16 bytes in granules of one, 31 where a granule spans two."""
-    index = IndexExpr.of([IndexTerm("x", 2)])
+    index = IndexExpr.sum([IndexTerm("x", 2)])
     operand = TileOperand("A", "a", 1, 1, ((index, 64),), frozenset("x"), False)
     sizes = {"x": np.full(1, 16.0)}
     assert operand.moved_bytes(sizes, 1) == 16

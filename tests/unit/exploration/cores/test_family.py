@@ -13,7 +13,7 @@ from cpembed.cost.machine.technology import technology
 from cpembed.driver.estimate import estimate
 from cpembed.errors import LoweringError
 from cpembed.exploration.cores.description import Core
-from cpembed.exploration.cores.software import CoreAnalysis, survey
+from cpembed.exploration.cores.family import CoreAnalysis, survey
 from cpembed.exploration.space import read_space
 from cpembed.hw.loader import load_hardware_spec
 from cpembed.ir.parser import parse_computation
@@ -240,7 +240,7 @@ def test_a_second_stage_of_mttkrp_is_no_matrix_product() -> None:
 @pytest.mark.slow
 def test_a_survey_has_the_best_software_and_worse() -> None:
     given = point(local_kib=0)
-    found = survey(Core.of(given), FAMILY.typed(CONV))
+    found = survey(Core.at(given), FAMILY.typed(CONV))
     times = [cycles for _, cycles in found]
     assert len(times) > 3
     assert max(times) > 2 * min(times)

@@ -13,7 +13,7 @@ import pytest
 from cpembed.cost.machine.search import best_tilings
 from cpembed.cost.machine.times import cycles
 from cpembed.errors import TransformError
-from cpembed.exploration.cores import software
+from cpembed.exploration.cores import family
 from cpembed.exploration.cores.description import DOUBLE, SINGLE, Core
 from cpembed.ir.computation import Computation
 from cpembed.targets.family import Value
@@ -23,9 +23,9 @@ from tests.unit.exploration.cores.points import CONV, FAMILY, layer, point
 def fastest(core: Core, workload: Computation) -> float:
     """Of all embeddings with all tilings, for the point's own machine."""
     found = [math.inf]
-    for program in software._distinct(core, workload, None)[1]:
+    for program in family._distinct(core, workload, None)[1]:
         for name in (SINGLE,) if core.banks == 1 else (SINGLE, DOUBLE):
-            machine = software._machine(core, name)
+            machine = family._machine(core, name)
             with suppress(TransformError):
                 best = best_tilings(program.nest, machine, 200_000)
                 assert best.exact
@@ -59,7 +59,7 @@ def test_a_points_software_is_the_fastest_for_its_own_dma(
     rng = random.Random(words)
     for banks, bits, latency in rng.sample(POINTS, 4):
         here = {"banks": banks, "dma_bits": bits, "dram_latency_cycles": latency}
-        core = Core.of(point(**small | changed | here))
+        core = Core.at(point(**small | changed | here))
         best = analysis.best(core)
         assert best is not None
         assert best.activity is not None
@@ -70,21 +70,21 @@ def test_a_front_is_what_nothing_is_below() -> None:
     rng = np.random.default_rng(4)
     for rows, columns in ((5, 2), (300, 3), (700, 4)):
         table = rng.integers(0, 6, (rows, columns)).astype(np.float64)
-        kept = {tuple(row) for row in table[software._front(table)].tolist()}
+        kept = {tuple(row) for row in table[family._front(table)].tolist()}
         expected = {
             tuple(one)
             for one in np.unique(table, axis=0).tolist()
             if not any((row <= one).all() and (row < one).any() for row in table)
         }
         assert kept == expected
-        assert len(software._front(table)) == len(kept)
+        assert len(family._front(table)) == len(kept)
 
 
 def test_exchanged_factors_on_a_square_array_are_one_program() -> None:
     """Of 8 x 8 rows and columns it does not matter which factor is which, of 8 x 4 it does."""
     workload = FAMILY.typed(CONV)
-    square = software._distinct(Core.of(point()), workload, None)
-    oblong = software._distinct(Core.of(point(pe_columns=4)), workload, None)
+    square = family._distinct(Core.at(point()), workload, None)
+    oblong = family._distinct(Core.at(point(pe_columns=4)), workload, None)
     assert len(square[1]) * 2 <= square[0]
     assert len(oblong[1]) > len(square[1])
 

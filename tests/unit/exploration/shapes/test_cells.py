@@ -18,18 +18,16 @@ from cpembed.embedding.constraint_set import load_constraint_set
 from cpembed.exploration.shapes import cells, finding
 from cpembed.exploration.shapes.cells import (
     Cell,
-    Cost,
     FewestExecutions,
-    NoProgram,
+    NoProgramError,
     embed,
     search_cell,
 )
 from cpembed.exploration.shapes.choice import drop_redundant
 from cpembed.exploration.shapes.executions import layer_executions
 from cpembed.exploration.shapes.finding import find_shapes
-from cpembed.exploration.shapes.question import Model, Question
-from cpembed.exploration.shapes.result import ShapeResult
-from cpembed.exploration.shapes.shape import Scope, Shape, target_of, template
+from cpembed.exploration.shapes.question import Question, ShapeResult
+from cpembed.exploration.shapes.shape import Cost, Model, Scope, Shape, target_of, template
 from cpembed.ir.computation import Computation
 from cpembed.runtime.cluster import open_workers
 from tests.random_workloads import sum_of_products
@@ -42,7 +40,7 @@ def of_all(layer: Computation, shape: Shape, constraints: str, cost: Cost) -> fl
     """The least cost of all candidates, one by one."""
     found = solve(layer, target_of(shape), constraints=constraints, top=None)
     return min(
-        (cost.of(c.overheads.calls, c.overheads.packing_bytes) for c in found.embeddings),
+        (cost.combined(c.overheads.calls, c.overheads.packing_bytes) for c in found.embeddings),
         default=math.inf,
     )
 
@@ -254,7 +252,7 @@ def test_where_the_fewest_executions_have_no_program_searches_decide(
     expected = asked(suite, question)
 
     def refuse(*_: object) -> None:
-        raise NoProgram("no rewrite")
+        raise NoProgramError("no rewrite")
 
     monkeypatch.setattr(finding, "embed", refuse)
     result = asked(suite, question)

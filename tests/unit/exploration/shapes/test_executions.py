@@ -10,9 +10,9 @@ import numpy as np
 import pytest
 
 from cpembed.driver.named import workload
+from cpembed.embedding.commute import Pairing
 from cpembed.embedding.constraint_set import ConstraintSet, load_constraint_set
 from cpembed.embedding.domains import allowed_digits
-from cpembed.embedding.search import alternative_problems
 from cpembed.exploration.shapes.executions import FeedTables, layer_executions
 from cpembed.exploration.shapes.shape import Scope, Shape, instruction_of, shapes_within, template
 from cpembed.ir.computation import Computation
@@ -96,11 +96,11 @@ def test_equal_under_sets_of_a_user(text: str, tmp_path: Path) -> None:
 @pytest.mark.parametrize("constraints", ["strict", "in_place_padded", "complete"])
 def test_counts_are_those_that_the_engine_allows(constraints: str) -> None:
     """A feed has a count where the engine has a digit of stride 1."""
-    chosen = load_constraint_set(constraints).without("extents")
+    chosen = load_constraint_set(constraints).removing("extents")
     found = workload("conv2d n=1 c=6 h=7 w=9 k=10 r=3 s=2 stride=1", template())
     shape = Shape(6, 12, 8)
-    problems = alternative_problems(found, instruction_of(shape), chosen)
-    assert isinstance(problems, list)
+    problems = Pairing(found, instruction_of(shape)).problems(chosen.commutes)
+    assert isinstance(problems, tuple)
     first = problems[0]
     digits = {
         (o.instruction_axis, frozenset(o.members), o.digit.count)

@@ -16,13 +16,20 @@ from cpembed.driver.bench_layers import model_layers
 from cpembed.driver.named import workload
 from cpembed.driver.solve import solve
 from cpembed.embedding.constraint_set import load_constraint_set
-from cpembed.exploration.shapes.cells import Cost
 from cpembed.exploration.shapes.executions import layer_executions
 from cpembed.exploration.shapes.layout_model import LayoutChoice, mappings_of
 from cpembed.exploration.shapes.layout_search import LayoutAnswer, LayoutSearch
 from cpembed.exploration.shapes.network import Network, TensorLayout, network_of, tensor_layout
-from cpembed.exploration.shapes.question import LayerSet, Question, ShapedLayer
-from cpembed.exploration.shapes.shape import Scope, Shape, target_of, template
+from cpembed.exploration.shapes.question import Question
+from cpembed.exploration.shapes.shape import (
+    Cost,
+    LayerSet,
+    Scope,
+    Shape,
+    ShapedLayer,
+    target_of,
+    template,
+)
 from cpembed.graph.graph import Graph, Operator
 from cpembed.graph.kinds import (
     Apply,
@@ -96,7 +103,8 @@ class Networks:
         name = f"{label}{len(self.operators)}"
         self.operators.append(Operator(name, kind, inputs, (name,)))
         taken = [
-            self.types[n] if n in self.types else TensorType.of(self.weights[n]) for n in inputs
+            self.types[n] if n in self.types else TensorType.of_array(self.weights[n])
+            for n in inputs
         ]
         (self.types[name],) = kind.types(taken)
         return name

@@ -11,7 +11,7 @@ import pytest
 torch = pytest.importorskip("torch")
 pytest.importorskip("torchao")
 
-from cpembed.errors import CpembedError, LoweringError, ModelError  # noqa: E402
+from cpembed.errors import BackendUnavailable, CpembedError, LoweringError  # noqa: E402
 from cpembed.frontends.torch import dynamo  # noqa: E402
 from cpembed.graph.graph import Graph, evaluate  # noqa: E402
 from cpembed.graph.kinds import Product  # noqa: E402
@@ -269,14 +269,14 @@ def test_a_part_that_is_not_compiled_is_named(monkeypatch: pytest.MonkeyPatch) -
 
 
 def test_the_target_without_a_name_is_one_that_this_processor_executes() -> None:
-    from cpembed.hw.loader import load_hardware_spec
-    from cpembed.targets.registry import missing_for
+    from cpembed.targets.registry import missing_for, native_target
 
+    assert dynamo.Options().target == "native"
     try:
-        name = dynamo.best_target()
-    except ModelError as error:
+        spec = native_target()
+    except BackendUnavailable as error:
         pytest.skip(str(error))
-    assert not missing_for(load_hardware_spec(name))
+    assert not missing_for(spec)
 
 
 def test_the_entry_point_names_the_back_end() -> None:
@@ -300,12 +300,14 @@ def test_a_module_without_parameters(compiled: list[Evaluated]) -> None:
 def test_a_network_that_is_compiled(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     """By this processor's own instruction; results of earlier calls stay as they are."""
     pytest.importorskip("cpembed.network.build")
+    from cpembed.targets.registry import native_target
+
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     torch._dynamo.reset()
     torch.manual_seed(0)
     try:
-        target = dynamo.best_target()
-    except ModelError as error:
+        target = native_target().name
+    except BackendUnavailable as error:
         pytest.skip(str(error))
     model = nn.Sequential(nn.Conv2d(8, 16, 3, padding=1), nn.ReLU(), nn.Conv2d(16, 8, 1))
     images = [torch.randn(1, 8, 8, 8) for _ in range(3)]

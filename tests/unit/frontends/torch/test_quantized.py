@@ -15,7 +15,7 @@ from cpembed.errors import ModelError  # noqa: E402
 from cpembed.frontends.torch import from_exported  # noqa: E402
 from cpembed.graph.graph import Graph  # noqa: E402
 from cpembed.graph.kinds import Dequantize, DynamicQuantize, Product, Quantize  # noqa: E402
-from cpembed.graph.passes.prepare import prepare  # noqa: E402
+from cpembed.graph.passes import prepare  # noqa: E402
 from tests.unit.frontends.torch import models  # noqa: E402
 from tests.unit.frontends.torch.comparing import Function, compared, eager, run  # noqa: E402
 from tests.unit.frontends.torch.quantizing import quantized  # noqa: E402

@@ -9,8 +9,7 @@ from cpembed.graph.kinds import Pad, Pool, Product, Quantize, Reshape, Table, Te
 from cpembed.graph.passes.element_types import assign_element_types
 from cpembed.graph.passes.epilogue_fusion import fuse_residuals
 from cpembed.graph.passes.folding import fold
-from cpembed.graph.passes.integer_elementwise import tabulate
-from cpembed.graph.passes.integer_movement import move_integers
+from cpembed.graph.passes.integer_operators import move_integers, tabulate
 from cpembed.graph.passes.integer_products import integer_products
 from cpembed.graph.passes.zero_points import remove_zero_points
 from tests.random_networks import Network, random_network, same_results

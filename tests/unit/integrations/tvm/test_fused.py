@@ -108,7 +108,7 @@ def test_what_follows_gives_the_same_bits(name):
     assert found.dtype == expected.dtype
     assert np.array_equal(found, expected)
     assert np.unique(expected).size > 1
-    (entry,) = pipeline.report.ours
+    (entry,) = pipeline.report.kernels
     assert (entry.reason is None) == (name in WHOLE)
 
 

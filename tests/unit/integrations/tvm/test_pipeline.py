@@ -131,18 +131,18 @@ def test_a_network_compiled_by_the_pipeline_alone_is_the_same(name):
     assert found.dtype == expected.dtype
     assert np.array_equal(found, expected)
     assert np.unique(expected).size > 3
-    assert len(report.ours) == 4, str(report)
-    assert all(entry.embedding and entry.utilisation for entry in report.ours)
-    assert any("max_pool2d" in entry.function for entry in report.others)
-    assert not any("conv2d" in entry.function for entry in report.others)
+    assert len(report.kernels) == 4, str(report)
+    assert all(entry.embedding and entry.utilisation for entry in report.kernels)
+    assert any("max_pool2d" in entry.function for entry in report.rest)
+    assert not any("conv2d" in entry.function for entry in report.rest)
 
 
 def test_the_report_says_who_scheduled_what_and_why_more_is_not_part_of_it():
     _, report = compiled(processor(), "uint8")
-    residual = report.ours[2]
+    residual = report.kernels[2]
     assert residual.operators[0].startswith("conv2d")
     assert residual.reason == "another tensor is added to sums in int32"
-    assert all(entry.scheduled_by == NOBODY for entry in report.others)
+    assert all(entry.scheduled_by == NOBODY for entry in report.rest)
     assert str(report).startswith(f"{processor()}: 4 of ")
 
 
@@ -153,7 +153,7 @@ def emulated(spec: str, module: tvm.IRModule, image: Array) -> Array:
     target = cuda_target("sm_80")
     pipeline = plugin.pipeline(spec)
     tvm.compile(module, target, relax_pipeline=pipeline)
-    assert len(pipeline.report.ours) == 1, str(pipeline.report)
+    assert len(pipeline.report.kernels) == 1, str(pipeline.report)
     return Emulation(pipeline.scheduled, pipeline.functions, target).run(image)
 
 

@@ -59,8 +59,8 @@ def test_products_are_scheduled_by_the_rule_and_the_rest_by_those_that_follow():
         rules = (rule, dlight.cpu.GEMV(), dlight.cpu.Reduction())
         scheduled = dlight.ApplyDefaultSchedule(*rules)(fused(network()))
     assert np.array_equal(called(tvm.compile(scheduled, target), VALUES), run(network(), VALUES))
-    assert len(rule.report.ours) == 2
-    assert all(entry.reason for entry in rule.report.others)
+    assert len(rule.report.kernels) == 2
+    assert all(entry.reason for entry in rule.report.rest)
     before = functions(fused(network()))
     for name, function in functions(scheduled).items():
         given = [(tuple(map(int, p.shape)), str(p.dtype)) for p in function.params]
@@ -73,8 +73,8 @@ def test_a_module_that_is_compiled_for_less_than_this_processor_is_left_alone():
     module = fused(network())
     with tvm.target.Target({"kind": "llvm", "mcpu": "x86-64"}):
         scheduled = dlight.ApplyDefaultSchedule(rule)(module)
-    assert not rule.report.ours
-    assert any("llvm_target()" in str(entry.reason) for entry in rule.report.others)
+    assert not rule.report.kernels
+    assert any("llvm_target()" in str(entry.reason) for entry in rule.report.rest)
     assert np.array_equal(called(tvm.compile(scheduled, "llvm"), VALUES), run(network(), VALUES))
 
 
@@ -96,7 +96,7 @@ def test_a_function_of_a_gpu_is_the_kernel_that_the_emulator_runs():
     emulation = Emulation(scheduled, {}, target)
     image = random(3, IMAGE, "float16", 3)
     assert np.array_equal(emulation.run(image), run(module, image))
-    assert len(rule.report.ours) == 1
+    assert len(rule.report.kernels) == 1
     assert sum(sum(counted.mma.values()) for counted in emulation.kernel_counters.values())
 
 

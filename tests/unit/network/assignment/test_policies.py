@@ -10,7 +10,7 @@ import pytest
 
 from cpembed.errors import LoweringError
 from cpembed.network.assignment import Assignment, Node, Option, Problem, Tensor, assign
-from cpembed.network.assignment.policies import by_policy, policy_cost
+from cpembed.network.assignment.solve import by_policy, policy_cost
 from tests.unit.network.assignment.problems import random_problem
 
 PLAIN, LAST = 0, 1

@@ -48,7 +48,7 @@ def memory(array: Array, placed: PlacedTensor) -> Array:
 
 
 def placed(array: Array, layout: Layout | None = None) -> PlacedTensor:
-    return PlacedTensor(TensorType.of(array), layout or Layout.plain(array.shape))
+    return PlacedTensor(TensorType.of_array(array), layout or Layout.plain(array.shape))
 
 
 def check(

@@ -81,7 +81,7 @@ def test_moves_in_random_layouts(seed: int) -> None:
     kind = MOVES[seed % len(MOVES)]
     dtype = str(generator.choice(["uint8", "int8", "int32", "float32", "int16"]))
     array = random_array(generator, dtype, SHAPE)
-    (result,) = kind.types([TensorType.of(array)])
+    (result,) = kind.types([TensorType.of_array(array)])
     is_image = len(result.shape) == 4
     stored = image_layouts(result.shape) if is_image else [Layout.plain(result.shape)]
     source = image_layouts(SHAPE)

@@ -34,7 +34,7 @@ def test_pooling(seed: int) -> None:
     dtypes = ["uint8", "int8"] if kind.ratio else ["uint8", "int8", "int32", "float32", "bfloat16"]
     dtype = str(generator.choice(dtypes if kind.operation == "max" else dtypes[:4]))
     array = random_array(generator, dtype, SHAPE)
-    (result,) = kind.types([TensorType.of(array)])
+    (result,) = kind.types([TensorType.of_array(array)])
     stored = image_layouts(result.shape)
     check(
         kind,

@@ -27,7 +27,7 @@ from cpembed.graph.kinds import (
 )
 from cpembed.graph.kinds.elementwise import BOOLEAN, OPERATIONS
 from cpembed.network.operators import generated_plan
-from cpembed.network.verification import difference
+from cpembed.network.run import difference
 from tests.unit.network.operators.running import Array, memory, placed
 
 pytest.importorskip("tvm")

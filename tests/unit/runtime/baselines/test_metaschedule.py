@@ -12,9 +12,8 @@ from cpembed.driver.named import hardware_spec
 from cpembed.errors import BackendUnavailable
 from cpembed.ir.reference import random_inputs, reference
 from cpembed.runtime.baselines import NotCovered, Subject
-from cpembed.targets.x86.baselines import metaschedule
+from cpembed.targets.x86.baselines import Convolution, Product, metaschedule, problem_of
 from cpembed.targets.x86.baselines.metaschedule import MetaSchedule, open_metaschedule
-from cpembed.targets.x86.baselines.problems import Convolution, Product, problem_of
 from cpembed.targets.x86.features import lacking
 from cpembed.workloads.naming import parse_workload
 from cpembed.workloads.suites import Layer
@@ -35,7 +34,7 @@ def subject_of(label: str) -> Subject:
     workload = parse_workload(words).with_dtypes(
         {operand.name: INT8[operand.name] for operand in parse_workload(words).operands}
     )
-    return Subject.of(Layer("test", 0, "", " ".join(plain)), workload, layout)
+    return Subject.from_layer(Layer("test", 0, "", " ".join(plain)), workload, layout)
 
 
 @pytest.mark.parametrize("label", LAYERS)
@@ -44,7 +43,7 @@ def test_the_packed_form_is_the_layer(label: str) -> None:
     subject = subject_of(label)
     problem = problem_of(subject)
     assert isinstance(problem, (Convolution, Product))
-    shape = metaschedule._Shape.of(problem)  # pyright: ignore[reportPrivateUsage]
+    shape = metaschedule._Shape.of_problem(problem)  # pyright: ignore[reportPrivateUsage]
     inputs = random_inputs(subject.workload, 2)
     image = shape.packed_image(problem, inputs).astype(np.int64)
     weights = shape.packed_weights(problem, inputs).astype(np.int64)

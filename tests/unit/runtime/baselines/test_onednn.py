@@ -20,8 +20,8 @@ from cpembed.runtime.measurement.verification import Expected
 from cpembed.targets.capabilities import baselines
 from cpembed.targets.registry import open_target
 from cpembed.targets.x86.baselines import onednn
+from cpembed.targets.x86.baselines.onednn import Executed
 from cpembed.targets.x86.baselines.onednn_forms import Form
-from cpembed.targets.x86.baselines.onednn_log import Executed
 from cpembed.targets.x86.features import lacking
 from cpembed.workloads.suites import Layer
 
@@ -41,7 +41,7 @@ def no_limit(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def subject(label: str, dtypes: tuple[str, ...], layout: str = "NCHW") -> Subject:
     layer = Layer("", 0, "", label)
-    return Subject.of(layer, layer.workload(dtypes, layout), layout)
+    return Subject.from_layer(layer, layer.workload(dtypes, layout), layout)
 
 
 def require_exact_products(dtypes: tuple[str, ...]) -> None:
@@ -234,7 +234,7 @@ from cpembed.targets.x86.baselines.onednn import open_onednn
 from cpembed.workloads.suites import Layer
 library = open_onednn(load_hardware_spec("avx512_vnni"))
 layer = Layer("", 0, "", "conv2d n=1 c=64 h=8 w=8 k=64 r=3 s=3")
-what = Subject.of(layer, layer.workload(("uint8", "int8")))
+what = Subject.from_layer(layer, layer.workload(("uint8", "int8")))
 for one in library.contenders(what, random_inputs(what.workload, 0)):
     print(library.identity()["max_cpu_isa"], *one.primitives(1).names)
 """

@@ -7,7 +7,7 @@ import os
 import pytest
 
 from cpembed.errors import InvariantError
-from cpembed.targets.x86.baselines.onednn_log import Executed, logged, per_call, read_log
+from cpembed.targets.x86.baselines.onednn import Executed, logged, per_call, read_log
 
 LINES = """\
 onednn_verbose,v1,info,oneDNN v3.12.0 (commit 80afa71)

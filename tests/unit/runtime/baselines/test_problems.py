@@ -11,13 +11,13 @@ from numpy.typing import NDArray
 
 from cpembed.ir.reference import random_inputs, reference
 from cpembed.runtime.baselines import NotCovered, Subject
-from cpembed.targets.x86.baselines.problems import Convolution, Product, problem_of
+from cpembed.targets.x86.baselines import Convolution, Product, problem_of
 from cpembed.workloads.suites import Layer
 
 
 def subject(label: str, layout: str = "NCHW") -> Subject:
     layer = Layer("", 0, "", label)
-    return Subject.of(layer, layer.workload(("uint8", "int8"), layout), layout)
+    return Subject.from_layer(layer, layer.workload(("uint8", "int8"), layout), layout)
 
 
 def convolve(problem: Convolution, image: NDArray[Any], weights: NDArray[Any]) -> NDArray[Any]:

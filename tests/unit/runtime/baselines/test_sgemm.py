@@ -29,7 +29,7 @@ PRODUCTS = [
 
 def subject(label: str) -> Subject:
     layer = Layer("", 0, "", label)
-    return Subject.of(layer, layer.workload(("float32", "float32"), "NCHW"))
+    return Subject.from_layer(layer, layer.workload(("float32", "float32"), "NCHW"))
 
 
 def opened(name: str) -> sgemm.Mkl | sgemm.OpenBlas:

@@ -14,8 +14,8 @@ import pytest
 from cpembed.codegen.host_cpu import cpu_model
 from cpembed.errors import BackendUnavailable, CrashError, LoweringError, WorkloadError
 from cpembed.runtime.cluster import Task, client, open_workers
-from cpembed.runtime.cluster.base import Workers
-from cpembed.runtime.cluster.execution import Identity, OtherVersion, identity
+from cpembed.runtime.cluster.executors import Workers
+from cpembed.runtime.cluster.member import Identity, OtherVersion, identity
 from tests.clusters import Scheduler, scheduling, surroundings
 from tests.unit.runtime.cluster import tasks
 

@@ -13,8 +13,8 @@ from cpembed.errors import BackendUnavailable, CpembedError
 from cpembed.runtime.cluster import connection
 from cpembed.runtime.cluster.client import Members
 from cpembed.runtime.cluster.connection import require_distributed, scheduler_address
-from cpembed.runtime.cluster.execution import Identity, measured_cpu, measuring_tag
-from cpembed.runtime.cluster.processes import HostLock
+from cpembed.runtime.cluster.executors import HostLock
+from cpembed.runtime.cluster.member import Identity, measured_cpu, measuring_tag
 
 
 @pytest.mark.parametrize(

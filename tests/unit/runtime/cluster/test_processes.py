@@ -15,14 +15,14 @@ import pytest
 
 from cpembed.errors import CpembedError, CrashError, LoweringError, WorkloadError
 from cpembed.runtime.cluster import Task, open_workers
-from cpembed.runtime.cluster.base import ThisProcess, Workers
+from cpembed.runtime.cluster.executors import ThisProcess, Workers
 from tests.unit.runtime.cluster import tasks
 
 
 @pytest.fixture
 def workers(monkeypatch: pytest.MonkeyPatch) -> Iterator[Workers]:
     """Two, which load nothing ahead."""
-    monkeypatch.setattr("cpembed.runtime.worker.parent.PRELOAD", ())
+    monkeypatch.setattr("cpembed.runtime.worker.PRELOAD", ())
     with open_workers(2) as found:
         yield found
 

@@ -18,7 +18,7 @@ from tests.unit.runtime.worker import misbehaving
 def _in_workers(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """Workers that load nothing ahead."""
     monkeypatch.delenv(IN_PROCESS_VARIABLE)
-    monkeypatch.setattr("cpembed.runtime.worker.parent.PRELOAD", ())
+    monkeypatch.setattr("cpembed.runtime.worker.PRELOAD", ())
     yield
     retire()
 
@@ -51,7 +51,7 @@ def test_who_stops_waiting_ends_the_processes() -> None:
     if children.exists():
         for child in children.read_text().split():
             assert (
-                b"cpembed.runtime.worker.child" not in Path(f"/proc/{child}/cmdline").read_bytes()
+                b"cpembed.runtime.worker_child" not in Path(f"/proc/{child}/cmdline").read_bytes()
             )
 
 

@@ -14,7 +14,7 @@ import pytest
 from cpembed import steps
 from cpembed.errors import CrashError, DamagedStore, LoweringError
 from cpembed.runtime import worker
-from cpembed.runtime.worker.child import available_bytes
+from cpembed.runtime.worker_child import available_bytes
 from tests.unit.runtime.worker import misbehaving
 
 
@@ -22,7 +22,7 @@ from tests.unit.runtime.worker import misbehaving
 def _in_a_worker(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """A worker that loads nothing ahead: none of these calls needs the compiler."""
     monkeypatch.delenv(worker.IN_PROCESS_VARIABLE)
-    monkeypatch.setattr("cpembed.runtime.worker.parent.PRELOAD", ())
+    monkeypatch.setattr("cpembed.runtime.worker.PRELOAD", ())
     yield
     worker.retire()
 

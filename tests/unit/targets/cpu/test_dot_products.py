@@ -98,7 +98,7 @@ def spec_of(folder: Path, dot: DotProduct) -> HardwareSpec:
 
 def verified(back_end: BackEnd, program: DerivedProgram, epilogue: Epilogue | None = None) -> None:
     """The first schedule and the last are right."""
-    lowered = Lowered.of(program, back_end, epilogue)
+    lowered = Lowered.from_program(program, back_end, epilogue)
     ranked = lowered.schedules.ranked()
     for _, knobs in (ranked[0], ranked[-1]):
         kernel = lowered.compiled(knobs)
@@ -126,10 +126,10 @@ def test_a_register_that_is_not_filled_is_refused(tmp_path: Path) -> None:
     dot = plain(16, 1, 4)
     program = gemm_program(spec_of(tmp_path, plain(32, 1, 4)), m=4, n=16, k=8, dtype="int8,int8")
     with pytest.raises(LoweringError, match="needs 4 lanes of 4 neighbours"):
-        Lowered.of(program, column_back_end(dot))
+        Lowered.from_program(program, column_back_end(dot))
     square = plain(16, 2, 8)
     with pytest.raises(LoweringError, match="needs 2 rows, 2 lanes of 8 neighbours"):
-        Lowered.of(program, column_back_end(square))
+        Lowered.from_program(program, column_back_end(square))
 
 
 def test_blocks_leave_registers_to_what_is_loaded() -> None:
@@ -144,6 +144,6 @@ def test_blocks_leave_registers_to_what_is_loaded() -> None:
 def test_knobs_beyond_the_registers_are_refused(tmp_path: Path) -> None:
     dot = plain(16, 1, 4)
     program = gemm_program(spec_of(tmp_path, dot), m=16, n=16, k=8, dtype="int8,int8")
-    lowered = Lowered.of(program, column_back_end(dot))
+    lowered = Lowered.from_program(program, column_back_end(dot))
     with pytest.raises(LoweringError, match="does not fit the registers"):
         lowered.compiled(Knobs({"m.o": 8, "n.o": 4}))

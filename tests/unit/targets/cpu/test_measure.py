@@ -179,7 +179,7 @@ def test_moves_count_in_the_total_as_whole_calls(
     workbench = bench()
     first = workbench.measure(incumbent, None)
     assert isinstance(first, Timed)
-    assert (first.moves.packing_us, first.moves.unpacking_us, first.ratio) == (4.0, 6.0, 1.0)
+    assert (first.copies.packing_us, first.copies.unpacking_us, first.ratio) == (4.0, 6.0, 1.0)
     moving = [f"packing {one}", f"unpacking {one}"]
     assert asked[-1][1] == ["kernel 0", "whole 0", *moving]
     assert first.whole_us is not None
@@ -189,7 +189,7 @@ def test_moves_count_in_the_total_as_whole_calls(
     assert isinstance(found, Timed)
     both = ["kernel 0", "kernel 1", "whole 0", "whole 1"]
     assert asked[-1][1] == both
-    assert (found.moves, found.ratio) == (first.moves, 1.5)
+    assert (found.copies, found.ratio) == (first.copies, 1.5)
     found = workbench.measure(other, incumbent)
     assert isinstance(found, Timed)
     assert asked[-1][1] == [*both, f"packing {two}", f"unpacking {two}"]
@@ -225,7 +225,7 @@ def test_moves_do_not_count_for_the_kernel_alone(timed: Callable[[Rounds], list[
     workbench.measure(incumbent, None)
     found = workbench.measure(other, incumbent)
     assert isinstance(found, Timed)
-    assert (found.ratio, found.moves.packing_us) == (pytest.approx(0.9), 500.0)
+    assert (found.ratio, found.copies.packing_us) == (pytest.approx(0.9), 500.0)
     assert len(asked[-1][1]) == 4
     workbench.measure(other, incumbent)
     assert len(asked[-1][1]) == 2
@@ -283,7 +283,7 @@ def test_kernels_are_timed_here() -> None:
     found = workbench.measure(other, incumbent)
     assert isinstance(found, Timed)
     assert 0 < found.latency_us.p10 <= found.latency_us.median <= found.latency_us.p90
-    assert found.moves.packing_us > 0
+    assert found.copies.packing_us > 0
     assert found.ratio > 0
 
 

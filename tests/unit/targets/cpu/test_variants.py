@@ -10,9 +10,9 @@ from cpembed.codegen.plan import Knobs
 from cpembed.cost.ranking import RankedCandidate
 from cpembed.driver.named import hardware_spec, workload
 from cpembed.driver.solve import solve
-from cpembed.embedding.checks import check_embedding
-from cpembed.embedding.commute import problem_of
+from cpembed.embedding.commute import Pairing
 from cpembed.embedding.constraint_set import load_constraint_set
+from cpembed.embedding.digit_search import check_embedding
 from cpembed.errors import InvariantError
 from cpembed.hw.instruction import HardwareSpec
 from cpembed.ir.index import IndexExpr
@@ -78,7 +78,8 @@ def test_what_the_constraints_refuse_is_not_proposed() -> None:
     complete = load_constraint_set("complete")
     for item in made:
         embedding = item.candidate.embedding
-        problem = problem_of(item.candidate.program.unfused, spec.instruction, embedding.operands)
+        pairing = Pairing(item.candidate.program.unfused, spec.instruction)
+        problem = pairing.with_roles(embedding.operands)
         with pytest.raises(InvariantError, match="extents"):
             check_embedding(problem, complete, embedding)
     proposed = with_variants(candidates, spec)

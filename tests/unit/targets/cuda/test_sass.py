@@ -16,8 +16,7 @@ from cpembed.driver.named import hardware_spec, workload
 from cpembed.driver.solve import solve
 from cpembed.ir.dtypes import size_bytes
 from cpembed.ir.reference import random_inputs
-from cpembed.targets.cuda.artifact import CudaKernels
-from cpembed.targets.cuda.build import cuda_text
+from cpembed.targets.cuda.build import CudaKernels, cuda_text
 from cpembed.targets.cuda.executor import COMPILER
 from cpembed.targets.cuda.lower import lower
 from cpembed.targets.cuda.schedule import KernelSchedule, Plan, check

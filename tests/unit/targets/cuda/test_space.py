@@ -14,8 +14,8 @@ from cpembed.errors import LoweringError
 from cpembed.targets.cuda.lower import TiledProduct, lower
 from cpembed.targets.cuda.model import estimate, gpu
 from cpembed.targets.cuda.schedule import KernelSchedule, Plan, check
-from cpembed.targets.cuda.space import CudaSpace, work_of
-from cpembed.targets.cuda.traffic import traffic
+from cpembed.targets.cuda.target import CudaSpace
+from cpembed.targets.cuda.traffic import traffic, work_of
 
 SPEC = hardware_spec("mma_f16")
 A100 = gpu(SPEC, "a100")

@@ -52,7 +52,7 @@ def operands(draw: st.DrawFn) -> PackedOperand:
 
     def index() -> IndexExpr:
         terms = [term() for _ in range(draw(st.integers(0, 2)))]
-        return IndexExpr.of(terms, draw(st.sampled_from((0, 0, -1, -8, 4))))
+        return IndexExpr.sum(terms, draw(st.sampled_from((0, 0, -1, -8, 4))))
 
     shape = tuple(draw(st.sampled_from((3, 8, 16, 48, 64))) for _ in range(2))
     return operand(shape, (index(), index()))
@@ -69,11 +69,11 @@ def test_a_vector_is_one_piece_of_memory(found: PackedOperand) -> None:
 @pytest.mark.parametrize(
     "last, expected",
     [
-        (IndexExpr.of([IndexTerm("z"), IndexTerm("o", 16)]), 8),
-        (IndexExpr.of([IndexTerm("z"), IndexTerm("o", 4)]), 4),
-        (IndexExpr.of([IndexTerm("z", 2)]), 1),
-        (IndexExpr.of([IndexTerm("z"), IndexTerm("x")], -1), 1),
-        (IndexExpr.of([IndexTerm("z", 1, 1, 4)]), 4),
+        (IndexExpr.sum([IndexTerm("z"), IndexTerm("o", 16)]), 8),
+        (IndexExpr.sum([IndexTerm("z"), IndexTerm("o", 4)]), 4),
+        (IndexExpr.sum([IndexTerm("z", 2)]), 1),
+        (IndexExpr.sum([IndexTerm("z"), IndexTerm("x")], -1), 1),
+        (IndexExpr.sum([IndexTerm("z", 1, 1, 4)]), 4),
     ],
 )
 def test_the_longest_vectors_are_found(last: IndexExpr, expected: int) -> None:

@@ -13,7 +13,7 @@ import islpy as isl
 from cpembed.ir.index import IndexExpr
 from cpembed.ir.polyhedral import box as extents_box
 from cpembed.ir.polyhedral import relation
-from cpembed.targets.scratchpad.artifact import part_of
+from cpembed.targets.scratchpad.executor import part_of
 from cpembed.targets.scratchpad.schedule import Plan
 
 Points = Mapping[str, range]
@@ -36,7 +36,7 @@ def tiles(plan: Plan) -> Iterator[Tile]:
     for chosen in itertools.product(*firsts):
         first = dict(zip(order, chosen, strict=True))
         held = {
-            name: axis.held(min(plan.tile[name], axis.extent - first[name]))
+            name: axis.points_per_pe(min(plan.tile[name], axis.extent - first[name]))
             for name, axis in axes.items()
         }
         yield Tile(first, held)
@@ -72,7 +72,7 @@ def lattice(plan: Plan, index: IndexExpr, points: Points) -> range:
     factors = {name: index.coefficient(name) for name in index.iterators}
     first = index.constant + sum(f * points[name].start for name, f in factors.items())
     last = first + sum(f * (len(points[name]) - 1) for name, f in factors.items())
-    step = math.gcd(*(f for name, f in factors.items() if plan.held[name] > 1)) or 1
+    step = math.gcd(*(f for name, f in factors.items() if plan.pe_points[name] > 1)) or 1
     return range(first, last + 1, step)
 
 

@@ -15,8 +15,8 @@ from cpembed.hw.instruction import HardwareSpec
 from cpembed.ir.computation import Computation
 from cpembed.ir.dtypes import numpy_dtype
 from cpembed.ir.parser import parse_computation
-from cpembed.targets.scratchpad.artifact import Array
-from cpembed.targets.scratchpad.lower import BoxProduct, lower
+from cpembed.targets.scratchpad.boxes import BoxProduct, lower
+from cpembed.targets.scratchpad.executor import Array
 from cpembed.targets.scratchpad.machine import ScratchpadMachine, scratchpad_machine
 from cpembed.targets.scratchpad.schedule import Plan, Schedule, check
 

@@ -10,7 +10,7 @@ import pytest
 
 from cpembed.driver.named import workload
 from cpembed.ir.reference import reference
-from cpembed.targets.scratchpad.artifact import program
+from cpembed.targets.scratchpad.executor import program
 from cpembed.targets.scratchpad.schedule import Plan, Schedule, check
 from tests.unit.targets.scratchpad.counting import (
     executions,

@@ -16,8 +16,8 @@ from cpembed.hw.instruction import HardwareSpec
 from cpembed.hw.loader import load_hardware_spec
 from cpembed.ir.computation import Computation
 from cpembed.ir.reference import reference
-from cpembed.targets.scratchpad.artifact import program
-from cpembed.targets.scratchpad.lower import BoxProduct, lower
+from cpembed.targets.scratchpad.boxes import BoxProduct, lower
+from cpembed.targets.scratchpad.executor import program
 from cpembed.targets.scratchpad.machine import scratchpad_machine
 from cpembed.targets.scratchpad.schedule import Plan, Schedule
 from cpembed.targets.scratchpad.space import ScratchpadSpace
@@ -89,7 +89,7 @@ def test_the_machine_is_as_described(tmp_path: Path) -> None:
     machine = scratchpad_machine(load_hardware_spec(write(tmp_path, described())))
     assert (machine.rows, machine.columns, machine.lanes) == (4, 4, ("x", "y", "z"))
     assert machine.capacities == (16_384, 8_192)
-    assert machine.held_in == {"A": 0, "B": 0, "C": 1}
+    assert machine.memory_of == {"A": 0, "B": 0, "C": 1}
     assert machine.sized
     assert machine.overlaps
     alone = scratchpad_machine(load_hardware_spec(write(tmp_path, without_mesh(described()))))

@@ -10,8 +10,7 @@ import numpy as np
 import pytest
 
 from cpembed.driver.named import workload
-from cpembed.targets.scratchpad.artifact import program
-from cpembed.targets.scratchpad.executor import Counters
+from cpembed.targets.scratchpad.executor import Counters, program
 from cpembed.targets.scratchpad.machine import Engine
 from cpembed.targets.scratchpad.model import Pattern, Times, Work
 from cpembed.targets.scratchpad.schedule import Plan

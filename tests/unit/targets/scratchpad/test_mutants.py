@@ -11,8 +11,8 @@ import pytest
 
 from cpembed.errors import ExecutionFault, LoweringError
 from cpembed.ir.reference import reference
-from cpembed.targets.scratchpad.artifact import ScratchpadProgram, program
 from cpembed.targets.scratchpad.emit import c_text
+from cpembed.targets.scratchpad.executor import ScratchpadProgram, program
 from cpembed.targets.scratchpad.schedule import Plan, check
 from cpembed.targets.scratchpad.target import SEEDS
 from tests.unit.targets.scratchpad.executor.running import needs_compiler

@@ -11,7 +11,7 @@ import pytest
 from cpembed.errors import LoweringError
 from cpembed.ir.parser import parse_computation
 from cpembed.ir.reference import reference
-from cpembed.targets.scratchpad.artifact import program
+from cpembed.targets.scratchpad.executor import program
 from cpembed.targets.scratchpad.schedule import Plan
 from cpembed.targets.scratchpad.space import ScratchpadSpace
 from cpembed.targets.scratchpad.target import SEEDS

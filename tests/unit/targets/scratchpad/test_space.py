@@ -13,9 +13,8 @@ import pytest
 
 from cpembed.errors import LoweringError
 from cpembed.runtime.tuning.space import Scored
-from cpembed.targets.scratchpad.artifact import program
-from cpembed.targets.scratchpad.executor import Counters
-from cpembed.targets.scratchpad.lower import BoxProduct
+from cpembed.targets.scratchpad.boxes import BoxProduct
+from cpembed.targets.scratchpad.executor import Counters, program
 from cpembed.targets.scratchpad.schedule import PLACED_BYTES, Plan, Schedule, check, loop_orders
 from cpembed.targets.scratchpad.space import MAX_RANKED, ScratchpadSpace
 from tests.unit.targets.scratchpad.counting import executions, moved_boxes, moved_elements

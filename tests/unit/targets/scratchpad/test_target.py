@@ -16,9 +16,8 @@ from cpembed.driver.run import run
 from cpembed.driver.solve import solve
 from cpembed.errors import LoweringError, WorkloadError
 from cpembed.provenance import Provenance
-from cpembed.targets.scratchpad.artifact import ScratchpadProgram, in_tiles, program
-from cpembed.targets.scratchpad.executor import HEADER
-from cpembed.targets.scratchpad.lower import lower
+from cpembed.targets.scratchpad.boxes import lower
+from cpembed.targets.scratchpad.executor import HEADER, ScratchpadProgram, in_tiles, program
 from cpembed.targets.scratchpad.schedule import Plan, check
 from cpembed.targets.scratchpad.target import ScratchpadTarget
 from cpembed.targets.tuner import why_untunable

@@ -13,8 +13,8 @@ import pytest
 from cpembed.driver.solve import solve
 from cpembed.errors import LoweringError
 from cpembed.ir.parser import parse_computation
-from cpembed.targets.scratchpad.artifact import program
-from cpembed.targets.scratchpad.lower import Axis, lower
+from cpembed.targets.scratchpad.boxes import Axis, lower
+from cpembed.targets.scratchpad.executor import program
 from cpembed.targets.scratchpad.schedule import Plan
 from cpembed.transform.proof.lemmas import covers_once
 from tests.unit.targets.scratchpad.counting import moved_boxes, tiles
@@ -87,7 +87,7 @@ def covered(extent: int, tile: int, granule: int, parts: int) -> bool:
     axis = Axis("i", extent, False, "x", granule, parts)
     points: Counter[int] = Counter()
     for first in range(0, extent, tile):
-        held = axis.held(min(tile, extent - first))
+        held = axis.points_per_pe(min(tile, extent - first))
         points.update(first + part * held + at for part in range(parts) for at in range(held))
     room = -(-extent // granule) * granule
     once = all(times == 1 for times in points.values())

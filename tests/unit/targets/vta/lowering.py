@@ -22,7 +22,7 @@ from cpembed.ir.index import IndexExpr, IndexTerm
 from cpembed.ir.reference import random_inputs, reference
 from cpembed.resources import hardware_spec_files
 from cpembed.targets.vta.checker import violations
-from cpembed.targets.vta.estimate import Tilings, combinations, fits, forms, tile_sizes, with_tiles
+from cpembed.targets.vta.estimate import Tilings, combinations, forms, tile_sizes
 from cpembed.targets.vta.lower import LoweredVta
 from cpembed.targets.vta.schedule import Schedule, occupancy
 from cpembed.targets.vta.simulator import simulate
@@ -132,11 +132,10 @@ def random_schedule(nest: TileNest, rng: random.Random) -> Schedule:
 
 def schedules(nest: TileNest) -> Iterator[Schedule]:
     """Every legal schedule of the tuner's space, in no particular order."""
-    sizes = combinations(tile_sizes(nest))
-    tilings = Tilings(nest, sizes)
+    tilings = Tilings(nest, combinations(tile_sizes(nest)))
     for form in forms(nest):
-        for at in np.flatnonzero(fits(tilings, form)):
-            yield with_tiles(form, sizes, int(at))
+        for at in np.flatnonzero(tilings.fits(form)):
+            yield tilings.schedule(form, int(at))
 
 
 def in_digits(program: DerivedProgram, rng: random.Random) -> DerivedProgram:
@@ -158,7 +157,7 @@ def in_digits(program: DerivedProgram, rng: random.Random) -> DerivedProgram:
         replace(
             operand,
             access=tuple(
-                IndexExpr.of((new for t in index.terms for new in rewritten(t)), index.constant)
+                IndexExpr.sum((new for t in index.terms for new in rewritten(t)), index.constant)
                 for index in operand.access
             ),
         )

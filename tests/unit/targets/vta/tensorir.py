@@ -1,9 +1,9 @@
 """A schedule as a TensorIR function that calls VTA's runtime.
 
 The function is the nest of outer loops; its calls are the operations of
-:class:`~cpembed.targets.vta.emit.Emitter`, which is the runtime: it decides what is in SRAM
+:class:`~cpembed.targets.vta.lower.Emitter`, which is the runtime: it decides what is in SRAM
 already, caches micro-ops and places tokens. Compiled and run, it records the instructions that
-:func:`~cpembed.targets.vta.emit.emit` makes by walking the same steps itself. That is the way
+:func:`~cpembed.targets.vta.lower.emit` makes by walking the same steps itself. That is the way
 taken: compiling the function takes longer than making the program.
 """
 # pyright: basic
@@ -13,10 +13,9 @@ from __future__ import annotations
 import re
 
 from cpembed.codegen import runtime
-from cpembed.codegen.plan import KernelPlan
-from cpembed.codegen.script import HEADER, Script, buffer
+from cpembed.codegen.plan import HEADER, KernelPlan, Script, buffer
 from cpembed.ir.computation import AxisKind
-from cpembed.targets.vta.emit import Addresses, Emitted, Emitter
+from cpembed.targets.vta.lower import Addresses, Emitted, Emitter
 from cpembed.targets.vta.schedule import Schedule, check_schedule, paired_loop
 from cpembed.targets.vta.tail import Tail
 from cpembed.targets.vta.tiles import TileNest

@@ -8,7 +8,8 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from cpembed.errors import ProgramError
-from cpembed.targets.vta.assembly import assemble, disassemble
+from cpembed.targets.vta.assembler import assemble
+from cpembed.targets.vta.assembly import disassemble
 from cpembed.targets.vta.isa import (
     Alu,
     AluOp,

@@ -17,9 +17,8 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from cpembed.errors import CpembedError, ProgramError
-from cpembed.targets.vta.container import load_program, save_program
 from cpembed.targets.vta.isa import Finish, Load, Memory, VtaConfig
-from cpembed.targets.vta.program import Role, Tensor, VtaProgram
+from cpembed.targets.vta.program import Role, Tensor, VtaProgram, load_program, save_program
 from tests.unit.targets.vta.strategies import CONFIGS, assert_same, programs
 
 PROGRAM = VtaProgram(

@@ -11,12 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from cpembed.errors import ProgramError, SpecError
-from cpembed.targets.vta.encoding import (
-    decode,
-    encode,
-    pack_uops,
-    unpack_uops,
-)
+from cpembed.targets.vta.encoding import decode, encode, pack_uops, unpack_uops
 from cpembed.targets.vta.isa import (
     Alu,
     AluOp,

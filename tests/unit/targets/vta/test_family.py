@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from cpembed.cost.candidate import derive_candidate
+from cpembed.cost.ranking import derive_candidate
 from cpembed.driver.run import run
 from cpembed.embedding.embedding import Embedding
 from cpembed.errors import LoweringError

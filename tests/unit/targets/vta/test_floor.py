@@ -16,7 +16,7 @@ from cpembed.hw.loader import load_hardware_spec
 from cpembed.ir.index import IndexExpr
 from cpembed.targets.vta import bounds as vta_bounds
 from cpembed.targets.vta.bounds import Floors, bounds
-from cpembed.targets.vta.energy import counts, work_of
+from cpembed.targets.vta.energy import energy_counts, work_of
 from cpembed.targets.vta.isa import Memory
 from cpembed.targets.vta.lower import lower
 from cpembed.targets.vta.schedule import Schedule
@@ -73,7 +73,7 @@ def check_floor(
         assert work.moved[kind] * config.element_bytes(kind) == timing.bytes[kind.name]
     assert floor.work.resets <= work.resets
     assert floor.work.operations <= work.operations
-    lower_counts, exact = counts(floor.work, config), counts(work, config)
+    lower_counts, exact = energy_counts(floor.work, config), energy_counts(work, config)
     assert all(lower_counts[name] <= value for name, value in exact.items())
     least = bounds(lowered.nest, tail, memory)
     assert least.busiest_module <= timing.cycles

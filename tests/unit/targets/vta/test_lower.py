@@ -14,8 +14,9 @@ from cpembed.errors import LoweringError, WorkloadError
 from cpembed.hw.loader import load_hardware_spec
 from cpembed.ir.index import IndexExpr, IndexTerm
 from cpembed.ir.reference import random_inputs, reference
+from cpembed.targets.vta.host import HostPacking
 from cpembed.targets.vta.isa import Alu, Gemm, Load, Memory, VtaConfig
-from cpembed.targets.vta.lower import HostPacking, lower
+from cpembed.targets.vta.lower import lower
 from cpembed.targets.vta.program import Role
 from cpembed.targets.vta.schedule import Schedule, occupancy
 from cpembed.targets.vta.simulator import simulate

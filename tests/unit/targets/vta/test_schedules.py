@@ -11,7 +11,6 @@ import pytest
 
 from cpembed.errors import LoweringError
 from cpembed.targets.vta.bounds import bounds
-from cpembed.targets.vta.emit import Addresses, emit
 from cpembed.targets.vta.estimate import (
     default_schedule,
     forms,
@@ -21,13 +20,13 @@ from cpembed.targets.vta.estimate import (
     tile_sizes,
 )
 from cpembed.targets.vta.isa import Finish, Gemm, Load, Memory, Store, VtaConfig
-from cpembed.targets.vta.lower import lower
+from cpembed.targets.vta.lower import Addresses, emit, lower
 from cpembed.targets.vta.program import VtaProgram
-from cpembed.targets.vta.regions import region_of, trimmed_tiles
-from cpembed.targets.vta.schedule import Schedule, check_schedule, occupancy, steps
+from cpembed.targets.vta.schedule import Schedule, check_schedule, occupancy, region_of, steps
 from cpembed.targets.vta.tail import Requantized, Truncated
 from cpembed.targets.vta.tiles import TileNest, tile_nest, with_bias
 from cpembed.targets.vta.timing import MemorySystem, time_program
+from cpembed.targets.vta.uop_loops import trimmed_tiles
 from tests.unit.targets.vta.lowering import best_program, check, random_schedule, schedules
 from tests.unit.targets.vta.tensorir import emit_through_tensorir, tensorir_source
 

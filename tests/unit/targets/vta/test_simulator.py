@@ -23,7 +23,7 @@ from cpembed.targets.vta.isa import (
     VtaConfig,
 )
 from cpembed.targets.vta.program import Role, VtaProgram
-from cpembed.targets.vta.simulator import simulate, written
+from cpembed.targets.vta.simulator import output_names, simulate
 from cpembed.targets.vta.tokens import POLICIES
 from tests.unit.targets.vta.convolution import Convolution, image
 
@@ -204,9 +204,9 @@ def test_padded_strided_loads_and_stores():
 
 def test_outputs_are_those_declared_or_else_those_stored_to():
     program = Convolution(6, 32, 32, rows=3).program()
-    assert written(program) == ("outputs",)
+    assert output_names(program) == ("outputs",)
     bare = {name: structs.replace(tensor, role=None) for name, tensor in program.tensors.items()}
-    assert written(replace(program, tensors=bare)) == ("outputs",)
+    assert output_names(replace(program, tensors=bare)) == ("outputs",)
 
 
 def test_a_deadlock_names_who_waits_for_whom():

@@ -11,11 +11,10 @@ import pytest
 
 from cpembed.errors import ProgramError
 from cpembed.targets import vta
-from cpembed.targets.vta.assembly import assemble
+from cpembed.targets.vta.assembler import assemble
 from cpembed.targets.vta.checker import violations
-from cpembed.targets.vta.container import save_program
 from cpembed.targets.vta.isa import Finish, Gemm, Memory, Transfer
-from cpembed.targets.vta.program import Role
+from cpembed.targets.vta.program import Role, save_program
 
 DOCS = Path(__file__).parents[4] / "docs"
 PAGE = (DOCS / "vta.md").read_text(encoding="utf-8")

@@ -184,9 +184,9 @@ def test_every_figure_has_its_probe(
     assert all(probe.short < probe.long for probe in probes)
     assemble(series(dict.fromkeys(names, 1.0)), has_tiles=microbenchmarks.has_tiles)
     alone = {"tile_line_ns:L3", "vector_line_ns:memory", "product_shared_ns:tdpbusd"} & names
-    again = {probe.name for probe in microbenchmarks.alone(alone)}
+    again = {probe.name for probe in microbenchmarks.single_thread(alone)}
     assert again == {name for name in alone if "line" in name}
-    assert microbenchmarks.alone([]) == []
+    assert microbenchmarks.single_thread([]) == []
 
 
 def test_an_instruction_that_ends_its_process_is_left_out(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -196,7 +196,7 @@ def test_an_instruction_that_ends_its_process_is_left_out(monkeypatch: pytest.Mo
     def call(function: object, ended: dict[str, str], *limits: object, progress: object) -> str:
         asked.append(dict(ended))
         if "vdpbf16ps" not in ended:
-            raise CrashError.of("measuring vdpbf16ps", -signal.SIGILL, "")
+            raise CrashError.from_exit("measuring vdpbf16ps", -signal.SIGILL, "")
         return "measured"
 
     monkeypatch.setattr("cpembed.runtime.worker.call", call)
@@ -208,7 +208,7 @@ def test_an_instruction_that_ends_its_process_is_left_out(monkeypatch: pytest.Mo
 
 def test_what_is_no_instructions_fault_is_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
     def call(*arguments: object, progress: object) -> None:
-        raise CrashError.of("compiling a kernel of x86.calibration", -signal.SIGABRT, "")
+        raise CrashError.from_exit("compiling a kernel of x86.calibration", -signal.SIGABRT, "")
 
     monkeypatch.setattr("cpembed.runtime.worker.call", call)
     with pytest.raises(CrashError, match="SIGABRT"):

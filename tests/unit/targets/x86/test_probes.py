@@ -90,7 +90,7 @@ def test_rounds_that_must_not_count_are_left_out(clock: Clock) -> None:
     assert len(series.long) == len(series.short) == 10
     never = Probe("never", clock.work(repeat(0), lambda: False), 10, 1000)
     nothing = time_in_rounds([never], 3, 1e-6)["never"]
-    assert not nothing.has_figure
+    assert not nothing.has_result
     with pytest.raises(MeasurementError, match="never could not be timed in 0 rounds"):
         _ = nothing.ns
 
@@ -101,7 +101,7 @@ def test_a_longer_length_that_takes_no_longer_is_no_figure(clock: Clock) -> None
         return True
 
     series = time_in_rounds([Probe("x", run, 10, 1000)], 5, 1.0)["x"]
-    assert not series.has_figure, "a calibration takes one thread's"
+    assert not series.has_result, "a calibration takes one thread's"
     assert not series.is_steady
     with pytest.raises(MeasurementError, match="too busy"):
         _ = series.ns

@@ -7,16 +7,16 @@ from itertools import chain, repeat
 import pytest
 
 from cpembed.driver.named import hardware_spec
-from cpembed.targets.x86 import throttling
+from cpembed.targets.x86 import calibrate
+from cpembed.targets.x86.calibrate import UNTHROTTLED, ThrottlingProbe
 from cpembed.targets.x86.features import missing_features
-from cpembed.targets.x86.throttling import UNTHROTTLED, ThrottlingProbe
 
 
 class Scripted(ThrottlingProbe):
     """Loops that take what is said, in nanoseconds."""
 
     def __init__(self, *times: float) -> None:
-        self._best = float("inf")
+        self._best_ns = float("inf")
         self._times = chain(times, repeat(times[-1]))
 
     def _timed(self) -> float:
@@ -32,7 +32,7 @@ def test_slow_is_what_takes_longer_than_the_best() -> None:
 def test_waiting_ends_when_the_machine_is_itself_or_patience_ends(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(throttling, "PATIENCE", 0.01)
+    monkeypatch.setattr(calibrate, "PATIENCE", 0.01)
     assert Scripted(100, 100).wait()
     slow = Scripted(100, 100, 900)
     assert slow.wait()
@@ -40,7 +40,7 @@ def test_waiting_ends_when_the_machine_is_itself_or_patience_ends(
 
 
 def test_a_target_of_another_machine_has_no_pace() -> None:
-    assert ThrottlingProbe.of(hardware_spec("vta_1x16x16")) is None
+    assert ThrottlingProbe.for_target(hardware_spec("vta_1x16x16")) is None
 
 
 @pytest.mark.parametrize("target", ["amx_int8", "avx512_vnni", "avx512_bf16"])
@@ -48,7 +48,7 @@ def test_the_loop_runs(target: str) -> None:
     spec = hardware_spec(target)
     if missing := missing_features(spec):
         pytest.skip(f"missing: {', '.join(missing)}")
-    found = ThrottlingProbe.of(spec)
+    found = ThrottlingProbe.for_target(spec)
     assert found is not None
-    assert found is ThrottlingProbe.of(spec)
+    assert found is ThrottlingProbe.for_target(spec)
     found.is_unthrottled()

@@ -13,8 +13,7 @@ from cpembed.errors import WorkloadError
 from cpembed.ir.computation import Computation
 from cpembed.ir.parser import parse_computation
 from cpembed.ir.reference import reference
-from cpembed.transform.methods.convolution import Rewritten, as_convolution
-from cpembed.transform.methods.im2col import explicit
+from cpembed.transform.methods.convolution import Rewritten, as_convolution, explicit
 from cpembed.transform.methods.winograd import winograd
 from cpembed.workloads.operators import find_operator
 

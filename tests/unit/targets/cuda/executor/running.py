@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 
 from cpembed.errors import ExecutionFault
 from cpembed.targets.cuda.executor import Counters, Launch, Order, Program, compile_text
-from cpembed.targets.executor.compiler import COMPILERS
+from cpembed.targets.executor.program import COMPILERS
 
 Array = NDArray[Any]
 

@@ -11,8 +11,8 @@ import pytest
 from cpembed.errors import BackendUnavailable, LoweringError
 from cpembed.targets.cuda.executor import COMPILER, Launch, compile_text
 from cpembed.targets.cuda.executor_source import prepare
-from cpembed.targets.executor import compiler as executor
-from cpembed.targets.executor.compiler import COMPILER_VARIABLE
+from cpembed.targets.executor import program as executor
+from cpembed.targets.executor.program import COMPILER_VARIABLE
 from tests.unit.targets.cuda.executor.running import needs_compiler
 
 KERNEL = 'extern "C" __global__ void __launch_bounds__(64, 2) k(int* out) { out[0] = 1; }'

@@ -12,7 +12,7 @@ import pytest
 from numpy.typing import NDArray
 
 from cpembed.errors import ExecutionFault
-from cpembed.targets.executor.compiler import COMPILERS
+from cpembed.targets.executor.program import COMPILERS
 from cpembed.targets.scratchpad.executor import Counters, Program, Shape, compile_text
 
 Array = NDArray[Any]
