@@ -39,6 +39,8 @@ check-skipped:
 lint:
 	$(BIN)/ruff check
 	$(BIN)/ruff format --check
+	$(BIN)/python tools/readability.py --sections cpembed
+	$(BIN)/python tools/readability.py benchmarks experiments examples tools docs/_hooks
 	$(BIN)/pyright --project pyproject.toml
 	$(BIN)/lint-imports
 

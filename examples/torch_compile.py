@@ -21,6 +21,7 @@ CALLS = 100
 
 
 def microseconds(model: torch.nn.Module, image: torch.Tensor) -> float:
+    """Return the mean time of a call in microseconds."""
     start = time.perf_counter()
     for _ in range(CALLS):
         model(image)
@@ -28,6 +29,7 @@ def microseconds(model: torch.nn.Module, image: torch.Tensor) -> float:
 
 
 def main() -> None:
+    """Compile a quantized network with torch.compile, and time it."""
     warnings.simplefilter("ignore")
     logging.basicConfig(format="%(message)s")
     logging.getLogger("cpembed.frontends.torch").setLevel(logging.INFO)

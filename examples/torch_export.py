@@ -46,6 +46,7 @@ def quantized(model: nn.Module, example: torch.Tensor) -> nn.Module:
 
 
 def table(graph: Graph) -> str:
+    """Return a line for each operator of a network."""
     rows = [
         f"  {operator.name:32} {operator.kind.label:14} {graph.types[operator.output]}"
         for operator in graph.operators
@@ -54,6 +55,7 @@ def table(graph: Graph) -> str:
 
 
 def main() -> None:
+    """Export a quantized network, prepare it, and compare its numbers with PyTorch's."""
     torch.manual_seed(0)
     image = torch.randn(IMAGE)
     model = quantized(Network(), image)
@@ -62,10 +64,10 @@ def main() -> None:
     prepared = prepare(graph)
     print(f"As it is compiled, {len(prepared.operators)} operators:\n{table(prepared)}\n")
     with torch.no_grad():
-        wanted = model(image).numpy()
+        expected = model(image).numpy()
     (name,) = prepared.outputs
-    found = evaluate(prepared, {"x": image.numpy()})[name]
-    print(f"Largest difference from PyTorch: {np.abs(found - wanted).max():.2g}")
+    result = evaluate(prepared, {"x": image.numpy()})[name]
+    print(f"Largest difference from PyTorch: {np.abs(result - expected).max():.2g}")
 
 
 if __name__ == "__main__":

@@ -63,15 +63,16 @@ def run(module: tvm.IRModule, image: NDArray[np.int8]) -> NDArray[np.int32]:
 
 
 def main() -> None:
+    """Run a network with its products on a VTA, and compare it with the CPU's result."""
     module = network()
     offload = cpembed.integrations.tvm.offload("vta_1x16x16")
     on_vta = offload(module)
     print(offload.report)
     image = np.random.default_rng(SEED + 1).integers(-128, 128, IMAGE, dtype=np.int8)
-    expected, found = run(module, image), run(on_vta, image)
+    expected, result = run(module, image), run(on_vta, image)
     print(f"scores on the CPU {expected[0].tolist()}")
-    print(f"scores on VTA     {found[0].tolist()}")
-    if not np.array_equal(expected, found):
+    print(f"scores on VTA     {result[0].tolist()}")
+    if not np.array_equal(expected, result):
         raise SystemExit("they differ")
 
 

@@ -13,6 +13,7 @@ import ast
 import sys
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 VAGUE = frozenset({
     "alone", "apart", "asked", "beside", "by", "chosen", "come", "comes", "done", "found",
@@ -38,6 +39,7 @@ Offence = tuple[int, str]
 
 
 def is_vague(name: str) -> bool:
+    """Return True if every word of a name is vague."""
     words = [word for word in name.strip("_").lower().split("_") if word]
     return bool(words) and all(word in VAGUE for word in words)
 
@@ -61,7 +63,7 @@ def bound_names(tree: ast.AST) -> Iterator[tuple[str, int]]:
 def docstrings(tree: ast.AST) -> Iterator[tuple[str, int]]:
     """Yield the docstrings of modules, classes and functions, and the strings below assignments."""
     for node in ast.walk(tree):
-        body = getattr(node, "body", None)
+        body: Any = getattr(node, "body", None)
         if not isinstance(body, list):
             continue
         holds_docstring = isinstance(
@@ -76,6 +78,7 @@ def docstrings(tree: ast.AST) -> Iterator[tuple[str, int]]:
 
 
 def parameter_count(function: ast.FunctionDef | ast.AsyncFunctionDef) -> int:
+    """Return the number of parameters, ``self`` of a method included."""
     arguments = function.args
     return len(arguments.posonlyargs) + len(arguments.args) + len(arguments.kwonlyargs)
 

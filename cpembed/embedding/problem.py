@@ -202,9 +202,9 @@ class EmbeddingProblem:
         if dimensions is None:
             return elements[(slice(None), *self.element_index(pair, extents))]
         # A view: gathering thousands of elements by index arrays takes many times as long.
-        walked = [1 + dimension for dimension in dimensions if dimension is not None]
+        order = [1 + dimension for dimension in dimensions if dimension is not None]
         spread = tuple(None if dimension is None else slice(None) for dimension in dimensions)
-        return elements.transpose(0, *walked)[(slice(None), *spread)]
+        return elements.transpose(0, *order)[(slice(None), *spread)]
 
     def first_points(
         self, pair: AccessPair, images: NDArray[np.int64], extents: Mapping[str, int]

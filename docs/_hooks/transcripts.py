@@ -40,7 +40,7 @@ class Transcript:
     ----------
     command : str
         The command line, ``cpembed`` included.
-    shown : str
+    documented : str
         What the page shows of its output.
     printed : str
         What the command prints now.
@@ -49,7 +49,7 @@ class Transcript:
     """
 
     command: str
-    shown: str
+    documented: str
     printed: str
     measured: bool
 
@@ -57,8 +57,8 @@ class Transcript:
     def is_current(self) -> bool:
         """True if the page shows what the command prints."""
         if self.measured:
-            return labels(self.shown) == labels(self.printed)
-        return comparable(self.shown) == comparable(self.printed)
+            return labels(self.documented) == labels(self.printed)
+        return comparable(self.documented) == comparable(self.printed)
 
 
 def transcripts(page: str, folder: Path) -> Iterator[Transcript]:
@@ -88,7 +88,7 @@ def transcripts(page: str, folder: Path) -> Iterator[Transcript]:
                     assert match is not None, part
                     yield Transcript(
                         command=match[1],
-                        shown=part[match.end() :],
+                        documented=part[match.end() :],
                         printed=printed(match[1], folder),
                         measured="measured" in info,
                     )
@@ -104,12 +104,14 @@ def printed(command: str, folder: Path) -> str:
         "CPEMBED_TUNE_DIR": str(folder / "trials"),
         "CPEMBED_CALIBRATION_DIR": str(folder / "calibration"),
     }
-    done = subprocess.run(
+    process = subprocess.run(
         [sys.executable, "-m", "cpembed", *words[1:]],
         cwd=folder, env=environment, text=True, capture_output=True, timeout=TIMEOUT, check=False,
     )  # fmt: skip
-    assert done.returncode in (0, 3), f"{command}: exit code {done.returncode}: {done.stderr}"
-    text = CHANGING.sub("", re.sub(r"(trials in )\S+", r"\1…", done.stdout))
+    assert process.returncode in (0, 3), (
+        f"{command}: exit code {process.returncode}: {process.stderr}"
+    )
+    text = CHANGING.sub("", re.sub(r"(trials in )\S+", r"\1…", process.stdout))
     return "".join(f"{line.rstrip()}\n" for line in text.splitlines())
 
 
@@ -127,10 +129,10 @@ def updated(page: str, folder: Path) -> str:
     """Return a page with the outputs that its commands print now; those that are current stay."""
     for transcript in transcripts(page, folder):
         if not transcript.is_current:
-            old = f"$ {transcript.command}\n{transcript.shown}"
-            gap = "\n" if transcript.shown.endswith("\n\n") else ""
+            old = f"$ {transcript.command}\n{transcript.documented}"
+            gap = "\n" if transcript.documented.endswith("\n\n") else ""
             new = f"$ {transcript.command}\n{transcript.printed}{gap}"
-            assert page.count(old) == 1, f"shown twice: {transcript.command}"
+            assert page.count(old) == 1, f"documented twice: {transcript.command}"
             page = page.replace(old, new)
     return page
 

@@ -77,6 +77,6 @@ def test_only_what_does_not_change_is_compared(
     shown: str, printed: str, measured: bool, current: bool
 ) -> None:
     transcript = transcripts.Transcript(
-        command="cpembed", shown=shown, printed=printed, measured=measured
+        command="cpembed", documented=shown, printed=printed, measured=measured
     )
     assert transcript.is_current is current

@@ -185,7 +185,19 @@ def result_expression(
     channel: Callable[[int], str],
     residual: Callable[[int], str],
 ) -> str:
-    """Return the result of a sum; ``channel`` and ``residual`` are of element ``number``."""
+    """Return the expression of a result.
+
+    Parameters
+    ----------
+    product : TiledProduct
+        Product with its epilogue.
+    value : str
+        Expression of the sum.
+    number : int
+        Number of the result among those that a thread stores.
+    channel, residual : callable
+        Expressions of a result's channel and of its residual, by that number.
+    """
     epilogue, sums = product.epilogue, product.sums
     if epilogue is None:
         return value
@@ -200,7 +212,21 @@ def result_expression(
 def store_vector(
     writer: Writer, target: tuple[str, str], registers: str, dtype: str, length: int
 ) -> None:
-    """Write stores of ``length`` registers to a buffer and its first place, where ``valid``."""
+    """Write stores of registers in accesses that are as wide as possible.
+
+    Parameters
+    ----------
+    writer : Writer
+        Text of the kernel, in which the variable ``valid`` says whether to store.
+    target : tuple of str and str
+        Buffer, and expression of the first place in it.
+    registers : str
+        Array of the values.
+    dtype : str
+        Their element type.
+    length : int
+        Number of values.
+    """
     size, (name, place) = size_bytes(dtype), target
     width = next(w for w in WIDTHS if w <= length * size)
     for first in range(0, length, width // size):
