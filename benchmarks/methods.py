@@ -231,7 +231,7 @@ def page(document: Row) -> str:
     lines = [
         "# Methods of convolutions beside oneDNN, float32",
         "",
-        "3x3 filters of stride 1, untuned, NHWC, interleaved: `python benchmarks/methods.py`.",
+        "3x3 filters of stride 1, untuned, NHWC, interleaved: `python -m benchmarks.methods`.",
         "Ratios are oneDNN's time, by its own account of its computation, over ours from image to",
         "output, in the same round; above 1 ours is faster. *chosen* is what the model takes,",
         "*noisy* a row that other work on the machine disturbed.",
