@@ -105,7 +105,7 @@ class Dimension:
             if group.members in self.joined:
                 if len(fused) == 1:
                     joined = self.joined[group.members]
-                    return joined.elements({**states, fused_name(group.members): group.tile})
+                    return joined.elements({**states, _fused_name(group.members): group.tile})
                 factor *= group.padded
         rest = [t for t in self.index.terms if t.iterator not in fused]
         if not rest:
@@ -219,7 +219,7 @@ def _dimensions(
         if window is None:
             continue
         inner = math.prod(operand.shape[window.start + 1 : window.stop])
-        name = fused_name(members)
+        name = _fused_name(members)
         first = dimensions[window.start]
         places = slice(window.start, window.stop)
         index = joined_index(access.index[places], operand.shape[places], members, name)
@@ -229,7 +229,7 @@ def _dimensions(
     return tuple(dimensions)
 
 
-def fused_name(members: Sequence[str]) -> str:
+def _fused_name(members: Sequence[str]) -> str:
     """Return a name for a fused axis that no axis has."""
     return " ".join(members)
 

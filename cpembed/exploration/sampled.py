@@ -58,7 +58,7 @@ class Trial:
     reason: str | None = None
 
 
-def require_method(method: Method) -> None:
+def _require_method(method: Method) -> None:
     """Raise :class:`BackendUnavailable` where a method's packages are not installed."""
     needed = ["optuna", *(["torch", "scipy"] if method == "gp" else [])]
     lacking = [name for name in needed if find_spec(name) is None]
@@ -103,7 +103,7 @@ class SampledSearch:
         *,
         earlier: Mapping[Place, EvaluatedPoint] | None = None,
     ) -> None:
-        require_method(options.method)
+        _require_method(options.method)
         self.space = space
         self.costing = costing
         self.objectives = tuple(objectives)

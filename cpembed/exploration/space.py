@@ -6,9 +6,7 @@ The format is described in ``docs/exploration.md``.
 from __future__ import annotations
 
 import ast
-import hashlib
 import itertools
-import json
 import math
 import operator
 from collections.abc import Callable, Collection, Generator, Iterator, Mapping, Sequence
@@ -273,16 +271,6 @@ class Space:
     def varied(self, point: Point) -> dict[str, Value]:
         """Return the values of the parameters that vary."""
         return {name: point[name] for name in self.parameters}
-
-    def digest(self) -> str:
-        """Return a digest of the points of the space."""
-        document = {
-            "family": self.family.name,
-            "fixed": dict(self.fixed),
-            "parameters": {name: list(values) for name, values in self.parameters.items()},
-            "where": [relation.text for relation in self.relations],
-        }
-        return hashlib.sha256(json.dumps(document, sort_keys=True).encode()).hexdigest()
 
 
 def read_space(path: Path) -> Space:

@@ -106,10 +106,6 @@ class Technology:
         return self.tables.name
 
     @property
-    def node_nm(self) -> int:
-        return self.tables.node_nm
-
-    @property
     def sources(self) -> Mapping[str, str]:
         return self.tables.sources
 

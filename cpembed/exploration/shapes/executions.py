@@ -2,8 +2,7 @@
 
 A **feed** is a workload axis, or a group of axes that may be fused, on one instruction axis, with
 the counts that a digit along it may have there, as the constraints themselves allow them.
-Constraint sets whose judgement depends on more are searched shape by shape
-(:func:`tabulation_obstacle`).
+Constraint sets whose judgement depends on more are searched shape by shape.
 
 A combination of feeds on an instruction axis has counts that multiply to its extent, and executions
 are a product over digits. So a table over extents is joined from smaller ones over the pairs of
@@ -51,7 +50,7 @@ Table = NDArray[np.float64]
 Executions are integers below 2**53, which these numbers hold exactly."""
 
 
-def empty_table(largest: int) -> Table:
+def _empty_table(largest: int) -> Table:
     """Return a table without a value for any extent."""
     return np.full(largest + 1, np.inf)
 
@@ -59,7 +58,7 @@ def empty_table(largest: int) -> Table:
 def join(first: Table, second: Table) -> Table:
     """Return the least product, by extent, of a value of each table at factors of 2 or more."""
     left, right, products, starts = _factor_pairs(len(first) - 1)
-    table = empty_table(len(first) - 1)
+    table = _empty_table(len(first) - 1)
     if len(left):
         table[products] = np.minimum.reduceat(first[left] * second[right], starts)
     return table
@@ -84,7 +83,7 @@ def _factor_pairs(largest: int) -> tuple[NDArray[Any], NDArray[Any], NDArray[Any
     return left[order], right[order], products, starts
 
 
-def tabulation_obstacle(problem: EmbeddingProblem, constraints: ConstraintSet) -> str | None:
+def _tabulation_obstacle(problem: EmbeddingProblem, constraints: ConstraintSet) -> str | None:
     """Return the reason why tables do not hold the executions of a problem, or None."""
     obstacle = digit_model_obstacle(problem, constraints) or joint_digits(problem, constraints)
     if obstacle is not None:
@@ -186,7 +185,7 @@ class FeedTables:
         fused = len(option.members) > 1
         key = option.extent, limit, fused and (rule.axes == "all" or (rule.axes, option.members))
         if key not in self._blocks:
-            table = empty_table(self.largest)
+            table = _empty_table(self.largest)
             for count in range(2, self.largest + 1):
                 digit = Digit(option.digit.axis, count)
                 cut = replace(option, weight=1, digit=digit)
@@ -199,7 +198,7 @@ class FeedTables:
         """Return 0 by count where a digit on the fused axis is searched, else infinity."""
         extents = tuple(problem.workload.extents[member] for member in members)
         if extents not in self._fused_tiles:
-            plain, table = self.constraints.flatten.plain, empty_table(self.largest)
+            plain, table = self.constraints.flatten.plain, _empty_table(self.largest)
             for count in range(2, self.largest + 1):
                 if adds_tiles(problem.workload, members, count, plain=plain):
                     table[count] = 0.0
@@ -339,7 +338,7 @@ def _tabulated(workload: Computation, constraints: ConstraintSet, scope: Scope) 
     if isinstance(problems, LabelMismatch):
         return replace(unfit, reason=problems.reason)
     for problem in problems:
-        obstacle = tabulation_obstacle(problem, constraints)
+        obstacle = _tabulation_obstacle(problem, constraints)
         if obstacle is not None:
             return replace(unfit, obstacle=obstacle)
     feed_tables = _feed_tables(constraints, scope.largest)
@@ -461,7 +460,7 @@ def _combinations(
 ) -> Iterator[tuple[tuple[int, ...], Table]]:
     """Yield all sets of feeds that can share an instruction axis, with their executions."""
     # Without digits the axis has extent 1, at one execution.
-    unfed = empty_table(largest)
+    unfed = _empty_table(largest)
     unfed[1] = 1.0
     yield (), unfed
     candidates = [n for n, feed in enumerate(feed_set.feeds) if feed.axis == axis]

@@ -250,7 +250,7 @@ def choose_layouts(
     return _LayoutModel(network, options, limits).solve() if all(options) else LayoutChoice()
 
 
-def layouts_of(
+def _layouts_of(
     network: Network, options: Sequence[Sequence[Option]]
 ) -> dict[str, list[TensorLayout]]:
     """Return the layouts that each tensor may be stored in or copied to.
@@ -307,7 +307,7 @@ class _LayoutModel(OpenShapes):
         self._network, self._options = network, options
         self._terms: list[Any] = []
         self._storage = {name: _Storage(tensor) for name, tensor in network.tensors.items()}
-        self._layouts = layouts_of(network, options)
+        self._layouts = _layouts_of(network, options)
         self._product_literals = [self._choose_option(node) for node in network.products]
         self._carrier_literals = {
             node.name: self._choose_layout(node) for node in network.unmapped if node.any_layout

@@ -236,7 +236,7 @@ def check_file(path: Path) -> None:
         raise CpembedError(f"{path} cannot be written: there is no folder {path.parent}")
 
 
-def files_of(path: Path, shapes: Sequence[Shape]) -> list[Path]:
+def _files_of(path: Path, shapes: Sequence[Shape]) -> list[Path]:
     """Return the file of each shape: the path itself for one, else with the shapes in the names."""
     if len(shapes) == 1:
         return [path]
@@ -255,10 +255,10 @@ def save(path: Path, shapes: Sequence[Shape], constraints: str) -> list[Path]:
     constraints
         The name of the constraint set under which they were found.
     """
-    texts = [target_text(shape, constraints) for shape in shapes]
+    texts = [_target_text(shape, constraints) for shape in shapes]
     written: list[Path] = []
     try:
-        for file, text in zip(files_of(path, shapes), texts, strict=True):
+        for file, text in zip(_files_of(path, shapes), texts, strict=True):
             write_whole(file, text)
             written.append(file)
     # Also on an interrupt: some of the files would pass for all of them.
@@ -270,7 +270,7 @@ def save(path: Path, shapes: Sequence[Shape], constraints: str) -> list[Path]:
     return written
 
 
-def target_text(shape: Shape, constraints: str) -> str:
+def _target_text(shape: Shape, constraints: str) -> str:
     """Return the text of a target. It names shipped constraint sets only: a path is the user's."""
     instruction = template().instruction
     lines = [

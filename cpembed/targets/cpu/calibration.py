@@ -86,7 +86,7 @@ def model_constants() -> ModelConstants:
 
 
 @cache
-def published_calibration() -> dict[str, Any]:
+def _published_calibration() -> dict[str, Any]:
     """Return the calibration without threads that is used where nothing was measured."""
     return read_toml(MACHINES / "sapphire_rapids.toml")["published"]
 
@@ -182,14 +182,9 @@ _REMOVABLE_ROWS = 8
 def default_calibration(threads: int = 1) -> Calibration:
     """Return the constants of a Sapphire Rapids server core; ``measured`` is empty."""
     # Threads are those of this machine, but times of a server core.
-    values = {**published_calibration(), "threads": threads, "measured": ""}
+    values = {**_published_calibration(), "threads": threads, "measured": ""}
     # A copy, so that fields with defaults count as set and appear in documents.
     return replace(msgspec.convert(values, Calibration))
-
-
-def default_directory() -> Path:
-    """Return the folder of calibrations, by default in the user's data folder."""
-    return store_folder("calibration", variable=DIRECTORY_VARIABLE, durable=True)
 
 
 def calibration_path(folder: Path | None = None, threads: int | None = None) -> Path:
@@ -198,7 +193,8 @@ def calibration_path(folder: Path | None = None, threads: int | None = None) -> 
     cpu, count = cpu_model(), threads or thread_count()
     digest = hashlib.sha256(cpu.encode()).hexdigest()[:8]
     name = re.sub(r"\W+", "_", cpu).strip("_")
-    return (folder or default_directory()) / f"{name}-{count}-{digest}.json"
+    folder = folder or store_folder("calibration", variable=DIRECTORY_VARIABLE, durable=True)
+    return folder / f"{name}-{count}-{digest}.json"
 
 
 def load_calibration(folder: Path | None = None) -> Calibration | None:

@@ -53,10 +53,10 @@ class LaneProduct:
 def lane_back_end(product: LaneProduct) -> BackEnd:
     """Return the code generator of an instruction that multiplies lane by lane."""
     return BackEnd(
-        lane_nest,
-        lambda _: lane_registers(product),
+        _lane_nest,
+        lambda _: _lane_registers(product),
         partial(_lane_plan, product),
-        partial(lane_nest, unpadded=True),
+        partial(_lane_nest, unpadded=True),
     )
 
 
@@ -89,8 +89,7 @@ def _unrolled(nest: Nest, lane: str) -> set[str]:
 
 
 @cache
-def lane_registers(product: LaneProduct) -> RegisterModel:
-    """Return the cost of blocks of accumulators."""
+def _lane_registers(product: LaneProduct) -> RegisterModel:
     sums, timed = product.registers.count // _SUMS_SHARE, product.timed
 
     def fits(rows: int, columns: int) -> bool:
@@ -140,25 +139,10 @@ def _lane(program: DerivedProgram) -> str:
     return lane_name(names[0])
 
 
-def lane_nest(
+def _lane_nest(
     program: DerivedProgram, epilogue: Epilogue | None = None, *, unpadded: bool = False
 ) -> Nest:
-    """Return the nest with lanes in digits.
-
-    Parameters
-    ----------
-    program : DerivedProgram
-        Program of the kernel.
-    epilogue : Epilogue, optional
-        Conversion of the sums.
-    unpadded : bool
-        As in :func:`~cpembed.codegen.program_nest.kernel_nest`.
-
-    Raises
-    ------
-    LoweringError
-        If the layout does not suit vectors.
-    """
+    """Return the nest with lanes in digits, if the layout suits vectors."""
     lane = _lane(program)
     nest = split_axes(kernel_nest(program, epilogue, unpadded=unpadded))
     extent = program.extents[program.instruction.computation.axes[0].name]

@@ -93,24 +93,10 @@ def machine_weights(fastest: Estimated, machine: Calibration) -> Weights:
     return Weights(1.0, copy_ns / per_mac if per_mac else 1.0)
 
 
-def whole_call(program: DerivedProgram, space: Schedules, knobs: Knobs) -> tuple[Estimate, float]:
+def _whole_call(program: DerivedProgram, space: Schedules, knobs: Knobs) -> tuple[Estimate, float]:
     """Estimate a whole call, which reads the first factor where it is, or packs it inside.
 
-    Parameters
-    ----------
-    program : DerivedProgram
-        Program of the kernel.
-    space : Schedules
-        Its schedules.
-    knobs : Knobs
-        Schedule.
-
-    Returns
-    -------
-    kernel : Estimate
-        Time of the kernel.
-    copies_us : float
-        Microseconds of packing and unpacking around it.
+    The second value is the microseconds of packing and unpacking around the kernel.
     """
     packing = space.packing(program, knobs)
     kernel = space.estimate(knobs, 0 if packing is None else packing.bytes)
@@ -227,7 +213,7 @@ class CpuSpace(Space[Knobs]):
         """Score a schedule, given the estimate of the contraction on packed operands."""
         kernel, copies = contraction, 0.0
         if self.copies_operands:
-            packing_kernel, copies = whole_call(self.program, self.schedules, knobs)
+            packing_kernel, copies = _whole_call(self.program, self.schedules, knobs)
             kernel = packing_kernel if self.objective == "total" else contraction
         cost = kernel.us + copies if self.objective == "total" else kernel.us
         parts = {"us": kernel.us, "moves_us": copies, PRODUCTS: kernel.products_us}
