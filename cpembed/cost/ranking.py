@@ -36,6 +36,10 @@ class Candidate:
     program: DerivedProgram
     variant: str = ""
 
+    def __repr__(self) -> str:
+        mapping = "   ".join(self.embedding.axis_texts)
+        return f"<candidate {self.identifier}: {mapping}>"
+
     @property
     def identifier(self) -> str:
         """Id of the embedding, with the names of the operands that the program keeps in place."""
@@ -167,6 +171,11 @@ class RankedCandidate:
     overheads: Overheads
     score: float
     constraints: str = ""
+
+    def __repr__(self) -> str:
+        mapping = "   ".join(self.embedding.axis_texts)
+        used = f"{self.overheads.utilisation:.1%} used"
+        return f"<candidate {self.identifier} of rank {self.rank}: {mapping}, {used}>"
 
     @property
     def embedding(self) -> Embedding:

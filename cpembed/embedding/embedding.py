@@ -26,6 +26,10 @@ class Digit:
     count: int
     stride: int = 1
 
+    def __str__(self) -> str:
+        """Return ``q:14``, or ``q:14 by 2`` if consecutive steps are 2 apart."""
+        return f"{self.axis}:{self.count}" + (f" by {self.stride}" if self.stride > 1 else "")
+
 
 @dataclass(frozen=True)
 class Embedding:
@@ -54,6 +58,16 @@ class Embedding:
     origin: Mapping[str, int] = field(default_factory=dict[str, int])
     flattened: Mapping[str, tuple[str, ...]] = field(default_factory=dict[str, tuple[str, ...]])
     pitches: Mapping[str, int] = field(default_factory=dict[str, int])
+
+    def __repr__(self) -> str:
+        return f"<embedding {'   '.join(self.axis_texts)}>"
+
+    @property
+    def axis_texts(self) -> list[str]:
+        """``z ← c:16 r:3`` for each instruction axis, innermost digit first."""
+        return [
+            f"{axis} ← {' '.join(map(str, digits)) or '·'}" for axis, digits in self.digits.items()
+        ]
 
     @property
     def family(self) -> dict[str, tuple[str, ...]]:

@@ -305,6 +305,10 @@ class HardwareSpec:
     machine: MemoryInterface | None = None
     machines: Mapping[str, Hierarchy] = field(default_factory=dict[str, Hierarchy])
 
+    def __repr__(self) -> str:
+        axes = "  ".join(f"{axis} {extent}" for axis, extent in self.instruction.extents.items())
+        return f"<target {self.name}: {self.instruction.computation}, {axes}>"
+
 
 _DIMENSION = re.compile(r"([A-Za-z_]\w*)(?:/(\d{1,9}))?(?:%(\d{1,9}))?", re.ASCII)
 

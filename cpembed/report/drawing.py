@@ -251,7 +251,7 @@ def _instruction_axes(
         for digit in digits:
             style = f"lane lane{numbers[axis.name]}"
             canvas.box(left, y, width, _AXIS_HEIGHT, style, _digit_title(program, axis.name, digit))
-            canvas.text(left + 8, y + 16, messages.digit_text(digit))
+            canvas.text(left + 8, y + 16, str(digit))
             arrivals[axis.name, digit] = y + _AXIS_HEIGHT / 2
             y += _AXIS_DISTANCE - 6
         if not digits:

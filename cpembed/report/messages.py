@@ -6,7 +6,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING
 
 from cpembed.blocks import Table
-from cpembed.embedding.embedding import Digit, Embedding
+from cpembed.embedding.embedding import Embedding
 from cpembed.hw.instruction import OperandMemory
 from cpembed.ir.computation import Computation
 from cpembed.wording import amount, count, data_size, plural, shape
@@ -28,19 +28,6 @@ def tile_text(memory: OperandMemory, extents: Mapping[str, int]) -> str:
     return f"{memory.scope} [{order}] {shape(memory.tile_shape(extents))}"
 
 
-def digit_text(digit: Digit) -> str:
-    """Return ``q:14``, or ``q:14 by 2`` if consecutive steps are 2 apart."""
-    return f"{digit.axis}:{digit.count}" + (f" by {digit.stride}" if digit.stride > 1 else "")
-
-
-def axis_texts(embedding: Embedding) -> list[str]:
-    """Return ``z ← c:16 r:3`` for each instruction axis, innermost digit first."""
-    return [
-        f"{axis} ← {' '.join(map(digit_text, digits)) or EMPTY}"
-        for axis, digits in embedding.digits.items()
-    ]
-
-
 def mapping_text(embedding: Embedding, width: int | None = None) -> str:
     """Return ``x ← q:14   y ← k:16   z ← c:16 r:3``.
 
@@ -53,7 +40,7 @@ def mapping_text(embedding: Embedding, width: int | None = None) -> str:
     ['x ← q:14   y ← k:16', 'z ← ·']
     """
     lines: list[str] = []
-    for part in axis_texts(embedding):
+    for part in embedding.axis_texts:
         longer = f"{lines[-1]}   {part}" if lines else part
         # Broken only between instruction axes: a digit is read as one word.
         if lines and (width is None or len(longer) <= width):
@@ -101,7 +88,7 @@ def _notation(embeddings: Iterable[Embedding]) -> dict[str, str]:
             if len(digits) > 1:
                 examples["several"] = "of several the first varies fastest"
             for digit in digits:
-                steps = f"{digit_text(digit)} is {plural(digit.count, 'step')} along {digit.axis}"
+                steps = f"{digit} is {plural(digit.count, 'step')} along {digit.axis}"
                 if digit.stride > 1:
                     examples.setdefault("strided", f"{steps}, {digit.stride} apart")
                 else:

@@ -327,7 +327,7 @@ class CandidateTable:
 
         width = options.max_width
         widest = max(cell_len(messages.mapping_text(e)) for e in self._embeddings)
-        narrowest = max(cell_len(text) for e in self._embeddings for text in messages.axis_texts(e))
+        narrowest = max(cell_len(text) for e in self._embeddings for text in e.axis_texts)
         # Columns from the left that are printed.
         last = len(self._columns)
         # Identifiers go first: commands take ranks as well.

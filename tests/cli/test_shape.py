@@ -225,7 +225,7 @@ def test_packing_counts(call: Caller, suite: str) -> None:
     assert document["searched"] > 0
     text = call(*words).out
     assert "as an execution" in text
-    assert "together" in text
+    assert "total" in text
 
 
 def test_limits_on_tiles_and_on_all_shapes(call: Caller, suite: str) -> None:

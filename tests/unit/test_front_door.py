@@ -106,3 +106,11 @@ def test_a_notebook_shows_a_result_once(
     assert "<pre" in result._repr_html_()
     assert "embedding" in repr(result)
     assert len(shown) == 1
+
+
+def test_values_that_a_person_prints_fit_a_line(result: cpembed.SolveResult) -> None:
+    best = result.best
+    assert best is not None
+    assert "y ← n:16" in repr(best.embedding)
+    values = [best, best.candidate, best.embedding, cpembed.hardware_spec("vta_1x16x16")]
+    assert [len(repr(value)) < 100 and "\n" not in repr(value) for value in values] == [True] * 4

@@ -1,9 +1,9 @@
 """Energy and area of arithmetic units and memories, from committed tables with their sources.
 
 A technology is one process node: multipliers and adders, registers, main memory (a TOML file), and
-SRAM by capacity and width (a second table, computed by CACTI 7: ``experiments/studies/technology``).
-Between the rows of that table, values are interpolated linearly in logarithms; outside of it, and
-for an operation without a source, an error is raised.
+SRAM by capacity and width (a second table, computed by CACTI 7: ``experiments/studies/technology``,
+between whose rows values are interpolated linearly in logarithms). Outside of that table, and for an
+operation without a source, an error is raised.
 """
 
 from __future__ import annotations
