@@ -1,8 +1,8 @@
 """Energy and area of arithmetic units and memories, from committed tables with their sources.
 
 A technology is one process node: multipliers and adders, registers, main memory (a TOML file), and
-SRAM by capacity and width (a second table, computed by CACTI 7: ``experiments/studies/technology``,
-between whose rows values are interpolated linearly in logarithms). Outside of that table, and for an
+SRAM by capacity and width: a second table, of CACTI 7 (``experiments/studies/technology``),
+between whose rows values are interpolated linearly in logarithms. Outside of that table, and for an
 operation without a source, an error is raised.
 """
 
