@@ -127,6 +127,7 @@ def compared(
         try:
             lowered = target.lower(ranked.candidate.program, epilogue)
             estimates.append(Estimated(ranked, target.space(lowered).best()))
+        # Without a program or a schedule, the others still compete.
         except LoweringError as error:
             rejected.append((ranked.candidate.identifier, str(error)))
     if estimates:

@@ -198,6 +198,7 @@ def open_family(name: str) -> Family:
             f"unknown family {name!r}{close_match(name, names)}; allowed: {joined(names)}"
         )
     family: Any = plugin.value
+    # An entry point can name any object.
     if not (isinstance(family, type) and issubclass(family, Family)):
         raise plugin.error(
             "is no class derived from cpembed.targets.family.Family; have it repaired"

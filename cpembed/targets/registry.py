@@ -34,6 +34,7 @@ def target_class(backend: str) -> type[Target[Any, Any, Any]] | None:
     if plugin is None:
         return None
     target: Any = plugin.value
+    # An entry point can name any object.
     if not (isinstance(target, type) and issubclass(target, Target)):
         raise plugin.error("is no class derived from cpembed.targets.base.Target; have it repaired")
     return cast("type[Target[Any, Any, Any]]", target)

@@ -68,6 +68,7 @@ class Tuner(Generic[S]):
 
     def minimising(self, objective: str) -> Tuner[S]:
         """Return the tuner of another objective."""
+        # Targets with several objectives override this.
         return self
 
     def trial_key(
@@ -216,6 +217,7 @@ class Tuner(Generic[S]):
 
     def rows(self, best: Any, untuned: Any) -> list[Row]:
         """Return the lines of a report for the best trial and for the one that runs untuned."""
+        # standing() describes a trial as the best so far.
         return [
             ("untuned", untuned.standing().removeprefix("best ")),
             ("tuned", best.standing().removeprefix("best ")),

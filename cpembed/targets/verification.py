@@ -84,6 +84,7 @@ def worst_judged(
     verifications = [*judged(inputs), *judged(special)]
     # A wrong output is worse than any error within the tolerance.
     worst = max(verifications, key=lambda v: (not v.verified, v.max_error))
+    # Integers have no NaN or infinity, so only data of floats can lack some special values.
     numbers = all(np.isfinite(a.astype(np.float64)).all() for a in special.values())
     floats = not all(is_integer(operand.dtype) for operand in workload.inputs)
     return replace(

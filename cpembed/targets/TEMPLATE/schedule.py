@@ -30,6 +30,7 @@ class OrderSpace(Space[Order]):
         self.walk = walk
 
     def ranked(self, limit: int | None = None) -> Sequence[Scored[Order]]:
+        # Loops of one iteration stay outside, where they change nothing.
         moving = [name for name, extent in self.walk.extents.items() if extent > 1]
         single = [name for name in self.walk.extents if name not in moving]
         first, moving = moving[:-_PERMUTED], moving[-_PERMUTED:]

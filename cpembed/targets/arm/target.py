@@ -30,6 +30,7 @@ _NEON = Registers(32, 16)
 
 
 def _call(name: str, sums: str, first: str, second: str, _: bool) -> str:
+    # The suffix selects the overload by the types of sums and factors.
     number = f'T.llvm_lookup_intrinsic_id("llvm.aarch64.neon.{name}.v4i32.v16i8")'
     return f'T.call_llvm_pure_intrin({number}, {sums}, {first}, {second}, dtype="int32x4")'
 

@@ -120,6 +120,7 @@ class TextCompiler:
         """
         command = self.command()
         base = _base_digest(self, tuple(command))
+        # A digest of all that the library depends on, so that a cached one is never out of date.
         name = f"{_hash(base, source)}.so"
         return self._cached(name, lambda: self._compile_library(command, base, source))
 

@@ -83,6 +83,7 @@ def command(
             result = calibrate(rounds=rounds, timeout=timeout, database=database, on_step=on_step)
     if result.path is None:
         message("nothing was measured here: these are published figures; run `cpembed calibrate`")
+    # Messages go to stderr, so that stdout has the document alone.
     for note in result.measured.notes if result.measured is not None else ():
         message(f"{note}; calibrate again when the machine is idle")
     if as_json:
@@ -132,6 +133,7 @@ def report(result: CalibrateResult) -> Iterator[Block]:
 def _machine_rows(result: CalibrateResult) -> Iterator[tuple[str, str]]:
     constants, run = result.calibration, result.measured
     yield "cpu", f"{constants.cpu}; {wording.plural(constants.threads, 'thread')}"
+    # A size that the system does not report is 0.
     sizes = zip(_LEVELS, constants.cache_bytes, strict=False)
     yield "caches", "  ".join(f"{level} {wording.data_size(size)}" for level, size in sizes if size)
     if not constants.is_default:

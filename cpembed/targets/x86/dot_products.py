@@ -195,20 +195,6 @@ def _pairs(sums: str, first: str, second: str, _: bool) -> str:
     return f'T.call_extern("float32x16", "{_PAIRS}", {sums}, {first}, {second})'
 
 
-VDPBF16PS = DotProduct(
-    name="vdpbf16ps",
-    feature="avx512_bf16",
-    backend="x86.bf16",
-    registers=ZMM,
-    depth=2,
-    factors=("bfloat16", "bfloat16"),
-    sums="float32",
-    timed="vdpbf16ps",
-    call=_pairs,
-    total=partial(_float_total, ZMM),
-    functions=_PAIRS_FUNCTION + _total_function(ZMM),
-    store=write_narrow,
-)
 VFMADD231PS = DotProduct(
     name="vfmadd231ps",
     feature="avx512f",
@@ -222,6 +208,17 @@ VFMADD231PS = DotProduct(
     total=partial(_float_total, ZMM),
     functions=_total_function(ZMM),
     store=write_narrow,
+)
+VDPBF16PS = replace(
+    VFMADD231PS,
+    name="vdpbf16ps",
+    feature="avx512_bf16",
+    backend="x86.bf16",
+    depth=2,
+    factors=("bfloat16", "bfloat16"),
+    timed="vdpbf16ps",
+    call=_pairs,
+    functions=_PAIRS_FUNCTION + _total_function(ZMM),
 )
 VFMADD231PS_YMM = replace(
     VFMADD231PS,

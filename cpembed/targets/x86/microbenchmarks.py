@@ -10,7 +10,7 @@ import math
 import time
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from functools import cached_property, partial
+from functools import partial
 
 import numpy as np
 
@@ -269,6 +269,7 @@ class Microbenchmarks:
         self.has_tiles = bool(self._tile_products)
         self._buffers = dict[int, object]()
         self._functions = dict[str, runtime.Function]()
+        self._warm_ups = dict[bool, Callable[[], bool]]()
 
     def probes(self, on_kernel: Callable[[int, int], None]) -> list[Probe]:
         """Compile all probes; ``on_kernel`` gets the number compiled so far and in total."""
@@ -423,18 +424,18 @@ class Microbenchmarks:
         return Kernel(self._functions[plan.source], chunks, self._buffers[size], rows)
 
     def _warm_up(self, *, tiles: bool) -> Callable[[], bool]:
-        return self._warm_up_tiles if tiles else self._warm_up_vectors
-
-    @cached_property
-    def _warm_up_tiles(self) -> Callable[[], bool]:
-        body = microkernels.tile_products(self._tile_products[0], BLOCK_PRODUCTS)
-        return partial(self._kernel(body, tiles=True).run, int(_WARM_UP_NS / 28))
-
-    @cached_property
-    def _warm_up_vectors(self) -> Callable[[], bool]:
-        count = VECTOR_ACCUMULATORS
-        body = microkernels.vector_products(self._vector_products[0], count, count)
-        return partial(self._kernel(body).run, int(_WARM_UP_NS / 2.5))
+        if tiles not in self._warm_ups:
+            if tiles:
+                body, step_ns = (
+                    microkernels.tile_products(self._tile_products[0], BLOCK_PRODUCTS),
+                    28,
+                )
+            else:
+                count, name = VECTOR_ACCUMULATORS, self._vector_products[0]
+                body, step_ns = microkernels.vector_products(name, count, count), 2.5
+            run = self._kernel(body, tiles=tiles).run
+            self._warm_ups[tiles] = partial(run, int(_WARM_UP_NS / step_ns))
+        return self._warm_ups[tiles]
 
 
 def _probe(

@@ -167,6 +167,7 @@ def _best_fits(spec: HardwareSpec) -> list[DotProduct]:
     def differs(dot: DotProduct) -> tuple[bool, bool]:
         return dot.depth != depth, not types.issuperset(dot.factors)
 
+    # Sorting is stable, so of equals the first in DOT_PRODUCTS stays first.
     best: dict[str, DotProduct] = {}
     for dot in sorted(DOT_PRODUCTS.values(), key=differs):
         best.setdefault(dot.feature, dot)

@@ -102,6 +102,7 @@ class Product:
 
     def right(self, inputs: Arrays) -> Array:
         """Return the second factor as ``[k,n]``, contiguous."""
+        # A vector of gemv gets its one column here.
         if not self.right_transposed:
             return inputs["B"].reshape(self.k, self.n)
         return np.ascontiguousarray(inputs["B"].reshape(self.n, self.k).T)
