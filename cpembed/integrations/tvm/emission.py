@@ -98,7 +98,7 @@ def _emit(
 ) -> None:
     """Emit a call, and add its results to the ``values`` of memories, by their identity."""
     count = len(call.buffers) - call.written
-    inputs = [
+    inputs: list[Any] = [
         values[id(memory)] if memory.contents is None else relax.const(memory.contents.reshape(-1))
         for memory in call.buffers[:count]
     ]
