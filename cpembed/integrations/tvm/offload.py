@@ -209,7 +209,9 @@ class StrategyCandidate:
         """Return a relax module of packing, program and unpacking, with the function's inputs."""
         shapes: list[Any] = [[int(size) for size in p.shape] for p in self._function.params]
         dtypes = [str(p.dtype) for p in self._function.params]
-        *inputs, output = [relax.TensorType(*each) for each in zip(shapes, dtypes, strict=True)]
+        *inputs, output = (
+            relax.TensorType(shape, dtype) for shape, dtype in zip(shapes, dtypes, strict=True)
+        )
         names = self.recognised.parameters
         variables = [relax.Var(name, ty) for name, ty in zip(names, inputs, strict=False)]
         builder = relax.BlockBuilder()
