@@ -21,8 +21,6 @@ from cpembed.targets.cuda.writer import (
     PARTIAL,
     WIDTHS,
     Writer,
-    _result_expression,
-    _store_vector,
     digits,
     epilogue_parameters,
     guarded_place,
@@ -30,7 +28,9 @@ from cpembed.targets.cuda.writer import (
     inside_conditions,
     register_pointer,
     remainder,
+    result_expression,
     shared_pointer,
+    store_vector,
 )
 
 MAX_UNROLLED_COPIES = 8
@@ -404,10 +404,10 @@ def _finish_vector(writer: Writer, plan: Plan, values: dict[str, str]) -> None:
     length, extents = product.output.length, product.program.extents
     if plan.schedule.splits > 1:
         place = f"part * {product.output.layout.elements} + place"
-        _store_vector(writer, (PARTIAL, place), "held", product.sums, length)
+        store_vector(writer, (PARTIAL, place), "held", product.sums, length)
         return
     if product.epilogue is None:
-        _store_vector(writer, ("C", "place"), "held", product.sums, length)
+        store_vector(writer, ("C", "place"), "held", product.sums, length)
         return
     dtype = storage_dtype(product.output_dtype)
     script.line(f'result = T.alloc_buffer(({length},), "{dtype}", scope="local")')
@@ -422,6 +422,6 @@ def _finish_vector(writer: Writer, plan: Plan, values: dict[str, str]) -> None:
         return f"Residual[T.Select(valid == 1, place + {number}, 0)]"
 
     for number in range(length):
-        expression = _result_expression(product, f"held[{number}]", number, channel, residual)
+        expression = result_expression(product, f"held[{number}]", number, channel, residual)
         script.line(f"result[{number}] = {expression}")
-    _store_vector(writer, ("C", "place"), "result", dtype, length)
+    store_vector(writer, ("C", "place"), "result", dtype, length)

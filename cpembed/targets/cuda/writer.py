@@ -178,14 +178,26 @@ WIDTHS = (16, 8, 4, 2, 1)
 """Widths of accesses in bytes."""
 
 
-def _result_expression(
+def result_expression(
     product: TiledProduct,
     value: str,
     number: int,
     channel: Callable[[int], str],
     residual: Callable[[int], str],
 ) -> str:
-    """Return the result of a sum; ``channel`` and ``residual`` are of element ``number``."""
+    """Return TVMScript of a result, made of a sum by the epilogue.
+
+    Parameters
+    ----------
+    product
+        Product with its epilogue.
+    value
+        Expression of the sum.
+    number
+        Number of the element in its vector.
+    channel, residual
+        Functions from that number to the expressions of the channel and of the residual.
+    """
     epilogue, sums = product.epilogue, product.sums
     if epilogue is None:
         return value
@@ -197,10 +209,24 @@ def _result_expression(
     return epilogue.expression(value, sums, at_channel, addend)
 
 
-def _store_vector(
+def store_vector(
     writer: Writer, target: tuple[str, str], registers: str, dtype: str, length: int
 ) -> None:
-    """Write stores of ``length`` registers to a buffer and its first place, where ``valid``."""
+    """Write stores of a vector of registers, where ``valid``.
+
+    Parameters
+    ----------
+    writer
+        Writer of the kernel.
+    target
+        Buffer, and the place of the vector's first element in it.
+    registers
+        Array of registers.
+    dtype
+        Element type.
+    length
+        Number of elements.
+    """
     size, (name, place) = size_bytes(dtype), target
     width = next(w for w in WIDTHS if w <= length * size)
     for first in range(0, length, width // size):
@@ -324,7 +350,7 @@ def _write_reduction(writer: Writer, plan: Plan) -> None:
             script.line("total[0] = total[0] + one[0]")
         dtype = storage_dtype(product.output_dtype)
         script.line(f'result = T.alloc_buffer((1,), "{dtype}", scope="local")')
-        expression = _result_expression(
+        expression = result_expression(
             product,
             "total[0]",
             0,
@@ -332,7 +358,7 @@ def _write_reduction(writer: Writer, plan: Plan) -> None:
             lambda _: "Residual[place]",
         )
         script.line(f"result[0] = {expression}")
-        _store_vector(writer, ("C", "place"), "result", dtype, 1)
+        store_vector(writer, ("C", "place"), "result", dtype, 1)
 
 
 def flat_channel(product: TiledProduct, place: str) -> str:

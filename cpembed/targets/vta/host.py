@@ -11,7 +11,7 @@ from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 from numpy.typing import NDArray
@@ -154,13 +154,13 @@ class HostPacking:
             packed = lowered.combine(program, memory)
             unpacking.append(time_work(self.output_copy(packed).run, rounds, round_ms))
         return Timing(
-            Provenance.SIMULATED,
-            lowered.program.unfused.macs,
-            None,
-            sum(times.median for times in packing),
-            sum((times.median for times in unpacking), 0.0),
-            ahead,
-            any(times.is_noisy for times in (*packing, *unpacking)),
+            provenance=Provenance.SIMULATED,
+            macs=lowered.program.unfused.macs,
+            latency_us=None,
+            packing_us=sum(times.median for times in packing),
+            unpacking_us=sum((times.median for times in unpacking), 0.0),
+            packed_ahead=ahead,
+            noisy=any(times.is_noisy for times in (*packing, *unpacking)),
         )
 
     def _copy(
@@ -262,7 +262,7 @@ def emit_relax(builder: Any, lowered: LoweredVta, arguments: Mapping[str, Any], 
         argument = arguments[tensor.name]
         # Weights: packed once, here, into the image that the module carries.
         if isinstance(argument, np.ndarray):
-            array: Array = argument.reshape(tensor.packed.original_shape)
+            array = cast("Array", argument).reshape(tensor.packed.original_shape)
             program.tensor(tensor.name)[...] = lowered.pack(tensor.name, array)
         else:
             varying[tensor.name] = _copied(builder, tensor.packed, Direction.PACK, argument)
