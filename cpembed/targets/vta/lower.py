@@ -324,8 +324,8 @@ PAGE = 4096
 class LoweredVta:
     """Instructions for a derived program, and the places of its tensors in main memory.
 
-    :meth:`image` makes a runnable program from packed inputs. :meth:`combine` and :meth:`unpack`
-    make the result from the memory that a run leaves.
+    :meth:`build` makes a runnable program from inputs; :meth:`combine` and :meth:`unpack` make the
+    result from the memory that a run leaves.
     """
 
     program: DerivedProgram
@@ -357,16 +357,12 @@ class LoweredVta:
         program.tensor(_uops_name(self.nest))[...] = self.uops
         return program
 
-    def image(self, packed: Mapping[str, Array]) -> VtaProgram:
-        """Return the program with packed inputs in its memory."""
-        program = self.empty_image()
-        for tensor in self.nest.inputs:
-            program.tensor(tensor.name)[...] = packed[tensor.name]
-        return program
-
     def build(self, inputs: Mapping[str, Array]) -> VtaProgram:
         """Return the program with inputs in their original layouts, packed by numpy."""
-        return self.image({t.name: self.pack(t.name, inputs[t.name]) for t in self.nest.inputs})
+        program = self.empty_image()
+        for tensor in self.nest.inputs:
+            program.tensor(tensor.name)[...] = self.pack(tensor.name, inputs[tensor.name])
+        return program
 
     def combine(self, program: VtaProgram, dram: NDArray[np.uint8]) -> Array:
         """Return the packed output from the memory that a run leaves."""
