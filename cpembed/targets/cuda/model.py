@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 from functools import cache
 from pathlib import Path
 
@@ -230,7 +230,7 @@ class KernelWork:
         # Fetches of all stages but the one that computes are in flight together.
         step = max(self.compute.cycles, self.fetch.cycles / (self.stages - 1))
         cycles = self.fetch.cycles + self.steps * step + self.results * self.result.cycles
-        return Phase(cycles, busy.tensor, busy.shared, busy.issue, busy.bytes)
+        return replace(busy, cycles=cycles)
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -215,7 +215,7 @@ class _Assembler:
             tuple(pending(resolve) for pending in self._code),
             self._image.content(self._config),
             self._image.tensors,
-            self._image.base,
+            base=self._image.base,
         )
 
     def _directive(self, line: list[Word]) -> None:

@@ -19,34 +19,13 @@ import numpy as np
 from numpy.typing import NDArray
 
 from cpembed.errors import ProgramError
-from cpembed.hw.schema import close_match, joined
+from cpembed.hw.schema import close_match, one_of
+from cpembed.targets.vta import isa
 from cpembed.targets.vta.encoding import misfit, unpack_uops
-from cpembed.targets.vta.isa import (
-    FACTORS,
-    LOOPS,
-    NO_TOKENS,
-    PADS,
-    TOKEN_FLAGS,
-    TRANSFER,
-    Alu,
-    AluOp,
-    Factors,
-    Field,
-    Finish,
-    Gemm,
-    Instruction,
-    Load,
-    Memory,
-    Opcode,
-    Store,
-    Tokens,
-    VtaConfig,
-    formats_of,
-)
 from cpembed.targets.vta.program import NAME_RULE, TENSOR_NAME, Role, Tensor, VtaProgram
 
 VERSION = 1
-TOKENS = {flag.replace("_", "."): flag for flag in TOKEN_FLAGS}
+TOKENS = {flag.replace("_", "."): flag for flag in isa.TOKEN_FLAGS}
 """Attributes of the dependence flags by their words."""
 
 
@@ -56,7 +35,7 @@ class Mnemonic(NamedTuple):
     ``kind`` has the choices of the word after the mnemonic; ``optional`` fields are 0 if left out.
     """
 
-    opcode: Opcode
+    opcode: isa.Opcode
     kind: type[IntEnum] | None
     required: tuple[str, ...]
     optional: tuple[str, ...]
@@ -65,11 +44,13 @@ class Mnemonic(NamedTuple):
 
 # ``immediate`` sets ``use_immediate`` too; the ALU does not read an ``unused_immediate``.
 MNEMONICS = {
-    "load": Mnemonic(Opcode.LOAD, Memory, TRANSFER, PADS),
-    "store": Mnemonic(Opcode.STORE, Memory, TRANSFER, PADS),
-    "gemm": Mnemonic(Opcode.GEMM, None, LOOPS, FACTORS, ("reset",)),
-    "alu": Mnemonic(Opcode.ALU, AluOp, LOOPS, (*FACTORS[:4], "immediate", "unused_immediate")),
-    "finish": Mnemonic(Opcode.FINISH, None, (), ()),
+    "load": Mnemonic(isa.Opcode.LOAD, isa.Memory, isa.TRANSFER, isa.PADS),
+    "store": Mnemonic(isa.Opcode.STORE, isa.Memory, isa.TRANSFER, isa.PADS),
+    "gemm": Mnemonic(isa.Opcode.GEMM, None, isa.LOOPS, isa.FACTORS, flags=("reset",)),
+    "alu": Mnemonic(
+        isa.Opcode.ALU, isa.AluOp, isa.LOOPS, (*isa.FACTORS[:4], "immediate", "unused_immediate")
+    ),
+    "finish": Mnemonic(isa.Opcode.FINISH, None, (), ()),
 }
 """Syntax by mnemonic."""
 
@@ -151,7 +132,7 @@ class Words:
                 choices = [*(f"{choice}=" for choice in allowed), *flags]
                 raise self.error(
                     word,
-                    f"{problem}; allowed: {joined(choices) or 'nothing'}"
+                    f"{problem}; allowed: {one_of(choices) or 'nothing'}"
                     + close_match(name, [*allowed, *flags]),
                 )
             self.require(name not in settings, word, f"{name} is given more than once: keep one")
@@ -172,11 +153,11 @@ class Words:
     def choice(self, word: Word, text: str, choices: Collection[str]) -> str:
         """Return a text that is part of a word, after checking that it is one of the choices."""
         if text not in choices:
-            allowed = f"{joined(choices)}{close_match(text, choices)}"
+            allowed = f"{one_of(choices)}{close_match(text, choices)}"
             raise self.error(word, f"{text!r} is unknown; allowed: {allowed}")
         return text
 
-    def check(self, word: Word, field: Field, value: int) -> None:
+    def check(self, word: Word, field: isa.Field, value: int) -> None:
         """Require that the value of a word fits its field."""
         problem = misfit(field, value)
         self.require(problem is None, word, problem or "")
@@ -187,21 +168,21 @@ class Words:
             raise self.error(word, f"{word.text!r} is too much: leave it out")
 
 
-AddressResolver = Callable[[Word, Memory], int]
+AddressResolver = Callable[[Word, isa.Memory], int]
 """Return the DRAM address, in elements of the memory, of a word ``NAME`` or ``NAME+NUMBER``."""
-PendingInstruction = Callable[[AddressResolver], Instruction]
+PendingInstruction = Callable[[AddressResolver], isa.Instruction]
 """An instruction whose DRAM address may be a name: built once all tensors have their places."""
 
 
 class InstructionReader:
     """Reader of the instructions of one configuration."""
 
-    def __init__(self, words: Words, config: VtaConfig) -> None:
+    def __init__(self, words: Words, config: isa.VtaConfig) -> None:
         self._words = words
         self._config = config
         self._fields = {
             opcode: {field.name: field for field in fields}
-            for opcode, fields in formats_of(config).instructions.items()
+            for opcode, fields in isa.formats_of(config).instructions.items()
         }
 
     def read(self, line: list[Word]) -> PendingInstruction:
@@ -209,25 +190,25 @@ class InstructionReader:
         first, *rest = line
         syntax = MNEMONICS.get(first.text)
         if syntax is None:
-            allowed = f"{joined(MNEMONICS)}{close_match(first.text, MNEMONICS)}"
+            allowed = f"{one_of(MNEMONICS)}{close_match(first.text, MNEMONICS)}"
             raise self._words.error(
                 first, f"unknown instruction {first.text!r}; allowed: {allowed}"
             )
         kind = ""
         if syntax.kind is not None:
             names = [member.name.lower() for member in syntax.kind]
-            problem = f"{first.text} needs one of {joined(names)} after it"
+            problem = f"{first.text} needs one of {one_of(names)} after it"
             self._words.require(bool(rest), first, problem)
             kind = self._words.choice(rest[0], rest[0].text, names).upper()
             rest = rest[1:]
         flags = self._flags(rest, syntax)
         values, address = self._values(first, [w for w in rest if w.text not in flags], syntax)
         # Most instructions have none: they share one object.
-        tokens = NO_TOKENS
+        tokens = isa.NO_TOKENS
         if any(word in flags for word in TOKENS):
-            tokens = Tokens(*(word in flags for word in TOKENS))
-        if syntax.opcode in (Opcode.LOAD, Opcode.STORE):
-            return self._transfer(syntax.opcode, Memory[kind], values, address, tokens)
+            tokens = isa.Tokens(*(word in flags for word in TOKENS))
+        if syntax.opcode in (isa.Opcode.LOAD, isa.Opcode.STORE):
+            return self._transfer(syntax.opcode, isa.Memory[kind], values, address, tokens)
         instruction = _computing(syntax.opcode, kind, values, "reset" in flags, tokens)
         return lambda _: instruction
 
@@ -248,7 +229,7 @@ class InstructionReader:
         flags = (*syntax.flags, *TOKENS)
         settings = self._words.settings(line, (*syntax.required, *syntax.optional), flags)
         missing = [name for name in syntax.required if name not in settings]
-        self._words.require(not missing, first, f"{first.text} lacks {joined(missing)}")
+        self._words.require(not missing, first, f"{first.text} lacks {one_of(missing)}")
         values: dict[str, int] = {}
         address: Word | None = None
         for name, (word, text) in settings.items():
@@ -266,13 +247,13 @@ class InstructionReader:
 
     def _transfer(
         self,
-        opcode: Opcode,
-        memory: Memory,
+        opcode: isa.Opcode,
+        memory: isa.Memory,
         values: dict[str, int],
         address: Word | None,
-        tokens: Tokens,
+        tokens: isa.Tokens,
     ) -> PendingInstruction:
-        make = Load if opcode is Opcode.LOAD else Store
+        make = isa.Load if opcode is isa.Opcode.LOAD else isa.Store
         # Names are resolved at the end, numbers need not wait.
         if address is None:
             instruction = make(memory, **values, tokens=tokens)
@@ -281,21 +262,21 @@ class InstructionReader:
 
 
 def _computing(
-    opcode: Opcode, operation: str, values: dict[str, int], reset: bool, tokens: Tokens
-) -> Instruction:
+    opcode: isa.Opcode, operation: str, values: dict[str, int], reset: bool, tokens: isa.Tokens
+) -> isa.Instruction:
     """Return a GEMM, ALU or FINISH instruction from its fields."""
-    if opcode is Opcode.FINISH:
-        return Finish(tokens)
+    if opcode is isa.Opcode.FINISH:
+        return isa.Finish(tokens)
 
-    def factors(name: str) -> Factors:
-        return Factors(values.get(f"{name}.outer", 0), values.get(f"{name}.inner", 0))
+    def factors(name: str) -> isa.Factors:
+        return isa.Factors(values.get(f"{name}.outer", 0), values.get(f"{name}.inner", 0))
 
     loops = {name: values[name] for name in ("uop_begin", "uop_end", "outer", "inner")}
     dst, src = factors("dst"), factors("src")
-    if opcode is Opcode.GEMM:
-        return Gemm(**loops, dst=dst, src=src, wgt=factors("wgt"), reset=reset, tokens=tokens)
-    return Alu(
-        AluOp[operation],
+    if opcode is isa.Opcode.GEMM:
+        return isa.Gemm(**loops, dst=dst, src=src, wgt=factors("wgt"), reset=reset, tokens=tokens)
+    return isa.Alu(
+        isa.AluOp[operation],
         **loops,
         dst=dst,
         src=src,
@@ -325,7 +306,7 @@ def _header(program: VtaProgram) -> Iterator[str]:
     config = program.config
     shape = f"{config.batch}x{config.block}x{config.block}"
     yield f".vta {VERSION}  ; GEMM {shape}"
-    default = VtaConfig()
+    default = isa.VtaConfig()
     sizes = [(f.name, getattr(config, f.name), getattr(default, f.name)) for f in fields(config)]
     changed = [f"{name}={value}" for name, value, standard in sizes if value != standard]
     if changed:
@@ -357,7 +338,7 @@ def _contents(program: VtaProgram, *, data: bool) -> Iterator[str]:
             yield from _bytes(program.dram[start:end], start)
 
 
-def _uops(tensor: Tensor, content: NDArray[np.uint8], config: VtaConfig) -> list[str] | None:
+def _uops(tensor: Tensor, content: NDArray[np.uint8], config: isa.VtaConfig) -> list[str] | None:
     """Return the lines of a tensor of micro-ops; None if its content cannot be read as such."""
     if tensor.role is not Role.UOPS or tensor.dtype != "uint32":
         return None
@@ -407,7 +388,7 @@ class _AddressNames:
         self._tensors = sorted((t.offset, name, t) for name, t in program.tensors.items())
         self._starts = [offset for offset, _, _ in self._tensors]
 
-    def text(self, transfer: Load | Store) -> str:
+    def text(self, transfer: isa.Load | isa.Store) -> str:
         size = self._program.config.element_bytes(transfer.memory)
         base = self._program.base
         byte = transfer.dram * size - base
@@ -423,16 +404,16 @@ class _AddressNames:
         return f"{name}+{elements}" if elements else name
 
 
-def _words(instruction: Instruction, names: _AddressNames) -> Iterator[str]:
+def _words(instruction: isa.Instruction, names: _AddressNames) -> Iterator[str]:
     mnemonic = type(instruction).__name__.lower()
     syntax = MNEMONICS[mnemonic]
     yield mnemonic
-    if isinstance(instruction, Load | Store):
+    if isinstance(instruction, isa.Load | isa.Store):
         yield instruction.memory.name.lower()
-    elif isinstance(instruction, Alu):
+    elif isinstance(instruction, isa.Alu):
         yield instruction.op.name.lower()
     for name in syntax.required:
-        if name == "dram" and isinstance(instruction, Load | Store):
+        if name == "dram" and isinstance(instruction, isa.Load | isa.Store):
             yield f"dram={names.text(instruction)}"
         else:
             yield f"{name}={attrgetter(name)(instruction)}"
@@ -443,10 +424,10 @@ def _words(instruction: Instruction, names: _AddressNames) -> Iterator[str]:
         value = attrgetter(name)(instruction)
         if value:
             yield f"{name}={value}"
-    if isinstance(instruction, Alu) and (instruction.use_immediate or instruction.immediate):
+    if isinstance(instruction, isa.Alu) and (instruction.use_immediate or instruction.immediate):
         # Bits that the ALU ignores are kept, so that assembling gives the same program again.
         prefix = "" if instruction.use_immediate else "unused_"
         yield f"{prefix}immediate={instruction.immediate}"
-    if isinstance(instruction, Gemm) and instruction.reset:
+    if isinstance(instruction, isa.Gemm) and instruction.reset:
         yield "reset"
     yield from (word for word, flag in TOKENS.items() if getattr(instruction.tokens, flag))

@@ -349,7 +349,7 @@ class StepCounts:
         if not len(region):
             return LoadCounts(0, 0, 0)
         if self.schedule.reuse:
-            # Consecutive uses of one region are one use: then at most `slots` others matter.
+            # Consecutive uses of one region load it once.
             changes = np.append(True, region[1:] != region[:-1])
             region, tiles = region[changes], tiles[changes]
             slots = self.schedule.slots[self.nest.factors.index(tensor)]

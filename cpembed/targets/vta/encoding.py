@@ -16,28 +16,12 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from cpembed.errors import ProgramError
-from cpembed.targets.vta.isa import (
-    INSTRUCTION_BYTES,
-    KINDS,
-    MODULES,
-    OPCODES,
-    TOKEN_FLAGS,
-    AluOp,
-    Factors,
-    Field,
-    Instruction,
-    Memory,
-    Opcode,
-    Tokens,
-    VtaConfig,
-    formats_of,
-    queue_of,
-)
+from cpembed.targets.vta import isa
 
 Words = NDArray[np.uint64]
 Numbers = NDArray[np.int64]
 FieldValues = dict[str, list[Any]]
-_TOKENS = [Tokens(bool(n & 1), bool(n & 2), bool(n & 4), bool(n & 8)) for n in range(16)]
+_TOKENS = [isa.Tokens(bool(n & 1), bool(n & 2), bool(n & 4), bool(n & 8)) for n in range(16)]
 _INTEGER_KINDS = "biu"
 """Kinds of numpy's types whose values are compared and shifted without loss."""
 
@@ -45,16 +29,16 @@ _TOKENS_LOW = 3
 """Lowest bit of the four dependence flags, after the opcode."""
 
 
-def encode(instructions: Sequence[Instruction], config: VtaConfig) -> bytes:
+def encode(instructions: Sequence[isa.Instruction], config: isa.VtaConfig) -> bytes:
     """Encode instructions as 16 bytes each.
 
     Raises :class:`ProgramError` for a value that does not fit its field, naming the instruction,
     the field, the value and the range; :class:`SpecError` if the configuration has no encoding.
     """
-    formats = formats_of(config)
+    formats = isa.formats_of(config)
     words = np.zeros((len(instructions), 2), dtype=np.uint64)
     faults: dict[int, str] = {}
-    for kind, opcode in OPCODES.items():
+    for kind, opcode in isa.OPCODES.items():
         rows = [n for n, instruction in enumerate(instructions) if type(instruction) is kind]
         if not rows:
             continue
@@ -75,20 +59,20 @@ def encode(instructions: Sequence[Instruction], config: VtaConfig) -> bytes:
     return words.astype("<u8").tobytes()
 
 
-def decode(data: bytes, config: VtaConfig) -> tuple[Instruction, ...]:
+def decode(data: bytes, config: isa.VtaConfig) -> tuple[isa.Instruction, ...]:
     """Decode instructions from their bytes.
 
     Raises :class:`ProgramError` for the first invalid instruction: an unknown opcode, memory or ALU
     operation, reserved bits that are set, or an incomplete instruction at the end.
     """
-    if len(data) % INSTRUCTION_BYTES:
+    if len(data) % isa.INSTRUCTION_BYTES:
         raise ProgramError(
             f"{len(data)} bytes are not a whole number of instructions; "
-            f"allowed: a multiple of {INSTRUCTION_BYTES}"
+            f"allowed: a multiple of {isa.INSTRUCTION_BYTES}"
         )
     # Two halves of 64 bits for each instruction: no field crosses bit 64.
     words = np.frombuffer(data, dtype="<u8").astype(np.uint64).reshape(-1, 2)
-    formats = formats_of(config)
+    formats = isa.formats_of(config)
     opcodes = (words[:, 0] & np.uint64(7)).astype(np.int64)
     _check_words(words, opcodes, formats.instructions)
     result: list[Any] = [None] * len(words)
@@ -104,7 +88,7 @@ def decode(data: bytes, config: VtaConfig) -> tuple[Instruction, ...]:
 
 
 def pack_uops(
-    dst: ArrayLike, src: ArrayLike, wgt: ArrayLike, *, config: VtaConfig
+    dst: ArrayLike, src: ArrayLike, wgt: ArrayLike, *, config: isa.VtaConfig
 ) -> NDArray[np.uint32]:
     """Encode micro-ops as words.
 
@@ -125,7 +109,7 @@ def pack_uops(
         # Stacking would convert to floats, and the error could not name the value.
         arrays = [column.astype(object) for column in arrays]
     columns = np.stack(arrays, -1)
-    fields = formats_of(config).uop
+    fields = isa.formats_of(config).uop
     fault = _first_misfit(columns, fields)
     if fault is not None:
         raise ProgramError(f"micro-op {fault[0]}: {fault[1]}")
@@ -135,12 +119,14 @@ def pack_uops(
     return words.astype("<u4")
 
 
-def unpack_uops(words: NDArray[np.uint32], config: VtaConfig) -> tuple[Numbers, Numbers, Numbers]:
+def unpack_uops(
+    words: NDArray[np.uint32], config: isa.VtaConfig
+) -> tuple[Numbers, Numbers, Numbers]:
     """Decode micro-ops into their indices dst, src and wgt.
 
     Raises :class:`ProgramError` if reserved bits are set.
     """
-    fields = formats_of(config).uop
+    fields = isa.formats_of(config).uop
     wide = words.astype(np.int64)
     spare = wide & ~sum(field.mask for field in fields)
     if spare.any():
@@ -150,7 +136,7 @@ def unpack_uops(words: NDArray[np.uint32], config: VtaConfig) -> tuple[Numbers, 
     return dst, src, wgt
 
 
-def misfit(field: Field, value: object) -> str | None:
+def misfit(field: isa.Field, value: object) -> str | None:
     """Return why a value does not fit its field, or None if it does."""
     if not isinstance(value, int | np.integer):
         return f"{field.name} is {value!r}, not an integer"
@@ -168,7 +154,7 @@ def _gathered(values: Sequence[Any], names: Sequence[str]) -> NDArray[Any]:
     return table if table.dtype.kind in _INTEGER_KINDS else np.array(rows, dtype=object)
 
 
-def _first_misfit(columns: NDArray[Any], fields: Sequence[Field]) -> tuple[int, str] | None:
+def _first_misfit(columns: NDArray[Any], fields: Sequence[isa.Field]) -> tuple[int, str] | None:
     """Return the first row with a value that does not fit its field, and why; None if all fit."""
     rows: Iterable[int] = range(len(columns))
     if columns.dtype.kind in _INTEGER_KINDS:
@@ -184,13 +170,13 @@ def _first_misfit(columns: NDArray[Any], fields: Sequence[Field]) -> tuple[int, 
     return None
 
 
-def _insert(words: Words, field: Field, values: Numbers) -> None:
+def _insert(words: Words, field: isa.Field, values: Numbers) -> None:
     half, shift = divmod(field.low, 64)
     bits = values.astype(np.uint64) & np.uint64((1 << field.bits) - 1)
     words[:, half] |= bits << np.uint64(shift)
 
 
-def _extract(words: Words, field: Field) -> Numbers:
+def _extract(words: Words, field: isa.Field) -> Numbers:
     half, shift = divmod(field.low, 64)
     bits = (words[:, half] >> np.uint64(shift)) & np.uint64((1 << field.bits) - 1)
     values = bits.astype(np.int64)
@@ -199,7 +185,7 @@ def _extract(words: Words, field: Field) -> Numbers:
 
 
 def _check_words(
-    words: Words, opcodes: Numbers, instructions: dict[Opcode, tuple[Field, ...]]
+    words: Words, opcodes: Numbers, instructions: dict[isa.Opcode, tuple[isa.Field, ...]]
 ) -> None:
     """Raise :class:`ProgramError` for the first word that is no instruction."""
     # All words are tested at once, by masks; only the first wrong one is examined field by field.
@@ -207,7 +193,7 @@ def _check_words(
     for opcode, fields in instructions.items():
         mask = sum(field.mask for field in fields) | 7
         used[opcode] = mask & (2**64 - 1), mask >> 64
-    wrong = (words & ~used[opcodes]).any(axis=1) | (opcodes > max(Opcode))
+    wrong = (words & ~used[opcodes]).any(axis=1) | (opcodes > max(isa.Opcode))
     for opcode, fields in instructions.items():
         for field in fields:
             if field.choices is not None:
@@ -218,12 +204,12 @@ def _check_words(
         _reject(row, low | high << 64, instructions)
 
 
-def _reject(row: int, word: int, instructions: dict[Opcode, tuple[Field, ...]]) -> NoReturn:
+def _reject(row: int, word: int, instructions: dict[isa.Opcode, tuple[isa.Field, ...]]) -> NoReturn:
     code = word & 7
-    if code not in {*Opcode}:
-        allowed = ", ".join(f"{opcode.value} {opcode.name}" for opcode in Opcode)
+    if code not in {*isa.Opcode}:
+        allowed = ", ".join(f"{opcode.value} {opcode.name}" for opcode in isa.Opcode)
         raise ProgramError(f"instruction {row}: unknown opcode {code}; allowed: {allowed}")
-    opcode = Opcode(code)
+    opcode = isa.Opcode(code)
     where = f"instruction {row} ({opcode.name})"
     for field in instructions[opcode]:
         value = (word & field.mask) >> field.low
@@ -240,15 +226,17 @@ def _reserved(spare: int) -> str:
     return f"reserved bit{plural} {', '.join(bits)} set; allowed: 0 (is the configuration right?)"
 
 
-def _built(opcode: Opcode, columns: FieldValues, tokens: list[Tokens]) -> Iterable[Instruction]:
+def _built(
+    opcode: isa.Opcode, columns: FieldValues, tokens: list[isa.Tokens]
+) -> Iterable[isa.Instruction]:
     """Return the instructions of one opcode from their fields."""
     # Maps over columns, so that no Python code runs for each field of each instruction.
     arguments: list[Iterable[Any]] = []
-    kind = KINDS[opcode]
+    kind = isa.KINDS[opcode]
     for name, type_name in _ATTRIBUTE_TYPES[kind].items():
         if type_name == "Factors":
             pairs = (columns[f"{name}.outer"], columns[f"{name}.inner"])
-            arguments.append(map(Factors, *pairs))
+            arguments.append(map(isa.Factors, *pairs))
         else:
             arguments.append(
                 tokens if type_name == "Tokens" else map(_TYPES[type_name], columns[name])
@@ -256,9 +244,9 @@ def _built(opcode: Opcode, columns: FieldValues, tokens: list[Tokens]) -> Iterab
     return map(kind, *arguments)
 
 
-_TYPES = {kind.__name__: kind for kind in (int, bool, Memory, AluOp)}
+_TYPES = {kind.__name__: kind for kind in (int, bool, isa.Memory, isa.AluOp)}
 _ATTRIBUTE_TYPES = {
-    kind: {field.name: str(field.type) for field in attributes(kind)} for kind in KINDS
+    kind: {field.name: str(field.type) for field in attributes(kind)} for kind in isa.KINDS
 }
 """Attributes of the instructions, in order, with the names of their types."""
 
@@ -286,46 +274,48 @@ class Columns:
         """Return fields side by side, as a contiguous row for each instruction."""
         return np.ascontiguousarray(np.stack([self.fields[name] for name in names], axis=1))
 
-    def is_a(self, *opcodes: Opcode) -> NDArray[np.bool_]:
+    def is_a(self, *opcodes: isa.Opcode) -> NDArray[np.bool_]:
         """Return a mask of the instructions with one of some opcodes."""
         return np.isin(self.opcode, opcodes)
 
-    def transfers(self, *memories: Memory) -> NDArray[np.bool_]:
+    def transfers(self, *memories: isa.Memory) -> NDArray[np.bool_]:
         """Return a mask of the LOADs and STOREs of some memories."""
-        return self.is_a(Opcode.LOAD, Opcode.STORE) & np.isin(self.fields["memory"], memories)
+        return self.is_a(isa.Opcode.LOAD, isa.Opcode.STORE) & np.isin(
+            self.fields["memory"], memories
+        )
 
     def queues(self, action: str) -> list[tuple[int, ...]]:
         """Return, for every instruction, the queues that it pops or pushes (the ``action``)."""
         # An action has two flags, so each module has a table of four combinations.
-        flags = [flag for flag in TOKEN_FLAGS if flag.startswith(action)]
+        flags = [flag for flag in isa.TOKEN_FLAGS if flag.startswith(action)]
         tables = [
             [
                 tuple(
                     queue
                     for k, flag in enumerate(flags)
-                    if bits >> k & 1 and (queue := queue_of(module, flag)) is not None
+                    if bits >> k & 1 and (queue := isa.queue_of(module, flag)) is not None
                 )
                 for bits in range(4)
             ]
-            for module in range(len(MODULES))
+            for module in range(len(isa.MODULES))
         ]
         bits = sum(self.fields[f"tokens.{flag}"] << k for k, flag in enumerate(flags))
         pairs = zip(self.module.tolist(), np.asarray(bits).tolist(), strict=True)
         return [tables[module][flags_set] for module, flags_set in pairs]
 
 
-def columns_of(instructions: tuple[Instruction, ...], config: VtaConfig) -> Columns:
+def columns_of(instructions: tuple[isa.Instruction, ...], config: isa.VtaConfig) -> Columns:
     """Return the columns of a configuration's instructions.
 
     Raises :class:`ProgramError` for a field that is not an integer.
     """
-    formats = formats_of(config)
+    formats = isa.formats_of(config)
     names = {field.name for fields in formats.instructions.values() for field in fields}
     columns: dict[str, Numbers] = {
         name: np.zeros(len(instructions), np.int64)
-        for name in (*(f"tokens.{flag}" for flag in TOKEN_FLAGS), *sorted(names))
+        for name in (*(f"tokens.{flag}" for flag in isa.TOKEN_FLAGS), *sorted(names))
     }
-    opcodes = np.array([OPCODES[type(i)] for i in instructions], np.int64)
+    opcodes = np.array([isa.OPCODES[type(i)] for i in instructions], np.int64)
     for opcode, fields in formats.instructions.items():
         rows = np.flatnonzero(opcodes == opcode)
         if not len(rows):
@@ -339,8 +329,10 @@ def columns_of(instructions: tuple[Instruction, ...], config: VtaConfig) -> Colu
         for k, name in enumerate(names_of_fields):
             columns[name][rows] = table[:, k].astype(np.int64)
     # The same rule as module_of, for all instructions at once.
-    is_loaded = (opcodes == Opcode.LOAD) & np.isin(columns["memory"], (Memory.INP, Memory.WGT))
-    modules = np.where(opcodes == Opcode.STORE, 2, np.where(is_loaded, 0, 1)).astype(np.int64)
+    is_loaded = (opcodes == isa.Opcode.LOAD) & np.isin(
+        columns["memory"], (isa.Memory.INP, isa.Memory.WGT)
+    )
+    modules = np.where(opcodes == isa.Opcode.STORE, 2, np.where(is_loaded, 0, 1)).astype(np.int64)
     return Columns(opcodes, modules, columns)
 
 
@@ -348,4 +340,4 @@ def sram_extent(columns: Columns, name: str) -> Numbers:
     """Return the extent in SRAM of each transfer: its rows (``y``) or elements of a row (``x``)."""
     # Pads lie in SRAM only. A STORE writes none, and a legal one has none.
     pads = columns[f"{name}_before"] + columns[f"{name}_after"]
-    return columns[name] + np.where(columns.is_a(Opcode.LOAD), pads, 0)
+    return columns[name] + np.where(columns.is_a(isa.Opcode.LOAD), pads, 0)

@@ -382,10 +382,10 @@ def forms(nest: TileNest) -> Iterator[Schedule]:
         for inside in (False, True)
     }
     for order in sorted(orders):
-        yield Schedule({}, order, 1, None, (1, 1))
+        yield Schedule({}, order, threads=1, slots=(1, 1))
         for loop in (None, *(n for n in spatial if nest.extents[n] > 1)):
             for slots in SLOTS:
-                yield Schedule({}, order, 2, loop, (slots, slots))
+                yield Schedule({}, order, thread_loop=loop, slots=(slots, slots))
 
 
 def tile_sizes(nest: TileNest, limit: int = MAX_COMBINATIONS) -> dict[str, list[int]]:

@@ -154,13 +154,13 @@ class HostPacking:
             packed = lowered.combine(program, memory)
             unpacking.append(time_work(self.output_copy(packed).run, rounds, round_ms))
         return Timing(
-            Provenance.SIMULATED,
-            lowered.program.unfused.macs,
-            None,
-            sum(times.median for times in packing),
-            sum((times.median for times in unpacking), 0.0),
-            ahead,
-            any(times.is_noisy for times in (*packing, *unpacking)),
+            provenance=Provenance.SIMULATED,
+            macs=lowered.program.unfused.macs,
+            latency_us=None,
+            packing_us=sum(times.median for times in packing),
+            unpacking_us=sum((times.median for times in unpacking), 0.0),
+            packed_ahead=ahead,
+            noisy=any(times.is_noisy for times in (*packing, *unpacking)),
         )
 
     def _copy(

@@ -407,7 +407,9 @@ def _layout(
         if name != _RESERVED:
             # The immediate of the ALU is the only signed field of all instructions.
             signed = name == "immediate"
-            placed.append(Field(name, low, bits, signed, choices[0] if choices else None))
+            placed.append(
+                Field(name, low, bits, signed=signed, choices=choices[0] if choices else None)
+            )
     return tuple(placed)
 
 

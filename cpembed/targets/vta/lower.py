@@ -27,19 +27,9 @@ from numpy.typing import NDArray
 
 from cpembed.codegen.packing import packed_before
 from cpembed.codegen.runtime import aligned
+from cpembed.targets.vta import isa
 from cpembed.targets.vta.encoding import pack_uops
 from cpembed.targets.vta.estimate import default_schedule
-from cpembed.targets.vta.isa import (
-    Alu,
-    AluOp,
-    Finish,
-    Gemm,
-    Instruction,
-    Load,
-    Memory,
-    Store,
-    VtaConfig,
-)
 from cpembed.targets.vta.program import Role, Tensor, VtaProgram
 from cpembed.targets.vta.schedule import (
     Region,
@@ -86,7 +76,7 @@ class Addresses:
 class Emitted:
     """Instructions, and the micro-ops that they load, as rows (dst, src, wgt)."""
 
-    instructions: tuple[Instruction, ...]
+    instructions: tuple[isa.Instruction, ...]
     uops: Indices
 
 
@@ -128,9 +118,9 @@ class Emitter:
         self._uop_limit = nest.config.usable_uops
         self.uops = MicroOps(self.program, self._uop_limit, addresses.uops)
         self._dram = {
-            Memory.INP: addresses.inp,
-            Memory.WGT: addresses.wgt,
-            Memory.ACC: addresses.bias,
+            isa.Memory.INP: addresses.inp,
+            isa.Memory.WGT: addresses.wgt,
+            isa.Memory.ACC: addresses.bias,
         }
         self._outputs = addresses.outputs
         sizes = largest_regions(nest, schedule)
@@ -139,7 +129,7 @@ class Emitter:
             for tensor, count in zip(nest.factors, schedule.slots, strict=True)
         }
         self._reuse, self._trim = schedule.reuse, schedule.trim
-        size = sizes[Memory.ACC]
+        size = sizes[isa.Memory.ACC]
         self._accumulators = [thread * size for thread in range(schedule.threads)]
         """First accumulator of each thread."""
         # A bias is accumulators too, behind those of all threads.
@@ -160,9 +150,9 @@ class Emitter:
         """Return the program, which ends when its stores have arrived."""
         # FINISH takes no tokens, so an empty LOAD in the same module waits in its place.
         if any(stored is not None for stored in self._stored):
-            empty = Load(Memory.UOP, sram=0, dram=0, y=0, x=0, x_stride=0)
+            empty = isa.Load(isa.Memory.UOP, sram=0, dram=0, y=0, x=0, x_stride=0)
             self.program.append(empty, *self._stored)
-        self.program.append(Finish())
+        self.program.append(isa.Finish())
         return Emitted(self.program.instructions(), self.uops.image)
 
     def step(self, step: Step) -> None:
@@ -186,7 +176,7 @@ class Emitter:
         self._untouched[thread].update(range(base, base + acc.tiles))
         for loop in consecutive_loops(base, acc.tiles, reads=False):
             begin, end = self.uops.place(loop.uops)
-            gemm = Gemm(begin, end, loop.outer, loop.inner, dst=loop.dst, reset=True)
+            gemm = isa.Gemm(begin, end, loop.outer, loop.inner, dst=loop.dst, reset=True)
             self.program.append(gemm, stored)
 
     def load(self, tensor: TileTensor, tile: Tile) -> None:
@@ -212,7 +202,9 @@ class Emitter:
         for loop in self._fastest_loops(tile, (acc, inp, wgt), bases):
             begin, end = self.uops.place(loop.uops)
             number = self.program.append(
-                Gemm(begin, end, loop.outer, loop.inner, dst=loop.dst, src=loop.src, wgt=loop.wgt),
+                isa.Gemm(
+                    begin, end, loop.outer, loop.inner, dst=loop.dst, src=loop.src, wgt=loop.wgt
+                ),
                 *(slot.loaded for slot in slots),
             )
             self._written[thread] = number
@@ -240,7 +232,7 @@ class Emitter:
         memory = region.tensor.memory
         for box in region.loads:
             at, dram = slot.base + box.sram, self._dram[memory] + box.dram
-            load = Load(memory, at, dram, *box[2:])
+            load = isa.Load(memory, at, dram, *box[2:])
             # The last GEMM on the slot's old content must have read it.
             slot.loaded = self.program.append(load, slot.used)
         slot.content, slot.used = region, None
@@ -281,7 +273,7 @@ class Emitter:
             bias = self._region(self._nest.bias, tile)
             if self._bias.content != bias:
                 self._load(bias, self._bias)
-            self._alu(thread, AluOp.ADD, bias_loops(acc, bias, base, self._bias.base))
+            self._alu(thread, isa.AluOp.ADD, bias_loops(acc, bias, base, self._bias.base))
         stored: int | None = None
         for phase, output in zip(self._tail.phases, self._outputs, strict=True):
             # A phase changes what the stores of the phase before still read.
@@ -289,16 +281,16 @@ class Emitter:
                 self._alu(thread, op, consecutive_loops(base, acc.tiles), immediate, stored)
             if self._untouched[thread]:
                 # A reset does not reach what STORE reads, and some outputs see only padding.
-                self._alu(thread, AluOp.ADD, consecutive_loops(base, acc.tiles), 0, stored)
+                self._alu(thread, isa.AluOp.ADD, consecutive_loops(base, acc.tiles), 0, stored)
             for box in acc.stores:
-                store = Store(Memory.OUT, base + box.sram, output + box.dram, *box[2:5])
+                store = isa.Store(isa.Memory.OUT, base + box.sram, output + box.dram, *box[2:5])
                 stored = self.program.append(store, self._written[thread])
         self._stored[thread] = stored
 
     def _alu(
         self,
         thread: int,
-        op: AluOp,
+        op: isa.AluOp,
         loops: list[UopLoop],
         immediate: int | None = None,
         waits_for: int | None = None,
@@ -307,7 +299,7 @@ class Emitter:
         self._untouched[thread].clear()
         for loop in loops:
             begin, end = self.uops.place(loop.uops)
-            alu = Alu(
+            alu = isa.Alu(
                 op,
                 uop_begin=begin,
                 uop_end=end,
@@ -332,15 +324,15 @@ PAGE = 4096
 class LoweredVta:
     """Instructions for a derived program, and the places of its tensors in main memory.
 
-    :meth:`image` makes a runnable program from packed inputs. :meth:`combine` and :meth:`unpack`
-    make the result from the memory that a run leaves.
+    :meth:`build` makes a runnable program from inputs; :meth:`combine` and :meth:`unpack` make the
+    result from the memory that a run leaves.
     """
 
     program: DerivedProgram
     nest: TileNest
     schedule: Schedule
     tail: Tail
-    instructions: tuple[Instruction, ...]
+    instructions: tuple[isa.Instruction, ...]
     uops: NDArray[np.uint32]
     tensors: Mapping[str, Tensor]
 
@@ -365,16 +357,12 @@ class LoweredVta:
         program.tensor(_uops_name(self.nest))[...] = self.uops
         return program
 
-    def image(self, packed: Mapping[str, Array]) -> VtaProgram:
-        """Return the program with packed inputs in its memory."""
-        program = self.empty_image()
-        for tensor in self.nest.inputs:
-            program.tensor(tensor.name)[...] = packed[tensor.name]
-        return program
-
     def build(self, inputs: Mapping[str, Array]) -> VtaProgram:
         """Return the program with inputs in their original layouts, packed by numpy."""
-        return self.image({t.name: self.pack(t.name, inputs[t.name]) for t in self.nest.inputs})
+        program = self.empty_image()
+        for tensor in self.nest.inputs:
+            program.tensor(tensor.name)[...] = self.pack(tensor.name, inputs[tensor.name])
+        return program
 
     def combine(self, program: VtaProgram, dram: NDArray[np.uint8]) -> Array:
         """Return the packed output from the memory that a run leaves."""
@@ -391,7 +379,7 @@ class LoweredVta:
 
 def lower(
     program: DerivedProgram,
-    config: VtaConfig,
+    config: isa.VtaConfig,
     schedule: Schedule | None = None,
     tail: Tail | None = None,
 ) -> LoweredVta:
@@ -473,15 +461,15 @@ def _placed(nest: TileNest, tail: Tail, weights: Collection[str]) -> dict[str, T
 
 
 def _addresses(nest: TileNest, tail: Tail, tensors: Mapping[str, Tensor]) -> Addresses:
-    def element(name: str, memory: Memory) -> int:
+    def element(name: str, memory: isa.Memory) -> int:
         return tensors[name].offset // nest.config.element_bytes(memory)
 
     inputs = {tensor.memory: element(tensor.name, tensor.memory) for tensor in nest.inputs}
-    outputs = tuple(element(name, Memory.OUT) for name in _output_names(nest, tail))
+    outputs = tuple(element(name, isa.Memory.OUT) for name in _output_names(nest, tail))
     return Addresses(
-        inputs[Memory.INP],
-        inputs[Memory.WGT],
+        inputs[isa.Memory.INP],
+        inputs[isa.Memory.WGT],
         outputs,
-        element(_uops_name(nest), Memory.UOP),
-        bias=inputs.get(Memory.ACC, 0),
+        element(_uops_name(nest), isa.Memory.UOP),
+        bias=inputs.get(isa.Memory.ACC, 0),
     )

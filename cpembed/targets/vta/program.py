@@ -198,7 +198,7 @@ def load_program(path: Path) -> VtaProgram:
         instructions = decode(code, config)
     except ProgramError as error:
         raise ProgramError(f"{path}: {INSTRUCTIONS}: {error}") from None
-    return VtaProgram(config, instructions, dram, meta.tensors, meta.base)
+    return VtaProgram(config, instructions, dram, meta.tensors, base=meta.base)
 
 
 def _check_sizes(path: Path, meta: _Meta, sizes: Mapping[str, int]) -> None:

@@ -343,7 +343,7 @@ class VtaTarget(Target[Nest, Schedule, VtaArtifact]):
         return Truncated() if workload.output.dtype == "int8" else Exact()
 
     def requantized(self, shift: int, low: int, high: int, bias: tuple[int, ...]) -> Tail | None:
-        # Of a network's integer products only those that the ALU can finish are offloaded.
+        # The ALU shifts by 31 at most, and STORE keeps eight bits.
         fits = shift <= MAX_SHIFT and -128 <= low <= high <= 127
         return Requantized(shift, low, high, bias) if fits else None
 

@@ -131,7 +131,7 @@ def tile_nest(program: DerivedProgram, config: VtaConfig) -> TileNest:
     # Thinned first: a stride decides which zero rows are read at all.
     inp = _cropped_input(_thinned(tensors[Memory.INP], extents))
     acc = _cropped_output(tensors[Memory.ACC])
-    return TileNest(config, program.loops, inp, tensors[Memory.WGT], acc)
+    return TileNest(config, program.loops, inp=inp, wgt=tensors[Memory.WGT], acc=acc)
 
 
 def _tensor(
@@ -281,12 +281,12 @@ def with_bias(nest: TileNest, axes: tuple[int, ...]) -> TileNest:
         if k >= nest.acc.rank or dimension.name in used
     ]
     bias = PackedOperand(
-        f"{packed.name}.bias",
-        "int32",
-        tuple(packed.original_shape[axis] for axis in axes),
-        tuple(packed.dimensions[k] for k in dimensions),
-        source,
-        tuple(packed.access[k] for k in dimensions),
+        name=f"{packed.name}.bias",
+        dtype="int32",
+        original_shape=tuple(packed.original_shape[axis] for axis in axes),
+        dimensions=tuple(packed.dimensions[k] for k in dimensions),
+        source=source,
+        access=tuple(packed.access[k] for k in dimensions),
     )
     tensor = TileTensor(nest.acc.memory, bias, sum(k < nest.acc.rank for k in dimensions))
     return replace(nest, bias=tensor)

@@ -16,34 +16,10 @@ from numpy.typing import NDArray
 from cpembed.codegen.runtime import aligned, shared
 from cpembed.errors import InvariantError, SpecError
 from cpembed.hw.machine import MemoryInterface
+from cpembed.targets.vta import event_loop, isa
 from cpembed.targets.vta.assembly import instruction_text
 from cpembed.targets.vta.checker import check
 from cpembed.targets.vta.encoding import Columns, columns_of
-from cpembed.targets.vta.event_loop import (
-    CLIENTS,
-    EVENT,
-    INSTRUCTION,
-    MODULE_STATE,
-    SETTING,
-    STATE,
-    TOTALS,
-    event_loop,
-)
-from cpembed.targets.vta.isa import (
-    INSTRUCTION_BYTES,
-    MODULES,
-    QUEUES,
-    Alu,
-    Gemm,
-    Instruction,
-    Load,
-    Memory,
-    Module,
-    Opcode,
-    Store,
-    VtaConfig,
-    module_of,
-)
 from cpembed.targets.vta.program import Numbers, VtaProgram
 from cpembed.targets.vta.tokens import QUEUED_INSTRUCTIONS
 
@@ -98,7 +74,7 @@ class MemorySystem:
     @property
     def wide_fetch(self) -> bool:
         """True if a beat holds a whole instruction, not half of one (``FetchWideVME.scala``)."""
-        return self.bus_bits >= 8 * INSTRUCTION_BYTES
+        return self.bus_bits >= 8 * isa.INSTRUCTION_BYTES
 
     @property
     def fetched_at_once(self) -> int:
@@ -154,7 +130,7 @@ class Timing:
 
     def event(self, name: str) -> Numbers:
         """Return a column of ``events``."""
-        return self.events[:, EVENT.index(name)]
+        return self.events[:, event_loop.EVENT.index(name)]
 
     @property
     def gemm_utilisation(self) -> float:
@@ -210,10 +186,10 @@ def time_program(
     columns = columns_of(program.instructions, config)
     totals, events, batches = _run(columns, config, memory)
     # FINISH is last: a STORE that nothing waits for may still run then, and is not counted.
-    cycles = int(events[-1, EVENT.index("done")]) if len(events) else 0
+    cycles = int(events[-1, event_loop.EVENT.index("done")]) if len(events) else 0
     if cycles < 0:
         raise InvariantError("the timed simulator stopped before FINISH")
-    products = columns.is_a(Opcode.GEMM) & (columns["reset"] == 0)
+    products = columns.is_a(isa.Opcode.GEMM) & (columns["reset"] == 0)
     gemm_cycles = int(executed_uops(columns)[products].sum())
     return Timing(
         cycles=cycles,
@@ -230,7 +206,7 @@ def time_program(
 
 
 def _run(
-    columns: Columns, config: VtaConfig, memory: MemorySystem
+    columns: Columns, config: isa.VtaConfig, memory: MemorySystem
 ) -> tuple[dict[str, int], Numbers, Numbers]:
     """Run the event loop; return :data:`TOTALS` by name, the events, and the batches."""
     count = len(columns)
@@ -247,28 +223,28 @@ def _run(
         "batch": memory.fetched_at_once,
         "drain": 5 if memory.wide_fetch else 2,
     }
-    events = _filled(np.full((count, len(EVENT)), -1))
+    events = _filled(np.full((count, len(event_loop.EVENT)), -1))
     batches = _filled(np.zeros((count, 2)))
-    state = _filled(np.zeros(len(STATE)))
+    state = _filled(np.zeros(len(event_loop.STATE)))
     # The first command of the fetch, in cycle 2 after the launch.
-    state[STATE.index("fetch_state")] = 1 if count else 0
-    state[STATE.index("fetch_time")] = 2
+    state[event_loop.STATE.index("fetch_state")] = 1 if count else 0
+    state[event_loop.STATE.index("fetch_time")] = 2
     arrays = (
-        _filled(np.array([settings[name] for name in SETTING])),
+        _filled(np.array([settings[name] for name in event_loop.SETTING])),
         table,
         _filled(np.argsort(columns.module, kind="stable")),
         _filled(starts),
         events,
         batches,
-        _filled(np.zeros((len(QUEUES), count))),
-        _filled(np.zeros((len(QUEUES), 2))),
+        _filled(np.zeros((len(isa.QUEUES), count))),
+        _filled(np.zeros((len(isa.QUEUES), 2))),
         _filled(np.zeros(memory.outstanding)),
-        _filled(np.zeros((len(MODULES), len(MODULE_STATE)))),
+        _filled(np.zeros((len(isa.MODULES), len(event_loop.MODULE_STATE)))),
         state,
     )
     if count:
-        event_loop()(*map(shared, arrays))
-    totals = {name: int(state[STATE.index(name)]) for name in TOTALS}
+        event_loop.event_loop()(*map(shared, arrays))
+    totals = {name: int(state[event_loop.STATE.index(name)]) for name in event_loop.TOTALS}
     return totals, events, batches[: totals["batches"]]
 
 
@@ -278,10 +254,10 @@ def _filled(values: NDArray[Any]) -> Numbers:
     return array
 
 
-def _instructions(columns: Columns, config: VtaConfig, memory: MemorySystem) -> Numbers:
+def _instructions(columns: Columns, config: isa.VtaConfig, memory: MemorySystem) -> Numbers:
     """Return the rows of :data:`INSTRUCTION`."""
-    element = np.array([config.element_bytes(m) for m in Memory])[columns["memory"]]
-    reads = columns.is_a(Opcode.LOAD) & (columns["x"] > 0)
+    element = np.array([config.element_bytes(m) for m in isa.Memory])[columns["memory"]]
+    reads = columns.is_a(isa.Opcode.LOAD) & (columns["x"] > 0)
     x, y = columns["x"], columns["y"]
     top, bottom = columns["y_before"], columns["y_after"]
     sides = columns["x_before"] + columns["x_after"]
@@ -290,8 +266,9 @@ def _instructions(columns: Columns, config: VtaConfig, memory: MemorySystem) -> 
     pads = (top + bottom) * width + y * sides
     # Between pads above and below, rows without pads of their own take a cycle each.
     passed = (sides == 0) & (bottom > 0)
-    clients = {Memory.UOP: "uop", Memory.INP: "inp", Memory.WGT: "wgt", Memory.ACC: "acc"}
-    client = np.array([CLIENTS.index(clients.get(m, "acc")) for m in Memory])[columns["memory"]]
+    # OUT is only written, so that its client is never used.
+    clients = ["acc" if m is isa.Memory.OUT else m.name.lower() for m in isa.Memory]
+    client = np.array(list(map(event_loop.CLIENTS.index, clients)))[columns["memory"]]
     rows = {
         "module": columns.module,
         "reads": reads,
@@ -302,7 +279,7 @@ def _instructions(columns: Columns, config: VtaConfig, memory: MemorySystem) -> 
         "rows": y,
         "stride": columns["x_stride"] * element,
         "lead": top,
-        # A tile wider than the bus is assembled before it is written to SRAM.
+        # An element that fits a beat takes the wide path, a cycle shorter.
         "latency": np.where(element <= memory.beat_bytes, 1, 2),
         "pads_before": np.where(passed, top * width, pads),
         "skipped": np.where(passed, y, 0),
@@ -313,32 +290,34 @@ def _instructions(columns: Columns, config: VtaConfig, memory: MemorySystem) -> 
         pairs = [(*queues, -1, -1)[:2] for queues in columns.queues(action)]
         table = np.array(pairs, np.int64).reshape(-1, 2)
         rows |= {f"{action}_a": table[:, 0], f"{action}_b": table[:, 1]}
-    return _filled(np.stack([rows[name] for name in INSTRUCTION], axis=1))
+    return _filled(np.stack([rows[name] for name in event_loop.INSTRUCTION], axis=1))
 
 
 def executed_uops(columns: Columns) -> Numbers:
     """Return the micro-ops that each instruction executes, 0 if it is no GEMM or ALU."""
     count = (columns["uop_end"] - columns["uop_begin"]) * columns["outer"] * columns["inner"]
-    return np.where(columns.is_a(Opcode.GEMM, Opcode.ALU), count, 0)
+    return np.where(columns.is_a(isa.Opcode.GEMM, isa.Opcode.ALU), count, 0)
 
 
-def _durations(columns: Columns, config: VtaConfig, memory: MemorySystem) -> Numbers:
+def _durations(columns: Columns, config: isa.VtaConfig, memory: MemorySystem) -> Numbers:
     """Return the cycles between issues of instructions that do not read DRAM."""
     # A second accumulator takes a second cycle to read.
-    passes = np.where(columns.is_a(Opcode.ALU) & (columns["use_immediate"] == 0), 2, 1)
+    passes = np.where(columns.is_a(isa.Opcode.ALU) & (columns["use_immediate"] == 0), 2, 1)
     cycles = np.full(len(columns), _NO_TRANSFER)
-    cycles[columns.is_a(Opcode.FINISH)] = _FINISH
-    computes = columns.is_a(Opcode.GEMM, Opcode.ALU)
+    cycles[columns.is_a(isa.Opcode.FINISH)] = _FINISH
+    computes = columns.is_a(isa.Opcode.GEMM, isa.Opcode.ALU)
     cycles[computes] = (PIPELINE + passes * executed_uops(columns))[computes]
-    writes = np.flatnonzero(columns.is_a(Opcode.STORE) & (columns["x"] > 0))
+    writes = np.flatnonzero(columns.is_a(isa.Opcode.STORE) & (columns["x"] > 0))
     if len(writes):
         cycles[writes] = _stores(columns, writes, config, memory)
     return cycles
 
 
-def _stores(columns: Columns, writes: Numbers, config: VtaConfig, memory: MemorySystem) -> Numbers:
+def _stores(
+    columns: Columns, writes: Numbers, config: isa.VtaConfig, memory: MemorySystem
+) -> Numbers:
     """Return the cycles of STOREs, whose rows are split into bursts of whole beats."""
-    element = config.element_bytes(Memory.OUT)
+    element = config.element_bytes(isa.Memory.OUT)
     count = columns["y"][writes]
     # One entry for each row of each STORE: rows are aligned differently to bursts.
     owner = np.repeat(np.arange(len(writes)), count)
@@ -353,7 +332,7 @@ def _stores(columns: Columns, writes: Numbers, config: VtaConfig, memory: Memory
 
 
 def write_cycles(
-    bursts: Numbers, beats: Numbers, config: VtaConfig, memory: MemorySystem
+    bursts: Numbers, beats: Numbers, config: isa.VtaConfig, memory: MemorySystem
 ) -> Numbers:
     """Return the cycles of STOREs without the one of their issue.
 
@@ -370,7 +349,7 @@ def write_cycles(
     memory
         Memory system, which has the size of a beat.
     """
-    element = config.element_bytes(Memory.OUT)
+    element = config.element_bytes(isa.Memory.OUT)
     if element <= memory.beat_bytes:
         return (WRITE_COMMAND + 1) * bursts + beats
     # Reading SRAM takes a cycle for each row of a tile, in which no beat is sent.
@@ -380,10 +359,10 @@ def write_cycles(
 
 def _module_cycles(columns: Columns, events: Numbers, cycles: int) -> dict[str, ModuleCycles]:
     available, issued, complete, ready = (
-        events[:, EVENT.index(name)] for name in ("available", "issued", "done", "ready")
+        events[:, event_loop.EVENT.index(name)] for name in ("available", "issued", "done", "ready")
     )
     modules: dict[str, ModuleCycles] = {}
-    for place, module in enumerate(MODULES):
+    for place, module in enumerate(isa.MODULES):
         rows = columns.module == place
         busy = int((complete - issued)[rows].sum())
         # From when both the module and its instruction are there, only tokens can be missing.
@@ -392,11 +371,11 @@ def _module_cycles(columns: Columns, events: Numbers, cycles: int) -> dict[str, 
     return modules
 
 
-def _transferred_bytes(columns: Columns, config: VtaConfig) -> dict[str, int]:
+def _transferred_bytes(columns: Columns, config: isa.VtaConfig) -> dict[str, int]:
     elements = columns["x"] * columns["y"]
-    return {"FETCH": len(columns) * INSTRUCTION_BYTES} | {
+    return {"FETCH": len(columns) * isa.INSTRUCTION_BYTES} | {
         memory.name: int(elements[columns.transfers(memory)].sum()) * config.element_bytes(memory)
-        for memory in Memory
+        for memory in isa.Memory
     }
 
 
@@ -419,7 +398,7 @@ def timeline(program: VtaProgram, timing: Timing) -> dict[str, Any]:
 
 
 def _names() -> Iterator[dict[str, Any]]:
-    groups = {_MODULES: ("modules", [m.value for m in MODULES]), _MEMORY: ("DRAM", _CHANNELS)}
+    groups = {_MODULES: ("modules", [m.value for m in isa.MODULES]), _MEMORY: ("DRAM", _CHANNELS)}
     for process, (name, rows) in groups.items():
         yield {"ph": "M", "name": "process_name", "pid": process, "args": {"name": name}}
         for number, row in enumerate(rows):
@@ -436,8 +415,8 @@ def _batches(timing: Timing) -> Iterator[dict[str, Any]]:
 def _instruction_spans(program: VtaProgram, timing: Timing) -> Iterator[dict[str, Any]]:
     rows = timing.events.tolist()
     for number, (instruction, row) in enumerate(zip(program.instructions, rows, strict=True)):
-        event = dict(zip(EVENT, row, strict=True))
-        module = module_of(instruction)
+        event = dict(zip(event_loop.EVENT, row, strict=True))
+        module = isa.module_of(instruction)
         waited = event["issued"] - max(event["ready"], event["available"])
         arguments = {
             "instruction": number,
@@ -445,23 +424,23 @@ def _instruction_spans(program: VtaProgram, timing: Timing) -> Iterator[dict[str
             "waited for tokens": waited,
         }
         name, (begin, end) = _name(instruction), (event["issued"], event["done"])
-        yield _span(_MODULES, MODULES.index(module), name, begin, end, arguments)
-        if not isinstance(instruction, Load | Store) or not instruction.x:
+        yield _span(_MODULES, isa.MODULES.index(module), name, begin, end, arguments)
+        if not isinstance(instruction, isa.Load | isa.Store) or not instruction.x:
             continue
         # A LOAD occupies its channel from its first beat on; it is issued long before.
         channel = _CHANNELS.index(instruction.memory.name)
-        if module is not Module.STORE:
+        if module is not isa.Module.STORE:
             begin, end = event["first_beat"], event["last_beat"] + 1
         yield _span(_MEMORY, channel, name, begin, end, {"instruction": number})
 
 
-def _name(instruction: Instruction) -> str:
-    if isinstance(instruction, Load | Store):
+def _name(instruction: isa.Instruction) -> str:
+    if isinstance(instruction, isa.Load | isa.Store):
         kind = type(instruction).__name__.lower()
         return f"{kind} {instruction.memory.name}" if instruction.x else "tokens"
-    if isinstance(instruction, Gemm):
+    if isinstance(instruction, isa.Gemm):
         return "reset" if instruction.reset else "gemm"
-    return f"alu {instruction.op.name.lower()}" if isinstance(instruction, Alu) else "finish"
+    return f"alu {instruction.op.name.lower()}" if isinstance(instruction, isa.Alu) else "finish"
 
 
 def _span(
