@@ -55,7 +55,7 @@ def _counts(problem: EmbeddingProblem) -> list[int]:
     return [n for n in range(2, max(sizes, default=1) + 1) if any(e % n == 0 for e in sizes)]
 
 
-def possible_strides(
+def _possible_strides(
     problem: EmbeddingProblem, constraints: ConstraintSet
 ) -> Callable[[str, int], Sequence[int]]:
     """Return a function from a workload axis and a digit's count (at least 2) to its strides.
@@ -91,7 +91,7 @@ def coordinate_bounds(problem: EmbeddingProblem, constraints: ConstraintSet) -> 
     if constraints.get("hyper_rectangle") is None or constraints.get("fixed_origin") is None:
         return last_coordinates
     counts = _counts(problem)
-    strides = possible_strides(problem, constraints)
+    strides = _possible_strides(problem, constraints)
 
     def longest(axis: str) -> int:
         # The strides ascend, and can be very many.
@@ -138,7 +138,7 @@ def _allowed(problem: EmbeddingProblem, constraints: ConstraintSet, option: Digi
 def _digits(problem: EmbeddingProblem, constraints: ConstraintSet) -> Iterator[DigitOption]:
     """Yield every digit that fits a number system of one of its instruction axis's extents."""
     workload, fused = problem.workload, constraints.flatten
-    strides = possible_strides(problem, constraints)
+    strides = _possible_strides(problem, constraints)
     groups = candidate_groups(workload, fused.max_axes, fused.min_extent)
     for instruction_axis in problem.instruction.axes:
         for weight in range(1, instruction_axis.maximum + 1):

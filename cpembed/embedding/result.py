@@ -112,7 +112,7 @@ def spaces_of(embeddings: Sequence[Embedding]) -> list[Sequence[Embedding]]:
     return list(embeddings.members) if isinstance(embeddings, Spaces) else [embeddings]
 
 
-def count_families(embeddings: Sequence[Embedding]) -> int:
+def _count_families(embeddings: Sequence[Embedding]) -> int:
     """Return the number of families of the embeddings, counted on the components of products."""
     boxes: list[Box] = []
     listed: set[Family] = set()
@@ -307,7 +307,7 @@ class SearchResult:
     @property
     def families(self) -> int:
         """Number of families of the embeddings (docs/embedding.md, "Axis maps")."""
-        return count_families(self.embeddings)
+        return _count_families(self.embeddings)
 
     def cut(self, usable: int) -> SearchResult:
         """Return the result where only ``usable`` embeddings had programs when time was over."""
