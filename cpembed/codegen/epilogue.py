@@ -113,7 +113,8 @@ class EpilogueRequest:
             return None
         # A shift is how fixed-point inference returns to bytes.
         output = self.output or (sums if self.shift is None else "int8")
-        return Epilogue(output, self.scale, self.bias, self.relu, self.shift or 0)
+        shift = self.shift or 0
+        return Epilogue(output, scale=self.scale, bias=self.bias, relu=self.relu, shift=shift)
 
 
 @dataclass(frozen=True)

@@ -246,7 +246,7 @@ def winograd(
         types = _integer_types(conv, ranges(conv, tilings), types)
     types = types or (conv.image.dtype, conv.weights.dtype, conv.output.dtype)
     computation = _product(conv, tilings, orders, types, None)
-    return Winograd(conv, tilings, computation, orders, scale)
+    return Winograd(conv, tilings, computation, orders, scale=scale)
 
 
 def _require_fitting(conv: Convolution) -> None:
