@@ -91,7 +91,7 @@ def kernel_nest(
     coordinates = _coordinates(iterators, first)
     result, residual = iterators.flat("C", output), None
     if epilogue is not None and (epilogue.placement or epilogue.residual):
-        # A packed output has elements of padding, which have no place elsewhere.
+        # A place has a stride for each original dimension, and none for packed ones.
         if not output.is_identity:
             raise LoweringError(
                 f"{output.name} is stored in a layout of the instruction's, which has no place in "
