@@ -469,11 +469,11 @@ def _magnitudes_of(method: Winograd) -> Winograd:
 
 
 def _absolute(form: CookToom) -> CookToom:
-    matrices = {
-        name: tuple(tuple(map(abs, row)) for row in getattr(form, name))
-        for name in ("output", "filter", "input")
-    }
-    return replace(form, **matrices)
+    def sizes(matrix: Matrix) -> Matrix:
+        return tuple(tuple(map(abs, row)) for row in matrix)
+
+    output, filters, inputs = map(sizes, (form.output, form.filter, form.input))
+    return replace(form, output=output, filter=filters, input=inputs)
 
 
 def _depth(matrix: Matrix) -> int:
