@@ -113,7 +113,7 @@ class EpilogueRequest:
             return None
         # A shift is how fixed-point inference returns to bytes.
         output = self.output or (sums if self.shift is None else "int8")
-        return Epilogue(output, self.scale, self.bias, self.relu, self.shift or 0)
+        return Epilogue(output, self.scale, self.bias, relu=self.relu, shift=self.shift or 0)
 
 
 @dataclass(frozen=True)
@@ -264,7 +264,7 @@ class Epilogue:
 
     @property
     def range(self) -> tuple[int, int]:
-        """Range of integer results."""
+        """Range of integer results, that of the type unless they are clipped."""
         return self.clip or dtype_info(self.dtype).integer_range
 
     @property

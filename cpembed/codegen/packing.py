@@ -11,7 +11,7 @@ from collections.abc import Generator, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from enum import Enum
-from functools import cached_property
+from functools import cached_property, partial
 
 from cpembed.codegen.im2col_packing import Im2colPacking
 from cpembed.codegen.plan import Script, buffer, grid, zero
@@ -183,10 +183,11 @@ def plan_transform(operand: PackedOperand) -> LayoutTransform:
     source = tuple(
         simplify(index.rename(lambda name: renamed[name]), extents) for index in operand.source
     )
+    transform = partial(LayoutTransform, operand, names, source)
     windows = Im2colPacking.detect(extents, source, operand.original_shape)
     if windows is not None and windows.numbering[0] != names[0]:
         first = names.index(windows.numbering[0])
-        return LayoutTransform(operand, names, source, first, names[first:], windows=windows)
+        return transform(rows=first, order=names[first:], windows=windows)
     # Finding a row takes divisions, so a row has some elements at least.
     rows = len(names)
     while rows > 1 and math.prod(operand.shape[rows:]) < _INNER_ELEMENTS:
@@ -194,7 +195,7 @@ def plan_transform(operand: PackedOperand) -> LayoutTransform:
     rows = min(rows, len(names) - 1)
     # Plain copies profit from longer rows as long as they need no condition on an element.
     while rows > 1 and math.prod(operand.shape[rows - 1 :]) <= _COPIED_ELEMENTS:
-        longer = LayoutTransform(operand, names, source, rows - 1, names[rows - 1 :])
+        longer = transform(rows=rows - 1, order=names[rows - 1 :])
         if not longer.copies or longer.bounds()[2]:
             break
         rows -= 1
@@ -212,7 +213,7 @@ def plan_transform(operand: PackedOperand) -> LayoutTransform:
             # A short innermost loop is unrolled inside the contiguous one.
             short = operand.shape[-1] <= _UNROLLED
             order.insert(len(order) - 1 if short else len(order), near)
-    return LayoutTransform(operand, names, source, rows, tuple(order))
+    return transform(rows=rows, order=tuple(order))
 
 
 def packed_before(workload: Computation) -> list[str]:

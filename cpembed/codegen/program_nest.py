@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 
 from cpembed.codegen.epilogue import Epilogue, Placement, channel_axes
@@ -82,108 +82,103 @@ def kernel_nest(
     _check_product_sum(program.workload)
     for operand in program.operands:
         _check_size(operand)
-    names = _identifiers(program)
-
-    def renamed(loop: Loop) -> Loop:
-        return Loop(names[loop.name], loop.extent, loop.kind)
-
     first, second, output = in_order(program)
     # Accumulators keep the workload's type; only what is stored changes.
     sums = output.dtype
     if epilogue is not None:
         output = replace(output, dtype=epilogue.dtype)
-    overlaps = _overlaps_by_points(program, (first, second, output))
-
-    def task(loop: Loop) -> TileLoop:
-        overlap = overlaps.get(loop.name)
-        if overlap is None:
-            return TileLoop(names[loop.name], loop.extent, origin=loop.name)
-        block = overlap.block
-        return TileLoop(names[loop.name], overlap.extent, tile=block, origin=loop.name, unit=block)
-
-    def flat(parameter: str, operand: PackedOperand) -> KernelOperand:
-        access = _all_in_points(flat_index(operand.access, operand.strides), overlaps.values())
-        assert access is not None
-        return KernelOperand(
-            parameter, operand.dtype, operand.elements, access.rename(names.__getitem__)
-        )
-
-    def placed(parameter: str, dtype: str, place: Placement) -> KernelOperand:
-        coordinates: list[IndexExpr] = []
-        for coordinate in _original_coordinates(output):
-            by_points = _all_in_points(coordinate, overlaps.values())
-            if by_points is None:
-                raise LoweringError("the output's elements have no place of their own")
-            coordinates.append(by_points.rename(names.__getitem__))
-        # By original coordinates, since strides of the larger buffer are those of its dimensions.
-        index = IndexExpr.sum([], place.offset) + flat_index(coordinates, place.strides)
-        return KernelOperand(parameter, dtype, place.elements, index)
-
-    coordinates = _coordinates(program, first, names, overlaps)
-    result, residual = flat("C", output), None
+    iterators = _Iterators(program, (first, second, output))
+    coordinates = _coordinates(iterators, first)
+    result, residual = iterators.flat("C", output), None
     if epilogue is not None and (epilogue.placement or epilogue.residual):
-        # A packed output has elements of padding, which have no place elsewhere.
+        # A place has a stride for each original dimension, and none for packed ones.
         if not output.is_identity:
             raise LoweringError(
                 f"{output.name} is stored in a layout of the instruction's, which has no place in "
                 "another buffer: take another embedding"
             )
         if epilogue.placement is not None:
-            result = placed("C", output.dtype, epilogue.placement)
+            result = iterators.placed("C", output, epilogue.placement)
         if epilogue.residual is not None:
             shape = output.original_shape
             place = epilogue.residual.placement
             place = place or Placement.inside(shape, (0,) * len(shape), shape)
-            residual = placed("Residual", epilogue.residual.dtype, place)
+            addend = replace(output, dtype=epilogue.residual.dtype)
+            residual = iterators.placed("Residual", addend, place)
+    loops, spatial = program.loops, AxisKind.SPATIAL
+    factor = _unpacked(first, coordinates) if unpadded else iterators.flat("A", first)
     return Nest(
-        tasks=tuple(task(loop) for loop in program.loops if loop.kind is AxisKind.SPATIAL),
-        reductions=tuple(
-            renamed(loop) for loop in program.loops if loop.kind is AxisKind.REDUCTION
-        ),
-        inner=tuple(renamed(loop) for loop in program.instruction_axes),
-        operands=(
-            _unpacked(first, coordinates) if unpadded else flat("A", first),
-            flat("B", second),
-            result,
-        ),
+        tasks=tuple(iterators.task(loop) for loop in loops if loop.kind is spatial),
+        reductions=tuple(iterators.loop(loop) for loop in loops if loop.kind is not spatial),
+        inner=tuple(map(iterators.loop, program.instruction_axes)),
+        operands=(factor, iterators.flat("B", second), result),
         epilogue=epilogue,
         residual=residual,
-        channels=_channels(program, names, overlaps) if epilogue and epilogue.vectors else None,
+        channels=_channels(iterators) if epilogue and epilogue.vectors else None,
         sums_dtype=sums,
         halo=tuple(coordinate for coordinate, leaves in coordinates if coordinate and leaves),
         unpadded=unpadded,
     )
 
 
-def _overlaps_by_points(
-    program: DerivedProgram, operands: Sequence[PackedOperand]
-) -> dict[str, Overlap]:
-    """Return the loops over overlapping tiles that can walk the points of their axis.
+class _Iterators:
+    """Iterators of a program in its nest: their names, and those that walk points, not tiles."""
 
-    The others, for which an operand is packed tile by tile, count tiles.
-    """
-    accesses = [flat_index(operand.access, operand.strides) for operand in operands]
-    return {
-        overlap.loop: overlap
-        for overlap in program.overlaps
-        if overlap.kind is AxisKind.SPATIAL
-        and all(in_points(access, overlap) is not None for access in accesses)
-    }
+    def __init__(self, program: DerivedProgram, operands: Sequence[PackedOperand]) -> None:
+        self.program = program
+        # Names of a program's loops are free text (`q.o`), those of a kernel are identifiers.
+        self.names = {loop.name: f"loop_{number}" for number, loop in enumerate(program.loops)}
+        self.names |= {lane.name: lane_name(lane.name) for lane in program.instruction_axes}
+        # Loops over overlapping tiles that can walk the points of their axis. The others, for which
+        # an operand is packed tile by tile, count tiles.
+        accesses = [flat_index(operand.access, operand.strides) for operand in operands]
+        self.overlaps = {
+            overlap.loop: overlap
+            for overlap in program.overlaps
+            if overlap.kind is AxisKind.SPATIAL
+            and all(in_points(access, overlap) is not None for access in accesses)
+        }
 
+    def loop(self, loop: Loop) -> Loop:
+        return replace(loop, name=self.names[loop.name])
 
-def _all_in_points(access: IndexExpr, overlaps: Iterable[Overlap]) -> IndexExpr | None:
-    """Apply :func:`in_points` for all overlaps; None if one fails."""
-    by_points: IndexExpr | None = access
-    for overlap in overlaps:
-        by_points = None if by_points is None else in_points(by_points, overlap)
-    return by_points
+    def task(self, loop: Loop) -> TileLoop:
+        overlap, name = self.overlaps.get(loop.name), self.names[loop.name]
+        if overlap is None:
+            return TileLoop(name, loop.extent, origin=loop.name)
+        block = overlap.block
+        return TileLoop(name, overlap.extent, tile=block, origin=loop.name, unit=block)
+
+    def over_points(self, index: IndexExpr) -> IndexExpr | None:
+        """Apply :func:`in_points` for all overlaps; None if one fails."""
+        by_points: IndexExpr | None = index
+        for overlap in self.overlaps.values():
+            by_points = None if by_points is None else in_points(by_points, overlap)
+        return by_points
+
+    def renamed(self, index: IndexExpr) -> IndexExpr:
+        return index.rename(self.names.__getitem__)
+
+    def flat(self, parameter: str, operand: PackedOperand) -> KernelOperand:
+        access = self.over_points(flat_index(operand.access, operand.strides))
+        assert access is not None
+        return KernelOperand(parameter, operand.dtype, operand.elements, self.renamed(access))
+
+    def placed(self, parameter: str, output: PackedOperand, place: Placement) -> KernelOperand:
+        """Return an output, or a residual like it, in its place in a larger buffer."""
+        coordinates: list[IndexExpr] = []
+        for coordinate in _original_coordinates(output):
+            by_points = self.over_points(coordinate)
+            if by_points is None:
+                raise LoweringError("the output's elements have no place of their own")
+            coordinates.append(self.renamed(by_points))
+        # By original coordinates, since strides of the larger buffer are those of its dimensions.
+        index = IndexExpr((), place.offset) + flat_index(coordinates, place.strides)
+        return KernelOperand(parameter, output.dtype, place.elements, index)
 
 
 def _coordinates(
-    program: DerivedProgram,
-    factor: PackedOperand,
-    names: Mapping[str, str],
-    overlaps: Mapping[str, Overlap],
+    iterators: _Iterators, factor: PackedOperand
 ) -> list[tuple[KernelOperand | None, bool]]:
     """Return the coordinate read of each original dimension, and whether it can lie outside.
 
@@ -191,11 +186,11 @@ def _coordinates(
     """
     coordinates: list[tuple[KernelOperand | None, bool]] = []
     for index, size in zip(_original_coordinates(factor), factor.original_shape, strict=True):
-        low, high = index.bounds(program.extents)
-        by_points = _all_in_points(index, overlaps.values())
+        low, high = index.bounds(iterators.program.extents)
+        by_points = iterators.over_points(index)
         operand: KernelOperand | None = None
         if by_points is not None and by_points.is_affine:
-            operand = KernelOperand("", factor.dtype, size, by_points.rename(names.__getitem__))
+            operand = KernelOperand("", factor.dtype, size, iterators.renamed(by_points))
         coordinates.append((operand, low < 0 or high >= size))
     return coordinates
 
@@ -245,13 +240,10 @@ def vector_operand(program: DerivedProgram, name: str, dtype: str) -> PackedOper
     )
 
 
-def _channels(
-    program: DerivedProgram, names: Mapping[str, str], overlaps: Mapping[str, Overlap]
-) -> KernelOperand:
-    vector = vector_operand(program, "Channel", "float32")
-    by_tiles = flat_index(vector.access, vector.strides)
-    index = _all_in_points(by_tiles, overlaps.values())
-    over_tiles = {(overlap.loop,) for overlap in program.overlaps}
+def _channels(iterators: _Iterators) -> KernelOperand:
+    vector = vector_operand(iterators.program, "Channel", "float32")
+    index = iterators.over_points(flat_index(vector.access, vector.strides))
+    over_tiles = {(overlap.loop,) for overlap in iterators.program.overlaps}
     # Digits of a sum have no constant stride, by which kernels load vectors of channels.
     if index is None or any(
         term.inner is not None and term.iterators not in over_tiles for term in index.terms
@@ -260,8 +252,7 @@ def _channels(
             "the channels of this embedding are digits of a fused axis: a bias or a scale needs "
             "another embedding"
         )
-    access = index.rename(names.__getitem__)
-    return KernelOperand(vector.name, vector.dtype, vector.elements, access)
+    return KernelOperand(vector.name, vector.dtype, vector.elements, iterators.renamed(index))
 
 
 def in_points(access: IndexExpr, overlap: Overlap) -> IndexExpr | None:
@@ -285,10 +276,3 @@ def in_points(access: IndexExpr, overlap: Overlap) -> IndexExpr | None:
 def lane_name(lane: str) -> str:
     """Return the identifier of an instruction axis inside a kernel."""
     return f"lane_{lane}"
-
-
-def _identifiers(program: DerivedProgram) -> dict[str, str]:
-    """Return a valid identifier per iterator: names of loops are free text (``q.o``)."""
-    names = {loop.name: f"loop_{number}" for number, loop in enumerate(program.loops)}
-    names.update({lane.name: lane_name(lane.name) for lane in program.instruction_axes})
-    return names

@@ -286,7 +286,7 @@ class _Builder:
         self, axes: Mapping[str, InstructionAxis], computation: Computation
     ) -> None:
         """Check that a configurable axis is an index alone, so that it only shortens operands."""
-        # In a sum of axes, a smaller extent would leave a hole in what the index reaches.
+        # In a sum of axes, a smaller extent could leave holes in what the index reaches.
         for access in (*computation.reads, *computation.stores):
             for index in access.index:
                 for name in index.iterators:

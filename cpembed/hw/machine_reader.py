@@ -12,7 +12,7 @@ from cpembed.hw.machine import ComputeUnit, Hierarchy, Memory, MemoryInterface, 
 from cpembed.hw.schema import Key, close_match, joined, spec_error
 from cpembed.hw.specification import HierarchyTable, LevelTable, MemoryTable
 
-# Far beyond any machine, and small enough for sums and products in float64.
+# Far beyond any machine.
 _MAX_NUMBER = 2.0**50
 """Maximum of every number of a machine."""
 
@@ -86,7 +86,7 @@ class _Reader:
                 raise self.error(("clock_mhz",), "is missing; it must be a float")
             clock = self.interface.clock_mhz
         self._positive(("clock_mhz",), clock)
-        # Levels first: a memory that holds operands needs no bandwidth towards those below it.
+        # Levels first: only memories that feed others need a bandwidth.
         levels = self._levels(operands)
         memories = {name: self._memory(name, level) for name, level in levels.items()}
         machine = Hierarchy(

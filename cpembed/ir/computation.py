@@ -227,10 +227,7 @@ class Computation:
 
     def axis(self, name: str) -> Axis:
         """Return an axis by its name; raise KeyError if there is none."""
-        for axis in self.axes:
-            if axis.name == name:
-                return axis
-        raise KeyError(name)
+        return {axis.name: axis for axis in self.axes}[name]
 
     def operand(self, name: str) -> Operand:
         """Return an input or output by its name; raise KeyError if there is none."""

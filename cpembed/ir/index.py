@@ -209,11 +209,7 @@ class IndexExpr:
         constant = self.constant
         changed = False
         for term in self.terms:
-            if term.inner is None:
-                replaced = term.iterator in replacements
-            else:
-                replaced = any(name in replacements for name in term.iterators)
-            if not replaced:
+            if replacements.keys().isdisjoint(term.iterators):
                 terms.append(term)
                 continue
             changed = True

@@ -20,15 +20,9 @@ from cpembed.ir.expression import Access, Cast, Constant, Expression
 Array = npt.NDArray[Any]
 
 _FUNCTIONS: Mapping[str, np.ufunc] = {
-    "add": np.add,
-    "sub": np.subtract,
-    "mul": np.multiply,
-    "max": np.maximum,
-    "min": np.minimum,
-    "abs": np.absolute,
-    "neg": np.negative,
-    "shr": np.right_shift,
-}
+    "add": np.add, "sub": np.subtract, "mul": np.multiply, "max": np.maximum, "min": np.minimum,
+    "abs": np.absolute, "neg": np.negative, "shr": np.right_shift,
+}  # fmt: skip
 """Function of each operation on arrays."""
 
 
@@ -117,9 +111,8 @@ def check_inputs(computation: Computation, inputs: Mapping[str, Array]) -> dict[
     checked: dict[str, Array] = {}
     for operand in computation.inputs:
         if operand.tensor not in inputs:
-            raise WorkloadError(
-                f"{computation.name}: no array for input {operand.tensor}; pass one"
-            )
+            problem = f"no array for input {operand.tensor}; pass one"
+            raise WorkloadError(f"{computation.name}: {problem}")
         array = inputs[operand.tensor]
         if array.shape != operand.shape or array.dtype != numpy_dtype(operand.dtype):
             raise WorkloadError(

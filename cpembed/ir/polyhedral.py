@@ -146,7 +146,7 @@ def require_written(computation: Computation) -> None:
 
 def _all_written(computation: Computation, output: Operand, stores: list[Access]) -> bool:
     iterators = [name for index in stores[0].index for name in index.iterators]
-    if len(stores) == 1 and len(set(iterators)) == len(iterators):
+    if len(stores) == 1 and len(stores[0].iterators) == len(iterators):
         # No axis couples two dimensions, so each one can be decided without isl.
         return all(
             _reaches_all(index, size, computation.extents)

@@ -20,6 +20,7 @@ from numpy.lib.stride_tricks import as_strided
 from cpembed.ir.computation import Computation, Operand
 from cpembed.ir.dtypes import dtype_info, holds, is_integer, numpy_dtype
 from cpembed.ir.expression import Access, Cast, Expression, Operation
+from cpembed.ir.index import flat_index, row_major_strides
 from cpembed.ir.interpreter import Array, check_inputs, interpret
 
 # 32 MiB of float64.
@@ -40,14 +41,13 @@ def random_inputs(computation: Computation, seed: int) -> dict[str, Array]:
     for operand in computation.inputs:
         if operand.tensor in arrays:
             continue
-        dtype = numpy_dtype(operand.dtype)
+        dtype, shape = numpy_dtype(operand.dtype), operand.shape
         if is_integer(operand.dtype):
             low, high = dtype_info(operand.dtype).integer_range
-            arrays[operand.tensor] = generator.integers(
-                low, high, operand.shape, dtype=dtype, endpoint=True
-            )
+            array = generator.integers(low, high, shape, dtype=dtype, endpoint=True)
         else:
-            arrays[operand.tensor] = generator.uniform(-1, 1, operand.shape).astype(dtype)
+            array = generator.uniform(-1, 1, shape).astype(dtype)
+        arrays[operand.tensor] = array
     return arrays
 
 
@@ -164,13 +164,11 @@ class _Product:
             halved = {axis: {**size, axis: -(-size[axis] // 2)} for axis in size if size[axis] > 1}
             axis = min(halved, key=lambda a: (self._elements(halved[a]), a in self.contracted))
             size = halved[axis]
-        ranges = [
-            [
-                slice(start, min(start + size[axis], extent))
-                for start in range(0, extent, size[axis])
-            ]
-            for axis, extent in extents.items()
-        ]
+
+        def slices(extent: int, step: int) -> list[slice]:
+            return [slice(at, min(at + step, extent)) for at in range(0, extent, step)]
+
+        ranges = [slices(extent, size[axis]) for axis, extent in extents.items()]
         return [dict(zip(extents, tile, strict=True)) for tile in itertools.product(*ranges)]
 
     def accumulate(self, tile: Mapping[str, slice], dtype: np.dtype[Any], integer: bool) -> None:
@@ -231,13 +229,8 @@ def _view(computation: Computation, access: Access, array: Array) -> _View:
         )
     )
     axes = tuple(computation.extents)
-    strides = tuple(
-        sum(
-            index.coefficient(axis) * stride
-            for index, stride in zip(access.index, padded.strides, strict=True)
-        )
-        for axis in axes
-    )
+    flat_access = flat_index(access.index, padded.strides)
+    strides = tuple(map(flat_access.coefficient, axes))
     flat = padded.reshape(-1)
     shape = tuple(computation.extents.values())
     return _View(axes, as_strided(flat[origin // padded.itemsize :], shape, strides))
@@ -290,11 +283,9 @@ def _is_injective(computation: Computation, output: Operand) -> bool:
     # Stores outside the output are dropped, which views of it cannot do.
     if output.zero_outside:
         return False
-    strides: dict[str, int] = {}
-    for dimension, index in enumerate(computation.statement.store.index):
-        step = math.prod(output.shape[dimension + 1 :])
-        for axis in index.iterators:
-            strides[axis] = strides.get(axis, 0) + index.coefficient(axis) * step
+    store = computation.statement.store
+    flat = flat_index(store.index, row_major_strides(output.shape))
+    strides = {axis: flat.coefficient(axis) for axis in store.iterators}
     reach = 0
     for axis in sorted(strides, key=lambda a: abs(strides[a])):
         if computation.extents[axis] == 1:

@@ -102,13 +102,14 @@ class OperandLayout(LayoutBuilder):
             self._apply_unrolling(name, smallest_unrolling(name, axes, extents))
 
     def _index_axis(self, term: IndexTerm, index: IndexExpr) -> IndexAxis:
-        axis, feeds = term.iterator, self._feeds(term.iterator)
+        name, feeds = term.iterator, self._feeds(term.iterator)
+        axis = IndexAxis(name, term.coefficient, self.axis_map[name])
         if feeds is None:
-            return IndexAxis(axis, term.coefficient, self.axis_map[axis])
-        treatments = self._treatments(axis, index)
-        if self._begins_anywhere(axis):
-            treatments = ("in_place",)
-        return IndexAxis(axis, term.coefficient, self.axis_map[axis], feeds, treatments)
+            return axis
+        # Blocks that begin anywhere are no digits of the axis, so they cannot be moved.
+        anywhere = self._begins_anywhere(name)
+        treatments = ("in_place",) if anywhere else self._treatments(name, index)
+        return replace(axis, feeds=feeds, treatments=treatments)
 
     def _apply_unrolling(self, name: str, unrolling: Unrolling) -> None:
         parts, moved = list(unrolling.parts), unrolling.moved
@@ -206,7 +207,7 @@ class OperandLayout(LayoutBuilder):
         """Split a dimension into an outer and an inner part, which has ``factor`` elements."""
         outer, inner = parts
         position = self._position(name)
-        self._apply(Split(self.layout.name, position, factor, outer, inner, **lanes))
+        self._apply(Split(self.layout.name, position, factor, outer=outer, inner=inner, **lanes))
 
     def _stays(self, axis: str, digits: list[str]) -> bool:
         """True if an instruction axis has a single digit, which can stay where its axis is."""

@@ -107,7 +107,7 @@ def _unrolling(
                 continue
             digit = IndexExpr.sum([IndexTerm(feeds, 1, scaled.divisor, scaled.modulus)])
             extent = digit.bounds(extents)[1] + 1
-            parts.append(Part(f"{axis.name}.i", extent, scaled.coefficient, digit, feeds))
+            parts.append(Part(f"{axis.name}.i", extent, scaled.coefficient, digit, lane=feeds))
     shared, step, offset = normalised(IndexExpr.sum(rest), extents)
     if shared.terms:
         names = [a.name for a, t in zip(axes, plan, strict=True) if t != "axis"]

@@ -109,7 +109,7 @@ def unroll(
         overlap |= abs(part.coefficient) <= reach and part.extent > 1
         reach += abs(part.coefficient) * (part.extent - 1)
     kind = StencilUnroll if overlap else ImagePack
-    return kind(operand, dimension, extent, offset, parts, label)
+    return kind(operand, dimension, extent, offset=offset, parts=parts, label=label)
 
 
 @dataclass(frozen=True)

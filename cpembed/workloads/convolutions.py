@@ -182,7 +182,7 @@ class ImageAxis:
     @classmethod
     def plain(cls, extent: int, taps: int, pad: int, stride: int, dilation: int) -> ImageAxis:
         """Make an axis of an ordinary convolution, with the same padding at both ends."""
-        return cls(extent, taps, pad, pad, stride, dilation)
+        return cls(extent, taps, before=pad, after=pad, stride=stride, dilation=dilation)
 
     @classmethod
     def spread(
@@ -192,7 +192,8 @@ class ImageAxis:
         # Zeros for all that the rotated filter reaches, minus what the output is cut off.
         edge = dilation * (taps - 1) - pad
         size, after = stride * (extent - 1) + 1, edge + output_pad
-        return cls(size, taps, edge, after, 1, dilation, flipped=True, pixel_step=stride)
+        axis = cls(size, taps, before=edge, after=after, stride=1, dilation=dilation)
+        return replace(axis, flipped=True, pixel_step=stride)
 
     @property
     def output_extent(self) -> int:

@@ -123,7 +123,7 @@ def suite(name: str) -> tuple[Layer, ...]:
         raise WorkloadError(f"unknown suite {name!r}: use {' '.join(SUITES)}")
     text = files("cpembed.workloads").joinpath(f"{name}.csv").read_text(encoding="utf-8")
     return tuple(
-        Layer(name, int(row["index"]), row["application"], row["layer"], int(row["count"]))
+        Layer(name, int(row["index"]), row["application"], row["layer"], count=int(row["count"]))
         for row in csv.DictReader(text.splitlines())
     )
 

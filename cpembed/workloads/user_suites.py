@@ -118,6 +118,6 @@ def _layer(path: Path, line: int, index: int, row: dict[str, str | None]) -> Lay
         label = shipped_layer(suite, int(number)).label
     elif "[" in label or ":" in label.split()[0]:
         return ComputedLayer(
-            path.name, index, application, label, repetitions, computation=computation
+            path.name, index, application, label, count=repetitions, computation=computation
         )
-    return Layer(path.name, index, application, label, repetitions)
+    return Layer(path.name, index, application, label, count=repetitions)

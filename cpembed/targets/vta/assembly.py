@@ -19,7 +19,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from cpembed.errors import ProgramError
-from cpembed.hw.schema import close_match, one_of
+from cpembed.hw.schema import close_match, joined
 from cpembed.targets.vta import isa
 from cpembed.targets.vta.encoding import misfit, unpack_uops
 from cpembed.targets.vta.program import NAME_RULE, TENSOR_NAME, Role, Tensor, VtaProgram
@@ -132,7 +132,7 @@ class Words:
                 choices = [*(f"{choice}=" for choice in allowed), *flags]
                 raise self.error(
                     word,
-                    f"{problem}; allowed: {one_of(choices) or 'nothing'}"
+                    f"{problem}; allowed: {joined(choices) or 'nothing'}"
                     + close_match(name, [*allowed, *flags]),
                 )
             self.require(name not in settings, word, f"{name} is given more than once: keep one")
@@ -153,7 +153,7 @@ class Words:
     def choice(self, word: Word, text: str, choices: Collection[str]) -> str:
         """Return a text that is part of a word, after checking that it is one of the choices."""
         if text not in choices:
-            allowed = f"{one_of(choices)}{close_match(text, choices)}"
+            allowed = f"{joined(choices)}{close_match(text, choices)}"
             raise self.error(word, f"{text!r} is unknown; allowed: {allowed}")
         return text
 
@@ -190,14 +190,14 @@ class InstructionReader:
         first, *rest = line
         syntax = MNEMONICS.get(first.text)
         if syntax is None:
-            allowed = f"{one_of(MNEMONICS)}{close_match(first.text, MNEMONICS)}"
+            allowed = f"{joined(MNEMONICS)}{close_match(first.text, MNEMONICS)}"
             raise self._words.error(
                 first, f"unknown instruction {first.text!r}; allowed: {allowed}"
             )
         kind = ""
         if syntax.kind is not None:
             names = [member.name.lower() for member in syntax.kind]
-            problem = f"{first.text} needs one of {one_of(names)} after it"
+            problem = f"{first.text} needs one of {joined(names)} after it"
             self._words.require(bool(rest), first, problem)
             kind = self._words.choice(rest[0], rest[0].text, names).upper()
             rest = rest[1:]
@@ -229,7 +229,7 @@ class InstructionReader:
         flags = (*syntax.flags, *TOKENS)
         settings = self._words.settings(line, (*syntax.required, *syntax.optional), flags)
         missing = [name for name in syntax.required if name not in settings]
-        self._words.require(not missing, first, f"{first.text} lacks {one_of(missing)}")
+        self._words.require(not missing, first, f"{first.text} lacks {joined(missing)}")
         values: dict[str, int] = {}
         address: Word | None = None
         for name, (word, text) in settings.items():

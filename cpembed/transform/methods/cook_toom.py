@@ -27,7 +27,7 @@ from __future__ import annotations
 import math
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from fractions import Fraction
 from functools import cache
 from typing import Any
@@ -83,8 +83,8 @@ class CookToom:
         filters = [tuple(x * factor for x in row) for row in filters]
         lower = _common_denominator(self.output)
         output = [tuple(x * lower for x in row) for row in self.output]
-        form = CookToom(self.outputs, self.taps, tuple(output), tuple(filters), tuple(inputs))
-        return form, factor * lower
+        matrices = {"output": tuple(output), "filter": tuple(filters), "input": tuple(inputs)}
+        return replace(self, **matrices), factor * lower
 
     def __str__(self) -> str:
         return f"F({self.outputs}, {self.taps})"
@@ -119,6 +119,9 @@ def cook_toom(outputs: int, taps: int, points: tuple[Fraction, ...] = POINTS) ->
             "take a smaller tile, or give more points"
         )
     points = points[:count]
+    # Interpolation (the transposed form of Cook and Toom's): row n of B^T has the coefficients of
+    # the polynomial with all points but the n-th as roots, row n of G the powers of the n-th point,
+    # over the polynomial's value there. Infinity takes the leading coefficients.
     inputs: list[tuple[Fraction, ...]] = []
     filters: list[tuple[Fraction, ...]] = []
     for n, point in enumerate(points):
@@ -132,7 +135,8 @@ def cook_toom(outputs: int, taps: int, points: tuple[Fraction, ...] = POINTS) ->
         (*(_powers(point, outputs)[i] for point in points), Fraction(i == outputs - 1))
         for i in range(outputs)
     ]
-    form = CookToom(outputs, taps, tuple(rows), tuple(filters), tuple(inputs))
+    matrices = {"output": tuple(rows), "filter": tuple(filters), "input": tuple(inputs)}
+    form = CookToom(outputs, taps, **matrices)
     if not is_identity(form):
         raise InvariantError(f"the matrices of {form} do not filter: please report this")
     return form
@@ -152,12 +156,10 @@ def _polynomial(roots: Sequence[Fraction]) -> tuple[Fraction, ...]:
 
 
 def is_identity(form: CookToom, factor: int = 1) -> bool:
-    """Return True if the form always computes ``factor`` times the filter's outputs.
-
-    Both sides are bilinear in d and g, so that they are equal where they are equal on all pairs of
-    basis vectors: ``sum_n A^T[i,n] G[n,j] B^T[n,l] == factor * (l == i + j)`` for every i, j, l,
-    in rationals.
-    """
+    """Return True if the form always computes ``factor`` times the filter's outputs."""
+    # Both sides are bilinear in d and g, so that they are equal where they are equal on all pairs
+    # of basis vectors: sum_n A^T[i,n] G[n,j] B^T[n,l] == factor * (l == i + j) for every i, j, l,
+    # in rationals.
     a = form.multiplications
     shapes = [(form.output, form.outputs, a), (form.filter, a, form.taps), (form.input, a, a)]
     if any(
@@ -226,12 +228,7 @@ class StraightLine:
 
 
 def straight_line(matrix: Matrix) -> StraightLine:
-    """Return the code of a matrix, rows of results by columns of inputs.
-
-    Greedily (as in multiple constant multiplication), the pair of terms that most rows share, up to
-    a factor, becomes a value, until no pair recurs. Then each row is summed up, terms of factor 1
-    or -1 first.
-    """
+    """Return the code of a matrix, rows of results by columns of inputs."""
     rows = [{n: x for n, x in enumerate(row) if x} for row in matrix]
     steps: list[Step] = []
     count = len(matrix[0])
@@ -241,6 +238,8 @@ def straight_line(matrix: Matrix) -> StraightLine:
         steps.append(Step(count + len(steps), tuple(terms)))
         return steps[-1].number
 
+    # Greedily, as in multiple constant multiplication, the pair of terms that most rows share up to
+    # a factor becomes a value, until no pair recurs.
     while (pair := _most_frequent(rows)) is not None:
         (a, b), ratio = pair
         first, second = (Fraction(1), a), (ratio, b)
@@ -249,6 +248,7 @@ def straight_line(matrix: Matrix) -> StraightLine:
             if a in row and b in row and row[b] / row[a] == ratio:
                 row[shared] = row.pop(a)
                 del row[b]
+    # Then each row is summed up, terms of factor 1 or -1 first: they need no multiplication.
     outputs: list[int | None] = []
     for row in rows:
         terms = sorted(((x, n) for n, x in row.items()), key=lambda t: (t[0] != 1, abs(t[0]) != 1))

@@ -246,7 +246,7 @@ def winograd(
         types = _integer_types(conv, ranges(conv, tilings), types)
     types = types or (conv.image.dtype, conv.weights.dtype, conv.output.dtype)
     computation = _product(conv, tilings, orders, types, None)
-    return Winograd(conv, tilings, computation, orders, scale)
+    return Winograd(conv, tilings, computation, orders, scale=scale)
 
 
 def _require_fitting(conv: Convolution) -> None:
@@ -472,8 +472,8 @@ def _absolute(form: CookToom) -> CookToom:
     def sizes(matrix: Matrix) -> Matrix:
         return tuple(tuple(map(abs, row)) for row in matrix)
 
-    matrices = {name: sizes(getattr(form, name)) for name in ("output", "filter", "input")}
-    return replace(form, **matrices)
+    output, filters, inputs = map(sizes, (form.output, form.filter, form.input))
+    return replace(form, output=output, filter=filters, input=inputs)
 
 
 def _depth(matrix: Matrix) -> int:

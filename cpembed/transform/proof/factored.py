@@ -15,22 +15,9 @@ from functools import cached_property, lru_cache
 from cpembed.hw.instruction import Instruction, OperandMemory, StrideRule
 from cpembed.ir.computation import Computation
 from cpembed.transform.program import DerivedProgram, Loop, PackedOperand
+from cpembed.transform.proof import lemmas
 from cpembed.transform.proof.general import absorbing
-from cpembed.transform.proof.lemmas import (
-    Goal,
-    Plain,
-    Term,
-    bijective,
-    equal,
-    excluded,
-    holds,
-    independent,
-    injective,
-    inside,
-    onto,
-    plain,
-    values,
-)
+from cpembed.transform.proof.lemmas import Goal, Plain, Term, holds, plain
 
 
 @dataclass(frozen=True)
@@ -123,7 +110,7 @@ class LayoutLemmas:
         """True if packed indices stay inside and the accessed elements are the workload's."""
         # One index at a time is enough: a tuple lies in a box if each index lies in its range.
         indices = zip(self.accesses, self.operand.dimensions, strict=True)
-        if not all(holds(inside, ((index, ()),), (d.extent,)) for index, d in indices):
+        if not all(holds(lemmas.inside, ((index, ()),), (d.extent,)) for index, d in indices):
             return False
         dimensions = self.facts.dimensions[self.operand.name]
         return len(self.accessed) == len(dimensions) and all(
@@ -135,7 +122,7 @@ class LayoutLemmas:
         required = _composed(dimension.index, self.axes)
         guards = [(self.axes[axis], ()) for axis in dimension.axes]
         sizes = tuple([self.facts.sizes[axis] for axis in dimension.axes])
-        return holds(equal, (accessed, required, *guards), sizes)
+        return holds(lemmas.equal, (accessed, required, *guards), sizes)
 
     def excludes(self, axis: str, position: int) -> bool:
         """True if an original dimension is out of shape wherever the axis is out of its extent."""
@@ -143,7 +130,7 @@ class LayoutLemmas:
         if key not in self._excluded:
             goals = (self.axes[axis], ()), self.accessed[position]
             sizes = self.facts.sizes[axis], self.operand.original_shape[position]
-            self._excluded[key] = holds(excluded, goals, sizes)
+            self._excluded[key] = holds(lemmas.excluded, goals, sizes)
         return self._excluded[key]
 
     @cached_property
@@ -151,13 +138,13 @@ class LayoutLemmas:
         """True if the workload writes every element, and packed elements are distinct."""
         operand = self.operand
         store = tuple([(dimension.index, ()) for dimension in self.facts.dimensions[operand.name]])
-        if not holds(onto, store, operand.original_shape):
+        if not holds(lemmas.onto, store, operand.original_shape):
             return False
         layout = {dimension.name: dimension.extent for dimension in operand.dimensions}
         # Injective on the whole layout, written or not, which is more than necessary. Over
         # independent digits the tuple is a product of maps: injective if each index is.
         source = _over_digits(self.sources, layout)
-        return source is not None and all(holds(injective, ((i, ()),)) for i in source)
+        return source is not None and all(holds(lemmas.injective, ((i, ()),)) for i in source)
 
     def tile(self, instruction: Instruction, operand: str, axes: tuple[Loop, ...]) -> bool:
         """True if instruction axes address memory as the instruction's operand requires."""
@@ -185,7 +172,7 @@ class LayoutLemmas:
                     return False
         # Axes of any stride add the same to both addresses and are left out of the comparison.
         goals: tuple[Goal, Goal] = ((tuple(address), 0), ()), (_dense(memory, free, axes), ())
-        return holds(equal, goals)
+        return holds(lemmas.equal, goals)
 
 
 class SharedLemmas:
@@ -229,12 +216,12 @@ class SharedLemmas:
             tuple([extents[name] for name in names]),
             tuple([axes[axis] for axis in facts.axes[operand.name]]),
         )
-        lemmas = self._layouts.get(key)
-        if lemmas is None:
+        shared = self._layouts.get(key)
+        if shared is None:
             # The lemmas hold the operand, so that no new object can get its identity.
-            lemmas = self._layouts[key] = LayoutLemmas(operand, facts, extents, axes)
+            shared = self._layouts[key] = LayoutLemmas(operand, facts, extents, axes)
             self._iterators[id(operand)] = names
-        return lemmas
+        return shared
 
 
 def _over_digits(indices: Sequence[Plain], extents: Mapping[str, int]) -> list[Plain] | None:
@@ -251,11 +238,11 @@ def _over_digits(indices: Sequence[Plain], extents: Mapping[str, int]) -> list[P
             if digits[name].setdefault((divisor, modulus), number) != number:
                 return None
             # From here on the digit is a variable of its own, whose box is [0, count).
-            count = values(extent, divisor, modulus)
+            count = lemmas.values(extent, divisor, modulus)
             new.append(((name, divisor, modulus), count, coefficient, 1, None))
         result.append((tuple(new), constant))
     for name, extent in extents.items():
-        if not independent(extent, tuple(digits[name])):
+        if not lemmas.independent(extent, tuple(digits[name])):
             return None
     return result
 
@@ -306,7 +293,7 @@ class Factored:
             return False
         for extent, index in zip(self.facts.sizes.values(), axes, strict=True):
             size = _top(index) + 1
-            if size < extent or not holds(bijective, ((index, ()),), (size,)):
+            if size < extent or not holds(lemmas.bijective, ((index, ()),), (size,)):
                 return False
         return True
 
@@ -317,7 +304,7 @@ class Factored:
     def neutral(self) -> bool:
         """True if each axis beyond its extent takes an operand's index out of shape."""
         return all(
-            holds(inside, ((self.axes[axis], ()),), (size,))
+            holds(lemmas.inside, ((self.axes[axis], ()),), (size,))
             or any(self.layouts[name].excludes(axis, n) for name, n in self.facts.witnesses[axis])
             for axis, size in self.facts.sizes.items()
         )

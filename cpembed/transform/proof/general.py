@@ -120,8 +120,7 @@ def coverage(relations: Relations) -> list[str]:
     program = relations.program
     padded = box(program.padded_extents.values())
     failed: list[str] = []
-    # The range of the map is what is reached. Equality, not inclusion, because what lies beyond the
-    # padded domain would be outside of every other obligation.
+    # The range of the map is what is reached; isl projects the iterators out exactly.
     if not relations.points.range().is_equal(padded):
         failed.append("coverage: the loops do not reach every point")
     if not box(program.workload.extents.values()).is_subset(padded):
@@ -260,7 +259,7 @@ def output(relations: Relations, name: str) -> list[str]:
 
 def tile(program: DerivedProgram) -> list[str]:
     """Check that instruction axes address memory as the memory side requires."""
-    # Addresses are enumerated: a tile is small, and numpy is quicker than a decision then.
+    # Addresses are enumerated, since a tile is small.
     failed: list[str] = []
     extents = {axis.name: axis.extent for axis in program.instruction_axes}
     for name, memory in program.instruction.memory.items():
