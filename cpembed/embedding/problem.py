@@ -192,13 +192,10 @@ class EmbeddingProblem:
     ) -> NDArray[np.int64]:
         """Return the images of the elements that the instruction's points access.
 
-        An axis of the instruction that walks no element has the size 1.
-
         ``elements`` are images of the operand's elements, of shape ``(workload dimensions,
-        *instruction operand's shape)``; ``extents`` are those at which the instruction's axes are
-        used.
+        *instruction operand's shape)``. In the result, axes that walk no element have the size 1.
         """
-        dimensions = self._plain_dimensions(pair)
+        dimensions = self._plain_dimensions[pair.instruction.operand]
         if dimensions is None:
             return elements[(slice(None), *self.element_index(pair, extents))]
         # A view: gathering thousands of elements by index arrays takes many times as long.
@@ -214,7 +211,7 @@ class EmbeddingProblem:
         ``images``, of shape ``(workload dimensions, *extents)``, are the workload elements that the
         instruction's points access.
         """
-        dimensions = self._plain_dimensions(pair)
+        dimensions = self._plain_dimensions[pair.instruction.operand]
         if dimensions is not None:
             # The element is the same at all points of the other axes: 0 stands for them.
             first = images[(slice(None), *(0 if d is None else slice(None) for d in dimensions))]
@@ -226,26 +223,19 @@ class EmbeddingProblem:
         elements[(slice(None), *where)] = images
         return elements
 
-    def _plain_dimensions(self, pair: AccessPair) -> list[int | None] | None:
-        """Return the dimension of the operand that each instruction axis walks, or None.
-
-        The result is None unless each dimension is walked by one axis of its own.
-        """
-        operand = pair.instruction.operand
-        if operand not in self._plain:
-            self._plain[operand] = self._find_plain_dimensions(operand)
-        return self._plain[operand]
-
-    def _find_plain_dimensions(self, operand: str) -> list[int | None] | None:
-        names = self.index_names[operand]
-        if None in names or len(set(names)) < len(names):
-            return None
-        dimension = {name: place for place, name in enumerate(names)}
-        return [dimension.get(axis.name) for axis in self.instruction.axes]
-
     @cached_property
-    def _plain(self) -> dict[str, list[int | None] | None]:
-        return {}
+    def _plain_dimensions(self) -> dict[str, list[int | None] | None]:
+        """Dimension of each operand that each instruction axis walks, None for the other axes.
+
+        An operand has None altogether unless each dimension is walked by one axis of its own.
+        """
+        dimensions: dict[str, list[int | None] | None] = {}
+        for operand, names in self.index_names.items():
+            place = {name: number for number, name in enumerate(names)}
+            is_plain = None not in place and len(place) == len(names)
+            axes = self.instruction.axes
+            dimensions[operand] = [place.get(axis.name) for axis in axes] if is_plain else None
+        return dimensions
 
     @cached_property
     def _element_indices(
