@@ -53,6 +53,7 @@ def mapping_text(embedding: Embedding, width: int | None = None) -> str:
 def legend(embeddings: Iterable[Embedding]) -> str:
     """Return a line that explains the notation of mappings, with an example of each form in them.
 
+    >>> from cpembed.embedding.embedding import Digit
     >>> digits = {"x": (Digit("p", 4, 14), Digit("q", 4)), "y": (), "z": (Digit("c_r", 16),)}
     >>> embedding = Embedding({}, {"x": 16, "y": 1, "z": 16}, digits, {}, {"c_r": ("c", "r")})
     >>> for line in legend([embedding]).split("; "):
@@ -69,6 +70,7 @@ def legend(embeddings: Iterable[Embedding]) -> str:
 def special_notation(embedding: Embedding) -> str:
     """Return the legend of a mapping's forms beyond ``axis:count``; empty if it has no others.
 
+    >>> from cpembed.embedding.embedding import Digit
     >>> special_notation(Embedding({}, {"x": 4}, {"x": (Digit("p", 4, 14),)}))
     'p:4 by 14 is 4 steps along p, 14 apart'
     >>> special_notation(Embedding({}, {"x": 4, "y": 1}, {"x": (Digit("p", 4),), "y": ()}))
