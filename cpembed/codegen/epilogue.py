@@ -216,8 +216,8 @@ class Epilogue:
         integral = self.is_integral and not self.is_requantized
         if integral and (self.scale or not is_integer(self.dtype)):
             raise WorkloadError(
-                "a shift, and clipping, are of integers: leave them out, or the scale, and store "
-                "integers"
+                "a shift, wrapping, and clipping without a scale need an integer result type and "
+                "no scale: omit these steps, or omit the scale and store integers"
             )
         if self.is_requantized or integral:
             self._check_range()

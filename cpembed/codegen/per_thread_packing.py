@@ -180,10 +180,12 @@ class PackingBlocks:
 
 @dataclass(frozen=True)
 class PerThreadPacking:
-    """Copies of the first factor that ``chunks`` of ``tasks`` tasks pack for themselves.
+    """Packing of the first factor by each parallel chunk of tasks, into a copy of its own.
 
-    Chunks pack and compute by ``blocks``, or else pack the entire factor. ``parameter`` is its
-    buffer in the text; copies begin at lines of ``line_bytes``.
+    The ``tasks`` of the kernel are divided among ``chunks``. A chunk packs and computes one of
+    ``blocks`` after the other; if ``blocks`` is None, it packs the entire factor first.
+    ``operand`` is the factor and ``parameter`` the name of its buffer in the TVMScript text. Each
+    copy is aligned to cache lines of ``line_bytes`` bytes.
     """
 
     operand: PackedOperand

@@ -244,7 +244,7 @@ def _span(steps: Iterable[tuple[int, int]]) -> tuple[int, int]:
 
 @dataclass(frozen=True)
 class Port:
-    """Operand with its dimensions."""
+    """Workload operand that fills one operand of the instruction, with its indexed dimensions."""
 
     operand: Operand
     dimensions: tuple[Dimension, ...]

@@ -46,7 +46,7 @@ def identified(
     *,
     progress: Progress | None = None,
 ) -> tuple[SolveResult, RankedCandidate]:
-    """Find the candidate with an id, and prove it.
+    """Find the candidate with a given id and prove its program correct.
 
     Parameters
     ----------
@@ -57,9 +57,10 @@ def identified(
     identifier : str
         Id of an embedding or its beginning, with ``+NAME`` for each operand that stays in place.
     options : SearchOptions, optional
-        Constraint set and time limit of each search. The id is looked up under that set, else under
-        the default one, then among what was tuned, under the wider sets, and among the variants
-        that :func:`~cpembed.driver.run.run` considers.
+        Constraint set and time limit of each search. The id is looked up, in this order, among the
+        embeddings under that set (the default set if none is given), in the tuning records, under
+        the other preset sets, and among the variants that :func:`~cpembed.driver.run.run`
+        considers.
     progress : callable, optional
         Called at each step with the stage and a count.
 
@@ -73,7 +74,7 @@ def identified(
     Raises
     ------
     WorkloadError
-        If there is none, or several ids begin so.
+        If no candidate has the id, or it is a prefix of several ids.
     """
     options = options or SearchOptions()
     start, *in_place = identifier.split("+")

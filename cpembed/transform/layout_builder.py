@@ -200,7 +200,11 @@ class LayoutBuilder(ABC):
         self._fed = {d.axis: a for a in reversed(self.instruction_axes) for d in digits[a]}
 
     def _check_moves(self) -> None:
-        """Check that every digit of the operand's instruction axes moves along the operand."""
+        """Check that the operand's index depends on every digit of its instruction axes.
+
+        Raises :class:`TransformError` otherwise: the instruction would need repeated elements,
+        which no rewrite produces.
+        """
         for axis in self.instruction_axes:
             for digit in self.embedding.digits[axis]:
                 members = members_of(self.embedding.flattened, digit.axis)

@@ -52,7 +52,7 @@ class Parameter:
 
 
 def matches_choice(choice: str, value: str) -> bool:
-    """True if a word is a choice, in which a number stands for any number above 0.
+    """True if a value matches a choice, where each number in the choice matches any from 1 up.
 
     >>> matches_choice("NCHW16c", "NCHW64c"), matches_choice("NCHW16c", "NHWC")
     (True, False)

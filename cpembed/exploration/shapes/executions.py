@@ -276,17 +276,19 @@ class LayerExecutions:
 def layer_executions(
     workload: Computation, constraints: ConstraintSet, scope: Scope
 ) -> LayerExecutions:
-    """Return the fewest executions of each shape, as a search for each would find them.
+    """Return the fewest instruction executions that the layer needs on each shape.
+
+    They equal the result of a search per shape, or are lower bounds where ``obstacle`` is set.
 
     Parameters
     ----------
     workload
         The layer, on the element types of the instruction.
     constraints
-        The set under which the layer is embedded. Where a shape does not fit with the factors in
-        the roles that their order gives them, they are commuted, as ``solve`` does.
+        Constraint set of the embeddings. If it has the constraint ``dataflow`` and a shape has no
+        embedding with the factors in their order, the two factors are swapped, as in ``solve``.
     scope
-        The shapes.
+        Instruction shapes to evaluate.
     """
     table = _tabulated(workload, constraints, scope)
     if table.reason is not None:

@@ -229,7 +229,7 @@ class LayoutChoice:
 
     @property
     def is_known(self) -> bool:
-        """True if there is a choice, all of whose mappings are known."""
+        """True if there is a choice and every option in it has a known mapping."""
         return bool(self.options) and all(o.mapping is not None for o in self.options)
 
 

@@ -278,7 +278,7 @@ class _Reader:
             return self._padded_read(*padded)
         if indices.is_conditional(node):
             raise self._error("has a condition that is more than padding with zeros")
-        raise self._error(f"{node} is no operation of a computation")
+        raise self._error(f"{node} is not a supported operation")
 
     def _cast(self, node: Any) -> Expression:
         inner = self._expression(node.value)

@@ -405,7 +405,12 @@ def sum_registers(dot: DotProduct) -> RegisterModel:
 
 
 def _sum_nest(dot: DotProduct, program: DerivedProgram, epilogue: Epilogue | None = None) -> Nest:
-    """Return the nest with the lanes of the sums as a loop, neighbours in both factors."""
+    """Return the program's nest with its instruction axis split into two loops.
+
+    The outer loop runs over the partial sums and is vectorized; the inner one runs over the
+    ``depth`` products that the instruction adds to each sum. Raises :class:`LoweringError` unless
+    the axis is one digit of ``lanes * depth`` points at stride 1 in both factors.
+    """
     nest = split_axes(kernel_nest(program, epilogue))
     names = [lane_name(lane.name) for lane in program.instruction_axes]
     lanes = [loop for loop in nest.inner if loop.name in names]

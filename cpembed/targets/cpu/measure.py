@@ -172,7 +172,10 @@ class Rounds:
         return float(np.median(self._minimised(number)))
 
     def fast_us(self, number: int) -> float:
-        """Return the microseconds of a contraction in its fast rounds."""
+        """Return the :data:`FAST_QUANTILE` of a kernel's times over the rounds, in microseconds.
+
+        The times are those of the contraction, without packing and unpacking.
+        """
         return float(np.quantile(self.interleaved.samples[f"kernel {number}"], FAST_QUANTILE))
 
     def timed(self, number: int, *, noisy: bool = False, rejected: bool = False) -> Timed:
@@ -331,7 +334,11 @@ class KernelMeasurer:
         return best, least > DISTURBANCE_RATIO
 
     def _disturbance(self, rounds: Rounds, timed_before: int) -> float:
-        """Return the median ratio of the earlier runners' times to their best rounds, else 1."""
+        """Return the median slowdown of the first ``timed_before`` runners; 1.0 if there are none.
+
+        The slowdown of a runner is its time in these rounds, as :meth:`Rounds.fast_us`, over its
+        best time so far. Also updates the best time of every runner.
+        """
         ratios: list[float] = []
         for number, runner in enumerate(rounds.comparison.runners):
             fast_us = rounds.fast_us(number)
@@ -441,7 +448,11 @@ class IsolatedMeasurer:
 
 
 class _Session(NamedTuple):
-    """Key and arguments of the worker's measurer, and copy times that are known here."""
+    """Description of a measurer, sent with each call so that a new worker can rebuild it.
+
+    ``key`` identifies the measurer and ``arguments`` construct it. ``copy_times`` are the packing
+    and unpacking times that the parent process already has, by embedding identifier.
+    """
 
     key: str
     arguments: tuple[Computation, HardwareSpec, Objective, int]

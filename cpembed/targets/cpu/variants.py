@@ -302,7 +302,11 @@ def _over_rows(
 
 
 def _rows(workload: Computation) -> Iterator[tuple[str, tuple[str, ...], int]]:
-    """Yield name, members and pitch of each pair of spatial axes that an input holds with a gap."""
+    """Yield each pair of spatial axes that can be fused along the rows of a padded input.
+
+    Each item is the name of the fused axis, its two members, outermost first, and the pitch: the
+    points of the inner axis from one row to the next, more than the inner axis's extent.
+    """
     kinds = {axis.name: axis.kind for axis in workload.axes}
     for name, members in candidate_groups(workload, 2, smallest_extent=2).items():
         if kinds[members[0]] is not AxisKind.SPATIAL:

@@ -304,7 +304,7 @@ def _strides(letter: str, dimensions: Sequence[Dimension]) -> Iterator[str]:
 
 
 def _compute(part: Part) -> Iterator[str]:
-    """Return the function that transforms the points of a block."""
+    """Yield the lines of the C function that transforms the points of a block."""
     parameters = f"const {_C_TYPE} *source, {_C_TYPE} *target, const struct block *b"
     yield from (
         f"static void compute({parameters}) {{",

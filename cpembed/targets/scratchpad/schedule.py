@@ -122,7 +122,10 @@ def check(plan: Plan) -> Plan:
     # False sorts before True: all reductions have to be inside.
     kinds = [axes[name].reduction for name in schedule.order]
     if kinds != sorted(kinds):
-        raise LoweringError(f"{schedule}: sums stay until they are complete: reductions are last")
+        raise LoweringError(
+            f"{schedule}: put the reduction loops inside all spatial loops, because a PE keeps "
+            "its partial sums until they are complete"
+        )
     check_form(plan.form)
     for lane, largest in machine.largest.items():
         chain = plan.form.chains.get(lane, ())

@@ -214,7 +214,10 @@ def _uniform_stride(operand: KernelOperand, loops: Sequence[Loop], subject: str)
             )
         size *= loop.extent
     if distance is not None and distance < 0:
-        raise LoweringError(f"the {subject} of operand {operand.parameter} run backwards")
+        raise LoweringError(
+            f"the {subject} of operand {operand.parameter} are at stride {distance}: it must not "
+            "be negative"
+        )
     return distance or 0
 
 

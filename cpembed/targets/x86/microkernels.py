@@ -210,9 +210,10 @@ def vector_stores(region: int) -> Lines:
 
 
 def copies(region: int) -> Lines:
-    """Return a walk over the first half of the region that copies lines to the second half.
+    """Return a walk that copies blocks of the region's first half to its second half.
 
-    Lines 16 apart become neighbours, as in packing.
+    Each block of 8 x 16 cache lines is transposed to 16 x 8: lines that are 16 apart in the source
+    are adjacent in the target, which is the access pattern of packing. ``region`` is in bytes.
     """
     source = f"{_block(region)} + (j * 16 + i) * {LINE}"
     target = f"{_block(region)} + {region // 2} + (i * 8 + j) * {LINE}"

@@ -136,7 +136,7 @@ Lemma = Callable[[Question, tuple[int, ...]], bool]
 
 
 def inside(question: Question, sizes: tuple[int, ...]) -> bool:
-    """True if the goal always lies in [0, size)."""
+    """True if the first goal lies in [0, first size) at every point of the box."""
     return question.never(_outside(question.goals[0], sizes[0]))
 
 

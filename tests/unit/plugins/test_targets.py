@@ -256,7 +256,7 @@ def test_what_it_has_not_is_one_line(cpembed: Caller, tmp_path: Path) -> None:
         called = cpembed("run", *GEMM, *WORKS, option, str(tmp_path / "file"))
         called.is_one_line_error(2, f"{option}: works", "leave it out")
     shifted = cpembed("run", *GEMM, *WORKS, "--shift", "2", "--output", "float32")
-    shifted.is_one_line_error(2, "a shift, and clipping, are of integers")
+    shifted.is_one_line_error(2, "a shift, wrapping, and clipping without a scale")
     tuned = cpembed("tune", *GEMM, *WORKS, "--objective", "kernel")
     tuned.is_one_line_error(2, "works has no objective kernel", "leave it out")
     cpembed("run", *GEMM, "--target", "nowhere").is_one_line_error(2, "unknown target 'nowhere'")

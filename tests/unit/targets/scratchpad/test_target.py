@@ -91,7 +91,7 @@ def test_what_is_saved_is_enough_to_port(tmp_path: Path) -> None:
         ({"tile": (("m", 0), ("n", 32), ("k", 8))}, "m is tiled in multiples of 8"),
         ({"tile": (("m", 16), ("n", 32))}, "tiles and loops are of m n k"),
         ({"order": ("m", "n")}, "tiles and loops are of m n k"),
-        ({"order": ("k", "m", "n")}, "reductions are last"),
+        ({"order": ("k", "m", "n")}, "inside all spatial loops"),
         ({"buffers": 3}, "one buffer or two"),
     ],
 )
