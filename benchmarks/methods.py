@@ -166,7 +166,7 @@ def prepared(
     """
     import numpy as np
 
-    from cpembed.driver.methods import choose_method
+    from cpembed.driver.methods import planned_method
     from cpembed.driver.run import built, judged
     from cpembed.errors import LoweringError, WorkloadError
     from cpembed.ir.reference import reference
@@ -184,7 +184,7 @@ def prepared(
         result, judge = kernel.unpack(output), explicit(workload)
     else:
         try:
-            artifact, _ = built(rewritten := choose_method(request, cast(Any, method)))
+            artifact, _ = built(rewritten := planned_method(request, cast(Any, method)))
         except (LoweringError, WorkloadError) as error:
             return None, {"refused": str(error)}
         result, judge = artifact.run(inputs), rewritten.method

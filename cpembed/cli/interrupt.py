@@ -101,7 +101,7 @@ class Stop:
 
 def _is_importing(frame: FrameType | None) -> bool:
     while frame is not None:
-        # The frame of every import in progress, whichever module is being loaded.
+        # Every import in progress has a frame of this file, whichever module is being loaded.
         if frame.f_code.co_filename == "<frozen importlib._bootstrap>":
             return True
         frame = frame.f_back

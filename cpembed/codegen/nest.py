@@ -112,7 +112,11 @@ class Prefetch(Enum):
 
 @dataclass(frozen=True)
 class KernelOperand:
-    """Packed operand in the kernel: a flat buffer with one index expression over the loops."""
+    """Flat buffer in the kernel with one index expression over the loops.
+
+    A coordinate of the halo is one too: without a parameter, and with its dimension's size as
+    ``elements``.
+    """
 
     parameter: str
     dtype: str

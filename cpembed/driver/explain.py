@@ -19,6 +19,7 @@ from cpembed.driver.result import Explanation, SolveResult, explanation_of
 from cpembed.driver.solve import Progress, solve
 from cpembed.hw.instruction import HardwareSpec
 from cpembed.ir.computation import Computation
+from cpembed.targets.capabilities import require_candidate
 
 if TYPE_CHECKING:
     from cpembed.driver.options import MethodName
@@ -103,7 +104,7 @@ def explain(
 def explain_chosen(request: Request, method: MethodName = "auto") -> Explanation | SolveResult:
     """Explain the candidate that :func:`~cpembed.driver.run.run` runs, and why it does.
 
-    Raises as :func:`~cpembed.driver.methods.choose_method`.
+    Raises as :func:`~cpembed.driver.methods.chosen_method` does.
     """
     from cpembed.driver.methods import chosen_method
 
@@ -111,6 +112,8 @@ def explain_chosen(request: Request, method: MethodName = "auto") -> Explanation
     if isinstance(result, SolveResult):
         return result
     selection, compared = result
+    # A variant comes from no search, so nothing has proven it yet.
+    require_candidate(selection.plan.target, selection.candidate.candidate)
     explanation = explanation_of(selection.solved, selection.candidate)
     parts = {field.name: getattr(explanation, field.name) for field in fields(explanation)}
     return ChosenExplanation(**parts, selection=selection, method=compared)

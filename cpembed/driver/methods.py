@@ -70,7 +70,7 @@ def chosen_method(
         the search's result if it found nothing that runs.
     """
     if method not in ("auto", "implicit"):
-        rewritten = choose_method(request, method)
+        rewritten = planned_method(request, method)
         estimates = {rewritten.method.name: rewritten.estimated}
         return rewritten.product, Compared(rewritten, estimates)
     selection = choose(request)
@@ -82,7 +82,7 @@ def chosen_method(
     return selection, compared
 
 
-def choose_method(request: Request, method: MethodName) -> MethodChoice:
+def planned_method(request: Request, method: MethodName) -> MethodChoice:
     """Plan a method that is insisted on: neither ``auto`` nor ``implicit``.
 
     Raises
@@ -97,7 +97,7 @@ def choose_method(request: Request, method: MethodName) -> MethodChoice:
             f"--method {method} stores the sums as they are: leave out what changes them, or take "
             "--method implicit"
         )
-    return _estimated(request, _REWRITES[method](request.workload))
+    return _fastest_plan(request, _REWRITES[method](request.workload))
 
 
 def fastest(request: Request, implicit: Selection) -> Compared | None:
@@ -123,7 +123,7 @@ def fastest(request: Request, implicit: Selection) -> Compared | None:
     best: MethodChoice | None = None
     for name, rewrite in _REWRITES.items():
         try:
-            choice = _estimated(request, rewrite(request.workload))
+            choice = _fastest_plan(request, rewrite(request.workload))
         except (BackendUnavailable, LoweringError, SpecError, WorkloadError) as error:
             refused[name] = str(error)
             continue
@@ -137,8 +137,8 @@ def fastest(request: Request, implicit: Selection) -> Compared | None:
     return Compared(best, estimates, refused)
 
 
-def _estimated(request: Request, method: Rewritten) -> MethodChoice:
-    """Plan a method by the fastest of its plans."""
+def _fastest_plan(request: Request, method: Rewritten) -> MethodChoice:
+    """Return the fastest plan of a method, with the kernel of its product."""
     best: MethodChoice | None = None
     refused: list[str] = []
     for plan in _plans(request, method):

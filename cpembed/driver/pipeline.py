@@ -13,7 +13,8 @@ search
     set is named: ``solve.py``, ``presets.py``.
 prove
     Each candidate that is returned is judged by every constraint, and its program is proven with
-    isl: ``solve.py``. Before any estimate, so that nothing unproven is ever compared.
+    isl: ``solve.py``. A target's variants of them come later: one is proven where it is shown, or
+    just before it is built (:func:`~cpembed.targets.choice.built_first`).
 lower, schedule
     Candidates and the target's variants of them in its own terms, each with the schedule of a
     tuning record or the fastest by the model: :func:`schedule`.
@@ -52,8 +53,8 @@ from cpembed.driver.plan import (
     Request,
     Selection,
     Substitution,
+    candidate_searches,
     candidates_of,
-    search_for,
 )
 from cpembed.driver.presets import best_of
 from cpembed.driver.result import SolveResult
@@ -79,7 +80,10 @@ from cpembed.targets.verification import verified
 from cpembed.time_limit import Clock
 
 _TIMED_CALLS = 10
-"""Calls of a kernel so slow that a round is one call, which its time limit allows for."""
+"""Number of calls of a kernel that the time limit of its timing allows for.
+
+Timing makes more calls, but kernels are many times as fast as
+:data:`~cpembed.steps.SLOWEST`, by which the limit is computed."""
 
 
 @dataclass(frozen=True)
@@ -208,7 +212,7 @@ def search(request: Request, target: AnyTarget) -> Searches:
         )
         return Searches(solved, (), candidate)
     clock = Clock(options.timeout)
-    results = search_for(request, target)
+    results = candidate_searches(request, target)
     # A target that weighs overheads compares the candidates of both presets by its estimates.
     compares = isinstance(target, Weighing) and not options.named_candidate and results[0].count
     solved = results[0] if compares else best_of(results)

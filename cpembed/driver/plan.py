@@ -99,7 +99,7 @@ class Request:
         return self.epilogue is None and self.options.storing == SUMS
 
 
-def search_for(request: Request, target: AnyTarget) -> tuple[SolveResult, ...]:
+def candidate_searches(request: Request, target: AnyTarget) -> tuple[SolveResult, ...]:
     """Search each set, for as many of the best candidates as the target chooses among.
 
     Parameters
@@ -138,7 +138,7 @@ def considered(request: Request) -> tuple[RankedCandidate, ...]:
     target, missing = request.execution
     if missing:
         return ()
-    return tuple(with_variants(target, candidates_of(search_for(request, target))))
+    return tuple(with_variants(target, candidates_of(candidate_searches(request, target))))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -222,7 +222,8 @@ class Selection:
     Parameters
     ----------
     solved : SolveResult
-        Search that the candidate belongs to.
+        Search that is reported. A target that weighs both presets may have the candidate from the
+        other one.
     plan : Plan
         What is built.
     substitution : Substitution, optional

@@ -70,16 +70,16 @@ def default_searches(
     left = None if timeout is None else timeout - (time.perf_counter() - started)
     # A search that takes most of the time leaves too little for one of a wider set.
     late = timeout is not None and left is not None and left < timeout * _SECOND_SEARCH_SHARE
-    # Graphs that differ in labels differ under every set.
-    hopeless = first.search.formulation is None or late
-    if hopeless or first.occupancy >= WELL_USED:
+    # Nothing was posted: graphs that differ in labels differ under every set.
+    mismatched = first.search.formulation is None
+    if mismatched or late or first.occupancy >= WELL_USED:
         return (with_bound(first),)
     # A model of the machine has other reasons to choose than how much of the instruction is used.
     bound = _bound(first) if reweigh is None else None
     if bound is not None and not _is_worth_saying(first, bound):
         # Too little for a search. Where nothing fits, that something else might is still said.
         might_fit = not first.embeddings and bound > 0
-        return (_with(first, bound) if might_fit else first,)
+        return (_mentioning_wider(first, bound) if might_fit else first,)
     weights = None if reweigh is None else reweigh(first)
     second = search(
         WIDER, options=replace(options, timeout=left, weights=weights or options.weights)
@@ -100,10 +100,15 @@ def best_of(results: Sequence[SolveResult]) -> SolveResult:
 def with_bound(result: SolveResult) -> SolveResult:
     """Add the bound of the wider preset to a result if it is worth mentioning."""
     bound = _bound(result) if result.embeddings else None
-    return _with(result, bound) if bound is not None and _is_worth_saying(result, bound) else result
+    return (
+        _mentioning_wider(result, bound)
+        if bound is not None and _is_worth_saying(result, bound)
+        else result
+    )
 
 
-def _with(result: SolveResult, bound: float) -> SolveResult:
+def _mentioning_wider(result: SolveResult, bound: float) -> SolveResult:
+    """Return the result with a note of what the wider preset could use, unsearched."""
     useful = bound * result.workload.useful_macs / result.workload.macs
     return replace(result, wider=OtherSet(WIDER, useful, searched=False))
 

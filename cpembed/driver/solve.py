@@ -151,8 +151,8 @@ def searches(
         if options.weights is not None:
             loaded = replace(loaded, weights=options.weights)
         limits = SearchLimits(seconds=options.timeout, seed=options.seed or 0)
-        problem = _Problem(pairing, spec, loaded, limits, formulation, returned)
-        return _search(problem, report)
+        problem = _SetSearch(pairing, spec, loaded, limits, formulation, returned)
+        return _solve_one_set(problem, report)
 
     # A target's file may name the only set that describes its hardware, such as strides of DMA.
     constraints = options.constraints or spec.constraints
@@ -167,8 +167,8 @@ def constraint_set(constraints: str | ConstraintSet) -> ConstraintSet:
 
 
 @dataclass(frozen=True)
-class _Problem:
-    """One set's search."""
+class _SetSearch:
+    """Workload, constraint set and limits of the search of one set."""
 
     pairing: Pairing
     spec: HardwareSpec
@@ -179,7 +179,7 @@ class _Problem:
 
 
 @without_collection()
-def _search(problem: _Problem, report: Progress) -> SolveResult:
+def _solve_one_set(problem: _SetSearch, report: Progress) -> SolveResult:
     """Search, rank and prove the embeddings of one set."""
     pairing, constraints, limits = problem.pairing, problem.constraints, problem.limits
     top, formulation = problem.returned.count, problem.formulation

@@ -114,7 +114,7 @@ class RunningNetwork:
         self.close()
 
 
-def prepared_for(graph: Graph, target: HardwareSpec) -> Graph:
+def prepared_and_named(graph: Graph, target: HardwareSpec) -> Graph:
     """Return a graph with the element types that a target multiplies, and unique names."""
     # Plans, programs and documents refer to operators by name.
     return uniquely_named(matching.prepared_for(graph, target))
@@ -175,7 +175,7 @@ def compile_network(
     """
     spec, planning = matching.network_spec(graph, target), planning or Planning()
     _require_library(spec)
-    plan = plan_network(prepared_for(graph, spec), spec, planning, progress)
+    plan = plan_network(prepared_and_named(graph, spec), spec, planning, progress)
     network = network_program(plan, name or _library_name(graph.name), planning.cache, progress)
     progress("linking", 0, 1)
     label = network.program.name

@@ -7,6 +7,7 @@ once, and a block that repeats within it too.
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any
@@ -28,10 +29,12 @@ from cpembed.hw.instruction import HardwareSpec
 from cpembed.hw.loader import load_hardware_spec
 from cpembed.ir.computation import Computation
 from cpembed.network.kernel_cache import Cache, digest_of, source_digest
+from cpembed.runtime.tuning.records import Lookup
 from cpembed.runtime.worker import call_each
 from cpembed.steps import Progress, silent
 from cpembed.targets.capabilities import calibration_digest, planned_kernel
 from cpembed.targets.registry import open_target
+from cpembed.targets.tuner import stored_record
 
 # Specification of portable code for products that embed nothing else: vector times number.
 _FALLBACK = "axpy"
@@ -182,6 +185,7 @@ def _portable_target(workload: Computation, lanes: int) -> HardwareSpec:
     dtypes = {name: (dtype,) for name, dtype in zip(names, types, strict=True)}
     (axis,) = spec.instruction.axes
     narrow = replace(axis, minimum=lanes, maximum=lanes)
+    # with_extents takes only sizes that the axis allows, and the specification fixes one.
     any_width = replace(spec.instruction, axes=(replace(axis, minimum=1),))
     computation = any_width.with_extents({axis.name: lanes})
     instruction = replace(spec.instruction, axes=(narrow,), computation=computation, dtypes=dtypes)
@@ -287,7 +291,21 @@ class ProductKernels:
         constants = calibration_digest(open_target(self.target))
         sources = source_digest(_SOURCES)
         threads = thread_count()
-        return digest_of("layer", request, self.target, constants, threads, self.timeout, sources)
+        tuned = self._tuning_records(request)
+        made_of = (request, self.target, constants, threads, self.timeout, tuned, sources)
+        return digest_of("product kernel", *made_of)
+
+    def _tuning_records(self, request: KernelRequest) -> list[tuple[str, str, int] | None]:
+        """Return the record that the choice would take, of the target and of its alternatives."""
+        records: list[tuple[str, str, int] | None] = []
+        for spec in (self.target, *map(load_hardware_spec, self.target.alternatives)):
+            record = None
+            with suppress(BackendUnavailable, WorkloadError):
+                lookup = Lookup(request.workload, request.searched, None)
+                record = stored_record(open_target(spec), lookup)
+            values = record and (record.trial.identifier, str(record.trial.key), record.trials)
+            records.append(values or None)
+        return records
 
     def search(self, requests: Iterable[KernelRequest], progress: Progress) -> None:
         """Search the kernels that are not in memory or in the cache, in parallel."""

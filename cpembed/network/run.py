@@ -28,7 +28,7 @@ from cpembed.network.program import NetworkProgram
 from cpembed.runtime import worker
 from cpembed.steps import Progress, step
 
-# Operations whose last bits differ between libraries.
+# Operations whose last bits may differ from numpy's.
 _ROUNDED = frozenset({"exp", "log", "sqrt", "erf", "tanh", "sigmoid", "sin", "cos", "pow", "div"})
 
 # Tolerance of floats relative to the largest magnitude of the tensor, since kernels add in another
@@ -337,7 +337,7 @@ def _timed(running: RunningNetwork, inputs: Mapping[str, Array]) -> NetworkTimes
     cold: list[float] = []
     flushed = np.zeros(_FLUSHED, np.uint8)
     for number in range(_COLD_ROUNDS):
-        # Another value each time, so that every page is written.
+        # Writing more bytes than the caches hold evicts the weights and the workspace.
         flushed[:] = number
         cold.append(_seconds(lambda: library.run(*inputs_in_order)))
     return NetworkTimes(

@@ -21,7 +21,7 @@ from cpembed.graph.graph import Array, Graph, Operator, check_inputs
 from cpembed.graph.kinds import Product
 from cpembed.hw.instruction import HardwareSpec
 from cpembed.network.assignment.solve import policy_cost
-from cpembed.network.build import CompiledNetwork, compile_network, prepared_for
+from cpembed.network.build import CompiledNetwork, compile_network, prepared_and_named
 from cpembed.network.layout_problem import Execution
 from cpembed.network.plan import NetworkPlan, Planning, plan_network
 from cpembed.network.product_kernels import family_text, utilisation
@@ -86,7 +86,7 @@ class NetworkResult:
             )
 
 
-_STEPWISE = (
+_STEPWISE_README = (
     "A folder for each product of the network, numbered in the order in which they run; "
     "`network.json` says what each computes, of which tensors, and what the host does in between."
 )
@@ -159,7 +159,7 @@ def _network_stepwise(
 ) -> NetworkResult:
     """Run a network product by product, on a target that no library of this machine holds."""
     stepwise = run_stepwise(
-        prepared_for(graph, spec),
+        prepared_and_named(graph, spec),
         spec,
         inputs,
         progress=progress,
@@ -172,7 +172,7 @@ def _network_stepwise(
         write_whole(request.folder / "network.json", json.dumps(document, indent=1) + "\n")
         title = f"# {graph.name} on {spec.name}"
         instructions = saved_file_instructions(open_target(spec))
-        write_whole(request.folder / "README.md", f"{title}\n\n{_STEPWISE}\n\n{instructions}\n")
+        write_whole(request.folder / "README.md", f"{title}\n\n{_STEPWISE_README}\n\n{instructions}\n")
     return NetworkResult(document, None, stepwise)
 
 
@@ -198,7 +198,9 @@ def network_plan(
     spec = network_spec(graph, target)
     if not _links(spec):
         raise BackendUnavailable(f"{spec.name} has no plan of layouts: leave --plan-only out")
-    return _document(plan_network(prepared_for(graph, spec), spec, planning, progress), None, None)
+    return _document(
+        plan_network(prepared_and_named(graph, spec), spec, planning, progress), None, None
+    )
 
 
 def _links(spec: HardwareSpec) -> bool:

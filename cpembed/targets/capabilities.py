@@ -54,12 +54,12 @@ class HasVariants(Protocol):
 
 @runtime_checkable
 class Weighing(Protocol):
-    """Ranks the embeddings of the relaxed presets by times of the machine."""
+    """Ranks the embeddings of the wider preset by times of the machine."""
 
     def weights(self, first: Sequence[RankedCandidate]) -> Weights | None:
         """Return weights of the overheads; None to keep those of the constraint set.
 
-        ``first`` are the best candidates of the strict preset.
+        ``first`` are the best candidates of the narrow preset.
         """
         ...
 

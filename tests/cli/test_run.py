@@ -77,7 +77,7 @@ def test_a_machine_without_the_feature_verifies_with_portable_code(cpembed: Call
 def test_native_where_there_is_none_runs_nothing(
     cpembed: Caller, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(pipeline, "search_for", None)
+    monkeypatch.setattr(pipeline, "candidate_searches", None)
     for target in ("amx_int8", "gemm_16x16x16"):
         called = cpembed("run", *GEMM, "--target", target, "--backend", "native", "--json")
         called.is_one_line_error(5, target)

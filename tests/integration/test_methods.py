@@ -24,7 +24,7 @@ from cpembed.codegen.packing import Direction, packing_source
 from cpembed.codegen.plan import KernelPlan
 from cpembed.driver.build import build
 from cpembed.driver.build_result import BuildResult
-from cpembed.driver.methods import choose_method, fastest
+from cpembed.driver.methods import fastest, planned_method
 from cpembed.driver.named import hardware_spec, workload
 from cpembed.driver.options import METHODS
 from cpembed.driver.pipeline import choose
@@ -230,7 +230,7 @@ def test_wrong_numbers_are_seen() -> None:
 def test_what_a_method_is_not_for_is_said() -> None:
     strided = Request(_given("conv2d n=1 c=16 h=9 w=9 k=16 r=3 s=3 stride=2"), AVX2)
     with pytest.raises(WorkloadError, match="stride 2 and dilation 1"):
-        choose_method(strided, "winograd_2x2")
+        planned_method(strided, "winograd_2x2")
     integers = Request(_given("conv2d n=1 c=16 h=9 w=9 k=16 r=3 s=3", "int8"), "vta_1x16x16")
     with pytest.raises(LoweringError, match="runs no method but the implicit one"):
-        choose_method(integers, "explicit")
+        planned_method(integers, "explicit")

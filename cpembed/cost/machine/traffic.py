@@ -289,13 +289,15 @@ def cut(
 def _dealt(
     outer: Tilings, inner: LevelTiles, parts: Parts, machine: Hierarchy
 ) -> dict[str, Floats]:
-    """Return the number of blocks into which each loop is dealt: no more than it has tiles."""
+    """Return the number of blocks into which each loop is dealt, in the order of ``parts``.
+
+    A loop gets no more than it has tiles; the loops after it divide the units that are left.
+    """
     dealt = dict[str, Floats]()
     units = np.full(outer.rows, float(machine.fan_out(inner.level)))
     for name, most in parts.items():
         tiles = np.ceil(outer.sizes[name] / inner.sizes[name])
         dealt[name] = np.minimum(np.minimum(units, most), tiles)
-        # Earlier loops get their units first.
         units = np.floor(units / dealt[name])
     return dealt
 

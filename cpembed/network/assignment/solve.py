@@ -154,7 +154,7 @@ class _Run:
         return min(best)[1], reduced.constant + solution.bound, solution.state is State.PROVEN
 
     def agree(self, cost: float, expected: float) -> None:
-        """Check a cost against that of the definition, :func:`~.problem.evaluate`."""
+        """Check a cost by :func:`~cpembed.network.assignment.problem.evaluate`, the definition."""
         if not math.isclose(cost, expected, rel_tol=_TOLERANCE, abs_tol=_TOLERANCE):
             raise InvariantError(f"an assignment costs {cost}, and was said to cost {expected}")
 

@@ -41,7 +41,7 @@ OUR_POOL = "tvm"
 _TASKS, _STAT = Path("/proc/self/task"), Path("/proc/stat")
 
 # Seconds between two looks at the threads, and until giving up.
-_POLL_SECONDS, _IDLE_SECONDS = 2e-3, 1.0
+_POLL_SECONDS, _GIVE_UP_SECONDS = 2e-3, 1.0
 
 # Seconds to pause on systems where threads cannot be seen; longer than the known pools spin.
 _FIXED_PAUSE = 0.2
@@ -56,7 +56,7 @@ def wait_for_idle_threads() -> bool:
     if not _TASKS.is_dir():
         time.sleep(_FIXED_PAUSE)
         return True
-    deadline = time.perf_counter() + _IDLE_SECONDS
+    deadline = time.perf_counter() + _GIVE_UP_SECONDS
     while _has_running_threads():
         if time.perf_counter() > deadline:
             return False

@@ -109,7 +109,7 @@ class Lowered:
         def whole_plan() -> KernelPlan:
             return self.back_end.plan(program, space.scheduled(program, knobs, whole_call=True))
 
-        # An operand that each thread packs where it reads it is worth all threads.
+        # No line of such an operand moves to another core: all threads may pack it, however small.
         affine = cache_affine(scheduled, in_order(program), space.machine, space.threads)
         return CompiledKernel(
             program,
@@ -140,8 +140,9 @@ def portable_kernel(
     processor : Processor
         Compiles and executes the kernel.
     """
-    plan = portable_plan(program, runtime.thread_count(), epilogue)
-    threads = _copy_threads((), calibration(), runtime.thread_count())
+    count = processor.thread_count()
+    plan = portable_plan(program, count, epilogue)
+    threads = _copy_threads((), calibration(), count)
     return CompiledKernel(
         program, plan, fallback, epilogue, move_threads=threads, processor=processor
     )

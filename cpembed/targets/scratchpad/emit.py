@@ -144,7 +144,7 @@ class _Writer:
             lanes = instruction.memory[operand.role].axes
             parameters.append(f"{'const ' * (not operand.is_output)}{kind} *{letter}")
             parameters += [f"long {letter}_{lane}" for lane in lanes]
-            # What an execution reads and writes, by rows of the last axis of its tile.
+            # One check a row, since only the last axis of a tile is contiguous.
             rows, last = lanes[:-1], lanes[-1] if lanes else None
             row = " + ".join([letter, *(f"at_{lane} * {letter}_{lane}" for lane in rows)])
             loops = "".join(f"{self._loop(lane, extents[lane])} " for lane in rows)
@@ -289,7 +289,7 @@ class _Writer:
             return not chains[lane] or box.is_unit(chains[lane][0].name)
 
         def leading(box: Box, lane: str, contiguous: str) -> str:
-            # Between columns, or rows; if there is only one, its length.
+            # Distance between columns, or rows, as in BLAS; a single one has none, so its length.
             if chains[lane]:
                 return self._stride(box, chains[lane][0])
             return " * ".join(sizes_of(contiguous)) or "1"

@@ -14,7 +14,7 @@ from cpembed.errors import BackendUnavailable
 from cpembed.export.library import compiler
 from cpembed.graph.graph import evaluate
 from cpembed.hw.loader import load_hardware_spec
-from cpembed.network.build import compile_network, prepared_for
+from cpembed.network.build import compile_network, prepared_and_named
 from cpembed.network.kernel_cache import Cache
 from cpembed.network.plan import Planning, plan_network
 from cpembed.network.program import required_features
@@ -50,7 +50,7 @@ NAMES = ["of_my_own", SHIPPED, "avx512_vnni"]
 @pytest.mark.parametrize("name", NAMES)
 def test_the_contents_of_the_file_are_planned(tmp_path: Path, name: str) -> None:
     spec = hardware_spec(str(written(tmp_path, name)))
-    plan = plan_network(prepared_for(GRAPH, spec), spec, Planning(cache=Cache(tmp_path)))
+    plan = plan_network(prepared_and_named(GRAPH, spec), spec, Planning(cache=Cache(tmp_path)))
     kernels = [e.kernel for e in plan.executions.values() if e.kernel is not None]
     assert [kernel.spec for kernel in kernels] == [spec]
     assert set(required_features(plan)) == {"avx2", "sse4_2"}
