@@ -172,7 +172,8 @@ def _network_stepwise(
         write_whole(request.folder / "network.json", json.dumps(document, indent=1) + "\n")
         title = f"# {graph.name} on {spec.name}"
         instructions = saved_file_instructions(open_target(spec))
-        write_whole(request.folder / "README.md", f"{title}\n\n{_STEPWISE_README}\n\n{instructions}\n")
+        text = f"{title}\n\n{_STEPWISE_README}\n\n{instructions}\n"
+        write_whole(request.folder / "README.md", text)
     return NetworkResult(document, None, stepwise)
 
 
@@ -337,14 +338,14 @@ def _memory(compiled: CompiledNetwork) -> dict[str, int]:
 
 
 def _counts(plan: NetworkPlan) -> dict[str, int]:
-    layers = [e.kernel for e in plan.executions.values() if e.kernel is not None]
-    kinds = [o.kind for o in plan.graph.operators if isinstance(o.kind, Product)]
+    kernels = [e.kernel for e in plan.executions.values() if e.kernel is not None]
+    products = [o.kind for o in plan.graph.operators if isinstance(o.kind, Product)]
     return {
         "operators": len(plan.graph.operators),
-        "products": len(kinds),
-        "embedded": sum(kernel.is_native for kernel in layers),
-        "on_target": sum(kernel.spec == plan.target for kernel in layers),
-        "macs": sum(kind.computation.macs for kind in kinds),
+        "products": len(products),
+        "embedded": sum(kernel.is_native for kernel in kernels),
+        "on_target": sum(kernel.spec == plan.target for kernel in kernels),
+        "macs": sum(product.computation.macs for product in products),
         "conversions": len(plan.conversions),
     }
 
