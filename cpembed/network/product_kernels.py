@@ -292,8 +292,8 @@ class ProductKernels:
         sources = source_digest(_SOURCES)
         threads = thread_count()
         tuned = self._tuning_records(request)
-        made_of = (request, self.target, constants, threads, self.timeout, tuned, sources)
-        return digest_of("product kernel", *made_of)
+        dependencies = (request, self.target, constants, threads, self.timeout, tuned, sources)
+        return digest_of("product kernel", *dependencies)
 
     def _tuning_records(self, request: KernelRequest) -> list[tuple[str, str, int] | None]:
         """Return the record that the choice would take, of the target and of its alternatives."""
