@@ -20,6 +20,7 @@ from dataclasses import dataclass, field, replace
 
 from cpembed.embedding.constraint_set import ConstraintSet
 from cpembed.embedding.constraints.hyper_rectangle import HyperRectangle
+from cpembed.embedding.constraints.memory_access import Dense
 from cpembed.embedding.cpsat import (
     SearchControl,
     SearchLimits,
@@ -64,10 +65,12 @@ def post(
     configuration : Mapping, optional
         Extents of the instruction axes where they are decided beforehand.
     """
+    dense = constraints.get("dense")
     model = ScalarModel(
         problem,
         padded_extents(problem, constraints),
-        dense_strides=constraints.get("dense") is not None,
+        # With "memory", a dimension that several axes index may be read in steps above 1.
+        dense_strides=isinstance(dense, Dense) and dense.stencil_stride == "one",
         separable=constraints.get("hyper_rectangle") == HyperRectangle("operands")
         and all(None not in names for names in problem.index_names.values()),
         configuration=configuration,
