@@ -233,5 +233,5 @@ def test_steps_of_integers_do_not_go_with_floats() -> None:
     for options in ({"scale": True, "shift": 3}, {"clip": (5, 4)}, {"shift": 32}):
         with pytest.raises(WorkloadError):
             Epilogue("int8", **options)
-    with pytest.raises(WorkloadError, match="are of integers"):
+    with pytest.raises(WorkloadError, match="need an integer result type"):
         Epilogue("float32", shift=1)
