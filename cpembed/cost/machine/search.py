@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from functools import cache
 
 import numpy as np
@@ -225,10 +225,11 @@ def _mixed(orders: Sequence[Integers]) -> Integers:
 
 
 def _distinct(tilings: Tilings) -> list[int]:
-    """Return one row of those with equal prospects: sizes, traffic, and units that have work."""
-    columns = [*tilings.sizes.values(), tilings.share, *tilings.busy]
-    for traffic in tilings.traffic.values():
-        columns += [traffic.read_bytes, traffic.write_bytes, traffic.total_read]
+    """Return one row of those with equal prospects: all that times depend on."""
+    columns = [*tilings.sizes.values(), tilings.share, tilings.waits, *tilings.busy]
+    # Also the transfers: rows that move the same bytes in fewer of them wait for main memory less.
+    for traffic in (*tilings.traffic.values(), *tilings.first.values()):
+        columns += [getattr(traffic, column.name) for column in fields(traffic)]
     return _first_of_each(columns)
 
 

@@ -10,7 +10,7 @@ from contextlib import suppress
 import numpy as np
 import pytest
 
-from cpembed.cost.machine.search import best_tilings
+from cpembed.cost.machine.search import best_tilings, tilings_for
 from cpembed.cost.machine.times import cycles
 from cpembed.errors import TransformError
 from cpembed.exploration.cores import family
@@ -31,6 +31,23 @@ def fastest(core: Core, workload: Computation) -> float:
                 assert best.exact
                 found.append(float(cycles(best.tilings, program.nest, machine)[0]))
     return min(found)
+
+
+@pytest.mark.parametrize("bits, latency", [(1024, 100), (128, 3000), (8, 0)])
+@pytest.mark.parametrize("words", ["gemm m=9 n=4 k=3", "gemm m=5 n=4 k=3"])
+def test_no_tiling_in_fewer_transfers_is_lost(words: str, bits: int, latency: int) -> None:
+    """Rows that move the same bytes differ in their transfers, each of which waits for memory."""
+    small = {"pe_rows": 2, "scratchpad_kib": 1, "bank_bits": 16, "dma_burst_bytes": 1}
+    here = {"local_kib": 0, "banks": 1, "dma_bits": bits, "dram_latency_cycles": latency}
+    core = Core.at(point(**small | here))
+    machine = family._machine(core, SINGLE)
+    for program in family._distinct(core, FAMILY.typed(layer(words)), None)[1]:
+        best = best_tilings(program.nest, machine, 200_000)
+        every = cycles(
+            tilings_for(program.nest, [machine], 200_000, beam=10**6), program.nest, machine
+        )
+        assert best.exact
+        assert cycles(best.tilings, program.nest, machine)[0] == pytest.approx(every.min())
 
 
 POINTS = list(itertools.product((1, 2, 5), (8, 32, 128, 1024), (0, 100, 3000)))
