@@ -4,7 +4,7 @@ The points of a group differ in bandwidth, latency and clock alone. The embeddin
 least are tiled by the neutral model (:mod:`cpembed.cost.machine`). An analysis holds all tilings
 that move no more than any other one, and a point takes the one of the fewest cycles by its own DMA
 and banks. So more banks, or a wider DMA, never take longer; nor does a scratchpad of twice the
-size, which inherits the tilings of the smaller one.
+size, from 64 KiB, which inherits the tilings of the smaller one.
 """
 
 from __future__ import annotations
@@ -66,7 +66,7 @@ _MAX_LATENCY = 10_000
 _CHUNK = 256
 """Number of tilings that are compared with earlier ones at a time, which bounds memory."""
 
-_INHERITED_BYTES = 1 << 17
+_INHERITED_BYTES = 1 << 16
 """Minimum size in bytes of a scratchpad whose tilings a larger one inherits."""
 
 _ROWS, _REFINED = 512, 24
