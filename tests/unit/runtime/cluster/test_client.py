@@ -159,7 +159,8 @@ def test_an_address_where_nobody_answers() -> None:
     started = time.monotonic()
     with pytest.raises(BackendUnavailable, match=r"no Dask scheduler answers at tcp://127.0.0.1:9"):
         open_workers(cluster="127.0.0.1:9")
-    assert time.monotonic() - started < 5
+    # Dask tries for half a minute by default; a busy machine takes seconds to load Dask alone.
+    assert time.monotonic() - started < 20
 
 
 @pytest.mark.slow
