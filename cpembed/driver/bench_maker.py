@@ -45,7 +45,7 @@ from cpembed.runtime.tuning.records import Lookup, Record
 from cpembed.targets.capabilities import calibration_digest
 from cpembed.targets.portable import PORTABLE
 from cpembed.targets.registry import open_target
-from cpembed.targets.tuner import stored_record
+from cpembed.targets.tuner import record_identity, stored_record
 from cpembed.workloads.suites import Layer
 from cpembed.workloads.user_suites import ComputedLayer
 
@@ -389,6 +389,5 @@ def inputs_digest(maker: RowMaker, layer: Layer) -> str:
         if not maker.untuned:
             epilogue = maker.epilogue or target.epilogue(workload, EpilogueRequest())
             constraints = None if maker.any_set else maker.constraints
-            record = stored_record(target, Lookup(workload, epilogue, constraints))
-            inputs.append(record and (record.trial.identifier, record.trial.key, record.trials))
+            inputs.append(record_identity(target, Lookup(workload, epilogue, constraints)))
     return hashlib.sha256(repr(inputs).encode()).hexdigest()

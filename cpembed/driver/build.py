@@ -35,7 +35,6 @@ from cpembed.driver.pipeline import Files, execute
 from cpembed.driver.plan import AnyTarget, MethodChoice, Plan, Request, Selection
 from cpembed.driver.result import SolveResult
 from cpembed.driver.solve import Progress
-from cpembed.embedding.result import silent
 from cpembed.errors import LoweringError
 from cpembed.export.example import REPEATED, product_reference
 from cpembed.export.library import Contents, drafted, write_library, write_sources
@@ -55,7 +54,7 @@ from cpembed.ir.reference import random_inputs
 from cpembed.runtime import worker
 from cpembed.runtime.measurement.runner import Quantiles, time_work
 from cpembed.runtime.measurement.verification import Expected, Verification
-from cpembed.steps import step
+from cpembed.steps import silent, step
 from cpembed.targets.capabilities import (
     cross_triple,
     epilogue_vectors,

@@ -61,10 +61,9 @@ from cpembed.driver.result import SolveResult
 from cpembed.driver.run_result import Expectation, RunResult
 from cpembed.driver.solve import Progress, constraint_set, explained
 from cpembed.embedding.cpsat import Status
-from cpembed.embedding.result import silent
 from cpembed.errors import BackendUnavailable, LoweringError, SpecError, WorkloadError
 from cpembed.runtime.tuning.records import Lookup
-from cpembed.steps import step
+from cpembed.steps import silent, step
 from cpembed.targets.capabilities import (
     Weighing,
     details,

@@ -27,14 +27,13 @@ from cpembed.driver.plan import Compared, MethodChoice, MethodError, Request
 from cpembed.driver.result import SolveResult
 from cpembed.driver.run_result import Expectation, RunResult
 from cpembed.driver.solve import Progress
-from cpembed.embedding.result import silent
 from cpembed.errors import WorkloadError
 from cpembed.hw.instruction import HardwareSpec
 from cpembed.ir.computation import Computation
 from cpembed.ir.reference import random_inputs, reference
 from cpembed.runtime import worker
 from cpembed.runtime.measurement.verification import Expected, Verification
-from cpembed.steps import step
+from cpembed.steps import silent, step
 from cpembed.targets.capabilities import details, written_files
 from cpembed.targets.choice import Choice, built_first
 from cpembed.targets.methods import MethodArtifact, methods_of

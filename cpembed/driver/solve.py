@@ -26,12 +26,13 @@ from cpembed.embedding.conflict import Conflict, explain_infeasible
 from cpembed.embedding.constraint_set import ConstraintSet, load_constraint_set
 from cpembed.embedding.cpsat import SearchLimits, Status
 from cpembed.embedding.digit_search import check_embedding
-from cpembed.embedding.result import Formulation, silent
+from cpembed.embedding.result import Formulation
 from cpembed.errors import SpecError
 from cpembed.hw.instruction import HardwareSpec
 from cpembed.ir.computation import Computation
 from cpembed.ir.polyhedral import require_written
 from cpembed.steps import PhaseProgress as Progress
+from cpembed.steps import silent
 from cpembed.time_limit import Clock, OutOfTime, check_time, within
 from cpembed.transform.proof import require
 

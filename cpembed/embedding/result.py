@@ -177,10 +177,6 @@ def _family(mapping: AxisMaps | Embedding, axes: Sequence[str]) -> Family:
     )
 
 
-def silent(phase: str, count: int) -> None:
-    """Ignore a progress report."""
-
-
 class Formulation(StrEnum):
     """The model to post, and its decision orders.
 

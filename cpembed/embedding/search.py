@@ -16,12 +16,12 @@ from cpembed.embedding.result import (
     SearchResult,
     Seconds,
     merged,
-    silent,
 )
 from cpembed.errors import SpecError
 from cpembed.hw.instruction import Instruction
 from cpembed.ir.computation import Computation
 from cpembed.steps import PhaseProgress as Progress
+from cpembed.steps import silent
 
 
 def find_embeddings(

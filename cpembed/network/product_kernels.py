@@ -34,7 +34,7 @@ from cpembed.runtime.worker import call_each
 from cpembed.steps import Progress, silent
 from cpembed.targets.capabilities import calibration_digest, planned_kernel
 from cpembed.targets.registry import open_target
-from cpembed.targets.tuner import stored_record
+from cpembed.targets.tuner import record_identity
 
 # Specification of portable code for products that embed nothing else: vector times number.
 _FALLBACK = "axpy"
@@ -299,12 +299,11 @@ class ProductKernels:
         """Return the record that the choice would take, of the target and of its alternatives."""
         records: list[tuple[str, str, int] | None] = []
         for spec in (self.target, *map(load_hardware_spec, self.target.alternatives)):
-            record = None
+            identity = None
             with suppress(BackendUnavailable, WorkloadError):
                 lookup = Lookup(request.workload, request.searched, None)
-                record = stored_record(open_target(spec), lookup)
-            values = record and (record.trial.identifier, str(record.trial.key), record.trials)
-            records.append(values or None)
+                identity = record_identity(open_target(spec), lookup)
+            records.append(identity)
         return records
 
     def search(self, requests: Iterable[KernelRequest], progress: Progress) -> None:

@@ -277,6 +277,15 @@ def stored_record(target: AnyTarget, lookup: Lookup) -> Record[Any] | None:
     return None if tuner is None else best_record(tuner, lookup)
 
 
+def record_identity(target: AnyTarget, lookup: Lookup) -> tuple[str, str, int] | None:
+    """Return what identifies the best stored record, for keys of results that depend on it.
+
+    That is its candidate, its schedule and the number of trials; None if there is no record.
+    """
+    record = stored_record(target, lookup)
+    return record and (record.trial.identifier, str(record.trial.key), record.trials)
+
+
 _NO_SCHEDULES = "it reads no schedules back from trials: nothing to tune"
 
 

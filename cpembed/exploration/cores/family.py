@@ -28,7 +28,6 @@ from cpembed.cost.search import find_best
 from cpembed.embedding.commute import Pairing
 from cpembed.embedding.constraint_set import load_constraint_set
 from cpembed.embedding.cpsat import SearchLimits
-from cpembed.embedding.result import silent
 from cpembed.errors import LoweringError, SpecError, TransformError
 from cpembed.exploration.cores.description import (
     DOUBLE,
@@ -42,6 +41,7 @@ from cpembed.exploration.cores.description import (
 from cpembed.hw.machine import Hierarchy
 from cpembed.ir.computation import Computation
 from cpembed.provenance import Provenance
+from cpembed.steps import silent
 from cpembed.targets.family import Activity, Choice, Costs, Family, Parameter, Point
 from cpembed.workloads.suites import Layer
 

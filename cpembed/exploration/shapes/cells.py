@@ -25,13 +25,14 @@ from cpembed.embedding.constraint_set import ConstraintSet, Weights
 from cpembed.embedding.cpsat import SearchLimits, Status
 from cpembed.embedding.digit_search import check_embedding
 from cpembed.embedding.embedding import Embedding
-from cpembed.embedding.result import SearchResult, merged, silent
+from cpembed.embedding.result import SearchResult, merged
 from cpembed.embedding.search import find_embeddings
 from cpembed.errors import InvariantError, TransformError
 from cpembed.exploration.shapes.choice import Columns, Costs, NearSets, SetChoice
 from cpembed.exploration.shapes.shape import Cost, Shape, instruction_of
 from cpembed.ir.computation import Computation
 from cpembed.runtime.cluster import Task, Workers
+from cpembed.steps import silent
 from cpembed.time_limit import Clock, OutOfTime, check_time, within
 from cpembed.transform.derive import LayoutCache
 from cpembed.transform.proof import require

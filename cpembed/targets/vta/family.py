@@ -27,13 +27,13 @@ from cpembed.embedding.commute import Pairing
 from cpembed.embedding.constraint_set import load_constraint_set
 from cpembed.embedding.cpsat import SearchLimits
 from cpembed.embedding.embedding import Embedding
-from cpembed.embedding.result import silent
 from cpembed.errors import LoweringError, SpecError, TransformError
 from cpembed.files import write_whole
 from cpembed.hw.loader import load_hardware_spec
 from cpembed.ir.computation import Computation
 from cpembed.provenance import Provenance
 from cpembed.runtime.tuning.records import WIDEST
+from cpembed.steps import silent
 from cpembed.targets.family import Activity, Choice, Costs, Family, Parameter, Point, Value
 from cpembed.targets.vta.bounds import Floor, Floors
 from cpembed.targets.vta.energy import Silicon, energy_counts, work_of

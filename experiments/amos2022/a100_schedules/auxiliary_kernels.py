@@ -32,7 +32,19 @@ MOST_BLOCKS = 65_536
 
 
 def auxiliary_works(row: Schedule, divided: OtherKernels, gpu: Gpu) -> tuple[KernelWork, ...]:
-    """Return the work of the kernels: a lane packs or places one element after the other."""
+    """Return the work of the kernels that pack factors and place results.
+
+    A lane packs or places one element after the other.
+
+    Parameters
+    ----------
+    row : Schedule
+        Schedule of AMOS.
+    divided : OtherKernels
+        Division of these kernels among blocks and warps.
+    gpu : Gpu
+        GPU that runs them.
+    """
     works = [_placing(row.layer, divided, gpu)]
     if not row.inline:
         works += [_packing(row, factor, divided, gpu) for factor in "ab"]

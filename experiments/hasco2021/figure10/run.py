@@ -175,7 +175,17 @@ def reached(curves: Sequence[Sequence[float]], share: float) -> int | None:
 def compare(
     exploration: Exploration, contestants: Sequence[Contestant], seeds: int
 ) -> dict[str, Any]:
-    """Run all methods from all seeds; return their shares by reference point."""
+    """Run all methods from all seeds; return their shares by reference point.
+
+    Parameters
+    ----------
+    exploration : Exploration
+        Exploration in which every point is evaluated already.
+    contestants : sequence of Contestant
+        Methods, with their settings.
+    seeds : int
+        Number of seeds of each method.
+    """
     evaluated = {point.place: point for point in exploration.evaluated}
     vectors = [point.vector(exploration.search.objectives) for point in exploration.evaluated]
     bounds = references(vectors)

@@ -23,9 +23,9 @@ from cpembed.driver.solve import solve
 from cpembed.embedding.commute import Pairing
 from cpembed.embedding.constraint_set import load_constraint_set
 from cpembed.embedding.cpsat import SearchLimits
-from cpembed.embedding.result import silent
 from cpembed.errors import LoweringError
 from cpembed.ir.computation import Computation
+from cpembed.steps import silent
 from cpembed.targets.vta.bounds import Bounds, bounds
 from cpembed.targets.vta.tuning import Nest
 from cpembed.workloads.einsum import gemm

@@ -104,7 +104,19 @@ def table(document: dict[str, Any], core: int | None, load: float) -> str:
 
 
 def write(document: dict[str, Any], core: int | None, load: float, folder: Path) -> None:
-    """Write the results, short, and their page."""
+    """Write the results, short, and their page.
+
+    Parameters
+    ----------
+    document : dict
+        Document of ``cpembed bench``.
+    core : int or None
+        Core that the process was pinned to.
+    load : float
+        Load average before the run.
+    folder : Path
+        Folder of the results.
+    """
     results = {
         name: document[name]
         for name in ("suite", "target", "summary", "counted", "machine", "versions", "git_commit")

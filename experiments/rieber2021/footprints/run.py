@@ -258,6 +258,15 @@ def against(row: Mapping[str, Any], entry: Mapping[str, Any], paper: str) -> tup
     Compared are the totals; in table 5 the data, since there the weights are the reference's. The
     second takes the paper's reference instead of ours: they differ where the image has a zero
     border, or the reference another stencil.
+
+    Parameters
+    ----------
+    row : mapping
+        Case with the paper's figures.
+    entry : mapping
+        Candidate with its elements.
+    paper : str
+        Candidate of the paper: ``fastest`` or ``smallest``.
     """
     total = row["table"] != "5"
     stated = row["paper"][paper]["total" if total else "data"]

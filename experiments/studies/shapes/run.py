@@ -32,6 +32,7 @@ from cpembed.exploration.shapes.question import Question, tabulate, weighted
 from cpembed.exploration.shapes.shape import Extents, Model, Scope, Shape, read_layers
 from cpembed.runtime.cluster import open_workers
 from cpembed.runtime.measurement.environment import provenance, provenance_lines
+from cpembed.steps import silent
 from experiments.common import results_parser, write_results
 
 FOLDER = Path(__file__).resolve().parent
@@ -90,10 +91,6 @@ def examine(suite: str, macs: int, constraints: str) -> dict[str, Any]:
         "worst_not_dominated": spread(totals[undominated_shapes], best)["worst"],
         "seconds": round(time.perf_counter() - started, 2),
     }
-
-
-def silent(task: str, number: int, total: int) -> None:
-    """Report no progress."""
 
 
 def of_sets(choice: SetChoice, shapes: Extents) -> dict[str, Any]:

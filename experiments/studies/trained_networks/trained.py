@@ -32,12 +32,12 @@ Engine = Callable[[Arrays], NDArray[Any]]
 
 @dataclass(frozen=True)
 class Check:
-    """An expectation of a network's answer to an input (``given``), and the answer (``found``)."""
+    """Expected answer of a network to an input, and its answer."""
 
     network: str
-    given: str  # readability: ignore
+    input_name: str
     expected: str
-    found: str  # readability: ignore
+    answer: str
     holds: bool
     seconds: float = 0.0
 
@@ -61,8 +61,8 @@ def main() -> None:
             checks.append(check)
             sign = "holds" if check.holds else "FAILS"
             print(
-                f"{check.network:20} {check.given:34} expected {check.expected:26} "
-                f"found {check.found:30} {sign}  ({check.seconds:.1f} s)", flush=True,
+                f"{check.network:20} {check.input_name:34} expected {check.expected:26} "
+                f"found {check.answer:30} {sign}  ({check.seconds:.1f} s)", flush=True,
             )  # fmt: skip
     failed = sum(not check.holds for check in checks)
     print(f"{len(checks)} checks by {options.by}, {failed} fail")

@@ -13,10 +13,10 @@ from cpembed.driver.solve import solve
 from cpembed.embedding.commute import Pairing
 from cpembed.embedding.constraint_set import ConstraintSet, Weights, load_constraint_set
 from cpembed.embedding.cpsat import SearchLimits, Status
-from cpembed.embedding.result import silent
 from cpembed.embedding.search import find_embeddings
 from cpembed.hw.instruction import Instruction
 from cpembed.ir.computation import Computation
+from cpembed.steps import silent
 from cpembed.transform.derive import LayoutCache
 from cpembed.workloads.naming import parse_workload
 from tests.unit.cost.test_ranking import costs, make_case

@@ -8,9 +8,9 @@ from typing import Any
 import pytest
 
 from cpembed.driver.named import hardware_spec, workload
-from cpembed.network import product_kernels
 from cpembed.network.kernel_cache import Cache
 from cpembed.network.product_kernels import KernelRequest, ProductKernels
+from cpembed.targets import tuner
 
 
 def test_what_was_tuned_since_makes_another_key(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -19,7 +19,7 @@ def test_what_was_tuned_since_makes_another_key(monkeypatch: pytest.MonkeyPatch)
     request = KernelRequest(workload("gemm m=8 n=16 k=16", "avx2_int8"), None, placed=False)
     records: dict[str, Any] = {}
     monkeypatch.setattr(
-        product_kernels,
+        tuner,
         "stored_record",
         lambda target, lookup: records.get(lookup.workload.name),
     )

@@ -29,6 +29,7 @@ from cpembed.exploration.shapes.question import DEFAULT_SET, Question, tabulate
 from cpembed.exploration.shapes.shape import Cost, Model, Scope, Shape, read_layers
 from cpembed.runtime.cluster import Workers, open_workers
 from cpembed.runtime.measurement.environment import provenance, provenance_lines
+from cpembed.steps import silent
 from cpembed.time_limit import Clock
 from experiments.common import results_parser, write_results
 
@@ -91,10 +92,6 @@ def judged(model: Path, shapes: list[Shape], packing: int, workers: Workers) -> 
         "copied_bytes": moved_bytes,
         "cost": search_result.best.cost / packing,
     }
-
-
-def silent(task: str, number: int, total: int) -> None:
-    """Report no progress."""
 
 
 def examine(model: Path, count: int, packing: int, workers: Workers) -> dict[str, Any]:
