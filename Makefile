@@ -41,6 +41,7 @@ lint:
 	$(BIN)/ruff format --check
 	$(BIN)/python tools/readability.py --sections cpembed
 	$(BIN)/python tools/readability.py benchmarks experiments examples tools docs/_hooks
+	$(BIN)/python docs/_hooks/references.py
 	$(BIN)/pyright --project pyproject.toml
 	$(BIN)/lint-imports
 

@@ -1,10 +1,9 @@
 """The constraints of Rieber et al. 2021, section 4.2, in the order in which they are posted.
 
-Each is a class; those of one subject share a file: :mod:`~.isomorphism` has ``dataflow`` and
-``all_different``, :mod:`~.memory_access` ``dense`` and ``linear_access``, :mod:`~.digits`
-``digits``, ``extents`` and ``strides``, :mod:`~.domain` ``fixed_origin``, ``padding`` and
-``domain_bound``. A new one is a class, here or in a file of its own, and a line in
-:data:`CONSTRAINTS`.
+Each is a class; those of one subject share a file: ``isomorphism`` has ``dataflow`` and
+``all_different``, ``memory_access`` ``dense`` and ``linear_access``, ``digits`` ``digits``,
+``extents`` and ``strides``, ``domain`` ``fixed_origin``, ``padding`` and ``domain_bound``. A new
+one is a class, here or in a file of its own, and a line in :data:`CONSTRAINTS`.
 """
 
 import dataclasses

@@ -255,9 +255,9 @@ _ATTRIBUTE_TYPES = {
 class Columns:
     """A program's instructions as columns of numbers, for the passes that read all of them at once.
 
-    Each instruction has its ``opcode``, its ``module`` (position in :data:`MODULES`), and its
-    fields under the names of :class:`~cpembed.targets.vta.isa.Field`; a field that an
-    instruction lacks is 0.
+    Each instruction has its ``opcode``, its ``module`` (position in
+    :data:`~cpembed.targets.vta.isa.MODULES`), and its fields under the names of
+    :class:`~cpembed.targets.vta.isa.Field`; a field that an instruction lacks is 0.
     """
 
     opcode: Numbers

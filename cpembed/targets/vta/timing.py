@@ -112,7 +112,8 @@ class Timing:
     memory
         Memory system of the simulation.
     events
-        Times of each instruction, with the columns of :data:`EVENT`.
+        Times of each instruction, with the columns of
+        :data:`~cpembed.targets.vta.event_loop.EVENT`.
     batches
         First and last beat of each batch of instructions.
     """
@@ -208,7 +209,10 @@ def time_program(
 def _run(
     columns: Columns, config: isa.VtaConfig, memory: MemorySystem
 ) -> tuple[dict[str, int], Numbers, Numbers]:
-    """Run the event loop; return :data:`TOTALS` by name, the events, and the batches."""
+    """Run the event loop.
+
+    Return :data:`~cpembed.targets.vta.event_loop.TOTALS` by name, the events, and the batches.
+    """
     count = len(columns)
     table = _instructions(columns, config, memory)
     # The loop sees the instructions of a module in a row, in their order: a stable sort.
@@ -255,7 +259,7 @@ def _filled(values: NDArray[Any]) -> Numbers:
 
 
 def _instructions(columns: Columns, config: isa.VtaConfig, memory: MemorySystem) -> Numbers:
-    """Return the rows of :data:`INSTRUCTION`."""
+    """Return the rows of :data:`~cpembed.targets.vta.event_loop.INSTRUCTION`."""
     element = np.array([config.element_bytes(m) for m in isa.Memory])[columns["memory"]]
     reads = columns.is_a(isa.Opcode.LOAD) & (columns["x"] > 0)
     x, y = columns["x"], columns["y"]
