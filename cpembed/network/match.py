@@ -4,7 +4,7 @@ Each product is matched like a single workload; equal products are matched once.
 
 >>> from cpembed.graph.graph import Graph, Operator
 >>> from cpembed.graph.kinds.base import TensorType
->>> from cpembed.graph.kinds.elementwise import Apply, Elementwise, Input
+>>> from cpembed.graph.kinds import Apply, Elementwise, Input
 >>> from cpembed.graph.kinds.product import Product
 >>> from cpembed.driver.named import workload
 >>> product = Product(workload("gemm m=8 n=16 k=16"), (8, 16))

@@ -9,6 +9,7 @@ from cpembed.codegen.epilogue import BIAS, SCALE, Epilogue, channel_axes
 from cpembed.codegen.host_cpu import needed_features
 from cpembed.codegen.plan import KernelPlan
 from cpembed.codegen.recorded import Memory
+from cpembed.codegen.values import flat_storage, storage_type
 from cpembed.errors import InvariantError
 from cpembed.export.program import Buffer, Call, Program, Role
 from cpembed.graph.graph import Array, Operator
@@ -18,7 +19,6 @@ from cpembed.network.kernel_cache import Cache, compiled_kernels, digest_of, sym
 from cpembed.network.layout import Layout, residual_of
 from cpembed.network.layout_problem import ports_of
 from cpembed.network.operators import PlacedTensor, conversion_plan, generated_plan
-from cpembed.network.operators.values import flat_storage, storage_type
 from cpembed.network.physical_product import physical_product
 from cpembed.network.plan import NetworkPlan
 from cpembed.network.product_kernels import recorded_kernel

@@ -5,14 +5,10 @@ The set is small and closed: front ends translate every model into it.
 
 from cpembed.graph.kinds.base import Kind, TensorType
 from cpembed.graph.kinds.elementwise import (
-    Apply,
     Dequantize,
     DynamicQuantize,
     Elementwise,
-    Input,
-    Number,
     Quantize,
-    Scalar,
     Table,
 )
 from cpembed.graph.kinds.movement import (
@@ -27,6 +23,7 @@ from cpembed.graph.kinds.movement import (
 )
 from cpembed.graph.kinds.product import Product
 from cpembed.graph.kinds.reductions import LayerNorm, Pool, Reduce, Softmax
+from cpembed.ir.scalars import Apply, Input, Number, Scalar
 
 __all__ = [
     "Apply",

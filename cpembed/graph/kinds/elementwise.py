@@ -1,119 +1,18 @@
 """Operators that compute each element by itself: expressions, quantization, lookup tables.
 
-Arithmetic is float32 unless every input is an integer or a Boolean. Where kernel and definition
-have to round a product and a sum once, both are one operation, ``fma``.
+Arithmetic is float32 unless every input is an integer or a Boolean.
 """
 
 from __future__ import annotations
 
-import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
 
 from cpembed.errors import WorkloadError
 from cpembed.graph.kinds.base import Array, Kind, TensorType, axis_of
-from cpembed.ir.dtypes import numpy_dtype
-
-
-@dataclass(frozen=True)
-class Input:
-    """Element of an input, by the input's position."""
-
-    number: int
-
-
-@dataclass(frozen=True)
-class Number:
-    """Constant."""
-
-    value: float | int
-
-
-@dataclass(frozen=True)
-class Apply:
-    """Operation on arguments; ``operation`` is a key of :data:`OPERATIONS`."""
-
-    operation: str
-    arguments: tuple[Scalar, ...]
-
-
-Scalar = Input | Number | Apply
-
-
-def _fma(a: Array, b: Array, c: Array) -> Array:
-    # Rounds once, since the product of two float32 numbers is exact in float64.
-    return (a.astype(np.float64) * b + c).astype(np.float32)
-
-
-def _div(a: Array, b: Array) -> Array:
-    """Divide; quotients of integers round towards zero as in C, and are 0 for divisor 0."""
-    if a.dtype.kind == "f" or b.dtype.kind == "f":
-        return np.divide(a, b)
-    quotient = np.floor_divide(a, b)
-    # Negative quotients that are not whole were rounded away from zero.
-    rounds_up = (quotient * b != a) & ((a < 0) != (b < 0)) & (b != 0)
-    return quotient + rounds_up
-
-
-def _pow(a: Array, b: Array) -> Array:
-    """Return the power as C defines it."""
-    # numpy takes the root of -infinity, which is NaN, for exponent 0.5.
-    value = np.power(a, b)
-    if value.dtype.kind != "f":
-        return value
-    return np.where((b == 0.5) & np.isneginf(a), value.dtype.type(np.inf), value)
-
-
-def _erf(x: Array) -> Array:
-    # numpy has no error function, and scipy is no dependency.
-    flat = np.fromiter((math.erf(v) for v in x.reshape(-1)), np.float64, x.size)
-    return flat.reshape(x.shape).astype(x.dtype)
-
-
-def _sigmoid(x: Array) -> Array:
-    with np.errstate(over="ignore"):
-        return (1.0 / (1.0 + np.exp(-x.astype(np.float64)))).astype(x.dtype)
-
-
-OPERATIONS: Mapping[str, tuple[int, Callable[..., Array]]] = {
-    "add": (2, np.add),
-    "sub": (2, np.subtract),
-    "mul": (2, np.multiply),
-    "div": (2, _div),
-    "rem": (2, np.fmod),
-    "fma": (3, _fma),
-    "max": (2, np.maximum),
-    "min": (2, np.minimum),
-    "pow": (2, _pow),
-    "neg": (1, np.negative),
-    "abs": (1, np.abs),
-    "exp": (1, np.exp),
-    "log": (1, np.log),
-    "sqrt": (1, np.sqrt),
-    "erf": (1, _erf),
-    "tanh": (1, np.tanh),
-    "sigmoid": (1, _sigmoid),
-    "sin": (1, np.sin),
-    "cos": (1, np.cos),
-    "floor": (1, np.floor),
-    "ceil": (1, np.ceil),
-    "round": (1, np.rint),
-    "equal": (2, np.equal),
-    "less": (2, np.less),
-    "less_equal": (2, np.less_equal),
-    "and": (2, np.logical_and),
-    "or": (2, np.logical_or),
-    "not": (1, np.logical_not),
-    "where": (3, np.where),
-}
-"""Number of arguments and definition of each operation. Integer ``div`` rounds towards zero and
-``rem`` is its remainder, with the sign of the dividend (of floats too). ``round`` goes to the
-nearest even; ``where`` takes its second argument if the first is true, else the third."""
-
-BOOLEAN = frozenset({"equal", "less", "less_equal", "and", "or", "not"})
-"""Operations whose result is a Boolean."""
+from cpembed.ir.scalars import Apply, Scalar, converted, evaluate_scalar
 
 
 @dataclass(frozen=True)
@@ -154,7 +53,9 @@ class Elementwise(Kind):
         # Booleans stay, for logical operations and as conditions.
         operands = [i if i.dtype == np.bool_ else i.astype(computing) for i in inputs]
         with np.errstate(all="ignore"):
-            value = np.broadcast_to(_value(self.expression, operands, computing), result.shape)
+            value = np.broadcast_to(
+                evaluate_scalar(self.expression, operands, computing), result.shape
+            )
             return (converted(value, self.dtype),)
 
     @property
@@ -178,30 +79,6 @@ def computing_dtype(dtypes: Sequence[str]) -> str:
     if any(np.dtype(d).kind == "f" or d == "bfloat16" for d in dtypes):
         return "float32"
     return "int64" if {"int64", "uint64", "uint32"}.intersection(dtypes) else "int32"
-
-
-def _value(node: Scalar, inputs: Sequence[Array], dtype: str) -> Array:
-    if isinstance(node, Input):
-        return inputs[node.number]
-    if isinstance(node, Number):
-        return np.asarray(node.value, np.bool_ if isinstance(node.value, bool) else dtype)
-    count, definition = OPERATIONS[node.operation]
-    arguments = [_value(argument, inputs, dtype) for argument in node.arguments]
-    if len(arguments) != count:
-        raise WorkloadError(f"{node.operation} takes {count} arguments, not {len(arguments)}")
-    return definition(*arguments)
-
-
-def converted(value: Array, dtype: str) -> Array:
-    """Convert to an element type; floats are rounded to the nearest even integer and saturated."""
-    target = numpy_dtype(dtype) if dtype == "bfloat16" else np.dtype(dtype)
-    if target.kind in "iu" and value.dtype.kind == "f":
-        limits = np.iinfo(str(target))
-        largest = float(limits.max)
-        # The largest integer of 64 bits is no float64, so the next one below it is the limit.
-        high = largest if largest <= limits.max else np.nextafter(largest, 0.0)
-        value = np.clip(np.rint(np.nan_to_num(value)).astype(np.float64), limits.min, high)
-    return value.astype(target)
 
 
 def along(values: Sequence[float | int], axis: int, rank: int, dtype: str) -> Array:

@@ -10,7 +10,7 @@ import numpy as np
 from cpembed.codegen.epilogue import BYTES
 from cpembed.graph.graph import Graph, Operator
 from cpembed.graph.kinds import Apply, Dequantize, Elementwise, Input, Quantize, Scalar
-from cpembed.graph.kinds.elementwise import BOOLEAN, computing_dtype
+from cpembed.graph.kinds.elementwise import computing_dtype
 from cpembed.graph.passes.expressions import (
     apply,
     compacted,
@@ -28,6 +28,7 @@ from cpembed.graph.passes.quantization import (
     offset,
 )
 from cpembed.graph.passes.rewriting import Rewriting, only_reader
+from cpembed.ir.scalars import BOOLEAN
 
 # Maximum number of inputs and operations of one fused expression: the text of a kernel grows with
 # both.

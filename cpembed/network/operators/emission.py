@@ -12,10 +12,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from cpembed.codegen.plan import HEADER, KernelPlan, Script
+from cpembed.codegen.values import one_function, one_name
 from cpembed.graph import kinds
 from cpembed.ir.index import IndexExpr
 from cpembed.network.operators.nest import Loop, Nest, PlacedTensor
-from cpembed.network.operators.values import one_function, one_name
 
 SHARE_BYTES = 1 << 19
 """Minimum number of bytes per thread: waking a thread takes some 3 microseconds (measured on Zen

@@ -15,6 +15,15 @@ import numpy as np
 
 from cpembed.codegen.plan import KernelPlan
 from cpembed.codegen.transposition import Blocks, write_transposition
+from cpembed.codegen.values import (
+    Value,
+    converted,
+    flat_storage,
+    literal,
+    load_as,
+    rounded_product,
+    typed_array,
+)
 from cpembed.graph.kinds import Concat, Expand, Gather, Pad, Reshape, Resize, Slice, Transpose
 from cpembed.graph.kinds.base import Array, Kind, axis_of
 from cpembed.ir.index import IndexExpr, IndexTerm
@@ -31,15 +40,6 @@ from cpembed.network.operators.nest import (
     constant,
     div_mod,
     nest_over,
-)
-from cpembed.network.operators.values import (
-    Value,
-    converted,
-    flat_storage,
-    literal,
-    load_as,
-    rounded_product,
-    typed_array,
 )
 
 

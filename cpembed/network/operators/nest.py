@@ -13,11 +13,11 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
+from cpembed.codegen.values import storage_type
 from cpembed.errors import TransformError
 from cpembed.graph.kinds.base import TensorType
 from cpembed.ir.index import IndexExpr, IndexTerm
 from cpembed.network.layout import Layout, row_major_strides
-from cpembed.network.operators.values import storage_type
 from cpembed.transform.index_algebra import divide, simplify
 
 

@@ -14,6 +14,15 @@ from dataclasses import dataclass
 import numpy as np
 
 from cpembed.codegen.plan import KernelPlan
+from cpembed.codegen.values import (
+    Value,
+    clamped,
+    converted,
+    literal,
+    load_as,
+    round_to_even,
+    whole_cast,
+)
 from cpembed.errors import LoweringError
 from cpembed.graph.kinds import Pool
 from cpembed.ir.index import IndexExpr
@@ -29,15 +38,6 @@ from cpembed.network.operators.emission import (
 )
 from cpembed.network.operators.nest import Loop, Nest, PlacedTensor, View, axes, nest_over
 from cpembed.network.operators.reductions import accumulator_dtype, join_of, neutral
-from cpembed.network.operators.values import (
-    Value,
-    clamped,
-    converted,
-    literal,
-    load_as,
-    round_to_even,
-    whole_cast,
-)
 
 
 @dataclass(frozen=True)

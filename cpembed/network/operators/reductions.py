@@ -12,11 +12,22 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from cpembed.codegen.approximations import APPROXIMATIONS, exp_below
 from cpembed.codegen.plan import KernelPlan
+from cpembed.codegen.values import (
+    Value,
+    converted,
+    extremum,
+    is_nan,
+    literal,
+    load_as,
+    round_to_even,
+    storage_type,
+    whole_cast,
+)
 from cpembed.graph.kinds import LayerNorm, Reduce, Softmax
 from cpembed.graph.kinds.base import axis_of
 from cpembed.network.layout import Layout
-from cpembed.network.operators.approximations import APPROXIMATIONS, exp_below
 from cpembed.network.operators.emission import (
     EFFORT,
     LANE,
@@ -36,17 +47,6 @@ from cpembed.network.operators.nest import (
     axis_of_loop,
     constant,
     nest_over,
-)
-from cpembed.network.operators.values import (
-    Value,
-    converted,
-    extremum,
-    is_nan,
-    literal,
-    load_as,
-    round_to_even,
-    storage_type,
-    whole_cast,
 )
 
 

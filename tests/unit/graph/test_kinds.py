@@ -30,7 +30,8 @@ from cpembed.graph.kinds import (
     Transpose,
 )
 from cpembed.graph.kinds.base import Array
-from cpembed.graph.kinds.elementwise import OPERATIONS, computing_dtype, converted
+from cpembed.graph.kinds.elementwise import computing_dtype
+from cpembed.ir.scalars import OPERATIONS, converted
 
 X, Y = Input(0), Input(1)
 RANDOM = np.random.default_rng(0)

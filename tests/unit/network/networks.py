@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from cpembed.graph.graph import Graph, Operator
+from cpembed.graph.kinds import Apply, Elementwise, Input
 from cpembed.graph.kinds.base import TensorType
-from cpembed.graph.kinds.elementwise import Apply, Elementwise, Input
 from cpembed.graph.kinds.product import Product
 from cpembed.ir.computation import Computation
 from cpembed.workloads.naming import parse_workload

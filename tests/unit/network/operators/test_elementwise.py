@@ -23,7 +23,7 @@ from cpembed.graph.kinds import (
     Scalar,
     Table,
 )
-from cpembed.graph.kinds.elementwise import OPERATIONS
+from cpembed.ir.scalars import OPERATIONS
 from cpembed.network.layout import Layout
 from cpembed.network.operators import generated_plan
 from tests.unit.network.operators.running import (

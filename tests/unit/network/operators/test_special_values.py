@@ -25,7 +25,7 @@ from cpembed.graph.kinds import (
     Scalar,
     Softmax,
 )
-from cpembed.graph.kinds.elementwise import BOOLEAN, OPERATIONS
+from cpembed.ir.scalars import BOOLEAN, OPERATIONS
 from cpembed.network.operators import generated_plan
 from cpembed.network.run import difference
 from tests.unit.network.operators.running import Array, memory, placed

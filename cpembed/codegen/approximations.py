@@ -12,7 +12,7 @@ import math
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 
-from cpembed.network.operators.values import Bind, round_to_even
+from cpembed.codegen.values import Bind, round_to_even
 
 # (exp(r) - 1 - r) / r² up to ln(2) / 2.
 _EXP = (0.5, 0.166665733819, 0.0416665501103, 0.00836377387441, 0.0013926926614)

@@ -14,7 +14,7 @@ import numpy as np
 
 from cpembed.codegen.plan import read, storage_dtype
 from cpembed.errors import LoweringError
-from cpembed.graph.kinds.base import Array
+from cpembed.ir.scalars import Array
 
 Bind = Callable[[str], str]
 """Function that names the text of a value and returns the name."""
