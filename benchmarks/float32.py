@@ -266,7 +266,7 @@ def choice_of(workload: Any, target: str, most: int | None) -> Row:
     incumbent = whole_call(built, inputs)
     started = time.perf_counter()
     everything = []
-    for item in compared(plan.target, [choice.candidate for choice in plan.choices]).estimates:
+    for item in compared(plan.target, [choice.ranked for choice in plan.choices]).estimates:
         lowered = plan.target.lower(item.ranked.candidate.program)
         everything += [(lowered, s.schedule) for s in plan.target.space(lowered).ranked()]
     step = 1 if most is None else max(1.0, len(everything) / most)

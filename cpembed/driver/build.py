@@ -159,7 +159,7 @@ def _compile(plan: Plan, name: str, threads: int) -> _CompiledProgram | str | No
     """
     failed: list[str] = []
     for choice in plan.choices:
-        require_candidate(plan.target, choice.candidate.candidate)
+        require_candidate(plan.target, choice.ranked.candidate)
         try:
             return _compile_choice(plan, choice, name, threads)
         except LoweringError as error:
@@ -172,7 +172,7 @@ def _compile(plan: Plan, name: str, threads: int) -> _CompiledProgram | str | No
 def _compile_choice(plan: Plan, choice: Choice, name: str, threads: int) -> _CompiledProgram | None:
     """Compile one choice; None if the target's programs are not libraries."""
     target = plan.target
-    triple, derived = cross_triple(target), choice.candidate.program
+    triple, derived = cross_triple(target), choice.ranked.program
     with step(f"building a library of {target.spec.name}", derived.workload.macs):
         lowered = target.lower(derived, plan.epilogue)
         kernel = planned_kernel(target, lowered, choice.schedule)

@@ -121,8 +121,8 @@ def build_method(
 def _compile(method: MethodChoice, options: LibraryOptions) -> _CompiledProgram | None:
     """Compile a method, in the worker; None if the target has no libraries of it."""
     plan, choice = method.product.plan, method.product.choice
-    target, derived = plan.target, choice.candidate.program
-    require_candidate(target, choice.candidate.candidate)
+    target, derived = plan.target, choice.ranked.program
+    require_candidate(target, choice.ranked.candidate)
     with step(f"building a library of {method.method.name}", method.workload.macs):
         product = planned_kernel(target, target.lower(derived, None), choice.schedule)
         methods = methods_of(target)

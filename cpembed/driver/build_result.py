@@ -80,7 +80,7 @@ class BuildResult(Displayed):
             "executed": selection.solved.target.name,
             "native": selection.plan.native,
             "missing": list(self.missing),
-            "candidate": self.choice.candidate.identifier,
+            "candidate": self.choice.ranked.identifier,
             "stored": stored_type(
                 selection.plan.target, selection.solved.workload, selection.plan.epilogue
             ),

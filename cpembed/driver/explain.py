@@ -113,7 +113,7 @@ def explain_chosen(request: Request, method: MethodName = "auto") -> Explanation
         return result
     selection, compared = result
     # A variant comes from no search, so nothing has proven it yet.
-    require_candidate(selection.plan.target, selection.candidate.candidate)
-    explanation = explanation_of(selection.solved, selection.candidate)
+    require_candidate(selection.plan.target, selection.ranked.candidate)
+    explanation = explanation_of(selection.solved, selection.ranked)
     parts = {field.name: getattr(explanation, field.name) for field in fields(explanation)}
     return ChosenExplanation(**parts, selection=selection, method=compared)

@@ -246,7 +246,7 @@ def _estimated_times(selection: Selection) -> Times | None:
     The target's own model counts if it executes on this machine. What it leaves out is estimated
     for the first machine that the specification describes.
     """
-    spec, program = selection.solved.target, selection.candidate.program
+    spec, program = selection.solved.target, selection.ranked.program
     scored = selection.choice.scored if selection.plan.native else None
     if scored is not None and "moves_us" in scored.parts:
         return Times(scored.parts["us"], scored.parts["moves_us"], call=scored.cost)

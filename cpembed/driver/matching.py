@@ -198,7 +198,7 @@ def matched(request: Request) -> Match:
 def _match_of_selection(
     selection: Selection, spec: HardwareSpec, retyped: bool, seconds: float
 ) -> Match:
-    ranked = selection.candidate
+    ranked = selection.ranked
     reason = None
     if selection.substitution is not None:
         solved = selection.substitution.solved
@@ -232,7 +232,7 @@ def _estimated(selection: Selection) -> Time | None:
         clock = None if spec.machine is None else spec.machine.clock_mhz
         us = amount if target.unit == "us" else amount / clock if clock else None
         return Time(amount, target.unit, us, Provenance.ESTIMATED)
-    described = described_estimate(selection.candidate.program, spec)
+    described = described_estimate(selection.ranked.program, spec)
     if described is None:
         return None
     us = described.total_us

@@ -166,7 +166,7 @@ def _fastest_plan(request: Request, method: Rewritten) -> MethodChoice:
 
 
 def _takes(methods: Methods | None, choice: Choice) -> bool:
-    return methods is not None and methods.takes(choice.candidate.program)
+    return methods is not None and methods.takes(choice.ranked.program)
 
 
 def _plans(request: Request, method: Rewritten) -> tuple[MethodPlan, ...]:

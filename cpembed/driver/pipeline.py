@@ -32,7 +32,7 @@ up to *prove*; ``build`` links what *choose* gives, and ``tune`` repeats *lower*
 >>> from cpembed.driver.named import workload
 >>> layer = workload("gemm m=8 n=16 k=16", target="vta_1x16x16")
 >>> selection = choose(Request(layer, "vta_1x16x16"))
->>> selection.candidate.rank, selection.plan.missing
+>>> selection.ranked.rank, selection.plan.missing
 (1, ())
 """
 
@@ -378,7 +378,7 @@ def execute(
     backend = target.executed_by(artifact)
     with stages("verify"):
         verification, inputs = verified(target, artifact, workload, plan.epilogue, seed)
-    embedding = choice.candidate.identifier
+    embedding = choice.ranked.identifier
     kernel = f"the {backend} kernel of embedding {embedding} of {solved.target.name}"
     # Before any time is taken: a wrong program's speed must never be reported.
     verification.require(f"{kernel} in {workload.name}", seed)
@@ -391,7 +391,7 @@ def execute(
     return RunResult(
         solved=solved,
         target=target,
-        candidate=choice.candidate,
+        candidate=choice.ranked,
         backend=backend,
         missing=plan.missing,
         verification=verification,

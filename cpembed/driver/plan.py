@@ -245,9 +245,9 @@ class Selection:
         return self.plan.choices[0]
 
     @property
-    def candidate(self) -> RankedCandidate:
+    def ranked(self) -> RankedCandidate:
         """Candidate that is built first."""
-        return self.choice.candidate
+        return self.choice.ranked
 
     @property
     def tuned(self) -> TunedChoice[Any] | None:

@@ -159,7 +159,7 @@ def executed_method(compared: Compared, seed: int) -> RunResult:
     return RunResult(
         solved=method.product.solved,
         target=plan.target,
-        candidate=choice.candidate,
+        candidate=choice.ranked,
         backend=artifact.backend,
         missing=(),
         verification=verification,

@@ -372,7 +372,7 @@ def _field(
     ``best`` of the search with their variants. Raises :class:`LoweringError` if none of them has a
     program.
     """
-    ranked = [choice.candidate for choice in first]
+    ranked = [choice.ranked for choice in first]
     designs: list[Design[Any]] = []
     refused: dict[str, str] = {}
     identifiers: set[str] = set()

@@ -115,11 +115,11 @@ def choose_product_kernel(
         cost = choice.estimated
         return ProductKernel(
             spec=spec,
-            candidate=choice.candidate.candidate,
+            candidate=choice.ranked.candidate,
             schedule=choice.schedule,
             epilogue=epilogue,
             cost_us=float("inf") if cost is None else cost,
-            utilisation=choice.candidate.overheads.occupancy,
+            utilisation=choice.ranked.overheads.occupancy,
             reason=None if spec == target else f"{target.name}: {_alternative_reason(selection)}",
         )
     reason = "; ".join(selection.plan.missing) if isinstance(selection, Selection) else selection
@@ -158,7 +158,7 @@ def _portable(workload: Computation, epilogue: Epilogue | None, reason: str) -> 
         selection = choose(Request(workload, spec, KernelOptions(backend="generic")))
         if not isinstance(selection, Selection):
             continue
-        candidate = selection.candidate
+        candidate = selection.ranked
         try:
             # Rejects an epilogue if this number of lanes does not leave the results in place.
             portable_plan(candidate.program, 1, epilogue)

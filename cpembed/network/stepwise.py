@@ -188,7 +188,7 @@ class _ProductStep:
             sums, amount, embedding = worker.call(_executed, selection.plan, inputs, self.save)
         except CpembedError as error:
             return StepResult(self.operator, verdict, reason=str(error)), None
-        candidate = selection.candidate
+        candidate = selection.ranked
         step = StepResult(
             operator=self.operator,
             verdict=verdict,
@@ -267,7 +267,7 @@ def _executed(
         save.parent.mkdir(parents=True, exist_ok=True)
         capabilities.save(target, artifact, save)
     amount = timing.cycles if target.unit == "cycles" else latency
-    return execution.outputs[0], amount, choice.candidate.identifier
+    return execution.outputs[0], amount, choice.ranked.identifier
 
 
 def _file_name(number: int, name: str) -> str:

@@ -44,7 +44,7 @@ def report(result: RunResult, *, verbose: bool = False) -> Iterator[Block]:
 
 def build_report(result: BuildResult) -> Iterator[Block]:
     """Yield what was built, how it was verified, and the files."""
-    selection, candidate, method = result.selection, result.choice.candidate, result.method
+    selection, candidate, method = result.selection, result.choice.ranked, result.method
     compared = None if method is None else Compared(method, {method.method.name: method.estimated})
     rows = request_rows(result.workload, selection.solved, compared)
     rows += substitution_rows(selection.substitution)
@@ -132,7 +132,7 @@ def schedule_rows(
     method
         Methods that were compared, if the workload is a convolution that has several.
     """
-    schedule = target.schedule_text(choice.candidate.embedding, choice.schedule)
+    schedule = target.schedule_text(choice.ranked.embedding, choice.schedule)
     if choice.tuned is not None:
         trials = wording.plural(choice.tuned.trials, "trial")
         return [("schedule", f"the best of {trials}: {schedule}")]

@@ -74,7 +74,7 @@ class Choice:
     ``model`` the candidates that the model chose among.
     """
 
-    candidate: RankedCandidate
+    ranked: RankedCandidate
     schedule: Any
     scored: Scored[Any] | None = None
     tuned: TunedChoice[Any] | None = None
@@ -94,7 +94,7 @@ class Choice:
             model = {
                 "considered": self.model.considered,
                 "refused": len(self.model.refused),
-                "constraints": self.candidate.constraints,
+                "constraints": self.ranked.constraints,
                 "estimated": self.scored.cost,
                 "unit": target.unit,
                 "provenance": "estimated",
@@ -204,7 +204,7 @@ def built_first(
     """
     errors: list[LoweringError] = []
     for choice in options:
-        candidate = choice.candidate.candidate
+        candidate = choice.ranked.candidate
         # Variants come from no search, so nothing has proven them yet.
         require_candidate(target, candidate)
         activity = f"building a kernel of {target.spec.name}"

@@ -178,7 +178,7 @@ def programs(
 def _program(
     target: AnyTarget, choice: Choice, epilogue: Any, build: Build | None
 ) -> Program | Rejection:
-    ranked = choice.candidate
+    ranked = choice.ranked
     try:
         require_candidate(target, ranked.candidate)
         lowered = target.lower(ranked.candidate.program, epilogue)

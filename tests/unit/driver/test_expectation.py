@@ -52,7 +52,7 @@ def ran(times: float, *, noisy: bool = False) -> RunResult:
     return RunResult(
         solved=solved,
         target=target,
-        candidate=choice.candidate,
+        candidate=choice.ranked,
         backend="x86.amx",
         missing=(),
         verification=right,

@@ -43,7 +43,7 @@ def test_the_fastest_by_estimate_has_the_least_estimate(
     target, choice = chosen.plan.target, chosen.choice
     assert choice.scored is not None
     scored = [replace(choice.scored, cost=cost) for cost in costs]
-    model = ModelChoice(tuple(Estimated(choice.candidate, one) for one in scored), (("no", "why"),))
+    model = ModelChoice(tuple(Estimated(choice.ranked, one) for one in scored), (("no", "why"),))
 
     class Judged(type(target)):  # type: ignore[misc]
         pass
