@@ -214,7 +214,7 @@ def _estimated(
         return LayoutRow(name, settings, reason=outcome.why_nothing)
     times, on = _estimated_times(outcome), outcome.solved.target.name
     reason = None if times is not None else f"no machine of {on} is described: cannot estimate"
-    return _candidate_row(name, settings, on, outcome.candidate, times, reason)
+    return _candidate_row(name, settings, on, outcome.ranked, times, reason)
 
 
 def _candidate_row(

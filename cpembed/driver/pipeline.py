@@ -160,7 +160,7 @@ def choose(request: Request) -> Selection | SolveResult:
     best = plan.choices[0]
     if not isinstance(target, Weighing):
         # The result that the best candidate comes from, which may be the other preset's.
-        solved = next((r for r in searched.results if best.candidate in r.embeddings), solved)
+        solved = next((r for r in searched.results if best.ranked in r.embeddings), solved)
     selection = Selection(solved, plan)
     # Searching the alternatives costs as much as the search so far: only where they may well win.
     idle = may_substitute and (forced or solved.occupancy < POOR)

@@ -53,7 +53,7 @@ def chosen() -> dict[str, Selection]:
 
 
 def built(chosen: Selection, epilogue: Epilogue, native: bool) -> CompiledKernel:
-    program = chosen.candidate.program
+    program = chosen.ranked.program
     if not native:
         target = PortableTarget(hardware_spec("avx512_vnni"))
         return target.build(target.lower(program, epilogue), None)

@@ -182,7 +182,7 @@ def test_the_faster_schedule_of_both_sets_is_chosen_on_a_vta() -> None:
         assert first.candidate.constraints == WIDER
     chosen = choose(Request(layer, spec, KernelOptions(untuned=True)))
     assert isinstance(chosen, Selection)
-    assert chosen.solved.constraints.name == chosen.candidate.constraints == WIDER
+    assert chosen.solved.constraints.name == chosen.ranked.constraints == WIDER
 
 
 @pytest.mark.slow

@@ -47,10 +47,10 @@ def test_few_channels_fill_the_instruction_together_with_a_row_of_the_window() -
     assert second.constraints.weights == weights_here(first) != first.constraints.weights
     ranked = choices(target, with_variants(target, [*plain, *fused]))
     chosen = next(c for c in ranked if "over" not in c.candidate.constraints)
-    assert chosen.candidate.constraints == WIDER
+    assert chosen.ranked.constraints == WIDER
     assert chosen.to_json(target)["model"]["constraints"] == WIDER
-    assert ("s", "c") in chosen.candidate.embedding.flattened.values()
-    assert chosen.candidate.overheads.utilisation == 3 * plain[0].overheads.utilisation
+    assert ("s", "c") in chosen.ranked.embedding.flattened.values()
+    assert chosen.ranked.overheads.utilisation == 3 * plain[0].overheads.utilisation
     # Whole windows fill it even better: 3 steps of 64 for 147 instead of 7 for 7 times 21.
     windows = next(c for c in ranked if c.candidate.constraints.endswith(OVER_WINDOWS))
     assert ("r", "s", "c") in windows.candidate.embedding.flattened.values()
