@@ -18,6 +18,7 @@ from cpembed.driver.result import Explanation, SolveResult
 _REPORTS = {
     "Bench": "cpembed.report.bench:report",
     "BuildResult": "cpembed.report.run:build_report",
+    "CompileSummary": "cpembed.report.torch_compile:report",
     "EstimateResult": "cpembed.report.solve:estimate_report",
     "Explanation": "cpembed.report.explain:report",
     "ExploreResult": "cpembed.report.exploration:explore_report",

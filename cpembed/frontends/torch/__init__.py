@@ -1,6 +1,7 @@
 """PyTorch's models as graphs: programs of ``torch.export``, float and quantized (PT2E).
 
-``torch.compile(model, backend="cpembed")`` is :mod:`cpembed.frontends.torch.dynamo`.
+``torch.compile(model, backend="cpembed")`` is :mod:`cpembed.frontends.torch.dynamo`, and
+:func:`summary` tells what became of the models.
 """
 
 from __future__ import annotations
@@ -10,11 +11,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from cpembed.errors import BackendUnavailable
+from cpembed.frontends.torch.summary import summary
 
 if TYPE_CHECKING:
     from cpembed.graph.graph import Graph
 
-__all__ = ["from_exported", "load"]
+__all__ = ["from_exported", "load", "summary"]
 
 
 def load(path: Path | str) -> Graph:

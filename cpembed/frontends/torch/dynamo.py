@@ -1,8 +1,9 @@
 """``torch.compile(model, backend="cpembed", options={"target": …, "threads": …})``.
 
-Quantized parts of a model (PT2E) become compiled networks. The rest goes to inductor, or runs as it
-is where inductor has no C++ compiler. Parameters become constants of the networks at a model's
-first call, and again when they have changed.
+Parts of a model around products and convolutions, of floats or quantized (PT2E), become compiled
+networks. The rest goes to inductor, or runs as it is where inductor has no C++ compiler. Parameters
+become constants of the networks at a model's first call, and again when they have changed.
+:func:`~cpembed.frontends.torch.summary` tells which parts there are, and their times.
 """
 # pyright: basic
 
@@ -24,13 +25,23 @@ from torch.multiprocessing.reductions import StorageWeakRef
 
 from cpembed.errors import BackendUnavailable, ModelError
 from cpembed.frontends.torch.lowering import decomposed
-from cpembed.frontends.torch.partition import LOGGER, Compile, Fallback, Runnable, partitioned
+from cpembed.frontends.torch.partition import (
+    LOGGER,
+    Compile,
+    Fallback,
+    Runnable,
+    part_of_pytorch,
+    partitioned,
+)
+from cpembed.frontends.torch.summary import ModuleSummary, record
 from cpembed.graph.graph import Graph
 
 RESTS = ("inductor", "eager")
 """Choices for running operators outside the networks."""
 FALLBACKS = ("warn", "error")
 """Reactions to an operator outside the networks."""
+MOST_SIGNATURES = 16
+"""Maximum number of sizes of a module's inputs for which networks are compiled."""
 
 
 class FallbackWarning(UserWarning):
@@ -89,7 +100,8 @@ class Options:
 def check_target(target: Any) -> None:
     """Raise :class:`CpembedError` for a target that does not exist or cannot run here."""
     from cpembed.hw.loader import load_hardware_spec
-    from cpembed.targets.registry import missing_for
+    from cpembed.targets.capabilities import links_here
+    from cpembed.targets.registry import missing_for, open_target
 
     if not isinstance(target, str):
         raise ModelError(f"torch.compile: target={target!r} is no name and no file")
@@ -97,6 +109,11 @@ def check_target(target: Any) -> None:
     if missing:
         raise BackendUnavailable(
             f"torch.compile: the target {target} is not executed here: {'; '.join(missing)}"
+        )
+    if not links_here(open_target(load_hardware_spec(target))):
+        raise BackendUnavailable(
+            f"torch.compile: kernels of {target} cannot be called in this process: "
+            "name a target of this processor, or native"
         )
 
 
@@ -126,8 +143,9 @@ def backend(
 ) -> Callable[..., Any]:
     """Compile a module: the back end of ``torch.compile``.
 
-    With gradients or open sizes PyTorch runs the whole module, and a :class:`FallbackWarning` says
-    so.
+    A module that records gradients, or has tensors on a device, stays with PyTorch, and a
+    :class:`FallbackWarning` says so. Sizes may be left open: networks are compiled for those of
+    each call, :data:`MOST_SIGNATURES` at most.
 
     Parameters
     ----------
@@ -148,14 +166,20 @@ def backend(
     checked = Options.checked(options)
     del mode
     reason = ""
-    if torch.is_grad_enabled():
-        reason = "gradients are recorded: call it under torch.no_grad()"
     # Dynamo passes open sizes as symbolic integers among the tensors.
-    elif not all(isinstance(i, torch.Tensor) for i in inputs):
-        reason = "sizes are left open: compile with dynamic=False"
+    tensors = [value for value in inputs if isinstance(value, torch.Tensor)]
+    devices = {tensor.device.type for tensor in tensors} - {"cpu"}
+    if torch.is_grad_enabled() and any(tensor.requires_grad for tensor in tensors):
+        reason = "gradients are recorded: call it under torch.no_grad()"
+    elif devices:
+        reason = f"its tensors are on {', '.join(sorted(devices))}"
     if reason:
-        report(_all_operators(module, reason), checked)
-        return _run_by_pytorch(module, inputs, checked)
+        fallbacks = _all_operators(module, reason)
+        report(fallbacks, checked)
+        run = _run_by_pytorch(module, inputs, checked)
+        part = part_of_pytorch(fallbacks)
+        kept = record(ModuleSummary(tuple(map(_signature_text, tensors)), [part]))
+        return TimedCall(run, kept)
     return Compiled(module, checked, lambda graph: compile_network(graph, checked))
 
 
@@ -174,10 +198,23 @@ def compile_network(graph: Graph, options: Options) -> Runnable:
     return build.compile_model(graph, options.target, threads=options.threads or 0)
 
 
-class Compiled:
-    """A captured module, compiled at its first call.
+class TimedCall:
+    """A module that PyTorch runs, whose calls the summary counts.
 
-    Its inputs include its parameters, which are known only then.
+    No ``torch.nn.Module``: the gradients of its results are PyTorch's, as if it were called alone.
+    """
+
+    def __init__(self, run: Callable[..., Any], summary: ModuleSummary) -> None:
+        self.run, self.summary = run, summary
+
+    def __call__(self, *arguments: Any) -> Any:
+        return self.summary.parts[0].timed(lambda: self.run(*arguments))
+
+
+class Compiled:
+    """A captured module, compiled at the first call with inputs of each signature.
+
+    Its inputs include its parameters, which are known only then, and its open sizes.
     """
 
     def __init__(
@@ -187,33 +224,70 @@ class Compiled:
         placeholders = [node for node in module.graph.nodes if node.op == "placeholder"]
         self.is_parameter = [_is_parameter(node) for node in placeholders]
         self.networks: tuple[Graph, ...] = ()
+        self.summaries: list[ModuleSummary] = []
         self._state: list[State] | None = None
-        self._run: Callable[..., Any] | None = None
+        self._runs: dict[Any, Callable[..., Any]] = {}
+        self._reported: set[Fallback] = set()
 
     def __call__(self, *arguments: Any) -> Any:
         pairs = list(zip(arguments, self.is_parameter, strict=True))
         state = [State.of_tensor(a) for a, is_parameter in pairs if is_parameter]
-        if self._run is None or state != self._state:
-            self._run = self._build(arguments)
+        if state != self._state:
+            self._runs.clear()
+            self.summaries.clear()
             self._state = state
+        inputs = [a for a, is_parameter in pairs if not is_parameter]
+        signature = tuple(map(_signature, inputs))
+        if signature not in self._runs:
+            if len(self._runs) >= MOST_SIGNATURES:
+                return self._left_to_pytorch(arguments)
+            self._runs[signature] = self._build(arguments)
         with torch.no_grad():
-            return self._run(*(a for a, is_parameter in pairs if not is_parameter))
+            return self._runs[signature](*(i for i in inputs if isinstance(i, torch.Tensor)))
 
     def _build(self, arguments: Sequence[Any]) -> Callable[..., Any]:
         frozen = _frozen(self.module, arguments, self.is_parameter)
         pairs = zip(arguments, self.is_parameter, strict=True)
-        inputs = (a for a, is_parameter in pairs if not is_parameter)
+        inputs = [
+            a for a, is_parameter in pairs if not is_parameter and isinstance(a, torch.Tensor)
+        ]
         with warnings.catch_warnings(), torch.no_grad():
             warnings.simplefilter("ignore")
             program = decomposed(torch.export.export(frozen, tuple(inputs)))
             flat = program.module(check_guards=False)
-            split, self.networks, fallbacks = partitioned(flat, self.compile_graph, self._rest)
-        report(fallbacks, self.options)
-        LOGGER.info("%d networks are compiled", len(self.networks))
-        return split
+            split = partitioned(flat, self.compile_graph, self._rest)
+        self.networks += split.networks
+        self._report_once(split.fallbacks)
+        texts = tuple(map(_signature_text, inputs))
+        self.summaries.append(record(ModuleSummary(texts, list(split.parts))))
+        LOGGER.info("%d networks are compiled", len(split.networks))
+        return split.module
+
+    def _report_once(self, fallbacks: Sequence[Fallback]) -> None:
+        """Report calls whose operator and reason were not reported before."""
+        new = [fallback for fallback in fallbacks if fallback not in self._reported]
+        self._reported.update(new)
+        report(new, self.options)
+
+    def _left_to_pytorch(self, arguments: Sequence[Any]) -> Any:
+        reason = f"its inputs had {MOST_SIGNATURES} other sizes before"
+        self._report_once(_all_operators(self.module, reason))
+        # Inductor would compile these sizes too, which the next call may not have.
+        return self.module.forward(*arguments)
 
     def _rest(self, part: torch.fx.GraphModule) -> torch.nn.Module:
         return Rest(part, self.options) if self.options.rest == "inductor" else part
+
+
+def _signature(value: Any) -> Any:
+    """Return what networks are compiled for: type, sizes and strides, or an open size's value."""
+    if isinstance(value, torch.Tensor):
+        return value.dtype, tuple(value.shape), value.stride()
+    return value
+
+
+def _signature_text(tensor: torch.Tensor) -> str:
+    return f"{str(tensor.dtype).removeprefix('torch.')}{[*tensor.shape]}"
 
 
 class Rest(torch.nn.Module):
@@ -292,7 +366,7 @@ class State:
 def _frozen(
     module: torch.fx.GraphModule, arguments: Sequence[Any], parameters: Sequence[bool]
 ) -> torch.fx.GraphModule:
-    """Return the module with attributes instead of the inputs that are parameters."""
+    """Return the module with attributes for parameters, and numbers for open sizes."""
     # The captured module stays as it is: it is frozen again when a parameter changes.
     frozen = torch.fx.GraphModule(module, copy.deepcopy(module.graph))
     placeholders = [node for node in frozen.graph.nodes if node.op == "placeholder"]
@@ -302,6 +376,21 @@ def _frozen(
             frozen.register_buffer(name, value.detach())
             with frozen.graph.inserting_before(node):
                 node.replace_all_uses_with(frozen.graph.get_attr(name))
-            frozen.graph.erase_node(node)
+        elif isinstance(value, torch.Tensor):
+            continue
+        else:
+            _replace_by_number(node, value)
+        frozen.graph.erase_node(node)
     frozen.recompile()
     return frozen
+
+
+def _replace_by_number(node: torch.fx.Node, number: Any) -> None:
+    """Write a number wherever a node is read."""
+
+    def replaced(argument: torch.fx.Node) -> Any:
+        return number if argument is node else argument
+
+    for user in list(node.users):
+        user.args = torch.fx.node.map_arg(user.args, replaced)
+        user.kwargs = torch.fx.node.map_arg(user.kwargs, replaced)

@@ -34,6 +34,7 @@ from cpembed.frontends.builder import COMPUTED_BYTES, COMPUTED_SHARE, Builder
 from cpembed.frontends.emitter import Scaling
 from cpembed.frontends.torch.archive import read_archive
 from cpembed.frontends.torch.call import Call
+from cpembed.frontends.torch.decompositions import decompositions
 from cpembed.frontends.torch.operators import HANDLERS
 from cpembed.frontends.torch.program import read_program
 from cpembed.graph.graph import Graph, unused_name
@@ -143,7 +144,7 @@ def decomposed(program: ExportedProgram) -> ExportedProgram:
     if all(map(is_known, targets)):
         return program
     # Decomposed, a known operator would lose what its handler knows, such as that it is a product.
-    table = default_decompositions()
+    table: Any = {**decompositions(), **default_decompositions()}
     for target in list(table.keys()):
         if str(target) in HANDLERS:
             table.pop(target)

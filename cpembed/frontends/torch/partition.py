@@ -1,7 +1,7 @@
-"""Partition of a module of ATen operators: networks of quantized products, and the rest.
+"""Partition of a module of ATen operators: networks around products, and the rest.
 
-Operators that can be written in kinds are gathered in connected parts. A part without a quantized
-product, or that cannot be compiled, stays with PyTorch.
+Operators that can be written in kinds are gathered in connected parts. A part without a product of
+matrices or a convolution, or that cannot be compiled, stays with PyTorch.
 """
 # pyright: basic
 
@@ -12,19 +12,23 @@ from __future__ import annotations
 
 import logging
 import operator
-from collections.abc import Callable, Mapping
+import time
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
+import ml_dtypes
 import numpy as np
 import torch
 from torch.fx.passes.infra.partitioner import CapabilityBasedPartitioner
 from torch.fx.passes.operator_support import OperatorSupportBase
 from torch.fx.passes.split_module import split_module
 
-from cpembed.errors import CpembedError
+from cpembed.errors import BackendUnavailable, CpembedError
 from cpembed.frontends.builder import Builder
 from cpembed.frontends.torch.lowering import Lowering, is_known
+from cpembed.frontends.torch.summary import Part
 from cpembed.graph.graph import Graph
 from cpembed.graph.kinds.base import Array
 
@@ -50,9 +54,31 @@ class Fallback:
     reason: str
 
 
+@dataclass(frozen=True)
+class Partitioned:
+    """A module whose networks are compiled.
+
+    Attributes
+    ----------
+    module : torch.fx.GraphModule
+        Networks and the parts between them.
+    networks : tuple of Graph
+        Networks that were compiled.
+    fallbacks : tuple of Fallback
+        Calls that are part of none.
+    parts : tuple of Part
+        Networks and PyTorch's part, for the summary.
+    """
+
+    module: torch.fx.GraphModule
+    networks: tuple[Graph, ...]
+    fallbacks: tuple[Fallback, ...]
+    parts: tuple[Part, ...]
+
+
 def partitioned(
     module: torch.fx.GraphModule, compile_graph: Compile, rest: Callable[[Any], Any]
-) -> tuple[torch.fx.GraphModule, tuple[Graph, ...], tuple[Fallback, ...]]:
+) -> Partitioned:
     """Compile the networks in a module.
 
     Parameters
@@ -64,17 +90,17 @@ def partitioned(
     rest : callable
         Wraps a part that PyTorch runs in the module that runs it.
 
-    Returns
-    -------
-    tuple
-        The module, its networks, and the calls that are part of none.
+    Raises
+    ------
+    BackendUnavailable
+        If this machine cannot compile any network for the target.
     """
     support = _Support(module)
     partitioner = CapabilityBasedPartitioner(module, support, allows_single_node_partition=True)
     partitions = [
         partition
         for partition in partitioner.propose_partitions()
-        if any(map(is_quantized_product, partition.nodes))
+        if any(map(is_product, partition.nodes))
     ]
     parts = {node for partition in partitions for node in partition.nodes}
     fallbacks = [
@@ -84,25 +110,45 @@ def partitioned(
     ]
     fused = partitioner.fuse_partitions(partitions)
     networks: list[Graph] = []
+    parts_of_summary: list[Part] = []
     for node in list(fused.graph.nodes):
         if node.op != "call_module" or not _is_part(fused, node):
             continue
         try:
             graph, inputs = _network(fused, node, f"network_{len(networks)}")
+            started = time.perf_counter()
             compiled = compile_graph(graph)
+            seconds = time.perf_counter() - started
+        except BackendUnavailable:
+            # No other part can be compiled either, so the person has to name another target.
+            raise
         except CpembedError as error:
             calls = filter(_computes, fused.get_submodule(node.target).graph.nodes)
             fallbacks.extend(Fallback(str(call.target), str(error)) for call in calls)
             continue
         networks.append(graph)
         part = fused.get_submodule(node.target)
+        calls = Counter(str(call.target) for call in part.graph.nodes if _computes(call))
+        entry = Part(graph.name, dict(calls), compile_seconds=seconds)
+        parts_of_summary.append(entry)
         single = isinstance(part.graph.output_node().args[0], torch.fx.Node)
-        setattr(fused, node.target, Network(graph, compiled, single))
+        setattr(fused, node.target, Network(graph, compiled, single, entry))
         node.args = inputs
     # Constants of a network are its own: what held them in the module is not read any more.
     fused.graph.eliminate_dead_code()
     fused.recompile()
-    return _split(fused, rest), tuple(networks), tuple(fallbacks)
+    remainder = part_of_pytorch(fallbacks)
+    if fallbacks:
+        parts_of_summary.append(remainder)
+    split = _split(fused, lambda part: TimedPart(rest(part), remainder))
+    return Partitioned(split, tuple(networks), tuple(fallbacks), tuple(parts_of_summary))
+
+
+def part_of_pytorch(fallbacks: Sequence[Fallback]) -> Part:
+    """Return the summary's entry of the operators that PyTorch runs."""
+    calls = Counter(fallback.operator for fallback in fallbacks)
+    reasons = dict.fromkeys(fallback.reason for fallback in fallbacks)
+    return Part("PyTorch", dict(calls), tuple(reasons))
 
 
 def _computes(node: torch.fx.Node) -> bool:
@@ -112,19 +158,46 @@ def _computes(node: torch.fx.Node) -> bool:
 class Network(torch.nn.Module):
     """A compiled network between tensors."""
 
-    def __init__(self, graph: Graph, compiled: Runnable, single: bool) -> None:
+    def __init__(self, graph: Graph, compiled: Runnable, single: bool, part: Part) -> None:
         super().__init__()
         self.names, self.outputs = tuple(graph.inputs), graph.outputs
-        self.compiled, self.single = compiled, single
+        self.compiled, self.single, self.part = compiled, single, part
 
     def forward(self, *tensors: torch.Tensor) -> Any:
-        arrays = {
-            name: np.ascontiguousarray(tensor.detach().numpy())
-            for name, tensor in zip(self.names, tensors, strict=True)
-        }
+        return self.part.timed(lambda: self._run(tensors))
+
+    def _run(self, tensors: Sequence[torch.Tensor]) -> Any:
+        arrays = {name: as_array(t) for name, t in zip(self.names, tensors, strict=True)}
         outputs = self.compiled.run(arrays)
-        results = tuple(torch.from_numpy(np.asarray(outputs[name])) for name in self.outputs)
+        results = tuple(as_tensor(np.asarray(outputs[name])) for name in self.outputs)
         return results[0] if self.single else results
+
+
+class TimedPart(torch.nn.Module):
+    """A part that PyTorch runs, whose calls are timed."""
+
+    def __init__(self, run: Any, part: Part) -> None:
+        super().__init__()
+        self.run, self.part = run, part
+
+    def forward(self, *tensors: Any) -> Any:
+        return self.part.timed(lambda: self.run(*tensors))
+
+
+def as_array(tensor: torch.Tensor) -> Array:
+    """Return the elements of a tensor in row-major order, without a copy where they are."""
+    plain = tensor.detach().contiguous()
+    # numpy itself has no bfloat16: the bits are those of ml_dtypes.
+    if plain.dtype is torch.bfloat16:
+        return plain.view(torch.int16).numpy().view(ml_dtypes.bfloat16)
+    return plain.numpy()
+
+
+def as_tensor(array: Array) -> torch.Tensor:
+    """Return an array as a tensor, without a copy."""
+    if array.dtype == ml_dtypes.bfloat16:
+        return torch.from_numpy(array.view(np.int16)).view(torch.bfloat16)
+    return torch.from_numpy(array)
 
 
 class _Support(OperatorSupportBase):
@@ -139,7 +212,7 @@ class _Support(OperatorSupportBase):
         """Reason for which a call is part of no network."""
         if not is_known(node.target):
             return "the operator is not known"
-        return self.errors.get(node, "no product of quantized tensors is connected with it")
+        return self.errors.get(node, "no product or convolution is connected with it")
 
     def is_node_supported(self, submodules: Mapping[str, Any], node: torch.fx.Node) -> bool:
         if node not in self.supported:
@@ -164,28 +237,16 @@ class _Support(OperatorSupportBase):
         return True
 
 
-def is_quantized_product(node: torch.fx.Node) -> bool:
-    """True for a product of matrices or a convolution of two dequantized tensors."""
-    name = str(node.target)
-    if not name.startswith(_PRODUCTS):
-        return False
-    factors = [source for source in node.all_input_nodes if _is_dequantized(source)]
-    return len(factors) >= 2
+def is_product(node: torch.fx.Node) -> bool:
+    """True for a product of matrices, a convolution or an attention."""
+    return str(node.target).startswith(_PRODUCTS)
 
 
-_PRODUCTS = tuple(
-    f"aten.{name}" for name in ("conv", "linear.", "matmul.", "mm.", "bmm.", "addmm.", "baddbmm.")
+# With the dots that end a name: ``aten.mm.default`` is one, ``aten.mm_more`` would be none.
+_PRODUCTS = (
+    *(f"aten.{name}." for name in ("linear", "matmul", "mm", "bmm", "addmm", "baddbmm", "addmv")),
+    *("aten.mv.", "aten.dot.", "aten.conv", "aten.scaled_dot_product"),
 )
-_MOVEMENTS = tuple(
-    f"aten.{name}"
-    for name in ("permute.", "transpose.", "t.", "view.", "reshape.", "expand.", "clone.")
-)
-
-
-def _is_dequantized(node: torch.fx.Node) -> bool:
-    while str(node.target).startswith(_MOVEMENTS):
-        node = node.args[0]
-    return "dequantize_per" in str(node.target)
 
 
 def _is_part(module: torch.fx.GraphModule, node: torch.fx.Node) -> bool:

@@ -1,5 +1,6 @@
-"""torch.compile: quantized parts become networks, the rest stays with PyTorch."""
+"""torch.compile: parts with products become networks, the rest stays with PyTorch."""
 
+import gc
 import warnings
 from collections.abc import Mapping
 from pathlib import Path
@@ -12,7 +13,7 @@ torch = pytest.importorskip("torch")
 pytest.importorskip("torchao")
 
 from cpembed.errors import BackendUnavailable, CpembedError, LoweringError  # noqa: E402
-from cpembed.frontends.torch import dynamo  # noqa: E402
+from cpembed.frontends.torch import dynamo, summary  # noqa: E402
 from cpembed.graph.graph import Graph, evaluate  # noqa: E402
 from cpembed.graph.kinds import Product  # noqa: E402
 from tests.unit.frontends.torch import models  # noqa: E402
@@ -107,19 +108,150 @@ def test_inductor_runs_what_is_no_network(compiled: list[Evaluated]) -> None:
     assert len(compiled) == 2
 
 
-def test_a_float_model_stays_with_pytorch(compiled: list[Evaluated]) -> None:
-    model = models.seeded(models.InvertedResidual())
-    x = torch.randn(1, 8, 6, 6)
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_a_float_model_is_a_network(compiled: list[Evaluated], dtype: Any) -> None:
+    model = models.seeded(models.InvertedResidual()).to(dtype)
+    x = torch.randn(1, 8, 6, 6).to(dtype)
     with torch.no_grad():
-        assert_same(by(model)(x), model(x))
-    assert not compiled
+        mine = by(model, fallback="error")(x)
+        assert mine.dtype is dtype
+        # Sums of bfloat16 are rounded at other places than PyTorch's.
+        tolerance = 1e-5 if dtype is torch.float32 else 0.05
+        assert_same(mine.float(), model(x).float(), tolerance)
+    assert len(compiled) == 1
 
 
 def test_gradients_are_left_to_pytorch(compiled: list[Evaluated]) -> None:
     model, x = nn.Linear(4, 3), torch.randn(2, 4)
-    by(model)(x).sum().backward()
+    with pytest.warns(dynamo.FallbackWarning, match="gradients are recorded"):
+        by(model)(x).sum().backward()
     assert model.weight.grad is not None
     assert not compiled
+    (part,) = summary().modules[-1].parts
+    assert (part.name, part.calls) == ("PyTorch", 1)
+
+
+def test_frozen_parameters_need_no_gradients(compiled: list[Evaluated]) -> None:
+    model, x = nn.Linear(4, 3).requires_grad_(False), torch.randn(2, 4)
+    assert_same(by(model)(x), model(x))
+    assert len(compiled) == 1
+
+
+@pytest.mark.parametrize("dynamic", [None, True])
+def test_sizes_that_change(compiled: list[Evaluated], dynamic: bool | None) -> None:
+    """Dynamo opens a size that changed; a network is compiled for each that occurs."""
+
+    class Flattened(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.conv, self.linear = nn.Conv2d(3, 4, 3, padding=1), nn.Linear(4 * 36, 5)
+
+        def forward(self, x: Any) -> Any:
+            y = self.conv(x)
+            return self.linear(y.reshape(x.shape[0], -1)) * x.shape[0]
+
+    model = Flattened().eval()
+    fast = torch.compile(model, backend=dynamo.backend, options={"rest": "eager"}, dynamic=dynamic)
+    with torch.no_grad():
+        for batch in (2, 3, 5, 3, 2):
+            x = torch.randn(batch, 3, 6, 6)
+            assert_same(fast(x), model(x))
+    batches = [n.graph.types[n.graph.outputs[0]].shape[0] for n in compiled]
+    assert set(batches) == {2, 3, 5}
+    # Dynamo captures the first batch once as it is, and once more with an open size.
+    assert len(batches) <= (3 if dynamic else 4)
+    assert sum(network.runs for network in compiled) == 5
+
+
+def test_sizes_beyond_the_limit_run_by_pytorch(
+    compiled: list[Evaluated], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(dynamo, "MOST_SIGNATURES", 2)
+    model = nn.Linear(4, 3).eval()
+    fast = torch.compile(model, backend=dynamo.backend, options={"rest": "eager"}, dynamic=True)
+    with torch.no_grad(), pytest.warns(dynamo.FallbackWarning, match="2 other sizes") as caught:
+        for rows in (2, 3, 4, 5):
+            x = torch.randn(rows, 4)
+            assert_same(fast(x), model(x))
+    assert len(compiled) == 2
+    assert len([w for w in caught if w.category is dynamo.FallbackWarning]) == 1
+
+
+@pytest.mark.parametrize("norm_first", [False, True])
+@pytest.mark.parametrize("activation", ["relu", "gelu"])
+def test_an_encoder_layer_that_pytorch_fuses(
+    compiled: list[Evaluated], norm_first: bool, activation: str
+) -> None:
+    layer = nn.TransformerEncoderLayer(
+        16, 4, 32, batch_first=True, norm_first=norm_first, activation=activation
+    ).eval()
+    x = torch.randn(2, 5, 16)
+    padding = torch.tensor([[False] * 5, [False, True, False, False, True]])
+    causal = torch.triu(torch.ones(5, 5, dtype=torch.bool), 1)
+    fast = by(layer, fallback="error")
+    masks: list[dict[str, Any]] = [{}, {"src_key_padding_mask": padding}, {"src_mask": causal}]
+    masks.append({**masks[1], **masks[2]})
+    with torch.no_grad():
+        for mask in masks:
+            assert_same(fast(x, **mask), layer(x, **mask))
+    assert len(compiled) == len(masks)
+
+
+def test_an_attention_that_pytorch_fuses(compiled: list[Evaluated]) -> None:
+    attention, x = nn.MultiheadAttention(16, 2, batch_first=True).eval(), torch.randn(2, 5, 16)
+    fast = by(attention, fallback="error")
+    with torch.no_grad():
+        for needs_weights in (True, False):
+            mine, reference = (f(x, x, x, need_weights=needs_weights) for f in (fast, attention))
+            assert_same(mine[0], reference[0])
+            assert (mine[1] is None) == (reference[1] is None)
+            if needs_weights:
+                assert_same(mine[1], reference[1])
+    assert compiled
+
+
+def test_the_summary_tells_parts_reasons_and_times(compiled: list[Evaluated]) -> None:
+    x = torch.randn(1, 8, 6, 6)
+    model = models.seeded(Mixed())
+    fast = by(model)
+    with torch.no_grad(), warnings.catch_warnings():
+        warnings.simplefilter("ignore", dynamo.FallbackWarning)
+        for _ in range(3):
+            fast(x)
+    module = summary().modules[-1]
+    networks = [part for part in module.parts if part.is_network]
+    (rest,) = [part for part in module.parts if not part.is_network]
+    assert module.inputs == ("float32[1, 8, 6, 6]",)
+    assert [part.calls for part in networks] == [3, 3]
+    assert all(part.seconds > 0 for part in module.parts)
+    assert rest.operators["aten.sort.default"] == 1
+    assert "the operator is not known" in rest.reasons
+    text, document = str(summary()), summary().to_json()
+    assert "network_1" in text
+    assert "aten.sort.default" in text
+    assert document["networks"] == summary().networks >= 2
+    # The summary ends with the compiled model.
+    before = len(summary().modules)
+    del fast, module
+    torch._dynamo.reset()
+    gc.collect()
+    assert len(summary().modules) < before
+
+
+def test_a_target_that_cannot_be_called_from_python_is_an_error() -> None:
+    with pytest.raises(CpembedError, match="vta_1x16x16 cannot be called in this process"):
+        dynamo.Options.checked({"target": "vta_1x16x16"})
+
+
+def test_a_machine_that_compiles_nothing_is_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
+    torch._dynamo.reset()
+
+    def unavailable(graph: Graph, options: dynamo.Options) -> Any:
+        raise BackendUnavailable("no C compiler: install one")
+
+    monkeypatch.setattr(dynamo, "compile_network", unavailable)
+    with torch.no_grad(), pytest.raises(BackendUnavailable, match="install one"):
+        by(nn.Linear(4, 3))(torch.randn(2, 4))
 
 
 def test_weights_that_change_are_read_again(compiled: list[Evaluated]) -> None:
@@ -238,7 +370,7 @@ def test_a_network_without_a_rest_says_nothing(compiled: list[Evaluated]) -> Non
 @pytest.mark.parametrize(
     "make, grad, options, reason",
     [
-        (lambda: nn.Linear(4, 3), False, {}, "no product of quantized tensors"),
+        (lambda: Function(lambda x: x.relu()), False, {}, "no product or convolution"),
         (lambda: nn.Linear(4, 3), True, {}, "gradients are recorded"),
         (lambda: Function(lambda x: x.sort()[0]), False, {}, "aten.sort.default"),
     ],
