@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -12,6 +13,7 @@ from click.core import ParameterSource
 
 from cpembed.cli import options, output
 from cpembed.driver.options import BuildOptions
+from cpembed.files import write_whole
 
 if TYPE_CHECKING:
     from cpembed.network.plan import Policy
@@ -94,6 +96,7 @@ class NetworkArguments:
     no_verify: bool
     plan_only: bool
     report: Path | None
+    trace: Path | None
     as_json: bool
 
 
@@ -138,6 +141,7 @@ class NetworkArguments:
 @click.option("--no-verify", is_flag=True, help="Do not compare each operator with its definition.")
 @click.option("--plan-only", is_flag=True, help="Print the plan and its costs; compile nothing.")
 @options.file_option("--report", "Write the network as an HTML page.")
+@options.file_option("--trace", "Write the operators' timeline for chrome://tracing or Perfetto.")
 @options.json_option
 @options.pass_as(NetworkArguments)
 def network_command(arguments: NetworkArguments) -> int:
@@ -178,6 +182,10 @@ def network_command(arguments: NetworkArguments) -> int:
         from cpembed.report.network_page import write_page
 
         write_page(document, arguments.report)
+    if arguments.trace is not None:
+        from cpembed.report.network_trace import chrome_trace
+
+        write_whole(arguments.trace, json.dumps(chrome_trace(document)) + "\n")
     if arguments.as_json:
         output.print_json(document)
     else:

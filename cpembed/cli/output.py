@@ -33,6 +33,9 @@ READER_LEFT = 128 + signal.SIGPIPE
 PATIENCE = 1.0
 """Seconds before progress is shown: most commands have ended by then."""
 
+LOG_INTERVAL = 30.0
+"""Seconds between two lines of progress where stderr is no terminal, such as the log of a job."""
+
 INFEASIBLE, STOPPED, UNAVAILABLE = 3, 4, 5
 """Exit codes: proven infeasible, stopped without a result, back end or device missing."""
 
@@ -296,16 +299,35 @@ def print_missing(missing: Sequence[str], backend: BackendName, consequence: str
 # -- progress -------------------------------------------------------------------------------------
 
 
+class ProgressLog:
+    """Progress where stderr is no terminal: a line now and then, so that a log tells what goes on.
+
+    No thread draws: a line is written by the report that comes after :data:`LOG_INTERVAL` seconds.
+    """
+
+    def __init__(self) -> None:
+        self._started = self._written = time.perf_counter()
+
+    def report(self, text: str) -> None:
+        """Write a line if the last one was long ago."""
+        now = time.perf_counter()
+        if now - self._written >= LOG_INTERVAL:
+            self._written = now
+            message(f"{text} ({now - self._started:.0f} s)")
+
+
 class ProgressLine:
     """Line on the terminal with the phase of a search and its count, shown once patience runs out.
 
-    A context manager; calling it reports, as :data:`cpembed.driver.solve.Progress` does.
+    Elsewhere a :class:`ProgressLog`. A context manager; calling it reports, as
+    :data:`cpembed.driver.solve.Progress` does.
     """
 
     def __init__(self) -> None:
         self._text = "working"
         self._status: Status | None = None
         self._stopped = False
+        self._log = None if sys.stderr.isatty() else ProgressLog()
         self._lock = threading.Lock()
         self._timer = threading.Timer(PATIENCE, self._show)
         # A command that ends before is not kept waiting.
@@ -319,6 +341,8 @@ class ProgressLine:
             return
         with self._lock:
             self._text = f"{text}: {count:,}" if count else text
+            if self._log is not None:
+                self._log.report(self._text)
             if self._status is not None:
                 self._status.update(self._text)
 
@@ -349,7 +373,7 @@ class ProgressLine:
 
 
 class Bar:
-    """Progress bar on a terminal, as a context manager; nothing elsewhere.
+    """Progress bar on a terminal, as a context manager; elsewhere a :class:`ProgressLog`.
 
     It is drawn only by :meth:`show`: a thread that draws would disturb measurements.
 
@@ -366,6 +390,8 @@ class Bar:
     def __init__(self, text: str = "", total: int | None = None, completed: int = 0) -> None:
         self._bar: Progress | None = None
         self._drawn = 0.0
+        self._log = None if sys.stderr.isatty() else ProgressLog()
+        self._text, self._completed, self._total = text, completed, total
         if sys.stderr.isatty() and completed != total:
             from rich.console import Console
             from rich.progress import BarColumn, MofNCompleteColumn, Progress, TimeRemainingColumn
@@ -396,6 +422,12 @@ class Bar:
 
         With ``often`` it is drawn only if it was not a moment ago.
         """
+        self._text = self._text if text is None else text
+        self._completed = changes.get("completed", self._completed + changes.get("advance", 0))
+        self._total = changes.get("total", self._total)
+        if self._log is not None:
+            steps = f" {self._completed:,} of {self._total:,}" if self._total else ""
+            self._log.report(f"{self._text}{steps}")
         now = time.perf_counter()
         # Steps that follow each other quickly would spend their time on drawing.
         if self._bar is None or (often and now - self._drawn < _REDRAW):
