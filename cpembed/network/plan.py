@@ -8,8 +8,9 @@ from typing import Literal
 
 from cpembed.codegen.epilogue import Epilogue, Residual
 from cpembed.codegen.runtime import thread_count
-from cpembed.graph.graph import Graph, Operator
+from cpembed.graph.graph import Array, Graph, Operator
 from cpembed.graph.kinds import Apply, Elementwise, Input, Number, Product, Scalar
+from cpembed.graph.passes.chain_fusion import split_chain
 from cpembed.hw.instruction import HardwareSpec
 from cpembed.network.assignment import Assignment, assign, by_policy
 from cpembed.network.costs import KernelTimer
@@ -20,25 +21,33 @@ from cpembed.network.product_kernels import ProductKernels
 from cpembed.steps import Progress, silent
 
 
-def split_residuals(graph: Graph, names: Collection[str]) -> Graph:
-    """Split some products into a product and an operator that adds the residual.
+def split_epilogues(graph: Graph, names: Collection[str]) -> Graph:
+    """Split some products into a product and an operator that adds the residual or has the chain.
 
     The results stay equal bit for bit: what is stored in between is rounded as the epilogue rounds
     it, or a float if the epilogue does not round.
     """
     operators: list[Operator] = []
+    constants: dict[str, Array] = {}
     tensors = set(graph.types)
     for operator in graph.operators:
         if operator.name not in names:
             operators.append(operator)
             continue
-        name = f"{operator.output} before the residual"
+        kind = operator.kind
+        has_chain = isinstance(kind, Product) and kind.epilogue and kind.epilogue.chain
+        name = f"{operator.output} before the {'chain' if has_chain else 'residual'}"
         # The model itself may have a tensor of this name.
         while name in tensors:
             name += "'"
         tensors.add(name)
-        operators += _split(operator, name)
-    return graph.with_operators(operators)
+        if isinstance(kind, Product) and has_chain:
+            parts, added = split_chain(graph, operator, kind, name)
+            operators += parts
+            constants |= added
+        else:
+            operators += _split(operator, name)
+    return graph.with_operators(operators, constants)
 
 
 def _split(operator: Operator, between: str) -> tuple[Operator, Operator]:
@@ -192,8 +201,8 @@ def _searched_choices(
 ) -> ExecutionChoices:
     """Return the executions of each operator, with all kernels searched.
 
-    Residuals that no kernel of the instruction adds become operators of their own: with them the
-    product would be portable code, which is slower than an addition.
+    Residuals that no kernel of the instruction adds, and chains that no such kernel computes,
+    become operators of their own: with them the product would be portable code.
     """
     products = ProductKernels(target, planning.cache, planning.timeout, cores())
     threads = thread_count()
@@ -206,10 +215,10 @@ def _searched_choices(
         timer=timer,
     )
     choices.search(progress)
-    # Only after the search is it known which kernels can add a residual.
-    unfused = choices.products_without_fused_residual()
+    # Only after the search is it known which kernels can add a residual or compute a chain.
+    unfused = choices.products_to_split()
     if unfused:
-        split = split_residuals(graph, unfused)
+        split = split_epilogues(graph, unfused)
         choices = replace(choices, graph=split, layouts=CandidateLayouts(split))
         choices.search(progress)
     return choices

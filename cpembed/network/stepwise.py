@@ -14,7 +14,6 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from cpembed.codegen.epilogue import channel_numbers
 from cpembed.driver.options import KernelOptions
 from cpembed.driver.pipeline import choose
 from cpembed.driver.plan import Plan, Request, Selection
@@ -236,16 +235,7 @@ class _ProductStep:
         kind = self.kind
         sums = sums.reshape(kind.computation.output.shape)
         sums = sums - self._corrections(arrays) if any(kind.zero_points) else sums
-        if kind.epilogue is None:
-            return sums.reshape(kind.shape)
-        count = len(kind.vectors)
-        vectors = {
-            name: vector.reshape(-1)
-            for name, vector in zip(kind.vectors, arrays[2 : 2 + count], strict=True)
-        }
-        residual = arrays[2 + count].reshape(sums.shape) if kind.epilogue.residual else None
-        channels = channel_numbers(kind.computation)
-        return kind.epilogue.apply(sums, vectors, channels, residual).reshape(kind.shape)
+        return kind.finished(sums, arrays)
 
     def _corrections(self, arrays: list[Array]) -> Array:
         """Return the part of the sums that zero points subtract."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from cpembed.graph.graph import Graph
 from cpembed.graph.passes import epilogue_fusion, integer_operators
+from cpembed.graph.passes.chain_fusion import fuse_chains
 from cpembed.graph.passes.element_types import assign_element_types, shorten_floats
 from cpembed.graph.passes.elementwise_fusion import fuse_elementwise
 from cpembed.graph.passes.folding import fold
@@ -68,5 +69,8 @@ def prepare(
     # With its epilogue complete, a product whose result is only rounded to a short float stores
     # that itself.
     graph = shorten_floats(graph, first, second)
-    # Last, so that every pattern above sees single operators.
-    return fold(fuse_elementwise(graph) if fuse else graph, weights=True)
+    # Last, so that every pattern above sees single operators. What is merged with an activation
+    # then goes into the product before it as one.
+    if fuse:
+        graph = fuse_chains(fold(fuse_elementwise(graph)))
+    return fold(graph, weights=True)
