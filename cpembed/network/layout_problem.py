@@ -77,7 +77,8 @@ class ExecutionChoices:
 
     @cached_property
     def target(self) -> AnyTarget:
-        return open_target(self.products.target)
+        """Target whose calibration estimates what lies between products."""
+        return open_target(self.products.units.primary)
 
     def search(self, progress: Progress) -> None:
         """Search the kernels of all products."""

@@ -11,7 +11,6 @@ from cpembed.codegen.runtime import thread_count
 from cpembed.graph.graph import Array, Graph, Operator
 from cpembed.graph.kinds import Apply, Elementwise, Input, Number, Product, Scalar
 from cpembed.graph.passes.chain_fusion import split_chain
-from cpembed.hw.instruction import HardwareSpec
 from cpembed.network.assignment import Assignment, assign, by_policy
 from cpembed.network.costs import KernelTimer
 from cpembed.network.kernel_cache import Cache, cores, default_folder
@@ -19,6 +18,7 @@ from cpembed.network.layout import CandidateLayouts, Layout
 from cpembed.network.layout_problem import Execution, ExecutionChoices
 from cpembed.network.product_kernels import ProductKernels
 from cpembed.steps import Progress, silent
+from cpembed.targets.units import Units
 
 
 def split_epilogues(graph: Graph, names: Collection[str]) -> Graph:
@@ -118,7 +118,7 @@ class NetworkPlan:
         Layout in which each tensor is written, or in which the caller passes it.
     """
 
-    target: HardwareSpec
+    units: Units
     choices: ExecutionChoices
     executions: Mapping[str, Execution]
     written: Mapping[str, Layout]
@@ -167,14 +167,15 @@ class Planning:
 
 
 def plan_network(
-    graph: Graph, target: HardwareSpec, planning: Planning, progress: Progress = silent
+    graph: Graph, units: Units, planning: Planning, progress: Progress = silent
 ) -> NetworkPlan:
-    """Choose kernels and layouts for a graph that was prepared for the target.
+    """Choose kernels and layouts for a graph that was prepared for the units.
 
     Parameters
     ----------
     graph : Graph
-    target : HardwareSpec
+    units : Units
+        Targets that compute its products.
     planning : Planning
     progress : Progress, optional
 
@@ -183,7 +184,7 @@ def plan_network(
     LoweringError
         If an operator has no kernel.
     """
-    choices = _searched_choices(graph, target, planning, progress)
+    choices = _searched_choices(graph, units, planning, progress)
     problem = choices.problem
     progress("choosing layouts", 0, 1)
     assignment = assign(problem, time_limit=planning.time_limit)
@@ -193,18 +194,18 @@ def plan_network(
     if choices.timer is not None:
         # The plan, timer included, is pickled for the worker; a caller's callback cannot be.
         choices.timer.progress = silent
-    return _planned(choices, target, assignment)
+    return _planned(choices, units, assignment)
 
 
 def _searched_choices(
-    graph: Graph, target: HardwareSpec, planning: Planning, progress: Progress
+    graph: Graph, units: Units, planning: Planning, progress: Progress
 ) -> ExecutionChoices:
     """Return the executions of each operator, with all kernels searched.
 
     Residuals that no kernel of the instruction adds, and chains that no such kernel computes,
     become operators of their own: with them the product would be portable code.
     """
-    products = ProductKernels(target, planning.cache, planning.timeout, cores())
+    products = ProductKernels(units, planning.cache, planning.timeout, cores())
     threads = thread_count()
     timer = KernelTimer(planning.cache, threads, progress) if planning.measures else None
     choices = ExecutionChoices(
@@ -224,9 +225,7 @@ def _searched_choices(
     return choices
 
 
-def _planned(
-    choices: ExecutionChoices, target: HardwareSpec, assignment: Assignment
-) -> NetworkPlan:
+def _planned(choices: ExecutionChoices, units: Units, assignment: Assignment) -> NetworkPlan:
     """Translate an assignment's numbers of options and layouts to executions and layouts."""
     layouts = choices.layouts.by_tensor
     problem = choices.problem
@@ -240,7 +239,7 @@ def _planned(
         for conversion in assignment.conversions
     )
     return NetworkPlan(
-        target=target,
+        units=units,
         choices=choices,
         executions={
             name: choices.executions[name][number] for name, number in assignment.options.items()
