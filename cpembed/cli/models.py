@@ -19,10 +19,11 @@ if TYPE_CHECKING:
     from cpembed.network.plan import Policy
     from cpembed.network.run import NetworkRun
     from cpembed.network.stepwise import StepwiseRun
+    from cpembed.targets.units import FloatType
 
-# Equal to `cpembed.network.match.TIMEOUT`, which would load the solver.
-SECONDS = 10.0
-"""Seconds of each search of ``match``."""
+# Equal to `cpembed.network.plan.SEARCH_LIMIT`, which would load the solver.
+SECONDS = 20.0
+"""Seconds of each search of ``match`` and ``network``."""
 
 WRONG = 1
 """Exit code of wrong results, which are a bug of cpembed."""
@@ -36,13 +37,14 @@ model_options = options.combined(
 
 @click.command("match", cls=options.Subcommand)
 @model_options
-@options.targets_option
+@options.network_targets_option
+@options.float_option
 @click.option(
     "--alternatives/--no-alternatives",
     default=True,
     show_default=True,
-    help="If the instruction does not fit, or is mostly idle, try those that the target's file "
-    "names as alternatives.",
+    help="Leave what a named target does not compute, or where it is mostly idle, to the "
+    "alternatives that its file names and to other units of its processor.",
 )
 @options.timeout_option("Stop each search after S seconds.", SECONDS)
 @options.json_option
@@ -51,15 +53,17 @@ def match_command(
     model: Path,
     shapes: dict[str, tuple[int, ...]],
     targets: tuple[str, ...],
+    float_type: FloatType | None,
     alternatives: bool,
     timeout: float,
     as_json: bool,
 ) -> int:
-    """Match each operator of MODEL with the target's instruction.
+    """Show which instruction computes each operator of MODEL, as `cpembed network` would.
 
-    MODEL is a file (.onnx, .pt2). The table shows which operators are embedded, how well the
-    instruction is used, and why others are not embedded.
+    MODEL is a file (.onnx, .pt2). The table shows which operators are embedded, on which unit, how
+    well the instruction is used, and why others are not embedded. Nothing is compiled.
 
+    cpembed match resnet18.onnx
     cpembed match resnet18.onnx --target avx512_vnni
     cpembed match bert.onnx --target amx_int8 --target vta_1x16x16 --shape ids=1,128
     """
@@ -67,10 +71,17 @@ def match_command(
     from cpembed.network.match import match
 
     # Before the model is read, which may take seconds.
-    names = options.distinct(targets)
+    names = options.distinct(targets, as_units=True)
     graph = load_model(model, shapes or None)
     with output.Bar() as bar:
-        result = match(graph, names, alternatives=alternatives, timeout=timeout, progress=bar)
+        result = match(
+            graph,
+            names,
+            alternatives=alternatives,
+            timeout=timeout,
+            float_type=float_type,
+            progress=bar,
+        )
     from cpembed.report.network import match_report
 
     output.print_report(result, lambda: match_report(result), as_json=as_json)
@@ -84,6 +95,7 @@ class NetworkArguments:
     model: Path
     shapes: dict[str, tuple[int, ...]]
     target: str
+    float_type: FloatType | None
     threads: int | None
     input_file: Path | None
     output: Path | None
@@ -102,7 +114,8 @@ class NetworkArguments:
 
 @click.command("network", cls=options.Subcommand)
 @model_options
-@options.target_option()
+@options.units_option
+@options.float_option
 @options.threads_option("the network")
 @click.option(
     "--input",
@@ -128,7 +141,7 @@ class NetworkArguments:
     is_flag=True,
     help="Measure the kernels among which layouts are chosen, once, instead of estimating them.",
 )
-@options.timeout_option("Stop each search for embeddings after S seconds.", 20.0)
+@options.timeout_option("Stop each search for embeddings after S seconds.", SECONDS)
 @click.option(
     "--layout-time",
     type=click.FloatRange(min=0, min_open=True),
@@ -145,18 +158,23 @@ class NetworkArguments:
 @options.json_option
 @options.pass_as(NetworkArguments)
 def network_command(arguments: NetworkArguments) -> int:
-    """Compile MODEL for a target, run it, verify every operator, and time it layer by layer.
+    """Compile MODEL, run it, verify every operator, and time it layer by layer.
 
-    MODEL is a file (.onnx, .pt2). Every operator's result is compared with its definition.
-    Embeddings, kernels and objects are kept, so that a second call is fast.
+    MODEL is a file (.onnx, .pt2). Its products run on all units of this processor, or on a target.
+    Every operator's result is compared with its definition. Embeddings, kernels and objects are
+    kept, so that a second call is fast.
 
+    cpembed network resnet18.onnx
     cpembed network resnet18.onnx --target avx512_vnni --report resnet18.html
     cpembed network bert.onnx --target amx_int8 --threads 2 --input tokens.npz --output results
     """
     options.use_threads(arguments.threads)
+    from cpembed.driver.matching import network_units
     from cpembed.frontends import load_model
     from cpembed.network.inputs import random_inputs, read_inputs, write_outputs
 
+    # Before the model is read, which may take seconds.
+    units = network_units(arguments.target, arguments.float_type)
     graph = load_model(arguments.model, arguments.shapes or None)
     file = arguments.input_file
     inputs = random_inputs(graph, arguments.seed) if file is None else read_inputs(graph, file)
@@ -169,11 +187,9 @@ def network_command(arguments: NetworkArguments) -> int:
         )
         run: NetworkRun | StepwiseRun | None = None
         if arguments.plan_only:
-            document = network_plan(graph, arguments.target, planning, bar)
+            document = network_plan(graph, units, planning, bar)
         else:
-            request = NetworkRequest(
-                arguments.target, arguments.save, planning, not arguments.no_verify
-            )
+            request = NetworkRequest(units, arguments.save, planning, not arguments.no_verify)
             result = network(graph, request, inputs, bar)
             document, run = result.document, result.run
     if arguments.output is not None and run is not None:
@@ -206,8 +222,9 @@ def network_command(arguments: NetworkArguments) -> int:
 # -- libraries ------------------------------------------------------------------------------------
 
 _MODEL_PARAMETERS = frozenset(
-    ("words", "target", "timeout", "folder", "name", "shapes", "threads", "torch", "as_json")
-)
+    ("words", "target", "float_type", "timeout", "folder", "name", "shapes", "threads", "torch",
+     "as_json")
+)  # fmt: skip
 """Parameters of ``cpembed build`` that apply to models too."""
 
 _MODEL_SUFFIXES = (".onnx", ".pt2")
@@ -218,7 +235,8 @@ class BuildArguments:
     """Command line of ``cpembed build``, without the options of the library."""
 
     words: tuple[str, ...]
-    target: str
+    target: str | None
+    float_type: FloatType | None
     folder: Path
     shapes: dict[str, tuple[int, ...]]
     threads: int | None
@@ -228,7 +246,8 @@ class BuildArguments:
 
 @click.command("build", cls=options.Subcommand)
 @options.workload_argument()
-@options.target_option()
+@options.target_option(required=False)
+@options.float_option
 @click.option(
     "-o",
     "--directory",
@@ -258,8 +277,9 @@ def build_command(arguments: BuildArguments, **values: Any) -> int:
     It is called from plain C, Python with numpy, or PyTorch, and does not need cpembed. The
     candidate is chosen as `cpembed run` chooses it. For a target that is emulated here, the sources
     are written, to be built on such a machine; for a simulated one, its program
-    (docs/libraries.md).
+    (docs/libraries.md). A model needs no --target: all units of this processor compute it.
 
+    cpembed build resnet18.onnx -o resnet18
     cpembed build deepbench:11 --target avx512_vnni -o layer --name layer
     cpembed build resnet18.onnx --target avx512_vnni -o resnet18
     cpembed build gemm m=64 n=64 k=64 --target avx2_int8 -o product --relu --output uint8 --scale
@@ -271,6 +291,10 @@ def build_command(arguments: BuildArguments, **values: Any) -> int:
         return _build_model(arguments, values)
     if arguments.shapes:
         raise click.UsageError("--shape applies to a model, not to a workload: leave it out")
+    if arguments.float_type:
+        raise click.UsageError("--float applies to a model, not to a workload: leave it out")
+    if arguments.target is None:
+        raise click.UsageError("a workload needs --target: name one, or native")
     from cpembed.driver.build import build as build_library
     from cpembed.driver.result import SolveResult
 
@@ -313,16 +337,18 @@ def _require_model_options(context: click.Context) -> None:
 
 def _build_model(arguments: BuildArguments, values: Mapping[str, Any]) -> int:
     """Build and verify the library of a network; return the exit code."""
+    from cpembed.driver.matching import network_units
     from cpembed.export.library import Contents
     from cpembed.frontends import load_model
     from cpembed.network.inputs import random_inputs
     from cpembed.network.plan import SEARCH_LIMIT, Planning
     from cpembed.network.service import NetworkRequest, network
 
+    units = network_units(arguments.target or "native", arguments.float_type)
     graph = load_model(Path(arguments.words[0]), arguments.shapes or None)
     folder = arguments.folder
     request = NetworkRequest(
-        arguments.target,
+        units,
         folder,
         Planning(timeout=values["timeout"] or SEARCH_LIMIT),
         times=False,
@@ -346,9 +372,10 @@ def _build_model(arguments: BuildArguments, values: Mapping[str, Any]) -> int:
 
 
 def _library_lines(document: Mapping[str, Any], path: Path, files: list[str]) -> list[str]:
-    from cpembed.report.network import verification_text
+    from cpembed.report.network import portable_lines, verification_text
     from cpembed.report.network_page.document import read
 
+    network = read(document)
     totals = document["totals"]
     sizes = ""
     # A target without libraries has no such sizes.
@@ -359,6 +386,7 @@ def _library_lines(document: Mapping[str, Any], path: Path, files: list[str]) ->
         )
     return [
         f"{path}: {totals['embedded']} of {totals['products']} products embedded{sizes}",
-        f"verified: {verification_text(read(document))}",
+        *portable_lines(network),
+        f"verified: {verification_text(network)}",
         f"files: {', '.join(files)}",
     ]

@@ -116,6 +116,54 @@ def workload_argument(*, required: bool = True) -> Callable[[F], F]:
     )
 
 
+_UNITS = (
+    "Target: a shipped name (see `cpembed targets`), a TOML file, or `native`: all instructions of "
+    "this processor, each product on the fastest."
+)
+
+units_option = click.option(
+    "--target",
+    default="native",
+    show_default=True,
+    shell_complete=targets,
+    metavar="NAME|FILE",
+    help=_UNITS,
+)
+"""Option for the units that compute a network's products."""
+
+network_targets_option = click.option(
+    "--target",
+    "targets",
+    default=("native",),
+    show_default="native",
+    multiple=True,
+    shell_complete=targets,
+    metavar="NAME|FILE",
+    help=f"{_UNITS} May be repeated: the targets are then shown side by side.",
+)
+"""Option for the units of several versions of a network."""
+
+FLOAT_TYPES = {"f32": "float32", "bf16": "bfloat16"}
+"""Element types of float products by their names in ``--float``."""
+
+
+def _float_type(ctx: click.Context, param: click.Parameter, name: str | None) -> str | None:
+    """Return the element type of its name in ``--float``."""
+    del ctx, param
+    return None if name is None else FLOAT_TYPES[name]
+
+
+float_option = click.option(
+    "--float",
+    "float_type",
+    type=click.Choice(list(FLOAT_TYPES)),
+    callback=_float_type,
+    help="Element type of the factors of float products; sums are float32.  [default: bf16 if the "
+    "named target multiplies it, else f32]",
+)
+"""Option for the element type of the factors of float products."""
+
+
 def target_option(*, required: bool = True) -> Callable[[F], F]:
     """Return the option ``--target`` for one target."""
     return click.option(
@@ -430,16 +478,19 @@ def folder_option(name: str, text: str) -> Callable[[F], F]:
 # -- values ---------------------------------------------------------------------------------------
 
 
-def distinct(targets: Sequence[str]) -> list[str]:
-    """Return the targets in their order; raise a usage error for a repeated one."""
-    from cpembed.driver.named import hardware_specs
+def distinct(targets: Sequence[str], *, as_units: bool = False) -> list[str]:
+    """Return the targets in their order; raise a usage error for a repeated one.
+
+    ``native`` stands for one target, or ``as_units`` for all units of this processor.
+    """
+    from cpembed.driver.named import NATIVE, hardware_specs
 
     for number, target in enumerate(targets):
         if target in targets[:number]:
             repeated = f"target {target} is given more than once: keep one"
             raise click.UsageError(repeated, click.get_current_context())
     # Resolved once, so that a wrong name is reported before any work.
-    hardware_specs(targets)
+    hardware_specs([target for target in targets if not as_units or target != NATIVE])
     return list(targets)
 
 

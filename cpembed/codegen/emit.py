@@ -7,6 +7,7 @@ from collections.abc import Collection, Generator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import replace
 
+from cpembed.codegen.chain_text import write_chain
 from cpembed.codegen.epilogue import Epilogue
 from cpembed.codegen.halo import IndexSet, guarded, index_sets
 from cpembed.codegen.instruction import (
@@ -14,7 +15,6 @@ from cpembed.codegen.instruction import (
     STAGE,
     STORE,
     UPDATE,
-    VECTOR_PARAMETERS,
     InstructionText,
     LaneSum,
     bind_task,
@@ -26,6 +26,7 @@ from cpembed.codegen.instruction import (
     region_lines,
     store_statement,
     update_statement,
+    vector_parameter,
     write_block,
 )
 from cpembed.codegen.nest import KernelOperand, Nest, SplitK
@@ -33,6 +34,7 @@ from cpembed.codegen.passes import PARTIAL_SUMS
 from cpembed.codegen.plan import KernelPlan, Script, buffer, storage_dtype, zero
 from cpembed.codegen.prefetch import bind_prefetched, write_prefetches
 from cpembed.codegen.program_nest import kernel_nest
+from cpembed.codegen.scalar_text import Statements
 from cpembed.ir.index import IndexExpr
 from cpembed.transform.program import DerivedProgram, Loop
 
@@ -68,25 +70,35 @@ def portable_plan(
 
 def kernel_plan(nest: Nest, text: InstructionText) -> KernelPlan:
     """Return a scheduled nest on an instruction, ready to be compiled."""
+    statements = Statements(Script())
+    emit(statements, nest, text)
     return KernelPlan(
         backend=text.backend,
-        source=emit(nest, text),
+        source=statements.script.text(),
         schedule=text.tensorizing(nest),
         attributes=text.attributes,
         options=text.options,
         copies=0 if nest.packing is None else nest.operands[0].elements,
-        functions=text.functions,
+        functions=text.functions + "".join(statements.functions.values()),
         original=nest.unpadded,
         in_registers=text.in_registers,
     )
 
 
-def emit(nest: Nest, text: InstructionText) -> str:
-    """Return the text of ``C = sum A * B`` over the nest, in its parallel chunks of tasks."""
+def emit(statements: Statements, nest: Nest, text: InstructionText) -> None:
+    """Write ``C = sum A * B`` over the nest, in its parallel chunks of tasks.
+
+    Parameters
+    ----------
+    statements : Statements
+        Text to write to.
+    nest, text : Nest, InstructionText
+        Scheduled nest, and its instruction.
+    """
     # Accumulators that only the instruction's store reads pass through memory on their way to an
     # epilogue, which therefore runs a task late.
     pipelined = text.opaque and nest.epilogue is not None
-    script = Script()
+    script = statements.script
     total, chunks = nest.task_count, nest.chunks
     with script.function(_parameters(nest)):
         if nest.split is not None:
@@ -113,19 +125,24 @@ def emit(nest: Nest, text: InstructionText) -> str:
                 bind_prefetched(script, nest, end)
                 script.lines(region_lines(nest, stages=pipelined))
                 local_buffer(script, "acc", nest, in_registers=text.in_registers)
+                if _has_chain(nest) and not pipelined:
+                    local_buffer(script, STAGE, nest, in_registers=text.in_registers)
                 for number, part in enumerate(_each_index_set(script, nest)):
                     _write_sums(script, block_name(UPDATE, number), part, text)
                     if pipelined:
                         # The previous task's results are computed while these products run.
-                        _write_results(script, nest, text, "now - 1", f"now > {first}")
-                    _write_stores(script, part.nest, text)
+                        _write_results(statements, nest, text, "now - 1", f"now > {first}")
+                    _write_stores(statements, part.nest, text)
             if pipelined:
                 # No task follows the last one.
-                _write_results(script, nest, text, f"{end} - 1")
+                _write_results(statements, nest, text, f"{end} - 1")
             script.lines(text.teardown)
         if nest.split is not None:
             _add_partial_sums(script, nest.split, nest.sums, chunks)
-    return script.text()
+
+
+def _has_chain(nest: Nest) -> bool:
+    return nest.epilogue is not None and nest.epilogue.chain is not None
 
 
 def _parameters(nest: Nest) -> list[str]:
@@ -138,7 +155,7 @@ def _parameters(nest: Nest) -> list[str]:
     if nest.epilogue is not None and nest.channels is not None:
         for name in nest.epilogue.vectors:
             dtype = nest.epilogue.vector_dtype(name, nest.sums)
-            extra.append(buffer(VECTOR_PARAMETERS[name], nest.channels.elements, dtype))
+            extra.append(buffer(vector_parameter(name), nest.channels.elements, dtype))
     if nest.residual is not None:
         extra.append(parameter(nest.residual))
     if nest.packing is None:
@@ -201,31 +218,40 @@ def _guarded_headers(
     return headers
 
 
-def _write_stores(script: Script, nest: Nest, text: InstructionText) -> None:
+def _write_stores(statements: Statements, nest: Nest, text: InstructionText) -> None:
+    script, has_chain = statements.script, _has_chain(nest)
     if text.lane_sum is not None:
-        _store_lane_sums(script, nest, text, text.lane_sum)
+        _store_lane_sums(statements, nest, text, text.lane_sum)
         return
-    if not text.opaque and text.store is not None and text.store(script, nest, "acc"):
+    stores = not (text.opaque or has_chain) and text.store is not None
+    if stores and text.store is not None and text.store(script, nest, "acc"):
         return
     spatial, accumulator = nest.spatial_inner, f"acc[{nest.accumulator_access}]"
-    statement = store_statement(nest, accumulator)
-    if text.opaque and nest.epilogue is not None:
-        statement = f"{STAGE}[{nest.accumulator_access}] = {accumulator}"
+    stage = f"{STAGE}[{nest.accumulator_access}]"
+    staged = has_chain or (text.opaque and nest.epilogue is not None)
+    statement = f"{stage} = {accumulator}" if staged else store_statement(nest, accumulator)
     with script.nested(*loop_headers(spatial, text.unrolled, text.vectorized_sums)):
         write_block(script, STORE, spatial, statement)
+    if has_chain and not text.opaque:
+        write_chain(statements, nest, stage, spatial)
 
 
-def _store_lane_sums(script: Script, nest: Nest, text: InstructionText, lanes: LaneSum) -> None:
+def _store_lane_sums(
+    statements: Statements, nest: Nest, text: InstructionText, lanes: LaneSum
+) -> None:
+    script = statements.script
     spatial = [loop for loop in nest.spatial_inner if loop.name != lanes.loop]
     extent = nest.inner_loop(lanes.loop).extent
     first = nest.accumulator_access.substitute({lanes.loop: IndexExpr()})
     total = lanes.total(f'acc.vload([{first}], dtype="{nest.sums}x{extent}")')
-    regions = (
-        f"T.reads(acc[{first} : {first} + {extent}])",
-        f"T.writes({element(nest.operands[2])})",
-    )
+    stage, reads = f"{STAGE}[{first}]", f"T.reads(acc[{first} : {first} + {extent}])"
+    has_chain = _has_chain(nest)
+    written = stage if has_chain else element(nest.operands[2])
+    statement = f"{stage} = {total}" if has_chain else store_statement(nest, total)
     with script.nested(*loop_headers(spatial, text.unrolled)):
-        write_block(script, STORE, spatial, *regions, store_statement(nest, total))
+        write_block(script, STORE, spatial, reads, f"T.writes({written})", statement)
+    if has_chain:
+        write_chain(statements, nest, stage, spatial)
 
 
 # ----------------------------------------------------------------- epilogues of opaque accumulators
@@ -243,9 +269,14 @@ def staged(nest: Nest) -> Nest:
 
 
 def _write_results(
-    script: Script, nest: Nest, text: InstructionText, task: str, condition: str | None = None
+    statements: Statements,
+    nest: Nest,
+    text: InstructionText,
+    task: str,
+    condition: str | None = None,
 ) -> None:
     """Write the results of a task from the local buffer, under a condition if it may not exist."""
+    script = statements.script
     loops = {loop.name for loop in nest.tasks}
 
     # The running task has bound the plain names already.
@@ -262,7 +293,7 @@ def _write_results(
         channels=None if nest.channels is None else renamed(nest.channels),
         residual=None if nest.residual is None else renamed(nest.residual),
     )
-    statement = store_statement(nest, f"{STAGE}[{nest.accumulator_access}]")
+    stage = f"{STAGE}[{nest.accumulator_access}]"
 
     def inward(loop: Loop) -> tuple[bool, int]:
         # As results lie in memory, as far as vectors allow: lines that are stored together come
@@ -273,8 +304,12 @@ def _write_results(
         bind_task(script, nest, task, named)
         script.lines(region_lines(nest, stages=True))
         with script.nested(*([] if condition is None else [f"if {condition}:"])):
+            if _has_chain(nest):
+                write_chain(statements, nest, stage, nest.spatial_inner)
+                return
             if text.store is not None and text.store(script, nest, STAGE):
                 return
+            statement = store_statement(nest, stage)
             ordered = sorted(nest.spatial_inner, key=inward)
             with script.nested(*loop_headers(ordered, text.unrolled, text.vectorized)):
                 write_block(script, "result", ordered, statement)

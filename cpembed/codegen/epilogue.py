@@ -4,7 +4,8 @@ In floats: ``(sum + bias) * scale``, then the activation, then rounding to the n
 zero point and saturation, which is the requantization of ONNX's QLinearConv and of oneDNN's
 post-ops. A residual is added to the result as ONNX's QLinearAdd adds it. In integers: ``(sum +
 bias) >> shift``, the activation, clipping and saturation, as on VTA's ALU and in fixed-point
-inference. Each target lowers the steps that it can and rejects the rest
+inference. A chain (:class:`Chain`) is any expression of the result in float32, such as an
+activation that is no ReLU. Each target lowers the steps that it can and rejects the rest
 (:class:`~cpembed.errors.LoweringError`).
 """
 
@@ -20,14 +21,17 @@ from numpy.lib.stride_tricks import as_strided
 from numpy.typing import NDArray
 
 from cpembed.codegen.plan import bfloat16_bits
-from cpembed.errors import WorkloadError
+from cpembed.errors import LoweringError, WorkloadError
 from cpembed.ir.computation import Computation
 from cpembed.ir.dtypes import dtype_info, is_integer, numpy_dtype
 from cpembed.ir.index import row_major_strides
+from cpembed.ir.scalars import Scalar, converted, evaluate_scalar
 
 SCALE, BIAS, RESIDUAL = "@scale", "@bias", "@residual"
 """Names of the vectors and the residual among a kernel's inputs; no operand is called so, since the
 names of operands are identifiers."""
+_CHAIN_VECTOR = "@vector"
+"""First part of the names of a chain's vectors."""
 
 BYTES = ("int8", "uint8")
 """Integer types of eight bits, the only ones with a zero point."""
@@ -155,6 +159,35 @@ class Residual:
 
 
 @dataclass(frozen=True)
+class Chain:
+    """Expression of the results of a kernel, computed in float32 (:mod:`cpembed.ir.scalars`).
+
+    Input 0 is the result of the epilogue's other steps, before it is converted. Input 1 is the
+    element of the residual, if there is one. The next inputs are the channel's elements of float32
+    vectors. The value becomes the output type as that of an elementwise operator does: integers are
+    rounded to the nearest even and saturated, and NaN is 0.
+
+    Parameters
+    ----------
+    expression : Scalar
+    vectors : int
+        Number of the vectors.
+    """
+
+    expression: Scalar
+    vectors: int = 0
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """Names of the vectors among a kernel's inputs."""
+        return tuple(f"{_CHAIN_VECTOR}{number}" for number in range(self.vectors))
+
+
+CHAIN_TYPES = ("float32", "bfloat16", "int8", "uint8")
+"""Types of a chain's results and of the residual that it reads."""
+
+
+@dataclass(frozen=True)
 class Epilogue:
     """Steps between the sums and the output, in the order of the parameters.
 
@@ -180,7 +213,9 @@ class Epilogue:
     zero_point : int
         Integer added to the rounded product with a scale.
     residual : Residual, optional
-        Tensor that is added last.
+        Tensor that is added last. A chain reads it instead.
+    chain : Chain, optional
+        Expression of the result, evaluated after bias, scale and ReLU in place of what follows.
     placement : Placement, optional
         Place of the output in a larger buffer; by default a buffer of its own.
 
@@ -200,13 +235,16 @@ class Epilogue:
     zero_point: int = 0
     residual: Residual | None = None
     placement: Placement | None = None
+    chain: Chain | None = None
 
     def __post_init__(self) -> None:
         if self.dtype not in RESULT_TYPES:
             raise WorkloadError(
                 f"a kernel stores {', '.join(RESULT_TYPES)}, not {self.dtype}: choose one of these"
             )
-        if self.residual is not None:
+        if self.chain is not None:
+            self._check_chain()
+        elif self.residual is not None:
             self._check_residual(self.residual)
         if self.is_requantized and (self.dtype not in BYTES or self.shift or self.wraps):
             raise WorkloadError(
@@ -221,6 +259,28 @@ class Epilogue:
             )
         if self.is_requantized or integral:
             self._check_range()
+
+    def _check_chain(self) -> None:
+        if self.shift or self.clip or self.wraps or self.zero_point:
+            raise WorkloadError(
+                "a chain replaces shifting, clipping, wrapping and the zero point: make these part "
+                "of its expression"
+            )
+        residual = self.residual
+        if residual is not None and residual != Residual(
+            residual.dtype, placement=residual.placement
+        ):
+            raise WorkloadError(
+                "a chain reads the residual's elements as they are: make their scale, zero point "
+                "and ReLU part of its expression"
+            )
+        types = [self.dtype] if residual is None else [self.dtype, residual.dtype]
+        for dtype in types:
+            if dtype not in CHAIN_TYPES:
+                raise WorkloadError(
+                    f"a chain reads and stores {', '.join(CHAIN_TYPES)}, not {dtype}: choose one "
+                    "of these"
+                )
 
     def _check_residual(self, residual: Residual) -> None:
         bytes_both = self.dtype in BYTES and residual.dtype in BYTES and self.scale
@@ -248,7 +308,8 @@ class Epilogue:
             f"clipped to {' … '.join(map(str, self.clip or ()))}": self.clip is not None,
             "the lower bits": self.wraps,
             f"around {self.zero_point}": bool(self.zero_point),
-            "a residual added": self.residual is not None,
+            "a residual added": self.residual is not None and self.chain is None,
+            "a chain": self.chain is not None,
         }
         return ", ".join([self.dtype, *(step for step, enabled in steps.items() if enabled)])
 
@@ -270,11 +331,12 @@ class Epilogue:
     @property
     def vectors(self) -> tuple[str, ...]:
         """Names of the kernel's vectors, in its order of parameters."""
-        return (*([BIAS] if self.bias else []), *([SCALE] if self.scale else []))
+        chain = () if self.chain is None else self.chain.names
+        return (*([BIAS] if self.bias else []), *([SCALE] if self.scale else []), *chain)
 
     def vector_dtype(self, name: str, sums: str) -> str:
         """Return the element type of a vector, for sums of a type."""
-        return "float32" if name == SCALE else sums
+        return sums if name == BIAS else "float32"
 
     @property
     def parameters(self) -> tuple[str, ...]:
@@ -284,14 +346,14 @@ class Epilogue:
     @property
     def is_of_sum_alone(self) -> bool:
         """True if a result depends on its sum only, and lies where the sum would."""
-        return not (self.parameters or self.placement)
+        return not (self.parameters or self.placement or self.chain)
 
     def in_integers(self, sums: str) -> bool:
         """Return True if no step involves floats."""
-        return is_integer(sums) and is_integer(self.dtype) and not self.scale
+        return is_integer(sums) and is_integer(self.dtype) and not (self.scale or self.chain)
 
     def expression(self, value: str, sums: str, channel: str, residual: str = "") -> str:
-        """Return the result as TVMScript.
+        """Return the result as TVMScript; that of a chain has several statements.
 
         Parameters
         ----------
@@ -304,19 +366,32 @@ class Epilogue:
         residual : str
             Element of the residual, if there is one.
         """
-        if self.bias:
-            value = f"({value} + Bias[{channel}])"
+        if self.chain is not None:
+            raise LoweringError("a chain of elementwise operators has no text as one expression")
         if self.in_integers(sums):
-            return self._integer(value, sums)
+            return self._integer(self._with_bias(value, channel), sums)
+        value = self.float_text(value, sums, channel)
+        if self.residual is not None:
+            return self._added(value, self.residual, residual)
+        return self._converted(value)
+
+    def _with_bias(self, value: str, channel: str) -> str:
+        return f"({value} + Bias[{channel}])" if self.bias else value
+
+    def float_text(self, value: str, sums: str, channel: str) -> str:
+        """Return the float32 after bias, scale and ReLU as TVMScript.
+
+        Parameters
+        ----------
+        value, sums, channel : str
+            Those of :meth:`expression`.
+        """
+        value = self._with_bias(value, channel)
         if sums != "float32":
             value = f'T.cast({value}, "float32")'
         if self.scale:
             value = f"{value} * Scale[{channel}]"
-        if self.relu:
-            value = _relu(value)
-        if self.residual is not None:
-            return self._added(value, self.residual, residual)
-        return self._converted(value)
+        return _relu(value) if self.relu else value
 
     def _added(self, value: str, residual: Residual, addend: str) -> str:
         if self.dtype == "float32":
@@ -406,6 +481,11 @@ class Epilogue:
             value = np.right_shift(value, self.shift)
         if self.relu:
             value = np.maximum(value, value.dtype.type(0))
+        if self.chain is not None:
+            addends = [] if residual is None else [residual.astype(np.float32)]
+            rows = [vectors[name][channel] for name in self.chain.names]
+            result = evaluate_scalar(self.chain.expression, [value, *addends, *rows], "float32")
+            return converted(np.broadcast_to(result, sums.shape), self.dtype)
         rounds = self.residual is None or self.residual.rounds
         if is_integer(self.dtype) and not self.wraps and rounds:
             low, high = saturated_range(self.dtype)

@@ -10,7 +10,6 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from cpembed.codegen.epilogue import BIAS, SCALE
 from cpembed.codegen.halo import index_sets
 from cpembed.codegen.nest import KernelOperand, Nest
 from cpembed.codegen.plan import Script, read, storage_dtype
@@ -23,8 +22,15 @@ INIT, UPDATE, STORE = "init", "update", "store"
 STAGE = "stage"
 """Name of the local buffer between accumulators and an epilogue."""
 
-VECTOR_PARAMETERS = {BIAS: "Bias", SCALE: "Scale"}
-"""Names in the text of an epilogue's vectors."""
+
+def vector_parameter(name: str) -> str:
+    """Return the name in the text of a vector of an epilogue.
+
+    >>> vector_parameter("@bias"), vector_parameter("@vector0")
+    ('Bias', 'Vector0')
+    """
+    return name.removeprefix("@").capitalize()
+
 
 # Without it, TVM allocates buffers of 1024 bytes and more from its runtime, and changes in a branch
 # are stored and loaded again.
@@ -234,7 +240,7 @@ def region_lines(nest: Nest, *, packs: bool = False, stages: bool = False) -> tu
     read_regions = regions[:2]
     if nest.epilogue is not None and nest.channels is not None:
         size = nest.channels.elements
-        read_regions += [f"{VECTOR_PARAMETERS[name]}[0:{size}]" for name in nest.epilogue.vectors]
+        read_regions += [f"{vector_parameter(name)}[0:{size}]" for name in nest.epilogue.vectors]
     if nest.residual is not None:
         read_regions.append(f"{nest.residual.parameter}[0:{nest.residual.elements}]")
     written = [regions[2]]

@@ -11,11 +11,11 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Protocol
 
 import numpy as np
 
 from cpembed.codegen.approximations import APPROXIMATIONS
+from cpembed.codegen.plan import Script
 from cpembed.codegen.values import (
     Value,
     cast,
@@ -37,20 +37,47 @@ _LARGEST_EXPONENT = 64
 _COMPARISONS = ("equal", "less", "less_equal")
 
 
-class Statements(Protocol):
-    """Text of the statements around an expression, one point of a serial loop."""
+class Statements:
+    """Statements of a kernel, and the functions in LLVM's language that they call.
+
+    Attributes
+    ----------
+    functions : dict from str to str
+        Text of each function by its name.
+    """
+
+    def __init__(self, script: Script) -> None:
+        self.script = script
+        self.functions: dict[str, str] = {}
+        self._names = 0
+
+    def name(self, start: str) -> str:
+        """Return a name that nothing else has."""
+        self._names += 1
+        return f"{start}{self._names}"
 
     def bind(self, value: str) -> str:
         """Write the computation of a value and return its name."""
-        ...
+        name = self.name("v")
+        self.script.line(f"{name}: T.let = {value}")
+        return name
 
     def opaque(self, value: str, dtype: str) -> str:
-        """Name a value so that TVM's analysis does not look through the name."""
-        ...
+        """Name a value so that TVM's analysis does not look through the name.
+
+        It must not be used in vectorized loops.
+        """
+        # The analysis expands named values again and again, in time exponential in their nesting;
+        # it does not expand elements of a buffer. A buffer of another than the default scope would
+        # be taken from the workspace, of which a library has few blocks, instead of registers.
+        name = self.name("kept")
+        self.script.line(f'{name} = T.alloc_buffer((1,), "{dtype}")')
+        self.script.line(f"{name}[0] = {value}")
+        return f"{name}[0]"
 
     def include(self, name: str, text: str) -> None:
         """Add a function in LLVM's language that the kernel calls."""
-        ...
+        self.functions[name] = text
 
 
 @dataclass(frozen=True)

@@ -13,6 +13,7 @@ from cpembed.graph.graph import Graph
 from cpembed.graph.kinds.product import Product
 from cpembed.hw.instruction import HardwareSpec
 from cpembed.ir.computation import Computation
+from cpembed.targets.units import units_of
 from cpembed.workloads.suites import SUITES, Layer, suite
 from cpembed.workloads.user_suites import ComputedLayer, is_table, read_suite
 
@@ -67,7 +68,7 @@ def named_suite(
     WorkloadError
         If the name is unknown, the file cannot be read, or shapes are given without a model.
     """
-    return prepared_suite(name, lambda graph: prepared_for(graph, spec), shapes)
+    return prepared_suite(name, lambda graph: prepared_for(graph, units_of(spec)), shapes)
 
 
 def prepared_suite(

@@ -15,7 +15,7 @@ from typing import Any, Literal
 
 from cpembed.driver.across import Figure, Time
 from cpembed.driver.estimate import described_estimate
-from cpembed.driver.named import NATIVE, default_dtypes, hardware_spec, typed_by_roles
+from cpembed.driver.named import default_dtypes, hardware_spec, typed_by_roles
 from cpembed.driver.pipeline import choose
 from cpembed.driver.plan import Request, Selection
 from cpembed.embedding.embedding import Embedding
@@ -26,7 +26,15 @@ from cpembed.ir.computation import Computation
 from cpembed.provenance import Provenance
 from cpembed.runtime import worker
 from cpembed.steps import SLOWEST, step
-from cpembed.targets.registry import native_target
+from cpembed.targets.units import (
+    NATIVE,
+    FloatType,
+    Units,
+    multiplies,
+    native_units,
+    units_of,
+    with_float_type,
+)
 
 
 @dataclass(frozen=True)
@@ -49,8 +57,8 @@ class Match:
     reason : str, optional
         Reason why nothing was found, or why an alternative is selected.
     retyped : bool
-        True if the computation has element types that the instruction does not take, and was
-        matched on types that it does.
+        True if the computation is not embedded because of its element types, and would be on types
+        that the instruction takes; the reason names these.
     seconds : float
         Wall time of the search.
     ended : str
@@ -126,33 +134,43 @@ def typed_for(workload: Computation, spec: HardwareSpec) -> Computation:
     return typed_by_roles(workload.with_dtypes(first), instruction)
 
 
-def network_spec(graph: Graph, target: str | HardwareSpec) -> HardwareSpec:
-    """Return the specification of a target of a network.
+def network_units(target: str | HardwareSpec | Units, float_type: FloatType | None = None) -> Units:
+    """Return the targets that compute a network's products.
 
-    A native target multiplies bytes for a quantized network, else the network's element types.
+    Parameters
+    ----------
+    target : str, HardwareSpec or Units
+        Target by name, file or value, or ``native`` for all units of this processor.
+    float_type : str, optional
+        Type to which operands of float products are rounded; by default bfloat16 if the named
+        target multiplies it, else float32.
+
+    Raises
+    ------
+    SpecError
+        If the target is unknown, or its file is wrong.
+    BackendUnavailable
+        If no unit multiplies ``float_type``, or the processor has no unit.
     """
-    from cpembed.graph.kinds import Product
-
-    if target != NATIVE:
-        return hardware_spec(target)
-    products = [o.kind.computation for o in graph.operators if isinstance(o.kind, Product)]
-    # A quantized network may multiply floats until passes have fused its conversions; its weights
-    # are bytes in the file already.
-    is_quantized = any(array.dtype.itemsize == 1 for array in graph.constants.values())
-    return native_target() if is_quantized or not products else hardware_spec(NATIVE, products[0])
+    if isinstance(target, Units):
+        units = target
+    else:
+        units = native_units() if target == NATIVE else units_of(hardware_spec(target))
+    return units if float_type is None else with_float_type(units, float_type)
 
 
-def prepared_for(graph: Graph, spec: HardwareSpec) -> Graph:
-    """Return a network in the form in which its products run.
-
-    Products of a quantized one are on the integer types that the target multiplies.
-    """
+def prepared_for(graph: Graph, units: Units) -> Graph:
+    """Return a network in the form in which its products run: on types that units multiply."""
     from cpembed.graph.passes import prepare
 
-    inputs = default_dtypes(spec)[:-1]
-    if len(inputs) < 2:
-        return prepare(graph)
-    return prepare(graph, first=inputs[0], second=inputs[1])
+    first, second = units.byte_types
+    return prepare(
+        graph,
+        first=first,
+        second=second,
+        multiplied=units.byte_pairs,
+        floats=units.float_type,
+    )
 
 
 def match_in_worker(request: Request) -> Match:
@@ -174,30 +192,54 @@ def matched(request: Request) -> Match:
     """
     started = time.perf_counter()
     spec, workload = hardware_spec(request.target, request.workload), request.workload
-    retyped = False
     # The watchdog of the worker must allow what the limits of all these searches allow.
     searches = 1 + len(spec.alternatives)
     allowed = SLOWEST * (request.options.timeout or 0.0) * searches
     try:
         with step(f"matching {workload.name} on {spec.name}", workload.macs + allowed):
-            typed = typed_for(workload, spec)
-            retyped = typed != workload
-            outcome = choose(replace(request, workload=typed))
-            seconds = time.perf_counter() - started
-            if isinstance(outcome, Selection):
-                return _match_of_selection(outcome, spec, retyped, seconds)
-            ended = "stopped" if outcome.is_stopped else "searched"
-            return Match(reason=outcome.why_nothing, retyped=retyped, seconds=seconds, ended=ended)
+            types = [operand.dtype for operand in workload.inputs]
+            typed = workload if multiplies(spec, types) else typed_for(workload, spec)
+            if typed == workload:
+                match = _searched(request, spec)
+            else:
+                match = _of_other_types(request, spec, typed)
     except InvariantError:
         # A defect of this package: hiding it in a row would let the others be trusted.
         raise
     except CpembedError as error:
-        return Match(reason=str(error), retyped=retyped, seconds=time.perf_counter() - started)
+        match = Match(reason=str(error))
+    return replace(match, seconds=time.perf_counter() - started)
 
 
-def _match_of_selection(
-    selection: Selection, spec: HardwareSpec, retyped: bool, seconds: float
-) -> Match:
+def _searched(request: Request, spec: HardwareSpec) -> Match:
+    """Search a computation on its own element types."""
+    outcome = choose(request)
+    if not isinstance(outcome, Selection):
+        ended = "stopped" if outcome.is_stopped else "searched"
+        return Match(reason=outcome.why_nothing, ended=ended)
+    # A target that executes here, and not this computation, leaves it to portable code.
+    if not outcome.plan.native and not request.execution.missing:
+        return Match(reason="; ".join(outcome.plan.missing))
+    return _match_of_selection(outcome, spec)
+
+
+def _of_other_types(request: Request, spec: HardwareSpec, typed: Computation) -> Match:
+    """Return why a computation of types that a target does not multiply is not embedded.
+
+    If it would be on the target's types, the reason says so: the model could be quantized.
+    """
+    both = (typed, request.workload)
+    types, refused = (" by ".join(o.dtype for o in each.inputs) for each in both)
+    reason = f"{spec.name} does not multiply {refused}"
+    match = _searched(replace(request, workload=typed, epilogue=None), spec)
+    if match.embedded_on is None:
+        return Match(reason=f"{reason}; as {types}: {match.reason}", ended=match.ended)
+    used = "" if match.utilisation is None else f" and use {match.utilisation:.1%}"
+    reason += f"; a product of {types} would be embedded{used}"
+    return Match(reason=reason, retyped=True)
+
+
+def _match_of_selection(selection: Selection, spec: HardwareSpec) -> Match:
     ranked = selection.ranked
     reason = None
     if selection.substitution is not None:
@@ -215,8 +257,6 @@ def _match_of_selection(
         estimated=_estimated(selection),
         moved_bytes=ranked.overheads.packing_bytes,
         reason=reason,
-        retyped=retyped,
-        seconds=seconds,
     )
 
 

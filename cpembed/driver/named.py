@@ -19,10 +19,8 @@ from cpembed.hw.loader import load_hardware_spec
 from cpembed.ir.computation import Computation
 from cpembed.targets.known import require_known
 from cpembed.targets.registry import native_target
+from cpembed.targets.units import NATIVE
 from cpembed.workloads.naming import parse_workload
-
-NATIVE = "native"
-"""Name that stands for the best target of this processor."""
 
 
 def workload(words: str | Sequence[str], target: str | HardwareSpec | None = None) -> Computation:

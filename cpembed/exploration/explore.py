@@ -12,7 +12,7 @@ import time
 from collections import Counter
 from collections.abc import Generator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import cached_property
+from functools import cached_property, partial
 from pathlib import Path
 from typing import Any, Literal
 
@@ -389,9 +389,9 @@ def open_exploration(
     objectives = space.objectives if names is None else read_objectives(names)
     limits = _limits(space, read_limits(options.limits))
     first, second = space.family.inputs
-    layer_suite = prepared_suite(
-        suite, lambda graph: prepare(graph, first=first, second=second), options.shapes
-    )
+    floats = "bfloat16" if "bfloat16" in (first, second) else "float32"
+    prepared = partial(prepare, first=first, second=second, floats=floats)
+    layer_suite = prepared_suite(suite, prepared, options.shapes)
     works = _layer_works(space.family, layer_suite, options.layers)
     store = store_for(space.family, layer_suite.name, layer_suite.digest, options.results)
     # Before anything is computed: a store that cannot be written is an error at once.

@@ -210,6 +210,25 @@ class Computation:
                 macs = macs * self._original_reads(operand) // self.macs
         return macs
 
+    @cached_property
+    def macs_inside(self) -> int:
+        """Lower bound of the multiply-accumulates that read no operand outside its shape."""
+        share, counted = 1.0, set[str]()
+        for operand in self.inputs:
+            if not operand.zero_outside:
+                continue
+            index = self.access(operand.name).index
+            for expression, size in zip(index, operand.shape, strict=True):
+                names = list(expression.iterators)
+                grids = np.meshgrid(*(np.arange(self.extents[n]) for n in names), indexing="ij")
+                position = np.asarray(expression.evaluate(dict(zip(names, grids, strict=True))))
+                inside = float(np.mean((position >= 0) & (position < size)))
+                # Reads of dimensions without a common axis are inside independently.
+                is_independent = counted.isdisjoint(names)
+                share = share * inside if is_independent else max(0.0, share + inside - 1)
+                counted.update(names)
+        return math.floor(share * self.macs)
+
     def _original_reads(self, operand: Operand) -> int:
         """Count the points that read a spread operand at an element of the original tensor."""
         names = [axis.name for axis in self.axes]

@@ -21,6 +21,7 @@ from cpembed.network.plan import NetworkPlan, Planning, plan_network
 from cpembed.network.program import NetworkProgram, network_program
 from cpembed.steps import Progress, silent
 from cpembed.targets.registry import missing_for
+from cpembed.targets.units import NATIVE, FloatType, Units
 
 
 @dataclass(frozen=True)
@@ -63,8 +64,8 @@ class RunningNetwork:
         graph, types = self.compiled.graph, self.compiled.graph.types
         arguments = ", ".join(f"{name}: {types[name]}" for name in graph.inputs)
         results = ", ".join(f"{name}: {types[name]}" for name in graph.outputs)
-        target = self.compiled.plan.target.name
-        return f"<network {graph.name} on {target}: ({arguments}) -> {results}>"
+        units = self.compiled.plan.units.name
+        return f"<network {graph.name} on {units}: ({arguments}) -> {results}>"
 
     def __call__(self, *arrays: Array, **named: Array) -> Array | dict[str, Array]:
         """Compute the outputs of inputs that are given in the model's order or by name.
@@ -114,10 +115,10 @@ class RunningNetwork:
         self.close()
 
 
-def prepared_and_named(graph: Graph, target: HardwareSpec) -> Graph:
-    """Return a graph with the element types that a target multiplies, and unique names."""
+def prepared_and_named(graph: Graph, units: Units) -> Graph:
+    """Return a graph with the element types that units multiply, and unique names."""
     # Plans, programs and documents refer to operators by name.
-    return uniquely_named(matching.prepared_for(graph, target))
+    return uniquely_named(matching.prepared_for(graph, units))
 
 
 def uniquely_named(graph: Graph) -> Graph:
@@ -138,7 +139,7 @@ def uniquely_named(graph: Graph) -> Graph:
 
 def compile_network(
     graph: Graph,
-    target: str | HardwareSpec,
+    target: str | HardwareSpec | Units,
     folder: Path,
     planning: Planning | None = None,
     *,
@@ -155,7 +156,8 @@ def compile_network(
     ----------
     graph : Graph
         Network as a front end made it.
-    target : str or HardwareSpec
+    target : str, HardwareSpec or Units
+        As :func:`~cpembed.driver.matching.network_units` takes it.
     folder : Path
     planning : Planning, optional
     name : str, optional
@@ -173,9 +175,9 @@ def compile_network(
     BackendUnavailable
         If there is no C compiler, or the target has no library.
     """
-    spec, planning = matching.network_spec(graph, target), planning or Planning()
-    _require_library(spec)
-    plan = plan_network(prepared_and_named(graph, spec), spec, planning, progress)
+    units, planning = matching.network_units(target), planning or Planning()
+    _require_library(units.primary)
+    plan = plan_network(prepared_and_named(graph, units), units, planning, progress)
     network = network_program(plan, name or _library_name(graph.name), planning.cache, progress)
     progress("linking", 0, 1)
     label = network.program.name
@@ -205,10 +207,11 @@ def _library_name(text: str) -> str:
 
 def compile_model(
     model: str | Path | Graph,
-    target: str | HardwareSpec,
+    target: str | HardwareSpec | Units = NATIVE,
     *,
     folder: Path | None = None,
     threads: int = 0,
+    float_type: FloatType | None = None,
 ) -> RunningNetwork:
     """Compile a network and load it, so that it can be called with arrays.
 
@@ -217,12 +220,16 @@ def compile_model(
     model : str, Path or Graph
         File of an ONNX model or an exported PyTorch program, or the graph that
         :func:`~cpembed.frontends.load_model` read from one.
-    target : str or HardwareSpec
-        Target by name, file or value, whose kernels run on this machine.
+    target : str, HardwareSpec or Units, default "native"
+        All instructions of this processor, or a target by name, file or value whose kernels run on
+        this machine.
     folder : Path, optional
         Folder for the library; by default a temporary one.
     threads : int
         Number of threads; 0 for as many as the process has for kernels.
+    float_type : str, optional
+        ``bfloat16`` to round the operands of float products to it, ``float32`` to round none; by
+        default what the named target multiplies, float32 for ``native``.
 
     Returns
     -------
@@ -236,11 +243,13 @@ def compile_model(
     BackendUnavailable, LoweringError
         As :func:`compile_network` does.
     """
+    # Before the model is read, which may take seconds.
+    units = matching.network_units(target, float_type)
     graph = model if isinstance(model, Graph) else load_model(model)
     if folder is not None:
-        return compile_network(graph, target, folder).open(threads)
+        return compile_network(graph, units, folder).open(threads)
     scratch = tempfile.TemporaryDirectory(prefix="cpembed-")
-    network = compile_network(graph, target, Path(scratch.name)).open(threads)
+    network = compile_network(graph, units, Path(scratch.name)).open(threads)
     # Its finalizer removes the folder once the network is no longer used.
     network.scratch = scratch
     return network

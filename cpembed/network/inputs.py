@@ -16,6 +16,7 @@ from cpembed.errors import WorkloadError
 from cpembed.files import make_folder, open_regular, write_whole
 from cpembed.graph.graph import Array, Graph, check_inputs
 from cpembed.graph.kinds import Gather
+from cpembed.ir.dtypes import numpy_dtype
 from cpembed.runtime.measurement.verification import with_special_values
 
 # Maximum size of a file of inputs, in bytes.
@@ -112,18 +113,23 @@ def file_names(names: Iterable[str]) -> dict[str, str]:
 
 
 def random_inputs(graph: Graph, seed: int) -> dict[str, Array]:
-    """Return random inputs: normally distributed floats, integers within the range of a byte."""
+    """Return random inputs: normally distributed floats, integers within the range of a byte.
+
+    Integers from which indices are computed are smaller than what they select from.
+    """
     random = np.random.default_rng(seed)
+    sizes = _sizes_by_index(graph)
     inputs: dict[str, Array] = {}
     for name, kind in graph.inputs.items():
-        if kind.dtype.startswith("float"):
-            inputs[name] = random.normal(size=kind.shape).astype(kind.dtype)
+        if kind.dtype.startswith(("float", "bfloat")):
+            inputs[name] = random.normal(size=kind.shape).astype(numpy_dtype(kind.dtype))
         elif kind.dtype == "bool":
             inputs[name] = random.integers(0, 2, kind.shape).astype(np.bool_)
         else:
             limits = np.iinfo(kind.dtype)
             low, high = max(limits.min, -128), min(limits.max, 255)
-            low = 0 if limits.bits > 8 else low
+            low = 0 if limits.bits > 8 or name in sizes else low
+            high = max(low, min(high, sizes.get(name, high + 1) - 1))
             inputs[name] = random.integers(low, high, kind.shape, kind.dtype, endpoint=True)
     return inputs
 
@@ -143,7 +149,7 @@ def special_inputs(graph: Graph, inputs: Mapping[str, Array], seed: int = 0) -> 
         Seed of the positions that get special values.
     """
     generator = np.random.default_rng(seed)
-    indices = _read_as_indices(graph)
+    indices = _sizes_by_index(graph)
     return {
         name: array
         if name in indices or array.size < 2 or array.dtype == np.bool_
@@ -152,12 +158,15 @@ def special_inputs(graph: Graph, inputs: Mapping[str, Array], seed: int = 0) -> 
     }
 
 
-def _read_as_indices(graph: Graph) -> set[str]:
-    """Return the tensors from which the indices of a gather are computed."""
-    names: set[str] = set()
+def _sizes_by_index(graph: Graph) -> dict[str, int]:
+    """Return the tensors from which indices of a gather are computed, with the least axis' size."""
+    sizes: dict[str, int] = {}
     for operator in reversed(graph.operators):
+        read = min((sizes[name] for name in operator.outputs if name in sizes), default=None)
+        limits = [] if read is None else [(name, read) for name in operator.inputs]
         if isinstance(operator.kind, Gather):
-            names.add(operator.inputs[1])
-        if names.intersection(operator.outputs):
-            names.update(operator.inputs)
-    return names
+            data, indices = operator.inputs
+            limits.append((indices, graph.types[data].shape[operator.kind.axis]))
+        for name, size in limits:
+            sizes[name] = min(size, sizes.get(name, size))
+    return sizes

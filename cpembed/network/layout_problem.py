@@ -77,7 +77,8 @@ class ExecutionChoices:
 
     @cached_property
     def target(self) -> AnyTarget:
-        return open_target(self.products.target)
+        """Target whose calibration estimates what lies between products."""
+        return open_target(self.products.units.primary)
 
     def search(self, progress: Progress) -> None:
         """Search the kernels of all products."""
@@ -95,12 +96,12 @@ class ExecutionChoices:
         is_native = kernel is not None and kernel.is_native
         return () if is_native or not request.placed else (replace(request, placed=False),)
 
-    def products_without_fused_residual(self) -> list[str]:
-        """Return the products with a residual that no native kernel can add."""
+    def products_to_split(self) -> list[str]:
+        """Return the products with a residual or a chain that no native kernel can compute."""
         return [
             operator.name
             for operator in self.graph.operators
-            if residual_of(operator)
+            if (residual_of(operator) or _has_chain(operator))
             and not any(
                 execution.kernel and execution.kernel.is_native
                 for execution in self._product(operator)
@@ -315,6 +316,13 @@ class ExecutionChoices:
             input_layout=row_major_number if name in self.graph.inputs else None,
             output_layouts=(row_major_number,) if name in self.graph.outputs else (),
         )
+
+
+def _has_chain(operator: Operator) -> bool:
+    kind = operator.kind
+    if not isinstance(kind, Product) or kind.epilogue is None:
+        return False
+    return kind.epilogue.chain is not None
 
 
 def _lane_by_lane(kind: Product) -> bool:

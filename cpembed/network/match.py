@@ -1,6 +1,7 @@
 """Match a network with targets: which products an instruction computes, and how well it is used.
 
-Each product is matched like a single workload; equal products are matched once.
+The kernels are those of the network's plan where this machine can compile it for the target.
+Otherwise each product is matched like a single workload, equal ones once.
 
 >>> from cpembed.graph.graph import Graph, Operator
 >>> from cpembed.graph.kinds.base import TensorType
@@ -26,25 +27,32 @@ Each product is matched like a single workload; equal products are matched once.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any
 
 from cpembed.blocks import Displayed
-from cpembed.driver.across import Figure, Line, line
-from cpembed.driver.matching import Match, match_in_worker, network_spec, prepared_for
+from cpembed.driver.across import Figure, Line, Time, line
+from cpembed.driver.matching import Match, match_in_worker, network_units, prepared_for
 from cpembed.driver.named import hardware_specs
 from cpembed.driver.options import KernelOptions
 from cpembed.driver.plan import Request
+from cpembed.errors import BackendUnavailable
 from cpembed.graph.graph import Graph, Operator
 from cpembed.graph.kinds.product import Product
 from cpembed.hw.instruction import HardwareSpec
 from cpembed.ir.computation import Computation
-from cpembed.steps import Progress
-
-TIMEOUT = 10.0
-"""Default limit of each search in seconds; most searches take 0.1 s."""
+from cpembed.network.build import uniquely_named
+from cpembed.network.layout_problem import Execution
+from cpembed.network.plan import SEARCH_LIMIT, NetworkPlan, Planning, plan_network
+from cpembed.network.product_kernels import utilisation
+from cpembed.network.stepwise import step_request
+from cpembed.provenance import Provenance
+from cpembed.steps import Progress, silent
+from cpembed.targets.capabilities import links_here
+from cpembed.targets.registry import missing_for, open_target
+from cpembed.targets.units import FloatType, Units
 
 _NO_PRODUCT = "no product"
 
@@ -105,12 +113,21 @@ class OperatorMatch:
 class TargetMatch:
     """Operators of a network, prepared for the element types of a target that computes them.
 
-    ``layers`` is the number of distinct computations.
+    Attributes
+    ----------
+    layers : int
+        Number of distinct computations.
+    members : tuple of str
+        Names of the targets that are meant: all of a processor, or the named one.
+    is_planned : bool
+        True if the kernels are those of a plan of the whole network.
     """
 
     target: str
     operators: tuple[OperatorMatch, ...]
     layers: int
+    members: tuple[str, ...] = ()
+    is_planned: bool = False
 
     @cached_property
     def matched(self) -> tuple[OperatorMatch, ...]:
@@ -139,8 +156,9 @@ class TargetMatch:
 
     @property
     def on_alternatives(self) -> int:
-        """Number of products that an alternative of the target computes."""
-        return sum(o.match is not None and o.match.embedded_on != self.target for o in self.fitting)
+        """Number of products that an alternative of the target, or another unit, computes."""
+        names = [o.match.embedded_on for o in self.fitting if o.match is not None]
+        return sum(name not in self.members for name in names)
 
     @property
     def retyped(self) -> int:
@@ -169,6 +187,7 @@ class TargetMatch:
     def to_json(self) -> dict[str, Any]:
         return {
             "target": self.target,
+            "units": list(self.members),
             "operators": [operator.to_json() for operator in self.operators],
             "totals": self.totals_json(),
         }
@@ -199,60 +218,121 @@ def match(
     targets: Sequence[str | HardwareSpec],
     *,
     alternatives: bool = True,
-    timeout: float | None = TIMEOUT,
+    timeout: float | None = SEARCH_LIMIT,
     prepares: bool = True,
-    progress: Progress | None = None,
+    float_type: FloatType | None = None,
+    progress: Progress = silent,
 ) -> MatchResult:
-    """Match each product of a network with each target; searches run in the worker.
+    """Return what computes each product of a network on each target.
+
+    Where this machine can hold the target's kernels in a library, these are the kernels and layouts
+    of the plan that :func:`~cpembed.network.service.network` compiles. Other targets are searched
+    product by product, as they run them.
 
     Parameters
     ----------
     graph : Graph
     targets : sequence of str or HardwareSpec
-        Names, files or values.
+        Names, files or values; ``native`` for all instructions of this processor.
     alternatives : bool, default True
-        Try the alternatives of a specification if its instruction does not fit or is mostly idle.
-    timeout : float or None, default 10
+        Let alternatives of a target, and other units of its processor, compute what it does not.
+    timeout : float or None, default 20
         Seconds of each search.
     prepares : bool, default True
         Run the graph passes first.
+    float_type : str, optional
+        Type to which operands of float products are rounded, as in a network.
     progress : Progress, optional
 
     Raises
     ------
     SpecError
         For a wrong target, and for two targets of one name; passes may raise other errors.
+    LoweringError
+        If an operator has no kernel.
     """
-    specs = hardware_specs([network_spec(graph, target) for target in targets])
-    prepared = [prepared_for(graph, spec) if prepares else graph for spec in specs]
-    # Blocks of a network repeat: of equal products one is searched, whatever their names.
-    work = [_distinct(network) for network in prepared]
-    total, finished = sum(len(layers) for layers in work), 0
+    units = [network_units(target, float_type) for target in targets]
+    hardware_specs([each.named for each in units if each.named is not None])
+    if not alternatives:
+        units = [_without_alternatives(each) for each in units]
     results: list[TargetMatch] = []
-    for spec, network, layers in zip(specs, prepared, work, strict=True):
-        # A specification without alternatives makes the search end at the instruction itself.
-        searched = spec if alternatives else replace(spec, alternatives=())
-        matches: dict[Computation, Match] = {}
-        for layer, name in layers.items():
-            if progress is not None:
-                progress(f"{name} on {spec.name}", finished, total)
-            matches[layer] = match_in_worker(
-                Request(layer, searched, KernelOptions(timeout=timeout))
-            )
-            finished += 1
-        results.append(_target_match(spec.name, network, matches))
-    if progress is not None:
-        progress("", finished, total)
+    for each in units:
+        network = uniquely_named(prepared_for(graph, each) if prepares else graph)
+        if _is_planned(each):
+            plan = plan_network(network, each, Planning(timeout=timeout), progress)
+            results.append(_of_plan(plan))
+        else:
+            results.append(_of_searches(network, each.primary, timeout, progress))
     return MatchResult(graph.name, len(graph.operators), tuple(results))
 
 
-def _distinct(graph: Graph) -> dict[Computation, str]:
-    """Return each distinct computation, and the name of the first operator that has it."""
-    names: dict[Computation, str] = {}
-    for operator in graph.operators:
-        if isinstance(operator.kind, Product):
-            names.setdefault(_anonymous(operator.kind.computation), operator.name)
-    return names
+def _without_alternatives(units: Units) -> Units:
+    """Return a named target without alternatives; all units of a processor as they are."""
+    named = units.named
+    if named is None:
+        return units
+    return replace(units, named=replace(named, alternatives=()), processor=())
+
+
+def _is_planned(units: Units) -> bool:
+    """True if a network on these units is a library of this machine."""
+    return not missing_for(units.primary) and links_here(open_target(units.primary))
+
+
+def _of_plan(plan: NetworkPlan) -> TargetMatch:
+    """Return the products of a plan with their kernels."""
+    matches = {
+        operator.name: _match_of_execution(operator.kind, plan.execution(operator))
+        for operator in plan.graph.operators
+        if isinstance(operator.kind, Product)
+    }
+    target = _target_match(plan.units.name, plan.graph, matches, plan.units.members)
+    return replace(target, is_planned=True)
+
+
+def _match_of_execution(kind: Product, execution: Execution) -> Match:
+    kernel, us = execution.kernel, execution.cost_us
+    assert kernel is not None
+    if not kernel.is_native:
+        return Match(reason=f"portable code: {kernel.reason}")
+    return Match(
+        embedded_on=kernel.target,
+        embedding=kernel.candidate.embedding,
+        utilisation=utilisation(kind.computation, kernel.utilisation),
+        estimated=Time(us, "us", us, Provenance.ESTIMATED),
+        moved_bytes=kernel.moved_bytes,
+        reason=kernel.reason,
+    )
+
+
+def _of_searches(
+    graph: Graph, spec: HardwareSpec, timeout: float | None, progress: Progress
+) -> TargetMatch:
+    """Search each product by itself, in the worker; equal ones once, whatever their names."""
+    matches: dict[str, Match] = {}
+    by_workload: dict[Computation, Match] = {}
+    products = [o for o in graph.operators if isinstance(o.kind, Product)]
+    for number, operator in enumerate(products):
+        progress(f"{operator.name} on {spec.name}", number, len(products))
+        request = _request(graph, operator, spec, timeout)
+        workload = _anonymous(request.workload)
+        if workload not in by_workload:
+            by_workload[workload] = match_in_worker(replace(request, workload=workload))
+        matches[operator.name] = by_workload[workload]
+    progress("", len(products), len(products))
+    return _target_match(spec.name, graph, matches, (spec.name,))
+
+
+def _request(
+    graph: Graph, operator: Operator, spec: HardwareSpec, timeout: float | None
+) -> Request:
+    """Return the request for a product's kernel, as the target would run it."""
+    try:
+        return step_request(graph, operator, spec, timeout)
+    except BackendUnavailable:
+        # Nothing executes the specification; it can still be embedded.
+        assert isinstance(operator.kind, Product)
+        return Request(operator.kind.computation, spec, KernelOptions(timeout=timeout))
 
 
 def _anonymous(computation: Computation) -> Computation:
@@ -260,20 +340,21 @@ def _anonymous(computation: Computation) -> Computation:
     return replace(computation, name="product")
 
 
-def _target_match(target: str, graph: Graph, matches: dict[Computation, Match]) -> TargetMatch:
-    numbers = {layer: number for number, layer in enumerate(matches)}
+def _target_match(
+    target: str, graph: Graph, matches: Mapping[str, Match], members: tuple[str, ...]
+) -> TargetMatch:
+    numbers: dict[Computation, int] = {}
 
     def row(operator: Operator) -> OperatorMatch:
         if not isinstance(operator.kind, Product):
             return OperatorMatch(operator.name, operator.kind.label)
         computation = operator.kind.computation
-        layer = _anonymous(computation)
         return OperatorMatch(
             name=operator.name,
             label=operator.kind.label,
             computation=computation,
-            layer=numbers[layer],
-            match=matches[layer],
+            layer=numbers.setdefault(_anonymous(computation), len(numbers)),
+            match=matches[operator.name],
         )
 
-    return TargetMatch(target, tuple(map(row, graph.operators)), len(matches))
+    return TargetMatch(target, tuple(map(row, graph.operators)), len(numbers), members)

@@ -8,9 +8,9 @@ from typing import Literal
 
 from cpembed.codegen.epilogue import Epilogue, Residual
 from cpembed.codegen.runtime import thread_count
-from cpembed.graph.graph import Graph, Operator
+from cpembed.graph.graph import Array, Graph, Operator
 from cpembed.graph.kinds import Apply, Elementwise, Input, Number, Product, Scalar
-from cpembed.hw.instruction import HardwareSpec
+from cpembed.graph.passes.chain_fusion import split_chain
 from cpembed.network.assignment import Assignment, assign, by_policy
 from cpembed.network.costs import KernelTimer
 from cpembed.network.kernel_cache import Cache, cores, default_folder
@@ -18,27 +18,36 @@ from cpembed.network.layout import CandidateLayouts, Layout
 from cpembed.network.layout_problem import Execution, ExecutionChoices
 from cpembed.network.product_kernels import ProductKernels
 from cpembed.steps import Progress, silent
+from cpembed.targets.units import Units
 
 
-def split_residuals(graph: Graph, names: Collection[str]) -> Graph:
-    """Split some products into a product and an operator that adds the residual.
+def split_epilogues(graph: Graph, names: Collection[str]) -> Graph:
+    """Split some products into a product and an operator that adds the residual or has the chain.
 
     The results stay equal bit for bit: what is stored in between is rounded as the epilogue rounds
     it, or a float if the epilogue does not round.
     """
     operators: list[Operator] = []
+    constants: dict[str, Array] = {}
     tensors = set(graph.types)
     for operator in graph.operators:
         if operator.name not in names:
             operators.append(operator)
             continue
-        name = f"{operator.output} before the residual"
+        kind = operator.kind
+        has_chain = isinstance(kind, Product) and kind.epilogue and kind.epilogue.chain
+        name = f"{operator.output} before the {'chain' if has_chain else 'residual'}"
         # The model itself may have a tensor of this name.
         while name in tensors:
             name += "'"
         tensors.add(name)
-        operators += _split(operator, name)
-    return graph.with_operators(operators)
+        if isinstance(kind, Product) and has_chain:
+            parts, added = split_chain(graph, operator, kind, name)
+            operators += parts
+            constants |= added
+        else:
+            operators += _split(operator, name)
+    return graph.with_operators(operators, constants)
 
 
 def _split(operator: Operator, between: str) -> tuple[Operator, Operator]:
@@ -109,7 +118,7 @@ class NetworkPlan:
         Layout in which each tensor is written, or in which the caller passes it.
     """
 
-    target: HardwareSpec
+    units: Units
     choices: ExecutionChoices
     executions: Mapping[str, Execution]
     written: Mapping[str, Layout]
@@ -158,14 +167,15 @@ class Planning:
 
 
 def plan_network(
-    graph: Graph, target: HardwareSpec, planning: Planning, progress: Progress = silent
+    graph: Graph, units: Units, planning: Planning, progress: Progress = silent
 ) -> NetworkPlan:
-    """Choose kernels and layouts for a graph that was prepared for the target.
+    """Choose kernels and layouts for a graph that was prepared for the units.
 
     Parameters
     ----------
     graph : Graph
-    target : HardwareSpec
+    units : Units
+        Targets that compute its products.
     planning : Planning
     progress : Progress, optional
 
@@ -174,7 +184,7 @@ def plan_network(
     LoweringError
         If an operator has no kernel.
     """
-    choices = _searched_choices(graph, target, planning, progress)
+    choices = _searched_choices(graph, units, planning, progress)
     problem = choices.problem
     progress("choosing layouts", 0, 1)
     assignment = assign(problem, time_limit=planning.time_limit)
@@ -184,18 +194,18 @@ def plan_network(
     if choices.timer is not None:
         # The plan, timer included, is pickled for the worker; a caller's callback cannot be.
         choices.timer.progress = silent
-    return _planned(choices, target, assignment)
+    return _planned(choices, units, assignment)
 
 
 def _searched_choices(
-    graph: Graph, target: HardwareSpec, planning: Planning, progress: Progress
+    graph: Graph, units: Units, planning: Planning, progress: Progress
 ) -> ExecutionChoices:
     """Return the executions of each operator, with all kernels searched.
 
-    Residuals that no kernel of the instruction adds become operators of their own: with them the
-    product would be portable code, which is slower than an addition.
+    Residuals that no kernel of the instruction adds, and chains that no such kernel computes,
+    become operators of their own: with them the product would be portable code.
     """
-    products = ProductKernels(target, planning.cache, planning.timeout, cores())
+    products = ProductKernels(units, planning.cache, planning.timeout, cores())
     threads = thread_count()
     timer = KernelTimer(planning.cache, threads, progress) if planning.measures else None
     choices = ExecutionChoices(
@@ -206,18 +216,16 @@ def _searched_choices(
         timer=timer,
     )
     choices.search(progress)
-    # Only after the search is it known which kernels can add a residual.
-    unfused = choices.products_without_fused_residual()
+    # Only after the search is it known which kernels can add a residual or compute a chain.
+    unfused = choices.products_to_split()
     if unfused:
-        split = split_residuals(graph, unfused)
+        split = split_epilogues(graph, unfused)
         choices = replace(choices, graph=split, layouts=CandidateLayouts(split))
         choices.search(progress)
     return choices
 
 
-def _planned(
-    choices: ExecutionChoices, target: HardwareSpec, assignment: Assignment
-) -> NetworkPlan:
+def _planned(choices: ExecutionChoices, units: Units, assignment: Assignment) -> NetworkPlan:
     """Translate an assignment's numbers of options and layouts to executions and layouts."""
     layouts = choices.layouts.by_tensor
     problem = choices.problem
@@ -231,7 +239,7 @@ def _planned(
         for conversion in assignment.conversions
     )
     return NetworkPlan(
-        target=target,
+        units=units,
         choices=choices,
         executions={
             name: choices.executions[name][number] for name, number in assignment.options.items()

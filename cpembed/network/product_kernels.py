@@ -9,12 +9,12 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
-from functools import partial
+from functools import cached_property, partial
 from typing import Any
 
 from cpembed.codegen.compiled import CompiledKernel
 from cpembed.codegen.emit import portable_plan
-from cpembed.codegen.epilogue import Epilogue, Placement
+from cpembed.codegen.epilogue import RESULT_TYPES, Epilogue, Placement
 from cpembed.codegen.recorded import RecordedCalls, Recorder, recorded_calls
 from cpembed.codegen.runtime import thread_count
 from cpembed.cost.ranking import Candidate
@@ -32,9 +32,10 @@ from cpembed.network.kernel_cache import Cache, digest_of, source_digest
 from cpembed.runtime.tuning.records import Lookup
 from cpembed.runtime.worker import call_each
 from cpembed.steps import Progress, silent
-from cpembed.targets.capabilities import calibration_digest, planned_kernel
+from cpembed.targets.capabilities import calibration_digest, least_us, planned_kernel
 from cpembed.targets.registry import open_target
 from cpembed.targets.tuner import record_identity
+from cpembed.targets.units import Units, with_alternatives
 
 # Specification of portable code for products that embed nothing else: vector times number.
 _FALLBACK = "axpy"
@@ -56,8 +57,10 @@ class ProductKernel:
         Estimated microseconds, packing and unpacking included; infinite without an estimate.
     utilisation : float
         Fraction of the executed operations that are useful.
+    moved_bytes : int
+        Bytes that packing and unpacking read and write.
     reason : str, optional
-        Why the kernel does not use the requested target or its instruction.
+        Why the kernel is not on a target that was named, or uses an alternative of a unit.
     """
 
     spec: HardwareSpec | None
@@ -66,6 +69,7 @@ class ProductKernel:
     epilogue: Epilogue | None
     cost_us: float
     utilisation: float
+    moved_bytes: int = 0
     reason: str | None = None
 
     @property
@@ -91,39 +95,81 @@ class ProductKernel:
 
 def choose_product_kernel(
     workload: Computation,
-    target: HardwareSpec,
+    units: Units,
     epilogue: Epilogue | None,
     timeout: float | None = None,
 ) -> ProductKernel:
-    """Choose a kernel that stores an epilogue: a target's, an alternative's, or portable code.
+    """Choose a kernel that stores an epilogue: the fastest unit's by estimate, or portable code.
 
     Parameters
     ----------
     workload : Computation
-    target : HardwareSpec
+    units : Units
+        Targets that are searched, each with its alternatives. A named one is preferred to all that
+        it does not name.
     epilogue : Epilogue or None
         With a placement, a kernel that stores inside a larger buffer is preferred.
     timeout : float, optional
         Seconds of each search for embeddings.
     """
+    candidates = units.candidates([operand.dtype for operand in workload.inputs])
+    best: ProductKernel | None = None
+    reasons: list[str] = []
+    if units.named is not None and units.named not in candidates:
+        reasons.append(f"{units.name}: {_types_text(workload)} is not multiplied")
+    for spec in candidates:
+        # What cannot be faster, by its own model, is not searched.
+        if best is not None and _least_us(spec, workload) >= best.cost_us:
+            continue
+        kernel = _kernel_on(spec, workload, epilogue, timeout)
+        if isinstance(kernel, str):
+            reasons.append(f"{spec.name}: {kernel}")
+        elif best is None or kernel.cost_us < best.cost_us:
+            best = kernel
+        # Whoever names a target wants it, even where another unit is faster.
+        if spec == units.named and best is not None:
+            break
+    if best is None:
+        reason = "; ".join(reasons) or f"no unit multiplies {_types_text(workload)}"
+        return _portable(workload, epilogue, reason)
+    # A named target that does not run is the reason to name; of equal units none is.
+    preferred = reasons if units.named is not None else []
+    return replace(best, reason="; ".join([*preferred, *filter(None, [best.reason])]) or None)
+
+
+def _types_text(workload: Computation) -> str:
+    return " by ".join(operand.dtype for operand in workload.inputs)
+
+
+def _least_us(spec: HardwareSpec, workload: Computation) -> float:
+    """Return a lower bound of the estimates of a target and its alternatives."""
+    return min(least_us(open_target(each), workload) for each in with_alternatives(spec))
+
+
+def _kernel_on(
+    spec: HardwareSpec, workload: Computation, epilogue: Epilogue | None, timeout: float | None
+) -> ProductKernel | str:
+    """Return a target's kernel, or an alternative's; the reason if there is none."""
+    # No explanation is needed if nothing embeds: another unit, or portable code, stands in.
     options = KernelOptions(timeout=timeout)
-    # No explanation is needed if nothing embeds: the product becomes portable code.
-    request = Request(workload, target, options, epilogue=epilogue, explains=False)
+    request = Request(workload, spec, options, epilogue=epilogue, explains=False)
     selection = _choice_or_reason(request)
-    if isinstance(selection, Selection) and selection.plan.native:
-        choice, spec = selection.choice, selection.solved.target
-        cost = choice.estimated
-        return ProductKernel(
-            spec=spec,
-            candidate=choice.ranked.candidate,
-            schedule=choice.schedule,
-            epilogue=epilogue,
-            cost_us=float("inf") if cost is None else cost,
-            utilisation=choice.ranked.overheads.occupancy,
-            reason=None if spec == target else f"{target.name}: {_alternative_reason(selection)}",
-        )
-    reason = "; ".join(selection.plan.missing) if isinstance(selection, Selection) else selection
-    return _portable(workload, epilogue, reason)
+    if not isinstance(selection, Selection):
+        return selection
+    if not selection.plan.native:
+        return "; ".join(selection.plan.missing)
+    choice, executing = selection.choice, selection.solved.target
+    cost = choice.estimated
+    return ProductKernel(
+        spec=executing,
+        candidate=choice.ranked.candidate,
+        schedule=choice.schedule,
+        epilogue=epilogue,
+        cost_us=float("inf") if cost is None else cost,
+        utilisation=choice.ranked.overheads.occupancy,
+        moved_bytes=choice.ranked.overheads.packing_bytes,
+        reason=None if executing == spec else f"{spec.name}: {_alternative_reason(selection)}",
+    )
 
 
 def _choice_or_reason(request: Request) -> Selection | str:
@@ -172,6 +218,7 @@ def _portable(workload: Computation, epilogue: Epilogue | None, reason: str) -> 
             epilogue=epilogue,
             cost_us=float("inf"),
             utilisation=candidate.overheads.occupancy,
+            moved_bytes=candidate.overheads.packing_bytes,
             reason=reason,
         )
     raise failure
@@ -249,6 +296,12 @@ class KernelRequest:
     placed: bool
 
     @property
+    def is_possible(self) -> bool:
+        """False if results have to be placed that no epilogue can store, such as float64."""
+        has_epilogue = self.epilogue is not None
+        return not self.placed or has_epilogue or self.workload.output.dtype in RESULT_TYPES
+
+    @property
     def searched(self) -> Epilogue | None:
         """Epilogue of the search, placed in a buffer of the results' own shape.
 
@@ -265,10 +318,13 @@ class KernelRequest:
 
 @dataclass
 class ProductKernels:
-    """Kernels of products on a target.
+    """Kernels of products on the units of a processor.
 
     Attributes
     ----------
+    units : Units
+        Targets that are searched.
+    cache : Cache
     timeout : float, optional
         Seconds of each search for embeddings.
     workers : int
@@ -277,7 +333,7 @@ class ProductKernels:
         Results of the searches; None where there is no kernel.
     """
 
-    target: HardwareSpec
+    units: Units
     cache: Cache
     timeout: float | None = None
     workers: int = 1
@@ -288,17 +344,23 @@ class ProductKernels:
     def key(self, request: KernelRequest) -> str:
         """Return the cache key of a search, made of all that its result depends on."""
         # Another calibration, number of threads or version of the code may choose another kernel.
-        constants = calibration_digest(open_target(self.target))
         sources = source_digest(_SOURCES)
         threads = thread_count()
         tuned = self._tuning_records(request)
-        dependencies = (request, self.target, constants, threads, self.timeout, tuned, sources)
+        dependencies = (request, self._units_digest, threads, self.timeout, tuned, sources)
         return digest_of("product kernel", *dependencies)
 
+    @cached_property
+    def _units_digest(self) -> str:
+        """Digest of the set of targets and of the constants that their estimates depend on."""
+        constants = [calibration_digest(open_target(spec)) for spec in self.units.leaders]
+        return digest_of(self.units, constants)
+
     def _tuning_records(self, request: KernelRequest) -> list[tuple[str, str, int] | None]:
-        """Return the record that the choice would take, of the target and of its alternatives."""
+        """Return the record that each choice would take, of targets and of their alternatives."""
         records: list[tuple[str, str, int] | None] = []
-        for spec in (self.target, *map(load_hardware_spec, self.target.alternatives)):
+        candidates = self.units.candidates([o.dtype for o in request.workload.inputs])
+        for spec in (each for leader in candidates for each in with_alternatives(leader)):
             identity = None
             with suppress(BackendUnavailable, WorkloadError):
                 lookup = Lookup(request.workload, request.searched, None)
@@ -310,6 +372,8 @@ class ProductKernels:
         """Search the kernels that are not in memory or in the cache, in parallel."""
         missing: list[KernelRequest] = []
         for request in dict.fromkeys(requests):
+            if not request.is_possible:
+                self.kernels[request] = None
             if request in self.kernels:
                 continue
             cached = self.cache.get(_CachedKernel, self.key(request))
@@ -319,7 +383,7 @@ class ProductKernels:
                 missing.append(request)
         total = len(missing)
         progress("choosing kernels", 0, total)
-        search = partial(_search, self.target, self.timeout)
+        search = partial(_search, self.units, self.timeout)
         for number, (request, kernel) in enumerate(call_each(search, missing, self.workers), 1):
             self.kernels[request] = kernel
             # Stored one by one, so that an interrupted command continues where it stopped.
@@ -340,11 +404,9 @@ class _CachedKernel:
     kernel: ProductKernel | None
 
 
-def _search(
-    target: HardwareSpec, timeout: float | None, request: KernelRequest
-) -> ProductKernel | None:
+def _search(units: Units, timeout: float | None, request: KernelRequest) -> ProductKernel | None:
     try:
-        return choose_product_kernel(request.workload, target, request.searched, timeout)
+        return choose_product_kernel(request.workload, units, request.searched, timeout)
     except LoweringError:
         return None
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
-from cpembed.codegen.epilogue import BIAS, SCALE, Epilogue, channel_axes
+from cpembed.codegen.epilogue import Epilogue, channel_axes
 from cpembed.codegen.host_cpu import needed_features
 from cpembed.codegen.plan import KernelPlan
 from cpembed.codegen.recorded import Memory
@@ -297,7 +297,7 @@ class _ProgramBuilder:
         tensors = zip((o.name for o in operands), (first, second, output), strict=True)
         tensor_of = dict(tensors)
         # Buffers of the graph's tensors by the recorded memory that stands for them. A name with @
-        # is a vector of the epilogue; since bias and scale are constants, it is the residual.
+        # is a vector of the epilogue; since the vectors are constants, it is the residual.
         names: dict[int, str] = {}
         for operand, memory in calls.caller_memory.items():
             tensor = residual[0] if operand.startswith("@") else tensor_of[operand]
@@ -318,8 +318,7 @@ class _ProgramBuilder:
                 constants[operand.name] = graph.constants[tensor].reshape(operand.shape)
         shape = tuple(workload.extents[axis] for axis in channel_axes(workload))
         for name, tensor in zip(kind.vectors, operator.inputs[2:], strict=False):
-            if name in (BIAS, SCALE):
-                constants[name] = graph.constants[tensor].reshape(shape)
+            constants[name] = graph.constants[tensor].reshape(shape)
         return constants
 
     def _memory(self, memory: Memory, names: dict[int, str], operator: Operator) -> str:

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from cpembed.driver.matching import network_spec
+from cpembed.driver.matching import network_units
 from cpembed.errors import BackendUnavailable, InvariantError
 from cpembed.export.layout import workspace_of
 from cpembed.export.library import EVERYTHING, Contents, Library
@@ -19,6 +19,7 @@ from cpembed.export.program import Role
 from cpembed.files import write_whole
 from cpembed.graph.graph import Array, Graph, Operator, check_inputs
 from cpembed.graph.kinds import Product
+from cpembed.graph.passes.half_floats import has_half_floats
 from cpembed.hw.instruction import HardwareSpec
 from cpembed.network.assignment.solve import policy_cost
 from cpembed.network.build import CompiledNetwork, compile_network, prepared_and_named
@@ -31,6 +32,7 @@ from cpembed.runtime.measurement.environment import provenance
 from cpembed.steps import Progress, silent
 from cpembed.targets.capabilities import links_here, saved_file_instructions
 from cpembed.targets.registry import open_target
+from cpembed.targets.units import NATIVE, Units
 
 
 @dataclass(frozen=True)
@@ -39,8 +41,8 @@ class NetworkRequest:
 
     Attributes
     ----------
-    target : str
-        Name or file of the target.
+    target : str, HardwareSpec or Units
+        Units of the products, as :func:`~cpembed.driver.matching.network_units` takes them.
     folder : Path, optional
         Folder for the library, once it is verified, or for the programs of a target without
         libraries.
@@ -54,7 +56,7 @@ class NetworkRequest:
         Files of the library to write.
     """
 
-    target: str
+    target: str | HardwareSpec | Units = NATIVE
     folder: Path | None = None
     planning: Planning = field(default_factory=Planning)
     verifies: bool = True
@@ -117,9 +119,9 @@ def network(
         As :func:`~cpembed.network.build.compile_network` raises them.
     """
     check_inputs(graph, inputs)
-    spec = network_spec(graph, request.target)
-    if not _links(spec):
-        return _network_stepwise(graph, spec, request, inputs, progress)
+    units = network_units(request.target)
+    if not links(units):
+        return _network_stepwise(graph, units, request, inputs, progress)
     # A draft is loaded and run before any file of the library is written, so that a wrong library
     # never is. Its document is returned in either case.
     drafts: list[tuple[CompiledNetwork, NetworkRun]] = []
@@ -136,7 +138,7 @@ def network(
     with tempfile.TemporaryDirectory(prefix="cpembed-") as scratch, suppress(_WrongResultError):
         compiled = compile_network(
             graph,
-            spec,
+            units,
             request.folder or Path(scratch),
             request.planning,
             name=request.name,
@@ -147,38 +149,42 @@ def network(
     draft, run = drafts[0]
     # Without a folder the library was only needed for the run, and its files are gone.
     library = None if compiled is None or request.folder is None else compiled.library
-    return NetworkResult(_document(draft.plan, draft, run), library, run)
+    document = {**_document(draft.plan, draft, run), **_float_types(graph, units)}
+    return NetworkResult(document, library, run)
 
 
 def _network_stepwise(
     graph: Graph,
-    spec: HardwareSpec,
+    units: Units,
     request: NetworkRequest,
     inputs: Mapping[str, Array],
     progress: Progress,
 ) -> NetworkResult:
     """Run a network product by product, on a target that no library of this machine holds."""
     stepwise = run_stepwise(
-        prepared_and_named(graph, spec),
-        spec,
+        prepared_and_named(graph, units),
+        units.primary,
         inputs,
         progress=progress,
         timeout=request.planning.timeout,
         save=request.folder,
     )
-    document = stepwise_document(stepwise)
+    document = {**stepwise_document(stepwise), **_float_types(graph, units)}
     if request.folder is not None:
         request.folder.mkdir(parents=True, exist_ok=True)
         write_whole(request.folder / "network.json", json.dumps(document, indent=1) + "\n")
-        title = f"# {graph.name} on {spec.name}"
-        instructions = saved_file_instructions(open_target(spec))
+        title = f"# {graph.name} on {units.name}"
+        instructions = saved_file_instructions(open_target(units.primary))
         text = f"{title}\n\n{_STEPWISE_README}\n\n{instructions}\n"
         write_whole(request.folder / "README.md", text)
     return NetworkResult(document, None, stepwise)
 
 
 def network_plan(
-    graph: Graph, target: str, planning: Planning, progress: Progress = silent
+    graph: Graph,
+    target: str | HardwareSpec | Units,
+    planning: Planning,
+    progress: Progress = silent,
 ) -> dict[str, Any]:
     """Plan a network without compiling it, and return the document with estimated times.
 
@@ -186,8 +192,8 @@ def network_plan(
     ----------
     graph : Graph
         Network as a front end made it.
-    target : str
-        Name or file of the target.
+    target : str, HardwareSpec or Units
+        As :func:`~cpembed.driver.matching.network_units` takes it.
     planning : Planning
     progress : Progress, optional
 
@@ -196,17 +202,24 @@ def network_plan(
     BackendUnavailable
         For a target that runs networks product by product.
     """
-    spec = network_spec(graph, target)
-    if not _links(spec):
-        raise BackendUnavailable(f"{spec.name} has no plan of layouts: leave --plan-only out")
-    return _document(
-        plan_network(prepared_and_named(graph, spec), spec, planning, progress), None, None
-    )
+    units = network_units(target)
+    if not links(units):
+        raise BackendUnavailable(f"{units.name} has no plan of layouts: leave --plan-only out")
+    plan = plan_network(prepared_and_named(graph, units), units, planning, progress)
+    return {**_document(plan, None, None), **_float_types(graph, units)}
 
 
-def _links(spec: HardwareSpec) -> bool:
-    """True if a library of this machine can hold the target's kernels."""
-    return links_here(open_target(spec))
+def _float_types(graph: Graph, units: Units) -> dict[str, Any]:
+    """Return the types in which a network's floats are computed."""
+    return {
+        "floats": units.float_type,
+        "float16_as": "float32" if has_half_floats(graph) else None,
+    }
+
+
+def links(units: Units) -> bool:
+    """True if a library of this machine can hold the kernels of the units."""
+    return links_here(open_target(units.primary))
 
 
 def _document(
@@ -220,7 +233,8 @@ def _document(
     measured = {} if compiled is None else _measured(compiled, run)
     return {
         "network": plan.graph.name,
-        "target": plan.target.name,
+        "target": plan.units.name,
+        "units": list(plan.units.members),
         "threads": plan.threads,
         "provenance": "estimated" if times is None else "measured",
         "operators": [
@@ -344,7 +358,7 @@ def _counts(plan: NetworkPlan) -> dict[str, int]:
         "operators": len(plan.graph.operators),
         "products": len(products),
         "embedded": sum(kernel.is_native for kernel in kernels),
-        "on_target": sum(kernel.spec == plan.target for kernel in kernels),
+        "on_target": sum(kernel.target in plan.units.members for kernel in kernels),
         "macs": sum(product.computation.macs for product in products),
         "conversions": len(plan.conversions),
     }

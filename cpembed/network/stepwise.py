@@ -14,11 +14,10 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from cpembed.codegen.epilogue import channel_numbers
 from cpembed.driver.options import KernelOptions
 from cpembed.driver.pipeline import choose
 from cpembed.driver.plan import Plan, Request, Selection
-from cpembed.errors import CpembedError, LoweringError
+from cpembed.errors import CpembedError, LoweringError, WorkloadError
 from cpembed.graph.graph import Array, Graph, Operator, check_inputs
 from cpembed.graph.kinds import Product, TensorType
 from cpembed.hw.instruction import HardwareSpec
@@ -35,6 +34,7 @@ from cpembed.targets import capabilities
 from cpembed.targets.capabilities import AnyTarget, exact_epilogue
 from cpembed.targets.choice import built_first
 from cpembed.targets.registry import open_target
+from cpembed.targets.units import multiplies
 
 
 @dataclass(frozen=True)
@@ -158,6 +158,52 @@ def _tolerance(operator: Operator, expected: tuple[Array, ...]) -> float:
     return 1e-3 * max(sizes, default=0.0)
 
 
+def step_request(
+    graph: Graph, operator: Operator, spec: HardwareSpec, timeout: float | None
+) -> Request:
+    """Return the kernel that a product of a network needs of a target that runs it alone.
+
+    Parameters
+    ----------
+    graph : Graph
+    operator : Operator
+        Product of the graph.
+    spec : HardwareSpec
+    timeout : float, optional
+        Seconds of the search for embeddings.
+
+    Raises
+    ------
+    BackendUnavailable
+        If nothing executes the target.
+    """
+    kind, first = operator.kind, graph.types[operator.inputs[0]]
+    assert isinstance(kind, Product)
+    widths = _halo(operator, kind, first)
+    workload = kind.computation if widths is None else _in_memory(kind, first.shape, widths)
+    return _request(open_target(spec), workload, timeout)
+
+
+def _request(target: AnyTarget, workload: Computation, timeout: float | None) -> Request:
+    # An epilogue that stores the sums as they are; the product's own one is left to the host.
+    exact = exact_epilogue(target, workload)
+    return Request(workload, target.spec, KernelOptions(timeout=timeout), epilogue=exact)
+
+
+def _halo(operator: Operator, kind: Product, first: TensorType) -> tuple[int, ...] | None:
+    """Return the widths of padding that has to be in memory; None if there is none."""
+    # Targets pad with zeros only; another zero point becomes part of the image.
+    if not kind.padding or not is_convolution(operator):
+        return None
+    return tuple(padding_of(kind, first))
+
+
+def _in_memory(kind: Product, shape: tuple[int, ...], widths: tuple[int, ...]) -> Computation:
+    layout = Layout.plain(shape).with_halo(widths)
+    output = Layout.plain(kind.computation.output.shape)
+    return physical_product(kind, layout, output).computation
+
+
 @dataclass(frozen=True)
 class _ProductStep:
     """Execution of one product on the target; ``save`` is the folder for its program."""
@@ -206,25 +252,20 @@ class _ProductStep:
 
     def _workload(self, first: Array) -> tuple[Computation, Array]:
         """Return the computation and its first factor, with padding other than 0 in memory."""
-        # Targets pad with zeros only; another zero point becomes part of the image.
-        kind = self.kind
-        if not kind.padding or not is_convolution(self.operator):
-            return kind.computation, first
-        shape = tuple(first.shape)
-        widths = padding_of(kind, TensorType.of_array(first))
-        layout = Layout.plain(shape).with_halo(widths)
-        output = Layout.plain(kind.computation.output.shape)
+        widths = _halo(self.operator, self.kind, TensorType.of_array(first))
+        if widths is None:
+            return self.kind.computation, first
         margins = [(0, 0), (0, 0), *((w, w) for w in widths)]
-        padded = np.pad(first, margins, constant_values=kind.padding)
-        return physical_product(kind, layout, output).computation, padded
+        padded = np.pad(first, margins, constant_values=self.kind.padding)
+        return _in_memory(self.kind, tuple(first.shape), widths), padded
 
     def _choose(self, workload: Computation) -> Selection | str:
-        # An epilogue that stores the sums as they are; the product's own one is left to the host.
-        exact = exact_epilogue(self.target, workload)
-        options = KernelOptions(timeout=self.timeout)
+        spec, types = self.target.spec, [operand.dtype for operand in workload.inputs]
+        if not multiplies(spec, types):
+            return f"{spec.name} does not multiply {' by '.join(types)}"
         try:
-            outcome = choose(Request(workload, self.target.spec, options, epilogue=exact))
-        except LoweringError as error:
+            outcome = choose(_request(self.target, workload, self.timeout))
+        except (LoweringError, WorkloadError) as error:
             return str(error)
         if not isinstance(outcome, Selection):
             conflict = outcome.conflict
@@ -236,16 +277,7 @@ class _ProductStep:
         kind = self.kind
         sums = sums.reshape(kind.computation.output.shape)
         sums = sums - self._corrections(arrays) if any(kind.zero_points) else sums
-        if kind.epilogue is None:
-            return sums.reshape(kind.shape)
-        count = len(kind.vectors)
-        vectors = {
-            name: vector.reshape(-1)
-            for name, vector in zip(kind.vectors, arrays[2 : 2 + count], strict=True)
-        }
-        residual = arrays[2 + count].reshape(sums.shape) if kind.epilogue.residual else None
-        channels = channel_numbers(kind.computation)
-        return kind.epilogue.apply(sums, vectors, channels, residual).reshape(kind.shape)
+        return kind.finished(sums, arrays)
 
     def _corrections(self, arrays: list[Array]) -> Array:
         """Return the part of the sums that zero points subtract."""
@@ -285,6 +317,7 @@ def stepwise_document(run: StepwiseRun) -> dict[str, Any]:
     return {
         "network": graph.name,
         "target": run.target.name,
+        "units": [run.target.name],
         "threads": 1,
         "provenance": run.provenance,
         "unit": unit,

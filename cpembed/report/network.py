@@ -98,6 +98,13 @@ def _totals(network: Network) -> list[tuple[str, str]]:
         products = f"{sums.embedded or 0} of {sums.products} products embedded"
         number = sum(network.state(each) is State.ALTERNATIVE for each in network.operators)
         rows.append(("embedded", products + (f", {number} on alternatives" if number else "")))
+    products_by_unit = Counter(o.embedded_on for o in network.operators if o.embedded_on)
+    # With one target named and nothing else in use, the line above says it.
+    if set(products_by_unit) - {network.target}:
+        counts = [f"{number} on {unit}" for unit, number in products_by_unit.most_common()]
+        rows.append(("units", ", ".join(counts)))
+    if network.floats_text:
+        rows.append(("floats", network.floats_text))
     if network.took is not None:
         time = amount(network.took, network.unit)
         if network.threads and network.unit == "us":
@@ -136,6 +143,15 @@ def verification_text(network: Network) -> str:
         if network.spreads_nan:
             special += f"; padding spreads NaN in {_first(network.spreads_nan)}"
     return f"{operators} on the inputs{special}{rest}"
+
+
+def portable_lines(network: Network) -> list[str]:
+    """Return a line for each reason why products are portable code, with their names."""
+    names: dict[str, list[str]] = {}
+    for operator in network.operators:
+        if network.state(operator) is State.UNMATCHED:
+            names.setdefault(operator.reason or "unknown reason", []).append(operator.name)
+    return [f"portable code: {_first(group)}: {reason}" for reason, group in names.items()]
 
 
 def _first(names: Sequence[str]) -> str:
@@ -267,11 +283,14 @@ def _match_totals(result: MatchResult, match: TargetMatch) -> Header:
         mean = f"{line.use:.1%} in the mean"
         rows.append(("used", f"{mean}, {line.use_by_macs:.1%} of all that is multiplied"))
     if line.times:
-        rows.append(("time", f"{messages.times_text(line)}, each product by itself"))
+        where = "in the layouts of the network" if match.is_planned else "each product by itself"
+        rows.append(("time", f"{messages.times_text(line)}, {where}"))
     if match.retyped:
         products = f"{plural(match.retyped, 'product')} {'has' if match.retyped == 1 else 'have'}"
-        quantized = "matched as if quantized to these"
-        rows.append(("types", f"{products} other types than the instruction takes: {quantized}"))
+        quantized = "quantized to these, it would be embedded"
+        if match.retyped > 1:
+            quantized = "quantized to these, they would be embedded"
+        rows.append(("types", f"{products} other types than the target takes; {quantized}"))
     return Header(rows)
 
 

@@ -417,6 +417,10 @@ class Calibrated(Protocol):
         """Estimate a copy between layouts by a kernel of the host; see :func:`copy_us`."""
         ...
 
+    def least_us(self, workload: Computation) -> float:
+        """Return a lower bound of the estimates of all kernels of a workload."""
+        ...
+
 
 @runtime_checkable
 class HasDoubts(Protocol):
@@ -505,6 +509,11 @@ def copy_us(target: AnyTarget, size: int, threads: int, *, reordered: bool) -> f
     if not isinstance(target, Calibrated):
         return None
     return target.copy_us(size, threads, reordered=reordered)
+
+
+def least_us(target: AnyTarget, workload: Computation) -> float:
+    """Return a lower bound in microseconds of the estimates of all kernels of a workload."""
+    return target.least_us(workload) if isinstance(target, Calibrated) else 0.0
 
 
 UNKNOWN_CASE = "the model does not know this case"

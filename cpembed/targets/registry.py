@@ -79,12 +79,7 @@ def native_target(dtypes: Sequence[str] = ()) -> HardwareSpec:
     BackendUnavailable
         If this processor executes no such target.
     """
-    specs = [load_hardware_spec(name) for name in available_targets()]
-    # Targets that cannot fit are left out first: asking what this machine lacks may run a compiler.
-    matching = [spec for spec in specs if spec.backend and spec.cpu_features]
-    if dtypes:
-        matching = [spec for spec in matching if _takes(spec, dtypes)]
-    native = [spec for spec in matching if _is_native(spec)]
+    native = list(native_targets(dtypes))
     # An instruction for factors of 7 bits takes one of 8 bits too, but not two.
     widths = _widths(dtypes or ("int8", "int8"))
     native = [spec for spec in native if _widths(_first_dtypes(spec)) == widths] or native
@@ -94,10 +89,27 @@ def native_target(dtypes: Sequence[str] = ()) -> HardwareSpec:
             f"native: this processor executes no target{of_types}; "
             "`cpembed targets` lists what it can execute"
         )
-    return max(native, key=_operations_then_reuse)
+    return native[0]
 
 
-def _takes(spec: HardwareSpec, dtypes: Sequence[str]) -> bool:
+def native_targets(dtypes: Sequence[str] = ()) -> tuple[HardwareSpec, ...]:
+    """Return the targets that this processor executes as they are, most operations first.
+
+    Parameters
+    ----------
+    dtypes : sequence of str, optional
+        Element types of the factors, in any order; by default any.
+    """
+    specs = [load_hardware_spec(name) for name in available_targets()]
+    # Targets that cannot fit are left out first: asking what this machine lacks may run a compiler.
+    matching = [spec for spec in specs if spec.backend and spec.cpu_features]
+    if dtypes:
+        matching = [spec for spec in matching if takes(spec, dtypes)]
+    native = filter(executes_here, matching)
+    return tuple(sorted(native, key=_operations_then_reuse, reverse=True))
+
+
+def takes(spec: HardwareSpec, dtypes: Sequence[str]) -> bool:
     """Return True if each factor of an instruction takes one of the types, in some order."""
     instruction = spec.instruction.in_ports
     ports = [instruction.dtypes[operand.name] for operand in instruction.computation.inputs]
@@ -115,7 +127,8 @@ def _widths(dtypes: Sequence[str]) -> list[int]:
     return sorted(INPUT_DTYPES[dtype].bits for dtype in dtypes)
 
 
-def _is_native(spec: HardwareSpec) -> bool:
+def executes_here(spec: HardwareSpec) -> bool:
+    """Return True if this processor executes a target as it is: neither emulated nor simulated."""
     return not missing_for(spec) and open_target(spec).provenance is Provenance.MEASURED
 
 

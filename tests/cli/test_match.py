@@ -12,6 +12,7 @@ from cpembed.cli.models import SECONDS
 from cpembed.driver.named import hardware_spec
 from cpembed.graph.graph import Graph
 from cpembed.network import match as match_module
+from cpembed.network.plan import SEARCH_LIMIT
 from tests.cli.calling import Caller
 from tests.cli.schema import NUMBER, Map, assert_matches
 from tests.unit.network.networks import network
@@ -158,7 +159,7 @@ def test_shapes_reach_the_reader(
 
 
 def test_the_command_has_the_time_limit_of_the_library() -> None:
-    assert SECONDS == match_module.TIMEOUT
+    assert SECONDS == SEARCH_LIMIT
 
 
 def test_a_missing_file_and_a_wrong_target_are_one_line(

@@ -33,7 +33,8 @@ def test_every_convolution_of_a_model_is_matched(cpembed: Caller, model: Path) -
     nodes = Counter(node.op_type for node in onnx.load(model).graph.node)
     (found,) = cpembed("match", str(model), *VTA, "--json").json["targets"]
     assert found["totals"]["products"] == nodes["Conv"] + nodes["Gemm"] == 21
-    assert found["totals"]["embedded"] == 21
+    # The model is float32, which the target would multiply if it were quantized.
+    assert found["totals"]["embedded"] == 0
     assert found["totals"]["distinct"] < 21
     assert found["totals"]["retyped"] == 21
     prepared = prepare(load_model(model), first="int8", second="int8")

@@ -55,8 +55,8 @@ class Options:
     Attributes
     ----------
     target : str
-        Name or file of a target; ``native``, the default, is the one of this processor whose
-        instruction multiplies the most of the network's elements at once.
+        Name or file of a target; ``native``, the default, stands for all instructions of this
+        processor, each product on the fastest.
     threads : int, optional
         Threads of a network, by default the cores of the process.
     rest : str
@@ -91,7 +91,7 @@ class Options:
         # A Boolean is an int for Python, but no number of threads.
         if threads is not None and (type(threads) is not int or threads < 1):
             raise ModelError(f"torch.compile: threads={threads!r} is no number of threads")
-        # A native target is looked for at the first call, for the element types of the network.
+        # Which units this processor has is looked for at the first call.
         if options.target != "native":
             check_target(options.target)
         return options

@@ -21,8 +21,8 @@ from cpembed.ir.reference import reference
 class Product(Kind):
     """Product ``sum (A - a) * (B - b)``, followed by an epilogue.
 
-    The inputs are A, B, the vectors of the epilogue (bias, scale: one element per channel), and
-    its residual if it adds one. Without an epilogue the sums are the result.
+    The inputs are A, B, the vectors of the epilogue (bias, scale, those of a chain: one element per
+    channel), and its residual if it has one. Without an epilogue the sums are the result.
 
     Attributes
     ----------
@@ -66,17 +66,22 @@ class Product(Kind):
             raise WorkloadError(f"a product of {self.computation.output.shape} as {self.shape}")
         return (TensorType(self.shape, self.dtype),)
 
-    @np.errstate(all="ignore")
     def evaluate(self, inputs: Sequence[Array]) -> tuple[Array, ...]:
-        sums = self.sums(inputs[0], inputs[1])
+        with np.errstate(all="ignore"):
+            sums = self.sums(inputs[0], inputs[1])
+        return (self.finished(sums, inputs),)
+
+    @np.errstate(all="ignore")
+    def finished(self, sums: Array, inputs: Sequence[Array]) -> Array:
+        """Return the result of the epilogue on sums in the computation's shape."""
         if self.epilogue is None:
-            return (sums.reshape(self.shape),)
+            return sums.reshape(self.shape)
         workload, count = self.computation, len(self.vectors)
         named = zip(self.vectors, inputs[2 : 2 + count], strict=True)
         vectors = {name: vector.reshape(-1) for name, vector in named}
         residual = inputs[2 + count].reshape(sums.shape) if self.epilogue.residual else None
         stored = self.epilogue.apply(sums, vectors, channel_numbers(workload), residual)
-        return (stored.reshape(self.shape),)
+        return stored.reshape(self.shape)
 
     def sums(self, first: Array, second: Array) -> Array:
         """Return the sums before the epilogue, in the computation's shape."""

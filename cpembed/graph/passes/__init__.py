@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection
+
 from cpembed.graph.graph import Graph
 from cpembed.graph.passes import epilogue_fusion, integer_operators
-from cpembed.graph.passes.element_types import assign_element_types, shorten_floats
+from cpembed.graph.passes.chain_fusion import fuse_chains
+from cpembed.graph.passes.dynamic_products import dynamic_products
+from cpembed.graph.passes.element_types import BytePair, assign_element_types, shorten_floats
 from cpembed.graph.passes.elementwise_fusion import fuse_elementwise
 from cpembed.graph.passes.folding import fold
+from cpembed.graph.passes.half_floats import widen_half_floats
 from cpembed.graph.passes.integer_products import integer_products
 from cpembed.graph.passes.normalizations import recognize_normalizations
 from cpembed.graph.passes.transpositions import absorb_transpositions, cancel_transpositions
@@ -16,7 +21,13 @@ __all__ = ["prepare"]
 
 
 def prepare(
-    graph: Graph, *, first: str = "uint8", second: str = "int8", fuse: bool = True
+    graph: Graph,
+    *,
+    first: str = "uint8",
+    second: str = "int8",
+    multiplied: Collection[BytePair] = (),
+    floats: str = "float32",
+    fuse: bool = True,
 ) -> Graph:
     """Run all passes.
 
@@ -28,10 +39,18 @@ def prepare(
     graph : Graph
         Graph as a front end made it.
     first, second : str, default "uint8" and "int8"
-        Element types of the two factors that the target's instruction multiplies.
+        Element types that the two factors of products of bytes get. Unless both are bytes, such
+        products keep their types.
+    multiplied : collection of (str, str)
+        Further pairs of types of bytes that the instruction multiplies.
+    floats : str, default "float32"
+        Element type to which the operands of products of float32 are rounded: bfloat16, or float32
+        itself.
     fuse : bool, default True
         Fuse chains of elementwise operators.
     """
+    # Types that no kernel computes in go before all, so that folding computes as kernels do.
+    graph = widen_half_floats(graph)
     # Folding comes first, since the patterns of later passes match constants and operators in
     # their shortest form, and again after each pass that leaves both behind.
     graph = fold(graph)
@@ -45,6 +64,8 @@ def prepare(
     graph = fold(integer_operators.move_integers(graph))
     # Products claim their bias, clipping and quantization before any other pass sees these.
     graph = integer_products(graph)
+    # Factors whose scale is computed in each call have no epilogue with a constant scale.
+    graph = dynamic_products(graph)
     # A product takes a requantization of its result before a residual is added in that scale. The
     # sums may be requantized as well, hence once more after them.
     graph = epilogue_fusion.fuse_requantizations(graph)
@@ -58,7 +79,7 @@ def prepare(
     graph = fold(absorb_transpositions(fold(graph)))
     # Types are assigned once all integer operators exist. Conversions are inserted as tables, which
     # merge with neighbouring ones.
-    graph = integer_operators.tabulate(assign_element_types(graph, first, second))
+    graph = integer_operators.tabulate(assign_element_types(graph, first, second, multiplied))
     # Zero points shift with the types, so the bias that accounts for them is computed only now. The
     # weights of products that stayed floats are dequantized from here on.
     graph = fold(remove_zero_points(graph), weights=True)
@@ -67,6 +88,9 @@ def prepare(
     graph = absorb_transpositions(epilogue_fusion.fuse_float_epilogues(graph))
     # With its epilogue complete, a product whose result is only rounded to a short float stores
     # that itself.
-    graph = shorten_floats(graph, first, second)
-    # Last, so that every pattern above sees single operators.
-    return fold(fuse_elementwise(graph) if fuse else graph, weights=True)
+    graph = shorten_floats(graph, floats)
+    # Last, so that every pattern above sees single operators. What is merged with an activation
+    # then goes into the product before it as one.
+    if fuse:
+        graph = fuse_chains(fold(fuse_elementwise(graph)))
+    return fold(graph, weights=True)

@@ -6,7 +6,7 @@ z + 128 whose elements are all larger by 128.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import replace
 from typing import TypeVar
 
@@ -29,7 +29,13 @@ DISTANCE = {("int8", "uint8"): 128, ("uint8", "int8"): -128}
 _OPPOSITE = {"int8": "uint8", "uint8": "int8"}
 
 
-def assign_element_types(graph: Graph, first: str, second: str) -> Graph:
+BytePair = tuple[str, str]
+"""Types of the two factors of a product of bytes."""
+
+
+def assign_element_types(
+    graph: Graph, first: str, second: str, multiplied: Collection[BytePair] = ()
+) -> Graph:
     """Give the operands of integer products the types that an instruction multiplies.
 
     Results are equal bit for bit; means of integers differ by at most one quantum. Tensors that
@@ -42,10 +48,18 @@ def assign_element_types(graph: Graph, first: str, second: str) -> Graph:
     graph : Graph
     first, second : str
         Types of the two factors. The graph is returned as it is unless both are bytes.
+    multiplied : collection of (str, str)
+        Further types that the instruction multiplies. If both factors vary, a zero point costs sums
+        of the factors in each call: of these types a product gets those of the fewest zero points.
     """
     if not {first, second} <= {*BYTES}:
         return graph
-    assignment = _Assignment(graph, _assigned_types(graph, first, second), (first, second))
+    pairs = {
+        operator.outputs[0]: _operand_types(graph, operator, (first, second), multiplied)
+        for operator in graph.operators
+        if _multiplies_bytes(operator.kind)
+    }
+    assignment = _Assignment(graph, _assigned_types(graph, pairs), pairs)
     for operator in graph.operators:
         assignment.convert(operator)
     return assignment.rewriting.graph()
@@ -62,6 +76,25 @@ def conversion(source: str, target: str) -> Table:
     low, high = integer_range(source)
     distance = DISTANCE.get((source, target), 0)
     return Table(tuple(range(low + distance, high + distance + 1)), target)
+
+
+def _operand_types(
+    graph: Graph, operator: Operator, preferred: BytePair, multiplied: Collection[BytePair]
+) -> BytePair:
+    """Return the types that the factors of a product of bytes get."""
+    kind = operator.kind
+    assert isinstance(kind, Product)
+    # Sums of constant weights become part of the bias, whatever the zero point.
+    if any(graph.is_constant(name) for name in operator.inputs[:2]):
+        return preferred
+    types = [graph.types[name].dtype for name in operator.inputs[:2]]
+
+    def cost(pair: BytePair) -> tuple[int, int, bool]:
+        distances = [DISTANCE.get(change, 0) for change in zip(types, pair, strict=True)]
+        zeros = (z + d for z, d in zip(kind.zero_points, distances, strict=True))
+        return sum(z != 0 for z in zeros), sum(d != 0 for d in distances), pair != preferred
+
+    return min((preferred, *sorted(multiplied)), key=cost)
 
 
 class _Groups:
@@ -84,8 +117,8 @@ class _Groups:
             self._parents[root] = roots[0]
 
 
-def _assigned_types(graph: Graph, first: str, second: str) -> dict[str, str]:
-    """Return the type of each tensor of bytes.
+def _assigned_types(graph: Graph, pairs: Mapping[str, BytePair]) -> dict[str, str]:
+    """Return the type of each tensor of bytes, by the types of each product's factors.
 
     First operands decide, then second ones. Tensors that are neither keep their types. Residuals
     have the type of their product's result.
@@ -97,12 +130,13 @@ def _assigned_types(graph: Graph, first: str, second: str) -> dict[str, str]:
         # In a chain of residual blocks each result is the next one's residual: all have one type.
         elif _has_byte_residual(operator.kind) and operator.output not in graph.outputs:
             groups.join([operator.inputs[-1], operator.output])
-    products = [operator for operator in graph.operators if _multiplies_bytes(operator.kind)]
+    products = [operator for operator in graph.operators if operator.outputs[0] in pairs]
     for operator in products:
-        votes[groups.find(operator.inputs[0])] = first
+        votes[groups.find(operator.inputs[0])] = pairs[operator.outputs[0]][0]
     for operator in products:
         # Constants are converted for each reader, as it needs them.
         if not graph.is_constant(operator.inputs[1]):
+            second = pairs[operator.outputs[0]][1]
             votes.setdefault(groups.find(operator.inputs[1]), second)
     return {
         name: votes.get(groups.find(name), kind.dtype)
@@ -130,12 +164,14 @@ class _Assignment:
     ----------
     assigned : dict from str to str
         Type of each tensor.
-    operands : pair of str
-        Types of the factors of products.
+    pairs : mapping from str to (str, str)
+        Types of the factors of products, by their first outputs.
     """
 
-    def __init__(self, graph: Graph, assigned: dict[str, str], operands: tuple[str, str]) -> None:
-        self.graph, self.assigned, self.operands = graph, assigned, operands
+    def __init__(
+        self, graph: Graph, assigned: dict[str, str], pairs: Mapping[str, BytePair]
+    ) -> None:
+        self.graph, self.assigned, self.pairs = graph, assigned, pairs
         self.rewriting = Rewriting(graph)
         self._versions: dict[tuple[str, str], str] = {}
 
@@ -146,8 +182,8 @@ class _Assignment:
             self.assigned.get(name, dtype)
             for name, dtype in zip(operator.inputs, original, strict=True)
         ]
-        if _multiplies_bytes(operator.kind):
-            reads[:2] = self.operands
+        if operator.outputs[0] in self.pairs:
+            reads[:2] = self.pairs[operator.outputs[0]]
         result = operator.outputs[0]
         writes = self.assigned.get(result, self._dtype(result))
         distances = [DISTANCE.get(pair, 0) for pair in zip(original, reads, strict=True)]
@@ -384,7 +420,7 @@ def _signed(expression: Apply, number: Number) -> float | int:
     return number.value if expression.operation == "add" else -number.value
 
 
-def shorten_floats(graph: Graph, first: str, second: str) -> Graph:
+def shorten_floats(graph: Graph, dtype: str) -> Graph:
     """Round the operands of products of float32 to shorter floats, to the nearest even.
 
     A product whose result only such operands read stores shorter floats itself.
@@ -392,15 +428,15 @@ def shorten_floats(graph: Graph, first: str, second: str) -> Graph:
     Parameters
     ----------
     graph : Graph
-    first, second : str
-        Types of the two factors. The graph is returned as it is unless one is bfloat16.
+    dtype : str
+        Type of the factors. The graph is returned as it is unless it is bfloat16.
     """
-    if "bfloat16" not in (first, second):
+    if dtype != "bfloat16":
         return graph
-    return _conversions_fused(_with_short_operands(graph, (first, second)))
+    return _conversions_fused(_with_short_operands(graph, dtype))
 
 
-def _with_short_operands(graph: Graph, dtypes: tuple[str, str]) -> Graph:
+def _with_short_operands(graph: Graph, dtype: str) -> Graph:
     rewriting = Rewriting(graph)
     versions: dict[tuple[str, str], str] = {}
     for operator in graph.operators:
@@ -413,12 +449,11 @@ def _with_short_operands(graph: Graph, dtypes: tuple[str, str]) -> Graph:
         before: list[Operator] = []
         names: list[str] = []
         # A tensor that several products read is converted once.
-        for name, dtype in zip(operator.inputs[:2], dtypes, strict=True):
+        for name in operator.inputs[:2]:
             if (name, dtype) not in versions:
                 versions[name, dtype] = _shortened(rewriting, name, dtype, before)
             names.append(versions[name, dtype])
-        pairs = zip(workload.inputs, dtypes, strict=True)
-        workload = workload.with_dtypes({operand.name: dtype for operand, dtype in pairs})
+        workload = workload.with_dtypes({operand.name: dtype for operand in workload.inputs})
         kind = replace(kind, computation=workload)
         inputs = (*names, *operator.inputs[2:])
         rewriting.replace(operator, *before, replace(operator, kind=kind, inputs=inputs))
@@ -428,8 +463,6 @@ def _with_short_operands(graph: Graph, dtypes: tuple[str, str]) -> Graph:
 def _shortened(rewriting: Rewriting, name: str, dtype: str, before: list[Operator]) -> str:
     """Return a tensor in a type; an operator that converts it is appended to ``before``."""
     array = rewriting.source.constants.get(name)
-    if dtype == "float32":
-        return name
     if array is not None:
         return rewriting.constant(f"{name} as {dtype}", array.astype(numpy_dtype(dtype)))
     new = rewriting.fresh(f"{name} as {dtype}")

@@ -51,9 +51,9 @@ def fuse_elementwise(graph: Graph) -> Graph:
 def _fuse_once(graph: Graph) -> Graph:
     rewriting = Rewriting(graph)
     bounds = magnitudes(graph)
-    forms: dict[str, _Form] = {}
+    forms: dict[str, Form] = {}
     for operator in graph.operators:
-        form = _form(graph, operator)
+        form = elementwise_form(graph, operator)
         if form is None:
             continue
         if form.dtype in BYTES and form.computing.startswith("float"):
@@ -69,8 +69,8 @@ def _fuse_once(graph: Graph) -> Graph:
 
 
 @dataclass(frozen=True)
-class _Form:
-    """Operator as an expression of tensors.
+class Form:
+    """Operator at every element, as an expression of tensors.
 
     Attributes
     ----------
@@ -93,32 +93,33 @@ class _Form:
     may_be_nan: bool = False
 
 
-def _form(graph: Graph, operator: Operator) -> _Form | None:
+def elementwise_form(graph: Graph, operator: Operator) -> Form | None:
+    """Return an operator at every element, quantization included, as an expression of tensors."""
     dtypes = [graph.types[name].dtype for name in operator.inputs]
     match operator.kind:
         case Elementwise() as kind:
             computing = kind.computes_in(dtypes)
-            return _Form(kind.expression, operator.inputs, computing, kind.dtype)
+            return Form(kind.expression, operator.inputs, computing, kind.dtype)
         case Dequantize() as kind if is_per_tensor(kind):
             zero_point = kind.zero_point[0]
             # The difference of wider integers is not exact in float32.
             if dtypes[0] not in BYTES and zero_point:
                 return None
             value = apply("mul", offset(Input(0), -zero_point), float32(kind.scale[0]))
-            return _Form(value, operator.inputs, "float32", "float32", is_light=True)
+            return Form(value, operator.inputs, "float32", "float32", is_light=True)
         case Quantize() as kind if is_per_tensor(kind) and np.iinfo(kind.dtype).bits <= 16:
             if dtypes[0] != "float32":
                 return None
             quotient = apply("div", Input(0), float32(kind.scale[0]))
             value = offset(apply("round", quotient), kind.zero_point[0])
-            return _Form(value, operator.inputs, "float32", kind.dtype)
+            return Form(value, operator.inputs, "float32", kind.dtype)
         case _:
             return None
 
 
 def _with_inputs_merged(
-    graph: Graph, operator: Operator, form: _Form, forms: dict[str, _Form]
-) -> _Form:
+    graph: Graph, operator: Operator, form: Form, forms: dict[str, Form]
+) -> Form:
     for name in dict.fromkeys(form.tensors):
         inner = forms.get(name)
         if inner is None or not _is_mergeable(graph, operator, form, name, inner):
@@ -134,7 +135,7 @@ def _with_inputs_merged(
     return form
 
 
-def _is_mergeable(graph: Graph, operator: Operator, form: _Form, name: str, inner: _Form) -> bool:
+def _is_mergeable(graph: Graph, operator: Operator, form: Form, name: str, inner: Form) -> bool:
     if inner.computing != form.computing or inner.may_be_nan:
         return False
     if not inner.is_light:
@@ -150,7 +151,7 @@ def _is_mergeable(graph: Graph, operator: Operator, form: _Form, name: str, inne
     return inner.dtype in BYTES and form.computing == "float32"
 
 
-def _merged(form: _Form, name: str, inner: _Form) -> _Form:
+def _merged(form: Form, name: str, inner: Form) -> Form:
     """Substitute the expression of an input for that input."""
     value = inner.expression
     if inner.dtype in BYTES:
@@ -168,7 +169,7 @@ def _merged(form: _Form, name: str, inner: _Form) -> _Form:
     return replace(form, expression=expression, tensors=tensors, is_light=False)
 
 
-def _operator(graph: Graph, operator: Operator, form: _Form) -> Operator:
+def _operator(graph: Graph, operator: Operator, form: Form) -> Operator:
     default = computing_dtype([graph.types[name].dtype for name in form.tensors])
     computing = None if default == form.computing else form.computing
     kind = Elementwise(form.expression, form.dtype, computing)

@@ -135,7 +135,7 @@ def _operand_vector(
     array = _constant_value(graph, _partner(chain, reader))
     if array is None or graph.types[reader.output].shape != chain.shape:
         return None
-    return _result_vector(chain.product, chain.shape, array)
+    return result_vector(chain.product, chain.shape, array)
 
 
 def _partner(chain: Chain, reader: Operator) -> str:
@@ -156,7 +156,7 @@ def _integers(graph: Graph, chain: Chain, reader: Operator) -> tuple[Floats, Flo
         return None
     scales = along(kind.scale, kind.axis, integers.ndim, "float32")
     values, factors = (
-        _result_vector(chain.product, chain.shape, array)
+        result_vector(chain.product, chain.shape, array)
         for array in (integers, np.broadcast_to(scales, integers.shape))
     )
     return None if values is None or factors is None else (values, factors)
@@ -188,10 +188,20 @@ def _constant_value(graph: Graph, tensor: str) -> Array | None:
     return array
 
 
-def _result_vector(product: Product, shape: tuple[int, ...], array: Array) -> Floats | None:
+def result_vector(product: Product, shape: tuple[int, ...], array: Array) -> Floats | None:
     """Return one element per channel of an array that broadcasts to the result's shape.
 
-    The result is None if the array varies within a channel.
+    Parameters
+    ----------
+    product : Product
+    shape : tuple of int
+        Shape of the result.
+    array : ndarray
+
+    Returns
+    -------
+    array of shape (channels,), or None
+        None if the array varies within a channel.
     """
     if array.size == 1:
         return np.full(product.channels, array.reshape(-1)[0], np.float64)

@@ -225,7 +225,8 @@ def _product_bound(kind: Product, inputs: Sequence[float]) -> float:
     length = workload.macs // max(1, math.prod(workload.output.shape))
     first, second = (b + abs(z) for b, z in zip(inputs, kind.zero_points, strict=False))
     bound = length * (first + abs(kind.padding)) * second
-    if kind.epilogue is not None and kind.epilogue.residual is not None:
+    epilogue = kind.epilogue
+    if epilogue is not None and (epilogue.residual is not None or epilogue.chain is not None):
         return math.inf
     for name, vector in zip(kind.vectors, inputs[2:], strict=False):
         bound = bound + vector if name == BIAS else bound * vector

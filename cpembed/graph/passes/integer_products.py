@@ -32,8 +32,8 @@ from cpembed.graph.passes.quantization import (
 )
 from cpembed.graph.passes.rewriting import Rewriting, producer_of
 
-# Largest magnitudes of sums, which have 32 bits, and of a product of uint8 and int8.
-_LARGEST_SUM, _LARGEST_PRODUCT = 2**31 - 1, 255 * 128
+LARGEST_SUM, LARGEST_PRODUCT = 2**31 - 1, 255 * 128
+"""Largest magnitudes of sums, which have 32 bits, and of a product of uint8 and int8."""
 # Maximum magnitude of a bias that is rounded again: half of the range is left to the products.
 _LARGEST_BIAS = 2**30
 
@@ -58,7 +58,7 @@ def integer_products(graph: Graph) -> Graph:
 
 
 @dataclass(frozen=True)
-class _Weights:
+class QuantizedWeights:
     """Quantized second operand.
 
     Attributes
@@ -81,7 +81,7 @@ class _Weights:
 def _convert(rewriting: Rewriting, operator: Operator, product: Product) -> None:
     graph = rewriting.source
     first = dequantized(graph, operator.inputs[0])
-    second = _quantized_weights(graph, operator.inputs[1], product)
+    second = quantized_weights(graph, operator.inputs[1], product)
     if first is None or second is None:
         return
     longest: tuple[Chain, _Fused] | None = None
@@ -112,7 +112,22 @@ def _convert(rewriting: Rewriting, operator: Operator, product: Product) -> None
     rewriting.replace(chain.last, Operator(operator.name, integers, inputs, chain.last.outputs))
 
 
-def _quantized_weights(graph: Graph, tensor: str, product: Product) -> _Weights | None:
+def quantized_weights(graph: Graph, tensor: str, product: Product) -> QuantizedWeights | None:
+    """Return the integers of a product's second factor, if it is dequantized bytes.
+
+    Parameters
+    ----------
+    graph : Graph
+    tensor : str
+        Second factor.
+    product : Product
+
+    Returns
+    -------
+    QuantizedWeights or None
+        None if scales or zero points vary along axes that are summed over, or zero points of
+        channels do not fit eight bits.
+    """
     producer = producer_of(graph, tensor, Dequantize)
     if producer is None:
         return None
@@ -129,7 +144,7 @@ def _quantized_weights(graph: Graph, tensor: str, product: Product) -> _Weights 
     if scale is None or zero_point is None:
         return None
     if not zero_point.any():
-        return _Weights(name, integers.dtype, scale, 0)
+        return QuantizedWeights(name, integers.dtype, scale, 0)
     if name in graph.constants:
         zeros = along(kind.zero_point, kind.axis, rank, "int32")
         centred = graph.constants[name].astype(np.int32) - zeros
@@ -137,7 +152,7 @@ def _quantized_weights(graph: Graph, tensor: str, product: Product) -> _Weights 
         for dtype in ("int8", integers.dtype):
             low, high = integer_range(dtype)
             if low <= centred.min() and centred.max() <= high:
-                return _Weights(
+                return QuantizedWeights(
                     tensor=name,
                     dtype=dtype,
                     scale=scale,
@@ -146,7 +161,7 @@ def _quantized_weights(graph: Graph, tensor: str, product: Product) -> _Weights 
                 )
     if np.any(zero_point != zero_point[0]):
         return None
-    return _Weights(name, integers.dtype, scale, int(zero_point[0]))
+    return QuantizedWeights(name, integers.dtype, scale, int(zero_point[0]))
 
 
 def _per_channel(product: Product, shape: tuple[int, ...], values: Array) -> Floats | None:
@@ -166,7 +181,7 @@ class _Fused:
 
 
 def _fused(
-    graph: Graph, chain: Chain, first: Quantized, second: _Weights, quantum: float
+    graph: Graph, chain: Chain, first: Quantized, second: QuantizedWeights, quantum: float
 ) -> _Fused | None:
     """Return the epilogue of a chain, if one expresses it with biases accurate to a quantum."""
     # Sums count units of the two scales, and so does the bias that is added to them.
@@ -221,7 +236,7 @@ def _is_accurate(chain: Chain, bias: Floats | None, scale: Floats, quantum: floa
 
 
 def _coarser_units(
-    graph: Graph, chain: Chain, unit: Floats, bias: Floats, second: _Weights
+    graph: Graph, chain: Chain, unit: Floats, bias: Floats, second: QuantizedWeights
 ) -> tuple[Floats, Array | None]:
     """Return larger units for channels whose bias exceeds 32 bits, and the weights in them."""
     # The weights of such a channel are negligible compared with its bias: rounding them again moves
@@ -236,5 +251,5 @@ def _coarser_units(
 
 def _fits_int32(chain: Chain, bias: Floats) -> bool:
     """True if sums with the bias stay within 32 bits."""
-    sums = reduction_length(chain.product) * _LARGEST_PRODUCT
-    return bool(np.all(np.isfinite(bias)) and np.abs(bias).max() + sums <= _LARGEST_SUM)
+    sums = reduction_length(chain.product) * LARGEST_PRODUCT
+    return bool(np.all(np.isfinite(bias)) and np.abs(bias).max() + sums <= LARGEST_SUM)

@@ -60,7 +60,7 @@ def _remove(rewriting: Rewriting, operator: Operator, product: Product) -> None:
     weights = graph.constants.get(operator.inputs[1])
     bias = np.full(product.channels, a * b * reduction_length(product), np.int64)
     if weights is not None and a:
-        bias -= a * _weight_sums(product, weights)
+        bias -= a * weight_sums(product, weights)
     if BIAS in vectors:
         bias += graph.constants[vectors[BIAS]].reshape(-1)
     # The first zero point times constant sums of weights is a bias per channel.
@@ -77,10 +77,12 @@ def _remove(rewriting: Rewriting, operator: Operator, product: Product) -> None:
     rewriting.replace(operator, *correction.corrected(bias, weights is None))
 
 
-def _weight_sums(product: Product, weights: Array) -> Array:
-    """Return, per channel, the sum of the weights that the first operand is multiplied by."""
-    # One point of the other result axes is enough, since weights do not vary along them. Padding
-    # counts as well: kernels read the zero point there.
+def weight_sums(product: Product, weights: Array) -> Array:
+    """Return, per channel, the sum of the weights that the first operand is multiplied by.
+
+    Weights that are multiplied by padding count as well.
+    """
+    # One point of the other result axes is enough, since weights do not vary along them.
     small = _at_one_point(product.computation, {*channel_axes(product.computation)})
     a, b = small.inputs
     ones = np.ones(a.shape, a.dtype)

@@ -12,6 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from cpembed.codegen.plan import HEADER, KernelPlan, Script
+from cpembed.codegen.scalar_text import Statements
 from cpembed.codegen.values import one_function, one_name
 from cpembed.graph import kinds
 from cpembed.ir.index import IndexExpr
@@ -62,19 +63,17 @@ class Operands:
         return max(1, min(self.threads, int(moved * effort) // SHARE_BYTES))
 
 
-class Kernel:
+class Kernel(Statements):
     """Text of a kernel while it is written.
 
     Its body is inside a loop over ``chunk``, each iteration of which does its share of the work.
     """
 
     def __init__(self, operands: Operands, chunks: int) -> None:
-        self.script = Script()
+        super().__init__(Script())
         self.inputs = tuple(operands.inputs)
         self.outputs = tuple(operands.outputs)
         self.chunks = chunks
-        self._functions: dict[str, str] = {}
-        self._names = 0
 
     @contextmanager
     def body(self) -> Generator[None]:
@@ -101,31 +100,7 @@ class Kernel:
             self.include(name, text)
             lines += f'{indent}{one_name(dtype)}: T.let = T.call_extern("{dtype}", "{name}")\n'
         source = source.replace(f"{indent}{_ONES}\n", lines)
-        return KernelPlan(f"generated.{label}", source, functions="".join(self._functions.values()))
-
-    def name(self, start: str) -> str:
-        """Return a name that nothing else has."""
-        self._names += 1
-        return f"{start}{self._names}"
-
-    def bind(self, value: str) -> str:
-        """Write the computation of a value and return its name."""
-        name = self.name("v")
-        self.script.line(f"{name}: T.let = {value}")
-        return name
-
-    def opaque(self, value: str, dtype: str) -> str:
-        """Name a value so that TVM's analysis does not look through the name.
-
-        It must not be used in vectorized loops.
-        """
-        # The analysis expands named values again and again, in time exponential in their nesting;
-        # it does not expand elements of a buffer. A buffer of another than the default scope would
-        # be taken from the workspace, of which a library has few blocks, instead of registers.
-        name = self.name("kept")
-        self.script.line(f'{name} = T.alloc_buffer((1,), "{dtype}")')
-        self.script.line(f"{name}[0] = {value}")
-        return f"{name}[0]"
+        return KernelPlan(f"generated.{label}", source, functions="".join(self.functions.values()))
 
     def local(self, size: int, dtype: str) -> str:
         """Allocate a buffer that stays in registers if possible, and return its name."""
@@ -145,10 +120,6 @@ class Kernel:
         """Write a loop over lanes of a kind, ``VECTORIZED`` or ``SERIAL``."""
         with self.script.nested(f"for {LANE} in T.{kind if size > 1 else SERIAL}({size}):"):
             yield
-
-    def include(self, name: str, text: str) -> None:
-        """Add a function in LLVM's language that the kernel calls."""
-        self._functions[name] = text
 
     def constant(self, values: NDArray[np.generic], place: str) -> str:
         """Return an element of an array that is part of the code."""

@@ -89,7 +89,8 @@ def _policy(script: str) -> str:
 def _header(network: Network, title: str) -> str:
     threads = "" if network.threads is None else f", {plural(network.threads, 'thread')}"
     operators = plural(len(network.operators), "operator")
-    about = html(f"{operators}; times are {network.provenance}{threads}")
+    floats = network.floats_text and f"; {network.floats_text}"
+    about = html(f"{operators}; times are {network.provenance}{threads}{floats}")
     return (
         f"<header><div><h1>{title}</h1><p>{about}</p></div>"
         '<button type="button" id="theme" class="script">Dark</button></header>'
@@ -132,7 +133,7 @@ def _file(name: str) -> str:
 
 _STATES = {
     State.EMBEDDED: "the target's instruction",
-    State.ALTERNATIVE: "an alternative target's instruction",
+    State.ALTERNATIVE: "another instruction than the target's",
     State.GENERATED: "a generated kernel: no product",
     State.UNMATCHED: "a generated kernel: a product that no instruction fits",
 }

@@ -18,7 +18,7 @@ class State(StrEnum):
     EMBEDDED = "embedded"
     """The target's instruction."""
     ALTERNATIVE = "alternative"
-    """The instruction of an alternative of the target."""
+    """The instruction of an alternative of the target, or of another unit of its processor."""
     GENERATED = "generated"
     """A generated kernel: the operator is no product."""
     UNMATCHED = "unmatched"
@@ -158,10 +158,23 @@ class Assignment(msgspec.Struct, frozen=True):
 
 
 class Network(msgspec.Struct, frozen=True):
-    """Network on a target: operators, tensors, totals; times are in ``unit``."""
+    """Network on a target: operators, tensors, totals; times are in ``unit``.
+
+    Parameters
+    ----------
+    units
+        Names of the targets that the network is meant to use: all of a processor, or the named one.
+    floats
+        Element type to which the operands of float products are rounded, float32 being no rounding.
+    float16_as
+        Element type in which the model's float16 is computed; None if it has none.
+    """
 
     network: str
     target: str
+    units: tuple[str, ...] = ()
+    floats: str | None = None
+    float16_as: str | None = None
     threads: int | None = None
     unit: str = "us"
     provenance: str = ""
@@ -175,10 +188,20 @@ class Network(msgspec.Struct, frozen=True):
 
     def state(self, operator: Operator) -> State:
         if operator.embedded_on is not None:
-            is_own = operator.embedded_on == self.target
+            is_own = operator.embedded_on in (self.units or (self.target,))
             return State.EMBEDDED if is_own else State.ALTERNATIVE
         # Only products have a workload.
         return State.GENERATED if operator.workload is None else State.UNMATCHED
+
+    @property
+    def floats_text(self) -> str:
+        """Types in which floats are computed; empty if it is float32, as in the model."""
+        texts: list[str] = []
+        if self.float16_as is not None:
+            texts.append(f"float16 is computed in {self.float16_as}")
+        if self.floats not in (None, "float32"):
+            texts.append(f"factors of products are rounded to {self.floats}, sums are float32")
+        return "; ".join(texts)
 
     def tensor(self, name: str) -> Tensor:
         return self.tensors.get(name, Tensor())

@@ -175,6 +175,15 @@ class Calibration:
         return self.threads * OPERATIONS[product] / self.product_shared_ns[product]
 
 
+def product_ns(machine: Calibration, product: str) -> float:
+    """Return the least time of a product instruction, relative to a full-size one."""
+    times = machine.for_product(product)
+    full = times.product_ns[product]
+    # A product of half the rows may take less than half of the time.
+    halved = full - _REMOVABLE_ROWS * times.product_row_ns.get(product, 0.0)
+    return min(full, 2 * halved)
+
+
 _REMOVABLE_ROWS = 8
 """Number of rows, of 16, that a product can lack and be faster for it."""
 

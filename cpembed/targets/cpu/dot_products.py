@@ -26,7 +26,7 @@ from cpembed.hw.instruction import HardwareSpec
 from cpembed.ir.computation import AxisKind
 from cpembed.ir.dtypes import is_signed, size_bytes
 from cpembed.ir.index import IndexExpr, IndexTerm
-from cpembed.targets.cpu.calibration import Calibration, model_constants
+from cpembed.targets.cpu.calibration import Calibration, model_constants, product_ns
 from cpembed.targets.cpu.estimate import BlockStep
 from cpembed.targets.cpu.lowering import BackEnd
 from cpembed.targets.cpu.register_blocks import (
@@ -313,6 +313,7 @@ def column_back_end(dot: DotProduct) -> BackEnd:
         nest,
         lambda _: column_registers(dot),
         partial(_column_plan, dot),
+        lambda machine: dot.relative_time * product_ns(machine, dot.timed),
         partial(nest, unpadded=True),
     )
 
@@ -392,7 +393,12 @@ def sum_back_end(dot: DotProduct) -> BackEnd:
     def plan(_: DerivedProgram, nest: Nest) -> KernelPlan:
         return _dot_plan(dot, nest, PARTIAL_SUMS, along_rows=True)
 
-    return BackEnd(partial(_sum_nest, dot), lambda _: sum_registers(dot), plan)
+    return BackEnd(
+        partial(_sum_nest, dot),
+        lambda _: sum_registers(dot),
+        plan,
+        lambda machine: dot.relative_time * product_ns(machine, dot.timed),
+    )
 
 
 @cache

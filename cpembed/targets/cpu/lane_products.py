@@ -18,7 +18,7 @@ from cpembed.codegen.passes import can_tile, split_axes
 from cpembed.codegen.plan import KernelPlan
 from cpembed.codegen.program_nest import kernel_nest, lane_name
 from cpembed.errors import LoweringError
-from cpembed.targets.cpu.calibration import Calibration
+from cpembed.targets.cpu.calibration import Calibration, product_ns
 from cpembed.targets.cpu.dot_products import Registers
 from cpembed.targets.cpu.estimate import BlockStep
 from cpembed.targets.cpu.lowering import BackEnd
@@ -56,6 +56,7 @@ def lane_back_end(product: LaneProduct) -> BackEnd:
         _lane_nest,
         lambda _: _lane_registers(product),
         partial(_lane_plan, product),
+        lambda machine: product.relative_time * product_ns(machine, product.timed),
         partial(_lane_nest, unpadded=True),
     )
 

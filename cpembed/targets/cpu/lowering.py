@@ -31,6 +31,8 @@ class BackEnd:
     """Cost of a program's register blocks."""
     plan: Callable[[DerivedProgram, Nest], KernelPlan]
     """Text of a scheduled nest."""
+    least_ns: Callable[[Calibration], float]
+    """Lower bound of the time of a full-size product of the instruction."""
     unpadded: Callable[[DerivedProgram, Epilogue | None], Nest] | None = None
     """Nest that reads the first factor in its original layout, without padding, if kernels can do
     so."""

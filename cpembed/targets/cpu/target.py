@@ -126,6 +126,11 @@ class CpuTarget(
         line_ns = machine.copy_ns_per_line / 2 * (constants.transposed if reordered else 1.0)
         return launch + size / constants.line_bytes * line_ns / threads / 1e3
 
+    def least_us(self, workload: Computation) -> float:
+        # All lanes of all threads multiply all the time, and leave out what is outside an image.
+        products = workload.macs_inside / self.spec.instruction.computation.macs
+        return products * self.back_end.least_ns(self.machine) / runtime.thread_count() / 1e3
+
     def execute(self, artifact: CompiledKernel, inputs: Mapping[str, Array]) -> Execution:
         """Execute on packed operands, and as one call that packs for itself."""
         outputs = [artifact.run(inputs)]

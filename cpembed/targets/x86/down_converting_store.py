@@ -22,7 +22,7 @@ from cpembed.codegen.epilogue import (
     float32,
     saturated_range,
 )
-from cpembed.codegen.instruction import VECTOR_PARAMETERS
+from cpembed.codegen.instruction import vector_parameter
 from cpembed.codegen.nest import KernelOperand, Nest
 from cpembed.codegen.plan import Script
 from cpembed.ir.dtypes import is_integer
@@ -52,6 +52,9 @@ def vectors_per_store(nest: Nest, *, has_bf16: bool = True) -> int:
     """
     epilogue = nest.epilogue
     if epilogue is None or epilogue.is_integral or nest.sums not in ("int32", "float32"):
+        return 1
+    # The results of a chain are computed in loops that the compiler vectorizes.
+    if epilogue.chain is not None:
         return 1
     if epilogue.dtype in _PACK_BYTES:
         return 4
@@ -177,7 +180,7 @@ def _value(nest: Nest, epilogue: Epilogue, sums: str, vector: _Vector, group_siz
         if name == SCALE and dtype != "float32":
             value, dtype = f'T.cast({value}, "float32x{_LANES}")', "float32"
         place = f"T.Ramp({channel + vector.channel}, 1, {_LANES})"
-        value = f"({value} {symbol} {VECTOR_PARAMETERS[name]}[{place}])"
+        value = f"({value} {symbol} {vector_parameter(name)}[{place}])"
     # Saturation to unsigned bytes is a ReLU already, unless a zero point or a residual follows.
     saturates = epilogue.dtype == "uint8" and not (epilogue.is_requantized or epilogue.residual)
     if epilogue.relu and not saturates:

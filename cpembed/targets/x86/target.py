@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Mapping
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 from cpembed.codegen.epilogue import Epilogue
@@ -14,7 +15,7 @@ from cpembed.hw.loader import load_hardware_spec
 from cpembed.ir.computation import AxisKind
 from cpembed.resources import hardware_spec_files
 from cpembed.runtime.baselines import Baseline
-from cpembed.targets.cpu.calibration import model_constants
+from cpembed.targets.cpu.calibration import model_constants, product_ns
 from cpembed.targets.cpu.dot_products import (
     DotProduct,
     adds_to_one_sum,
@@ -85,7 +86,10 @@ def openers() -> Mapping[str, Opener]:
     }
 
 
-_AMX = BackEnd(amx.lane_nest, amx.register_model, amx.plan)
+_AMX, _AMX_FLOAT = (
+    BackEnd(amx.lane_nest, amx.register_model, amx.plan, partial(product_ns, product=product))
+    for product in ("tdpbusd", "tdpbf16ps")
+)
 
 _LANES = LaneProduct(
     "x86.vector",
@@ -156,7 +160,7 @@ def _generators(spec: HardwareSpec) -> Mapping[str, BackEnd]:
             "avx2": lane_back_end(_YMM_LANES),
         }
     columns = {dot.feature: column_back_end(dot) for dot in _best_fits(spec)}
-    return {"amx_int8": _AMX, "amx_bf16": _AMX, **columns}
+    return {"amx_int8": _AMX, "amx_bf16": _AMX_FLOAT, **columns}
 
 
 def _best_fits(spec: HardwareSpec) -> list[DotProduct]:

@@ -7,7 +7,8 @@ from typing import Any
 
 import pytest
 
-from cpembed.driver.named import hardware_spec, workload
+from cpembed.driver.matching import network_units
+from cpembed.driver.named import workload
 from cpembed.network.kernel_cache import Cache
 from cpembed.network.product_kernels import KernelRequest, ProductKernels
 from cpembed.targets import tuner
@@ -15,7 +16,7 @@ from cpembed.targets import tuner
 
 def test_what_was_tuned_since_makes_another_key(monkeypatch: pytest.MonkeyPatch) -> None:
     """`run` takes the record of a workload, so a network compiled after tuning must, too."""
-    kernels = ProductKernels(hardware_spec("avx2_int8"), Cache(None))
+    kernels = ProductKernels(network_units("avx2_int8"), Cache(None))
     request = KernelRequest(workload("gemm m=8 n=16 k=16", "avx2_int8"), None, placed=False)
     records: dict[str, Any] = {}
     monkeypatch.setattr(

@@ -7,7 +7,8 @@ from dataclasses import replace
 import numpy as np
 
 from cpembed.codegen.epilogue import Epilogue, Residual
-from cpembed.driver.named import hardware_spec, workload
+from cpembed.driver.matching import network_units
+from cpembed.driver.named import workload
 from cpembed.graph.graph import Graph, Operator
 from cpembed.graph.kinds import Apply, Concat, Elementwise, Input, Pool, Product, TensorType
 from cpembed.network.kernel_cache import Cache
@@ -29,7 +30,7 @@ SUM = Elementwise(Apply("add", (Input(0), Input(1))), "int32")
 
 def ways(graph: Graph) -> ExecutionChoices:
     return ExecutionChoices(
-        graph, CandidateLayouts(graph), ProductKernels(hardware_spec("avx512_vnni"), Cache(None)), 1
+        graph, CandidateLayouts(graph), ProductKernels(network_units("avx512_vnni"), Cache(None)), 1
     )
 
 

@@ -121,13 +121,17 @@ def test_an_alternative_takes_what_would_leave_the_instruction_idle() -> None:
     assert row.reason
 
 
-def test_types_follow_the_target() -> None:
-    """Floats are matched as what the instruction multiplies, and that is counted."""
+def test_a_product_of_types_that_the_target_does_not_multiply_is_not_embedded() -> None:
+    """The network would not run it there; that it would if it were quantized is a remark."""
     graph = network("n", {"a": FULL + " dtype=float32", "b": FULL})
     found = only(match(graph, [VTA], prepares=False))
-    assert found.embedded == 2
+    assert found.embedded == 1
     assert found.retyped == 1
     assert found.layers == 2
+    (floats,) = [o for o in found.matched if not o.is_embedded]
+    assert floats.reason is not None
+    assert floats.reason.startswith(f"{VTA} does not multiply float32 by float32")
+    assert "a product of int8 by int8 would be embedded and use 100.0%" in floats.reason
     spec = hardware_spec("avx512_vnni")
     typed = typed_for(workload(FULL + " dtype=float32"), spec)
     assert [o.dtype for o in typed.operands] == ["uint8", "int8", "int32"]

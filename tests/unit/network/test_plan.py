@@ -11,7 +11,7 @@ from cpembed.codegen.epilogue import Epilogue, Residual
 from cpembed.graph.graph import Graph, Operator, evaluate
 from cpembed.graph.kinds import Product, TensorType
 from cpembed.ir.parser import parse_computation
-from cpembed.network.plan import split_residuals
+from cpembed.network.plan import split_epilogues
 
 BYTES = Epilogue("uint8", scale=True, bias=True, zero_point=7)
 ADDED = Residual("uint8", own_scale=0.7, scale=1.3, zero_point=9, stored_zero_point=4)
@@ -57,7 +57,7 @@ def network(epilogue: Epilogue) -> tuple[Graph, dict[str, np.ndarray]]:
 @pytest.mark.parametrize("epilogue", EPILOGUES.values(), ids=EPILOGUES)
 def test_results_are_equal(epilogue: Epilogue) -> None:
     graph, inputs = network(epilogue)
-    split = split_residuals(graph, ["one"])
+    split = split_epilogues(graph, ["one"])
     assert [len(operator.inputs) for operator in split.operators] == [4, 2]
     assert split.types["c"] == graph.types["c"]
     wanted, found = (evaluate(each, inputs)["c"] for each in (graph, split))
@@ -67,4 +67,4 @@ def test_results_are_equal(epilogue: Epilogue) -> None:
 
 def test_other_operators_stay() -> None:
     graph, _ = network(EPILOGUES["bytes"])
-    assert split_residuals(graph, []).operators == graph.operators
+    assert split_epilogues(graph, []).operators == graph.operators

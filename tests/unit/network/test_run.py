@@ -5,10 +5,22 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
+from cpembed.codegen.epilogue import Chain, Epilogue
 from cpembed.driver.named import workload
+from cpembed.frontends.products import matrix_product
 from cpembed.graph.graph import Operator
-from cpembed.graph.kinds import Apply, Elementwise, Input, Kind, Product, Quantize, Softmax, Table
-from cpembed.network.run import difference, tolerance_of
+from cpembed.graph.kinds import (
+    Apply,
+    Elementwise,
+    Input,
+    Kind,
+    Number,
+    Product,
+    Quantize,
+    Softmax,
+    Table,
+)
+from cpembed.network.run import difference, tolerance_of, verdict_of
 
 SUMS = workload("gemm m=2 n=2 k=2 dtype=uint8,int8,int32")
 FLOATS = workload("gemm m=2 n=2 k=2 dtype=float32")
@@ -42,3 +54,18 @@ def test_differences() -> None:
     assert difference(a, a[:2]) == float("inf")
     bytes_apart = np.array([0], np.uint8), np.array([255], np.uint8)
     assert difference(*bytes_apart) == 255
+
+
+def test_a_chain_may_enlarge_the_tolerance_of_its_sums() -> None:
+    """Rounding turns a difference in the last bit into a quantum, and nothing into more."""
+    rounded = Apply("mul", (Apply("round", (Input(0),)), Number(8.0)))
+    form = matrix_product((1, 2), (2, 3))
+    kind = form.product.with_epilogue(Epilogue("float32", chain=Chain(rounded)))
+    x = np.array([[1.0, 0.5]], np.float32)
+    w = np.array([[1.0, 2.0, 3.0], [1.0, 0.2, 1.0]], np.float32)
+    operator = Operator("op", kind, ("x", "w"), ("y",))
+    # The sums are 1.5, 2.1 and 3.5, so that the first and the last one may be rounded down.
+    values = {"x": x, "w": w}
+    for actual, verified in (([16, 16, 32], True), ([8, 16, 24], True), ([16, 24, 32], False)):
+        values["y"] = np.array([actual], np.float32)
+        assert verdict_of(operator, values).verified == verified, actual

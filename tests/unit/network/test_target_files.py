@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 
 from cpembed.driver.build import build
+from cpembed.driver.matching import network_units
 from cpembed.driver.named import hardware_spec, workload
 from cpembed.driver.result import SolveResult
 from cpembed.errors import BackendUnavailable
@@ -49,10 +50,10 @@ NAMES = ["of_my_own", SHIPPED, "avx512_vnni"]
 
 @pytest.mark.parametrize("name", NAMES)
 def test_the_contents_of_the_file_are_planned(tmp_path: Path, name: str) -> None:
-    spec = hardware_spec(str(written(tmp_path, name)))
-    plan = plan_network(prepared_and_named(GRAPH, spec), spec, Planning(cache=Cache(tmp_path)))
+    units = network_units(str(written(tmp_path, name)))
+    plan = plan_network(prepared_and_named(GRAPH, units), units, Planning(cache=Cache(tmp_path)))
     kernels = [e.kernel for e in plan.executions.values() if e.kernel is not None]
-    assert [kernel.spec for kernel in kernels] == [spec]
+    assert [kernel.spec for kernel in kernels] == [units.named]
     assert set(required_features(plan)) == {"avx2", "sse4_2"}
 
 

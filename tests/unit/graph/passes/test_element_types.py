@@ -112,3 +112,29 @@ def test_what_is_wanted_of_one_tensor_in_two_ways_is_converted() -> None:
     changed = assign_element_types(graph, "uint8", "int8")
     assert sum(isinstance(o.kind, Table) for o in changed.operators) == 1
     assert same_results(graph, changed, net.samples())
+
+
+ALL_SIGNS = [(a, b) for a in ("uint8", "int8") for b in ("uint8", "int8")]
+
+
+@pytest.mark.parametrize("first", [("uint8", 0), ("uint8", 128), ("int8", -128), ("int8", 7)])
+@pytest.mark.parametrize("second", [("int8", 0), ("uint8", 128), ("uint8", 0), ("int8", 7)])
+def test_factors_that_vary_get_the_types_of_the_fewest_zero_points(
+    first: tuple[str, int], second: tuple[str, int]
+) -> None:
+    """A zero point costs a product with ones in each call; the ends and the middle need none."""
+    net = Network(4)
+    factors: list[str] = []
+    for dtype, zero in (first, second):
+        name = net.input((2, 3, 5), dtype)
+        net.quantized[name] = (0.05, zero)
+        factors.append(net.floats(name))
+    graph = integer_products(net.graph(net.attention(*factors)))
+    any_signs, fixed_signs = prepare(graph, multiplied=ALL_SIGNS), prepare(graph)
+    counts = [
+        sum(isinstance(o.kind, Product) for o in changed.operators)
+        for changed in (any_signs, fixed_signs)
+    ]
+    assert counts[0] == 1 + sum(zero == 7 for _, zero in (first, second)) <= counts[1]
+    for changed in (any_signs, fixed_signs):
+        assert same_results(graph, changed, net.samples())

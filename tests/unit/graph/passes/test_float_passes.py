@@ -63,7 +63,7 @@ def test_products_of_shorter_floats(seed: int) -> None:
     x = net.input((1, 8, 5, 6), "float32")
     y = float_layer(net, float_layer(net, x))
     graph = fuse_float_epilogues(fold(net.graph(y), weights=True))
-    changed = fold(shorten_floats(graph, "bfloat16", "bfloat16"))
+    changed = fold(shorten_floats(graph, "bfloat16"))
     kinds = [type(o.kind) for o in changed.operators]
     assert kinds == [Elementwise, Product, Product]
     # Each product by itself is that of its rounded operands.

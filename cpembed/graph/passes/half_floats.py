@@ -1,0 +1,82 @@
+"""Compute float16 in float32, since no kernel multiplies or rounds to float16 between operators."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+
+from cpembed.graph.graph import Graph, Operator, unused_name
+from cpembed.graph.kinds import Elementwise, Input, Kind, Product
+
+HALF = "float16"
+
+
+def has_half_floats(graph: Graph) -> bool:
+    """True if a tensor of the graph is float16."""
+    return any(kind.dtype == HALF for kind in graph.types.values())
+
+
+def widen_half_floats(graph: Graph) -> Graph:
+    """Return a graph that computes in float32 what this one computes in float16.
+
+    Inputs and outputs keep their type; results in between are no longer rounded to float16, nor
+    overflow it.
+    """
+    if not has_half_floats(graph):
+        return graph
+    names = {*graph.types}
+    versions: dict[str, str] = {}
+    before: list[Operator] = []
+    after: list[Operator] = []
+
+    def fresh(name: str) -> str:
+        versions[name] = unused_name(f"{name} as float32", names, ".")
+        names.add(versions[name])
+        return versions[name]
+
+    constants = dict(graph.constants)
+    for name, kind in graph.types.items():
+        if kind.dtype != HALF:
+            continue
+        if name in graph.constants:
+            # An output of the network keeps its type.
+            new = fresh(name) if name in graph.outputs else name
+            constants[new] = graph.constants[name].astype(np.float32)
+        elif name in graph.inputs:
+            before.append(_cast(name, fresh(name), "float32"))
+        elif name in graph.outputs:
+            after.append(_cast(fresh(name), name, HALF))
+
+    operators = [
+        replace(
+            operator,
+            kind=_widened(operator.kind),
+            inputs=tuple(versions.get(name, name) for name in operator.inputs),
+            outputs=tuple(versions.get(name, name) for name in operator.outputs),
+        )
+        for operator in graph.operators
+    ]
+    return replace(graph, constants=constants, operators=(*before, *operators, *after))
+
+
+def _cast(source: str, target: str, dtype: str) -> Operator:
+    return Operator(target, Elementwise(Input(0), dtype), (source,), (target,))
+
+
+def _widened(kind: Kind) -> Kind:
+    """Return the kind that computes and stores float32 in place of float16."""
+    if isinstance(kind, Product):
+        computation = kind.computation
+        halves = [o.name for o in computation.operands if o.dtype == HALF]
+        epilogue = kind.epilogue
+        if epilogue is not None and epilogue.dtype == HALF:
+            epilogue = replace(epilogue, dtype="float32")
+        computation = computation.with_dtypes(dict.fromkeys(halves, "float32"))
+        return replace(kind, computation=computation, epilogue=epilogue)
+    # The others have the types of their inputs.
+    if isinstance(kind, Elementwise):
+        computing = "float32" if kind.computing == HALF else kind.computing
+        dtype = "float32" if kind.dtype == HALF else kind.dtype
+        return replace(kind, dtype=dtype, computing=computing)
+    return kind
