@@ -1,8 +1,7 @@
-"""Costs of kernels and of layout conversions in microseconds, estimated or measured.
+"""Measured costs of kernels and of layout conversions, in microseconds.
 
-An estimate is the time of copying the same bytes, from the target's calibration, times the effort
-of the operator. Measurements compile and time each kernel in the worker, on zeros, with operands
-as close as the caches keep them; medians are cached.
+Each kernel is compiled and timed in the worker, on zeros, with operands as close as the caches keep
+them; medians are cached. Estimates are :mod:`cpembed.network.operator_costs`.
 """
 
 from __future__ import annotations
@@ -20,88 +19,14 @@ from cpembed.codegen.epilogue import channel_axes
 from cpembed.codegen.plan import KernelPlan
 from cpembed.codegen.recorded import Memory, RecordedCall
 from cpembed.errors import CpembedError
-from cpembed.graph.kinds import Apply, Elementwise, Gather, Kind, Pool, Scalar
-from cpembed.ir.dtypes import numpy_dtype, size_bytes
+from cpembed.ir.dtypes import numpy_dtype
 from cpembed.network.kernel_cache import Cache, digest_of, symbol_of
-from cpembed.network.operators import EFFORT, FUNCTION_EFFORT, PlacedTensor
+from cpembed.network.operators import PlacedTensor
 from cpembed.network.product_kernels import ProductKernel, recorded_kernel
 from cpembed.runtime import worker
 from cpembed.runtime.measurement.environment import machine
 from cpembed.runtime.measurement.runner import time_work
 from cpembed.steps import Progress, step
-from cpembed.targets.capabilities import AnyTarget, copy_us
-
-# Operations that take about as long as a function's polynomial.
-_FUNCTIONS = frozenset({"exp", "log", "erf", "tanh", "sigmoid", "sin", "cos", "pow"})
-
-# Copied bytes per microsecond and thread, for targets without calibration.
-_BYTES_PER_US = 4000.0
-
-
-def estimate_operator_us(
-    target: AnyTarget,
-    kind: Kind,
-    inputs: Sequence[PlacedTensor],
-    outputs: Sequence[PlacedTensor],
-    threads: int,
-) -> float:
-    """Estimate the cost of an operator that is no product.
-
-    Parameters
-    ----------
-    target : Target
-        Target whose calibration is used.
-    kind : Kind
-    inputs, outputs : sequence of PlacedTensor
-    threads : int
-    """
-    passes = EFFORT.get(type(kind), 1.0)
-    if isinstance(kind, Elementwise):
-        passes += FUNCTION_EFFORT * _functions(kind.expression)
-    if isinstance(kind, Pool):
-        taps, strides = 1, 1
-        for window, stride in zip(kind.window, kind.strides, strict=True):
-            taps, strides = taps * window, strides * stride
-        # Overlapping windows read each element several times.
-        overlapping = tuple(kind.window) != inputs[0].shape[-len(kind.window) :]
-        passes = max(1.0, taps / strides) if overlapping else 1.0
-    # A gather reads only the rows that it selects, as many bytes as it writes.
-    read = outputs if isinstance(kind, Gather) else inputs
-    return estimate_copy_us(target, [*read, *outputs], threads) * passes
-
-
-def _functions(expression: Scalar) -> int:
-    """Return the number of functions in an expression that polynomials compute."""
-    if not isinstance(expression, Apply):
-        return 0
-    inside = sum(_functions(argument) for argument in expression.arguments)
-    return inside + (expression.operation in _FUNCTIONS)
-
-
-def estimate_copy_us(target: AnyTarget, tensors: Sequence[PlacedTensor], threads: int) -> float:
-    """Estimate the cost of a copy that reads or writes each of some tensors once.
-
-    Parameters
-    ----------
-    target : Target
-        Target whose calibration is used.
-    tensors : sequence of PlacedTensor
-        Inputs and outputs.
-    threads : int
-    """
-    size = sum(tensor.type.elements * size_bytes(tensor.storage_dtype) for tensor in tensors)
-    # Copies that change the order of elements transpose blocks in registers, which takes longer.
-    orders = {_order(tensor) for tensor in tensors if tensor.type.elements > 1}
-    calibrated = copy_us(target, size, threads, reordered=len(orders) > 1)
-    return size / (_BYTES_PER_US * threads) if calibrated is None else calibrated
-
-
-def _order(tensor: PlacedTensor) -> tuple[tuple[int, ...], int]:
-    """Return the order of the axes that have several elements, and the size of a block."""
-    layout = tensor.layout
-    order = tuple(axis for axis in layout.order if layout.shape[axis] > 1)
-    return order, layout.block
-
 
 # Number of timed rounds of a kernel, whose median counts, and milliseconds per round.
 _ROUNDS, _ROUND_MS = 7, 4.0

@@ -15,15 +15,18 @@ from functools import cached_property
 
 from cpembed.errors import LoweringError
 from cpembed.graph.graph import Graph, Operator
-from cpembed.graph.kinds import Product, Reshape, Transpose
+from cpembed.graph.kinds import Product, Reshape, TensorType, Transpose
+from cpembed.graph.passes.chain_fusion import split_chain
 from cpembed.network.assignment import Node, Option, Problem, Tensor
-from cpembed.network.costs import KernelTimer, estimate_copy_us, estimate_operator_us
+from cpembed.network.costs import KernelTimer
 from cpembed.network.layout import CandidateLayouts, Layout, residual_of
+from cpembed.network.operator_costs import estimate_copy_us, estimate_operator_us
 from cpembed.network.operators import PlacedTensor, conversion_plan, generated_plan
+from cpembed.network.operators.work import WIDTH, expression_operations
 from cpembed.network.physical_product import physical_product
 from cpembed.network.product_kernels import KernelRequest, ProductKernel, ProductKernels
 from cpembed.steps import Progress
-from cpembed.targets.capabilities import AnyTarget
+from cpembed.targets.capabilities import AnyTarget, host_times
 from cpembed.targets.registry import open_target
 
 # Multiply-accumulates per microsecond and thread of portable code. Only the order of magnitude
@@ -97,16 +100,42 @@ class ExecutionChoices:
         return () if is_native or not request.placed else (replace(request, placed=False),)
 
     def products_to_split(self) -> list[str]:
-        """Return the products with a residual or a chain that no native kernel can compute."""
-        return [
-            operator.name
-            for operator in self.graph.operators
-            if (residual_of(operator) or _has_chain(operator))
-            and not any(
-                execution.kernel and execution.kernel.is_native
-                for execution in self._product(operator)
-            )
-        ]
+        """Return the products whose residual or chain pays in no native kernel."""
+        names: list[str] = []
+        for operator in self.graph.operators:
+            if not (residual_of(operator) or _has_chain(operator)):
+                continue
+            kernels = [execution.kernel for execution in self._product(operator)]
+            native = [kernel for kernel in kernels if kernel is not None and kernel.is_native]
+            if not native or not self._chain_pays(operator, native):
+                names.append(operator.name)
+        return names
+
+    def _chain_pays(self, operator: Operator, kernels: Sequence[ProductKernel]) -> bool:
+        """True if a chain takes no longer in one of some kernels than as an operator."""
+        kind = operator.kind
+        if not isinstance(kind, Product) or not _has_chain(operator):
+            return True
+        parts, _ = split_chain(self.graph, operator, kind, operator.output)
+        # Kernels compute it for padding too, and for results that two tasks compute.
+        fused = min(self._chain_us(kernel, kind) for kernel in kernels)
+        result = PlacedTensor.plain(self.graph.types[operator.output])
+        floats = PlacedTensor.plain(replace(result.type, dtype="float32"))
+        inputs = [floats] * (1 + len(residual_of(operator)))
+        inputs += [PlacedTensor.plain(TensorType((), "float32"))] * (
+            len(parts[1].inputs) - len(inputs)
+        )
+        return fused <= estimate_operator_us(
+            self.target, parts[1].kind, inputs, [result], self.threads
+        )
+
+    def _chain_us(self, kernel: ProductKernel, kind: Product) -> float:
+        """Return the time of a chain in a kernel, whose sums are in the nearest cache."""
+        if kind.epilogue is None or kind.epilogue.chain is None:
+            return 0.0
+        vectors = kernel.computed_results / WIDTH
+        operations = vectors * expression_operations(kind.epilogue.chain.expression)
+        return operations * host_times(self.target).operation_ns / self.threads / 1e3
 
     @cached_property
     def executions(self) -> Mapping[str, tuple[Execution, ...]]:
@@ -199,7 +228,7 @@ class ExecutionChoices:
         if self.timer is not None:
             return self.timer.product_us(kernel)
         if kernel.is_native:
-            return kernel.cost_us
+            return kernel.cost_us + self._chain_us(kernel, kind)
         return kind.computation.macs / (_PORTABLE_MACS_PER_US * self.threads)
 
     # ---------------------------------------------------------------- operators between products
@@ -228,7 +257,7 @@ class ExecutionChoices:
 
     def _conversion_us(self, source: PlacedTensor, destination: PlacedTensor) -> float:
         if self.timer is None:
-            return estimate_copy_us(self.target, [source, destination], self.threads)
+            return estimate_copy_us(self.target, source, destination, self.threads)
         plan = conversion_plan(source, destination, self.threads)
         return self.timer.plan_us(plan, (source, destination))
 

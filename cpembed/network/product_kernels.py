@@ -6,6 +6,7 @@ once, and a block that repeats within it too.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
@@ -27,7 +28,7 @@ from cpembed.errors import BackendUnavailable, LoweringError, WorkloadError
 from cpembed.graph.graph import Array
 from cpembed.hw.instruction import HardwareSpec
 from cpembed.hw.loader import load_hardware_spec
-from cpembed.ir.computation import Computation
+from cpembed.ir.computation import AxisKind, Computation
 from cpembed.network.kernel_cache import Cache, digest_of, source_digest
 from cpembed.runtime.tuning.records import Lookup
 from cpembed.runtime.worker import call_each
@@ -86,6 +87,13 @@ class ProductKernel:
     def places(self) -> bool:
         """True if the output can be stored inside a larger buffer."""
         return self.epilogue is not None and self.epilogue.placement is not None
+
+    @property
+    def computed_results(self) -> int:
+        """Number of results that the kernel computes, padding and repeated ones included."""
+        program = self.candidate.program
+        loops = (*program.loops, *program.instruction_axes)
+        return math.prod(loop.extent for loop in loops if loop.kind is AxisKind.SPATIAL)
 
     @property
     def embedding(self) -> str:

@@ -9,6 +9,7 @@ in :mod:`cpembed.targets.methods`.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol, runtime_checkable
 
@@ -405,6 +406,34 @@ class Described(Protocol):
         ...
 
 
+@dataclass(frozen=True)
+class HostTimes:
+    """Times of a processor, by which kernels between products are estimated.
+
+    The defaults are published ones of a server core.
+
+    Attributes
+    ----------
+    operation_ns : float
+        Time of an operation on a vector of eight float32 in registers, among independent ones.
+    load_line_ns : tuple of four float
+        Time of a 64-byte load from L1, L2, L3 and memory, in sequence.
+    store_line_ns : tuple of three float
+        Time of a 64-byte store to lines in L1, in L2, and beyond.
+    cache_bytes : tuple of three int
+        Sizes of L1 data, L2 and L3; 0 if unknown.
+    call_us, launch_us : float
+        Time to call a kernel of one part, and of a part per thread, without work.
+    """
+
+    operation_ns: float = 0.2
+    load_line_ns: tuple[float, float, float, float] = (0.2, 0.53, 2.1, 11.7)
+    store_line_ns: tuple[float, float, float] = (0.4, 1.6, 3.0)
+    cache_bytes: tuple[int, int, int] = (48 << 10, 2 << 20, 32 << 20)
+    call_us: float = 0.4
+    launch_us: float = 2.0
+
+
 @runtime_checkable
 class Calibrated(Protocol):
     """Estimates by constants that were measured on a machine."""
@@ -413,8 +442,8 @@ class Calibrated(Protocol):
         """Return a digest of all constants that estimates depend on besides the specification."""
         ...
 
-    def copy_us(self, size: int, threads: int, *, reordered: bool) -> float:
-        """Estimate a copy between layouts by a kernel of the host; see :func:`copy_us`."""
+    def host_times(self) -> HostTimes:
+        """Return the times of the processor that runs kernels between products."""
         ...
 
     def least_us(self, workload: Computation) -> float:
@@ -487,28 +516,9 @@ def calibration_digest(target: AnyTarget) -> str:
     return target.calibration_digest() if isinstance(target, Calibrated) else ""
 
 
-def copy_us(target: AnyTarget, size: int, threads: int, *, reordered: bool) -> float | None:
-    """Estimate a copy between layouts by a kernel of the host.
-
-    Parameters
-    ----------
-    target : Target
-        Target whose calibration is used.
-    size : int
-        Bytes read and written.
-    threads : int
-        Number of threads.
-    reordered : bool
-        True if the order of the elements changes.
-
-    Returns
-    -------
-    float or None
-        Microseconds; None if the target is not calibrated.
-    """
-    if not isinstance(target, Calibrated):
-        return None
-    return target.copy_us(size, threads, reordered=reordered)
+def host_times(target: AnyTarget) -> HostTimes:
+    """Return the times of the processor that runs a target's kernels between products."""
+    return target.host_times() if isinstance(target, Calibrated) else HostTimes()
 
 
 def least_us(target: AnyTarget, workload: Computation) -> float:

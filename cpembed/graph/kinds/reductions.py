@@ -129,10 +129,18 @@ class LayerNorm(Kind):
     """Normalization ``(x - mean) / sqrt(variance + epsilon) * scale + bias`` from ``axis`` on.
 
     The inputs are x, scale and bias; the latter two have the shape of the normalized axes.
+
+    Attributes
+    ----------
+    axis : int
+    epsilon : float
+    centres : bool
+        False for a root mean square normalization: the mean counts as 0.
     """
 
     axis: int
     epsilon: float
+    centres: bool = True
 
     def types(self, inputs: Sequence[TensorType]) -> tuple[TensorType, ...]:
         axis_of(self.axis, len(inputs[0].shape))
@@ -144,14 +152,14 @@ class LayerNorm(Kind):
             return (inputs[0],)
         x, scale, bias = (i.astype(np.float64) for i in inputs)
         axes = tuple(range(axis_of(self.axis, x.ndim), x.ndim))
-        centred = x - x.mean(axis=axes, keepdims=True)
+        centred = x - x.mean(axis=axes, keepdims=True) if self.centres else x
         variance = (centred**2).mean(axis=axes, keepdims=True)
         value = centred / np.sqrt(variance + self.epsilon) * scale + bias
         return (value.astype(inputs[0].dtype),)
 
     @property
     def label(self) -> str:
-        return "layer norm"
+        return "layer norm" if self.centres else "rms norm"
 
 
 @dataclass(frozen=True)

@@ -1,8 +1,8 @@
-"""Recognize layer normalization and softmax in means, differences and quotients."""
+"""Recognize normalizations of layers and softmax in means, differences and quotients."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 
@@ -11,26 +11,33 @@ from cpembed.graph.kinds import Apply, Elementwise, Input, LayerNorm, Reduce, So
 from cpembed.graph.passes.expressions import apply, combines_inputs, number_operand
 from cpembed.graph.passes.rewriting import Rewriting, only_reader, producer_of
 
+_ROOT = Apply("sqrt", (Input(0),))
+
 
 def recognize_normalizations(graph: Graph) -> Graph:
     """Replace the operators of a normalization by one.
 
     Recognized are ``(x - mean) / sqrt(mean((x - mean)^2) + epsilon) * scale + bias`` over the last
-    axes, and ``exp(x - max) / sum(exp(x - max))``. Both are computed in wider floats and rounded
-    once, so results differ by roundings.
+    axes, the same with a mean of 0 (also as a product with a reciprocal root), and
+    ``exp(x - max) / sum(exp(x - max))``. They are computed in wider floats and rounded once, so
+    results differ by roundings.
     """
     rewriting = Rewriting(graph)
     for operator in graph.operators:
         match operator.kind:
-            case Elementwise(dtype="float32") as kind:
-                if kind.expression != apply("div", Input(0), Input(1)):
-                    continue
+            case Elementwise(dtype="float32") as kind if len(operator.inputs) == 2:
+                pass
             case _:
                 continue
-        # Both end in a quotient; a layer normalization may go on with its scale and bias.
-        norm = _layer_norm(graph, operator)
+        # All end in a quotient or a product; a normalization of layers may go on with its scale and
+        # bias. That by the root mean square is a part of the other.
+        is_quotient = kind.expression == apply("div", Input(0), Input(1))
+        norm = _layer_norm(graph, operator) if is_quotient else None
+        norm = norm or _rms_norm(graph, operator, kind)
         if norm is not None:
             rewriting.replace(norm.last, _as_operator(rewriting, norm))
+            continue
+        if not is_quotient:
             continue
         softmax = _softmax(graph, operator)
         if softmax is not None:
@@ -50,6 +57,7 @@ class _LayerNorm:
     last: Operator
     scale: str | None = None
     bias: str | None = None
+    centres: bool = True
 
 
 def _operation(graph: Graph, tensor: str, operation: str) -> tuple[Operator, Apply] | None:
@@ -82,14 +90,60 @@ def _layer_norm(graph: Graph, quotient: Operator) -> _LayerNorm | None:
         return None
     if not _is_square(graph, variance[0], centred):
         return None
-    # Scale and bias follow in this order; either may be missing.
-    shape = graph.types[source].shape[axis:]
-    last, names = quotient, list[str | None]()
+    return _with_constants(graph, _LayerNorm(source, axis, epsilon, quotient))
+
+
+def _with_constants(graph: Graph, norm: _LayerNorm) -> _LayerNorm:
+    """Return a normalization with the scale and the bias that follow, in this order, if any."""
+    shape = graph.types[norm.source].shape[norm.axis :]
+    last, names = norm.last, list[str | None]()
     for operation in ("mul", "add"):
         constant = _constant_operand(graph, last, operation, shape)
         names.append(None if constant is None else constant[0])
         last = last if constant is None else constant[1]
-    return _LayerNorm(source, axis, epsilon, last, scale=names[0], bias=names[1])
+    return replace(norm, last=last, scale=names[0], bias=names[1])
+
+
+def _rms_norm(graph: Graph, operator: Operator, kind: Elementwise) -> _LayerNorm | None:
+    """Match a quotient by the root of a mean of squares, or a product with its reciprocal."""
+    first, second = operator.inputs
+    if kind.expression == apply("div", Input(0), Input(1)):
+        pairs = [(first, _root_argument(graph, second))]
+    elif combines_inputs(kind.expression, "mul"):
+        pairs = [
+            (source, _reciprocal_root_argument(graph, factor))
+            for source, factor in ((first, second), (second, first))
+        ]
+    else:
+        return None
+    for source, total in pairs:
+        added = None if total is None else _operation(graph, total, "add")
+        epsilon = None if added is None else number_operand(added[1], "add")
+        variance = None if added is None else _mean(graph, added[0].inputs[0])
+        if epsilon is None or variance is None or not _is_square(graph, variance[0], source):
+            continue
+        if graph.types[source].shape == graph.types[operator.output].shape:
+            norm = _LayerNorm(source, variance[1], epsilon, operator, centres=False)
+            return _with_constants(graph, norm)
+    return None
+
+
+def _root_argument(graph: Graph, tensor: str) -> str | None:
+    root = _operation(graph, tensor, "sqrt")
+    return root[0].inputs[0] if root is not None and root[1] == _ROOT else None
+
+
+def _reciprocal_root_argument(graph: Graph, tensor: str) -> str | None:
+    """Return the tensor whose reciprocal root another one is."""
+    for operation in ("div", "pow"):
+        producer = _operation(graph, tensor, operation)
+        if producer is None:
+            continue
+        if producer[1] in (apply("div", 1.0, _ROOT), apply("pow", Input(0), -0.5)):
+            return producer[0].inputs[0]
+        if producer[1] == apply("div", 1.0, Input(0)):
+            return _root_argument(graph, producer[0].inputs[0])
+    return None
 
 
 def _mean(graph: Graph, tensor: str) -> tuple[str, int] | None:
@@ -146,7 +200,7 @@ def _as_operator(rewriting: Rewriting, norm: _LayerNorm) -> Operator:
         if name is not None:
             array = graph.constants[name].reshape(shape)
         names.append(rewriting.constant(name or f"{norm.last.name} {neutral:g}", array))
-    kind = LayerNorm(norm.axis, norm.epsilon)
+    kind = LayerNorm(norm.axis, norm.epsilon, norm.centres)
     return Operator(norm.last.name, kind, (norm.source, *names), norm.last.outputs)
 
 

@@ -37,7 +37,14 @@ from cpembed.network.operators.emission import (
     Operands,
     Reduction,
 )
-from cpembed.network.operators.nest import View, axes, constant, nest_over
+from cpembed.network.operators.nest import (
+    Nest,
+    PlacedTensor,
+    View,
+    axes,
+    constant,
+    nest_over,
+)
 
 # Time of an operation of an expression relative to copying a byte.
 _OPERATION_EFFORT = 0.25
@@ -49,23 +56,28 @@ def broadcast_index(shape: Sequence[int], rank: int) -> tuple[IndexExpr, ...]:
     return tuple(constant(0) if size == 1 else e for size, e in zip(shape, last, strict=True))
 
 
-def _effort(node: Scalar) -> float:
+def expression_effort(node: Scalar) -> float:
     """Return the time per byte of an expression's operands relative to copying it."""
     if not isinstance(node, Apply):
         return 1.0
     top = FUNCTION_EFFORT if node.operation in APPROXIMATIONS else _OPERATION_EFFORT
-    return top + sum(_effort(argument) - 1.0 for argument in node.arguments) + 1.0
+    return top + sum(expression_effort(argument) - 1.0 for argument in node.arguments) + 1.0
+
+
+def elementwise_nest(output: PlacedTensor, inputs: Sequence[PlacedTensor]) -> Nest:
+    """Return loops over a result and inputs that broadcast to it."""
+    rank = len(output.shape)
+    views = [View(output.layout, axes(rank))]
+    views += [View(x.layout, broadcast_index(x.shape, rank)) for x in inputs]
+    # Loops follow the memory of the first view, the output.
+    return nest_over(output.shape, views)
 
 
 def elementwise_plan(kind: kinds.Elementwise, operands: Operands) -> KernelPlan:
     """Return the kernel of an expression."""
     (output,) = operands.outputs
-    rank = len(output.shape)
-    views = [View(output.layout, axes(rank))]
-    views += [View(x.layout, broadcast_index(x.shape, rank)) for x in operands.inputs]
-    # Loops follow the memory of the first view, the output.
-    nest = nest_over(output.shape, views)
-    kernel = Kernel(operands, operands.chunks(_effort(kind.expression)))
+    nest = elementwise_nest(output, operands.inputs)
+    kernel = Kernel(operands, operands.chunks(expression_effort(kind.expression)))
     computing = kind.computes_in([x.dtype for x in operands.inputs])
     writer = ScalarWriter(kernel, computing)
     with kernel.body(), kernel.points(nest):

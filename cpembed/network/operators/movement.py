@@ -42,20 +42,30 @@ from cpembed.network.operators.nest import (
     nest_over,
 )
 
+COPIES = (Concat, Expand, Gather, Pad, Reshape, Resize, Slice, Transpose)
+"""Kinds whose kernels read about as many bytes as they write."""
+
 
 def _write_copy(kernel: Kernel, nest: Nest, source: str, dtype: str) -> None:
     """Copy the nest's second operand from ``source`` to ``out0``."""
-    sides = _sides(nest)
-    if sides is not None:
-        columns, rows = sides
-        # A copy depends on the size of its elements only, so integers stand for all types.
-        size = f"int{8 * np.dtype(dtype).itemsize}"
-        blocks = Blocks.largest(rows.extent, columns.extent, size)
-        if blocks is not None:
-            _transpose(kernel, nest, blocks, columns, rows, source, dtype)
-            return
+    blocks = transposed_blocks(nest, dtype)
+    if blocks is not None:
+        _transpose(kernel, nest, *blocks, source, dtype)
+        return
     with kernel.points(nest):
         kernel.script.line(f"out0[{nest.places[0]}] = {source}[{nest.places[1]}]")
+
+
+def transposed_blocks(nest: Nest, dtype: str) -> tuple[Blocks, Loop, Loop] | None:
+    """Return the blocks that a copy transposes, with their loops over columns and rows, if any."""
+    sides = _sides(nest)
+    if sides is None:
+        return None
+    columns, rows = sides
+    # A copy depends on the size of its elements only, so integers stand for all types.
+    size = f"int{8 * np.dtype(dtype).itemsize}"
+    blocks = Blocks.largest(rows.extent, columns.extent, size)
+    return None if blocks is None else (blocks, columns, rows)
 
 
 def _sides(nest: Nest) -> tuple[Loop, Loop] | None:
@@ -95,7 +105,7 @@ def _transpose(
 
 
 @dataclass(frozen=True)
-class _Part:
+class CopiedPart:
     """Region of the output: copied from the input ``source``, or filled if that is None."""
 
     nest: Nest
@@ -106,7 +116,7 @@ class _Part:
 def move_plan(kind: Kind, operands: Operands) -> KernelPlan:
     """Return the kernel of a kind whose elements come from positions known at compile time."""
     (output,) = operands.outputs
-    return _plan(kind.label, _parts(kind, operands.inputs, output), operands)
+    return _plan(kind.label, copied_parts(kind, operands.inputs, output), operands)
 
 
 def conversion_plan(source: PlacedTensor, target: PlacedTensor, threads: int) -> KernelPlan:
@@ -121,10 +131,10 @@ def conversion_plan(source: PlacedTensor, target: PlacedTensor, threads: int) ->
     """
     indices = axes(len(target.shape))
     nest = nest_over(target.shape, [View(target.layout, indices), View(source.layout, indices)])
-    return _plan("conversion", [_Part(nest, 0)], Operands([source], [target], threads))
+    return _plan("conversion", [CopiedPart(nest, 0)], Operands([source], [target], threads))
 
 
-def _plan(label: str, parts: Sequence[_Part], operands: Operands) -> KernelPlan:
+def _plan(label: str, parts: Sequence[CopiedPart], operands: Operands) -> KernelPlan:
     (output,) = operands.outputs
     # As many bytes are read as are written, however large the inputs are.
     kernel = Kernel(operands, operands.chunks(tensors=[output, output]))
@@ -140,10 +150,20 @@ def _plan(label: str, parts: Sequence[_Part], operands: Operands) -> KernelPlan:
     return kernel.plan(label)
 
 
-def _parts(kind: Kind, inputs: Sequence[PlacedTensor], output: PlacedTensor) -> list[_Part]:
+def copied_parts(
+    kind: Kind, inputs: Sequence[PlacedTensor], output: PlacedTensor
+) -> list[CopiedPart]:
+    """Return the regions of a result that are copied or filled.
+
+    Parameters
+    ----------
+    kind : Kind
+        Kind whose elements come from positions known at compile time.
+    inputs, output : sequence of PlacedTensor, PlacedTensor
+    """
     source, rank = inputs[0], len(output.shape)
     if isinstance(kind, Reshape):
-        return [_Part(_reshaped(source, output), 0)]
+        return [CopiedPart(_reshaped(source, output), 0)]
     if isinstance(kind, Concat):
         return _concatenated(kind, inputs, output)
     if isinstance(kind, Pad):
@@ -160,7 +180,7 @@ def _parts(kind: Kind, inputs: Sequence[PlacedTensor], output: PlacedTensor) -> 
         assert isinstance(kind, Expand)
         index = broadcast_index(source.shape, rank)
     views = [View(output.layout, indices), View(source.layout, tuple(index))]
-    return [_Part(nest_over(output.shape, views), 0)]
+    return [CopiedPart(nest_over(output.shape, views), 0)]
 
 
 def _reshaped(source: PlacedTensor, output: PlacedTensor) -> Nest:
@@ -233,19 +253,19 @@ def _grouped(shape: Sequence[int], factors: Sequence[int]) -> tuple[IndexExpr, .
 
 def _concatenated(
     kind: Concat, inputs: Sequence[PlacedTensor], output: PlacedTensor
-) -> list[_Part]:
+) -> list[CopiedPart]:
     rank = len(output.shape)
     axis, first = axis_of(kind.axis, rank), 0
-    indices, parts = axes(rank), list[_Part]()
+    indices, parts = axes(rank), list[CopiedPart]()
     for number, source in enumerate(inputs):
         index = tuple(e + first if k == axis else e for k, e in enumerate(indices))
         views = [View(output.layout, index), View(source.layout, indices)]
-        parts.append(_Part(nest_over(source.shape, views), number))
+        parts.append(CopiedPart(nest_over(source.shape, views), number))
         first += source.shape[axis]
     return parts
 
 
-def _padded(kind: Pad, source: PlacedTensor, output: PlacedTensor) -> list[_Part]:
+def _padded(kind: Pad, source: PlacedTensor, output: PlacedTensor) -> list[CopiedPart]:
     """Return the input's region and the margins of one axis after the other.
 
     A margin lies inside the axes before its own, and spans all of those after it.
@@ -254,7 +274,7 @@ def _padded(kind: Pad, source: PlacedTensor, output: PlacedTensor) -> list[_Part
     indices = axes(rank)
     inside = tuple(e + before for e, before in zip(indices, kind.before, strict=True))
     views = [View(output.layout, inside), View(source.layout, indices)]
-    parts = [_Part(nest_over(sizes, views), 0)]
+    parts = [CopiedPart(nest_over(sizes, views), 0)]
     for axis in range(rank):
         before, size = kind.before[axis], sizes[axis]
         for first, width in ((0, before), (before + size, kind.after[axis])):
@@ -263,13 +283,22 @@ def _padded(kind: Pad, source: PlacedTensor, output: PlacedTensor) -> list[_Part
             if not math.prod(shape):
                 continue
             index = (*inside[:axis], indices[axis] + first, *indices[axis + 1 :])
-            parts.append(_Part(nest_over(shape, [View(output.layout, index)]), None, kind.value))
+            parts.append(
+                CopiedPart(nest_over(shape, [View(output.layout, index)]), None, kind.value)
+            )
     return parts
 
 
-def gather_plan(kind: Gather, operands: Operands) -> KernelPlan:
-    """Return the kernel of a gather; indices out of range read the last or first element."""
-    (data, indices), (output,) = operands.inputs, operands.outputs
+def gathered_nest(kind: Gather, inputs: Sequence[PlacedTensor], output: PlacedTensor) -> Nest:
+    """Return loops over a result, with the places of index 0 of the data, and of the indices.
+
+    Parameters
+    ----------
+    kind : Gather
+    inputs, output : sequence of PlacedTensor, PlacedTensor
+        Data and indices, and the result.
+    """
+    data, indices = inputs
     rank = len(output.shape)
     axis = axis_of(kind.axis, len(data.shape))
     count = len(indices.shape)
@@ -281,7 +310,14 @@ def gather_plan(kind: Gather, operands: Operands) -> KernelPlan:
         View(data.layout, index_of_data),
         View(indices.layout, index_of_indices),
     ]
-    nest = nest_over(output.shape, views)
+    return nest_over(output.shape, views)
+
+
+def gather_plan(kind: Gather, operands: Operands) -> KernelPlan:
+    """Return the kernel of a gather; indices out of range read the last or first element."""
+    (data, indices), (output,) = operands.inputs, operands.outputs
+    axis = axis_of(kind.axis, len(data.shape))
+    nest = gathered_nest(kind, operands.inputs, output)
     kernel = Kernel(operands, operands.chunks(tensors=[indices, output, output]))
     size = data.shape[axis]
     with kernel.body(), kernel.points(nest):

@@ -76,13 +76,16 @@ class _Axis:
         return min(first, count), max(min(first, count), min(end, count))
 
 
-def pool_plan(kind: Pool, operands: Operands) -> KernelPlan:
-    """Return the kernel of a pooling; raise :class:`LoweringError` for a window over blocks."""
-    (source,), (output,) = operands.inputs, operands.outputs
-    rank, count = len(source.shape), len(kind.window)
-    first = rank - count
-    if first < 2 and max(source.layout.block, output.layout.block) > 1:
-        raise LoweringError("a window over channels in blocks: give pooling another layout")
+def pool_nest(kind: Pool, source: PlacedTensor, output: PlacedTensor) -> Nest:
+    """Return loops over the results of a pooling, with the places of windows' first elements.
+
+    Parameters
+    ----------
+    kind : Pool
+    source, output : PlacedTensor
+    """
+    rank = len(source.shape)
+    first = rank - len(kind.window)
     indices = axes(rank)
     # Windows may start in the padding, at negative places; the bounds of taps keep to the input.
     window_starts = [
@@ -90,7 +93,17 @@ def pool_plan(kind: Pool, operands: Operands) -> KernelPlan:
         for e, stride, before in zip(indices[first:], kind.strides, kind.before, strict=True)
     ]
     views = [View(output.layout, indices), View(source.layout, (*indices[:first], *window_starts))]
-    nest = nest_over(output.shape, views, points=range(first, rank))
+    return nest_over(output.shape, views, points=range(first, rank))
+
+
+def pool_plan(kind: Pool, operands: Operands) -> KernelPlan:
+    """Return the kernel of a pooling; raise :class:`LoweringError` for a window over blocks."""
+    (source,), (output,) = operands.inputs, operands.outputs
+    rank, count = len(source.shape), len(kind.window)
+    first = rank - count
+    if first < 2 and max(source.layout.block, output.layout.block) > 1:
+        raise LoweringError("a window over channels in blocks: give pooling another layout")
+    nest = pool_nest(kind, source, output)
     steps = source.layout.strides()
     window = [
         _Axis(source.shape[k], *sizes, steps[k])

@@ -41,6 +41,7 @@ from cpembed.network.operators.emission import (
 )
 from cpembed.network.operators.nest import (
     Nest,
+    PlacedTensor,
     View,
     axes,
     axis_name,
@@ -77,9 +78,7 @@ def reduce_plan(kind: Reduce, operands: Operands) -> KernelPlan:
         return _extremum_plan(kind, operands)
     (source,), (output,) = operands.inputs, operands.outputs
     reduced_axes = {axis_of(axis, len(source.shape)) for axis in kind.axes}
-    views = _reduced_views(kind, operands, reduced_axes)
-    # The input is the larger tensor, so its memory gives the order of the loops.
-    nest = nest_over(source.shape, views, ordered_by=1, separate=tuple(reduced_axes))
+    nest, _ = reduced_nest(kind, operands.inputs, operands.outputs)
     reduction = _reduction(nest, reduced_axes)
     count = math.prod(source.shape[axis] for axis in reduced_axes)
     dtype = accumulator_dtype(kind.operation, source.dtype, count)
@@ -107,6 +106,24 @@ def reduce_plan(kind: Reduce, operands: Operands) -> KernelPlan:
         )
         reduction.once(kernel, store, SERIAL if converts else VECTORIZED)
     return kernel.plan(kind.label)
+
+
+def reduced_nest(
+    kind: Reduce, inputs: Sequence[PlacedTensor], outputs: Sequence[PlacedTensor]
+) -> tuple[Nest, bool]:
+    """Return loops over the input of a reduction, and whether the innermost one is reduced.
+
+    Parameters
+    ----------
+    kind : Reduce
+    inputs, outputs : sequence of PlacedTensor
+    """
+    operands = Operands(inputs, outputs, 1)
+    reduced = {axis_of(axis, len(inputs[0].shape)) for axis in kind.axes}
+    views = _reduced_views(kind, operands, reduced)
+    # The input is the larger tensor, so its memory gives the order of the loops.
+    nest = nest_over(inputs[0].shape, views, ordered_by=1, separate=tuple(reduced))
+    return nest, _reduction(nest, reduced).is_along
 
 
 def _reduced_views(kind: Reduce, operands: Operands, reduced: Collection[int]) -> list[View]:
@@ -190,8 +207,8 @@ def _extremum_plan(kind: Reduce, operands: Operands) -> KernelPlan:
     views.append(View(Layout.plain((source.shape[reduced_axis],)), (axes(rank)[reduced_axis],)))
     nest = nest_over(source.shape, views, ordered_by=1, separate=[reduced_axis])
     reduction = _reduction(nest, {reduced_axis})
-    # Contiguous elements are compared one after the other: lanes would each find a first extremum.
-    reduction = reduction.with_lanes(1 if reduction.is_along else LANES)
+    # Each lane has an extremum and its position, in twice the registers of other reductions.
+    reduction = reduction.with_lanes(LANES // 2)
     operation = kind.operation.removeprefix("arg")
     dtype = accumulator_dtype(operation, source.dtype, source.shape[reduced_axis])
     better = ">" if operation == "max" else "<"
@@ -202,12 +219,16 @@ def _extremum_plan(kind: Reduce, operands: Operands) -> KernelPlan:
         best = kernel.accumulators(reduction.size, dtype, start)
         position = kernel.accumulators(reduction.size, "int32", "T.int32(0)")
 
+        def is_improved(element: str, lane: str) -> str:
+            improved = f"{element} {better} {best}[{lane}]"
+            if dtype.startswith("float"):
+                is_number = f"not {is_nan(Value(f'{best}[{lane}]', dtype))}"
+                improved = f"({improved} or {is_nan(Value(element, dtype))}) and {is_number}"
+            return improved
+
         def take(lane: str, places: Sequence[str]) -> None:
             element = load_as(f"in0[{places[1]}]", source.dtype, dtype)
-            is_better = f"{element} {better} {best}[{lane}]"
-            if dtype.startswith("float"):
-                first = f"not {is_nan(Value(f'{best}[{lane}]', dtype))}"
-                is_better = f"({is_better} or {is_nan(Value(element, dtype))}) and {first}"
+            is_better = is_improved(element, lane)
             script.line(
                 f"{position}[{lane}] = T.Select({is_better}, {places[2]}, {position}[{lane}])"
             )
@@ -218,6 +239,22 @@ def _extremum_plan(kind: Reduce, operands: Operands) -> KernelPlan:
             script.line(f'out0[{places[0]}] = T.cast({position}[{lane}], "int64")')
 
         reduction.sweep(kernel, take)
+        size = reduction.size if reduction.is_along else 1
+        while size > 1:
+            # The upper half joins the lower one: of equal extrema, the first one counts.
+            size //= 2
+            with kernel.vectorized(size):
+                lane, upper = LANE, f"{LANE} + {size}"
+                element, at = f"{best}[{upper}]", f"{position}[{upper}]"
+                is_tie = f"{element} == {best}[{lane}]"
+                if dtype.startswith("float"):
+                    both = (Value(x, dtype) for x in (element, f"{best}[{lane}]"))
+                    is_tie = f"({is_tie} or ({' and '.join(map(is_nan, both))}))"
+                is_earlier = f"({is_tie} and {at} < {position}[{lane}])"
+                wins = f"({is_improved(element, lane)}) or {is_earlier}"
+                script.line(f"{position}[{lane}] = T.Select({wins}, {at}, {position}[{lane}])")
+                joined = join_of(operation, dtype)(f"{best}[{lane}]", element)
+                script.line(f"{best}[{lane}] = {joined}")
         reduction.once(kernel, store)
     return kernel.plan(kind.label)
 
@@ -345,7 +382,7 @@ def _logarithms(kernel: Kernel, rows: _Rows, total: _Lane, shifted: _Element) ->
 
 
 def layer_norm_plan(kind: LayerNorm, operands: Operands) -> KernelPlan:
-    """Return the kernel of a layer normalization."""
+    """Return the kernel of a layer normalization, or of one by the root mean square."""
     source, (output,) = operands.inputs[0], operands.outputs
     rank = len(source.shape)
     indices = axes(rank)
@@ -361,11 +398,14 @@ def layer_norm_plan(kind: LayerNorm, operands: Operands) -> KernelPlan:
     count = literal(math.prod(source.shape[first:]), rows.wide)
     epsilon = literal(kind.epsilon, rows.wide)
     with kernel.body(), rows.reduction.rows(kernel):
-        total = rows.total("sum", lambda lane, places: rows.element(places))
-        mean = rows.each(lambda lane: f"{total(lane)} / {count}")
+        mean: _Lane | None = None
+        if kind.centres:
+            total = rows.total("sum", lambda lane, places: rows.element(places))
+            mean = rows.each(lambda lane: f"{total(lane)} / {count}")
 
         def centred(lane: str, places: Sequence[str]) -> str:
-            return kernel.bind(f"{rows.element(places)} - {mean(lane)}")
+            element = rows.element(places)
+            return kernel.bind(element if mean is None else f"{element} - {mean(lane)}")
 
         def square(lane: str, places: Sequence[str]) -> str:
             value = centred(lane, places)
@@ -382,4 +422,4 @@ def layer_norm_plan(kind: LayerNorm, operands: Operands) -> KernelPlan:
             return f"T.fma({value}, {rows.element(places, 1)}, {rows.element(places, 2)})"
 
         rows.store(result)
-    return kernel.plan("layer norm")
+    return kernel.plan(kind.label)

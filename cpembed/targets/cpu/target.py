@@ -28,12 +28,17 @@ from cpembed.targets.capabilities import (
     UNKNOWN_CASE,
     Calibrated,
     HasVariants,
+    HostTimes,
     Linkable,
     Saveable,
     Weighing,
 )
 from cpembed.targets.choice import Choice, built_first, choices_storing, compared
-from cpembed.targets.cpu.calibration import Calibration, calibration, model_constants
+from cpembed.targets.cpu.calibration import (
+    Calibration,
+    calibration,
+    default_calibration,
+)
 from cpembed.targets.cpu.lowering import BackEnd, Lowered, portable_kernel
 from cpembed.targets.cpu.methods import CpuMethods
 from cpembed.targets.cpu.register_blocks import Schedules
@@ -120,11 +125,17 @@ class CpuTarget(
         # A recorder takes the texts and compiles nothing.
         return replace(lowered, processor=processor or Recorder()).compiled(schedule)
 
-    def copy_us(self, size: int, threads: int, *, reordered: bool) -> float:
-        machine, constants = self.machine, model_constants()
-        launch = machine.launch_us if threads > 1 else machine.call_us
-        line_ns = machine.copy_ns_per_line / 2 * (constants.transposed if reordered else 1.0)
-        return launch + size / constants.line_bytes * line_ns / threads / 1e3
+    def host_times(self) -> HostTimes:
+        machine = self.machine
+        products = {**default_calibration().product_ns, **machine.product_ns}
+        return HostTimes(
+            operation_ns=products["vfmadd231ps_ymm"],
+            load_line_ns=machine.vector_line_ns,
+            store_line_ns=machine.store_line_ns,
+            cache_bytes=machine.cache_bytes,
+            call_us=machine.call_us,
+            launch_us=machine.launch_us,
+        )
 
     def least_us(self, workload: Computation) -> float:
         # All lanes of all threads multiply all the time, and leave out what is outside an image.

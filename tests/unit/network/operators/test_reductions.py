@@ -93,6 +93,17 @@ def test_where_the_first_extremum_is(axis: int, what: str) -> None:
     check(Reduce(what, (axis,), axis < 2), [array], [LAYOUTS[2 * axis]], threads=2)
 
 
+@pytest.mark.parametrize("what", ["argmax", pytest.param("argmin", marks=pytest.mark.slow)])
+def test_the_first_of_equal_extrema_in_any_lane_counts(what: str) -> None:
+    """Rows of ties and of NaNs that fall into different lanes of a vector, with a remainder."""
+    generator = np.random.default_rng(0)
+    rows = generator.integers(-2, 3, (12, 77)).astype(np.float32)
+    rows[1, [9, 40]] = rows[2, [70, 41]] = rows[3, [33, 1]] = np.nan
+    rows[4:6], rows[6, 64:] = [[-np.inf], [np.inf]], np.nan
+    check(Reduce(what, (1,), False), [rows])
+    check(Reduce(what, (1,), False), [(rows[7:] + 3).astype(np.uint8)])
+
+
 @pytest.mark.quick(2)
 @pytest.mark.parametrize("seed", range(16))
 def test_softmax(seed: int) -> None:
@@ -112,7 +123,7 @@ def test_layer_normalisation(seed: int) -> None:
         random_array(generator, "float32", shape) for shape in (SHAPE, SHAPE[axis:], SHAPE[axis:])
     ]
     source, stored = (LAYOUTS[k] for k in generator.integers(len(LAYOUTS), size=2))
-    kind = LayerNorm(axis, 1e-5)
+    kind = LayerNorm(axis, 1e-5, centres=bool(seed % 2))
     check(kind, arrays, [source], stored, threads=1 + seed % 2, tolerance=2e-5)
 
 
