@@ -128,8 +128,8 @@ def built(selection: Selection, epilogue: Epilogue, native: bool) -> CompiledKer
     target: Any = open_target(selection.solved.target)
     if not native:
         target = PortableTarget(selection.solved.target)
-        return target.build(target.lower(selection.candidate.candidate.program, epilogue), None)
-    lowered = target.lower(selection.candidate.program, epilogue)
+        return target.build(target.lower(selection.ranked.candidate.program, epilogue), None)
+    lowered = target.lower(selection.ranked.program, epilogue)
     return target.build(lowered, target.space(lowered).best().schedule)
 
 
