@@ -174,8 +174,9 @@ class InferenceSession:
 
     def _check_names(self, arrays: Mapping[str, Array], outputs: Sequence[str]) -> None:
         inputs = {value.name for value in self._inputs}
-        if arrays.keys() != inputs:
-            wrong = sorted(arrays.keys() ^ inputs)[0]
+        different = sorted(inputs.symmetric_difference(arrays))
+        if different:
+            wrong = different[0]
             problem = "is missing" if wrong in inputs else "is none of the model's"
             raise WorkloadError(
                 f"{self._path.name}: input {wrong} {problem}: its inputs are "
@@ -327,7 +328,10 @@ def _checked_providers(
     """Return the options by provider; the one that compiles is always first."""
     checked: dict[str, dict[str, Any]] = {PROVIDER: {}}
     for number, provider in enumerate(providers or ()):
-        name, own = provider if isinstance(provider, tuple) else (provider, {})
+        pair: tuple[str, dict[str, Any]] = (
+            provider if isinstance(provider, tuple) else (provider, {})
+        )
+        name, with_name = pair
         if name not in (PROVIDER, FALLBACK_PROVIDER):
             warnings.warn(
                 f"provider {name!r} is left out: sessions of cpembed have {PROVIDER} and "
@@ -335,7 +339,7 @@ def _checked_providers(
                 stacklevel=4,
             )
             continue
-        checked[name] = {**(options[number] if options else {}), **own}
+        checked[name] = {**(options[number] if options else {}), **with_name}
     unknown = checked[PROVIDER].keys() - {"target", "threads"}
     if unknown:
         raise ModelError(

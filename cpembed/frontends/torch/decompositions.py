@@ -18,7 +18,7 @@ import torch
 from torch.nn import functional
 
 
-def _attention_weights(scores: torch.Tensor, mask: torch.Tensor | None, mask_type: int | None):
+def _attention_weights(scores: Any, mask: Any, mask_type: int | None) -> Any:
     """Return the softmax of scores ``(batch, heads, rows, columns)``; a masked weight is 0."""
     if mask is None:
         return torch.softmax(scores, -1)

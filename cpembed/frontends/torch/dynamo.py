@@ -178,8 +178,8 @@ def backend(
         report(fallbacks, checked)
         run = _run_by_pytorch(module, inputs, checked)
         part = part_of_pytorch(fallbacks)
-        kept = record(ModuleSummary(tuple(map(_signature_text, tensors)), [part]))
-        return TimedCall(run, kept)
+        signature = tuple(map(_signature_text, tensors))
+        return TimedCall(run, record(ModuleSummary(signature, [part])))
     return Compiled(module, checked, lambda graph: compile_network(graph, checked))
 
 

@@ -92,7 +92,7 @@ class ModuleSummary:
 
 @dataclass(frozen=True, repr=False)
 class CompileSummary(Displayed):
-    """What ``torch.compile`` made of the modules in use, in the order of their first calls.
+    """Parts of all modules of ``torch.compile`` that are in use, in the order of their first calls.
 
     Attributes
     ----------
