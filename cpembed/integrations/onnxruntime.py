@@ -22,7 +22,7 @@ from dataclasses import dataclass
 from importlib import import_module
 from os import PathLike
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 
@@ -328,10 +328,8 @@ def _checked_providers(
     """Return the options by provider; the one that compiles is always first."""
     checked: dict[str, dict[str, Any]] = {PROVIDER: {}}
     for number, provider in enumerate(providers or ()):
-        pair: tuple[str, dict[str, Any]] = (
-            provider if isinstance(provider, tuple) else (provider, {})
-        )
-        name, with_name = pair
+        pair = provider if isinstance(provider, tuple) else (provider, {})
+        name, with_name = cast("tuple[str, dict[str, Any]]", pair)
         if name not in (PROVIDER, FALLBACK_PROVIDER):
             warnings.warn(
                 f"provider {name!r} is left out: sessions of cpembed have {PROVIDER} and "
