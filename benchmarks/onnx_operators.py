@@ -5,10 +5,16 @@
 writes the table: of each operator of the format how many of the suite's cases are computed, and why
 the others are rejected. A case whose results are wrong, or that ends in anything but a
 :class:`ModelError` of one line, ends the script.
+
+    python -m benchmarks.onnx_operators --compiled avx2_f32 --every 20
+
+compiles every 20th of the computed cases for a target, and counts those whose results are the
+suite's (in the time of some seconds a case).
 """
 
 from __future__ import annotations
 
+import argparse
 import re
 import tempfile
 import warnings
@@ -26,6 +32,7 @@ from onnx import numpy_helper
 
 from benchmarks.coverage import difference, refusal, table
 from cpembed.errors import ModelError
+from cpembed.frontends.narrow import bytes_of
 from cpembed.frontends.onnx import load
 from cpembed.graph.graph import Graph, evaluate
 
@@ -36,8 +43,6 @@ KINDS = ("node", "simple", "pytorch-converted", "pytorch-operator")
 Array = NDArray[Any]
 DataSet = tuple[Sequence[Any], Sequence[Any]]
 """Inputs and outputs: arrays, and lists and None of the types that are no tensors."""
-_IN_BYTES = {"int4": np.int8, "uint4": np.uint8}
-"""Types in which a network takes and returns integers of four bits."""
 
 
 @dataclass(frozen=True)
@@ -122,7 +127,8 @@ def _array(value: Any) -> Array | None:
         value = numpy_helper.to_array(value)
     if not isinstance(value, np.ndarray | np.generic) or value.dtype == object:
         return None
-    return np.asarray(value).astype(_IN_BYTES.get(str(value.dtype), value.dtype))
+    # A network takes and returns narrow types in bytes.
+    return bytes_of(np.asarray(value))
 
 
 @dataclass(frozen=True)
@@ -280,8 +286,55 @@ def _counted(rows: Sequence[Result]) -> str:
     return f"{computed} of {len(rows)}"
 
 
+def compiled_outcome(case: Case, target: str, folder: Path) -> str:
+    """Compile a case in the first form that is read, run it, and compare it with the suite.
+
+    Returns
+    -------
+    str
+        ``right``, or why it is not: a rejection, or the difference.
+    """
+    from cpembed.errors import CpembedError
+    from cpembed.network.build import compile_network
+
+    read = (outcome(case, form, folder) for form in FORMS)
+    computed = next((result for result in read if result.graph is not None), None)
+    if computed is None or computed.graph is None:
+        return "not read"
+    graph = computed.graph
+    try:
+        with compile_network(graph, target, folder / "library").open() as network:
+            results = network.run(computed.inputs)
+    except CpembedError as error:
+        return f"not compiled: {error}"
+    try:
+        for name, value in zip(graph.outputs, case.data[0][1], strict=True):
+            _check(case, results[name], _array(value))
+    except AssertionError as error:
+        return f"WRONG: {error}"
+    return "right"
+
+
+def _count_compiled(target: str, every: int) -> None:
+    counts: Counter[str] = Counter()
+    for case in cases()[::every]:
+        with tempfile.TemporaryDirectory() as folder:
+            text = compiled_outcome(case, target, Path(folder))
+        if text not in ("right", "not read"):
+            print(f"{case.name}: {text}", flush=True)
+        counts[text.partition(":")[0]] += 1
+    print(", ".join(f"{count} {word}" for word, count in counts.most_common()))
+
+
 def main() -> None:
     """Run the command."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--compiled", metavar="TARGET", help="compile cases instead of the table")
+    parser.add_argument("--every", type=int, default=1, metavar="N", help="each Nth case only")
+    arguments = parser.parse_args()
+    if arguments.compiled:
+        _count_compiled(arguments.compiled, arguments.every)
+        return
     with tempfile.TemporaryDirectory() as folder:
         text = page([*results(Path(folder))])
     PAGE.write_text(text, encoding="utf-8")

@@ -16,6 +16,7 @@ from cpembed.driver.options import BuildOptions
 from cpembed.files import write_whole
 
 if TYPE_CHECKING:
+    from cpembed.network.parts import PartsResult
     from cpembed.network.plan import Policy
     from cpembed.network.run import NetworkRun
     from cpembed.network.stepwise import StepwiseRun
@@ -31,8 +32,9 @@ WRONG = 1
 model_options = options.combined(
     click.argument("model", type=click.Path(exists=True, dir_okay=False, path_type=Path)),
     options.shapes_option,
+    options.outputs_option,
 )
-"""Argument of a model file, with the option for sizes that it leaves open."""
+"""Argument of a model file, with options for sizes that it leaves open and for its outputs."""
 
 
 @click.command("match", cls=options.Subcommand)
@@ -52,6 +54,7 @@ def match_command(
     *,
     model: Path,
     shapes: dict[str, tuple[int, ...]],
+    outputs: tuple[str, ...],
     targets: tuple[str, ...],
     float_type: FloatType | None,
     alternatives: bool,
@@ -72,7 +75,7 @@ def match_command(
 
     # Before the model is read, which may take seconds.
     names = options.distinct(targets, as_units=True)
-    graph = load_model(model, shapes or None)
+    graph = load_model(model, shapes or None, outputs)
     with output.Bar() as bar:
         result = match(
             graph,
@@ -94,9 +97,11 @@ class NetworkArguments:
 
     model: Path
     shapes: dict[str, tuple[int, ...]]
+    outputs: tuple[str, ...]
     target: str
     float_type: FloatType | None
     threads: int | None
+    fallback: str | None
     input_file: Path | None
     output: Path | None
     save: Path | None
@@ -117,6 +122,12 @@ class NetworkArguments:
 @options.units_option
 @options.float_option
 @options.threads_option("the network")
+@click.option(
+    "--fallback",
+    type=click.Choice(["onnxruntime", "torch"]),
+    help="Run operators that no kernel computes there, in this process; the operators around them "
+    "are libraries of their own.  [default: refuse such a model]",
+)
 @click.option(
     "--input",
     "input_file",
@@ -175,18 +186,27 @@ def network_command(arguments: NetworkArguments) -> int:
 
     # Before the model is read, which may take seconds.
     units = network_units(arguments.target, arguments.float_type)
-    graph = load_model(arguments.model, arguments.shapes or None)
+    graph = load_model(
+        arguments.model, arguments.shapes or None, arguments.outputs, arguments.fallback
+    )
     file = arguments.input_file
     inputs = random_inputs(graph, arguments.seed) if file is None else read_inputs(graph, file)
     with output.Bar() as bar:
+        from cpembed.network.build import has_foreign
+        from cpembed.network.parts import run_parts
         from cpembed.network.plan import Planning
         from cpembed.network.service import NetworkRequest, network, network_plan
 
         planning = Planning(
             arguments.timeout, arguments.layout_time, arguments.policy, arguments.measures
         )
-        run: NetworkRun | StepwiseRun | None = None
-        if arguments.plan_only:
+        run: NetworkRun | StepwiseRun | PartsResult | None = None
+        if has_foreign(graph):
+            _check_parts(arguments)
+            request = NetworkRequest(units, planning=planning, verifies=not arguments.no_verify)
+            run = run_parts(graph, request, inputs, bar)
+            document = run.document
+        elif arguments.plan_only:
             document = network_plan(graph, units, planning, bar)
         else:
             request = NetworkRequest(units, arguments.save, planning, not arguments.no_verify)
@@ -205,9 +225,9 @@ def network_command(arguments: NetworkArguments) -> int:
     if arguments.as_json:
         output.print_json(document)
     else:
-        from cpembed.report.network import report
+        from cpembed.report.network import parts_report, report
 
-        output.print_text(*report(document))
+        output.print_text(*(parts_report if "parts" in document else report)(document))
     if run is None or not run.failed:
         return 0
     # The report comes first: a wrong result is looked for in it.
@@ -219,11 +239,25 @@ def network_command(arguments: NetworkArguments) -> int:
     return WRONG
 
 
+def _check_parts(arguments: NetworkArguments) -> None:
+    """Raise a usage error for an option that a network of several libraries does not have."""
+    for name, is_given in (
+        ("--save", arguments.save is not None),
+        ("--plan-only", arguments.plan_only),
+        ("--report", arguments.report is not None),
+    ):
+        if is_given:
+            raise click.UsageError(
+                f"{name} does not apply to a network with operators that run elsewhere: cut it "
+                "before them with --outputs"
+            )
+
+
 # -- libraries ------------------------------------------------------------------------------------
 
 _MODEL_PARAMETERS = frozenset(
-    ("words", "target", "float_type", "timeout", "folder", "name", "shapes", "threads", "torch",
-     "as_json")
+    ("words", "target", "float_type", "timeout", "folder", "name", "shapes", "outputs", "threads",
+     "torch", "as_json")
 )  # fmt: skip
 """Parameters of ``cpembed build`` that apply to models too."""
 
@@ -239,6 +273,7 @@ class BuildArguments:
     float_type: FloatType | None
     folder: Path
     shapes: dict[str, tuple[int, ...]]
+    outputs: tuple[str, ...]
     threads: int | None
     verbose: bool
     as_json: bool
@@ -267,6 +302,7 @@ class BuildArguments:
     },
 )
 @options.shapes_option
+@options.outputs_option
 @options.threads_option("the library, unless its caller says otherwise")
 @options.verbose_option
 @options.json_option
@@ -295,6 +331,8 @@ def build_command(arguments: BuildArguments, **values: Any) -> int:
         raise click.UsageError("--float applies to a model, not to a workload: leave it out")
     if arguments.target is None:
         raise click.UsageError("a workload needs --target: name one, or native")
+    if arguments.outputs:
+        raise click.UsageError("--outputs applies to a model, not to a workload: leave it out")
     from cpembed.driver.build import build as build_library
     from cpembed.driver.result import SolveResult
 
@@ -345,7 +383,7 @@ def _build_model(arguments: BuildArguments, values: Mapping[str, Any]) -> int:
     from cpembed.network.service import NetworkRequest, network
 
     units = network_units(arguments.target or "native", arguments.float_type)
-    graph = load_model(Path(arguments.words[0]), arguments.shapes or None)
+    graph = load_model(Path(arguments.words[0]), arguments.shapes or None, arguments.outputs)
     folder = arguments.folder
     request = NetworkRequest(
         units,

@@ -218,6 +218,24 @@ shapes_option = click.option(
 )
 
 
+def _names(ctx: click.Context, param: click.Parameter, texts: tuple[str, ...]) -> tuple[str, ...]:
+    """Return the names in ``NAME[,NAME]``."""
+    names = tuple(name.strip() for text in texts for name in text.split(","))
+    if not all(names):
+        raise click.BadParameter("a name is missing: write NAME[,NAME]", ctx, param)
+    return names
+
+
+outputs_option = click.option(
+    "--outputs",
+    multiple=True,
+    callback=_names,
+    metavar="NAME[,NAME]",
+    help="Compute these tensors of the model, intermediate ones too, instead of its outputs: "
+    "operators that they do not need are left out.  [default: the model's outputs]",
+)
+
+
 # -- searching ------------------------------------------------------------------------------------
 
 

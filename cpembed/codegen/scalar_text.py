@@ -29,12 +29,13 @@ from cpembed.codegen.values import (
     round_to_even,
 )
 from cpembed.errors import LoweringError, WorkloadError
-from cpembed.ir.scalars import OPERATIONS, Apply, Number, Scalar
+from cpembed.ir.scalars import OF_BITS, OPERATIONS, Apply, Number, Scalar
 
 # Maximum whole exponent of a constant power that is computed by products.
 _LARGEST_EXPONENT = 64
 
 _COMPARISONS = ("equal", "less", "less_equal")
+_OF_TWO_BITS = OF_BITS - {"bit_not"}
 
 
 class Statements:
@@ -139,7 +140,7 @@ class ScalarWriter:
                 test = condition(arguments[0])
                 return Value(f"(({test} and {first}) or (not {test} and {second}))", "bool")
             return Value(f"T.Select({condition(arguments[0])}, {first}, {second})", dtype)
-        if operation in _BINARY or operation in ("max", "min", "rem"):
+        if operation in _BINARY or operation in ("max", "min", "rem") or operation in _OF_TWO_BITS:
             return self._binary(operation, arguments)
         if operation == "fma":
             a, b, c = (cast(value, "float32").text for value in arguments)
@@ -154,7 +155,7 @@ class ScalarWriter:
         if operation == "pow" and not dtype.startswith("float"):
             return self._integer_power(*(cast(value, dtype) for value in arguments))
         compares = operation in _COMPARISONS
-        if dtype == "bool" and compares:
+        if dtype == "bool" and (compares or operation in OF_BITS):
             dtype = "int32"
         operands = [cast(value, dtype) for value in arguments]
         # Operations that TVM would simplify or compute differently are functions of LLVM or libm.
@@ -163,6 +164,8 @@ class ScalarWriter:
         if operation in ("add", "sub"):
             operands = [product_rounded(value) for value in operands]
         texts = [value.text for value in operands]
+        if operation in OF_BITS:
+            return self._of_bits(operation, texts, dtype)
         if operation in ("max", "min"):
             return Value(_extremum_text(operation, operands, dtype), dtype)
         if operation == "rem":
@@ -189,6 +192,21 @@ class ScalarWriter:
         call = f'T.call_pure_extern("{value.dtype}", "{name}", {value.text}, {divisor.text})'
         return Value(call, value.dtype)
 
+    def _of_bits(self, operation: str, texts: list[str], dtype: str) -> Value:
+        if dtype.startswith("float"):
+            raise LoweringError(f"{operation} of {dtype}, whose bits are no integer")
+        if not operation.startswith("shift"):
+            return Value(f"T.{operation.replace('bit_', 'bitwise_')}({', '.join(texts)})", dtype)
+        # A processor takes the count modulo the bits, so it is kept within them.
+        value, count = texts
+        bits = 8 * np.dtype(dtype).itemsize
+        inside = f"({count} >= {literal(0, dtype)} and {count} < {literal(bits, dtype)})"
+        last = literal(bits - 1, dtype)
+        if operation == "shift_right":
+            return Value(f"T.shift_right({value}, T.Select({inside}, {count}, {last}))", dtype)
+        shifted = f"T.shift_left({value}, T.Select({inside}, {count}, {literal(0, dtype)}))"
+        return Value(f"T.Select({inside}, {shifted}, {literal(0, dtype)})", dtype)
+
     def _unary(self, operation: str, value: Value) -> Value:
         if value.dtype == "bool":
             value = cast(value, "int32")
@@ -200,6 +218,8 @@ class ScalarWriter:
                 text = f"{value.text} * {literal(-1, value.dtype)}"
                 return Value(text if value.is_float else f"({zero} - {value.text})", value.dtype)
             return Value(f"T.abs({value.text})", value.dtype)
+        if operation == "bit_not":
+            return self._of_bits(operation, [value.text], value.dtype)
         if operation in ("floor", "ceil") and not value.is_float:
             return value
         if not value.is_float:

@@ -6,6 +6,7 @@ becoming a constant of floats. Operators that move its elements move the integer
 
 from __future__ import annotations
 
+import difflib
 import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -84,7 +85,7 @@ class Builder:
         """Add an input of the network; one without elements is a constant to its readers."""
         _check_size(kind)
         if not kind.elements:
-            self._empty[name] = _zeros(kind)
+            self._empty[name] = zeros_of(kind)
         self.inputs[name] = self.types[name] = kind
         return name
 
@@ -155,7 +156,7 @@ class Builder:
         stem = stem or name
         # Nothing is left to compute of a result without elements.
         if all(result.elements == 0 for result in types):
-            return tuple(self.constant(_zeros(result), stem) for result in types)
+            return tuple(self.constant(zeros_of(result), stem) for result in types)
         if isinstance(kind, Concat):
             # A part without elements adds nothing.
             inputs = [tensor for tensor in inputs if self.types[tensor].elements]
@@ -287,6 +288,20 @@ class Builder:
         return new
 
 
+def no_tensor(model: str, name: str, names: Sequence[str]) -> str:
+    """Return the message that no tensor has a name, with the closest names.
+
+    Parameters
+    ----------
+    model, name : str
+        Names of the model and of the tensor.
+    names : sequence of str
+        Names of the model's tensors, in its order.
+    """
+    close = difflib.get_close_matches(name, names, 3) or names[-3:]
+    return f"{model} has no tensor {name} to cut it at: it has {', '.join(close)}"
+
+
 def reshaped_axis(shape: Sequence[int], axis: int, new_shape: Sequence[int]) -> int | None:
     """Return the number of an axis after a reshape.
 
@@ -312,7 +327,8 @@ def reshaped_axis(shape: Sequence[int], axis: int, new_shape: Sequence[int]) -> 
     return None
 
 
-def _zeros(kind: TensorType) -> np.ndarray[Any, Any]:
+def zeros_of(kind: TensorType) -> np.ndarray[Any, Any]:
+    """Return an array of zeros of a type."""
     dtype = numpy_dtype(kind.dtype) if kind.dtype == "bfloat16" else np.dtype(kind.dtype)
     return np.zeros(kind.shape, dtype)
 

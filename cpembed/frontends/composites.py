@@ -10,8 +10,7 @@ from typing import Any
 import numpy as np
 
 from cpembed.errors import WorkloadError
-from cpembed.frontends.builder import LARGEST_CONSTANT
-from cpembed.frontends.emitter import Emitter, is_float
+from cpembed.frontends.emitter import Emitter
 from cpembed.frontends.expressions import X, Y, Z, add, apply, less, mul, sub, where
 from cpembed.frontends.products import (
     Form,
@@ -21,7 +20,7 @@ from cpembed.frontends.products import (
     spread_shape,
     transposed_convolution,
 )
-from cpembed.graph.kinds import LayerNorm, Pad, Reduce, Slice
+from cpembed.graph.kinds import LayerNorm, Pad, Reduce, Scan, Slice
 from cpembed.graph.kinds.base import Array
 
 
@@ -250,27 +249,23 @@ class Composites(Emitter):
         result = self.elementwise(add(apply("log", X), Y), total, largest)
         return self.reshaped(result, shape)
 
-    def cumulative_sum(
-        self, x: str, axis: int, *, exclusive: bool = False, reverse: bool = False
+    def cumulated(
+        self, operation: str, x: str, axis: int, *, exclusive: bool = False, reverse: bool = False
     ) -> str:
-        """Emit running sums as a product with a triangle of ones.
+        """Emit running sums, products, maxima or minima.
 
-        An ``exclusive`` sum leaves out its last element, a ``reverse`` one runs from the end.
-        Raises :class:`WorkloadError` for an axis whose triangle is too large a constant.
+        Parameters
+        ----------
+        operation : str
+            An operation of :class:`Scan`.
+        x : str
+            The tensor.
+        axis : int
+            Axis along which it runs.
+        exclusive, reverse : bool
+            Whether a result leaves out its last element, and whether it runs from the end.
         """
-        shape, dtype = self.shape(x), self.dtype(x)
-        size, rank = shape[axis], len(shape)
-        sum_type = dtype if is_float(dtype) or dtype == "int32" else "int64"
-        if size * size * 8 > LARGEST_CONSTANT:
-            longest = math.isqrt(LARGEST_CONSTANT // 8)
-            raise WorkloadError(f"sums along {size} elements: give at most {longest}")
-        # Row k of the triangle has a one for each element that sum k includes.
-        before = np.tri(size, size, -1 if exclusive else 0, np.int8)
-        triangle = self.cast(self.tensor(before if reverse else before.T), sum_type)
-        order = [*(k for k in range(rank) if k != axis), axis]
-        sums = self.matmul(self.transposed(self.cast(x, sum_type), order), triangle)
-        sums = self.transposed(sums, [order.index(k) for k in range(rank)])
-        return self.cast(sums, dtype)
+        return self.emit(Scan(operation, axis, exclusive, reverse), x)
 
     def group_normalized(
         self, x: str, groups: int, epsilon: float, scale: str | None, bias: str | None

@@ -173,6 +173,89 @@ def gelu_tanh(x: Scalar) -> Scalar:
     return mul(mul(x, 0.5), add(apply("tanh", inner), 1.0))
 
 
+def sinh(x: Scalar) -> Scalar:
+    """Return the hyperbolic sine, by ``exp(x) - 1``, which does not cancel near 0."""
+    size = apply("abs", x)
+    grown = exp_minus_one(size)
+    # (g + g / (g + 1)) / 2 with g = exp(x) - 1; an infinite g is halved alone.
+    value = mul(add(grown, div(grown, add(grown, 1.0))), 0.5)
+    half = apply("exp", sub(size, math.log(2)))
+    value = where(less(size, 80.0), value, half)
+    return where(less(x, 0), apply("neg", value), value)
+
+
+def cosh(x: Scalar) -> Scalar:
+    """Return the hyperbolic cosine, whose powers overflow only where it does."""
+    size = sub(apply("abs", x), math.log(2))
+    near = mul(add(apply("exp", x), apply("exp", apply("neg", x))), 0.5)
+    return where(less(size, 80.0), near, apply("exp", size))
+
+
+def arc_sine(x: Scalar) -> Scalar:
+    """Return the arc sine, by the tangent of the same angle."""
+    cosine = apply("sqrt", mul(sub(1.0, x), add(x, 1.0)))
+    return apply("atan", div(x, cosine))
+
+
+def arc_cosine(x: Scalar) -> Scalar:
+    """Return the arc cosine, by the tangent of half the angle."""
+    return mul(apply("atan", apply("sqrt", div(sub(1.0, x), add(x, 1.0)))), 2.0)
+
+
+def arc_tangent_of(y: Scalar, x: Scalar) -> Scalar:
+    """Return the angle of the point (x, y), from -pi to pi."""
+    quotient = apply("atan", div(y, x))
+    is_negative = less(y, 0.0)
+    turned = where(is_negative, sub(quotient, math.pi), add(quotient, math.pi))
+    # Of two infinities the quotient is NaN, of two zeros too.
+    infinite = where(equal(apply("abs", y), math.inf), equal(apply("abs", x), math.inf), False)
+    diagonal = where(less(x, 0.0), 3 * math.pi / 4, math.pi / 4)
+    diagonal = where(is_negative, apply("neg", diagonal), diagonal)
+    angle = where(less(x, 0.0), turned, quotient)
+    angle = where(infinite, diagonal, angle)
+    return where(apply("and", equal(x, 0.0), equal(y, 0.0)), mul(y, 1.0), angle)
+
+
+def inverse_sinh(x: Scalar) -> Scalar:
+    """Return the inverse hyperbolic sine, without overflow or cancellation."""
+    size = apply("abs", x)
+    square = mul(size, size)
+    near = log_one_plus(add(size, div(square, add(apply("sqrt", add(square, 1.0)), 1.0))))
+    # The square of a larger number may be infinite; 1 is nothing beside it.
+    value = where(less(size, 1e9), near, add(apply("log", size), math.log(2)))
+    return where(less(x, 0.0), apply("neg", value), value)
+
+
+def inverse_cosh(x: Scalar) -> Scalar:
+    """Return the inverse hyperbolic cosine, without overflow or cancellation."""
+    above = sub(x, 1.0)
+    near = log_one_plus(add(above, apply("sqrt", add(mul(above, 2.0), mul(above, above)))))
+    return where(less(x, 1e9), near, add(apply("log", x), math.log(2)))
+
+
+def inverse_tanh(x: Scalar) -> Scalar:
+    """Return the inverse hyperbolic tangent."""
+    return mul(log_one_plus(div(mul(x, 2.0), sub(1.0, x))), 0.5)
+
+
+def shifted_right(x: Scalar, count: Scalar, *, is_unsigned: bool) -> Scalar:
+    """Return bits shifted towards the lowest; without a sign, zeros follow.
+
+    Parameters
+    ----------
+    x, count : Scalar
+        Integer and number of bits.
+    is_unsigned : bool
+        True for integers whose highest bit is no sign, of as many bits as the arithmetic.
+    """
+    shifted = apply("shift_right", x, count)
+    if not is_unsigned:
+        return shifted
+    # The arithmetic repeats the highest bit: only as many bits stay as were not shifted out.
+    lost = apply("shift_left", -1, sub(64, count))
+    return where(less(0, count), apply("bit_and", shifted, apply("bit_not", lost)), x)
+
+
 SMALL_POWERS: Mapping[float, Callable[[Scalar], Scalar]] = {
     1: lambda x: x,
     2: lambda x: mul(x, x),

@@ -9,6 +9,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -80,6 +81,16 @@ def _sigmoid(x: Array) -> Array:
         return (1.0 / (1.0 + np.exp(-x.astype(np.float64)))).astype(x.dtype)
 
 
+def _shift(a: Array, b: Array, *, left: bool) -> Array:
+    """Shift bits; by a negative or too large number of them, as many as there are."""
+    bits = 8 * np.result_type(a, b).itemsize
+    inside = (b >= 0) & (b < bits)
+    count = np.where(inside, b, 0)
+    if left:
+        return np.where(inside, np.left_shift(a, count), 0)
+    return np.where(inside, np.right_shift(a, count), np.right_shift(a, bits - 1))
+
+
 OPERATIONS: Mapping[str, tuple[int, Callable[..., Array]]] = {
     "add": (2, np.add),
     "sub": (2, np.subtract),
@@ -100,6 +111,7 @@ OPERATIONS: Mapping[str, tuple[int, Callable[..., Array]]] = {
     "sigmoid": (1, _sigmoid),
     "sin": (1, np.sin),
     "cos": (1, np.cos),
+    "atan": (1, np.arctan),
     "floor": (1, np.floor),
     "ceil": (1, np.ceil),
     "round": (1, np.rint),
@@ -110,13 +122,23 @@ OPERATIONS: Mapping[str, tuple[int, Callable[..., Array]]] = {
     "or": (2, np.logical_or),
     "not": (1, np.logical_not),
     "where": (3, np.where),
+    "bit_and": (2, np.bitwise_and),
+    "bit_or": (2, np.bitwise_or),
+    "bit_xor": (2, np.bitwise_xor),
+    "bit_not": (1, np.bitwise_not),
+    "shift_left": (2, partial(_shift, left=True)),
+    "shift_right": (2, partial(_shift, left=False)),
 }
 """Number of arguments and definition of each operation. Integer ``div`` rounds towards zero and
 ``rem`` is its remainder, with the sign of the dividend (of floats too). ``round`` goes to the
-nearest even; ``where`` takes its second argument if the first is true, else the third."""
+nearest even; ``where`` takes its second argument if the first is true, else the third.
+``shift_right`` repeats the sign."""
 
 BOOLEAN = frozenset({"equal", "less", "less_equal", "and", "or", "not"})
 """Operations whose result is a Boolean."""
+
+OF_BITS = frozenset({"bit_and", "bit_or", "bit_xor", "bit_not", "shift_left", "shift_right"})
+"""Operations on the bits of integers, which floats do not have."""
 
 
 def evaluate_scalar(node: Scalar, inputs: Sequence[Array], dtype: str) -> Array:

@@ -4,24 +4,29 @@ from __future__ import annotations
 
 import re
 import tempfile
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import numpy as np
 
 from cpembed.driver import matching
-from cpembed.errors import BackendUnavailable, CpembedError, WorkloadError
+from cpembed.errors import BackendUnavailable, CpembedError, LoweringError, WorkloadError
 from cpembed.export.library import EVERYTHING, Contents, Library, write_library
 from cpembed.export.loader import Library as OpenLibrary
-from cpembed.frontends import load_model
+from cpembed.frontends import Fallback, load_model
 from cpembed.graph.graph import Array, Graph, Operator, check_inputs
+from cpembed.graph.kinds import Foreign
 from cpembed.hw.instruction import HardwareSpec
 from cpembed.network.plan import NetworkPlan, Planning, plan_network
 from cpembed.network.program import NetworkProgram, network_program
 from cpembed.steps import Progress, silent
 from cpembed.targets.registry import missing_for
 from cpembed.targets.units import NATIVE, FloatType, Units
+
+if TYPE_CHECKING:
+    from cpembed.network.parts import PartedNetwork
 
 
 @dataclass(frozen=True)
@@ -80,11 +85,7 @@ class RunningNetwork:
         WorkloadError
             If the inputs are not the network's.
         """
-        names = list(self.compiled.graph.inputs)
-        if len(arrays) > len(names):
-            raise WorkloadError(f"{len(arrays)} inputs: the network takes {', '.join(names)}")
-        outputs = self.run({**dict(zip(names, arrays, strict=False)), **named})
-        return outputs if len(outputs) > 1 else next(iter(outputs.values()))
+        return called(self.compiled.graph, self.run, arrays, named)
 
     def run(self, inputs: Mapping[str, Array]) -> dict[str, Array]:
         """Compute the outputs by name.
@@ -113,6 +114,36 @@ class RunningNetwork:
 
     def __exit__(self, *_: object) -> None:
         self.close()
+
+
+def called(
+    graph: Graph,
+    run: Callable[[Mapping[str, Array]], dict[str, Array]],
+    arrays: Sequence[Array],
+    named: Mapping[str, Array],
+) -> Array | dict[str, Array]:
+    """Call a network with inputs in the model's order or by name.
+
+    Parameters
+    ----------
+    graph : Graph
+    run : callable
+        Function from inputs to outputs, by name.
+    arrays : sequence of ndarray
+        The first inputs.
+    named : mapping from str to ndarray
+        The others.
+
+    Returns
+    -------
+    array or dict of str to array
+        The output of a network that has one, else the outputs by name.
+    """
+    names = list(graph.inputs)
+    if len(arrays) > len(names):
+        raise WorkloadError(f"{len(arrays)} inputs: the network takes {', '.join(names)}")
+    outputs = run({**dict(zip(names, arrays, strict=False)), **named})
+    return outputs if len(outputs) > 1 else next(iter(outputs.values()))
 
 
 def prepared_and_named(graph: Graph, units: Units) -> Graph:
@@ -175,6 +206,7 @@ def compile_network(
     BackendUnavailable
         If there is no C compiler, or the target has no library.
     """
+    _require_kernels(graph)
     units, planning = matching.network_units(target), planning or Planning()
     _require_library(units.primary)
     plan = plan_network(prepared_and_named(graph, units), units, planning, progress)
@@ -189,6 +221,22 @@ def compile_network(
 
     library = write_library(network.program, folder, contents, check=checked)
     return CompiledNetwork(plan, network, library)
+
+
+def has_foreign(graph: Graph) -> bool:
+    """Return True if an operator of a network runs elsewhere."""
+    return any(isinstance(operator.kind, Foreign) for operator in graph.operators)
+
+
+def _require_kernels(graph: Graph) -> None:
+    """Raise :class:`LoweringError` for an operator that only a process of Python computes."""
+    for operator in graph.operators:
+        if isinstance(operator.kind, Foreign):
+            raise LoweringError(
+                f"{graph.name}: {operator.name}: {operator.kind.label} is not part of a library: "
+                "cut the network before it with --outputs, or run it with `cpembed network` or "
+                "compile_model"
+            )
 
 
 def _require_library(spec: HardwareSpec) -> None:
@@ -212,7 +260,8 @@ def compile_model(
     folder: Path | None = None,
     threads: int = 0,
     float_type: FloatType | None = None,
-) -> RunningNetwork:
+    fallback: Fallback = None,
+) -> RunningNetwork | PartedNetwork:
     """Compile a network and load it, so that it can be called with arrays.
 
     Parameters
@@ -230,10 +279,14 @@ def compile_model(
     float_type : str, optional
         ``bfloat16`` to round the operands of float products to it, ``float32`` to round none; by
         default what the named target multiplies, float32 for ``native``.
+    fallback : str or mapping, optional
+        What computes operators of a file that are not read: ``onnxruntime`` or ``torch``, or a
+        function of inputs and attributes for each of them, by its name in the model. The operators
+        around them are libraries of their own.
 
     Returns
     -------
-    RunningNetwork
+    RunningNetwork or PartedNetwork
         ``network(x)`` computes the outputs.
 
     Raises
@@ -245,7 +298,11 @@ def compile_model(
     """
     # Before the model is read, which may take seconds.
     units = matching.network_units(target, float_type)
-    graph = model if isinstance(model, Graph) else load_model(model)
+    graph = model if isinstance(model, Graph) else load_model(model, fallback=fallback)
+    if has_foreign(graph):
+        from cpembed.network.parts import compile_parts
+
+        return compile_parts(graph, units, folder, threads)
     if folder is not None:
         return compile_network(graph, units, folder).open(threads)
     scratch = tempfile.TemporaryDirectory(prefix="cpembed-")

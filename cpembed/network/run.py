@@ -29,7 +29,9 @@ from cpembed.runtime import worker
 from cpembed.steps import Progress, step
 
 # Operations whose last bits may differ from numpy's.
-_ROUNDED = frozenset({"exp", "log", "sqrt", "erf", "tanh", "sigmoid", "sin", "cos", "pow", "div"})
+_ROUNDED = frozenset(
+    {"exp", "log", "sqrt", "erf", "tanh", "sigmoid", "sin", "cos", "atan", "pow", "div"}
+)
 
 # Tolerance of floats relative to the largest magnitude of the tensor, since kernels add in another
 # order than numpy.
@@ -200,7 +202,12 @@ def _is_rounded(operator: Operator) -> bool:
         return kind.operation == "mean"
     return isinstance(
         kind,
-        kinds.Softmax | kinds.LayerNorm | kinds.DynamicQuantize | kinds.Reduce | kinds.Resize,
+        kinds.Softmax
+        | kinds.LayerNorm
+        | kinds.DynamicQuantize
+        | kinds.Reduce
+        | kinds.Resize
+        | kinds.Scan,
     )
 
 

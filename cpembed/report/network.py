@@ -52,6 +52,23 @@ def report(document: Mapping[str, Any]) -> Iterator[Block]:
         yield Bullets([*doubts[:_DOUBTS], *([f"and {more} more"] if more > 0 else [])])
 
 
+def parts_report(document: Mapping[str, Any]) -> Iterator[Block]:
+    """Yield the reports of a network's libraries, then the operators that run elsewhere."""
+    for part in document["parts"]:
+        yield Heading(part["network"])
+        yield from report(part)
+        yield ""
+    yield Heading("Run elsewhere, in this process")
+    yield Table(
+        ("operator", "kind", "measured>"),
+        (
+            (entry["operator"], entry["kind"], duration(entry["measured_us"]))
+            for entry in document["fallback"]
+        ),
+        {"operator": _OPERATOR_WIDTH},
+    )
+
+
 def _operators(network: Network) -> Table:
     total = network.operators_amount
     by_time = sorted(network.operators, key=lambda operator: operator.amount or 0.0, reverse=True)

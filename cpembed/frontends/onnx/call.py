@@ -22,7 +22,7 @@ Trailing ones that nothing reads may be missing.
 """
 
 _INERT_ATTRIBUTES: dict[str, frozenset[str]] = {
-    # They concern floats of eight bits, which no tensor has.
+    # They concern floats of eight bits.
     "Cast": frozenset({"saturate", "round_mode"}),
     "CastLike": frozenset({"saturate", "round_mode"}),
     "QuantizeLinear": frozenset({"saturate"}),
@@ -38,7 +38,7 @@ _INERT_ATTRIBUTES: dict[str, frozenset[str]] = {
 _INERT_INPUTS: dict[str, frozenset[int]] = {
     # The ratio of elements that training drops.
     "Dropout": frozenset({1}),
-    # The region of tf_crop_and_resize, whose coordinates are rejected.
+    # The region of tf_crop_and_resize, which other coordinates ignore.
     "Resize": frozenset({1}),
 }
 _MEMORY_ATTRIBUTES = frozenset({"consumed_inputs"})
@@ -61,6 +61,10 @@ class Call(Composites):
         Whether anything reads each of the node's outputs.
     run : callable
         Translates a branch and returns the tensors of its outputs.
+    narrow : tuple of str
+        Narrow type that each input of bytes holds; empty for other inputs.
+    makes : set of str
+        Narrow type of the results, if the translation makes one.
     attributes_read, inputs_read : set
         Attributes by name and inputs by number that the translation has read so far.
     """
@@ -70,6 +74,8 @@ class Call(Composites):
     readers: tuple[int, ...]
     is_read: tuple[bool, ...]
     run: Callable[[Body], Sequence[str]]
+    narrow: tuple[str, ...] = ()
+    makes: set[str] = field(default_factory=set[str])
     attributes_read: set[str] = field(default_factory=set[str])
     inputs_read: set[int] = field(default_factory=set[int])
 
@@ -159,6 +165,10 @@ class Call(Composites):
         if self.attribute(name) is not None:
             return self.list_of(name)
         return None if self.optional(k) is None else self.integers(k, name)
+
+    def narrow_input(self, k: int) -> str:
+        """Return the narrow type that an input of bytes holds; empty for another one."""
+        return self.narrow[k] if k < len(self.narrow) else ""
 
     def axis(self, default: int = 0, rank: int | None = None) -> int:
         return axis_of(self.integer("axis", default), self.rank() if rank is None else rank)

@@ -20,6 +20,7 @@ import numpy as np
 
 from cpembed.errors import ModelError, WorkloadError
 from cpembed.files import read_regular
+from cpembed.frontends.narrow import IN_BYTES
 from cpembed.graph.kinds import TensorType
 from cpembed.graph.kinds.base import Array
 
@@ -29,18 +30,13 @@ ELEMENT_TYPES = (
     "float32", "float64", "float16", "bfloat16", "int8", "uint8", "int16", "uint16", "int32",
     "uint32", "int64", "uint64", "bool",
 )  # fmt: skip
-FOUR_BITS: Mapping[str, str] = {"int4": "int8", "uint4": "uint8"}
-"""Types that hold the integers of four bits."""
+_PACKED = frozenset({"int4", "uint4", "int2", "uint2", "float4_e2m1fn"})
+"""Types several of whose elements share a byte in a file."""
 _EXTERNAL_BYTES, _EXTERNAL_SHARE = 64 << 20, 4
 """Maximum size in bytes of all tensors in other files, beyond a multiple of the files' size.
 
 Several tensors may lie in the same place.
 """
-
-
-def in_bytes(array: Array) -> Array:
-    """Convert integers of four bits to bytes; return any other array unchanged."""
-    return array.astype(FOUR_BITS.get(str(array.dtype), array.dtype), copy=False)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -317,7 +313,7 @@ class Reader:
             raise self._error(f"{label} has no element type") from None
         # onnx maps texts to objects of Python.
         name = "string" if name == "object" else name
-        if name not in ELEMENT_TYPES and name not in FOUR_BITS:
+        if name not in ELEMENT_TYPES and name not in IN_BYTES:
             raise self._error(
                 f"{label} is of type {name}, which no network here takes: convert it "
                 "to float32 or integers"
@@ -355,7 +351,7 @@ class Reader:
         place = entries.get("location", "")
         file = self._external_file(place, label)
         element = np.dtype(onnx.helper.tensor_dtype_to_np_dtype(tensor.data_type))
-        if dtype in FOUR_BITS:
+        if dtype in _PACKED:
             raise self._error(f"{label} of {dtype} as external data: store bytes")
         try:
             offset = int(entries.get("offset", "0"))

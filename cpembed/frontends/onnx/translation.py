@@ -8,17 +8,18 @@ from collections.abc import Mapping, Sequence
 import numpy as np
 
 from cpembed.errors import CpembedError, ModelError, WorkloadError
+from cpembed.frontends import Fallback
 from cpembed.frontends.builder import Builder
 from cpembed.frontends.emitter import Scaling
+from cpembed.frontends.narrow import IN_BYTES, bytes_of
 from cpembed.frontends.onnx.call import Call
+from cpembed.frontends.onnx.fallback import check_fallback, covers, emit_foreign
 from cpembed.frontends.onnx.model import (
-    FOUR_BITS,
     Body,
     Model,
     ModelInput,
     Node,
     definition,
-    in_bytes,
     is_defined,
 )
 from cpembed.frontends.onnx.operators import TRANSLATIONS
@@ -34,16 +35,37 @@ _MOVEMENTS = frozenset(
     }
 )  # fmt: skip
 """Operators whose results are elements of their inputs."""
-_CONVERSIONS = frozenset({"Cast", "CastLike", "DequantizeLinear", "Shape", "Size"})
-"""Operators that convert integers of four bits, their first input, to something else."""
+_CONVERSIONS: Mapping[str, frozenset[int]] = {
+    "Cast": frozenset({0}),
+    "CastLike": frozenset({0, 1}),
+    "DequantizeLinear": frozenset({0, 2}),
+    "QuantizeLinear": frozenset({2}),
+    "Shape": frozenset({0}),
+    "Size": frozenset({0}),
+}
+"""Inputs of operators that may be of a narrow type, which they convert or whose type they take."""
 
 
-def translate(model: Model, shapes: Mapping[str, Sequence[int]]) -> Graph:
-    """Return the graph of a model; ``shapes`` are those of inputs with open sizes.
+def translate(
+    model: Model, shapes: Mapping[str, Sequence[int]], fallback: Fallback = None
+) -> Graph:
+    """Return the graph of a model.
 
-    Raises :class:`ModelError`, with name and place, for anything without a translation.
+    Parameters
+    ----------
+    model : Model
+    shapes : mapping
+        Shapes of inputs with open sizes.
+    fallback : Fallback, optional
+        What computes the operators that have no translation.
+
+    Raises
+    ------
+    ModelError
+        With name and place, for anything without a translation.
     """
-    _check_operators(model)
+    check_fallback(model.name, fallback)
+    _check_operators(model, fallback)
     builder = Builder(model.name)
     values: dict[str, str] = {}
     for name, kind in _input_types(model, shapes).items():
@@ -51,8 +73,9 @@ def translate(model: Model, shapes: Mapping[str, Sequence[int]]) -> Graph:
             values[name] = builder.input(name, kind)
         except WorkloadError as error:
             raise ModelError(f"{model.name}: input {name}: {error}") from None
-    translator = _Translator(model, builder)
-    translator.four_bits |= {i.name for i in model.body.inputs if i.dtype in FOUR_BITS}
+    translator = _Translator(model, builder, fallback)
+    declared = {value.name: value.dtype for value in model.body.inputs}
+    translator.narrow |= {name: dtype for name, dtype in declared.items() if dtype in IN_BYTES}
     translator.body(model.body, values)
     missing = [name for name in model.body.outputs if name not in values]
     if missing:
@@ -60,11 +83,15 @@ def translate(model: Model, shapes: Mapping[str, Sequence[int]]) -> Graph:
     return builder.graph({name: values[name] for name in model.body.outputs})
 
 
-def _check_operators(model: Model) -> None:
+def _check_operators(model: Model, fallback: Fallback) -> None:
     """Count all unknown operators before anything is translated."""
     nodes = [node for body in (model.body, *model.body.branches()) for node in body.nodes]
     nodes.sort(key=lambda node: node.number)
-    unknown = [node for node in nodes if node.key not in TRANSLATIONS and not is_defined(node)]
+    unknown = [
+        node
+        for node in nodes
+        if node.key not in TRANSLATIONS and not is_defined(node) and not covers(fallback, node)
+    ]
     if not unknown:
         return
     # One message names all of them, so that the model is exported anew only once.
@@ -76,7 +103,7 @@ def _check_operators(model: Model) -> None:
     raise ModelError(
         f"{model.name}: operator {first.key} of node{name} (number {first.number} of "
         f"{len(nodes)}) is not known, there are {counts[first.key]} of it{also}: export the "
-        "model with other operators, or cut it before"
+        "model with other operators, cut it before (--outputs), or run it elsewhere (--fallback)"
     )
 
 
@@ -102,7 +129,7 @@ def _input_types(model: Model, shapes: Mapping[str, Sequence[int]]) -> dict[str,
     return {
         name: TensorType(
             _input_shape(model.name, declared, shapes.get(name), sizes),
-            FOUR_BITS.get(declared.dtype, declared.dtype),
+            IN_BYTES.get(declared.dtype, declared.dtype),
         )
         for name, declared in inputs.items()
     }
@@ -164,15 +191,16 @@ def _input_shape(
 class _Translator:
     """Translation of one model's nodes into a builder.
 
-    ``four_bits`` are tensors of bytes that hold integers of four bits, whose range operators other
-    than movements would not preserve.
+    ``narrow`` are the types of tensors of bytes that hold integers of few bits, whose range
+    operators other than movements would not preserve, or the bits of floats.
     """
 
-    def __init__(self, model: Model, builder: Builder) -> None:
+    def __init__(self, model: Model, builder: Builder, fallback: Fallback) -> None:
         self.model = model
         self.builder = builder
+        self.fallback = fallback
         self.scaling: Scaling = {}
-        self.four_bits: set[str] = set()
+        self.narrow: dict[str, str] = {}
 
     def error(self, text: str) -> ModelError:
         return ModelError(f"{self.model.name}: {text}")
@@ -180,9 +208,9 @@ class _Translator:
     def body(self, body: Body, values: dict[str, str]) -> None:
         """Translate a graph; ``values`` maps its names to tensors and is extended."""
         for name, array in body.constants.items():
-            values[name] = self.builder.constant(in_bytes(array), name)
-            if str(array.dtype) in FOUR_BITS:
-                self.four_bits.add(values[name])
+            values[name] = self.builder.constant(bytes_of(array), name)
+            if str(array.dtype) in IN_BYTES:
+                self.narrow[values[name]] = str(array.dtype)
             self._check_declared(f"constant {name}", name, values[name], body.declared)
         # A branch reads the names around it as well, so that its nodes count as readers of them.
         inner = list(body.branches())
@@ -207,7 +235,7 @@ class _Translator:
             for size, actual in zip(sizes, computed.shape, strict=True)
         )
         dtype = declaration.dtype
-        if not same or FOUR_BITS.get(dtype, dtype) not in ("", computed.dtype):
+        if not same or IN_BYTES.get(dtype, dtype) not in ("", computed.dtype):
             text = f"{dtype} [{', '.join(str(size) or '?' for size in sizes)}]".strip()
             raise self.error(
                 f"{writer}: {name} is declared as {text} and is {computed}: correct the "
@@ -232,6 +260,7 @@ class _Translator:
             readers=tuple(readers[name] for name in node.inputs),
             is_read=tuple(bool(name) and readers[name] > 0 for name in node.outputs),
             run=branch,
+            narrow=tuple(self.narrow.get(values.get(name, ""), "") for name in node.inputs),
         )
         # Only tensors that this node adds may take the names of its outputs.
         self.builder.fresh.clear()
@@ -249,28 +278,38 @@ class _Translator:
             # In a damaged file attributes and shapes contradict each other.
             reason = " ".join(str(error).split()) or type(error).__name__
             raise self.error(f"{node} does not fit its inputs or attributes: {reason}") from error
-        self._bind(node, [results] if isinstance(results, str) else list(results), values, readers)
+        results = [results] if isinstance(results, str) else list(results)
+        self._bind(call, results, values, readers)
 
     def _translated(self, call: Call) -> str | Sequence[str]:
+        if not covers(self.fallback, call.node):
+            return self._in_kinds(call)
+        is_known = call.node.key in TRANSLATIONS or is_defined(call.node)
+        try:
+            return self._in_kinds(call) if is_known else emit_foreign(call, self.fallback)
+        except (ModelError, WorkloadError):
+            # What was added of it so far is not needed and goes with all else that nothing reads.
+            return emit_foreign(call, self.fallback)
+
+    def _in_kinds(self, call: Call) -> str | Sequence[str]:
         translation = TRANSLATIONS.get(call.node.key)
         if translation is None:
             return self._by_definition(call)
-        self._check_four_bits(call)
+        self._check_narrow(call)
         results = translation(call)
         call.check_read()
         return results
 
-    def _check_four_bits(self, call: Call) -> None:
-        """Reject integers of four bits as inputs of an operator that may leave their range."""
+    def _check_narrow(self, call: Call) -> None:
+        """Reject a narrow type as an input of an operator that computes with its values."""
         operator = call.node.operator
-        places = [k for k, tensor in enumerate(call.inputs) if tensor in self.four_bits]
-        converts = operator in _CONVERSIONS and places == [0]
-        # The third input of DequantizeLinear is the zero point.
-        converts = converts or (operator == "DequantizeLinear" and places == [0, 2])
-        if places and not converts and operator not in _MOVEMENTS:
+        places = {k for k, narrow in enumerate(call.narrow) if narrow}
+        converted = _CONVERSIONS.get(operator, frozenset[int]())
+        if places and not places <= converted and operator not in _MOVEMENTS:
+            place = min(places - converted)
             call.reject(
-                f"input {places[0]} is of integers of four bits, which are dequantized, cast or "
-                "moved here: use bytes"
+                f"input {place} is of {call.narrow[place]}, which is dequantized, cast or moved "
+                "here: use bytes or float32"
             )
 
     def _by_definition(self, call: Call) -> Sequence[str]:
@@ -284,18 +323,20 @@ class _Translator:
         self.body(body, values)
         return [values.get(name, "") for name in body.outputs]
 
-    def _has_four_bits(self, node: Node, values: Mapping[str, str]) -> bool:
-        """Return True if the results of a node are integers of four bits."""
-        value: Array | None = node.attributes.get("value")
-        is_constant = isinstance(value, np.ndarray) and str(value.dtype) in FOUR_BITS
-        reads = any(values.get(name) in self.four_bits for name in node.inputs)
-        return node.operator in _MOVEMENTS and (is_constant or reads)
+    def _narrow_results(self, call: Call) -> str:
+        """Return the narrow type of a node's results; empty for other types."""
+        if call.makes or call.node.operator not in _MOVEMENTS:
+            return next(iter(call.makes), "")
+        value: Array | None = call.node.attributes.get("value")
+        if isinstance(value, np.ndarray) and str(value.dtype) in IN_BYTES:
+            return str(value.dtype)
+        return next(filter(None, call.narrow), "")
 
     def _bind(
-        self, node: Node, results: list[str], values: dict[str, str], readers: Counter[str]
+        self, call: Call, results: list[str], values: dict[str, str], readers: Counter[str]
     ) -> None:
         """Name a node's results as its outputs are named."""
-        has_four_bits = self._has_four_bits(node, values)
+        node, narrow = call.node, self._narrow_results(call)
         for k, name in enumerate(node.outputs):
             result = results[k] if k < len(results) else ""
             if not name:
@@ -312,8 +353,8 @@ class _Translator:
             # A tensor that is two outputs keeps its name; the second could not have another one.
             is_single = results.count(result) == 1
             values[name] = self.builder.rename(result, name) if is_single else result
-            if has_four_bits:
-                self.four_bits.add(values[name])
+            if narrow:
+                self.narrow[values[name]] = narrow
             # A later normalization looks the product up by its new name.
             if result in self.scaling:
                 self.scaling[values[name]] = self.scaling[result]

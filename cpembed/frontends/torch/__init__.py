@@ -6,11 +6,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from cpembed.errors import BackendUnavailable
+from cpembed.frontends import Fallback
 from cpembed.frontends.torch.summary import summary
 
 if TYPE_CHECKING:
@@ -19,16 +21,29 @@ if TYPE_CHECKING:
 __all__ = ["from_exported", "load", "summary"]
 
 
-def load(path: Path | str) -> Graph:
+def load(path: Path | str, *, outputs: Sequence[str] = (), fallback: Fallback = None) -> Graph:
     """Read the network of a file that ``torch.export.save`` wrote (``.pt2``).
 
-    Raises :class:`BackendUnavailable` without PyTorch, and
-    :class:`~cpembed.errors.ModelError` for a file or an operator that cannot be read.
+    Parameters
+    ----------
+    path : Path or str
+        The file.
+    outputs : sequence of str, default those of the program
+        Tensors to compute, by the names of their nodes.
+    fallback : str, optional
+        ``torch``, to let PyTorch compute operators that are not read.
+
+    Raises
+    ------
+    BackendUnavailable
+        Without PyTorch.
+    ModelError
+        For a file or an operator that cannot be read.
     """
     _require_torch(str(path))
     from cpembed.frontends.torch import lowering
 
-    return lowering.load(path)
+    return lowering.load(path, outputs=outputs, fallback=fallback)
 
 
 def from_exported(program: Any, *, name: str = "model") -> Graph:

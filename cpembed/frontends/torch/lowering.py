@@ -30,7 +30,8 @@ from torch.export.graph_signature import (
 )
 
 from cpembed.errors import CpembedError, ModelError, WorkloadError
-from cpembed.frontends.builder import COMPUTED_BYTES, COMPUTED_SHARE, Builder
+from cpembed.frontends import Fallback
+from cpembed.frontends.builder import COMPUTED_BYTES, COMPUTED_SHARE, Builder, no_tensor, zeros_of
 from cpembed.frontends.emitter import Scaling
 from cpembed.frontends.torch.archive import read_archive
 from cpembed.frontends.torch.call import Call
@@ -38,9 +39,8 @@ from cpembed.frontends.torch.decompositions import decompositions
 from cpembed.frontends.torch.operators import HANDLERS
 from cpembed.frontends.torch.program import read_program
 from cpembed.graph.graph import Graph, unused_name
-from cpembed.graph.kinds import TensorType
+from cpembed.graph.kinds import Foreign, TensorType
 from cpembed.graph.kinds.base import Array
-from cpembed.ir.dtypes import numpy_dtype
 
 ELEMENT_TYPES = frozenset({
     "float32", "float64", "bfloat16", "float16", "int8", "uint8", "int16", "int32", "int64", "bool"
@@ -59,13 +59,21 @@ _PARAMETERS = (InputKind.PARAMETER, InputKind.BUFFER, InputKind.CONSTANT_TENSOR)
 # -- exported programs ----------------------------------------------------------------------------
 
 
-def load(path: Path | str) -> Graph:
+def load(path: Path | str, *, outputs: Sequence[str] = (), fallback: Fallback = None) -> Graph:
     """Read the network of a file that ``torch.export.save`` wrote.
 
     PyTorch reads no byte of it: this package reads the members that a network needs, and nothing
     of a file is unpickled, evaluated or loaded as code.
 
-    Raises :class:`ModelError` for a file that holds no program, and as :func:`from_exported` does.
+    Parameters
+    ----------
+    path, outputs, fallback
+        As :func:`cpembed.frontends.torch.load` has them.
+
+    Raises
+    ------
+    ModelError
+        For a file that holds no program, and as :func:`from_exported` does.
     """
     # Registers the operators of quantized models, whose names files hold.
     import torch.ao.quantization.fx._decomposed
@@ -74,7 +82,7 @@ def load(path: Path | str) -> Graph:
     archive = read_archive(path)
     try:
         program, names = read_program(archive)
-        return _network(program, path.stem, names)
+        return _network(program, path.stem, names, outputs, fallback)
     except CpembedError:
         raise
     except Exception as error:
@@ -100,9 +108,21 @@ def from_exported(program: ExportedProgram, *, name: str = "model") -> Graph:
     return _network(program, name, {})
 
 
-def _network(program: ExportedProgram, name: str, names: Mapping[str, str]) -> Graph:
-    """Lower a program; ``names`` maps its parameters to the model's names where these differ."""
+def _network(
+    program: ExportedProgram,
+    name: str,
+    names: Mapping[str, str],
+    outputs: Sequence[str] = (),
+    fallback: Fallback = None,
+) -> Graph:
+    """Lower a program, or the part of it that computes some nodes.
+
+    ``names`` maps its parameters to the model's names where these differ.
+    """
+    if fallback not in (None, "torch"):
+        raise ModelError(f"{name}: an exported program has the fallback torch, and no other")
     program = decomposed(program)
+    needed = _needed_nodes(program, name, outputs)
     signature = program.graph_signature
     for target in (
         *signature.buffers_to_mutate.values(),
@@ -113,10 +133,12 @@ def _network(program: ExportedProgram, name: str, names: Mapping[str, str]) -> G
             "else; return the new value as an output"
         )
     builder = Builder(name)
-    lowering = Lowering(builder)
+    lowering = Lowering(builder, falls_back=fallback is not None)
     placeholders = {node.name: node for node in program.graph.nodes if node.op == "placeholder"}
     for spec in signature.input_specs:
         node = placeholders[spec.arg.name]
+        if node not in needed:
+            continue
         if spec.kind in _PARAMETERS:
             if node.users:
                 target = str(spec.target)
@@ -130,12 +152,32 @@ def _network(program: ExportedProgram, name: str, names: Mapping[str, str]) -> G
                 f"{name}: the input {spec.arg.name} is no tensor: export it as a constant"
             )
     nodes = list(program.graph.nodes)
-    lowering.run(nodes)
+    lowering.run([node for node in nodes if node in needed])
+    if outputs:
+        return lowering.graph((name, lowering.values[name]) for name in outputs)
     return lowering.graph(
         (spec.arg.name, value)
         for spec, value in zip(signature.output_specs, nodes[-1].args[0], strict=True)
         if spec.kind is OutputKind.USER_OUTPUT and isinstance(spec.arg, TensorArgument)
     )
+
+
+def _needed_nodes(
+    program: ExportedProgram, name: str, outputs: Sequence[str]
+) -> set[torch.fx.Node]:
+    """Return the nodes that some of them depend on; all of them if no outputs are named."""
+    nodes = list(program.graph.nodes)
+    if not outputs:
+        return {*nodes}
+    by_name = {node.name: node for node in nodes if node.op != "output"}
+    for output in outputs:
+        if output not in by_name:
+            raise ModelError(no_tensor(name, output, list(by_name)))
+    needed = {by_name[output] for output in outputs}
+    for node in reversed(nodes):
+        if node in needed:
+            needed.update(node.all_input_nodes)
+    return needed
 
 
 def decomposed(program: ExportedProgram) -> ExportedProgram:
@@ -211,6 +253,13 @@ def array_of(tensor: torch.Tensor) -> Array:
     return np.array(plain.numpy())
 
 
+def _tensor_of(array: Array) -> torch.Tensor:
+    """Return the tensor of an array; the bits of a bfloat16 are those of ml_dtypes."""
+    if array.dtype.name == "bfloat16":
+        return torch.from_numpy(array.view(np.int16)).view(torch.bfloat16)
+    return torch.from_numpy(np.ascontiguousarray(array))
+
+
 def _parts(value: Any) -> Sequence[Any]:
     return value if isinstance(value, list | tuple) else [value]
 
@@ -230,6 +279,8 @@ class Lowering:
         of the result.
     scaling, dynamic : dict
         As :class:`~cpembed.frontends.torch.call.Call` has them.
+    falls_back : bool
+        True if PyTorch computes operators without a handler, in the process that calls the network.
     """
 
     builder: Builder
@@ -237,6 +288,7 @@ class Lowering:
     tensors: dict[Any, torch.Tensor] = field(default_factory=dict)
     scaling: Scaling = field(default_factory=dict)
     dynamic: dict[str, tuple[str, str]] = field(default_factory=dict)
+    falls_back: bool = False
     _computed_bytes: int = -COMPUTED_BYTES
 
     def input(self, node: torch.fx.Node, name: str) -> None:
@@ -267,7 +319,9 @@ class Lowering:
             elif self._is_constant(node):
                 self._compute(node)
             elif str(node.target) in HANDLERS:
-                self._write(node)
+                self._write_or_leave(node)
+            elif self.falls_back:
+                self._leave(node)
             else:
                 raise self._unknown(node, calls)
 
@@ -292,7 +346,7 @@ class Lowering:
         if call.results and not any(kind is None or kind.elements for kind in call.results):
             # Results without elements are constants, whatever computes them.
             empty = tuple(
-                self.builder.constant(np.zeros(kind.shape, numpy_dtype(kind.dtype)), call.place)
+                self.builder.constant(zeros_of(kind), call.place)
                 for kind in call.results
                 if kind is not None
             )
@@ -304,6 +358,35 @@ class Lowering:
             call.check_read()
         except WorkloadError as error:
             call.reject(str(error))
+
+    def _write_or_leave(self, node: torch.fx.Node) -> None:
+        """Write a call in kinds, or leave one whose arguments are not known to PyTorch."""
+        try:
+            self._write(node)
+        except ModelError:
+            if not self.falls_back:
+                raise
+            self._leave(node)
+
+    def _leave(self, node: torch.fx.Node) -> None:
+        """Add a call as an operator that PyTorch computes."""
+        tensors = [
+            source for source in node.all_input_nodes if isinstance(self.values[source.name], str)
+        ]
+        place = place_of(node)
+        parts = _parts(node.meta["val"])
+        types = tuple(type_of(f"{self.builder.name}: {place}", part) for part in parts)
+
+        def run(arrays: Sequence[Array]) -> Sequence[Array]:
+            values = dict(zip(tensors, map(_tensor_of, arrays)))  # noqa: B905
+            args, kwargs = torch.fx.node.map_arg((node.args, node.kwargs), lambda n: values[n])
+            return [array_of(part) for part in _parts(node.target(*args, **kwargs))]
+
+        kind = Foreign(str(node.target), types, "torch", run)
+        names = [self.values[source.name] for source in tensors]
+        results = self.builder.add_all(kind, names, place)
+        is_list = isinstance(node.meta["val"], list | tuple)
+        self.values[node.name] = results if is_list else results[0]
 
     def _call(self, node: torch.fx.Node) -> Call:
         schema = node.target._schema.arguments

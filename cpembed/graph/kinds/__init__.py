@@ -11,7 +11,10 @@ from cpembed.graph.kinds.elementwise import (
     Quantize,
     Table,
 )
+from cpembed.graph.kinds.foreign import Foreign
+from cpembed.graph.kinds.lines import Scan, Scatter, Sort
 from cpembed.graph.kinds.movement import (
+    Bitcast,
     Concat,
     Expand,
     Gather,
@@ -27,11 +30,13 @@ from cpembed.ir.scalars import Apply, Input, Number, Scalar
 
 __all__ = [
     "Apply",
+    "Bitcast",
     "Concat",
     "Dequantize",
     "DynamicQuantize",
     "Elementwise",
     "Expand",
+    "Foreign",
     "Gather",
     "Input",
     "Kind",
@@ -45,8 +50,11 @@ __all__ = [
     "Reshape",
     "Resize",
     "Scalar",
+    "Scan",
+    "Scatter",
     "Slice",
     "Softmax",
+    "Sort",
     "Table",
     "TensorType",
     "Transpose",

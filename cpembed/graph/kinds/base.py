@@ -8,9 +8,11 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
 from numpy.typing import NDArray
 
 from cpembed.errors import WorkloadError
+from cpembed.ir.dtypes import numpy_dtype
 
 Array = NDArray[Any]
 
@@ -54,6 +56,11 @@ class Kind(ABC):
     def label(self) -> str:
         """Short name in tables and diagrams."""
         return type(self).__name__.lower()
+
+
+def numpy_type(dtype: str) -> np.dtype[Any]:
+    """Return numpy's type of elements, bfloat16 included."""
+    return np.dtype(numpy_dtype(dtype)) if dtype == "bfloat16" else np.dtype(dtype)
 
 
 def axis_of(axis: int, rank: int) -> int:

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from cpembed.errors import WorkloadError
-from cpembed.graph.kinds.base import Array, Kind, TensorType, axis_of
+from cpembed.graph.kinds.base import Array, Kind, TensorType, axis_of, numpy_type
 
 
 @dataclass(frozen=True)
@@ -25,6 +25,22 @@ class Reshape(Kind):
 
     def evaluate(self, inputs: Sequence[Array]) -> tuple[Array, ...]:
         return (inputs[0].reshape(self.shape),)
+
+
+@dataclass(frozen=True)
+class Bitcast(Kind):
+    """The bits of each element as an element of another type of the same size."""
+
+    dtype: str
+
+    def types(self, inputs: Sequence[TensorType]) -> tuple[TensorType, ...]:
+        sizes = [numpy_type(dtype).itemsize for dtype in (inputs[0].dtype, self.dtype)]
+        if sizes[0] != sizes[1] or self.dtype == "bool":
+            raise WorkloadError(f"the bits of {inputs[0].dtype} as those of {self.dtype}")
+        return (TensorType(inputs[0].shape, self.dtype),)
+
+    def evaluate(self, inputs: Sequence[Array]) -> tuple[Array, ...]:
+        return (inputs[0].copy().view(numpy_type(self.dtype)),)
 
 
 @dataclass(frozen=True)

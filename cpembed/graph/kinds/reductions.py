@@ -22,7 +22,7 @@ def is_float(array: Array) -> bool:
     return array.dtype.kind == "f" or array.dtype.name == "bfloat16"
 
 
-def _value_range(dtype: np.dtype[Any]) -> tuple[float | int, float | int]:
+def value_range(dtype: np.dtype[Any]) -> tuple[float | int, float | int]:
     """Return the least and the largest value of a type, infinities included."""
     if dtype == np.bool_:
         return False, True
@@ -88,7 +88,7 @@ class Reduce(Kind):
             if x.dtype.kind in "iu":
                 value = np.rint(value) if count else np.zeros_like(value)
         elif self.operation in ("max", "min"):
-            lowest, highest = _value_range(wide.dtype)
+            lowest, highest = value_range(wide.dtype)
             function, start = (np.max, lowest) if self.operation == "max" else (np.min, highest)
             value = function(wide, axis=self.axes, keepdims=self.keeps, initial=start)
         else:

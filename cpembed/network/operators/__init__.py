@@ -14,7 +14,7 @@ from cpembed.codegen.plan import KernelPlan
 from cpembed.errors import LoweringError
 from cpembed.graph import kinds
 from cpembed.graph.kinds import Kind
-from cpembed.network.operators import elementwise, movement, pooling, reductions
+from cpembed.network.operators import elementwise, lines, movement, pooling, reductions
 from cpembed.network.operators.emission import EFFORT, FUNCTION_EFFORT, Operands
 from cpembed.network.operators.movement import conversion_plan
 from cpembed.network.operators.nest import PlacedTensor
@@ -36,6 +36,7 @@ _PLANS: Mapping[type[Kind], Callable[[Any, Operands], KernelPlan]] = {
     kinds.Reshape: movement.move_plan,
     kinds.Transpose: movement.move_plan,
     kinds.Concat: movement.move_plan,
+    kinds.Bitcast: movement.bitcast_plan,
     kinds.Slice: movement.move_plan,
     kinds.Expand: movement.move_plan,
     kinds.Pad: movement.pad_plan,
@@ -45,6 +46,9 @@ _PLANS: Mapping[type[Kind], Callable[[Any, Operands], KernelPlan]] = {
     kinds.Reduce: reductions.reduce_plan,
     kinds.Softmax: reductions.softmax_plan,
     kinds.LayerNorm: reductions.layer_norm_plan,
+    kinds.Sort: lines.sort_plan,
+    kinds.Scan: lines.scan_plan,
+    kinds.Scatter: lines.scatter_plan,
 }
 
 

@@ -24,7 +24,17 @@ from cpembed.codegen.values import (
     rounded_product,
     typed_array,
 )
-from cpembed.graph.kinds import Concat, Expand, Gather, Pad, Reshape, Resize, Slice, Transpose
+from cpembed.graph.kinds import (
+    Bitcast,
+    Concat,
+    Expand,
+    Gather,
+    Pad,
+    Reshape,
+    Resize,
+    Slice,
+    Transpose,
+)
 from cpembed.graph.kinds.base import Array, Kind, axis_of
 from cpembed.ir.index import IndexExpr, IndexTerm
 from cpembed.network.layout import Layout, row_major_strides
@@ -117,6 +127,21 @@ def move_plan(kind: Kind, operands: Operands) -> KernelPlan:
     """Return the kernel of a kind whose elements come from positions known at compile time."""
     (output,) = operands.outputs
     return _plan(kind.label, copied_parts(kind, operands.inputs, output), operands)
+
+
+def bitcast_plan(kind: Bitcast, operands: Operands) -> KernelPlan:
+    """Return the kernel that takes the bits of elements for those of another type."""
+    (source,), (output,) = operands.inputs, operands.outputs
+    indices = axes(len(output.shape))
+    nest = nest_over(output.shape, [View(output.layout, indices), View(source.layout, indices)])
+    kernel = Kernel(operands, operands.chunks())
+    dtype = output.storage_dtype
+    with kernel.body(), kernel.points(nest):
+        element = f"in0[{nest.places[1]}]"
+        if source.storage_dtype != dtype:
+            element = f'T.reinterpret({element}, dtype="{dtype}")'
+        kernel.script.line(f"out0[{nest.places[0]}] = {element}")
+    return kernel.plan("bitcast")
 
 
 def conversion_plan(source: PlacedTensor, target: PlacedTensor, threads: int) -> KernelPlan:
@@ -327,13 +352,21 @@ def gather_plan(kind: Gather, operands: Operands) -> KernelPlan:
         index = f"T.max(0, T.min({size - 1}, {index} + T.Select({index} < 0, {size}, 0)))"
         index = kernel.bind(index)
         # The nest has the data at index 0 along the axis; the distance is added per element.
-        place = f"{nest.places[1]} + {_distance(data.layout, axis, index)}"
+        place = f"{nest.places[1]} + {distance(data.layout, axis, index)}"
         kernel.script.line(f"out0[{nest.places[0]}] = in0[{place}]")
     return kernel.plan("gather")
 
 
-def _distance(layout: Layout, axis: int, index: str) -> str:
-    """Return the text of an element's distance in memory from index 0 along an axis."""
+def distance(layout: Layout, axis: int, index: str) -> str:
+    """Return the text of an element's distance in memory from index 0 along an axis.
+
+    Parameters
+    ----------
+    layout : Layout
+    axis : int
+    index : str
+        Text of the element's index along the axis.
+    """
     if axis != 1 or layout.block == 1:
         return f"{index} * {layout.strides()[axis]}"
     return f"{index} // {layout.block} * {_block_step(layout)} + {index} % {layout.block}"

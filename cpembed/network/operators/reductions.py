@@ -79,7 +79,7 @@ def reduce_plan(kind: Reduce, operands: Operands) -> KernelPlan:
     (source,), (output,) = operands.inputs, operands.outputs
     reduced_axes = {axis_of(axis, len(source.shape)) for axis in kind.axes}
     nest, _ = reduced_nest(kind, operands.inputs, operands.outputs)
-    reduction = _reduction(nest, reduced_axes)
+    reduction = reduction_of(nest, reduced_axes)
     count = math.prod(source.shape[axis] for axis in reduced_axes)
     dtype = accumulator_dtype(kind.operation, source.dtype, count)
     join = join_of(kind.operation, dtype)
@@ -123,7 +123,7 @@ def reduced_nest(
     views = _reduced_views(kind, operands, reduced)
     # The input is the larger tensor, so its memory gives the order of the loops.
     nest = nest_over(inputs[0].shape, views, ordered_by=1, separate=tuple(reduced))
-    return nest, _reduction(nest, reduced).is_along
+    return nest, reduction_of(nest, reduced).is_along
 
 
 def _reduced_views(kind: Reduce, operands: Operands, reduced: Collection[int]) -> list[View]:
@@ -138,7 +138,8 @@ def _reduced_views(kind: Reduce, operands: Operands, reduced: Collection[int]) -
     return [View(output.layout, tuple(index)), View(source.layout, indices)]
 
 
-def _reduction(nest: Nest, reduced: Collection[int]) -> Reduction:
+def reduction_of(nest: Nest, reduced: Collection[int]) -> Reduction:
+    """Return the reduction of a nest over some axes of its shape."""
     names = {axis_name(axis) for axis in reduced}
     return Reduction.split(nest, lambda loop: axis_of_loop(loop.name) in names)
 
@@ -206,7 +207,7 @@ def _extremum_plan(kind: Reduce, operands: Operands) -> KernelPlan:
     # An element's index along the axis is its place in a vector of the axis's size.
     views.append(View(Layout.plain((source.shape[reduced_axis],)), (axes(rank)[reduced_axis],)))
     nest = nest_over(source.shape, views, ordered_by=1, separate=[reduced_axis])
-    reduction = _reduction(nest, {reduced_axis})
+    reduction = reduction_of(nest, {reduced_axis})
     # Each lane has an extremum and its position, in twice the registers of other reductions.
     reduction = reduction.with_lanes(LANES // 2)
     operation = kind.operation.removeprefix("arg")
@@ -285,7 +286,7 @@ class _Rows:
     def over(cls, kernel: Kernel, nest: Nest, reduced: Collection[int]) -> _Rows:
         """Return the rows of the first input of a kernel along some of its axes."""
         wide = "float64" if kernel.inputs[0].dtype == "float64" else "float32"
-        return cls(kernel, _reduction(nest, reduced), kernel.outputs[0].dtype, wide)
+        return cls(kernel, reduction_of(nest, reduced), kernel.outputs[0].dtype, wide)
 
     def element(self, places: Sequence[str], number: int = 0) -> str:
         """Load an input's element; the places of inputs follow that of the output."""

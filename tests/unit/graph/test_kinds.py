@@ -24,14 +24,17 @@ from cpembed.graph.kinds import (
     Reduce,
     Reshape,
     Resize,
+    Scan,
+    Scatter,
     Slice,
     Softmax,
+    Sort,
     TensorType,
     Transpose,
 )
 from cpembed.graph.kinds.base import Array
 from cpembed.graph.kinds.elementwise import computing_dtype
-from cpembed.ir.scalars import OPERATIONS, converted
+from cpembed.ir.scalars import OF_BITS, OPERATIONS, converted
 
 X, Y = Input(0), Input(1)
 RANDOM = np.random.default_rng(0)
@@ -86,6 +89,8 @@ def test_every_operation_takes_as_many_arguments_as_it_says() -> None:
         boolean = name in ("and", "or", "not", "where")
         first = np.asarray([True, False]) if boolean else np.float32([0.25, 0.5])
         rest = [np.float32([0.25, 0.75])] * (count - 1)
+        if name in OF_BITS:
+            first, rest = np.int32([6, -6]), [np.int32([3, 40])] * (count - 1)
         assert definition(first, *rest).shape == (2,), name
 
 
@@ -122,6 +127,54 @@ def test_the_index_of_the_first_largest_and_smallest() -> None:
     assert of(Reduce("argmax", (0,), False), x).dtype == np.int64
     with pytest.raises(WorkloadError, match="along 2 axes"):
         Reduce("argmax", (0, 1), False).types([TensorType.of_array(x)])
+
+
+def test_lines_in_order_with_nans_last_and_equal_elements_in_their_order() -> None:
+    x = np.float32([[3, np.nan, -1, 3, -np.inf, 0], [0, -0.0, 5, np.nan, 5, np.nan]])
+    values, indices = Sort(1, 6).evaluate([x])
+    assert indices.tolist() == [[4, 2, 5, 0, 3, 1], [0, 1, 2, 4, 3, 5]]
+    values, indices = Sort(1, 3, descending=True).evaluate([x])
+    assert indices.tolist() == [[1, 0, 3], [3, 5, 2]]
+    np.testing.assert_array_equal(values, np.take_along_axis(x, indices, 1))
+    with pytest.raises(WorkloadError, match="7 elements of an axis of 6"):
+        Sort(1, 7).types([TensorType.of_array(x)])
+
+
+@pytest.mark.parametrize("operation, expected", [
+    ("sum", [2, 5, 4, 8]), ("prod", [2, 6, -6, -24]), ("max", [2, 3, 3, 4]), ("min", [2, 2, -1, -1])
+])  # fmt: skip
+def test_running_results(operation: str, expected: list[int]) -> None:
+    x = np.int32([2, 3, -1, 4])
+    assert of(Scan(operation, 0), x).tolist() == expected
+    neutral = {"sum": 0, "prod": 1, "max": -(2**31), "min": 2**31 - 1}[operation]
+    assert of(Scan(operation, 0, exclusive=True), x).tolist() == [neutral, *expected[:-1]]
+    backwards = of(Scan(operation, -1), x[::-1].copy()).tolist()
+    assert of(Scan(operation, 0, reverse=True), x).tolist() == backwards[::-1]
+
+
+@pytest.mark.parametrize("operation, expected", [
+    ("set", [10, 7, 5, 40]), ("add", [11, 10, 14, 52]), ("mul", [10, 14, 90, 1280]),
+    ("max", [10, 7, 6, 40]), ("min", [1, 1, 3, 4]),
+])  # fmt: skip
+def test_scattered_rows(operation: str, expected: list[int]) -> None:
+    data, rows = np.int32([1, 2, 3, 4]), np.int32([10, 8, 1, 7, 6, 5, 40])
+    indices = np.int64([0, 3, 1, 1, 2, 2, -1])
+    assert of(Scatter(operation), data, indices, rows).tolist() == expected
+    beyond = of(Scatter(operation), data, np.int64([4, -5]), np.int32([9, 9]))
+    assert beyond.tolist() == data.tolist()
+
+
+def test_bits_are_shifted_by_any_number() -> None:
+    a, b = np.int32([-8, -8, 5, 5, 5]), np.int32([1, 40, 2, -1, 31])
+    assert of(Elementwise(Apply("shift_right", (X, Y)), "int32"), a, b).tolist() == [
+        -4,
+        -1,
+        1,
+        0,
+        0,
+    ]
+    left = of(Elementwise(Apply("shift_left", (X, Y)), "int32"), a, b).tolist()
+    assert left == [-16, 0, 20, 0, -(2**31)]
 
 
 def test_softmax_and_its_logarithm() -> None:

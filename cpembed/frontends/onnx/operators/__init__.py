@@ -6,22 +6,28 @@ from collections.abc import Mapping
 
 from cpembed.frontends.onnx.call import Translation
 from cpembed.frontends.onnx.operators import (
+    contributed,
     elementwise,
+    indices,
     movement,
     products,
     quantization,
     recurrent,
     reductions,
     resizing,
+    sampling,
 )
 
 TRANSLATIONS: Mapping[str, Translation] = {
+    **contributed.TABLE,
     **elementwise.TABLE,
+    **indices.TABLE,
     **movement.TABLE,
     **products.TABLE,
     **quantization.TABLE,
     **recurrent.TABLE,
     **reductions.TABLE,
     **resizing.TABLE,
+    **sampling.TABLE,
 }
 """Translations by operator, with the domain before its name unless it is the standard one."""

@@ -11,8 +11,9 @@ import numpy as np
 
 from cpembed.frontends import expressions as e
 from cpembed.frontends.expressions import X, Y, Z, apply, function
+from cpembed.frontends.narrow import IN_BYTES, narrowed, widened
 from cpembed.frontends.onnx.call import Call, Translation
-from cpembed.graph.kinds import Input, Reshape, Scalar
+from cpembed.graph.kinds import Bitcast, Input, Reshape, Scalar
 
 
 def _unary(expression: Scalar, dtype: str | None = None) -> Translation:
@@ -135,12 +136,37 @@ def _power(call: Call) -> str:
 
 def _cast(call: Call) -> str:
     to = call.attribute("to")
-    return call.cast(call.input(), to if isinstance(to, str) else _dtype(call, to))
+    return _converted(call, to if isinstance(to, str) else _dtype(call, to))
+
+
+def _cast_like(call: Call) -> str:
+    call.input(1)
+    return _converted(call, call.narrow_input(1) or call.type(1).dtype)
+
+
+def _converted(call: Call, dtype: str) -> str:
+    """Emit a conversion of the first input, from or to narrow types too."""
+    x, narrow = call.input(0), call.narrow_input(0)
+    x = widened(call, x, narrow) if narrow else x
+    if dtype not in IN_BYTES:
+        return call.cast(x, dtype)
+    call.makes.add(dtype)
+    saturates = call.flag("saturate", True)
+    rounding = call.text("round_mode", "up", ("up", "down", "nearest"))
+    return narrowed(call, x, dtype, saturates=saturates, rounding=rounding)
+
+
+def _bit_cast(call: Call) -> str:
+    """Emit the bits of elements as those of another type of the same size."""
+    x, dtype = call.input(), _dtype(call, call.attribute("to"))
+    return x if call.type().dtype == dtype else call.emit(Bitcast(dtype), x)
 
 
 _NUMBERED = {
     1: "float32", 2: "uint8", 3: "int8", 4: "uint16", 5: "int16", 6: "int32", 7: "int64",
     9: "bool", 10: "float16", 11: "float64", 12: "uint32", 13: "uint64", 16: "bfloat16",
+    17: "float8_e4m3fn", 18: "float8_e4m3fnuz", 19: "float8_e5m2", 20: "float8_e5m2fnuz",
+    21: "uint4", 22: "int4", 23: "float4_e2m1fn", 24: "float8_e8m0fnu", 25: "uint2", 26: "int2",
 }  # fmt: skip
 """Element types by the format's numbers."""
 
@@ -164,7 +190,10 @@ def element_type(call: Call, attribute: str, default: str) -> str:
         The type where the attribute is left out or 0.
     """
     number = call.attribute(attribute)
-    return default if not number else _dtype(call, number)
+    dtype = default if not number else _dtype(call, number)
+    if dtype in IN_BYTES:
+        call.reject(f"{attribute} {dtype} is not read here: use float32 or bytes")
+    return dtype
 
 
 def _where(call: Call) -> str:
@@ -180,12 +209,16 @@ def _is_inf(call: Call) -> str:
     return call.elementwise(reduce(function("or"), equal), call.input(), dtype="bool")
 
 
+def _bit_shift(call: Call) -> str:
+    direction, dtype = call.text("direction", "", ("LEFT", "RIGHT")), call.type().dtype
+    if direction == "LEFT":
+        return call.elementwise(apply("shift_left", X, Y), *_broadcast(call))
+    shifted = e.shifted_right(X, Y, is_unsigned=dtype == "uint64")
+    return call.elementwise(shifted, *_broadcast(call))
+
+
 def _thresholded_relu(x: Scalar, alpha: float) -> Scalar:
     return e.where(e.less(alpha, x), x, 0)
-
-
-def _hyperbolic(operation: str) -> Scalar:
-    return e.div(apply(operation, apply("exp", X), apply("exp", apply("neg", X))), 2.0)
 
 
 TABLE: dict[str, Translation] = {
@@ -201,8 +234,20 @@ TABLE: dict[str, Translation] = {
     "Sign": _unary(e.where(e.equal(X, X), e.sign(X), X)),
     "Reciprocal": _unary(e.div(1.0, X)),
     "Tan": _unary(e.div(apply("sin", X), apply("cos", X))),
-    "Sinh": _unary(_hyperbolic("sub")),
-    "Cosh": _unary(_hyperbolic("add")),
+    "Sinh": _unary(e.sinh(X)),
+    "Cosh": _unary(e.cosh(X)),
+    "Asin": _unary(e.arc_sine(X)),
+    "Acos": _unary(e.arc_cosine(X)),
+    "Atan": _unary(apply("atan", X)),
+    "Asinh": _unary(e.inverse_sinh(X)),
+    "Acosh": _unary(e.inverse_cosh(X)),
+    "Atanh": _unary(e.inverse_tanh(X)),
+    **{
+        f"Bitwise{name}": _binary(apply(f"bit_{name.lower()}", X, Y))
+        for name in ("And", "Or", "Xor")
+    },
+    "BitwiseNot": _unary(apply("bit_not", X)),
+    "BitShift": _bit_shift,
     "Relu": _unary(e.relu(X)),
     "HardSwish": _unary(e.hard_swish(X)),
     "Softplus": _unary(e.softplus(X)),
@@ -236,5 +281,6 @@ TABLE: dict[str, Translation] = {
     "IsInf": _is_inf,
     "Where": _where,
     "Cast": _cast,
-    "CastLike": lambda call: call.cast(call.input(0), call.type(1).dtype),
+    "CastLike": _cast_like,
+    "BitCast": _bit_cast,
 }

@@ -1,8 +1,7 @@
 """Operators that move elements, and those that are decided while the model is read.
 
-Elements at indices are gathered by their numbers in row-major order. Scattering at constant indices
-gathers from the tensor followed by its updates. Constants, shapes and branches need no operator of
-the graph.
+Elements at indices are gathered by their numbers in row-major order. Constants, shapes and branches
+need no operator of the graph.
 """
 
 from __future__ import annotations
@@ -14,13 +13,14 @@ import numpy as np
 
 from cpembed.errors import WorkloadError
 from cpembed.frontends.builder import LARGEST_CONSTANT
-from cpembed.frontends.emitter import numbers_beside, row_major_steps
+from cpembed.frontends.emitter import row_major_steps
 from cpembed.frontends.expressions import X, Y, Z, add, equal, mul, where
+from cpembed.frontends.narrow import bytes_of
 from cpembed.frontends.onnx.call import Call, Translation
-from cpembed.frontends.onnx.model import Body, in_bytes
+from cpembed.frontends.onnx.model import Body
 from cpembed.frontends.onnx.operators.elementwise import element_type
-from cpembed.graph.kinds import Concat, Gather
-from cpembed.graph.kinds.base import Array, axis_of
+from cpembed.graph.kinds import Gather
+from cpembed.graph.kinds.base import axis_of
 
 
 def _dropout(call: Call) -> list[str]:
@@ -247,47 +247,6 @@ def _gather_nd(call: Call) -> str:
     return call.flat_gather(call.input(0), places)
 
 
-def _scatter_index(call: Call) -> Array:
-    """Return the constant indices of a node that scatters."""
-    # With a reduction, updates of one element would have to be combined instead of replacing it.
-    if call.text("reduction", "none") != "none":
-        call.reject("scattering with a reduction is not read: scatter without one")
-    return call.constant(1, "where it scatters")
-
-
-def _scattered(call: Call, places: Array) -> str:
-    """Replace the elements at ``places``, numbers in row-major order, by the updates."""
-    kind = call.type()
-    # Number of each element's source in the tensor followed by its updates.
-    source = np.arange(kind.elements)
-    source[places.reshape(-1)] = kind.elements + np.arange(places.size)
-    data = call.reshaped(call.input(0), (kind.elements,))
-    both = call.emit(Concat(0), data, call.reshaped(call.input(2), (places.size,)))
-    return call.emit(Gather(0), both, call.tensor(source.reshape(kind.shape)))
-
-
-def _scatter_elements(call: Call) -> str:
-    index = _scatter_index(call)
-    shape, axis = call.type().shape, call.axis()
-    index = np.where(index < 0, index + shape[axis], index)
-    if index.ndim != len(shape) or (index < 0).any() or (index >= shape[axis]).any():
-        raise WorkloadError(f"indices {list(index.shape)} beyond a tensor {list(shape)}")
-    places = index * row_major_steps(shape)[axis] + numbers_beside(axis, index.shape, shape)
-    return _scattered(call, places)
-
-
-def _scatter_nd(call: Call) -> str:
-    index = _scatter_index(call)
-    shape, depth = call.type().shape, index.shape[-1]
-    sizes, steps = np.asarray(shape[:depth]), np.asarray(row_major_steps(shape)[:depth])
-    index = np.where(index < 0, index + sizes, index)
-    if (index < 0).any() or (index >= sizes).any():
-        raise WorkloadError(f"indices {list(index.shape)} beyond a tensor {list(shape)}")
-    tail = shape[depth:]
-    places = (index * steps).sum(-1).reshape(*index.shape[:-1], *(1,) * len(tail))
-    return _scattered(call, places + np.arange(math.prod(tail)).reshape(tail))
-
-
 def _one_hot(call: Call) -> str:
     depth = call.integers(1, "the depth")[0]
     rank = call.rank(0)
@@ -304,15 +263,9 @@ def _one_hot(call: Call) -> str:
     return call.elementwise(where(X, Y, Z), is_hot, on, off, dtype=call.type(2).dtype)
 
 
-def _cumulative_sum(call: Call) -> str:
-    axis = axis_of(call.integers(1, "the axis")[0], call.rank())
-    exclusive, reverse = call.flag("exclusive"), call.flag("reverse")
-    return call.cumulative_sum(call.input(), axis, exclusive=exclusive, reverse=reverse)
-
-
 def _constant(call: Call) -> str:
     if (value := call.attribute("value")) is not None:
-        return call.tensor(in_bytes(value))
+        return call.tensor(bytes_of(value))
     for name, dtype in (("float", "float32"), ("int", "int64")):
         for attribute in (f"value_{name}", f"value_{name}s"):
             if (value := call.attribute(attribute)) is not None:
@@ -328,7 +281,7 @@ def _shape(call: Call) -> str:
 def _constant_of_shape(call: Call) -> str:
     sizes = call.integers(0, "the shape")
     value = call.attribute("value")
-    value = np.zeros(1, np.float32) if value is None else in_bytes(value)
+    value = np.zeros(1, np.float32) if value is None else bytes_of(value)
     if min(sizes, default=1) < 0 or math.prod(sizes) * value.itemsize > LARGEST_CONSTANT:
         raise WorkloadError(
             f"a constant of {list(sizes)} is of more than {LARGEST_CONSTANT >> 20} MiB"
@@ -348,10 +301,6 @@ def _eye_like(call: Call) -> str:
     rows, columns = call.type().shape
     dtype = element_type(call, "dtype", call.type().dtype)
     return call.tensor(np.eye(rows, columns, call.integer("k", 0)), dtype)
-
-
-def _non_zero(call: Call) -> str:
-    return call.tensor(np.asarray(np.nonzero(call.constant(0, "its input"))), "int64")
 
 
 def _if(call: Call) -> Sequence[str]:
@@ -396,18 +345,13 @@ TABLE: dict[str, Translation] = {
         call.input(0), call.input(1), call.axis()
     ),
     "GatherND": _gather_nd,
-    "ScatterElements": _scatter_elements,
-    "Scatter": _scatter_elements,
-    "ScatterND": _scatter_nd,
     "OneHot": _one_hot,
-    "CumSum": _cumulative_sum,
     "Constant": _constant,
     "Shape": _shape,
     "Size": lambda call: call.tensor(call.type().elements, "int64"),
     "ConstantOfShape": _constant_of_shape,
     "Range": _range,
     "EyeLike": _eye_like,
-    "NonZero": _non_zero,
     "If": _if,
     "Loop": _rejected("loops"),
     "Scan": _rejected("scans"),

@@ -17,6 +17,7 @@ import numpy as np
 from cpembed.errors import WorkloadError
 from cpembed.frontends import expressions as e
 from cpembed.frontends.expressions import X, Y, Z, add, apply, div, mul, sub
+from cpembed.frontends.indexed import maxima_with_places
 from cpembed.frontends.onnx.call import Call, Translation
 from cpembed.frontends.products import Window
 from cpembed.graph.kinds import Input, Product, Reduce
@@ -27,10 +28,15 @@ _LARGEST = 1 << 20
 """Maximum stride, dilation, size and padding of a window: beyond it a file is damaged."""
 
 
-def _window(call: Call, taps: Sequence[int], image: Sequence[int]) -> Window:
+def window_of(call: Call, taps: Sequence[int], image: Sequence[int]) -> Window:
     """Read the window of an operator from its attributes.
 
-    ``taps`` and ``image``, the image's sizes, have one number a pooled or convolved axis.
+    Parameters
+    ----------
+    call : Call
+        The node.
+    taps, image : sequence of int
+        Sizes of the window and of the image, one number a pooled or convolved axis.
     """
     axes = len(taps)
     strides = call.list_of("strides", (1,) * axes) or ()
@@ -85,7 +91,7 @@ def convolution_options(call: Call, image: str, weights: str) -> dict[str, Any]:
     dict
         Keywords of :func:`~cpembed.frontends.products.convolution`.
     """
-    window = _window(call, call.shape(weights)[2:], call.shape(image)[2:])
+    window = window_of(call, call.shape(weights)[2:], call.shape(image)[2:])
     return {"window": window, "groups": call.integer("group", 1)}
 
 
@@ -135,7 +141,7 @@ def _conv_transpose(call: Call) -> str:
 def _transposed_options(call: Call, image: str, weights: str) -> dict[str, Any]:
     sizes, taps = call.shape(image)[2:], call.shape(weights)[2:]
     axes = len(taps)
-    moving = _window(call, taps, sizes)
+    moving = window_of(call, taps, sizes)
     steps = [max(pair) for pair in zip(moving.strides, moving.dilations, strict=True)]
     output_padding = call.list_of("output_padding", (0,) * axes) or ()
     if not all(0 <= n < steps[k] for k, n in enumerate(output_padding)):
@@ -207,24 +213,40 @@ def pooled(call: Call, operation: str, x: str) -> str:
     x : str
         Tensor [n, c, …].
     """
+    window = pooling_window(call)
+    counts = operation == "mean" and call.flag("count_include_pad")
+    return call.pooled(
+        operation, x, window, ceil_mode=call.flag("ceil_mode"), counts_padding=counts
+    )
+
+
+def pooling_window(call: Call) -> Window:
+    """Read the window of a pooling from the attributes, without ``ceil_mode``."""
     taps = call.list_of("kernel_shape")
     if taps is None or len(taps) != call.rank() - 2:
         call.reject("kernel_shape does not name a size for each image axis")
-    moving = _window(call, taps, call.type().shape[2:])
+    moving = window_of(call, taps, call.type().shape[2:])
     reaches = (moving.reach(axis) for axis in range(len(taps)))
     # The maximum of no pixel is minus infinity, their mean a division by 0.
     if any(max(pads) >= r for r, *pads in zip(reaches, moving.before, moving.after, strict=True)):
         call.reject("a window lies in the padding alone: pad less than a window's size")
-    counts = operation == "mean" and call.flag("count_include_pad")
-    return call.pooled(
-        operation, x, moving, ceil_mode=call.flag("ceil_mode"), counts_padding=counts
-    )
+    return moving
 
 
-def _max_pool(call: Call) -> str:
-    if any(call.is_read[1:]):
-        call.reject("the indices of the maxima are read: export the model without them")
-    return pooled(call, "max", call.input())
+def _max_pool(call: Call) -> list[str]:
+    if not any(call.is_read[1:]):
+        return [pooled(call, "max", call.input())]
+    window, shape = pooling_window(call), call.type().shape
+    image = shape[2:]
+    if call.flag("ceil_mode"):
+        window = window.rounded_up(image)
+    # Numbers count over the tensor, rows or columns first.
+    order = "F" if call.flag("storage_order") else "C"
+    numbers = np.arange(math.prod(image)).reshape(image, order=order)
+    values, places = maxima_with_places(call, call.input(), window, numbers)
+    ones = (1,) * len(image)
+    first = np.arange(math.prod(shape[:2])).reshape(*shape[:2], *ones) * math.prod(image)
+    return [values, call.elementwise(add(X, Y), places, call.tensor(first))]
 
 
 def pooled_image(call: Call, operation: str, x: str) -> str:
@@ -274,16 +296,25 @@ def scaled(call: Call, tensor: str) -> str:
     return tensor if alpha == 1.0 else call.elementwise(mul(X, alpha), tensor)
 
 
-def _fused_matmul(call: Call) -> str:
-    if call.flag("transBatchA") or call.flag("transBatchB"):
-        call.reject("batches that are transposed are not read: transpose before")
-    a, rank = call.input(0), call.rank(0)
+def fused_matmul(call: Call) -> str:
+    """Emit a product of matrices, in which each factor may be transposed in two ways."""
+    a, b = (_batches_last(call, k, f"transBatch{'AB'[k]}") for k in range(2))
+    rank = len(call.shape(a))
     if call.flag("transA"):
         a = call.transposed(a, (*range(rank - 2), rank - 1, rank - 2))
-    return scaled(call, call.matmul(a, call.input(1), transposed=call.flag("transB")))
+    return scaled(call, call.matmul(a, b, transposed=call.flag("transB")))
 
 
-def _gemm(call: Call) -> str:
+def _batches_last(call: Call, k: int, flag: str) -> str:
+    """Return a factor; where the flag is set its first axis is moved before the last."""
+    rank = call.rank(k)
+    if not call.flag(flag):
+        return call.input(k)
+    return call.transposed(call.input(k), (*range(1, rank - 1), 0, rank - 1))
+
+
+def gemm(call: Call) -> str:
+    """Emit a product of matrices and a sum, both scaled."""
     a, c = call.input(0), call.optional(2)
     beta = call.number("beta", 1.0)
     if not call.rank(0) == call.rank(1) == 2:
@@ -424,7 +455,7 @@ TABLE: dict[str, Translation] = {
     "GlobalAveragePool": lambda call: pooled_image(call, "mean", call.input()),
     "LRN": _local_response,
     "MatMul": lambda call: call.matmul(call.input(0), call.input(1)),
-    "Gemm": _gemm,
-    "com.microsoft.FusedMatMul": _fused_matmul,
+    "Gemm": gemm,
+    "com.microsoft.FusedMatMul": fused_matmul,
     "Einsum": _einsum,
 }

@@ -18,6 +18,7 @@ from cpembed.errors import WorkloadError
 from cpembed.frontends import expressions as e
 from cpembed.frontends.composites import shape_without_elements
 from cpembed.frontends.expressions import X, Y, Z, add, apply, div, mul, sub
+from cpembed.frontends.narrow import INTEGERS, narrowed, widened
 from cpembed.frontends.onnx.call import Call, Translation
 from cpembed.frontends.onnx.operators.elementwise import element_type
 from cpembed.frontends.onnx.operators.products import (
@@ -107,6 +108,8 @@ def _scalars(call: Call, dtype: str) -> tuple[str, str]:
 def _quantize_linear(call: Call) -> str:
     scale, zero, is_constant = _linear_parameters(call)
     x, zero_tensor = call.input(0), call.optional(2)
+    if narrow := call.narrow_input(2):
+        return _narrow_quantized(call, narrow, scale, zero)
     default = "uint8" if zero_tensor is None else call.dtype(zero_tensor)
     dtype = element_type(call, "output_dtype", default)
     if zero_tensor is not None and dtype != default:
@@ -119,9 +122,46 @@ def _quantize_linear(call: Call) -> str:
     return call.elementwise(rounded, x, *_scalars(call, dtype), dtype=dtype)
 
 
+def _narrow_quantized(call: Call, narrow: str, scale: Array | None, zero: Array | None) -> str:
+    """Emit a quantization to the narrow type of the zero point."""
+    call.makes.add(narrow)
+    call.integer("output_dtype", 0)
+    x, axis = call.input(0), call.integer("axis", 1)
+    if scale is None or zero is None:
+        call.reject(f"scales of {narrow} are computed while the network runs: make them constant")
+    if narrow in INTEGERS:
+        dtype, bits = INTEGERS[narrow]
+        low = 0 if dtype == "uint8" else -(1 << (bits - 1))
+        q = _quantized(call, x, scale, zero, dtype, axis)
+        return call.elementwise(e.clip(X, low, low + (1 << bits) - 1), q)
+    # The zero point is added, which makes a zero of either sign positive.
+    quotient = add(div(X, Y), 0.0)
+    scaled = call.elementwise(quotient, x, _along_axis(call, x, scale, zero, axis))
+    return narrowed(call, scaled, narrow, saturates=call.flag("saturate", True))
+
+
+def _along_axis(call: Call, x: str, scale: Array, zero: Array | None, axis: int) -> str:
+    """Return the scales of narrow floats, whose zero point is 0, shaped to broadcast."""
+    if zero is not None and zero.any():
+        call.reject("a zero point of narrow floats other than 0: the format defines none")
+    rank = len(call.shape(x))
+    if scale.size == 1:
+        return call.tensor(scale.reshape(()))
+    shape = [1] * rank
+    shape[axis_of(axis, rank)] = scale.size
+    return call.tensor(scale.reshape(shape))
+
+
 def _dequantize_linear(call: Call) -> str:
     scale, zero, is_constant = _linear_parameters(call)
     q = call.input(0)
+    if (narrow := call.narrow_input(0)) and narrow not in INTEGERS:
+        if scale is None:
+            call.reject(f"scales of {narrow} are computed: make them constant")
+        values, axis = widened(call, q, narrow), call.integer("axis", 1)
+        factors = _along_axis(call, q, scale.astype(np.float32), zero, axis)
+        result = call.elementwise(mul(X, Y), values, factors)
+        return call.cast(result, element_type(call, "output_dtype", str(scale.dtype)))
     _check_integers(call, call.dtype(q))
     if scale is not None and is_constant:
         result = _dequantized(call, q, scale, zero, call.integer("axis", 1))

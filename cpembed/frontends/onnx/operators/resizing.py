@@ -8,13 +8,13 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 
 from cpembed.errors import WorkloadError
 from cpembed.frontends.emitter import is_float
-from cpembed.frontends.expressions import add, mul
+from cpembed.frontends.expressions import X, Y, add, mul, where
 from cpembed.frontends.onnx.call import Call, Translation
 from cpembed.graph.kinds import Gather, Input, Resize, Scalar
 from cpembed.graph.kinds.base import Array, axis_of
@@ -24,7 +24,8 @@ _LARGEST = 1 << 20
 _GRAPH_COORDINATES = ("half_pixel", "asymmetric", "align_corners")
 """Coordinates of :class:`Resize`."""
 _COORDINATES = (
-    *_GRAPH_COORDINATES, "half_pixel_symmetric", "pytorch_half_pixel", "tf_half_pixel_for_nn"
+    *_GRAPH_COORDINATES, "half_pixel_symmetric", "pytorch_half_pixel", "tf_half_pixel_for_nn",
+    "tf_crop_and_resize",
 )  # fmt: skip
 _ROUNDINGS = ("round_prefer_floor", "round_prefer_ceil", "floor", "ceil")
 _POLICIES = ("stretch", "not_larger", "not_smaller")
@@ -45,6 +46,10 @@ class Sampling:
     exclude_outside, antialias : bool
         True to weigh elements outside the image by 0, and to widen the filter where the image
         shrinks.
+    region : tuple of float
+        Start and end of ``tf_crop_and_resize`` on an axis, as shares of it.
+    outside : float
+        Value of a result whose place is outside the image, in ``tf_crop_and_resize``.
     """
 
     mode: str
@@ -53,12 +58,21 @@ class Sampling:
     cubic: float = -0.75
     exclude_outside: bool = False
     antialias: bool = False
+    region: tuple[float, float] = (0.0, 1.0)
+    outside: float = 0.0
 
     def places(self, size: int, result: int, scale: float) -> Array:
         """Return the coordinate of each element of the result."""
         steps = np.arange(result, dtype=np.int64)
         if self.coordinates == "align_corners":
             return steps * (size - 1) / max(1, result - 1)
+        if self.coordinates == "tf_crop_and_resize":
+            start, end = (share * (size - 1) for share in self.region)
+            return (
+                start + steps * (end - start) / (result - 1)
+                if result > 1
+                else np.asarray([(start + end) / 2])
+            )
         if self.coordinates == "pytorch_half_pixel" and result == 1:
             return np.zeros(1)
         # A scale that is the ratio of the sizes, as far as float32 can represent it, is that ratio:
@@ -173,7 +187,31 @@ def _resize(call: Call) -> str:
             factors[axis], results[axis] = scale, scaled_size(shape[axis], scale)
     else:
         call.reject("neither scales nor sizes are given")
-    return _resized(call, sampling, factors, results)
+    if sampling.coordinates == "tf_crop_and_resize":
+        return _cropped(call, sampling, axes, factors, results)
+    return _resized(call, [sampling] * len(shape), factors, results)
+
+
+def _cropped(
+    call: Call, sampling: Sampling, axes: list[int], factors: list[float], results: list[int]
+) -> str:
+    """Resize a region of the node's input; what lies outside the image has a value."""
+    shape, value = call.type().shape, call.number("extrapolation_value", 0.0)
+    region = call.constant(1, "the region").reshape(-1).astype(np.float64)
+    if region.size != 2 * len(axes):
+        raise WorkloadError(f"a region of {region.size} numbers for {len(axes)} axes")
+    samplings = [sampling] * len(shape)
+    for k, axis in enumerate(axes):
+        ends = float(region[k]), float(region[len(axes) + k])
+        samplings[axis] = replace(sampling, region=ends)
+    x = _resized(call, samplings, factors, results)
+    for axis, (size, result) in enumerate(zip(shape, results, strict=True)):
+        places = samplings[axis].places(size, result, factors[axis])
+        inside = (places >= 0) & (places <= size - 1)
+        if not inside.all():
+            mask = call.tensor(inside.reshape([-1 if k == axis else 1 for k in range(len(shape))]))
+            x = call.elementwise(where(X, Y, value), mask, x, dtype=call.dtype(x))
+    return x
 
 
 def scaled_size(size: int, scale: float) -> int:
@@ -203,11 +241,14 @@ def _upsample(call: Call) -> str:
         scales = call.constant(1, "the scales").reshape(-1).tolist()
     results = [scaled_size(n, s) for s, n in zip(scales, call.type().shape, strict=True)]
     sampling = Sampling(call.text("mode", "nearest"), "asymmetric", "floor")
-    return _resized(call, sampling, list(scales), results)
+    return _resized(call, [sampling] * len(results), list(scales), results)
 
 
-def _resized(call: Call, sampling: Sampling, factors: list[float], results: list[int]) -> str:
+def _resized(
+    call: Call, samplings: Sequence[Sampling], factors: list[float], results: list[int]
+) -> str:
     """Resize the node's input to new sizes, by a factor of each axis."""
+    sampling = samplings[0]
     x, shape, dtype = call.input(), call.type().shape, call.type().dtype
     if sampling.mode not in ("nearest", "linear", "cubic"):
         call.reject(f"mode {sampling.mode} is not known: use nearest, linear or cubic")
@@ -223,7 +264,8 @@ def _resized(call: Call, sampling: Sampling, factors: list[float], results: list
             "align_corners with scales that make a fraction of an element, which the format does "
             "not define: give the sizes"
         )
-    if tuple(results) == shape and all(factor == 1.0 for factor in factors):
+    is_cropped = any(sampling.region != (0.0, 1.0) for sampling in samplings)
+    if tuple(results) == shape and all(factor == 1.0 for factor in factors) and not is_cropped:
         return x
     if sampling.mode == "nearest" and sampling.antialias:
         call.reject("antialias of the nearest element is not defined: use linear or cubic")
@@ -234,7 +276,8 @@ def _resized(call: Call, sampling: Sampling, factors: list[float], results: list
         kind = Resize(tuple(results[2:]), sampling.mode, sampling.coordinates, sampling.nearest)
         return call.cast(call.emit(kind, x), dtype)
     for axis, (size, result) in enumerate(zip(shape, results, strict=True)):
-        if size != result or factors[axis] != 1.0:
+        sampling = samplings[axis]
+        if size != result or factors[axis] != 1.0 or sampling.region != (0.0, 1.0):
             x = _weighted(call, x, axis, *sampling.neighbours(size, result, factors[axis]))
     return call.cast(x, dtype)
 

@@ -11,18 +11,14 @@ import numpy as np
 
 from cpembed.frontends import expressions as e
 from cpembed.frontends.emitter import is_float
-from cpembed.frontends.expressions import X, Y, Z, apply, div, function, mul, number
+from cpembed.frontends.expressions import X, apply, div, function, mul, number
 from cpembed.frontends.torch.call import Call, Handler, Results, table
 from cpembed.graph.kinds import (
-    Dequantize,
-    DynamicQuantize,
     Elementwise,
     Input,
     Number,
-    Quantize,
     Scalar,
 )
-from cpembed.graph.kinds.base import Array
 from cpembed.graph.kinds.elementwise import computing_dtype
 
 Unary = Callable[[Scalar], Scalar]
@@ -270,10 +266,73 @@ def _logical(call: Call, expression: Function) -> str:
     return _write(call, "bool", expression, *booleans)
 
 
-def _bitwise(call: Call, expression: Function) -> Results:
-    if call.result.dtype != "bool":
-        call.reject("operations on the bits of integers are not known: only on Booleans")
-    return _logical(call, expression)
+def _bitwise(call: Call, of_bits: Function, logical: Function) -> Results:
+    if call.result.dtype == "bool":
+        return _logical(call, logical)
+    if call.get("other") is None:
+        return _activated(call, of_bits)
+    return _binary(of_bits)(call)
+
+
+def _angle(call: Call) -> str:
+    """Emit pi for negative numbers and 0 for others; NaN stays NaN."""
+    x = call["self"]
+    is_negative = e.where(e.less(X, 0), math.pi, 0.0)
+    expression = e.where(e.differ(X, X), X, is_negative)
+    return call.elementwise(expression, call.cast(x, call.result.dtype))
+
+
+def _copied_sign(a: Scalar, b: Scalar) -> Scalar:
+    size = apply("abs", a)
+    return e.where(_has_sign(b), apply("neg", size), size)
+
+
+def _has_sign(x: Scalar) -> Scalar:
+    # The quotient of 1 tells the zeros of both signs apart.
+    is_negative_zero = apply("and", e.equal(x, 0), e.less(div(1.0, x), 0))
+    return apply("or", e.less(x, 0), is_negative_zero)
+
+
+def _sign_bit(call: Call) -> str:
+    x = call["self"]
+    return _write(call, call.dtype(x), _has_sign if is_float(call.dtype(x)) else _is_negative, x)
+
+
+def _is_negative(x: Scalar) -> Scalar:
+    return e.less(x, 0)
+
+
+def _extremum_without_nan(operation: str) -> Binary:
+    def expression(a: Scalar, b: Scalar) -> Scalar:
+        both = apply(operation, a, b)
+        return e.where(e.differ(a, a), b, e.where(e.differ(b, b), a, both))
+
+    return expression
+
+
+def _hypotenuse(a: Scalar, b: Scalar) -> Scalar:
+    """Return the root of the sum of squares, none of which overflows."""
+    a, b = apply("abs", a), apply("abs", b)
+    large, small = apply("max", a, b), apply("min", a, b)
+    ratio = div(small, large)
+    value = mul(large, apply("sqrt", e.add(mul(ratio, ratio), 1.0)))
+    value = e.where(e.equal(large, 0.0), 0.0, value)
+    # An infinite side makes an infinite one, whatever the other is.
+    infinite = apply("or", e.equal(a, math.inf), e.equal(b, math.inf))
+    return e.where(infinite, math.inf, value)
+
+
+def _rounded(call: Call) -> Results:
+    """Emit a rounding to decimal digits, as PyTorch computes it."""
+    decimals = call["decimals"]
+    power = float(10 ** abs(decimals))
+
+    def expression(x: Scalar) -> Scalar:
+        if decimals >= 0:
+            return div(apply("round", mul(x, power)), power)
+        return mul(apply("round", div(x, power)), power)
+
+    return _activated(call, expression)
 
 
 def _where(call: Call) -> str:
@@ -311,92 +370,6 @@ def _float_test(call: Call, expression: Unary) -> str:
     return call.expanded(call.tensor(np.zeros((1,) * len(shape), np.bool_)), shape)
 
 
-# -- quantization of PT2E -------------------------------------------------------------------------
-
-
-def _vector(call: Call, value: Any) -> Array:
-    """Return a scale or zero point as a vector."""
-    if value is None:
-        return np.zeros(1)
-    elements = call.value(value) if isinstance(value, str) else np.asarray([value])
-    if elements is None:
-        call.reject("scale and zero point are computed while the model runs: quantize statically")
-    return elements.reshape(-1)
-
-
-def _parameters(call: Call, scale: Any, zero: Any) -> tuple[tuple[float, ...], tuple[int, ...]]:
-    """Return scales and zero points, a single one where all are equal."""
-    scales = tuple(float(np.float32(s)) for s in _vector(call, scale).tolist())
-    zeros = tuple(int(z) for z in _vector(call, zero).tolist())
-    scales = scales[:1] if len(set(scales)) == len(set(zeros)) == 1 else scales
-    return scales, zeros[:1] if len(set(zeros)) == 1 else zeros
-
-
-def _quantized(call: Call, x: str, scale: Any, zero: Any, dtype: str) -> str:
-    """Emit a quantization whose range may be smaller than that of the type.
-
-    A single scale limits the floats, as an activation would.
-    """
-    scales, zeros = _parameters(call, scale, zero)
-    limits = np.iinfo(dtype)
-    low = None if call["quant_min"] <= limits.min else call["quant_min"]
-    high = None if call["quant_max"] >= limits.max else call["quant_max"]
-    kind = Quantize(scales, zeros, dtype, call.axis(x, call.get("axis") or 0))
-    x = call.cast(x, "float32")
-    if low is None and high is None:
-        return call.emit(kind, x)
-    if max(len(scales), len(zeros)) > 1:
-        return call.elementwise(e.clip(X, low, high), call.emit(kind, x))
-    ends = [None if end is None else float((end - zeros[0]) * scales[0]) for end in (low, high)]
-    return call.emit(kind, call.elementwise(e.clip(X, *ends), x))
-
-
-def _check_type(call: Call, dtype: str) -> None:
-    if dtype not in ("int8", "uint8", "int32"):
-        call.reject(f"values are quantized to {dtype}: only int8, uint8 and int32 are known")
-
-
-def _quantize(call: Call, scale: str, zero: str) -> str:
-    x, dtype = call["input"], call["dtype"]
-    _check_type(call, dtype)
-    source, integers = call.dynamic.get(call[scale], ("", ""))
-    if source != x:
-        return _quantized(call, x, call[scale], call[zero], dtype)
-    if (call["quant_min"], call["quant_max"], dtype) != (0, 255, "uint8"):
-        call.reject("a tensor is quantized by its own range to uint8 only")
-    # The zero point belongs to the scale.
-    call.in_result(zero)
-    return integers
-
-
-def _dequantize(call: Call, scale: str, zero: str) -> str:
-    q, result = call["input"], call.result.dtype
-    # The range to which the integers were limited has no effect any more.
-    call.in_result("quant_min", "quant_max", "out_dtype", zero, "axis")
-    if call[scale] in call.dynamic:
-        value = e.mul(e.sub(X, Y), Z)
-        return call.elementwise(value, q, call[zero], call[scale], dtype=result)
-    _check_type(call, call.dtype(q))
-    scales, zeros = _parameters(call, call[scale], call[zero])
-    axis = call.axis(q, call.get("axis") or 0)
-    return call.cast(call.emit(Dequantize(scales, zeros, axis), q), result)
-
-
-def _choose(call: Call) -> tuple[str, str]:
-    """Emit scale and zero point of a tensor's own range, as ONNX's DynamicQuantizeLinear does."""
-    x = call["input"]
-    if (call["quant_min"], call["quant_max"], call["dtype"]) != (0, 255, "uint8"):
-        call.reject(
-            f"a tensor is quantized by its own range to {call['quant_min']} … {call['quant_max']} "
-            f"of {call['dtype']}: only 0 … 255 of uint8 are known"
-        )
-    # PyTorch raises a scale below eps, of a tensor that is next to 0, to eps; this is not done.
-    call.in_result("eps")
-    q, scale, zero = call.emit_all(DynamicQuantize(), x)
-    call.dynamic[scale] = x, q
-    return scale, zero
-
-
 _UNARY: Mapping[str, Unary] = {
     **{name: function(name) for name in e.PLAIN},
     "rsqrt": lambda x: div(1.0, apply("sqrt", x)),
@@ -410,6 +383,15 @@ _UNARY: Mapping[str, Unary] = {
     "log2": lambda x: mul(apply("log", x), 1 / math.log(2)),
     "log10": lambda x: mul(apply("log", x), 1 / math.log(10)),
     "tan": lambda x: div(apply("sin", x), apply("cos", x)),
+    "asin": e.arc_sine,
+    "acos": e.arc_cosine,
+    "atan": function("atan"),
+    "asinh": e.inverse_sinh,
+    "acosh": e.inverse_cosh,
+    "atanh": e.inverse_tanh,
+    "sinh": e.sinh,
+    "cosh": e.cosh,
+    "erfc": lambda x: e.sub(1.0, apply("erf", x)),
     "relu": e.relu,
     "relu6": lambda x: e.clip(x, 0, 6),
     "silu": e.silu,
@@ -420,6 +402,13 @@ _UNARY: Mapping[str, Unary] = {
     "hardsigmoid": lambda x: div(_relu6(x), 6.0),
 }
 """Functions of one tensor without parameters."""
+_BITWISE: tuple[tuple[str, str, Function], ...] = (
+    ("bitwise_and.Tensor|Scalar", "bit_and", function("and")),
+    ("bitwise_or.Tensor|Scalar", "bit_or", function("or")),
+    ("bitwise_xor.Tensor|Scalar", "bit_xor", e.differ),
+    ("bitwise_not", "bit_not", function("not")),
+)
+"""Operations on bits, with that of the graph and that on Booleans."""
 _COMPARISONS: Mapping[str, Binary] = {
     "eq": e.equal,
     "ne": e.differ,
@@ -428,22 +417,7 @@ _COMPARISONS: Mapping[str, Binary] = {
     "gt": lambda a, b: e.less(b, a),
     "ge": lambda a, b: apply("less_equal", b, a),
 }
-_KINDS: Mapping[str, tuple[str, str, str]] = {
-    "tensor": ("scale", "zero_point", "default tensor tensor2"),
-    "channel": ("scales", "zero_points", "default"),
-}
-"""Names of scale and zero point, and overloads, of conversions by one scale or one a channel."""
-
-_QUANTIZATION: dict[str, Handler] = {
-    **{
-        f"quantized_decomposed.{name}_per_{kind}.{overload}": partial(write, scale=scale, zero=zero)
-        for name, write in (("quantize", _quantize), ("dequantize", _dequantize))
-        for kind, (scale, zero, overloads) in _KINDS.items()
-        for overload in overloads.split()
-    },
-    "quantized_decomposed.choose_qparams.tensor": _choose,
-}
-HANDLERS: Mapping[str, Handler] = _QUANTIZATION | table(
+HANDLERS: Mapping[str, Handler] = table(
     {
         **{name: _unary(make) for name, make in _UNARY.items()},
         "add.Tensor|Scalar": partial(_scaled, expression=e.add),
@@ -483,10 +457,24 @@ HANDLERS: Mapping[str, Handler] = _QUANTIZATION | table(
         "logical_or": partial(_logical, expression=function("or")),
         "logical_xor": partial(_logical, expression=e.differ),
         "logical_not": partial(_logical, expression=function("not")),
-        "bitwise_and.Tensor|Scalar": partial(_bitwise, expression=function("and")),
-        "bitwise_or.Tensor|Scalar": partial(_bitwise, expression=function("or")),
-        "bitwise_xor.Tensor|Scalar": partial(_bitwise, expression=e.differ),
-        "bitwise_not": partial(_bitwise, expression=function("not")),
+        **{
+            name: partial(_bitwise, of_bits=function(of_bits), logical=logical)
+            for name, of_bits, logical in _BITWISE
+        },
+        "bitwise_left_shift.Tensor|Tensor_Scalar __lshift__.Tensor|Scalar": _binary(
+            function("shift_left")
+        ),
+        "bitwise_right_shift.Tensor|Tensor_Scalar __rshift__.Tensor|Scalar": _binary(
+            function("shift_right")
+        ),
+        "angle": _angle,
+        "signbit": _sign_bit,
+        "copysign.Tensor|Scalar": _binary(_copied_sign),
+        "atan2": _binary(e.arc_tangent_of),
+        "fmax": _binary(_extremum_without_nan("max")),
+        "fmin": _binary(_extremum_without_nan("min")),
+        "hypot": _binary(_hypotenuse),
+        "round.decimals": _rounded,
         "isnan": partial(_float_test, expression=lambda x: e.differ(x, x)),
         "isinf": partial(_float_test, expression=lambda x: e.equal(apply("abs", x), math.inf)),
     }

@@ -10,6 +10,7 @@ import numpy as np
 
 from cpembed.frontends.emitter import is_float
 from cpembed.frontends.expressions import X, Y, add, mul
+from cpembed.frontends.sampling import along_axis
 from cpembed.frontends.torch.call import Call, Handler, Results, per_axis, table
 from cpembed.graph.kinds import Concat, Gather, Resize, Slice
 from cpembed.graph.kinds.base import Array
@@ -191,6 +192,11 @@ def _split(call: Call) -> tuple[str, ...]:
     return tuple(parts)
 
 
+def _split_at(call: Call) -> tuple[str, ...]:
+    call.constant(call["tensor_indices_or_sections"], "where a tensor is split")
+    return _split(call)
+
+
 def _unbind(call: Call) -> tuple[str, ...]:
     x, axis = call.along_dim()
     parts = (call.part(x, axis, k, k + 1) for k in range(call.shape(x)[axis]))
@@ -288,6 +294,36 @@ def _nearest(call: Call, axes: int, offset: float) -> str:
     return x
 
 
+def _antialiased(call: Call, *, cubic: bool) -> str:
+    """Emit a resize whose filter is as much wider as the image shrinks: two constant matrices."""
+    x, aligned = call.get("input") or call["self"], bool(call["align_corners"])
+    for k, scale in enumerate(_scales(call, 2)):
+        axis = call.rank(x) - 2 + k
+        size, result = call.shape(x)[axis], call.result.shape[axis]
+        x = along_axis(call, x, axis, _filters(size, result, scale, aligned, cubic=cubic))
+    return x
+
+
+def _filters(size: int, result: int, scale: float | None, aligned: bool, *, cubic: bool) -> Array:
+    """Return the weights [result, size] of an antialiased resize of an axis."""
+    step = 1 / scale if scale and not aligned else size / result
+    if aligned:
+        step = (size - 1) / (result - 1) if result > 1 else 0.0
+    spread = max(step, 1.0)
+    # Centres of the results, in units of the input, from the edge of its first element.
+    centres = step * (np.arange(result) + 0.5)
+    distances = np.abs(np.arange(size)[None] + 0.5 - centres[:, None]) / spread
+    if cubic:
+        # Keys 1981, with the coefficient that PyTorch takes against aliasing.
+        a = -0.5
+        near = ((a + 2) * distances - (a + 3)) * distances**2 + 1
+        far = a * (((distances - 5) * distances + 8) * distances - 4)
+        weights = np.where(distances < 1, near, np.where(distances < 2, far, 0))
+    else:
+        weights = np.maximum(0, 1 - distances)
+    return weights / weights.sum(1, keepdims=True)
+
+
 # -- indices --------------------------------------------------------------------------------------
 
 
@@ -342,12 +378,12 @@ HANDLERS: Mapping[str, Handler] = table(
         "view reshape _unsafe_view flatten.using_ints unflatten.int view_as reshape_as ravel "
         "unsqueeze squeeze.default|dim|dims view_copy atleast_1d atleast_2d _reshape_alias": _view,
         "dropout alpha_dropout feature_dropout feature_alpha_dropout native_dropout": _dropout,
-        "permute": _permute,
+        "permute permute_copy": _permute,
         "transpose.int swapaxes swapdims": _transpose,
         "t mT": _matrix_transpose,
         "numpy_T": lambda call: call.transposed(call["self"], range(call.rank(call["self"]))[::-1]),
         "movedim.intlist|int": _move_axes,
-        "expand expand_as broadcast_to": _expand,
+        "expand expand_as broadcast_to expand_copy": _expand,
         "repeat tile": _repeat,
         "repeat_interleave.self_int": _repeat_each,
         "copy": _copy,
@@ -357,9 +393,10 @@ HANDLERS: Mapping[str, Handler] = table(
         "slice_scatter": _slice_scatter,
         "select.int": _select,
         "select_scatter": _select_scatter,
-        "narrow": _narrow,
+        "narrow narrow_copy": _narrow,
         "split.Tensor|sizes split_with_sizes chunk tensor_split.sections|indices": _split,
-        "unbind.int": _unbind,
+        "tensor_split.tensor_indices_or_sections": _split_at,
+        "unbind.int unbind_copy.int": _unbind,
         "cat concat": _cat,
         "stack": _stack,
         "constant_pad_nd": _constant_pad,
@@ -374,6 +411,8 @@ HANDLERS: Mapping[str, Handler] = table(
         "upsample_linear1d.default|vec": partial(_linear, axes=1),
         "upsample_bilinear2d.default|vec": partial(_linear, axes=2),
         "upsample_trilinear3d.default|vec": partial(_linear, axes=3),
+        "_upsample_bilinear2d_aa.default|vec": partial(_antialiased, cubic=False),
+        "_upsample_bicubic2d_aa.default|vec": partial(_antialiased, cubic=True),
         **{
             f"upsample_nearest{n}d.default|vec": partial(_nearest, axes=n, offset=0.0)
             for n in (1, 2, 3)

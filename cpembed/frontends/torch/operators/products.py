@@ -13,11 +13,14 @@ from typing import Any
 import numpy as np
 
 from cpembed.frontends import expressions as e
-from cpembed.frontends.emitter import is_float
-from cpembed.frontends.expressions import X, Y, add, mul
+from cpembed.frontends.emitter import is_float, row_major_steps
+from cpembed.frontends.expressions import X, Y, add, apply, mul
+from cpembed.frontends.indexed import maxima_with_places, overlapped, unpooled
 from cpembed.frontends.products import Window
+from cpembed.frontends.sampling import along_axis, grid_sampled
 from cpembed.frontends.torch.call import Call, Handler, Results, per_axis, table
-from cpembed.graph.kinds import Elementwise, Reduce, Softmax
+from cpembed.graph.kinds import Elementwise, Gather, Reduce, Softmax
+from cpembed.graph.kinds.base import Array
 
 # -- convolutions ---------------------------------------------------------------------------------
 
@@ -155,12 +158,16 @@ def _check_mean(call: Call) -> None:
         call.reject("means of integers are not known: convert the image to float32")
 
 
-def _pooled(call: Call, operation: str, axes: int, counts_padding: bool = False) -> str:
+def _window(call: Call, axes: int) -> Window:
     taps = per_axis(call["kernel_size"], axes)
     padding = per_axis(call["padding"], axes)
     strides = per_axis(call["stride"], axes, taps)
     dilations = per_axis(call.get("dilation") or 1, axes)
-    window = Window(taps=taps, strides=strides, dilations=dilations, before=padding, after=padding)
+    return Window(taps=taps, strides=strides, dilations=dilations, before=padding, after=padding)
+
+
+def _pooled(call: Call, operation: str, axes: int, counts_padding: bool = False) -> str:
+    window = _window(call, axes)
     ceil_mode = bool(call["ceil_mode"])
     return call.pooled(
         operation, call["self"], window, ceil_mode=ceil_mode, counts_padding=counts_padding
@@ -168,7 +175,91 @@ def _pooled(call: Call, operation: str, axes: int, counts_padding: bool = False)
 
 
 def _max_pool(axes: int) -> Handler:
-    return lambda call: call.first_of(_pooled(call, "max", axes))
+    return lambda call: _maxima(call, axes)
+
+
+def _maxima(call: Call, axes: int) -> Results:
+    """Emit a maximum pooling, and the numbers of the maxima in their images if the call has them.
+
+    Nothing is computed of the numbers unless they are read.
+    """
+    values = _pooled(call, "max", axes)
+    if len(call.results) == 1:
+        return values
+    x, image = call["self"], call.shape(call["self"])[-axes:]
+    window = _window(call, axes)
+    window = window.rounded_up(image) if call["ceil_mode"] else window
+    numbers = np.arange(math.prod(image)).reshape(image)
+    return values, maxima_with_places(call, x, window, numbers)[1]
+
+
+def _unpool(call: Call, axes: int) -> str:
+    x, places = call["self"], call["indices"]
+    # Stride and padding have their effect in the size of the result.
+    call.in_result("stride", "padding")
+    shape, result = call.shape(x), call.result.shape
+    lead = (1,) * (axes + 2 - len(shape))
+    x, places = (call.reshaped(t, (*lead, *shape)) for t in (x, places))
+    return call.reshaped(unpooled(call, x, places, result[-axes:]), result)
+
+
+def _columns_to_image(call: Call) -> str:
+    x, sizes = call["self"], call["output_size"]
+    axes = len(sizes)
+    shape = call.shape(x)
+    padding = per_axis(call["padding"], axes)
+    window = Window(
+        taps=per_axis(call["kernel_size"], axes),
+        strides=per_axis(call["stride"], axes),
+        dilations=per_axis(call["dilation"], axes),
+        before=padding,
+        after=padding,
+    )
+    counts = [
+        (size + 2 * padding[k] - window.reach(k)) // window.strides[k] + 1
+        for k, size in enumerate(sizes)
+    ]
+    x = call.reshaped(x, (*(1,) * (3 - len(shape)), *shape))
+    return call.reshaped(overlapped(call, x, sizes, window, counts), call.result.shape)
+
+
+def _grid_sampler(call: Call) -> str:
+    mode: str = ("linear", "nearest", "cubic")[call["interpolation_mode"]]
+    padding: str = ("zeros", "border", "reflection")[call["padding_mode"]]
+    return grid_sampled(call, call["input"], call["grid"], mode, padding, call["align_corners"])
+
+
+def _distances(call: Call) -> str:
+    """Emit the distances of all rows of two tensors."""
+    a, b, p = call["x1"], call["x2"], call["p"]
+    call.in_result("compute_mode")
+    first = call.reshaped(a, (*call.shape(a)[:-1], 1, call.shape(a)[-1]))
+    second = call.reshaped(b, (*call.shape(b)[:-2], 1, *call.shape(b)[-2:]))
+    size = apply("abs", e.sub(X, Y))
+    return _norm_of(call, call.elementwise(size, first, second), p)
+
+
+def _norm_of(call: Call, sizes: str, p: float) -> str:
+    """Emit the norm of magnitudes along the last axis."""
+    last = (call.rank(sizes) - 1,)
+    if p == math.inf:
+        return call.emit(Reduce("max", last, False), sizes)
+    if p == 0:
+        sizes = call.elementwise(e.where(e.equal(X, 0), 0.0, 1.0), sizes)
+        return call.emit(Reduce("sum", last, False), sizes)
+    if p == 1:
+        return call.emit(Reduce("sum", last, False), sizes)
+    powers = mul(X, X) if p == 2 else apply("pow", X, float(p))
+    total = call.emit(Reduce("sum", last, False), call.elementwise(powers, sizes))
+    return call.elementwise(apply("sqrt", X) if p == 2 else apply("pow", X, 1 / p), total)
+
+
+def _pair_distances(call: Call) -> str:
+    """Emit the distances of each two rows of a tensor, the first of which comes first."""
+    x, p = call["self"], call["p"]
+    first, second = np.triu_indices(call.shape(x)[0], 1)
+    rows = [call.emit(Gather(0), x, call.tensor(k.astype(np.int64))) for k in (first, second)]
+    return _norm_of(call, call.elementwise(apply("abs", e.sub(X, Y)), *rows), p)
 
 
 def _average_pool(call: Call, axes: int) -> str:
@@ -187,24 +278,68 @@ def _average_pool(call: Call, axes: int) -> str:
 
 
 def _adaptive(call: Call, operation: str, axes: int) -> Results:
-    """Emit pooling to one element an axis, or with equal windows."""
+    """Emit pooling to a number of windows along each axis, which may overlap by one element."""
     x = call["self"]
     if operation == "mean":
         _check_mean(call)
     rank, sizes, results = call.rank(x), call.shape(x)[-axes:], call.result.shape[-axes:]
+    if operation == "max" and len(call.results) > 1:
+        return _adaptive_maxima(call, axes)
     if all(size == 1 for size in results):
         kind = Reduce(operation, tuple(range(rank - axes, rank)), True)
-        return call.first_of(call.emit(kind, x))
-    for size, result in zip(sizes, results, strict=True):
-        if size % result:
-            call.reject(
-                f"adaptive pooling of an axis of {size} to {result}, whose windows are not "
-                f"all alike: choose a size that divides {size}"
-            )
-    taps = tuple(s // r for s, r in zip(sizes, results, strict=True))
-    ones, zeros = (1,) * axes, (0,) * axes
-    window = Window(taps=taps, strides=taps, dilations=ones, before=zeros, after=zeros)
-    return call.first_of(call.pooled(operation, x, window))
+        return call.emit(kind, x)
+    if all(size % result == 0 for size, result in zip(sizes, results, strict=True)):
+        taps = tuple(s // r for s, r in zip(sizes, results, strict=True))
+        ones, zeros = (1,) * axes, (0,) * axes
+        window = Window(taps=taps, strides=taps, dilations=ones, before=zeros, after=zeros)
+        return call.pooled(operation, x, window)
+    # Windows of several sizes are means along one axis after the other: constant matrices.
+    for axis, (size, result) in enumerate(zip(sizes, results, strict=True), rank - axes):
+        x = along_axis(call, x, axis, _means_of_windows(size, result))
+    return x
+
+
+def _windows(size: int, result: int) -> list[range]:
+    """Return the elements of each window of an adaptive pooling."""
+    return [range(k * size // result, -(-(k + 1) * size // result)) for k in range(result)]
+
+
+def _means_of_windows(size: int, result: int) -> Array:
+    matrix = np.zeros((result, size))
+    for row, window in zip(matrix, _windows(size, result), strict=True):
+        row[window.start : window.stop] = 1 / len(window)
+    return matrix
+
+
+def _adaptive_maxima(call: Call, axes: int) -> Results:
+    """Emit the maxima of windows, and their numbers in the image."""
+    x = call["self"]
+    shape, results = call.shape(x), call.result.shape[-axes:]
+    image, lead = shape[-axes:], shape[:-axes]
+    # Each window repeats its last element until it is as long as the longest.
+    tables: list[Array] = []
+    for size, result in zip(image, results, strict=True):
+        windows = _windows(size, result)
+        longest = max(map(len, windows))
+        tables.append(
+            np.asarray([[w[min(k, len(w) - 1)] for k in range(longest)] for w in windows])
+        )
+    numbers = np.zeros((1,) * 2 * axes, np.int64)
+    for k, (places, step) in enumerate(zip(tables, row_major_steps(image), strict=True)):
+        cut = [1] * 2 * axes
+        cut[k], cut[axes + k] = places.shape
+        numbers = numbers + places.reshape(cut) * step
+    count = math.prod(results)
+    numbers = numbers.reshape(count, -1)
+    flat = call.reshaped(x, (*lead, math.prod(image)))
+    windows = call.emit(Gather(len(lead)), flat, call.tensor(numbers))
+    last = (len(lead) + 1,)
+    values = call.emit(Reduce("max", last, False), windows)
+    best = call.emit(Reduce("argmax", last, False), windows)
+    first = call.tensor(np.arange(count) * numbers.shape[1])
+    places = call.flat_gather(call.tensor(numbers), call.elementwise(add(X, Y), best, first))
+    shapes = (*lead, *results)
+    return call.reshaped(values, shapes), call.reshaped(places, shapes)
 
 
 HANDLERS: Mapping[str, Handler] = table(
@@ -235,6 +370,11 @@ HANDLERS: Mapping[str, Handler] = table(
         **{
             f"adaptive_max_pool{n}d": partial(_adaptive, operation="max", axes=n) for n in (1, 2, 3)
         },
+        **{f"max_unpool{n}d": partial(_unpool, axes=n) for n in (2, 3)},
+        "col2im": _columns_to_image,
+        "grid_sampler grid_sampler_2d grid_sampler_3d": _grid_sampler,
+        "cdist _cdist_forward": _distances,
+        "pdist _pdist_forward": _pair_distances,
         "_adaptive_avg_pool2d": partial(_adaptive, operation="mean", axes=2),
         "_adaptive_avg_pool3d": partial(_adaptive, operation="mean", axes=3),
     }

@@ -8,7 +8,7 @@ from functools import partial
 
 import numpy as np
 
-from cpembed.frontends.expressions import X, Y, apply, div, mul, sub
+from cpembed.frontends.expressions import X, Y, apply, div, equal, mul, sub, where
 from cpembed.frontends.torch.call import Call, Handler, Results, table
 from cpembed.graph.kinds import LayerNorm, Reduce, Softmax
 from cpembed.graph.kinds.base import Array
@@ -56,10 +56,16 @@ def _norm(call: Call) -> str:
     if order is None or order == 2:
         total = _reduced(call, "sum", call.elementwise(mul(X, X), x))
         return call.elementwise(apply("sqrt", X), total)
-    if order not in (1, math.inf):
-        call.reject(f"the norm of order {order} is not known: only 1, 2 and inf")
+    if order == 0:
+        is_other = where(equal(X, 0), 0.0, 1.0)
+        return _reduced(call, "sum", call.elementwise(is_other, x))
     sizes = call.elementwise(apply("abs", X), x)
-    return _reduced(call, "sum" if order == 1 else "max", sizes)
+    if math.isinf(order):
+        return _reduced(call, "max" if order > 0 else "min", sizes)
+    if order == 1:
+        return _reduced(call, "sum", sizes)
+    total = _reduced(call, "sum", call.elementwise(apply("pow", X, float(order)), sizes))
+    return call.elementwise(apply("pow", X, 1 / order), total)
 
 
 def _softmax(call: Call, log: bool) -> str:
@@ -79,11 +85,6 @@ def _of_booleans(call: Call, operation: str) -> str:
     # Of zeros and ones the maximum says whether any is true, the minimum whether all are.
     x = call.cast(call.cast(call["self"], "bool"), "int32")
     return call.cast(_reduced(call, operation, x), "bool")
-
-
-def _cumulative_sum(call: Call) -> str:
-    x = call.cast(call["self"], call.result.dtype)
-    return call.cumulative_sum(x, call.axis(x, call["dim"])) if call.shape(x) else x
 
 
 # -- normalizations -------------------------------------------------------------------------------
@@ -159,8 +160,8 @@ HANDLERS: Mapping[str, Handler] = table(
         "sum.default|dim_IntList": _reduction("sum"),
         "mean.default|dim": _reduction("mean"),
         "prod.default|dim_int": _reduction("prod"),
-        "amax max.default|dim": _extremum("max"),
-        "amin min.default|dim": _extremum("min"),
+        "amax max": _extremum("max"),
+        "amin min": _extremum("min"),
         "var.correction|dim|default": _variance,
         "std.correction|dim|default": partial(_variance, root=True),
         "var_mean.correction|dim|default": partial(_variance, with_mean=True),
@@ -170,7 +171,6 @@ HANDLERS: Mapping[str, Handler] = table(
         "logsumexp": _log_sum_exp,
         "any.default|dim|dims": partial(_of_booleans, operation="max"),
         "all.default|dim|dims": partial(_of_booleans, operation="min"),
-        "cumsum": _cumulative_sum,
         "batch_norm native_batch_norm _native_batch_norm_legit_no_training": _batch_norm,
         "_native_batch_norm_legit.no_stats": _statistics_of_one,
         "layer_norm native_layer_norm": _layer_norm,

@@ -339,7 +339,100 @@ FUSED = [
          constants=[2, 3, 4], domain=MICROSOFT),
 ]  # fmt: skip
 
+
+def grids(*shape: int) -> Array:
+    """Points inside and outside an image, some at its edge and some at the middle of pixels."""
+    points = RANDOM.uniform(-1.6, 1.6, shape).astype(np.float32)
+    points.reshape(-1)[:4] = [-1, 1, 0, 1]
+    return points
+
+
+def boxes(count: int, size: float) -> Array:
+    corners = RANDOM.uniform(0, size, (count, 2, 2))
+    return np.concatenate([corners.min(1), corners.max(1)], 1).astype(np.float32)
+
+
+ORDERED = [
+    case("TopK", f(3, 9), i(4), constants=[1], outputs=2),
+    case("TopK", f(3, 9, 2), i(9), constants=[1], outputs=2, axis=1, largest=0, note="smallest"),
+    case("TopK", whole(0, 4, 3, 20), i(20), constants=[1], outputs=2, note="equal elements"),
+    case("ScatterElements", f(3, 4), whole(-3, 3, 3, 2), f(3, 2), reduction="add", note="add"),
+    case("ScatterElements", f(3, 4), whole(-4, 4, 3, 2), f(3, 2), axis=1, reduction="max",
+         note="max"),
+    case("ScatterElements", f(3, 4), i(2, 0, 1, 1).reshape(1, 4), f(1, 4), note="computed"),
+    case("ScatterND", f(4, 3), whole(0, 4, 5, 1), f(5, 3), reduction="mul", note="mul"),
+    case("ScatterND", f(4, 3, 2), whole(-3, 3, 2, 5, 2), f(2, 5, 2), reduction="add", note="add"),
+    case("ReverseSequence", f(5, 3, 2), i(2, 5, 0)),
+    case("ReverseSequence", f(3, 5, 2), i(2, 5, 1), batch_axis=0, time_axis=1, note="batch first"),
+    case("Hardmax", f(3, 5)),
+    case("Hardmax", f(2, 3, 5), version=11, axis=1, note="version 11"),
+    case("Compress", f(3, 5), np.asarray([True, False, True]), constants=[1], axis=0),
+    case("BitShift", whole(0, 200, 4, 5, dtype="uint8"), whole(0, 8, 4, 5, dtype="uint8"),
+         direction="RIGHT"),
+    case("BitShift", whole(0, 2**40, 4, 5, dtype="uint64"), whole(0, 60, 5, dtype="uint64"),
+         direction="LEFT"),
+    case("BitwiseAnd", whole(-99, 99, 4, 5), whole(-99, 99, 5)),
+    case("BitwiseOr", whole(0, 99, 4, 5, dtype="uint8"), whole(0, 99, 5, dtype="uint8")),
+    case("BitwiseXor", whole(-99, 99, 4, 5, dtype="int16"), whole(-9, 9, 5, dtype="int16")),
+    case("BitwiseNot", whole(-99, 99, 4, 5, dtype="int32")),
+    *(case(name, RANDOM.uniform(-1, 1, (4, 9)).astype(np.float32))
+      for name in ("Asin", "Acos", "Atan", "Atanh", "Asinh", "Sinh", "Cosh")),
+    case("Acosh", positive(4, 9) + 1),
+]  # fmt: skip
+SAMPLED = [
+    *(case("GridSample", f(2, 3, 5, 7), grids(2, 4, 6, 2), mode=mode, padding_mode=padding,
+           align_corners=aligned, note=f"{mode} {padding} {aligned}")
+      for mode in ("linear", "nearest", "cubic") for padding in ("zeros", "border", "reflection")
+      for aligned in (0, 1)),
+    case("GridSample", f(1, 2, 3, 4, 5), grids(1, 2, 3, 4, 3), note="a volume"),
+    *(case("RoiAlign", f(2, 3, 9, 8), boxes(4, 15), i(0, 1, 1, 0), output_height=3, output_width=2,
+           sampling_ratio=2, spatial_scale=0.5, mode=mode, coordinate_transformation_mode=shift,
+           note=f"{mode} {shift}")
+      for mode in ("avg", "max") for shift in ("half_pixel", "output_half_pixel")),
+    case("MaxPool", f(2, 3, 7, 8), outputs=2, kernel_shape=[3, 2], strides=[2, 2],
+         pads=[1, 0, 1, 1], note="indices"),
+    case("MaxUnpool", f(1, 2, 2, 2), i(0, 3, 9, 15, 17, 20, 26, 30).reshape(1, 2, 2, 2),
+         kernel_shape=[2, 2], strides=[2, 2]),
+    case("LpPool", f(1, 3, 7, 8), kernel_shape=[3, 2], strides=[2, 2], p=2),
+    case("LpPool", f(1, 3, 7, 8), kernel_shape=[3, 3], pads=[1, 1, 1, 1], p=3, note="p"),
+    case("GlobalLpPool", f(2, 3, 4, 5), p=1),
+    case("Col2Im", f(2, 3 * 6, 12), i(5, 5), i(2, 3), constants=[1, 2]),
+    case("DFT", f(2, 12, 3, 1), axis=1, version=17),
+    case("DFT", f(2, 9, 1), onesided=1, version=17, note="one side"),
+    case("DFT", f(2, 150, 2), inverse=1, version=17, note="two factors"),
+    case("DFT", f(1, 1024, 2) / 32, version=17, note="1024"),
+    case("STFT", f(2, 64, 1), np.int64(8), None, np.int64(16), constants=[1, 3], version=17),
+    case("STFT", f(2, 64, 1), i(8), positive(16), constants=[1, 2], onesided=0, version=17,
+         note="window"),
+    case("MelWeightMatrix", np.int64(8), np.int64(32), np.int64(8000), np.float32(0),
+         np.float32(4000), constants=[0, 1, 2, 3, 4], version=17),
+]  # fmt: skip
+CONTRIBUTED = [
+    case("NhwcMaxPool", whole(0, 99, 1, 6, 7, 4, dtype="uint8"), domain=MICROSOFT,
+         kernel_shape=[2, 3], strides=[2, 1]),
+    case("FusedGemm", f(3, 5), f(5, 4), f(4), constants=[1, 2], domain=MICROSOFT,
+         activation="LeakyRelu", activation_alpha=0.2),
+    case("FusedMatMul", f(4, 2, 3), f(2, 3, 5), domain=MICROSOFT, transBatchA=1, note="batches"),
+    case("TransposeMatMul", f(2, 5, 3), f(2, 5, 4), domain=MICROSOFT, transA=1),
+    case("SkipSimplifiedLayerNormalization", f(2, 3, 8), f(2, 3, 8), f(8), f(8), outputs=1,
+         domain=MICROSOFT),
+    case("EmbedLayerNormalization", whole(0, 9, 2, 3, dtype="int32"),
+         whole(0, 2, 2, 3, dtype="int32"), f(9, 4), f(5, 4), f(2, 4), f(4), f(4),
+         whole(0, 2, 2, 3, dtype="int32"), outputs=2, domain=MICROSOFT),
+    case("CDist", f(4, 6), f(5, 6), domain=MICROSOFT, metric="euclidean"),
+    *(case("RotaryEmbedding", f(2, 5, 24), whole(0, 9, 2, 5), f(9, 4), f(9, 4), constants=[2, 3],
+           domain=MICROSOFT, interleaved=pairs, note=f"{pairs}") for pairs in (0, 1)),
+    case("RotaryEmbedding", f(2, 3, 5, 8), i(2), f(9, 4), f(9, 4), constants=[2, 3],
+         domain=MICROSOFT, note="offset"),
+    case("RotaryEmbedding", f(2, 5, 24), whole(0, 9, 2, 5), f(9, 2), f(9, 2), constants=[2, 3],
+         domain=MICROSOFT, rotary_embedding_dim=4, num_heads=3, note="a part"),
+    case("ExpandDims", f(2, 3), np.int32(1), constants=[1], domain=MICROSOFT),
+    case("UnfoldTensor", f(2, 9), domain=MICROSOFT, dim=-1, size=3, step=2),
+    case("Trilu", f(4, 5), np.int64(1), constants=[1], domain=MICROSOFT, note="contributed"),
+]  # fmt: skip
+
 CASES = [
+    *ORDERED, *SAMPLED, *CONTRIBUTED,
     *CONVOLUTIONS, *MATRICES, *POOLS, *ELEMENTWISE, *REDUCTIONS, *MOVES, *RESIZES, *FUSED,
 ]  # fmt: skip
 

@@ -363,12 +363,18 @@ def test_a_channel_whose_scale_is_0_is_0(tmp_path: Path) -> None:
 
 
 def test_integers_of_four_bits_stay_within_them(tmp_path: Path) -> None:
-    zero = helper.make_tensor("x1", TensorProto.INT4, [], [1])
+    zero = helper.make_tensor("zero", TensorProto.INT4, [], [1])
     model = single("QuantizeLinear", [X, np.asarray(0.1, np.float32)], [1])
     model.graph.initializer.append(zero)
-    model.graph.initializer[-1].name = "zero"
     model.graph.node[0].input.append("zero")
-    assert "integers of four bits" in refusal(model, tmp_path)
+    graph = loaded(model, tmp_path)
+    results = evaluate(graph, {"x0": X})[graph.outputs[0]]
+    expected = np.clip(np.rint(X / np.float32(0.1)) + 1, -8, 7)
+    np.testing.assert_array_equal(results, expected.astype(np.int8))
+    # A sum of two may have more bits.
+    model.graph.node.append(helper.make_node("Add", ["y0", "y0"], ["sum"], "twice"))
+    model.graph.output[0].name = "sum"
+    assert "is of int4" in refusal(model, tmp_path)
 
 
 @pytest.mark.parametrize("seed", range(40))

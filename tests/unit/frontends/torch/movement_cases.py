@@ -1,5 +1,6 @@
 """Operators that move elements or pick some."""
 
+from functools import partial
 from typing import Any
 
 import pytest
@@ -110,6 +111,14 @@ def _stored(x: Any, y: Any, start: int | None) -> Any:
     return x * 2
 
 
+def _scatter_reduced(x: Any, index: Any, source: Any, *, name: str, includes: bool) -> Any:
+    return x.scatter_reduce(1, index, source, name, include_self=includes)
+
+
+TARGETS = integers(1, 3, 4, low=0, high=2)
+"""Indices that differ from each other along the axis, which is scattered along."""
+REPEATED, ROWS = integers(2, 5, 4, low=0, high=3), integers(5, low=0, high=3)
+COPIED = torch.tensor([3, 1])
 INDEXING: dict[str, Case] = {
     "embedding": (F.embedding, (integers(2, 5, low=0), floats(10, 3))),
     "index select": (lambda x, i: x.index_select(1, i), (X, integers(5, low=0, high=3))),
@@ -124,4 +133,59 @@ INDEXING: dict[str, Case] = {
     ),
     "gather": (lambda x, i: x.gather(1, i), (X, integers(2, 5, 4, low=0, high=3))),
     "gather fewer": (lambda x, i: x.gather(2, i), (X, integers(1, 2, 6, low=0, high=4))),
+}
+TIES = integers(3, 9, low=-2, high=3)
+SORTING: dict[str, Case] = {
+    "sort": (lambda x: x.sort(1), (X,)),
+    "sort descending": (lambda x: x.sort(stable=True, dim=-1, descending=True), (TIES,)),
+    "argsort": (lambda x: x.argsort(stable=True, dim=0), (TIES,)),
+    "msort": (torch.msort, (X,)),
+    "topk": (lambda x: x.topk(2, 1), (X,)),
+    "topk smallest": (lambda x: x.topk(3, largest=False), (X,)),
+    "kthvalue": (lambda x: x.kthvalue(2, 1, keepdim=True), (X,)),
+    "median": (lambda x: x.median(), (X,)),
+    "median of an axis": (lambda x: x.median(-1), (floats(4, 7),)),
+    "max with index": (lambda x: x.max(1), (X,)),
+    "min with index": (lambda x: x.min(-1, keepdim=True), (X,)),
+    "argmax": (lambda x: x.argmax(1), (X,)),
+    "argmin of all": (lambda x: x.argmin(), (X,)),
+    "cummax": (lambda x: x.cummax(1), (TIES,)),
+    "cummin": (lambda x: x.cummin(0), (X,)),
+    "cumprod": (lambda x: x.cumprod(2), (X,)),
+    "bucketize": (lambda x: torch.bucketize(x, torch.linspace(-1, 1, 5), right=True), (X,)),
+    "searchsorted": (lambda e, x: torch.searchsorted(e.sort().values, x), (floats(2, 5), X[0, :2])),
+}
+SCATTERING: dict[str, Case] = {
+    "scatter": (lambda x, i, y: x.scatter(0, i, y), (X, TARGETS, floats(1, 3, 4))),
+    "scatter a number": (lambda x, i: x.scatter(2, i, 1.5), (X, integers(2, 3, 2, low=0, high=4))),
+    "scatter add": (lambda x, i, y: x.scatter_add(1, i, y), (X, REPEATED, floats(2, 5, 4))),
+    **{
+        f"scatter {name} {includes}": (
+            partial(_scatter_reduced, name=name, includes=includes),
+            (X, REPEATED, floats(2, 5, 4)),
+        )
+        for name in ("sum", "prod", "mean", "amax", "amin")
+        for includes in (True, False)
+    },
+    "index add": (lambda x, i, y: x.index_add(1, i, y, alpha=2), (X, ROWS, floats(2, 5, 4))),
+    "index copy": (lambda x, i, y: x.index_copy(2, i, y), (X, COPIED, floats(2, 3, 2))),
+    "index fill": (lambda x, i: x.index_fill(1, i, -1.0), (X, ROWS)),
+    "index put": (
+        lambda x, i, j, y: x.index_put((i, j), y),
+        (X, integers(1, low=0, high=2), integers(1, low=0, high=3), floats(1, 4)),
+    ),
+    "index put accumulated": (
+        lambda x, i, y: aten.index_put(x, [None, i], y, True),
+        (X, ROWS, floats(5, 4)),
+    ),
+    "masked put": (lambda x: x.index_put((x > 0,), torch.tensor(0.5)), (X,)),
+    "masked scatter": (lambda x, y: x.masked_scatter(x > 0, y), (X, floats(24))),
+    "put": (
+        lambda x, i, y: x.put(i, y, accumulate=True),
+        (X, integers(6, low=0, high=24), floats(6)),
+    ),
+    "diagonal": (lambda x: x.diagonal(1, 0, 2), (X,)),
+    "trace": (torch.trace, (floats(3, 5),)),
+    "as strided": (lambda x: x.as_strided((2, 3), (5, 2), 1), (X,)),
+    "unfold": (lambda x: x.unfold(2, 3, 1), (X,)),
 }

@@ -1,5 +1,7 @@
 """Operators that add up: reductions, windows, normalisations, products."""
 
+from functools import partial
+
 import pytest
 
 torch = pytest.importorskip("torch")
@@ -28,6 +30,9 @@ REDUCTIONS: dict[str, Case] = {
     "norm": (lambda x: x.norm(dim=1), (X,)),
     "norm 1": (lambda x: torch.linalg.vector_norm(x, 1, dim=1), (X,)),
     "norm inf": (lambda x: torch.linalg.vector_norm(x, float("inf")), (X,)),
+    "norm 3": (lambda x: torch.linalg.vector_norm(x, 3, dim=1), (X,)),
+    "norm 0": (lambda x: torch.linalg.vector_norm(x, 0), (X,)),
+    "norm -inf": (lambda x: torch.linalg.vector_norm(x, -float("inf"), dim=2), (X,)),
     "normalize": (lambda x: F.normalize(x, dim=1), (X,)),
     "softmax": (lambda x: x.softmax(1), (X,)),
     "log softmax": (lambda x: x.log_softmax(-1), (X,)),
@@ -66,6 +71,40 @@ WINDOWS: dict[str, Case] = {
     "adaptive 1d": (lambda x: F.adaptive_avg_pool1d(x, 2), (X,)),
     "average pool 3d": (lambda x: F.avg_pool3d(x, 2), (floats(1, 2, 4, 5, 6),)),
     "adaptive 3d": (lambda x: F.adaptive_avg_pool3d(x, (2, 1, 3)), (floats(1, 2, 4, 5, 6),)),
+    "max pool with places": (lambda x: F.max_pool2d(x, 3, 2, 1, return_indices=True), (IMAGE,)),
+    "max pool with places, ceil": (
+        lambda x: F.max_pool2d(x, (2, 3), 2, 0, 1, True, return_indices=True),
+        (IMAGE,),
+    ),
+    "unpool": (
+        lambda x: F.max_unpool2d(*F.max_pool2d(x, 2, return_indices=True), 2, output_size=(7, 9)),
+        (floats(1, 2, 7, 9),),
+    ),
+    "adaptive average of unequal windows": (lambda x: F.adaptive_avg_pool2d(x, (3, 4)), (IMAGE,)),
+    "adaptive max with places": (
+        lambda x: F.adaptive_max_pool2d(x, (3, 4), return_indices=True),
+        (IMAGE,),
+    ),
+    "fold": (lambda x: F.fold(x, (4, 5), (2, 3), padding=(0, 1)), (floats(2, 12, 15),)),
+    "area": (lambda x: F.interpolate(x, (3, 4), mode="area"), (IMAGE,)),
+    **{
+        f"antialiased {mode}": (
+            lambda x, mode=mode: F.interpolate(x, (3, 5), mode=mode, antialias=True),
+            (floats(1, 2, 9, 8),),
+        )
+        for mode in ("bilinear", "bicubic")
+    },
+    **{
+        f"grid {mode} {padding} {aligned}": (
+            partial(F.grid_sample, mode=mode, padding_mode=padding, align_corners=aligned),
+            (IMAGE, floats(IMAGE.shape[0], 3, 5, 2)),
+        )
+        for mode in ("bilinear", "nearest", "bicubic")
+        for padding in ("zeros", "border", "reflection")
+        for aligned in (False, True)
+    },
+    "distances": (lambda x, y: torch.cdist(x, y, 1.5), (floats(2, 4, 3), floats(2, 5, 3))),
+    "pair distances": (F.pdist, (floats(6, 4),)),
     "pool of one image": (lambda x: F.max_pool2d(x, 2), (IMAGE[0],)),
 }
 NORMALIZATION: dict[str, Case] = {

@@ -7,7 +7,12 @@ torch = pytest.importorskip("torch")
 from cpembed.frontends.torch.operators import HANDLERS  # noqa: E402
 from tests.unit.frontends.torch.comparing import Function, compared  # noqa: E402
 from tests.unit.frontends.torch.inputs import Case  # noqa: E402
-from tests.unit.frontends.torch.movement_cases import INDEXING, MOVEMENT  # noqa: E402
+from tests.unit.frontends.torch.movement_cases import (  # noqa: E402
+    INDEXING,
+    MOVEMENT,
+    SCATTERING,
+    SORTING,
+)
 from tests.unit.frontends.torch.pointwise_cases import (  # noqa: E402
     ACTIVATIONS,
     ARITHMETIC,
@@ -30,6 +35,8 @@ CASES: dict[str, Case] = {
         "arithmetic": ARITHMETIC,
         "movement": MOVEMENT,
         "indexing": INDEXING,
+        "sorting": SORTING,
+        "scattering": SCATTERING,
         "reduction": REDUCTIONS,
         "window": WINDOWS,
         "normalization": NORMALIZATION,

@@ -31,13 +31,9 @@ def refused(model: nn.Module, *inputs: Any, **options: Any) -> str:
 @pytest.mark.parametrize(
     "function, parts",
     [
-        (lambda x: torch.sort(x)[0] + torch.sort(x)[0], ["aten.sort.default", "2 times"]),
+        (lambda x: torch.erfinv(x) + torch.erfinv(x), ["aten.erfinv.default", "2 times"]),
         (lambda x: torch.fft.fft(x).real, ["aten._fft_r2c.default"]),
         (lambda x: x + torch.rand_like(x), ["rand", "not known"]),
-        (
-            lambda x: F.adaptive_avg_pool2d(x, 2),
-            ["adaptive pooling of an axis of 5 to 2", "divides"],
-        ),
         (lambda x: F.interpolate(x, scale_factor=1.3, mode="bilinear"), ["recompute_scale_factor"]),
         (lambda x: F.dropout(x, 0.5, True), ["model.eval()"]),
         (lambda x: F.scaled_dot_product_attention(x, x, x, dropout_p=0.5), ["model.eval()"]),
@@ -45,10 +41,11 @@ def refused(model: nn.Module, *inputs: Any, **options: Any) -> str:
         (lambda x: x.long() ** x.long(), ["exponent may be below 0"]),
         (lambda x: F.interpolate(x.byte(), scale_factor=2, mode="bilinear"), ["uint8"]),
         (lambda x: F.batch_norm(x, None, None, training=True), ["model.eval()"]),
-        (lambda x: x.int() & 3, ["bits of integers"]),
-        (lambda x: torch.linalg.vector_norm(x, 3), ["norm of order 3"]),
         (lambda x: x.to(torch.float8_e4m3fn).float(), ["float8_e4m3fn"]),
-        (lambda x: x.max(1).indices, ["is no tensor that a network computes"]),
+        (
+            lambda x: torch.native_layer_norm(x, x.shape[-1:], None, None, 1e-5)[1],
+            ["is no tensor that a network computes"],
+        ),
     ],
 )
 def test_an_operator_that_is_not_read(function: Callable[..., Any], parts: list[str]) -> None:
@@ -68,10 +65,10 @@ def test_an_argument_that_nothing_reads(monkeypatch: pytest.MonkeyPatch) -> None
 def test_an_operator_is_named_with_its_module() -> None:
     class Inner(nn.Module):
         def forward(self, x: Any) -> Any:
-            return x.sort()[0]
+            return x.erfinv()
 
     model = nn.Sequential(nn.ReLU(), nn.Sequential(nn.ReLU(), Inner()))
-    assert "net: 1.1/sort: the operator aten.sort.default" in refused(model, IMAGE)
+    assert "net: 1.1/erfinv: the operator aten.erfinv.default" in refused(model, IMAGE)
 
 
 def test_a_size_that_is_left_open() -> None:
