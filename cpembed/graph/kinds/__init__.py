@@ -11,6 +11,13 @@ from cpembed.graph.kinds.elementwise import (
     Quantize,
     Table,
 )
+from cpembed.graph.kinds.grouped import (
+    BlockDequantize,
+    GroupedFormat,
+    GroupedGather,
+    GroupedProduct,
+    GroupQuantize,
+)
 from cpembed.graph.kinds.movement import (
     Concat,
     Expand,
@@ -27,12 +34,17 @@ from cpembed.ir.scalars import Apply, Input, Number, Scalar
 
 __all__ = [
     "Apply",
+    "BlockDequantize",
     "Concat",
     "Dequantize",
     "DynamicQuantize",
     "Elementwise",
     "Expand",
     "Gather",
+    "GroupQuantize",
+    "GroupedFormat",
+    "GroupedGather",
+    "GroupedProduct",
     "Input",
     "Kind",
     "LayerNorm",

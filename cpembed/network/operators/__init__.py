@@ -14,7 +14,7 @@ from cpembed.codegen.plan import KernelPlan
 from cpembed.errors import LoweringError
 from cpembed.graph import kinds
 from cpembed.graph.kinds import Kind
-from cpembed.network.operators import elementwise, movement, pooling, reductions
+from cpembed.network.operators import elementwise, grouped, movement, pooling, reductions
 from cpembed.network.operators.emission import EFFORT, FUNCTION_EFFORT, Operands
 from cpembed.network.operators.movement import conversion_plan
 from cpembed.network.operators.nest import PlacedTensor
@@ -40,6 +40,8 @@ _PLANS: Mapping[type[Kind], Callable[[Any, Operands], KernelPlan]] = {
     kinds.Expand: movement.move_plan,
     kinds.Pad: movement.pad_plan,
     kinds.Gather: movement.gather_plan,
+    kinds.GroupedProduct: grouped.grouped_product_plan,
+    kinds.GroupedGather: grouped.grouped_gather_plan,
     kinds.Resize: movement.resize_plan,
     kinds.Pool: pooling.pool_plan,
     kinds.Reduce: reductions.reduce_plan,
