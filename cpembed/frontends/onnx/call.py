@@ -61,6 +61,8 @@ class Call(Composites):
         Whether anything reads each of the node's outputs.
     run : callable
         Translates a branch and returns the tensors of its outputs.
+    four_bits : set of int
+        Inputs by number whose bytes hold integers of four bits.
     attributes_read, inputs_read : set
         Attributes by name and inputs by number that the translation has read so far.
     """
@@ -70,6 +72,7 @@ class Call(Composites):
     readers: tuple[int, ...]
     is_read: tuple[bool, ...]
     run: Callable[[Body], Sequence[str]]
+    four_bits: frozenset[int] = frozenset()
     attributes_read: set[str] = field(default_factory=set[str])
     inputs_read: set[int] = field(default_factory=set[int])
 

@@ -34,7 +34,9 @@ _MOVEMENTS = frozenset(
     }
 )  # fmt: skip
 """Operators whose results are elements of their inputs."""
-_CONVERSIONS = frozenset({"Cast", "CastLike", "DequantizeLinear", "Shape", "Size"})
+_CONVERSIONS = frozenset(
+    {"Cast", "CastLike", "DequantizeLinear", "GatherBlockQuantized", "Shape", "Size"}
+)
 """Operators that convert integers of four bits, their first input, to something else."""
 
 
@@ -232,6 +234,9 @@ class _Translator:
             readers=tuple(readers[name] for name in node.inputs),
             is_read=tuple(bool(name) and readers[name] > 0 for name in node.outputs),
             run=branch,
+            four_bits=frozenset(
+                k for k, name in enumerate(node.inputs) if values.get(name) in self.four_bits
+            ),
         )
         # Only tensors that this node adds may take the names of its outputs.
         self.builder.fresh.clear()
@@ -265,8 +270,9 @@ class _Translator:
         operator = call.node.operator
         places = [k for k, tensor in enumerate(call.inputs) if tensor in self.four_bits]
         converts = operator in _CONVERSIONS and places == [0]
-        # The third input of DequantizeLinear is the zero point.
-        converts = converts or (operator == "DequantizeLinear" and places == [0, 2])
+        # Another input of these is the zero point.
+        zero = {"DequantizeLinear": 2, "GatherBlockQuantized": 3}.get(operator)
+        converts = converts or places == [0, zero]
         if places and not converts and operator not in _MOVEMENTS:
             call.reject(
                 f"input {places[0]} is of integers of four bits, which are dequantized, cast or "

@@ -63,11 +63,14 @@ class Weights:
         """True if the zero point is the middle of the codes, which are integers with a sign."""
         return not self.has_zeros and self.zero == 2 ** (self.form.bits - 1)
 
-    def word(self, group: str, number: str, lane: str) -> str:
-        """Return the text of a word: its group, its number there, and its row in the tile."""
+    def place(self, group: str, number: str, lane: str) -> str:
+        """Return the text of a word's place: its group, its number there, its row in the tile."""
         words = self.form.words
-        place = f"((tile * {self.form.groups} + {group}) * {words} + {number}) * {TILE} + {lane}"
-        return f"in{self.number}[{place}]"
+        return f"((tile * {self.form.groups} + {group}) * {words} + {number}) * {TILE} + {lane}"
+
+    def word(self, group: str, number: str, lane: str) -> str:
+        """Return the text of a word at a :meth:`place`."""
+        return f"in{self.number}[{self.place(group, number, lane)}]"
 
     def _parameter(self, number: int, group: str, lane: str, dtype: str) -> str:
         text = f"in{number}[(tile * {self.form.groups} + {group}) * {TILE} + {lane}]"

@@ -60,6 +60,14 @@ class X86Target(CpuTarget):
         except LoweringError as error:
             raise LoweringError(f"{error}{accepted_shapes(self.spec)}") from error
 
+    @property
+    def column_dot(self) -> DotProduct | None:
+        """Dot product with columns as lanes that executes the instruction, if one does."""
+        if len(self.spec.instruction.axes) != 2 or self.missing():
+            return None
+        dots = (dot for dot in _best_fits(self.spec) if dot.feature in self.spec.cpu_features)
+        return next(dots, None)
+
     def peak_gops(self) -> float | None:
         return instruction_peak_gops(self.spec)
 

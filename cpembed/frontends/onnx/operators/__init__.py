@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from cpembed.frontends.onnx.call import Translation
 from cpembed.frontends.onnx.operators import (
     elementwise,
+    grouped,
     movement,
     products,
     quantization,
@@ -17,6 +18,7 @@ from cpembed.frontends.onnx.operators import (
 
 TRANSLATIONS: Mapping[str, Translation] = {
     **elementwise.TABLE,
+    **grouped.TABLE,
     **movement.TABLE,
     **products.TABLE,
     **quantization.TABLE,
