@@ -200,7 +200,12 @@ def _is_rounded(operator: Operator) -> bool:
         return kind.operation == "mean"
     return isinstance(
         kind,
-        kinds.Softmax | kinds.LayerNorm | kinds.DynamicQuantize | kinds.Reduce | kinds.Resize,
+        kinds.Softmax
+        | kinds.LayerNorm
+        | kinds.DynamicQuantize
+        | kinds.GroupedProduct
+        | kinds.Reduce
+        | kinds.Resize,
     )
 
 
