@@ -52,7 +52,9 @@ class Weights:
     zero_dtype: str = "float32"
 
     @classmethod
-    def of(cls, kind: GroupedProduct | GroupedGather, number: int, operands: Operands) -> Weights:
+    def of_inputs(
+        cls, kind: GroupedProduct | GroupedGather, number: int, operands: Operands
+    ) -> Weights:
         """Return the weights whose words are input ``number`` of a kernel."""
         parameters = operands.inputs[number + 1 : number + 2 + kind.has_zeros]
         dtypes = [tensor.dtype for tensor in parameters]
@@ -169,7 +171,7 @@ class ProductText:
         # The time of a byte of weights grows with the rows that it is multiplied by.
         chunks = operands.chunks(max(1, kind.rows), [words])
         self.kernel = Kernel(operands, min(chunks, self.form.tiles))
-        self.weights = Weights.of(kind, kind.leading, operands)
+        self.weights = Weights.of_inputs(kind, kind.leading, operands)
         self.bias = f"in{len(operands.inputs) - 1}" if kind.has_bias else None
 
     def write(self, tile: Callable[[int], None]) -> KernelPlan:
@@ -426,7 +428,7 @@ def grouped_product_plan(kind: GroupedProduct, operands: Operands) -> KernelPlan
 
 def grouped_gather_plan(kind: GroupedGather, operands: Operands) -> KernelPlan:
     """Return the kernel of a gather; indices out of range read the first or last row."""
-    form, weights = kind.weights, Weights.of(kind, 0, operands)
+    form, weights = kind.weights, Weights.of_inputs(kind, 0, operands)
     (output,), indices = operands.outputs, operands.inputs[-1]
     kernel = Kernel(operands, operands.chunks(4, [output, output]))
     script, place = kernel.script, f"in{len(operands.inputs) - 1}"

@@ -19,7 +19,7 @@ from cpembed.graph.kinds.grouped import TILE
 from cpembed.hw.instruction import HardwareSpec
 from cpembed.hw.loader import available_targets, load_hardware_spec
 from cpembed.ir.computation import Computation
-from cpembed.targets.cpu.dot_products import DotProduct, column_dot
+from cpembed.targets.capabilities import ColumnDot, column_dot
 from cpembed.targets.registry import missing_for, open_target
 from cpembed.workloads.naming import parse_workload
 
@@ -42,7 +42,7 @@ def group_workload(columns: int) -> Computation:
 
 
 @cache
-def group_instruction(columns: int) -> DotProduct | None:
+def group_instruction(columns: int) -> ColumnDot | None:
     """Return the dot product of groups of so many columns; None if this processor has none."""
     selection = group_selection(columns)
     return None if selection is None else column_dot(open_target(selection.solved.target))

@@ -13,7 +13,6 @@ import math
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import cache, partial
-from typing import Any, Protocol, runtime_checkable
 
 from cpembed.codegen.emit import kernel_plan
 from cpembed.codegen.epilogue import Epilogue
@@ -113,21 +112,6 @@ class DotProduct:
                 f"{self.name} multiplies {' by '.join(self.factors)} into {self.sums}, not "
                 f"{first} by {second} into {nest.sums}"
             )
-
-
-@runtime_checkable
-class HasColumnDot(Protocol):
-    """Target that executes its instruction by a dot product whose lanes are columns."""
-
-    @property
-    def column_dot(self) -> DotProduct | None:
-        """The dot product; None for an instruction of another shape."""
-        ...
-
-
-def column_dot(target: Any) -> DotProduct | None:
-    """Return the dot product with columns as lanes that executes a target's instruction."""
-    return target.column_dot if isinstance(target, HasColumnDot) else None
 
 
 def register_model(
