@@ -22,6 +22,7 @@ from cpembed.codegen.recorded import Memory, RecordedCall
 from cpembed.errors import CpembedError
 from cpembed.graph.kinds import (
     Apply,
+    CacheUpdate,
     Elementwise,
     Gather,
     GroupedGather,
@@ -72,6 +73,9 @@ def estimate_operator_us(
         # A stream of the weights, unless so many rows share them that multiplying takes longer.
         streamed = estimate_copy_us(target, [*inputs, *outputs], threads)
         return max(streamed, kind.macs / (_GROUPED_MACS_PER_US * threads))
+    if isinstance(kind, CacheUpdate):
+        # In place, which is how callers pass caches, only the new elements are moved.
+        return estimate_copy_us(target, [inputs[1], inputs[1]], threads)
     passes = EFFORT.get(type(kind), 1.0)
     if isinstance(kind, Elementwise):
         passes += FUNCTION_EFFORT * _functions(kind.expression)

@@ -15,7 +15,7 @@ import numpy as np
 from cpembed.errors import WorkloadError
 from cpembed.files import make_folder, open_regular, write_whole
 from cpembed.graph.graph import Array, Graph, check_inputs
-from cpembed.graph.kinds import Gather
+from cpembed.graph.kinds import CacheUpdate, Gather, GroupedGather
 from cpembed.runtime.measurement.verification import with_special_values
 
 # Maximum size of a file of inputs, in bytes.
@@ -156,8 +156,9 @@ def _read_as_indices(graph: Graph) -> set[str]:
     """Return the tensors from which the indices of a gather are computed."""
     names: set[str] = set()
     for operator in reversed(graph.operators):
-        if isinstance(operator.kind, Gather):
-            names.add(operator.inputs[1])
+        # The last input of each of these has the indices.
+        if isinstance(operator.kind, CacheUpdate | Gather | GroupedGather):
+            names.add(operator.inputs[-1])
         if names.intersection(operator.outputs):
             names.update(operator.inputs)
     return names

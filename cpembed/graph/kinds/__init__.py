@@ -4,6 +4,7 @@ The set is small and closed: front ends translate every model into it.
 """
 
 from cpembed.graph.kinds.base import Kind, TensorType
+from cpembed.graph.kinds.caches import CacheUpdate
 from cpembed.graph.kinds.elementwise import (
     Dequantize,
     DynamicQuantize,
@@ -35,6 +36,7 @@ from cpembed.ir.scalars import Apply, Input, Number, Scalar
 __all__ = [
     "Apply",
     "BlockDequantize",
+    "CacheUpdate",
     "Concat",
     "Dequantize",
     "DynamicQuantize",

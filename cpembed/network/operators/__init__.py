@@ -15,6 +15,7 @@ from cpembed.errors import LoweringError
 from cpembed.graph import kinds
 from cpembed.graph.kinds import Kind
 from cpembed.network.operators import (
+    caches,
     elementwise,
     grouped,
     grouped_integers,
@@ -58,6 +59,7 @@ _PLANS: Mapping[type[Kind], Callable[[Any, Operands], KernelPlan]] = {
     kinds.GroupQuantize: grouped_integers.group_quantize_plan,
     kinds.GroupedGather: grouped.grouped_gather_plan,
     kinds.Resize: movement.resize_plan,
+    kinds.CacheUpdate: caches.cache_update_plan,
     kinds.Pool: pooling.pool_plan,
     kinds.Reduce: reductions.reduce_plan,
     kinds.Softmax: reductions.softmax_plan,

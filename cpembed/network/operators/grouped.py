@@ -15,7 +15,7 @@ from cpembed.codegen.host_cpu import cpu_features
 from cpembed.codegen.plan import KernelPlan
 from cpembed.graph.kinds.grouped import TILE, GroupedFormat, GroupedGather, GroupedProduct
 from cpembed.network.operators.emission import LANE, SERIAL, VECTORIZED, Kernel, Operands
-from cpembed.network.operators.values import literal
+from cpembed.codegen.values import literal
 
 FEW_ROWS = 4
 """Maximum number of rows of activations that share a stream of weights in registers."""
@@ -233,11 +233,11 @@ def _streamed(text: ProductText, first: int, lanes: int, stored: int) -> None:
     kernel, form, weights = text.kernel, text.form, text.weights
     script, rows, lane = kernel.script, range(text.kind.rows), f"{first} + {LANE}"
     zero = literal(0, "float32")
-    totals = [kernel.accumulators(lanes, "float32", zero) for _ in rows]
+    totals = [kernel.registers(lanes, "float32", zero) for _ in rows]
 
     def group(number: str, count: int) -> None:
-        sums = [kernel.accumulators(lanes, "float32", zero) for _ in rows]
-        value = kernel.local(lanes, "float32")
+        sums = [kernel.registers(lanes, "float32", zero) for _ in rows]
+        value = kernel.registers(lanes, "float32")
         subtracted = weights.zero_point(number, lane)
 
         def word(place: str, columns: int) -> None:
@@ -402,7 +402,7 @@ def _multiply_block(text: ProductText, block: _Block, slab: str, first: str, col
     """Write the addition of a block's products with a slab to the results."""
     kernel, script = text.kernel, text.kernel.script
     lanes, lane = block.lanes, f"{block.start} + {LANE}"
-    sums = [kernel.local(lanes, "float32") for _ in range(block.rows)]
+    sums = [kernel.registers(lanes, "float32") for _ in range(block.rows)]
     results = [text.result(f"({block.row} + {number})", lane) for number in range(block.rows)]
     kinds = VECTORIZED if block.stored == lanes else SERIAL
     for name, result in zip(sums, results, strict=True):

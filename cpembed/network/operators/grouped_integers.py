@@ -22,7 +22,7 @@ from cpembed.network.operators.grouped import (
     store,
 )
 from cpembed.network.operators.grouped_instruction import group_instruction
-from cpembed.network.operators.values import (
+from cpembed.codegen.values import (
     clamped,
     extremum,
     literal,
@@ -63,7 +63,7 @@ def _rounded_group(
     place = f"row * {kind.columns} + {group} * {kind.block}"
     largest = kernel.bind(_largest_magnitude(kernel, place, count))
     factor = kernel.bind(f"{literal(LARGEST_LEVEL, 'float32')} / {largest}")
-    total = kernel.local(1, "int32")
+    total = kernel.registers(1, "int32")
     script.line(f"{total}[0] = T.int32(0)")
     with script.nested(f"for column in T.serial({count}):"):
         # A NaN, also 0 times an infinite factor, becomes 0, as the scale makes its products NaN.
@@ -82,7 +82,7 @@ def _rounded_group(
 def _largest_magnitude(kernel: Kernel, place: str, count: int) -> str:
     """Write the search for the largest magnitude of some elements; return its text."""
     script, vectors = kernel.script, count // _LANES
-    name = kernel.accumulators(_LANES, "float32", literal(0, "float32"))
+    name = kernel.registers(_LANES, "float32", literal(0, "float32"))
 
     def magnitude(text: str, dtype: str) -> str:
         number = 'T.llvm_lookup_intrinsic_id("llvm.fabs")'
@@ -162,9 +162,7 @@ class _IntegerWriter:
         rows = _Rows("0", self.kind.rows)
         for first in range(0, count, self.lanes):
             zero = literal(0, "float32")
-            totals = [
-                self.kernel.accumulators(self.lanes, "float32", zero) for _ in range(rows.count)
-            ]
+            totals = [self.kernel.registers(self.lanes, "float32", zero) for _ in range(rows.count)]
 
             add = partial(self._group, first=first, rows=rows, totals=totals)
             over_groups(self.kernel, self.form, lambda number, _, add=add: add(number))
@@ -184,7 +182,7 @@ class _IntegerWriter:
         def block(number: str, rows: _Rows, first: int) -> None:
             stored = min(lanes, count - first)
             inner = VECTORIZED if stored == lanes else SERIAL
-            totals = [self.kernel.local(lanes, "float32") for _ in range(rows.count)]
+            totals = [self.kernel.registers(lanes, "float32") for _ in range(rows.count)]
             for row, total in enumerate(totals):
                 with self.kernel.vectorized(stored, inner):
                     result = text.result(rows.row(row), f"{first} + {LANE}")
@@ -209,7 +207,7 @@ class _IntegerWriter:
         """Write the dot products of a group, and add them to the totals in the group's scales."""
         kernel, form, script = self.kernel, self.form, self.kernel.script
         sums = [
-            [kernel.accumulators(self.lanes, "int32", "T.int32(0)") for _ in range(self.halves)]
+            [kernel.registers(self.lanes, "int32", "T.int32(0)") for _ in range(self.halves)]
             for _ in range(rows.count)
         ]
 

@@ -6,6 +6,7 @@ from collections.abc import Mapping
 
 from cpembed.frontends.onnx.call import Translation
 from cpembed.frontends.onnx.operators import (
+    caches,
     elementwise,
     grouped,
     movement,
@@ -17,6 +18,7 @@ from cpembed.frontends.onnx.operators import (
 )
 
 TRANSLATIONS: Mapping[str, Translation] = {
+    **caches.TABLE,
     **elementwise.TABLE,
     **grouped.TABLE,
     **movement.TABLE,

@@ -64,7 +64,7 @@ def test_codes_are_what_was_packed(shape: tuple[int, int, int, int]) -> None:
 @pytest.mark.parametrize("rows", [1, 2, 3, 4, 5, 8])
 @pytest.mark.parametrize("zeros", [None, "uint8", "float32"])
 @pytest.mark.parametrize("shape", SHAPES)
-@pytest.mark.quick(30)
+@pytest.mark.quick(12)
 def test_products(shape: tuple[int, int, int, int], zeros: str | None, rows: int) -> None:
     form = GroupedFormat(*shape)
     _, _, packed, floats = weights(form, zeros)
@@ -99,6 +99,7 @@ def test_scales_of_16_bits() -> None:
 
 @pytest.mark.parametrize("zeros", [None, "uint8"])
 @pytest.mark.parametrize("shape", SHAPES)
+@pytest.mark.quick(4)
 def test_gathered_rows(shape: tuple[int, int, int, int], zeros: str | None) -> None:
     form = GroupedFormat(*shape)
     _, _, packed, floats = weights(form, zeros)
@@ -113,6 +114,7 @@ def test_gathered_rows(shape: tuple[int, int, int, int], zeros: str | None) -> N
 
 
 @pytest.mark.parametrize("columns, block", [(64, 32), (100, 32), (33, 16), (48, 12), (300, 300)])
+@pytest.mark.quick(2)
 def test_groups_are_rounded(columns: int, block: int) -> None:
     """Each group by itself, with every special value; halves of two levels go to the even one."""
     form = GroupedFormat(1, columns, 4, block)
@@ -144,7 +146,7 @@ def test_groups_are_rounded(columns: int, block: int) -> None:
 @pytest.mark.parametrize("rows", [1, 2, 4, 7])
 @pytest.mark.parametrize("zeros", [None, "uint8", "float32"])
 @pytest.mark.parametrize("shape", SHAPES)
-@pytest.mark.quick(16)
+@pytest.mark.quick(8)
 def test_products_of_bytes(
     shape: tuple[int, int, int, int],
     zeros: str | None,
