@@ -10,7 +10,9 @@ import numpy as np
 import pytest
 
 pytest.importorskip("onnx")
-onnxruntime = pytest.importorskip("onnxruntime")
+pytest.importorskip("onnxruntime")
+
+import onnxruntime
 
 from cpembed.frontends import load_model
 from cpembed.graph.graph import evaluate

@@ -13,9 +13,9 @@ from dataclasses import dataclass
 
 from cpembed.codegen.host_cpu import cpu_features
 from cpembed.codegen.plan import KernelPlan
+from cpembed.codegen.values import literal
 from cpembed.graph.kinds.grouped import TILE, GroupedFormat, GroupedGather, GroupedProduct
 from cpembed.network.operators.emission import LANE, SERIAL, VECTORIZED, Kernel, Operands
-from cpembed.codegen.values import literal
 
 FEW_ROWS = 4
 """Maximum number of rows of activations that share a stream of weights in registers."""

@@ -12,6 +12,13 @@ from dataclasses import dataclass
 from functools import partial
 
 from cpembed.codegen.plan import KernelPlan
+from cpembed.codegen.values import (
+    clamped,
+    extremum,
+    literal,
+    nan_to_zero,
+    round_to_even,
+)
 from cpembed.graph.kinds.grouped import LARGEST_LEVEL, TILE, GroupedProduct, GroupQuantize
 from cpembed.network.operators.emission import LANE, SERIAL, VECTORIZED, Kernel, Operands
 from cpembed.network.operators.grouped import (
@@ -22,13 +29,6 @@ from cpembed.network.operators.grouped import (
     store,
 )
 from cpembed.network.operators.grouped_instruction import group_instruction
-from cpembed.codegen.values import (
-    clamped,
-    extremum,
-    literal,
-    nan_to_zero,
-    round_to_even,
-)
 
 # Bytes of a word, and bits of the unsigned factor of a dot product.
 _BYTES, _HALF = 4, 4
