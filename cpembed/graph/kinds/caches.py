@@ -49,14 +49,14 @@ class CacheUpdate(Kind):
         cache, update, first = inputs
         size, count = cache.shape[self.axis], update.shape[self.axis]
         result = cache.copy()
-        for number, start in enumerate(int(value) for value in first.reshape(-1)):
-            places = np.arange(start, start + count)
-            if self.is_circular:
-                places %= size
-            else:
-                places += np.clip(start, 0, size - count) - start
-            index = (*(slice(None),) * (self.axis - 1), places)
-            result[number][index] = update[number]
+        for number, position in enumerate(first.reshape(-1)):
+            start = int(position)
+            if not self.is_circular:
+                start = min(max(start, 0), size - count)
+            places: Array = np.arange(start, start + count) % size
+            # Without axis 0, the positions are on the axis before.
+            moved = np.moveaxis(result[number], self.axis - 1, 0)
+            moved[places] = np.moveaxis(update[number], self.axis - 1, 0)
         return (result,)
 
     def rows(self, cache: TensorType) -> tuple[int, int]:

@@ -110,13 +110,15 @@ def _packed(
     if info.bits != 8:
         return None
     lowest, highest = int(integers.min()), int(integers.max())
+    bits, offset = next(
+        (bits, offset)
+        for bits, offset in ((b, 1 << (b - 1) if info.min < 0 else 0) for b in BITS)
+        if lowest + offset >= 0 and highest + offset < 1 << bits
+    )
     # Signed integers of few bits become codes by an offset of half their range.
-    for bits in BITS:
-        offset = 1 << (bits - 1) if info.min < 0 else 0
-        if lowest + offset >= 0 and highest + offset < 1 << bits:
-            break
     codes = (integers.astype(np.int16) + offset).astype(np.uint8)
-    form = GroupedFormat(*codes.shape, bits, block)
+    rows, columns = codes.shape
+    form = GroupedFormat(rows, columns, bits, block)
     scales = scales if scales.dtype == np.float16 else scales.astype(np.float32)
     arrays = [form.packed(codes), form.tiled(scales)]
     points = zeros[0].astype(np.float32) + np.float32(offset) if zeros else None

@@ -60,7 +60,7 @@ def _check_order(call: Call, columns: int, block: int) -> None:
 def _float_scales(call: Call, k: int) -> Array:
     """Return scales in a type that kernels read."""
     scales = call.constant(k, "the scales")
-    return scales if scales.dtype in (np.float16, np.float32) else scales.astype(np.float32)
+    return scales if str(scales.dtype) == "float16" else scales.astype(np.float32)
 
 
 def _zero_points(call: Call, k: int, shape: tuple[int, int], bits: int) -> Array:
