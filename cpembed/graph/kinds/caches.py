@@ -53,7 +53,7 @@ class CacheUpdate(Kind):
             start = int(position)
             if not self.is_circular:
                 start = min(max(start, 0), size - count)
-            places: Array = np.arange(start, start + count) % size
+            places = [(start + k) % size for k in range(count)]
             # Without axis 0, the positions are on the axis before.
             moved = np.moveaxis(result[number], self.axis - 1, 0)
             moved[places] = np.moveaxis(update[number], self.axis - 1, 0)
