@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+import ctypes
+import mmap
+import os
 from typing import Any
 
 import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from cpembed.codegen.runtime import compile_plan, from_array
+from cpembed.codegen.runtime import compile_plan, from_array, tvm
 from cpembed.errors import WorkloadError
 from cpembed.graph.kinds import CacheUpdate, TensorType
+from cpembed.network.operators import PlacedTensor, generated_plan
 from tests.unit.network.operators.running import check
 
 Array = NDArray[Any]
@@ -56,19 +60,28 @@ def test_updates(case: tuple[Any, ...]) -> None:
     np.testing.assert_array_equal(memory.numpy(), expected.reshape(-1))
 
 
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="needs fork and mprotect")
 def test_nothing_but_the_new_elements_is_written_in_place() -> None:
-    """A cache of NaN with another bit pattern each keeps them all."""
-    bits = np.arange(1 * 2 * 64 * 4, dtype=np.uint32) | np.uint32(0x7F800001)
-    cache = bits.view(np.float32).reshape(1, 2, 64, 4)
-    update = RANDOM.standard_normal((1, 2, 1, 4)).astype(np.float32)
-    plan = check(CacheUpdate(2), [cache, update, np.array([9])])
-    memory = from_array(cache.reshape(-1).copy())
-    compile_plan(plan)(memory, from_array(update.reshape(-1)), from_array(np.array([9])), memory)
-    after = memory.numpy().view(np.uint32).reshape(1, 2, 64, 4)
-    is_new = np.zeros(after.shape, np.bool_)
-    is_new[:, :, 9] = True
-    np.testing.assert_array_equal(after[~is_new], bits.reshape(after.shape)[~is_new])
-    np.testing.assert_array_equal(after[is_new].view(np.float32), update.reshape(-1))
+    """The other pages of the cache are write-protected: a kernel that copied it would crash."""
+    page, count = mmap.PAGESIZE, mmap.PAGESIZE // 4
+    position = count + 7
+    types = [TensorType((1, 1, 4 * count, 1), "float32"), TensorType((1, 1, 1, 1), "float32")]
+    tensors = [PlacedTensor.plain(kind) for kind in (*types, TensorType((1,), "int64"))]
+    compiled = compile_plan(generated_plan(CacheUpdate(2), tensors, tensors[:1], 1))
+    memory = mmap.mmap(-1, 4 * page)
+    cache = np.frombuffer(memory, np.float32)
+    shared = tvm().runtime.from_dlpack(cache)
+    update, first = (from_array(np.array([v], t)) for v, t in ((3.5, "f4"), (position, "i8")))
+    protect = ctypes.CDLL(None).mprotect
+    address = cache.ctypes.data
+    child = os.fork()
+    if not child:
+        for start, pages in ((0, 1), (2, 2)):
+            place, size = ctypes.c_void_p(address + start * page), ctypes.c_size_t(pages * page)
+            assert protect(place, size, mmap.PROT_READ) == 0
+        compiled(shared, update, first, shared)
+        os._exit(0 if cache[position] == 3.5 and np.count_nonzero(cache) == 1 else 1)
+    assert os.waitpid(child, 0)[1] == 0
 
 
 @pytest.mark.parametrize("update", [(1, 2, 9, 4), (1, 3, 1, 4), (1, 2, 1)])
