@@ -11,11 +11,11 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-from cpembed.codegen.host_cpu import cpu_features
 from cpembed.codegen.plan import KernelPlan
 from cpembed.codegen.values import literal
 from cpembed.graph.kinds.grouped import TILE, GroupedFormat, GroupedGather, GroupedProduct
 from cpembed.network.operators.emission import LANE, SERIAL, VECTORIZED, Kernel, Operands
+from cpembed.network.operators.grouped_instruction import float_lanes
 
 FEW_ROWS = 4
 """Maximum number of rows of activations that share a stream of weights in registers."""
@@ -25,7 +25,7 @@ _SLAB = 128
 
 # Rows of a block of registers. Of 16 registers of 8 lanes, 12 hold the sums of 6 rows and half a
 # tile; of 32 registers of 16 lanes, 24 those of 12 rows and a tile.
-_BLOCK_ROWS, _WIDE_BLOCK_ROWS = 6, 12
+_BLOCK_ROWS, _WIDE_BLOCK_ROWS, _WIDE_LANES = 6, 12, 16
 
 
 @dataclass(frozen=True)
@@ -370,7 +370,7 @@ def _multiply(text: ProductText, slab: str, first: str, columns: int, count: int
         Number of its columns, and of the rows of weights that exist.
     """
     script, total = text.kernel.script, text.kind.rows
-    is_wide = "avx512f" in cpu_features()
+    is_wide = float_lanes() >= _WIDE_LANES
     lanes, most = (TILE, _WIDE_BLOCK_ROWS) if is_wide else (TILE // 2, _BLOCK_ROWS)
 
     def blocks(start: int, stored: int) -> None:

@@ -20,7 +20,7 @@ from cpembed.hw.instruction import HardwareSpec
 from cpembed.hw.loader import available_targets, load_hardware_spec
 from cpembed.ir.computation import Computation
 from cpembed.targets.capabilities import ColumnDot, column_dot
-from cpembed.targets.registry import missing_for, open_target
+from cpembed.targets.registry import missing_for, native_target, open_target
 from cpembed.workloads.naming import parse_workload
 
 ACTIVATIONS, CODES = "int8", "uint7"
@@ -61,6 +61,16 @@ def group_selection(columns: int) -> Selection | None:
         if isinstance(selection, Selection) and _is_by_lanes(selection):
             return selection
     return None
+
+
+@cache
+def float_lanes() -> int:
+    """Return the lanes of this processor's products of floats; 0 if no target of it has any."""
+    try:
+        dot = column_dot(open_target(native_target(["float32", "float32"])))
+    except CpembedError:
+        return 0
+    return 0 if dot is None else dot.lanes
 
 
 def _specifications() -> list[HardwareSpec]:

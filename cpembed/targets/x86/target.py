@@ -63,7 +63,11 @@ class X86Target(CpuTarget):
     @property
     def column_dot(self) -> DotProduct | None:
         """Dot product with columns as lanes that executes the instruction, if one does."""
-        if len(self.spec.instruction.axes) != 2 or self.missing():
+        instruction = self.spec.instruction
+        by_lane = len(instruction.axes) == 1 and all(
+            o.shape for o in instruction.computation.inputs
+        )
+        if by_lane or adds_to_one_sum(self.spec) or self.missing():
             return None
         dots = (dot for dot in _best_fits(self.spec) if dot.feature in self.spec.cpu_features)
         return next(dots, None)
