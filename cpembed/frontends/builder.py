@@ -17,6 +17,7 @@ import numpy as np
 from cpembed.errors import WorkloadError
 from cpembed.graph.graph import Graph, Operator, needed_operators, unused_name
 from cpembed.graph.kinds import (
+    BlockDequantize,
     Concat,
     Dequantize,
     Kind,
@@ -68,8 +69,8 @@ class Builder:
     inputs: dict[str, TensorType] = field(default_factory=dict[str, TensorType])
     operators: list[Operator] = field(default_factory=list[Operator])
     fresh: set[str] = field(default_factory=set[str])
-    _quantized: dict[str, tuple[str, Dequantize]] = field(
-        default_factory=dict[str, tuple[str, Dequantize]]
+    _quantized: dict[str, tuple[tuple[str, ...], Dequantize | BlockDequantize]] = field(
+        default_factory=dict[str, tuple[tuple[str, ...], "Dequantize | BlockDequantize"]]
     )
     _dequantized: dict[str, Array] = field(default_factory=dict[str, Array])
     _empty: dict[str, Array] = field(default_factory=dict[str, Array])
@@ -107,8 +108,8 @@ class Builder:
         if constant is not None or tensor not in self._quantized:
             return constant
         if tensor not in self._dequantized:
-            integers, kind = self._quantized[tensor]
-            (self._dequantized[tensor],) = kind.evaluate([self.constants[integers]])
+            inputs, kind = self._quantized[tensor]
+            (self._dequantized[tensor],) = kind.evaluate([self.constants[i] for i in inputs])
         return self._dequantized[tensor]
 
     def is_constant(self, tensor: str) -> bool:
@@ -167,7 +168,9 @@ class Builder:
             if moved is not None:
                 return (moved,)
         # A constant of floats would lose that its product can be computed in integers.
-        quantizes = isinstance(kind, Dequantize) and inputs[0] in self.constants
+        quantizes = isinstance(kind, Dequantize | BlockDequantize) and all(
+            tensor in self.constants for tensor in inputs
+        )
         if not quantizes and self._folds(kind, inputs, types):
             values = [self.value(tensor) for tensor in inputs]
             results = kind.evaluate([value for value in values if value is not None])
@@ -178,8 +181,8 @@ class Builder:
             outputs.append(self.new_name(stem if len(types) == 1 else f"{stem}:{k}"))
             self.types[outputs[-1]] = result
         self.operators.append(Operator(name, kind, tuple(inputs), tuple(outputs)))
-        if isinstance(kind, Dequantize) and quantizes:
-            self._quantized[outputs[0]] = (inputs[0], kind)
+        if isinstance(kind, Dequantize | BlockDequantize) and quantizes:
+            self._quantized[outputs[0]] = (tuple(inputs), kind)
         return tuple(outputs)
 
     def _folds(self, kind: Kind, inputs: Sequence[str], types: Sequence[TensorType]) -> bool:
@@ -192,8 +195,14 @@ class Builder:
 
     def _moved(self, kind: Kind, tensor: str, name: str, stem: str) -> str | None:
         """Move the integers of a quantized constant; None where they cannot be moved."""
-        integers, dequantize = self._quantized[tensor]
+        (integers, *parameters), dequantize = self._quantized[tensor]
         shape = self.types[tensor].shape
+        if isinstance(dequantize, BlockDequantize):
+            if not isinstance(kind, Transpose):
+                return None
+            axis = kind.order.index(axis_of(dequantize.axis, len(shape)))
+            transposed = [self.add(kind, [i], name, stem) for i in (integers, *parameters)]
+            return self.add(replace(dequantize, axis=axis), transposed, name, stem)
         axis: int | None = 0
         if not isinstance(kind, Transpose | Reshape | Slice):
             return None

@@ -15,9 +15,10 @@ from cpembed.driver import matching
 from cpembed.errors import BackendUnavailable, CpembedError, LoweringError, WorkloadError
 from cpembed.export.library import EVERYTHING, Contents, Library, write_library
 from cpembed.export.loader import Library as OpenLibrary
+from cpembed.export.loader import aligned
 from cpembed.frontends import Fallback, load_model
 from cpembed.graph.graph import Array, Graph, Operator, check_inputs
-from cpembed.graph.kinds import Foreign
+from cpembed.graph.kinds import CacheUpdate, Foreign
 from cpembed.hw.instruction import HardwareSpec
 from cpembed.network.plan import NetworkPlan, Planning, plan_network
 from cpembed.network.program import NetworkProgram, network_program
@@ -87,19 +88,43 @@ class RunningNetwork:
         """
         return called(self.compiled.graph, self.run, arrays, named)
 
-    def run(self, inputs: Mapping[str, Array]) -> dict[str, Array]:
+    def run(
+        self, inputs: Mapping[str, Array], out: Mapping[str, Array] | None = None
+    ) -> dict[str, Array]:
         """Compute the outputs by name.
 
-        Raises :class:`~cpembed.errors.WorkloadError` for other inputs than the network's.
+        Parameters
+        ----------
+        inputs : mapping from str to ndarray
+        out : mapping from str to ndarray, optional
+            Memory of some outputs. That of a cache may be the memory of the input that it updates
+            (:attr:`in_place`): only the new elements are written then.
+
+        Raises
+        ------
+        WorkloadError
+            If the inputs are not the network's.
         """
         graph, buffers = self.compiled.graph, self.compiled.network.results
         check_inputs(graph, inputs)
-        outputs = self.library.run(*self.in_order(inputs))
+        memory: list[Array] | None = None
+        if out:
+            provided = {buffers[name]: as_stored(array) for name, array in out.items()}
+            memory = [
+                provided.get(info.name, aligned(info.shape, info.stored))
+                for info in self.library.outputs
+            ]
+        outputs = self.library.run(*self.in_order(inputs), out=memory)
         by_buffer = dict(zip((info.name for info in self.library.outputs), outputs, strict=True))
         return {
             name: as_typed(by_buffer[buffers[name]], graph.types[name].dtype)
             for name in graph.outputs
         }
+
+    @property
+    def in_place(self) -> dict[str, str]:
+        """Input whose memory each output may have, for caches that a network updates."""
+        return in_place(self.compiled.graph)
 
     def in_order(self, inputs: Mapping[str, Array]) -> list[Array]:
         """Return inputs in the library's order, in storage types."""
@@ -114,6 +139,25 @@ class RunningNetwork:
 
     def __exit__(self, *_: object) -> None:
         self.close()
+
+
+def in_place(graph: Graph) -> dict[str, str]:
+    """Return the caches that a network may update in place: the input of each such output.
+
+    Nothing else reads these inputs.
+    """
+    pairs: dict[str, str] = {}
+    for operator in graph.operators:
+        cache = operator.inputs[0]
+        if (
+            isinstance(operator.kind, CacheUpdate)
+            and operator.output in graph.outputs
+            and cache in graph.inputs
+            and cache not in graph.outputs
+            and graph.readers[cache] == (operator,)
+        ):
+            pairs[operator.output] = cache
+    return pairs
 
 
 def called(
@@ -219,6 +263,8 @@ def compile_network(
             # The draft may be opened and run, but has no other files yet.
             check(CompiledNetwork(plan, network, Library(label, path.parent, ())))
 
+    details = {"in_place": in_place(plan.graph), **contents.details}
+    contents = replace(contents, details=details)
     library = write_library(network.program, folder, contents, check=checked)
     return CompiledNetwork(plan, network, library)
 

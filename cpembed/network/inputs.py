@@ -14,8 +14,8 @@ import numpy as np
 
 from cpembed.errors import WorkloadError
 from cpembed.files import make_folder, open_regular, write_whole
-from cpembed.graph.graph import Array, Graph, check_inputs
-from cpembed.graph.kinds import Gather
+from cpembed.graph.graph import Array, Graph, Operator, check_inputs
+from cpembed.graph.kinds import CacheUpdate, Gather, GroupedGather
 from cpembed.ir.dtypes import numpy_dtype
 from cpembed.runtime.measurement.verification import with_special_values
 
@@ -164,9 +164,18 @@ def _sizes_by_index(graph: Graph) -> dict[str, int]:
     for operator in reversed(graph.operators):
         read = min((sizes[name] for name in operator.outputs if name in sizes), default=None)
         limits = [] if read is None else [(name, read) for name in operator.inputs]
-        if isinstance(operator.kind, Gather):
-            data, indices = operator.inputs
-            limits.append((indices, graph.types[data].shape[operator.kind.axis]))
+        indexed = _indexed_size(graph, operator)
+        if indexed is not None:
+            # The last input of these operators has the indices.
+            limits.append((operator.inputs[-1], indexed))
         for name, size in limits:
             sizes[name] = min(size, sizes.get(name, size))
     return sizes
+
+
+def _indexed_size(graph: Graph, operator: Operator) -> int | None:
+    """Return the size of the axis that an operator's indices select from; None without indices."""
+    kind = operator.kind
+    if isinstance(kind, Gather | CacheUpdate):
+        return graph.types[operator.inputs[0]].shape[kind.axis]
+    return kind.weights.rows if isinstance(kind, GroupedGather) else None

@@ -13,7 +13,7 @@ from cpembed.codegen.values import flat_storage, storage_type
 from cpembed.errors import InvariantError
 from cpembed.export.program import Buffer, Call, Program, Role
 from cpembed.graph.graph import Array, Operator
-from cpembed.graph.kinds import Product
+from cpembed.graph.kinds import CacheUpdate, Product
 from cpembed.ir.computation import Computation
 from cpembed.network.kernel_cache import Cache, compiled_kernels, digest_of, symbol_of
 from cpembed.network.layout import Layout, residual_of
@@ -164,7 +164,10 @@ class _ProgramBuilder:
     def _output(self, name: str, layout: Layout) -> str:
         graph = self.plan.graph
         plain = layout.same_memory(Layout.plain(layout.shape))
-        is_final = name in graph.outputs and not graph.readers[name]
+        # An updated cache is in the caller's memory, also for its readers: a copy of it would take
+        # longer than the update.
+        is_cache = name in graph.producers and isinstance(graph.producers[name].kind, CacheUpdate)
+        is_final = name in graph.outputs and (is_cache or not graph.readers[name])
         if is_final and plain and name not in self.results:
             self.results[name] = name
             return self._add(name, layout, Role.OUTPUT, layout.shape)

@@ -205,6 +205,7 @@ def _is_rounded(operator: Operator) -> bool:
         kinds.Softmax
         | kinds.LayerNorm
         | kinds.DynamicQuantize
+        | kinds.GroupedProduct
         | kinds.Reduce
         | kinds.Resize
         | kinds.Scan,

@@ -90,6 +90,58 @@ def require_candidate(target: AnyTarget, candidate: Candidate) -> None:
         target.require(candidate)
 
 
+# ---------------------------------------------------------------------------------- dot products
+
+
+class ColumnDot(Protocol):
+    """Vector instruction that adds dot products of ``depth`` neighbours to each of its lanes.
+
+    The first factor is shared by all lanes, and the second has the neighbours of each.
+    """
+
+    @property
+    def name(self) -> str: ...
+
+    @property
+    def depth(self) -> int: ...
+
+    @property
+    def rows(self) -> int: ...
+
+    @property
+    def lanes(self) -> int: ...
+
+    @property
+    def functions(self) -> str:
+        """LLVM functions that the calls need."""
+        ...
+
+    @property
+    def attributes(self) -> tuple[str, ...]:
+        """Target attributes for the compiler."""
+        ...
+
+    @property
+    def call(self) -> Callable[[str, str, str, bool], str]:
+        """TVMScript of one instruction, from ``(sums, first, second, signed_first)``."""
+        ...
+
+
+@runtime_checkable
+class HasColumnDot(Protocol):
+    """Executes its instruction by a dot product whose lanes are columns."""
+
+    @property
+    def column_dot(self) -> ColumnDot | None:
+        """The dot product; None for an instruction of another shape."""
+        ...
+
+
+def column_dot(target: AnyTarget) -> ColumnDot | None:
+    """Return the dot product with columns as lanes that executes a target's instruction."""
+    return target.column_dot if isinstance(target, HasColumnDot) else None
+
+
 # ----------------------------------------------------------------------------- outputs of kernels
 
 

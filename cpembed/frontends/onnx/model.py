@@ -351,11 +351,14 @@ class Reader:
         place = entries.get("location", "")
         file = self._external_file(place, label)
         element = np.dtype(onnx.helper.tensor_dtype_to_np_dtype(tensor.data_type))
-        if dtype in _PACKED:
-            raise self._error(f"{label} of {dtype} as external data: store bytes")
+        # Several elements share a byte.
+        is_packed = dtype in _PACKED
         try:
             offset = int(entries.get("offset", "0"))
             size = math.prod(shape) * element.itemsize
+            if is_packed:
+                bits = 2 if dtype.endswith("int2") else 4
+                size = -(-math.prod(shape) * bits // 8)
             length = int(entries.get("length", str(size)))
         except ValueError:
             offset = size = length = -1
@@ -376,7 +379,11 @@ class Reader:
             )
         with file.open("rb") as opened:
             opened.seek(offset)
-            return np.frombuffer(opened.read(size), element).reshape(shape)
+            contents = opened.read(size)
+        if is_packed:
+            copy = onnx.TensorProto(data_type=tensor.data_type, dims=shape, raw_data=contents)
+            return onnx.numpy_helper.to_array(copy)
+        return np.frombuffer(contents, element).reshape(shape)
 
     def _external_file(self, place: str, label: str) -> Path:
         """Return the file of external data; reject one outside the model's folder, and links."""

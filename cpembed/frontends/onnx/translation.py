@@ -39,6 +39,7 @@ _CONVERSIONS: Mapping[str, frozenset[int]] = {
     "Cast": frozenset({0}),
     "CastLike": frozenset({0, 1}),
     "DequantizeLinear": frozenset({0, 2}),
+    "GatherBlockQuantized": frozenset({0, 3}),
     "QuantizeLinear": frozenset({2}),
     "Shape": frozenset({0}),
     "Size": frozenset({0}),

@@ -4,6 +4,7 @@ The set is small and closed: front ends translate every model into it.
 """
 
 from cpembed.graph.kinds.base import Kind, TensorType
+from cpembed.graph.kinds.caches import CacheUpdate
 from cpembed.graph.kinds.elementwise import (
     Dequantize,
     DynamicQuantize,
@@ -12,6 +13,13 @@ from cpembed.graph.kinds.elementwise import (
     Table,
 )
 from cpembed.graph.kinds.foreign import Foreign
+from cpembed.graph.kinds.grouped import (
+    BlockDequantize,
+    GroupedFormat,
+    GroupedGather,
+    GroupedProduct,
+    GroupQuantize,
+)
 from cpembed.graph.kinds.lines import Scan, Scatter, Sort
 from cpembed.graph.kinds.movement import (
     Bitcast,
@@ -31,6 +39,8 @@ from cpembed.ir.scalars import Apply, Input, Number, Scalar
 __all__ = [
     "Apply",
     "Bitcast",
+    "BlockDequantize",
+    "CacheUpdate",
     "Concat",
     "Dequantize",
     "DynamicQuantize",
@@ -38,6 +48,10 @@ __all__ = [
     "Expand",
     "Foreign",
     "Gather",
+    "GroupQuantize",
+    "GroupedFormat",
+    "GroupedGather",
+    "GroupedProduct",
     "Input",
     "Kind",
     "LayerNorm",

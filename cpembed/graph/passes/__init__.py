@@ -11,6 +11,7 @@ from cpembed.graph.passes.dynamic_products import dynamic_products
 from cpembed.graph.passes.element_types import BytePair, assign_element_types, shorten_floats
 from cpembed.graph.passes.elementwise_fusion import fuse_elementwise
 from cpembed.graph.passes.folding import fold
+from cpembed.graph.passes.grouped_products import grouped_products
 from cpembed.graph.passes.half_floats import widen_half_floats
 from cpembed.graph.passes.integer_products import integer_products
 from cpembed.graph.passes.normalizations import recognize_normalizations
@@ -59,6 +60,8 @@ def prepare(
     # Means, differences and quotients are still operators of their own; the passes on integers
     # would take means and differences out of the pattern.
     graph = recognize_normalizations(graph)
+    # Blocked dequantizations are of no use to the passes on integers, whose scales are of channels.
+    graph = grouped_products(graph)
     # Dequantizations sink below movement, and quantizations rise above it, until both are next to
     # the products and sums that the following passes match.
     graph = fold(integer_operators.move_integers(graph))

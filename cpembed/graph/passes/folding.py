@@ -44,7 +44,8 @@ def _constants_folded(graph: Graph, *, weights: bool = False) -> Graph:
     for operator in (_without_empty(each, empty) for each in graph.operators):
         if all(name in empty for name in operator.outputs):
             continue
-        is_weights = isinstance(operator.kind, kinds.Dequantize) and not weights
+        dequantizes = isinstance(operator.kind, kinds.Dequantize | kinds.BlockDequantize)
+        is_weights = dequantizes and not weights
         ready = all(name in constants for name in operator.inputs)
         if not ready or (is_weights and constants[operator.inputs[0]].size > 1):
             remaining.append(operator)

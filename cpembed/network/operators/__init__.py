@@ -14,7 +14,16 @@ from cpembed.codegen.plan import KernelPlan
 from cpembed.errors import LoweringError
 from cpembed.graph import kinds
 from cpembed.graph.kinds import Kind
-from cpembed.network.operators import elementwise, lines, movement, pooling, reductions
+from cpembed.network.operators import (
+    caches,
+    elementwise,
+    grouped,
+    grouped_integers,
+    lines,
+    movement,
+    pooling,
+    reductions,
+)
 from cpembed.network.operators.emission import EFFORT, FUNCTION_EFFORT, Operands
 from cpembed.network.operators.movement import conversion_plan
 from cpembed.network.operators.nest import PlacedTensor
@@ -26,6 +35,13 @@ __all__ = [
     "conversion_plan",
     "generated_plan",
 ]
+
+
+def _grouped_product_plan(kind: kinds.GroupedProduct, operands: Operands) -> KernelPlan:
+    if kind.integers:
+        return grouped_integers.integer_product_plan(kind, operands)
+    return grouped.grouped_product_plan(kind, operands)
+
 
 _PLANS: Mapping[type[Kind], Callable[[Any, Operands], KernelPlan]] = {
     kinds.Elementwise: elementwise.elementwise_plan,
@@ -41,7 +57,11 @@ _PLANS: Mapping[type[Kind], Callable[[Any, Operands], KernelPlan]] = {
     kinds.Expand: movement.move_plan,
     kinds.Pad: movement.pad_plan,
     kinds.Gather: movement.gather_plan,
+    kinds.GroupedProduct: _grouped_product_plan,
+    kinds.GroupQuantize: grouped_integers.group_quantize_plan,
+    kinds.GroupedGather: grouped.grouped_gather_plan,
     kinds.Resize: movement.resize_plan,
+    kinds.CacheUpdate: caches.cache_update_plan,
     kinds.Pool: pooling.pool_plan,
     kinds.Reduce: reductions.reduce_plan,
     kinds.Softmax: reductions.softmax_plan,

@@ -108,6 +108,20 @@ class Kernel(Statements):
         self.script.line(f'{name} = T.alloc_buffer(({size},), "{dtype}", scope="local")')
         return name
 
+    def registers(self, size: int, dtype: str, value: str | None = None) -> str:
+        """Allocate a short buffer on the stack, which LLVM keeps in registers, and return its name.
+
+        Its places have to be constants. Its elements have an initial ``value``, if one is given.
+        """
+        # Of at most 1,024 bytes, a buffer of the default scope is on the stack; one of any other
+        # scope is a block of the workspace, of which a library has 16.
+        name = self.name("registers")
+        self.script.line(f'{name} = T.alloc_buffer(({size},), "{dtype}")')
+        if value is not None:
+            with self.vectorized(size):
+                self.script.line(f"{name}[{LANE}] = {value}")
+        return name
+
     def accumulators(self, size: int, dtype: str, value: str) -> str:
         """Allocate a local buffer whose elements have an initial value, and return its name."""
         name = self.local(size, dtype)

@@ -61,6 +61,18 @@ class X86Target(CpuTarget):
         except LoweringError as error:
             raise LoweringError(f"{error}{accepted_shapes(self.spec)}") from error
 
+    @property
+    def column_dot(self) -> DotProduct | None:
+        """Dot product with columns as lanes that executes the instruction, if one does."""
+        instruction = self.spec.instruction
+        by_lane = len(instruction.axes) == 1 and all(
+            o.shape for o in instruction.computation.inputs
+        )
+        if by_lane or adds_to_one_sum(self.spec) or self.missing():
+            return None
+        dots = (dot for dot in _best_fits(self.spec) if dot.feature in self.spec.cpu_features)
+        return next(dots, None)
+
     def peak_gops(self) -> float | None:
         return instruction_peak_gops(self.spec)
 

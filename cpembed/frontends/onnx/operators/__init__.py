@@ -6,8 +6,10 @@ from collections.abc import Mapping
 
 from cpembed.frontends.onnx.call import Translation
 from cpembed.frontends.onnx.operators import (
+    caches,
     contributed,
     elementwise,
+    grouped,
     indices,
     movement,
     products,
@@ -22,6 +24,9 @@ TRANSLATIONS: Mapping[str, Translation] = {
     **contributed.TABLE,
     **elementwise.TABLE,
     **indices.TABLE,
+    **caches.TABLE,
+    **elementwise.TABLE,
+    **grouped.TABLE,
     **movement.TABLE,
     **products.TABLE,
     **quantization.TABLE,

@@ -65,24 +65,6 @@ def _scatter_nd(call: Call) -> str:
     return scattered_at(call, data, columns, updates, _operation(call))
 
 
-def _tensor_scatter(call: Call) -> str:
-    """Emit a cache into which a part is written, from an index of each batch on."""
-    cache, update = call.input(0), call.input(1)
-    shape, part = call.shape(cache), call.shape(update)
-    axis = axis_of(call.integer("axis", -2), len(shape))
-    if not axis or len(part) != len(shape):
-        raise WorkloadError(f"{list(part)} written into {list(shape)} along axis {axis}")
-    steps = np.arange(part[axis]).reshape([-1 if k == axis else 1 for k in range(len(part))])
-    index = call.tensor(np.broadcast_to(steps, part).astype(np.int64))
-    if call.optional(2) is not None:
-        starts = (part[0], *(1,) * (len(part) - 1))
-        start = call.reshaped(call.cast(call.input(2), "int64"), starts)
-        index = call.elementwise(add(X, Y), index, start)
-    if call.text("mode", "linear", ("linear", "circular")) == "circular":
-        index = call.elementwise(apply("rem", X, shape[axis]), index)
-    return scattered_elements(call, cache, index, update, axis)
-
-
 def _reverse_sequence(call: Call) -> str:
     axis, batch_axis = call.integer("time_axis", 0), call.integer("batch_axis", 1)
     axis, batch_axis = axis_of(axis, call.rank()), axis_of(batch_axis, call.rank())
@@ -149,7 +131,6 @@ TABLE: dict[str, Translation] = {
     "ScatterElements": _scatter_elements,
     "Scatter": _scatter_elements,
     "ScatterND": _scatter_nd,
-    "TensorScatter": _tensor_scatter,
     "ReverseSequence": _reverse_sequence,
     "Hardmax": _hardmax,
     "NonZero": _non_zero,

@@ -21,6 +21,7 @@ from cpembed.frontends.expressions import X, Y, Z, add, apply, div, mul, sub
 from cpembed.frontends.narrow import INTEGERS, narrowed, widened
 from cpembed.frontends.onnx.call import Call, Translation
 from cpembed.frontends.onnx.operators.elementwise import element_type
+from cpembed.frontends.onnx.operators.grouped import block_dequantized
 from cpembed.frontends.onnx.operators.products import (
     convolution_options,
     pooled,
@@ -90,8 +91,6 @@ def _dequantized(call: Call, q: str, scale: Array, zero: Array | None, axis: int
 
 def _linear_parameters(call: Call) -> tuple[Array | None, Array | None, bool]:
     """Return scale and zero point of a node, and whether both are constants."""
-    if call.integer("block_size", 0):
-        call.reject("scales of blocks are not read: quantize by tensors or channels")
     zero, value = call.optional(2), call.builder.value
     scale_value, zero_value = value(call.input(1)), value(zero) if zero else None
     return scale_value, zero_value, not zero or zero_value is not None
@@ -106,6 +105,8 @@ def _scalars(call: Call, dtype: str) -> tuple[str, str]:
 
 
 def _quantize_linear(call: Call) -> str:
+    if call.integer("block_size", 0):
+        call.reject("scales of blocks are not read: quantize by tensors or channels")
     scale, zero, is_constant = _linear_parameters(call)
     x, zero_tensor = call.input(0), call.optional(2)
     if narrow := call.narrow_input(2):
@@ -154,8 +155,10 @@ def _along_axis(call: Call, x: str, scale: Array, zero: Array | None, axis: int)
 
 def _dequantize_linear(call: Call) -> str:
     scale, zero, is_constant = _linear_parameters(call)
-    q = call.input(0)
+    q, block = call.input(0), call.integer("block_size", 0)
     if (narrow := call.narrow_input(0)) and narrow not in INTEGERS:
+        if block:
+            call.reject(f"blocks of {narrow} are not read: dequantize by tensors or channels")
         if scale is None:
             call.reject(f"scales of {narrow} are computed: make them constant")
         values, axis = widened(call, q, narrow), call.integer("axis", 1)
@@ -163,6 +166,9 @@ def _dequantize_linear(call: Call) -> str:
         result = call.elementwise(mul(X, Y), values, factors)
         return call.cast(result, element_type(call, "output_dtype", str(scale.dtype)))
     _check_integers(call, call.dtype(q))
+    if block:
+        result = block_dequantized(call, q, call.input(1), call.optional(2), block)
+        return call.cast(result, element_type(call, "output_dtype", call.dtype(call.input(1))))
     if scale is not None and is_constant:
         result = _dequantized(call, q, scale, zero, call.integer("axis", 1))
         return call.cast(result, element_type(call, "output_dtype", str(scale.dtype)))

@@ -15,8 +15,9 @@ import numpy as np
 from cpembed.frontends import expressions as e
 from cpembed.frontends.emitter import is_float, row_major_steps
 from cpembed.frontends.expressions import X, Y, add, apply, mul
+from cpembed.frontends.grouped import Weights, grouped_product
 from cpembed.frontends.indexed import maxima_with_places, overlapped, unpooled
-from cpembed.frontends.products import Window
+from cpembed.frontends.products import Window, matrix_product
 from cpembed.frontends.sampling import along_axis, grid_sampled
 from cpembed.frontends.torch.call import Call, Handler, Results, per_axis, table
 from cpembed.graph.kinds import Elementwise, Gather, Reduce, Softmax
@@ -75,6 +76,28 @@ def _linear(call: Call) -> str:
 
 def _matmul(first: str, second: str) -> Handler:
     return lambda call: call.matmul(call[first], call[second])
+
+
+def _integer_product(call: Call) -> str:
+    """Emit a product of matrices of int8, whose sums have 32 bits."""
+    first, second = call["self"], call["mat2"]
+    form = matrix_product(
+        call.shape(first),
+        call.shape(second),
+        dtypes=(call.dtype(first), call.dtype(second)),
+        varying=not call.builder.is_constant(second),
+    )
+    return call.emit(form.product, first, second)
+
+
+def _weight_only_product(call: Call) -> str:
+    """Emit a product with rows of int8, each with a scale, which stay bytes."""
+    weights = call.constant(call["mat2"], "the matrix of int8")
+    scales = call.constant(call["scales"], "the scales").astype(np.float32).reshape(-1, 1)
+    # Codes are bytes without a sign.
+    codes = (weights.astype(np.int16) + 128).astype(np.uint8)
+    zeros = np.full(scales.shape, 128, np.uint8)
+    return grouped_product(call, call["self"], Weights(codes, scales, zeros, 8, codes.shape[1]))
 
 
 def _outer(call: Call) -> str:
@@ -354,6 +377,8 @@ HANDLERS: Mapping[str, Handler] = table(
         "linear": _linear,
         "matmul": _matmul("self", "other"),
         "mm bmm": _matmul("self", "mat2"),
+        "_int_mm": _integer_product,
+        "_weight_int8pack_mm": _weight_only_product,
         "mv": _matmul("self", "vec"),
         "dot": _matmul("self", "tensor"),
         "outer": _outer,

@@ -161,6 +161,13 @@ PRODUCTS: dict[str, Case] = {
     "mv": (torch.mv, (floats(3, 4), floats(4))),
     "dot": (torch.dot, (floats(4), floats(4))),
     "outer": (torch.outer, (floats(4), floats(3))),
+    "int_mm": (
+        torch._int_mm,
+        (
+            torch.randint(-128, 128, (18, 16)).to(torch.int8),
+            (torch.randint(-128, 128, (16, 8))).to(torch.int8),
+        ),
+    ),
     "bmm": (torch.bmm, (X, floats(2, 4, 5))),
     "matmul": (torch.matmul, (floats(2, 1, 3, 4), floats(5, 4, 6))),
     "matmul of a row": (torch.matmul, (floats(4), floats(5, 4, 6))),

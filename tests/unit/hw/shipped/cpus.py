@@ -97,13 +97,16 @@ MODELS: dict[str, Model] = {
     "avx2_f32_dot": dot,
     "avx2_int7": vpdpbusd,
     "avx2_int8": byte_pairs,
+    "avx2_uint7": vpdpbusd,
     "avx512_bf16": vdpbf16ps,
     "avx512_bf16_dot": dot,
     "avx512_f32_dot": dot,
     "avx512_vnni": vpdpbusd,
     "avx512_vnni_dot": dot,
+    "avx512_vnni_uint8": vpdpbusd,
     "avx_vnni": vpdpbusd,
     "avx_vnni_dot": dot,
+    "avx_vnni_uint8": vpdpbusd,
 }
 
 
@@ -146,6 +149,7 @@ FACTS = {
     "avx2_f32_lanes": facts("y 8", "x86", "avx2 fma", FLOATS, ""),
     "avx_vnni": facts("y 8, z 4", "x86", "avx2 avx_vnni", "uint8 int8 int32", ""),
     "avx2_int8": facts("y 8, z 2", "x86", "avx2", free=""),
+    "avx_vnni_uint8": facts("y 8, z 4", "x86", "avx2 avx_vnni", free=""),
     "amx_int8": facts("x 16, y 16, z 64", "x86", "amx_tile amx_int8", BYTES, "A.x, C.x"),
     "amx_bf16": facts(
         "x 16, y 16, z 32", "x86", "amx_tile amx_bf16", "bfloat16 bfloat16 float32", "A.x, C.x"
