@@ -80,6 +80,8 @@ class KernelPlan:
         The first factor is read in its original layout.
     in_registers : bool
         Accumulators are registers of the compiler.
+    parts : tuple of (str, KernelPlan)
+        Kernels that this one calls, by name, as ``Module.NAME(addresses of their buffers)``.
     """
 
     backend: str
@@ -91,6 +93,7 @@ class KernelPlan:
     functions: str = ""
     original: bool = False
     in_registers: bool = False
+    parts: tuple[tuple[str, KernelPlan], ...] = ()
 
 
 class Script:
