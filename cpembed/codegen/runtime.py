@@ -8,6 +8,7 @@ import platform
 import tempfile
 import textwrap
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from functools import cache, partial
 from pathlib import Path
 from types import ModuleType
@@ -209,6 +210,8 @@ def _part(plan: KernelPlan) -> Any:
     """Return the function of a plan that another one calls with the addresses of its buffers."""
     from tvm import tirx
 
+    # The caller's threads run it, each all of it.
+    plan = replace(plan, source=plan.source.replace("T.parallel(", "T.serial("))
     function = _with_functions(prim_func(plan), plan)
     # Only functions that are called from outside get their buffers as tensors.
     addresses = [tirx.Var(f"{p.name}_data", p.data.ty) for p in function.params]

@@ -30,6 +30,8 @@ from cpembed.network.operators.values import literal
 _LANES = 32
 """Maximum number of scores per vector: with 64, their accumulators and powers leave registers."""
 
+_REGISTERS = 'scope="local", annotations={"disable_lower_builtin": True}'
+
 _LOWEST = 'T.float32("-inf")'
 
 
@@ -168,6 +170,23 @@ def attention_plan(
     return kernel.written()
 
 
+class _Kernel(Kernel):
+    """Text of a kernel that is compiled like the products that it calls.
+
+    Their accumulators are registers, so that passes which would find registers for others are off.
+    """
+
+    def local(self, size: int, dtype: str) -> str:
+        name = self.name("local")
+        self.script.line(f'{name} = T.alloc_buffer(({size},), "{dtype}", {_REGISTERS})')
+        return name
+
+    def opaque(self, value: str, dtype: str) -> str:
+        name = self.local(1, dtype)
+        self.script.line(f"{name}[0] = {value}")
+        return f"{name}[0]"
+
+
 @dataclass
 class _AttentionKernel:
     """Text of an attention while it is written."""
@@ -182,7 +201,7 @@ class _AttentionKernel:
 
     def __post_init__(self) -> None:
         self.chunks = min(self.operands.threads, self.tiles.tasks)
-        self.kernel = Kernel(self.operands, self.chunks)
+        self.kernel = _Kernel(self.operands, self.chunks)
 
     def written(self) -> AttentionPlan:
         """Write the text and return the plan."""
