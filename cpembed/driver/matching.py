@@ -142,17 +142,19 @@ def network_spec(graph: Graph, target: str | HardwareSpec) -> HardwareSpec:
     return native_target() if is_quantized or not products else hardware_spec(NATIVE, products[0])
 
 
-def prepared_for(graph: Graph, spec: HardwareSpec) -> Graph:
+def prepared_for(graph: Graph, spec: HardwareSpec, *, attends: bool = False) -> Graph:
     """Return a network in the form in which its products run.
 
-    Products of a quantized one are on the integer types that the target multiplies.
+    Products of a quantized one are on the integer types that the target multiplies. If it
+    ``attends``, attention of floats is one operator, unless its products are of shorter floats.
     """
     from cpembed.graph.passes import prepare
 
     inputs = default_dtypes(spec)[:-1]
     if len(inputs) < 2:
         return prepare(graph)
-    return prepare(graph, first=inputs[0], second=inputs[1])
+    attends = attends and "bfloat16" not in inputs
+    return prepare(graph, first=inputs[0], second=inputs[1], attends=attends)
 
 
 def match_in_worker(request: Request) -> Match:

@@ -20,7 +20,8 @@ from cpembed.hw.instruction import HardwareSpec
 from cpembed.network.plan import NetworkPlan, Planning, plan_network
 from cpembed.network.program import NetworkProgram, network_program
 from cpembed.steps import Progress, silent
-from cpembed.targets.registry import missing_for
+from cpembed.targets.capabilities import links_here
+from cpembed.targets.registry import missing_for, open_target
 
 
 @dataclass(frozen=True)
@@ -116,8 +117,10 @@ class RunningNetwork:
 
 def prepared_and_named(graph: Graph, target: HardwareSpec) -> Graph:
     """Return a graph with the element types that a target multiplies, and unique names."""
+    # Where products run one by one, on a simulator, the products of attention do too.
+    attends = links_here(open_target(target))
     # Plans, programs and documents refer to operators by name.
-    return uniquely_named(matching.prepared_for(graph, target))
+    return uniquely_named(matching.prepared_for(graph, target, attends=attends))
 
 
 def uniquely_named(graph: Graph) -> Graph:

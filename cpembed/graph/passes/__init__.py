@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from cpembed.graph.graph import Graph
 from cpembed.graph.passes import epilogue_fusion, integer_operators
+from cpembed.graph.passes.attention import recognize_attention
 from cpembed.graph.passes.chain_fusion import fuse_chains
 from cpembed.graph.passes.element_types import assign_element_types, shorten_floats
 from cpembed.graph.passes.elementwise_fusion import fuse_elementwise
@@ -17,7 +18,12 @@ __all__ = ["prepare"]
 
 
 def prepare(
-    graph: Graph, *, first: str = "uint8", second: str = "int8", fuse: bool = True
+    graph: Graph,
+    *,
+    first: str = "uint8",
+    second: str = "int8",
+    fuse: bool = True,
+    attends: bool = False,
 ) -> Graph:
     """Run all passes.
 
@@ -32,6 +38,8 @@ def prepare(
         Element types of the two factors that the target's instruction multiplies.
     fuse : bool, default True
         Fuse chains of elementwise operators.
+    attends : bool, default False
+        Replace the products and the softmax of an attention by one operator.
     """
     # Folding comes first, since the patterns of later passes match constants and operators in
     # their shortest form, and again after each pass that leaves both behind.
@@ -41,6 +49,10 @@ def prepare(
     # Means, differences and quotients are still operators of their own; the passes on integers
     # would take means and differences out of the pattern.
     graph = recognize_normalizations(graph)
+    # The softmax between two products is one by now. Dequantized factors are left to the passes on
+    # integers.
+    if attends:
+        graph = fold(recognize_attention(graph))
     # Dequantizations sink below movement, and quantizations rise above it, until both are next to
     # the products and sums that the following passes match.
     graph = fold(integer_operators.move_integers(graph))
