@@ -12,10 +12,11 @@ import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
+from cpembed.codegen.approximations import APPROXIMATIONS, exp_below
 from cpembed.codegen.plan import HEADER, KernelPlan
 from cpembed.codegen.recorded import Memory, RecordedCalls
+from cpembed.codegen.values import literal
 from cpembed.graph.kinds import Attention
-from cpembed.network.operators.approximations import APPROXIMATIONS, exp_below
 from cpembed.network.operators.emission import (
     LANE,
     ONES,
@@ -25,7 +26,6 @@ from cpembed.network.operators.emission import (
     Operands,
 )
 from cpembed.network.operators.nest import PlacedTensor
-from cpembed.network.operators.values import literal
 
 _LANES = 32
 """Maximum number of scores per vector: with 64, their accumulators and powers leave registers."""
