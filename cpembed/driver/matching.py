@@ -145,8 +145,14 @@ def network_spec(graph: Graph, target: str | HardwareSpec) -> HardwareSpec:
 def prepared_for(graph: Graph, spec: HardwareSpec, *, attends: bool = False) -> Graph:
     """Return a network in the form in which its products run.
 
-    Products of a quantized one are on the integer types that the target multiplies. If it
-    ``attends``, attention of floats is one operator, unless its products are of shorter floats.
+    Products of a quantized one are on the integer types that the target multiplies.
+
+    Parameters
+    ----------
+    graph : Graph
+    spec : HardwareSpec
+    attends : bool, default False
+        Make attention of floats one operator, unless its products are of shorter floats.
     """
     from cpembed.graph.passes import prepare
 

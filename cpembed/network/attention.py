@@ -20,12 +20,8 @@ from cpembed.graph.kinds.attention import AXES
 from cpembed.ir.computation import Computation
 from cpembed.ir.parser import parse_computation
 from cpembed.network.layout import row_major_strides
-from cpembed.network.operators.attention import (
-    AttentionPlan,
-    TileProduct,
-    Tiles,
-    attention_plan,
-)
+from cpembed.network.operators.attention import AttentionPlan, attention_plan
+from cpembed.network.operators.attention_tiles import TileProduct, Tiles
 from cpembed.network.operators.emission import Operands
 from cpembed.network.operators.nest import PlacedTensor
 from cpembed.network.product_kernels import (
@@ -34,8 +30,8 @@ from cpembed.network.product_kernels import (
     ProductKernels,
     recorded_kernel,
 )
-from cpembed.targets.capabilities import AnyTarget, copy_us
-from cpembed.targets.cpu.calibration import calibration
+from cpembed.targets.capabilities import AnyTarget, copy_us, near_cache_bytes
+from cpembed.targets.registry import open_target
 
 _ROWS = (8, 16, 32, 48, 64, 96, 128)
 _KEYS = (128, 256, 384, 512, 768, 1024)
@@ -123,7 +119,9 @@ class AttentionChoice:
         # With one row each, the heads that share a key are the rows of one product.
         row_axis = "h" if query["s"] == 1 and extents["g"] > 1 else "s"
         draft = Tiles(extents, strides, row_axis, 1, 1)
-        rows, keys = _tile_sizes(draft, self.threads, self.kind.causal is not None)
+        cache = near_cache_bytes(open_target(self.products.target)) or _DEFAULT_CACHE
+        causal = self.kind.causal is not None
+        rows, keys = _tile_sizes(draft, self.threads, int(cache * _CACHE_SHARE), causal=causal)
         return replace(draft, rows=rows, keys=keys)
 
     @cached_property
@@ -157,9 +155,9 @@ class AttentionChoice:
     @cached_property
     def kernels_of_products(self) -> ProductKernels:
         """Kernels on the target, or on this machine's for floats if the target has none."""
-        inputs = self.products.target.instruction
-        taken = [inputs.dtypes[o.name] for o in inputs.computation.inputs]
-        if len(taken) == 2 and all("float32" in dtypes for dtypes in taken):
+        instruction = self.products.target.instruction
+        types = [instruction.dtypes[o.name] for o in instruction.computation.inputs]
+        if len(types) == 2 and all("float32" in names for names in types):
             return self.products
         try:
             native = hardware_spec(NATIVE, self.workloads[0])
@@ -215,8 +213,8 @@ class AttentionChoice:
         scores = count * tiles.rows * tiles.keys * _SCORE_NS / 1e3
         packed = sum(copy_us(target, 2 * t.bytes, self.threads, reordered=True) or 0.0
                      for t in inputs[1:3])  # fmt: skip
-        busy = min(self.threads, tiles.tasks)
-        return packed + (products + scores) / busy
+        # Products are estimated on all threads.
+        return packed + products + scores / min(self.threads, tiles.tasks)
 
 
 def _strides(shape: Sequence[int], axes: str) -> Mapping[str, int]:
@@ -237,7 +235,7 @@ def _matrix(
     raise LoweringError("attention with neither rows nor columns contiguous in memory")
 
 
-def _tile_sizes(tiles: Tiles, threads: int, causal: bool) -> tuple[int, int]:
+def _tile_sizes(tiles: Tiles, threads: int, budget: int, *, causal: bool) -> tuple[int, int]:
     """Return the rows of a block and the keys of a tile with the least time by the model.
 
     Parameters
@@ -245,12 +243,13 @@ def _tile_sizes(tiles: Tiles, threads: int, causal: bool) -> tuple[int, int]:
     tiles : Tiles
         Attention without these sizes.
     threads : int
+    budget : int
+        Bytes that a tile's operands and scores may take.
     causal : bool
         True if parts of the tiles at the diagonal are masked.
     """
     rows, keys = tiles.row_count, tiles.extents["n"]
     depth, values = tiles.extents["k"], tiles.extents["d"]
-    budget = (calibration().cache_bytes[1] or _DEFAULT_CACHE) * _CACHE_SHARE
     heads = tiles.extents["b"] * tiles.heads
 
     def bytes_of(m: int, n: int) -> int:

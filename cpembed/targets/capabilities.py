@@ -417,6 +417,10 @@ class Calibrated(Protocol):
         """Estimate a copy between layouts by a kernel of the host; see :func:`copy_us`."""
         ...
 
+    def near_cache_bytes(self) -> int:
+        """Return the size of a core's second-level cache; 0 if it is unknown."""
+        ...
+
 
 @runtime_checkable
 class HasDoubts(Protocol):
@@ -481,6 +485,11 @@ def details(target: AnyTarget, artifact: Any, timing: Timing) -> Details:
 def calibration_digest(target: AnyTarget) -> str:
     """Return a digest of the measured constants that a target's estimates depend on."""
     return target.calibration_digest() if isinstance(target, Calibrated) else ""
+
+
+def near_cache_bytes(target: AnyTarget) -> int:
+    """Return the size of a core's second-level cache; 0 if it is unknown."""
+    return target.near_cache_bytes() if isinstance(target, Calibrated) else 0
 
 
 def copy_us(target: AnyTarget, size: int, threads: int, *, reordered: bool) -> float | None:

@@ -104,10 +104,10 @@ class Attention(Kind):
         weights = self._weights(self._scores(query, key, inputs[3] if self.masked else None))
         total = self._total(weights, value).astype(np.float32)
         # Axes that the result does not have are of one element.
-        kept = [AXES.index(axis) for axis in self.axes[3]]
-        absent = tuple(k for k in range(4) if k not in kept)
+        present = [AXES.index(axis) for axis in self.axes[3]]
+        absent = tuple(k for k in range(4) if k not in present)
         dense = total.squeeze(absent)
-        order = [sorted(kept).index(k) for k in kept]
+        order = [sorted(present).index(k) for k in present]
         return (np.ascontiguousarray(dense.transpose(order)),)
 
     def _scores(self, query: Array, key: Array, mask: Array | None) -> Array:

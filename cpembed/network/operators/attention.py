@@ -13,10 +13,11 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 from cpembed.codegen.approximations import APPROXIMATIONS, exp_below
-from cpembed.codegen.plan import HEADER, KernelPlan
-from cpembed.codegen.recorded import Memory, RecordedCalls
+from cpembed.codegen.plan import HEADER, SHARED_BUFFERS, KernelPlan
+from cpembed.codegen.recorded import Memory
 from cpembed.codegen.values import literal
 from cpembed.graph.kinds import Attention
+from cpembed.network.operators.attention_tiles import Part, TileProduct, Tiles, merged
 from cpembed.network.operators.emission import (
     LANE,
     ONES,
@@ -33,110 +34,6 @@ _LANES = 32
 _REGISTERS = 'scope="local", annotations={"disable_lower_builtin": True}'
 
 _LOWEST = 'T.float32("-inf")'
-
-
-@dataclass(frozen=True)
-class Tiles:
-    """Blocks of rows and tiles of keys of an attention.
-
-    Attributes
-    ----------
-    extents : mapping from str to int
-        ``b`` batches, ``h`` heads of the query, ``g`` heads of the query per head of the key, ``s``
-        rows, ``n`` keys, ``k`` depth of query and key, ``d`` depth of the values.
-    strides : mapping from str to (mapping from str to int)
-        Distance in memory along each axis of ``Q``, ``K``, ``V`` and the output ``O``.
-    row_axis : str
-        ``s``, or ``h`` where the heads that share a key are the rows, of which each has one.
-    rows, keys : int
-        Rows of a block and keys of a tile. The last one of each begins earlier, to be complete.
-    """
-
-    extents: Mapping[str, int]
-    strides: Mapping[str, Mapping[str, int]]
-    row_axis: str
-    rows: int
-    keys: int
-
-    @property
-    def row_count(self) -> int:
-        """Number of rows of a task's head."""
-        return self.extents["s"] if self.row_axis == "s" else self.extents["g"]
-
-    @property
-    def heads(self) -> int:
-        """Number of heads, or of groups of heads, that are tasks of their own."""
-        return self.extents["h"] if self.row_axis == "s" else self.key_heads
-
-    @property
-    def key_heads(self) -> int:
-        """Number of heads of keys and values."""
-        return self.extents["h"] // self.extents["g"]
-
-    @property
-    def blocks(self) -> int:
-        """Number of blocks of rows of a head."""
-        return -(-self.row_count // self.rows)
-
-    @property
-    def tiles(self) -> int:
-        """Number of tiles of keys of a head."""
-        return -(-self.extents["n"] // self.keys)
-
-    @property
-    def tasks(self) -> int:
-        """Number of blocks of rows of all heads."""
-        return self.extents["b"] * self.heads * self.blocks
-
-    def products(self, causal: int | None) -> int:
-        """Return the number of tiles that all tasks compute."""
-        if causal is None or self.row_axis == "h":
-            return self.tasks * self.tiles
-        ends = (min(number * self.rows, self.row_count) for number in range(1, self.blocks + 1))
-        counts = (min(self.tiles, max(0, -(-(end + causal) // self.keys))) for end in ends)
-        return self.extents["b"] * self.heads * sum(counts)
-
-
-@dataclass(frozen=True)
-class Part:
-    """Call of a tile's product or of a packing before it, on operands by name.
-
-    Packed operands are named ``K packed``, further memory by a number.
-    """
-
-    plan: KernelPlan
-    operands: tuple[str, ...]
-
-
-@dataclass(frozen=True)
-class TileProduct:
-    """Calls of a product of tiles, and the memory that they need besides the originals."""
-
-    parts: tuple[Part, ...]
-    memory: Mapping[str, Memory]
-
-    @classmethod
-    def recorded(cls, calls: RecordedCalls) -> TileProduct:
-        """Name the memory of recorded calls."""
-        names = {id(memory): f"{name} packed" for name, memory in calls.packed.items()}
-        names |= {id(memory): name for name, memory in calls.caller_memory.items()}
-        prefix = " ".join(calls.caller_memory)
-        memory: dict[str, Memory] = {}
-        parts: list[Part] = []
-        for call in calls.run:
-            operands: list[str] = []
-            for buffer in call.buffers:
-                name = names.setdefault(id(buffer), f"{prefix} {len(names)}")
-                operands.append(name)
-                if name not in calls.caller_memory:
-                    memory[name] = buffer
-            parts.append(Part(call.plan, tuple(operands)))
-        return cls(tuple(parts), memory)
-
-    def packing(self, operand: str) -> Part | None:
-        """Return the part that packs an operand, if it is no part of the product itself."""
-        pair = (operand, f"{operand} packed")
-        return next((part for part in self.parts if part.operands == pair), None)
 
 
 @dataclass(frozen=True)
@@ -227,8 +124,8 @@ class _AttentionKernel:
         parts = tuple(self.parts.items())
         plan = replace(
             plan,
-            attributes=_merged([part.attributes for part in self.parts.values()]),
-            options=_merged([part.options for part in self.parts.values()]),
+            attributes=merged([part.attributes for part in self.parts.values()]),
+            options=merged([[SHARED_BUFFERS], *(part.options for part in self.parts.values())]),
             parts=parts,
         )
         return AttentionPlan(plan, tuple(self.scratch.values()))
@@ -266,14 +163,14 @@ class _AttentionKernel:
     def _key_tiles(self) -> int:
         return self.tiles.extents["b"] * self.tiles.key_heads * self.tiles.tiles
 
-    def _own(self, name: str) -> str:
+    def _start(self, name: str) -> str:
         """Return the first place of the thread's part of a buffer."""
         buffer = _identifier(name)
         return f"chunk * {self.scratch[buffer].elements // self.chunks}"
 
     def _address(self, name: str, at: str = "0") -> str:
         """Return the address of a thread's buffer."""
-        return f"T.address_of({_identifier(name)}[{self._own(name)} + {at}])"
+        return f"T.address_of({_identifier(name)}[{self._start(name)} + {at}])"
 
     # ------------------------------------------------------------------------------- packing
 
@@ -379,11 +276,11 @@ class _AttentionKernel:
 
     def _statistic(self, number: int, row: str) -> str:
         """Return a number of a row: 0 for its maximum, 1 for its sum, 2 for the rescaling."""
-        place = f"{self._own('statistics')} + {number * self.tiles.rows} + {row}"
+        place = f"{self._start('statistics')} + {number * self.tiles.rows} + {row}"
         return f"statistics[{place}]"
 
     def _place(self, name: str, row: str, width: int, at: str) -> str:
-        return f"{_identifier(name)}[{self._own(name)} + {row} * {width} + {at} + {LANE}]"
+        return f"{_identifier(name)}[{self._start(name)} + {row} * {width} + {at} + {LANE}]"
 
     def _vectors(self, extent: int) -> Iterator[tuple[str, int, str]]:
         """Write loops over vectors of a row; yield each one's start, size and first start."""
@@ -607,10 +504,3 @@ def _identifier(name: str) -> str:
 
 def _at(buffer: str, place: str) -> str:
     return f"T.address_of({buffer}[{place}])"
-
-
-def _merged(lists: Sequence[Sequence[str]]) -> tuple[str, ...]:
-    """Return the attributes of all parts; one that a part needs is not taken away."""
-    names = dict.fromkeys(name for items in lists for name in items)
-    needed = {name.removeprefix("+") for name in names if name.startswith("+")}
-    return tuple(n for n in names if not (n.startswith("-") and n.removeprefix("-") in needed))

@@ -40,7 +40,7 @@ FUNCTION_EFFORT = 4.0
 _LINE = 64
 ONES = "# ones"
 """Line that is replaced by the definitions of 1 for
-:func:`~cpembed.network.operators.values.rounded_product`."""
+:func:`~cpembed.codegen.values.rounded_product`."""
 
 # Maximum extent of an innermost loop that is unrolled, so that the loop around it is vectorized.
 _UNROLLED = 8

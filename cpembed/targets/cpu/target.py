@@ -126,6 +126,9 @@ class CpuTarget(
         line_ns = machine.copy_ns_per_line / 2 * (constants.transposed if reordered else 1.0)
         return launch + size / constants.line_bytes * line_ns / threads / 1e3
 
+    def near_cache_bytes(self) -> int:
+        return self.machine.cache_bytes[1]
+
     def execute(self, artifact: CompiledKernel, inputs: Mapping[str, Array]) -> Execution:
         """Execute on packed operands, and as one call that packs for itself."""
         outputs = [artifact.run(inputs)]
