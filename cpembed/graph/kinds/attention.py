@@ -47,7 +47,7 @@ class Attention(Kind):
     """
 
     scale: float
-    axes: tuple[str, str, str, str] = HEADS_FIRST
+    axes: tuple[str, ...] = HEADS_FIRST
     masked: bool = False
     causal: int | None = None
     excluded: float = -math.inf
@@ -116,7 +116,7 @@ class Attention(Kind):
         products = (query.astype(np.float64) @ key.astype(np.float64).swapaxes(2, 3)).astype(
             np.float32
         )
-        scores = products.astype(np.float64) * self.scale
+        scores: Array = products.astype(np.float64) * self.scale
         if self.softcap:
             scores = self.softcap * np.tanh(scores / self.softcap)
         if mask is not None and mask.dtype == np.bool_:
@@ -124,8 +124,8 @@ class Attention(Kind):
         elif mask is not None:
             scores = scores + mask.astype(np.float64)
         rows, keys = scores.shape[2:]
-        limits = self._limits(rows, keys)
-        return np.where(np.arange(keys) < limits[:, None], scores, -np.inf)
+        visible = np.arange(keys, dtype=np.int64) < self._limits(rows, keys)[:, None]
+        return np.where(visible, scores, -np.inf)
 
     def _limits(self, rows: int, keys: int) -> Array:
         """Return the number of keys that each row has."""

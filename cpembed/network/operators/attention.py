@@ -45,11 +45,7 @@ class AttentionPlan:
 
 
 def attention_plan(
-    kind: Attention,
-    operands: Operands,
-    tiles: Tiles,
-    scores: TileProduct,
-    values: TileProduct,
+    kind: Attention, operands: Operands, tiles: Tiles, scores: TileProduct, values: TileProduct
 ) -> AttentionPlan:
     """Return the kernel of an attention.
 
@@ -63,8 +59,7 @@ def attention_plan(
     values : TileProduct
         Product ``Y = S V`` of a tile.
     """
-    kernel = _AttentionKernel(kind, operands, tiles, (scores, values))
-    return kernel.written()
+    return _AttentionKernel(kind, operands, tiles, (scores, values)).written()
 
 
 class _Kernel(Kernel):
@@ -120,13 +115,11 @@ class _AttentionKernel:
                 share = self.kernel.share(self.tiles.tasks)
                 with body.nested(f"for task in T.serial({share}):"):
                     self._write_task()
-        plan = self.kernel.plan("attention")
-        parts = tuple(self.parts.items())
         plan = replace(
-            plan,
+            self.kernel.plan("attention"),
             attributes=merged([part.attributes for part in self.parts.values()]),
             options=merged([[SHARED_BUFFERS], *(part.options for part in self.parts.values())]),
-            parts=parts,
+            parts=tuple(self.parts.items()),
         )
         return AttentionPlan(plan, tuple(self.scratch.values()))
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -41,7 +42,7 @@ class Model:
         self.constants.append(numpy_helper.from_array(np.asarray(array), name))
         return name
 
-    def node(self, operator: str, *inputs: str, **attributes: object) -> str:
+    def node(self, operator: str, *inputs: str, **attributes: Any) -> str:
         name = f"t{len(self.nodes)}"
         self.nodes.append(helper.make_node(operator, inputs, [name], name, **attributes))
         return name
@@ -65,7 +66,7 @@ class Model:
         model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)])
         model.ir_version = 8
         path = folder / "model.onnx"
-        onnx.save(onnx.shape_inference.infer_shapes(model), path)
+        path.write_bytes(onnx.shape_inference.infer_shapes(model).SerializeToString())
         return load_model(path)
 
 
@@ -118,7 +119,7 @@ def gpt2(m: Model) -> str:
     key = m.node("Transpose", parts[1], perm=[0, 2, 3, 1])
     scores = m.node("Div", m.node("MatMul", query, key), m.constant(scalar(math.sqrt(DEPTH))))
     triangle = m.constant(np.tril(np.ones((1, 1, LENGTH, LENGTH), np.bool_)))
-    lowest = m.constant(scalar(np.finfo(np.float32).min))
+    lowest = m.constant(scalar(float(np.finfo(np.float32).min)))
     weights = m.node("Softmax", m.node("Where", triangle, scores, lowest), axis=-1)
     sums = m.node("Transpose", m.node("MatMul", weights, value), perm=[0, 2, 1, 3])
     return m.shaped(sums, 0, 0, WIDTH)
