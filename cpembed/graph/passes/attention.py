@@ -146,7 +146,7 @@ def _attention(graph: Graph, softmax: Operator) -> _Recognized | None:
     scores = _scores(graph, softmax.inputs[0])
     if scores is None:
         return None
-    product, scale, masks = scores
+    product = scores.product
     first, second = _is_transposed(graph, product), _is_transposed(graph, sums)
     if first is None or second is None:
         return None
@@ -158,7 +158,7 @@ def _attention(graph: Graph, softmax: Operator) -> _Recognized | None:
     value = _source(graph, _Tensor(sums.inputs[1], value_axes), groups=True, scaled=False)
     tensors = (query, key, value)
     shape = graph.types[softmax.output].shape
-    split = _without_causal(graph, masks, (shape[-2], shape[-1]))
+    split = _without_causal(graph, scores.masks, (shape[-2], shape[-1]))
     if split is None or any(_is_unsuitable(graph, tensor) for tensor in tensors):
         return None
     last, axes = sums, letters
@@ -168,9 +168,10 @@ def _attention(graph: Graph, softmax: Operator) -> _Recognized | None:
         if letters[order[-1]] == "d":
             last, axes = reader, "".join(letters[k] for k in order)
     kind = Attention(
-        scale=scale * query.scale * key.scale,
+        scale=scores.scale * query.scale * key.scale,
         axes=(query.axes, key.axes, value.axes, axes),
         causal=split[0],
+        softcap=scores.softcap,
         zero_rows=zero_rows,
     )
     names = (query.name, key.name, value.name)
@@ -217,18 +218,35 @@ def _zeroed(graph: Graph, softmax: Operator) -> tuple[str, bool]:
     return reader.output, True
 
 
-def _scores(graph: Graph, tensor: str) -> tuple[Operator, float, tuple[_Mask, ...]] | None:
-    """Return the product that scores come from, their factor, and the masks after it."""
-    scale, masks = 1.0, list[_Mask]()
+@dataclass(frozen=True)
+class _Scores:
+    """Scores before a softmax: the product that they come from, and what becomes of it."""
+
+    product: Operator
+    scale: float
+    softcap: float
+    masks: tuple[_Mask, ...]
+
+
+def _scores(graph: Graph, tensor: str) -> _Scores | None:
+    """Return the scores in a tensor, from its end to the product."""
+    scale, softcap, masks = 1.0, 0.0, list[_Mask]()
     while True:
         producer = graph.producers.get(tensor)
         if producer is None or tensor in graph.outputs:
             return None
         if isinstance(producer.kind, Product):
-            return producer, scale, tuple(masks)
+            return _Scores(producer, scale, softcap, tuple(masks))
         if not isinstance(producer.kind, Elementwise) or producer.kind.dtype != "float32":
             return None
         shape = graph.types[producer.output].shape
+        limit = _limit(producer.kind)
+        if limit is not None:
+            # A kernel limits scores after their scale and before their masks.
+            if scale != 1.0 or softcap:
+                return None
+            softcap, tensor = limit, producer.inputs[0]
+            continue
         factor = _factor(producer.kind)
         if factor is not None:
             scale *= factor
@@ -239,7 +257,8 @@ def _scores(graph: Graph, tensor: str) -> tuple[Operator, float, tuple[_Mask, ..
             return None
         tensor, mask = step
         # Masks that come before a scale are scaled with the scores.
-        if scale != 1.0 and not (scale > 0 and _is_infinite(graph, mask)):
+        is_scaled = scale != 1.0 and not (scale > 0 and _is_infinite(graph, mask))
+        if is_scaled or softcap:
             return None
         masks.append(mask)
 
@@ -261,6 +280,15 @@ def _without_causal(
     # One tensor is the mask of a kernel: two that are added become one before.
     added = [mask for mask in rest if mask.excluded is None]
     return (causal, tuple(rest)) if len(rest) <= 1 or len(added) == len(rest) == 2 else None
+
+
+def _limit(kind: Elementwise) -> float | None:
+    """Return c of the expression ``c tanh(x / c)``."""
+    match kind.expression:
+        case Apply("mul", (Apply("tanh", (Apply("div", (Input(0), Number(c))),)), Number(limit))):
+            return limit if limit == c and limit > 0 else None
+        case _:
+            return None
 
 
 def _factor(kind: Elementwise) -> float | None:
