@@ -110,8 +110,10 @@ def run_cpembed(case: str, threads: int) -> tuple[str, Callable[[], Array]]:
 
 def run_torch(case: str, threads: int) -> tuple[str, Callable[[], Array]]:
     """Return the version of PyTorch and the call."""
-    import torch
+    import torch as module
 
+    # PyTorch is optional, and its types are not all there.
+    torch: Any = module
     torch.set_num_threads(threads)
     shape, tensors = arrays(case)
     query, key, value = map(torch.from_numpy, tensors)
@@ -226,7 +228,7 @@ def markdown(document: Mapping[str, Any]) -> str:
 
 def main() -> None:
     """Measure the cases that the command line names."""
-    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
+    parser = argparse.ArgumentParser(description="Compare attention with PyTorch's.")
     parser.add_argument("--cases", nargs="+", default=CASES)
     parser.add_argument("--threads", nargs="+", type=int, default=[1, 2])
     parser.add_argument("--rounds", type=int, default=15)

@@ -81,8 +81,9 @@ MULTI_HEAD: dict[str, tuple[list[Array | None], int, dict[str, Any]]] = {
 @pytest.mark.parametrize("name", MULTI_HEAD)
 def test_multi_head(name: str, tmp_path: Path) -> None:
     inputs, outputs, attributes = MULTI_HEAD[name]
-    attributes = {"num_heads": 4, **attributes}
-    model = single("MultiHeadAttention", inputs, outputs=outputs, domain=MICROSOFT, **attributes)
+    model = single(
+        "MultiHeadAttention", inputs, outputs=outputs, domain=MICROSOFT, num_heads=4, **attributes
+    )
     check(model, named(*inputs), tmp_path)
 
 
