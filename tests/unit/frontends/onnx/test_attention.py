@@ -81,9 +81,8 @@ MULTI_HEAD: dict[str, tuple[list[Array | None], int, dict[str, Any]]] = {
 @pytest.mark.parametrize("name", MULTI_HEAD)
 def test_multi_head(name: str, tmp_path: Path) -> None:
     inputs, outputs, attributes = MULTI_HEAD[name]
-    model = single(
-        "MultiHeadAttention", inputs, outputs=outputs, domain=MICROSOFT, num_heads=4, **attributes
-    )
+    options: dict[str, Any] = {"outputs": outputs, "domain": MICROSOFT, "num_heads": 4}
+    model = single("MultiHeadAttention", inputs, **options, **attributes)
     check(model, named(*inputs), tmp_path)
 
 
