@@ -26,6 +26,12 @@ LoopOrder = Literal["columns", "rows"]
 """Factor whose loops are outermost: weights (columns) or rows."""
 
 
+SHARED_BUFFERS = "-enable-tbaa:bool=false"
+"""Option of plans with parts. TVM promises LLVM that buffers of different names do not overlap, but
+parts have other names for those of their caller: where LLVM inlines a part, results would be read
+before they are written."""
+
+
 @dataclass(frozen=True)
 class Knobs:
     """Choices that change a kernel's speed and not its result.
@@ -80,6 +86,9 @@ class KernelPlan:
         The first factor is read in its original layout.
     in_registers : bool
         Accumulators are registers of the compiler.
+    parts : tuple of (str, KernelPlan)
+        Kernels that this one calls, by name, as ``Module.NAME(addresses of their buffers)``. The
+        options have :data:`SHARED_BUFFERS`.
     """
 
     backend: str
@@ -91,6 +100,7 @@ class KernelPlan:
     functions: str = ""
     original: bool = False
     in_registers: bool = False
+    parts: tuple[tuple[str, KernelPlan], ...] = ()
 
 
 class Script:

@@ -6,7 +6,9 @@ from __future__ import annotations
 import os
 import platform
 import tempfile
+import textwrap
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from functools import cache, partial
 from pathlib import Path
 from types import ModuleType
@@ -173,12 +175,52 @@ def compile_host_object(plan: KernelPlan, symbol: str) -> ObjectFile:
 
 def _compiled(plan: KernelPlan, target: Any, symbol: str = "main") -> Any:
     library = tvm()
-    function = prim_func(plan)
-    if plan.functions:
-        function = importing(function, plan.functions)
-    module = library.IRModule({symbol: function.with_attr("global_symbol", symbol)})
+    module = module_of(plan, symbol)
     with library.transform.PassContext(opt_level=3, config=pass_options(plan)):
         return library.compile(module, target)
+
+
+def module_of(plan: KernelPlan, symbol: str) -> Any:
+    """Return the module with the function of a plan under a symbol, and those that it calls.
+
+    Raises :class:`LoweringError` as :func:`prim_func` does.
+    """
+    library = tvm()
+    if not plan.parts:
+        function = _with_functions(prim_func(plan), plan)
+        return library.IRModule({symbol: function.with_attr("global_symbol", symbol)})
+    parts = {name: _part(part) for name, part in plan.parts}
+    # The parser wants to see the functions that the text calls, so they begin as empty ones.
+    text = "@I.ir_module\nclass Module:\n"
+    for name, function in parts.items():
+        parameters = ", ".join(f"p{k}: T.handle" for k in range(len(function.params)))
+        text += "    @T.prim_func(private=True, s_tir=True)\n"
+        text += f"    def {name}({parameters}) -> T.int32:\n        T.evaluate(0)\n"
+    parsed = library.script.from_source(text + textwrap.indent(plan.source, "    "))
+    main = _with_functions(parsed["main"], plan).with_attr("global_symbol", symbol)
+    functions: dict[Any, Any] = {parsed.get_global_var(name): f for name, f in parts.items()}
+    return library.IRModule({library.ir.GlobalVar(symbol): main, **functions})
+
+
+def _with_functions(function: Any, plan: KernelPlan) -> Any:
+    return importing(function, plan.functions) if plan.functions else function
+
+
+def _part(plan: KernelPlan) -> Any:
+    """Return the function of a plan that another one calls with the addresses of its buffers."""
+    from tvm import tirx
+
+    # The caller's threads run it, each all of it.
+    plan = replace(plan, source=plan.source.replace("T.parallel(", "T.serial("))
+    function = _with_functions(prim_func(plan), plan)
+    # Only functions that are called from outside get their buffers as tensors.
+    addresses = [tirx.Var(f"{p.name}_data", p.data.ty) for p in function.params]
+    pairs = zip(function.params, addresses, strict=True)
+    declared = [tirx.DeclBuffer(p, data=address) for p, address in pairs]
+    body = tirx.SeqStmt([*declared, function.body])
+    # Where memory is allocated, code returns whether that failed.
+    part = tirx.PrimFunc(addresses, body, tirx.const(0, "int32").ty)
+    return part.with_attr("tirx.noalias", True).with_attr("s_tir", True)
 
 
 def prim_func(plan: KernelPlan) -> Any:
@@ -207,7 +249,8 @@ def prim_func(plan: KernelPlan) -> Any:
 
 def pass_options(plan: KernelPlan) -> dict[str, bool]:
     """Return the settings of TVM's passes for a plan."""
-    return dict.fromkeys(_NOT_WITH_REGISTERS, plan.in_registers)
+    in_registers = plan.in_registers or any(part.in_registers for _, part in plan.parts)
+    return dict.fromkeys(_NOT_WITH_REGISTERS, in_registers)
 
 
 def importing(function: Any, functions: str) -> Any:

@@ -159,8 +159,16 @@ def network_units(target: str | HardwareSpec | Units, float_type: FloatType | No
     return units if float_type is None else with_float_type(units, float_type)
 
 
-def prepared_for(graph: Graph, units: Units) -> Graph:
-    """Return a network in the form in which its products run: on types that units multiply."""
+def prepared_for(graph: Graph, units: Units, *, attends: bool = False) -> Graph:
+    """Return a network in the form in which its products run: on types that units multiply.
+
+    Parameters
+    ----------
+    graph : Graph
+    units : Units
+    attends : bool, default False
+        Make attention of floats one operator, unless its products are of shorter floats.
+    """
     from cpembed.graph.passes import prepare
 
     first, second = units.byte_types
@@ -170,6 +178,7 @@ def prepared_for(graph: Graph, units: Units) -> Graph:
         second=second,
         multiplied=units.byte_pairs,
         floats=units.float_type,
+        attends=attends and units.float_type != "bfloat16",
     )
 
 

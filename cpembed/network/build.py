@@ -23,7 +23,8 @@ from cpembed.hw.instruction import HardwareSpec
 from cpembed.network.plan import NetworkPlan, Planning, plan_network
 from cpembed.network.program import NetworkProgram, network_program
 from cpembed.steps import Progress, silent
-from cpembed.targets.registry import missing_for
+from cpembed.targets.capabilities import links_here
+from cpembed.targets.registry import missing_for, open_target
 from cpembed.targets.units import NATIVE, FloatType, Units
 
 if TYPE_CHECKING:
@@ -192,8 +193,10 @@ def called(
 
 def prepared_and_named(graph: Graph, units: Units) -> Graph:
     """Return a graph with the element types that units multiply, and unique names."""
+    # Where products run one by one, on a simulator, the products of attention do too.
+    attends = links_here(open_target(units.primary))
     # Plans, programs and documents refer to operators by name.
-    return uniquely_named(matching.prepared_for(graph, units))
+    return uniquely_named(matching.prepared_for(graph, units, attends=attends))
 
 
 def uniquely_named(graph: Graph) -> Graph:

@@ -73,7 +73,11 @@ class KernelTimer:
         buffers = tuple(
             Memory(max(1, tensor.layout.elements), tensor.storage_dtype) for tensor in tensors
         )
-        return self._us([RecordedCall(plan, buffers)])
+        return self.call_us(RecordedCall(plan, buffers))
+
+    def call_us(self, call: RecordedCall) -> float:
+        """Return the cost of a kernel's call; infinite if it cannot be measured."""
+        return self._us([call])
 
     def _us(self, calls: Sequence[RecordedCall]) -> float:
         symbols = [symbol_of(call.plan) for call in calls]

@@ -15,9 +15,10 @@ from functools import cached_property
 
 from cpembed.errors import LoweringError
 from cpembed.graph.graph import Graph, Operator
-from cpembed.graph.kinds import Product, Reshape, TensorType, Transpose
+from cpembed.graph.kinds import Attention, Kind, Product, Reshape, TensorType, Transpose
 from cpembed.graph.passes.chain_fusion import split_chain
 from cpembed.network.assignment import Node, Option, Problem, Tensor
+from cpembed.network.attention import AttentionChoice, AttentionKernel
 from cpembed.network.costs import KernelTimer
 from cpembed.network.layout import CandidateLayouts, Layout, residual_of
 from cpembed.network.operator_costs import estimate_copy_us, estimate_operator_us
@@ -53,6 +54,8 @@ class Execution:
         Estimated or measured microseconds.
     kernel : ProductKernel or None
         Kernel of a product; None for other operators.
+    attention : AttentionKernel or None
+        Kernel of an attention; None for other operators.
     aliases : bool
         True if the result is the input's memory and nothing is executed.
     """
@@ -61,6 +64,14 @@ class Execution:
     cost_us: float
     kernel: ProductKernel | None = None
     aliases: bool = False
+    attention: AttentionKernel | None = None
+
+    @property
+    def kernels(self) -> tuple[ProductKernel, ...]:
+        """Kernels of the products that are executed."""
+        if self.attention is not None:
+            return self.attention.products
+        return () if self.kernel is None else (self.kernel,)
 
 
 def ports_of(graph: Graph, operator: Operator) -> tuple[list[str], list[str]]:
@@ -87,6 +98,8 @@ class ExecutionChoices:
         """Search the kernels of all products."""
         products = [(o, o.kind) for o in self.graph.operators if isinstance(o.kind, Product)]
         requests = [w for o, kind in products for _, w in self._physical_products(o, kind)]
+        for choice in dict.fromkeys(self.attentions.values()):
+            requests += choice.requests
         self.products.search(requests, progress)
         # Only now is it known which requests have no native kernel that stores inside a halo.
         self.products.search(
@@ -145,12 +158,18 @@ class ExecutionChoices:
         """
         executions: dict[str, tuple[Execution, ...]] = {}
         for operator in self.graph.operators:
-            is_product = isinstance(operator.kind, Product)
-            candidates = self._product(operator) if is_product else self._generated(operator)
+            candidates = self._candidates(operator)
             if not candidates:
                 raise LoweringError(f"{self.graph.name}: {operator.name} has no kernel")
             executions[operator.name] = candidates
         return executions
+
+    def _candidates(self, operator: Operator) -> tuple[Execution, ...]:
+        if isinstance(operator.kind, Product):
+            return self._product(operator)
+        if isinstance(operator.kind, Attention):
+            return self._attention(operator)
+        return self._generated(operator)
 
     def placed(self, name: str, layout: Layout) -> PlacedTensor:
         """Return a tensor in a layout, with the value that its halo holds."""
@@ -230,6 +249,32 @@ class ExecutionChoices:
         if kernel.is_native:
             return kernel.cost_us + self._chain_us(kernel, kind)
         return kind.computation.macs / (_PORTABLE_MACS_PER_US * self.threads)
+
+    # ------------------------------------------------------------------------------ attention
+
+    @cached_property
+    def attentions(self) -> Mapping[str, AttentionChoice]:
+        """Choice of each attention's kernel, one for all that are equal."""
+        choices: dict[tuple[Kind, tuple[TensorType, ...]], AttentionChoice] = {}
+        by_operator: dict[str, AttentionChoice] = {}
+        for operator in self.graph.operators:
+            if isinstance(operator.kind, Attention):
+                types = tuple(self.graph.types[name] for name in operator.inputs)
+                choice = AttentionChoice(operator.kind, types, self.products, self.threads)
+                by_operator[operator.name] = choices.setdefault((operator.kind, types), choice)
+        return by_operator
+
+    def _attention(self, operator: Operator) -> tuple[Execution, ...]:
+        """Return the execution of an attention on row-major tensors."""
+        reads, writes = ports_of(self.graph, operator)
+        ports = tuple(self._row_major(name) for name in (*reads, *writes))
+        inputs = [self.placed(name, self._row_major(name)) for name in operator.inputs]
+        outputs = [self.placed(name, self._row_major(name)) for name in writes]
+        kernel = self.attentions[operator.name].kernel(self.target, inputs, outputs)
+        cost = kernel.cost_us
+        if self.timer is not None:
+            cost = self.timer.call_us(kernel.recorded([*inputs, *outputs]))
+        return (Execution(ports, cost, attention=kernel),) if math.isfinite(cost) else ()
 
     # ---------------------------------------------------------------- operators between products
 

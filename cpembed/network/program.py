@@ -13,7 +13,7 @@ from cpembed.codegen.values import flat_storage, storage_type
 from cpembed.errors import InvariantError
 from cpembed.export.program import Buffer, Call, Program, Role
 from cpembed.graph.graph import Array, Operator
-from cpembed.graph.kinds import CacheUpdate, Product
+from cpembed.graph.kinds import Attention, CacheUpdate, Product
 from cpembed.ir.computation import Computation
 from cpembed.network.kernel_cache import Cache, compiled_kernels, digest_of, symbol_of
 from cpembed.network.layout import Layout, residual_of
@@ -82,8 +82,9 @@ def network_program(
 def required_features(plan: NetworkPlan) -> Iterator[str]:
     """Yield the processor features that the kernels' instructions require."""
     for execution in plan.executions.values():
-        if execution.kernel is not None and execution.kernel.spec is not None:
-            yield from execution.kernel.spec.cpu_features
+        for kernel in execution.kernels:
+            if kernel.spec is not None:
+                yield from kernel.spec.cpu_features
 
 
 @dataclass
@@ -112,6 +113,8 @@ class _ProgramBuilder:
                 self._outputs(operator)
                 if isinstance(operator.kind, Product):
                     self._product(operator, operator.kind)
+                elif isinstance(operator.kind, Attention):
+                    self._attention(operator)
                 else:
                     self._generated(operator)
             self.ranges[operator.name] = first, len(self.calls)
@@ -257,23 +260,37 @@ class _ProgramBuilder:
 
     def _generated(self, operator: Operator) -> None:
         graph = self.plan.graph
-        reads, writes = ports_of(graph, operator)
-        layouts = dict(zip((*reads, *writes), self.plan.execution(operator).ports, strict=True))
+        layouts = self._layouts(operator)
         inputs = [
             self._placed(name, layouts.get(name, Layout.plain(graph.types[name].shape)))
             for name in operator.inputs
         ]
+        outputs = [self._placed(name, layouts[name]) for name in operator.outputs]
+        plan = generated_plan(operator.kind, inputs, outputs, self.plan.threads)
+        self._call(plan, self._arguments(operator), operator.name)
+
+    def _layouts(self, operator: Operator) -> dict[str, Layout]:
+        """Return the layouts of the tensors of an operator, without constants."""
+        reads, writes = ports_of(self.plan.graph, operator)
+        return dict(zip((*reads, *writes), self.plan.execution(operator).ports, strict=True))
+
+    def _arguments(self, operator: Operator) -> list[str]:
+        """Return the buffers of an operator's inputs and outputs."""
+        graph, layouts = self.plan.graph, self._layouts(operator)
         # Operators read constants as they are, in row-major order.
-        arguments = [
+        return [
             self._constant(graph.constants[name], storage_type(graph.types[name].dtype))
             if graph.is_constant(name)
             else self._place(name, layouts[name])
-            for name in operator.inputs
+            for name in (*operator.inputs, *operator.outputs)
         ]
-        outputs = [self._placed(name, layouts[name]) for name in writes]
-        plan = generated_plan(operator.kind, inputs, outputs, self.plan.threads)
-        arguments += [self._place(name, layouts[name]) for name in writes]
-        self._call(plan, arguments, operator.name)
+
+    def _attention(self, operator: Operator) -> None:
+        kernel = self.plan.execution(operator).attention
+        assert kernel is not None
+        names: dict[int, str] = {}
+        scratch = [self._memory(memory, names, operator) for memory in kernel.planned.scratch]
+        self._call(kernel.planned.plan, [*self._arguments(operator), *scratch], operator.name)
 
     def _product(self, operator: Operator, kind: Product) -> None:
         graph, execution = self.plan.graph, self.plan.execution(operator)

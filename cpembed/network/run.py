@@ -133,7 +133,8 @@ def verdict_of(operator: Operator, values: Mapping[str, Array]) -> Verdict:
 def _may_spread(operator: Operator, values: Mapping[str, Array]) -> bool:
     """True if an input of a product of floats is infinite or NaN."""
     kind = operator.kind
-    if not isinstance(kind, Product) or is_integer(kind.computation.output.dtype):
+    is_product = isinstance(kind, Product) and not is_integer(kind.computation.output.dtype)
+    if not is_product and not isinstance(kind, kinds.Attention):
         return False
     return not all(np.isfinite(values[n].astype(np.float64)).all() for n in operator.inputs)
 
@@ -202,7 +203,8 @@ def _is_rounded(operator: Operator) -> bool:
         return kind.operation == "mean"
     return isinstance(
         kind,
-        kinds.Softmax
+        kinds.Attention
+        | kinds.Softmax
         | kinds.LayerNorm
         | kinds.DynamicQuantize
         | kinds.GroupedProduct
@@ -331,6 +333,8 @@ def _executed(
     products = [o.kind for o in compiled.graph.operators if isinstance(o.kind, Product)]
     # Work of a run, from which the worker's parent derives how long a step may take.
     macs = sum(kind.computation.macs for kind in products)
+    executions = compiled.plan.executions.values()
+    macs += sum(e.attention.macs for e in executions if e.attention is not None)
     with compiled.open(threads) as running:
         verdicts: list[list[Verdict]] = [[], []]
         special_arrays = special_inputs(compiled.graph, inputs) if verifies else {}

@@ -22,6 +22,7 @@ from cpembed.graph.kinds import Product
 from cpembed.graph.passes.half_floats import has_half_floats
 from cpembed.hw.instruction import HardwareSpec
 from cpembed.network.assignment.solve import policy_cost
+from cpembed.network.attention import AttentionKernel
 from cpembed.network.build import CompiledNetwork, compile_network, prepared_and_named
 from cpembed.network.layout_problem import Execution
 from cpembed.network.plan import NetworkPlan, Planning, plan_network
@@ -300,7 +301,26 @@ def _operator(plan: NetworkPlan, operator: Operator) -> dict[str, Any]:
     }
     if isinstance(operator.kind, Product):
         document |= _product(operator.kind, execution)
+    if execution.attention is not None:
+        document |= _attention(execution.attention)
     return document
+
+
+def _attention(kernel: AttentionKernel) -> dict[str, Any]:
+    """Return the document of an attention's two products; its embedding is that of the scores."""
+    first, second = kernel.products
+    tiles = kernel.tiles
+    native = first.is_native and second.is_native
+    return {
+        "workload": str(first.candidate.program.unfused),
+        "axes": {**tiles.extents, "rows": tiles.rows, "keys": tiles.keys},
+        "macs": kernel.macs,
+        "embedded_on": first.target if native else None,
+        "embedding": first.embedding,
+        "family": family_text(first.candidate.embedding),
+        "utilisation": min(first.utilisation, second.utilisation) if native else None,
+        "reason": first.reason or second.reason,
+    }
 
 
 def _product(kind: Product, execution: Execution) -> dict[str, Any]:
@@ -352,14 +372,18 @@ def _memory(compiled: CompiledNetwork) -> dict[str, int]:
 
 
 def _counts(plan: NetworkPlan) -> dict[str, int]:
-    kernels = [e.kernel for e in plan.executions.values() if e.kernel is not None]
+    # An attention has two products.
+    kernels = [kernel for e in plan.executions.values() for kernel in e.kernels]
     products = [o.kind for o in plan.graph.operators if isinstance(o.kind, Product)]
+    attentions = [e.attention for e in plan.executions.values() if e.attention is not None]
+    macs = [product.computation.macs for product in products]
+    macs += [attention.macs for attention in attentions]
     return {
         "operators": len(plan.graph.operators),
-        "products": len(products),
+        "products": len(kernels),
         "embedded": sum(kernel.is_native for kernel in kernels),
         "on_target": sum(kernel.target in plan.units.members for kernel in kernels),
-        "macs": sum(product.computation.macs for product in products),
+        "macs": sum(macs),
         "conversions": len(plan.conversions),
     }
 

@@ -3,6 +3,7 @@
 The set is small and closed: front ends translate every model into it.
 """
 
+from cpembed.graph.kinds.attention import Attention
 from cpembed.graph.kinds.base import Kind, TensorType
 from cpembed.graph.kinds.caches import CacheUpdate
 from cpembed.graph.kinds.elementwise import (
@@ -38,6 +39,7 @@ from cpembed.ir.scalars import Apply, Input, Number, Scalar
 
 __all__ = [
     "Apply",
+    "Attention",
     "Bitcast",
     "BlockDequantize",
     "CacheUpdate",

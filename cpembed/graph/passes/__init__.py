@@ -6,6 +6,7 @@ from collections.abc import Collection
 
 from cpembed.graph.graph import Graph
 from cpembed.graph.passes import epilogue_fusion, integer_operators
+from cpembed.graph.passes.attention import recognize_attention
 from cpembed.graph.passes.chain_fusion import fuse_chains
 from cpembed.graph.passes.dynamic_products import dynamic_products
 from cpembed.graph.passes.element_types import BytePair, assign_element_types, shorten_floats
@@ -29,6 +30,7 @@ def prepare(
     multiplied: Collection[BytePair] = (),
     floats: str = "float32",
     fuse: bool = True,
+    attends: bool = False,
 ) -> Graph:
     """Run all passes.
 
@@ -49,6 +51,8 @@ def prepare(
         itself.
     fuse : bool, default True
         Fuse chains of elementwise operators.
+    attends : bool, default False
+        Replace the products and the softmax of an attention by one operator.
     """
     # Types that no kernel computes in go before all, so that folding computes as kernels do.
     graph = widen_half_floats(graph)
@@ -60,6 +64,10 @@ def prepare(
     # Means, differences and quotients are still operators of their own; the passes on integers
     # would take means and differences out of the pattern.
     graph = recognize_normalizations(graph)
+    # The softmax between two products is one by now. Dequantized factors are left to the passes on
+    # integers.
+    if attends:
+        graph = fold(recognize_attention(graph))
     # Blocked dequantizations are of no use to the passes on integers, whose scales are of channels.
     graph = grouped_products(graph)
     # Dequantizations sink below movement, and quantizations rise above it, until both are next to

@@ -38,8 +38,10 @@ FUNCTION_EFFORT = 4.0
 # Elements to which the shares of a contiguous loop are aligned, so that no two threads write to one
 # cache line.
 _LINE = 64
-# Line that is replaced by the definitions of 1 for :func:`rounded_product`.
-_ONES = "# ones"
+ONES = "# ones"
+"""Line that is replaced by the definitions of 1 for
+:func:`~cpembed.codegen.values.rounded_product`."""
+
 # Maximum extent of an innermost loop that is unrolled, so that the loop around it is vectorized.
 _UNROLLED = 8
 
@@ -85,7 +87,7 @@ class Kernel(Statements):
             self.script.line('T.func_attr({"tirx.noalias": True, "global_symbol": "main"})')
             loop = "parallel" if self.chunks > 1 else "serial"
             with self.script.nested(f"for chunk in T.{loop}({self.chunks}):"):
-                self.script.line(_ONES)
+                self.script.line(ONES)
                 yield
 
     def plan(self, label: str) -> KernelPlan:
@@ -93,13 +95,13 @@ class Kernel(Statements):
         # Only now is it known which types were multiplied by a 1 that LLVM does not see.
         source = self.script.text()
         used = [dtype for dtype in ("float32", "float64") if one_name(dtype) in source]
-        indent = source[: source.index(_ONES)].rpartition("\n")[2]
+        indent = source[: source.index(ONES)].rpartition("\n")[2]
         lines = ""
         for dtype in used:
             name, text = one_function(dtype)
             self.include(name, text)
             lines += f'{indent}{one_name(dtype)}: T.let = T.call_extern("{dtype}", "{name}")\n'
-        source = source.replace(f"{indent}{_ONES}\n", lines)
+        source = source.replace(f"{indent}{ONES}\n", lines)
         return KernelPlan(f"generated.{label}", source, functions="".join(self.functions.values()))
 
     def local(self, size: int, dtype: str) -> str:

@@ -6,6 +6,7 @@ from collections.abc import Mapping
 
 from cpembed.frontends.onnx.call import Translation
 from cpembed.frontends.onnx.operators import (
+    attention,
     caches,
     contributed,
     elementwise,
@@ -21,6 +22,7 @@ from cpembed.frontends.onnx.operators import (
 )
 
 TRANSLATIONS: Mapping[str, Translation] = {
+    **attention.TABLE,
     **contributed.TABLE,
     **elementwise.TABLE,
     **indices.TABLE,

@@ -7,7 +7,6 @@ from functools import partial
 import numpy as np
 
 from cpembed.errors import WorkloadError
-from cpembed.frontends.expressions import X, Y, add, apply
 from cpembed.frontends.indexed import (
     one_hot_rows,
     reversed_prefixes,

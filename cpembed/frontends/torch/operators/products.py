@@ -13,6 +13,7 @@ from typing import Any
 import numpy as np
 
 from cpembed.frontends import expressions as e
+from cpembed.frontends.attention import Scores, attention
 from cpembed.frontends.emitter import is_float, row_major_steps
 from cpembed.frontends.expressions import X, Y, add, apply, mul
 from cpembed.frontends.grouped import Weights, grouped_product
@@ -20,7 +21,7 @@ from cpembed.frontends.indexed import maxima_with_places, overlapped, unpooled
 from cpembed.frontends.products import Window, matrix_product
 from cpembed.frontends.sampling import along_axis, grid_sampled
 from cpembed.frontends.torch.call import Call, Handler, Results, per_axis, table
-from cpembed.graph.kinds import Elementwise, Gather, Reduce, Softmax
+from cpembed.graph.kinds import Gather, Reduce
 from cpembed.graph.kinds.base import Array
 
 # -- convolutions ---------------------------------------------------------------------------------
@@ -119,9 +120,6 @@ def _product_added(call: Call, first: str, second: str) -> str:
 
 # -- attention ------------------------------------------------------------------------------------
 
-_LARGEST_MASK = 1 << 26
-"""Maximum number of elements of a causal mask, which is a constant."""
-
 
 def _attention(call: Call) -> Results:
     """Emit attention as two products of matrices around a softmax."""
@@ -129,47 +127,14 @@ def _attention(call: Call) -> Results:
     if call["dropout_p"]:
         call.reject("weights are dropped at random: call model.eval() before the export")
     # Grouped queries: several heads of queries share one of keys and values.
-    if call.get("enable_gqa"):
-        heads = call.shape(query)[-3]
-        key, value = _shared(call, key, heads), _shared(call, value, heads)
+    call.get("enable_gqa")
     scale = call["scale"]
     scale = 1 / math.sqrt(call.shape(query)[-1]) if scale is None else scale
-    scores = call.elementwise(mul(X, scale), call.matmul(query, key, transposed=True))
     mask = call.get("attn_mask")
-    scores = _masked(call, scores, mask, bool(call.get("is_causal")))
-    last = call.rank(scores) - 1
-    weights = call.emit(Softmax(last), scores)
-    if mask is not None:
-        # Where a mask leaves nothing of a row, PyTorch's weights are zeros.
-        largest = call.emit(Reduce("max", (last,), True), scores)
-        zeroed = e.where(e.equal(X, -math.inf), 0.0, Y)
-        weights = call.emit(Elementwise(zeroed, call.dtype(weights)), largest, weights)
-    return call.first_of(call.matmul(weights, value))
-
-
-def _shared(call: Call, x: str, heads: int) -> str:
-    """Repeat keys or values that several heads of queries share."""
-    *lead, groups, length, depth = call.shape(x)
-    if groups == heads:
-        return x
-    x = call.reshaped(x, (*lead, groups, 1, length, depth))
-    x = call.expanded(x, (*lead, groups, heads // groups, length, depth))
-    return call.reshaped(x, (*lead, heads, length, depth))
-
-
-def _masked(call: Call, scores: str, mask: str | None, causal: bool) -> str:
-    if causal:
-        rows, columns = call.shape(scores)[-2:]
-        if rows * columns > _LARGEST_MASK:
-            call.reject(f"a causal mask of {rows} by {columns} is too large a constant")
-        # Minus infinity above the diagonal: positions that come later have no weight.
-        later = np.triu(np.full((rows, columns), -np.inf, np.float32), 1)
-        scores = call.elementwise(add(X, Y), scores, call.tensor(later))
-    if mask is None:
-        return scores
-    if call.dtype(mask) == "bool":
-        return call.elementwise(e.where(X, Y, -math.inf), mask, scores, dtype=call.dtype(scores))
-    return call.elementwise(add(X, Y), scores, mask)
+    scores = Scores(scale, causal=0 if call.get("is_causal") else None, mask=mask)
+    # Where a mask leaves nothing of a row, PyTorch's weights are zeros.
+    result = attention(call, query, key, value, scores, zero_rows=mask is not None)
+    return call.first_of(result)
 
 
 # -- pooling --------------------------------------------------------------------------------------

@@ -1,0 +1,166 @@
+"""Attention ``softmax(scale Q K^T + mask) V`` over heads, as one operator."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from cpembed.errors import WorkloadError
+from cpembed.graph.kinds.base import Array, Kind, TensorType
+
+AXES = "bhsd"
+"""Letters of the axes: batch, heads, sequence (rows, or keys), depth of a head."""
+
+HEADS_FIRST = (AXES,) * 4
+"""Order of the axes of query, key, value and result where none is transposed."""
+
+
+@dataclass(frozen=True)
+class Attention(Kind):
+    """Attention ``softmax(scale Q K^T + mask) V`` of each row of each head.
+
+    The inputs are the query, the key, the value and, if ``masked``, the mask. Several heads of the
+    query may share one of key and value: their number is a multiple.
+
+    Attributes
+    ----------
+    scale : float
+        Factor of the products of query and key.
+    axes : tuple of four str
+        Order of the axes of query, key, value and result, in the letters of :data:`AXES`. A batch
+        or an axis of heads that is missing has one element.
+    masked : bool
+        True if there is a mask, which broadcasts to ``[b, h, rows, keys]``. A Boolean one selects
+        the keys of each row, one of floats is added to the scores.
+    causal : int, optional
+        Row i has the keys 0 to ``i + causal`` alone: the number of keys before the first row's own.
+        None for no such limit. Keys beyond it are not read: their values do not count, even NaN.
+    excluded : float
+        Score of keys that a Boolean mask excludes.
+    softcap : float
+        Limit c of the scores before the mask, ``c tanh(score / c)``; 0 for none.
+    zero_rows : bool
+        True if a row is zeros where all its scores are -inf; otherwise it is NaN, as softmax is.
+    """
+
+    scale: float
+    axes: tuple[str, ...] = HEADS_FIRST
+    masked: bool = False
+    causal: int | None = None
+    excluded: float = -math.inf
+    softcap: float = 0.0
+    zero_rows: bool = False
+
+    def sizes(self, inputs: Sequence[TensorType]) -> tuple[dict[str, int], ...]:
+        """Return the extents of the axes of query, key and value, by letter.
+
+        Raises :class:`WorkloadError` if they do not fit each other.
+        """
+        extents: list[dict[str, int]] = []
+        for name, axes, kind in zip(("query", "key", "value"), self.axes, inputs, strict=False):
+            if len(axes) != len(kind.shape) or len({*axes} & {*AXES}) != len(axes):
+                raise WorkloadError(f"the {name} of attention is {kind}, its axes are {axes}")
+            extents.append(dict.fromkeys(AXES, 1) | dict(zip(axes, kind.shape, strict=True)))
+        query, key, value = extents
+        if (
+            query["b"] != key["b"]
+            or query["d"] != key["d"]
+            or any(key[axis] != value[axis] for axis in "bhs")
+            or not key["h"]
+            or query["h"] % key["h"]
+        ):
+            shapes = ", ".join(str(list(kind.shape)) for kind in inputs[:3])
+            raise WorkloadError(f"attention of query, key and value of {shapes}")
+        return query, key, value
+
+    def types(self, inputs: Sequence[TensorType]) -> tuple[TensorType, ...]:
+        query, key, value = self.sizes(inputs)
+        dtypes = {kind.dtype for kind in inputs[:3]}
+        if dtypes != {"float32"}:
+            raise WorkloadError(f"attention of {', '.join(sorted(dtypes))}: it is of float32")
+        if self.masked:
+            mask, scores = inputs[3], (query["b"], query["h"], query["s"], key["s"])
+            if not _broadcasts(mask.shape, scores) or mask.dtype not in ("bool", "float32"):
+                raise WorkloadError(f"a mask of {mask} for scores of {list(scores)}")
+        extents = {**query, "d": value["d"]}
+        absent = [axis for axis in AXES if axis not in self.axes[3] and extents[axis] != 1]
+        if absent:
+            raise WorkloadError(f"attention stores {self.axes[3]}, without its {absent[0]}")
+        return (TensorType(tuple(extents[axis] for axis in self.axes[3]), "float32"),)
+
+    @np.errstate(all="ignore")
+    def evaluate(self, inputs: Sequence[Array]) -> tuple[Array, ...]:
+        (result,) = self.types([TensorType.of_array(array) for array in inputs])
+        if not result.elements:
+            return (np.zeros(result.shape, np.float32),)
+        query, key, value = (
+            _in_order(array, axes) for array, axes in zip(inputs[:3], self.axes[:3], strict=True)
+        )
+        group = query.shape[1] // key.shape[1]
+        key, value = np.repeat(key, group, 1), np.repeat(value, group, 1)
+        weights = self._weights(self._scores(query, key, inputs[3] if self.masked else None))
+        total = self._total(weights, value).astype(np.float32)
+        # Axes that the result does not have are of one element.
+        present = [AXES.index(axis) for axis in self.axes[3]]
+        absent = tuple(k for k in range(4) if k not in present)
+        dense = total.squeeze(absent)
+        order = [sorted(present).index(k) for k in present]
+        return (np.ascontiguousarray(dense.transpose(order)),)
+
+    def _scores(self, query: Array, key: Array, mask: Array | None) -> Array:
+        """Return the scores with all masks, in float64."""
+        # Products beyond float32 are infinite, as those of kernels are.
+        products = (query.astype(np.float64) @ key.astype(np.float64).swapaxes(2, 3)).astype(
+            np.float32
+        )
+        scores: Array = products.astype(np.float64) * self.scale
+        if self.softcap:
+            scores = self.softcap * np.tanh(scores / self.softcap)
+        if mask is not None and mask.dtype == np.bool_:
+            scores = np.where(mask, scores, self.excluded)
+        elif mask is not None:
+            scores = scores + mask.astype(np.float64)
+        rows, keys = scores.shape[2:]
+        visible = np.arange(keys, dtype=np.int64) < self._limits(rows, keys)[:, None]
+        return np.where(visible, scores, -np.inf)
+
+    def _limits(self, rows: int, keys: int) -> Array:
+        """Return the number of keys that each row has."""
+        if self.causal is None:
+            return np.full(rows, keys)
+        return np.clip(np.arange(rows) + self.causal + 1, 0, keys)
+
+    def _weights(self, scores: Array) -> Array:
+        top = scores.max(axis=3, keepdims=True, initial=-np.inf)
+        powers = np.exp(scores - top)
+        weights = powers / powers.sum(axis=3, keepdims=True)
+        return np.where(top == -np.inf, 0.0, weights) if self.zero_rows else weights
+
+    def _total(self, weights: Array, value: Array) -> Array:
+        wide = value.astype(np.float64)
+        if self.causal is None or np.isfinite(value).all():
+            return weights @ wide
+        # Zero times infinity is NaN, so that keys beyond a row's limit are left out.
+        total = np.zeros((*weights.shape[:3], wide.shape[3]))
+        for row, limit in enumerate(self._limits(*weights.shape[2:])):
+            total[:, :, row] = (weights[:, :, row, None, :limit] @ wide[:, :, :limit])[:, :, 0]
+            if not limit and not self.zero_rows:
+                total[:, :, row] = np.nan
+        return total
+
+
+def _broadcasts(shape: Sequence[int], target: Sequence[int]) -> bool:
+    if len(shape) > len(target):
+        return False
+    pairs = zip(reversed(shape), reversed(target), strict=False)
+    return all(size in (1, extent) for size, extent in pairs)
+
+
+def _in_order(array: Array, axes: str) -> Array:
+    """Return a tensor with all axes in the order of :data:`AXES`."""
+    present = [axes.index(axis) for axis in AXES if axis in axes]
+    extents = dict(zip(axes, array.shape, strict=True))
+    return array.transpose(present).reshape([extents.get(axis, 1) for axis in AXES])
