@@ -328,8 +328,9 @@ def _checked_providers(
     """Return the options by provider; the one that compiles is always first."""
     checked: dict[str, dict[str, Any]] = {PROVIDER: {}}
     for number, provider in enumerate(providers or ()):
-        pair = provider if isinstance(provider, tuple) else (provider, {})
-        name, with_name = cast("tuple[str, dict[str, Any]]", pair)
+        name, with_name = str(provider), dict[str, Any]()
+        if isinstance(provider, tuple):
+            name, with_name = cast("tuple[str, dict[str, Any]]", provider)
         if name not in (PROVIDER, FALLBACK_PROVIDER):
             warnings.warn(
                 f"provider {name!r} is left out: sessions of cpembed have {PROVIDER} and "
