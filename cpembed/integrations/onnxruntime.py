@@ -31,6 +31,10 @@ from cpembed.frontends import load_model
 from cpembed.frontends.onnx.model import ModelInput, read_model
 from cpembed.graph.kinds.base import Array
 from cpembed.network.build import RunningNetwork, compile_model
+from cpembed.network.parts import PartedNetwork
+
+Network = RunningNetwork | PartedNetwork
+"""Compiled network that is loaded."""
 
 PROVIDER = "CpembedExecutionProvider"
 """Name of the provider that compiles models."""
@@ -117,7 +121,7 @@ class InferenceSession:
         self._providers = _checked_providers(providers, provider_options)
         self._scratch: tempfile.TemporaryDirectory[str] | None = None
         self._path = self._model_file(path_or_bytes)
-        self._networks: OrderedDict[tuple[Any, ...], RunningNetwork | None] = OrderedDict()
+        self._networks: OrderedDict[tuple[Any, ...], Network | None] = OrderedDict()
         self._fallback: Any = None
         model = read_model(self._path)
         body = model.body
@@ -189,7 +193,7 @@ class InferenceSession:
                     f"{self._path.name}: has no output {name}: its outputs are {', '.join(results)}"
                 )
 
-    def _network(self, shapes: Mapping[str, tuple[Any, ...]]) -> RunningNetwork | None:
+    def _network(self, shapes: Mapping[str, tuple[Any, ...]]) -> Network | None:
         """Return the network for shapes of the inputs; None where onnxruntime runs them."""
         key = tuple(sorted(shapes.items()))
         if key in self._networks:
@@ -202,7 +206,7 @@ class InferenceSession:
         self._networks[key] = self._compiled(shapes)
         return self._networks[key]
 
-    def _compiled(self, shapes: Mapping[str, tuple[int, ...]]) -> RunningNetwork | None:
+    def _compiled(self, shapes: Mapping[str, tuple[int, ...]]) -> Network | None:
         options = self._providers[PROVIDER]
         threads = options.get("threads") or getattr(self._options, "intra_op_num_threads", 0)
         try:
@@ -267,7 +271,7 @@ class InferenceSession:
         }
 
     @property
-    def networks(self) -> tuple[RunningNetwork, ...]:
+    def networks(self) -> tuple[Network, ...]:
         """Compiled networks that are loaded, one for each set of input shapes."""
         return tuple(network for network in self._networks.values() if network is not None)
 

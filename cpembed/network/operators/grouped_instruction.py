@@ -93,5 +93,5 @@ def _is_by_lanes(selection: Selection) -> bool:
     dot = column_dot(open_target(selection.solved.target))
     if dot is None or dot.depth != _DEPTH or dot.rows != 1 or TILE % dot.lanes:
         return False
-    family = selection.candidate.candidate.embedding.family
+    family = selection.ranked.candidate.embedding.family
     return sorted(family.values()) == [("k",), ("n",)]

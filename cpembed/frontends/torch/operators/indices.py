@@ -436,7 +436,7 @@ def _unfold(call: Call) -> Results:
 def _embedding_bag(call: Call) -> Results:
     """Emit sums, means or maxima of rows in bags, each of which begins at an offset."""
     weight, indices, offsets = call["weight"], call["indices"], call["offsets"]
-    operation: str = ("add", "mean", "max")[call["mode"]]
+    operation = ("add", "mean", "max")[int(call["mode"])]
     if call.get("padding_idx") not in (None, -1):
         call.reject("a row that bags leave out is not known: mask it")
     count, width = call.shape(indices)[0], call.shape(weight)[1]

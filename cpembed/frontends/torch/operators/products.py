@@ -212,8 +212,8 @@ def _columns_to_image(call: Call) -> str:
 
 
 def _grid_sampler(call: Call) -> str:
-    mode: str = ("linear", "nearest", "cubic")[call["interpolation_mode"]]
-    padding: str = ("zeros", "border", "reflection")[call["padding_mode"]]
+    mode = ("linear", "nearest", "cubic")[int(call["interpolation_mode"])]
+    padding = ("zeros", "border", "reflection")[int(call["padding_mode"])]
     return grid_sampled(call, call["input"], call["grid"], mode, padding, call["align_corners"])
 
 
