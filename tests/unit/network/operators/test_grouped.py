@@ -191,7 +191,7 @@ def test_an_unpacked_word_is_a_register_of_the_embedding() -> None:
     selection = group_selection(32)
     if selection is None:
         pytest.skip("this processor has no dot product of four signed by unsigned bytes")
-    program = selection.candidate.program
+    program = selection.ranked.program
     form = GroupedFormat(32, 32, 4, 32)
     codes = RANDOM.integers(0, 16, (32, 32)).astype(np.uint8)
     second = group_workload(32).inputs[1]
