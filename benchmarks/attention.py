@@ -81,6 +81,7 @@ def run_cpembed(case: str, threads: int) -> tuple[str, Callable[[], Array]]:
     from importlib.metadata import version
 
     from cpembed.codegen.runtime import compile_plan, empty, from_array
+    from cpembed.driver.matching import network_units
     from cpembed.graph.kinds import Attention, TensorType
     from cpembed.network.attention import AttentionChoice
     from cpembed.network.kernel_cache import Cache
@@ -92,7 +93,7 @@ def run_cpembed(case: str, threads: int) -> tuple[str, Callable[[], Array]]:
     kind = Attention(1 / math.sqrt(shape.depth), causal=0 if shape.causal else None)
     types = tuple(map(TensorType.of_array, tensors))
     spec = native_target(["float32", "float32"])
-    choice = AttentionChoice(kind, types, ProductKernels(spec, Cache(None)), threads)
+    choice = AttentionChoice(kind, types, ProductKernels(network_units(spec), Cache(None)), threads)
     (result,) = kind.types(types)
     placed = [PlacedTensor.plain(t) for t in types]
     kernel = choice.kernel(open_target(spec), placed, [PlacedTensor.plain(result)])

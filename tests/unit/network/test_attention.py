@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 
 from cpembed.codegen.runtime import compile_plan, empty, from_array
+from cpembed.driver.matching import network_units
 from cpembed.graph.graph import Graph, Operator
 from cpembed.graph.kinds import Attention, TensorType
 from cpembed.graph.kinds.base import Array
@@ -37,7 +38,7 @@ def computed(
     """The result of the kernel; ``tile`` are rows of a block and keys of a tile."""
     spec = load_hardware_spec(TARGET)
     types = tuple(map(TensorType.of_array, arrays))
-    choice = AttentionChoice(kind, types, ProductKernels(spec, Cache(None)), threads)
+    choice = AttentionChoice(kind, types, ProductKernels(network_units(spec), Cache(None)), threads)
     if tile is not None:
         sizes = {"rows": tile[0], "keys": tile[1]}
         choice.__dict__["tiles"] = replace(choice.tiles, **sizes)
