@@ -11,6 +11,7 @@ from pathlib import Path
 import numpy as np
 
 from cpembed.driver import matching
+from cpembed.driver.options import MethodName
 from cpembed.errors import BackendUnavailable, CpembedError, WorkloadError
 from cpembed.export.library import EVERYTHING, Contents, Library, write_library
 from cpembed.export.loader import Library as OpenLibrary
@@ -209,6 +210,7 @@ def compile_model(
     *,
     folder: Path | None = None,
     threads: int = 0,
+    method: MethodName = "auto",
 ) -> RunningNetwork:
     """Compile a network and load it, so that it can be called with arrays.
 
@@ -223,6 +225,9 @@ def compile_model(
         Folder for the library; by default a temporary one.
     threads : int
         Number of threads; 0 for as many as the process has for kernels.
+    method : str, default "auto"
+        Method of convolutions of floats: ``auto`` for the fastest, ``implicit`` for their own sums,
+        another name for this method wherever it is possible.
 
     Returns
     -------
@@ -237,10 +242,11 @@ def compile_model(
         As :func:`compile_network` does.
     """
     graph = model if isinstance(model, Graph) else load_model(model)
+    planning = Planning(method=method)
     if folder is not None:
-        return compile_network(graph, target, folder).open(threads)
+        return compile_network(graph, target, folder, planning).open(threads)
     scratch = tempfile.TemporaryDirectory(prefix="cpembed-")
-    network = compile_network(graph, target, Path(scratch.name)).open(threads)
+    network = compile_network(graph, target, Path(scratch.name), planning).open(threads)
     # Its finalizer removes the folder once the network is no longer used.
     network.scratch = scratch
     return network

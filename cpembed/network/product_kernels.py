@@ -6,7 +6,7 @@ once, and a block that repeats within it too.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from functools import partial
@@ -33,6 +33,7 @@ from cpembed.runtime.tuning.records import Lookup
 from cpembed.runtime.worker import call_each
 from cpembed.steps import Progress, silent
 from cpembed.targets.capabilities import calibration_digest, planned_kernel
+from cpembed.targets.choice import Choice
 from cpembed.targets.registry import open_target
 from cpembed.targets.tuner import record_identity
 
@@ -111,19 +112,50 @@ def choose_product_kernel(
     request = Request(workload, target, options, epilogue=epilogue, explains=False)
     selection = _choice_or_reason(request)
     if isinstance(selection, Selection) and selection.plan.native:
-        choice, spec = selection.choice, selection.solved.target
-        cost = choice.estimated
-        return ProductKernel(
-            spec=spec,
-            candidate=choice.candidate.candidate,
-            schedule=choice.schedule,
-            epilogue=epilogue,
-            cost_us=float("inf") if cost is None else cost,
-            utilisation=choice.candidate.overheads.occupancy,
-            reason=None if spec == target else f"{target.name}: {_alternative_reason(selection)}",
-        )
+        return _native(selection, selection.choice, target, epilogue)
     reason = "; ".join(selection.plan.missing) if isinstance(selection, Selection) else selection
     return _portable(workload, epilogue, reason)
+
+
+def choose_in_place(
+    workload: Computation, target: HardwareSpec, in_place: Collection[str], timeout: float | None
+) -> ProductKernel | None:
+    """Choose a native kernel that takes some operands where they lie; None if there is none.
+
+    Parameters
+    ----------
+    workload : Computation
+    target : HardwareSpec
+    in_place : collection of str
+        Names of the operands.
+    timeout : float or None
+        Seconds of each search for embeddings.
+    """
+    options = KernelOptions(timeout=timeout)
+    selection = _choice_or_reason(Request(workload, target, options, explains=False))
+    if not (isinstance(selection, Selection) and selection.plan.native):
+        return None
+    for choice in selection.plan.choices:
+        program = choice.candidate.program
+        if all(program.operand(name).is_identity for name in in_place):
+            return _native(selection, choice, target, None)
+    return None
+
+
+def _native(
+    selection: Selection, choice: Choice, target: HardwareSpec, epilogue: Epilogue | None
+) -> ProductKernel:
+    """Return a choice of the driver as a kernel."""
+    spec, cost = selection.solved.target, choice.estimated
+    return ProductKernel(
+        spec=spec,
+        candidate=choice.candidate.candidate,
+        schedule=choice.schedule,
+        epilogue=epilogue,
+        cost_us=float("inf") if cost is None else cost,
+        utilisation=choice.candidate.overheads.occupancy,
+        reason=None if spec == target else f"{target.name}: {_alternative_reason(selection)}",
+    )
 
 
 def _choice_or_reason(request: Request) -> Selection | str:
@@ -215,12 +247,26 @@ def recorded_kernel(
     LoweringError
         If the target has no kernels that a library can hold.
     """
-    return recorded_calls(_compiled_kernel(kernel, epilogue, Recorder(threads)), (), constants)
+    return recorded_calls(planned_product(kernel, epilogue, Recorder(threads)), (), constants)
 
 
-def _compiled_kernel(
+def planned_product(
     kernel: ProductKernel, epilogue: Epilogue | None, recorder: Recorder
 ) -> CompiledKernel:
+    """Return a kernel that a recorder executes.
+
+    Parameters
+    ----------
+    kernel : ProductKernel
+    epilogue : Epilogue or None
+        Epilogue with its placements.
+    recorder : Recorder
+
+    Raises
+    ------
+    LoweringError
+        If the target has no kernels that a library can hold.
+    """
     program = kernel.candidate.program
     if kernel.spec is None:
         plan = portable_plan(program, recorder.thread_count(), epilogue)
@@ -242,11 +288,16 @@ _SOURCES = (
 
 @dataclass(frozen=True)
 class KernelRequest:
-    """Workload whose results go through an epilogue; if ``placed``, into a larger buffer."""
+    """Workload whose results go through an epilogue; if ``placed``, into a larger buffer.
+
+    Operands in ``in_place`` are read or written where they lie: there is no kernel that packs one,
+    and none of portable code.
+    """
 
     workload: Computation
     epilogue: Epilogue | None
     placed: bool
+    in_place: tuple[str, ...] = ()
 
     @property
     def searched(self) -> Epilogue | None:
@@ -344,6 +395,8 @@ def _search(
     target: HardwareSpec, timeout: float | None, request: KernelRequest
 ) -> ProductKernel | None:
     try:
+        if request.in_place:
+            return choose_in_place(request.workload, target, request.in_place, timeout)
         return choose_product_kernel(request.workload, target, request.searched, timeout)
     except LoweringError:
         return None
