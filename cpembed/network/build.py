@@ -11,6 +11,7 @@ from pathlib import Path
 import numpy as np
 
 from cpembed.driver import matching
+from cpembed.driver.options import MethodName
 from cpembed.errors import BackendUnavailable, CpembedError, WorkloadError
 from cpembed.export.library import EVERYTHING, Contents, Library, write_library
 from cpembed.export.loader import Library as OpenLibrary
@@ -212,6 +213,7 @@ def compile_model(
     folder: Path | None = None,
     threads: int = 0,
     float_type: FloatType | None = None,
+    method: MethodName = "auto",
 ) -> RunningNetwork:
     """Compile a network and load it, so that it can be called with arrays.
 
@@ -230,6 +232,9 @@ def compile_model(
     float_type : str, optional
         ``bfloat16`` to round the operands of float products to it, ``float32`` to round none; by
         default what the named target multiplies, float32 for ``native``.
+    method : str, default "auto"
+        Method of convolutions of floats: ``auto`` for the fastest, ``implicit`` for their own sums,
+        another name for this method wherever it is possible.
 
     Returns
     -------
@@ -246,10 +251,11 @@ def compile_model(
     # Before the model is read, which may take seconds.
     units = matching.network_units(target, float_type)
     graph = model if isinstance(model, Graph) else load_model(model)
+    planning = Planning(method=method)
     if folder is not None:
-        return compile_network(graph, units, folder).open(threads)
+        return compile_network(graph, units, folder, planning).open(threads)
     scratch = tempfile.TemporaryDirectory(prefix="cpembed-")
-    network = compile_network(graph, units, Path(scratch.name)).open(threads)
+    network = compile_network(graph, units, Path(scratch.name), planning).open(threads)
     # Its finalizer removes the folder once the network is no longer used.
     network.scratch = scratch
     return network
