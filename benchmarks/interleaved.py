@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import Any
 
 from cpembed.network.build import RunningNetwork
@@ -37,8 +37,8 @@ def turns(
         calls[name] = max(1, int(round_ms / 1e3 / seconds))
     times: dict[str, list[float]] = {name: [] for name in running}
     for number in range(rounds):
-        order: Sequence[str] = list(running) if number % 2 else list(reversed(running))
-        for name in order:
+        names = list(running)
+        for name in names if number % 2 else reversed(names):
             started = time.perf_counter()
             for _ in range(calls[name]):
                 running[name].library.run(*arguments[name])

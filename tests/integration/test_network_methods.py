@@ -44,9 +44,9 @@ class Networks:
 
     generator: np.random.Generator
     shape: tuple[int, ...]
-    operators: list[Operator] = field(default_factory=list)
-    constants: dict[str, Any] = field(default_factory=dict)
-    tensors: dict[str, tuple[int, ...]] = field(default_factory=dict)
+    operators: list[Operator] = field(default_factory=list[Operator])
+    constants: dict[str, Any] = field(default_factory=dict[str, Any])
+    tensors: dict[str, tuple[int, ...]] = field(default_factory=dict[str, tuple[int, ...]])
 
     def convolution(
         self,

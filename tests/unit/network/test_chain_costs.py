@@ -17,6 +17,7 @@ from cpembed.network.layout import CandidateLayouts
 from cpembed.network.layout_problem import ExecutionChoices
 from cpembed.network.plan import split_epilogues
 from cpembed.network.product_kernels import ProductKernels
+from cpembed.targets.units import units_of
 
 GEMM = workload("gemm m=64 n=96 k=64 dtype=float32")
 SILU = Apply("mul", (Input(0), Apply("sigmoid", (Input(0),))))
@@ -30,7 +31,7 @@ def fused(expression: Any) -> Graph:
 
 
 def choices(graph: Graph) -> ExecutionChoices:
-    products = ProductKernels(hardware_spec("avx2_f32"), Cache(None))
+    products = ProductKernels(units_of(hardware_spec("avx2_f32")), Cache(None))
     return ExecutionChoices(graph, CandidateLayouts(graph), products, 1)
 
 

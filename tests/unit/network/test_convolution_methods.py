@@ -106,8 +106,8 @@ def _computed(
     """The result by generated transforms in place, and numpy for the product of matrices."""
     image, output, residual = layouts
     count = len(kind.vectors)
-    memories = [tensor_memory(layout, groups) for layout in layouts]
-    assert all(memory is not None for memory in memories)
+    memories = [memory for layout in layouts if (memory := tensor_memory(layout, groups))]
+    assert len(memories) == len(layouts)
     has_residual = kind.epilogue is not None and kind.epilogue.residual is not None
     placed = OutputMemory(memories[1], kind.epilogue, memories[2] if has_residual else None)
     before = runtime.compile_plan(
@@ -212,7 +212,7 @@ def _in_turn(v: Any, u: Any) -> Any:
 
 def test_tiles_of_four_need_enough_channels() -> None:
     window = Window(taps=(3, 3), strides=(1, 1), dilations=(1, 1), before=(1, 1), after=(1, 1))
-    growths = []
+    growths: list[float] = []
     for channels in (4, 64):
         form = convolution((1, channels, 8, 8), (8, channels, 3, 3), window)
         growths.append(error_growth(winograd(form.computation, 4, channels_last=True)))
