@@ -15,15 +15,14 @@ from __future__ import annotations
 import argparse
 import statistics
 import tempfile
-import time
-from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, get_args
 
 from benchmarks.documents import write_document
+from benchmarks.interleaved import turns
 from cpembed.files import write_whole
 from cpembed.frontends import load_model
-from cpembed.network.build import CompiledNetwork, RunningNetwork, compile_network
+from cpembed.network.build import CompiledNetwork, compile_network
 from cpembed.network.inputs import random_inputs
 from cpembed.network.plan import Planning, Policy
 from cpembed.runtime.measurement.environment import provenance, provenance_lines
@@ -91,7 +90,7 @@ def compared(path: Path, target: str, measures: bool, rounds: int, round_ms: flo
         running = {policy: network.open() for policy, network in networks.items()}
         inputs = random_inputs(graph, 0)
         arguments = {policy: network.in_order(inputs) for policy, network in running.items()}
-        times = _turns(running, arguments, rounds, round_ms)
+        times = turns(running, arguments, rounds, round_ms)
         for network in running.values():
             network.close()
     base = times["assigned"]
@@ -107,28 +106,6 @@ def compared(path: Path, target: str, measures: bool, rounds: int, round_ms: flo
         "predicted_us": {policy: plan.assignment.cost for policy, plan in plans.items()},
         "conversions": {policy: len(plan.conversions) for policy, plan in plans.items()},
     }
-
-
-def _turns(
-    running: dict[str, RunningNetwork], arguments: dict[str, Any], rounds: int, round_ms: float
-) -> dict[str, list[float]]:
-    """Return the seconds of a call under each policy, in each round."""
-    calls: dict[str, int] = {}
-    for policy, network in running.items():
-        network.library.run(*arguments[policy])
-        started = time.perf_counter()
-        network.library.run(*arguments[policy])
-        seconds = time.perf_counter() - started
-        calls[policy] = max(1, int(round_ms / 1e3 / seconds))
-    times: dict[str, list[float]] = {policy: [] for policy in running}
-    for number in range(rounds):
-        order: Sequence[str] = list(running) if number % 2 else list(reversed(running))
-        for policy in order:
-            started = time.perf_counter()
-            for _ in range(calls[policy]):
-                running[policy].library.run(*arguments[policy])
-            times[policy].append((time.perf_counter() - started) / calls[policy])
-    return times
 
 
 def line(row: Row) -> str:

@@ -12,7 +12,7 @@ import click
 from click.core import ParameterSource
 
 from cpembed.cli import options, output
-from cpembed.driver.options import BuildOptions
+from cpembed.driver.options import METHODS, BuildOptions, MethodName
 from cpembed.files import write_whole
 
 if TYPE_CHECKING:
@@ -107,6 +107,7 @@ class NetworkArguments:
     save: Path | None
     policy: Policy
     measures: bool
+    method: MethodName
     timeout: float
     layout_time: float
     seed: int
@@ -151,6 +152,14 @@ class NetworkArguments:
     "measures",
     is_flag=True,
     help="Measure the kernels among which layouts are chosen, once, instead of estimating them.",
+)
+@click.option(
+    "--method",
+    type=click.Choice(METHODS),
+    default="auto",
+    show_default=True,
+    help="How convolutions of floats are computed: the fastest, each by its own sums (implicit), "
+    "or by one method where it is possible (docs/methods.md).",
 )
 @options.timeout_option("Stop each search for embeddings after S seconds.", SECONDS)
 @click.option(
@@ -198,7 +207,11 @@ def network_command(arguments: NetworkArguments) -> int:
         from cpembed.network.service import NetworkRequest, network, network_plan
 
         planning = Planning(
-            arguments.timeout, arguments.layout_time, arguments.policy, arguments.measures
+            arguments.timeout,
+            arguments.layout_time,
+            arguments.policy,
+            arguments.measures,
+            arguments.method,
         )
         run: NetworkRun | StepwiseRun | PartsResult | None = None
         if has_foreign(graph):
@@ -257,7 +270,7 @@ def _check_parts(arguments: NetworkArguments) -> None:
 
 _MODEL_PARAMETERS = frozenset(
     ("words", "target", "float_type", "timeout", "folder", "name", "shapes", "outputs", "threads",
-     "torch", "as_json")
+     "torch", "method", "as_json")
 )  # fmt: skip
 """Parameters of ``cpembed build`` that apply to models too."""
 
@@ -385,10 +398,13 @@ def _build_model(arguments: BuildArguments, values: Mapping[str, Any]) -> int:
     units = network_units(arguments.target or "native", arguments.float_type)
     graph = load_model(Path(arguments.words[0]), arguments.shapes or None, arguments.outputs)
     folder = arguments.folder
+    # The default of a workload is not that of a model.
+    source = click.get_current_context().get_parameter_source("method")
+    method: MethodName = values["method"] if source is ParameterSource.COMMANDLINE else "auto"
     request = NetworkRequest(
         units,
         folder,
-        Planning(timeout=values["timeout"] or SEARCH_LIMIT),
+        Planning(timeout=values["timeout"] or SEARCH_LIMIT, method=method),
         times=False,
         name=values["name"],
         contents=Contents(torch=values["torch"]),

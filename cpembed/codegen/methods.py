@@ -1,11 +1,12 @@
-"""Kernels and layouts of convolution methods: Winograd's transforms, and what parts are packed to.
+"""Kernels of Winograd's transforms.
 
-The transforms walk the tiles of one block, whose number they read from a buffer of one element, and
-in a tile vectors of channels: all places of the tile in one channel are the same lane of as many
-vectors. The image comes padded with zeros and channels last, ``[g, n, pixels of each window, c]``,
-so that no tile is special; outputs are written channels last, ``[g, n, outputs of each window,
-k]``, where they exist. V is ``[e, g, x, c]`` and M ``[e, g, x, k]``, with x over the tiles of a
-block.
+They walk the tiles of one block, whose number they read from a buffer of one element, and in a tile
+vectors of channels: all places of the tile in one channel are the same lane of as many vectors. V
+is ``[e, g, x, c]`` and M ``[e, g, x, k]``, with x over the tiles of a block.
+
+An image that is padded with zeros has no special tiles. Of an image in its own layout, those pixels
+are tested that lie beyond its halo in some tile. Outputs are written where they exist, through an
+epilogue if there is one.
 """
 
 from __future__ import annotations
@@ -17,13 +18,14 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from fractions import Fraction
 
+from cpembed.codegen.epilogue import Epilogue
+from cpembed.codegen.instruction import vector_parameter
+from cpembed.codegen.method_layouts import ImageTiles, TensorMemory
 from cpembed.codegen.plan import KernelPlan, Script, buffer
 from cpembed.ir.dtypes import size_bytes
-from cpembed.ir.index import IndexExpr, IndexTerm, row_major_strides
-from cpembed.transform.methods.convolution import Convolution, Im2col, Window
+from cpembed.ir.index import row_major_strides
 from cpembed.transform.methods.cook_toom import Matrix, Step, straight_line
 from cpembed.transform.methods.winograd import Tiling, Winograd
-from cpembed.transform.program import PackedDimension, PackedOperand
 
 AT = "At"
 """Name of the buffer that holds the number of a block."""
@@ -49,133 +51,40 @@ class TileBlocks:
         return -(-self.tiles // self.size)
 
 
-# ----------------------------------------------------------------------------------------- layouts
-#
-# They are packed operands, so that the kernels that pack for a product also convert for a method.
-
-
-def padded_image(method: Winograd) -> PackedOperand:
-    """Return the image as its transform reads it: ``[g, n, pixels of each window, c]``."""
-    conv = method.convolution
-    index = {
-        window.output: IndexExpr.sum(
-            [IndexTerm(window.output, window.stride if window.taps == 1 else 1)], window.first
-        )
-        for window in conv.windows
-    }
-    extents = {t.window.output: _pixels(t) for t in method.tilings}
-    names = [*conv.groups, *conv.samples, *extents, *conv.channels]
-    return _image(conv, names, extents, index)
-
-
-def window_matrix(method: Im2col) -> PackedOperand:
-    """Return the layout of im2col's matrix V, which has the taps and channels of each window."""
-    conv = method.convolution
-    index = {window.output: _read(window) for window in conv.windows}
-    outputs = [window.output for window in conv.windows]
-    taps = {window.tap: window.taps for window in conv.windows if window.tap}
-    columns = [*taps, *conv.channels] if method.orders.last else [*conv.channels, *taps]
-    rows = [*outputs, *columns] if method.orders.last else [*columns, *outputs]
-    return _image(conv, [*conv.groups, *conv.samples, *rows], taps, index)
-
-
-def weights_layout(method: Winograd | Im2col) -> PackedOperand:
-    """Return the weights as Winograd's transform reads them, or U of im2col.
-
-    The former are ``[g, c, taps of each window, k]``, with zeros that fill the last piece.
-    """
-    conv = method.convolution
-    taps = {window.tap: window.taps for window in conv.windows if window.tap}
-    if isinstance(method, Winograd):
-        taps = {t.window.tap: t.pieces * t.form.taps for t in method.tilings if t.window.tap}
-        names = [*conv.groups, *conv.channels, *taps, *conv.filters]
-    elif method.orders.last:
-        names = [*conv.groups, *taps, *conv.channels, *conv.filters]
-    else:
-        names = [*conv.groups, *conv.filters, *conv.channels, *taps]
-    source = conv.workload.access(conv.weights.name).index
-    return _operand(conv, conv.weights.name, names, taps, source)
-
-
-def result_layout(conv: Convolution, *, channels_last: bool) -> PackedOperand:
-    """Return the output as a method leaves it.
-
-    It is ``[g, n, outputs of each window, k]``, or has k before the outputs.
-    """
-    outputs = [window.output for window in conv.windows]
-    last = [*outputs, *conv.filters] if channels_last else [*conv.filters, *outputs]
-    names = [*conv.groups, *conv.samples, *last]
-    source = conv.workload.access(conv.output.name).index
-    return _operand(conv, conv.output.name, names, {}, source)
-
-
-def _read(window: Window) -> IndexExpr:
-    terms = [IndexTerm(window.output, window.stride)]
-    terms += [IndexTerm(window.tap, window.dilation)] if window.tap else []
-    return IndexExpr.sum(terms, window.first)
-
-
-def _image(
-    conv: Convolution,
-    names: Sequence[str],
-    extents: Mapping[str, int],
-    index: Mapping[str, IndexExpr],
-) -> PackedOperand:
-    """Return a layout of the image; ``index`` has those of the windows by their outputs."""
-    source = [
-        next((windowed for name, windowed in index.items() if name in access.iterators), access)
-        for access in conv.workload.access(conv.image.name).index
-    ]
-    return _operand(conv, conv.image.name, names, extents, source)
-
-
-def _operand(
-    conv: Convolution,
-    name: str,
-    names: Sequence[str],
-    extents: Mapping[str, int],
-    source: Sequence[IndexExpr],
-) -> PackedOperand:
-    operand, extent_of = conv.workload.operand(name), {**conv.workload.extents, **extents}
-    return PackedOperand(
-        name=name,
-        dtype=operand.dtype,
-        original_shape=operand.shape,
-        dimensions=tuple(PackedDimension(axis, extent_of[axis]) for axis in names),
-        source=tuple(source),
-        access=tuple(map(IndexExpr.iterator, names)),
-    )
-
-
-def _pixels(tiling: Tiling) -> int:
-    """Return the number of pixels that all tiles of a window read."""
-    # Of a window of one tap, only those that its outputs read: F(1, 1) has one multiplication.
-    form = tiling.form
-    last = (tiling.count - 1) * form.outputs + (tiling.pieces - 1) * form.taps
-    return last + form.multiplications
-
-
 # -------------------------------------------------------------------------------------- transforms
 
 
-def image_transform(method: Winograd, blocks: TileBlocks) -> KernelPlan:
-    """Plan ``main(Padded, At, V)``: the tiles of a block."""
+def image_transform(
+    method: Winograd, blocks: TileBlocks, image: ImageTiles | None = None
+) -> KernelPlan:
+    """Plan ``main(Image, At, V)``: the tiles of a block.
+
+    Parameters
+    ----------
+    method : Winograd
+        Method.
+    blocks : TileBlocks
+        Blocks of its tiles.
+    image : ImageTiles, optional
+        Image in memory; by default padded, with its channels last.
+    """
     conv, tilings = method.convolution, method.tilings
+    image = image or ImageTiles.of_padded(method)
     groups, channels = conv.size(conv.groups), conv.size(conv.channels)
-    shape = groups, conv.size(conv.samples), *map(_pixels, tilings), channels
     depth = method.product.extents["c"]
-    elements = method.places * groups * blocks.size * depth
     text = _Text(conv.image.dtype, channels, blocks)
-    strides = row_major_strides(shape)
-    padded = buffer("Padded", math.prod(shape), text.dtype)
-    with text.tiles(method, padded, buffer("V", elements, text.dtype)):
-        base = _sum(_tile_terms(tilings, strides))
+    v = buffer("V", method.places * groups * blocks.size * depth, text.dtype)
+    with text.tiles(method, [buffer("Image", image.memory.elements, text.dtype)], v):
         for number, piece in enumerate(_points([t.pieces for t in tilings])):
+            reads = _Reads.of_piece(tilings, image, piece)
+            conditions = {key: text.bound(test) for key, test in reads.tests()}
             with text.vectors(groups):
-                text.script.line(f"base: T.let = {base} + c")
+                text.script.line(f"base: T.let = {reads.base(image)}")
                 values = {
-                    place: text.bound(text.element("Padded", f"base + {offset}"))
-                    for place, offset in _offsets(tilings, piece, _places(method), strides[2:])
+                    place: text.bound(
+                        text.read_or_zero(_distance(place, image.memory), place, conditions)
+                    )
+                    for place in _places(method)
                 }
                 for axis, tiling in enumerate(tilings):
                     values = text.applied(tiling.form.input, values, axis)
@@ -185,6 +94,54 @@ def image_transform(method: Winograd, blocks: TileBlocks) -> KernelPlan:
                     target = f"to + {e * groups * blocks.size * depth}"
                     text.script.line(f"{text.element('V', target)} = {values[place]}")
     return KernelPlan("winograd.image", text.script.text())
+
+
+@dataclass(frozen=True)
+class _Reads:
+    """Pixels of a tile under a piece of the filter, by window.
+
+    ``first`` is the first pixel of the first tile, and there are ``counts`` tiles of ``sizes``
+    pixels, ``steps`` apart. Pixels ``inside`` exist.
+    """
+
+    first: tuple[int, ...]
+    steps: tuple[int, ...]
+    counts: tuple[int, ...]
+    sizes: tuple[int, ...]
+    inside: tuple[tuple[int, int], ...]
+
+    @classmethod
+    def of_piece(cls, tilings: Sequence[Tiling], image: ImageTiles, piece: Place) -> _Reads:
+        first = tuple(
+            begin + tiling.form.taps * number
+            for begin, tiling, number in zip(image.first, tilings, piece, strict=True)
+        )
+        counts = tuple(tiling.count for tiling in tilings)
+        sizes = tuple(tiling.form.multiplications for tiling in tilings)
+        return cls(first, image.steps, counts, sizes, image.inside)
+
+    def tests(self) -> Iterator[tuple[tuple[int, int], str]]:
+        """Yield tests whether a tile's pixel exists, by window and place, where a tile lacks it."""
+        for axis, (low, high) in enumerate(self.inside):
+            step, last_tile = self.steps[axis], self.steps[axis] * (self.counts[axis] - 1)
+            for place in range(self.sizes[axis]):
+                pixel = self.first[axis] + place
+                index = f"t{axis} * {step} + {pixel}"
+                tests = [f"{index} >= {low}"] if pixel < low else []
+                tests += [f"{index} < {high}"] if pixel + last_tile >= high else []
+                if tests:
+                    yield (axis, place), " and ".join(tests)
+
+    def base(self, image: ImageTiles) -> str:
+        """Return the position of the tile's first pixel, which may lie outside of the buffer."""
+        memory = image.memory
+        pixels = sum(p * stride for p, stride in zip(self.first, memory.pixels, strict=True))
+        windows = [
+            (f"t{n}", step * stride)
+            for n, (step, stride) in enumerate(zip(self.steps, memory.pixels, strict=True))
+        ]
+        terms = [("g", memory.group), ("n", memory.sample), *windows]
+        return f"{_sum(terms)} + {memory.offset + pixels} + {memory.channel('c')}"
 
 
 def weights_transform(method: Winograd) -> KernelPlan:
@@ -200,7 +157,6 @@ def weights_transform(method: Winograd) -> KernelPlan:
     shape = groups, channels, *(t.pieces * t.form.taps for t in tilings), filters
     strides = row_major_strides(shape)
     text = _Text("float64", filters, TileBlocks(1, 1))
-    lanes = "" if text.lanes == 1 else f"x{text.lanes}"
     weights = buffer("Weights", math.prod(shape), dtype)
     transformed = buffer("U", method.places * groups * depth * filters, dtype)
     script = text.script
@@ -216,28 +172,72 @@ def weights_transform(method: Winograd) -> KernelPlan:
                 values: dict[Place, str] = {}
                 for place, offset in _offsets(tilings, piece, taps, strides[2:]):
                     element = text.element("Weights", f"base + {offset}")
-                    values[place] = text.bound(f'T.cast({element}, "float64{lanes}")')
+                    values[place] = text.bound(f'T.cast({element}, "float64")')
                 for axis, tiling in enumerate(tilings):
                     values = text.applied(tiling.form.filter, values, axis)
                 first = _sum([("g", depth * filters), ("channel", filters)])
                 script.line(f"to: T.let = {first} + {number * channels * filters} + c")
                 for e, place in enumerate(_places(method)):
                     target = text.element("U", f"to + {e * groups * depth * filters}")
-                    script.line(f'{target} = T.cast({values[place]}, "{dtype}{lanes}")')
+                    script.line(f'{target} = T.cast({values[place]}, "{dtype}")')
     return KernelPlan("winograd.weights", script.text())
 
 
-def output_transform(method: Winograd, blocks: TileBlocks) -> KernelPlan:
-    """Plan ``main(M, At, Found)``: the outputs of a block's tiles that exist."""
+@dataclass(frozen=True)
+class OutputMemory:
+    """Memory in which a method stores its results, through an epilogue.
+
+    Attributes
+    ----------
+    memory : TensorMemory
+        Memory of the output.
+    epilogue : Epilogue, optional
+        Steps between the sums and the output; the sums are stored if there is none.
+    residual : TensorMemory, optional
+        Memory of the tensor that the epilogue adds.
+    """
+
+    memory: TensorMemory
+    epilogue: Epilogue | None = None
+    residual: TensorMemory | None = None
+
+
+def output_transform(
+    method: Winograd, blocks: TileBlocks, output: OutputMemory | None = None
+) -> KernelPlan:
+    """Plan ``main(M, At, [Bias,] [Scale,] [Residual,] Found)``: a block's outputs that exist.
+
+    Parameters
+    ----------
+    method : Winograd
+        Method.
+    blocks : TileBlocks
+        Blocks of its tiles.
+    output : OutputMemory, optional
+        Output in memory; by default with its channels last, and without an epilogue.
+    """
     conv, tilings = method.convolution, method.tilings
     groups, filters = conv.size(conv.groups), conv.size(conv.filters)
-    outputs = tuple(tiling.window.outputs for tiling in tilings)
-    shape = groups, conv.size(conv.samples), *outputs, filters
-    strides = row_major_strides(shape)
-    elements = method.places * groups * blocks.size * filters
-    text = _Text(conv.output.dtype, filters, blocks)
-    result = buffer("Found", math.prod(shape), text.dtype)
-    with text.tiles(method, buffer("M", elements, text.dtype), result), text.vectors(groups):
+    if output is None:
+        sizes = [tiling.window.outputs for tiling in tilings]
+        samples = conv.size(conv.samples)
+        output = OutputMemory(TensorMemory.channels_last(groups, samples, sizes, filters))
+    epilogue, sums = output.epilogue, conv.output.dtype
+    text = _Text(sums, filters, blocks)
+    parameters = [buffer("M", method.places * groups * blocks.size * filters, sums)]
+    further: list[str] = []
+    if epilogue is not None:
+        further += [
+            buffer(vector_parameter(name), groups * filters, epilogue.vector_dtype(name, sums))
+            for name in epilogue.vectors
+        ]
+    if output.residual is not None:
+        assert epilogue is not None
+        assert epilogue.residual is not None
+        further.append(buffer("Residual", output.residual.elements, epilogue.residual.dtype))
+    stored = sums if epilogue is None else epilogue.dtype
+    result = buffer("Found", output.memory.elements, stored)
+    with text.tiles(method, parameters, *further, result), text.vectors(groups):
         first = _sum([("g", blocks.size * filters), ("x", filters)])
         text.script.line(f"base: T.let = {first} + c")
         values = {
@@ -247,31 +247,46 @@ def output_transform(method: Winograd, blocks: TileBlocks) -> KernelPlan:
         # Axis by axis, since a nested transform is the product of the transforms of its windows.
         for axis, tiling in enumerate(tilings):
             values = text.applied(tiling.form.output, values, axis)
-        text.script.line(f"to: T.let = {_sum(_tile_terms(tilings, strides))} + c")
-        _store(text, tilings, values, strides[2:])
+        text.script.line(f"to: T.let = {_begin(tilings, output.memory)}")
+        if output.residual is not None:
+            text.script.line(f"addend: T.let = {_begin(tilings, output.residual)}")
+        text.script.line(f"channel: T.let = g * {filters} + c")
+        _store(text, tilings, values, output)
     return KernelPlan("winograd.output", text.script.text())
 
 
+def _begin(tilings: Sequence[Tiling], memory: TensorMemory) -> str:
+    """Return the position of a tile's first output."""
+    windows = [(f"t{n}", t.form.outputs * memory.pixels[n]) for n, t in enumerate(tilings)]
+    terms = _sum([("g", memory.group), ("n", memory.sample), *windows])
+    return f"{terms} + {memory.offset} + {memory.channel('c')}"
+
+
 def _store(
-    text: _Text, tilings: Sequence[Tiling], values: Mapping[Place, str], strides: Sequence[int]
+    text: _Text, tilings: Sequence[Tiling], values: Mapping[Place, str], output: OutputMemory
 ) -> None:
     """Write the outputs of a tile that exist: the last tile of a window may have fewer."""
 
-    def store(axis: int, offset: int, place: Place) -> None:
+    def store(axis: int, place: Place) -> None:
         if axis == len(tilings):
+            offset = _distance(place, output.memory)
             target = text.element("Found", f"to + {offset}")
-            text.script.line(f"{target} = {values[place]}")
+            text.script.line(f"{target} = {text.stored(values[place], output, place)}")
             return
         m, outputs = tilings[axis].form.outputs, tilings[axis].window.outputs
         # So many outputs the last tile has as well; only those after them need a condition.
         always = outputs % m or m
         for number in range(m):
-            further = offset + number * strides[axis]
             inside = [] if number < always else [f"if t{axis} * {m} + {number} < {outputs}:"]
             with text.script.nested(*inside):
-                store(axis + 1, further, (*place, number))
+                store(axis + 1, (*place, number))
 
-    store(0, 0, ())
+    store(0, ())
+
+
+def _distance(place: Place, memory: TensorMemory) -> int:
+    """Return the distance of a pixel or output from the first one of its tile."""
+    return sum(p * stride for p, stride in zip(place, memory.pixels, strict=True))
 
 
 class _Text:
@@ -284,23 +299,33 @@ class _Text:
         self.blocks = blocks
         most = min(channels, blocks.vector_bytes // size_bytes(dtype))
         self.lanes = 1 << (most.bit_length() - 1)  # a power of two
+        # Threads that have no tiles of a small block share the channels of those that there are.
+        self.chunks = max(1, min(blocks.threads, blocks.size))
+        self.parts = max(1, min(blocks.threads // self.chunks, self.vector_count))
         self._names = 0
 
+    @property
+    def vector_count(self) -> int:
+        """Number of vectors of the channels of a group."""
+        return -(-self.channels // self.lanes)
+
     @contextmanager
-    def tiles(self, method: Winograd, source: str, target: str) -> Generator[None]:
+    def tiles(self, method: Winograd, sources: Sequence[str], *targets: str) -> Generator[None]:
         """Write the loop over every tile x of the block.
 
-        It binds the tile's sample n, and its position t0, t1 ... in each window.
+        It binds the tile's sample n, and its position t0, t1 ... in each window. Of the function's
+        parameters ``sources`` come before the number of the block, ``targets`` after it.
         """
         blocks, script, conv = self.blocks, self.script, method.convolution
         counts = [("n", conv.size(conv.samples))]
         counts += [(f"t{n}", tiling.count) for n, tiling in enumerate(method.tilings)]
-        chunks = max(1, min(blocks.threads, blocks.size))
-        kind = "parallel" if chunks > 1 else "serial"
+        chunks, parts = self.chunks, self.parts
+        kind = "parallel" if chunks * parts > 1 else "serial"
         with (
-            script.function((source, buffer(AT, 1, "int32"), target)),
-            script.nested(f"for chunk in T.{kind}({chunks}):"),
+            script.function((*sources, buffer(AT, 1, "int32"), *targets)),
+            script.nested(f"for task in T.{kind}({chunks * parts}):"),
         ):
+            script.line(f"chunk: T.let = task // {parts}")
             first, end = (
                 f"({part}) * {blocks.size} // {chunks}" for part in ("chunk", "chunk + 1")
             )
@@ -317,21 +342,30 @@ class _Text:
 
     @contextmanager
     def vectors(self, groups: int) -> Generator[None]:
-        """Write the loop over vectors of channels; the last one ends with the channels."""
-        count = -(-self.channels // self.lanes)
+        """Write the loop over vectors of channels, and over the lanes of one.
+
+        The last vector ends with the channels.
+        """
+        count, parts = self.vector_count, self.parts
+        bounds = f"0, {count}"
+        if parts > 1:
+            bounds = (
+                f"task % {parts} * {count} // {parts}, (task % {parts} + 1) * {count} // {parts}"
+            )
         with self.script.nested(
-            f"for g in T.serial({groups}):", f"for vector in T.serial({count}):"
+            f"for g in T.serial({groups}):", f"for vector in T.serial({bounds}):"
         ):
             start = f"vector * {self.lanes}"
             # The last vector is moved back: it computes some channels again, with equal results.
             if self.channels % self.lanes:
                 start = f"T.min({start}, {self.channels - self.lanes})"
+            lanes = [f"for lane in T.vectorized({self.lanes}):"] if self.lanes > 1 else []
             self.script.line(f"c: T.let = {start}")
-            yield
+            with self.script.nested(*lanes):
+                yield
 
     def element(self, name: str, index: str) -> str:
-        at = index if self.lanes == 1 else f"T.Ramp({index}, 1, {self.lanes})"
-        return f"{name}[{at}]"
+        return f"{name}[{index}]" if self.lanes == 1 else f"{name}[{index} + lane]"
 
     def bound(self, value: str) -> str:
         """Bind a value and return the variable's name."""
@@ -339,9 +373,28 @@ class _Text:
         self.script.line(f"v{self._names}: T.let = {value}")
         return f"v{self._names}"
 
+    def read_or_zero(
+        self, offset: int, place: Place, conditions: Mapping[tuple[int, int], str]
+    ) -> str:
+        """Return a pixel of the image at an offset of the tile, or 0 where there is none."""
+        element = self.element("Image", f"base + {offset}")
+        tests = [conditions[key] for key in enumerate(place) if key in conditions]
+        if not tests:
+            return element
+        return f"T.if_then_else({' and '.join(tests)}, {element}, T.{self.dtype}(0))"
+
+    def stored(self, value: str, output: OutputMemory, place: Place) -> str:
+        """Return what an epilogue stores of a sum."""
+        if output.epilogue is None:
+            return value
+        channel = "channel" if self.lanes == 1 else "channel + lane"
+        addend = ""
+        if output.residual is not None:
+            addend = self.element("Residual", f"addend + {_distance(place, output.residual)}")
+        return output.epilogue.expression(value, self.dtype, channel, addend)
+
     def constant(self, value: Fraction) -> str:
-        text = f"T.{self.dtype}({float(value)!r})"
-        return text if self.lanes == 1 else f"T.Broadcast({text}, {self.lanes})"
+        return f"T.{self.dtype}({float(value)!r})"
 
     def applied(self, matrix: Matrix, values: Mapping[Place, str], axis: int) -> dict[Place, str]:
         """Apply a matrix along an axis of the places."""
@@ -382,12 +435,6 @@ def _offsets(
     for place in places:
         windows = zip(tilings, piece, place, strides, strict=False)
         yield place, sum((t.form.taps * part + at) * step for t, part, at, step in windows)
-
-
-def _tile_terms(tilings: Sequence[Tiling], strides: Sequence[int]) -> list[tuple[str, int]]:
-    """Return the variables that locate a tile in an image or an output, with their strides."""
-    windows = [(f"t{n}", tiling.form.outputs * strides[2 + n]) for n, tiling in enumerate(tilings)]
-    return [("g", strides[0]), ("n", strides[1]), *windows]
 
 
 def _sum(terms: Sequence[tuple[str, int]]) -> str:

@@ -262,7 +262,8 @@ class BuildOptions(KernelOptions):
     name: str = option("kernel", "Name of the library, with which its functions begin.")
     method: MethodName = option(
         "implicit",
-        "How a convolution is computed, as for `run`; the library then transforms the weights.",
+        "How a convolution is computed, as for `run`; the library then transforms the weights. For "
+        "a model: as for `network`, by default auto.",
         choices=METHODS,
     )
     threads: int = option(

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from cpembed.driver import matching
+from cpembed.driver.options import MethodName
 from cpembed.errors import BackendUnavailable, CpembedError, LoweringError, WorkloadError
 from cpembed.export.library import EVERYTHING, Contents, Library, write_library
 from cpembed.export.loader import Library as OpenLibrary
@@ -310,6 +311,7 @@ def compile_model(
     threads: int = 0,
     float_type: FloatType | None = None,
     fallback: Fallback = None,
+    method: MethodName = "auto",
 ) -> RunningNetwork | PartedNetwork:
     """Compile a network and load it, so that it can be called with arrays.
 
@@ -332,6 +334,9 @@ def compile_model(
         What computes operators of a file that are not read: ``onnxruntime`` or ``torch``, or a
         function of inputs and attributes for each of them, by its name in the model. The operators
         around them are libraries of their own.
+    method : str, default "auto"
+        Method of convolutions of floats: ``auto`` for the fastest, ``implicit`` for their own sums,
+        another name for this method wherever it is possible.
 
     Returns
     -------
@@ -348,14 +353,15 @@ def compile_model(
     # Before the model is read, which may take seconds.
     units = matching.network_units(target, float_type)
     graph = model if isinstance(model, Graph) else load_model(model, fallback=fallback)
+    planning = Planning(method=method)
     if has_foreign(graph):
         from cpembed.network.parts import compile_parts
 
-        return compile_parts(graph, units, folder, threads)
+        return compile_parts(graph, units, folder, threads, planning)
     if folder is not None:
-        return compile_network(graph, units, folder).open(threads)
+        return compile_network(graph, units, folder, planning).open(threads)
     scratch = tempfile.TemporaryDirectory(prefix="cpembed-")
-    network = compile_network(graph, units, Path(scratch.name)).open(threads)
+    network = compile_network(graph, units, Path(scratch.name), planning).open(threads)
     # Its finalizer removes the folder once the network is no longer used.
     network.scratch = scratch
     return network

@@ -15,11 +15,13 @@ import numpy as np
 
 from cpembed.codegen import runtime
 from cpembed.codegen.compiled import in_turn
-from cpembed.codegen.epilogue import channel_axes
+from cpembed.codegen.epilogue import Epilogue, channel_axes
 from cpembed.codegen.plan import KernelPlan
 from cpembed.codegen.recorded import Memory, RecordedCall
 from cpembed.errors import CpembedError
+from cpembed.ir.computation import Computation
 from cpembed.ir.dtypes import numpy_dtype
+from cpembed.network.convolution_methods import ConvolutionMethod
 from cpembed.network.kernel_cache import Cache, digest_of, symbol_of
 from cpembed.network.operators import PlacedTensor
 from cpembed.network.product_kernels import ProductKernel, recorded_kernel
@@ -54,19 +56,13 @@ class KernelTimer:
 
     def product_us(self, kernel: ProductKernel) -> float:
         """Return the cost of a product, packing included; infinite if it cannot be measured."""
-        workload = kernel.candidate.program.unfused
-        constants: dict[str, Any] = {
-            operand.name: np.zeros(operand.shape, numpy_dtype(operand.dtype))
-            for operand in workload.inputs[1:]
-            if not operand.varies
-        }
-        epilogue = kernel.epilogue
-        if epilogue is not None:
-            shape = tuple(workload.extents[axis] for axis in channel_axes(workload))
-            for name in epilogue.vectors:
-                dtype = epilogue.vector_dtype(name, workload.output.dtype)
-                constants[name] = np.zeros(shape, numpy_dtype(dtype))
-        return self._us(recorded_kernel(kernel, epilogue, constants, self.threads).run)
+        constants = _zeros(kernel.candidate.program.unfused, kernel.epilogue)
+        return self._us(recorded_kernel(kernel, kernel.epilogue, constants, self.threads).run)
+
+    def method_us(self, method: ConvolutionMethod, kernel: ProductKernel) -> float:
+        """Return the cost of a method, all parts included; infinite if it cannot be measured."""
+        constants = _zeros(method.kind.computation, method.kind.epilogue)
+        return self._us(method.recorded(kernel, constants, self.threads).run)
 
     def plan_us(self, plan: KernelPlan, tensors: Sequence[PlacedTensor]) -> float:
         """Return the cost of a kernel on tensors; infinite if it cannot be measured."""
@@ -103,6 +99,21 @@ class KernelTimer:
             return math.inf
 
 
+def _zeros(workload: Computation, epilogue: Epilogue | None) -> dict[str, Any]:
+    """Return zeros for the constant factors of a workload and the vectors of an epilogue."""
+    constants: dict[str, Any] = {
+        operand.name: np.zeros(operand.shape, numpy_dtype(operand.dtype))
+        for operand in workload.inputs[1:]
+        if not operand.varies
+    }
+    if epilogue is not None:
+        shape = tuple(workload.extents[axis] for axis in channel_axes(workload))
+        for name in epilogue.vectors:
+            dtype = epilogue.vector_dtype(name, workload.output.dtype)
+            constants[name] = np.zeros(shape, numpy_dtype(dtype))
+    return constants
+
+
 def _timed(calls: Sequence[RecordedCall]) -> float:
     """Return the median microseconds of a sequence of calls; runs in the worker."""
     # Calls share memory, which is the same object: one may write what the next one reads.
@@ -115,8 +126,11 @@ def _timed(calls: Sequence[RecordedCall]) -> float:
                 else runtime.from_array(memory.contents)
             )
     with step("compiling a network's kernel"):
+        # Blocks of a method call the same kernels.
+        plans = {id(call.plan): call.plan for call in calls}
+        kernels = {number: runtime.compile_plan(plan) for number, plan in plans.items()}
         bound = [
-            runtime.compile_plan(call.plan).bound(*(buffers[id(memory)] for memory in call.buffers))
+            kernels[id(call.plan)].bound(*(buffers[id(memory)] for memory in call.buffers))
             for call in calls
         ]
     with step("timing a network's kernel"):

@@ -13,14 +13,17 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 
+from cpembed.driver.options import MethodName
 from cpembed.errors import LoweringError
 from cpembed.graph.graph import Graph, Operator
 from cpembed.graph.kinds import Attention, Kind, Product, Reshape, TensorType, Transpose
 from cpembed.graph.passes.chain_fusion import split_chain
 from cpembed.network.assignment import Node, Option, Problem, Tensor
 from cpembed.network.attention import AttentionChoice, AttentionKernel
+from cpembed.network.convolution_methods import ConvolutionMethod, ProductLayouts
 from cpembed.network.costs import KernelTimer
 from cpembed.network.layout import CandidateLayouts, Layout, residual_of
+from cpembed.network.method_choices import CostLimit, MethodChoices
 from cpembed.network.operator_costs import estimate_copy_us, estimate_operator_us
 from cpembed.network.operators import PlacedTensor, conversion_plan, generated_plan
 from cpembed.network.operators.work import WIDTH, expression_operations
@@ -53,9 +56,11 @@ class Execution:
     cost_us : float
         Estimated or measured microseconds.
     kernel : ProductKernel or None
-        Kernel of a product; None for other operators.
+        Kernel of a product, or of the product of matrices of a method; None for other operators.
     attention : AttentionKernel or None
         Kernel of an attention; None for other operators.
+    method : ConvolutionMethod or None
+        Method of a convolution; None if it is computed by its own sums.
     aliases : bool
         True if the result is the input's memory and nothing is executed.
     """
@@ -65,6 +70,7 @@ class Execution:
     kernel: ProductKernel | None = None
     aliases: bool = False
     attention: AttentionKernel | None = None
+    method: ConvolutionMethod | None = None
 
     @property
     def kernels(self) -> tuple[ProductKernel, ...]:
@@ -88,6 +94,7 @@ class ExecutionChoices:
     products: ProductKernels
     threads: int
     timer: KernelTimer | None = None
+    method: MethodName = "auto"
 
     @cached_property
     def target(self) -> AnyTarget:
@@ -106,6 +113,11 @@ class ExecutionChoices:
             [w for request in requests for w in self._without_placement(request)], progress
         )
 
+    def search_methods(self, progress: Progress) -> None:
+        """Search the kernels of the methods that may be faster than the products' own sums."""
+        candidates = itertools.chain.from_iterable(self._methods.values())
+        self.products.search([method.request for _, method in candidates], progress)
+
     def _without_placement(self, request: KernelRequest) -> tuple[KernelRequest, ...]:
         """Return the request for an unplaced kernel, unless a native one can place its results."""
         kernel = self.products.lookup(request)
@@ -118,7 +130,7 @@ class ExecutionChoices:
         for operator in self.graph.operators:
             if not (residual_of(operator) or _has_chain(operator)):
                 continue
-            kernels = [execution.kernel for execution in self._product(operator)]
+            kernels = [execution.kernel for execution in self._sums(operator)]
             native = [kernel for kernel in kernels if kernel is not None and kernel.is_native]
             if not native or not self._chain_pays(operator, native):
                 names.append(operator.name)
@@ -182,6 +194,17 @@ class ExecutionChoices:
         self, operator: Operator, kind: Product
     ) -> Iterator[tuple[Ports, KernelRequest]]:
         """Yield the combinations of layouts of a product, with the kernel that each one needs."""
+        for ports, layouts in self._product_layouts(operator, kind):
+            try:
+                physical = physical_product(kind, layouts.image, layouts.output, layouts.residual)
+            except LoweringError:
+                continue
+            yield ports, KernelRequest(physical.computation, kind.epilogue, True)
+
+    def _product_layouts(
+        self, operator: Operator, kind: Product
+    ) -> Iterator[tuple[Ports, ProductLayouts]]:
+        """Yield the combinations of layouts of a product."""
         first_name, second_name = operator.inputs[:2]
         output, residual = operator.output, residual_of(operator)
         padded = self.layouts.reads_padding(operator, kind)
@@ -194,10 +217,6 @@ class ExecutionChoices:
                 if _lane_by_lane(kind) and first.order != output_layout.order:
                     continue
                 for residual_layout in self.layouts.by_tensor[residual[0]] if residual else (None,):
-                    try:
-                        physical = physical_product(kind, first, output_layout, residual_layout)
-                    except LoweringError:
-                        continue
                     # A second factor that varies is read in the order of its axes.
                     reads = [(first_name, first), (second_name, self._row_major(second_name))]
                     reads += [] if residual_layout is None else [(residual[0], residual_layout)]
@@ -208,7 +227,7 @@ class ExecutionChoices:
                     ports = [layout_of.get(name) or self._row_major(name) for name in names]
                     yield (
                         (*ports, output_layout),
-                        KernelRequest(physical.computation, kind.epilogue, True),
+                        ProductLayouts(first, output_layout, residual_layout),
                     )
 
     def _layouts(self, name: str) -> tuple[Layout, ...]:
@@ -221,7 +240,8 @@ class ExecutionChoices:
         candidates = () if self.graph.is_constant(name) else self.layouts.by_tensor[name]
         return next((layout for layout in candidates if layout.same_memory(plain)), plain)
 
-    def _product(self, operator: Operator) -> tuple[Execution, ...]:
+    def _sums(self, operator: Operator) -> tuple[Execution, ...]:
+        """Return the executions of a product by its own sums."""
         kind = operator.kind
         assert isinstance(kind, Product)
         executions: dict[Ports, Execution] = {}
@@ -275,6 +295,62 @@ class ExecutionChoices:
         if self.timer is not None:
             cost = self.timer.call_us(kernel.recorded([*inputs, *outputs]))
         return (Execution(ports, cost, attention=kernel),) if math.isfinite(cost) else ()
+
+    # ------------------------------------------------------------------ methods of convolutions
+
+    @cached_property
+    def _methods(self) -> Mapping[str, list[tuple[Ports, ConvolutionMethod]]]:
+        """Methods that compete with each product's own sums, with the layouts of its ports."""
+        choices = MethodChoices(self.products.units, self.method)
+        own_us: dict[str, float] = {}
+        rate = 0.0
+        for operator in self.graph.operators:
+            if not isinstance(operator.kind, Product) or self.method == "implicit":
+                continue
+            costs = [e.cost_us for e in self._sums(operator) if e.kernel and e.kernel.is_native]
+            # A target without an instruction for the convolution has none for its products.
+            if costs:
+                own_us[operator.name] = min(costs)
+                rate = max(rate, operator.kind.computation.macs / min(costs))
+        methods: dict[str, list[tuple[Ports, ConvolutionMethod]]] = {}
+        for operator in self.graph.operators:
+            kind = operator.kind
+            if operator.name not in own_us or not self.graph.is_constant(operator.inputs[1]):
+                continue
+            assert isinstance(kind, Product)
+            ports_of_layouts = {v: k for k, v in self._product_layouts(operator, kind)}
+            limit = CostLimit(own_us[operator.name], rate)
+            candidates = choices.candidates(kind, ports_of_layouts, limit)
+            methods[operator.name] = [(ports_of_layouts[m.layouts], m) for m in candidates]
+        return methods
+
+    def _product(self, operator: Operator) -> tuple[Execution, ...]:
+        """Return the executions of a product, each by the fastest method for its layouts."""
+        executions = {execution.ports: execution for execution in self._sums(operator)}
+        by_method: dict[Ports, Execution] = {}
+        # An estimate has to be clearly better: sums have no error of a method's and no workspace.
+        margin = self.target.policy.tie_ratio if self.timer is None else 1.0
+        for ports, method in self._methods.get(operator.name, ()):
+            kernel = self.products.lookup(method.request)
+            if kernel is None or not kernel.is_native:
+                continue
+            cost = self._method_us(method, kernel)
+            current = by_method.get(ports)
+            if math.isfinite(cost) and (current is None or cost < current.cost_us):
+                by_method[ports] = Execution(ports, cost, kernel, method=method)
+        if by_method and self.method != "auto":
+            return tuple(by_method.values())
+        for ports, execution in by_method.items():
+            sums = executions.get(ports)
+            is_native = sums is not None and sums.kernel is not None and sums.kernel.is_native
+            if sums is None or not is_native or execution.cost_us * margin < sums.cost_us:
+                executions[ports] = execution
+        return tuple(executions.values())
+
+    def _method_us(self, method: ConvolutionMethod, kernel: ProductKernel) -> float:
+        if self.timer is not None:
+            return self.timer.method_us(method, kernel)
+        return method.cost_us(kernel) + self._chain_us(kernel, method.kind)
 
     # ---------------------------------------------------------------- operators between products
 

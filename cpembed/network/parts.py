@@ -20,6 +20,7 @@ from cpembed.graph.graph import Array, Graph, Operator, check_inputs
 from cpembed.graph.kinds import Foreign
 from cpembed.hw.instruction import HardwareSpec
 from cpembed.network.build import RunningNetwork, called, compile_network
+from cpembed.network.plan import Planning
 from cpembed.network.run import Verdict
 from cpembed.network.service import NetworkRequest, network
 from cpembed.steps import Progress, silent
@@ -210,7 +211,11 @@ def _timed_foreign(
 
 
 def compile_parts(
-    graph: Graph, target: str | HardwareSpec | Units, folder: Path | None = None, threads: int = 0
+    graph: Graph,
+    target: str | HardwareSpec | Units,
+    folder: Path | None = None,
+    threads: int = 0,
+    planning: Planning | None = None,
 ) -> PartedNetwork:
     """Compile the libraries of a network with foreign operators, and load them.
 
@@ -222,6 +227,7 @@ def compile_parts(
         Folder for a folder of each library; by default a temporary one.
     threads : int
         Number of threads; 0 for as many as the process has for kernels.
+    planning : Planning, optional
     """
     scratch = None if folder else tempfile.TemporaryDirectory(prefix="cpembed-")
     base = folder or Path(scratch.name if scratch else "")
@@ -230,6 +236,6 @@ def compile_parts(
         if isinstance(part, Operator):
             running.append(part)
         else:
-            compiled = compile_network(part, target, base / part.name)
+            compiled = compile_network(part, target, base / part.name, planning)
             running.append((part, compiled.open(threads)))
     return PartedNetwork(graph, running, scratch)

@@ -11,7 +11,7 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
-from cpembed.codegen.epilogue import Placement
+from cpembed.codegen.epilogue import Epilogue, Placement
 from cpembed.errors import LoweringError
 from cpembed.graph.kinds.product import Product, with_operand
 from cpembed.ir.computation import Axis, Computation, Operand, changed_accesses
@@ -33,6 +33,23 @@ class PhysicalProduct:
     computation: Computation
     output: Placement
     residual: Placement | None = None
+
+    def epilogue(self, product: Product, *, places: bool) -> Epilogue | None:
+        """Return the product's epilogue with the positions of what it stores and adds.
+
+        Parameters
+        ----------
+        product : Product
+        places : bool
+            The kernel stores inside a larger buffer.
+        """
+        epilogue = product.epilogue
+        if places:
+            epilogue = replace(epilogue or Epilogue(product.dtype), placement=self.output)
+        if epilogue is not None and epilogue.residual is not None:
+            placed = replace(epilogue.residual, placement=self.residual)
+            epilogue = replace(epilogue, residual=placed)
+        return epilogue
 
 
 def physical_product(

@@ -8,6 +8,7 @@ from typing import Literal
 
 from cpembed.codegen.epilogue import Epilogue, Residual
 from cpembed.codegen.runtime import thread_count
+from cpembed.driver.options import MethodName
 from cpembed.graph.graph import Array, Graph, Operator
 from cpembed.graph.kinds import Apply, Elementwise, Input, Number, Product, Scalar
 from cpembed.graph.passes.chain_fusion import split_chain
@@ -155,6 +156,9 @@ class Planning:
         Seconds of the search for layouts.
     measures : bool
         Measure the costs of executions instead of estimating them.
+    method : MethodName
+        ``auto`` compares all methods of a convolution, ``implicit`` takes its own sums, another
+        name this method wherever it is possible.
     cache : Cache
         Cache of kernels, by default in the user's folder.
     """
@@ -163,6 +167,7 @@ class Planning:
     time_limit: float = 10.0
     policy: Policy = "assigned"
     measures: bool = False
+    method: MethodName = "auto"
     cache: Cache = field(default_factory=lambda: Cache(default_folder()))
 
 
@@ -214,6 +219,7 @@ def _searched_choices(
         products=products,
         threads=threads,
         timer=timer,
+        method=planning.method,
     )
     choices.search(progress)
     # Only after the search is it known which kernels can add a residual or compute a chain.
@@ -222,6 +228,7 @@ def _searched_choices(
         split = split_epilogues(graph, unfused)
         choices = replace(choices, graph=split, layouts=CandidateLayouts(split))
         choices.search(progress)
+    choices.search_methods(progress)
     return choices
 
 

@@ -7,7 +7,7 @@ once, and a block that repeats within it too.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from functools import cached_property, partial
@@ -106,6 +106,8 @@ def choose_product_kernel(
     units: Units,
     epilogue: Epilogue | None,
     timeout: float | None = None,
+    *,
+    in_place: Collection[str] = (),
 ) -> ProductKernel:
     """Choose a kernel that stores an epilogue: the fastest unit's by estimate, or portable code.
 
@@ -119,6 +121,13 @@ def choose_product_kernel(
         With a placement, a kernel that stores inside a larger buffer is preferred.
     timeout : float, optional
         Seconds of each search for embeddings.
+    in_place : collection of str
+        Operands that the kernel reads or writes where they lie. With any, portable code is none.
+
+    Raises
+    ------
+    LoweringError
+        If there is no kernel.
     """
     candidates = units.candidates([operand.dtype for operand in workload.inputs])
     best: ProductKernel | None = None
@@ -129,7 +138,7 @@ def choose_product_kernel(
         # What cannot be faster, by its own model, is not searched.
         if best is not None and _least_us(spec, workload) >= best.cost_us:
             continue
-        kernel = _kernel_on(spec, workload, epilogue, timeout)
+        kernel = _kernel_on(spec, workload, epilogue, timeout, in_place)
         if isinstance(kernel, str):
             reasons.append(f"{spec.name}: {kernel}")
         elif best is None or kernel.cost_us < best.cost_us:
@@ -139,6 +148,8 @@ def choose_product_kernel(
             break
     if best is None:
         reason = "; ".join(reasons) or f"no unit multiplies {_types_text(workload)}"
+        if in_place:
+            raise LoweringError(f"{workload}: no kernel takes {', '.join(in_place)}: {reason}")
         return _portable(workload, epilogue, reason)
     # A named target that does not run is the reason to name; of equal units none is.
     preferred = reasons if units.named is not None else []
@@ -155,7 +166,11 @@ def _least_us(spec: HardwareSpec, workload: Computation) -> float:
 
 
 def _kernel_on(
-    spec: HardwareSpec, workload: Computation, epilogue: Epilogue | None, timeout: float | None
+    spec: HardwareSpec,
+    workload: Computation,
+    epilogue: Epilogue | None,
+    timeout: float | None,
+    in_place: Collection[str],
 ) -> ProductKernel | str:
     """Return a target's kernel, or an alternative's; the reason if there is none."""
     # No explanation is needed if nothing embeds: another unit, or portable code, stands in.
@@ -166,7 +181,14 @@ def _kernel_on(
         return selection
     if not selection.plan.native:
         return "; ".join(selection.plan.missing)
-    choice, executing = selection.choice, selection.solved.target
+    choices = (
+        choice
+        for choice in (selection.plan.choices if in_place else [selection.choice])
+        if all(choice.ranked.program.operand(name).is_identity for name in in_place)
+    )
+    choice, executing = next(choices, None), selection.solved.target
+    if choice is None:
+        return f"{', '.join(in_place)} would be packed"
     cost = choice.estimated
     return ProductKernel(
         spec=executing,
@@ -270,12 +292,26 @@ def recorded_kernel(
     LoweringError
         If the target has no kernels that a library can hold.
     """
-    return recorded_calls(_compiled_kernel(kernel, epilogue, Recorder(threads)), (), constants)
+    return recorded_calls(planned_product(kernel, epilogue, Recorder(threads)), (), constants)
 
 
-def _compiled_kernel(
+def planned_product(
     kernel: ProductKernel, epilogue: Epilogue | None, recorder: Recorder
 ) -> CompiledKernel:
+    """Return a kernel that a recorder executes.
+
+    Parameters
+    ----------
+    kernel : ProductKernel
+    epilogue : Epilogue or None
+        Epilogue with its placements.
+    recorder : Recorder
+
+    Raises
+    ------
+    LoweringError
+        If the target has no kernels that a library can hold.
+    """
     program = kernel.candidate.program
     if kernel.spec is None:
         plan = portable_plan(program, recorder.thread_count(), epilogue)
@@ -297,11 +333,16 @@ _SOURCES = (
 
 @dataclass(frozen=True)
 class KernelRequest:
-    """Workload whose results go through an epilogue; if ``placed``, into a larger buffer."""
+    """Workload whose results go through an epilogue; if ``placed``, into a larger buffer.
+
+    Operands in ``in_place`` are read or written where they lie: there is no kernel that packs one,
+    and none of portable code.
+    """
 
     workload: Computation
     epilogue: Epilogue | None
     placed: bool
+    in_place: tuple[str, ...] = ()
 
     @property
     def is_possible(self) -> bool:
@@ -414,7 +455,9 @@ class _CachedKernel:
 
 def _search(units: Units, timeout: float | None, request: KernelRequest) -> ProductKernel | None:
     try:
-        return choose_product_kernel(request.workload, units, request.searched, timeout)
+        return choose_product_kernel(
+            request.workload, units, request.searched, timeout, in_place=request.in_place
+        )
     except LoweringError:
         return None
 

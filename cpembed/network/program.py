@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 
-from cpembed.codegen.epilogue import Epilogue, channel_axes
+from cpembed.codegen.epilogue import channel_axes
 from cpembed.codegen.host_cpu import needed_features
 from cpembed.codegen.plan import KernelPlan
 from cpembed.codegen.recorded import Memory
@@ -305,14 +305,13 @@ class _ProgramBuilder:
         physical = physical_product(
             kind, layouts.get(first, plain), layouts[output], residual_layout
         )
-        epilogue = kind.epilogue
-        if kernel.places:
-            epilogue = replace(epilogue or Epilogue(kind.dtype), placement=physical.output)
-        if epilogue is not None and epilogue.residual is not None:
-            placed_residual = replace(epilogue.residual, placement=physical.residual)
-            epilogue = replace(epilogue, residual=placed_residual)
-        constants = self._constants(operator, kind, physical.computation)
-        calls = recorded_kernel(kernel, epilogue, constants, self.plan.threads)
+        if execution.method is None:
+            epilogue = physical.epilogue(kind, places=kernel.places)
+            constants = self._constants(operator, kind, physical.computation)
+            calls = recorded_kernel(kernel, epilogue, constants, self.plan.threads)
+        else:
+            constants = self._constants(operator, kind, kind.computation)
+            calls = execution.method.recorded(kernel, constants, self.plan.threads)
         operands = (*physical.computation.inputs, physical.computation.output)
         tensors = zip((o.name for o in operands), (first, second, output), strict=True)
         tensor_of = dict(tensors)

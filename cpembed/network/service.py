@@ -24,6 +24,7 @@ from cpembed.hw.instruction import HardwareSpec
 from cpembed.network.assignment.solve import policy_cost
 from cpembed.network.attention import AttentionKernel
 from cpembed.network.build import CompiledNetwork, compile_network, prepared_and_named
+from cpembed.network.convolution_methods import ConvolutionMethod
 from cpembed.network.layout_problem import Execution
 from cpembed.network.plan import NetworkPlan, Planning, plan_network
 from cpembed.network.product_kernels import family_text, utilisation
@@ -122,6 +123,7 @@ def network(
     check_inputs(graph, inputs)
     units = network_units(request.target)
     if not links(units):
+        _require_implicit(units, request.planning)
         return _network_stepwise(graph, units, request, inputs, progress)
     # A draft is loaded and run before any file of the library is written, so that a wrong library
     # never is. Its document is returned in either case.
@@ -223,6 +225,15 @@ def links(units: Units) -> bool:
     return links_here(open_target(units.primary))
 
 
+def _require_implicit(units: Units, planning: Planning) -> None:
+    """Raise :class:`BackendUnavailable` if a method is insisted on that the target does not run."""
+    if planning.method not in ("auto", "implicit"):
+        raise BackendUnavailable(
+            f"{units.name} runs networks product by product, each by its own sums: leave --method "
+            f"{planning.method} out"
+        )
+
+
 def _document(
     plan: NetworkPlan, compiled: CompiledNetwork | None, run: NetworkRun | None
 ) -> dict[str, Any]:
@@ -248,6 +259,7 @@ def _document(
                     "max_error_with_special_values",
                     special.get(operator.name),
                 ),
+                **_method_error(verdicts.get(operator.name)),
             }
             for operator in plan.graph.operators
         ],
@@ -273,6 +285,15 @@ def _verified(name: str, error: str, verdict: Verdict | None) -> dict[str, Any]:
     return {name: verdict.verified, error: _finite(verdict.max_error)}
 
 
+def _method_error(verdict: Verdict | None) -> dict[str, Any]:
+    """Return the errors of a product by Winograd's method; nothing for other operators."""
+    error = None if verdict is None else verdict.method_error
+    if error is None:
+        return {}
+    growth = _finite(error.growth)
+    return {"error": {"rms": error.rms, "sums_rms": error.sums_rms, "growth": growth}}
+
+
 def _measured(compiled: CompiledNetwork, run: NetworkRun | None) -> dict[str, float]:
     """Return the measured microseconds by operator and conversion."""
     if run is None or run.times is None:
@@ -296,6 +317,7 @@ def _operator(plan: NetworkPlan, operator: Operator) -> dict[str, Any]:
         "embedding": None,
         "family": None,
         "utilisation": None,
+        "method": None,
         "reason": "moves no memory" if execution.aliases else None,
         "predicted_us": execution.cost_us,
     }
@@ -337,6 +359,19 @@ def _product(kind: Product, execution: Execution) -> dict[str, Any]:
         if kernel.is_native
         else None,
         "reason": kernel.reason,
+        **_method(execution.method),
+    }
+
+
+def _method(method: ConvolutionMethod | None) -> dict[str, Any]:
+    """Return the method of a product, and the product of matrices that it calls."""
+    if method is None:
+        return {"method": "implicit"}
+    return {
+        "method": method.name,
+        "product": str(method.request.workload),
+        "products": method.calls,
+        "expected_growth": method.error_growth,
     }
 
 

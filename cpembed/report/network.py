@@ -92,7 +92,7 @@ def _row(network: Network, operator: Operator, total: float, mark: str) -> tuple
     wrong = "WRONG" if operator.is_wrong else ""
     return (
         operator.name,
-        operator.label or operator.kind,
+        operator.computation,
         operator.embedded_on or no_instruction,
         network.tensor(operator.outputs[0]).layout if operator.outputs else "",
         percent(operator.utilisation),
@@ -122,6 +122,8 @@ def _totals(network: Network) -> list[tuple[str, str]]:
         rows.append(("units", ", ".join(counts)))
     if network.floats_text:
         rows.append(("floats", network.floats_text))
+    if methods := _methods_text(network):
+        rows.append(("methods", methods))
     if network.took is not None:
         time = amount(network.took, network.unit)
         if network.threads and network.unit == "us":
@@ -142,6 +144,17 @@ def _totals(network: Network) -> list[tuple[str, str]]:
     if memory:
         rows.append(("memory", ", ".join(memory)))
     return rows
+
+
+def _methods_text(network: Network) -> str:
+    """Return how many convolutions each method computes, and how their errors grow by it."""
+    names = Counter(o.method for o in network.operators if o.method and o.is_rewritten)
+    text = ", ".join(f"{number} by {name}" for name, number in sorted(names.items()))
+    errors = [o.error for o in network.operators if o.error is not None]
+    growths = [error.growth for error in errors if error.growth is not None]
+    if growths:
+        text += f"; errors against float64 up to x{max(growths):.2f} of those of float32 sums"
+    return text
 
 
 def verification_text(network: Network) -> str:

@@ -13,11 +13,14 @@ from typing import Any, Protocol, runtime_checkable
 from numpy.typing import NDArray
 
 from cpembed.codegen.compiled import CompiledKernel
+from cpembed.codegen.method_calls import MethodTensors
 from cpembed.codegen.recorded import RecordedCalls
+from cpembed.errors import InvariantError, LoweringError
 from cpembed.ir.computation import Computation
 from cpembed.runtime.measurement.runner import Timing
 from cpembed.transform.methods.convolution import M, Rewritten, V
-from cpembed.transform.program import DerivedProgram
+from cpembed.transform.methods.winograd import Winograd
+from cpembed.transform.program import DerivedProgram, PackedOperand
 
 Array = NDArray[Any]
 
@@ -69,6 +72,41 @@ class Methods(ABC):
         """True if a product reads V and writes M in place, in the order of their indices."""
         # The other parts write V and read M in this order; packing them would cost a copy each.
         return all(program.operand(name).is_identity for name in (V, M))
+
+    def conversion_us(self, operand: PackedOperand) -> float:
+        """Return the estimated time of bringing an operand into a layout, in microseconds.
+
+        Raises :class:`~cpembed.errors.LoweringError` if the target has no such parts.
+        """
+        raise LoweringError("this target has no conversions ahead of a product")
+
+    def in_place_plans(self, method: Winograd) -> tuple[MethodPlan, ...]:
+        """Return plans that read the image and write the output where they lie, as networks do.
+
+        Their estimates have no conversions. There are none if the target has no such parts.
+        """
+        return ()
+
+    def recorded_in_place(
+        self,
+        plan: MethodPlan,
+        product: CompiledKernel,
+        tensors: MethodTensors,
+        constants: Mapping[str, Array],
+    ) -> RecordedCalls:
+        """Return the calls of a plan of :meth:`in_place_plans`.
+
+        Parameters
+        ----------
+        plan : MethodPlan
+        product : CompiledKernel
+            Kernel of the product, made for a recorder.
+        tensors : MethodTensors
+            Image and output in memory, with the epilogue.
+        constants : mapping of str to array
+            Weights by the operand's name, and the epilogue's vectors.
+        """
+        raise InvariantError("this target has no plans in place")
 
     def recorded(self, plan: MethodPlan, product: CompiledKernel) -> RecordedCalls | None:
         """Return the calls of a plan for a library; None if no C compiler can link its programs.

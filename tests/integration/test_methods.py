@@ -11,13 +11,11 @@ import numpy as np
 import pytest
 
 from cpembed.codegen import runtime
+from cpembed.codegen.method_layouts import padded_image, result_layout, weights_layout
 from cpembed.codegen.methods import (
     TileBlocks,
     image_transform,
     output_transform,
-    padded_image,
-    result_layout,
-    weights_layout,
     weights_transform,
 )
 from cpembed.codegen.packing import Direction, packing_source

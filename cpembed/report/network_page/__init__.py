@@ -273,7 +273,7 @@ def _row(network: Network, number: int, operator: Operator, total: float, slowes
     cells: list[tuple[str, Any]] = [
         (str(number), number),
         (name, operator.name),
-        (html(operator.label or operator.kind), operator.label),
+        (html(operator.computation), operator.label),
         (f'<span class="symbol">{SYMBOLS[state]}</span> {on}', state.value),
         (share(operator.utilisation), operator.utilisation),
         (macs(operator.macs), operator.macs),
@@ -311,7 +311,7 @@ def _cards(network: Network) -> Iterator[str]:
 
 def _details(network: Network, operator: Operator) -> Iterator[tuple[str, str]]:
     state = network.state(operator)
-    yield "kind", operator.label or operator.kind
+    yield "kind", operator.computation
     yield "computes", operator.workload or ""
     yield "sizes", sizes(operator.axes)
     target = "" if operator.embedded_on is None else f"{operator.embedded_on}: "

@@ -41,6 +41,14 @@ class Tensor(msgspec.Struct, frozen=True):
     conversions: tuple[Conversion, ...] = ()
 
 
+class MethodError(msgspec.Struct, frozen=True):
+    """Root mean squares of a method's error against float64, and that of sums in float32."""
+
+    rms: float
+    sums_rms: float
+    growth: float | None = None
+
+
 class Operator(msgspec.Struct, frozen=True):
     """Operator with its embedding and times; what a document leaves out is None or empty.
 
@@ -74,6 +82,23 @@ class Operator(msgspec.Struct, frozen=True):
     layouts: tuple[str, ...] = ()
     axes: dict[str, int] = {}
     max_error: float | None = None
+    method: str | None = None
+    error: MethodError | None = None
+
+    @property
+    def is_rewritten(self) -> bool:
+        """True for a convolution that is not computed by its own sums."""
+        return self.method not in (None, "implicit")
+
+    @property
+    def computation(self) -> str:
+        """Kind of the operator, with a method other than its own sums, and how its error grows."""
+        kind = self.label or self.kind
+        if not self.is_rewritten:
+            return kind
+        growth = None if self.error is None else self.error.growth
+        error = "" if growth is None else f", error x{growth:.2f}"
+        return f"{kind} by {self.method}{error}"
 
     @property
     def is_wrong(self) -> bool:

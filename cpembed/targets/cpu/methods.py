@@ -23,15 +23,18 @@ from cpembed.codegen.compiled import (
     Processor,
     in_turn,
 )
+from cpembed.codegen.method_calls import MethodTensors, recorded_winograd
+from cpembed.codegen.method_layouts import (
+    padded_image,
+    result_layout,
+    weights_layout,
+    window_matrix,
+)
 from cpembed.codegen.methods import (
     TileBlocks,
     image_transform,
     output_transform,
-    padded_image,
-    result_layout,
-    weights_layout,
     weights_transform,
-    window_matrix,
 )
 from cpembed.codegen.packing import Direction, packing_source
 from cpembed.codegen.plan import KernelPlan
@@ -285,8 +288,8 @@ class CpuMethods(Methods):
 
     def plans(self, method: Rewritten) -> tuple[MethodPlan, ...]:
         if isinstance(method, Im2col):
-            copies_us = self._copy_us(window_matrix(method))
-            copies_us += self._copy_us(
+            copies_us = self.conversion_us(window_matrix(method))
+            copies_us += self.conversion_us(
                 result_layout(method.convolution, channels_last=method.orders.last)
             )
             return (CpuMethodPlan(method, method.product, 1, copies_us),)
@@ -300,10 +303,23 @@ class CpuMethods(Methods):
                 f"{self.spec.name}: {method.name} of these integers is exact in {dtype}, "
                 f"which an instruction of {multiplied} does not multiply: use another method"
             )
+        image, output = padded_image(method), result_layout(method.convolution, channels_last=True)
+        copies_us = self.conversion_us(image) + self.conversion_us(output)
+        return self._block_plans(method, image.elements, copies_us)
+
+    def in_place_plans(self, method: Winograd) -> tuple[MethodPlan, ...]:
+        conv = method.convolution
+        if any(operand.dtype not in _FLOATS for operand in (conv.image, conv.output)):
+            return ()
+        return self._block_plans(method, conv.image.elements, 0.0)
+
+    def _block_plans(
+        self, method: Winograd, image_elements: int, copies_us: float
+    ) -> tuple[MethodPlan, ...]:
         plans: list[MethodPlan] = []
         for blocks in self._blocks(method):
             product = method.blocked(blocks.size)
-            parts = self._parts_us(method, blocks)
+            parts = copies_us + self._transforms_us(method, blocks, image_elements)
             plans.append(CpuMethodPlan(method, product, blocks.count, parts, blocks=blocks))
         return tuple(plans)
 
@@ -319,6 +335,18 @@ class CpuMethods(Methods):
 
     def recorded(self, plan: MethodPlan, product: CompiledKernel) -> RecordedCalls:
         return self.build(plan, product).recorded()
+
+    def recorded_in_place(
+        self,
+        plan: MethodPlan,
+        product: CompiledKernel,
+        tensors: MethodTensors,
+        constants: Mapping[str, Array],
+    ) -> RecordedCalls:
+        assert isinstance(plan, CpuMethodPlan)
+        assert isinstance(plan.method, Winograd)
+        assert plan.blocks is not None
+        return recorded_winograd(plan.method, plan.blocks, product, tensors, constants)
 
     def _blocks(self, method: Winograd) -> list[TileBlocks]:
         """Return the blocks to compare, by size; the last one holds all tiles."""
@@ -337,23 +365,23 @@ class CpuMethods(Methods):
 
     # ------------------------------------------------------------------------------ what it costs
 
-    def _parts_us(self, method: Winograd, blocks: TileBlocks) -> float:
+    def _transforms_us(self, method: Winograd, blocks: TileBlocks, image_elements: int) -> float:
+        """Return the time of the transforms of an image and an output of all tiles."""
         conv = method.convolution
-        image, output = padded_image(method), result_layout(conv, channels_last=True)
-        size, line = size_bytes(image.dtype), model_constants().line_bytes
+        size, line = size_bytes(conv.image.dtype), model_constants().line_bytes
         extents = method.product.extents
         places = method.places * extents.get("g", 1)
         forms = [tiling.form for tiling in method.tilings]
         block = places * blocks.size * (extents["c"] + extents["k"]) * size
         level, count = self._level(block), places * method.tiles
         total = 0.0
-        for depth, matrices, operand, stores in (
-            (extents["c"], [form.input for form in forms], image, True),
-            (extents["k"], [form.output for form in forms], output, False),
+        for depth, matrices, elements, stores in (
+            (extents["c"], [form.input for form in forms], image_elements, True),
+            (extents["k"], [form.output for form in forms], conv.output.elements, False),
         ):
             lines = -(-count * depth * size // line)
-            operand_lines = -(-operand.elements * size // line)
-            operand_level = self._level(operand.elements * size)
+            operand_lines = -(-elements * size // line)
+            operand_level = self._level(elements * size)
             traffic = (
                 (lines, level, operand_lines, operand_level)
                 if stores
@@ -361,9 +389,10 @@ class CpuMethods(Methods):
             )
             operations = lines * (1 + _operations(matrices) / method.places)
             total += operations * self.machine.vector_line_ns[0] + self._lines_ns(*traffic)
-        # Each block calls both transforms.
-        launches = 2 * blocks.count * self.machine.call_us
-        return self._copy_us(image) + self._copy_us(output) + launches + total / self._threads / 1e3
+        # Each block calls both transforms, on all threads.
+        machine = self.machine
+        launch_us = machine.launch_us if self._threads > 1 else machine.call_us
+        return 2 * blocks.count * launch_us + total / self._threads / 1e3
 
     def _lines_ns(self, stored: int, to: int, loaded: int, source: int) -> float:
         machine = self.machine
@@ -378,7 +407,7 @@ class CpuMethods(Methods):
         )
         return next((level for level, fits in enumerate(fits_levels) if fits), 3)
 
-    def _copy_us(self, operand: PackedOperand) -> float:
+    def conversion_us(self, operand: PackedOperand) -> float:
         if operand.is_identity:
             return 0.0
         return transform_us(operand, self.machine, self._threads)

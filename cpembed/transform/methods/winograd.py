@@ -408,7 +408,7 @@ UNIT_ROUNDOFF = {"float32": 2.0**-24, "float64": 2.0**-53}
 def roundings(method: Winograd) -> int:
     """Return N, the maximum number of roundings on the way from an input to an output."""
     forms = [tiling.form for tiling in method.tilings]
-    transforms = sum(_depth(form.input) + _depth(form.output) for form in forms)
+    transforms = sum(rounding_depth(form.input) + rounding_depth(form.output) for form in forms)
     # Weights are transformed in float64 and rounded once. A term of the sum over channels and
     # pieces meets one rounding an addition, and that of its product if the two are not fused.
     return transforms + 1 + method.product.extents["c"] + 1
@@ -430,13 +430,13 @@ def running_bound(method: Winograd, inputs: Mapping[str, Array]) -> Array:
     exact, absolute = _wide(method), _magnitudes_of(method)
     image, weights = (inputs[o.name].astype(np.float64) for o in (conv.image, conv.weights))
     v, u = exact.image_part(image), exact.weights_part(weights)
-    inexact = _gamma(sum(_depth(form.input) for form in forms), method)
+    inexact = _gamma(sum(rounding_depth(form.input) for form in forms), method)
     v_error = inexact * absolute.image_part(np.abs(image))
     products = _gamma(method.product.extents["c"] + 2, method)
     m_error = method.multiplied(v_error, np.abs(u)) * (1 + products)
     m_error += products * method.multiplied(np.abs(v), np.abs(u))
     sums = np.abs(method.multiplied(v, u)) + m_error
-    last = _gamma(sum(_depth(form.output) for form in forms), method)
+    last = _gamma(sum(rounding_depth(form.output) for form in forms), method)
     return absolute.output_part(m_error + last * sums)
 
 
@@ -476,7 +476,7 @@ def _absolute(form: CookToom) -> CookToom:
     return replace(form, output=output, filter=filters, input=inputs)
 
 
-def _depth(matrix: Matrix) -> int:
+def rounding_depth(matrix: Matrix) -> int:
     """Return the maximum number of roundings of an input in the code of a matrix.
 
     An addition counts one, fused with a multiplication or not, and so does a factor before it that
