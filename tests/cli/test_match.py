@@ -148,7 +148,7 @@ def test_shapes_reach_the_reader(
     path = model(graph)
     seen: list[object] = []
 
-    def load(path: Path, shapes: object) -> Graph:
+    def load(path: Path, shapes: object, *_: object) -> Graph:
         seen.append(shapes)
         return graph
 
