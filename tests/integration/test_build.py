@@ -164,7 +164,7 @@ def test_tiles_are_linked_where_they_cannot_run(tmp_path: Path) -> None:
     found = choose(Request(layer, spec, KernelOptions(backend="generic")))
     assert not isinstance(found, SolveResult)
     target = open_target(spec)
-    program = found.candidate.program
+    program = found.ranked.program
     lowered = target.lower(program)
     kernel = target.planned(lowered, target.space(lowered).best().schedule)
     assert kernel is not None

@@ -8,7 +8,7 @@ from dataclasses import replace
 
 import pytest
 
-from cpembed.codegen.emit import emit
+from cpembed.codegen.emit import kernel_plan
 from cpembed.codegen.instruction import InstructionText
 from cpembed.codegen.nest import Nest, Prefetch
 from cpembed.codegen.plan import Knobs
@@ -99,7 +99,7 @@ def test_the_next_task_is_named() -> None:
     spec, words, blocks = CASES[0]
     nest = nest_of(spec, words, Knobs(blocks))
     nest = replace(nest, prefetched=frozenset({Prefetch.A}))
-    source = emit(nest, InstructionText("test"))
+    source = kernel_plan(nest, InstructionText("test")).source
     for loop in nest.tasks:
         (bound,) = re.findall(rf"{ahead(loop.name, 1)} = (.*)", source)
         assert "(T.min(task + 1, " in bound

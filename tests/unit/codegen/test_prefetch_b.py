@@ -9,7 +9,7 @@ from dataclasses import replace
 
 import pytest
 
-from cpembed.codegen.emit import emit
+from cpembed.codegen.emit import kernel_plan
 from cpembed.codegen.instruction import InstructionText
 from cpembed.codegen.nest import Nest, Prefetch, TileLoop
 from cpembed.codegen.plan import Knobs
@@ -112,7 +112,7 @@ def test_the_tasks_of_the_next_block_are_named() -> None:
     nest = nest_of(*CASES[1])
     tasks = tasks_in_turn(nest)
     nest = replace(nest, prefetched=frozenset({Prefetch.B}))
-    source = emit(nest, InstructionText("test"))
+    source = kernel_plan(nest, InstructionText("test")).source
     for loop in nest.tasks:
         (bound,) = re.findall(rf"{ahead(loop.name, tasks)} = (.*)", source)
         assert f"(T.min(task + {tasks}, " in bound

@@ -9,7 +9,7 @@ from dataclasses import replace
 
 import pytest
 
-from cpembed.codegen.emit import emit
+from cpembed.codegen.emit import kernel_plan
 from cpembed.codegen.epilogue import Epilogue
 from cpembed.codegen.instruction import InstructionText
 from cpembed.codegen.nest import Nest, Prefetch
@@ -147,7 +147,7 @@ def test_few_places_at_a_time_where_data_come_from_afar() -> None:
 def test_results_are_written_in_the_order_of_memory() -> None:
     """Results are written by pixels, with all columns of a pixel, not by tiles."""
     nest = nest_of(LAYERS[0], "float32", {"rows": 2, "columns": 2})
-    source = emit(nest, InstructionText("test", opaque=True))
+    source = kernel_plan(nest, InstructionText("test", opaque=True)).source
     loops = re.findall(r"for at_(\w+) in", source.partition('T.sblock("results")')[2])
     written = loops[: len(nest.spatial_inner)]
     strides = [nest.operands[2].stride(name) for name in written]

@@ -27,8 +27,8 @@ def test_each_layout_is_what_is_chosen_in_it() -> None:
             Request(workload(f"{CONV} layout={row.name}", VTA), VTA, KernelOptions(untuned=True))
         )
         assert isinstance(alone, Selection)
-        assert row.embedding == alone.candidate.embedding
-        assert row.utilisation == alone.candidate.overheads.utilisation
+        assert row.embedding == alone.ranked.embedding
+        assert row.utilisation == alone.ranked.overheads.utilisation
         assert row.times is not None
         assert row.times.cycles == alone.choice.estimated
         assert row.total is not None

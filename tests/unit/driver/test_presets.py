@@ -179,7 +179,7 @@ def test_the_faster_schedule_of_both_sets_is_chosen_on_a_vta() -> None:
     assert [result.constraints.name for result in found] == [DEFAULT_CONSTRAINTS, WIDER]
     for order in (found, found[::-1]):
         first = choices(open_target(spec), [item for one in order for item in one.embeddings])[0]
-        assert first.candidate.constraints == WIDER
+        assert first.ranked.constraints == WIDER
     chosen = choose(Request(layer, spec, KernelOptions(untuned=True)))
     assert isinstance(chosen, Selection)
     assert chosen.solved.constraints.name == chosen.ranked.constraints == WIDER

@@ -46,7 +46,7 @@ def test_few_channels_fill_the_instruction_together_with_a_row_of_the_window() -
     # Ranked by what overheads cost here.
     assert second.constraints.weights == weights_here(first) != first.constraints.weights
     ranked = choices(target, with_variants(target, [*plain, *fused]))
-    chosen = next(c for c in ranked if "over" not in c.candidate.constraints)
+    chosen = next(c for c in ranked if "over" not in c.ranked.constraints)
     assert chosen.ranked.constraints == WIDER
     assert chosen.to_json(target)["model"]["constraints"] == WIDER
     assert ("s", "c") in chosen.ranked.embedding.flattened.values()

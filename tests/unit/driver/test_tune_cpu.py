@@ -318,12 +318,12 @@ def test_a_run_takes_what_was_tuned_before_the_model_s_choice(
     found = chosen()
     assert found.tuned is not None
     assert found.choice.schedule == result.best.knobs
-    assert found.candidate.embedding.identifier() == result.best.identifier
+    assert found.ranked.embedding.identifier() == result.best.identifier
     assert found.to_json()["tuned"]["trials"] == 24
     assert found.choice.estimated == result.best.estimated
     of_second = chosen(identifier=second.candidate.identifier)
     assert of_second.tuned is not None
-    assert of_second.candidate.identifier == second.candidate.identifier
+    assert of_second.ranked.identifier == second.candidate.identifier
     assert chosen(untuned=True).tuned is None
     modelled = choices(open_target(SPEC), solved.embeddings)
     assert [choice.tuned for choice in modelled] == [None] * 3
@@ -339,7 +339,7 @@ def test_what_takes_part_is_distinct_and_begins_with_what_runs_untuned(tmp_path:
     assert isinstance(unthrottled, Selection)
     field = opened.tuning.field
     first = field.designs[0].ranked
-    assert first.candidate.identifier == unthrottled.candidate.identifier
+    assert first.candidate.identifier == unthrottled.ranked.identifier
     assert field.untuned == unthrottled.choice.schedule
     assert first.constraints.startswith("in_place_padded")
     sets = {design.ranked.constraints for design in field.designs}
