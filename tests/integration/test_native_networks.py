@@ -203,7 +203,9 @@ def ran(cpembed: Caller, model: Path, folder: Path, *more: str) -> tuple[dict[st
 def test_a_dynamically_quantized_model_runs_on_units(cpembed: Caller, tmp_path: Path) -> None:
     document, (result, expected) = ran(cpembed, onnx_model(tmp_path / "mixed.onnx"), tmp_path)
     products = {o["name"]: o for o in document["operators"] if o["workload"] is not None}
-    assert len(products) == 4
+    # The last two products are one attention.
+    assert [o["kind"] for o in products.values()].count("attention") == 1
+    assert len(products) == 3
     assert all(o["embedded_on"] in document["units"] for o in products.values())
     assert (document["floats"], document["float16_as"]) == ("float32", None)
     # One step of the dynamic quantization may differ.
@@ -335,7 +337,7 @@ def test_the_text_says_what_is_portable_and_what_floats_are(
 ) -> None:
     path = tmp_path / "model.onnx"
     path.write_bytes(b"")
-    monkeypatch.setattr("cpembed.frontends.load_model", lambda path, shapes: chain(7, WIDE[:1]))
+    monkeypatch.setattr("cpembed.frontends.load_model", lambda path, *_: chain(7, WIDE[:1]))
     called = cpembed("build", str(path), "--float", "bf16", "-o", str(tmp_path / "library"))
     assert "portable code: product 0, product 1" in called.out
     assert "no unit multiplies float64 by float64" in called.out
