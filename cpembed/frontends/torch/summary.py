@@ -1,8 +1,9 @@
 """Summary of ``torch.compile``: parts of each captured module, who runs them, why, and their times.
 
 >>> from cpembed.frontends.torch import summary
->>> summary().modules
-()
+>>> report = summary()
+>>> len(report.modules) == len(report.to_json()["modules"])
+True
 """
 
 from __future__ import annotations
