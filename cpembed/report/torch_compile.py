@@ -9,7 +9,7 @@ from cpembed.blocks import Block, Header, Heading, Table
 from cpembed.wording import duration, plural
 
 if TYPE_CHECKING:
-    from cpembed.frontends.torch.summary import CompileSummary, Part
+    from cpembed.frontends.torch.compile_summary import CompileSummary, Part
 
 _COLUMNS = ("part", "operators >", "compiled >", "calls >", "mean >", "left to PyTorch because")
 

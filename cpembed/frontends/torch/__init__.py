@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 from cpembed.errors import BackendUnavailable
 from cpembed.frontends import Fallback
-from cpembed.frontends.torch.summary import summary
+from cpembed.frontends.torch.compile_summary import summary
 
 if TYPE_CHECKING:
     from cpembed.graph.graph import Graph

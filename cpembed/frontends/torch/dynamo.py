@@ -24,6 +24,7 @@ import torch
 from torch.multiprocessing.reductions import StorageWeakRef
 
 from cpembed.errors import BackendUnavailable, ModelError
+from cpembed.frontends.torch.compile_summary import ModuleSummary, record
 from cpembed.frontends.torch.lowering import decomposed
 from cpembed.frontends.torch.partition import (
     LOGGER,
@@ -33,7 +34,6 @@ from cpembed.frontends.torch.partition import (
     part_of_pytorch,
     partitioned,
 )
-from cpembed.frontends.torch.summary import ModuleSummary, record
 from cpembed.graph.graph import Graph
 
 RESTS = ("inductor", "eager")

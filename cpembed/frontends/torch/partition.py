@@ -27,8 +27,8 @@ from torch.fx.passes.split_module import split_module
 
 from cpembed.errors import BackendUnavailable, CpembedError
 from cpembed.frontends.builder import Builder
+from cpembed.frontends.torch.compile_summary import Part
 from cpembed.frontends.torch.lowering import Lowering, is_known
-from cpembed.frontends.torch.summary import Part
 from cpembed.graph.graph import Graph
 from cpembed.graph.kinds.base import Array
 
