@@ -40,9 +40,11 @@ from cpembed.driver.options import KernelOptions
 from cpembed.driver.plan import Request
 from cpembed.errors import BackendUnavailable
 from cpembed.graph.graph import Graph, Operator
+from cpembed.graph.kinds import GroupedProduct
 from cpembed.graph.kinds.product import Product
 from cpembed.hw.instruction import HardwareSpec
 from cpembed.ir.computation import Computation
+from cpembed.network.attention import AttentionKernel
 from cpembed.network.build import uniquely_named
 from cpembed.network.layout_problem import Execution
 from cpembed.network.plan import SEARCH_LIMIT, NetworkPlan, Planning, plan_network
@@ -56,6 +58,9 @@ from cpembed.targets.units import FloatType, Units
 
 _NO_PRODUCT = "no product"
 
+# Its unpacking and its scales of groups are no part of an embedding.
+_WEIGHT_ONLY = Match(reason="weight-only product: a kernel of its own, generated without embedding")
+
 
 @dataclass(frozen=True)
 class OperatorMatch:
@@ -65,10 +70,14 @@ class OperatorMatch:
     ----------
     name, label : str
         Name in the model, and the kind of the operator.
+    computation : Computation or None
+        The product; of an attention that of its scores. None for other operators.
     layer : int or None
         Number of the computation among the distinct ones.
     match : Match or None
-        Result of the search; like the two before it, None for operators that are no products.
+        Result of the search; None for operators that multiply nothing.
+    macs : int
+        Multiply-accumulates, of an attention those of both its products.
     """
 
     name: str
@@ -76,10 +85,7 @@ class OperatorMatch:
     computation: Computation | None = None
     layer: int | None = None
     match: Match | None = None
-
-    @property
-    def macs(self) -> int:
-        return 0 if self.computation is None else self.computation.macs
+    macs: int = 0
 
     @property
     def is_embedded(self) -> bool:
@@ -257,8 +263,11 @@ def match(
         units = [_without_alternatives(each) for each in units]
     results: list[TargetMatch] = []
     for each in units:
-        network = uniquely_named(prepared_for(graph, each) if prepares else graph)
-        if _is_planned(each):
+        is_planned = _is_planned(each)
+        # Attention is one operator where the network's library has it as one.
+        prepared = prepared_for(graph, each, attends=is_planned) if prepares else graph
+        network = uniquely_named(prepared)
+        if is_planned:
             plan = plan_network(network, each, Planning(timeout=timeout), progress)
             results.append(_of_plan(plan))
         else:
@@ -281,13 +290,44 @@ def _is_planned(units: Units) -> bool:
 
 def _of_plan(plan: NetworkPlan) -> TargetMatch:
     """Return the products of a plan with their kernels."""
-    matches = {
-        operator.name: _match_of_execution(operator.kind, plan.execution(operator))
-        for operator in plan.graph.operators
-        if isinstance(operator.kind, Product)
-    }
-    target = _target_match(plan.units.name, plan.graph, matches, plan.units.members)
+    products: dict[str, _MatchedProduct] = {}
+    for operator in plan.graph.operators:
+        kind, execution = operator.kind, plan.execution(operator)
+        if isinstance(kind, Product):
+            match = _match_of_execution(kind, execution)
+            products[operator.name] = _MatchedProduct(
+                match, kind.computation, kind.computation.macs
+            )
+        elif execution.attention is not None:
+            attention = execution.attention
+            scores = attention.products[0].candidate.program.unfused
+            match = _match_of_attention(attention, execution.cost_us)
+            products[operator.name] = _MatchedProduct(match, scores, attention.macs)
+    target = _target_match(plan.units.name, plan.graph, products, plan.units.members)
     return replace(target, is_planned=True)
+
+
+@dataclass(frozen=True)
+class _MatchedProduct:
+    """Operator that multiplies, and how it is computed."""
+
+    match: Match
+    computation: Computation
+    macs: int
+
+
+def _match_of_attention(attention: AttentionKernel, us: float) -> Match:
+    """Return the match of an attention: the embedding of its scores, the lower utilisation."""
+    first, second = attention.products
+    if not (first.is_native and second.is_native):
+        return Match(reason=f"portable code: {first.reason or second.reason}")
+    return Match(
+        embedded_on=first.target,
+        embedding=first.candidate.embedding,
+        utilisation=min(first.utilisation, second.utilisation),
+        estimated=Time(us, "us", us, Provenance.ESTIMATED),
+        reason=first.reason or second.reason,
+    )
 
 
 def _match_of_execution(kind: Product, execution: Execution) -> Match:
@@ -309,7 +349,7 @@ def _of_searches(
     graph: Graph, spec: HardwareSpec, timeout: float | None, progress: Progress
 ) -> TargetMatch:
     """Search each product by itself, in the worker; equal ones once, whatever their names."""
-    matches: dict[str, Match] = {}
+    matched: dict[str, _MatchedProduct] = {}
     by_workload: dict[Computation, Match] = {}
     products = [o for o in graph.operators if isinstance(o.kind, Product)]
     for number, operator in enumerate(products):
@@ -318,9 +358,12 @@ def _of_searches(
         workload = _anonymous(request.workload)
         if workload not in by_workload:
             by_workload[workload] = match_in_worker(replace(request, workload=workload))
-        matches[operator.name] = by_workload[workload]
+        assert isinstance(operator.kind, Product)
+        computation = operator.kind.computation
+        match = by_workload[workload]
+        matched[operator.name] = _MatchedProduct(match, computation, computation.macs)
     progress("", len(products), len(products))
-    return _target_match(spec.name, graph, matches, (spec.name,))
+    return _target_match(spec.name, graph, matched, (spec.name,))
 
 
 def _request(
@@ -341,20 +384,24 @@ def _anonymous(computation: Computation) -> Computation:
 
 
 def _target_match(
-    target: str, graph: Graph, matches: Mapping[str, Match], members: tuple[str, ...]
+    target: str, graph: Graph, products: Mapping[str, _MatchedProduct], members: tuple[str, ...]
 ) -> TargetMatch:
     numbers: dict[Computation, int] = {}
 
     def row(operator: Operator) -> OperatorMatch:
-        if not isinstance(operator.kind, Product):
-            return OperatorMatch(operator.name, operator.kind.label)
-        computation = operator.kind.computation
+        name, label = operator.name, operator.kind.label
+        if isinstance(operator.kind, GroupedProduct):
+            return OperatorMatch(name, label, match=_WEIGHT_ONLY, macs=operator.kind.macs)
+        if name not in products:
+            return OperatorMatch(name, label)
+        product = products[name]
         return OperatorMatch(
-            name=operator.name,
-            label=operator.kind.label,
-            computation=computation,
-            layer=numbers.setdefault(_anonymous(computation), len(numbers)),
-            match=matches[operator.name],
+            name=name,
+            label=label,
+            computation=product.computation,
+            layer=numbers.setdefault(_anonymous(product.computation), len(numbers)),
+            match=product.match,
+            macs=product.macs,
         )
 
     return TargetMatch(target, tuple(map(row, graph.operators)), len(numbers), members)

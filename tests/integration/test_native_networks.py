@@ -15,12 +15,14 @@ import pytest
 
 from cpembed.driver.matching import network_units
 from cpembed.driver.named import NATIVE
+from cpembed.frontends import load_model
 from cpembed.graph.graph import Graph, Operator
 from cpembed.graph.kinds import Apply, Elementwise, Input, Product, TensorType
 from cpembed.ir.dtypes import DTYPES, numpy_dtype
 from cpembed.network.inputs import random_inputs
 from cpembed.network.match import TargetMatch, match
-from cpembed.network.service import NetworkRequest, network
+from cpembed.network.plan import Planning
+from cpembed.network.service import NetworkRequest, network, network_plan
 from cpembed.targets.registry import native_targets
 from cpembed.workloads.naming import parse_workload
 from tests.cli.calling import Caller
@@ -109,6 +111,47 @@ def test_match_names_what_network_compiles(seed: int, target: str) -> None:
         if operator["embedded_on"] is None:
             assert operator["reason"]
             assert row.reason
+
+
+@needs_units
+def test_match_has_attention_and_weight_only_products_as_the_plan_has_them(tmp_path: Path) -> None:
+    onnx = pytest.importorskip("onnx")
+    from onnx import helper as h
+    from onnx import numpy_helper as nh
+
+    rng = np.random.default_rng(4)
+    packed = nh.from_array(rng.integers(0, 256, (32, 1, 16)).astype(np.uint8), "w")
+    scales = nh.from_array(rng.random(32).astype(np.float32), "s")
+    nodes = [
+        h.make_node("Transpose", ["k"], ["kt"], "kt", perm=[0, 1, 3, 2]),
+        h.make_node("MatMul", ["q", "kt"], ["a"], "scores"),
+        h.make_node("Softmax", ["a"], ["p"], "softmax", axis=-1),
+        h.make_node("MatMul", ["p", "v"], ["o"], "values"),
+        h.make_node(
+            "MatMulNBits", ["o", "w", "s"], ["y"], "packed",
+            domain="com.microsoft", bits=4, block_size=32, N=32, K=32,
+        ),
+    ]  # fmt: skip
+    float32 = onnx.TensorProto.FLOAT
+    inputs = [h.make_tensor_value_info(name, float32, [1, 2, 40, 32]) for name in "qkv"]
+    outputs = [h.make_tensor_value_info("y", float32, [1, 2, 40, 32])]
+    graph = h.make_graph(nodes, "attention", inputs, outputs, [packed, scales])
+    opsets = [h.make_opsetid("", 21), h.make_opsetid("com.microsoft", 1)]
+    onnx.save(h.make_model(graph, opset_imports=opsets, ir_version=10), tmp_path / "m.onnx")
+    loaded = load_model(tmp_path / "m.onnx")
+    units = network_units(native_targets(["float32", "float32"])[-1])
+    (matched,) = match(loaded, [units.name]).targets
+    planned = network_plan(loaded, units, Planning())
+    rows = {o["name"]: o for o in planned["operators"] if o["kind"] == "attention"}
+    (attention,) = [o for o in matched.operators if o.name in rows]
+    (document,) = rows.values()
+    assert (attention.macs, attention.match and attention.match.embedded_on) == (
+        document["macs"],
+        document["embedded_on"],
+    )
+    (weights,) = [o for o in matched.operators if o.reason and "weight-only" in o.reason]
+    assert (weights.is_embedded, weights.macs) == (False, 80 * 32 * 32)
+    assert [o.name for o in matched.operators] == [o["name"] for o in planned["operators"]]
 
 
 @needs_units
@@ -286,8 +329,6 @@ def quantized_form(form: str, path: Path) -> Path:
 @pytest.mark.quick(4)
 @pytest.mark.parametrize("form", FORMS)
 def test_every_form_of_quantization_runs_on_a_unit_for_bytes(form: str, tmp_path: Path) -> None:
-    from cpembed.frontends import load_model
-
     graph = load_model(quantized_form(form, tmp_path / "form.onnx"))
     (matched,) = match(graph, [NATIVE]).targets
     assert matched.products
