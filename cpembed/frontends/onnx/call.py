@@ -45,6 +45,10 @@ _MEMORY_ATTRIBUTES = frozenset({"consumed_inputs"})
 """Attributes of the format's first version, which name inputs whose memory may be reused."""
 
 
+class BeyondKindsError(ModelError):
+    """A valid form of an operator that its translation does not have."""
+
+
 @dataclass(frozen=True, kw_only=True)
 class Call(Composites):
     """A node as its translation sees it.
@@ -81,6 +85,10 @@ class Call(Composites):
 
     def reject(self, reason: str) -> NoReturn:
         raise ModelError(reason)
+
+    def leave_to_definition(self, reason: str) -> NoReturn:
+        """Reject a valid form that no kind has: the format's definition is tried instead."""
+        raise BeyondKindsError(reason)
 
     # -- inputs -----------------------------------------------------------------------------------
 
@@ -197,12 +205,16 @@ class Call(Composites):
         for name in self._unread_attributes():
             value = self.node.attributes[name]
             text = "an array" if isinstance(value, np.ndarray) else str(value)
-            self.reject(f"attribute {name} = {text} is not read: export the model without it")
+            self.leave_to_definition(
+                f"attribute {name} = {text} is not read: export the model without it"
+            )
         read = self.inputs_read | _INERT_INPUTS.get(self.node.operator, frozenset())
         for k, tensor in enumerate(self.inputs):
             if tensor is not None and k not in read:
                 name = self.node.inputs[k]
-                self.reject(f"input {k}, {name}, is not read: export the model without it")
+                self.leave_to_definition(
+                    f"input {k}, {name}, is not read: export the model without it"
+                )
 
     def _unread_attributes(self) -> Iterator[str]:
         node = self.node

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 
 import numpy as np
 
@@ -12,7 +13,7 @@ from cpembed.frontends import Fallback
 from cpembed.frontends.builder import Builder
 from cpembed.frontends.emitter import Scaling
 from cpembed.frontends.narrow import IN_BYTES, bytes_of
-from cpembed.frontends.onnx.call import Call
+from cpembed.frontends.onnx.call import BeyondKindsError, Call
 from cpembed.frontends.onnx.fallback import check_fallback, covers, emit_foreign
 from cpembed.frontends.onnx.model import (
     Body,
@@ -297,8 +298,17 @@ class _Translator:
         if translation is None:
             return self._by_definition(call)
         self._check_narrow(call)
-        results = translation(call)
-        call.check_read()
+        try:
+            results = translation(call)
+            call.check_read()
+        except BeyondKindsError:
+            if not is_defined(call.node):
+                raise
+            with suppress(ModelError, WorkloadError):
+                self.builder.fresh.clear()
+                return self._by_definition(call)
+            # The reason of the operator itself says more than that of one inside its definition.
+            raise
         return results
 
     def _check_narrow(self, call: Call) -> None:

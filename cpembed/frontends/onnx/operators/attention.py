@@ -42,11 +42,13 @@ def _attention(call: Call) -> tuple[str, ...]:
     key, value = _with_past(call, key, 4), _with_past(call, value, 5)
     mask = call.optional(3)
     softcap = call.number("softcap", 0.0)
-    # The mask is added before the limit here.
+    if mask is not None and call.shape(mask)[-1] not in (1, call.shape(key)[2]):
+        call.leave_to_definition("a mask of fewer keys than there are: give one of all")
+    # The kind limits scores before it adds a mask.
     if softcap and mask is not None:
-        call.reject("attention with a mask and a softcap: leave one of them out")
+        call.leave_to_definition("attention with a mask and a softcap: leave one of them out")
     if any(call.is_read[3:4]):
-        call.reject("the scores of attention as an output are not known: leave it out")
+        call.leave_to_definition("the scores of attention as an output: leave it out")
     call.attribute("qk_matmul_output_mode")
     call.attribute("softmax_precision")
     scale = call.number("scale", 1 / math.sqrt(call.shape(query)[-1]))

@@ -11,7 +11,10 @@ import pytest
 pytest.importorskip("onnx")
 pytest.importorskip("onnxruntime")
 
+from onnx.reference import ReferenceEvaluator
+
 from cpembed.errors import ModelError
+from cpembed.graph.graph import evaluate
 from cpembed.graph.kinds import Attention
 from cpembed.graph.passes import prepare
 from tests.unit.frontends.onnx.referee import MICROSOFT, Array, check, loaded, single
@@ -60,6 +63,24 @@ def test_standard(name: str, tmp_path: Path) -> None:
     assert (kinds[0].causal, kinds[0].softcap) == (causal, 2.0 if name == "softcap" else 0.0)
 
 
+@pytest.mark.parametrize(
+    "outputs, attributes",
+    [(1, {"softcap": 1.5}), (4, {}), (4, {"qk_matmul_output_mode": 2})],
+    ids=["mask and softcap", "scores", "scores with the mask"],
+)
+def test_by_the_formats_definition(
+    outputs: int, attributes: dict[str, Any], tmp_path: Path
+) -> None:
+    """What the kind lacks is computed by the operators of the format's definition."""
+    inputs = [*STANDARD["mask"][0][:3], f(1, 1, 5, 11), f(1, 2, 4, 8), f(1, 2, 4, 8)]
+    model = single("Attention", inputs, outputs=outputs, version=23, **attributes)
+    graph = loaded(model, tmp_path)
+    results = evaluate(graph, named(*inputs), keep=lambda name: name in graph.outputs)
+    expected = ReferenceEvaluator(model).run(None, named(*inputs))
+    for name, array in zip(graph.outputs, expected, strict=True):
+        np.testing.assert_allclose(results[name], array, atol=1e-5, rtol=1e-5)
+
+
 MULTI_HEAD: dict[str, tuple[list[Array | None], int, dict[str, Any]]] = {
     "plain": ([f(2, 5, 32), f(2, 7, 32), f(2, 7, 32)], 1, {}),
     "bias": ([f(2, 5, 32), f(2, 5, 32), f(2, 5, 32), f(96)], 1, {"scale": 0.4}),
@@ -89,7 +110,6 @@ def test_multi_head(name: str, tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     "inputs, attributes, message",
     [
-        (STANDARD["mask"][0], {"softcap": 1.0}, "a mask and a softcap"),
         (STANDARD["flat"][0], {"q_num_heads": 3, "kv_num_heads": 2}, "3 heads of 32"),
         ([f(1, 4, 5, 8), f(1, 3, 5, 8), f(1, 3, 5, 8)], {}, "4 heads of queries for 3"),
     ],
