@@ -129,7 +129,17 @@ def run_torch(case: str, threads: int) -> tuple[str, Callable[[], Array]]:
 
 
 def serve(runtime: str, case: str, threads: int, result: Path) -> None:
-    """Write a case's result, then answer each number of calls with the seconds of one."""
+    """Write a case's result, then answer each number of calls with the seconds of one.
+
+    Parameters
+    ----------
+    runtime, case : str
+        Names of the runtime and of the case.
+    threads : int
+        Number of threads.
+    result : Path
+        File of the result, which is written once.
+    """
     version, run = (run_cpembed if runtime == "cpembed" else run_torch)(case, threads)
     np.save(result, run())
     print(json.dumps({"version": version}), flush=True)
@@ -174,7 +184,17 @@ class Process:
 
 
 def measured(case: str, threads: int, rounds: int) -> dict[str, Any]:
-    """Return the row of a case: medians of both runtimes that take turns."""
+    """Return the row of a case: medians of both runtimes that take turns.
+
+    Parameters
+    ----------
+    case : str
+        Name of the case.
+    threads : int
+        Number of threads of each runtime.
+    rounds : int
+        Number of rounds.
+    """
     with tempfile.TemporaryDirectory() as folder:
         results = {runtime: Path(folder) / f"{runtime}.npy" for runtime in RUNTIMES}
         processes = {

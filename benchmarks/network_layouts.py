@@ -12,56 +12,35 @@ A call is counted from arrays of numpy to arrays of numpy. Writes ``network_layo
 
 from __future__ import annotations
 
-import argparse
 import statistics
 import tempfile
 from pathlib import Path
-from typing import Any, get_args
+from typing import get_args
 
-from benchmarks.documents import write_document
+from benchmarks.documents import Document, Row
 from benchmarks.interleaved import turns
-from cpembed.files import write_whole
+from benchmarks.network_comparison import (
+    Comparison,
+    comparison_parser,
+    heading,
+    median_us,
+)
 from cpembed.frontends import load_model
 from cpembed.network.build import CompiledNetwork, compile_network
 from cpembed.network.inputs import random_inputs
 from cpembed.network.plan import Planning, Policy
-from cpembed.runtime.measurement.environment import provenance, provenance_lines
 
-FOLDER = Path(__file__).resolve().parent
 POLICIES: tuple[Policy, ...] = get_args(Policy)
-Row = dict[str, Any]
 
 
 def main() -> None:
     """Run the command."""
-    parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n", 1)[0])
-    parser.add_argument("models", type=Path)
-    parser.add_argument("--target", default="avx512_vnni")
-    parser.add_argument("--measure", action="store_true", help="choose by measured kernels")
-    parser.add_argument("--only", nargs="*", default=[], metavar="NAME")
-    parser.add_argument("--rounds", type=int, default=21)
-    parser.add_argument("--round-ms", type=float, default=40.0)
-    parser.add_argument("--output", type=Path, default=FOLDER)
-    options = parser.parse_args()
-    paths = sorted(options.models.glob("*_int8.onnx"))
-    rows: list[Row] = []
-    for path in paths:
-        if options.only and path.stem not in options.only:
-            continue
-        rows.append(
-            compared(path, options.target, options.measure, options.rounds, options.round_ms)
-        )
-        costs = "measured" if options.measure else "estimated"
-        document = {
-            "target": options.target,
-            "costs": costs,
-            "rounds": options.rounds,
-            "rows": rows,
-        }
-        document |= provenance()
-        write_document(options.output / "network_layouts.json", document)
-        write_whole(options.output / "network_layouts.md", markdown(document))
-        print(line(rows[-1]))
+    options = comparison_parser(__doc__ or "", "avx512_vnni").parse_args()
+
+    def row(path: Path) -> Row:
+        return compared(path, options.target, options.measure, options.rounds, options.round_ms)
+
+    Comparison("network_layouts", row, line, markdown).run(options, "*_int8.onnx")
 
 
 def compared(path: Path, target: str, measures: bool, rounds: int, round_ms: float) -> Row:
@@ -101,7 +80,7 @@ def compared(path: Path, target: str, measures: bool, rounds: int, round_ms: flo
     plans = {policy: network.plan for policy, network in networks.items()}
     return {
         "network": path.stem,
-        "us": {policy: 1e6 * statistics.median(seconds) for policy, seconds in times.items()},
+        "us": median_us(times),
         "ratio": ratios,
         "predicted_us": {policy: plan.assignment.cost for policy, plan in plans.items()},
         "conversions": {policy: len(plan.conversions) for policy, plan in plans.items()},
@@ -117,18 +96,13 @@ def line(row: Row) -> str:
     )
 
 
-def markdown(document: dict[str, Any]) -> str:
+def markdown(document: Document) -> str:
     """Return the page."""
-    run = (
-        f"{document['rounds']} rounds, target {document['target']}, "
-        f"kernels {document['costs']} for the choice"
-    )
     rows = document["rows"]
     better = sum(
         row["ratio"]["channels_last"] > 1 and row["ratio"]["alone"] > 1 for row in rows
     )  # fmt: skip
-    lines = ["# Layouts chosen over a network, measured", ""]
-    lines += provenance_lines(document, run)
+    lines = heading("Layouts chosen over a network, measured", document)
     lines += [
         "",
         "Above 1, choosing together is faster.",

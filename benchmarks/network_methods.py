@@ -12,20 +12,24 @@ the model evaluated in float64, relative to the root mean square of the outputs.
 
 from __future__ import annotations
 
-import argparse
 import statistics
 import tempfile
 from collections import Counter
 from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 
-from benchmarks.documents import write_document
+from benchmarks.documents import Document, Row
 from benchmarks.interleaved import turns
+from benchmarks.network_comparison import (
+    Comparison,
+    comparison_parser,
+    heading,
+    median_us,
+)
 from cpembed.driver.options import METHODS, MethodName
-from cpembed.files import write_whole
 from cpembed.frontends import load_model
 from cpembed.graph.graph import Array, Graph
 from cpembed.graph.kinds import Product
@@ -33,54 +37,34 @@ from cpembed.network.build import CompiledNetwork, compile_network
 from cpembed.network.inputs import random_inputs
 from cpembed.network.method_error import defined_in_float64
 from cpembed.network.plan import Planning
-from cpembed.runtime.measurement.environment import provenance, provenance_lines
-
-FOLDER = Path(__file__).resolve().parent
-Row = dict[str, Any]
 
 
 def main() -> None:
     """Run the command."""
-    parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n", 1)[0])
-    parser.add_argument("models", type=Path)
-    parser.add_argument("--target", default="avx512_f32")
-    parser.add_argument("--measure", action="store_true", help="choose by measured kernels")
+    parser = comparison_parser(__doc__ or "", "avx512_f32")
     parser.add_argument("--methods", nargs="*", default=["implicit", "auto"], choices=METHODS)
     parser.add_argument("--pattern", default="*_f32.onnx", help="names of the models")
-    parser.add_argument("--only", nargs="*", default=[], metavar="NAME")
-    parser.add_argument("--rounds", type=int, default=21)
-    parser.add_argument("--round-ms", type=float, default=40.0)
-    parser.add_argument("--output", type=Path, default=FOLDER)
     options = parser.parse_args()
     methods: list[MethodName] = list(dict.fromkeys(["implicit", *options.methods]))
-    rows: list[Row] = []
-    for path in sorted(options.models.glob(options.pattern)):
-        if options.only and path.stem not in options.only:
-            continue
-        planning = Planning(measures=options.measure)
-        compared = _Comparison(options.target, planning, options.rounds, options.round_ms)
-        rows.append(compared.row(path, methods))
-        document = {
-            "target": options.target,
-            "costs": "measured" if options.measure else "estimated",
-            "rounds": options.rounds,
-            "methods": methods,
-            "rows": rows,
-        }
-        document |= provenance()
-        write_document(options.output / "network_methods.json", document)
-        write_whole(options.output / "network_methods.md", markdown(document))
-        print(line(rows[-1]))
+    libraries = _Libraries(options.target, options.measure, options.rounds, options.round_ms)
+    comparison = Comparison(
+        "network_methods",
+        lambda path: libraries.row(path, methods),
+        line,
+        markdown,
+        {"methods": methods},
+    )
+    comparison.run(options, options.pattern)
 
 
-class _Comparison:
-    """Comparison of one network's libraries."""
+@dataclass(frozen=True)
+class _Libraries:
+    """Libraries of a network, one per method."""
 
-    def __init__(self, target: str, planning: Planning, rounds: int, round_ms: float) -> None:
-        self.target = target
-        self.planning = planning
-        self.rounds = rounds
-        self.round_ms = round_ms
+    target: str
+    measures: bool
+    rounds: int
+    round_ms: float
 
     def row(self, path: Path, methods: Sequence[MethodName]) -> Row:
         """Measure the network by each method."""
@@ -89,7 +73,11 @@ class _Comparison:
         with tempfile.TemporaryDirectory() as folder:
             networks = {
                 method: compile_network(
-                    graph, self.target, Path(folder) / method, self._planning(method), name=method
+                    graph,
+                    self.target,
+                    Path(folder) / method,
+                    Planning(method=method, measures=self.measures),
+                    name=method,
                 )
                 for method in methods
             }
@@ -103,7 +91,7 @@ class _Comparison:
         exact = _evaluated(networks["implicit"].graph, inputs)
         return {
             "network": path.stem,
-            "us": {method: 1e6 * statistics.median(seconds) for method, seconds in times.items()},
+            "us": median_us(times),
             "ratio": {
                 method: statistics.median(a / b for a, b in zip(base, seconds, strict=True))
                 for method, seconds in times.items()
@@ -113,9 +101,6 @@ class _Comparison:
             "error": {method: _error(results, exact) for method, results in outputs.items()},
             "bytes_weights": {method: _weights(network) for method, network in networks.items()},
         }
-
-    def _planning(self, method: MethodName) -> Planning:
-        return Planning(method=method, measures=self.planning.measures)
 
 
 def _products(network: CompiledNetwork) -> dict[str, int]:
@@ -156,15 +141,10 @@ def line(row: Row) -> str:
     return f"{row['network']:28} {row['us']['implicit']:9.0f} us  {'  '.join(ratios)}"
 
 
-def markdown(document: dict[str, Any]) -> str:
+def markdown(document: Document) -> str:
     """Return the page."""
-    run = (
-        f"{document['rounds']} rounds, target {document['target']}, "
-        f"kernels {document['costs']} for the choice"
-    )
     methods = [method for method in document["methods"] if method != "implicit"]
-    lines = ["# Methods of convolutions in networks of float32, measured", ""]
-    lines += provenance_lines(document, run)
+    lines = heading("Methods of convolutions in networks of float32, measured", document)
     lines += ["", "Above 1, methods are faster than each convolution's own sums.", ""]
     names = "".join(f" {method} | products |" for method in methods)
     lines += [f"| network | implicit us |{names} error | of sums |"]

@@ -289,6 +289,15 @@ def _counted(rows: Sequence[Result]) -> str:
 def compiled_outcome(case: Case, target: str, folder: Path) -> str:
     """Compile a case in the first form that is read, run it, and compare it with the suite.
 
+    Parameters
+    ----------
+    case : Case
+        Case of the suite.
+    target : str
+        Name of the target.
+    folder : Path
+        Folder for the model and the library.
+
     Returns
     -------
     str

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from cpembed.cli import options
+from cpembed.cli import model_options, options, worker_options
 from cpembed.cli.completion import suites
 from cpembed.cli.interrupt import INTERRUPTED, Stop
 from cpembed.cli.output import Bar, message, print_json, print_report, print_text, write
@@ -55,7 +55,7 @@ class BenchArguments:
         "code; auto: native, and only the search if this machine can do neither.",
     },
 )
-@options.shapes_option
+@model_options.shapes_option
 @click.option("--no-run", is_flag=True, help="Search only; run nothing.")
 @click.option(
     "--layout",
@@ -76,7 +76,7 @@ class BenchArguments:
     "or a comma list.",
 )
 @options.file_option("--plot", "Draw the ratios to the baselines into an SVG file.")
-@options.workers_options
+@worker_options.workers_options
 @options.json_option
 @options.pass_as(BenchArguments)
 def bench_command(arguments: BenchArguments, **values: Any) -> int:
@@ -111,7 +111,7 @@ def bench_command(arguments: BenchArguments, **values: Any) -> int:
         several = "--baseline and --plot apply to one target: leave them, or other targets, out"
         raise click.UsageError(several, click.get_current_context())
     # Processes start here, so that they load while this one does.
-    with options.workers_of(compiles=not arguments.no_run) as executing:
+    with worker_options.workers_of(compiles=not arguments.no_run) as executing:
         from cpembed.driver.bench import open_bench
 
         benches = [open_bench(arguments.suite, name, settings) for name in names]

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from cpembed.cli import options
+from cpembed.cli import model_options, options, worker_options
 from cpembed.cli.completion import suites
 from cpembed.cli.interrupt import INTERRUPTED, Stop
 from cpembed.cli.output import INFEASIBLE, STOPPED, Bar, message, print_report
@@ -45,7 +45,7 @@ class ExploreArguments:
 @click.command("explore", cls=options.Subcommand)
 @click.argument("space", type=click.Path(path_type=Path), metavar="SPACE.toml")
 @click.argument("suite", metavar="SUITE|MODEL")
-@options.shapes_option
+@model_options.shapes_option
 @click.option("--layers", metavar="0,3,10-20", help="Only these layers of the suite.")
 @click.option(
     "--method",
@@ -77,7 +77,7 @@ class ExploreArguments:
 )
 @options.seed_option("Seed of the method.")
 @options.timeout_option("Stop after S seconds and print the front so far.")
-@options.workers_options
+@worker_options.workers_options
 @options.integer_option("--top", "Print K rows of the front.", metavar="K")
 @options.integer_option(
     "--pick",
@@ -165,7 +165,7 @@ def _check(arguments: ExploreArguments) -> None:
 
 
 def _run(exploration: Exploration, stop: Stop) -> None:
-    with options.workers_of() as workers, Bar() as bar:
+    with worker_options.workers_of() as workers, Bar() as bar:
         steps = exploration.run(workers)
         for step in steps:
             bar.show(step.doing, often=True, total=step.total, completed=step.completed)
@@ -270,12 +270,12 @@ class ShapeArguments:
     metavar="PERCENT",
     help="List all shapes, or sets of shapes, that cost at most PERCENT more than the best.",
 )
-@options.shapes_option
+@model_options.shapes_option
 @options.timeout_option("Stop after S seconds and print the best shapes so far, with the gap.")
 @options.file_option(
     "--save", "Write the shapes as targets: FILE, or FILE_<shape>.toml if several."
 )
-@options.workers_options
+@worker_options.workers_options
 @options.json_option
 @options.pass_as(ShapeArguments)
 def shape_command(arguments: ShapeArguments) -> int:
@@ -299,7 +299,7 @@ def shape_command(arguments: ShapeArguments) -> int:
         raise click.UsageError("--layouts needs --packing: bytes that cost as much as an execution")
     if arguments.layouts and arguments.within is not None and arguments.count > 1:
         raise click.UsageError("--within with --layouts lists single shapes: leave --shapes out")
-    with options.workers_of() as executing:
+    with worker_options.workers_of() as executing:
         # After the processes have started, which load the same meanwhile.
         from cpembed.embedding.constraint_set import load_constraint_set
         from cpembed.exploration.shapes.finding import find_shapes

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from cpembed.cli import options, output
+from cpembed.cli import options, output, worker_options
 from cpembed.cli.interrupt import INTERRUPTED, Stop
 from cpembed.driver.options import RunOptions, TuneOptions
 
@@ -119,7 +119,7 @@ def layouts_command(
     TuneOptions, leave_out=["weights", "search"], texts={"seed": "Seed of the search."}
 )
 @options.threads_option()
-@options.workers_options
+@worker_options.workers_options
 @click.option("--show", is_flag=True, help="Tune nothing: list the results of WORKLOAD, or all.")
 @options.json_option
 def tune_command(
@@ -161,7 +161,7 @@ def tune_command(
     require_tunable(resolved.target)
     if settings.constraints is None:
         resolved = replace(resolved, options=settings)
-    with options.workers_of() as executing:
+    with worker_options.workers_of() as executing:
         return _tune(resolved, executing, as_json=as_json)
 
 

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 import click
 from click.core import ParameterSource
 
-from cpembed.cli import options, output
+from cpembed.cli import model_options, options, output
 from cpembed.driver.options import METHODS, BuildOptions, MethodName
 from cpembed.files import write_whole
 
@@ -29,18 +29,11 @@ SECONDS = 20.0
 WRONG = 1
 """Exit code of wrong results, which are a bug of cpembed."""
 
-model_options = options.combined(
-    click.argument("model", type=click.Path(exists=True, dir_okay=False, path_type=Path)),
-    options.shapes_option,
-    options.outputs_option,
-)
-"""Argument of a model file, with options for sizes that it leaves open and for its outputs."""
-
 
 @click.command("match", cls=options.Subcommand)
-@model_options
-@options.network_targets_option
-@options.float_option
+@model_options.model_argument
+@model_options.network_targets_option
+@model_options.float_option
 @click.option(
     "--alternatives/--no-alternatives",
     default=True,
@@ -119,9 +112,9 @@ class NetworkArguments:
 
 
 @click.command("network", cls=options.Subcommand)
-@model_options
-@options.units_option
-@options.float_option
+@model_options.model_argument
+@model_options.units_option
+@model_options.float_option
 @options.threads_option("the network")
 @click.option(
     "--fallback",
@@ -295,7 +288,7 @@ class BuildArguments:
 @click.command("build", cls=options.Subcommand)
 @options.workload_argument()
 @options.target_option(required=False)
-@options.float_option
+@model_options.float_option
 @click.option(
     "-o",
     "--directory",
@@ -314,8 +307,8 @@ class BuildArguments:
         "model's]"
     },
 )
-@options.shapes_option
-@options.outputs_option
+@model_options.shapes_option
+@model_options.outputs_option
 @options.threads_option("the library, unless its caller says otherwise")
 @options.verbose_option
 @options.json_option

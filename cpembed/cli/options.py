@@ -17,14 +17,11 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import click
 
 from cpembed.cli.completion import constraint_sets, targets, workloads
-from cpembed.cli.output import message
 from cpembed.driver.options import LARGEST_SEED, LONGEST_TIMEOUT, Options, SearchOptions
 
 if TYPE_CHECKING:
     from cpembed.hw.instruction import HardwareSpec
     from cpembed.ir.computation import Computation
-    from cpembed.runtime.cluster import Workers
-    from cpembed.runtime.cluster.connection import Tls
 
 F = TypeVar("F", bound=Callable[..., Any])
 
@@ -105,7 +102,7 @@ def integer_option(
     return click.option(*names, type=click.IntRange(min=smallest), help=text, **attributes)
 
 
-# -- workloads, targets, models -------------------------------------------------------------------
+# -- workloads, targets ---------------------------------------------------------------------------
 
 
 def workload_argument(*, required: bool = True) -> Callable[[F], F]:
@@ -114,54 +111,6 @@ def workload_argument(*, required: bool = True) -> Callable[[F], F]:
     return click.argument(
         "words", nargs=-1, required=required, metavar=metavar, shell_complete=workloads
     )
-
-
-_UNITS = (
-    "Target: a shipped name (see `cpembed targets`), a TOML file, or `native`: all instructions of "
-    "this processor, each product on the fastest."
-)
-
-units_option = click.option(
-    "--target",
-    default="native",
-    show_default=True,
-    shell_complete=targets,
-    metavar="NAME|FILE",
-    help=_UNITS,
-)
-"""Option for the units that compute a network's products."""
-
-network_targets_option = click.option(
-    "--target",
-    "targets",
-    default=("native",),
-    show_default="native",
-    multiple=True,
-    shell_complete=targets,
-    metavar="NAME|FILE",
-    help=f"{_UNITS} May be repeated: the targets are then shown side by side.",
-)
-"""Option for the units of several versions of a network."""
-
-FLOAT_TYPES = {"f32": "float32", "bf16": "bfloat16"}
-"""Element types of float products by their names in ``--float``."""
-
-
-def _float_type(ctx: click.Context, param: click.Parameter, name: str | None) -> str | None:
-    """Return the element type of its name in ``--float``."""
-    del ctx, param
-    return None if name is None else FLOAT_TYPES[name]
-
-
-float_option = click.option(
-    "--float",
-    "float_type",
-    type=click.Choice(list(FLOAT_TYPES)),
-    callback=_float_type,
-    help="Element type of the factors of float products; sums are float32.  [default: bf16 if the "
-    "named target multiplies it, else f32]",
-)
-"""Option for the element type of the factors of float products."""
 
 
 def target_option(*, required: bool = True) -> Callable[[F], F]:
@@ -185,54 +134,6 @@ targets_option = click.option(
     metavar="NAME|FILE",
     help="Target: a shipped name (see `cpembed targets`), a TOML file, or `native`: the best "
     "target of this processor. May be repeated: the targets are then shown side by side.",
-)
-
-
-def _shapes(
-    ctx: click.Context, param: click.Parameter, texts: tuple[str, ...]
-) -> dict[str, tuple[int, ...]]:
-    """Return the sizes of each input in ``NAME=1,3,224,224``."""
-    shapes: dict[str, tuple[int, ...]] = {}
-    for text in texts:
-        name, equals, sizes = text.rpartition("=")
-        try:
-            numbers = tuple(int(size) for size in sizes.split(",")) if sizes else ()
-        except ValueError:
-            numbers = (0,)
-        if not equals or not name or any(size < 1 for size in numbers):
-            problem = f"{text!r} is no shape: write NAME=1,3,224,224"
-            raise click.BadParameter(problem, ctx, param)
-        if name in shapes:
-            raise click.BadParameter(f"{name} is given more than once: keep one", ctx, param)
-        shapes[name] = numbers
-    return shapes
-
-
-shapes_option = click.option(
-    "--shape",
-    "shapes",
-    multiple=True,
-    callback=_shapes,
-    metavar="NAME=SIZES",
-    help="Sizes of an input that the model leaves open, as in input=1,3,224,224. May be repeated.",
-)
-
-
-def _names(ctx: click.Context, param: click.Parameter, texts: tuple[str, ...]) -> tuple[str, ...]:
-    """Return the names in ``NAME[,NAME]``."""
-    names = tuple(name.strip() for text in texts for name in text.split(","))
-    if not all(names):
-        raise click.BadParameter("a name is missing: write NAME[,NAME]", ctx, param)
-    return names
-
-
-outputs_option = click.option(
-    "--outputs",
-    multiple=True,
-    callback=_names,
-    metavar="NAME[,NAME]",
-    help="Compute these tensors of the model, intermediate ones too, instead of its outputs: "
-    "operators that they do not need are left out.  [default: the model's outputs]",
 )
 
 
@@ -396,84 +297,6 @@ def use_threads(threads: int | None) -> None:
     # The compiler's run-time library reads it when it is loaded, so commands call this first.
     if threads is not None:
         os.environ["TVM_NUM_THREADS"] = str(threads)
-
-
-# -- workers --------------------------------------------------------------------------------------
-#
-# Their values go to the context instead of the command's parameters: a command only opens workers.
-
-
-def _store_worker_setting(context: click.Context, parameter: click.Parameter, value: Any) -> None:
-    context.meta[f"cpembed.workers.{parameter.name}"] = value
-
-
-def _worker_setting(name: str) -> Any:
-    return click.get_current_context().meta.get(f"cpembed.workers.{name}")
-
-
-def _worker_option(name: str, **attributes: Any) -> Callable[[Any], Any]:
-    return click.option(name, callback=_store_worker_setting, expose_value=False, **attributes)
-
-
-tls_options: Callable[[Any], Any] = combined(
-    _worker_option(
-        "--tls-ca-file",
-        metavar="FILE",
-        help="TLS: the authority that signed the certificates of the cluster's members, in PEM "
-        "form. Missing values are taken from Dask's configuration.",
-    ),
-    _worker_option("--tls-cert", metavar="FILE", help="TLS: the certificate of this process."),
-    _worker_option(
-        "--tls-key",
-        metavar="FILE",
-        help="TLS: its private key, if the certificate's file does not contain it.",
-    ),
-)
-"""Options of the certificates for the connection to a scheduler."""
-
-workers_options: Callable[[Any], Any] = combined(
-    _worker_option(
-        "--workers",
-        type=click.IntRange(min=1),
-        metavar="N",
-        help="Work in N processes of this machine. Timing tasks are rejected: concurrent "
-        "processes would distort them.",
-    ),
-    _worker_option(
-        "--cluster",
-        metavar="ADDRESS|FILE",
-        help="Work on a Dask cluster: its scheduler's address, or a file that contains it; see "
-        "`cpembed worker`.",
-    ),
-    tls_options,
-)
-"""Options of the processes or machines that do the work."""
-
-
-def workers_of(*, measures: bool = False, compiles: bool = True) -> Workers:
-    """Open the workers of :data:`workers_options`, a context manager.
-
-    ``measures`` and ``compiles`` are those of :func:`~cpembed.runtime.cluster.open_workers`.
-    """
-    workers, cluster, tls = _worker_setting("workers"), _worker_setting("cluster"), certificates()
-    require_one(workers=workers is not None, cluster=cluster is not None)
-    from cpembed.runtime.cluster import open_workers
-    from cpembed.runtime.cluster.connection import exposed, scheduler_address
-
-    if cluster is not None:
-        warning = exposed(scheduler_address(cluster, "tls" if tls.is_given else "tcp"))
-        if warning is not None:
-            message(warning)
-    return open_workers(workers, cluster, measures=measures, compiles=compiles, tls=tls)
-
-
-def certificates() -> Tls:
-    """Return the values of :data:`tls_options`."""
-    from cpembed.runtime.cluster.connection import Tls
-
-    return Tls(
-        _worker_setting("tls_ca_file"), _worker_setting("tls_cert"), _worker_setting("tls_key")
-    )
 
 
 # -- output ---------------------------------------------------------------------------------------

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import click
 
-from cpembed.cli import options
+from cpembed.cli import options, worker_options
 from cpembed.cli.interrupt import INTERRUPTED
 from cpembed.cli.output import message
 
@@ -22,7 +22,7 @@ from cpembed.cli.output import message
     "Number of concurrent tasks, each in its own process.  [default: the cores of the process; 1 "
     "with --measure]",
 )
-@options.tls_options
+@worker_options.tls_options
 def worker_command(*, address: str, measure: bool, slots: int | None) -> int:
     """Join the Dask cluster whose scheduler is at ADDRESS, or wrote FILE, and work until it ends.
 
@@ -44,7 +44,7 @@ def worker_command(*, address: str, measure: bool, slots: int | None) -> int:
         address,
         slots or (1 if measure else cores()),
         measure,
-        options.certificates(),
+        worker_options.certificates(),
     )
     interrupted = join(joining, message)
     message("stopped" if interrupted else "the scheduler has ended")

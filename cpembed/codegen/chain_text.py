@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from cpembed.codegen.epilogue import Chain, Epilogue
+from cpembed.codegen.epilogue_text import float_text
 from cpembed.codegen.instruction import element, vector_parameter
 from cpembed.codegen.nest import Nest
 from cpembed.codegen.scalar_text import ScalarWriter, Statements
@@ -51,7 +52,7 @@ def _inputs(
 ) -> dict[int, Value]:
     """Write the inputs of a chain's expression and return them by number."""
     channel = "" if nest.channels is None else str(nest.channels.access)
-    text = statements.bind(epilogue.float_text(sums, nest.sums, channel))
+    text = statements.bind(float_text(epilogue, sums, nest.sums, channel))
     is_product = epilogue.scale and not epilogue.relu
     values = [Value(text, "float32", is_product=is_product)]
     if nest.residual is not None:

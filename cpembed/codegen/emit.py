@@ -9,6 +9,7 @@ from dataclasses import replace
 
 from cpembed.codegen.chain_text import write_chain
 from cpembed.codegen.epilogue import Epilogue
+from cpembed.codegen.epilogue_text import result_text
 from cpembed.codegen.halo import IndexSet, guarded, index_sets
 from cpembed.codegen.instruction import (
     INIT,
@@ -327,7 +328,7 @@ def _add_partial_sums(script: Script, split: SplitK, sums: str, chunks: int) -> 
         terms = (f"{PARTIAL_SUMS}[{place} + {part * count}]" for part in range(split.parts))
         value = " + ".join(terms)
         if split.epilogue is not None:
-            value = split.epilogue.expression(f"({value})", sums, "")
+            value = result_text(split.epilogue, f"({value})", sums, "")
         return f"{parameter}[{place}] = {value}"
 
     vectors, rest = divmod(count, _LANES)

@@ -5,7 +5,8 @@ zero point and saturation, which is the requantization of ONNX's QLinearConv and
 post-ops. A residual is added to the result as ONNX's QLinearAdd adds it. In integers: ``(sum +
 bias) >> shift``, the activation, clipping and saturation, as on VTA's ALU and in fixed-point
 inference. A chain (:class:`Chain`) is any expression of the result in float32, such as an
-activation that is no ReLU. Each target lowers the steps that it can and rejects the rest
+activation that is no ReLU. Their text is in
+:mod:`cpembed.codegen.epilogue_text`. Each target lowers the steps that it can and rejects the rest
 (:class:`~cpembed.errors.LoweringError`).
 """
 
@@ -20,8 +21,7 @@ import numpy as np
 from numpy.lib.stride_tricks import as_strided
 from numpy.typing import NDArray
 
-from cpembed.codegen.plan import bfloat16_bits
-from cpembed.errors import LoweringError, WorkloadError
+from cpembed.errors import WorkloadError
 from cpembed.ir.computation import Computation
 from cpembed.ir.dtypes import dtype_info, is_integer, numpy_dtype
 from cpembed.ir.index import row_major_strides
@@ -352,61 +352,6 @@ class Epilogue:
         """Return True if no step involves floats."""
         return is_integer(sums) and is_integer(self.dtype) and not (self.scale or self.chain)
 
-    def expression(self, value: str, sums: str, channel: str, residual: str = "") -> str:
-        """Return the result as TVMScript; that of a chain has several statements.
-
-        Parameters
-        ----------
-        value : str
-            Sum, of type ``sums``.
-        sums : str
-            Type of the sum.
-        channel : str
-            Index of the element of the vectors.
-        residual : str
-            Element of the residual, if there is one.
-        """
-        if self.chain is not None:
-            raise LoweringError("a chain of elementwise operators has no text as one expression")
-        if self.in_integers(sums):
-            return self._integer(self._with_bias(value, channel), sums)
-        value = self.float_text(value, sums, channel)
-        if self.residual is not None:
-            return self._added(value, self.residual, residual)
-        return self._converted(value)
-
-    def _with_bias(self, value: str, channel: str) -> str:
-        return f"({value} + Bias[{channel}])" if self.bias else value
-
-    def float_text(self, value: str, sums: str, channel: str) -> str:
-        """Return the float32 after bias, scale and ReLU as TVMScript.
-
-        Parameters
-        ----------
-        value, sums, channel : str
-            Those of :meth:`expression`.
-        """
-        value = self._with_bias(value, channel)
-        if sums != "float32":
-            value = f'T.cast({value}, "float32")'
-        if self.scale:
-            value = f"{value} * Scale[{channel}]"
-        return _relu(value) if self.relu else value
-
-    def _added(self, value: str, residual: Residual, addend: str) -> str:
-        if self.dtype == "float32":
-            value = f"({value} + {addend})"
-            return _relu(value) if residual.relu else value
-        if residual.rounds:
-            # A network that stores the product before it adds rounds it there.
-            low, high = self.stored_range
-            value = f"T.nearbyint(T.max(T.min({value}, {float32(high)}), {float32(low)}))"
-        offset = f'T.cast(T.cast({addend}, "int32") - {residual.zero_point}, "float32")'
-        product = f"{offset} * {float32(residual.scale)}"
-        value = f"T.fma({value}, {float32(residual.own_scale)}, {product})"
-        low, high = self.residual_range
-        return _byte_bits(value, self.dtype, low, high, residual.stored_zero_point)
-
     @property
     def stored_range(self) -> tuple[int, int]:
         """Range of rounded results before the zero point is added."""
@@ -420,32 +365,6 @@ class Epilogue:
         low, high = self.residual.clip or dtype_info(self.dtype).integer_range
         zero_point = self.residual.stored_zero_point
         return low - zero_point, high - zero_point
-
-    def _integer(self, value: str, sums: str) -> str:
-        if self.shift:
-            value = f"T.shift_right({value}, T.{sums}({self.shift}))"
-        if self.relu:
-            value = f"T.max({value}, T.{sums}(0))"
-        if self.wraps:
-            return f'T.cast({value}, "{self.dtype}")'
-        if self.dtype == sums and self.clip is None:
-            return value
-        low, high = self.range
-        return f'T.cast(T.max(T.min({value}, T.{sums}({high})), T.{sums}({low})), "{self.dtype}")'
-
-    def _converted(self, value: str) -> str:
-        if self.dtype == "float32":
-            return value
-        if self.dtype == "float16":
-            return f'T.cast({value}, "float16")'
-        if self.dtype == "bfloat16":
-            return f'T.cast({bfloat16_bits(value)}, "uint16")'
-        if self.dtype in BYTES:
-            return _byte_bits(value, self.dtype, *self.stored_range, self.zero_point)
-        # Clipped before the conversion, which is undefined for values beyond the type's range.
-        low, high = saturated_range(self.dtype)
-        clipped = f"T.max(T.min({value}, T.float32({high})), T.float32({low}))"
-        return f'T.cast(T.nearbyint({clipped}), "{self.dtype}")'
 
     @np.errstate(all="ignore")
     def apply(
@@ -530,32 +449,6 @@ def saturated_range(dtype: str) -> tuple[float, float]:
     if float(largest) > high:
         largest = np.nextafter(largest, np.float32(0))
     return float(low), float(largest)
-
-
-# The last bit of a float32 between 2^23 and 2^24 counts 1, so that adding this number rounds to an
-# integer, to nearest even; the lower bits of the sum are the integer in two's complement.
-_ROUNDING = 3 << 22
-"""Number whose addition rounds a float32 of a magnitude below 2^22 to an integer."""
-
-
-def _relu(value: str) -> str:
-    # TVM's maximum of a NaN and a number is the second, so in this order a NaN remains one.
-    return f"T.max(T.float32(0), {value})"
-
-
-def _byte_bits(value: str, dtype: str, low: int, high: int, zero_point: int) -> str:
-    """Return the byte of a float32: clipped, rounded, and offset by the zero point."""
-    clipped = f"T.max(T.min({value}, T.float32({high})), T.float32({low}))"
-    # The low eight bits of an int32 instead of a conversion, which LLVM does lane by lane for some
-    # vectors (half the time of a 1x1 layer from 64 to 256 channels).
-    rounded = f'T.reinterpret({clipped} + T.float32({_ROUNDING}), dtype="int32")'
-    stored = f"{rounded} + T.int32({zero_point})" if zero_point else rounded
-    return f'T.cast({stored}, "{dtype}")'
-
-
-def float32(value: float) -> str:
-    """Return a constant of TVMScript that is exactly this float32."""
-    return f"T.float32({float(np.float32(value))!r})"
 
 
 def channel_axes(workload: Computation) -> tuple[str, ...]:

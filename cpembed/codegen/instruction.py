@@ -10,6 +10,7 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from cpembed.codegen.epilogue_text import result_text
 from cpembed.codegen.halo import index_sets
 from cpembed.codegen.nest import KernelOperand, Nest
 from cpembed.codegen.plan import Script, read, storage_dtype
@@ -177,7 +178,7 @@ def store_statement(nest: Nest, value: str) -> str:
         return f"{output} = {value}"
     channel = "" if nest.channels is None else str(nest.channels.access)
     residual = "" if nest.residual is None else element(nest.residual)
-    return f"{output} = {nest.epilogue.expression(value, nest.sums, channel, residual)}"
+    return f"{output} = {result_text(nest.epilogue, value, nest.sums, channel, residual)}"
 
 
 def loop_variable(loop: Loop) -> str:

@@ -19,6 +19,7 @@ from dataclasses import dataclass
 from fractions import Fraction
 
 from cpembed.codegen.epilogue import Epilogue
+from cpembed.codegen.epilogue_text import result_text
 from cpembed.codegen.instruction import vector_parameter
 from cpembed.codegen.method_layouts import ImageTiles, TensorMemory
 from cpembed.codegen.plan import KernelPlan, Script, buffer
@@ -391,7 +392,7 @@ class _Text:
         addend = ""
         if output.residual is not None:
             addend = self.element("Residual", f"addend + {_distance(place, output.residual)}")
-        return output.epilogue.expression(value, self.dtype, channel, addend)
+        return result_text(output.epilogue, value, self.dtype, channel, addend)
 
     def constant(self, value: Fraction) -> str:
         return f"T.{self.dtype}({float(value)!r})"

@@ -14,6 +14,7 @@ import numpy as np
 
 from cpembed.codegen.plan import read, storage_dtype
 from cpembed.errors import LoweringError
+from cpembed.ir.dtypes import as_stored
 from cpembed.ir.scalars import Array
 
 Bind = Callable[[str], str]
@@ -180,10 +181,7 @@ def storage_type(dtype: str) -> str:
 
 def flat_storage(values: Array) -> Array:
     """Return elements as a flat array of their storage type."""
-    values = np.ascontiguousarray(values).reshape(-1)
-    if values.dtype == np.bool_:
-        return values.astype(np.uint8)
-    return values.view(np.uint16) if values.dtype.name == "bfloat16" else values
+    return as_stored(np.ascontiguousarray(values).reshape(-1))
 
 
 def typed_array(values: Sequence[float | int], dtype: str) -> Array:

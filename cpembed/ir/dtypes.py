@@ -219,3 +219,17 @@ def resolve_dtypes(dtype: str | Sequence[str] | None, inputs: int = 2) -> tuple[
             f"or {inputs + 1} (the inputs, then the output)"
         )
     return (*names, accumulator(*names))
+
+
+def as_stored(array: NDArray[Any]) -> NDArray[Any]:
+    """Return an array of storage types: Booleans are bytes, bfloat16 is uint16."""
+    if array.dtype == np.bool_:
+        return array.view(np.uint8)
+    return array.view(np.uint16) if array.dtype == ml_dtypes.bfloat16 else array
+
+
+def as_typed(array: NDArray[Any], dtype: str) -> NDArray[Any]:
+    """Return an array of a type from one of its storage type."""
+    if dtype == "bool":
+        return array.astype(np.bool_)
+    return array.view(ml_dtypes.bfloat16) if dtype == "bfloat16" else array

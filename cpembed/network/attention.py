@@ -47,9 +47,6 @@ whose sums are scaled once for all its keys. Both are relative to a score's prod
 _SCORE_NS = 0.35
 """Nanoseconds of a score's scale, masks, maximum, power and sum: an assumption, not calibrated."""
 
-_PORTABLE_MACS_PER_US = 500.0
-"""Multiply-accumulates per microsecond and thread of portable code, which has no estimate."""
-
 
 @dataclass(frozen=True)
 class AttentionKernel:
@@ -194,8 +191,7 @@ class AttentionChoice:
         count = tiles.products(self.kind.causal)
         products = 0.0
         for kernel, workload in zip(kernels, self.workloads, strict=True):
-            portable = workload.macs / _PORTABLE_MACS_PER_US
-            products += count * (kernel.cost_us if kernel.is_native else portable)
+            products += count * kernel.estimate_us(workload.macs, 1)
         scores = count * tiles.rows * tiles.keys * _SCORE_NS / 1e3
         packed = sum(estimate_copy_us(target, t, t, self.threads) for t in inputs[1:3])
         # Products are estimated on all threads.

@@ -9,8 +9,6 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-import numpy as np
-
 from cpembed.driver import matching
 from cpembed.driver.options import MethodName
 from cpembed.errors import BackendUnavailable, CpembedError, LoweringError, WorkloadError
@@ -21,6 +19,7 @@ from cpembed.frontends import Fallback, load_model
 from cpembed.graph.graph import Array, Graph, Operator, check_inputs
 from cpembed.graph.kinds import CacheUpdate, Foreign
 from cpembed.hw.instruction import HardwareSpec
+from cpembed.ir.dtypes import as_stored, as_typed
 from cpembed.network.plan import NetworkPlan, Planning, plan_network
 from cpembed.network.program import NetworkProgram, network_program
 from cpembed.steps import Progress, silent
@@ -365,21 +364,3 @@ def compile_model(
     # Its finalizer removes the folder once the network is no longer used.
     network.scratch = scratch
     return network
-
-
-def as_stored(array: Array) -> Array:
-    """Return an array of storage types: Booleans are bytes, bfloat16 is uint16."""
-    if array.dtype == np.bool_:
-        return array.view(np.uint8)
-    return array.view(np.uint16) if array.dtype.name == "bfloat16" else array
-
-
-def as_typed(array: Array, dtype: str) -> Array:
-    """Return an array of a network's type from one of its storage type."""
-    if dtype == "bool":
-        return array.astype(np.bool_)
-    if dtype == "bfloat16":
-        import ml_dtypes
-
-        return array.view(ml_dtypes.bfloat16)
-    return array

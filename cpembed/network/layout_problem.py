@@ -1,41 +1,29 @@
 """Build the assignment problem of a network: executions of each operator, and their costs.
 
-An execution is a layout for each tensor of an operator, and for products the kernel that is chosen
-for these. Its cost is estimated or measured (:mod:`cpembed.network.costs`). The solver is in
-:mod:`cpembed.network.assignment`.
+Executions of products are in :mod:`cpembed.network.product_executions`. Costs are estimated or
+measured (:mod:`cpembed.network.costs`). The solver is in :mod:`cpembed.network.assignment`.
 """
 
 from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from functools import cached_property
 
 from cpembed.driver.options import MethodName
 from cpembed.errors import LoweringError
-from cpembed.graph.graph import Graph, Operator
+from cpembed.graph.graph import Operator
 from cpembed.graph.kinds import Attention, Kind, Product, Reshape, TensorType, Transpose
-from cpembed.graph.passes.chain_fusion import split_chain
 from cpembed.network.assignment import Node, Option, Problem, Tensor
-from cpembed.network.attention import AttentionChoice, AttentionKernel
-from cpembed.network.convolution_methods import ConvolutionMethod, ProductLayouts
-from cpembed.network.costs import KernelTimer
-from cpembed.network.layout import CandidateLayouts, Layout, residual_of
-from cpembed.network.method_choices import CostLimit, MethodChoices
+from cpembed.network.attention import AttentionChoice
+from cpembed.network.executions import Execution, GraphOnTarget, Ports, ports_of
+from cpembed.network.layout import Layout
 from cpembed.network.operator_costs import estimate_copy_us, estimate_operator_us
 from cpembed.network.operators import PlacedTensor, conversion_plan, generated_plan
-from cpembed.network.operators.work import WIDTH, expression_operations
-from cpembed.network.physical_product import physical_product
-from cpembed.network.product_kernels import KernelRequest, ProductKernel, ProductKernels
+from cpembed.network.product_executions import ProductExecutions
 from cpembed.steps import Progress
-from cpembed.targets.capabilities import AnyTarget, host_times
-from cpembed.targets.registry import open_target
-
-# Multiply-accumulates per microsecond and thread of portable code. Only the order of magnitude
-# counts, so that a native kernel in another layout is preferred.
-_PORTABLE_MACS_PER_US = 500.0
 
 MOST_COMBINATIONS = 256
 """Maximum number of layout combinations per operator and order of axes.
@@ -43,124 +31,37 @@ MOST_COMBINATIONS = 256
 A concatenation of many images, each with or without a halo, would explode.
 """
 
-Ports = tuple[Layout, ...]
-"""Layout of each port: tensors that an operator reads, without constants, then those it writes."""
-
 
 @dataclass(frozen=True)
-class Execution:
-    """Execution of an operator in a combination of layouts.
+class ExecutionChoices(GraphOnTarget):
+    """Executions of each operator of a graph; convolutions are computed by a ``method``."""
 
-    Attributes
-    ----------
-    cost_us : float
-        Estimated or measured microseconds.
-    kernel : ProductKernel or None
-        Kernel of a product, or of the product of matrices of a method; None for other operators.
-    attention : AttentionKernel or None
-        Kernel of an attention; None for other operators.
-    method : ConvolutionMethod or None
-        Method of a convolution; None if it is computed by its own sums.
-    aliases : bool
-        True if the result is the input's memory and nothing is executed.
-    """
-
-    ports: Ports
-    cost_us: float
-    kernel: ProductKernel | None = None
-    aliases: bool = False
-    attention: AttentionKernel | None = None
-    method: ConvolutionMethod | None = None
-
-    @property
-    def kernels(self) -> tuple[ProductKernel, ...]:
-        """Kernels of the products that are executed."""
-        if self.attention is not None:
-            return self.attention.products
-        return () if self.kernel is None else (self.kernel,)
-
-
-def ports_of(graph: Graph, operator: Operator) -> tuple[list[str], list[str]]:
-    """Return the tensors that an operator reads, without constants, and those that it writes."""
-    return [n for n in operator.inputs if not graph.is_constant(n)], [*operator.outputs]
-
-
-@dataclass(frozen=True)
-class ExecutionChoices:
-    """Executions of each operator of a graph; their costs are estimated without a ``timer``."""
-
-    graph: Graph
-    layouts: CandidateLayouts
-    products: ProductKernels
-    threads: int
-    timer: KernelTimer | None = None
     method: MethodName = "auto"
 
     @cached_property
-    def target(self) -> AnyTarget:
-        """Target whose calibration estimates what lies between products."""
-        return open_target(self.products.units.primary)
+    def of_products(self) -> ProductExecutions:
+        """Executions of the products."""
+        return ProductExecutions(self, self.method)
 
     def search(self, progress: Progress) -> None:
         """Search the kernels of all products."""
         products = [(o, o.kind) for o in self.graph.operators if isinstance(o.kind, Product)]
-        requests = [w for o, kind in products for _, w in self._physical_products(o, kind)]
+        requests = [w for o, kind in products for _, w in self.of_products.requests(o, kind)]
         for choice in dict.fromkeys(self.attentions.values()):
             requests += choice.requests
         self.products.search(requests, progress)
         # Only now is it known which requests have no native kernel that stores inside a halo.
-        self.products.search(
-            [w for request in requests for w in self._without_placement(request)], progress
-        )
+        without_placement = self.of_products.without_placement
+        self.products.search([w for r in requests for w in without_placement(r)], progress)
 
     def search_methods(self, progress: Progress) -> None:
         """Search the kernels of the methods that may be faster than the products' own sums."""
-        candidates = itertools.chain.from_iterable(self._methods.values())
+        candidates = itertools.chain.from_iterable(self.of_products.methods.values())
         self.products.search([method.request for _, method in candidates], progress)
-
-    def _without_placement(self, request: KernelRequest) -> tuple[KernelRequest, ...]:
-        """Return the request for an unplaced kernel, unless a native one can place its results."""
-        kernel = self.products.lookup(request)
-        is_native = kernel is not None and kernel.is_native
-        return () if is_native or not request.placed else (replace(request, placed=False),)
 
     def products_to_split(self) -> list[str]:
         """Return the products whose residual or chain pays in no native kernel."""
-        names: list[str] = []
-        for operator in self.graph.operators:
-            if not (residual_of(operator) or _has_chain(operator)):
-                continue
-            kernels = [execution.kernel for execution in self._sums(operator)]
-            native = [kernel for kernel in kernels if kernel is not None and kernel.is_native]
-            if not native or not self._chain_pays(operator, native):
-                names.append(operator.name)
-        return names
-
-    def _chain_pays(self, operator: Operator, kernels: Sequence[ProductKernel]) -> bool:
-        """True if a chain takes no longer in one of some kernels than as an operator."""
-        kind = operator.kind
-        if not isinstance(kind, Product) or not _has_chain(operator):
-            return True
-        parts, _ = split_chain(self.graph, operator, kind, operator.output)
-        # Kernels compute it for padding too, and for results that two tasks compute.
-        fused = min(self._chain_us(kernel, kind) for kernel in kernels)
-        result = PlacedTensor.plain(self.graph.types[operator.output])
-        floats = PlacedTensor.plain(replace(result.type, dtype="float32"))
-        inputs = [floats] * (1 + len(residual_of(operator)))
-        inputs += [PlacedTensor.plain(TensorType((), "float32"))] * (
-            len(parts[1].inputs) - len(inputs)
-        )
-        return fused <= estimate_operator_us(
-            self.target, parts[1].kind, inputs, [result], self.threads
-        )
-
-    def _chain_us(self, kernel: ProductKernel, kind: Product) -> float:
-        """Return the time of a chain in a kernel, whose sums are in the nearest cache."""
-        if kind.epilogue is None or kind.epilogue.chain is None:
-            return 0.0
-        vectors = kernel.computed_results / WIDTH
-        operations = vectors * expression_operations(kind.epilogue.chain.expression)
-        return operations * host_times(self.target).operation_ns / self.threads / 1e3
+        return [o.name for o in self.graph.operators if self.of_products.should_split(o)]
 
     @cached_property
     def executions(self) -> Mapping[str, tuple[Execution, ...]]:
@@ -178,97 +79,10 @@ class ExecutionChoices:
 
     def _candidates(self, operator: Operator) -> tuple[Execution, ...]:
         if isinstance(operator.kind, Product):
-            return self._product(operator)
+            return self.of_products.choices(operator)
         if isinstance(operator.kind, Attention):
             return self._attention(operator)
         return self._generated(operator)
-
-    def placed(self, name: str, layout: Layout) -> PlacedTensor:
-        """Return a tensor in a layout, with the value that its halo holds."""
-        fill = self.layouts.fills.get(name, 0)
-        return PlacedTensor(self.graph.types[name], layout, fill)
-
-    # ------------------------------------------------------------------------------ products
-
-    def _physical_products(
-        self, operator: Operator, kind: Product
-    ) -> Iterator[tuple[Ports, KernelRequest]]:
-        """Yield the combinations of layouts of a product, with the kernel that each one needs."""
-        for ports, layouts in self._product_layouts(operator, kind):
-            try:
-                physical = physical_product(kind, layouts.image, layouts.output, layouts.residual)
-            except LoweringError:
-                continue
-            yield ports, KernelRequest(physical.computation, kind.epilogue, True)
-
-    def _product_layouts(
-        self, operator: Operator, kind: Product
-    ) -> Iterator[tuple[Ports, ProductLayouts]]:
-        """Yield the combinations of layouts of a product."""
-        first_name, second_name = operator.inputs[:2]
-        output, residual = operator.output, residual_of(operator)
-        padded = self.layouts.reads_padding(operator, kind)
-        for first in self._layouts(first_name):
-            # A halo holds the padding of the first reader only; others need a layout without it.
-            if padded and first.has_halo and kind.padding != self.layouts.fills[first_name]:
-                continue
-            for output_layout in self.layouts.by_tensor[output]:
-                # Each channel is computed from one of the image, so both are lanes of one vector.
-                if _lane_by_lane(kind) and first.order != output_layout.order:
-                    continue
-                for residual_layout in self.layouts.by_tensor[residual[0]] if residual else (None,):
-                    # A second factor that varies is read in the order of its axes.
-                    reads = [(first_name, first), (second_name, self._row_major(second_name))]
-                    reads += [] if residual_layout is None else [(residual[0], residual_layout)]
-                    layout_of = dict(reads)
-                    if any(layout_of[name] != layout for name, layout in reads):
-                        continue
-                    names, _ = ports_of(self.graph, operator)
-                    ports = [layout_of.get(name) or self._row_major(name) for name in names]
-                    yield (
-                        (*ports, output_layout),
-                        ProductLayouts(first, output_layout, residual_layout),
-                    )
-
-    def _layouts(self, name: str) -> tuple[Layout, ...]:
-        constant = self.graph.is_constant(name)
-        return (self._row_major(name),) if constant else self.layouts.by_tensor[name]
-
-    def _row_major(self, name: str) -> Layout:
-        """Return the row-major layout of a tensor, as its candidates have it."""
-        plain = Layout.plain(self.graph.types[name].shape)
-        candidates = () if self.graph.is_constant(name) else self.layouts.by_tensor[name]
-        return next((layout for layout in candidates if layout.same_memory(plain)), plain)
-
-    def _sums(self, operator: Operator) -> tuple[Execution, ...]:
-        """Return the executions of a product by its own sums."""
-        kind = operator.kind
-        assert isinstance(kind, Product)
-        executions: dict[Ports, Execution] = {}
-        has_residual = bool(residual_of(operator))
-        for ports, placed_request in self._physical_products(operator, kind):
-            for request in (placed_request, *self._without_placement(placed_request)):
-                kernel = self.products.lookup(request)
-                # An unplaced kernel has a buffer of its own: it can neither leave a halo nor add.
-                if kernel is None or (not request.placed and (has_residual or ports[-1].has_halo)):
-                    continue
-                cost = self._product_us(kernel, kind)
-                if not math.isfinite(cost):
-                    continue
-                # Several requests may serve the same layouts; the native, then cheapest one stays.
-                current = executions.get(ports)
-                if current is None or _priority(kernel, cost) < _priority(
-                    current.kernel, current.cost_us
-                ):
-                    executions[ports] = Execution(ports, cost, kernel)
-        return tuple(executions.values())
-
-    def _product_us(self, kernel: ProductKernel, kind: Product) -> float:
-        if self.timer is not None:
-            return self.timer.product_us(kernel)
-        if kernel.is_native:
-            return kernel.cost_us + self._chain_us(kernel, kind)
-        return kind.computation.macs / (_PORTABLE_MACS_PER_US * self.threads)
 
     # ------------------------------------------------------------------------------ attention
 
@@ -287,70 +101,14 @@ class ExecutionChoices:
     def _attention(self, operator: Operator) -> tuple[Execution, ...]:
         """Return the execution of an attention on row-major tensors."""
         reads, writes = ports_of(self.graph, operator)
-        ports = tuple(self._row_major(name) for name in (*reads, *writes))
-        inputs = [self.placed(name, self._row_major(name)) for name in operator.inputs]
-        outputs = [self.placed(name, self._row_major(name)) for name in writes]
+        ports = tuple(self.row_major(name) for name in (*reads, *writes))
+        inputs = [self.placed(name, self.row_major(name)) for name in operator.inputs]
+        outputs = [self.placed(name, self.row_major(name)) for name in writes]
         kernel = self.attentions[operator.name].kernel(self.target, inputs, outputs)
         cost = kernel.cost_us
         if self.timer is not None:
             cost = self.timer.call_us(kernel.recorded([*inputs, *outputs]))
         return (Execution(ports, cost, attention=kernel),) if math.isfinite(cost) else ()
-
-    # ------------------------------------------------------------------ methods of convolutions
-
-    @cached_property
-    def _methods(self) -> Mapping[str, list[tuple[Ports, ConvolutionMethod]]]:
-        """Methods that compete with each product's own sums, with the layouts of its ports."""
-        choices = MethodChoices(self.products.units, self.method)
-        own_us: dict[str, float] = {}
-        rate = 0.0
-        for operator in self.graph.operators:
-            if not isinstance(operator.kind, Product) or self.method == "implicit":
-                continue
-            costs = [e.cost_us for e in self._sums(operator) if e.kernel and e.kernel.is_native]
-            # A target without an instruction for the convolution has none for its products.
-            if costs:
-                own_us[operator.name] = min(costs)
-                rate = max(rate, operator.kind.computation.macs / min(costs))
-        methods: dict[str, list[tuple[Ports, ConvolutionMethod]]] = {}
-        for operator in self.graph.operators:
-            kind = operator.kind
-            if operator.name not in own_us or not self.graph.is_constant(operator.inputs[1]):
-                continue
-            assert isinstance(kind, Product)
-            ports_of_layouts = {v: k for k, v in self._product_layouts(operator, kind)}
-            limit = CostLimit(own_us[operator.name], rate)
-            candidates = choices.candidates(kind, ports_of_layouts, limit)
-            methods[operator.name] = [(ports_of_layouts[m.layouts], m) for m in candidates]
-        return methods
-
-    def _product(self, operator: Operator) -> tuple[Execution, ...]:
-        """Return the executions of a product, each by the fastest method for its layouts."""
-        executions = {execution.ports: execution for execution in self._sums(operator)}
-        by_method: dict[Ports, Execution] = {}
-        # An estimate has to be clearly better: sums have no error of a method's and no workspace.
-        margin = self.target.policy.tie_ratio if self.timer is None else 1.0
-        for ports, method in self._methods.get(operator.name, ()):
-            kernel = self.products.lookup(method.request)
-            if kernel is None or not kernel.is_native:
-                continue
-            cost = self._method_us(method, kernel)
-            current = by_method.get(ports)
-            if math.isfinite(cost) and (current is None or cost < current.cost_us):
-                by_method[ports] = Execution(ports, cost, kernel, method=method)
-        if by_method and self.method != "auto":
-            return tuple(by_method.values())
-        for ports, execution in by_method.items():
-            sums = executions.get(ports)
-            is_native = sums is not None and sums.kernel is not None and sums.kernel.is_native
-            if sums is None or not is_native or execution.cost_us * margin < sums.cost_us:
-                executions[ports] = execution
-        return tuple(executions.values())
-
-    def _method_us(self, method: ConvolutionMethod, kernel: ProductKernel) -> float:
-        if self.timer is not None:
-            return self.timer.method_us(method, kernel)
-        return method.cost_us(kernel) + self._chain_us(kernel, method.kind)
 
     # ---------------------------------------------------------------- operators between products
 
@@ -466,23 +224,6 @@ class ExecutionChoices:
             input_layout=row_major_number if name in self.graph.inputs else None,
             output_layouts=(row_major_number,) if name in self.graph.outputs else (),
         )
-
-
-def _has_chain(operator: Operator) -> bool:
-    kind = operator.kind
-    if not isinstance(kind, Product) or kind.epilogue is None:
-        return False
-    return kind.epilogue.chain is not None
-
-
-def _lane_by_lane(kind: Product) -> bool:
-    """True if each channel of the result is computed from one channel of the image."""
-    return "depthwise" in kind.computation.name
-
-
-def _priority(kernel: ProductKernel | None, cost: float) -> tuple[bool, float]:
-    """Return a sort key: kernels of the instruction before portable code, then by cost."""
-    return kernel is None or not kernel.is_native, cost
 
 
 def agrees(layout: Layout, reference: Layout) -> bool:

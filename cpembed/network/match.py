@@ -46,7 +46,7 @@ from cpembed.hw.instruction import HardwareSpec
 from cpembed.ir.computation import Computation
 from cpembed.network.attention import AttentionKernel
 from cpembed.network.build import uniquely_named
-from cpembed.network.layout_problem import Execution
+from cpembed.network.executions import Execution
 from cpembed.network.plan import SEARCH_LIMIT, NetworkPlan, Planning, plan_network
 from cpembed.network.product_kernels import utilisation
 from cpembed.network.stepwise import step_request

@@ -14,9 +14,10 @@ from cpembed.graph.kinds import Apply, Elementwise, Input, Number, Product, Scal
 from cpembed.graph.passes.chain_fusion import split_chain
 from cpembed.network.assignment import Assignment, assign, by_policy
 from cpembed.network.costs import KernelTimer
+from cpembed.network.executions import Execution
 from cpembed.network.kernel_cache import Cache, cores, default_folder
 from cpembed.network.layout import CandidateLayouts, Layout
-from cpembed.network.layout_problem import Execution, ExecutionChoices
+from cpembed.network.layout_problem import ExecutionChoices
 from cpembed.network.product_kernels import ProductKernels
 from cpembed.steps import Progress, silent
 from cpembed.targets.units import Units

@@ -45,6 +45,10 @@ _FALLBACK = "axpy"
 # faster, and one lane embeds in every product.
 _LANES = (16, 8, 4, 2, 1)
 
+# Multiply-accumulates per microsecond and thread of portable code. Only the order of magnitude
+# counts, so that a native kernel in another layout is preferred.
+_PORTABLE_MACS_PER_US = 500.0
+
 
 @dataclass(frozen=True)
 class ProductKernel:
@@ -77,6 +81,10 @@ class ProductKernel:
     def is_native(self) -> bool:
         """True unless the kernel is portable code."""
         return self.spec is not None
+
+    def estimate_us(self, macs: int, threads: int) -> float:
+        """Return the estimated time; of portable code, that of ``macs`` on ``threads``."""
+        return self.cost_us if self.is_native else macs / (_PORTABLE_MACS_PER_US * threads)
 
     @property
     def target(self) -> str:

@@ -15,9 +15,9 @@ from cpembed.export.program import Buffer, Call, Program, Role
 from cpembed.graph.graph import Array, Operator
 from cpembed.graph.kinds import Attention, CacheUpdate, Product
 from cpembed.ir.computation import Computation
+from cpembed.network.executions import ports_of
 from cpembed.network.kernel_cache import Cache, compiled_kernels, digest_of, symbol_of
 from cpembed.network.layout import Layout, residual_of
-from cpembed.network.layout_problem import ports_of
 from cpembed.network.operators import PlacedTensor, conversion_plan, generated_plan
 from cpembed.network.physical_product import physical_product
 from cpembed.network.plan import NetworkPlan

@@ -20,8 +20,8 @@ from cpembed.export.loader import Library, aligned
 from cpembed.graph import kinds
 from cpembed.graph.graph import Array, Operator, check_inputs
 from cpembed.graph.kinds import Product
-from cpembed.ir.dtypes import is_integer
-from cpembed.network.build import CompiledNetwork, RunningNetwork, as_stored, as_typed
+from cpembed.ir.dtypes import as_stored, as_typed, is_integer
+from cpembed.network.build import CompiledNetwork, RunningNetwork
 from cpembed.network.convolution_methods import WinogradMethod
 from cpembed.network.inputs import special_inputs
 from cpembed.network.method_error import (

@@ -25,7 +25,7 @@ from cpembed.network.assignment.solve import policy_cost
 from cpembed.network.attention import AttentionKernel
 from cpembed.network.build import CompiledNetwork, compile_network, prepared_and_named
 from cpembed.network.convolution_methods import ConvolutionMethod
-from cpembed.network.layout_problem import Execution
+from cpembed.network.executions import Execution
 from cpembed.network.plan import NetworkPlan, Planning, plan_network
 from cpembed.network.product_kernels import family_text, utilisation
 from cpembed.network.run import NetworkRun, Verdict, run_network

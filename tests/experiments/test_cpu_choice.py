@@ -8,9 +8,9 @@ import pytest
 
 from cpembed.driver.named import hardware_spec
 from cpembed.targets.x86 import features
-from cpembed.targets.x86.features import missing_features
 from experiments.common import load
 from tests.experiments.loading import script
+from tests.features import require_features
 
 
 @pytest.mark.slow
@@ -19,8 +19,7 @@ def test_all_schedules_are_beside_the_chosen_ones(
     target: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Of a layer of which nearly everything is hopeless."""
-    if lacks := missing_features(hardware_spec(target)):
-        pytest.skip(f"missing: {', '.join(lacks)}")
+    require_features(hardware_spec(target))
     experiment = script("studies/cpu_choice")
     monkeypatch.setattr(experiment, "HOPELESS", 1.05)
     experiment.EXPERIMENT.run([f"unit16:12/{target}"], 2, tmp_path)

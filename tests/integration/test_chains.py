@@ -33,6 +33,8 @@ from cpembed.targets.registry import open_target
 from cpembed.targets.x86.features import missing_features
 from cpembed.workloads.convolutions import conv2d, depthwise
 from cpembed.workloads.einsum import batched_gemm, gemm
+from tests.features import require_features
+from tests.integration import epilogue_workloads
 
 
 def op(operation: str, *arguments: Scalar | float) -> Scalar:
@@ -96,12 +98,7 @@ FLOATS = ("float32", "float32", "float32")
 SHORT = ("bfloat16", "bfloat16", "float32")
 BYTES = ("uint8", "int8", "int32")
 WORKLOADS: dict[str, Callable[[Any], Computation]] = {
-    "conv": lambda d: conv2d(n=1, c=5, h=9, w=7, k=37, r=3, s=3, pad=1, dtype=d),
-    "channels last": lambda d: conv2d(n=2, c=8, h=6, w=6, k=48, r=1, s=1, layout="NHWC", dtype=d),
-    "blocks": lambda d: conv2d(
-        n=1, c=32, h=6, w=6, k=48, r=3, s=3, pad=1, layout="NCHW16c", dtype=d
-    ),
-    "gemm": lambda d: gemm(m=19, n=33, k=70, dtype=d),
+    **epilogue_workloads.WORKLOADS,
     "heads": lambda d: batched_gemm(b=3, m=9, n=16, k=24, dtype=d),
     "depthwise": lambda d: depthwise(n=1, c=40, h=9, w=9, r=3, s=3, pad=1, layout="NHWC", dtype=d),
 }
@@ -188,8 +185,7 @@ def plain_epilogues(sums: str) -> list[tuple[str, Epilogue]]:
 def test_native_kernels_compute_chains(target: str, name: str, part: int) -> None:
     """``part``: every fourth chain, beginning with this one."""
     spec = load_hardware_spec(target)
-    if missing := missing_features(spec):
-        pytest.skip(f"missing: {', '.join(missing)}")
+    require_features(spec)
     workload = WORKLOADS[name](TARGETS[target])
     selection = chosen(workload, target)
     for text, epilogue in plain_epilogues(workload.output.dtype)[part::4]:
@@ -216,8 +212,7 @@ def test_portable_kernels_compute_chains(name: str) -> None:
 @pytest.mark.parametrize("target", ["avx2_f32", "avx512_f32"])
 def test_results_and_residuals_inside_larger_buffers(target: str) -> None:
     spec = load_hardware_spec(target)
-    if missing := missing_features(spec):
-        pytest.skip(f"missing: {', '.join(missing)}")
+    require_features(spec)
     workload = conv2d(n=1, c=16, h=9, w=9, k=48, r=3, s=3, pad=1, layout="NHWC", dtype=FLOATS)
     shape = workload.output.shape
     wide = Placement.inside((1, 11, 11, 48), (0, 1, 1, 0), shape)

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable
-from typing import Any
 
 import numpy as np
 import pytest
@@ -20,16 +18,16 @@ from cpembed.codegen.epilogue import (
 from cpembed.driver.solve import solve
 from cpembed.errors import LoweringError, WorkloadError
 from cpembed.hw.loader import load_hardware_spec
-from cpembed.ir.computation import Computation
 from cpembed.ir.dtypes import numpy_dtype
 from cpembed.ir.reference import random_inputs, reference
 from cpembed.runtime.measurement.verification import random_vectors
 from cpembed.targets.cpu.target import BackendName, build
 from cpembed.targets.vta.tail import Exact, Requantized, Tail, Truncated
-from cpembed.targets.x86.features import missing_features
 from cpembed.transform.program import DerivedProgram
 from cpembed.workloads.convolutions import conv2d, depthwise
-from cpembed.workloads.einsum import dot, gemm
+from cpembed.workloads.einsum import dot
+from tests.features import require_features
+from tests.integration.epilogue_workloads import WORKLOADS
 
 EPILOGUES = [
     Epilogue(dtype, scale=scale, bias=bias, relu=relu)
@@ -38,14 +36,6 @@ EPILOGUES = [
     )
 ]
 
-WORKLOADS: dict[str, Callable[[Any], Computation]] = {
-    "conv": lambda d: conv2d(n=1, c=5, h=9, w=7, k=37, r=3, s=3, pad=1, dtype=d),
-    "channels last": lambda d: conv2d(n=2, c=8, h=6, w=6, k=48, r=1, s=1, layout="NHWC", dtype=d),
-    "blocks": lambda d: conv2d(
-        n=1, c=32, h=6, w=6, k=48, r=3, s=3, pad=1, layout="NCHW16c", dtype=d
-    ),
-    "gemm": lambda d: gemm(m=19, n=33, k=70, dtype=d),
-}
 TARGETS = {
     "avx512_vnni": ("uint8", "int8", "int32"),
     "avx512_vnni_dot": ("uint8", "int8", "int32"),
@@ -83,8 +73,7 @@ def check(program: DerivedProgram, target: str, epilogue: Epilogue, backend: Bac
 def test_native_kernels_store_what_numpy_computes(target: str, name: str, part: int) -> None:
     """``part``: every fourth epilogue, beginning with this one."""
     spec = load_hardware_spec(target)
-    if missing := missing_features(spec):
-        pytest.skip(f"missing: {', '.join(missing)}")
+    require_features(spec)
     workload = WORKLOADS[name](TARGETS[target])
     solved = solve(workload, spec, constraints="in_place_padded", top=1)
     for epilogue in EPILOGUES[part::4]:
@@ -138,8 +127,8 @@ def test_bfloat16_results_round_to_the_nearest_even() -> None:
 @pytest.mark.parametrize("backend", ["portable", "native"])
 def test_a_result_without_channels_has_one_bias_and_one_scale(backend: BackendName) -> None:
     spec = load_hardware_spec("avx512_vnni_dot")
-    if backend == "native" and (missing := missing_features(spec)):
-        pytest.skip(f"missing: {', '.join(missing)}")
+    if backend == "native":
+        require_features(spec)
     workload = dot(k=70, dtype=TARGETS[spec.name])
     epilogue = Epilogue("float32", scale=True, bias=True)
     assert channel_axes(workload) == ()
@@ -167,8 +156,8 @@ def test_shifted_and_clipped_integers(
     words: str, epilogue: Epilogue, target: str, backend: BackendName
 ) -> None:
     spec = load_hardware_spec(target)
-    if backend == "native" and (missing := missing_features(spec)):
-        pytest.skip(f"missing: {', '.join(missing)}")
+    if backend == "native":
+        require_features(spec)
     program = solve(WORKLOADS[words](TARGETS[target]), spec, top=1).embeddings[0].candidate.program
     check(program, target, epilogue, backend)
 

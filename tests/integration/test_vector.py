@@ -31,6 +31,7 @@ from cpembed.targets.cpu.calibration import default_calibration
 from cpembed.targets.cpu.target import build, schedule_space
 from cpembed.targets.x86.features import missing_features
 from cpembed.workloads.suites import Layer
+from tests.features import require_features
 from tests.running import check_candidates, check_schedules, exact_inputs
 
 INT8, BF16 = hardware_spec("avx512_int8"), hardware_spec("avx512_bf16_fma")
@@ -158,8 +159,7 @@ def test_what_cannot_be_embedded_runs_otherwise(target: str) -> None:
     given = workload("depthwise n=1 c=24 h=7 w=8 r=3 s=3 layout=NHWC", target=target)
     (other,) = (name for name in hardware_spec(target).alternatives if not name.endswith("_dot"))
     # Which alternative is the fastest is estimated for the processor that is here.
-    if missing := missing_features(hardware_spec(other)):
-        pytest.skip(f"missing: {', '.join(missing)}")
+    require_features(hardware_spec(other))
     result = run(given, target, untuned=True)
     assert isinstance(result, RunResult)
     assert result.verification.verified
@@ -180,8 +180,7 @@ def test_what_cannot_be_embedded_runs_otherwise(target: str) -> None:
 
 @pytest.mark.parametrize("layer", ["depthwise n=1 c=32 h=9 w=9 r=3 s=3 pad=1"])
 def test_a_suite_says_what_ran_instead(layer: str, tmp_path: Path) -> None:
-    if missing := missing_features(hardware_spec("avx512_int8")):
-        pytest.skip(f"missing: {', '.join(missing)}")
+    require_features(hardware_spec("avx512_int8"))
     maker = RowMaker(
         hardware_spec("amx_int8"),
         load_constraint_set("strict"),
@@ -228,8 +227,7 @@ def test_what_is_tuned_so_runs_so(
     target: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Of AMX the widest set has embeddings, poor ones, that must not take the vectors' place."""
-    if missing := missing_features(hardware_spec(target)):
-        pytest.skip(f"missing: {', '.join(missing)}")
+    require_features(hardware_spec(target))
     given = workload("depthwise n=1 c=32 h=7 w=8 r=3 s=3 layout=NHWC", target=target)
     monkeypatch.setenv(DIRECTORY_VARIABLE, str(tmp_path))
     opened = open_tuning(given, target, trials=2)

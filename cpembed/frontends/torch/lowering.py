@@ -18,7 +18,6 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-import ml_dtypes
 import numpy as np
 import torch
 from torch.export import ExportedProgram, default_decompositions
@@ -34,6 +33,7 @@ from cpembed.frontends import Fallback
 from cpembed.frontends.builder import COMPUTED_BYTES, COMPUTED_SHARE, Builder, no_tensor, zeros_of
 from cpembed.frontends.emitter import Scaling
 from cpembed.frontends.torch.archive import read_archive
+from cpembed.frontends.torch.arrays import as_array, as_tensor
 from cpembed.frontends.torch.call import Call
 from cpembed.frontends.torch.decompositions import decompositions
 from cpembed.frontends.torch.operators import HANDLERS
@@ -245,19 +245,8 @@ def type_of(name: str, value: Any) -> TensorType:
 
 
 def array_of(tensor: torch.Tensor) -> Array:
-    """Return the elements of a tensor."""
-    plain = tensor.detach().cpu().contiguous()
-    if plain.dtype is torch.bfloat16:
-        # numpy itself has no bfloat16: the bits are those of ml_dtypes.
-        return plain.view(torch.int16).numpy().view(ml_dtypes.bfloat16)
-    return np.array(plain.numpy())
-
-
-def _tensor_of(array: Array) -> torch.Tensor:
-    """Return the tensor of an array; the bits of a bfloat16 are those of ml_dtypes."""
-    if array.dtype.name == "bfloat16":
-        return torch.from_numpy(array.view(np.int16)).view(torch.bfloat16)
-    return torch.from_numpy(np.ascontiguousarray(array))
+    """Return a copy of the elements of a tensor."""
+    return np.array(as_array(tensor.cpu()))
 
 
 def _parts(value: Any) -> Sequence[Any]:
@@ -378,7 +367,7 @@ class Lowering:
         types = tuple(type_of(f"{self.builder.name}: {place}", part) for part in parts)
 
         def run(arrays: Sequence[Array]) -> Sequence[Array]:
-            values = dict(zip(tensors, map(_tensor_of, arrays)))  # noqa: B905
+            values = dict(zip(tensors, map(as_tensor, arrays)))  # noqa: B905
             args, kwargs = torch.fx.node.map_arg((node.args, node.kwargs), lambda n: values[n])
             return [array_of(part) for part in _parts(node.target(*args, **kwargs))]
 

@@ -18,8 +18,6 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
-import ml_dtypes
-import numpy as np
 import torch
 from torch.fx.passes.infra.partitioner import CapabilityBasedPartitioner
 from torch.fx.passes.operator_support import OperatorSupportBase
@@ -27,6 +25,7 @@ from torch.fx.passes.split_module import split_module
 
 from cpembed.errors import BackendUnavailable, CpembedError
 from cpembed.frontends.builder import Builder
+from cpembed.frontends.torch.arrays import as_array, as_tensor
 from cpembed.frontends.torch.compile_summary import Part
 from cpembed.frontends.torch.lowering import Lowering, is_known
 from cpembed.graph.graph import Graph
@@ -169,7 +168,7 @@ class Network(torch.nn.Module):
     def _run(self, tensors: Sequence[torch.Tensor]) -> Any:
         arrays = {name: as_array(t) for name, t in zip(self.names, tensors, strict=True)}
         outputs = self.compiled.run(arrays)
-        results = tuple(as_tensor(np.asarray(outputs[name])) for name in self.outputs)
+        results = tuple(as_tensor(outputs[name]) for name in self.outputs)
         return results[0] if self.single else results
 
 
@@ -182,22 +181,6 @@ class TimedPart(torch.nn.Module):
 
     def forward(self, *tensors: Any) -> Any:
         return self.part.timed(lambda: self.run(*tensors))
-
-
-def as_array(tensor: torch.Tensor) -> Array:
-    """Return the elements of a tensor in row-major order, without a copy where they are."""
-    plain = tensor.detach().contiguous()
-    # numpy itself has no bfloat16: the bits are those of ml_dtypes.
-    if plain.dtype is torch.bfloat16:
-        return plain.view(torch.int16).numpy().view(ml_dtypes.bfloat16)
-    return plain.numpy()
-
-
-def as_tensor(array: Array) -> torch.Tensor:
-    """Return an array as a tensor, without a copy."""
-    if array.dtype == ml_dtypes.bfloat16:
-        return torch.from_numpy(array.view(np.int16)).view(torch.bfloat16)
-    return torch.from_numpy(array)
 
 
 class _Support(OperatorSupportBase):

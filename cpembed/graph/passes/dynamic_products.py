@@ -22,7 +22,12 @@ from cpembed.graph.passes.integer_products import (
     QuantizedWeights,
     quantized_weights,
 )
-from cpembed.graph.passes.rewriting import Rewriting, producer_of, until_unchanged
+from cpembed.graph.passes.rewriting import (
+    Rewriting,
+    producer_of,
+    rewritten_float_products,
+    until_unchanged,
+)
 from cpembed.graph.passes.zero_points import weight_sums
 
 
@@ -32,15 +37,7 @@ def dynamic_products(graph: Graph) -> Graph:
     Sums are exact; results differ from the graph's by the roundings of float32. Products stay in
     floats if the weights vary, or have zero points that do not fit eight bits.
     """
-    graph = until_unchanged(graph, _sink)
-    rewriting = Rewriting(graph)
-    for operator in graph.operators:
-        match operator.kind:
-            case Product(epilogue=None) as product if product.dtype == "float32":
-                _convert(rewriting, operator, product)
-            case _:
-                pass
-    return rewriting.graph()
+    return rewritten_float_products(until_unchanged(graph, _sink), _convert)
 
 
 @dataclass(frozen=True)

@@ -7,7 +7,7 @@ from dataclasses import replace
 import numpy as np
 
 from cpembed.graph.graph import Graph, Operator, unused_name
-from cpembed.graph.kinds import Elementwise, Input, Kind, Product
+from cpembed.graph.kinds import Bitcast, Elementwise, Foreign, Input, Kind, Product
 
 HALF = "float16"
 
@@ -48,15 +48,35 @@ def widen_half_floats(graph: Graph) -> Graph:
         elif name in graph.outputs:
             after.append(_cast(fresh(name), name, HALF))
 
-    operators = [
-        replace(
+    operators: list[Operator] = []
+    for operator in graph.operators:
+        new = replace(
             operator,
             kind=_widened(operator.kind),
             inputs=tuple(versions.get(name, name) for name in operator.inputs),
             outputs=tuple(versions.get(name, name) for name in operator.outputs),
         )
-        for operator in graph.operators
-    ]
+        if not isinstance(operator.kind, Bitcast | Foreign):
+            operators.append(new)
+            continue
+        # These have the bits, or the types, of float16 itself.
+        halves = {
+            wide: unused_name(f"{name} as float16", names, ".")
+            for name, wide in zip(
+                (*operator.inputs, *operator.outputs), (*new.inputs, *new.outputs), strict=True
+            )
+            if graph.types[name].dtype == HALF
+        }
+        names.update(halves.values())
+        operators += [_cast(x, halves[x], HALF) for x in dict.fromkeys(new.inputs) if x in halves]
+        operators.append(
+            replace(
+                new,
+                inputs=tuple(halves.get(name, name) for name in new.inputs),
+                outputs=tuple(halves.get(name, name) for name in new.outputs),
+            )
+        )
+        operators += [_cast(halves[x], x, "float32") for x in new.outputs if x in halves]
     return replace(graph, constants=constants, operators=(*before, *operators, *after))
 
 

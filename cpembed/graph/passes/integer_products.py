@@ -30,7 +30,7 @@ from cpembed.graph.passes.quantization import (
     integer_range,
     quantized_clip,
 )
-from cpembed.graph.passes.rewriting import Rewriting, producer_of
+from cpembed.graph.passes.rewriting import Rewriting, producer_of, rewritten_float_products
 
 LARGEST_SUM, LARGEST_PRODUCT = 2**31 - 1, 255 * 128
 """Largest magnitudes of sums, which have 32 bits, and of a product of uint8 and int8."""
@@ -47,14 +47,7 @@ def integer_products(graph: Graph) -> Graph:
     of the bias. Products stay in floats if the second operand has scales along other axes than the
     channels, or several zero points.
     """
-    rewriting = Rewriting(graph)
-    for operator in graph.operators:
-        match operator.kind:
-            case Product(epilogue=None) as product if product.dtype == "float32":
-                _convert(rewriting, operator, product)
-            case _:
-                pass
-    return rewriting.graph()
+    return rewritten_float_products(graph, _convert)
 
 
 @dataclass(frozen=True)

@@ -13,7 +13,7 @@ from typing import TypeVar
 import numpy as np
 
 from cpembed.graph.graph import Array, Graph, Operator, needed_operators, unused_name
-from cpembed.graph.kinds import Kind
+from cpembed.graph.kinds import Kind, Product
 
 K = TypeVar("K", bound=Kind)
 
@@ -125,6 +125,20 @@ def until_unchanged(graph: Graph, change: Callable[[Rewriting, Operator], None])
         if changed is graph:
             return graph
         graph = changed
+
+
+def rewritten_float_products(
+    graph: Graph, change: Callable[[Rewriting, Operator, Product], None]
+) -> Graph:
+    """Apply a change once to every product of floats without an epilogue."""
+    rewriting = Rewriting(graph)
+    for operator in graph.operators:
+        match operator.kind:
+            case Product(epilogue=None) as product if product.dtype == "float32":
+                change(rewriting, operator, product)
+            case _:
+                pass
+    return rewriting.graph()
 
 
 def live(source: Graph, operators: Sequence[Operator], constants: Mapping[str, Array]) -> Graph:

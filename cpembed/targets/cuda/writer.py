@@ -11,6 +11,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from cpembed.codegen.epilogue import BIAS, SCALE, channel_axes
+from cpembed.codegen.epilogue_text import result_text
 from cpembed.codegen.plan import HEADER, Script, buffer, storage_dtype
 from cpembed.ir.dtypes import size_bytes
 from cpembed.ir.index import IndexExpr, IndexTerm
@@ -206,7 +207,7 @@ def result_expression(
         value, sums = f'T.cast({value}, "float32")', "float32"
     at_channel = channel(number) if epilogue.vectors else ""
     addend = residual(number) if epilogue.residual is not None else ""
-    return epilogue.expression(value, sums, at_channel, addend)
+    return result_text(epilogue, value, sums, at_channel, addend)
 
 
 def store_vector(

@@ -19,12 +19,12 @@ from cpembed.codegen.epilogue import (
     SCALE,
     Epilogue,
     Residual,
-    float32,
     saturated_range,
 )
 from cpembed.codegen.instruction import vector_parameter
 from cpembed.codegen.nest import KernelOperand, Nest
 from cpembed.codegen.plan import Script
+from cpembed.codegen.values import literal
 from cpembed.ir.dtypes import is_integer
 from cpembed.ir.index import IndexExpr
 from cpembed.targets.x86.features import lacking
@@ -216,8 +216,8 @@ def _with_residual(
         value = f'T.cast({_rounded(_limited(value, epilogue.stored_range))}, "{floats}")'
     addend = f'T.cast({nest.residual.parameter}[{place}], "int32x{_LANES}")'
     addend = f'T.cast({_plus(addend, -residual.zero_point)}, "{floats}")'
-    addend = f"{addend} * {_broadcast(float32(residual.scale))}"
-    total = f"T.fma({value}, {_broadcast(float32(residual.own_scale))}, {addend})"
+    addend = f"{addend} * {_broadcast(literal(residual.scale, 'float32'))}"
+    total = f"T.fma({value}, {_broadcast(literal(residual.own_scale, 'float32'))}, {addend})"
     limited = _limited(total, epilogue.residual_range)
     return _plus(_rounded(limited), residual.stored_zero_point)
 

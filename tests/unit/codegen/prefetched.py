@@ -24,8 +24,8 @@ from cpembed.targets.cpu import lowering as kernel
 from cpembed.targets.cpu import target as cpu_target
 from cpembed.targets.cpu.calibration import calibration
 from cpembed.targets.cpu.target import build, schedule_space
-from cpembed.targets.x86.features import missing_features
 from cpembed.transform.program import DerivedProgram
+from tests.features import require_features
 
 
 class _T:
@@ -82,8 +82,7 @@ def verified(
 ) -> tuple[Nest, CompiledKernel]:
     """A schedule and its kernel for a machine with hardly any cache, which has computed the same as
     the reference, on packed operands and in whole calls; skips where this CPU lacks something."""
-    if missing := missing_features(spec):
-        pytest.skip(f"missing: {', '.join(missing)}")
+    require_features(spec)
     monkeypatch.setenv("TVM_NUM_THREADS", threads)
     machine = replace(calibration(), cache_bytes=(1 << 9, 1 << 10, 1 << 20))
     for module in (kernel, cpu_target):

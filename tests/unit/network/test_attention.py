@@ -15,8 +15,8 @@ from cpembed.graph.graph import Graph, Operator
 from cpembed.graph.kinds import Attention, TensorType
 from cpembed.graph.kinds.base import Array
 from cpembed.hw.loader import load_hardware_spec
+from cpembed.ir.dtypes import as_stored
 from cpembed.network.attention import AttentionChoice
-from cpembed.network.build import as_stored
 from cpembed.network.kernel_cache import Cache
 from cpembed.network.operators import PlacedTensor
 from cpembed.network.plan import Planning

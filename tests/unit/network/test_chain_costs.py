@@ -41,11 +41,11 @@ def test_a_kernel_that_computes_too_much_padding_leaves_the_chain(factor: int, p
     graph = fused(SILU) if factor > 2 else fused(Apply("max", (Input(0), Input(0))))
     (operator,) = graph.operators
     kernel: Any = SimpleNamespace(computed_results=64 * 96 * factor)
-    planned = choices(graph)
-    assert planned._chain_pays(operator, [kernel]) == pays  # pyright: ignore[reportPrivateUsage]
+    products = choices(graph).of_products
+    assert products.chain_pays(operator, [kernel]) == pays
     kind = operator.kind
     assert isinstance(kind, Product)
-    time = planned._chain_us(kernel, kind)  # pyright: ignore[reportPrivateUsage]
+    time = products.chain_us(kernel, kind)
     assert time > 0
 
 

@@ -11,14 +11,13 @@ from cpembed.driver.matching import network_units
 from cpembed.driver.named import workload
 from cpembed.graph.graph import Graph, Operator
 from cpembed.graph.kinds import Apply, Concat, Elementwise, Input, Pool, Product, TensorType
+from cpembed.network.executions import Ports, ports_of
 from cpembed.network.kernel_cache import Cache
 from cpembed.network.layout import BLOCK, CandidateLayouts
 from cpembed.network.layout_problem import (
     MOST_COMBINATIONS,
     ExecutionChoices,
-    Ports,
     agrees,
-    ports_of,
 )
 from cpembed.network.product_kernels import ProductKernels
 
@@ -36,7 +35,7 @@ def ways(graph: Graph) -> ExecutionChoices:
 
 def product_ports(found: ExecutionChoices, operator: Operator) -> list[Ports]:
     assert isinstance(operator.kind, Product)
-    pairs = found._physical_products(operator, operator.kind)  # pyright: ignore[reportPrivateUsage]
+    pairs = found.of_products.requests(operator, operator.kind)
     return [ports for ports, _ in pairs]
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import replace
 
 import ml_dtypes
@@ -10,7 +11,17 @@ import pytest
 
 from cpembed.codegen.epilogue import Epilogue
 from cpembed.graph.graph import Graph, Operator, evaluate
-from cpembed.graph.kinds import Apply, Elementwise, Input, Product, Reduce, Softmax, TensorType
+from cpembed.graph.kinds import (
+    Apply,
+    Bitcast,
+    Elementwise,
+    Foreign,
+    Input,
+    Product,
+    Reduce,
+    Softmax,
+    TensorType,
+)
 from cpembed.graph.passes import prepare
 from cpembed.graph.passes.half_floats import has_half_floats, widen_half_floats
 from cpembed.ir.parser import parse_computation
@@ -133,3 +144,39 @@ def test_products_get_the_type_of_floats(floats: str) -> None:
     expected = rounded.astype(np.float32) @ w + b
     result = evaluate(prepared, {"x": x})["s"].astype(np.float32)
     assert np.allclose(result, expected, rtol=2e-3, atol=1e-3)
+
+
+def test_bits_are_those_of_float16() -> None:
+    """The sign of each number is cleared in its bits, which PyTorch and ONNX both can write."""
+    masked = Elementwise(Apply("bit_and", (Input(0), Input(1))), "int16", "int16")
+    operators = (
+        Operator(
+            "double", Elementwise(Apply("add", (Input(0), Input(0))), "float16"), ("x",), ("d",)
+        ),
+        Operator("bits", Bitcast("int16"), ("d",), ("i",)),
+        Operator("mask", masked, ("i", "m"), ("j",)),
+        Operator("number", Bitcast("float16"), ("j",), ("y",)),
+        Operator(
+            "half", Elementwise(Apply("add", (Input(0), Input(0))), "float16"), ("y",), ("z",)
+        ),
+    )
+    constants = {"m": np.array(0x7FFF, np.int16)}
+    source = Graph("bits", {"x": TensorType((3,), "float16")}, ("y", "z"), constants, operators)
+    x = np.array([-1.5, 0.25, -3.0], np.float16)
+    results = evaluate(widen_half_floats(source), {"x": x})
+    assert results["y"].tolist() == [3.0, 0.5, 6.0]
+    assert results["z"].tolist() == [6.0, 1.0, 12.0]
+
+
+def test_an_operator_that_runs_elsewhere_keeps_its_types() -> None:
+    def negated(arrays: Sequence[np.ndarray]) -> list[np.ndarray]:
+        assert [array.dtype for array in arrays] == [np.float16, np.float16]
+        return [-arrays[0]]
+
+    kind = Foreign("Neg", (TensorType((2,), "float16"),), "callback", negated)
+    operators = (Operator("neg", kind, ("x", "c"), ("y",)),)
+    constants = {"c": np.ones(2, np.float16)}
+    source = Graph("foreign", {"x": TensorType((2,), "float16")}, ("y",), constants, operators)
+    results = evaluate(widen_half_floats(source), {"x": np.array([1, -2], np.float16)})
+    assert results["y"].dtype == np.float16
+    assert results["y"].tolist() == [-1, 2]

@@ -9,7 +9,7 @@ import pytest
 from cpembed.driver.named import hardware_spec
 from cpembed.targets.x86 import calibrate
 from cpembed.targets.x86.calibrate import UNTHROTTLED, ThrottlingProbe
-from cpembed.targets.x86.features import missing_features
+from tests.features import require_features
 
 
 class Scripted(ThrottlingProbe):
@@ -46,8 +46,7 @@ def test_a_target_of_another_machine_has_no_pace() -> None:
 @pytest.mark.parametrize("target", ["amx_int8", "avx512_vnni", "avx512_bf16"])
 def test_the_loop_runs(target: str) -> None:
     spec = hardware_spec(target)
-    if missing := missing_features(spec):
-        pytest.skip(f"missing: {', '.join(missing)}")
+    require_features(spec)
     found = ThrottlingProbe.for_target(spec)
     assert found is not None
     assert found is ThrottlingProbe.for_target(spec)
