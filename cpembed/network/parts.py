@@ -136,7 +136,7 @@ class PartsResult:
     ----------
     document : dict
         ``parts``, the documents of the libraries, and ``fallback``, the foreign operators with
-        their times.
+        their times and the number of libraries that run before each.
     outputs : mapping from str to ndarray
     failed : tuple of Verdict
         Verdicts on operators that differ from their definition.
@@ -174,7 +174,12 @@ def run_parts(
             results, microseconds = _timed_foreign(part, values)
             values |= zip(part.outputs, results, strict=True)
             fallback.append(
-                {"operator": part.name, "kind": part.kind.label, "measured_us": microseconds}
+                {
+                    "operator": part.name,
+                    "kind": part.kind.label,
+                    "measured_us": microseconds,
+                    "after_parts": len(documents),
+                }
             )
             continue
         result = network(part, request, {name: values[name] for name in part.inputs}, progress)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -129,8 +130,11 @@ def test_the_command_line_reports_what_ran_elsewhere(
     called = cpembed(*command)
     assert called.code == 0, called.err
     assert "Det (onnxruntime)" in called.out
-    document = cpembed(*command, "--json").json
+    timeline = tmp_path / "timeline.json"
+    document = cpembed(*command, "--json", "--trace", str(timeline)).json
     assert [entry["operator"] for entry in document["fallback"]] == ["determinant"]
+    events = json.loads(timeline.read_text())["traceEvents"]
+    assert [e["cat"] for e in events if e["ph"] == "X"] == ["operator", "fallback", "operator"]
     assert len(document["parts"]) == 2
     cut = cpembed("network", str(path), "--target", target(), "--outputs", "a", "--json").json
     assert [o["label"] for o in cut["operators"]] == ["max"]
