@@ -40,9 +40,11 @@ from cpembed.driver.options import KernelOptions
 from cpembed.driver.plan import Request
 from cpembed.errors import BackendUnavailable
 from cpembed.graph.graph import Graph, Operator
+from cpembed.graph.kinds.grouped import GroupedProduct
 from cpembed.graph.kinds.product import Product
 from cpembed.hw.instruction import HardwareSpec
 from cpembed.ir.computation import Computation
+from cpembed.network.attention import AttentionKernel
 from cpembed.network.build import uniquely_named
 from cpembed.network.layout_problem import Execution
 from cpembed.network.plan import SEARCH_LIMIT, NetworkPlan, Planning, plan_network
@@ -55,6 +57,7 @@ from cpembed.targets.registry import missing_for, open_target
 from cpembed.targets.units import FloatType, Units
 
 _NO_PRODUCT = "no product"
+_WEIGHT_ONLY = "weight-only product, in a kernel of its own"
 
 
 @dataclass(frozen=True)
@@ -69,6 +72,11 @@ class OperatorMatch:
         Number of the computation among the distinct ones.
     match : Match or None
         Result of the search; like the two before it, None for operators that are no products.
+    unmatched : str
+        Reason why an operator without a match has none.
+    attention_macs : int
+        Multiply-accumulates of an attention, whose computation and match are those of the scores of
+        a tile; 0 for other operators.
     """
 
     name: str
@@ -76,10 +84,21 @@ class OperatorMatch:
     computation: Computation | None = None
     layer: int | None = None
     match: Match | None = None
+    unmatched: str = _NO_PRODUCT
+    attention_macs: int = 0
 
     @property
     def macs(self) -> int:
-        return 0 if self.computation is None else self.computation.macs
+        if self.computation is None or self.attention_macs:
+            return self.attention_macs
+        return self.computation.macs
+
+    @property
+    def products(self) -> int:
+        """Number of products: two in an attention."""
+        if self.match is None:
+            return 0
+        return 2 if self.attention_macs else 1
 
     @property
     def is_embedded(self) -> bool:
@@ -88,7 +107,7 @@ class OperatorMatch:
     @property
     def reason(self) -> str | None:
         """Reason why the operator is not embedded, or runs on an alternative."""
-        return _NO_PRODUCT if self.match is None else self.match.reason
+        return self.unmatched if self.match is None else self.match.reason
 
     @property
     def figure(self) -> Figure:
@@ -105,7 +124,7 @@ class OperatorMatch:
             "layer": self.layer,
         }
         if self.match is None:
-            return {**document, "outcome": "no", "embedded_on": None, "reason": _NO_PRODUCT}
+            return {**document, "outcome": "no", "embedded_on": None, "reason": self.unmatched}
         return {**document, **self.match.to_json()}
 
 
@@ -131,12 +150,12 @@ class TargetMatch:
 
     @cached_property
     def matched(self) -> tuple[OperatorMatch, ...]:
-        """Products of the network."""
+        """Operators of the network that are products."""
         return tuple(o for o in self.operators if o.match is not None)
 
     @cached_property
     def fitting(self) -> tuple[OperatorMatch, ...]:
-        """Products that are embedded."""
+        """Operators that are products and embedded."""
         return tuple(o for o in self.matched if o.is_embedded)
 
     @cached_property
@@ -147,18 +166,22 @@ class TargetMatch:
 
     @property
     def products(self) -> int:
-        return len(self.matched)
+        """Number of products, of which an attention has two."""
+        return sum(operator.products for operator in self.matched)
 
     @property
     def embedded(self) -> int:
         """Number of products that the target or an alternative computes."""
-        return len(self.fitting)
+        return sum(operator.products for operator in self.fitting)
 
     @property
     def on_alternatives(self) -> int:
         """Number of products that an alternative of the target, or another unit, computes."""
-        names = [o.match.embedded_on for o in self.fitting if o.match is not None]
-        return sum(name not in self.members for name in names)
+        return sum(
+            operator.products
+            for operator in self.fitting
+            if operator.match is not None and operator.match.embedded_on not in self.members
+        )
 
     @property
     def retyped(self) -> int:
@@ -173,7 +196,7 @@ class TargetMatch:
     def totals_json(self) -> dict[str, Any]:
         return {
             "operators": len(self.operators),
-            "mapped": self.embedded,
+            "mapped": len(self.fitting),
             "products": self.products,
             "embedded": self.embedded,
             "stopped": self.undecided.get("stopped", 0),
@@ -257,8 +280,11 @@ def match(
         units = [_without_alternatives(each) for each in units]
     results: list[TargetMatch] = []
     for each in units:
-        network = uniquely_named(prepared_for(graph, each) if prepares else graph)
-        if _is_planned(each):
+        is_planned = _is_planned(each)
+        # One operator for an attention, as in the network; a search knows its products only.
+        prepared = prepared_for(graph, each, attends=is_planned) if prepares else graph
+        network = uniquely_named(prepared)
+        if is_planned:
             plan = plan_network(network, each, Planning(timeout=timeout), progress)
             results.append(_of_plan(plan))
         else:
@@ -286,8 +312,30 @@ def _of_plan(plan: NetworkPlan) -> TargetMatch:
         for operator in plan.graph.operators
         if isinstance(operator.kind, Product)
     }
-    target = _target_match(plan.units.name, plan.graph, matches, plan.units.members)
+    attentions: dict[str, AttentionKernel] = {}
+    for operator in plan.graph.operators:
+        execution = plan.execution(operator)
+        if execution.attention is not None:
+            attentions[operator.name] = execution.attention
+            matches[operator.name] = _match_of_attention(execution.attention)
+    target = _target_match(plan.units.name, plan.graph, matches, plan.units.members, attentions)
     return replace(target, is_planned=True)
+
+
+def _match_of_attention(attention: AttentionKernel) -> Match:
+    """Return the match of an attention: its time, and the embedding of the scores of a tile."""
+    scores, values = attention.products
+    reason, us = scores.reason or values.reason, attention.cost_us
+    if not (scores.is_native and values.is_native):
+        return Match(reason=f"portable code: {reason}")
+    return Match(
+        embedded_on=scores.target,
+        embedding=scores.candidate.embedding,
+        utilisation=min(scores.utilisation, values.utilisation),
+        estimated=Time(us, "us", us, Provenance.ESTIMATED),
+        moved_bytes=scores.moved_bytes + values.moved_bytes,
+        reason=reason,
+    )
 
 
 def _match_of_execution(kind: Product, execution: Execution) -> Match:
@@ -341,13 +389,31 @@ def _anonymous(computation: Computation) -> Computation:
 
 
 def _target_match(
-    target: str, graph: Graph, matches: Mapping[str, Match], members: tuple[str, ...]
+    target: str,
+    graph: Graph,
+    matches: Mapping[str, Match],
+    members: tuple[str, ...],
+    attentions: Mapping[str, AttentionKernel] | None = None,
 ) -> TargetMatch:
     numbers: dict[Computation, int] = {}
 
     def row(operator: Operator) -> OperatorMatch:
+        attention = (attentions or {}).get(operator.name)
+        if attention is not None:
+            tile = [_anonymous(product.candidate.program.unfused) for product in attention.products]
+            layers = [numbers.setdefault(each, len(numbers)) for each in tile]
+            return OperatorMatch(
+                name=operator.name,
+                label=operator.kind.label,
+                computation=tile[0],
+                layer=layers[0],
+                match=matches[operator.name],
+                attention_macs=attention.macs,
+            )
         if not isinstance(operator.kind, Product):
-            return OperatorMatch(operator.name, operator.kind.label)
+            is_weight_only = isinstance(operator.kind, GroupedProduct)
+            unmatched = _WEIGHT_ONLY if is_weight_only else _NO_PRODUCT
+            return OperatorMatch(operator.name, operator.kind.label, unmatched=unmatched)
         computation = operator.kind.computation
         return OperatorMatch(
             name=operator.name,
