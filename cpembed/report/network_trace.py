@@ -9,7 +9,7 @@ https://docs.google.com/document/d/1CvAClvFfyA5R-PhYUmn5OOQtYMH4h6I0nSsKchNAySU
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 _PROCESS = 1
@@ -34,7 +34,8 @@ def chrome_trace(document: Mapping[str, Any]) -> dict[str, Any]:
     events: list[dict[str, Any]] = []
     start = 0.0
     # The libraries of a network with operators that run elsewhere have the same options.
-    common = document if "parts" not in document else next(iter(document["parts"]), {})
+    libraries: Sequence[Mapping[str, Any]] = document.get("parts", [document])
+    common: dict[str, Any] = dict(libraries[0]) if libraries else {}
     for category, name, duration, arguments in _spans(document):
         if duration is None:
             continue
