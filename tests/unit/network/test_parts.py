@@ -82,6 +82,14 @@ def test_the_parts_compute_what_the_network_does() -> None:
         np.testing.assert_array_equal(values[name], expected)
 
 
+def test_a_network_of_parts_is_shown_without_its_weights() -> None:
+    shown = repr(PartedNetwork(GRAPH, [operator("f", "foreign", "a")]))
+    assert shown == (
+        "<network mixed of 1 parts: (x: float32 [4, 5], z: float32 [4, 5]) -> "
+        "last: float32 [4, 5], early: float32 [4, 5]>"
+    )
+
+
 def target() -> str:
     pytest.importorskip("tvm")
     name = next((n for n in TARGETS if not missing_for(load_hardware_spec(n))), None)
