@@ -307,7 +307,15 @@ json_option = click.option("--json", "as_json", is_flag=True, help="Print one JS
 def file_option(name: str, text: str) -> Callable[[F], F]:
     """Return an option that names a file to write; an existing one is replaced."""
     kind = click.Path(dir_okay=False, path_type=Path)
-    return click.option(name, type=kind, metavar="FILE", help=text)
+    return click.option(name, type=kind, metavar="FILE", help=text, callback=_in_a_folder)
+
+
+def _in_a_folder(ctx: click.Context, param: click.Parameter, value: Path | None) -> Path | None:
+    """Reject a file whose folder does not exist before any work, which may take minutes."""
+    if value is not None and not value.parent.is_dir():
+        problem = f"folder {value.parent} of {value.name} does not exist: make it"
+        raise click.BadParameter(problem, ctx, param)
+    return value
 
 
 def folder_option(name: str, text: str) -> Callable[[F], F]:

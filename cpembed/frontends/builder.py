@@ -308,7 +308,8 @@ def no_tensor(model: str, name: str, names: Sequence[str]) -> str:
         Names of the model's tensors, in its order.
     """
     close = difflib.get_close_matches(name, names, 3) or names[-3:]
-    return f"{model} has no tensor {name} to cut it at: it has {', '.join(close)}"
+    ellipsis = ", …" if len(close) < len(names) else ""
+    return f"{model} has no tensor {name} to cut it at: it has {', '.join(close)}{ellipsis}"
 
 
 def reshaped_axis(shape: Sequence[int], axis: int, new_shape: Sequence[int]) -> int | None:

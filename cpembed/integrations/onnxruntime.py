@@ -348,6 +348,10 @@ def _checked_providers(
         raise ModelError(
             f"{PROVIDER} has no option {sorted(unknown)[0]!r}: it has target and threads"
         )
+    threads = checked[PROVIDER].get("threads")
+    # Options of providers may be texts in onnxruntime; 0 and nothing leave the number open.
+    if threads and not str(threads).isdecimal():
+        raise ModelError(f"{PROVIDER}: threads={threads!r} is no number of threads")
     return checked
 
 

@@ -40,7 +40,7 @@ from cpembed.driver.options import KernelOptions
 from cpembed.driver.plan import Request
 from cpembed.errors import BackendUnavailable
 from cpembed.graph.graph import Graph, Operator
-from cpembed.graph.kinds import GroupedProduct
+from cpembed.graph.kinds.grouped import GroupedProduct
 from cpembed.graph.kinds.product import Product
 from cpembed.hw.instruction import HardwareSpec
 from cpembed.ir.computation import Computation
@@ -57,9 +57,7 @@ from cpembed.targets.registry import missing_for, open_target
 from cpembed.targets.units import FloatType, Units
 
 _NO_PRODUCT = "no product"
-
-# Its unpacking and its scales of groups are no part of an embedding.
-_WEIGHT_ONLY = Match(reason="weight-only product: a kernel of its own, generated without embedding")
+_WEIGHT_ONLY = "weight-only product, in a kernel of its own"
 
 
 @dataclass(frozen=True)
@@ -70,14 +68,15 @@ class OperatorMatch:
     ----------
     name, label : str
         Name in the model, and the kind of the operator.
-    computation : Computation or None
-        The product; of an attention that of its scores. None for other operators.
     layer : int or None
         Number of the computation among the distinct ones.
     match : Match or None
-        Result of the search; None for operators that multiply nothing.
-    macs : int
-        Multiply-accumulates, of an attention those of both its products.
+        Result of the search; like the two before it, None for operators that are no products.
+    unmatched : str
+        Reason why an operator without a match has none.
+    attention_macs : int
+        Multiply-accumulates of an attention, whose computation and match are those of the scores of
+        a tile; 0 for other operators.
     """
 
     name: str
@@ -85,7 +84,21 @@ class OperatorMatch:
     computation: Computation | None = None
     layer: int | None = None
     match: Match | None = None
-    macs: int = 0
+    unmatched: str = _NO_PRODUCT
+    attention_macs: int = 0
+
+    @property
+    def macs(self) -> int:
+        if self.computation is None or self.attention_macs:
+            return self.attention_macs
+        return self.computation.macs
+
+    @property
+    def products(self) -> int:
+        """Number of products: two in an attention."""
+        if self.match is None:
+            return 0
+        return 2 if self.attention_macs else 1
 
     @property
     def is_embedded(self) -> bool:
@@ -94,7 +107,7 @@ class OperatorMatch:
     @property
     def reason(self) -> str | None:
         """Reason why the operator is not embedded, or runs on an alternative."""
-        return _NO_PRODUCT if self.match is None else self.match.reason
+        return self.unmatched if self.match is None else self.match.reason
 
     @property
     def figure(self) -> Figure:
@@ -111,7 +124,7 @@ class OperatorMatch:
             "layer": self.layer,
         }
         if self.match is None:
-            return {**document, "outcome": "no", "embedded_on": None, "reason": _NO_PRODUCT}
+            return {**document, "outcome": "no", "embedded_on": None, "reason": self.unmatched}
         return {**document, **self.match.to_json()}
 
 
@@ -137,12 +150,12 @@ class TargetMatch:
 
     @cached_property
     def matched(self) -> tuple[OperatorMatch, ...]:
-        """Products of the network."""
+        """Operators of the network that are products."""
         return tuple(o for o in self.operators if o.match is not None)
 
     @cached_property
     def fitting(self) -> tuple[OperatorMatch, ...]:
-        """Products that are embedded."""
+        """Operators that are products and embedded."""
         return tuple(o for o in self.matched if o.is_embedded)
 
     @cached_property
@@ -153,18 +166,22 @@ class TargetMatch:
 
     @property
     def products(self) -> int:
-        return len(self.matched)
+        """Number of products, of which an attention has two."""
+        return sum(operator.products for operator in self.matched)
 
     @property
     def embedded(self) -> int:
         """Number of products that the target or an alternative computes."""
-        return len(self.fitting)
+        return sum(operator.products for operator in self.fitting)
 
     @property
     def on_alternatives(self) -> int:
         """Number of products that an alternative of the target, or another unit, computes."""
-        names = [o.match.embedded_on for o in self.fitting if o.match is not None]
-        return sum(name not in self.members for name in names)
+        return sum(
+            operator.products
+            for operator in self.fitting
+            if operator.match is not None and operator.match.embedded_on not in self.members
+        )
 
     @property
     def retyped(self) -> int:
@@ -179,7 +196,7 @@ class TargetMatch:
     def totals_json(self) -> dict[str, Any]:
         return {
             "operators": len(self.operators),
-            "mapped": self.embedded,
+            "mapped": len(self.fitting),
             "products": self.products,
             "embedded": self.embedded,
             "stopped": self.undecided.get("stopped", 0),
@@ -264,7 +281,7 @@ def match(
     results: list[TargetMatch] = []
     for each in units:
         is_planned = _is_planned(each)
-        # Attention is one operator where the network's library has it as one.
+        # One operator for an attention, as in the network; a search knows its products only.
         prepared = prepared_for(graph, each, attends=is_planned) if prepares else graph
         network = uniquely_named(prepared)
         if is_planned:
@@ -290,43 +307,34 @@ def _is_planned(units: Units) -> bool:
 
 def _of_plan(plan: NetworkPlan) -> TargetMatch:
     """Return the products of a plan with their kernels."""
-    products: dict[str, _MatchedProduct] = {}
+    matches = {
+        operator.name: _match_of_execution(operator.kind, plan.execution(operator))
+        for operator in plan.graph.operators
+        if isinstance(operator.kind, Product)
+    }
+    attentions: dict[str, AttentionKernel] = {}
     for operator in plan.graph.operators:
-        kind, execution = operator.kind, plan.execution(operator)
-        if isinstance(kind, Product):
-            match = _match_of_execution(kind, execution)
-            products[operator.name] = _MatchedProduct(
-                match, kind.computation, kind.computation.macs
-            )
-        elif execution.attention is not None:
-            attention = execution.attention
-            scores = attention.products[0].candidate.program.unfused
-            match = _match_of_attention(attention, execution.cost_us)
-            products[operator.name] = _MatchedProduct(match, scores, attention.macs)
-    target = _target_match(plan.units.name, plan.graph, products, plan.units.members)
+        execution = plan.execution(operator)
+        if execution.attention is not None:
+            attentions[operator.name] = execution.attention
+            matches[operator.name] = _match_of_attention(execution.attention)
+    target = _target_match(plan.units.name, plan.graph, matches, plan.units.members, attentions)
     return replace(target, is_planned=True)
 
 
-@dataclass(frozen=True)
-class _MatchedProduct:
-    """Operator that multiplies, and how it is computed."""
-
-    match: Match
-    computation: Computation
-    macs: int
-
-
-def _match_of_attention(attention: AttentionKernel, us: float) -> Match:
-    """Return the match of an attention: the embedding of its scores, the lower utilisation."""
-    first, second = attention.products
-    if not (first.is_native and second.is_native):
-        return Match(reason=f"portable code: {first.reason or second.reason}")
+def _match_of_attention(attention: AttentionKernel) -> Match:
+    """Return the match of an attention: its time, and the embedding of the scores of a tile."""
+    scores, values = attention.products
+    reason, us = scores.reason or values.reason, attention.cost_us
+    if not (scores.is_native and values.is_native):
+        return Match(reason=f"portable code: {reason}")
     return Match(
-        embedded_on=first.target,
-        embedding=first.candidate.embedding,
-        utilisation=min(first.utilisation, second.utilisation),
+        embedded_on=scores.target,
+        embedding=scores.candidate.embedding,
+        utilisation=min(scores.utilisation, values.utilisation),
         estimated=Time(us, "us", us, Provenance.ESTIMATED),
-        reason=first.reason or second.reason,
+        moved_bytes=scores.moved_bytes + values.moved_bytes,
+        reason=reason,
     )
 
 
@@ -349,7 +357,7 @@ def _of_searches(
     graph: Graph, spec: HardwareSpec, timeout: float | None, progress: Progress
 ) -> TargetMatch:
     """Search each product by itself, in the worker; equal ones once, whatever their names."""
-    matched: dict[str, _MatchedProduct] = {}
+    matches: dict[str, Match] = {}
     by_workload: dict[Computation, Match] = {}
     products = [o for o in graph.operators if isinstance(o.kind, Product)]
     for number, operator in enumerate(products):
@@ -358,12 +366,9 @@ def _of_searches(
         workload = _anonymous(request.workload)
         if workload not in by_workload:
             by_workload[workload] = match_in_worker(replace(request, workload=workload))
-        assert isinstance(operator.kind, Product)
-        computation = operator.kind.computation
-        match = by_workload[workload]
-        matched[operator.name] = _MatchedProduct(match, computation, computation.macs)
+        matches[operator.name] = by_workload[workload]
     progress("", len(products), len(products))
-    return _target_match(spec.name, graph, matched, (spec.name,))
+    return _target_match(spec.name, graph, matches, (spec.name,))
 
 
 def _request(
@@ -384,24 +389,38 @@ def _anonymous(computation: Computation) -> Computation:
 
 
 def _target_match(
-    target: str, graph: Graph, products: Mapping[str, _MatchedProduct], members: tuple[str, ...]
+    target: str,
+    graph: Graph,
+    matches: Mapping[str, Match],
+    members: tuple[str, ...],
+    attentions: Mapping[str, AttentionKernel] | None = None,
 ) -> TargetMatch:
     numbers: dict[Computation, int] = {}
 
     def row(operator: Operator) -> OperatorMatch:
-        name, label = operator.name, operator.kind.label
-        if isinstance(operator.kind, GroupedProduct):
-            return OperatorMatch(name, label, match=_WEIGHT_ONLY, macs=operator.kind.macs)
-        if name not in products:
-            return OperatorMatch(name, label)
-        product = products[name]
+        attention = (attentions or {}).get(operator.name)
+        if attention is not None:
+            tile = [_anonymous(product.candidate.program.unfused) for product in attention.products]
+            layers = [numbers.setdefault(each, len(numbers)) for each in tile]
+            return OperatorMatch(
+                name=operator.name,
+                label=operator.kind.label,
+                computation=tile[0],
+                layer=layers[0],
+                match=matches[operator.name],
+                attention_macs=attention.macs,
+            )
+        if not isinstance(operator.kind, Product):
+            is_weight_only = isinstance(operator.kind, GroupedProduct)
+            unmatched = _WEIGHT_ONLY if is_weight_only else _NO_PRODUCT
+            return OperatorMatch(operator.name, operator.kind.label, unmatched=unmatched)
+        computation = operator.kind.computation
         return OperatorMatch(
-            name=name,
-            label=label,
-            computation=product.computation,
-            layer=numbers.setdefault(_anonymous(product.computation), len(numbers)),
-            match=product.match,
-            macs=product.macs,
+            name=operator.name,
+            label=operator.kind.label,
+            computation=computation,
+            layer=numbers.setdefault(_anonymous(computation), len(numbers)),
+            match=matches[operator.name],
         )
 
     return TargetMatch(target, tuple(map(row, graph.operators)), len(numbers), members)

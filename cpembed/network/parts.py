@@ -80,7 +80,7 @@ def _graph_of(graph: Graph, operators: Sequence[Operator], number: int) -> Graph
     )
 
 
-@dataclass
+@dataclass(repr=False)
 class PartedNetwork:
     """Network of libraries and foreign operators, called with arrays.
 
@@ -98,6 +98,13 @@ class PartedNetwork:
     parts: Sequence[tuple[Graph, RunningNetwork] | Operator]
     scratch: tempfile.TemporaryDirectory[str] | None = None
     seconds: dict[str, float] = field(default_factory=dict[str, float])
+
+    def __repr__(self) -> str:
+        types = self.graph.types
+        arguments = ", ".join(f"{name}: {types[name]}" for name in self.graph.inputs)
+        results = ", ".join(f"{name}: {types[name]}" for name in self.graph.outputs)
+        parts = f"{len(self.parts)} parts"
+        return f"<network {self.graph.name} of {parts}: ({arguments}) -> {results}>"
 
     def __call__(self, *arrays: Array, **named: Array) -> Array | dict[str, Array]:
         """Compute the outputs as :class:`RunningNetwork` does."""
@@ -136,7 +143,7 @@ class PartsResult:
     ----------
     document : dict
         ``parts``, the documents of the libraries, and ``fallback``, the foreign operators with
-        their times.
+        their times and the number of libraries that run before each.
     outputs : mapping from str to ndarray
     failed : tuple of Verdict
         Verdicts on operators that differ from their definition.
@@ -174,7 +181,12 @@ def run_parts(
             results, microseconds = _timed_foreign(part, values)
             values |= zip(part.outputs, results, strict=True)
             fallback.append(
-                {"operator": part.name, "kind": part.kind.label, "measured_us": microseconds}
+                {
+                    "operator": part.name,
+                    "kind": part.kind.label,
+                    "measured_us": microseconds,
+                    "after_parts": len(documents),
+                }
             )
             continue
         result = network(part, request, {name: values[name] for name in part.inputs}, progress)

@@ -300,14 +300,14 @@ def _match_totals(result: MatchResult, match: TargetMatch) -> Header:
         products += f", {number} undecided: {messages.OUTCOMES[outcome]}"
     if match.layers != match.products:
         products += f"; {match.layers} distinct"
-    operators = f"{match.embedded} of {plural(len(match.operators), 'operator')} embedded"
+    operators = f"{len(match.fitting)} of {plural(len(match.operators), 'operator')} embedded"
     if len(match.operators) != result.operators:
         operators += f"; the model has {result.operators} before fusion"
     share = messages.share_text(line.embedded_macs, line.macs)
     rows = [
         ("network", f"{result.network} on {match.target}: {operators}"),
         ("products", products),
-        ("MACs", f"{share} of {messages.macs_text(line.macs)}"),
+        ("MACs", f"{share} of {messages.macs_text(line.macs)}" if line.macs else share),
     ]
     if line.use is not None:
         mean = f"{line.use:.1%} in the mean"

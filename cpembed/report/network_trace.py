@@ -2,18 +2,20 @@
 
 Operators and conversions of layouts lie one behind the other, as long as each takes: the median of
 its calls, or the estimate in a plan. On a target that counts cycles, a microsecond of the timeline
-is one cycle. Format:
+is one cycle. Of a network whose operators run elsewhere in part, the libraries and these operators
+follow each other in the order in which they run. Format:
 https://docs.google.com/document/d/1CvAClvFfyA5R-PhYUmn5OOQtYMH4h6I0nSsKchNAySU
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 _PROCESS = 1
-_TRACKS = {"product": 1, "operator": 2, "conversion": 3}
-"""Rows of the timeline by category: products, operators between them, copies into other layouts."""
+_TRACKS = {"product": 1, "operator": 2, "conversion": 3, "fallback": 4}
+"""Rows of the timeline by category: products, operators between them, copies into other layouts,
+operators that run elsewhere."""
 
 
 def chrome_trace(document: Mapping[str, Any]) -> dict[str, Any]:
@@ -22,7 +24,7 @@ def chrome_trace(document: Mapping[str, Any]) -> dict[str, Any]:
     Parameters
     ----------
     document : mapping
-        Document of the command, of a run or of a plan.
+        Document of the command, of a run (also one with ``--fallback``) or of a plan.
 
     Returns
     -------
@@ -31,6 +33,9 @@ def chrome_trace(document: Mapping[str, Any]) -> dict[str, Any]:
     """
     events: list[dict[str, Any]] = []
     start = 0.0
+    # The libraries of a network with operators that run elsewhere have the same options.
+    libraries: Sequence[Mapping[str, Any]] = document.get("parts", [document])
+    common: dict[str, Any] = dict(libraries[0]) if libraries else {}
     for category, name, duration, arguments in _spans(document):
         if duration is None:
             continue
@@ -48,29 +53,31 @@ def chrome_trace(document: Mapping[str, Any]) -> dict[str, Any]:
         )
         start += duration
     return {
-        "traceEvents": [*_labels(document), *events],
+        "traceEvents": [*_labels(document, common.get("provenance", "measured")), *events],
         "displayTimeUnit": "ns",
         "otherData": {
             "network": document["network"],
             "target": document["target"],
-            "threads": document["threads"],
-            "unit": document.get("unit", "us"),
-            "provenance": document["provenance"],
+            "threads": common.get("threads"),
+            "unit": common.get("unit", "us"),
+            "provenance": common.get("provenance", "measured"),
         },
     }
 
 
-def _labels(document: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
+def _labels(document: Mapping[str, Any], provenance: str) -> Iterator[dict[str, Any]]:
     """Yield the names of the process and of its rows."""
-    text = f"{document['network']} on {document['target']}, {document['provenance']}"
+    text = f"{document['network']} on {document['target']}, {provenance}"
     yield {"name": "process_name", "ph": "M", "pid": _PROCESS, "args": {"name": text}}
     for category, track in _TRACKS.items():
+        if category == "fallback" and "parts" not in document:
+            continue
         yield {
             "name": "thread_name",
             "ph": "M",
             "pid": _PROCESS,
             "tid": track,
-            "args": {"name": f"{category}s"},
+            "args": {"name": "run elsewhere" if category == "fallback" else f"{category}s"},
         }
 
 
@@ -78,6 +85,9 @@ def _spans(
     document: Mapping[str, Any],
 ) -> Iterator[tuple[str, str, float | None, dict[str, Any]]]:
     """Yield category, name, microseconds and details of each step, in the order of execution."""
+    if "parts" in document:
+        yield from _part_spans(document)
+        return
     tensors, unit = document["tensors"], document.get("unit", "us")
     written = {name for operator in document["operators"] for name in operator["outputs"]}
     for name, tensor in tensors.items():
@@ -101,6 +111,18 @@ def _spans(
         yield category, operator["name"], duration, details
         for name in operator["outputs"]:
             yield from _conversions(name, tensors.get(name, {}))
+
+
+def _part_spans(
+    document: Mapping[str, Any],
+) -> Iterator[tuple[str, str, float | None, dict[str, Any]]]:
+    """Yield the steps of libraries and of the operators that run elsewhere between them."""
+    for number in range(len(document["parts"]) + 1):
+        for entry in document["fallback"]:
+            if entry["after_parts"] == number:
+                yield "fallback", entry["operator"], entry["measured_us"], {"kind": entry["kind"]}
+        if number < len(document["parts"]):
+            yield from _spans(document["parts"][number])
 
 
 def _conversions(

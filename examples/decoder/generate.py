@@ -50,7 +50,6 @@ class Decoder:
         networks: list[Any] = []
         for name, tokens in (("prefill", prompt), ("decode", 1)):
             path = save(config, tokens, folder / f"{name}.onnx", seed)
-            # The instruction for the products of floats, of which attention is made.
             networks.append(cpembed.compile(path, "native", folder=folder / name))
         caches: dict[str, Array] = {}
         for name, empty in config.caches().items():
@@ -89,11 +88,17 @@ def main() -> None:
     parser.add_argument("--accuracy-level", type=int, default=0, help="4: activations in int8")
     arguments = parser.parse_args()
     width = arguments.width
+    if width < 64 or width % 64:
+        parser.error(f"--width {width}: two heads of 32 elements share keys: take a multiple of 64")
+    if arguments.tokens < 1 or arguments.layers < 1:
+        parser.error("--tokens and --layers are at least 1")
+    prompt = [int(token) for token in np.random.default_rng(1).integers(0, 256, 8)]
     config = Config(
         layers=arguments.layers, width=width, heads=width // 32, kv_heads=width // 64,
         hidden=2 * width, accuracy_level=arguments.accuracy_level,
+        # The caches hold the prompt and all tokens after it.
+        context=max(64, len(prompt) + arguments.tokens),
     )  # fmt: skip
-    prompt = [int(token) for token in np.random.default_rng(1).integers(0, 256, 8)]
     with tempfile.TemporaryDirectory() as folder:
         model = Decoder.compiled(config, len(prompt), Path(folder))
         started = time.perf_counter()

@@ -72,6 +72,16 @@ def test_wrong_input_prints_no_json(cpembed: Caller) -> None:
     cpembed("solve", "--json", *VTA, "gem", "m=4").is_one_line_error(2, "'gem'")
 
 
+@pytest.mark.parametrize("option", ["--trace", "--report"])
+def test_a_file_in_a_missing_folder_is_told_before_any_work(
+    cpembed: Caller, tmp_path: Path, option: str
+) -> None:
+    model = tmp_path / "model.onnx"
+    model.write_bytes(b"no model, which is not read")
+    called = cpembed("network", str(model), option, "/missing/file.json")
+    called.is_one_line_error(2, option, "folder /missing of file.json does not exist", "make it")
+
+
 def test_an_unknown_subcommand_is_one_line(cpembed: Caller) -> None:
     cpembed("slove", *VTA, *GEMM).is_one_line_error(2, "'slove'", "cpembed --help")
 

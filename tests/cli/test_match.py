@@ -50,7 +50,7 @@ def model(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[Graph], 
         path = tmp_path / "model.onnx"
         path.write_bytes(b"")
         monkeypatch.setattr("cpembed.frontends.load_model", lambda path, *options: graph)
-        monkeypatch.setattr(match_module, "prepared_for", lambda graph, units, attends: graph)
+        monkeypatch.setattr(match_module, "prepared_for", lambda graph, spec, **options: graph)
         return path
 
     return written

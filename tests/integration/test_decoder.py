@@ -18,7 +18,7 @@ from cpembed.frontends import load_model
 from cpembed.graph.graph import evaluate
 from cpembed.hw.loader import load_hardware_spec
 from cpembed.targets.registry import missing_for
-from examples.decoder.generate import Decoder
+from examples.decoder.generate import Decoder, main
 from examples.decoder.model import Config, save
 
 SMALL = Config(
@@ -87,3 +87,13 @@ def test_a_prompt_and_tokens_after_it(level: int, tmp_path: Path) -> None:
     }  # fmt: skip
     about = json.loads((tmp_path / "decode" / "decode.json").read_text())
     assert about["in_place"] == decoder.decode.in_place
+
+
+@pytest.mark.parametrize("width", ["32", "100"])
+def test_widths_that_heads_do_not_divide_are_one_line(
+    width: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr("sys.argv", ["generate", "--width", width])
+    with pytest.raises(SystemExit, match="2"):
+        main()
+    assert "a multiple of 64" in capsys.readouterr().err

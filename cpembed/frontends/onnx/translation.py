@@ -104,8 +104,9 @@ def _check_operators(model: Model, fallback: Fallback) -> None:
     name = f" {first.name}" if first.name else ""
     raise ModelError(
         f"{model.name}: operator {first.key} of node{name} (number {first.number} of "
-        f"{len(nodes)}) is not known, there are {counts[first.key]} of it{also}: export the "
-        "model with other operators, cut it before (--outputs), or run it elsewhere (--fallback)"
+        f"{len(nodes)}) is not known, the model has {counts[first.key]}{also}: export it with "
+        "other operators, cut it before (--outputs), or run it elsewhere (cpembed network "
+        "--fallback)"
     )
 
 

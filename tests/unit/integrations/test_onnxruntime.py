@@ -141,6 +141,21 @@ def test_bytes_options_and_providers(networks: list[Evaluated]) -> None:
         ort.InferenceSession(content, providers=[(ort.PROVIDER, {"tarjet": "native"})])
 
 
+@pytest.mark.parametrize("threads", [-1, "two", 1.5])
+def test_a_wrong_number_of_threads_is_told_when_the_session_is_made(
+    networks: list[Evaluated], tmp_path: Path, threads: Any
+) -> None:
+    # Open shapes, which are compiled at the first call only.
+    path = tmp_path / "open.onnx"
+    x, y = (helper.make_tensor_value_info(n, TensorProto.FLOAT, ["n", 4]) for n in "xy")
+    graph = helper.make_graph([helper.make_node("Neg", ["x"], ["y"])], "open", [x], [y])
+    model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 21)])
+    path.write_bytes(model.SerializeToString())
+    with pytest.raises(ModelError, match="no number of threads"):
+        ort.InferenceSession(path, providers=[(ort.PROVIDER, {"threads": threads})])
+    assert not networks
+
+
 def test_wrong_names_and_arrays_are_one_line(networks: list[Evaluated], tmp_path: Path) -> None:
     session = ort.InferenceSession(saved(tmp_path, "n"))
     feed = inputs(2)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -81,6 +82,14 @@ def test_the_parts_compute_what_the_network_does() -> None:
         np.testing.assert_array_equal(values[name], expected)
 
 
+def test_a_network_of_parts_is_shown_without_its_weights() -> None:
+    shown = repr(PartedNetwork(GRAPH, [operator("f", "foreign", "a")]))
+    assert shown == (
+        "<network mixed of 1 parts: (x: float32 [4, 5], z: float32 [4, 5]) -> "
+        "last: float32 [4, 5], early: float32 [4, 5]>"
+    )
+
+
 def target() -> str:
     pytest.importorskip("tvm")
     name = next((n for n in TARGETS if not missing_for(load_hardware_spec(n))), None)
@@ -129,8 +138,11 @@ def test_the_command_line_reports_what_ran_elsewhere(
     called = cpembed(*command)
     assert called.code == 0, called.err
     assert "Det (onnxruntime)" in called.out
-    document = cpembed(*command, "--json").json
+    timeline = tmp_path / "timeline.json"
+    document = cpembed(*command, "--json", "--trace", str(timeline)).json
     assert [entry["operator"] for entry in document["fallback"]] == ["determinant"]
+    events = json.loads(timeline.read_text())["traceEvents"]
+    assert [e["cat"] for e in events if e["ph"] == "X"] == ["operator", "fallback", "operator"]
     assert len(document["parts"]) == 2
     cut = cpembed("network", str(path), "--target", target(), "--outputs", "a", "--json").json
     assert [o["label"] for o in cut["operators"]] == ["max"]

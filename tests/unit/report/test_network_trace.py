@@ -48,3 +48,25 @@ def test_cycles_of_an_accelerator() -> None:
     (span,) = [event for event in trace["traceEvents"] if event["ph"] == "X"]
     assert (span["name"], span["dur"], span["args"]["cycles"]) == ("conv", 700, 700)
     assert trace["otherData"]["unit"] == "cycles"
+
+
+def test_operators_that_run_elsewhere_lie_between_the_libraries() -> None:
+    libraries = [
+        document([product("conv", ["x"], ["y"])], "small_0", provenance="measured"),
+        document([operator("add", ["d"], ["z"])], "small_2", provenance="measured"),
+    ]
+    det = {"operator": "det", "kind": "Det (onnxruntime)", "measured_us": 7.0, "after_parts": 1}
+    network = {"network": "small", "target": "native", "parts": libraries, "fallback": [det]}
+    trace = chrome_trace(network)
+    spans = [event for event in trace["traceEvents"] if event["ph"] == "X"]
+    assert [(e["cat"], e["name"], e["ts"], e["dur"]) for e in spans] == [
+        ("product", "conv", 0.0, 131.5),
+        ("fallback", "det", 131.5, 7.0),
+        ("operator", "add", 138.5, 2.5),
+    ]
+    named = {event["tid"] for event in trace["traceEvents"] if event["name"] == "thread_name"}
+    assert {event["tid"] for event in spans} <= named
+    assert trace["otherData"]["threads"] == 2
+    # Nothing but operators that run elsewhere.
+    alone = {**network, "parts": [], "fallback": [{**det, "after_parts": 0}]}
+    assert [e["dur"] for e in chrome_trace(alone)["traceEvents"] if e["ph"] == "X"] == [7.0]

@@ -21,7 +21,10 @@ from cpembed.graph.kinds.base import axis_of
 _REDUCTIONS = {"none": "set", "add": "add", "mul": "mul", "max": "max", "min": "min"}
 """Operations of scattering by the format's names."""
 
-CUT = "cut the network before it with --outputs, or run it with --fallback onnxruntime"
+CUT = "cut the network before it with --outputs"
+"""Remedy for an operator that no kernel computes, and whose results have no fixed sizes."""
+
+CUT_OR_RUN = f"{CUT}, or run it with --fallback onnxruntime"
 """Remedy for an operator that no kernel computes."""
 
 

@@ -11,7 +11,7 @@ from cpembed.frontends.expressions import X, Y, apply, mul
 from cpembed.frontends.indexed import overlapped, unpooled
 from cpembed.frontends.onnx.call import Call, Translation
 from cpembed.frontends.onnx.operators.elementwise import element_type
-from cpembed.frontends.onnx.operators.indices import CUT
+from cpembed.frontends.onnx.operators.indices import CUT_OR_RUN
 from cpembed.frontends.onnx.operators.products import pooling_window, window_of
 from cpembed.frontends.products import Window
 from cpembed.frontends.sampling import (
@@ -45,7 +45,7 @@ def _roi_align(call: Call) -> str:
     if samples < 1:
         call.reject(
             f"sampling_ratio {samples} lets the size of a region decide on the number of samples: "
-            f"give it, or {CUT}"
+            f"give it, or {CUT_OR_RUN}"
         )
     mode = call.text("mode", "avg", ("avg", "max"))
     sizes = call.integer("output_height", 1), call.integer("output_width", 1)

@@ -62,6 +62,19 @@ def test_a_name_that_no_tensor_has(tmp_path: Path) -> None:
         load(path, outputs=["c"])
 
 
+def test_more_tensors_than_are_named_are_hinted_at(tmp_path: Path) -> None:
+    nodes = [helper.make_node("Neg", [a], [b]) for a, b in zip("xpqr", "pqrs", strict=True)]
+    path = saved(model_of(nodes, {"x": X}, {}, ["s"]), tmp_path)
+    with pytest.raises(ModelError, match=r"it has q, r, s, …$"):
+        load(path, outputs=["nowhere"])
+
+
+def test_a_fallback_is_no_remedy_where_sizes_depend_on_elements(tmp_path: Path) -> None:
+    nodes = [helper.make_node("NonZero", ["x"], ["y"], "where")]
+    with pytest.raises(ModelError, match=r"where.*--outputs$"):
+        load(saved(model_of(nodes, {"x": X}, {}, ["y"]), tmp_path))
+
+
 def test_what_a_branch_reads_is_needed(tmp_path: Path) -> None:
     value = helper.make_tensor_value_info("z", TensorProto.FLOAT, [2, 3])
     branch = helper.make_graph([helper.make_node("Neg", ["a"], ["z"])], "branch", [], [value])

@@ -59,7 +59,7 @@ def test_unknown_operators_are_counted(tmp_path: Path) -> None:
     path = save(model_of(nodes, {"x": X}, {}, ["d"]), tmp_path)
     message = refusal(lambda: load(path))
     assert "operator Multinomial of node where (number 2 of 4)" in message
-    assert "there are 2 of it" in message
+    assert "the model has 2" in message
     assert "1 of Det" in message
 
 
