@@ -26,7 +26,7 @@ def test_json_stays_one_document(cpembed: Caller, tmp_path: Path) -> None:
 def test_a_folder_that_is_not_there_is_said(cpembed: Caller, tmp_path: Path) -> None:
     path = tmp_path / "none" / "a.svg"
     called = cpembed(*GEMM, "--svg", str(path))
-    called.is_one_line_error(2, str(path), "No such file or directory")
+    called.is_one_line_error(2, str(path.parent), "does not exist: make it")
 
 
 def test_nothing_to_draw_is_said(cpembed: Caller, tmp_path: Path) -> None:

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from cpembed.codegen.epilogue import Epilogue
+from cpembed.codegen import instruction
 from cpembed.driver import pipeline
 from cpembed.errors import LoweringError
 from cpembed.hw.loader import load_hardware_spec
@@ -159,7 +159,7 @@ def test_a_vta_has_no_bias_of_its_own(cpembed: Caller) -> None:
 def test_a_stored_result_that_is_wrong_is_none(
     cpembed: Caller, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(Epilogue, "expression", lambda *_: "T.uint8(3)")
+    monkeypatch.setattr(instruction, "result_text", lambda *_: "T.uint8(3)")
     called = cpembed(
         "run", *GEMM, "--target", "avx512_vnni", "--backend", "generic", "--output", "uint8"
     )
