@@ -28,8 +28,9 @@ WRONG = 1
 model_options = options.combined(
     click.argument("model", type=click.Path(exists=True, dir_okay=False, path_type=Path)),
     options.shapes_option,
+    options.constants_option,
 )
-"""Argument of a model file, with the option for sizes that it leaves open."""
+"""Argument of a model file, with the options for open sizes and for inputs that are constant."""
 
 
 @click.command("match", cls=options.Subcommand)
@@ -48,6 +49,7 @@ def match_command(
     *,
     model: Path,
     shapes: dict[str, tuple[int, ...]],
+    constants: dict[str, Any],
     targets: tuple[str, ...],
     alternatives: bool,
     timeout: float,
@@ -66,7 +68,7 @@ def match_command(
 
     # Before the model is read, which may take seconds.
     names = options.distinct(targets)
-    graph = load_model(model, shapes or None)
+    graph = load_model(model, shapes or None, constants)
     with output.Bar() as bar:
         result = match(graph, names, alternatives=alternatives, timeout=timeout, progress=bar)
     from cpembed.report.network import match_report
@@ -81,6 +83,7 @@ class NetworkArguments:
 
     model: Path
     shapes: dict[str, tuple[int, ...]]
+    constants: dict[str, Any]
     target: str
     threads: int | None
     input_file: Path | None
@@ -153,7 +156,7 @@ def network_command(arguments: NetworkArguments) -> int:
     from cpembed.frontends import load_model
     from cpembed.network.inputs import random_inputs, read_inputs, write_outputs
 
-    graph = load_model(arguments.model, arguments.shapes or None)
+    graph = load_model(arguments.model, arguments.shapes or None, arguments.constants)
     file = arguments.input_file
     inputs = random_inputs(graph, arguments.seed) if file is None else read_inputs(graph, file)
     with output.Bar() as bar:
@@ -198,7 +201,10 @@ def network_command(arguments: NetworkArguments) -> int:
 # -- libraries ------------------------------------------------------------------------------------
 
 _MODEL_PARAMETERS = frozenset(
-    ("words", "target", "timeout", "folder", "name", "shapes", "threads", "torch", "as_json")
+    (
+        *("words", "target", "timeout", "folder", "name", "shapes", "constants", "threads"),
+        *("torch", "as_json"),
+    )
 )
 """Parameters of ``cpembed build`` that apply to models too."""
 
@@ -213,6 +219,7 @@ class BuildArguments:
     target: str
     folder: Path
     shapes: dict[str, tuple[int, ...]]
+    constants: dict[str, Any]
     threads: int | None
     verbose: bool
     as_json: bool
@@ -240,6 +247,7 @@ class BuildArguments:
     },
 )
 @options.shapes_option
+@options.constants_option
 @options.threads_option("the library, unless its caller says otherwise")
 @options.verbose_option
 @options.json_option
@@ -261,8 +269,12 @@ def build_command(arguments: BuildArguments, **values: Any) -> int:
     if len(words) == 1 and Path(words[0]).suffix.lower() in _MODEL_SUFFIXES:
         _require_model_options(click.get_current_context())
         return _build_model(arguments, values)
-    if arguments.shapes:
-        raise click.UsageError("--shape applies to a model, not to a workload: leave it out")
+    for option, values_of_inputs in (
+        ("--shape", arguments.shapes),
+        ("--set", arguments.constants),
+    ):
+        if values_of_inputs:
+            raise click.UsageError(f"{option} applies to a model, not to a workload: leave it out")
     from cpembed.driver.build import build as build_library
     from cpembed.driver.result import SolveResult
 
@@ -311,7 +323,7 @@ def _build_model(arguments: BuildArguments, values: Mapping[str, Any]) -> int:
     from cpembed.network.plan import SEARCH_LIMIT, Planning
     from cpembed.network.service import NetworkRequest, network
 
-    graph = load_model(Path(arguments.words[0]), arguments.shapes or None)
+    graph = load_model(Path(arguments.words[0]), arguments.shapes or None, arguments.constants)
     folder = arguments.folder
     request = NetworkRequest(
         arguments.target,

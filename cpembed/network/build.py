@@ -7,6 +7,7 @@ import tempfile
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
@@ -15,6 +16,7 @@ from cpembed.errors import BackendUnavailable, CpembedError, WorkloadError
 from cpembed.export.library import EVERYTHING, Contents, Library, write_library
 from cpembed.export.loader import Library as OpenLibrary
 from cpembed.frontends import load_model
+from cpembed.frontends.binding import bind_inputs
 from cpembed.graph.graph import Array, Graph, Operator, check_inputs
 from cpembed.hw.instruction import HardwareSpec
 from cpembed.network.plan import NetworkPlan, Planning, plan_network
@@ -209,6 +211,7 @@ def compile_model(
     *,
     folder: Path | None = None,
     threads: int = 0,
+    constants: Mapping[str, Any] | None = None,
 ) -> RunningNetwork:
     """Compile a network and load it, so that it can be called with arrays.
 
@@ -223,6 +226,8 @@ def compile_model(
         Folder for the library; by default a temporary one.
     threads : int
         Number of threads; 0 for as many as the process has for kernels.
+    constants : mapping from str to value, optional
+        Inputs that are the same in every call, as :func:`~cpembed.frontends.load_model` takes them.
 
     Returns
     -------
@@ -236,7 +241,10 @@ def compile_model(
     BackendUnavailable, LoweringError
         As :func:`compile_network` does.
     """
-    graph = model if isinstance(model, Graph) else load_model(model)
+    if isinstance(model, Graph):
+        graph = bind_inputs(model, constants or {})
+    else:
+        graph = load_model(model, constants=constants)
     if folder is not None:
         return compile_network(graph, target, folder).open(threads)
     scratch = tempfile.TemporaryDirectory(prefix="cpembed-")

@@ -48,7 +48,7 @@ def model(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[Graph], 
     def written(graph: Graph) -> Path:
         path = tmp_path / "model.onnx"
         path.write_bytes(b"")
-        monkeypatch.setattr("cpembed.frontends.load_model", lambda path, shapes: graph)
+        monkeypatch.setattr("cpembed.frontends.load_model", lambda path, *bound: graph)
         monkeypatch.setattr(match_module, "prepared_for", lambda graph, spec: graph)
         return path
 
