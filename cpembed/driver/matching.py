@@ -132,13 +132,19 @@ def network_spec(graph: Graph, target: str | HardwareSpec) -> HardwareSpec:
     A native target multiplies bytes for a quantized network, else the network's element types.
     """
     from cpembed.graph.kinds import Product
+    from cpembed.graph.loop import nested_graphs, nested_operators
 
     if target != NATIVE:
         return hardware_spec(target)
-    products = [o.kind.computation for o in graph.operators if isinstance(o.kind, Product)]
+    products = [
+        operator.kind.computation
+        for operator, _, _ in nested_operators(graph)
+        if isinstance(operator.kind, Product)
+    ]
     # A quantized network may multiply floats until passes have fused its conversions; its weights
     # are bytes in the file already.
-    is_quantized = any(array.dtype.itemsize == 1 for array in graph.constants.values())
+    arrays = (array for each in nested_graphs(graph) for array in each.constants.values())
+    is_quantized = any(array.dtype.itemsize == 1 and array.dtype != bool for array in arrays)
     return native_target() if is_quantized or not products else hardware_spec(NATIVE, products[0])
 
 

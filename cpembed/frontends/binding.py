@@ -95,9 +95,20 @@ def _text(array: Array) -> str:
 
 
 def fitted(array: Array, shape: Sequence[int], label: str) -> Array:
-    """Return an array in the shape of its input.
+    """Return an array in the shape of its input; a single number fits every shape of one element.
 
-    A single number fits every shape of one element. Raises :class:`ModelError` for another shape.
+    Parameters
+    ----------
+    array : ndarray
+    shape : sequence of int
+        Shape of the input.
+    label : str
+        Place for messages.
+
+    Raises
+    ------
+    ModelError
+        For another shape.
     """
     kind = TensorType(tuple(shape), str(array.dtype))
     if array.shape == kind.shape:

@@ -18,6 +18,7 @@ from cpembed.export.loader import Library as OpenLibrary
 from cpembed.frontends import load_model
 from cpembed.frontends.binding import bind_inputs
 from cpembed.graph.graph import Array, Graph, Operator, check_inputs
+from cpembed.graph.loop import Loop
 from cpembed.hw.instruction import HardwareSpec
 from cpembed.network.plan import NetworkPlan, Planning, plan_network
 from cpembed.network.program import NetworkProgram, network_program
@@ -123,8 +124,15 @@ def prepared_and_named(graph: Graph, target: HardwareSpec) -> Graph:
 
 
 def uniquely_named(graph: Graph) -> Graph:
-    """Return a graph whose operators have distinct names; later ones are numbered."""
-    uses: dict[str, int] = {}
+    """Return a graph whose operators, also those in loops, have distinct names.
+
+    Later ones are numbered.
+    """
+    return _named(graph, {})
+
+
+def _named(graph: Graph, uses: dict[str, int]) -> Graph:
+    """Number the names of operators that are in use already."""
     operators: list[Operator] = []
     for operator in graph.operators:
         name = operator.name or operator.output
@@ -134,7 +142,10 @@ def uniquely_named(graph: Graph) -> Graph:
             uses[name] += 1
         new = name if uses[name] == 1 else f"{name} ({uses[name]})"
         uses.setdefault(new, 1)
-        operators.append(replace(operator, name=new))
+        kind = operator.kind
+        if isinstance(kind, Loop):
+            kind = kind.with_body(_named(kind.body, uses))
+        operators.append(replace(operator, name=new, kind=kind))
     return graph.with_operators(operators)
 
 

@@ -16,6 +16,7 @@ from cpembed.errors import WorkloadError
 from cpembed.files import make_folder, open_regular, write_whole
 from cpembed.graph.graph import Array, Graph, check_inputs
 from cpembed.graph.kinds import Gather
+from cpembed.graph.loop import Loop, nested_operators
 from cpembed.runtime.measurement.verification import with_special_values
 
 # Maximum size of a file of inputs, in bytes.
@@ -142,6 +143,9 @@ def special_inputs(graph: Graph, inputs: Mapping[str, Array], seed: int = 0) -> 
     seed : int, default 0
         Seed of the positions that get special values.
     """
+    # A special value may keep a condition true for ever.
+    if any(o.kind.steps is None for o, _, _ in nested_operators(graph) if isinstance(o.kind, Loop)):
+        return dict(inputs)
     generator = np.random.default_rng(seed)
     indices = _read_as_indices(graph)
     return {
@@ -158,6 +162,9 @@ def _read_as_indices(graph: Graph) -> set[str]:
     for operator in reversed(graph.operators):
         if isinstance(operator.kind, Gather):
             names.add(operator.inputs[1])
+        # States may carry an index from any input to the gather.
+        if isinstance(operator.kind, Loop) and _read_as_indices(operator.kind.body):
+            names.update(operator.inputs)
         if names.intersection(operator.outputs):
             names.update(operator.inputs)
     return names

@@ -39,6 +39,7 @@ from cpembed.driver.options import KernelOptions
 from cpembed.driver.plan import Request
 from cpembed.graph.graph import Graph, Operator
 from cpembed.graph.kinds.product import Product
+from cpembed.graph.loop import nested_operators
 from cpembed.hw.instruction import HardwareSpec
 from cpembed.ir.computation import Computation
 from cpembed.steps import Progress
@@ -243,13 +244,13 @@ def match(
         results.append(_target_match(spec.name, network, matches))
     if progress is not None:
         progress("", finished, total)
-    return MatchResult(graph.name, len(graph.operators), tuple(results))
+    return MatchResult(graph.name, sum(1 for _ in nested_operators(graph)), tuple(results))
 
 
 def _distinct(graph: Graph) -> dict[Computation, str]:
     """Return each distinct computation, and the name of the first operator that has it."""
     names: dict[Computation, str] = {}
-    for operator in graph.operators:
+    for operator, _, _ in nested_operators(graph):
         if isinstance(operator.kind, Product):
             names.setdefault(_anonymous(operator.kind.computation), operator.name)
     return names
@@ -276,4 +277,5 @@ def _target_match(target: str, graph: Graph, matches: dict[Computation, Match]) 
             match=matches[layer],
         )
 
-    return TargetMatch(target, tuple(map(row, graph.operators)), len(matches))
+    operators = [operator for operator, _, _ in nested_operators(graph)]
+    return TargetMatch(target, tuple(map(row, operators)), len(matches))

@@ -13,6 +13,7 @@ from cpembed.errors import CpembedError, ModelError, WorkloadError
 from cpembed.frontends.binding import bound_array, fitted
 from cpembed.frontends.builder import Builder
 from cpembed.frontends.emitter import Scaling
+from cpembed.frontends.loops import LoopBody
 from cpembed.frontends.onnx.call import Call
 from cpembed.frontends.onnx.model import (
     FOUR_BITS,
@@ -307,9 +308,16 @@ class _Translator:
                 raise self.error(f"{node} reads {name}, which nothing before it writes")
 
         def branch(body: Body) -> Sequence[str]:
+            return unrolled(body, ())
+
+        def unrolled(body: Body, inputs: Sequence[str]) -> Sequence[str]:
             inner = dict(values)
+            inner |= zip((value.name for value in body.inputs), inputs, strict=False)
             self.body(body, inner)
             return [inner[name] for name in body.outputs]
+
+        def looped(body: Body, loop: LoopBody, inputs: Sequence[str]) -> Sequence[str]:
+            return self._loop_body(body, loop, inputs, values)
 
         call = Call(
             builder=self.builder,
@@ -319,6 +327,8 @@ class _Translator:
             readers=tuple(readers[name] for name in node.inputs),
             is_read=tuple(bool(name) and readers[name] > 0 for name in node.outputs),
             run=branch,
+            run_loop=looped,
+            run_unrolled=unrolled,
         )
         # Only tensors that this node adds may take the names of its outputs.
         self.builder.fresh.clear()
@@ -337,6 +347,27 @@ class _Translator:
             reason = " ".join(str(error).split()) or type(error).__name__
             raise self.error(f"{node} does not fit its inputs or attributes: {reason}") from error
         self._bind(node, [results] if isinstance(results, str) else list(results), values, readers)
+
+    def _loop_body(
+        self, body: Body, loop: LoopBody, inputs: Sequence[str], values: Mapping[str, str]
+    ) -> Sequence[str]:
+        """Translate the body of a loop into its own builder; it may read names around the loop."""
+        inner = _Translator(self.model, loop.builder)
+        graphs = (body, *body.branches())
+        read = [name for graph in graphs for node in graph.nodes for name in node.inputs]
+        read += [name for graph in graphs for name in graph.outputs]
+        scope: dict[str, str] = {}
+        for name in dict.fromkeys(read):
+            if name in values:
+                scope[name] = loop.read(values[name])
+                if values[name] in self.four_bits:
+                    inner.four_bits.add(scope[name])
+        scope |= zip((value.name for value in body.inputs), inputs, strict=False)
+        inner.body(body, scope)
+        missing = [name for name in body.outputs if name not in scope]
+        if missing:
+            raise self.error(f"nothing writes {missing[0]}, an output of the body of {loop.name}")
+        return [scope[name] for name in body.outputs]
 
     def _translated(self, call: Call) -> str | Sequence[str]:
         translation = TRANSLATIONS.get(call.node.key)

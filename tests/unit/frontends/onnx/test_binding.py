@@ -43,7 +43,7 @@ def branching(path: Path) -> Path:
     return file
 
 
-@pytest.mark.parametrize(("rate", "factor"), [(8000, 0.5), (16000, 2.0)])
+@pytest.mark.parametrize("rate, factor", [(8000, 0.5), (16000, 2.0)])
 def test_a_constant_decides_a_branch(tmp_path: Path, rate: int, factor: float) -> None:
     graph = load_model(branching(tmp_path), {"x": (2, 3)}, {"sr": rate})
     assert list(graph.inputs) == ["x"]
@@ -88,7 +88,7 @@ def test_a_named_size_of_one_axis_holds_everywhere(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("constants", "text"),
+    "constants, text",
     [
         ({"rate": 1}, "has no input rate: its inputs are x, sr"),
         ({"sr": 0.5}, r"input sr: 0.5 is float64, the model has int64: give int64"),
@@ -115,3 +115,19 @@ def test_the_command_line_binds_inputs(tmp_path: Path, capsys: pytest.CaptureFix
     assert [each["inputs"] for each in called.json["operators"]] == [["x"]]
     called = cpembed("network", str(file), *options, "--set", "sr")
     called.is_one_line_error(2, "'sr' is no value: write NAME=16000")
+
+
+def test_inputs_of_any_graph_are_bound() -> None:
+    from cpembed.frontends.binding import bind_inputs
+    from cpembed.frontends.builder import Builder
+    from cpembed.graph.kinds import Apply, Elementwise, Input, TensorType
+
+    builder = Builder("net")
+    x, y = (builder.input(name, TensorType((1, 2), "float32")) for name in "xy")
+    total = builder.add(Elementwise(Apply("add", (Input(0), Input(1))), "float32"), [x, y], "sum")
+    graph = bind_inputs(builder.graph({"total": total}), {"y": [[1, 2]]})
+    assert list(graph.inputs) == ["x"]
+    values = evaluate(graph, {"x": np.ones((1, 2), np.float32)})
+    np.testing.assert_array_equal(values["total"], [[2, 3]])
+    with pytest.raises(ModelError, match=r"input x: the value has the shape \[2\], the model has"):
+        bind_inputs(graph, {"x": [1, 2]})
