@@ -31,8 +31,9 @@ WRONG = 1
 model_options = options.combined(
     click.argument("model", type=click.Path(exists=True, dir_okay=False, path_type=Path)),
     options.shapes_option,
+    options.constants_option,
 )
-"""Argument of a model file, with the option for sizes that it leaves open."""
+"""Argument of a model file, with the options for open sizes and for inputs that are constant."""
 
 
 @click.command("match", cls=options.Subcommand)
@@ -52,6 +53,7 @@ def match_command(
     *,
     model: Path,
     shapes: dict[str, tuple[int, ...]],
+    constants: dict[str, Any],
     targets: tuple[str, ...],
     float_type: FloatType | None,
     alternatives: bool,
@@ -72,7 +74,7 @@ def match_command(
 
     # Before the model is read, which may take seconds.
     names = options.distinct(targets, as_units=True)
-    graph = load_model(model, shapes or None)
+    graph = load_model(model, shapes or None, constants)
     with output.Bar() as bar:
         result = match(
             graph,
@@ -94,6 +96,7 @@ class NetworkArguments:
 
     model: Path
     shapes: dict[str, tuple[int, ...]]
+    constants: dict[str, Any]
     target: str
     float_type: FloatType | None
     threads: int | None
@@ -175,7 +178,7 @@ def network_command(arguments: NetworkArguments) -> int:
 
     # Before the model is read, which may take seconds.
     units = network_units(arguments.target, arguments.float_type)
-    graph = load_model(arguments.model, arguments.shapes or None)
+    graph = load_model(arguments.model, arguments.shapes or None, arguments.constants)
     file = arguments.input_file
     inputs = random_inputs(graph, arguments.seed) if file is None else read_inputs(graph, file)
     with output.Bar() as bar:
@@ -222,9 +225,11 @@ def network_command(arguments: NetworkArguments) -> int:
 # -- libraries ------------------------------------------------------------------------------------
 
 _MODEL_PARAMETERS = frozenset(
-    ("words", "target", "float_type", "timeout", "folder", "name", "shapes", "threads", "torch",
-     "as_json")
-)  # fmt: skip
+    (
+        *("words", "target", "float_type", "timeout", "folder", "name", "shapes", "constants"),
+        *("threads", "torch", "as_json"),
+    )
+)
 """Parameters of ``cpembed build`` that apply to models too."""
 
 _MODEL_SUFFIXES = (".onnx", ".pt2")
@@ -239,6 +244,7 @@ class BuildArguments:
     float_type: FloatType | None
     folder: Path
     shapes: dict[str, tuple[int, ...]]
+    constants: dict[str, Any]
     threads: int | None
     verbose: bool
     as_json: bool
@@ -267,6 +273,7 @@ class BuildArguments:
     },
 )
 @options.shapes_option
+@options.constants_option
 @options.threads_option("the library, unless its caller says otherwise")
 @options.verbose_option
 @options.json_option
@@ -289,10 +296,13 @@ def build_command(arguments: BuildArguments, **values: Any) -> int:
     if len(words) == 1 and Path(words[0]).suffix.lower() in _MODEL_SUFFIXES:
         _require_model_options(click.get_current_context())
         return _build_model(arguments, values)
-    if arguments.shapes:
-        raise click.UsageError("--shape applies to a model, not to a workload: leave it out")
-    if arguments.float_type:
-        raise click.UsageError("--float applies to a model, not to a workload: leave it out")
+    for option, value in (
+        ("--shape", arguments.shapes),
+        ("--set", arguments.constants),
+        ("--float", arguments.float_type),
+    ):
+        if value:
+            raise click.UsageError(f"{option} applies to a model, not to a workload: leave it out")
     if arguments.target is None:
         raise click.UsageError("a workload needs --target: name one, or native")
     from cpembed.driver.build import build as build_library
@@ -345,7 +355,7 @@ def _build_model(arguments: BuildArguments, values: Mapping[str, Any]) -> int:
     from cpembed.network.service import NetworkRequest, network
 
     units = network_units(arguments.target or "native", arguments.float_type)
-    graph = load_model(Path(arguments.words[0]), arguments.shapes or None)
+    graph = load_model(Path(arguments.words[0]), arguments.shapes or None, arguments.constants)
     folder = arguments.folder
     request = NetworkRequest(
         units,

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+import json
 import os
 import re
 from collections.abc import Callable, Mapping, Sequence
@@ -198,8 +199,8 @@ def _shapes(
         try:
             numbers = tuple(int(size) for size in sizes.split(",")) if sizes else ()
         except ValueError:
-            numbers = (0,)
-        if not equals or not name or any(size < 1 for size in numbers):
+            numbers = (-1,)
+        if not equals or not name or any(size < 0 for size in numbers):
             problem = f"{text!r} is no shape: write NAME=1,3,224,224"
             raise click.BadParameter(problem, ctx, param)
         if name in shapes:
@@ -208,13 +209,48 @@ def _shapes(
     return shapes
 
 
+def _constants(
+    ctx: click.Context, param: click.Parameter, texts: tuple[str, ...]
+) -> dict[str, Any]:
+    """Return the value of each input in ``NAME=VALUE``; a path for one that ends in .npy."""
+    constants: dict[str, Any] = {}
+    for text in texts:
+        name, equals, written = text.partition("=")
+        value: Any = Path(written)
+        if not written.endswith(".npy"):
+            # 1,2,3 is a list as well; a single number is none.
+            bare = "," in written and not written.lstrip().startswith("[")
+            try:
+                value = json.loads(f"[{written}]" if bare else written)
+            except ValueError:
+                value = None
+        if not equals or not name or not isinstance(value, int | float | list | Path):
+            problem = f"{text!r} is no value: write NAME=16000, NAME=1,2,3 or NAME=FILE.npy"
+            raise click.BadParameter(problem, ctx, param)
+        if name in constants:
+            raise click.BadParameter(f"{name} is given more than once: keep one", ctx, param)
+        constants[name] = value
+    return constants
+
+
+constants_option = click.option(
+    "--set",
+    "constants",
+    multiple=True,
+    callback=_constants,
+    metavar="NAME=VALUE",
+    help="Bind an input to a constant, as in sr=16000, lengths=3,4, on=true or table=FILE.npy: it "
+    "is no input any more, and branches that it decides disappear. May be repeated.",
+)
+
 shapes_option = click.option(
     "--shape",
     "shapes",
     multiple=True,
     callback=_shapes,
     metavar="NAME=SIZES",
-    help="Sizes of an input that the model leaves open, as in input=1,3,224,224. May be repeated.",
+    help="Sizes of an input that the model leaves open, as in input=1,3,224,224, or of one of its "
+    "axes, as in input:0=1. May be repeated.",
 )
 
 

@@ -223,6 +223,7 @@ class Layout:
         It holds packed and filled buffers, and copies of weights that a run reads.
         """
         read = {name for call in self.program.run for name in call.arguments}
+        read.update(*(loop.buffers for loop in self.program.loops))
         places: dict[str, int] = {}
         end = 0
         for buffer in self.program.buffers:
@@ -244,6 +245,9 @@ class Layout:
             return self.program.with_role(buffer.role).index(buffer)
         if buffer.role is Role.CONSTANT:
             return self.blob.places[buffer.name]
+        # A loop places its windows.
+        if buffer.role is Role.WINDOW:
+            return 0
         if buffer.is_shared:
             return self.workspace.places[buffer.name]
         return self.handle_places[0][buffer.name]

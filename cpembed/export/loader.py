@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import ctypes
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -27,6 +27,9 @@ _STORED = {"bfloat16": "uint16", "int7": "int8", "uint7": "uint8"}
 
 # Alignment in bytes of memory that the library uses without a copy.
 _LINE = 64
+
+
+_OBSERVER = ctypes.CFUNCTYPE(None, ctypes.c_void_p, ctypes.c_int, ctypes.POINTER(ctypes.c_int64))
 
 
 class LibraryError(Exception):
@@ -173,6 +176,34 @@ class Library:
         pointer = times.ctypes.data_as(ctypes.POINTER(ctypes.c_double))
         return self._run("run_timed", inputs, None, pointer), times
 
+    def run_observed(
+        self, observer: Callable[[int, Sequence[int]], None], *inputs: Any
+    ) -> tuple[Array, ...]:
+        """Run one call, with a call of ``observer`` after each step.
+
+        Parameters
+        ----------
+        observer : callable
+            Called with the number of the step and the iteration that each loop is in; after loop k
+            with -1 - k. It may call :meth:`tensor`. The first exception that it raises is raised
+            when the call has ended.
+        *inputs : array
+        """
+        errors: list[BaseException] = []
+
+        def observed(_: Any, step: int, iterations: Any) -> None:
+            if not errors:
+                try:
+                    observer(step, iterations)
+                except BaseException as error:
+                    # It cannot pass through the library.
+                    errors.append(error)
+
+        results = self._run("run_observed", inputs, None, _OBSERVER(observed), None)
+        if errors:
+            raise errors[0]
+        return results
+
     @property
     def steps(self) -> tuple[str, ...]:
         """Names of the steps of a run."""
@@ -192,8 +223,8 @@ class Library:
     def tensor(self, name: str) -> Array:
         """Return a flat copy of a buffer as the last steps left it.
 
-        Raises :class:`LibraryError` for an unknown name, and for inputs and outputs, which the
-        caller has.
+        Raises :class:`LibraryError` for an unknown name, and, but for observers, for inputs and
+        outputs, which the caller has.
         """
         self._require_open()
         dtype, elements = ctypes.c_char_p(), ctypes.c_int64()
@@ -286,6 +317,7 @@ class Library:
             "pack": [pointer] * 2,
             "run": [pointer] * 4,
             "run_timed": [pointer] * 5,
+            "run_observed": [*[pointer] * 4, _OBSERVER, pointer],
             "run_steps": [pointer, number, number, *[pointer] * 3],
             "tensor": [pointer, text, pointer, pointer],
             "close": [pointer],

@@ -111,6 +111,7 @@ def tables(layout: Layout) -> str:
         *_array("Buffer", "buffers", [_buffer(layout, buffer) for buffer in buffers]),
         *_array("int32_t", "arguments", [str(number) for number in arguments]),
         *(line for name, rows in calls.items() for line in _array("Call", name, rows)),
+        *_loop_tables(program, numbers),
         *_array("char *const", "status_texts", map(quoted, texts)),
         *_array("char *const", "feature_names", map(quoted, program.features)),
         *_array("char *const", "lacks_texts", map(quoted, lacks)),
@@ -128,6 +129,7 @@ def _defines(layout: Layout, arguments: int, statuses: int) -> dict[str, object]
         "ARGUMENT_COUNT": arguments,
         "PREPARE_COUNT": len(program.prepare),
         "STEP_COUNT": len(program.run),
+        "LOOP_COUNT": len(program.loops),
         "STATUS_COUNT": statuses,
         "FEATURE_COUNT": len(program.features),
         **counts,
@@ -145,7 +147,7 @@ def _defines(layout: Layout, arguments: int, statuses: int) -> dict[str, object]
 def _array(kind: str, name: str, rows: Iterable[str]) -> list[str]:
     """Return an array of C."""
     # C has no empty arrays; counts say how many elements are used.
-    empty = "{0}" if kind in ("Buffer", "Call", "cpembed_tensor") else "0"
+    empty = "0" if kind in ("int32_t", "char *const") else "{0}"
     body = [f"  {row}," for row in [*rows] or [empty]]
     return [f"static const {kind} {name}[] = {{", *body, "};"]
 
@@ -153,6 +155,24 @@ def _array(kind: str, name: str, rows: Iterable[str]) -> list[str]:
 def _call(call: Call, first: int) -> str:
     label = quoted(call.label or call.kernel)
     return f"{{__tvm_ffi_{call.kernel}, {label}, {first}, {len(call.arguments)}}}"
+
+
+def _loop_tables(program: Program, numbers: Mapping[str, int]) -> list[str]:
+    """Return the tables of loops and of what they move."""
+    moves: list[str] = []
+    rows: list[str] = []
+    for number, loop in enumerate(program.loops):
+        places = (loop.number, loop.limit, loop.condition, loop.again)
+        buffers = [-1 if name is None else numbers[name] for name in places]
+        steps = "INT64_MAX" if loop.steps is None else f"INT64_C({loop.steps})"
+        after = program.loop_after(number)
+        fields = [steps, loop.first, loop.last, after, len(moves), len(loop.moves), *buffers]
+        rows.append(f"{{{', '.join(map(str, fields))}}}")
+        moves += [
+            f"{{{m.moving.value}, {numbers[m.source]}, {numbers[m.target]}, {int(m.backwards)}}}"
+            for m in loop.moves
+        ]
+    return [*_array("Loop", "loops", rows), *_array("Move", "moves", moves)]
 
 
 def _buffer(layout: Layout, buffer: Buffer) -> str:
@@ -229,6 +249,10 @@ def about_json(layout: Layout, details: Mapping[str, Any]) -> str:
         "outputs": described(Role.OUTPUT),
         "weights": described(Role.WEIGHTS),
         "steps": [call.label or call.kernel for call in program.run],
+        "loops": [
+            {"name": loop.name, "first": loop.first, "last": loop.last, "steps": loop.steps}
+            for loop in program.loops
+        ],
         "cpu_features": list(program.features),
         "workspace_bytes": layout.workspace.bytes,
         "handle_bytes": layout.handle_places[1],

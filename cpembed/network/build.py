@@ -7,6 +7,7 @@ import tempfile
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
@@ -15,7 +16,9 @@ from cpembed.errors import BackendUnavailable, CpembedError, WorkloadError
 from cpembed.export.library import EVERYTHING, Contents, Library, write_library
 from cpembed.export.loader import Library as OpenLibrary
 from cpembed.frontends import load_model
+from cpembed.frontends.binding import bind_inputs
 from cpembed.graph.graph import Array, Graph, Operator, check_inputs
+from cpembed.graph.loop import Loop
 from cpembed.hw.instruction import HardwareSpec
 from cpembed.network.plan import NetworkPlan, Planning, plan_network
 from cpembed.network.program import NetworkProgram, network_program
@@ -122,8 +125,15 @@ def prepared_and_named(graph: Graph, units: Units) -> Graph:
 
 
 def uniquely_named(graph: Graph) -> Graph:
-    """Return a graph whose operators have distinct names; later ones are numbered."""
-    uses: dict[str, int] = {}
+    """Return a graph whose operators, also those in loops, have distinct names.
+
+    Later ones are numbered.
+    """
+    return _named(graph, {})
+
+
+def _named(graph: Graph, uses: dict[str, int]) -> Graph:
+    """Number the names of operators that are in use already."""
     operators: list[Operator] = []
     for operator in graph.operators:
         name = operator.name or operator.output
@@ -133,7 +143,10 @@ def uniquely_named(graph: Graph) -> Graph:
             uses[name] += 1
         new = name if uses[name] == 1 else f"{name} ({uses[name]})"
         uses.setdefault(new, 1)
-        operators.append(replace(operator, name=new))
+        kind = operator.kind
+        if isinstance(kind, Loop):
+            kind = kind.with_body(_named(kind.body, uses))
+        operators.append(replace(operator, name=new, kind=kind))
     return graph.with_operators(operators)
 
 
@@ -212,6 +225,7 @@ def compile_model(
     folder: Path | None = None,
     threads: int = 0,
     float_type: FloatType | None = None,
+    constants: Mapping[str, Any] | None = None,
 ) -> RunningNetwork:
     """Compile a network and load it, so that it can be called with arrays.
 
@@ -230,6 +244,8 @@ def compile_model(
     float_type : str, optional
         ``bfloat16`` to round the operands of float products to it, ``float32`` to round none; by
         default what the named target multiplies, float32 for ``native``.
+    constants : mapping from str to value, optional
+        Inputs that are the same in every call, as :func:`~cpembed.frontends.load_model` takes them.
 
     Returns
     -------
@@ -245,7 +261,10 @@ def compile_model(
     """
     # Before the model is read, which may take seconds.
     units = matching.network_units(target, float_type)
-    graph = model if isinstance(model, Graph) else load_model(model)
+    if isinstance(model, Graph):
+        graph = bind_inputs(model, constants or {})
+    else:
+        graph = load_model(model, constants=constants)
     if folder is not None:
         return compile_network(graph, units, folder).open(threads)
     scratch = tempfile.TemporaryDirectory(prefix="cpembed-")

@@ -10,12 +10,13 @@ from __future__ import annotations
 import itertools
 import math
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 
 from cpembed.errors import LoweringError
 from cpembed.graph.graph import Graph, Operator
 from cpembed.graph.kinds import Product, Reshape, TensorType, Transpose
+from cpembed.graph.loop import Loop
 from cpembed.graph.passes.chain_fusion import split_chain
 from cpembed.network.assignment import Node, Option, Problem, Tensor
 from cpembed.network.costs import KernelTimer
@@ -70,13 +71,17 @@ def ports_of(graph: Graph, operator: Operator) -> tuple[list[str], list[str]]:
 
 @dataclass(frozen=True)
 class ExecutionChoices:
-    """Executions of each operator of a graph; their costs are estimated without a ``timer``."""
+    """Executions of each operator of a graph; their costs are estimated without a ``timer``.
+
+    ``loops_us`` are the costs of loops, whose bodies have plans of their own.
+    """
 
     graph: Graph
     layouts: CandidateLayouts
     products: ProductKernels
     threads: int
     timer: KernelTimer | None = None
+    loops_us: Mapping[str, float] = field(default_factory=dict[str, float])
 
     @cached_property
     def target(self) -> AnyTarget:
@@ -236,6 +241,10 @@ class ExecutionChoices:
     def _generated(self, operator: Operator) -> tuple[Execution, ...]:
         reads, writes = ports_of(self.graph, operator)
         names = [*reads, *writes]
+        if isinstance(operator.kind, Loop):
+            # Slices along the first axis are neighbours in row-major order only.
+            plain = tuple(map(self._row_major, names))
+            return (Execution(plain, self.loops_us[operator.name]),)
         executions: list[Execution] = []
         for ports in self._combinations(names):
             # The caller's memory is the caller's: a result in it is copied.

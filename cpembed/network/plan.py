@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Literal
 
@@ -10,6 +10,7 @@ from cpembed.codegen.epilogue import Epilogue, Residual
 from cpembed.codegen.runtime import thread_count
 from cpembed.graph.graph import Array, Graph, Operator
 from cpembed.graph.kinds import Apply, Elementwise, Input, Number, Product, Scalar
+from cpembed.graph.loop import Loop
 from cpembed.graph.passes.chain_fusion import split_chain
 from cpembed.network.assignment import Assignment, assign, by_policy
 from cpembed.network.costs import KernelTimer
@@ -116,6 +117,8 @@ class NetworkPlan:
         Execution by operator.
     written : mapping from str to Layout
         Layout in which each tensor is written, or in which the caller passes it.
+    bodies : mapping from str to NetworkPlan
+        Plan of the body of each loop, by the loop's name.
     """
 
     units: Units
@@ -124,6 +127,7 @@ class NetworkPlan:
     written: Mapping[str, Layout]
     conversions: tuple[LayoutConversion, ...]
     assignment: Assignment
+    bodies: Mapping[str, NetworkPlan] = field(default_factory=dict[str, "NetworkPlan"])
 
     @property
     def graph(self) -> Graph:
@@ -137,6 +141,26 @@ class NetworkPlan:
     def execution(self, operator: Operator) -> Execution:
         """Return the execution that was chosen for an operator."""
         return self.executions[operator.name]
+
+    def all_plans(self) -> Iterator[NetworkPlan]:
+        """Yield this plan and those of loops, at any depth."""
+        yield self
+        for body in self.bodies.values():
+            yield from body.all_plans()
+
+    def nested(self) -> Iterator[tuple[Operator, NetworkPlan, int]]:
+        """Yield each operator, those inside loops after their loop, with its plan.
+
+        The number is how often it is executed in a run; a loop that only a condition ends counts
+        once.
+        """
+        for operator in self.graph.operators:
+            yield operator, self, 1
+            if operator.name in self.bodies:
+                assert isinstance(operator.kind, Loop)
+                steps = operator.kind.counted_steps
+                for inner, plan, times in self.bodies[operator.name].nested():
+                    yield inner, plan, times * steps
 
 
 SEARCH_LIMIT = 20.0
@@ -184,7 +208,16 @@ def plan_network(
     LoweringError
         If an operator has no kernel.
     """
-    choices = _searched_choices(graph, units, planning, progress)
+    # Bodies first: the cost of a loop is that of its body. Each has an assignment of its own, since
+    # slices and states are row-major.
+    loops = {o.name: o.kind for o in graph.operators if isinstance(o.kind, Loop)}
+    bodies = {
+        name: plan_network(kind.body, units, planning, progress) for name, kind in loops.items()
+    }
+    costs = {
+        name: loops[name].counted_steps * body.assignment.cost for name, body in bodies.items()
+    }
+    choices = _searched_choices(graph, units, planning, progress, costs)
     problem = choices.problem
     progress("choosing layouts", 0, 1)
     assignment = assign(problem, time_limit=planning.time_limit)
@@ -194,11 +227,15 @@ def plan_network(
     if choices.timer is not None:
         # The plan, timer included, is pickled for the worker; a caller's callback cannot be.
         choices.timer.progress = silent
-    return _planned(choices, units, assignment)
+    return replace(_planned(choices, units, assignment), bodies=bodies)
 
 
 def _searched_choices(
-    graph: Graph, units: Units, planning: Planning, progress: Progress
+    graph: Graph,
+    units: Units,
+    planning: Planning,
+    progress: Progress,
+    loops_us: Mapping[str, float],
 ) -> ExecutionChoices:
     """Return the executions of each operator, with all kernels searched.
 
@@ -214,6 +251,7 @@ def _searched_choices(
         products=products,
         threads=threads,
         timer=timer,
+        loops_us=loops_us,
     )
     choices.search(progress)
     # Only after the search is it known which kernels can add a residual or compute a chain.

@@ -11,13 +11,15 @@ from cpembed.codegen.plan import KernelPlan
 from cpembed.codegen.recorded import Memory
 from cpembed.codegen.values import flat_storage, storage_type
 from cpembed.errors import InvariantError
-from cpembed.export.program import Buffer, Call, Program, Role
+from cpembed.export.program import Buffer, Call, CallLoop, Program, Role
 from cpembed.graph.graph import Array, Operator
 from cpembed.graph.kinds import Product
+from cpembed.graph.loop import Loop
 from cpembed.ir.computation import Computation
 from cpembed.network.kernel_cache import Cache, compiled_kernels, digest_of, symbol_of
 from cpembed.network.layout import Layout, residual_of
 from cpembed.network.layout_problem import ports_of
+from cpembed.network.loop_program import LoopBuilder
 from cpembed.network.operators import PlacedTensor, conversion_plan, generated_plan
 from cpembed.network.physical_product import physical_product
 from cpembed.network.plan import NetworkPlan
@@ -43,6 +45,27 @@ class NetworkProgram:
     calls: Mapping[str, tuple[int, int]]
     tensors: Mapping[str, str]
     results: Mapping[str, str]
+    bodies: Mapping[str, LoopProgram] = field(default_factory=dict[str, "LoopProgram"])
+
+
+@dataclass(frozen=True)
+class LoopProgram:
+    """Tensors of a loop's body in a program.
+
+    Attributes
+    ----------
+    number : int
+        Number of the loop in the program.
+    tensors, results : mapping from str to str
+        Buffers of the body, as in :class:`NetworkProgram`.
+    bodies : mapping from str to LoopProgram
+        Loops inside this one, by name.
+    """
+
+    number: int
+    tensors: Mapping[str, str]
+    results: Mapping[str, str]
+    bodies: Mapping[str, LoopProgram]
 
 
 def network_program(
@@ -63,7 +86,8 @@ def network_program(
     LoweringError
         If a kernel cannot be compiled.
     """
-    builder = _ProgramBuilder(plan)
+    reserved = frozenset((*plan.graph.inputs, *plan.graph.outputs))
+    builder = ProgramBuilder(plan, reserved=reserved)
     builder.make()
     kernels = compiled_kernels(builder.plans, cache, progress)
     features = needed_features(tuple(dict.fromkeys(required_features(plan))))
@@ -75,8 +99,9 @@ def network_program(
         run=tuple(builder.calls),
         features=features,
         threads=plan.threads,
+        loops=tuple(builder.loops),
     )
-    return NetworkProgram(program, builder.ranges, builder.tensors, builder.results)
+    return NetworkProgram(program, builder.ranges, builder.tensors, builder.results, builder.bodies)
 
 
 def required_features(plan: NetworkPlan) -> Iterator[str]:
@@ -84,13 +109,31 @@ def required_features(plan: NetworkPlan) -> Iterator[str]:
     for execution in plan.executions.values():
         if execution.kernel is not None and execution.kernel.spec is not None:
             yield from execution.kernel.spec.cpu_features
+    for body in plan.bodies.values():
+        yield from required_features(body)
 
 
 @dataclass
-class _ProgramBuilder:
-    """Buffers and calls of a program while it is built."""
+class ProgramBuilder:
+    """Buffers and calls of a program while it is built.
+
+    A builder of a loop's body shares buffers, kernels, calls and loops with that of the network.
+
+    Attributes
+    ----------
+    plan : NetworkPlan
+    reserved : frozenset of str
+        Names of the network's inputs and outputs.
+    prefix : str
+        Text before the names of buffers; it distinguishes those of a body.
+    loop : int, optional
+        Number of the loop whose body is built.
+    """
 
     plan: NetworkPlan
+    reserved: frozenset[str] = frozenset()
+    prefix: str = ""
+    loop: int | None = None
     buffers: dict[str, Buffer] = field(default_factory=dict[str, Buffer])
     plans: dict[str, KernelPlan] = field(default_factory=dict[str, KernelPlan])
     calls: list[Call] = field(default_factory=list[Call])
@@ -98,15 +141,25 @@ class _ProgramBuilder:
     tensors: dict[str, str] = field(default_factory=dict[str, str])
     places: dict[tuple[str, Layout], str] = field(default_factory=dict[tuple[str, Layout], str])
     results: dict[str, str] = field(default_factory=dict[str, str])
+    loops: list[CallLoop] = field(default_factory=list[CallLoop])
+    bodies: dict[str, LoopProgram] = field(default_factory=dict[str, LoopProgram])
 
     def make(self) -> None:
-        graph = self.plan.graph
-        for name, kind in graph.inputs.items():
+        """Add the buffers and calls of the network."""
+        for name, kind in self.plan.graph.inputs.items():
             self._add(name, self.plan.written[name], Role.INPUT, kind.shape)
             self._convert(name)
+        self.make_operators()
+
+    def make_operators(self) -> None:
+        """Add the operators, after the inputs, and the copies of results."""
+        graph = self.plan.graph
         for operator in graph.operators:
             first = len(self.calls)
-            if self.plan.execution(operator).aliases:
+            if isinstance(operator.kind, Loop):
+                self._outputs(operator)
+                self._loop(operator, operator.kind)
+            elif self.plan.execution(operator).aliases:
                 self._alias(operator)
             else:
                 self._outputs(operator)
@@ -119,6 +172,27 @@ class _ProgramBuilder:
             for name in operator.outputs:
                 self._convert(name)
         self._return_copies()
+
+    def _loop(self, operator: Operator, kind: Loop) -> None:
+        body = ProgramBuilder(
+            plan=self.plan.bodies[operator.name],
+            reserved=self.reserved,
+            prefix=f"{operator.name}/",
+            loop=len(self.loops),
+            buffers=self.buffers,
+            plans=self.plans,
+            calls=self.calls,
+            ranges=self.ranges,
+            loops=self.loops,
+        )
+        number = LoopBuilder(self, operator, kind, body).make()
+        self.bodies[operator.name] = LoopProgram(number, body.tensors, body.results, body.bodies)
+
+    def bind(self, tensor: str, buffer: str) -> None:
+        """Let a buffer be an input of the body, in row-major order, and add its conversions."""
+        self.places[tensor, self.plan.written[tensor]] = buffer
+        self.tensors[tensor] = buffer
+        self._convert(tensor)
 
     def in_order(self) -> tuple[Buffer, ...]:
         """Return the buffers: the network's inputs and outputs in its order, then the rest."""
@@ -135,7 +209,8 @@ class _ProgramBuilder:
         kind = self.plan.graph.types[tensor]
         # The library fills halos once; kernels never write them.
         fill = self.plan.choices.layouts.fills.get(tensor, 0) if layout.has_halo else None
-        name = tensor if role is not Role.WORKSPACE else self._unused(f"{tensor}@{layout}")
+        is_callers = role is not Role.WORKSPACE
+        name = tensor if is_callers else self.unused(f"{self.prefix}{tensor}@{layout}")
         buffer = Buffer(
             name=name,
             dtype=storage_type(kind.dtype),
@@ -149,11 +224,10 @@ class _ProgramBuilder:
         self.tensors.setdefault(tensor, name)
         return name
 
-    def _unused(self, text: str) -> str:
+    def unused(self, text: str) -> str:
         """Return a name that no buffer, and no input or output of the network, has."""
-        reserved = {*self.plan.graph.inputs, *self.plan.graph.outputs}
         name, number = text, 2
-        while name in reserved or name in self.buffers:
+        while name in self.reserved or name in self.buffers:
             name, number = f"{text} ({number})", number + 1
         return name
 
@@ -166,11 +240,12 @@ class _ProgramBuilder:
         plain = layout.same_memory(Layout.plain(layout.shape))
         is_final = name in graph.outputs and not graph.readers[name]
         if is_final and plain and name not in self.results:
-            self.results[name] = name
-            return self._add(name, layout, Role.OUTPUT, layout.shape)
+            role, shape = (Role.OUTPUT, layout.shape) if self.loop is None else (Role.WORKSPACE, ())
+            self.results[name] = self._add(name, layout, role, shape)
+            return self.results[name]
         return self._add(name, layout, Role.WORKSPACE)
 
-    def _place(self, tensor: str, layout: Layout) -> str:
+    def place(self, tensor: str, layout: Layout) -> str:
         """Return the buffer of a tensor in a layout, or in one that is the same memory."""
         buffer = self.places.get((tensor, layout))
         if buffer is not None:
@@ -180,7 +255,7 @@ class _ProgramBuilder:
                 return buffer
         raise InvariantError(f"{tensor} is not there as {layout}")
 
-    def _constant(self, array: Array, dtype: str) -> str:
+    def constant(self, array: Array, dtype: str) -> str:
         flat = flat_storage(array)
         key = f"c{digest_of(flat.dtype.str, flat.shape, flat.tobytes())[:24]}"
         # Equal constants share a buffer, also across operators.
@@ -206,8 +281,8 @@ class _ProgramBuilder:
             source = self._placed(tensor, conversion.source)
             target = self._placed(tensor, conversion.target)
             plan = conversion_plan(source, target, self.plan.threads)
-            read = self._place(tensor, conversion.source)
-            label = f"{tensor} as {conversion.target}"
+            read = self.place(tensor, conversion.source)
+            label = f"{self.prefix}{tensor} as {conversion.target}"
             self._call(plan, [read, self._output(tensor, conversion.target)], label)
             self.ranges[label] = first, len(self.calls)
 
@@ -219,27 +294,29 @@ class _ProgramBuilder:
                 continue
             kind = graph.types[name]
             plain = Layout.plain(kind.shape)
-            result = self._unused(f"{name}.result") if name in graph.inputs else name
+            is_free = self.loop is None and name not in graph.inputs
+            result = name if is_free else self.unused(f"{self.prefix}{name}.result")
             self.results[name] = result
+            role, shape = (Role.OUTPUT, plain.shape) if self.loop is None else (Role.WORKSPACE, ())
             self.buffers[result] = Buffer(
                 name=result,
                 dtype=storage_type(kind.dtype),
                 elements=plain.elements,
-                role=Role.OUTPUT,
-                shape=plain.shape,
+                role=role,
+                shape=shape,
             )
             # No kernel takes a tensor without elements.
             if not kind.elements:
                 continue
             constant = graph.constants.get(name)
             read = (
-                self._place(name, plain)
+                self.place(name, plain)
                 if constant is None
-                else self._constant(constant, storage_type(kind.dtype))
+                else self.constant(constant, storage_type(kind.dtype))
             )
             placed = self._placed(name, plain)
             plan = conversion_plan(placed, placed, self.plan.threads)
-            self._call(plan, [read, result], f"{name} returned")
+            self._call(plan, [read, result], f"{self.prefix}{name} returned")
 
     def _placed(self, tensor: str, layout: Layout) -> PlacedTensor:
         return self.plan.choices.placed(tensor, layout)
@@ -248,7 +325,7 @@ class _ProgramBuilder:
         """Give the result the input's buffer, which holds it under another shape."""
         (source,), (target,) = ports_of(self.plan.graph, operator)
         before, after = self.plan.execution(operator).ports
-        buffer = self._place(source, before)
+        buffer = self.place(source, before)
         self.places[target, after] = buffer
         self.tensors[target] = buffer
 
@@ -262,14 +339,14 @@ class _ProgramBuilder:
         ]
         # Operators read constants as they are, in row-major order.
         arguments = [
-            self._constant(graph.constants[name], storage_type(graph.types[name].dtype))
+            self.constant(graph.constants[name], storage_type(graph.types[name].dtype))
             if graph.is_constant(name)
-            else self._place(name, layouts[name])
+            else self.place(name, layouts[name])
             for name in operator.inputs
         ]
         outputs = [self._placed(name, layouts[name]) for name in writes]
         plan = generated_plan(operator.kind, inputs, outputs, self.plan.threads)
-        arguments += [self._place(name, layouts[name]) for name in writes]
+        arguments += [self.place(name, layouts[name]) for name in writes]
         self._call(plan, arguments, operator.name)
 
     def _product(self, operator: Operator, kind: Product) -> None:
@@ -301,7 +378,7 @@ class _ProgramBuilder:
         names: dict[int, str] = {}
         for operand, memory in calls.caller_memory.items():
             tensor = residual[0] if operand.startswith("@") else tensor_of[operand]
-            names[id(memory)] = self._place(tensor, layouts[tensor])
+            names[id(memory)] = self.place(tensor, layouts[tensor])
         # Memory without a name yet is packed constants or an intermediate result.
         for call in calls.run:
             arguments = [self._memory(memory, names, operator) for memory in call.buffers]
@@ -325,8 +402,8 @@ class _ProgramBuilder:
         if id(memory) in names:
             return names[id(memory)]
         if memory.contents is not None:
-            return self._constant(memory.contents, memory.dtype)
-        name = self._unused(f"{operator.name}.{len(self.buffers)}")
+            return self.constant(memory.contents, memory.dtype)
+        name = self.unused(f"{operator.name}.{len(self.buffers)}")
         self.buffers[name] = Buffer(name, memory.dtype, memory.elements, Role.WORKSPACE)
         names[id(memory)] = name
         return name

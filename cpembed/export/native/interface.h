@@ -60,13 +60,22 @@ const cpembed_tensor *NAME_output(int number);
 const cpembed_tensor *NAME_weight(int number);
 
 /* The steps of a run, one after the other: their number, their names, the nanoseconds of each
-   (ns: a place for each step), and a part of them, first to last - 1. */
+   (ns: a place for each step; of steps inside a loop the sum), and a part of them, first to
+   last - 1, which begins and ends outside of loops. */
 int NAME_step_count(void);
 const char *NAME_step_name(int step);
 int NAME_run_timed(NAME_handle *handle, const void *const inputs[], void *const outputs[],
                    void *workspace, double *ns);
 int NAME_run_steps(NAME_handle *handle, int first, int last, const void *const inputs[],
                    void *const outputs[], void *workspace);
+
+/* One call that is observed: observer(context, step, iterations) is called after each step, and
+   after the loop k with step -1 - k. iterations[k] is the step that loop k is in. The observer may
+   call NAME_tensor and nothing else of the library. */
+int NAME_run_observed(NAME_handle *handle, const void *const inputs[], void *const outputs[],
+                      void *workspace,
+                      void (*observer)(void *context, int step, const int64_t *iterations),
+                      void *context);
 
 /* The memory of a buffer by its name, as the last steps left it, with its type and number of
    elements. It is the handle's own: valid until NAME_close; steps that follow, and NAME_pack, may

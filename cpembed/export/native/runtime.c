@@ -41,7 +41,8 @@ typedef struct {
 } Tensor;
 typedef int (*Kernel)(void *self, const Any *arguments, int32_t count, Any *result);
 
-enum { INPUT, OUTPUT, WEIGHTS, CONSTANT, OWN, WORKSPACE };
+enum { INPUT, OUTPUT, WEIGHTS, CONSTANT, OWN, WORKSPACE, WINDOW };
+enum { START, READ, VIEW, WRITE, COPY, SWAP, FINISH };
 
 /* `place`: the number among inputs, outputs or weights; or the byte offset in the constants, in
    the memory of the handle, or in the workspace. `copy`: where the handle keeps weights that are
@@ -53,6 +54,17 @@ typedef struct {
   uint64_t fill;
 } Buffer;
 typedef struct { Kernel kernel; const char *name; int32_t first, count; } Call;
+
+/* What a loop moves, when: from buffer `source` to buffer `target`. */
+typedef struct { int32_t moving, source, target, backwards; } Move;
+
+/* Calls that are repeated, `first` to `last` - 1, and the number of the next loop that is not
+   inside this one. Buffers, -1 where there is none: `number` gets the number of the step, `limit`
+   has the number of steps, `condition` whether there is a first one, `again` whether a next one. */
+typedef struct {
+  int64_t steps;
+  int32_t first, last, after, first_move, moves, number, limit, condition, again;
+} Loop;
 
 #include "program.h"
 #include "processor.h"
@@ -70,6 +82,7 @@ struct PUBLIC(handle) {
   Tensor tensors[BUFFER_COUNT];
   int64_t shapes[BUFFER_COUNT];
   Any arguments[ARGUMENT_COUNT];
+  int64_t iterations[LOOP_COUNT + 1];  /* the step that each loop is in */
 };
 
 typedef struct PUBLIC(handle) Handle;
@@ -210,25 +223,110 @@ static int bind(Handle *handle, const void *const in[], void *const out[], void 
 static void unbind(Handle *handle, const void *workspace) {
   for (int k = 0; k < BUFFER_COUNT; k++) {
     int role = buffers[k].role;
-    if (role == INPUT || role == OUTPUT || (role == WORKSPACE && workspace != NULL))
+    if (role == INPUT || role == OUTPUT || role == WINDOW || (role == WORKSPACE && workspace != NULL))
       handle->tensors[k].data = NULL;
   }
 }
 
-static int execute(Handle *handle, int first, int last, const void *const in[], void *const out[],
-                   void *workspace, double *ns) {
+/* One execution: what is called after each call, and where the times are added. */
+typedef void (*Observer)(void *context, int step, const int64_t *iterations);
+typedef struct { Handle *handle; double *ns; Observer observer; void *context; } Run;
+
+static void move_all(Handle *handle, const Loop *loop, int moving, int64_t iteration) {
+  for (int k = loop->first_move; k < loop->first_move + loop->moves; k++) {
+    if (moves[k].moving != moving) continue;
+    Tensor *source = &handle->tensors[moves[k].source], *target = &handle->tensors[moves[k].target];
+    int64_t step = moves[k].backwards ? loop->steps - 1 - iteration : iteration;
+    int64_t in = buffers[moves[k].source].bytes, out = buffers[moves[k].target].bytes;
+    unsigned char *from = source->data, *to = target->data;
+    if (moving == VIEW) {
+      target->data = from + step * out;
+    } else if (moving == SWAP) {
+      target->data = from;
+      source->data = to;
+    } else {
+      from += moving == READ ? step * out : 0;
+      to += moving == WRITE ? step * in : 0;
+      memcpy(to, from, (size_t)(moving == READ ? out : in));
+    }
+  }
+}
+
+static int is_true(const Handle *handle, int buffer) {
+  return buffer < 0 || *(const unsigned char *)handle->tensors[buffer].data != 0;
+}
+
+static int run_range(const Run *run, int first, int last, int loop, int end);
+
+static int run_loop(const Run *run, int number) {
+  Handle *handle = run->handle;
+  const Loop *loop = &loops[number];
+  int64_t steps = loop->steps, *iteration = &handle->iterations[number];
+  if (loop->limit >= 0) {
+    int64_t limit = *(const int64_t *)handle->tensors[loop->limit].data;
+    if (limit < steps) steps = limit;
+  }
+  move_all(handle, loop, START, 0);
+  int goes_on = is_true(handle, loop->condition), status = CPEMBED_OK;
+  for (*iteration = 0; goes_on && *iteration < steps && status == CPEMBED_OK; ++*iteration) {
+    if (loop->number >= 0) *(int64_t *)handle->tensors[loop->number].data = *iteration;
+    move_all(handle, loop, READ, *iteration);
+    move_all(handle, loop, VIEW, *iteration);
+    status = run_range(run, loop->first, loop->last, number + 1, loop->after);
+    move_all(handle, loop, WRITE, *iteration);
+    goes_on = is_true(handle, loop->again);
+    move_all(handle, loop, COPY, 0);
+    move_all(handle, loop, SWAP, 0);
+  }
+  move_all(handle, loop, FINISH, 0);
+  if (run->observer != NULL && status == CPEMBED_OK)
+    run->observer(run->context, -1 - number, handle->iterations);
+  return status;
+}
+
+/* The calls `first` to `last` - 1, among them the loops `loop` to `end` - 1. */
+static int run_range(const Run *run, int first, int last, int loop, int end) {
+  int status = CPEMBED_OK;
+  for (int k = first; status == CPEMBED_OK;) {
+    if (loop < end && loops[loop].first == k && loops[loop].last <= last) {
+      status = run_loop(run, loop);
+      k = loops[loop].last;
+      loop = loops[loop].after;
+      continue;
+    }
+    if (k >= last) break;
+    int64_t started = run->ns == NULL ? 0 : now_ns();
+    status = call(run->handle, &run_calls[k]);
+    if (run->ns != NULL) run->ns[k] += (double)(now_ns() - started);
+    if (run->observer != NULL && status == CPEMBED_OK)
+      run->observer(run->context, k, run->handle->iterations);
+    k++;
+  }
+  return status;
+}
+
+/* The first loop from a step on; -1 where the step is inside a loop. */
+static int loop_from(int step) {
+  int loop = 0;
+  for (; loop < LOOP_COUNT && loops[loop].first < step; loop = loops[loop].after)
+    if (loops[loop].last > step) return -1;
+  return loop;
+}
+
+static int execute(const Run *run, int first, int last, const void *const in[], void *const out[],
+                   void *workspace) {
+  Handle *handle = run->handle;
   if (handle == NULL || first < 0 || last > STEP_COUNT || first > last)
     return CPEMBED_BAD_ARGUMENT;
+  int loop = loop_from(first);
+  if (loop < 0 || loop_from(last) < 0) return CPEMBED_BAD_ARGUMENT;
   if (!handle->packed) return CPEMBED_NOT_PACKED;
   int status = bind(handle, in, out, workspace);
   adopt(handle->pool);
   current = handle->pool;
   own_number = 0;
-  for (int k = first; k < last && status == CPEMBED_OK; k++) {
-    int64_t started = ns == NULL ? 0 : now_ns();
-    status = call(handle, &run_calls[k]);
-    if (ns != NULL) ns[k] = (double)(now_ns() - started);
-  }
+  if (run->ns != NULL) memset(run->ns, 0, (size_t)STEP_COUNT * sizeof *run->ns);
+  if (status == CPEMBED_OK) status = run_range(run, first, last, loop, LOOP_COUNT);
   for (int k = 0; k < OUTPUT_COUNT && status == CPEMBED_OK; k++)
     if (!is_aligned(out[k]))
       memcpy(out[k], handle->staged[output_buffers[k]], (size_t)buffers[output_buffers[k]].bytes);
@@ -313,18 +411,28 @@ API int PUBLIC(pack)(Handle *handle, const void *const weights[]) {
 }
 
 API int PUBLIC(run)(Handle *handle, const void *const in[], void *const out[], void *workspace) {
-  return execute(handle, 0, STEP_COUNT, in, out, workspace, NULL);
+  const Run run = {handle, NULL, NULL, NULL};
+  return execute(&run, 0, STEP_COUNT, in, out, workspace);
 }
 
 API int PUBLIC(run_steps)(Handle *handle, int first, int last, const void *const in[],
                           void *const out[], void *workspace) {
-  return execute(handle, first, last, in, out, workspace, NULL);
+  const Run run = {handle, NULL, NULL, NULL};
+  return execute(&run, first, last, in, out, workspace);
 }
 
 API int PUBLIC(run_timed)(Handle *handle, const void *const in[], void *const out[],
                           void *workspace, double *ns) {
   if (ns == NULL) return CPEMBED_BAD_ARGUMENT;
-  return execute(handle, 0, STEP_COUNT, in, out, workspace, ns);
+  const Run run = {handle, ns, NULL, NULL};
+  return execute(&run, 0, STEP_COUNT, in, out, workspace);
+}
+
+API int PUBLIC(run_observed)(Handle *handle, const void *const in[], void *const out[],
+                             void *workspace, Observer observer, void *context) {
+  if (observer == NULL) return CPEMBED_BAD_ARGUMENT;
+  const Run run = {handle, NULL, observer, context};
+  return execute(&run, 0, STEP_COUNT, in, out, workspace);
 }
 
 API size_t PUBLIC(workspace_size)(void) { return WORKSPACE_BYTES; }

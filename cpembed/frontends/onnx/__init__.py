@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 from cpembed.frontends.onnx.model import read_model
 from cpembed.frontends.onnx.translation import translate
@@ -12,7 +13,12 @@ from cpembed.graph.graph import Graph
 __all__ = ["load"]
 
 
-def load(path: Path | str, *, shapes: Mapping[str, Sequence[int]] | None = None) -> Graph:
+def load(
+    path: Path | str,
+    *,
+    shapes: Mapping[str, Sequence[int]] | None = None,
+    constants: Mapping[str, Any] | None = None,
+) -> Graph:
     """Read the network in an ONNX file, written in the kinds of :mod:`cpembed.graph.kinds`.
 
     Whatever is the same in every call is computed; quantized operators become operators of floats
@@ -23,11 +29,15 @@ def load(path: Path | str, *, shapes: Mapping[str, Sequence[int]] | None = None)
     path : Path or str
         The file.
     shapes : mapping, optional
-        Shapes of inputs whose sizes the model leaves open, by the inputs' names.
+        Shapes of inputs whose sizes the model leaves open, by the inputs' names; ``NAME:axis``
+        stands for one axis.
+    constants : mapping, optional
+        Values of inputs that are the same in every call: numbers, nested lists, arrays, or paths
+        of ``.npy`` files.
 
     Raises
     ------
     ModelError
         In one line: for a file that is damaged, for open sizes, and for unknown operators.
     """
-    return translate(read_model(Path(path)), shapes or {})
+    return translate(read_model(Path(path)), shapes or {}, constants)

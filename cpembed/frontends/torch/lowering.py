@@ -32,6 +32,7 @@ from torch.export.graph_signature import (
 from cpembed.errors import CpembedError, ModelError, WorkloadError
 from cpembed.frontends.builder import COMPUTED_BYTES, COMPUTED_SHARE, Builder
 from cpembed.frontends.emitter import Scaling
+from cpembed.frontends.torch import higher_order
 from cpembed.frontends.torch.archive import read_archive
 from cpembed.frontends.torch.call import Call
 from cpembed.frontends.torch.decompositions import decompositions
@@ -140,8 +141,10 @@ def _network(program: ExportedProgram, name: str, names: Mapping[str, str]) -> G
 
 def decomposed(program: ExportedProgram) -> ExportedProgram:
     """Replace unknown operators, and those that change their arguments, as far as PyTorch can."""
-    targets = [node.target for node in program.graph.nodes if node.op == "call_function"]
-    if all(map(is_known, targets)):
+    # Bodies of loops and branches are modules inside.
+    modules = [m for m in program.graph_module.modules() if isinstance(m, torch.fx.GraphModule)]
+    nodes = [node for module in modules for node in module.graph.nodes]
+    if all(is_known(node.target) for node in nodes if node.op == "call_function"):
         return program
     # Decomposed, a known operator would lose what its handler knows, such as that it is a product.
     table: Any = {**decompositions(), **default_decompositions()}
@@ -163,13 +166,32 @@ def _parameter(program: ExportedProgram, target: str) -> torch.Tensor:
     raise ModelError(f"the program holds no tensor {target}: save it with torch.export.save")
 
 
+def _written(builder: Builder, module: torch.fx.GraphModule, inputs: Sequence[str]) -> list[str]:
+    """Write a graph inside another one, which may be the body of a loop."""
+    lowering, nodes = Lowering(builder), list(module.graph.nodes)
+    placeholders = [node for node in nodes if node.op == "placeholder"]
+    lowering.values |= {
+        node.name: tensor for node, tensor in zip(placeholders, inputs, strict=True)
+    }
+    lowering.run(nodes)
+    outputs = nodes[-1].args[0]
+    return [lowering.values[node.name] for node in _parts(outputs)]
+
+
 # -- nodes ----------------------------------------------------------------------------------------
 
 
 def is_known(target: Any) -> bool:
     """Return True if an operator has a handler, or only checks its arguments."""
     name = str(target)
-    return target is operator.getitem or name in HANDLERS or name.startswith(_CHECKS)
+    is_handled = name in HANDLERS or is_higher_order(target)
+    return target is operator.getitem or is_handled or name.startswith(_CHECKS)
+
+
+def is_higher_order(target: Any) -> bool:
+    """Return True if an operator takes functions and is known."""
+    is_higher = isinstance(target, torch._ops.HigherOrderOperator)
+    return is_higher and str(target) in higher_order.NAMES
 
 
 def place_of(node: torch.fx.Node) -> str:
@@ -264,6 +286,8 @@ class Lowering:
                 self.values[node.name] = self.values[source.name][index]
                 if (source.name, index) in self.tensors:
                     self.tensors[node.name] = self.tensors[source.name, index]
+            elif is_higher_order(node.target):
+                self._write_higher_order(node)
             elif self._is_constant(node):
                 self._compute(node)
             elif str(node.target) in HANDLERS:
@@ -304,6 +328,24 @@ class Lowering:
             call.check_read()
         except WorkloadError as error:
             call.reject(str(error))
+
+    def _write_higher_order(self, node: torch.fx.Node) -> None:
+        place, module = place_of(node), node.graph.owning_module
+
+        def argument(value: Any) -> Any:
+            if isinstance(value, torch.fx.Node) and value.op == "get_attr":
+                return getattr(module, str(value.target))
+            if isinstance(value, list | tuple):
+                return [*map(argument, value)]
+            return self._argument(value)
+
+        arguments = [argument(value) for value in (*node.args, *node.kwargs.values())]
+        try:
+            self.values[node.name] = higher_order.lowered(
+                node, arguments, self.builder, place, _written
+            )
+        except WorkloadError as error:
+            raise ModelError(f"{self.builder.name}: {place}: {error}") from error
 
     def _call(self, node: torch.fx.Node) -> Call:
         schema = node.target._schema.arguments

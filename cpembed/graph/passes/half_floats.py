@@ -8,13 +8,14 @@ import numpy as np
 
 from cpembed.graph.graph import Graph, Operator, unused_name
 from cpembed.graph.kinds import Elementwise, Input, Kind, Product
+from cpembed.graph.loop import Loop, nested_graphs
 
 HALF = "float16"
 
 
 def has_half_floats(graph: Graph) -> bool:
-    """True if a tensor of the graph is float16."""
-    return any(kind.dtype == HALF for kind in graph.types.values())
+    """True if a tensor of the graph, or of a loop's body, is float16."""
+    return any(kind.dtype == HALF for each in nested_graphs(graph) for kind in each.types.values())
 
 
 def widen_half_floats(graph: Graph) -> Graph:
@@ -79,4 +80,22 @@ def _widened(kind: Kind) -> Kind:
         computing = "float32" if kind.computing == HALF else kind.computing
         dtype = "float32" if kind.dtype == HALF else kind.dtype
         return replace(kind, dtype=dtype, computing=computing)
+    if isinstance(kind, Loop) and has_half_floats(kind.body):
+        return kind.with_body(_widened_body(kind.body))
     return kind
+
+
+def _widened_body(body: Graph) -> Graph:
+    """Return the body of a loop with float32 in place of float16, at its border too."""
+    return replace(
+        body,
+        inputs={
+            name: replace(kind, dtype="float32") if kind.dtype == HALF else kind
+            for name, kind in body.inputs.items()
+        },
+        constants={
+            name: array.astype(np.float32) if array.dtype.name == HALF else array
+            for name, array in body.constants.items()
+        },
+        operators=tuple(replace(each, kind=_widened(each.kind)) for each in body.operators),
+    )

@@ -6,6 +6,7 @@ from collections.abc import Mapping
 
 from cpembed.frontends.onnx.call import Translation
 from cpembed.frontends.onnx.operators import (
+    control,
     elementwise,
     movement,
     products,
@@ -16,6 +17,7 @@ from cpembed.frontends.onnx.operators import (
 )
 
 TRANSLATIONS: Mapping[str, Translation] = {
+    **control.TABLE,
     **elementwise.TABLE,
     **movement.TABLE,
     **products.TABLE,

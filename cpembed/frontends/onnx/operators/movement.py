@@ -8,7 +8,6 @@ the graph.
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
 
 import numpy as np
 
@@ -17,7 +16,7 @@ from cpembed.frontends.builder import LARGEST_CONSTANT
 from cpembed.frontends.emitter import numbers_beside, row_major_steps
 from cpembed.frontends.expressions import X, Y, Z, add, equal, mul, where
 from cpembed.frontends.onnx.call import Call, Translation
-from cpembed.frontends.onnx.model import Body, in_bytes
+from cpembed.frontends.onnx.model import in_bytes
 from cpembed.frontends.onnx.operators.elementwise import element_type
 from cpembed.graph.kinds import Concat, Gather
 from cpembed.graph.kinds.base import Array, axis_of
@@ -354,26 +353,6 @@ def _non_zero(call: Call) -> str:
     return call.tensor(np.asarray(np.nonzero(call.constant(0, "its input"))), "int64")
 
 
-def _if(call: Call) -> Sequence[str]:
-    """Translate the branch that a constant condition takes in the operator's place."""
-    condition = call.builder.value(call.input())
-    if condition is None:
-        call.reject(
-            "its condition is computed while the network runs: export the model with the branch "
-            "that is meant"
-        )
-    body = call.attribute("then_branch" if condition.reshape(-1)[0] else "else_branch")
-    if not isinstance(body, Body):
-        call.reject("it has no such branch: the file is damaged")
-    return call.run(body)
-
-
-def _rejected(operators: str) -> Translation:
-    return lambda call: call.reject(
-        f"{operators} are not read: export the model with their steps written out"
-    )
-
-
 TABLE: dict[str, Translation] = {
     "Identity": lambda call: call.input(),
     "Dropout": _dropout,
@@ -408,7 +387,4 @@ TABLE: dict[str, Translation] = {
     "Range": _range,
     "EyeLike": _eye_like,
     "NonZero": _non_zero,
-    "If": _if,
-    "Loop": _rejected("loops"),
-    "Scan": _rejected("scans"),
 }

@@ -5,12 +5,19 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from cpembed.frontends.torch.call import Handler
-from cpembed.frontends.torch.operators import elementwise, movement, products, reductions
+from cpembed.frontends.torch.operators import (
+    elementwise,
+    movement,
+    products,
+    recurrent,
+    reductions,
+)
 
 HANDLERS: Mapping[str, Handler] = {
     **elementwise.HANDLERS,
     **movement.HANDLERS,
     **products.HANDLERS,
+    **recurrent.HANDLERS,
     **reductions.HANDLERS,
 }
 """Handlers by the operator's name with its overload, such as ``aten.conv2d.default``."""
