@@ -8,7 +8,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from cpembed.driver.named import hardware_spec, workload
+from cpembed.driver.matching import network_units
+from cpembed.driver.named import workload
 from cpembed.graph.graph import Graph, Operator
 from cpembed.graph.kinds import Apply, Elementwise, Input, Product, TensorType
 from cpembed.graph.passes.chain_fusion import fuse_chains
@@ -30,7 +31,7 @@ def fused(expression: Any) -> Graph:
 
 
 def choices(graph: Graph) -> ExecutionChoices:
-    products = ProductKernels(hardware_spec("avx2_f32"), Cache(None))
+    products = ProductKernels(network_units("avx2_f32"), Cache(None))
     return ExecutionChoices(graph, CandidateLayouts(graph), products, 1)
 
 
