@@ -159,7 +159,7 @@ def row_of(layer: Any, layout: str, target: str, libraries: list[Any]) -> Row:
     workload = layer.workload(("float32", "float32"), layout)
     plan = choose(Request(workload, target, KernelOptions(untuned=True))).plan
     first = plan.choices[0]
-    kernel = plan.target.build(plan.target.lower(first.candidate.program), first.schedule)
+    kernel = plan.target.build(plan.target.lower(first.ranked.candidate.program), first.schedule)
     inputs = random_inputs(workload, 1)
     result, sides = kernel.run(inputs), {"ours": timer(whole_call(kernel, inputs))}
     for library in libraries:
@@ -260,7 +260,7 @@ def choice_of(workload: Any, target: str, most: int | None) -> Row:
         raise SystemExit(f"{workload.name}: {target} has no embedding of it")
     plan = selection.plan
     first = plan.choices[0]
-    built = plan.target.build(plan.target.lower(first.candidate.program), first.schedule)
+    built = plan.target.build(plan.target.lower(first.ranked.candidate.program), first.schedule)
     chosen_s = time.perf_counter() - started
     inputs = random_inputs(workload, 1)
     incumbent = whole_call(built, inputs)
