@@ -2,17 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from cpembed.errors import ModelError
+from cpembed.frontends.open_sizes import OpenModel, Request
+from cpembed.graph.family import Family
 from cpembed.graph.graph import Graph
 
 SUFFIXES = {".onnx": "an ONNX model", ".pt2": "a program of torch.export.save"}
 """Suffixes of the files that are read, with their contents."""
 
 
-def load_model(path: Path | str, shapes: Mapping[str, Sequence[int]] | None = None) -> Graph:
+def load_model(path: Path | str, shapes: Request | None = None) -> Graph:
     """Read the network in a file; the suffix names the framework.
 
     Parameters
@@ -20,28 +21,47 @@ def load_model(path: Path | str, shapes: Mapping[str, Sequence[int]] | None = No
     path : Path or str
         The file.
     shapes : mapping, optional
-        Shapes of inputs whose sizes an ONNX model leaves open, by the inputs' names.
+        Shapes of inputs whose sizes the model leaves open, by the inputs' names, and sizes by the
+        names of open dimensions.
 
     Raises
     ------
     ModelError
-        For another suffix than :data:`SUFFIXES`, and for a file that cannot be read.
+        For another suffix than :data:`SUFFIXES`, for a file that cannot be read, and for a range of
+        sizes, of which :func:`load_network` makes a family.
     """
-    path = Path(path)
+    return open_model(Path(path)).fixed(shapes or {})
+
+
+def load_network(path: Path | str, shapes: Request | None = None) -> Graph | Family:
+    """Read the network in a file: a graph, or a family of graphs if a size is a range.
+
+    Parameters
+    ----------
+    path : Path or str
+        The file.
+    shapes : mapping, optional
+        As for :func:`load_model`. A size may be a range, such as ``range(1, 17)``.
+
+    Raises
+    ------
+    ModelError
+        As :func:`load_model` does.
+    """
+    return open_model(Path(path)).at(shapes or {})
+
+
+def open_model(path: Path) -> OpenModel:
+    """Read a file whose graph is then made at any sizes."""
     match path.suffix.lower():
         case ".onnx":
-            from cpembed.frontends.onnx import load
+            from cpembed.frontends.onnx import open_model as open_onnx
 
-            return load(path, shapes=shapes)
+            return open_onnx(path)
         case ".pt2":
-            from cpembed.frontends.torch import load as load_exported
+            from cpembed.frontends.torch import open_model as open_exported
 
-            if shapes:
-                raise ModelError(
-                    f"{path}: shapes of inputs are given for ONNX models; an exported program has "
-                    "fixed ones: export it again with the shapes that it should have"
-                )
-            return load_exported(path)
+            return open_exported(path)
         case suffix:
             names = " or ".join(f"{end} ({contents})" for end, contents in SUFFIXES.items())
             raise ModelError(f"{path}: the suffix {suffix!r} is no model's: name a file {names}")

@@ -7,9 +7,20 @@ from pathlib import Path
 
 from cpembed.frontends.onnx.model import read_model
 from cpembed.frontends.onnx.translation import translate
+from cpembed.frontends.open_sizes import OpenModel
 from cpembed.graph.graph import Graph
 
-__all__ = ["load"]
+__all__ = ["load", "open_model"]
+
+
+def open_model(path: Path) -> OpenModel:
+    """Read an ONNX file, whose graph is then translated at any sizes.
+
+    Raises :class:`ModelError` for a file that is damaged.
+    """
+    model = read_model(path)
+    inputs = {declared.name: declared.sizes for declared in model.body.inputs}
+    return OpenModel(model.name, inputs, lambda shapes: translate(model, shapes))
 
 
 def load(path: Path | str, *, shapes: Mapping[str, Sequence[int]] | None = None) -> Graph:
