@@ -14,6 +14,8 @@ from cpembed.cli import options, output
 from cpembed.driver.options import BuildOptions
 
 if TYPE_CHECKING:
+    from cpembed.graph.family import Family
+    from cpembed.network.family import Ranges
     from cpembed.network.plan import Policy
     from cpembed.network.run import NetworkRun
     from cpembed.network.stepwise import StepwiseRun
@@ -25,15 +27,32 @@ SECONDS = 10.0
 WRONG = 1
 """Exit code of wrong results, which are a bug of cpembed."""
 
-model_options = options.combined(
-    click.argument("model", type=click.Path(exists=True, dir_okay=False, path_type=Path)),
-    options.shapes_option,
+model_argument = click.argument(
+    "model", type=click.Path(exists=True, dir_okay=False, path_type=Path)
 )
-"""Argument of a model file, with the option for sizes that it leaves open."""
+"""Argument of a model file."""
+
+ranges_options = options.combined(
+    click.option(
+        "--loss",
+        type=click.FloatRange(min=1, min_open=True),
+        metavar="X",
+        help="With ranges of sizes: add kernels for further sizes until no run is predicted to "
+        "take X times as long as with a library for its size.  [default: 1.15]",
+    ),
+    click.option(
+        "--instances",
+        type=click.IntRange(min=1),
+        metavar="N",
+        help="With ranges of sizes: add kernels for at most N sizes.  [default: 24]",
+    ),
+)
+"""Options of libraries whose sizes are ranges."""
 
 
 @click.command("match", cls=options.Subcommand)
-@model_options
+@model_argument
+@options.shapes_option
 @options.targets_option
 @click.option(
     "--alternatives/--no-alternatives",
@@ -80,7 +99,9 @@ class NetworkArguments:
     """Command line of ``cpembed network``."""
 
     model: Path
-    shapes: dict[str, tuple[int, ...]]
+    shapes: options.Sizes
+    loss: float | None
+    instances: int | None
     target: str
     threads: int | None
     input_file: Path | None
@@ -98,7 +119,9 @@ class NetworkArguments:
 
 
 @click.command("network", cls=options.Subcommand)
-@model_options
+@model_argument
+@options.open_shapes_option
+@ranges_options
 @options.target_option()
 @options.threads_option("the network")
 @click.option(
@@ -150,10 +173,14 @@ def network_command(arguments: NetworkArguments) -> int:
     cpembed network bert.onnx --target amx_int8 --threads 2 --input tokens.npz --output results
     """
     options.use_threads(arguments.threads)
-    from cpembed.frontends import load_model
+    from cpembed.frontends import load_network
+    from cpembed.graph.family import Family
     from cpembed.network.inputs import random_inputs, read_inputs, write_outputs
 
-    graph = load_model(arguments.model, arguments.shapes or None)
+    graph = load_network(arguments.model, arguments.shapes or None)
+    if isinstance(graph, Family):
+        return _network_family(graph, arguments)
+    _require_ranges(arguments.loss, arguments.instances)
     file = arguments.input_file
     inputs = random_inputs(graph, arguments.seed) if file is None else read_inputs(graph, file)
     with output.Bar() as bar:
@@ -195,11 +222,68 @@ def network_command(arguments: NetworkArguments) -> int:
     return WRONG
 
 
+def _require_ranges(loss: float | None, instances: int | None) -> None:
+    """Raise a usage error for an option of ranges where no size is one."""
+    for name, value in (("--loss", loss), ("--instances", instances)):
+        if value is not None:
+            raise click.UsageError(f"{name} applies to ranges of sizes: give one with --shape")
+
+
+def _ranges(loss: float | None, instances: int | None) -> Ranges:
+    from cpembed.network.family import Ranges
+
+    default = Ranges()
+    return Ranges(loss or default.loss, instances or default.instances)
+
+
+def _network_family(family: Family, arguments: NetworkArguments) -> int:
+    """Compile, verify and time a network whose sizes are ranges; return the exit code."""
+    from cpembed.network.family_service import family_plan, network_family
+    from cpembed.network.plan import Planning
+    from cpembed.network.service import NetworkRequest
+
+    for name, value in (
+        ("--input", arguments.input_file),
+        ("--output", arguments.output),
+        ("--report", arguments.report),
+    ):
+        if value is not None:
+            raise click.UsageError(f"{name} applies to fixed sizes: give one size instead of "
+                                   f"{family.ranges_text}")  # fmt: skip
+    planning = Planning(
+        arguments.timeout, arguments.layout_time, arguments.policy, arguments.measures
+    )
+    ranges = _ranges(arguments.loss, arguments.instances)
+    wrong: tuple[str, ...] = ()
+    with output.Bar() as bar:
+        if arguments.plan_only:
+            document = family_plan(family, arguments.target, planning, ranges, bar)
+        else:
+            request = NetworkRequest(
+                arguments.target, arguments.save, planning, not arguments.no_verify
+            )
+            result = network_family(family, request, ranges, seed=arguments.seed, progress=bar)
+            document, wrong = result.document, result.wrong
+    if arguments.as_json:
+        output.print_json(document)
+    else:
+        from cpembed.report.family import report
+
+        output.print_text(*report(document))
+    if not wrong:
+        return 0
+    output.message(
+        f"{len(wrong)} results differ from the model's ({', '.join(wrong[:3])}): please report "
+        "this command line"
+    )
+    return WRONG
+
+
 # -- libraries ------------------------------------------------------------------------------------
 
 _MODEL_PARAMETERS = frozenset(
     ("words", "target", "timeout", "folder", "name", "shapes", "threads", "torch", "as_json")
-)
+) | {"loss", "instances"}
 """Parameters of ``cpembed build`` that apply to models too."""
 
 _MODEL_SUFFIXES = (".onnx", ".pt2")
@@ -212,7 +296,9 @@ class BuildArguments:
     words: tuple[str, ...]
     target: str
     folder: Path
-    shapes: dict[str, tuple[int, ...]]
+    shapes: options.Sizes
+    loss: float | None
+    instances: int | None
     threads: int | None
     verbose: bool
     as_json: bool
@@ -239,7 +325,8 @@ class BuildArguments:
         "model's]"
     },
 )
-@options.shapes_option
+@options.open_shapes_option
+@ranges_options
 @options.threads_option("the library, unless its caller says otherwise")
 @options.verbose_option
 @options.json_option
@@ -263,6 +350,7 @@ def build_command(arguments: BuildArguments, **values: Any) -> int:
         return _build_model(arguments, values)
     if arguments.shapes:
         raise click.UsageError("--shape applies to a model, not to a workload: leave it out")
+    _require_ranges(arguments.loss, arguments.instances)
     from cpembed.driver.build import build as build_library
     from cpembed.driver.result import SolveResult
 
@@ -306,12 +394,14 @@ def _require_model_options(context: click.Context) -> None:
 def _build_model(arguments: BuildArguments, values: Mapping[str, Any]) -> int:
     """Build and verify the library of a network; return the exit code."""
     from cpembed.export.library import Contents
-    from cpembed.frontends import load_model
+    from cpembed.frontends import load_network
+    from cpembed.graph.family import Family
+    from cpembed.network.family_service import network_family
     from cpembed.network.inputs import random_inputs
     from cpembed.network.plan import SEARCH_LIMIT, Planning
     from cpembed.network.service import NetworkRequest, network
 
-    graph = load_model(Path(arguments.words[0]), arguments.shapes or None)
+    graph = load_network(Path(arguments.words[0]), arguments.shapes or None)
     folder = arguments.folder
     request = NetworkRequest(
         arguments.target,
@@ -321,9 +411,15 @@ def _build_model(arguments: BuildArguments, values: Mapping[str, Any]) -> int:
         name=values["name"],
         contents=Contents(torch=values["torch"]),
     )
+    if not isinstance(graph, Family):
+        _require_ranges(arguments.loss, arguments.instances)
     with output.Bar() as bar:
         # Verification needs some data; which one is of no interest.
-        result = network(graph, request, random_inputs(graph, 0), bar)
+        if isinstance(graph, Family):
+            ranges = _ranges(arguments.loss, arguments.instances)
+            result = network_family(graph, request, ranges, progress=bar)
+        else:
+            result = network(graph, request, random_inputs(graph, 0), bar)
     # No library of wrong numbers is announced.
     result.require()
     # A target without libraries has a folder of programs instead.
@@ -338,6 +434,10 @@ def _build_model(arguments: BuildArguments, values: Mapping[str, Any]) -> int:
 
 
 def _library_lines(document: Mapping[str, Any], path: Path, files: list[str]) -> list[str]:
+    if "ranges" in document:
+        from cpembed.report.family import library_lines
+
+        return [*library_lines(document, path), f"files: {', '.join(files)}"]
     from cpembed.report.network import verification_text
     from cpembed.report.network_page.document import read
 

@@ -17,7 +17,7 @@ from cpembed.network.costs import KernelTimer
 from cpembed.network.kernel_cache import Cache, cores, default_folder
 from cpembed.network.layout import CandidateLayouts, Layout
 from cpembed.network.layout_problem import Execution, ExecutionChoices
-from cpembed.network.product_kernels import ProductKernels
+from cpembed.network.product_kernels import KernelRequest, ProductKernel, ProductKernels
 from cpembed.steps import Progress, silent
 
 
@@ -157,6 +157,9 @@ class Planning:
         Measure the costs of executions instead of estimating them.
     cache : Cache
         Cache of kernels, by default in the user's folder.
+    kernels : dict, optional
+        Kernels of one target that were searched for other networks, to which those of this one are
+        added.
     """
 
     timeout: float | None = SEARCH_LIMIT
@@ -164,6 +167,7 @@ class Planning:
     policy: Policy = "assigned"
     measures: bool = False
     cache: Cache = field(default_factory=lambda: Cache(default_folder()))
+    kernels: dict[KernelRequest, ProductKernel | None] | None = field(default=None, repr=False)
 
 
 def plan_network(
@@ -204,7 +208,8 @@ def _searched_choices(
     Residuals that no kernel of the instruction adds, and chains that no such kernel computes,
     become operators of their own: with them the product would be portable code.
     """
-    products = ProductKernels(target, planning.cache, planning.timeout, cores())
+    kernels = {} if planning.kernels is None else planning.kernels
+    products = ProductKernels(target, planning.cache, planning.timeout, cores(), kernels)
     threads = thread_count()
     timer = KernelTimer(planning.cache, threads, progress) if planning.measures else None
     choices = ExecutionChoices(
@@ -249,3 +254,19 @@ def _planned(
         conversions=conversions,
         assignment=assignment,
     )
+
+
+def search_kernels(
+    graph: Graph, target: HardwareSpec, planning: Planning, progress: Progress = silent
+) -> None:
+    """Search the kernels that a graph's plan needs, into the ``kernels`` of ``planning``.
+
+    Parameters
+    ----------
+    graph : Graph
+        Graph that was prepared for the target.
+    target : HardwareSpec
+    planning : Planning
+    progress : Progress, optional
+    """
+    _searched_choices(graph, target, planning, progress)

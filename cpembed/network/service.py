@@ -118,7 +118,7 @@ def network(
     """
     check_inputs(graph, inputs)
     spec = network_spec(graph, request.target)
-    if not _links(spec):
+    if not links(spec):
         return _network_stepwise(graph, spec, request, inputs, progress)
     # A draft is loaded and run before any file of the library is written, so that a wrong library
     # never is. Its document is returned in either case.
@@ -147,7 +147,7 @@ def network(
     draft, run = drafts[0]
     # Without a folder the library was only needed for the run, and its files are gone.
     library = None if compiled is None or request.folder is None else compiled.library
-    return NetworkResult(_document(draft.plan, draft, run), library, run)
+    return NetworkResult(network_document(draft.plan, draft, run), library, run)
 
 
 def _network_stepwise(
@@ -197,22 +197,31 @@ def network_plan(
         For a target that runs networks product by product.
     """
     spec = network_spec(graph, target)
-    if not _links(spec):
+    if not links(spec):
         raise BackendUnavailable(f"{spec.name} has no plan of layouts: leave --plan-only out")
-    return _document(
+    return network_document(
         plan_network(prepared_and_named(graph, spec), spec, planning, progress), None, None
     )
 
 
-def _links(spec: HardwareSpec) -> bool:
+def links(spec: HardwareSpec) -> bool:
     """True if a library of this machine can hold the target's kernels."""
     return links_here(open_target(spec))
 
 
-def _document(
+def network_document(
     plan: NetworkPlan, compiled: CompiledNetwork | None, run: NetworkRun | None
 ) -> dict[str, Any]:
-    """Return operators, tensors, totals and layouts as a document, with results of a run if any."""
+    """Return operators, tensors, totals and layouts as a document, with results of a run if any.
+
+    Parameters
+    ----------
+    plan : NetworkPlan
+    compiled : CompiledNetwork or None
+        Library of the plan, if it was compiled.
+    run : NetworkRun or None
+        Run of the library, if there was one.
+    """
     times = None if run is None else run.times
     judged, judged_special = ((), ()) if run is None else (run.verdicts, run.special_verdicts)
     verdicts = {verdict.operator: verdict for verdict in judged}

@@ -169,9 +169,9 @@ def compile_network(graph: Graph, options: Options) -> Runnable:
 
     Raises :class:`~cpembed.errors.CpembedError` for one that cannot be compiled.
     """
-    from cpembed.network import compiled_model
+    from cpembed.network import build
 
-    return compiled_model.compile_model(graph, options.target, threads=options.threads or 0)
+    return build.compile_model(graph, options.target, threads=options.threads or 0)
 
 
 class Compiled:
