@@ -13,6 +13,7 @@ import pytest
 from cpembed.errors import WorkloadError
 from cpembed.frontends import load_network
 from cpembed.graph.family import Family
+from cpembed.graph.graph import evaluate
 from cpembed.graph.instances import Mode, openness
 from cpembed.hw.loader import load_hardware_spec
 from cpembed.network.family import Ranges, RunningFamily, compile_family
@@ -25,6 +26,7 @@ onnx = pytest.importorskip("onnx")
 onnxruntime = pytest.importorskip("onnxruntime")
 
 from tests.integration.open_models import bert, cnn, mlp  # noqa: E402
+from tests.unit.graph import test_size_relation as relation_cases  # noqa: E402
 
 CANDIDATES = ("avx512_f32", "avx2_f32")
 SIZES = 200
@@ -155,3 +157,18 @@ def test_a_program_of_torch(target: str, tmp_path: Path) -> None:
             outputs = running.run({"ids": ids, "mask": mask})
             for array, tensor in zip(outputs.values(), expected, strict=True):
                 np.testing.assert_allclose(array, tensor.numpy(), rtol=2e-4, atol=2e-5)
+
+
+@pytest.mark.parametrize("name", ["softmax", "mean", "attention"])
+def test_masks_in_one_library(target: str, tmp_path: Path, name: str) -> None:
+    """At every size of two ranges, beside the definition at that size."""
+    family = relation_cases.family(relation_cases.PADDED[name])
+    compiled = compile_family(family, target, tmp_path, ranges=Ranges(1.5, 3))
+    random = np.random.default_rng(4)
+    with compiled.open() as running:
+        for batch in range(1, 4):
+            for length in range(2, 10):
+                graph = family.graph((batch, length))
+                x = random.normal(size=graph.inputs["x"].shape).astype(np.float32)
+                (expected,) = evaluate(graph, {"x": x}, lambda n: False).values()
+                np.testing.assert_allclose(running(x), expected, rtol=1e-5, atol=1e-6)
