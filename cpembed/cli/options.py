@@ -11,7 +11,7 @@ import functools
 import json
 import os
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -189,22 +189,59 @@ targets_option = click.option(
 )
 
 
-def _shapes(
-    ctx: click.Context, param: click.Parameter, texts: tuple[str, ...]
-) -> dict[str, tuple[int, ...]]:
-    """Return the sizes of each input in ``NAME=1,3,224,224``."""
-    shapes: dict[str, tuple[int, ...]] = {}
+Sizes = dict[str, tuple["int | range", ...]]
+"""Sizes of each input, or of an open dimension, as ``--shape`` states them."""
+
+_RANGE = re.compile(r"([0-9]+)\.\.([0-9]+)")
+
+
+def parsed_shapes(texts: Iterable[str]) -> Sizes:
+    """Parse sizes in the form ``NAME=1..16,3,224,224``.
+
+    Raises :class:`click.UsageError` for another form, and for a name that comes twice.
+    """
+    shapes: Sizes = {}
     for text in texts:
         name, equals, sizes = text.rpartition("=")
         try:
-            numbers = tuple(int(size) for size in sizes.split(",")) if sizes else ()
+            numbers = tuple(map(_size, sizes.split(","))) if sizes else ()
         except ValueError:
             numbers = (-1,)
-        if not equals or not name or any(size < 0 for size in numbers):
-            problem = f"{text!r} is no shape: write NAME=1,3,224,224"
-            raise click.BadParameter(problem, ctx, param)
+        # A single size may be 0, that of a tensor without elements.
+        wrong = any((n.stop <= n.start or n.start < 1) if isinstance(n, range) else n < 0
+                    for n in numbers)  # fmt: skip
+        if not equals or not name or wrong:
+            raise click.UsageError(f"{text!r} is no shape: write NAME=1,3,224,224")
         if name in shapes:
-            raise click.BadParameter(f"{name} is given more than once: keep one", ctx, param)
+            raise click.UsageError(f"{name} is given more than once: keep one")
+        shapes[name] = numbers
+    return shapes
+
+
+def _open_shapes(ctx: click.Context, param: click.Parameter, texts: tuple[str, ...]) -> Sizes:
+    """Return the sizes of each name in ``NAME=1..16,3,224,224``."""
+    try:
+        return parsed_shapes(texts)
+    except click.UsageError as error:
+        raise click.BadParameter(error.message, ctx, param) from None
+
+
+def _size(text: str) -> int | range:
+    """Parse a size, or a range of sizes such as ``1..16``."""
+    match = _RANGE.fullmatch(text.strip())
+    return int(text) if match is None else range(int(match[1]), int(match[2]) + 1)
+
+
+def _shapes(
+    ctx: click.Context, param: click.Parameter, texts: tuple[str, ...]
+) -> dict[str, tuple[int, ...]]:
+    """Return the sizes of each name in ``NAME=1,3,224,224``, without ranges."""
+    shapes: dict[str, tuple[int, ...]] = {}
+    for name, sizes in _open_shapes(ctx, param, texts).items():
+        numbers = tuple(size for size in sizes if isinstance(size, int))
+        if len(numbers) != len(sizes):
+            problem = f"{name}: ranges of sizes apply to network and build: give one size here"
+            raise click.BadParameter(problem, ctx, param)
         shapes[name] = numbers
     return shapes
 
@@ -249,8 +286,19 @@ shapes_option = click.option(
     multiple=True,
     callback=_shapes,
     metavar="NAME=SIZES",
-    help="Sizes of an input that the model leaves open, as in input=1,3,224,224, or of one of its "
-    "axes, as in input:0=1. May be repeated.",
+    help="Sizes of an input that the model leaves open, as in input=1,3,224,224, of one of its "
+    "axes, as in input:0=1, or of an open dimension, as in batch=4. May be repeated.",
+)
+
+open_shapes_option = click.option(
+    "--shape",
+    "shapes",
+    multiple=True,
+    callback=_open_shapes,
+    metavar="NAME=SIZES",
+    help="Sizes of an input that the model leaves open, as in input=1,3,224,224, of one of its "
+    "axes, as in input:0=1, or of an open dimension, as in batch=4; a range, as in batch=1..16 or "
+    "input=1..16,3,224,224, makes one library for all of its sizes. May be repeated.",
 )
 
 

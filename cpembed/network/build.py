@@ -189,9 +189,9 @@ def compile_network(
         If there is no C compiler, or the target has no library.
     """
     units, planning = matching.network_units(target), planning or Planning()
-    _require_library(units.primary)
+    require_library(units.primary)
     plan = plan_network(prepared_and_named(graph, units), units, planning, progress)
-    network = network_program(plan, name or _library_name(graph.name), planning.cache, progress)
+    network = network_program(plan, name or library_name(graph.name), planning.cache, progress)
     progress("linking", 0, 1)
     label = network.program.name
 
@@ -204,13 +204,13 @@ def compile_network(
     return CompiledNetwork(plan, network, library)
 
 
-def _require_library(spec: HardwareSpec) -> None:
+def require_library(spec: HardwareSpec) -> None:
     """Raise :class:`BackendUnavailable` if this machine cannot build a target's library."""
     if missing := missing_for(spec):
         raise BackendUnavailable(f"{spec.name}: {'; '.join(missing)}; name another target")
 
 
-def _library_name(text: str) -> str:
+def library_name(text: str) -> str:
     """Return a C identifier for a model's name, which often is the name of its file."""
     # The program's symbols, files and Python class begin with this name, so it is short.
     stem = re.sub(r"\.(onnx|pt2)$", "", text)

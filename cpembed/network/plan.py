@@ -10,14 +10,14 @@ from cpembed.codegen.epilogue import Epilogue, Residual
 from cpembed.codegen.runtime import thread_count
 from cpembed.graph.graph import Array, Graph, Operator
 from cpembed.graph.kinds import Apply, Elementwise, Input, Number, Product, Scalar
-from cpembed.graph.loop import Loop
+from cpembed.graph.loop import Loop, nested_graphs
 from cpembed.graph.passes.chain_fusion import split_chain
 from cpembed.network.assignment import Assignment, assign, by_policy
 from cpembed.network.costs import KernelTimer
 from cpembed.network.kernel_cache import Cache, cores, default_folder
 from cpembed.network.layout import CandidateLayouts, Layout
 from cpembed.network.layout_problem import Execution, ExecutionChoices
-from cpembed.network.product_kernels import ProductKernels
+from cpembed.network.product_kernels import KernelRequest, ProductKernel, ProductKernels
 from cpembed.steps import Progress, silent
 from cpembed.targets.units import Units
 
@@ -181,6 +181,9 @@ class Planning:
         Measure the costs of executions instead of estimating them.
     cache : Cache
         Cache of kernels, by default in the user's folder.
+    kernels : dict, optional
+        Kernels of one set of units that were searched for other networks, to which those of this
+        one are added.
     """
 
     timeout: float | None = SEARCH_LIMIT
@@ -188,6 +191,7 @@ class Planning:
     policy: Policy = "assigned"
     measures: bool = False
     cache: Cache = field(default_factory=lambda: Cache(default_folder()))
+    kernels: dict[KernelRequest, ProductKernel | None] | None = field(default=None, repr=False)
 
 
 def plan_network(
@@ -242,7 +246,8 @@ def _searched_choices(
     Residuals that no kernel of the instruction adds, and chains that no such kernel computes,
     become operators of their own: with them the product would be portable code.
     """
-    products = ProductKernels(units, planning.cache, planning.timeout, cores())
+    kernels = {} if planning.kernels is None else planning.kernels
+    products = ProductKernels(units, planning.cache, planning.timeout, cores(), kernels)
     threads = thread_count()
     timer = KernelTimer(planning.cache, threads, progress) if planning.measures else None
     choices = ExecutionChoices(
@@ -286,3 +291,23 @@ def _planned(choices: ExecutionChoices, units: Units, assignment: Assignment) ->
         conversions=conversions,
         assignment=assignment,
     )
+
+
+def search_kernels(
+    graph: Graph, units: Units, planning: Planning, progress: Progress = silent
+) -> None:
+    """Search the kernels that a graph's plan needs, into the ``kernels`` of ``planning``.
+
+    Parameters
+    ----------
+    graph : Graph
+        Graph that was prepared for the units.
+    units : Units
+        Targets that compute its products.
+    planning : Planning
+    progress : Progress, optional
+    """
+    for each in nested_graphs(graph):
+        # Kernels do not depend on what loops cost.
+        free = {o.name: 0.0 for o in each.operators if isinstance(o.kind, Loop)}
+        _searched_choices(each, units, planning, progress, free)

@@ -86,22 +86,53 @@ def network_program(
     LoweringError
         If a kernel cannot be compiled.
     """
-    reserved = frozenset((*plan.graph.inputs, *plan.graph.outputs))
-    builder = ProgramBuilder(plan, reserved=reserved)
-    builder.make()
-    kernels = compiled_kernels(builder.plans, cache, progress)
-    features = needed_features(tuple(dict.fromkeys(required_features(plan))))
-    program = Program(
-        name=name,
-        buffers=builder.in_order(),
-        kernels=kernels,
-        prepare=(),
-        run=tuple(builder.calls),
-        features=features,
-        threads=plan.threads,
-        loops=tuple(builder.loops),
+    (program,) = network_programs([plan], name, cache, progress)
+    return program
+
+
+def network_programs(
+    plans: Sequence[NetworkPlan], name: str, cache: Cache, progress: Progress
+) -> tuple[NetworkProgram, ...]:
+    """Return the programs of several plans, whose kernels are compiled together.
+
+    Parameters
+    ----------
+    plans : sequence of NetworkPlan
+    name, cache, progress
+        As for :func:`network_program`.
+
+    Raises
+    ------
+    LoweringError
+        If a kernel cannot be compiled.
+    """
+    builders = [
+        ProgramBuilder(plan, reserved=frozenset((*plan.graph.inputs, *plan.graph.outputs)))
+        for plan in plans
+    ]
+    for builder in builders:
+        builder.make()
+    merged = {symbol: plan for builder in builders for symbol, plan in builder.plans.items()}
+    kernels = compiled_kernels(merged, cache, progress)
+    return tuple(
+        NetworkProgram(
+            Program(
+                name=name,
+                buffers=builder.in_order(),
+                kernels={symbol: kernels[symbol] for symbol in builder.plans},
+                prepare=(),
+                run=tuple(builder.calls),
+                features=needed_features(tuple(dict.fromkeys(required_features(plan)))),
+                threads=plan.threads,
+                loops=tuple(builder.loops),
+            ),
+            builder.ranges,
+            builder.tensors,
+            builder.results,
+            builder.bodies,
+        )
+        for plan, builder in zip(plans, builders, strict=True)
     )
-    return NetworkProgram(program, builder.ranges, builder.tensors, builder.results, builder.bodies)
 
 
 def required_features(plan: NetworkPlan) -> Iterator[str]:

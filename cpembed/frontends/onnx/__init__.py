@@ -8,9 +8,30 @@ from typing import Any
 
 from cpembed.frontends.onnx.model import read_model
 from cpembed.frontends.onnx.translation import translate
+from cpembed.frontends.open_sizes import OpenModel
 from cpembed.graph.graph import Graph
 
-__all__ = ["load"]
+__all__ = ["load", "open_model"]
+
+
+def open_model(path: Path, constants: Mapping[str, Any] | None = None) -> OpenModel:
+    """Read an ONNX file, whose graph is then translated at any sizes.
+
+    Parameters
+    ----------
+    path : Path
+        The file.
+    constants : mapping, optional
+        Values of inputs that are the same in every call, as for :func:`load`.
+
+    Raises
+    ------
+    ModelError
+        For a file that is damaged.
+    """
+    model = read_model(path)
+    inputs = {declared.name: declared.sizes for declared in model.body.inputs}
+    return OpenModel(model.name, inputs, lambda shapes: translate(model, shapes, constants))
 
 
 def load(

@@ -14,21 +14,44 @@ from cpembed.errors import BackendUnavailable
 from cpembed.frontends.torch.summary import summary
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+    from cpembed.frontends.open_sizes import OpenModel
     from cpembed.graph.graph import Graph
 
-__all__ = ["from_exported", "load", "summary"]
+__all__ = ["from_exported", "load", "open_model", "summary"]
 
 
-def load(path: Path | str) -> Graph:
+def load(path: Path | str, *, shapes: Mapping[str, Sequence[int]] | None = None) -> Graph:
     """Read the network of a file that ``torch.export.save`` wrote (``.pt2``).
 
+    Parameters
+    ----------
+    path : Path or str
+        The file.
+    shapes : mapping, optional
+        Shapes of inputs whose sizes the program leaves open (``torch.export.Dim``), by their names.
+
+    Raises
+    ------
+    BackendUnavailable
+        Without PyTorch.
+    ModelError
+        For a file or an operator that cannot be read, and for open sizes.
+    """
+    return open_model(Path(path)).fixed(shapes or {})
+
+
+def open_model(path: Path) -> OpenModel:
+    """Read a file that ``torch.export.save`` wrote, whose graph is then made at any sizes.
+
     Raises :class:`BackendUnavailable` without PyTorch, and
-    :class:`~cpembed.errors.ModelError` for a file or an operator that cannot be read.
+    :class:`~cpembed.errors.ModelError` for a file that cannot be read.
     """
     _require_torch(str(path))
     from cpembed.frontends.torch import lowering
 
-    return lowering.load(path)
+    return lowering.open_model(path)
 
 
 def from_exported(program: Any, *, name: str = "model") -> Graph:

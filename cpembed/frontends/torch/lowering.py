@@ -14,7 +14,7 @@ import operator
 import warnings
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -32,8 +32,9 @@ from torch.export.graph_signature import (
 from cpembed.errors import CpembedError, ModelError, WorkloadError
 from cpembed.frontends.builder import COMPUTED_BYTES, COMPUTED_SHARE, Builder
 from cpembed.frontends.emitter import Scaling
-from cpembed.frontends.torch import higher_order
-from cpembed.frontends.torch.archive import read_archive
+from cpembed.frontends.open_sizes import OpenModel
+from cpembed.frontends.torch import higher_order, symbols
+from cpembed.frontends.torch.archive import PROGRAM, Archive, read_archive
 from cpembed.frontends.torch.call import Call
 from cpembed.frontends.torch.decompositions import decompositions
 from cpembed.frontends.torch.operators import HANDLERS
@@ -60,29 +61,83 @@ _PARAMETERS = (InputKind.PARAMETER, InputKind.BUFFER, InputKind.CONSTANT_TENSOR)
 # -- exported programs ----------------------------------------------------------------------------
 
 
-def load(path: Path | str) -> Graph:
-    """Read the network of a file that ``torch.export.save`` wrote.
+def open_model(path: Path) -> OpenModel:
+    """Read a file that ``torch.export.save`` wrote, whose graph is then made at any sizes.
 
     PyTorch reads no byte of it: this package reads the members that a network needs, and nothing
     of a file is unpickled, evaluated or loaded as code.
 
-    Raises :class:`ModelError` for a file that holds no program, and as :func:`from_exported` does.
+    Raises :class:`ModelError` for a file that holds no program.
     """
+    archive = read_archive(path)
+    place, content = f"{path}: {PROGRAM}", archive.texts[PROGRAM]
+    # Of a program without open sizes nothing is read twice.
+    inputs = symbols.open_inputs(place, content) if symbols.is_open(content) else {}
+    places: dict[str, str] = {}
+    for name, sizes in inputs.items():
+        for axis, size in enumerate(sizes):
+            if isinstance(size, str) and size:
+                places.setdefault(size, f"{name}.{axis}")
+    # A program's own names of sizes, such as s77, mean nothing to a reader.
+    declared = {
+        name: tuple(places.get(size, "") if isinstance(size, str) else size for size in sizes)
+        for name, sizes in inputs.items()
+    }
+
+    def read(shapes: Mapping[str, Sequence[int]]) -> Graph:
+        _check_shapes(path, declared, shapes)
+        fixed = {
+            symbol: shapes[name][axis]
+            for name, sizes in inputs.items()
+            for axis, symbol in enumerate(sizes)
+            if isinstance(symbol, str) and symbol and name in shapes
+        }
+        if not inputs:
+            return _read(archive)
+        text = symbols.fixed(place, content, fixed)
+        return _read(replace(archive, texts={**archive.texts, PROGRAM: text}))
+
+    return OpenModel(str(path), declared, read)
+
+
+def _check_shapes(
+    path: Path,
+    declared: Mapping[str, tuple[int | str, ...]],
+    shapes: Mapping[str, Sequence[int]],
+) -> None:
+    """Raise :class:`ModelError` for an open size without a number, and for another fixed one."""
+    for name, sizes in declared.items():
+        open_axes = [axis for axis, size in enumerate(sizes) if isinstance(size, str)]
+        if open_axes and name not in shapes:
+            example = ",".join("1" if isinstance(size, str) else str(size) for size in sizes)
+            raise ModelError(
+                f"{path}: dimension {open_axes[0]} of input {name} is left open: networks here "
+                f"have fixed shapes, or ranges of sizes; give them with shapes= or --shape "
+                f"{name}={example}"
+            )
+        for axis, size in enumerate(sizes):
+            if isinstance(size, int) and name in shapes and shapes[name][axis] != size:
+                raise ModelError(
+                    f"{path}: dimension {axis} of input {name} is {size} in the program, not "
+                    f"{shapes[name][axis]}: give {size}, or export it with a Dim there"
+                )
+
+
+def _read(archive: Archive) -> Graph:
+    """Return the network of an archive whose sizes are fixed."""
     # Registers the operators of quantized models, whose names files hold.
     import torch.ao.quantization.fx._decomposed
 
-    path = Path(path)
-    archive = read_archive(path)
     try:
         program, names = read_program(archive)
-        return _network(program, path.stem, names)
+        return _network(program, archive.path.stem, names)
     except CpembedError:
         raise
     except Exception as error:
         # PyTorch raises many kinds of errors for a program that no exporter writes.
         reason = str(error).partition("\n")[0]
         raise ModelError(
-            f"{path} is no program that PyTorch {torch.__version__} understands: "
+            f"{archive.path} is no program that PyTorch {torch.__version__} understands: "
             f"{type(error).__name__}: {reason}"
         ) from error
 
