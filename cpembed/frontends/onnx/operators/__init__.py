@@ -9,6 +9,7 @@ from cpembed.frontends.onnx.operators import (
     attention,
     caches,
     contributed,
+    control,
     elementwise,
     grouped,
     indices,
@@ -24,6 +25,7 @@ from cpembed.frontends.onnx.operators import (
 TRANSLATIONS: Mapping[str, Translation] = {
     **attention.TABLE,
     **contributed.TABLE,
+    **control.TABLE,
     **elementwise.TABLE,
     **indices.TABLE,
     **caches.TABLE,
