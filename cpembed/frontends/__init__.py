@@ -91,7 +91,20 @@ def open_model(
     fallback: Fallback = None,
     constants: Mapping[str, Any] | None = None,
 ) -> OpenModel:
-    """Read a file whose graph is then made at any sizes; arguments as for :func:`load_model`."""
+    """Read a file whose graph is then made at any sizes.
+
+    Parameters
+    ----------
+    path : Path
+        The file.
+    outputs, fallback, constants
+        As for :func:`load_model`.
+
+    Raises
+    ------
+    ModelError
+        As :func:`load_model` does.
+    """
     match path.suffix.lower():
         case ".onnx":
             from cpembed.frontends.onnx import open_model as open_onnx
