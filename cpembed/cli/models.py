@@ -188,6 +188,7 @@ def network_command(arguments: NetworkArguments) -> int:
     cpembed network bert.onnx --target amx_int8 --threads 2 --input tokens.npz --output results
     """
     options.use_threads(arguments.threads)
+    _check_plan_only(arguments)
     from cpembed.driver.matching import network_units
     from cpembed.frontends import load_network
     from cpembed.graph.family import Family
@@ -257,6 +258,17 @@ def network_command(arguments: NetworkArguments) -> int:
         "command line"
     )
     return WRONG
+
+
+def _check_plan_only(arguments: NetworkArguments) -> None:
+    """Raise a usage error for an option of runs beside ``--plan-only``."""
+    for name, value in (
+        ("--input", arguments.input_file),
+        ("--output", arguments.output),
+        ("--save", arguments.save),
+    ):
+        if arguments.plan_only and value is not None:
+            raise click.UsageError(f"--plan-only runs nothing: leave {name} out")
 
 
 def _check_parts(arguments: NetworkArguments) -> None:

@@ -210,8 +210,19 @@ def _has_chain(operator: Operator) -> bool:
 
 
 def _lane_by_lane(kind: Product) -> bool:
-    """True if each channel of the result is computed from one channel of the image."""
-    return "depthwise" in kind.computation.name
+    """True if each channel of the result is computed from one channel of the image.
+
+    >>> from cpembed.driver.named import workload
+    >>> layer = workload("depthwise n=1 c=16 h=8 w=8 r=3 s=3 pad=1")
+    >>> _lane_by_lane(Product(layer, (1, 16, 8, 8)))
+    True
+    """
+    workload = kind.computation
+    image, weights = (workload.access(operand.name) for operand in workload.inputs[:2])
+    result = workload.access(workload.output.name)
+    # A sum over channels has an iterator that indexes the image by itself, other than a tap's.
+    alone = {index.single_iterator for index in image.index} - {None}
+    return alone <= {*result.iterators} and not alone.isdisjoint(weights.iterators)
 
 
 def _priority(kernel: ProductKernel | None, cost: float) -> tuple[bool, float]:

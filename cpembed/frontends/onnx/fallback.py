@@ -146,10 +146,22 @@ def _callback(call: Call, function: Callback) -> Foreign:
     attributes = dict(call.node.attributes)
 
     def run(arrays: Sequence[Array]) -> Sequence[Array]:
-        results = function(arrays, attributes)
+        try:
+            results = function(arrays, attributes)
+        except Exception as error:
+            # A function raises what it likes, which says nothing of the network.
+            reason = " ".join(str(error).split())
+            raise ModelError(
+                f"{call.place_name}: the fallback of {call.node.key}, {_name(function)}, failed: "
+                f"{type(error).__name__}: {reason}"
+            ) from error
         return [results] if isinstance(results, np.ndarray) else list(results)
 
     kinds = [call.builder.types[tensor] for tensor in call.inputs if tensor is not None]
     zeros = [zeros_of(kind) for kind in kinds]
     types = tuple(TensorType.of_array(np.asarray(array)) for array in run(zeros))
     return Foreign(call.node.key, types, "callback", run)
+
+
+def _name(function: Callback) -> str:
+    return getattr(function, "__qualname__", repr(function))

@@ -135,6 +135,16 @@ def test_a_function_computes_what_is_not_read(tmp_path: Path) -> None:
         load(path, fallback={"Other": determinant})
 
 
+def test_an_error_of_a_function_names_it(tmp_path: Path) -> None:
+    path = saved(around_a_determinant(), tmp_path)
+
+    def wrong(arrays: Sequence[Array], attributes: Mapping[str, Any]) -> Array:
+        raise IndexError("no such row")
+
+    with pytest.raises(ModelError, match=r"determinant: .*Det, .*wrong, failed: IndexError: no"):
+        load(path, fallback={"Det": wrong})
+
+
 def test_a_result_of_another_type_than_for_zeros_is_an_error(tmp_path: Path) -> None:
     path = saved(around_a_determinant(), tmp_path)
 
