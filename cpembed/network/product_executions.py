@@ -221,8 +221,9 @@ def _lane_by_lane(kind: Product) -> bool:
     image, weights = (workload.access(operand.name) for operand in workload.inputs[:2])
     result = workload.access(workload.output.name)
     # A sum over channels has an iterator that indexes the image by itself, other than a tap's.
-    alone = {index.single_iterator for index in image.index} - {None}
-    return alone <= {*result.iterators} and not alone.isdisjoint(weights.iterators)
+    plain_indices = {index.single_iterator for index in image.index} - {None}
+    is_stored = plain_indices <= {*result.iterators}
+    return is_stored and not plain_indices.isdisjoint(weights.iterators)
 
 
 def _priority(kernel: ProductKernel | None, cost: float) -> tuple[bool, float]:
