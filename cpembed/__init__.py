@@ -43,7 +43,7 @@ if TYPE_CHECKING:
     from cpembed.hw.instruction import HardwareSpec as HardwareSpec
     from cpembed.hw.instruction import Instruction as Instruction
     from cpembed.ir.computation import Computation as Computation
-    from cpembed.network.compiled_model import CompileOptions
+    from cpembed.network.compiled_model import CompileOptions as CompileOptions
     from cpembed.network.compiled_model import compile_sizes as compile
     from cpembed.network.match import match as match
     from cpembed.targets.base import Target as Target
