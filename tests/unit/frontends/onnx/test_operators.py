@@ -210,6 +210,7 @@ REDUCTIONS = [
     case("ReduceLogSum", positive(2, 3, 4), i(0, 2), constants=[1]),
     case("ReduceSum", f(2, 3, 4), note="all"),
     case("ReduceSum", f(2, 3, 4), noop_with_empty_axes=1, note="none"),
+    case("ReduceSum", X4, i(1), constants=[1], noop_with_empty_axes=1, note="one anyway"),
     case("ReduceMean", f(2, 3, 4), axes=[0, -1], version=13, note="attribute"),
     case("ReduceMean", X4, i(2, 3), constants=[1], note="of an image"),
     case("ReduceMax", X4, i(2, 3), constants=[1], keepdims=0, note="of an image"),
