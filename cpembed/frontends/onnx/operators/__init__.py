@@ -8,6 +8,7 @@ from cpembed.frontends.onnx.call import Translation
 from cpembed.frontends.onnx.operators import (
     attention,
     caches,
+    classical,
     contributed,
     elementwise,
     grouped,
@@ -23,10 +24,10 @@ from cpembed.frontends.onnx.operators import (
 
 TRANSLATIONS: Mapping[str, Translation] = {
     **attention.TABLE,
-    **contributed.TABLE,
-    **elementwise.TABLE,
-    **indices.TABLE,
     **caches.TABLE,
+    **classical.TABLE,
+    **contributed.TABLE,
+    **indices.TABLE,
     **elementwise.TABLE,
     **grouped.TABLE,
     **movement.TABLE,
