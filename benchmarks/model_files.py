@@ -1,7 +1,8 @@
 """Read, compile and check a folder of ONNX files, each in a process with limits.
 
-    python -m benchmarks.model_files FOLDER [-o RESULTS.jsonl] [--read-only] [--only TEXT]
-        [--sizes FILE.json] [--seconds S] [--memory GIB] [--target NAME] [--markdown FILE.md]
+    python -m benchmarks.model_files FOLDER [-o RESULTS.jsonl] [--read-only] [--definitions]
+        [--only TEXT] [--sizes FILE.json] [--seconds S] [--memory GIB] [--target NAME]
+        [--markdown FILE.md]
 
 Every ``.onnx`` below the folder is read, compiled and run on random inputs, and its outputs are
 compared with onnxruntime's. Sizes that a file leaves open are the first of some usual ones that
@@ -41,6 +42,7 @@ from benchmarks.coverage import table
 from benchmarks.model_inputs import Candidate, Reference, candidates, perturbed
 from cpembed.errors import CpembedError
 from cpembed.frontends import load_model
+from cpembed.graph.graph import evaluate
 from cpembed.runtime.measurement.environment import provenance, provenance_lines, source_digest
 
 LEAST_ERROR = 1e-4
@@ -89,6 +91,15 @@ def check_file(
     if options.read_only:
         report.add(step="done")
         return
+    if options.definitions:
+        report.add(step="evaluate")
+        if reference is not None and inputs is not None:
+            with np.errstate(all="ignore"):
+                values = evaluate(graph, {name: inputs[name] for name in graph.inputs})
+            outputs = {name: values[name] for name in graph.outputs}
+            report.add(**comparison(reference, inputs, outputs))
+        report.add(step="done")
+        return
     report.add(step="compile")
     from cpembed.network.inputs import random_inputs
     from cpembed.network.service import NetworkRequest, network
@@ -102,7 +113,7 @@ def check_file(
         report.add(**_products(result.document))
         if reference is not None and inputs is not None:
             report.add(step="compare")
-            report.add(**_comparison(reference, inputs, result.run.outputs))
+            report.add(**comparison(reference, inputs, result.run.outputs))
         if report.values.get("right") is False:
             # Comparing each operator with its definition takes longer, and says which one it is.
             report.add(step="verify")
@@ -166,7 +177,7 @@ def _products(document: Mapping[str, Any]) -> dict[str, Any]:
     return {"units": dict(units), "portable": dict(portable), "macs": document["totals"]["macs"]}
 
 
-def _comparison(
+def comparison(
     reference: Reference, inputs: Mapping[str, Any], outputs: Mapping[str, Any]
 ) -> dict[str, Any]:
     """Compare outputs with onnxruntime's, and these with its results in other circumstances."""
@@ -227,6 +238,9 @@ def main() -> None:
     parser.add_argument("folder", type=Path)
     parser.add_argument("-o", "--output", type=Path, default=Path("model_files.jsonl"))
     parser.add_argument("--read-only", action="store_true", help="compile nothing")
+    parser.add_argument(
+        "--definitions", action="store_true", help="compile nothing: compute with numpy"
+    )
     parser.add_argument("--only", default="", help="check files with this text in their path")
     parser.add_argument("--sizes", type=Path, help="JSON with shapes by file and input")
     parser.add_argument("--target", default="native")
@@ -238,9 +252,12 @@ def main() -> None:
     if options.worker:
         work(options)
         return
+    # A worker has a session of its own, so that it would outlive this process.
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(1))
     sizes = json.loads(options.sizes.read_text()) if options.sizes else {}
     results = _stored(options.output)
-    mode = "read" if options.read_only else options.target
+    mode = "definitions" if options.definitions else options.target
+    mode = "read" if options.read_only else mode
     rows: list[dict[str, Any]] = []
     paths = sorted(options.folder.rglob("*.onnx"))
     for path in paths:
@@ -257,9 +274,9 @@ def main() -> None:
         rows.append(result)
         print(f"{name}: {outcome(result)}", flush=True)
     text = "\n".join(lines(rows))
-    print(f"\n{text}")
     if options.markdown:
         options.markdown.write_text(text + "\n")
+    print(f"\n{text}")
 
 
 def _stored(path: Path) -> dict[tuple[str, ...], dict[str, Any]]:
@@ -281,6 +298,7 @@ def _checked(path: Path, sizes: Mapping[str, Sequence[int]], options: Any) -> di
             *("--worker", str(report), "--target", options.target),
             *("--memory", str(options.memory)),
             *(["--read-only"] if options.read_only else []),
+            *(["--definitions"] if options.definitions else []),
         ]
         process = subprocess.Popen(
             command,
@@ -312,12 +330,12 @@ def outcome(result: Mapping[str, Any]) -> str:
         return f"{result['ended']} (step {result.get('step', 'start')})"
     if not result.get("read"):
         return f"not read: {result.get('refusal', '')}"
+    right = {True: "right", False: "WRONG", None: "not compared"}[result.get("right")]
     if "compiled" not in result:
-        return f"read, {result['operators']} operators"
+        return f"read, {result['operators']} operators, {right}"
     if not result["compiled"]:
         return f"not compiled: {result['refusal']}"
     portable = sum(result["portable"].values())
-    right = {True: "right", False: "WRONG", None: "not compared"}[result.get("right")]
     units = ", ".join(f"{count} {unit}" for unit, count in result["units"].items())
     return f"{right}; products: {units or 'none'}, {portable} in portable code"
 
@@ -326,7 +344,7 @@ def lines(results: Sequence[Mapping[str, Any]]) -> list[str]:
     """Return the table of all results, what was not read with its reasons, and the totals."""
     read = [result for result in results if result.get("read")]
     compared = [result for result in results if result.get("right") is not None]
-    right = [result for result in compared if result["right"] and not result["differing"]]
+    right = [result for result in compared if result["right"] and not result.get("differing")]
     rows = [_row(result) for result in results]
     counts = f"{len(results)} files: {len(read)} read, {len(compared)} compared with onnxruntime"
     text = [

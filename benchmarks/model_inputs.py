@@ -25,6 +25,10 @@ _TYPES: Mapping[str, str] = {
 """Element types of numpy by onnxruntime's names."""
 
 
+_COUNT = re.compile("num_|seq|len|nodes|edges|atoms|frames|tokens")
+"""Names of sizes that are no batch, wherever they stand."""
+
+
 @dataclass(frozen=True)
 class Declared:
     """Input of a model; a size is a number, or the name of an open one, or None."""
@@ -149,6 +153,8 @@ def _filled(value: Declared, rows: int, columns: int) -> tuple[int, ...]:
         rank = len(value.sizes)
         if isinstance(size, int) and size >= 0:
             shape.append(size)
+        elif _COUNT.search(str(size)):
+            shape.append(columns)
         elif "batch" in str(size).lower() or (axis == 0 and rank > 1):
             shape.append(1)
         elif axis == 1 and rank == 4 and all(_open(other) for other in value.sizes[2:]):
