@@ -335,7 +335,7 @@ FUSED = [
            activation=name, activation_params=numbers, note=name)
       for name, numbers in (("Clip", [-0.5, 0.7]), ("LeakyRelu", [0.2]))),
     case("FusedConv", f(1, 4, 6, 5), f(3, 4, 3, 3), f(3), f(1, 3, 4, 3), constants=[1, 2],
-         domain=MICROSOFT, activation="Relu", note="a sum"),
+         domain=MICROSOFT, activation="Relu", kernel_shape=[3, 3], note="a sum"),
     case("SkipLayerNormalization", f(2, 3, 4), f(2, 3, 4), f(4), f(4), f(4),
          constants=[2, 3, 4], domain=MICROSOFT),
 ]  # fmt: skip
