@@ -75,12 +75,16 @@ def _dtype(text: str) -> str:
 
 @dataclass(frozen=True)
 class Candidate:
-    """Shapes of all inputs, with the size of their axes of time and the largest integer."""
+    """Shapes of all inputs, with the size of their axes of time and the largest integer.
+
+    ``numbers`` are values of inputs by name.
+    """
 
     declared: tuple[Declared, ...]
     shapes: Mapping[str, tuple[int, ...]]
     length: int
     largest: int
+    numbers: Mapping[str, float]
 
     @property
     def open_shapes(self) -> dict[str, tuple[int, ...]]:
@@ -100,6 +104,8 @@ class Candidate:
         """Return a random input; what its name says of its values is heeded."""
         name = value.name.lower()
         dtype = np.dtype(value.dtype)
+        if value.name in self.numbers:
+            return np.full(shape, self.numbers[value.name], dtype)
         if dtype == np.bool_:
             return random.integers(0, 2, shape).astype(np.bool_)
         if dtype.kind == "f":
@@ -117,27 +123,26 @@ class Candidate:
         return random.integers(least, largest, shape, dtype, endpoint=True)
 
 
-def candidates(
-    declared: Sequence[Declared], sizes: Mapping[str, Sequence[int]]
-) -> Iterator[Candidate]:
+def candidates(declared: Sequence[Declared], bound: Mapping[str, Any]) -> Iterator[Candidate]:
     """Yield shapes of all inputs, the usual ones first.
 
     Parameters
     ----------
     declared : sequence of Declared
-    sizes : mapping
-        Shapes that are prescribed, by the inputs' names.
+    bound : mapping
+        Shapes that are prescribed, as lists, and numbers of inputs, by the inputs' names.
     """
+    sizes = {name: tuple(value) for name, value in bound.items() if isinstance(value, list)}
+    numbers = {name: value for name, value in bound.items() if not isinstance(value, list)}
     has_image = any(len(value.sizes) == 4 for value in declared)
     sides = (*_IMAGES, *_SEQUENCES) if has_image else _SEQUENCES
     is_open = any(_open(size) for value in declared for size in value.sizes)
     for rows, columns in sides if is_open else (_SEQUENCES[0],):
         shapes = {
-            value.name: tuple(sizes.get(value.name, _filled(value, rows, columns)))
-            for value in declared
+            value.name: sizes.get(value.name) or _filled(value, rows, columns) for value in declared
         }
         for largest in (255, 20, 1):
-            yield Candidate(tuple(declared), shapes, columns, largest)
+            yield Candidate(tuple(declared), shapes, columns, largest, numbers)
             if not any(np.dtype(value.dtype).kind in "iu" for value in declared):
                 break
 

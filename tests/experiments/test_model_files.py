@@ -93,9 +93,11 @@ def test_open_sizes_are_those_of_images_and_sequences() -> None:
     first = next(iter(candidates([image, last], {})))
     assert first.shapes["image"] == (1, 224, 224, 3)
     assert next(iter(candidates([ids, edges], {}))).shapes == {"ids": (1, 64), "e": (2, 64)}
-    bound = next(iter(candidates([ids], {"ids": (2, 5)})))
+    rate = Declared("rate", "int64", ())
+    bound = next(iter(candidates([ids, rate], {"ids": [2, 5], "rate": 8})))
     assert bound.open_shapes == {"ids": (2, 5)}
     assert bound.arrays(1)["ids"].shape == (2, 5)
+    assert bound.arrays(1)["rate"] == 8
 
 
 def test_a_perturbation_is_one_of_the_last_bit() -> None:
