@@ -43,7 +43,8 @@ if TYPE_CHECKING:
     from cpembed.hw.instruction import HardwareSpec as HardwareSpec
     from cpembed.hw.instruction import Instruction as Instruction
     from cpembed.ir.computation import Computation as Computation
-    from cpembed.network.build import compile_model as compile
+    from cpembed.network.compiled_model import CompileOptions
+    from cpembed.network.compiled_model import compile_sizes as compile
     from cpembed.network.match import match as match
     from cpembed.targets.base import Target as Target
 
@@ -74,17 +75,18 @@ _MODULES = {
     "cpembed.graph.graph": ["Graph"],
     "cpembed.hw.instruction": ["HardwareSpec", "Instruction"],
     "cpembed.ir.computation": ["Computation"],
-    "cpembed.network.build": ["compile"],
+    "cpembed.network.compiled_model": ["CompileOptions", "compile"],
     "cpembed.network.match": ["match"],
     "cpembed.targets.base": ["Target"],
 }
 _HOME = {name: module for module, names in _MODULES.items() for name in names}
 # In its module the name must not hide a built-in function.
-_NAMES = {"compile": "compile_model"}
+_NAMES = {"compile": "compile_sizes"}
 
 __all__ = [
     "BenchOptions",
     "BuildOptions",
+    "CompileOptions",
     "Computation",
     "ConstraintSet",
     "CpembedError",

@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+import json
+import re
+from collections.abc import Iterable
 from pathlib import Path
+from typing import Any
 
 import click
 
@@ -57,25 +61,96 @@ float_option = click.option(
 """Option for the element type of the factors of float products."""
 
 
-def _shapes(
-    ctx: click.Context, param: click.Parameter, texts: tuple[str, ...]
-) -> dict[str, tuple[int, ...]]:
-    """Return the sizes of each input in ``NAME=1,3,224,224``."""
-    shapes: dict[str, tuple[int, ...]] = {}
+Sizes = dict[str, tuple["int | range", ...]]
+"""Sizes of each input, or of an open dimension, as ``--shape`` states them."""
+
+_RANGE = re.compile(r"([0-9]+)\.\.([0-9]+)")
+
+
+def parsed_shapes(texts: Iterable[str]) -> Sizes:
+    """Parse sizes in the form ``NAME=1..16,3,224,224``.
+
+    Raises :class:`click.UsageError` for another form, and for a name that comes twice.
+    """
+    shapes: Sizes = {}
     for text in texts:
         name, equals, sizes = text.rpartition("=")
         try:
-            numbers = tuple(int(size) for size in sizes.split(",")) if sizes else ()
+            numbers = tuple(map(_size, sizes.split(","))) if sizes else ()
         except ValueError:
-            numbers = (0,)
-        if not equals or not name or any(size < 1 for size in numbers):
-            problem = f"{text!r} is no shape: write NAME=1,3,224,224"
-            raise click.BadParameter(problem, ctx, param)
+            numbers = (-1,)
+        # A single size may be 0, that of a tensor without elements.
+        wrong = any((n.stop <= n.start or n.start < 1) if isinstance(n, range) else n < 0
+                    for n in numbers)  # fmt: skip
+        if not equals or not name or wrong:
+            raise click.UsageError(f"{text!r} is no shape: write NAME=1,3,224,224")
         if name in shapes:
-            raise click.BadParameter(f"{name} is given more than once: keep one", ctx, param)
+            raise click.UsageError(f"{name} is given more than once: keep one")
         shapes[name] = numbers
     return shapes
 
+
+def _open_shapes(ctx: click.Context, param: click.Parameter, texts: tuple[str, ...]) -> Sizes:
+    """Return the sizes of each name in ``NAME=1..16,3,224,224``."""
+    try:
+        return parsed_shapes(texts)
+    except click.UsageError as error:
+        raise click.BadParameter(error.message, ctx, param) from None
+
+
+def _size(text: str) -> int | range:
+    """Parse a size, or a range of sizes such as ``1..16``."""
+    match = _RANGE.fullmatch(text.strip())
+    return int(text) if match is None else range(int(match[1]), int(match[2]) + 1)
+
+
+def _shapes(
+    ctx: click.Context, param: click.Parameter, texts: tuple[str, ...]
+) -> dict[str, tuple[int, ...]]:
+    """Return the sizes of each name in ``NAME=1,3,224,224``, without ranges."""
+    shapes: dict[str, tuple[int, ...]] = {}
+    for name, sizes in _open_shapes(ctx, param, texts).items():
+        numbers = tuple(size for size in sizes if isinstance(size, int))
+        if len(numbers) != len(sizes):
+            problem = f"{name}: ranges of sizes apply to network and build: give one size here"
+            raise click.BadParameter(problem, ctx, param)
+        shapes[name] = numbers
+    return shapes
+
+
+def _constants(
+    ctx: click.Context, param: click.Parameter, texts: tuple[str, ...]
+) -> dict[str, Any]:
+    """Return the value of each input in ``NAME=VALUE``; a path for one that ends in .npy."""
+    constants: dict[str, Any] = {}
+    for text in texts:
+        name, equals, written = text.partition("=")
+        value: Any = Path(written)
+        if not written.endswith(".npy"):
+            # 1,2,3 is a list as well; a single number is none.
+            bare = "," in written and not written.lstrip().startswith("[")
+            try:
+                value = json.loads(f"[{written}]" if bare else written)
+            except ValueError:
+                value = None
+        if not equals or not name or not isinstance(value, int | float | list | Path):
+            problem = f"{text!r} is no value: write NAME=16000, NAME=1,2,3 or NAME=FILE.npy"
+            raise click.BadParameter(problem, ctx, param)
+        if name in constants:
+            raise click.BadParameter(f"{name} is given more than once: keep one", ctx, param)
+        constants[name] = value
+    return constants
+
+
+constants_option = click.option(
+    "--set",
+    "constants",
+    multiple=True,
+    callback=_constants,
+    metavar="NAME=VALUE",
+    help="Bind an input to a constant, as in sr=16000, lengths=3,4, on=true or table=FILE.npy: it "
+    "is no input any more, and branches that it decides disappear. May be repeated.",
+)
 
 shapes_option = click.option(
     "--shape",
@@ -83,7 +158,19 @@ shapes_option = click.option(
     multiple=True,
     callback=_shapes,
     metavar="NAME=SIZES",
-    help="Sizes of an input that the model leaves open, as in input=1,3,224,224. May be repeated.",
+    help="Sizes of an input that the model leaves open, as in input=1,3,224,224, of one of its "
+    "axes, as in input:0=1, or of an open dimension, as in batch=4. May be repeated.",
+)
+
+open_shapes_option = click.option(
+    "--shape",
+    "shapes",
+    multiple=True,
+    callback=_open_shapes,
+    metavar="NAME=SIZES",
+    help="Sizes of an input that the model leaves open, as in input=1,3,224,224, of one of its "
+    "axes, as in input:0=1, or of an open dimension, as in batch=4; a range, as in batch=1..16 or "
+    "input=1..16,3,224,224, makes one library for all of its sizes. May be repeated.",
 )
 
 
@@ -104,9 +191,32 @@ outputs_option = click.option(
     "operators that they do not need are left out.  [default: the model's outputs]",
 )
 
-model_argument = combined(
-    click.argument("model", type=click.Path(exists=True, dir_okay=False, path_type=Path)),
-    shapes_option,
-    outputs_option,
+_path_argument = click.argument(
+    "model", type=click.Path(exists=True, dir_okay=False, path_type=Path)
 )
+
+model_argument = combined(_path_argument, shapes_option, constants_option, outputs_option)
 """Argument of a model file, with options for sizes that it leaves open and for its outputs."""
+
+ranges_options = combined(
+    open_shapes_option,
+    constants_option,
+    outputs_option,
+    click.option(
+        "--loss",
+        type=click.FloatRange(min=1, min_open=True),
+        metavar="X",
+        help="With ranges of sizes: add kernels for further sizes until no run is predicted to "
+        "take X times as long as with a library for its size.  [default: 1.15]",
+    ),
+    click.option(
+        "--instances",
+        type=click.IntRange(min=1),
+        metavar="N",
+        help="With ranges of sizes: add kernels for at most N sizes.  [default: 24]",
+    ),
+)
+"""Options of libraries whose sizes may be ranges."""
+
+open_model_argument = combined(_path_argument, ranges_options)
+"""Argument of a model file whose sizes may be ranges."""

@@ -16,11 +16,13 @@ from cpembed.driver.options import METHODS, BuildOptions, MethodName
 from cpembed.files import write_whole
 
 if TYPE_CHECKING:
+    from cpembed.graph.family import Family
+    from cpembed.network.family import Ranges
     from cpembed.network.parts import PartsResult
     from cpembed.network.plan import Policy
     from cpembed.network.run import NetworkRun
     from cpembed.network.stepwise import StepwiseRun
-    from cpembed.targets.units import FloatType
+    from cpembed.targets.units import FloatType, Units
 
 # Equal to `cpembed.network.plan.SEARCH_LIMIT`, which would load the solver.
 SECONDS = 20.0
@@ -48,6 +50,7 @@ def match_command(
     model: Path,
     shapes: dict[str, tuple[int, ...]],
     outputs: tuple[str, ...],
+    constants: dict[str, Any],
     targets: tuple[str, ...],
     float_type: FloatType | None,
     alternatives: bool,
@@ -68,7 +71,7 @@ def match_command(
 
     # Before the model is read, which may take seconds.
     names = options.distinct(targets, as_units=True)
-    graph = load_model(model, shapes or None, outputs)
+    graph = load_model(model, shapes or None, outputs, constants=constants)
     with output.Bar() as bar:
         result = match(
             graph,
@@ -89,8 +92,11 @@ class NetworkArguments:
     """Command line of ``cpembed network``."""
 
     model: Path
-    shapes: dict[str, tuple[int, ...]]
+    shapes: model_options.Sizes
     outputs: tuple[str, ...]
+    constants: dict[str, Any]
+    loss: float | None
+    instances: int | None
     target: str
     float_type: FloatType | None
     threads: int | None
@@ -112,7 +118,7 @@ class NetworkArguments:
 
 
 @click.command("network", cls=options.Subcommand)
-@model_options.model_argument
+@model_options.open_model_argument
 @model_options.units_option
 @model_options.float_option
 @options.threads_option("the network")
@@ -183,14 +189,22 @@ def network_command(arguments: NetworkArguments) -> int:
     """
     options.use_threads(arguments.threads)
     from cpembed.driver.matching import network_units
-    from cpembed.frontends import load_model
+    from cpembed.frontends import load_network
+    from cpembed.graph.family import Family
     from cpembed.network.inputs import random_inputs, read_inputs, write_outputs
 
     # Before the model is read, which may take seconds.
     units = network_units(arguments.target, arguments.float_type)
-    graph = load_model(
-        arguments.model, arguments.shapes or None, arguments.outputs, arguments.fallback
+    graph = load_network(
+        arguments.model,
+        arguments.shapes or None,
+        arguments.outputs,
+        arguments.fallback,
+        arguments.constants,
     )
+    if isinstance(graph, Family):
+        return _network_family(graph, units, arguments)
+    _require_ranges(arguments.loss, arguments.instances)
     file = arguments.input_file
     inputs = random_inputs(graph, arguments.seed) if file is None else read_inputs(graph, file)
     with output.Bar() as bar:
@@ -259,11 +273,72 @@ def _check_parts(arguments: NetworkArguments) -> None:
             )
 
 
+def _require_ranges(loss: float | None, instances: int | None) -> None:
+    """Raise a usage error for an option of ranges where no size is one."""
+    for name, value in (("--loss", loss), ("--instances", instances)):
+        if value is not None:
+            raise click.UsageError(f"{name} applies to ranges of sizes: give one with --shape")
+
+
+def _ranges(loss: float | None, instances: int | None) -> Ranges:
+    from cpembed.network.family import Ranges
+
+    default = Ranges()
+    return Ranges(loss or default.loss, instances or default.instances)
+
+
+def _network_family(family: Family, units: Units, arguments: NetworkArguments) -> int:
+    """Compile, verify and time a network whose sizes are ranges; return the exit code."""
+    from cpembed.network.family_service import family_plan, network_family
+    from cpembed.network.plan import Planning
+    from cpembed.network.service import NetworkRequest
+
+    for name, value in (
+        ("--input", arguments.input_file),
+        ("--output", arguments.output),
+        ("--report", arguments.report),
+        ("--trace", arguments.trace),
+        ("--fallback", arguments.fallback),
+    ):
+        if value is not None:
+            raise click.UsageError(f"{name} applies to fixed sizes: give one size instead of "
+                                   f"{family.ranges_text}")  # fmt: skip
+    planning = Planning(
+        arguments.timeout,
+        arguments.layout_time,
+        arguments.policy,
+        arguments.measures,
+        arguments.method,
+    )
+    ranges = _ranges(arguments.loss, arguments.instances)
+    wrong: tuple[str, ...] = ()
+    with output.Bar() as bar:
+        if arguments.plan_only:
+            document = family_plan(family, units, planning, ranges, bar)
+        else:
+            request = NetworkRequest(units, arguments.save, planning, not arguments.no_verify)
+            result = network_family(family, request, ranges, seed=arguments.seed, progress=bar)
+            document, wrong = result.document, result.wrong
+    if arguments.as_json:
+        output.print_json(document)
+    else:
+        from cpembed.report.family import report
+
+        output.print_text(*report(document))
+    if not wrong:
+        return 0
+    output.message(
+        f"{len(wrong)} results differ from the model's ({', '.join(wrong[:3])}): please report "
+        "this command line"
+    )
+    return WRONG
+
+
 # -- libraries ------------------------------------------------------------------------------------
 
 _MODEL_PARAMETERS = frozenset(
     ("words", "target", "float_type", "timeout", "folder", "name", "shapes", "outputs", "threads",
-     "torch", "method", "as_json")
+     "torch", "method", "as_json", "constants", "loss", "instances")
 )  # fmt: skip
 """Parameters of ``cpembed build`` that apply to models too."""
 
@@ -278,8 +353,11 @@ class BuildArguments:
     target: str | None
     float_type: FloatType | None
     folder: Path
-    shapes: dict[str, tuple[int, ...]]
+    shapes: model_options.Sizes
     outputs: tuple[str, ...]
+    constants: dict[str, Any]
+    loss: float | None
+    instances: int | None
     threads: int | None
     verbose: bool
     as_json: bool
@@ -307,8 +385,7 @@ class BuildArguments:
         "model's]"
     },
 )
-@model_options.shapes_option
-@model_options.outputs_option
+@model_options.ranges_options
 @options.threads_option("the library, unless its caller says otherwise")
 @options.verbose_option
 @options.json_option
@@ -331,10 +408,14 @@ def build_command(arguments: BuildArguments, **values: Any) -> int:
     if len(words) == 1 and Path(words[0]).suffix.lower() in _MODEL_SUFFIXES:
         _require_model_options(click.get_current_context())
         return _build_model(arguments, values)
-    if arguments.shapes:
-        raise click.UsageError("--shape applies to a model, not to a workload: leave it out")
-    if arguments.float_type:
-        raise click.UsageError("--float applies to a model, not to a workload: leave it out")
+    for option, value in (
+        ("--shape", arguments.shapes),
+        ("--set", arguments.constants),
+        ("--float", arguments.float_type),
+    ):
+        if value:
+            raise click.UsageError(f"{option} applies to a model, not to a workload: leave it out")
+    _require_ranges(arguments.loss, arguments.instances)
     if arguments.target is None:
         raise click.UsageError("a workload needs --target: name one, or native")
     if arguments.outputs:
@@ -383,13 +464,16 @@ def _build_model(arguments: BuildArguments, values: Mapping[str, Any]) -> int:
     """Build and verify the library of a network; return the exit code."""
     from cpembed.driver.matching import network_units
     from cpembed.export.library import Contents
-    from cpembed.frontends import load_model
+    from cpembed.frontends import load_network
+    from cpembed.graph.family import Family
+    from cpembed.network.family_service import network_family
     from cpembed.network.inputs import random_inputs
     from cpembed.network.plan import SEARCH_LIMIT, Planning
     from cpembed.network.service import NetworkRequest, network
 
     units = network_units(arguments.target or "native", arguments.float_type)
-    graph = load_model(Path(arguments.words[0]), arguments.shapes or None, arguments.outputs)
+    path, shapes = Path(arguments.words[0]), arguments.shapes or None
+    graph = load_network(path, shapes, arguments.outputs, constants=arguments.constants)
     folder = arguments.folder
     # The default of a workload is not that of a model.
     source = click.get_current_context().get_parameter_source("method")
@@ -402,9 +486,15 @@ def _build_model(arguments: BuildArguments, values: Mapping[str, Any]) -> int:
         name=values["name"],
         contents=Contents(torch=values["torch"]),
     )
+    if not isinstance(graph, Family):
+        _require_ranges(arguments.loss, arguments.instances)
     with output.Bar() as bar:
         # Verification needs some data; which one is of no interest.
-        result = network(graph, request, random_inputs(graph, 0), bar)
+        if isinstance(graph, Family):
+            ranges = _ranges(arguments.loss, arguments.instances)
+            result = network_family(graph, request, ranges, progress=bar)
+        else:
+            result = network(graph, request, random_inputs(graph, 0), bar)
     # No library of wrong numbers is announced.
     result.require()
     # A target without libraries has a folder of programs instead.
@@ -419,6 +509,10 @@ def _build_model(arguments: BuildArguments, values: Mapping[str, Any]) -> int:
 
 
 def _library_lines(document: Mapping[str, Any], path: Path, files: list[str]) -> list[str]:
+    if "ranges" in document:
+        from cpembed.report.family import library_lines
+
+        return [*library_lines(document, path), f"files: {', '.join(files)}"]
     from cpembed.report.network import portable_lines, verification_text
     from cpembed.report.network_page.document import read
 

@@ -11,6 +11,7 @@ from cpembed.driver.matching import prepared_for, typed_for
 from cpembed.errors import WorkloadError
 from cpembed.graph.graph import Graph
 from cpembed.graph.kinds.product import Product
+from cpembed.graph.loop import nested_operators
 from cpembed.hw.instruction import HardwareSpec
 from cpembed.ir.computation import Computation
 from cpembed.targets.units import units_of
@@ -121,10 +122,11 @@ def model_layers(graph: Graph, name: str) -> tuple[Layer, ...]:
     """
     counts: dict[Computation, int] = {}
     first: dict[Computation, str] = {}
-    for operator in graph.operators:
+    # A product inside a loop is a layer for each of its steps.
+    for operator, _, times in nested_operators(graph):
         if isinstance(operator.kind, Product):
             key = product_key(operator.kind.computation)
-            counts[key] = counts.get(key, 0) + 1
+            counts[key] = counts.get(key, 0) + times
             first.setdefault(key, operator.name)
     if not counts:
         raise WorkloadError(

@@ -22,6 +22,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, TypeVar, get_args
 
 if TYPE_CHECKING:
+    from _typeshed import DataclassInstance
+
     from cpembed.codegen.epilogue import EpilogueRequest
     from cpembed.embedding.constraint_set import ConstraintSet, Weights
 
@@ -47,7 +49,7 @@ LARGEST_SEED = 2**31 - 1
 LONGEST_TIMEOUT = 1e8
 """Longest time limit in seconds, three years; operating systems wait for no longer."""
 
-Options = TypeVar("Options", bound="SearchOptions")
+Options = TypeVar("Options", bound="DataclassInstance")
 
 
 def option(

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from cpembed.codegen.epilogue import BIAS, BYTES, SCALE, Epilogue, channel_axes, saturated_range
 from cpembed.codegen.plan import storage_dtype
 from cpembed.export.program import CALLER_ROLES, Program, Role, vector_name
+from cpembed.export.sized import SizedProgram
 from cpembed.export.texts import NATIVE
 from cpembed.ir.computation import AxisKind, Computation
 from cpembed.ir.dtypes import is_integer
@@ -61,7 +62,7 @@ static int check(const void *const inputs[], const void *const weights[], void *
 """Comparison for a program without a plain definition."""
 
 
-def example(program: Program, reference: Reference = REPEATED) -> str:
+def example(program: SizedProgram, reference: Reference = REPEATED) -> str:
     """Return ``example.c``."""
     text = (NATIVE / "example.c").read_text(encoding="utf-8")
     most = max(1, *(len(program.with_role(role)) for role in CALLER_ROLES))

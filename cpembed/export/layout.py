@@ -16,6 +16,7 @@ from functools import cached_property
 import numpy as np
 
 from cpembed.export.program import CALLER_ROLES, Buffer, Program, Role
+from cpembed.export.sized import SizedProgram
 
 ALIGNMENT = 64
 """Alignment of buffers in bytes, for which kernels are compiled."""
@@ -183,12 +184,15 @@ class Blob:
         return header.ljust(ALIGNMENT, b"\0") + self.contents
 
 
-def blob_of(program: Program) -> Blob:
-    """Return the constants that calls of a program take."""
+def blob_of(*programs: Program) -> Blob:
+    """Return the constants that calls of programs take; one that several take is there once."""
     parts: list[bytes] = []
     places: dict[str, int] = {}
     end = 0
-    for buffer in program.with_role(Role.CONSTANT):
+    for program, buffer in ((p, b) for p in programs for b in p.with_role(Role.CONSTANT)):
+        # Names of a network's constants are digests of their contents.
+        if buffer.name in places:
+            continue
         if buffer.name in program.used and buffer.data is not None:
             data = np.ascontiguousarray(buffer.data).tobytes()
             parts.append(data.ljust(aligned(len(data)), b"\0"))
@@ -197,7 +201,34 @@ def blob_of(program: Program) -> Blob:
     return Blob(b"".join(parts), places)
 
 
-# -- a program ------------------------------------------------------------------------------------
+# -- programs -------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class LibraryLayout:
+    """Places of the buffers of a library's programs, which share the constants."""
+
+    program: SizedProgram
+    blob: Blob
+    in_file: bool
+
+    @cached_property
+    def instances(self) -> tuple[Layout, ...]:
+        """Layout of each program."""
+        return tuple(
+            Layout(instance.program, self.blob, self.in_file) for instance in self.program.instances
+        )
+
+    @property
+    def workspace_bytes(self) -> int:
+        """Size of the memory that a run writes between its steps."""
+        # Instances of one run follow each other.
+        return max(layout.workspace.bytes for layout in self.instances)
+
+    @property
+    def handle_bytes(self) -> int:
+        """Size of a handle's own memory once every instance has run."""
+        return sum(layout.handle_places[1] for layout in self.instances)
 
 
 @dataclass(frozen=True)
@@ -223,6 +254,7 @@ class Layout:
         It holds packed and filled buffers, and copies of weights that a run reads.
         """
         read = {name for call in self.program.run for name in call.arguments}
+        read.update(*(loop.buffers for loop in self.program.loops))
         places: dict[str, int] = {}
         end = 0
         for buffer in self.program.buffers:
@@ -244,6 +276,9 @@ class Layout:
             return self.program.with_role(buffer.role).index(buffer)
         if buffer.role is Role.CONSTANT:
             return self.blob.places[buffer.name]
+        # A loop places its windows.
+        if buffer.role is Role.WINDOW:
+            return 0
         if buffer.is_shared:
             return self.workspace.places[buffer.name]
         return self.handle_places[0][buffer.name]

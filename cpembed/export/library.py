@@ -20,8 +20,9 @@ from numpy.typing import NDArray
 from cpembed.errors import CpembedError, LoweringError
 from cpembed.export import loader
 from cpembed.export.example import REPEATED, Reference, example
-from cpembed.export.layout import Layout, blob_of
+from cpembed.export.layout import LibraryLayout, blob_of
 from cpembed.export.program import Call, Program, Role
+from cpembed.export.sized import SizedProgram
 from cpembed.export.texts import NATIVE, about_json, header, readme, tables
 from cpembed.host_compiler import compiler_command
 from cpembed.runtime import worker
@@ -39,7 +40,7 @@ _OPTIONS = (
 _COMPILER_VARIABLE, _COMPILERS = "CC", ("cc", "gcc", "clang")
 
 # Sources of the runtime in :data:`~cpembed.export.texts.NATIVE`.
-_SOURCES = ("runtime.c", "processor.h", "threads.h")
+_SOURCES = ("runtime.c", "processor.h", "sizes.h", "tables.h", "threads.h")
 
 # Time limit of one call of the compiler.
 _LIMIT_SECONDS = 300
@@ -72,7 +73,7 @@ def _compile_c(arguments: Sequence[str], folder: Path) -> None:
         raise LoweringError(f"{command[0]} cannot link the library: {reason}")
 
 
-def _parts(layout: Layout) -> dict[str, bytes]:
+def _parts(layout: LibraryLayout) -> dict[str, bytes]:
     """Return the files that a library is linked from: tables, kernels, and the constants."""
     program, name = layout.program, layout.program.name
     kernels = (kernel.contents for kernel in program.kernels.values())
@@ -91,18 +92,18 @@ def _parts(layout: Layout) -> dict[str, bytes]:
     }
 
 
-def _objects(program: Program) -> list[str]:
+def _objects(program: SizedProgram) -> list[str]:
     """Return the names of the kernels' object files."""
     return [f"kernel_{number}.o" for number in range(len(program.kernels))]
 
 
-def _link_arguments(program: Program, options: Sequence[str] = ()) -> list[str]:
+def _link_arguments(program: SizedProgram, options: Sequence[str] = ()) -> list[str]:
     """Return the compiler's arguments in a folder of :func:`_parts`."""
     sources = ["-I.", "runtime.c", *_objects(program)]
     return [*_OPTIONS, *options, *sources, "-o", f"lib{program.name}.so", "-lm", "-ldl"]
 
 
-def _link(layout: Layout, folder: Path, options: Sequence[str] = ()) -> Path:
+def _link(layout: LibraryLayout, folder: Path, options: Sequence[str] = ()) -> Path:
     """Write the parts of a library to a folder, and link the shared library there."""
     for file, contents in _parts(layout).items():
         (folder / file).write_bytes(contents)
@@ -172,7 +173,7 @@ EVERYTHING = Contents()
 
 
 def write_library(
-    program: Program,
+    program: Program | SizedProgram,
     folder: Path,
     contents: Contents = EVERYTHING,
     *,
@@ -183,8 +184,8 @@ def write_library(
 
     Parameters
     ----------
-    program : Program
-        Program of the library; its constant weights are packed now.
+    program : Program or SizedProgram
+        Program of the library, or programs of several sizes; constant weights are packed now.
     folder : Path
         Folder of the library.
     contents : Contents
@@ -203,7 +204,7 @@ def write_library(
     CpembedError
         If the folder cannot be written.
     """
-    layout = _layout(packed_ahead(program))
+    layout = _layout(packed_ahead(program) if isinstance(program, Program) else program)
     texts = texts_of(layout, contents)
     # Files are complete before they get their names.
     with drafted(folder) as draft:
@@ -234,7 +235,8 @@ def write_sources(program: Program, folder: Path, contents: Contents = EVERYTHIN
     """
     # Constant weights stay as they are: kernels that pack them may not run on this machine.
     layout = _layout(program)
-    texts = {**texts_of(layout, contents, linked=False), "Makefile": _makefile(program)}
+    makefile = _makefile(layout.program)
+    texts = {**texts_of(layout, contents, linked=False), "Makefile": makefile}
     files = _parts(layout) | {name: text.encode() for name, text in texts.items()}
     with drafted(folder) as draft:
         for file, data in files.items():
@@ -249,12 +251,13 @@ def _digest(path: Path) -> bytes:
         return hashlib.file_digest(file, "blake2b").digest()
 
 
-def _layout(program: Program) -> Layout:
-    blob = blob_of(program)
-    return Layout(program, blob, in_file=len(blob.contents) > EMBEDDED_BYTES)
+def _layout(program: Program | SizedProgram) -> LibraryLayout:
+    sized = SizedProgram.fixed(program) if isinstance(program, Program) else program
+    blob = blob_of(*(instance.program for instance in sized.instances))
+    return LibraryLayout(sized, blob, in_file=len(blob.contents) > EMBEDDED_BYTES)
 
 
-def _weights_files(layout: Layout) -> list[str]:
+def _weights_files(layout: LibraryLayout) -> list[str]:
     return [f"{layout.program.name}.weights"] if layout.in_file else []
 
 
@@ -273,7 +276,7 @@ def drafted(folder: Path) -> Generator[Path]:
         raise CpembedError(f"{folder} cannot be written: {reason}; name another folder") from None
 
 
-def _makefile(program: Program) -> str:
+def _makefile(program: SizedProgram) -> str:
     """Return the Makefile that links a library and builds its example."""
     name = program.name
     arguments = " ".join(map(shlex.quote, _link_arguments(program)))
@@ -284,13 +287,13 @@ def _makefile(program: Program) -> str:
     )
 
 
-def texts_of(layout: Layout, contents: Contents, *, linked: bool = True) -> dict[str, str]:
+def texts_of(layout: LibraryLayout, contents: Contents, *, linked: bool = True) -> dict[str, str]:
     """Return the text files of a library by name.
 
     Parameters
     ----------
-    layout : Layout
-        Program with the places of its buffers.
+    layout : LibraryLayout
+        Programs with the places of their buffers.
     contents : Contents
         Files to write.
     linked : bool, default True
@@ -356,7 +359,7 @@ def _executed(program: Program, calls: Sequence[Call]) -> dict[str, NDArray[Any]
         prepare=(),
         run=tuple(calls),
     )
-    layout = Layout(packing, blob_of(packing), in_file=True)
+    layout = LibraryLayout(SizedProgram.fixed(packing), blob_of(packing), in_file=True)
     with tempfile.TemporaryDirectory() as folder:
         path = _link(layout, Path(folder))
         # In the worker, which a crash of a kernel ends in place of this process.

@@ -9,8 +9,8 @@ from __future__ import annotations
 
 import ctypes
 import math
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -29,8 +29,21 @@ _STORED = {"bfloat16": "uint16", "int7": "int8", "uint7": "uint8"}
 _LINE = 64
 
 
+_OBSERVER = ctypes.CFUNCTYPE(None, ctypes.c_void_p, ctypes.c_int, ctypes.POINTER(ctypes.c_int64))
+
+
 class LibraryError(Exception):
     """Failure of a function of the library; the text gives the reason."""
+
+
+class _Extent(ctypes.Structure):
+    _fields_ = (
+        ("axis", ctypes.c_int32),
+        ("symbol", ctypes.c_int32),
+        ("factor", ctypes.c_int64),
+        ("offset", ctypes.c_int64),
+        ("divisor", ctypes.c_int64),
+    )
 
 
 class _Described(ctypes.Structure):
@@ -40,16 +53,47 @@ class _Described(ctypes.Structure):
         ("rank", ctypes.c_int32),
         ("shape", ctypes.POINTER(ctypes.c_int64)),
         ("bytes", ctypes.c_int64),
+        ("item_bytes", ctypes.c_int64),
+        ("extent_count", ctypes.c_int32),
+        ("extents", ctypes.POINTER(_Extent)),
     )
 
 
 @dataclass(frozen=True)
+class Extent:
+    """Part of an axis, ``(factor * size + offset) // divisor`` of a symbol; the offset if -1."""
+
+    axis: int
+    symbol: int
+    factor: int
+    offset: int
+    divisor: int = 1
+
+    def at(self, sizes: Sequence[int]) -> int:
+        """Return the number of indices at some sizes."""
+        times = 0 if self.symbol < 0 else self.factor * sizes[self.symbol]
+        return (times + self.offset) // self.divisor
+
+
+@dataclass(frozen=True)
 class TensorInfo:
-    """Tensor of the interface; ``dtype`` is the library's name of its type."""
+    """Tensor of the interface; ``dtype`` is the library's name of its type.
+
+    Where sizes are ranges, ``shape`` is that of the largest sizes; an axis has as many indices as
+    the product of its ``extents``.
+    """
 
     name: str
     dtype: str
     shape: tuple[int, ...]
+    extents: tuple[Extent, ...] = ()
+
+    def at(self, sizes: Sequence[int]) -> TensorInfo:
+        """Return the tensor at some sizes of the symbols."""
+        shape = [1] * len(self.shape)
+        for extent in self.extents:
+            shape[extent.axis] *= extent.at(sizes)
+        return replace(self, shape=tuple(shape))
 
     @property
     def stored(self) -> np.dtype[Any]:
@@ -140,6 +184,7 @@ class Library:
             self._described(kind) for kind in ("input", "output", "weight")
         )
         file = None if weights_file is None else str(weights_file).encode()
+        self.ranges = self._ranges()
         self._check(self._function("open")(threads, file, ctypes.byref(self._handle)))
 
     def pack(self, *weights: Any) -> None:
@@ -173,6 +218,34 @@ class Library:
         pointer = times.ctypes.data_as(ctypes.POINTER(ctypes.c_double))
         return self._run("run_timed", inputs, None, pointer), times
 
+    def run_observed(
+        self, observer: Callable[[int, Sequence[int]], None], *inputs: Any
+    ) -> tuple[Array, ...]:
+        """Run one call, with a call of ``observer`` after each step.
+
+        Parameters
+        ----------
+        observer : callable
+            Called with the number of the step and the iteration that each loop is in; after loop k
+            with -1 - k. It may call :meth:`tensor`. The first exception that it raises is raised
+            when the call has ended.
+        *inputs : array
+        """
+        errors: list[BaseException] = []
+
+        def observed(_: Any, step: int, iterations: Any) -> None:
+            if not errors:
+                try:
+                    observer(step, iterations)
+                except BaseException as error:
+                    # It cannot pass through the library.
+                    errors.append(error)
+
+        results = self._run("run_observed", inputs, None, _OBSERVER(observed), None)
+        if errors:
+            raise errors[0]
+        return results
+
     @property
     def steps(self) -> tuple[str, ...]:
         """Names of the steps of a run."""
@@ -192,8 +265,8 @@ class Library:
     def tensor(self, name: str) -> Array:
         """Return a flat copy of a buffer as the last steps left it.
 
-        Raises :class:`LibraryError` for an unknown name, and for inputs and outputs, which the
-        caller has.
+        Raises :class:`LibraryError` for an unknown name, and, but for observers, for inputs and
+        outputs, which the caller has.
         """
         self._require_open()
         dtype, elements = ctypes.c_char_p(), ctypes.c_int64()
@@ -205,6 +278,63 @@ class Library:
         text = dtype.value.decode()
         kind = np.dtype(_STORED.get(text, text))
         return np.frombuffer(ctypes.string_at(address, elements.value * kind.itemsize), kind).copy()
+
+    def sizes_of(self, shapes: Sequence[Sequence[int]]) -> tuple[int, ...]:
+        """Return the size of each symbol from the shapes of the inputs.
+
+        Raises :class:`LibraryError` for shapes that contradict each other or the ranges.
+        """
+        sizes: dict[int, int] = {}
+        names = list(self.ranges)
+        # An axis of several symbols tells one of them once the others are known.
+        for _ in self.ranges:
+            for info, shape in zip(self.inputs, shapes, strict=True):
+                for axis, total in enumerate(shape):
+                    parts = [e for e in info.extents if e.axis == axis]
+                    unknown = [e for e in parts if e.symbol >= 0 and e.symbol not in sizes]
+                    if len(shape) != len(info.shape) or len(unknown) != 1:
+                        continue
+                    extent = unknown[0]
+                    rest = math.prod(
+                        e.at([sizes.get(k, 0) for k in range(len(names))])
+                        for e in parts if e is not extent
+                    )  # fmt: skip
+                    indices = total // max(1, rest) * extent.divisor
+                    size = -(-(indices - extent.offset) // extent.factor)
+                    low, high = self.ranges[names[extent.symbol]]
+                    if not low <= size <= high:
+                        raise LibraryError(
+                            f"{info.name} is {list(shape)}: {names[extent.symbol]} is {size}, the "
+                            f"library takes {low} to {high}"
+                        )
+                    sizes[extent.symbol] = size
+        return tuple(
+            sizes.get(number, high) for number, (_, high) in enumerate(self.ranges.values())
+        )
+
+    def outputs_of(self, shapes: Sequence[Sequence[int]]) -> tuple[TensorInfo, ...]:
+        """Return the outputs of a run whose inputs have some shapes."""
+        sizes = self.sizes_of(shapes)
+        return tuple(info.at(sizes) for info in self.outputs)
+
+    def _resized(self, inputs: Sequence[Any]) -> tuple[list[TensorInfo], list[TensorInfo]]:
+        """Set the sizes that inputs have, and return inputs and outputs at these."""
+        if not self.ranges or len(inputs) != len(self.inputs):
+            return list(self.inputs), list(self.outputs)
+        self._require_open()
+        sizes = self.sizes_of([np.shape(array) for array in inputs])
+        numbers = (ctypes.c_int64 * len(sizes))(*sizes)
+        self._check(self._function("resize")(self._handle, numbers))
+        return [info.at(sizes) for info in self.inputs], [info.at(sizes) for info in self.outputs]
+
+    def _ranges(self) -> dict[str, tuple[int, int]]:
+        """Return the least and the largest size of each symbol."""
+        ranges: dict[str, tuple[int, int]] = {}
+        for number in range(self._function("symbol_count")()):
+            low, high = ctypes.c_int64(), ctypes.c_int64()
+            name = self._function("symbol")(number, ctypes.byref(low), ctypes.byref(high))
+            ranges[name.decode()] = low.value, high.value
+        return ranges
 
     def close(self) -> None:
         """End the threads and free the memory; no other method may be called afterwards."""
@@ -229,12 +359,13 @@ class Library:
         *trailing: Any,
         leading: tuple[int, ...] = (),
     ) -> tuple[Array, ...]:
-        arrays = self._accepted("inputs", self.inputs, inputs)
+        takes, yields = self._resized(inputs)
+        arrays = self._accepted("inputs", takes, inputs)
         if out is None:
-            out = [aligned(info.shape, info.stored) for info in self.outputs]
-        elif len(out) != len(self.outputs):
-            raise LibraryError(f"{len(out)} outputs are given, there are {len(self.outputs)}")
-        for info, array in zip(self.outputs, out, strict=True):
+            out = [aligned(info.shape, info.stored) for info in yields]
+        elif len(out) != len(yields):
+            raise LibraryError(f"{len(out)} outputs are given, there are {len(yields)}")
+        for info, array in zip(yields, out, strict=True):
             if info.accepted(array).shape != array.shape or not array.flags.c_contiguous:
                 raise LibraryError(f"output {info.name} is not contiguous")
         buffers = _pointers(arrays), _pointers(out), None
@@ -263,7 +394,11 @@ class Library:
         for number in range(count):
             tensor = get(number).contents
             shape = tuple(tensor.shape[axis] for axis in range(tensor.rank))
-            infos.append(TensorInfo(tensor.name.decode(), tensor.dtype.decode(), shape))
+            extents = tuple(
+                Extent(e.axis, e.symbol, e.factor, e.offset, e.divisor)
+                for e in (tensor.extents[k] for k in range(tensor.extent_count))
+            )
+            infos.append(TensorInfo(tensor.name.decode(), tensor.dtype.decode(), shape, extents))
         return tuple(infos)
 
     def _check(self, status: int) -> None:
@@ -279,15 +414,18 @@ class Library:
         results: dict[str, Any] = {
             "status_text": text, "kernel_message": text, "step_name": text, "tensor": pointer,
             "workspace_size": size, "close": None, "input": tensor, "output": tensor,
-            "weight": tensor,
+            "weight": tensor, "symbol": text,
         }  # fmt: skip
         arguments: dict[str, list[Any]] = {
             "open": [number, text, pointer],
             "pack": [pointer] * 2,
             "run": [pointer] * 4,
             "run_timed": [pointer] * 5,
+            "run_observed": [*[pointer] * 4, _OBSERVER, pointer],
             "run_steps": [pointer, number, number, *[pointer] * 3],
             "tensor": [pointer, text, pointer, pointer],
+            "symbol": [number, pointer, pointer],
+            "resize": [pointer, pointer],
             "close": [pointer],
             "thread_count": [pointer],
             "kernel_message": [pointer],

@@ -31,7 +31,8 @@ class Role(Enum):
 
     A caller passes ``INPUT`` and ``OUTPUT`` in each call and ``WEIGHTS`` once. ``CONSTANT`` is
     known when the library is built. ``PACKED`` is written once, by the calls that prepare, and read
-    by those that run. ``WORKSPACE`` is written before it is read in every run.
+    by those that run. ``WORKSPACE`` is written before it is read in every run. ``WINDOW`` is a part
+    of another buffer, which a loop moves.
     """
 
     INPUT = "input"
@@ -40,6 +41,7 @@ class Role(Enum):
     CONSTANT = "constant"
     PACKED = "packed"
     WORKSPACE = "workspace"
+    WINDOW = "window"
 
 
 CALLER_ROLES = (Role.INPUT, Role.OUTPUT, Role.WEIGHTS)
@@ -125,6 +127,83 @@ class Call:
     label: str = ""
 
 
+class Moving(Enum):
+    """Data movement of a loop, by the runtime, and the time at which it happens.
+
+    ``START`` copies before the first step, and ``FINISH`` after the last one. ``READ`` copies a
+    slice of a tensor before each step; ``VIEW`` lets a window show it instead. After each step
+    ``WRITE`` copies a slice of a result, ``COPY`` copies a new state to the state, and ``SWAP``
+    exchanges the memory of both.
+    """
+
+    START = 0
+    READ = 1
+    VIEW = 2
+    WRITE = 3
+    COPY = 4
+    SWAP = 5
+    FINISH = 6
+
+
+@dataclass(frozen=True)
+class Move:
+    """Movement from one buffer to another.
+
+    Attributes
+    ----------
+    backwards : bool
+        True if the first step has the last slice.
+    """
+
+    moving: Moving
+    source: str
+    target: str
+    backwards: bool = False
+
+
+@dataclass(frozen=True)
+class CallLoop:
+    """Range of calls that is executed a number of times.
+
+    Attributes
+    ----------
+    name : str
+        Name of the operator.
+    first, last : int
+        Calls from ``first`` to before ``last``.
+    steps : int, optional
+        Number of steps, or the largest one; None if a condition ends the loop.
+    moves : tuple of Move
+        Movements, in the order of their times.
+    number : str, optional
+        Buffer that gets the number of each step (int64).
+    limit : str, optional
+        Buffer with the number of steps (int64).
+    condition, again : str, optional
+        Buffers with the condition of the first step, and of the next one.
+    parent : int, optional
+        Number of the loop around this one.
+    """
+
+    name: str
+    first: int
+    last: int
+    steps: int | None
+    moves: tuple[Move, ...]
+    number: str | None = None
+    limit: str | None = None
+    condition: str | None = None
+    again: str | None = None
+    parent: int | None = None
+
+    @property
+    def buffers(self) -> tuple[str, ...]:
+        """Names of the buffers that the loop itself reads or writes."""
+        controls = (self.number, self.limit, self.condition, self.again)
+        moved = (name for move in self.moves for name in (move.source, move.target))
+        return (*(name for name in controls if name is not None), *moved)
+
+
 _NAME = re.compile(r"[A-Za-z][A-Za-z0-9_]*")
 # Maximum number of letters of a library's name, which begins the names of its functions.
 _LONGEST_NAME = 60
@@ -144,6 +223,8 @@ class Program:
         Calls that are made once, after the weights have been passed.
     run : tuple of Call
         Calls of every run.
+    loops : tuple of CallLoop
+        Ranges of these calls that are repeated, an outer one before those inside it.
     features : tuple of str
         CPU features that the kernels need, as /proc/cpuinfo spells them.
     threads : int
@@ -164,6 +245,7 @@ class Program:
     run: tuple[Call, ...]
     features: tuple[str, ...] = ()
     threads: int = 0
+    loops: tuple[CallLoop, ...] = ()
 
     def __post_init__(self) -> None:
         require_name(self.name)
@@ -175,6 +257,9 @@ class Program:
             for name in call.arguments:
                 if name not in self.by_name:
                     raise InvariantError(f"{self.name}: {call.kernel} takes {name}, no buffer")
+        for name in (name for loop in self.loops for name in loop.buffers):
+            if name not in self.by_name:
+                raise InvariantError(f"{self.name}: a loop moves {name}, no buffer")
         # Weights are packed between calls, when the caller passes no inputs or outputs.
         for name in (name for call in self.prepare for name in call.arguments):
             if self.by_name[name].role in (Role.INPUT, Role.OUTPUT):
@@ -191,9 +276,18 @@ class Program:
 
     @cached_property
     def used(self) -> frozenset[str]:
-        """Names of the buffers that calls take."""
+        """Names of the buffers that calls and loops take."""
         calls = (*self.prepare, *self.run)
-        return frozenset(name for call in calls for name in call.arguments)
+        names = {name for call in calls for name in call.arguments}
+        return frozenset(names.union(*(loop.buffers for loop in self.loops)))
+
+    def loop_after(self, number: int) -> int:
+        """Return the number of the first later loop that is not inside a loop."""
+        inside, end = {number}, number + 1
+        while end < len(self.loops) and self.loops[end].parent in inside:
+            inside.add(end)
+            end += 1
+        return end
 
     def lives(self) -> dict[str, tuple[int, int]]:
         """Return the first and last step that take each buffer of the shared workspace."""
@@ -204,6 +298,17 @@ class Program:
         # Steps of preparation have no numbers among these, so their buffers live throughout.
         for call in self.prepare:
             lives |= dict.fromkeys(call.arguments, (0, len(self.run) - 1))
+        # Inner loops first: what lives throughout one is needed in several steps of the outer one.
+        for loop in reversed(self.loops):
+            last = max(loop.first, loop.last - 1)
+            for name in loop.buffers:
+                first, end = lives.get(name, (loop.first, last))
+                lives[name] = min(first, loop.first), max(end, last)
+            # A tensor of outside is read in every step, so nothing inside may overwrite it.
+            for name, (first, end) in lives.items():
+                crosses = first < loop.first <= end or first <= loop.last - 1 < end
+                if crosses and loop.first < loop.last:
+                    lives[name] = min(first, loop.first), max(end, last)
         shared = (buffer.name for buffer in self.buffers if buffer.is_shared)
         return {name: lives[name] for name in shared if name in lives}
 

@@ -28,6 +28,7 @@ from cpembed.graph.kinds import (
     Transpose,
 )
 from cpembed.graph.kinds.base import Array, axis_of
+from cpembed.graph.loop import Loop, multiplications, nested_operators
 from cpembed.ir.dtypes import numpy_dtype
 
 LARGEST_TENSOR = 1 << 31
@@ -40,7 +41,9 @@ COMPUTED_BYTES, COMPUTED_SHARE = 1 << 28, 4
 A small file cannot make large ones.
 """
 _LARGEST_PRODUCT = 1 << 30
-"""Maximum number of multiplications of a product that is computed at once."""
+"""Maximum number of multiplications of a product, or of a loop, that is computed at once."""
+_MOST_OPERATORS = 1 << 16
+"""Maximum number of operators that a loop which is computed at once executes."""
 
 
 @dataclass
@@ -119,6 +122,15 @@ class Builder:
         """Return True if the tensor is a constant of integers that is dequantized."""
         return tensor in self._quantized
 
+    def copy_constant(self, tensor: str, target: Builder) -> str:
+        """Add a constant to another builder and return its name there; quantized ones stay so."""
+        if tensor not in self._quantized:
+            array = self.constants.get(tensor)
+            return target.constant(self._empty[tensor] if array is None else array, tensor)
+        integers, kind = self._quantized[tensor]
+        copies = [target.constant(self.constants[name], name) for name in integers]
+        return target.add(kind, copies, tensor)
+
     def add(self, kind: Kind, inputs: Sequence[str], name: str, stem: str | None = None) -> str:
         """Add an operator with one output.
 
@@ -191,6 +203,11 @@ class Builder:
             return False
         size = sum(t.elements * np.dtype(t.dtype).itemsize for t in types)
         slow = isinstance(kind, Product) and kind.computation.macs > _LARGEST_PRODUCT
+        if isinstance(kind, Loop):
+            # A condition may never end a loop.
+            operators = (kind.steps or 0) * sum(1 for _ in nested_operators(kind.body))
+            work = (kind.steps or 0) * multiplications(kind.body)
+            slow = kind.steps is None or operators > _MOST_OPERATORS or work > _LARGEST_PRODUCT
         return size <= min(LARGEST_CONSTANT, self._bytes_left) and not slow
 
     def _moved(self, kind: Kind, tensor: str, name: str, stem: str) -> str | None:
@@ -271,7 +288,7 @@ class Builder:
             dict(self.inputs),
             tuple(outputs),
             {name: array for name, array in constants.items() if name in read},
-            tuple(_with_distinct_names(operators)),
+            tuple(with_distinct_names(operators)),
         )
 
     def _output_names(self, outputs: Mapping[str, str]) -> dict[str, str]:
@@ -348,7 +365,7 @@ def _check_size(kind: TensorType) -> None:
         raise WorkloadError(f"a tensor {kind} has more than 2^31 elements: use smaller sizes")
 
 
-def _with_distinct_names(operators: Iterable[Operator]) -> Iterable[Operator]:
+def with_distinct_names(operators: Iterable[Operator]) -> Iterable[Operator]:
     """Number the operators whose name an earlier one has."""
     counts: dict[str, int] = {}
     for operator in operators:

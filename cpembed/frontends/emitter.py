@@ -6,7 +6,7 @@ import math
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any, NoReturn
+from typing import Any, NoReturn, Self
 
 import numpy as np
 
@@ -59,6 +59,10 @@ class Emitter(ABC):
     def reject(self, reason: str) -> NoReturn:
         """Raise :class:`ModelError`; the reason says what is wrong and the remedy."""
         raise NotImplementedError
+
+    @abstractmethod
+    def inside(self, builder: Builder) -> Self:
+        """Return an emitter that writes to the body of a loop."""
 
     def emit(self, kind: Kind, *inputs: str) -> str:
         """Add an operator of one result."""

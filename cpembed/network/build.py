@@ -15,9 +15,9 @@ from cpembed.errors import BackendUnavailable, CpembedError, LoweringError, Work
 from cpembed.export.library import EVERYTHING, Contents, Library, write_library
 from cpembed.export.loader import Library as OpenLibrary
 from cpembed.export.loader import aligned
-from cpembed.frontends import Fallback, load_model
 from cpembed.graph.graph import Array, Graph, Operator, check_inputs
 from cpembed.graph.kinds import CacheUpdate, Foreign
+from cpembed.graph.loop import Loop
 from cpembed.hw.instruction import HardwareSpec
 from cpembed.ir.dtypes import as_stored, as_typed
 from cpembed.network.plan import NetworkPlan, Planning, plan_network
@@ -25,7 +25,7 @@ from cpembed.network.program import NetworkProgram, network_program
 from cpembed.steps import Progress, silent
 from cpembed.targets.capabilities import links_here
 from cpembed.targets.registry import missing_for, open_target
-from cpembed.targets.units import NATIVE, FloatType, Units
+from cpembed.targets.units import NATIVE, Units
 
 if TYPE_CHECKING:
     from cpembed.network.parts import PartedNetwork
@@ -200,8 +200,15 @@ def prepared_and_named(graph: Graph, units: Units) -> Graph:
 
 
 def uniquely_named(graph: Graph) -> Graph:
-    """Return a graph whose operators have distinct names; later ones are numbered."""
-    uses: dict[str, int] = {}
+    """Return a graph whose operators, also those in loops, have distinct names.
+
+    Later ones are numbered.
+    """
+    return _named(graph, {})
+
+
+def _named(graph: Graph, uses: dict[str, int]) -> Graph:
+    """Number the names of operators that are in use already."""
     operators: list[Operator] = []
     for operator in graph.operators:
         name = operator.name or operator.output
@@ -211,7 +218,10 @@ def uniquely_named(graph: Graph) -> Graph:
             uses[name] += 1
         new = name if uses[name] == 1 else f"{name} ({uses[name]})"
         uses.setdefault(new, 1)
-        operators.append(replace(operator, name=new))
+        kind = operator.kind
+        if isinstance(kind, Loop):
+            kind = kind.with_body(_named(kind.body, uses))
+        operators.append(replace(operator, name=new, kind=kind))
     return graph.with_operators(operators)
 
 
@@ -253,11 +263,11 @@ def compile_network(
     BackendUnavailable
         If there is no C compiler, or the target has no library.
     """
-    _require_kernels(graph)
+    require_kernels(graph)
     units, planning = matching.network_units(target), planning or Planning()
-    _require_library(units.primary)
+    require_library(units.primary)
     plan = plan_network(prepared_and_named(graph, units), units, planning, progress)
-    network = network_program(plan, name or _library_name(graph.name), planning.cache, progress)
+    network = network_program(plan, name or library_name(graph.name), planning.cache, progress)
     progress("linking", 0, 1)
     label = network.program.name
 
@@ -277,7 +287,7 @@ def has_foreign(graph: Graph) -> bool:
     return any(isinstance(operator.kind, Foreign) for operator in graph.operators)
 
 
-def _require_kernels(graph: Graph) -> None:
+def require_kernels(graph: Graph) -> None:
     """Raise :class:`LoweringError` for an operator that only a process of Python computes."""
     for operator in graph.operators:
         if isinstance(operator.kind, Foreign):
@@ -288,13 +298,13 @@ def _require_kernels(graph: Graph) -> None:
             )
 
 
-def _require_library(spec: HardwareSpec) -> None:
+def require_library(spec: HardwareSpec) -> None:
     """Raise :class:`BackendUnavailable` if this machine cannot build a target's library."""
     if missing := missing_for(spec):
         raise BackendUnavailable(f"{spec.name}: {'; '.join(missing)}; name another target")
 
 
-def _library_name(text: str) -> str:
+def library_name(text: str) -> str:
     """Return a C identifier for a model's name, which often is the name of its file."""
     # The program's symbols, files and Python class begin with this name, so it is short.
     stem = re.sub(r"\.(onnx|pt2)$", "", text)
@@ -303,22 +313,18 @@ def _library_name(text: str) -> str:
 
 
 def compile_model(
-    model: str | Path | Graph,
+    graph: Graph,
     target: str | HardwareSpec | Units = NATIVE,
     *,
     folder: Path | None = None,
     threads: int = 0,
-    float_type: FloatType | None = None,
-    fallback: Fallback = None,
     method: MethodName = "auto",
 ) -> RunningNetwork | PartedNetwork:
-    """Compile a network and load it, so that it can be called with arrays.
+    """Compile a graph and load it, so that it can be called with arrays.
 
     Parameters
     ----------
-    model : str, Path or Graph
-        File of an ONNX model or an exported PyTorch program, or the graph that
-        :func:`~cpembed.frontends.load_model` read from one.
+    graph : Graph
     target : str, HardwareSpec or Units, default "native"
         All instructions of this processor, or a target by name, file or value whose kernels run on
         this machine.
@@ -326,13 +332,6 @@ def compile_model(
         Folder for the library; by default a temporary one.
     threads : int
         Number of threads; 0 for as many as the process has for kernels.
-    float_type : str, optional
-        ``bfloat16`` to round the operands of float products to it, ``float32`` to round none; by
-        default what the named target multiplies, float32 for ``native``.
-    fallback : str or mapping, optional
-        What computes operators of a file that are not read: ``onnxruntime`` or ``torch``, or a
-        function of inputs and attributes for each of them, by its name in the model. The operators
-        around them are libraries of their own.
     method : str, default "auto"
         Method of convolutions of floats: ``auto`` for the fastest, ``implicit`` for their own sums,
         another name for this method wherever it is possible.
@@ -344,14 +343,10 @@ def compile_model(
 
     Raises
     ------
-    ModelError
-        If the file is not understood.
     BackendUnavailable, LoweringError
         As :func:`compile_network` does.
     """
-    # Before the model is read, which may take seconds.
-    units = matching.network_units(target, float_type)
-    graph = model if isinstance(model, Graph) else load_model(model, fallback=fallback)
+    units = matching.network_units(target)
     planning = Planning(method=method)
     if has_foreign(graph):
         from cpembed.network.parts import compile_parts

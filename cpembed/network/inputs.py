@@ -16,6 +16,7 @@ from cpembed.errors import WorkloadError
 from cpembed.files import make_folder, open_regular, write_whole
 from cpembed.graph.graph import Array, Graph, Operator, check_inputs
 from cpembed.graph.kinds import CacheUpdate, Gather, GroupedGather
+from cpembed.graph.loop import Loop, nested_operators
 from cpembed.ir.dtypes import numpy_dtype
 from cpembed.runtime.measurement.verification import with_special_values
 
@@ -148,6 +149,9 @@ def special_inputs(graph: Graph, inputs: Mapping[str, Array], seed: int = 0) -> 
     seed : int, default 0
         Seed of the positions that get special values.
     """
+    # A special value may keep a condition true for ever.
+    if any(o.kind.steps is None for o, _, _ in nested_operators(graph) if isinstance(o.kind, Loop)):
+        return dict(inputs)
     generator = np.random.default_rng(seed)
     indices = _sizes_by_index(graph)
     return {
@@ -168,6 +172,10 @@ def _sizes_by_index(graph: Graph) -> dict[str, int]:
         if indexed is not None:
             # The last input of these operators has the indices.
             limits.append((operator.inputs[-1], indexed))
+        if isinstance(operator.kind, Loop):
+            # States may carry an index from any input to a gather of the body.
+            inside = _sizes_by_index(operator.kind.body).values()
+            limits += [(name, min(inside)) for name in operator.inputs if inside]
         for name, size in limits:
             sizes[name] = min(size, sizes.get(name, size))
     return sizes

@@ -9,13 +9,14 @@ from __future__ import annotations
 import itertools
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cached_property
 
 from cpembed.driver.options import MethodName
 from cpembed.errors import LoweringError
 from cpembed.graph.graph import Operator
 from cpembed.graph.kinds import Attention, Kind, Product, Reshape, TensorType, Transpose
+from cpembed.graph.loop import Loop
 from cpembed.network.assignment import Node, Option, Problem, Tensor
 from cpembed.network.attention import AttentionChoice
 from cpembed.network.executions import Execution, GraphOnTarget, Ports, ports_of
@@ -34,9 +35,13 @@ A concatenation of many images, each with or without a halo, would explode.
 
 @dataclass(frozen=True)
 class ExecutionChoices(GraphOnTarget):
-    """Executions of each operator of a graph; convolutions are computed by a ``method``."""
+    """Executions of each operator of a graph; convolutions are computed by a ``method``.
+
+    ``loops_us`` are the costs of loops, whose bodies have plans of their own.
+    """
 
     method: MethodName = "auto"
+    loops_us: Mapping[str, float] = field(default_factory=dict[str, float])
 
     @cached_property
     def of_products(self) -> ProductExecutions:
@@ -115,6 +120,10 @@ class ExecutionChoices(GraphOnTarget):
     def _generated(self, operator: Operator) -> tuple[Execution, ...]:
         reads, writes = ports_of(self.graph, operator)
         names = [*reads, *writes]
+        if isinstance(operator.kind, Loop):
+            # Slices along the first axis are neighbours in row-major order only.
+            plain = tuple(map(self.row_major, names))
+            return (Execution(plain, self.loops_us[operator.name]),)
         executions: list[Execution] = []
         for ports in self._combinations(names):
             # The caller's memory is the caller's: a result in it is copied.

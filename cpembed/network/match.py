@@ -42,6 +42,7 @@ from cpembed.errors import BackendUnavailable
 from cpembed.graph.graph import Graph, Operator
 from cpembed.graph.kinds.grouped import GroupedProduct
 from cpembed.graph.kinds.product import Product
+from cpembed.graph.loop import nested_operators
 from cpembed.hw.instruction import HardwareSpec
 from cpembed.ir.computation import Computation
 from cpembed.network.attention import AttentionKernel
@@ -289,7 +290,7 @@ def match(
             results.append(_of_plan(plan))
         else:
             results.append(_of_searches(network, each.primary, timeout, progress))
-    return MatchResult(graph.name, len(graph.operators), tuple(results))
+    return MatchResult(graph.name, sum(1 for _ in nested_operators(graph)), tuple(results))
 
 
 def _without_alternatives(units: Units) -> Units:
@@ -307,18 +308,21 @@ def _is_planned(units: Units) -> bool:
 
 def _of_plan(plan: NetworkPlan) -> TargetMatch:
     """Return the products of a plan with their kernels."""
+    # The body of a loop has a plan of its own, which may split its operators.
+    nested = [(operator, inner) for operator, inner, _ in plan.nested()]
     matches = {
-        operator.name: _match_of_execution(operator.kind, plan.execution(operator))
-        for operator in plan.graph.operators
+        operator.name: _match_of_execution(operator.kind, inner.execution(operator))
+        for operator, inner in nested
         if isinstance(operator.kind, Product)
     }
     attentions: dict[str, AttentionKernel] = {}
-    for operator in plan.graph.operators:
-        execution = plan.execution(operator)
+    for operator, inner in nested:
+        execution = inner.execution(operator)
         if execution.attention is not None:
             attentions[operator.name] = execution.attention
             matches[operator.name] = _match_of_attention(execution.attention)
-    target = _target_match(plan.units.name, plan.graph, matches, plan.units.members, attentions)
+    operators = [operator for operator, _ in nested]
+    target = _target_match(plan.units.name, operators, matches, plan.units.members, attentions)
     return replace(target, is_planned=True)
 
 
@@ -359,16 +363,17 @@ def _of_searches(
     """Search each product by itself, in the worker; equal ones once, whatever their names."""
     matches: dict[str, Match] = {}
     by_workload: dict[Computation, Match] = {}
-    products = [o for o in graph.operators if isinstance(o.kind, Product)]
-    for number, operator in enumerate(products):
+    nested = [(operator, inner) for operator, inner, _ in nested_operators(graph)]
+    products = [each for each in nested if isinstance(each[0].kind, Product)]
+    for number, (operator, inner) in enumerate(products):
         progress(f"{operator.name} on {spec.name}", number, len(products))
-        request = _request(graph, operator, spec, timeout)
+        request = _request(inner, operator, spec, timeout)
         workload = _anonymous(request.workload)
         if workload not in by_workload:
             by_workload[workload] = match_in_worker(replace(request, workload=workload))
         matches[operator.name] = by_workload[workload]
     progress("", len(products), len(products))
-    return _target_match(spec.name, graph, matches, (spec.name,))
+    return _target_match(spec.name, [each for each, _ in nested], matches, (spec.name,))
 
 
 def _request(
@@ -390,7 +395,7 @@ def _anonymous(computation: Computation) -> Computation:
 
 def _target_match(
     target: str,
-    graph: Graph,
+    operators: Sequence[Operator],
     matches: Mapping[str, Match],
     members: tuple[str, ...],
     attentions: Mapping[str, AttentionKernel] | None = None,
@@ -423,4 +428,4 @@ def _target_match(
             match=matches[operator.name],
         )
 
-    return TargetMatch(target, tuple(map(row, graph.operators)), len(numbers), members)
+    return TargetMatch(target, tuple(map(row, operators)), len(numbers), members)

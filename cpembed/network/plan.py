@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Literal
 
@@ -11,6 +11,7 @@ from cpembed.codegen.runtime import thread_count
 from cpembed.driver.options import MethodName
 from cpembed.graph.graph import Array, Graph, Operator
 from cpembed.graph.kinds import Apply, Elementwise, Input, Number, Product, Scalar
+from cpembed.graph.loop import Loop, nested_graphs
 from cpembed.graph.passes.chain_fusion import split_chain
 from cpembed.network.assignment import Assignment, assign, by_policy
 from cpembed.network.costs import KernelTimer
@@ -18,7 +19,7 @@ from cpembed.network.executions import Execution
 from cpembed.network.kernel_cache import Cache, cores, default_folder
 from cpembed.network.layout import CandidateLayouts, Layout
 from cpembed.network.layout_problem import ExecutionChoices
-from cpembed.network.product_kernels import ProductKernels
+from cpembed.network.product_kernels import KernelRequest, ProductKernel, ProductKernels
 from cpembed.steps import Progress, silent
 from cpembed.targets.units import Units
 
@@ -118,6 +119,8 @@ class NetworkPlan:
         Execution by operator.
     written : mapping from str to Layout
         Layout in which each tensor is written, or in which the caller passes it.
+    bodies : mapping from str to NetworkPlan
+        Plan of the body of each loop, by the loop's name.
     """
 
     units: Units
@@ -126,6 +129,7 @@ class NetworkPlan:
     written: Mapping[str, Layout]
     conversions: tuple[LayoutConversion, ...]
     assignment: Assignment
+    bodies: Mapping[str, NetworkPlan] = field(default_factory=dict[str, "NetworkPlan"])
 
     @property
     def graph(self) -> Graph:
@@ -136,9 +140,41 @@ class NetworkPlan:
     def threads(self) -> int:
         return self.choices.threads
 
+    @property
+    def macs(self) -> int:
+        """Number of multiply-accumulates of a run."""
+        total = 0
+        for operator, plan, times in self.nested():
+            attention = plan.execution(operator).attention
+            if isinstance(operator.kind, Product):
+                total += times * operator.kind.computation.macs
+            elif attention is not None:
+                total += times * attention.macs
+        return total
+
     def execution(self, operator: Operator) -> Execution:
         """Return the execution that was chosen for an operator."""
         return self.executions[operator.name]
+
+    def all_plans(self) -> Iterator[NetworkPlan]:
+        """Yield this plan and those of loops, at any depth."""
+        yield self
+        for body in self.bodies.values():
+            yield from body.all_plans()
+
+    def nested(self) -> Iterator[tuple[Operator, NetworkPlan, int]]:
+        """Yield each operator, those inside loops after their loop, with its plan.
+
+        The number is how often it is executed in a run; a loop that only a condition ends counts
+        once.
+        """
+        for operator in self.graph.operators:
+            yield operator, self, 1
+            if operator.name in self.bodies:
+                assert isinstance(operator.kind, Loop)
+                steps = operator.kind.counted_steps
+                for inner, plan, times in self.bodies[operator.name].nested():
+                    yield inner, plan, times * steps
 
 
 SEARCH_LIMIT = 20.0
@@ -162,6 +198,9 @@ class Planning:
         name this method wherever it is possible.
     cache : Cache
         Cache of kernels, by default in the user's folder.
+    kernels : dict, optional
+        Kernels of one set of units that were searched for other networks, to which those of this
+        one are added.
     """
 
     timeout: float | None = SEARCH_LIMIT
@@ -170,6 +209,7 @@ class Planning:
     measures: bool = False
     method: MethodName = "auto"
     cache: Cache = field(default_factory=lambda: Cache(default_folder()))
+    kernels: dict[KernelRequest, ProductKernel | None] | None = field(default=None, repr=False)
 
 
 def plan_network(
@@ -190,7 +230,16 @@ def plan_network(
     LoweringError
         If an operator has no kernel.
     """
-    choices = _searched_choices(graph, units, planning, progress)
+    # Bodies first: the cost of a loop is that of its body. Each has an assignment of its own, since
+    # slices and states are row-major.
+    loops = {o.name: o.kind for o in graph.operators if isinstance(o.kind, Loop)}
+    bodies = {
+        name: plan_network(kind.body, units, planning, progress) for name, kind in loops.items()
+    }
+    costs = {
+        name: loops[name].counted_steps * body.assignment.cost for name, body in bodies.items()
+    }
+    choices = _searched_choices(graph, units, planning, progress, costs)
     problem = choices.problem
     progress("choosing layouts", 0, 1)
     assignment = assign(problem, time_limit=planning.time_limit)
@@ -200,18 +249,23 @@ def plan_network(
     if choices.timer is not None:
         # The plan, timer included, is pickled for the worker; a caller's callback cannot be.
         choices.timer.progress = silent
-    return _planned(choices, units, assignment)
+    return replace(_planned(choices, units, assignment), bodies=bodies)
 
 
 def _searched_choices(
-    graph: Graph, units: Units, planning: Planning, progress: Progress
+    graph: Graph,
+    units: Units,
+    planning: Planning,
+    progress: Progress,
+    loops_us: Mapping[str, float],
 ) -> ExecutionChoices:
     """Return the executions of each operator, with all kernels searched.
 
     Residuals that no kernel of the instruction adds, and chains that no such kernel computes,
     become operators of their own: with them the product would be portable code.
     """
-    products = ProductKernels(units, planning.cache, planning.timeout, cores())
+    kernels = {} if planning.kernels is None else planning.kernels
+    products = ProductKernels(units, planning.cache, planning.timeout, cores(), kernels)
     threads = thread_count()
     timer = KernelTimer(planning.cache, threads, progress) if planning.measures else None
     choices = ExecutionChoices(
@@ -221,6 +275,7 @@ def _searched_choices(
         threads=threads,
         timer=timer,
         method=planning.method,
+        loops_us=loops_us,
     )
     choices.search(progress)
     # Only after the search is it known which kernels can add a residual or compute a chain.
@@ -256,3 +311,23 @@ def _planned(choices: ExecutionChoices, units: Units, assignment: Assignment) ->
         conversions=conversions,
         assignment=assignment,
     )
+
+
+def search_kernels(
+    graph: Graph, units: Units, planning: Planning, progress: Progress = silent
+) -> None:
+    """Search the kernels that a graph's plan needs, into the ``kernels`` of ``planning``.
+
+    Parameters
+    ----------
+    graph : Graph
+        Graph that was prepared for the units.
+    units : Units
+        Targets that compute its products.
+    planning : Planning
+    progress : Progress, optional
+    """
+    for each in nested_graphs(graph):
+        # Kernels do not depend on what loops cost.
+        free = {o.name: 0.0 for o in each.operators if isinstance(o.kind, Loop)}
+        _searched_choices(each, units, planning, progress, free)

@@ -11,13 +11,15 @@ from cpembed.codegen.plan import KernelPlan
 from cpembed.codegen.recorded import Memory
 from cpembed.codegen.values import flat_storage, storage_type
 from cpembed.errors import InvariantError
-from cpembed.export.program import Buffer, Call, Program, Role
+from cpembed.export.program import Buffer, Call, CallLoop, Program, Role
 from cpembed.graph.graph import Array, Operator
 from cpembed.graph.kinds import Attention, CacheUpdate, Product
+from cpembed.graph.loop import Loop
 from cpembed.ir.computation import Computation
 from cpembed.network.executions import ports_of
 from cpembed.network.kernel_cache import Cache, compiled_kernels, digest_of, symbol_of
 from cpembed.network.layout import Layout, residual_of
+from cpembed.network.loop_program import LoopBuilder
 from cpembed.network.operators import PlacedTensor, conversion_plan, generated_plan
 from cpembed.network.physical_product import physical_product
 from cpembed.network.plan import NetworkPlan
@@ -43,6 +45,27 @@ class NetworkProgram:
     calls: Mapping[str, tuple[int, int]]
     tensors: Mapping[str, str]
     results: Mapping[str, str]
+    bodies: Mapping[str, LoopProgram] = field(default_factory=dict[str, "LoopProgram"])
+
+
+@dataclass(frozen=True)
+class LoopProgram:
+    """Tensors of a loop's body in a program.
+
+    Attributes
+    ----------
+    number : int
+        Number of the loop in the program.
+    tensors, results : mapping from str to str
+        Buffers of the body, as in :class:`NetworkProgram`.
+    bodies : mapping from str to LoopProgram
+        Loops inside this one, by name.
+    """
+
+    number: int
+    tensors: Mapping[str, str]
+    results: Mapping[str, str]
+    bodies: Mapping[str, LoopProgram]
 
 
 def network_program(
@@ -63,20 +86,53 @@ def network_program(
     LoweringError
         If a kernel cannot be compiled.
     """
-    builder = _ProgramBuilder(plan)
-    builder.make()
-    kernels = compiled_kernels(builder.plans, cache, progress)
-    features = needed_features(tuple(dict.fromkeys(required_features(plan))))
-    program = Program(
-        name=name,
-        buffers=builder.in_order(),
-        kernels=kernels,
-        prepare=(),
-        run=tuple(builder.calls),
-        features=features,
-        threads=plan.threads,
+    (program,) = network_programs([plan], name, cache, progress)
+    return program
+
+
+def network_programs(
+    plans: Sequence[NetworkPlan], name: str, cache: Cache, progress: Progress
+) -> tuple[NetworkProgram, ...]:
+    """Return the programs of several plans, whose kernels are compiled together.
+
+    Parameters
+    ----------
+    plans : sequence of NetworkPlan
+    name, cache, progress
+        As for :func:`network_program`.
+
+    Raises
+    ------
+    LoweringError
+        If a kernel cannot be compiled.
+    """
+    builders = [
+        ProgramBuilder(plan, reserved=frozenset((*plan.graph.inputs, *plan.graph.outputs)))
+        for plan in plans
+    ]
+    for builder in builders:
+        builder.make()
+    merged = {symbol: plan for builder in builders for symbol, plan in builder.plans.items()}
+    kernels = compiled_kernels(merged, cache, progress)
+    return tuple(
+        NetworkProgram(
+            Program(
+                name=name,
+                buffers=builder.in_order(),
+                kernels={symbol: kernels[symbol] for symbol in builder.plans},
+                prepare=(),
+                run=tuple(builder.calls),
+                features=needed_features(tuple(dict.fromkeys(required_features(plan)))),
+                threads=plan.threads,
+                loops=tuple(builder.loops),
+            ),
+            builder.ranges,
+            builder.tensors,
+            builder.results,
+            builder.bodies,
+        )
+        for plan, builder in zip(plans, builders, strict=True)
     )
-    return NetworkProgram(program, builder.ranges, builder.tensors, builder.results)
 
 
 def required_features(plan: NetworkPlan) -> Iterator[str]:
@@ -85,13 +141,31 @@ def required_features(plan: NetworkPlan) -> Iterator[str]:
         for kernel in execution.kernels:
             if kernel.spec is not None:
                 yield from kernel.spec.cpu_features
+    for body in plan.bodies.values():
+        yield from required_features(body)
 
 
 @dataclass
-class _ProgramBuilder:
-    """Buffers and calls of a program while it is built."""
+class ProgramBuilder:
+    """Buffers and calls of a program while it is built.
+
+    A builder of a loop's body shares buffers, kernels, calls and loops with that of the network.
+
+    Attributes
+    ----------
+    plan : NetworkPlan
+    reserved : frozenset of str
+        Names of the network's inputs and outputs.
+    prefix : str
+        Text before the names of buffers; it distinguishes those of a body.
+    loop : int, optional
+        Number of the loop whose body is built.
+    """
 
     plan: NetworkPlan
+    reserved: frozenset[str] = frozenset()
+    prefix: str = ""
+    loop: int | None = None
     buffers: dict[str, Buffer] = field(default_factory=dict[str, Buffer])
     plans: dict[str, KernelPlan] = field(default_factory=dict[str, KernelPlan])
     calls: list[Call] = field(default_factory=list[Call])
@@ -99,15 +173,25 @@ class _ProgramBuilder:
     tensors: dict[str, str] = field(default_factory=dict[str, str])
     places: dict[tuple[str, Layout], str] = field(default_factory=dict[tuple[str, Layout], str])
     results: dict[str, str] = field(default_factory=dict[str, str])
+    loops: list[CallLoop] = field(default_factory=list[CallLoop])
+    bodies: dict[str, LoopProgram] = field(default_factory=dict[str, LoopProgram])
 
     def make(self) -> None:
-        graph = self.plan.graph
-        for name, kind in graph.inputs.items():
+        """Add the buffers and calls of the network."""
+        for name, kind in self.plan.graph.inputs.items():
             self._add(name, self.plan.written[name], Role.INPUT, kind.shape)
             self._convert(name)
+        self.make_operators()
+
+    def make_operators(self) -> None:
+        """Add the operators, after the inputs, and the copies of results."""
+        graph = self.plan.graph
         for operator in graph.operators:
             first = len(self.calls)
-            if self.plan.execution(operator).aliases:
+            if isinstance(operator.kind, Loop):
+                self._outputs(operator)
+                self._loop(operator, operator.kind)
+            elif self.plan.execution(operator).aliases:
                 self._alias(operator)
             else:
                 self._outputs(operator)
@@ -122,6 +206,27 @@ class _ProgramBuilder:
             for name in operator.outputs:
                 self._convert(name)
         self._return_copies()
+
+    def _loop(self, operator: Operator, kind: Loop) -> None:
+        body = ProgramBuilder(
+            plan=self.plan.bodies[operator.name],
+            reserved=self.reserved,
+            prefix=f"{operator.name}/",
+            loop=len(self.loops),
+            buffers=self.buffers,
+            plans=self.plans,
+            calls=self.calls,
+            ranges=self.ranges,
+            loops=self.loops,
+        )
+        number = LoopBuilder(self, operator, kind, body).make()
+        self.bodies[operator.name] = LoopProgram(number, body.tensors, body.results, body.bodies)
+
+    def bind(self, tensor: str, buffer: str) -> None:
+        """Let a buffer be an input of the body, in row-major order, and add its conversions."""
+        self.places[tensor, self.plan.written[tensor]] = buffer
+        self.tensors[tensor] = buffer
+        self._convert(tensor)
 
     def in_order(self) -> tuple[Buffer, ...]:
         """Return the buffers: the network's inputs and outputs in its order, then the rest."""
@@ -138,7 +243,8 @@ class _ProgramBuilder:
         kind = self.plan.graph.types[tensor]
         # The library fills halos once; kernels never write them.
         fill = self.plan.choices.layouts.fills.get(tensor, 0) if layout.has_halo else None
-        name = tensor if role is not Role.WORKSPACE else self._unused(f"{tensor}@{layout}")
+        is_callers = role is not Role.WORKSPACE
+        name = tensor if is_callers else self.unused(f"{self.prefix}{tensor}@{layout}")
         buffer = Buffer(
             name=name,
             dtype=storage_type(kind.dtype),
@@ -152,11 +258,10 @@ class _ProgramBuilder:
         self.tensors.setdefault(tensor, name)
         return name
 
-    def _unused(self, text: str) -> str:
+    def unused(self, text: str) -> str:
         """Return a name that no buffer, and no input or output of the network, has."""
-        reserved = {*self.plan.graph.inputs, *self.plan.graph.outputs}
         name, number = text, 2
-        while name in reserved or name in self.buffers:
+        while name in self.reserved or name in self.buffers:
             name, number = f"{text} ({number})", number + 1
         return name
 
@@ -172,11 +277,12 @@ class _ProgramBuilder:
         is_cache = name in graph.producers and isinstance(graph.producers[name].kind, CacheUpdate)
         is_final = name in graph.outputs and (is_cache or not graph.readers[name])
         if is_final and plain and name not in self.results:
-            self.results[name] = name
-            return self._add(name, layout, Role.OUTPUT, layout.shape)
+            role, shape = (Role.OUTPUT, layout.shape) if self.loop is None else (Role.WORKSPACE, ())
+            self.results[name] = self._add(name, layout, role, shape)
+            return self.results[name]
         return self._add(name, layout, Role.WORKSPACE)
 
-    def _place(self, tensor: str, layout: Layout) -> str:
+    def place(self, tensor: str, layout: Layout) -> str:
         """Return the buffer of a tensor in a layout, or in one that is the same memory."""
         buffer = self.places.get((tensor, layout))
         if buffer is not None:
@@ -186,7 +292,7 @@ class _ProgramBuilder:
                 return buffer
         raise InvariantError(f"{tensor} is not there as {layout}")
 
-    def _constant(self, array: Array, dtype: str) -> str:
+    def constant(self, array: Array, dtype: str) -> str:
         flat = flat_storage(array)
         key = f"c{digest_of(flat.dtype.str, flat.shape, flat.tobytes())[:24]}"
         # Equal constants share a buffer, also across operators.
@@ -212,8 +318,8 @@ class _ProgramBuilder:
             source = self._placed(tensor, conversion.source)
             target = self._placed(tensor, conversion.target)
             plan = conversion_plan(source, target, self.plan.threads)
-            read = self._place(tensor, conversion.source)
-            label = f"{tensor} as {conversion.target}"
+            read = self.place(tensor, conversion.source)
+            label = f"{self.prefix}{tensor} as {conversion.target}"
             self._call(plan, [read, self._output(tensor, conversion.target)], label)
             self.ranges[label] = first, len(self.calls)
 
@@ -225,27 +331,29 @@ class _ProgramBuilder:
                 continue
             kind = graph.types[name]
             plain = Layout.plain(kind.shape)
-            result = self._unused(f"{name}.result") if name in graph.inputs else name
+            is_free = self.loop is None and name not in graph.inputs
+            result = name if is_free else self.unused(f"{self.prefix}{name}.result")
             self.results[name] = result
+            role, shape = (Role.OUTPUT, plain.shape) if self.loop is None else (Role.WORKSPACE, ())
             self.buffers[result] = Buffer(
                 name=result,
                 dtype=storage_type(kind.dtype),
                 elements=plain.elements,
-                role=Role.OUTPUT,
-                shape=plain.shape,
+                role=role,
+                shape=shape,
             )
             # No kernel takes a tensor without elements.
             if not kind.elements:
                 continue
             constant = graph.constants.get(name)
             read = (
-                self._place(name, plain)
+                self.place(name, plain)
                 if constant is None
-                else self._constant(constant, storage_type(kind.dtype))
+                else self.constant(constant, storage_type(kind.dtype))
             )
             placed = self._placed(name, plain)
             plan = conversion_plan(placed, placed, self.plan.threads)
-            self._call(plan, [read, result], f"{name} returned")
+            self._call(plan, [read, result], f"{self.prefix}{name} returned")
 
     def _placed(self, tensor: str, layout: Layout) -> PlacedTensor:
         return self.plan.choices.placed(tensor, layout)
@@ -254,7 +362,7 @@ class _ProgramBuilder:
         """Give the result the input's buffer, which holds it under another shape."""
         (source,), (target,) = ports_of(self.plan.graph, operator)
         before, after = self.plan.execution(operator).ports
-        buffer = self._place(source, before)
+        buffer = self.place(source, before)
         self.places[target, after] = buffer
         self.tensors[target] = buffer
 
@@ -279,9 +387,9 @@ class _ProgramBuilder:
         graph, layouts = self.plan.graph, self._layouts(operator)
         # Operators read constants as they are, in row-major order.
         return [
-            self._constant(graph.constants[name], storage_type(graph.types[name].dtype))
+            self.constant(graph.constants[name], storage_type(graph.types[name].dtype))
             if graph.is_constant(name)
-            else self._place(name, layouts[name])
+            else self.place(name, layouts[name])
             for name in (*operator.inputs, *operator.outputs)
         ]
 
@@ -299,20 +407,23 @@ class _ProgramBuilder:
         kernel = execution.kernel
         assert kernel is not None
         residual = residual_of(operator)
-        residual_layout = layouts[residual[0]] if residual else None
         first, second = operator.inputs[:2]
-        plain = Layout.plain(graph.types[first].shape)
-        physical = physical_product(
-            kind, layouts.get(first, plain), layouts[output], residual_layout
-        )
         if execution.method is None:
+            plain = Layout.plain(graph.types[first].shape)
+            residual_layout = layouts[residual[0]] if residual else None
+            physical = physical_product(
+                kind, layouts.get(first, plain), layouts[output], residual_layout
+            )
+            computation = physical.computation
             epilogue = physical.epilogue(kind, places=kernel.places)
-            constants = self._constants(operator, kind, physical.computation)
+            constants = self._constants(operator, kind, computation)
             calls = recorded_kernel(kernel, epilogue, constants, self.plan.threads)
         else:
-            constants = self._constants(operator, kind, kind.computation)
+            # A method has layouts that sums have not, such as a residual in another order.
+            computation = kind.computation
+            constants = self._constants(operator, kind, computation)
             calls = execution.method.recorded(kernel, constants, self.plan.threads)
-        operands = (*physical.computation.inputs, physical.computation.output)
+        operands = (*computation.inputs, computation.output)
         tensors = zip((o.name for o in operands), (first, second, output), strict=True)
         tensor_of = dict(tensors)
         # Buffers of the graph's tensors by the recorded memory that stands for them. A name with @
@@ -320,7 +431,7 @@ class _ProgramBuilder:
         names: dict[int, str] = {}
         for operand, memory in calls.caller_memory.items():
             tensor = residual[0] if operand.startswith("@") else tensor_of[operand]
-            names[id(memory)] = self._place(tensor, layouts[tensor])
+            names[id(memory)] = self.place(tensor, layouts[tensor])
         # Memory without a name yet is packed constants or an intermediate result.
         for call in calls.run:
             arguments = [self._memory(memory, names, operator) for memory in call.buffers]
@@ -344,8 +455,8 @@ class _ProgramBuilder:
         if id(memory) in names:
             return names[id(memory)]
         if memory.contents is not None:
-            return self._constant(memory.contents, memory.dtype)
-        name = self._unused(f"{operator.name}.{len(self.buffers)}")
+            return self.constant(memory.contents, memory.dtype)
+        name = self.unused(f"{operator.name}.{len(self.buffers)}")
         self.buffers[name] = Buffer(name, memory.dtype, memory.elements, Role.WORKSPACE)
         names[id(memory)] = name
         return name

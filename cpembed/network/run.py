@@ -16,20 +16,21 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from cpembed.export.loader import Library, aligned
+from cpembed.export.loader import Library
 from cpembed.graph import kinds
 from cpembed.graph.graph import Array, Operator, check_inputs
 from cpembed.graph.kinds import Product
-from cpembed.ir.dtypes import as_stored, as_typed, is_integer
+from cpembed.graph.loop import nested_operators
+from cpembed.ir.dtypes import as_stored, is_integer
 from cpembed.network.build import CompiledNetwork, RunningNetwork
 from cpembed.network.convolution_methods import WinogradMethod
 from cpembed.network.inputs import special_inputs
 from cpembed.network.method_error import (
-    MethodError,
     defined_in_float64,
     method_error,
     reached_by_special_values,
 )
+from cpembed.network.observation import NetworkObserver, Verdict, difference
 from cpembed.network.plan import NetworkPlan
 from cpembed.network.program import NetworkProgram
 from cpembed.runtime import worker
@@ -46,37 +47,6 @@ _ROUNDED = frozenset(
 _RELATIVE = 2e-5
 
 
-@dataclass(frozen=True)
-class Verdict:
-    """Comparison of an operator's results with its definition.
-
-    Attributes
-    ----------
-    operator : str
-        Name of the operator.
-    max_error, tolerance : float
-        Largest difference and its limit, which is 0 if results have to be equal bit for bit.
-    spreads_nan : bool
-        True if results of a product of floats are NaN that are none in the definition: an input is
-        infinite or NaN, and zeros that pad the sum are multiplied by it, or a method transforms it
-        with others.
-    method_error : MethodError or None
-        Error of a product of float32 by Winograd's method, on finite inputs.
-    """
-
-    operator: str
-    max_error: float
-    tolerance: float
-    spreads_nan: bool = False
-    method_error: MethodError | None = None
-
-    @property
-    def verified(self) -> bool:
-        """True if the results are within the tolerance."""
-        within = self.method_error is None or self.method_error.is_within_limit
-        return within and self.max_error <= self.tolerance
-
-
 def verify_network(
     plan: NetworkPlan,
     network: NetworkProgram,
@@ -84,7 +54,7 @@ def verify_network(
     inputs: Mapping[str, Array],
     progress: Callable[[int], None],
 ) -> list[Verdict]:
-    """Run a network step by step and return the verdicts on all operators.
+    """Run a network and return the verdicts on all operators that were executed.
 
     Parameters
     ----------
@@ -96,35 +66,17 @@ def verify_network(
     progress : callable
         Called with the number of verified operators.
     """
-    graph = plan.graph
-    values: dict[str, Array] = {**graph.constants, **inputs}
-    inputs_in_order = [as_stored(inputs[info.name]) for info in library.inputs]
-    results = [aligned(info.shape, info.stored) for info in library.outputs]
-    outputs = {info.name: array for info, array in zip(library.outputs, results, strict=True)}
-    verdicts: list[Verdict] = []
-    executed = 0
-    for number, operator in enumerate(graph.operators):
-        last = network.calls[operator.name][1]
-        # Steps before its own are conversions of earlier tensors, which it may read. One that
-        # aliases its input has no step.
-        if last > executed:
-            library.run_steps(executed, last, *inputs_in_order, out=results)
-        executed = max(executed, last)
-        # Tensors share memory, so results are read before a later operator overwrites them.
-        for name in operator.outputs:
-            buffer, layout = network.tensors[name], plan.written[name]
-            array = outputs[buffer].copy() if buffer in outputs else library.tensor(buffer)
-            elements = layout.elements_of(array.reshape(-1)[: layout.elements])
-            values[name] = as_typed(elements, graph.types[name].dtype)
-        method = plan.execution(operator).method
-        is_transformed = isinstance(method, WinogradMethod)
-        verdicts.append(
-            _transformed_verdict(operator, values, method.winograd)
-            if is_transformed
-            else verdict_of(operator, values)
-        )
-        progress(number + 1)
-    return verdicts
+    observer = NetworkObserver(plan, network, library, inputs, (_planned_verdict, progress))
+    library.run_observed(observer, *[as_stored(inputs[info.name]) for info in library.inputs])
+    return [*observer.verdicts.values()]
+
+
+def _planned_verdict(plan: NetworkPlan, operator: Operator, values: Mapping[str, Array]) -> Verdict:
+    """Return the verdict on an operator, whose method may have a limit of its own."""
+    method = plan.execution(operator).method
+    if isinstance(method, WinogradMethod):
+        return _transformed_verdict(operator, values, method.winograd)
+    return verdict_of(operator, values)
 
 
 def verdict_of(operator: Operator, values: Mapping[str, Array]) -> Verdict:
@@ -207,18 +159,6 @@ def _nearest_between(actual: Array, expected: Array, bounds: tuple[Array, Array]
     with np.errstate(invalid="ignore"):
         nearest = np.clip(actual.astype(np.float64), candidates.min(0), candidates.max(0))
     return np.where(np.isnan(nearest), expected, nearest.astype(expected.dtype))
-
-
-def difference(actual: Array, expected: Array) -> float:
-    """Return the largest difference; infinite if only one is NaN, or shapes or types differ."""
-    if actual.shape != expected.shape or actual.dtype != expected.dtype:
-        return float("inf")
-    if not actual.size:
-        return 0.0
-    a, b = actual.astype(np.float64), expected.astype(np.float64)
-    with np.errstate(invalid="ignore"):
-        distances = np.where((a == b) | (np.isnan(a) & np.isnan(b)), 0.0, np.abs(a - b))
-    return float(np.nan_to_num(distances, nan=np.inf, posinf=np.inf).max())
 
 
 def tolerance_of(operator: Operator, expected: Array) -> float:
@@ -359,8 +299,10 @@ def run_network(
     """
     check_inputs(compiled.graph, inputs)
 
+    operators = sum(1 for _ in nested_operators(compiled.graph))
+
     def report(phase: str, count: int) -> None:
-        progress(phase, count, len(compiled.graph.operators))
+        progress(phase, count, operators)
 
     arguments = (compiled, dict(inputs), threads, verifies, times)
     return worker.call(_executed, *arguments, progress=report)
@@ -375,11 +317,8 @@ def _executed(
     *,
     progress: Callable[[str, int], None],
 ) -> NetworkRun:
-    products = [o.kind for o in compiled.graph.operators if isinstance(o.kind, Product)]
     # Work of a run, from which the worker's parent derives how long a step may take.
-    macs = sum(kind.computation.macs for kind in products)
-    executions = compiled.plan.executions.values()
-    macs += sum(e.attention.macs for e in executions if e.attention is not None)
+    macs = compiled.plan.macs
     with compiled.open(threads) as running:
         verdicts: list[list[Verdict]] = [[], []]
         special_arrays = special_inputs(compiled.graph, inputs) if verifies else {}

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import math
 import tempfile
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -19,6 +19,7 @@ from cpembed.export.program import Role
 from cpembed.files import write_whole
 from cpembed.graph.graph import Array, Graph, Operator, check_inputs
 from cpembed.graph.kinds import Product
+from cpembed.graph.loop import Loop
 from cpembed.graph.passes.half_floats import has_half_floats
 from cpembed.hw.instruction import HardwareSpec
 from cpembed.network.assignment.solve import policy_cost
@@ -26,9 +27,10 @@ from cpembed.network.attention import AttentionKernel
 from cpembed.network.build import CompiledNetwork, compile_network, prepared_and_named
 from cpembed.network.convolution_methods import ConvolutionMethod
 from cpembed.network.executions import Execution
+from cpembed.network.observation import Verdict
 from cpembed.network.plan import NetworkPlan, Planning, plan_network
 from cpembed.network.product_kernels import family_text, utilisation
-from cpembed.network.run import NetworkRun, Verdict, run_network
+from cpembed.network.run import NetworkRun, run_network
 from cpembed.network.stepwise import StepwiseRun, run_stepwise, stepwise_document
 from cpembed.runtime.measurement.environment import provenance
 from cpembed.steps import Progress, silent
@@ -152,7 +154,7 @@ def network(
     draft, run = drafts[0]
     # Without a folder the library was only needed for the run, and its files are gone.
     library = None if compiled is None or request.folder is None else compiled.library
-    document = {**_document(draft.plan, draft, run), **_float_types(graph, units)}
+    document = {**network_document(draft.plan, draft, run), **float_types(graph, units)}
     return NetworkResult(document, library, run)
 
 
@@ -172,7 +174,7 @@ def _network_stepwise(
         timeout=request.planning.timeout,
         save=request.folder,
     )
-    document = {**stepwise_document(stepwise), **_float_types(graph, units)}
+    document = {**stepwise_document(stepwise), **float_types(graph, units)}
     if request.folder is not None:
         request.folder.mkdir(parents=True, exist_ok=True)
         write_whole(request.folder / "network.json", json.dumps(document, indent=1) + "\n")
@@ -209,10 +211,10 @@ def network_plan(
     if not links(units):
         raise BackendUnavailable(f"{units.name} has no plan of layouts: leave --plan-only out")
     plan = plan_network(prepared_and_named(graph, units), units, planning, progress)
-    return {**_document(plan, None, None), **_float_types(graph, units)}
+    return {**network_document(plan, None, None), **float_types(graph, units)}
 
 
-def _float_types(graph: Graph, units: Units) -> dict[str, Any]:
+def float_types(graph: Graph, units: Units) -> dict[str, Any]:
     """Return the types in which a network's floats are computed."""
     return {
         "floats": units.float_type,
@@ -234,10 +236,19 @@ def _require_implicit(units: Units, planning: Planning) -> None:
         )
 
 
-def _document(
+def network_document(
     plan: NetworkPlan, compiled: CompiledNetwork | None, run: NetworkRun | None
 ) -> dict[str, Any]:
-    """Return operators, tensors, totals and layouts as a document, with results of a run if any."""
+    """Return operators, tensors, totals and layouts as a document, with results of a run if any.
+
+    Parameters
+    ----------
+    plan : NetworkPlan
+    compiled : CompiledNetwork or None
+        Library of the plan, if it was compiled.
+    run : NetworkRun or None
+        Run of the library, if there was one.
+    """
     times = None if run is None else run.times
     judged, judged_special = ((), ()) if run is None else (run.verdicts, run.special_verdicts)
     verdicts = {verdict.operator: verdict for verdict in judged}
@@ -251,17 +262,17 @@ def _document(
         "provenance": "estimated" if times is None else "measured",
         "operators": [
             {
-                **_operator(plan, operator),
-                "measured_us": measured.get(operator.name),
-                **_verified("verified", "max_error", verdicts.get(operator.name)),
+                **document,
+                "measured_us": measured.get(document["name"]),
+                **_verified("verified", "max_error", verdicts.get(document["name"])),
                 **_verified(
                     "verified_with_special_values",
                     "max_error_with_special_values",
-                    special.get(operator.name),
+                    special.get(document["name"]),
                 ),
-                **_method_error(verdicts.get(operator.name)),
+                **_method_error(verdicts.get(document["name"])),
             }
-            for operator in plan.graph.operators
+            for document in _operators(plan)
         ],
         "tensors": _tensors(plan, measured),
         "totals": {
@@ -294,12 +305,56 @@ def _method_error(verdict: Verdict | None) -> dict[str, Any]:
     return {"error": {"rms": error.rms, "sums_rms": error.sums_rms, "growth": growth}}
 
 
+def _operators(
+    plan: NetworkPlan, outer: Mapping[str, str] | None = None, steps: int = 1, prefix: str = ""
+) -> Iterator[dict[str, Any]]:
+    """Yield the document of each operator, those inside loops after their loop.
+
+    Parameters
+    ----------
+    plan : NetworkPlan
+    outer : mapping from str to str, optional
+        Names, outside of the loop, of tensors that its body reads.
+    steps : int, default 1
+        Number of executions in a run.
+    prefix : str
+        Text before the names of tensors of a body.
+    """
+
+    def name_of(name: str) -> str:
+        """Return the name of a tensor; empty for a constant of outside."""
+        if plan.graph.is_constant(name):
+            return ""
+        return (outer or {}).get(name, f"{prefix}{name}")
+
+    for operator in plan.graph.operators:
+        document = _operator(plan, operator)
+        document["inputs"] = [*filter(None, map(name_of, document["inputs"]))]
+        document["outputs"] = [name_of(name) for name in document["outputs"]]
+        document["steps"] = steps
+        kind = operator.kind
+        if not isinstance(kind, Loop):
+            document["predicted_us"] *= steps
+            yield document
+            continue
+        # Its time is that of the operators inside, which follow.
+        yield document | {"predicted_us": 0.0, "reason": "its operators follow"}
+        names: dict[str, str] = {}
+        reads = kind.split_inputs(operator.inputs)[1:]
+        for inner, tensors in zip(kind.body_inputs[1:], reads, strict=True):
+            names |= dict(zip(inner, map(name_of, tensors), strict=True))
+        names |= {name: f"{operator.name}/{name}" for name in kind.body_inputs[0]}
+        times = steps * kind.counted_steps
+        yield from _operators(plan.bodies[operator.name], names, times, f"{operator.name}/")
+
+
 def _measured(compiled: CompiledNetwork, run: NetworkRun | None) -> dict[str, float]:
     """Return the measured microseconds by operator and conversion."""
     if run is None or run.times is None:
         return {}
-    steps = run.times.steps_us
-    return {name: math.fsum(steps[a:b]) for name, (a, b) in compiled.network.calls.items()}
+    steps, calls = run.times.steps_us, compiled.network.calls
+    loops = {loop.name for loop in compiled.network.program.loops}
+    return {name: math.fsum(steps[a:b]) for name, (a, b) in calls.items() if name not in loops}
 
 
 def _operator(plan: NetworkPlan, operator: Operator) -> dict[str, Any]:
@@ -375,11 +430,11 @@ def _method(method: ConvolutionMethod | None) -> dict[str, Any]:
     }
 
 
-def _tensors(plan: NetworkPlan, measured: dict[str, float]) -> dict[str, Any]:
+def _tensors(plan: NetworkPlan, measured: dict[str, float], prefix: str = "") -> dict[str, Any]:
     documents: dict[str, Any] = {}
     for name in plan.choices.layouts.activations:
         kind = plan.graph.types[name]
-        documents[name] = {
+        documents[f"{prefix}{name}"] = {
             "shape": list(kind.shape),
             "dtype": kind.dtype,
             "layout": str(plan.written[name]),
@@ -387,12 +442,16 @@ def _tensors(plan: NetworkPlan, measured: dict[str, float]) -> dict[str, Any]:
                 {
                     "to": str(conversion.target),
                     # Estimated if the network was not timed.
-                    "us": measured.get(f"{name} as {conversion.target}", conversion.cost_us),
+                    "us": measured.get(
+                        f"{prefix}{name} as {conversion.target}", conversion.cost_us
+                    ),
                 }
                 for conversion in plan.conversions
                 if conversion.tensor == name
             ],
         }
+    for loop, body in plan.bodies.items():
+        documents |= _tensors(body, measured, f"{loop}/")
     return documents
 
 
@@ -407,19 +466,16 @@ def _memory(compiled: CompiledNetwork) -> dict[str, int]:
 
 
 def _counts(plan: NetworkPlan) -> dict[str, int]:
+    nested = [*plan.nested()]
     # An attention has two products.
-    kernels = [kernel for e in plan.executions.values() for kernel in e.kernels]
-    products = [o.kind for o in plan.graph.operators if isinstance(o.kind, Product)]
-    attentions = [e.attention for e in plan.executions.values() if e.attention is not None]
-    macs = [product.computation.macs for product in products]
-    macs += [attention.macs for attention in attentions]
+    kernels = [kernel for o, inner, _ in nested for kernel in inner.execution(o).kernels]
     return {
-        "operators": len(plan.graph.operators),
+        "operators": len(nested),
         "products": len(kernels),
         "embedded": sum(kernel.is_native for kernel in kernels),
         "on_target": sum(kernel.target in plan.units.members for kernel in kernels),
-        "macs": sum(macs),
-        "conversions": len(plan.conversions),
+        "macs": plan.macs,
+        "conversions": sum(len(each.conversions) for each in plan.all_plans()),
     }
 
 

@@ -24,9 +24,9 @@ from cpembed.hw.instruction import HardwareSpec
 from cpembed.ir.computation import Computation
 from cpembed.ir.dtypes import is_integer
 from cpembed.network.layout import Layout, is_convolution, padding_of
+from cpembed.network.observation import Verdict, difference
 from cpembed.network.physical_product import physical_product
 from cpembed.network.product_kernels import family_text, utilisation
-from cpembed.network.run import Verdict, difference
 from cpembed.runtime import worker
 from cpembed.runtime.measurement.environment import provenance
 from cpembed.steps import Progress

@@ -106,7 +106,9 @@ def _spans(
             details |= {key: operator[key] for key in ("workload", "macs", "embedding", "reason")}
             details["on"] = operator["embedded_on"] or "portable code"
             if duration and unit == "us":
-                details["gmac_per_s"] = operator["macs"] / duration / 1e3
+                # A product inside a loop takes its time in all steps.
+                executed = operator["macs"] * operator.get("steps", 1)
+                details["gmac_per_s"] = executed / duration / 1e3
         category = "operator" if operator["workload"] is None else "product"
         yield category, operator["name"], duration, details
         for name in operator["outputs"]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import subprocess
 import sys
 from dataclasses import dataclass
@@ -13,6 +14,9 @@ import pytest
 
 from cpembed.cli import main
 from cpembed.runtime.worker import IN_PROCESS_VARIABLE
+
+PROGRESS = re.compile(r"^cpembed: .* \(\d+ s\)\n", re.MULTILINE)
+"""Lines of a call that takes long, as any may where other work is done too."""
 
 
 @dataclass(frozen=True)
@@ -44,7 +48,7 @@ class Caller:
         self._capsys.readouterr()
         code = main(arguments)
         captured = self._capsys.readouterr()
-        return Called(code, captured.out, captured.err)
+        return Called(code, captured.out, PROGRESS.sub("", captured.err))
 
 
 def in_a_process(*arguments: str, script: str | None = None) -> Called:
@@ -56,7 +60,7 @@ def in_a_process(*arguments: str, script: str | None = None) -> Called:
         [sys.executable, *how, *arguments],
         capture_output=True,
         text=True,
-        timeout=60,
+        timeout=300,
         env={**environment, "PYTHONPATH": os.pathsep.join(path for path in sys.path if path)},
     )
-    return Called(done.returncode, done.stdout, done.stderr)
+    return Called(done.returncode, done.stdout, PROGRESS.sub("", done.stderr))

@@ -12,8 +12,9 @@ from pathlib import Path
 import pytest
 
 from cpembed.errors import BackendUnavailable
-from cpembed.export.layout import Layout, blob_of
+from cpembed.export.layout import LibraryLayout, blob_of
 from cpembed.export.library import Contents, compiler, texts_of
+from cpembed.export.sized import SizedProgram
 from cpembed.hw.loader import load_hardware_spec
 from cpembed.targets.registry import open_target
 from tests.cli.calling import Called, Caller, in_a_process
@@ -137,7 +138,7 @@ def test_pytorch_compiles_the_operator(tmp_path: Path) -> None:
 def test_what_people_read_names_everything() -> None:
     """The README lists the files, and what is given in its order."""
     program = sums()
-    layout = Layout(program, blob_of(program), in_file=True)
+    layout = LibraryLayout(SizedProgram.fixed(program), blob_of(program), in_file=True)
     texts = texts_of(layout, Contents(torch=True, about="Sums."))
     readme = texts["README.md"]
     for file in ("libsums.so", "sums.weights", *texts):

@@ -6,7 +6,7 @@ import json
 import random
 import subprocess
 import sys
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -23,9 +23,11 @@ from cpembed.frontends.products import Window, convolution
 from cpembed.graph.graph import Graph, Operator, evaluate
 from cpembed.graph.kinds import Product, TensorType
 from cpembed.network.build import compile_network
+from cpembed.network.executions import Execution
 from cpembed.network.inputs import random_inputs
 from cpembed.network.kernel_cache import Cache
 from cpembed.network.plan import Planning
+from cpembed.network.product_executions import ProductExecutions
 from cpembed.network.service import NetworkRequest, NetworkResult, network, network_plan
 from cpembed.report.network import report
 from cpembed.targets.x86.features import missing_features
@@ -225,6 +227,34 @@ def _random_network(seed: int) -> Graph:
             ),
         )
     return made.graph(f"random{seed}")
+
+
+def _assign_at_random(monkeypatch: pytest.MonkeyPatch, seed: int) -> None:
+    """Let the assignment minimize random costs, so that it combines any executions."""
+    draw, choices = random.Random(seed), ProductExecutions.choices
+
+    def costed(executions: ProductExecutions, operator: Operator) -> tuple[Execution, ...]:
+        return tuple(
+            replace(execution, cost_us=draw.uniform(0.0, 1e6))
+            for execution in choices(executions, operator)
+        )
+
+    monkeypatch.setattr(ProductExecutions, "choices", costed)
+
+
+@needs_fma
+@pytest.mark.quick(3)
+@pytest.mark.parametrize("method", ["winograd_2x2", "winograd_4x4", "explicit", "implicit"])
+@pytest.mark.parametrize("seed", range(6))
+def test_every_execution_of_a_product_can_be_compiled(
+    seed: int, method: MethodName, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A residual may lie in another order than the result, for example."""
+    graph = _residual_block(32)
+    _assign_at_random(monkeypatch, seed)
+    result = _run(graph, method)
+    assert not result.failed
+    assert _is_near(graph, result)
 
 
 @pytest.mark.slow

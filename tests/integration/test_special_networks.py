@@ -28,7 +28,7 @@ from cpembed.graph.kinds import (
 )
 from cpembed.network.build import compile_network
 from cpembed.network.inputs import special_inputs
-from cpembed.network.run import difference
+from cpembed.network.observation import difference
 from cpembed.network.service import NetworkRequest, network
 
 pytest.importorskip("tvm")

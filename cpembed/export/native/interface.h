@@ -17,13 +17,24 @@ extern "C" {
 /* What functions return. */
 STATUSES
 
-/* A tensor that a caller gives: dense, row-major. */
+/* A part of an axis: factor times the size of a symbol, plus offset, divided by the divisor and
+   rounded down; the offset where the symbol is -1. The indices of an axis are the product of its
+   extents. */
+typedef struct {
+  int32_t axis, symbol;
+  int64_t factor, offset, divisor;
+} cpembed_extent;
+
+/* A tensor that a caller gives: dense, row-major. Where sizes are ranges, shape and bytes are those
+   at the largest sizes. */
 typedef struct {
   const char *name;
   const char *dtype;    /* as numpy spells it; bfloat16 as 16 bits, int7 and uint7 as bytes */
   int32_t rank;
   const int64_t *shape;
-  int64_t bytes;
+  int64_t bytes, item_bytes;
+  int32_t extent_count;
+  const cpembed_extent *extents;
 } cpembed_tensor;
 #endif
 
@@ -47,6 +58,13 @@ int NAME_run(NAME_handle *handle, const void *const inputs[], void *const output
              void *workspace);
 size_t NAME_workspace_size(void);
 
+/* Sizes that are ranges: the name of each (a symbol), and its least and largest size; NULL beyond
+   the last. NAME_resize sets them, in this order, for the calls that follow; before, they are the
+   largest. It fails with CPEMBED_SIZE_OUT_OF_RANGE, and NAME_kernel_message says which. */
+int NAME_symbol_count(void);
+const char *NAME_symbol(int number, int64_t *least, int64_t *most);
+int NAME_resize(NAME_handle *handle, const int64_t sizes[]);
+
 /* What a status means, in words; what a kernel said that failed. */
 const char *NAME_status_text(int status);
 const char *NAME_kernel_message(const NAME_handle *handle);
@@ -60,13 +78,23 @@ const cpembed_tensor *NAME_output(int number);
 const cpembed_tensor *NAME_weight(int number);
 
 /* The steps of a run, one after the other: their number, their names, the nanoseconds of each
-   (ns: a place for each step), and a part of them, first to last - 1. */
+   (ns: a place for each step; of steps inside a loop the sum), and a part of them, first to
+   last - 1, which begins and ends outside of loops. Where sizes are ranges, a run takes the steps
+   of some instances, one or several times, and the others none. */
 int NAME_step_count(void);
 const char *NAME_step_name(int step);
 int NAME_run_timed(NAME_handle *handle, const void *const inputs[], void *const outputs[],
                    void *workspace, double *ns);
 int NAME_run_steps(NAME_handle *handle, int first, int last, const void *const inputs[],
                    void *const outputs[], void *workspace);
+
+/* One call that is observed: observer(context, step, iterations) is called after each step, and
+   after the loop k with step -1 - k. iterations[k] is the step that loop k is in. The observer may
+   call NAME_tensor and nothing else of the library. */
+int NAME_run_observed(NAME_handle *handle, const void *const inputs[], void *const outputs[],
+                      void *workspace,
+                      void (*observer)(void *context, int step, const int64_t *iterations),
+                      void *context);
 
 /* The memory of a buffer by its name, as the last steps left it, with its type and number of
    elements. It is the handle's own: valid until NAME_close; steps that follow, and NAME_pack, may

@@ -30,46 +30,35 @@
 #define ALIGNMENT 64
 #define TENSOR_KIND 7 /* kTVMFFIDLTensorPtr */
 
-typedef struct { int32_t kind; int32_t zero; void *value; } Any;
-typedef struct {
-  void *data;
-  int32_t device_type, device_id, rank;
-  uint8_t type_code, bits;
-  uint16_t lanes;
-  int64_t *shape, *strides;
-  uint64_t byte_offset;
-} Tensor;
-typedef int (*Kernel)(void *self, const Any *arguments, int32_t count, Any *result);
-
-enum { INPUT, OUTPUT, WEIGHTS, CONSTANT, OWN, WORKSPACE };
-
-/* `place`: the number among inputs, outputs or weights; or the byte offset in the constants, in
-   the memory of the handle, or in the workspace. `copy`: where the handle keeps weights that are
-   read after they were packed, -1 where none are. */
-typedef struct {
-  const char *name, *dtype;
-  uint8_t type_code, bits, role, filled;
-  int64_t elements, bytes, place, copy;
-  uint64_t fill;
-} Buffer;
-typedef struct { Kernel kernel; const char *name; int32_t first, count; } Call;
-
 #include "program.h"
 #include "processor.h"
 #include "threads.h"
 
+/* What an instance needs in a handle. */
+typedef struct {
+  unsigned char *own; /* packed weights, filled buffers */
+  void **staged;      /* aligned copies of what callers give, by buffer */
+  Tensor *tensors;
+  int64_t *shapes;
+  Any *arguments;
+} Part;
+
+/* Rows of a run that one instance computes. */
+typedef struct { int32_t instance; int64_t first; } Piece;
+
 struct PUBLIC(handle) {
   Pool *pool;
   int packed;
-  unsigned char *own;          /* packed weights, filled buffers */
   void *workspace;             /* where the caller gives none */
   void *mapped;                /* the file of weights */
   size_t mapped_bytes;
   const unsigned char *constants;
-  void *staged[BUFFER_COUNT];  /* aligned copies of what callers give */
-  Tensor tensors[BUFFER_COUNT];
-  int64_t shapes[BUFFER_COUNT];
-  Any arguments[ARGUMENT_COUNT];
+  int64_t sizes[SYMBOL_COUNT + 1];
+  Piece *pieces;
+  int64_t piece_count;
+  int32_t last; /* the instance that ran last */
+  Part parts[INSTANCE_COUNT];
+  int64_t iterations[LOOP_COUNT + 1]; /* the step that each loop of each instance is in */
 };
 
 typedef struct PUBLIC(handle) Handle;
@@ -137,26 +126,54 @@ static void fill(unsigned char *memory, const Buffer *buffer) {
     memcpy(memory + (size_t)k * size, &buffer->fill, size);
 }
 
-static void prepare_tensors(Handle *handle) {
-  for (int k = 0; k < BUFFER_COUNT; k++) {
-    const Buffer *buffer = &buffers[k];
+/* Memory and tensors of an instance, made when it is first needed. */
+static int open_part(Handle *handle, int32_t number) {
+  const Instance *instance = &instances[number];
+  Part *part = &handle->parts[number];
+  if (part->own != NULL) return CPEMBED_OK;
+  size_t buffers = (size_t)instance->buffer_count, arguments = (size_t)instance->argument_count;
+  part->staged = calloc(buffers + 1, sizeof *part->staged);
+  part->tensors = calloc(buffers + 1, sizeof *part->tensors);
+  part->shapes = calloc(buffers + 1, sizeof *part->shapes);
+  part->arguments = calloc(arguments + 1, sizeof *part->arguments);
+  part->own = allocated(instance->own_bytes);
+  if (!part->staged || !part->tensors || !part->shapes || !part->arguments || !part->own) {
+    free(part->own);
+    part->own = NULL;
+    return CPEMBED_OUT_OF_MEMORY;
+  }
+  memset(part->own, 0, (size_t)instance->own_bytes);
+  for (int k = 0; k < instance->buffer_count; k++) {
+    const Buffer *buffer = &instance->buffers[k];
     void *data = NULL;
     if (buffer->role == CONSTANT) data = (void *)(handle->constants + buffer->place);
-    if (buffer->role == OWN) data = handle->own + buffer->place;
-    if (buffer->role == WEIGHTS && buffer->copy >= 0) data = handle->own + buffer->copy;
-    handle->shapes[k] = buffer->elements;
-    handle->tensors[k] = (Tensor){.data = data, .device_type = 1, .rank = 1,
-                                  .type_code = buffer->type_code, .bits = buffer->bits, .lanes = 1,
-                                  .shape = &handle->shapes[k], .strides = &one};
+    if (buffer->role == OWN) data = part->own + buffer->place;
+    if (buffer->role == WEIGHTS && buffer->copy >= 0) data = part->own + buffer->copy;
+    part->shapes[k] = buffer->elements;
+    part->tensors[k] = (Tensor){.data = data, .device_type = 1, .rank = 1,
+                                .type_code = buffer->type_code, .bits = buffer->bits, .lanes = 1,
+                                .shape = &part->shapes[k], .strides = &one};
     if (buffer->filled) fill(data, buffer);
   }
-  for (int k = 0; k < ARGUMENT_COUNT; k++)
-    handle->arguments[k] = (Any){TENSOR_KIND, 0, &handle->tensors[arguments[k]]};
+  for (int k = 0; k < instance->argument_count; k++)
+    part->arguments[k] = (Any){TENSOR_KIND, 0, &part->tensors[instance->arguments[k]]};
+  return CPEMBED_OK;
 }
 
-static int call(Handle *handle, const Call *step) {
+static void close_part(Handle *handle, int32_t number) {
+  Part *part = &handle->parts[number];
+  for (int k = 0; part->staged != NULL && k < instances[number].buffer_count; k++)
+    free(part->staged[k]);
+  free(part->staged);
+  free(part->tensors);
+  free(part->shapes);
+  free(part->arguments);
+  free(part->own);
+}
+
+static int call(Part *part, const Call *step) {
   Any result = {0, 0, NULL};
-  int code = step->kernel(NULL, handle->arguments + step->first, step->count, &result);
+  int code = step->kernel(NULL, part->arguments + step->first, step->count, &result);
   return code == 0 ? CPEMBED_OK : CPEMBED_KERNEL_FAILED;
 }
 
@@ -165,74 +182,224 @@ static int prepare(Handle *handle) {
   adopt(handle->pool);
   current = handle->pool;
   own_number = 0;
-  for (int k = 0; k < PREPARE_COUNT && status == CPEMBED_OK; k++)
-    status = call(handle, &prepare_calls[k]);
+  /* Only a library of one instance has weights that are packed when it runs. */
+  for (int k = 0; k < instances[0].prepare_count && status == CPEMBED_OK; k++)
+    status = call(&handle->parts[0], &instances[0].prepare_calls[k]);
   handle->packed = status == CPEMBED_OK;
   return status;
 }
 
-static int aligned_copy(Handle *handle, int buffer) {
-  if (handle->staged[buffer] == NULL) handle->staged[buffer] = allocated(buffers[buffer].bytes);
-  handle->tensors[buffer].data = handle->staged[buffer];
-  return handle->staged[buffer] == NULL ? CPEMBED_OUT_OF_MEMORY : CPEMBED_OK;
+static int aligned_copy(Part *part, const Instance *instance, int buffer) {
+  if (part->staged[buffer] == NULL)
+    part->staged[buffer] = allocated(instance->buffers[buffer].bytes);
+  part->tensors[buffer].data = part->staged[buffer];
+  return part->staged[buffer] == NULL ? CPEMBED_OUT_OF_MEMORY : CPEMBED_OK;
 }
 
-static int bind(Handle *handle, const void *const in[], void *const out[], void *workspace) {
-  if ((INPUT_COUNT && in == NULL) || (OUTPUT_COUNT && out == NULL)) return CPEMBED_BAD_ARGUMENT;
+#include "sizes.h"
+
+static int bind(Handle *handle, const Piece *piece, const void *const in[], void *const out[],
+                void *workspace) {
+  const Instance *instance = &instances[piece->instance];
+  Part *part = &handle->parts[piece->instance];
   for (int k = 0; k < INPUT_COUNT; k++) {
-    int buffer = input_buffers[k];
-    if (in[k] == NULL) return CPEMBED_BAD_ARGUMENT;
-    handle->tensors[buffer].data = (void *)in[k];
-    if (is_aligned(in[k])) continue;
-    if (aligned_copy(handle, buffer)) return CPEMBED_OUT_OF_MEMORY;
-    memcpy(handle->staged[buffer], in[k], (size_t)buffers[buffer].bytes);
+    int buffer = instance->input_buffers[k];
+    Box box = box_of(handle, piece, &input_table[k]);
+    const unsigned char *first = (const unsigned char *)in[k] + box.start;
+    part->tensors[buffer].data = (void *)first;
+    if (box.is_whole && is_aligned(first)) continue;
+    if (aligned_copy(part, instance, buffer)) return CPEMBED_OUT_OF_MEMORY;
+    copy_in(&box, part->staged[buffer], in[k], instance->buffers[buffer].bytes);
   }
   for (int k = 0; k < OUTPUT_COUNT; k++) {
-    int buffer = output_buffers[k];
-    if (out[k] == NULL) return CPEMBED_BAD_ARGUMENT;
-    handle->tensors[buffer].data = out[k];
-    if (!is_aligned(out[k]) && aligned_copy(handle, buffer)) return CPEMBED_OUT_OF_MEMORY;
+    int buffer = instance->output_buffers[k];
+    Box box = box_of(handle, piece, &output_table[k]);
+    unsigned char *first = (unsigned char *)out[k] + box.start;
+    part->tensors[buffer].data = first;
+    if (box.is_whole && is_aligned(first)) continue;
+    if (aligned_copy(part, instance, buffer)) return CPEMBED_OUT_OF_MEMORY;
   }
-  if (WORKSPACE_BYTES == 0) return CPEMBED_OK;
-  if (workspace == NULL) {
+  for (int k = 0; k < instance->filler_count; k++)
+    if (write_filler(handle, part, instance, &instance->fillers[k])) return CPEMBED_OUT_OF_MEMORY;
+  for (int k = 0; k < instance->buffer_count; k++)
+    if (instance->buffers[k].role == WORKSPACE)
+      part->tensors[k].data = (unsigned char *)workspace + instance->buffers[k].place;
+  return CPEMBED_OK;
+}
+
+/* Copy back what was not written in place. */
+static void return_outputs(Handle *handle, const Piece *piece, void *const out[]) {
+  const Instance *instance = &instances[piece->instance];
+  Part *part = &handle->parts[piece->instance];
+  for (int k = 0; k < OUTPUT_COUNT; k++) {
+    int buffer = instance->output_buffers[k];
+    Box box = box_of(handle, piece, &output_table[k]);
+    if (part->tensors[buffer].data != (unsigned char *)out[k] + box.start)
+      copy_out(&box, out[k], part->staged[buffer]);
+  }
+}
+
+/* Forget the caller's memory, which lives no longer than the call: NAME_tensor gives none of it. */
+static void unbind(Handle *handle, int32_t number, int is_own_workspace) {
+  for (int k = 0; k < instances[number].buffer_count; k++) {
+    int role = instances[number].buffers[k].role;
+    if (role == INPUT || role == OUTPUT || role == WINDOW ||
+        (role == WORKSPACE && !is_own_workspace))
+      handle->parts[number].tensors[k].data = NULL;
+  }
+}
+
+/* One execution of an instance: what is called after each call, and where the times are added. */
+typedef void (*Observer)(void *context, int step, const int64_t *iterations);
+typedef struct {
+  Handle *handle;
+  double *ns;
+  Observer observer;
+  void *context;
+  const Instance *instance;
+  Part *part;
+} Run;
+
+static void move_all(const Run *run, const Loop *loop, int moving, int64_t iteration) {
+  const Buffer *buffers = run->instance->buffers;
+  for (int k = loop->first_move; k < loop->first_move + loop->moves; k++) {
+    const Move *move = &run->instance->moves[k];
+    if (move->moving != moving) continue;
+    Tensor *source = &run->part->tensors[move->source], *target = &run->part->tensors[move->target];
+    int64_t step = move->backwards ? loop->steps - 1 - iteration : iteration;
+    int64_t in = buffers[move->source].bytes, out = buffers[move->target].bytes;
+    unsigned char *from = source->data, *to = target->data;
+    if (moving == VIEW) {
+      target->data = from + step * out;
+    } else if (moving == SWAP) {
+      target->data = from;
+      source->data = to;
+    } else {
+      from += moving == READ ? step * out : 0;
+      to += moving == WRITE ? step * in : 0;
+      memcpy(to, from, (size_t)(moving == READ ? out : in));
+    }
+  }
+}
+
+static int is_true(const Part *part, int buffer) {
+  return buffer < 0 || *(const unsigned char *)part->tensors[buffer].data != 0;
+}
+
+static int run_range(const Run *run, int first, int last, int loop, int end);
+
+static int run_loop(const Run *run, int number) {
+  const Loop *loop = &run->instance->loops[number];
+  Part *part = run->part;
+  int place = run->instance->first_loop + number; /* among the loops of all instances */
+  int64_t steps = loop->steps, *iteration = &run->handle->iterations[place];
+  if (loop->limit >= 0) {
+    int64_t limit = *(const int64_t *)part->tensors[loop->limit].data;
+    if (limit < steps) steps = limit;
+  }
+  move_all(run, loop, START, 0);
+  int goes_on = is_true(part, loop->condition), status = CPEMBED_OK;
+  for (*iteration = 0; goes_on && *iteration < steps && status == CPEMBED_OK; ++*iteration) {
+    if (loop->number >= 0) *(int64_t *)part->tensors[loop->number].data = *iteration;
+    move_all(run, loop, READ, *iteration);
+    move_all(run, loop, VIEW, *iteration);
+    status = run_range(run, loop->first, loop->last, number + 1, loop->after);
+    move_all(run, loop, WRITE, *iteration);
+    goes_on = is_true(part, loop->again);
+    move_all(run, loop, COPY, 0);
+    move_all(run, loop, SWAP, 0);
+  }
+  move_all(run, loop, FINISH, 0);
+  if (run->observer != NULL && status == CPEMBED_OK)
+    run->observer(run->context, -1 - place, run->handle->iterations);
+  return status;
+}
+
+/* The calls `first` to `last` - 1 of an instance, among them its loops `loop` to `end` - 1. */
+static int run_range(const Run *run, int first, int last, int loop, int end) {
+  const Instance *instance = run->instance;
+  int status = CPEMBED_OK;
+  for (int k = first; status == CPEMBED_OK;) {
+    if (loop < end && instance->loops[loop].first == k && instance->loops[loop].last <= last) {
+      status = run_loop(run, loop);
+      k = instance->loops[loop].last;
+      loop = instance->loops[loop].after;
+      continue;
+    }
+    if (k >= last) break;
+    int step = instance->first_step + k;
+    int64_t started = run->ns == NULL ? 0 : now_ns();
+    status = call(run->part, &instance->run_calls[k]);
+    if (run->ns != NULL) run->ns[step] += (double)(now_ns() - started);
+    if (run->observer != NULL && status == CPEMBED_OK)
+      run->observer(run->context, step, run->handle->iterations);
+    k++;
+  }
+  return status;
+}
+
+/* A call of an instance by the number of a step, which counts those of all instances. */
+static int call_of(const Instance *instance, int step) {
+  int call = step - instance->first_step;
+  return call < 0 ? 0 : call < instance->step_count ? call : instance->step_count;
+}
+
+/* The first loop of an instance from a call on; -1 where the call is inside a loop. */
+static int loop_from(const Instance *instance, int call) {
+  const Loop *loops = instance->loops;
+  int loop = 0;
+  for (; loop < instance->loop_count && loops[loop].first < call; loop = loops[loop].after)
+    if (loops[loop].last > call) return -1;
+  return loop;
+}
+
+/* The steps of a piece from `first` to `last` - 1, which count those of all instances. */
+static int execute_piece(Run run, const Piece *piece, int first, int last, const void *const in[],
+                         void *const out[], void *workspace, int is_own) {
+  Handle *handle = run.handle;
+  const Instance *instance = run.instance = &instances[piece->instance];
+  run.part = &handle->parts[piece->instance];
+  int status = open_part(handle, piece->instance);
+  if (status == CPEMBED_OK) status = bind(handle, piece, in, out, workspace);
+  if (status != CPEMBED_OK) return status;
+  handle->last = piece->instance;
+  int from = call_of(instance, first), to = call_of(instance, last);
+  status = run_range(&run, from, to, loop_from(instance, from), instance->loop_count);
+  if (status == CPEMBED_OK) return_outputs(handle, piece, out);
+  unbind(handle, piece->instance, is_own);
+  return status;
+}
+
+static int execute(const Run *run, int first, int last, const void *const in[], void *const out[],
+                   void *workspace) {
+  Handle *handle = run->handle;
+  if (handle == NULL || first < 0 || last > STEP_COUNT || first > last)
+    return CPEMBED_BAD_ARGUMENT;
+  for (int k = 0; k < INSTANCE_COUNT; k++)
+    if (loop_from(&instances[k], call_of(&instances[k], first)) < 0 ||
+        loop_from(&instances[k], call_of(&instances[k], last)) < 0)
+      return CPEMBED_BAD_ARGUMENT;
+  if (!handle->packed) return CPEMBED_NOT_PACKED;
+  if (handle->piece_count == 0) return CPEMBED_OUT_OF_MEMORY; /* of the last resizing */
+  if ((INPUT_COUNT && in == NULL) || (OUTPUT_COUNT && out == NULL)) return CPEMBED_BAD_ARGUMENT;
+  for (int k = 0; k < INPUT_COUNT; k++)
+    if (in[k] == NULL) return CPEMBED_BAD_ARGUMENT;
+  for (int k = 0; k < OUTPUT_COUNT; k++)
+    if (out[k] == NULL) return CPEMBED_BAD_ARGUMENT;
+  int is_own = workspace == NULL;
+  if (WORKSPACE_BYTES != 0 && is_own) {
     if (handle->workspace == NULL) handle->workspace = allocated(WORKSPACE_BYTES);
     if (handle->workspace == NULL) return CPEMBED_OUT_OF_MEMORY;
     workspace = handle->workspace;
   }
-  if (!is_aligned(workspace)) return CPEMBED_BAD_ARGUMENT;
-  for (int k = 0; k < BUFFER_COUNT; k++)
-    if (buffers[k].role == WORKSPACE)
-      handle->tensors[k].data = (unsigned char *)workspace + buffers[k].place;
-  return CPEMBED_OK;
-}
-
-/* Forget the caller's memory, which lives no longer than the call: NAME_tensor gives none of it. */
-static void unbind(Handle *handle, const void *workspace) {
-  for (int k = 0; k < BUFFER_COUNT; k++) {
-    int role = buffers[k].role;
-    if (role == INPUT || role == OUTPUT || (role == WORKSPACE && workspace != NULL))
-      handle->tensors[k].data = NULL;
-  }
-}
-
-static int execute(Handle *handle, int first, int last, const void *const in[], void *const out[],
-                   void *workspace, double *ns) {
-  if (handle == NULL || first < 0 || last > STEP_COUNT || first > last)
-    return CPEMBED_BAD_ARGUMENT;
-  if (!handle->packed) return CPEMBED_NOT_PACKED;
-  int status = bind(handle, in, out, workspace);
+  if (WORKSPACE_BYTES != 0 && !is_aligned(workspace)) return CPEMBED_BAD_ARGUMENT;
   adopt(handle->pool);
   current = handle->pool;
   own_number = 0;
-  for (int k = first; k < last && status == CPEMBED_OK; k++) {
-    int64_t started = ns == NULL ? 0 : now_ns();
-    status = call(handle, &run_calls[k]);
-    if (ns != NULL) ns[k] = (double)(now_ns() - started);
-  }
-  for (int k = 0; k < OUTPUT_COUNT && status == CPEMBED_OK; k++)
-    if (!is_aligned(out[k]))
-      memcpy(out[k], handle->staged[output_buffers[k]], (size_t)buffers[output_buffers[k]].bytes);
-  unbind(handle, workspace);
+  if (run->ns != NULL) memset(run->ns, 0, (size_t)STEP_COUNT * sizeof *run->ns);
+  int status = CPEMBED_OK;
+  for (int64_t k = 0; k < handle->piece_count && status == CPEMBED_OK; k++)
+    status = execute_piece(*run, &handle->pieces[k], first, last, in, out, workspace, is_own);
   return status;
 }
 
@@ -243,10 +410,10 @@ static int execute(Handle *handle, int first, int last, const void *const in[], 
 API void PUBLIC(close)(Handle *handle) {
   if (handle == NULL) return;
   if (handle->pool != NULL) pool_close(handle->pool);
-  for (int k = 0; k < BUFFER_COUNT; k++) free(handle->staged[k]);
+  for (int32_t k = 0; k < INSTANCE_COUNT; k++) close_part(handle, k);
   if (handle->mapped != NULL) munmap(handle->mapped, handle->mapped_bytes);
   free(handle->workspace);
-  free(handle->own);
+  free(handle->pieces);
   free(handle->pool);
   free(handle);
 }
@@ -254,13 +421,8 @@ API void PUBLIC(close)(Handle *handle) {
 static int opened(Handle *handle, int threads, const char *weights) {
   int status = lacking_feature();
   if (status != CPEMBED_OK) return status;
-  handle->own = allocated(OWN_BYTES);
   Pool *pool = allocated(sizeof *pool);
-  if (handle->own == NULL || pool == NULL) {
-    free(pool);
-    return CPEMBED_OUT_OF_MEMORY;
-  }
-  memset(handle->own, 0, OWN_BYTES);
+  if (pool == NULL) return CPEMBED_OUT_OF_MEMORY;
   memset(pool, 0, sizeof *pool);
   handle->pool = pool;
   if ((status = pool_open(pool, threads > 0 ? threads : DEFAULT_THREADS)) != CPEMBED_OK) return status;
@@ -270,7 +432,10 @@ static int opened(Handle *handle, int threads, const char *weights) {
   (void)weights, (void)checksum;
   handle->constants = CONSTANTS;
 #endif
-  prepare_tensors(handle);
+  /* The other instances of a library with ranges are opened when they first run. */
+  if (SYMBOL_COUNT == 0 && (status = open_part(handle, 0)) != CPEMBED_OK) return status;
+  for (int k = 0; k < SYMBOL_COUNT; k++) handle->sizes[k] = symbols[k].most;
+  if ((status = divide(handle)) != CPEMBED_OK) return status;
   return WEIGHT_COUNT ? CPEMBED_OK : prepare(handle);
 }
 
@@ -291,40 +456,70 @@ API int PUBLIC(pack)(Handle *handle, const void *const weights[]) {
   for (int k = 0; k < WEIGHT_COUNT; k++)
     if (weights[k] == NULL) return CPEMBED_BAD_ARGUMENT;
   int status = CPEMBED_OK;
+  const Instance *instance = &instances[0];
+  Part *part = &handle->parts[0];
   for (int k = 0; k < WEIGHT_COUNT && status == CPEMBED_OK; k++) {
-    int number = weight_buffers[k];
-    const Buffer *buffer = &buffers[number];
-    Tensor *tensor = &handle->tensors[number];
+    int number = instance->weight_buffers[k];
+    const Buffer *buffer = &instance->buffers[number];
+    Tensor *tensor = &part->tensors[number];
     if (buffer->copy < 0 && is_aligned(weights[k])) {
       tensor->data = (void *)weights[k];
       continue;
     }
-    if (buffer->copy < 0) status = aligned_copy(handle, number);
+    if (buffer->copy < 0) status = aligned_copy(part, instance, number);
     if (status == CPEMBED_OK) memcpy(tensor->data, weights[k], (size_t)buffer->bytes);
   }
   if (status == CPEMBED_OK) status = prepare(handle);
   for (int k = 0; k < WEIGHT_COUNT; k++) { /* copies that were for packing only */
-    int number = weight_buffers[k];
-    free(handle->staged[number]);
-    handle->staged[number] = NULL;
-    if (buffers[number].copy < 0) handle->tensors[number].data = NULL;
+    int number = instance->weight_buffers[k];
+    free(part->staged[number]);
+    part->staged[number] = NULL;
+    if (instance->buffers[number].copy < 0) part->tensors[number].data = NULL;
   }
   return status;
 }
 
+API int PUBLIC(resize)(Handle *handle, const int64_t sizes[]) {
+  if (handle == NULL || (SYMBOL_COUNT && sizes == NULL)) return CPEMBED_BAD_ARGUMENT;
+  int same = 1;
+  handle->pool->error[0] = 0;
+  for (int k = 0; k < SYMBOL_COUNT; k++) {
+    if (sizes[k] < symbols[k].least || sizes[k] > symbols[k].most) {
+      snprintf(handle->pool->error, sizeof handle->pool->error,
+               "%s is %lld, the library takes %lld to %lld", symbols[k].name, (long long)sizes[k],
+               (long long)symbols[k].least, (long long)symbols[k].most);
+      return CPEMBED_SIZE_OUT_OF_RANGE;
+    }
+    same &= sizes[k] == handle->sizes[k];
+  }
+  if (same) return CPEMBED_OK;
+  for (int k = 0; k < SYMBOL_COUNT; k++) handle->sizes[k] = sizes[k];
+  return divide(handle);
+}
+
 API int PUBLIC(run)(Handle *handle, const void *const in[], void *const out[], void *workspace) {
-  return execute(handle, 0, STEP_COUNT, in, out, workspace, NULL);
+  const Run run = {.handle = handle};
+  return execute(&run, 0, STEP_COUNT, in, out, workspace);
 }
 
 API int PUBLIC(run_steps)(Handle *handle, int first, int last, const void *const in[],
                           void *const out[], void *workspace) {
-  return execute(handle, first, last, in, out, workspace, NULL);
+  const Run run = {.handle = handle};
+  return execute(&run, first, last, in, out, workspace);
 }
 
 API int PUBLIC(run_timed)(Handle *handle, const void *const in[], void *const out[],
                           void *workspace, double *ns) {
   if (ns == NULL) return CPEMBED_BAD_ARGUMENT;
-  return execute(handle, 0, STEP_COUNT, in, out, workspace, ns);
+  const Run run = {.handle = handle, .ns = ns};
+  return execute(&run, 0, STEP_COUNT, in, out, workspace);
+}
+
+API int PUBLIC(run_observed)(Handle *handle, const void *const in[], void *const out[],
+                             void *workspace, Observer observer, void *context) {
+  if (observer == NULL) return CPEMBED_BAD_ARGUMENT;
+  const Run run = {.handle = handle, .observer = observer, .context = context};
+  return execute(&run, 0, STEP_COUNT, in, out, workspace);
 }
 
 API size_t PUBLIC(workspace_size)(void) { return WORKSPACE_BYTES; }
@@ -336,7 +531,20 @@ API int PUBLIC(thread_count)(const Handle *handle) {
 API int PUBLIC(step_count)(void) { return STEP_COUNT; }
 
 API const char *PUBLIC(step_name)(int step) {
-  return step < 0 || step >= STEP_COUNT ? NULL : run_calls[step].name;
+  for (int32_t k = 0; k < INSTANCE_COUNT; k++) {
+    int place = step - instances[k].first_step;
+    if (place >= 0 && place < instances[k].step_count) return instances[k].run_calls[place].name;
+  }
+  return NULL;
+}
+
+API int PUBLIC(symbol_count)(void) { return SYMBOL_COUNT; }
+
+API const char *PUBLIC(symbol)(int number, int64_t *least, int64_t *most) {
+  if (number < 0 || number >= SYMBOL_COUNT) return NULL;
+  if (least != NULL) *least = symbols[number].least;
+  if (most != NULL) *most = symbols[number].most;
+  return symbols[number].name;
 }
 
 API int PUBLIC(input_count)(void) { return INPUT_COUNT; }
@@ -356,11 +564,13 @@ API const cpembed_tensor *PUBLIC(weight)(int number) {
 API const void *PUBLIC(tensor)(const Handle *handle, const char *name, const char **dtype,
                                int64_t *elements) {
   if (handle == NULL || name == NULL) return NULL;
-  for (int k = 0; k < BUFFER_COUNT; k++)
-    if (strcmp(buffers[k].name, name) == 0) {
-      if (dtype != NULL) *dtype = buffers[k].dtype;
-      if (elements != NULL) *elements = buffers[k].elements;
-      return handle->tensors[k].data;
+  const Instance *instance = &instances[handle->last];
+  if (handle->parts[handle->last].own == NULL) return NULL;
+  for (int k = 0; k < instance->buffer_count; k++)
+    if (strcmp(instance->buffers[k].name, name) == 0) {
+      if (dtype != NULL) *dtype = instance->buffers[k].dtype;
+      if (elements != NULL) *elements = instance->buffers[k].elements;
+      return handle->parts[handle->last].tensors[k].data;
     }
   return NULL;
 }

@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cache
-from typing import Any, NoReturn, cast
+from typing import Any, NoReturn, Self, cast
 
 import numpy as np
 
 from cpembed.errors import ModelError
+from cpembed.frontends.builder import Builder
 from cpembed.frontends.composites import Composites
+from cpembed.frontends.loops import LoopBody
 from cpembed.frontends.onnx.model import Body, Node
 from cpembed.graph.kinds import Kind, TensorType
 from cpembed.graph.kinds.base import Array, axis_of
@@ -65,6 +67,10 @@ class Call(Composites):
         Whether anything reads each of the node's outputs.
     run : callable
         Translates a branch and returns the tensors of its outputs.
+    run_loop : callable
+        Translates the body of a loop, whose inputs are tensors of the loop's builder.
+    run_unrolled : callable
+        Translates a graph whose inputs are tensors of this builder.
     narrow : tuple of str
         Narrow type that each input of bytes holds; empty for other inputs.
     makes : set of str
@@ -78,6 +84,8 @@ class Call(Composites):
     readers: tuple[int, ...]
     is_read: tuple[bool, ...]
     run: Callable[[Body], Sequence[str]]
+    run_loop: Callable[[Body, LoopBody, Sequence[str]], Sequence[str]]
+    run_unrolled: Callable[[Body, Sequence[str]], Sequence[str]]
     narrow: tuple[str, ...] = ()
     makes: set[str] = field(default_factory=set[str])
     attributes_read: set[str] = field(default_factory=set[str])
@@ -104,6 +112,9 @@ class Call(Composites):
 
     def all_inputs(self) -> list[str]:
         return [self.input(k) for k in range(len(self.inputs))]
+
+    def all_inputs_from(self, first: int) -> list[str]:
+        return [self.input(k) for k in range(first, len(self.inputs))]
 
     def type(self, k: int = 0) -> TensorType:
         return self.builder.types[self.input(k)]
@@ -183,8 +194,17 @@ class Call(Composites):
 
     # -- emission ---------------------------------------------------------------------------------
 
+    @property
+    def place_name(self) -> str:
+        """The node's name, or that of its first output."""
+        return self.node.name or self._first_output
+
+    def inside(self, builder: Builder) -> Self:
+        node = replace(self.node, name="step")
+        return replace(self, builder=builder, scaling={}, node=node)
+
     def emit_all(self, kind: Kind, *inputs: str) -> tuple[str, ...]:
-        label = self.node.name or self._first_output
+        label = self.place_name
         stem = f"{self._first_output}/{type(kind).__name__.lower()}"
         return self.builder.add_all(kind, inputs, label, stem)
 

@@ -200,7 +200,22 @@ def _is_external(tensor: Any) -> bool:
 def _sizes(tensor: Any) -> tuple[int | str, ...] | None:
     if not tensor.HasField("shape"):
         return None
-    return tuple(d.dim_value if d.HasField("dim_value") else d.dim_param for d in tensor.shape.dim)
+    return tuple(
+        d.dim_value if d.HasField("dim_value") else _size_name(d.dim_param)
+        for d in tensor.shape.dim
+    )
+
+
+def _size_name(name: str) -> str:
+    """Return the name of an open size; empty for a placeholder, which names no size.
+
+    Exporters write ``?`` or ``None`` for any size that they do not know: two of them may differ.
+
+    >>> _size_name("batch"), _size_name("?"), _size_name("None")
+    ('batch', '', '')
+    """
+    is_placeholder = name in ("None", "-1") or not any(letter.isalnum() for letter in name)
+    return "" if is_placeholder else name
 
 
 class Reader:

@@ -5,13 +5,17 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
+from dataclasses import replace
+from typing import Any
 
 import numpy as np
 
 from cpembed.errors import CpembedError, ModelError, WorkloadError
 from cpembed.frontends import Fallback
+from cpembed.frontends.binding import bound_array, fitted
 from cpembed.frontends.builder import Builder
 from cpembed.frontends.emitter import Scaling
+from cpembed.frontends.loops import LoopBody
 from cpembed.frontends.narrow import IN_BYTES, bytes_of
 from cpembed.frontends.onnx.call import BeyondKindsError, Call
 from cpembed.frontends.onnx.fallback import check_fallback, covers, emit_foreign
@@ -49,17 +53,22 @@ _CONVERSIONS: Mapping[str, frozenset[int]] = {
 
 
 def translate(
-    model: Model, shapes: Mapping[str, Sequence[int]], fallback: Fallback = None
+    model: Model,
+    shapes: Mapping[str, Sequence[int]],
+    fallback: Fallback = None,
+    constants: Mapping[str, Any] | None = None,
 ) -> Graph:
     """Return the graph of a model.
 
     Parameters
     ----------
     model : Model
-    shapes : mapping
-        Shapes of inputs with open sizes.
+    shapes : mapping from str to sequence of int
+        Shapes of inputs with open sizes; ``NAME:axis`` stands for one axis of an input.
     fallback : Fallback, optional
         What computes the operators that have no translation.
+    constants : mapping from str to value, optional
+        Values of inputs that are the same in every call.
 
     Raises
     ------
@@ -70,9 +79,17 @@ def translate(
     _check_operators(model, fallback)
     builder = Builder(model.name)
     values: dict[str, str] = {}
-    for name, kind in _input_types(model, shapes).items():
+    model, shapes = with_axis_sizes(model, shapes)
+    arrays = _bound_arrays(model, constants or {})
+    # The value of an input has a shape, whose sizes other inputs may share.
+    shaped = {**{name: array.shape for name, array in arrays.items() if array.shape}, **shapes}
+    for name, kind in _input_types(model, shaped).items():
         try:
-            values[name] = builder.input(name, kind)
+            if name in arrays:
+                array = fitted(arrays[name], kind.shape, f"{model.name}: input {name}")
+                values[name] = builder.constant(array, name)
+            else:
+                values[name] = builder.input(name, kind)
         except WorkloadError as error:
             raise ModelError(f"{model.name}: input {name}: {error}") from None
     translator = _Translator(model, builder, fallback)
@@ -138,9 +155,71 @@ def _input_types(model: Model, shapes: Mapping[str, Sequence[int]]) -> dict[str,
     }
 
 
-def _check_shape(model: str, declared: ModelInput, shape: Sequence[int]) -> None:
+def _bound_arrays(model: Model, constants: Mapping[str, Any]) -> dict[str, Array]:
+    """Return the values of inputs in their element types; shapes are still to be compared."""
+    inputs = {value.name: value for value in model.body.inputs}
+    for name in constants:
+        if name not in inputs:
+            names = ", ".join(inputs) or "none"
+            raise ModelError(f"{model.name} has no input {name}: its inputs are {names}")
+    return {
+        name: bound_array(
+            value,
+            IN_BYTES.get(inputs[name].dtype, inputs[name].dtype),
+            f"{model.name}: input {name}",
+        )
+        for name, value in constants.items()
+    }
+
+
+def with_axis_sizes(
+    model: Model, shapes: Mapping[str, Sequence[int]]
+) -> tuple[Model, dict[str, Sequence[int]]]:
+    """Return a model with the sizes of single axes, ``NAME:axis``, and the other shapes.
+
+    A size that the model names has its value wherever the name stands.
+    """
+    inputs = {value.name: value for value in model.body.inputs}
+    rest: dict[str, Sequence[int]] = {}
+    named: dict[str, int] = {}
+    for key, shape in shapes.items():
+        name, colon, text = key.rpartition(":")
+        # An input may have a name that ends in a number itself.
+        if key in inputs or not colon or not text.isdecimal() or name not in inputs:
+            rest[key] = shape
+            continue
+        sizes, axis = list(inputs[name].sizes or ()), int(text)
+        if axis >= len(sizes) or len(shape) != 1:
+            has = "no declared shape" if inputs[name].sizes is None else f"{len(sizes)} dimensions"
+            problem = f"one size of axis {axis} of input {name}, which has {has}"
+            raise ModelError(
+                f"{model.name}: {key}={','.join(map(str, shape))} is not {problem}: give "
+                f"{name}:AXIS=SIZE or its shape {name}=SIZES"
+            )
+        old, new = sizes[axis], int(shape[0])
+        sizes[axis] = new
+        if isinstance(old, str) and old and named.setdefault(old, new) != new:
+            raise ModelError(
+                f"{model.name}: the size {old} is given as {named[old]} and as {new}: give one"
+            )
+        _check_shape(model.name, inputs[name], sizes)
+        inputs[name] = replace(inputs[name], sizes=tuple(sizes))
+    bound = tuple(
+        value
+        if value.sizes is None
+        else replace(value, sizes=tuple(_value_of(size, named) for size in value.sizes))
+        for value in inputs.values()
+    )
+    return replace(model, body=replace(model.body, inputs=bound)), rest
+
+
+def _value_of(size: int | str, named: Mapping[str, int]) -> int | str:
+    return named.get(size, size) if isinstance(size, str) else size
+
+
+def _check_shape(model: str, declared: ModelInput, shape: Sequence[int | str]) -> None:
     text = ",".join(map(str, shape))
-    if any(size < 0 for size in shape):
+    if any(not isinstance(size, str) and size < 0 for size in shape):
         raise ModelError(
             f"{model}: the shape {text} of input {declared.name}: sizes are at least 0"
         )
@@ -152,7 +231,7 @@ def _check_shape(model: str, declared: ModelInput, shape: Sequence[int]) -> None
             f"{text} has {len(shape)}"
         )
     for k, (size, value) in enumerate(zip(declared.sizes, shape, strict=True)):
-        if not _is_open(size) and size != value:
+        if not _is_open(size) and not _is_open(value) and size != value:
             raise ModelError(
                 f"{model}: dimension {k} of input {declared.name} is {size} in the model, not "
                 f"{value}: give {size}, or export the model anew"
@@ -182,7 +261,8 @@ def _input_shape(
             example = ",".join(str(1 if _is_open(size) else size) for size in declared.sizes)
             raise ModelError(
                 f"{model}: dimension {k}{label} of input {name} is left open: networks here "
-                f"have fixed shapes; give them with shapes= or --shape {name}={example}"
+                f"have fixed shapes; give them with shapes= or --shape {name}={example}, or this "
+                f"size alone with --shape {name}:{k}=1"
             )
         resolved.append(value)
     return tuple(resolved)
@@ -273,9 +353,16 @@ class _Translator:
                 raise self.error(f"{node} reads {name}, which nothing before it writes")
 
         def branch(body: Body) -> Sequence[str]:
+            return unrolled(body, ())
+
+        def unrolled(body: Body, inputs: Sequence[str]) -> Sequence[str]:
             inner = dict(values)
+            inner |= zip((value.name for value in body.inputs), inputs, strict=False)
             self.body(body, inner)
             return [inner[name] for name in body.outputs]
+
+        def looped(body: Body, loop: LoopBody, inputs: Sequence[str]) -> Sequence[str]:
+            return self._loop_body(body, loop, inputs, values)
 
         call = Call(
             builder=self.builder,
@@ -285,6 +372,8 @@ class _Translator:
             readers=tuple(readers[name] for name in node.inputs),
             is_read=tuple(bool(name) and readers[name] > 0 for name in node.outputs),
             run=branch,
+            run_loop=looped,
+            run_unrolled=unrolled,
             narrow=tuple(self.narrow.get(values.get(name, ""), "") for name in node.inputs),
         )
         # Only tensors that this node adds may take the names of its outputs.
@@ -305,6 +394,28 @@ class _Translator:
             raise self.error(f"{node} does not fit its inputs or attributes: {reason}") from error
         results = [results] if isinstance(results, str) else list(results)
         self._bind(call, results, values, readers)
+
+    def _loop_body(
+        self, body: Body, loop: LoopBody, inputs: Sequence[str], values: Mapping[str, str]
+    ) -> Sequence[str]:
+        """Translate the body of a loop into its own builder; it may read names around the loop."""
+        # A library executes a loop, and no library executes another runtime's operators.
+        inner = _Translator(self.model, loop.builder, None)
+        graphs = (body, *body.branches())
+        read = [name for graph in graphs for node in graph.nodes for name in node.inputs]
+        read += [name for graph in graphs for name in graph.outputs]
+        scope: dict[str, str] = {}
+        for name in dict.fromkeys(read):
+            if name in values:
+                scope[name] = loop.read(values[name])
+                if narrow := self.narrow.get(values[name]):
+                    inner.narrow[scope[name]] = narrow
+        scope |= zip((value.name for value in body.inputs), inputs, strict=False)
+        inner.body(body, scope)
+        missing = [name for name in body.outputs if name not in scope]
+        if missing:
+            raise self.error(f"nothing writes {missing[0]}, an output of the body of {loop.name}")
+        return [scope[name] for name in body.outputs]
 
     def _translated(self, call: Call) -> str | Sequence[str]:
         if not covers(self.fallback, call.node):

@@ -16,18 +16,29 @@ from cpembed.frontends import Fallback
 from cpembed.frontends.torch.compile_summary import summary
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+    from cpembed.frontends.open_sizes import OpenModel
     from cpembed.graph.graph import Graph
 
-__all__ = ["from_exported", "load", "summary"]
+__all__ = ["from_exported", "load", "open_model", "summary"]
 
 
-def load(path: Path | str, *, outputs: Sequence[str] = (), fallback: Fallback = None) -> Graph:
+def load(
+    path: Path | str,
+    *,
+    shapes: Mapping[str, Sequence[int]] | None = None,
+    outputs: Sequence[str] = (),
+    fallback: Fallback = None,
+) -> Graph:
     """Read the network of a file that ``torch.export.save`` wrote (``.pt2``).
 
     Parameters
     ----------
     path : Path or str
         The file.
+    shapes : mapping, optional
+        Shapes of inputs whose sizes the program leaves open (``torch.export.Dim``), by their names.
     outputs : sequence of str, default those of the program
         Tensors to compute, by the names of their nodes.
     fallback : str, optional
@@ -38,12 +49,30 @@ def load(path: Path | str, *, outputs: Sequence[str] = (), fallback: Fallback = 
     BackendUnavailable
         Without PyTorch.
     ModelError
-        For a file or an operator that cannot be read.
+        For a file or an operator that cannot be read, and for open sizes.
+    """
+    return open_model(Path(path), outputs, fallback).fixed(shapes or {})
+
+
+def open_model(path: Path, outputs: Sequence[str] = (), fallback: Fallback = None) -> OpenModel:
+    """Read a file that ``torch.export.save`` wrote, whose graph is then made at any sizes.
+
+    Parameters
+    ----------
+    path, outputs, fallback
+        As for :func:`load`.
+
+    Raises
+    ------
+    BackendUnavailable
+        Without PyTorch.
+    ModelError
+        For a file that cannot be read.
     """
     _require_torch(str(path))
     from cpembed.frontends.torch import lowering
 
-    return lowering.load(path, outputs=outputs, fallback=fallback)
+    return lowering.open_model(path, outputs=outputs, fallback=fallback)
 
 
 def from_exported(program: Any, *, name: str = "model") -> Graph:

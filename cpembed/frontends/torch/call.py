@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
-from typing import Any, NoReturn
+from dataclasses import dataclass, field, replace
+from typing import Any, NoReturn, Self
 
 import numpy as np
 
 from cpembed.errors import ModelError
+from cpembed.frontends.builder import Builder
 from cpembed.frontends.composites import Composites
 from cpembed.graph.kinds import Kind, TensorType
 from cpembed.graph.kinds.base import Array, axis_of
@@ -126,6 +127,9 @@ class Call(Composites):
         return value
 
     # -- emission ---------------------------------------------------------------------------------
+
+    def inside(self, builder: Builder) -> Self:
+        return replace(self, builder=builder, scaling={}, place="step")
 
     def emit_all(self, kind: Kind, *inputs: str) -> tuple[str, ...]:
         return self.builder.add_all(kind, inputs, self.place)

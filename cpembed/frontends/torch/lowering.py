@@ -14,7 +14,7 @@ import operator
 import warnings
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -32,7 +32,9 @@ from cpembed.errors import CpembedError, ModelError, WorkloadError
 from cpembed.frontends import Fallback
 from cpembed.frontends.builder import COMPUTED_BYTES, COMPUTED_SHARE, Builder, no_tensor, zeros_of
 from cpembed.frontends.emitter import Scaling
-from cpembed.frontends.torch.archive import read_archive
+from cpembed.frontends.open_sizes import OpenModel
+from cpembed.frontends.torch import higher_order, symbols
+from cpembed.frontends.torch.archive import PROGRAM, Archive, read_archive
 from cpembed.frontends.torch.arrays import as_array, as_tensor
 from cpembed.frontends.torch.call import Call
 from cpembed.frontends.torch.decompositions import decompositions
@@ -59,8 +61,8 @@ _PARAMETERS = (InputKind.PARAMETER, InputKind.BUFFER, InputKind.CONSTANT_TENSOR)
 # -- exported programs ----------------------------------------------------------------------------
 
 
-def load(path: Path | str, *, outputs: Sequence[str] = (), fallback: Fallback = None) -> Graph:
-    """Read the network of a file that ``torch.export.save`` wrote.
+def open_model(path: Path, *, outputs: Sequence[str] = (), fallback: Fallback = None) -> OpenModel:
+    """Read a file that ``torch.export.save`` wrote, whose graph is then made at any sizes.
 
     PyTorch reads no byte of it: this package reads the members that a network needs, and nothing
     of a file is unpickled, evaluated or loaded as code.
@@ -73,23 +75,78 @@ def load(path: Path | str, *, outputs: Sequence[str] = (), fallback: Fallback = 
     Raises
     ------
     ModelError
-        For a file that holds no program, and as :func:`from_exported` does.
+        For a file that holds no program.
     """
+    archive = read_archive(path)
+    place, content = f"{path}: {PROGRAM}", archive.texts[PROGRAM]
+    # Of a program without open sizes nothing is read twice.
+    inputs = symbols.open_inputs(place, content) if symbols.is_open(content) else {}
+    places: dict[str, str] = {}
+    for name, sizes in inputs.items():
+        for axis, size in enumerate(sizes):
+            if isinstance(size, str) and size:
+                places.setdefault(size, f"{name}.{axis}")
+    # A program's own names of sizes, such as s77, mean nothing to a reader.
+    declared = {
+        name: tuple(places.get(size, "") if isinstance(size, str) else size for size in sizes)
+        for name, sizes in inputs.items()
+    }
+
+    def read(shapes: Mapping[str, Sequence[int]]) -> Graph:
+        _check_shapes(path, declared, shapes)
+        fixed = {
+            symbol: shapes[name][axis]
+            for name, sizes in inputs.items()
+            for axis, symbol in enumerate(sizes)
+            if isinstance(symbol, str) and symbol and name in shapes
+        }
+        if not inputs:
+            return _read(archive, outputs, fallback)
+        text = symbols.fixed(place, content, fixed)
+        fixed_archive = replace(archive, texts={**archive.texts, PROGRAM: text})
+        return _read(fixed_archive, outputs, fallback)
+
+    return OpenModel(str(path), declared, read)
+
+
+def _check_shapes(
+    path: Path,
+    declared: Mapping[str, tuple[int | str, ...]],
+    shapes: Mapping[str, Sequence[int]],
+) -> None:
+    """Raise :class:`ModelError` for an open size without a number, and for another fixed one."""
+    for name, sizes in declared.items():
+        open_axes = [axis for axis, size in enumerate(sizes) if isinstance(size, str)]
+        if open_axes and name not in shapes:
+            example = ",".join("1" if isinstance(size, str) else str(size) for size in sizes)
+            raise ModelError(
+                f"{path}: dimension {open_axes[0]} of input {name} is left open: networks here "
+                f"have fixed shapes, or ranges of sizes; give them with shapes= or --shape "
+                f"{name}={example}"
+            )
+        for axis, size in enumerate(sizes):
+            if isinstance(size, int) and name in shapes and shapes[name][axis] != size:
+                raise ModelError(
+                    f"{path}: dimension {axis} of input {name} is {size} in the program, not "
+                    f"{shapes[name][axis]}: give {size}, or export it with a Dim there"
+                )
+
+
+def _read(archive: Archive, outputs: Sequence[str], fallback: Fallback) -> Graph:
+    """Return the network of an archive whose sizes are fixed."""
     # Registers the operators of quantized models, whose names files hold.
     import torch.ao.quantization.fx._decomposed
 
-    path = Path(path)
-    archive = read_archive(path)
     try:
         program, names = read_program(archive)
-        return _network(program, path.stem, names, outputs, fallback)
+        return _network(program, archive.path.stem, names, outputs, fallback)
     except CpembedError:
         raise
     except Exception as error:
         # PyTorch raises many kinds of errors for a program that no exporter writes.
         reason = str(error).partition("\n")[0]
         raise ModelError(
-            f"{path} is no program that PyTorch {torch.__version__} understands: "
+            f"{archive.path} is no program that PyTorch {torch.__version__} understands: "
             f"{type(error).__name__}: {reason}"
         ) from error
 
@@ -182,8 +239,10 @@ def _needed_nodes(
 
 def decomposed(program: ExportedProgram) -> ExportedProgram:
     """Replace unknown operators, and those that change their arguments, as far as PyTorch can."""
-    targets = [node.target for node in program.graph.nodes if node.op == "call_function"]
-    if all(map(is_known, targets)):
+    # Bodies of loops and branches are modules inside.
+    modules = [m for m in program.graph_module.modules() if isinstance(m, torch.fx.GraphModule)]
+    nodes = [node for module in modules for node in module.graph.nodes]
+    if all(is_known(node.target) for node in nodes if node.op == "call_function"):
         return program
     # Decomposed, a known operator would lose what its handler knows, such as that it is a product.
     table: Any = {**decompositions(), **default_decompositions()}
@@ -205,13 +264,32 @@ def _parameter(program: ExportedProgram, target: str) -> torch.Tensor:
     raise ModelError(f"the program holds no tensor {target}: save it with torch.export.save")
 
 
+def _written(builder: Builder, module: torch.fx.GraphModule, inputs: Sequence[str]) -> list[str]:
+    """Write a graph inside another one, which may be the body of a loop."""
+    lowering, nodes = Lowering(builder), list(module.graph.nodes)
+    placeholders = [node for node in nodes if node.op == "placeholder"]
+    lowering.values |= {
+        node.name: tensor for node, tensor in zip(placeholders, inputs, strict=True)
+    }
+    lowering.run(nodes)
+    outputs = nodes[-1].args[0]
+    return [lowering.values[node.name] for node in _parts(outputs)]
+
+
 # -- nodes ----------------------------------------------------------------------------------------
 
 
 def is_known(target: Any) -> bool:
     """Return True if an operator has a handler, or only checks its arguments."""
     name = str(target)
-    return target is operator.getitem or name in HANDLERS or name.startswith(_CHECKS)
+    is_handled = name in HANDLERS or is_higher_order(target)
+    return target is operator.getitem or is_handled or name.startswith(_CHECKS)
+
+
+def is_higher_order(target: Any) -> bool:
+    """Return True if an operator takes functions and is known."""
+    is_higher = isinstance(target, torch._ops.HigherOrderOperator)
+    return is_higher and str(target) in higher_order.NAMES
 
 
 def place_of(node: torch.fx.Node) -> str:
@@ -305,6 +383,8 @@ class Lowering:
                 self.values[node.name] = self.values[source.name][index]
                 if (source.name, index) in self.tensors:
                     self.tensors[node.name] = self.tensors[source.name, index]
+            elif is_higher_order(node.target):
+                self._write_higher_order(node)
             elif self._is_constant(node):
                 self._compute(node)
             elif str(node.target) in HANDLERS:
@@ -376,6 +456,24 @@ class Lowering:
         results = self.builder.add_all(kind, names, place)
         is_list = isinstance(node.meta["val"], list | tuple)
         self.values[node.name] = results if is_list else results[0]
+
+    def _write_higher_order(self, node: torch.fx.Node) -> None:
+        place, module = place_of(node), node.graph.owning_module
+
+        def argument(value: Any) -> Any:
+            if isinstance(value, torch.fx.Node) and value.op == "get_attr":
+                return getattr(module, str(value.target))
+            if isinstance(value, list | tuple):
+                return [*map(argument, value)]
+            return self._argument(value)
+
+        arguments = [argument(value) for value in (*node.args, *node.kwargs.values())]
+        try:
+            self.values[node.name] = higher_order.lowered(
+                node, arguments, self.builder, place, _written
+            )
+        except WorkloadError as error:
+            raise ModelError(f"{self.builder.name}: {place}: {error}") from error
 
     def _call(self, node: torch.fx.Node) -> Call:
         schema = node.target._schema.arguments

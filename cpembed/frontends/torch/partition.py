@@ -27,7 +27,7 @@ from cpembed.errors import BackendUnavailable, CpembedError
 from cpembed.frontends.builder import Builder
 from cpembed.frontends.torch.arrays import as_array, as_tensor
 from cpembed.frontends.torch.compile_summary import Part
-from cpembed.frontends.torch.lowering import Lowering, is_known
+from cpembed.frontends.torch.lowering import Lowering, is_higher_order, is_known
 from cpembed.graph.graph import Graph
 from cpembed.graph.kinds.base import Array
 
@@ -195,6 +195,8 @@ class _Support(OperatorSupportBase):
         """Reason for which a call is part of no network."""
         if not is_known(node.target):
             return "the operator is not known"
+        if is_higher_order(node.target):
+            return "its functions stay with PyTorch"
         return self.errors.get(node, "no product or convolution is connected with it")
 
     def is_node_supported(self, submodules: Mapping[str, Any], node: torch.fx.Node) -> bool:
@@ -203,7 +205,9 @@ class _Support(OperatorSupportBase):
         return self.supported[node]
 
     def _can_be_lowered(self, node: torch.fx.Node) -> bool:
-        if node.op != "call_function" or not is_known(node.target):
+        # A part of a module holds calls, and no functions that they would take.
+        is_call = node.op == "call_function" and is_known(node.target)
+        if not is_call or is_higher_order(node.target):
             return False
         if node.target is operator.getitem:
             return self.is_node_supported({}, node.args[0])

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Collection
 
 from cpembed.graph.graph import Graph
+from cpembed.graph.loop import with_bodies
 from cpembed.graph.passes import epilogue_fusion, integer_operators
 from cpembed.graph.passes.attention import recognize_attention
 from cpembed.graph.passes.chain_fusion import fuse_chains
@@ -14,6 +15,7 @@ from cpembed.graph.passes.elementwise_fusion import fuse_elementwise
 from cpembed.graph.passes.folding import fold
 from cpembed.graph.passes.grouped_products import grouped_products
 from cpembed.graph.passes.half_floats import widen_half_floats
+from cpembed.graph.passes.hoisting import hoist
 from cpembed.graph.passes.integer_products import integer_products
 from cpembed.graph.passes.normalizations import recognize_normalizations
 from cpembed.graph.passes.transpositions import absorb_transpositions, cancel_transpositions
@@ -58,7 +60,7 @@ def prepare(
     graph = widen_half_floats(graph)
     # Folding comes first, since the patterns of later passes match constants and operators in
     # their shortest form, and again after each pass that leaves both behind.
-    graph = fold(graph)
+    graph = fold(hoist(fold(graph)))
     # Transpositions around convolutions hide what they separate, so they go before any matching.
     graph = cancel_transpositions(graph)
     # Means, differences and quotients are still operators of their own; the passes on integers
@@ -104,4 +106,11 @@ def prepare(
     # then goes into the product before it as one.
     if fuse:
         graph = fuse_chains(fold(fuse_elementwise(graph)))
-    return fold(graph, weights=True)
+    graph = fold(graph, weights=True)
+    # Bodies keep the types of their inputs and outputs, so each is prepared by itself.
+    return with_bodies(
+        graph,
+        lambda body: prepare(
+            body, first=first, second=second, multiplied=multiplied, floats=floats, fuse=fuse
+        ),
+    )

@@ -2,19 +2,21 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import replace
 
 import numpy as np
 
 from cpembed.graph.graph import Graph, Operator, unused_name
 from cpembed.graph.kinds import Bitcast, Elementwise, Foreign, Input, Kind, Product
+from cpembed.graph.loop import Loop, nested_graphs
 
 HALF = "float16"
 
 
 def has_half_floats(graph: Graph) -> bool:
-    """True if a tensor of the graph is float16."""
-    return any(kind.dtype == HALF for kind in graph.types.values())
+    """True if a tensor of the graph, or of a loop's body, is float16."""
+    return any(kind.dtype == HALF for each in nested_graphs(graph) for kind in each.types.values())
 
 
 def widen_half_floats(graph: Graph) -> Graph:
@@ -48,6 +50,16 @@ def widen_half_floats(graph: Graph) -> Graph:
         elif name in graph.outputs:
             after.append(_cast(fresh(name), name, HALF))
 
+    operators = _in_float32(graph, versions, names)
+    return replace(graph, constants=constants, operators=(*before, *operators, *after))
+
+
+def _in_float32(graph: Graph, versions: Mapping[str, str], names: set[str]) -> list[Operator]:
+    """Return the operators of a graph on float32 in place of float16.
+
+    ``versions`` are the names in float32 of tensors that have both types; new names are added to
+    ``names``.
+    """
     operators: list[Operator] = []
     for operator in graph.operators:
         new = replace(
@@ -77,7 +89,7 @@ def widen_half_floats(graph: Graph) -> Graph:
             )
         )
         operators += [_cast(halves[x], x, "float32") for x in new.outputs if x in halves]
-    return replace(graph, constants=constants, operators=(*before, *operators, *after))
+    return operators
 
 
 def _cast(source: str, target: str, dtype: str) -> Operator:
@@ -99,4 +111,22 @@ def _widened(kind: Kind) -> Kind:
         computing = "float32" if kind.computing == HALF else kind.computing
         dtype = "float32" if kind.dtype == HALF else kind.dtype
         return replace(kind, dtype=dtype, computing=computing)
+    if isinstance(kind, Loop) and has_half_floats(kind.body):
+        return kind.with_body(_widened_body(kind.body))
     return kind
+
+
+def _widened_body(body: Graph) -> Graph:
+    """Return the body of a loop with float32 in place of float16, at its border too."""
+    return replace(
+        body,
+        inputs={
+            name: replace(kind, dtype="float32") if kind.dtype == HALF else kind
+            for name, kind in body.inputs.items()
+        },
+        constants={
+            name: array.astype(np.float32) if array.dtype.name == HALF else array
+            for name, array in body.constants.items()
+        },
+        operators=tuple(_in_float32(body, {}, {*body.types})),
+    )

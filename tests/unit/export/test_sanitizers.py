@@ -10,6 +10,7 @@ import pytest
 
 from cpembed.export.library import compiler, write_library
 from tests.unit.export.handwritten import sums
+from tests.unit.export.test_sized import sized
 
 pytestmark = pytest.mark.slow
 
@@ -61,6 +62,37 @@ int main(void) {
 """
 
 
+SIZED_DRIVER = r"""
+#include <stdio.h>
+#include <stdlib.h>
+#include "sized.h"
+
+/* Every size of the ranges, in memory of just these sizes that begins anywhere. */
+int main(void) {
+  sized_handle *handle;
+  if (sized_open(2, NULL, &handle) != CPEMBED_OK) return 2;
+  for (int64_t rows = 20; rows > 0; rows--)
+    for (int64_t columns = 1; columns <= 12; columns++) {
+      int64_t sizes[] = {rows, columns}, count = rows * (2 * columns + 1);
+      int32_t *x = malloc(4 * (size_t)count), *y = malloc(4 * (size_t)count);
+      for (int64_t k = 0; k < count; k++) x[k] = (int32_t)k;
+      const void *inputs[] = {x};
+      void *outputs[] = {y};
+      if (sized_resize(handle, sizes) != CPEMBED_OK) return 3;
+      if (sized_run(handle, inputs, outputs, NULL) != CPEMBED_OK) return 4;
+      for (int64_t k = 0; k < count; k++)
+        if (y[k] != 2 * k) return 5;
+      free(x), free(y);
+    }
+  int64_t beyond[] = {1, 13};
+  if (sized_resize(handle, beyond) != CPEMBED_SIZE_OUT_OF_RANGE) return 6;
+  sized_close(handle);
+  printf("done\n");
+  return 0;
+}
+"""
+
+
 def built(folder: Path, runs: int, *options: str) -> Path:
     """The driver's executable."""
     write_library(sums("sums", *options), folder, options=("-O1", "-g", *options))
@@ -71,8 +103,18 @@ def built(folder: Path, runs: int, *options: str) -> Path:
     return folder / "driver"
 
 
-@pytest.mark.parametrize("checker", ["thread", "address,undefined"])
-def test_sanitizers_find_nothing(tmp_path: Path, checker: str) -> None:
+def test_memory_of_just_the_sizes_is_enough(tmp_path: Path) -> None:
+    flags = sanitizer(tmp_path, "address,undefined"), "-Wl,-z,undefs"
+    write_library(sized(), tmp_path, options=("-O1", "-g", *flags))
+    (tmp_path / "driver.c").write_text(SIZED_DRIVER)
+    command = [*compiler(), "driver.c", "-o", "driver", "-g", *flags, "-Wl,-rpath,$ORIGIN", "-L."]
+    subprocess.run([*command, "-lsized"], cwd=tmp_path, check=True)
+    done = subprocess.run([tmp_path / "driver"], capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stdout, done.stderr) == (0, "done\n", "")
+
+
+def sanitizer(tmp_path: Path, checker: str) -> str:
+    """The compiler's option, where it works."""
     probe = tmp_path / "probe.c"
     probe.write_text("int main(void) { return 0; }\n")
     flag = f"-fsanitize={checker}"
@@ -81,7 +123,12 @@ def test_sanitizers_find_nothing(tmp_path: Path, checker: str) -> None:
         pytest.skip(f"the C compiler has no {flag}")
     if subprocess.run([tmp_path / "probe"], capture_output=True, check=False).returncode:
         pytest.skip(f"{flag} does not run here")
-    driver = built(tmp_path, 300, flag, "-Wl,-z,undefs")
+    return flag
+
+
+@pytest.mark.parametrize("checker", ["thread", "address,undefined"])
+def test_sanitizers_find_nothing(tmp_path: Path, checker: str) -> None:
+    driver = built(tmp_path, 300, sanitizer(tmp_path, checker), "-Wl,-z,undefs")
     done = subprocess.run([driver], capture_output=True, text=True, check=False)
     assert (done.returncode, done.stdout, done.stderr) == (0, "done\n", "")
 

@@ -28,6 +28,9 @@ class Writer(Emitter):
     def reject(self, reason: str) -> NoReturn:
         raise AssertionError(reason)
 
+    def inside(self, builder: Builder) -> Writer:
+        return Writer(builder, {})
+
 
 def values() -> Array:
     """Every float16, and float32 of all magnitudes: ties, subnormal numbers and no numbers too."""

@@ -35,7 +35,7 @@ from cpembed.graph.kinds import (
 from cpembed.graph.passes import prepare
 from cpembed.graph.passes.expressions import magnitudes
 from cpembed.graph.passes.folding import fold
-from cpembed.network.run import difference
+from cpembed.network.observation import difference
 
 SPECIAL = np.asarray([math.nan, math.inf, -math.inf, 0.0, -0.0, 1e-40, 0.37, -1.2, 3.0], np.float32)
 

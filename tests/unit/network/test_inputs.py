@@ -5,6 +5,8 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
+from cpembed.frontends.builder import Builder
+from cpembed.frontends.loops import LoopBody
 from cpembed.graph.graph import Graph, Operator, evaluate
 from cpembed.graph.kinds import Apply, Elementwise, Gather, Input, Reshape, TensorType
 from cpembed.ir.dtypes import numpy_dtype
@@ -43,3 +45,19 @@ def test_indices_lie_within_what_they_select_from() -> None:
         assert arrays["ids"].min() >= 0
         assert arrays["ids"].max() < 5
     assert arrays["z"].max() > 200
+
+
+def test_a_state_that_selects_lies_within_what_a_loop_selects_from() -> None:
+    """``id = next[id]`` in four steps, the first one an input."""
+    outer = Builder("net")
+    first = outer.input("first", TensorType((1,), "int64"))
+    loop = LoopBody(outer, "loop", 4)
+    state = loop.state(first)
+    following = loop.builder.constant(np.asarray([3, 0, 1, 2], np.int64))
+    (last,), _ = loop.emit([loop.builder.add(Gather(0), [following, state], "next")])
+    graph = outer.graph({"y": last})
+    for seed in range(20):
+        arrays = random_inputs(graph, seed)
+        evaluate(graph, arrays)
+        assert 0 <= arrays["first"].item() < 4
+        assert special_inputs(graph, arrays)["first"] is arrays["first"]

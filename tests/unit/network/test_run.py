@@ -20,7 +20,8 @@ from cpembed.graph.kinds import (
     Softmax,
     Table,
 )
-from cpembed.network.run import difference, tolerance_of, verdict_of
+from cpembed.network.observation import difference
+from cpembed.network.run import tolerance_of, verdict_of
 
 SUMS = workload("gemm m=2 n=2 k=2 dtype=uint8,int8,int32")
 FLOATS = workload("gemm m=2 n=2 k=2 dtype=float32")

@@ -7,7 +7,6 @@ need no operator of the graph.
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
 
 import numpy as np
 
@@ -17,7 +16,6 @@ from cpembed.frontends.emitter import row_major_steps
 from cpembed.frontends.expressions import X, Y, Z, add, equal, mul, where
 from cpembed.frontends.narrow import bytes_of
 from cpembed.frontends.onnx.call import Call, Translation
-from cpembed.frontends.onnx.model import Body
 from cpembed.frontends.onnx.operators.elementwise import element_type
 from cpembed.graph.kinds import Gather
 from cpembed.graph.kinds.base import axis_of
@@ -303,26 +301,6 @@ def _eye_like(call: Call) -> str:
     return call.tensor(np.eye(rows, columns, call.integer("k", 0)), dtype)
 
 
-def _if(call: Call) -> Sequence[str]:
-    """Translate the branch that a constant condition takes in the operator's place."""
-    condition = call.builder.value(call.input())
-    if condition is None:
-        call.reject(
-            "its condition is computed while the network runs: export the model with the branch "
-            "that is meant"
-        )
-    body = call.attribute("then_branch" if condition.reshape(-1)[0] else "else_branch")
-    if not isinstance(body, Body):
-        call.reject("it has no such branch: the file is damaged")
-    return call.run(body)
-
-
-def _rejected(operators: str) -> Translation:
-    return lambda call: call.reject(
-        f"{operators} are not read: export the model with their steps written out"
-    )
-
-
 TABLE: dict[str, Translation] = {
     "Identity": lambda call: call.input(),
     "Dropout": _dropout,
@@ -352,7 +330,4 @@ TABLE: dict[str, Translation] = {
     "ConstantOfShape": _constant_of_shape,
     "Range": _range,
     "EyeLike": _eye_like,
-    "If": _if,
-    "Loop": _rejected("loops"),
-    "Scan": _rejected("scans"),
 }

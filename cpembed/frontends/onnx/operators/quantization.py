@@ -300,9 +300,29 @@ def _matmul_integer_to_float(call: Call) -> str:
 
 def _dynamic_quantize_matmul(call: Call) -> str:
     """Emit a product whose first factor is quantized by its own range."""
-    q, scale, zero = call.emit_all(DynamicQuantize(), call.input(0))
-    sums = _integer_product(call, (q, call.input(1)), (zero, call.optional(3)))
-    return _scaled_sums(call, sums, scale, call.input(2), call.optional(4))
+    weights, scale, zero = call.input(1), call.input(2), call.optional(3)
+    return dynamic_product(call, call.input(0), (weights, scale, zero), call.optional(4))
+
+
+def dynamic_product(
+    call: Call, x: str, weights: tuple[str, str, str | None], bias: str | None
+) -> str:
+    """Emit a product of a tensor, quantized by its own range, and of integers.
+
+    Parameters
+    ----------
+    call : Call
+    x : str
+        First factor, of floats.
+    weights : tuple of str
+        Second factor, its scale, and its zero point; the last is None for 0.
+    bias : str or None
+        Tensor of floats that is added to the result.
+    """
+    q, scale, zero = call.emit_all(DynamicQuantize(), x)
+    integers, second, zero_point = weights
+    sums = _integer_product(call, (q, integers), (zero, zero_point))
+    return _scaled_sums(call, sums, scale, second, bias)
 
 
 def _scaled_sums(call: Call, sums: str, first: str, second: str, bias: str | None) -> str:

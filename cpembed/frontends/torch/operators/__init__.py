@@ -11,6 +11,7 @@ from cpembed.frontends.torch.operators import (
     movement,
     products,
     quantization,
+    recurrent,
     reductions,
 )
 
@@ -20,6 +21,7 @@ HANDLERS: Mapping[str, Handler] = {
     **movement.HANDLERS,
     **products.HANDLERS,
     **quantization.HANDLERS,
+    **recurrent.HANDLERS,
     **reductions.HANDLERS,
 }
 """Handlers by the operator's name with its overload, such as ``aten.conv2d.default``."""

@@ -143,22 +143,6 @@ def test_what_has_to_be_constant(tmp_path: Path) -> None:
     assert "Reshape node (node 1): shape is computed while the network runs" in message
 
 
-def test_loops_are_refused_by_name(tmp_path: Path) -> None:
-    body = helper.make_graph(
-        [helper.make_node("Identity", ["state"], ["next"]),
-         helper.make_node("Identity", ["condition"], ["going_on"])],
-        "body",
-        [helper.make_tensor_value_info("k", TensorProto.INT64, []),
-         helper.make_tensor_value_info("condition", TensorProto.BOOL, []),
-         helper.make_tensor_value_info("state", TensorProto.FLOAT, [2, 3])],
-        [helper.make_tensor_value_info("going_on", TensorProto.BOOL, []),
-         helper.make_tensor_value_info("next", TensorProto.FLOAT, [2, 3])],
-    )  # fmt: skip
-    node = helper.make_node("Loop", ["n", "", "x"], ["y"], "turns", body=body)
-    model = model_of([node], {"x": X}, {"n": np.asarray(3)}, ["y"])
-    assert "Loop turns (node 1): loops are not read" in refusal(lambda: load(save(model, tmp_path)))
-
-
 @pytest.mark.parametrize("taken", [True, False])
 def test_the_branch_of_a_constant_condition_is_taken(taken: bool, tmp_path: Path) -> None:
     def branch(operator: str) -> onnx.GraphProto:
@@ -171,10 +155,6 @@ def test_the_branch_of_a_constant_condition_is_taken(taken: bool, tmp_path: Path
     fixed = model_of([node], {"x": X}, {"c": np.asarray(taken)}, ["y"])
     graph = load(save(fixed, tmp_path))
     assert np.array_equal(evaluate(graph, {"x": X})["y"], -X if taken else X)
-    moving = model_of([node], {"x": X, "c": np.asarray(taken)}, {}, ["y"])
-    message = refusal(lambda: load(save(moving, tmp_path)))
-    assert "If choice" in message
-    assert "condition" in message
 
 
 def external(location: str, folder: Path, **entries: str) -> Path:

@@ -10,6 +10,8 @@ import numpy as np
 import pytest
 
 from cpembed.codegen.epilogue import Epilogue
+from cpembed.frontends.builder import Builder
+from cpembed.frontends.loops import LoopBody
 from cpembed.graph.graph import Graph, Operator, evaluate
 from cpembed.graph.kinds import (
     Apply,
@@ -22,6 +24,7 @@ from cpembed.graph.kinds import (
     Softmax,
     TensorType,
 )
+from cpembed.graph.loop import Loop
 from cpembed.graph.passes import prepare
 from cpembed.graph.passes.half_floats import has_half_floats, widen_half_floats
 from cpembed.ir.parser import parse_computation
@@ -180,3 +183,34 @@ def test_an_operator_that_runs_elsewhere_keeps_its_types() -> None:
     results = evaluate(widen_half_floats(source), {"x": np.array([1, -2], np.float16)})
     assert results["y"].dtype == np.float16
     assert results["y"].tolist() == [-1, 2]
+
+
+def test_loops_compute_in_float32_too() -> None:
+    """``s = (s + c) * x[t]`` in float16: the only rounding is that of the result."""
+    outer = Builder("net")
+    x = outer.input("x", TensorType((4, 3), "float16"))
+    s = outer.input("s", TensorType((3,), "float16"))
+    loop = LoopBody(outer, "loop", 4)
+    state, part = loop.state(s), loop.slice(x)
+    c = loop.builder.constant(np.asarray([0.1, 0.2, 0.3], np.float16))
+    total = loop.builder.add(
+        Elementwise(Apply("add", (Input(0), Input(1))), "float16"), [state, c], "total"
+    )
+    scaled = loop.builder.add(
+        Elementwise(Apply("mul", (Input(0), Input(1))), "float16"), [total, part], "scaled"
+    )
+    (last,), _ = loop.emit([scaled])
+    source = outer.graph({"y": last})
+    prepared = prepare(source)
+    (body,) = [o.kind.body for o in prepared.operators if isinstance(o.kind, Loop)]
+    assert not has_half_floats(body)
+    random = np.random.default_rng(5)
+    values = {name: random.normal(size=kind.shape).astype(np.float16)
+              for name, kind in source.inputs.items()}  # fmt: skip
+    expected = values["s"].astype(np.float64)
+    for part_of_step in values["x"].astype(np.float64):
+        expected = (expected + np.asarray([0.1, 0.2, 0.3], np.float16)) * part_of_step
+    result = evaluate(prepared, values)["y"]
+    spacing = np.spacing(np.abs(expected).astype(np.float16)).astype(np.float64)
+    assert result.dtype == np.float16
+    assert np.all(np.abs(result - expected) <= 0.51 * spacing)

@@ -26,8 +26,8 @@ from cpembed.graph.kinds import (
     Softmax,
 )
 from cpembed.ir.scalars import BOOLEAN, OF_BITS, OPERATIONS
+from cpembed.network.observation import difference
 from cpembed.network.operators import generated_plan
-from cpembed.network.run import difference
 from tests.unit.network.operators.running import Array, memory, placed
 
 pytest.importorskip("tvm")

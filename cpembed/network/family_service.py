@@ -1,0 +1,364 @@
+"""Commands ``network`` and ``build`` of a network whose sizes are ranges, as one JSON document.
+
+Every instance is compared operator by operator with the definitions, as a network of fixed sizes
+is. Then the library is run at both ends of the ranges and at random sizes, and its outputs compared
+with those of the graph that a front end reads at just these sizes.
+"""
+
+from __future__ import annotations
+
+import tempfile
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from cpembed.driver.matching import network_units
+from cpembed.errors import BackendUnavailable, InvariantError
+from cpembed.export.library import Contents, Library, write_library
+from cpembed.graph.family import Family, Sizes, shape_text
+from cpembed.graph.graph import Array, Graph, evaluate
+from cpembed.graph.loop import multiplications, nested_operators
+from cpembed.hw.instruction import HardwareSpec
+from cpembed.ir.dtypes import is_integer
+from cpembed.network.build import CompiledNetwork
+from cpembed.network.family import (
+    CompiledFamily,
+    FamilyPlan,
+    PlannedInstance,
+    Ranges,
+    compile_family,
+    plan_family,
+)
+from cpembed.network.inputs import random_inputs
+from cpembed.network.plan import Planning
+from cpembed.network.run import NetworkRun, run_network
+from cpembed.network.service import NetworkRequest, float_types, links, network_document
+from cpembed.runtime import worker
+from cpembed.runtime.measurement.environment import provenance
+from cpembed.steps import Progress, silent, step
+from cpembed.targets.units import FloatType, Units
+
+CHECKS = 8
+"""Number of sizes at which the library is compared with the model."""
+
+# Largest error of a whole network relative to the largest magnitude of an output: of floats, which
+# are summed in another order, and where a quantum, or a rounding to fewer bits, makes others.
+_TOLERANCE, _ROUNDED_TOLERANCE = 2e-3, 0.1
+
+# Largest share of integers, such as those of an argmax, that may differ.
+_DIFFERENT = 0.05
+
+
+@dataclass(frozen=True)
+class SizeCheck:
+    """Comparison of the library's outputs with the model's at some sizes."""
+
+    sizes: Sizes
+    max_error: float
+    tolerance: float
+
+    @property
+    def verified(self) -> bool:
+        """True if the outputs are within the tolerance."""
+        return self.max_error <= self.tolerance
+
+
+@dataclass(frozen=True)
+class FamilyResult:
+    """Document that ``--json`` prints, and the library that was written, if any.
+
+    Attributes
+    ----------
+    wrong : tuple of str
+        Operators that differ from their definition, and sizes at which outputs do.
+    """
+
+    document: dict[str, Any]
+    library: Library | None
+    wrong: tuple[str, ...] = ()
+
+    def require(self) -> None:
+        """Raise :class:`InvariantError` if something is wrong."""
+        if self.wrong:
+            raise InvariantError(
+                f"{len(self.wrong)} results differ from the model's ({', '.join(self.wrong[:3])}): "
+                "please report this command line"
+            )
+
+
+class _WrongResultError(Exception):
+    """Ends the build of a library whose results are wrong before any file is written."""
+
+
+def network_family(
+    family: Family,
+    request: NetworkRequest,
+    ranges: Ranges | None = None,
+    *,
+    seed: int = 0,
+    progress: Progress = silent,
+) -> FamilyResult:
+    """Plan, compile and verify a network whose sizes are ranges, and write its library if asked to.
+
+    Parameters
+    ----------
+    family : Family
+    request : NetworkRequest
+    ranges : Ranges, optional
+    seed : int, default 0
+        Seed of random inputs and sizes.
+    progress : Progress, optional
+
+    Raises
+    ------
+    BackendUnavailable
+        For a target that has no libraries.
+    WorkloadError, LoweringError
+        As :func:`~cpembed.network.family.compile_family` raises them.
+    """
+    units = network_units(request.target)
+    _require_links(family, units)
+    drafts: list[tuple[FamilyPlan, list[NetworkRun | None], list[SizeCheck], CompiledFamily]] = []
+
+    def check(plan: FamilyPlan, draft: CompiledFamily) -> None:
+        runs = [_instance_run(p, request, seed, progress) for p in plan.instances]
+        checks = (
+            check_sizes(family, draft, seed, progress, float_type=units.float_type)
+            if request.verifies
+            else []
+        )
+        drafts.append((plan, runs, checks, draft))
+        if _wrong(family, plan, runs, checks):
+            raise _WrongResultError
+
+    compiled = None
+    with tempfile.TemporaryDirectory(prefix="cpembed-") as scratch, suppress(_WrongResultError):
+        compiled = compile_family(
+            family,
+            units,
+            request.folder or Path(scratch),
+            request.planning,
+            ranges=ranges,
+            name=request.name,
+            contents=request.contents,
+            progress=progress,
+            check=check,
+        )
+    plan, runs, checks, _ = drafts[0]
+    library = None if compiled is None or request.folder is None else compiled.library
+    document = _document(plan, runs, checks)
+    return FamilyResult(document, library, _wrong(family, plan, runs, checks))
+
+
+def family_plan(
+    family: Family,
+    target: str | HardwareSpec | Units,
+    planning: Planning,
+    ranges: Ranges | None = None,
+    progress: Progress = silent,
+) -> dict[str, Any]:
+    """Plan a network whose sizes are ranges without compiling it, and return the document.
+
+    Parameters
+    ----------
+    family : Family
+    target : str, HardwareSpec or Units
+        As :func:`~cpembed.driver.matching.network_units` takes it.
+    planning : Planning
+    ranges : Ranges, optional
+    progress : Progress, optional
+
+    Raises
+    ------
+    BackendUnavailable
+        For a target that has no libraries.
+    """
+    units = network_units(target)
+    _require_links(family, units)
+    plan = plan_family(family, units, planning, ranges or Ranges(), progress)
+    return _document(plan, [None] * len(plan.instances), [])
+
+
+def _require_links(family: Family, units: Units) -> None:
+    if not links(units):
+        raise BackendUnavailable(
+            f"{units.name} has no libraries, which ranges of sizes need: give one size instead of "
+            f"{family.ranges_text}"
+        )
+
+
+# -- verification ---------------------------------------------------------------------------------
+
+
+def _instance_run(
+    planned: PlannedInstance, request: NetworkRequest, seed: int, progress: Progress
+) -> NetworkRun | None:
+    """Verify and time an instance as a library of its own, operator by operator."""
+    if not (request.verifies or request.times) or planned.network is None:
+        return None
+    network = planned.network
+    with tempfile.TemporaryDirectory(prefix="cpembed-") as folder:
+        library = write_library(
+            replace(network.program, name="instance"),
+            Path(folder),
+            Contents(False, False),
+            options=("-O1",),
+        )
+        return run_network(
+            CompiledNetwork(planned.plan, network, library),
+            random_inputs(planned.instance.graph, seed),
+            verifies=request.verifies,
+            times=request.times,
+            progress=progress,
+        )
+
+
+def check_sizes(
+    family: Family,
+    compiled: CompiledFamily,
+    seed: int,
+    progress: Progress = silent,
+    *,
+    float_type: FloatType = "float32",
+) -> list[SizeCheck]:
+    """Compare a library with the model's graphs at both ends of the ranges and at random sizes.
+
+    Parameters
+    ----------
+    family : Family
+    compiled : CompiledFamily
+    seed : int
+        Seed of the sizes and the inputs.
+    progress : Progress, optional
+    float_type : str, default "float32"
+        Type to which operands of float products are rounded.
+    """
+    sizes = list(dict.fromkeys(family.random_sizes(CHECKS, seed)))
+    inputs = [random_inputs(family.graph(at), seed + k) for k, at in enumerate(sizes)]
+    macs = sum(multiplications(family.graph(at)) for at in sizes)
+    outputs = worker.call(_outputs, compiled, inputs, macs)
+    checks: list[SizeCheck] = []
+    for at, arrays, actual in zip(sizes, inputs, outputs, strict=True):
+        progress("comparing sizes", len(checks), len(sizes))
+        graph = family.graph(at)
+        expected = evaluate(graph, arrays, lambda name: False)
+        error = max(_error(actual[name], expected[name]) for name in graph.outputs)
+        checks.append(SizeCheck(at, error, _tolerance(graph, float_type)))
+    return checks
+
+
+def _outputs(
+    compiled: CompiledFamily, inputs: Sequence[Mapping[str, Array]], macs: int
+) -> list[dict[str, Array]]:
+    """Run a library on several inputs; in the worker, which a crash ends."""
+    with step("running a network at several sizes", 4 * macs), compiled.open() as running:
+        return [running.run(arrays) for arrays in inputs]
+
+
+def _error(actual: Array, expected: Array) -> float:
+    """Return the largest error relative to the largest magnitude, infinite for another shape."""
+    if actual.shape != expected.shape or actual.dtype != expected.dtype:
+        return float("inf")
+    if not expected.size:
+        return 0.0
+    if expected.dtype.kind in "iub":
+        share = float(np.count_nonzero(actual != expected)) / expected.size
+        return 0.0 if share <= _DIFFERENT else float("inf")
+    a, b = actual.astype(np.float64), expected.astype(np.float64)
+    with np.errstate(invalid="ignore"):
+        distances = np.where((a == b) | (np.isnan(a) & np.isnan(b)), 0.0, np.abs(a - b))
+    size = float(np.abs(b[np.isfinite(b)]).max(initial=0.0)) or 1.0
+    return float(np.nan_to_num(distances, nan=np.inf, posinf=np.inf).max()) / size
+
+
+def _tolerance(graph: Graph, float_type: FloatType) -> float:
+    """Return the largest relative error of a network's outputs."""
+    dtypes = [float_type]
+    dtypes += [
+        inner.types[name].dtype
+        for operator, inner, _ in nested_operators(graph)
+        for name in operator.outputs
+    ]
+    rounds = any(is_integer(dtype) and dtype in ("int8", "uint8") for dtype in dtypes)
+    return _ROUNDED_TOLERANCE if rounds or "bfloat16" in dtypes else _TOLERANCE
+
+
+def _wrong(
+    family: Family,
+    plan: FamilyPlan,
+    runs: Sequence[NetworkRun | None],
+    checks: Sequence[SizeCheck],
+) -> tuple[str, ...]:
+    """Return what differs: operators of instances, and sizes."""
+    operators = [
+        f"{verdict.operator} at {family.text(planned.instance.sizes)}"
+        for planned, run in zip(plan.instances, runs, strict=True)
+        if run is not None
+        for verdict in run.failed
+    ]
+    sizes = [f"outputs at {family.text(c.sizes)}" for c in checks if not c.verified]
+    return (*operators, *sizes)
+
+
+# -- document -------------------------------------------------------------------------------------
+
+
+def _document(
+    plan: FamilyPlan, runs: Sequence[NetworkRun | None], checks: Sequence[SizeCheck]
+) -> dict[str, Any]:
+    """Return ranges, instances, checks and losses as a document."""
+    family, facts = plan.family, plan.facts
+    graph, units = family.graph(family.largest), plan.instances[0].plan.units
+    constants: dict[str, int] = {}
+    instances: list[dict[str, Any]] = []
+    for planned, run in zip(plan.instances, runs, strict=True):
+        compiled = None
+        if planned.network is not None:
+            compiled = CompiledNetwork(planned.plan, planned.network, Library("", Path(), ()))
+            buffers = planned.network.program.buffers
+            constants |= {b.name: b.bytes for b in buffers if b.data is not None}
+        instances.append(
+            {
+                "sizes": family.named(planned.instance.sizes),
+                "covers": {
+                    symbol: [low, high]
+                    for symbol, low, high in zip(
+                        family.symbols, planned.instance.least, planned.instance.most, strict=True
+                    )
+                },
+                "network": network_document(planned.plan, compiled, run),
+            }
+        )
+    return {
+        "network": graph.name,
+        "target": units.name,
+        "units": list(units.members),
+        **float_types(graph, units),
+        "threads": plan.instances[0].plan.threads,
+        "ranges": {name: [r[0], r[-1]] for name, r in family.ranges.items()},
+        "modes": {name: mode.value for name, mode in facts.modes.items()},
+        "reasons": dict(facts.reasons),
+        "inputs": dict(zip(graph.inputs, map(shape_text, facts.inputs), strict=True)),
+        "outputs": dict(zip(graph.outputs, map(shape_text, facts.outputs), strict=True)),
+        "instances": instances,
+        "loss": {
+            "largest": plan.loss.largest,
+            "mean": plan.loss.mean,
+            "at": family.named(plan.loss.sizes),
+        },
+        "bytes_constants": sum(constants.values()),
+        "checks": [
+            {
+                "sizes": family.named(c.sizes),
+                "max_error": c.max_error if np.isfinite(c.max_error) else None,
+                "tolerance": c.tolerance,
+                "verified": c.verified,
+            }
+            for c in checks
+        ],
+        **provenance(),
+    }

@@ -1,0 +1,315 @@
+"""Graphs at two sizes: what is accepted computes the smaller graph's results.
+
+Each case is a function from sizes to a graph. Where the relation holds, the larger graph with its
+masks is evaluated on inputs that are filled up, and compared with the smaller one.
+"""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import numpy as np
+import pytest
+
+from cpembed.errors import WorkloadError
+from cpembed.frontends.builder import Builder
+from cpembed.graph import kinds
+from cpembed.graph.family import Family, shape_at, shape_text
+from cpembed.graph.graph import Graph, evaluate
+from cpembed.graph.instances import (
+    Mode,
+    fillings,
+    fitted_extent,
+    make_instance,
+    openness,
+)
+from cpembed.graph.kinds import Apply, Elementwise, Input, Number, TensorType
+from cpembed.graph.size_relation import SizeObstacle, relate
+from cpembed.workloads.naming import parse_workload
+
+Maker = Callable[[Mapping[str, int]], Graph]
+WEIGHTS = np.random.default_rng(0).normal(size=(64, 64)).astype(np.float32)
+
+
+def product(text: str, **sizes: int) -> kinds.Product:
+    words = [text, *(f"{name}={size}" for name, size in sizes.items())]
+    workload = parse_workload([*words, "dtype=float32"])
+    return kinds.Product(workload, workload.output.shape)
+
+
+def made(sizes: Mapping[str, int], *shape: int, dtype: str = "float32") -> tuple[Builder, str]:
+    builder = Builder("net")
+    return builder, builder.input("x", TensorType(tuple(shape), dtype))
+
+
+def of(*shape: int | str) -> Callable[[kinds.Kind], Maker]:
+    """A graph of one operator on an input whose axes are numbers or symbols."""
+
+    def maker(kind: kinds.Kind) -> Maker:
+        def graph(sizes: Mapping[str, int]) -> Graph:
+            builder, x = made(sizes, *(sizes[n] if isinstance(n, str) else n for n in shape))
+            return builder.graph({"y": builder.add(kind, [x], "op")})
+
+        return graph
+
+    return maker
+
+
+def attention(sizes: Mapping[str, int]) -> Graph:
+    """Scores of each pair of rows, softmax, and the weighted sum of the rows."""
+    b, s = sizes["b"], sizes["s"]
+    builder, x = made(sizes, b, s, 8)
+    heads = builder.add(kinds.Reshape((b, s, 2, 4)), [x], "heads")
+    q = builder.add(kinds.Transpose((0, 2, 1, 3)), [heads], "q")
+    text = "C[b,h,m,n] += A[b,h,m,k] * B[b,h,n,k]"
+    scores = builder.add(product(text, b=b, h=2, m=s, n=s, k=4), [q, q], "scores")
+    weights = builder.add(kinds.Softmax(3), [scores], "softmax")
+    text = "C[b,h,m,n] += A[b,h,m,k] * B[b,h,k,n]"
+    mixed = builder.add(product(text, b=b, h=2, m=s, n=4, k=s), [weights, q], "mixed")
+    back = builder.add(kinds.Transpose((0, 2, 1, 3)), [mixed], "back")
+    return builder.graph({"y": builder.add(kinds.Reshape((b * s, 8)), [back], "rows")})
+
+
+def convolution(sizes: Mapping[str, int]) -> Graph:
+    builder, x = made(sizes, sizes["b"], 4, sizes["s"], 1)
+    image = builder.add(kinds.Elementwise(Apply("exp", (Input(0),)), "float32"), [x], "exp")
+    weights = builder.constant(WEIGHTS[:8, :12].reshape(8, 4, 3, 1).copy())
+    kind = product("conv2d", n=sizes["b"], c=4, h=sizes["s"], w=1, k=8, r=3, s=1, pad=1)
+    return builder.graph({"y": builder.add(kind, [image, weights], "conv")})
+
+
+def positions(sizes: Mapping[str, int]) -> Graph:
+    builder, x = made(sizes, sizes["b"], sizes["s"], 16)
+    table = builder.constant(WEIGHTS[: sizes["s"], :16].copy())
+    added = Elementwise(Apply("add", (Input(0), Input(1))), "float32")
+    return builder.graph({"y": builder.add(added, [x, table], "add")})
+
+
+def prefixed(sizes: Mapping[str, int]) -> Graph:
+    """A token before all others, and its results alone."""
+    builder, x = made(sizes, sizes["b"], sizes["s"], 4)
+    token = builder.constant(np.broadcast_to(WEIGHTS[:1, :4], (sizes["b"], 1, 4)).copy())
+    joined = builder.add(kinds.Concat(1), [token, x], "concat")
+    total = builder.add(kinds.Reduce("mean", (1,), False), [joined], "mean")
+    first = kinds.Slice((0, 0, 0), (sizes["b"], 2, 4), (1, 1, 1))
+    return builder.graph({"y": total, "z": builder.add(first, [joined], "slice")})
+
+
+def quantized(sizes: Mapping[str, int]) -> Graph:
+    """Integers between softmax and product, whose zero is that of the filling."""
+    b, s = sizes["b"], sizes["s"]
+    builder, x = made(sizes, b, s, s)
+    y = builder.add(kinds.Softmax(2), [x], "softmax")
+    y = builder.add(kinds.Quantize((1 / 255,), (3,), "uint8"), [y], "q")
+    y = builder.add(kinds.Dequantize((1 / 255,), (3,)), [y], "d")
+    v = builder.add(kinds.Quantize((0.02,), (0,), "int8"), [x], "vq")
+    v = builder.add(kinds.Dequantize((0.02,), (0,)), [v], "vd")
+    text = "C[b,m,n] += A[b,m,k] * B[b,k,n]"
+    return builder.graph({"y": builder.add(product(text, b=b, m=s, n=s, k=s), [y, v], "p")})
+
+
+SCALED = Elementwise(Apply("mul", (Input(0), Number(2.0))), "float32")
+PADDED: dict[str, Maker] = {
+    "elementwise": of("b", "s", 3)(SCALED),
+    "softmax": of("b", "s")(kinds.Softmax(1)),
+    "log softmax": of("b", "s")(kinds.Softmax(1, log=True)),
+    **{
+        operation: of("b", "s", 3)(kinds.Reduce(operation, (1,), keeps))
+        for operation, keeps in zip(
+            ("sum", "mean", "max", "min", "prod", "argmax", "argmin"),
+            itertools.cycle((True, False)),
+            strict=False,
+        )
+    },
+    "mean over both": of(2, "b", "s")(kinds.Reduce("mean", (1, 2), False)),
+    "slice": lambda n: of("b", "s")(
+        kinds.Slice((0, 1), (n["b"], n["s"]), (1, 1)))(n),
+    "slice by steps": lambda n: of("b", "s")(
+        kinds.Slice((0, 0), (n["b"], n["s"]), (1, 2)))(n),
+    "pad both ends": of("b", "s")(kinds.Pad((0, 2), (0, 3), 1.5)),
+    "pad the front": of("b", "s")(kinds.Pad((0, 1), (0, 0))),
+    "attention": attention,
+    "convolution": convolution,
+    "positions": positions,
+    "prefixed": prefixed,
+    "quantized": quantized,
+}  # fmt: skip
+
+
+def family(maker: Maker, b: int = 3, s: int = 9) -> Family:
+    return Family("net", {"b": range(1, b + 1), "s": range(2, s + 1)}, maker)
+
+
+def filled(array: Any, shape: tuple[int, ...], value: float = 0) -> Any:
+    margins = [(0, n - m) for n, m in zip(shape, array.shape, strict=True)]
+    return np.pad(array, margins, constant_values=value)
+
+
+@pytest.mark.parametrize("name", PADDED)
+def test_the_larger_graph_computes_the_smaller_ones(name: str) -> None:
+    """At every smaller size; along both symbols at once too."""
+    models = family(PADDED[name])
+    facts = openness(models)
+    assert facts.modes["s"] is not Mode.EXACT, facts.reasons
+    large = (3, 9)
+    least = tuple(facts.regular)
+    instance = make_instance(models, facts, large, least)
+    random = np.random.default_rng(1)
+    for s in range(least[1], 10):
+        named = {"b": 3, "s": s}
+        small = models.graph((3, s))
+        x = random.normal(size=small.inputs["x"].shape).astype(np.float32)
+        want = evaluate(small, {"x": x}, lambda name: False)
+        # Whatever is beyond the end: the library writes zeros, and no result depends on it.
+        inputs = {"x": filled(x, instance.graph.inputs["x"].shape)}
+        got = evaluate(
+            instance.graph, inputs | fillings(instance, models, (3, s)), lambda name: False
+        )
+        for number, output in enumerate(small.outputs):
+            factors = [[e.at(named) for e in axis] for axis in facts.outputs[number]]
+            wide = [[e.at({"b": 3, "s": 9}) for e in axis] for axis in facts.outputs[number]]
+            result = got[output].reshape([n for axis in wide for n in axis])
+            part = result[tuple(slice(0, n) for axis in factors for n in axis)]
+            np.testing.assert_allclose(
+                part.reshape(want[output].shape), want[output], rtol=2e-6, atol=1e-7
+            )
+            assert shape_at(facts.outputs[number], named) == want[output].shape
+
+
+@pytest.mark.parametrize("name", ["elementwise", "softmax", "attention", "convolution", "mean"])
+def test_rows_are_independent_where_a_symbol_is_split(name: str) -> None:
+    """A stack of two runs is the run of a stack."""
+    models = family(PADDED[name])
+    facts = openness(models)
+    assert facts.modes == {"b": Mode.SPLIT, "s": Mode.PADDED}
+    x = np.random.default_rng(2).normal(size=models.graph((3, 5)).inputs["x"].shape)
+    x = x.astype(np.float32)
+    (whole,) = evaluate(models.graph((3, 5)), {"x": x}, lambda n: False).values()
+    parts = [
+        next(iter(evaluate(models.graph((n, 5)), {"x": x[a : a + n]}, lambda n: False).values()))
+        for a, n in ((0, 2), (2, 1))
+    ]
+    np.testing.assert_allclose(np.concatenate(parts), whole, rtol=1e-6)
+
+
+def flipped(sizes: Mapping[str, int]) -> kinds.Slice:
+    return kinds.Slice((0, sizes["s"] - 1), (sizes["b"], -1), (1, -1))
+
+
+def appended(sizes: Mapping[str, int]) -> Graph:
+    builder, x = made(sizes, sizes["b"], sizes["s"])
+    last = builder.constant(np.ones((sizes["b"], 1), np.float32))
+    return builder.graph({"y": builder.add(kinds.Concat(1), [x, last], "op")})
+
+
+def normalized(sizes: Mapping[str, int]) -> Graph:
+    builder, x = made(sizes, sizes["b"], sizes["s"])
+    ones = builder.constant(np.ones(sizes["s"], np.float32))
+    return builder.graph({"y": builder.add(kinds.LayerNorm(1, 1e-5), [x, ones, ones], "op")})
+
+
+def scaled_by_size(sizes: Mapping[str, int]) -> Graph:
+    times = Elementwise(Apply("mul", (Input(0), Number(1 / sizes["s"]))), "float32")
+    return of("b", "s")(times)(sizes)
+
+
+def dynamic(sizes: Mapping[str, int]) -> Graph:
+    builder, x = made(sizes, sizes["b"], sizes["s"])
+    y, _, _ = builder.add_all(kinds.DynamicQuantize(), [x], "op")
+    return builder.graph({"y": y})
+
+
+def growing(sizes: Mapping[str, int]) -> Graph:
+    builder, x = made(sizes, sizes["b"], sizes["s"])
+    table = builder.constant(np.linspace(0, 1, sizes["s"], dtype=np.float32))
+    added = Elementwise(Apply("add", (Input(0), Input(1))), "float32")
+    return builder.graph({"y": builder.add(added, [x, table], "add")})
+
+
+REFUSED: dict[str, tuple[Maker, str]] = {
+    "elements after the end": (
+        appended, "puts elements after the end"),
+    "the last element": (
+        lambda n: of("b", "s")(kinds.Slice((0, n["s"] - 1), (n["b"], n["s"]), (1, 1)))(n),
+        "depends on its size"),
+    "backwards": (lambda n: of("b", "s")(flipped(n))(n), "depends on its size"),
+    "norm": (
+        normalized, "normalizes along"),
+    "resize": (
+        of("b", "s")(kinds.Resize((4,))), "resizes"),
+    "reflection": (of("b", "s")(kinds.Pad((0, 1), (0, 1), mode="reflect")), "pads the end"),
+    "a mean of everything": (
+        scaled_by_size, "attributes that depend on the sizes"),
+    "rows joined with columns": (
+        lambda n: of("b", "s", 3)(kinds.Reshape((n["s"], n["b"] * 3)))(n), "reshaped across"),
+    "a dynamic quantization": (dynamic, "no rule for open sizes"),
+    "a constant of its size": (growing, "constant that depends on the sizes"),
+    "pooling": (
+        of("b", 1, "s")(kinds.Pool("max", (2,), (1,), (0,), (0,), (1,))), "pools along"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", REFUSED)
+def test_what_depends_on_a_size_is_named(name: str) -> None:
+    maker, reason = REFUSED[name]
+    models = family(maker)
+    with pytest.raises(SizeObstacle, match=reason):
+        relate(models.graph((3, 5)), models.graph((3, 9)))
+    facts = openness(models)
+    assert facts.modes["s"] is Mode.EXACT
+    assert "s" in facts.reasons
+
+
+def test_a_place_is_no_row() -> None:
+    """What differs from row to row cannot be split, even where it can be padded."""
+    models = family(positions)
+    assert openness(models).modes == {"b": Mode.SPLIT, "s": Mode.PADDED}
+    with pytest.raises(SizeObstacle, match="varies with the place"):
+        relate(models.graph((3, 5)), models.graph((3, 9)), shifts=True)
+
+
+def test_too_many_exact_sizes_are_an_error() -> None:
+    with pytest.raises(WorkloadError, match=r"s cannot be a range of 199 sizes: .* at most 64"):
+        openness(family(REFUSED["norm"][0], s=200))
+
+
+def test_a_size_of_one_that_broadcasts_has_an_instance_of_its_own() -> None:
+    def maker(sizes: Mapping[str, int]) -> Graph:
+        builder, x = made(sizes, sizes["b"], 4)
+        if sizes["b"] == 1:
+            return builder.graph({"y": builder.add(SCALED, [x], "op")})
+        y = builder.add(SCALED, [x], "op")
+        return builder.graph({"y": builder.add(SCALED, [y], "again")})
+
+    models = Family("net", {"b": range(1, 9)}, maker)
+    facts = openness(models)
+    assert facts.modes == {"b": Mode.SPLIT}
+    assert facts.regular == (2,)
+    assert make_instance(models, facts, (1,), (1,)).most == (1,)
+    assert make_instance(models, facts, (4,), (2,)).least == (2,)
+
+
+def test_extents_are_affine_in_one_size() -> None:
+    models = family(PADDED["softmax"])
+    values = {(b, s): 2 * s + 1 for b in (1, 2) for s in (2, 5, 7)}
+    assert str(fitted_extent(models, values)) == "2*s+1"
+    assert str(fitted_extent(models, dict.fromkeys(values, 4))) == "4"
+    with pytest.raises(SizeObstacle, match="no multiple of one size"):
+        fitted_extent(models, {(b, s): b * s for b in (1, 2) for s in (2, 5)})
+
+
+def test_shapes_are_in_terms_of_the_symbols() -> None:
+    facts = openness(family(attention))
+    assert shape_text(facts.inputs[0]) == "[b, s, 8]"
+    assert shape_text(facts.outputs[0]) == "[b*s, 8]"
+    assert shape_at(facts.outputs[0], {"b": 2, "s": 5}) == (10, 8)
+    assert math.prod(shape_at(facts.inputs[0], {"b": 2, "s": 5})) == 80
+
+
+def test_a_size_at_which_a_model_cannot_be_read_is_named() -> None:
+    models = family(of("b", "s")(kinds.Reduce("max", (7,), False)))
+    with pytest.raises(WorkloadError, match=r"at b=3, s=9: .*axis 7"):
+        openness(models)

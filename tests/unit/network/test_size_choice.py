@@ -1,0 +1,107 @@
+"""Which sizes get instances: losses beside brute force, and limits."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from functools import cache
+
+import pytest
+
+from cpembed.frontends.builder import Builder
+from cpembed.graph import kinds
+from cpembed.graph.family import Family, Sizes
+from cpembed.graph.graph import Graph
+from cpembed.graph.instances import Mode, Openness, openness
+from cpembed.graph.kinds import TensorType
+from cpembed.network.size_choice import CostModel, SizeChoice, rough_us
+
+
+def softmax(sizes: Mapping[str, int]) -> Graph:
+    builder = Builder("net")
+    x = builder.input("x", TensorType((sizes["rows"], sizes["columns"]), "float32"))
+    return builder.graph({"y": builder.add(kinds.Softmax(1), [x], "op")})
+
+
+FAMILY = Family("net", {"rows": range(1, 9), "columns": range(1, 33)}, softmax)
+
+
+class Costs(CostModel):
+    """A call and each element cost something."""
+
+    def us(self, sizes: Sizes) -> float:
+        return 4.0 + math.prod(sizes) / 8
+
+
+@pytest.fixture(scope="module")
+def facts() -> Openness:
+    return openness(FAMILY)
+
+
+def best_run(choice: SizeChoice, instances: list[Sizes], sizes: Sizes) -> float:
+    """The least cost of all sequences of instances."""
+    columns = sizes[1]
+    parts = [at for at in instances if at[1] >= columns]
+    costs = Costs(FAMILY)
+
+    @cache
+    def least(rows: int) -> float:
+        if rows <= 0:
+            return 0.0
+        return min((costs.us(at) + least(rows - at[0]) for at in parts), default=math.inf)
+
+    return least(sizes[0])
+
+
+def test_the_loss_is_that_of_the_best_runs(facts: Openness) -> None:
+    assert facts.modes == {"rows": Mode.SPLIT, "columns": Mode.PADDED}
+    choice, costs = SizeChoice(FAMILY, facts), Costs(FAMILY)
+    instances = [(8, 32), (1, 32), (3, 5), (1, 9)]
+    loss = choice.loss(instances, costs)
+    losses = {
+        (rows, columns): best_run(choice, instances, (rows, columns)) / costs.us((rows, columns))
+        for rows in range(1, 9)
+        for columns in range(1, 33)
+    }
+    assert loss.largest == pytest.approx(max(losses.values()))
+    assert losses[loss.sizes] == pytest.approx(loss.largest)
+    assert loss.mean == pytest.approx(sum(losses.values()) / len(losses))
+
+
+@pytest.mark.parametrize("allowed", [1.05, 1.15, 1.5])
+def test_instances_are_added_until_the_loss_is_allowed(facts: Openness, allowed: float) -> None:
+    choice, costs = SizeChoice(FAMILY, facts, allowed, 256), Costs(FAMILY)
+    instances = choice.extended([], costs)
+    assert (8, 32) in instances
+    assert choice.loss(instances, costs).largest <= allowed
+    assert len(instances) < 8 * 32
+
+
+def test_few_instances_are_spread_over_all_sizes(facts: Openness) -> None:
+    """The limit is kept, and no size pays for it more than it has to."""
+    costs = Costs(FAMILY)
+    losses: list[float] = []
+    for most in (1, 3, 6, 12):
+        choice = SizeChoice(FAMILY, facts, 1.01, most)
+        instances = choice.extended([], costs)
+        assert len(instances) <= most
+        losses.append(choice.loss(instances, costs).largest)
+    assert losses == sorted(losses, reverse=True)
+    assert losses[-1] < min(2.0, losses[0] / 3)
+
+
+def test_rough_estimates_are_polynomials_of_the_sizes() -> None:
+    costs = CostModel(FAMILY)
+    for sizes in ((1, 1), (3, 7), (8, 32), (5, 16)):
+        assert costs.rough(sizes) == pytest.approx(rough_us(FAMILY.graph(sizes)))
+
+
+def test_plans_correct_the_estimates_near_by() -> None:
+    costs = CostModel(FAMILY)
+    costs.add((8, 32), 3 * costs.rough((8, 32)))
+    assert costs.us((8, 32)) == pytest.approx(3 * costs.rough((8, 32)))
+    assert costs.us((7, 31)) == pytest.approx(3 * costs.rough((7, 31)))
+    costs.add((1, 1), costs.rough((1, 1)))
+    assert costs.rough((2, 1)) < costs.us((2, 1)) < costs.us((7, 31))
+    costs.add((1, 2), math.inf)
+    assert costs.us((1, 2)) == costs.rough((1, 2))
