@@ -12,6 +12,7 @@ from collections.abc import Callable, Sequence
 import numpy as np
 
 from cpembed.errors import CpembedError, ModelError
+from cpembed.frontends.counting import counted_steps
 from cpembed.frontends.loops import LoopBody, branched
 from cpembed.frontends.onnx.call import Call, Translation
 from cpembed.frontends.onnx.model import Body
@@ -96,6 +97,11 @@ def _real_loop(
     outputs = call.run_loop(body, loop, [loop.number(), goes_on, *states])
     again, after, results = outputs[0], outputs[1 : len(initial) + 1], outputs[len(initial) + 1 :]
     again_value = loop.builder.value(again)
+    if again_value is None and condition is None and limit is None:
+        counted = counted_steps(loop, again, initial, states, after)
+        if counted is not None:
+            loop.steps = counted if steps is None else min(steps, counted)
+            again_value = np.asarray(True)
     if again_value is not None:
         if not again_value.reshape(-1)[0]:
             loop.steps = 1 if steps is None else min(steps, 1)
