@@ -8,10 +8,11 @@ Every ``.onnx`` below the folder is read, compiled and run on random inputs, and
 compared with onnxruntime's. Sizes that a file leaves open are the first of some usual ones that
 onnxruntime runs, or those of ``--sizes``: ``{"F.onnx": {"input": [1, 512], "sr": 16000}}``, where a
 number binds an input that is a constant. Single integers are bound if a file is not read otherwise.
-The results, a line of JSON a file, are appended as they come; the same command goes on where it was
-stopped, and repeats a file only if it or the package has changed. The table has a row a file: what
-was read, how many products run on which instructions, those in portable code with the reason, the
-operators that only a fallback computes, errors and seconds.
+
+Small files come first. The results, a line of JSON a file, are appended as they come; the same
+command goes on where it was stopped, and repeats a file only if it or the package has changed. The
+table has a row a file: what was read, how many products run on which instructions, those in
+portable code with the reason, the operators that only a fallback computes, errors and seconds.
 
 An error is relative to the largest magnitude of an output. It is judged by how far onnxruntime's
 own results go apart when its optimizations are off or the inputs change in their last bits, since
@@ -313,7 +314,7 @@ def main() -> None:
     mode = "definitions" if options.definitions else options.target
     mode = "read" if options.read_only else mode
     rows: list[dict[str, Any]] = []
-    paths = sorted(options.folder.rglob("*.onnx"))
+    paths = sorted(options.folder.rglob("*.onnx"), key=lambda path: (path.stat().st_size, path))
     for path in paths:
         name = path.relative_to(options.folder).as_posix()
         if options.only not in name:
