@@ -123,7 +123,7 @@ def _check_operators(model: Model, fallback: Fallback) -> None:
         f"{model.name}: operator {first.key} of node{name} (number {first.number} of "
         f"{len(nodes)}) is not known, the model has {counts[first.key]}{also}: export it with "
         "other operators, cut it before (--outputs), or run it elsewhere (cpembed network "
-        "--fallback)"
+        "--fallback onnxruntime)"
     )
 
 

@@ -264,6 +264,25 @@ def test_branches_of_two_types_are_refused(tmp_path: Path) -> None:
     inputs = {"x": f(2, 4), "c": np.asarray(True)}
     model = model_of([node("If", ["c"], ["y"], **branches)], inputs, {}, ["y"])
     with pytest.raises(
-        ModelError, match=r"its branches give float32 \[2, 4\] and float32 \[4, 4\]"
+        ModelError,
+        match=r"branches give float32 \[2, 4\] and float32 \[4, 4\].*depends on c: with --set c=",
     ):
         loaded(model, tmp_path)
+
+
+def test_a_branch_that_does_not_fit_names_the_input_that_decides(tmp_path: Path) -> None:
+    branches = {
+        f"{name}_branch": body_of(
+            [node("MatMul", ["x", "w"], [name], f"{name}_product")],
+            [], [value(name)], {"w": f(rows, 3)},
+        )
+        for name, rows in (("then", 4), ("else", 5))
+    }  # fmt: skip
+    nodes = [node("Equal", ["rate", "high"], ["c"]), node("If", ["c"], ["y"], **branches)]
+    inputs = {"x": f(2, 4), "rate": np.asarray(16)}
+    model = model_of(nodes, inputs, {"high": np.asarray(16)}, ["y"])
+    message = r"else_product.*the condition of If \(node 2\) depends on rate: with --set rate=VALUE"
+    with pytest.raises(ModelError, match=message) as caught:
+        loaded(model, tmp_path)
+    assert "\n" not in str(caught.value)
+    assert str(caught.value).count("model.onnx") == 1
