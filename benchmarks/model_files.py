@@ -105,11 +105,17 @@ def check_file(path: Path, bound: Mapping[str, Any], options: Any, report: Repor
         kinds=dict(Counter(type(operator.kind).__name__ for operator in graph.operators)),
     )
     if options.definitions and reference is not None and inputs is not None:
+        from cpembed.driver.matching import network_units
+        from cpembed.network.build import prepared_and_named
+
+        report.add(step="prepare")
+        prepared = prepared_and_named(graph, network_units(options.target))
         report.add(step="evaluate")
-        with np.errstate(all="ignore"):
-            values = evaluate(graph, {name: inputs[name] for name in graph.inputs})
-        outputs = {name: values[name] for name in graph.outputs}
-        report.add(**comparison(reference, inputs, outputs, _least_error(graph)))
+        report.add(**comparison(reference, inputs, _defined(prepared, inputs), _least_error(graph)))
+        if not report.values["right"]:
+            # Tell what was read wrongly from what the passes changed.
+            read = comparison(reference, inputs, _defined(graph, inputs), _least_error(graph))
+            report.add(read_right=read["right"])
     elif not options.definitions and not options.read_only:
         report.add(step="compile")
         try:
@@ -117,6 +123,13 @@ def check_file(path: Path, bound: Mapping[str, Any], options: Any, report: Repor
         except CpembedError as error:
             report.add(compiled=False, refusal=str(error))
     report.add(step="done")
+
+
+def _defined(graph: Graph, inputs: Mapping[str, Any]) -> dict[str, Any]:
+    """Compute a network's outputs with numpy."""
+    with np.errstate(all="ignore"):
+        values = evaluate(graph, {name: inputs[name] for name in graph.inputs})
+    return {name: values[name] for name in graph.outputs}
 
 
 def _read(
@@ -293,7 +306,9 @@ def main() -> None:
     parser.add_argument("-o", "--output", type=Path, default=Path("model_files.jsonl"))
     parser.add_argument("--read-only", action="store_true", help="compile nothing")
     parser.add_argument(
-        "--definitions", action="store_true", help="compile nothing: compute with numpy"
+        "--definitions",
+        action="store_true",
+        help="compile nothing: compute with numpy what would be compiled",
     )
     parser.add_argument("--only", default="", help="check files with this text in their path")
     parser.add_argument("--sizes", type=Path, help="JSON with shapes by file and input")
