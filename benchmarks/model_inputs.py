@@ -182,7 +182,7 @@ def _filled(value: Declared, rows: int, columns: int) -> tuple[int, ...]:
             shape.append(columns)
         elif "batch" in str(size).lower() or (axis == 0 and rank > 1):
             shape.append(1)
-        elif axis == 1 and rank == 4 and all(_open(other) for other in value.sizes[2:]):
+        elif axis == 1 and rank == 4 and all(_open(extent) for extent in value.sizes[2:]):
             shape.append(3)
         else:
             last = rank - 2 if value.sizes[-1] in (1, 3) else rank - 1
