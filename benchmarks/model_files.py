@@ -10,9 +10,10 @@ onnxruntime runs, or those of ``--sizes``: ``{"F.onnx": {"input": [1, 512], "sr"
 number binds an input that is a constant. Single integers are bound if a file is not read otherwise.
 
 Small files come first. The results, a line of JSON a file, are appended as they come; the same
-command goes on where it was stopped, and repeats a file only if it or the package has changed. The
-table has a row a file: what was read, how many products run on which instructions, those in
-portable code with the reason, the operators that only a fallback computes, errors and seconds.
+command goes on where it was stopped, and repeats a file only if it, the package or a limit that it
+exceeded has changed. The table has a row a file: what was read, how many products run on which
+instructions, those in portable code with the reason, the operators that only a fallback computes,
+errors and seconds.
 
 An error is relative to the largest magnitude of an output. It is judged by how far onnxruntime's
 own results go apart when inputs or weights change in their last bits, since a rounding that falls
@@ -69,7 +70,10 @@ class Report:
     def add(self, **values: Any) -> None:
         """Add values and write the document."""
         self.values |= values
-        self.path.write_text(json.dumps(self.values))
+        # The process may be stopped while it writes.
+        part = self.path.with_suffix(".part")
+        part.write_text(json.dumps(self.values))
+        part.replace(self.path)
 
 
 def check_file(path: Path, bound: Mapping[str, Any], options: Any, report: Report) -> None:
@@ -335,12 +339,12 @@ def main() -> None:
         if options.only not in name:
             continue
         key = [_digest(path), source_digest(), judges, mode]
-        result = results.get((name, *key))
-        if result is None:
-            result = {"file": name, "key": key, "bytes": path.stat().st_size}
+        result, limits = results.get((name, *key)), [options.seconds, options.memory]
+        # With other limits a file that exceeded them may be checked to its end.
+        if result is None or (result["ended"] and result["limits"] != limits):
+            result = {"file": name, "key": key, "bytes": path.stat().st_size, "limits": limits}
             result |= _checked(path, sizes.get(path.name, {}), options)
-            with options.output.open("a") as file:
-                file.write(json.dumps({**result, "provenance": provenance()}) + "\n")
+            _append(options.output, {**result, "provenance": provenance()})
         rows.append(result)
         print(f"{name}: {outcome(result)}", flush=True)
     text = "\n".join(lines(rows))
@@ -361,9 +365,18 @@ def _stored(path: Path) -> dict[tuple[str, ...], dict[str, Any]]:
     results: dict[tuple[str, ...], dict[str, Any]] = {}
     if path.exists():
         for line in path.read_text().splitlines():
-            entry = json.loads(line)
-            results[(entry["file"], *entry["key"])] = entry
+            # The last line is a part where the command was stopped in it.
+            with suppress(ValueError):
+                entry = json.loads(line)
+                results[(entry["file"], *entry["key"])] = entry
     return results
+
+
+def _append(path: Path, entry: Mapping[str, Any]) -> None:
+    stored = path.read_bytes() if path.exists() else b""
+    start = "" if not stored or stored.endswith(b"\n") else "\n"
+    with path.open("a") as file:
+        file.write(f"{start}{json.dumps(entry)}\n")
 
 
 def _checked(path: Path, sizes: Mapping[str, Sequence[int]], options: Any) -> dict[str, Any]:

@@ -72,6 +72,19 @@ def test_a_file_that_takes_too_long_is_stopped(tmp_path: Path) -> None:
     assert "1 files: 0 read" in text
 
 
+def test_results_that_were_cut_off_or_ended_at_a_limit_are_made_again(tmp_path: Path) -> None:
+    folder, output = tmp_path / "models", tmp_path / "results.jsonl"
+    folder.mkdir()
+    _write(folder / "slow.onnx", "MatMul", [2, 8])
+    _checked(folder, output, "--definitions", "--seconds", "0.01")
+    (line,) = output.read_text().splitlines()
+    output.write_text(f"{line}\n{line[:40]}")
+    command = [sys.executable, "-m", "benchmarks.model_files", str(folder), "-o", str(output)]
+    text = subprocess.run([*command, "--definitions"], capture_output=True, text=True).stdout
+    assert "1 files: 1 read" in text
+    assert json.loads(output.read_text().splitlines()[-1])["right"] is True
+
+
 def test_a_wrong_result_is_wrong(tmp_path: Path) -> None:
     path = tmp_path / "model.onnx"
     _write(path, "MatMul", [2, 8])
