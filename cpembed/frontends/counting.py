@@ -35,13 +35,15 @@ def counted_steps(
         States before and after a step, tensors of the body.
     """
     builder = loop.builder
+    # States that the condition depends on: their values, and what they are after a step.
     values: dict[str, Array] = {}
-    outputs = {again: again}
+    updates: dict[str, str] = {}
     while True:
-        operators = needed_operators(builder.operators, tuple(outputs.values()))
+        results = (again, *updates.values())
+        operators = needed_operators(builder.operators, results)
         written = {name for operator in operators for name in operator.outputs}
-        read = {name for operator in operators for name in operator.inputs} | {*outputs.values()}
-        pending = read - written - {*outputs, *builder.constants, loop.number()}
+        read = {name for operator in operators for name in operator.inputs} | {*results}
+        pending = read - written - {*updates, *builder.constants, loop.number()}
         if not pending:
             break
         for name in pending:
@@ -49,15 +51,15 @@ def counted_steps(
             if first is None or builder.types[name].elements > _MOST_ELEMENTS:
                 return None
             values[name] = np.asarray(first)
-            outputs[name] = after[states.index(name)]
+            updates[name] = after[states.index(name)]
     if any(builder.types[n].elements > _MOST_ELEMENTS for o in operators for n in o.outputs):
         return None
     for step in range(_MOST_STEPS):
         computed = {**builder.constants, **values, loop.number(): np.asarray(step, np.int64)}
         for operator in operators:
-            results = operator.kind.evaluate([computed[name] for name in operator.inputs])
-            computed |= zip(operator.outputs, results, strict=True)
+            outputs = operator.kind.evaluate([computed[name] for name in operator.inputs])
+            computed |= zip(operator.outputs, outputs, strict=True)
         if not np.asarray(computed[again]).reshape(-1)[0]:
             return step + 1
-        values = {name: computed[outputs[name]] for name in values}
+        values = {name: computed[update] for name, update in updates.items()}
     return None

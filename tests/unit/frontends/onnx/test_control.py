@@ -141,6 +141,28 @@ def test_a_loop_that_counts_has_a_constant_number_of_steps(
     assert not any(kind.conditional for kind in inside)
 
 
+def test_a_condition_that_is_a_state_is_that_of_the_step_before(tmp_path: Path) -> None:
+    body = body_of(
+        [
+            node("Add", ["k", "one"], ["next"]),
+            node("Less", ["next", "end"], ["is_below"]),
+            node("Identity", ["flag"], ["again"]),
+            node("Gather", ["rows", "k"], ["row"], axis=0),
+        ],
+        [value("i", INT64, []), value("c", BOOL, []), value("k", INT64, []),
+         value("flag", BOOL, [])],
+        [value("again", BOOL, []), value("next", INT64, []), value("is_below", BOOL, []),
+         value("row", FLOAT, [2])],
+        {"one": np.asarray(1), "end": np.asarray(3)},
+    )  # fmt: skip
+    constants = {"go": np.asarray(True), "first": np.asarray(0)}
+    loop = node("Loop", ["", "go", "first", "go"], ["k", "flag", "taken"], body=body)
+    inputs = {"rows": f(8, 2)}
+    model = model_of([loop], inputs, constants, ["k", "taken"])
+    check(model, inputs, tmp_path)
+    assert loaded(model, tmp_path).types["taken"].shape == (4, 2)
+
+
 def test_a_counter_that_is_an_input_counts_in_each_call(tmp_path: Path) -> None:
     inputs = {"rows": f(8, 2), "x": f(2), "first": np.asarray(2)}
     constants = {"go": np.asarray(True)}
