@@ -113,14 +113,20 @@ def _in_onnxruntime(call: Call) -> Foreign:
         # It raises errors of C++ for operators that it does not have.
         reason = " ".join(str(error).split())[:200]
         raise ModelError(f"onnxruntime does not run it either: {reason}") from None
-    types = tuple(_result_type(call, output) for output in session.get_outputs())
     order = [value.name for value in inputs]
+    types = [_result_type(call, output) for output in session.get_outputs()]
+    if not all(kind.shape for kind in types):
+        # onnxruntime also says "no dimensions" of results whose shapes it does not derive.
+        varying = [t for t in call.inputs if t is not None and call.builder.value(t) is None]
+        zeros = [zeros_of(call.builder.types[tensor]) for tensor in varying]
+        computed: Any = session.run(None, dict(zip(order, zeros, strict=True)))
+        types = [TensorType(a.shape, kind.dtype) for a, kind in zip(computed, types, strict=True)]
 
     def run(arrays: Sequence[Array]) -> Sequence[Array]:
         results: Any = session.run(None, dict(zip(order, arrays, strict=False)))
         return results
 
-    return Foreign(node.key, types, ONNXRUNTIME, run)
+    return Foreign(node.key, tuple(types), ONNXRUNTIME, run)
 
 
 _ELEMENTS = {

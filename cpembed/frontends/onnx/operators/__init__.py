@@ -8,6 +8,7 @@ from cpembed.frontends.onnx.call import Translation
 from cpembed.frontends.onnx.operators import (
     attention,
     caches,
+    classical,
     contributed,
     control,
     elementwise,
@@ -24,13 +25,13 @@ from cpembed.frontends.onnx.operators import (
 
 TRANSLATIONS: Mapping[str, Translation] = {
     **attention.TABLE,
+    **caches.TABLE,
+    **classical.TABLE,
     **contributed.TABLE,
     **control.TABLE,
     **elementwise.TABLE,
-    **indices.TABLE,
-    **caches.TABLE,
-    **elementwise.TABLE,
     **grouped.TABLE,
+    **indices.TABLE,
     **movement.TABLE,
     **products.TABLE,
     **quantization.TABLE,
