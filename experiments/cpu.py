@@ -188,8 +188,8 @@ def notes(rows: Sequence[Row]) -> list[str]:
     lines: list[str] = []
     for target in dict.fromkeys(row["target"] for row in rows):
         keys = ", ".join(row["key"] for row in rows if row["target"] == target)
-        other = "" if target == PAPER_TARGET else f": not {PAPER_TARGET}, the paper's"
-        lines.append(f"- measured with `{target}`{other}; rows {keys}")
+        remark = "" if target == PAPER_TARGET else f": not {PAPER_TARGET}, the paper's"
+        lines.append(f"- measured with `{target}`{remark}; rows {keys}")
     versions: dict[str, None] = {}
     missing: dict[str, list[str]] = {}
     for row in rows:

@@ -1,4 +1,4 @@
-"""What Weng et al. (UNIT, CGO 2021) state about their figures on CPUs.
+"""Statements of Weng et al. (UNIT, CGO 2021) about their figures on CPUs.
 
 The charts print no values but those of bars that leave the axis, so a bar is not repeated here as a
 number that nobody stated: each figure has what the text of the paper says of it, with its section.

@@ -143,9 +143,9 @@ def proposal(design: Design[Knobs], knobs: Knobs) -> Proposal[Knobs] | None:
 def relative(row: Row) -> Mapping[str, float]:
     """Return oneDNN's time over each step's; over the first step's where oneDNN is missing."""
     times = row["steps_us"]
-    beside = ratio(row, LIBRARY, packing=True)
-    first = times["parallel"] if beside is None else beside * times["model"]
-    return {name: first / us for name, us in times.items()}
+    over_model = ratio(row, LIBRARY, packing=True)
+    compared_us = times["parallel"] if over_model is None else over_model * times["model"]
+    return {name: compared_us / us for name, us in times.items()}
 
 
 def markdown(rows: list[Row]) -> list[str]:

@@ -39,11 +39,11 @@ TRIES = 3
 """Maximum number of rounds for each undisturbed one."""
 
 ISA_VARIABLE, ISA = "ONEDNN_MAX_CPU_ISA", "AVX512_CORE_VNNI"
-"""What limits oneDNN to the paper's instructions where a processor has wider ones."""
+"""Variable and value that limit oneDNN to the paper's instructions on a later processor."""
 NATIVE = "native"
 """All instructions of this processor, for one without the paper's."""
 
-OTHERS = tuple(name for name in RUNTIMES if name != CPEMBED)
+PEERS = tuple(name for name in RUNTIMES if name != CPEMBED)
 
 ABOUT = """\\
 # Quantized networks, one image (UNIT, figure 8)
@@ -105,7 +105,7 @@ def figures(row: Row, trials: int) -> Row:
 
 def markdown(rows: list[Row]) -> list[str]:
     """Return the table, the means, and what the paper states."""
-    present = [name for name in OTHERS if any(name in row["ratios"] for row in rows)]
+    present = [name for name in PEERS if any(name in row["ratios"] for row in rows)]
     head = ["network", "ours ms", *(f"{name} ms" for name in present)]
     head += [*(f"{name} over ours" for name in present), "difference", "quiet rounds"]
     cells = [
@@ -169,7 +169,7 @@ def _notes(rows: Sequence[Row]) -> list[str]:
 
 def plot(rows: list[Row], folder: Path) -> bool:
     """Draw the ratios of the runtimes that are there for all networks."""
-    names = [name for name in OTHERS if all(name in row["ratios"] for row in rows)]
+    names = [name for name in PEERS if all(name in row["ratios"] for row in rows)]
     if not names or not rows:
         return False
     values = {name: [row["ratios"][name] for row in rows] for name in names}
