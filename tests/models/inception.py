@@ -75,7 +75,10 @@ four halves the image: reduced and 3x3; reduced and two 3x3; the pooled input.""
 def inception_bn(
     image: int = 224, classes: int = 1000, width: int = 64, seed: int = 0
 ) -> onnx.ModelProto:
-    """``width``: channels of the stem's first convolution; the others in proportion."""
+    """``width``: channels of the stem's first convolution; the others in proportion.
+
+    The stem's pools are not padded, as in MXNet's network of this name: 55 and 27 pixels follow.
+    """
     net = ModelBuilder("inception_bn", seed)
 
     def conv(x: str, channels: int, kernel: int = 1, stride: int = 1) -> str:
@@ -97,8 +100,8 @@ def inception_bn(
         )
 
     x = conv(net.input("input", (1, 3, image, image)), 64, 7, 2)
-    x = conv(conv(net.pool(x, "Max", 3, 2, 1), 64), 192, 3)
-    x = net.pool(x, "Max", 3, 2, 1)
+    x = conv(conv(net.pool(x, "Max", 3, 2), 64), 192, 3)
+    x = net.pool(x, "Max", 3, 2)
     for sizes in INCEPTION_BN:
         x = halved(x, *sizes) if len(sizes) == 4 else block(x, *sizes)
     return net.model(logits=net.classifier(x, classes))
