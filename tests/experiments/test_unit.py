@@ -11,12 +11,13 @@ from typing import Any
 import pytest
 
 from benchmarks.documents import read_document
+from benchmarks.onednn import cpu_of, stored_parts
 from cpembed.driver.named import hardware_spec
 from cpembed.targets.arm.emulator import emulate
 from cpembed.targets.x86 import features
 from cpembed.workloads.suites import suite
 from experiments.common import Experiment, load
-from experiments.unit2021 import networks, paper
+from experiments.unit2021 import earlier, networks, paper
 from experiments.unit2021.figure12 import counting
 from tests.experiments.loading import script
 from tests.features import require_features
@@ -370,3 +371,20 @@ def test_an_experiment_without_trials_states_its_origins(tmp_path: Path) -> None
     assert text.startswith("2 4\n\n1 of 2 rows.")
     assert "1 rows in 0 s\n" in text
     assert math.isclose(read_document(tmp_path / "results.json")["rows"][0]["square"], 4)
+
+
+def test_earlier_means_are_those_of_the_benchmarks_page() -> None:
+    page = (earlier.BENCHMARKS / "onednn.md").read_text(encoding="utf-8")
+    for part in earlier.onednn_parts("unit_conv3d", stored_parts(earlier.BENCHMARKS).values()):
+        summary = page.split(f"## {cpu_of(part)}\n", 1)[1]
+        line = next(line for line in summary.splitlines() if f"| {part['part']} |" in line)
+        mean = line.split("|")[4].split()[0]
+        assert earlier.onednn_table([part], 0)[-1] == f"|  | geometric mean | {mean} |"
+
+
+def test_earlier_networks_have_the_names_of_the_paper() -> None:
+    times = {"cpembed": {"median": 0.002}}
+    row = {"model": "resnet50_int8", "threads": 2, "seconds": times, "ratios": {"openvino": 1.5}}
+    lines = earlier.network_tables({"rows": [row, {**row, "model": "bert_base_int8"}]})
+    assert "| resnet-50_v1b | 2 | 1.50 |" in lines
+    assert not any("bert" in line for line in lines)
