@@ -205,6 +205,7 @@ def test_a_network_is_the_sum_of_its_layers_as_often_as_it_has_them() -> None:
     assert row["us"] == 53 * 50
     assert row["us_with_packing"] == 53 * 51
     text = "\n".join(figure.markdown(rows))
+    assert text.startswith("# ")
     line = next(line for line in text.splitlines() if line.startswith("| resnet-50 |"))
     # Eight times the instructions, sixteen times the pipelines' time.
     assert "| 8.00 |" in line
@@ -351,6 +352,8 @@ def test_a_network_is_stored_beside_its_origin_and_shown_with_what_is_missing() 
     figure = script("unit2021/figure8")
     row = {**figure.figures(network_row("resnet-18"), 11), "seconds": 40.0, "versions": {}}
     text = "\n".join(figure.markdown([row]))
+    assert text.startswith("# ")
+    assert "\n- the paper: " in text
     assert "| resnet-18 | 2 | 3 | 1.50 | 1.0e-02 | 9 of 11 |" in text
     assert "openvino over ours: geometric mean 1.50" in text
     assert "torch is left out: torchao is not installed; resnet-18" in text

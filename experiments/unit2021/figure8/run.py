@@ -45,7 +45,7 @@ NATIVE = "native"
 
 PEERS = tuple(name for name in RUNTIMES if name != CPEMBED)
 
-ABOUT = """\\
+ABOUT = """\
 # Quantized networks, one image (UNIT, figure 8)
 
 Written by `run.py`. Measured here: calls from arrays to arrays on all cores of the process, each
@@ -56,7 +56,7 @@ and that of ONNX Runtime without optimizations, in parts of its length. OpenVINO
 as the paper's MXNet did; `_f32` keeps float32 between quantized operators, `_unfused` is ONNX
 Runtime without joining products with their sums."""
 
-PAPER = f"""\\
+PAPER = f"""\
 - the paper: UNIT's speed-up over
   {" and over ".join(f"{name}: {mean}" for name, mean in FIGURE8_MEANS.items())}, geometric means of
   the nine networks, on {VNNI_MACHINE}.
