@@ -53,6 +53,8 @@ STEPS = {
 }
 """Steps, each with what those before it have; the third is not the paper's."""
 
+PARALLEL, UNROLL = FIGURE10_LIMITS["parallel"], FIGURE10_LIMITS["unroll"]
+
 TIE = 1.02
 """Maximum ratio of two times that count as equal."""
 
@@ -61,20 +63,21 @@ ABOUT = f"""\
 
 Written by `run.py`. Measured here: whole calls on all cores of the process, channels last, with the
 packing that a schedule needs (weights are packed ahead). *Parallel*: the loops outside of the
-instruction are the threads' tasks. *+ Unroll*: each task has up to {FIGURE10_LIMITS["unroll"]}
-accumulators along one axis. *+ Model*: register blocks of two axes, cache tiles and the order of
-tasks that the model of the machine expects to be the fastest, untuned, which the paper does not
-have. *+ Tune*: the fastest of measured schedules of all embeddings. The four are timed in turns
-with each other, and the third with oneDNN's computation; how the others stand beside oneDNN
-follows. Above 1 ours is faster. Results were compared with the reference bit for bit."""
+instruction are the threads' tasks. *+ Unroll*: each task has up to {UNROLL} accumulators along
+one axis. *+ Model*: register blocks of two axes, cache tiles and the order of tasks that the model
+of the machine expects to be the fastest, untuned, which the paper does not have. *+ Tune*: the
+fastest of measured schedules of all embeddings. The four are timed in turns with each other, and
+the third with oneDNN's computation; how the others stand beside oneDNN follows. Above 1 ours is
+faster. Results were compared with the reference bit for bit. * disturbed by other work."""
+
+BEHIND = " and ".join(f"#{key}" for key in FIGURE10_BEHIND)
 
 PAPER = f"""\
-- the paper measured on {VNNI_MACHINE}, with at
-  most {FIGURE10_LIMITS["parallel"]} parallel tasks and {FIGURE10_LIMITS["unroll"]} unrolled
-  instructions before tuning. Its bars are drawn only; its text states that parallel loops and
-  unrolling bring most, that more than {percent(FIGURE10_FIRST)} of the kernels are fastest untuned,
-  and that UNIT is behind oneDNN on {" and ".join(f"#{key}" for key in FIGURE10_BEHIND)}, whose
-  sizes divide badly."""
+- the paper measured on {VNNI_MACHINE},
+  with at most {PARALLEL} parallel tasks and {UNROLL} unrolled instructions before tuning. Its bars
+  are drawn only. Its text states that parallel loops and unrolling bring most, that more than
+  {percent(FIGURE10_FIRST)} of the kernels are fastest untuned, and that UNIT is behind oneDNN on
+  {BEHIND}, whose sizes divide badly."""
 
 
 def compute(key: str, trials: int) -> Row:
@@ -129,7 +132,7 @@ def unrolled(space: CpuSpace) -> Knobs:
     loops = rows or columns
     if not loops:
         return Knobs()
-    return Knobs({loops[-1].origin: min(loops[-1].steps, FIGURE10_LIMITS["unroll"])})
+    return Knobs({loops[-1].origin: min(loops[-1].steps, UNROLL)})
 
 
 def proposal(design: Design[Knobs], knobs: Knobs) -> Proposal[Knobs] | None:
