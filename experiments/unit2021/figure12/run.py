@@ -25,7 +25,8 @@ from cpembed.driver.plan import Request, Selection
 from cpembed.ir.reference import random_inputs
 from cpembed.runtime.measurement.verification import Expected
 from cpembed.targets.arm.emulator import EmulatedProcessor
-from cpembed.targets.cpu.lowering import portable_kernel
+from cpembed.targets.cpu.dot_products import column_back_end
+from cpembed.targets.cpu.lowering import Lowered
 from experiments.common import (
     Experiment,
     Row,
@@ -41,15 +42,16 @@ from experiments.unit2021.figure12.counting import (
     counting_needs,
     least_cycles,
 )
+from experiments.unit2021.figure12.neon import NEON_PRODUCTS
 from experiments.unit2021.networks import layers
 from experiments.unit2021.paper import ARM_MACHINE, FIGURE12_CUT, FIGURE12_MEAN, NETWORKS
 
 TARGET = "arm_sdot"
 DOT, NEON = "sdot", "neon"
 CODES = (DOT, NEON)
-"""Codes of a layer: that of the dot products, and what LLVM makes of the same program for a core
-without them, which is what TVM-NEON in the chart is. For its third bar, TVM's hand-written
-schedules for DOT, nothing here stands."""
+"""Codes of a layer: the kernel of the dot products, and the same one in the instructions of a core
+without them, for TVM-NEON in the chart. Nothing stands for its third bar, TVM's hand-written
+schedules for DOT."""
 
 CUT = ", ".join(map(str, FIGURE12_CUT))
 
@@ -72,12 +74,13 @@ reference bit for bit. **Counted**: the instructions of the convolutions' contra
 **Estimated**, not measured: the time that the issue pipelines of one Neoverse N1 at {CLOCK_GHZ} GHz
 need for so many instructions; caches, memory and waiting for results cost nothing, so that a core
 takes longer. *with packing*: each image is packed and each result unpacked besides, which layouts
-over a network avoid. `sdot` is the kernel of `{TARGET}` (of `arm_int8`, four lanes, in depthwise
-layers, which have nothing to sum over), `neon` what LLVM makes of the same program without SDOT."""
+over a network avoid. `sdot` is the kernel of `{TARGET}`, `neon` the same one without SDOT, whose
+products take six instructions; depthwise layers have nothing to sum over, and one kernel for both,
+of four lanes (`arm_int8`)."""
 
 PAPER = f"""\
 - UNIT over TVM's hand-written schedules for DOT, as stated: {FIGURE12_MEAN}. Nothing stands for
-  them here; `neon` is the chart's baseline, TVM-NEON.
+  them here; `neon` stands for the chart's baseline, TVM-NEON.
 - the paper measured on {ARM_MACHINE}. Its bars are
   drawn only; those that leave the axis at 8 times TVM-NEON are labelled {CUT}.
 - fully connected layers, pooling and additions are not counted."""
@@ -115,15 +118,17 @@ def compute(key: str) -> Row:
 
 
 def compiled(selection: Selection, code: str) -> CompiledKernel:
-    """Compile the kernel that was chosen, or portable code of its program, to be emulated.
+    """Compile the kernel that was chosen, or the same one without dot products, to be emulated.
 
     The emulator executes it on a core of Arm too, where instructions could not be counted.
     """
     target, choice = selection.plan.target, selection.choice
-    program = choice.ranked.candidate.program
-    if code == NEON:
-        return portable_kernel(program, processor=EmulatedProcessor())
-    lowered = replace(target.lower(program), processor=EmulatedProcessor())
+    program, processor = choice.ranked.candidate.program, EmulatedProcessor()
+    lowered = replace(target.lower(program), processor=processor)
+    # A depthwise layer's kernel has no dot products: it is that of both codes.
+    if code == NEON and target.spec.name == TARGET:
+        back_end = column_back_end(NEON_PRODUCTS)
+        lowered = Lowered.from_program(program, back_end, None, target.machine, processor)
     return lowered.compiled(choice.schedule)
 
 
