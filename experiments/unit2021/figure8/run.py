@@ -156,7 +156,7 @@ def _notes(rows: Sequence[Row]) -> list[str]:
     lines: list[str] = []
     for name in dict.fromkeys(row["target"] for row in rows):
         keys = ", ".join(row["key"] for row in rows if row["target"] == name)
-        limit = f", oneDNN limited to {ISA}" if name == PAPER_TARGET else f": not {PAPER_TARGET}"
+        limit = f", {ISA_VARIABLE}={ISA}" if name == PAPER_TARGET else f": not {PAPER_TARGET}"
         lines.append(f"- compiled for `{name}`{limit}; {keys}")
     versions = {f"{n} {v}" for row in rows for n, v in row["runtimes"].items() if n != CPEMBED}
     lines.append(f"- {', '.join(sorted(versions)) or 'no other runtime'}")
