@@ -19,7 +19,7 @@ from cpembed.workloads.suites import suite
 from experiments.common import Experiment, load
 from experiments.unit2021 import earlier, networks, paper
 from experiments.unit2021.figure12 import counting
-from tests.experiments.loading import script
+from tests.experiments.loading import committed, script
 from tests.features import require_features
 
 needs_counting = pytest.mark.skipif(
@@ -187,6 +187,7 @@ def arm_rows(names: dict[str, dict[str, int]]) -> list[dict[str, Any]]:
                     "key": f"{number}/{code}",
                     "layer": label,
                     "backend": code,
+                    "emulator": "qemu",
                     "macs": 1600,
                     "counts": {"packing": zero, "contraction": counts, "unpacking": zero},
                     "least_us": {"packing": 0.0, "contraction": dot / 2 + multiply, "unpacking": 1},
@@ -238,6 +239,34 @@ def test_a_layer_is_executed_and_counted_by_both_codes(tmp_path: Path) -> None:
     assert (neon["dot"], neon["multiply"]) == (0, 2 * dot["dot"])
     assert all(row["verified"] for row in rows.values())
     assert rows[figure.QUICK[0]]["layer"] in (tmp_path / "results.md").read_text()
+
+
+def macs_inside(label: str) -> int:
+    """Return the products of a convolution that are not with padding, counted one by one."""
+    sizes = dict(word.split("=") for word in label.split()[1:])
+    pads = [int(value) for value in sizes["pad"].split(",")]
+    stride, total = int(sizes["stride"]), int(sizes["c"]) * int(sizes["k"])
+    for name, window, pad in (("h", "r", pads[0]), ("w", "s", pads[-1])):
+        size, extent = int(sizes[name]), int(sizes[window])
+        places = range(-pad, size + pad - extent + 1, stride)
+        total *= sum(0 <= place + step < size for place in places for step in range(extent))
+    return total
+
+
+def test_committed_counts_are_those_of_the_layers_of_the_table() -> None:
+    figure = script("unit2021/figure12")
+    rows = committed("unit2021/figure12")["rows"]
+    assert rows
+    for row in rows:
+        number, code = row["key"].split("/")
+        assert row["layer"] == figure.NAMES[int(number)]
+        assert row["verified"]
+        counts = row["counts"]["contraction"]
+        assert row["least_us"]["contraction"] == figure.least_us(counts)
+        if not row["layer"].startswith("depthwise"):
+            # Each instruction of the code multiplies at most so many bytes.
+            products = 16 * counts["dot"] if code == "sdot" else 8 * counts["multiply"]
+            assert products >= macs_inside(row["layer"])
 
 
 # ------------------------------------------------------------------------------ figures 10 and 13

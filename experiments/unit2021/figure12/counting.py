@@ -53,6 +53,15 @@ def counting_needs() -> str:
     return "" if _compiler() else "a C compiler (gcc, clang or cc)"
 
 
+@cache
+def emulator_version() -> str:
+    """Return the emulator's name and version, as it states them."""
+    program = emulator()
+    assert program is not None
+    process = subprocess.run([program, "--version"], capture_output=True, text=True, check=True)
+    return process.stdout.splitlines()[0]
+
+
 def counted(action: Callable[[], Result]) -> tuple[Result, Counts]:
     """Run an action and count the instructions of all programs that it has qemu execute."""
     with tempfile.TemporaryDirectory() as folder:

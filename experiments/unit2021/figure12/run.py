@@ -40,6 +40,7 @@ from experiments.unit2021.figure12.counting import (
     Counts,
     counted,
     counting_needs,
+    emulator_version,
     least_cycles,
 )
 from experiments.unit2021.figure12.neon import NEON_PRODUCTS
@@ -110,6 +111,7 @@ def compute(key: str) -> Row:
     return {
         "layer": name,
         "backend": kernel.backend,
+        "emulator": emulator_version(),
         "macs": computation.macs,
         "verified": True,
         "counts": counts,
@@ -178,6 +180,7 @@ def markdown(rows: list[Row]) -> list[str]:
         *_network_table(network_rows(rows)),
         "",
         *PAPER.splitlines(),
+        *(f"- executed by {name}" for name in dict.fromkeys(row["emulator"] for row in rows)),
         "",
         "## Layers",
         "",
