@@ -17,6 +17,7 @@ from functools import cached_property
 from typing import Literal
 
 from cpembed.codegen.epilogue import BYTES
+from cpembed.codegen.host_cpu import named_processor
 from cpembed.errors import BackendUnavailable, SpecError
 from cpembed.hw.instruction import HardwareSpec
 from cpembed.hw.loader import load_hardware_spec
@@ -137,11 +138,16 @@ def multiplies(spec: HardwareSpec, dtypes: Sequence[str]) -> bool:
 
 
 def native_units() -> Units:
-    """Return all units of this processor.
+    """Return all units of the processor that kernels are built for, by default this machine's.
 
     Raises :class:`BackendUnavailable` if it executes no target.
     """
-    specs = _processor()
+    specs, named = _processor(), named_processor()
+    if not specs and named is not None:
+        raise BackendUnavailable(
+            f"{named.name}: none of its instructions is a target: name a processor for which "
+            "`cpembed processors` shows one"
+        )
     if not specs:
         raise BackendUnavailable(
             f"{NATIVE}: this processor executes no target; `cpembed targets` lists what it can "

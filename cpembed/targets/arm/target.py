@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import platform
 from collections.abc import Mapping
 from dataclasses import replace
 from functools import cache, partial
@@ -11,7 +10,7 @@ from pathlib import Path
 import msgspec
 
 from cpembed.codegen.compiled import CompiledKernel, Processor
-from cpembed.codegen.host_cpu import cpu_features
+from cpembed.codegen.host_cpu import architecture, cpu_features, processor_name
 from cpembed.errors import BackendUnavailable
 from cpembed.hw.instruction import HardwareSpec
 from cpembed.hw.schema import read_table
@@ -19,7 +18,7 @@ from cpembed.provenance import Provenance
 from cpembed.runtime.measurement.runner import Timing
 from cpembed.targets.arm.emulator import TRIPLE, EmulatedProcessor, emulator, missing
 from cpembed.targets.base import Array
-from cpembed.targets.cpu.calibration import Calibration
+from cpembed.targets.cpu.calibration import Calibration, published_for
 from cpembed.targets.cpu.dot_products import DotProduct, Registers, column_back_end
 from cpembed.targets.cpu.lane_products import LaneProduct, lane_back_end
 from cpembed.targets.cpu.lowering import BackEnd
@@ -132,8 +131,8 @@ def _generator(spec: HardwareSpec) -> BackEnd | None:
 
 
 def is_arm() -> bool:
-    """True if this machine executes AArch64's instructions itself."""
-    return platform.machine() == "aarch64"
+    """True if kernels are built for a core that executes AArch64's instructions itself."""
+    return architecture() == "aarch64"
 
 
 class ArmTarget(CpuTarget):
@@ -155,7 +154,8 @@ class ArmTarget(CpuTarget):
         if not is_arm():
             return () if emulator() else (missing(),)
         lacking = [name for name in self.spec.cpu_features if name not in cpu_features()]
-        return (f"this machine lacks CPU feature {' and '.join(lacking)}",) if lacking else ()
+        missing_features = f"{processor_name()} lacks CPU feature {' and '.join(lacking)}"
+        return (missing_features,) if lacking else ()
 
     @property
     def back_end(self) -> BackEnd:
@@ -176,7 +176,7 @@ class ArmTarget(CpuTarget):
 
     @property
     def machine(self) -> Calibration:
-        return core(self.processor.thread_count())
+        return published_for(core(self.processor.thread_count()))
 
     def time(self, artifact: CompiledKernel, inputs: Mapping[str, Array]) -> Timing:
         # An emulator's times mean nothing.
