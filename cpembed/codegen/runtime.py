@@ -192,7 +192,8 @@ def compile_object(plan: KernelPlan, triple: str, symbol: str = "main") -> Objec
 def compile_host_object(plan: KernelPlan, symbol: str) -> ObjectFile:
     """Compile a kernel as the object file of ``__tvm_ffi_<symbol>``; raise as :func:`compile_plan`.
 
-    It is for the processor that kernels are built for, and runs on machines with :func:`~cpembed.codegen.host_cpu.needed_features`.
+    It is for the processor that kernels are built for, and runs on machines with
+    :func:`~cpembed.codegen.host_cpu.needed_features`.
     """
     attributes = (*plan.attributes, *exported_attributes())
     with step(f"compiling a kernel of {plan.backend}"):

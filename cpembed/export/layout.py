@@ -183,12 +183,15 @@ class Blob:
         return header.ljust(ALIGNMENT, b"\0") + self.contents
 
 
-def blob_of(program: Program) -> Blob:
-    """Return the constants that calls of a program take."""
+def blob_of(*programs: Program) -> Blob:
+    """Return the constants that calls of programs take; one that several take is there once."""
     parts: list[bytes] = []
     places: dict[str, int] = {}
     end = 0
-    for buffer in program.with_role(Role.CONSTANT):
+    for program, buffer in ((p, b) for p in programs for b in p.with_role(Role.CONSTANT)):
+        # Names of a network's constants are digests of their contents.
+        if buffer.name in places:
+            continue
         if buffer.name in program.used and buffer.data is not None:
             data = np.ascontiguousarray(buffer.data).tobytes()
             parts.append(data.ljust(aligned(len(data)), b"\0"))

@@ -17,6 +17,7 @@ from typing import Any
 
 from numpy.typing import NDArray
 
+from cpembed.codegen.host_cpu import architecture, host_architecture
 from cpembed.errors import CpembedError, LoweringError
 from cpembed.export import loader
 from cpembed.export.example import REPEATED, Reference, example
@@ -27,30 +28,43 @@ from cpembed.host_compiler import compiler_command
 from cpembed.runtime import worker
 from cpembed.steps import step
 
-# Options of the compiler. Only functions that begin with the library's name are visible: several
-# libraries, and their copies of the runtime, may be loaded into one process.
-_OPTIONS = (
+# Only functions that begin with the library's name are visible: several libraries, and their copies
+# of the runtime, may be loaded into one process.
+OPTIONS = (
     *("-std=gnu11", "-O2", "-fPIC", "-shared", "-pthread", "-fvisibility=hidden"),
     *("-Wl,--version-script=exports.map", "-Wl,--no-undefined", "-Wl,-z,noexecstack"),
 )
+"""Options of the C compiler that links a library."""
 
 # Environment variable with the compiler's command and options, and the commands that are looked
 # for on the path without it.
 _COMPILER_VARIABLE, _COMPILERS = "CC", ("cc", "gcc", "clang")
 
+CROSS_COMPILER_VARIABLE = "CROSS_CC"
+"""Environment variable with the command of the C compiler for another instruction set."""
+
 # Sources of the runtime in :data:`~cpembed.export.texts.NATIVE`.
-_SOURCES = ("runtime.c", "processor.h", "threads.h")
+SOURCES = ("runtime.c", "processor.h", "threads.h")
 
 # Time limit of one call of the compiler.
 _LIMIT_SECONDS = 300
 
 
 def compiler() -> list[str]:
-    """Return the C compiler's command; raise :class:`BackendUnavailable` if there is none."""
-    return compiler_command(_COMPILER_VARIABLE, _COMPILERS, "a library is linked by a C compiler")
+    """Return the command of the C compiler for the processor that kernels are built for.
+
+    Raises :class:`BackendUnavailable` if there is none.
+    """
+    system = architecture()
+    if system == host_architecture():
+        purpose = "a library is linked by a C compiler"
+        return compiler_command(_COMPILER_VARIABLE, _COMPILERS, purpose)
+    names = [f"{system}-linux-gnu-{name}" for name in ("gcc", "clang")]
+    purpose = f"a library for {system} is linked by a C compiler for it"
+    return compiler_command(CROSS_COMPILER_VARIABLE, names, purpose)
 
 
-def _compile_c(arguments: Sequence[str], folder: Path) -> None:
+def compile_c(arguments: Sequence[str], folder: Path) -> None:
     """Call the compiler in a folder; its first error becomes a :class:`LoweringError`."""
     command = compiler()
     try:
@@ -72,7 +86,7 @@ def _compile_c(arguments: Sequence[str], folder: Path) -> None:
         raise LoweringError(f"{command[0]} cannot link the library: {reason}")
 
 
-def _parts(layout: Layout) -> dict[str, bytes]:
+def parts_of(layout: Layout) -> dict[str, bytes]:
     """Return the files that a library is linked from: tables, kernels, and the constants."""
     program, name = layout.program, layout.program.name
     kernels = (kernel.contents for kernel in program.kernels.values())
@@ -85,7 +99,7 @@ def _parts(layout: Layout) -> dict[str, bytes]:
         "program.h": tables(layout).encode(),
         f"{name}.h": header(program, in_file=layout.in_file).encode(),
         "exports.map": f"{{ global: {name}_*; local: *; }};\n".encode(),
-        **{source: (NATIVE / source).read_bytes() for source in _SOURCES},
+        **{source: (NATIVE / source).read_bytes() for source in SOURCES},
         **dict(zip(_objects(program), kernels, strict=True)),
         **constants,
     }
@@ -99,14 +113,14 @@ def _objects(program: Program) -> list[str]:
 def _link_arguments(program: Program, options: Sequence[str] = ()) -> list[str]:
     """Return the compiler's arguments in a folder of :func:`_parts`."""
     sources = ["-I.", "runtime.c", *_objects(program)]
-    return [*_OPTIONS, *options, *sources, "-o", f"lib{program.name}.so", "-lm", "-ldl"]
+    return [*OPTIONS, *options, *sources, "-o", f"lib{program.name}.so", "-lm", "-ldl"]
 
 
 def _link(layout: Layout, folder: Path, options: Sequence[str] = ()) -> Path:
     """Write the parts of a library to a folder, and link the shared library there."""
-    for file, contents in _parts(layout).items():
+    for file, contents in parts_of(layout).items():
         (folder / file).write_bytes(contents)
-    _compile_c(_link_arguments(layout.program, options), folder)
+    compile_c(_link_arguments(layout.program, options), folder)
     return folder / f"lib{layout.program.name}.so"
 
 
@@ -138,7 +152,11 @@ class Library:
     @property
     def is_replaced(self) -> bool:
         """True if another library has the name now."""
-        return self.digest is not None and self.path.exists() and _digest(self.path) != self.digest
+        return (
+            self.digest is not None
+            and self.path.exists()
+            and digest_of_file(self.path) != self.digest
+        )
 
 
 @dataclass(frozen=True)
@@ -208,7 +226,7 @@ def write_library(
     # Files are complete before they get their names.
     with drafted(folder) as draft:
         path = _link(layout, draft, options)
-        digest = _digest(path)
+        digest = digest_of_file(path)
         if check is not None:
             check(path)
         for file, text in texts.items():
@@ -235,7 +253,7 @@ def write_sources(program: Program, folder: Path, contents: Contents = EVERYTHIN
     # Constant weights stay as they are: kernels that pack them may not run on this machine.
     layout = _layout(program)
     texts = {**texts_of(layout, contents, linked=False), "Makefile": _makefile(program)}
-    files = _parts(layout) | {name: text.encode() for name, text in texts.items()}
+    files = parts_of(layout) | {name: text.encode() for name, text in texts.items()}
     with drafted(folder) as draft:
         for file, data in files.items():
             (draft / file).write_bytes(data)
@@ -244,7 +262,8 @@ def write_sources(program: Program, folder: Path, contents: Contents = EVERYTHIN
     return Library(program.name, folder, tuple(files))
 
 
-def _digest(path: Path) -> bytes:
+def digest_of_file(path: Path) -> bytes:
+    """Return the digest that tells a shared library from one that replaces it."""
     with path.open("rb") as file:
         return hashlib.file_digest(file, "blake2b").digest()
 

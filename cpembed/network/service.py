@@ -152,7 +152,7 @@ def network(
     draft, run = drafts[0]
     # Without a folder the library was only needed for the run, and its files are gone.
     library = None if compiled is None or request.folder is None else compiled.library
-    document = {**_document(draft.plan, draft, run), **_float_types(graph, units)}
+    document = {**network_document(draft.plan, draft, run), **float_types(graph, units)}
     return NetworkResult(document, library, run)
 
 
@@ -172,7 +172,7 @@ def _network_stepwise(
         timeout=request.planning.timeout,
         save=request.folder,
     )
-    document = {**stepwise_document(stepwise), **_float_types(graph, units)}
+    document = {**stepwise_document(stepwise), **float_types(graph, units)}
     if request.folder is not None:
         request.folder.mkdir(parents=True, exist_ok=True)
         write_whole(request.folder / "network.json", json.dumps(document, indent=1) + "\n")
@@ -209,10 +209,10 @@ def network_plan(
     if not links(units):
         raise BackendUnavailable(f"{units.name} has no plan of layouts: leave --plan-only out")
     plan = plan_network(prepared_and_named(graph, units), units, planning, progress)
-    return {**_document(plan, None, None), **_float_types(graph, units)}
+    return {**network_document(plan, None, None), **float_types(graph, units)}
 
 
-def _float_types(graph: Graph, units: Units) -> dict[str, Any]:
+def float_types(graph: Graph, units: Units) -> dict[str, Any]:
     """Return the types in which a network's floats are computed."""
     return {
         "floats": units.float_type,
@@ -234,7 +234,7 @@ def _require_implicit(units: Units, planning: Planning) -> None:
         )
 
 
-def _document(
+def network_document(
     plan: NetworkPlan, compiled: CompiledNetwork | None, run: NetworkRun | None
 ) -> dict[str, Any]:
     """Return operators, tensors, totals and layouts as a document, with results of a run if any."""

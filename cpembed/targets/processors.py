@@ -12,7 +12,7 @@ import re
 from collections.abc import Collection
 from functools import cache
 
-from cpembed.codegen.host_cpu import Architecture, Processor, feature_table, runs_here
+from cpembed.codegen.host_cpu import Architecture, Processor, feature_table
 from cpembed.codegen.runtime import llvm_processors
 from cpembed.errors import SpecError
 from cpembed.hw.instruction import HardwareSpec

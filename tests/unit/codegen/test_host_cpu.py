@@ -10,7 +10,7 @@ import pytest
 
 from cpembed.codegen import host_cpu as module
 from cpembed.codegen import runtime
-from cpembed.codegen.host_cpu import HIDE_VARIABLE, NAME_VARIABLE, host_cpu, feature_table
+from cpembed.codegen.host_cpu import HIDE_VARIABLE, NAME_VARIABLE, feature_table, host_cpu
 from cpembed.codegen.plan import KernelPlan
 
 LLVM_FEATURES = feature_table().names

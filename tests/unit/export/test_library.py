@@ -17,7 +17,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from cpembed.codegen.host_cpu import cpu_features, needed_features, feature_table
+from cpembed.codegen.host_cpu import cpu_features, feature_table, needed_features
 from cpembed.errors import BackendUnavailable, CpembedError, InvariantError, WorkloadError
 from cpembed.export import library as written
 from cpembed.export.library import Contents, compiler
