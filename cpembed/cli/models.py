@@ -33,6 +33,7 @@ WRONG = 1
 @click.command("match", cls=options.Subcommand)
 @model_options.model_argument
 @model_options.network_targets_option
+@model_options.processor_option
 @model_options.float_option
 @click.option(
     "--alternatives/--no-alternatives",
@@ -49,6 +50,7 @@ def match_command(
     shapes: dict[str, tuple[int, ...]],
     outputs: tuple[str, ...],
     targets: tuple[str, ...],
+    processor: str | None,
     float_type: FloatType | None,
     alternatives: bool,
     timeout: float,
@@ -62,14 +64,16 @@ def match_command(
     cpembed match resnet18.onnx
     cpembed match resnet18.onnx --target avx512_vnni
     cpembed match bert.onnx --target amx_int8 --target vta_1x16x16 --shape ids=1,128
+    cpembed match resnet18.onnx --cpu sapphirerapids
     """
     from cpembed.frontends import load_model
     from cpembed.network.match import match
+    from cpembed.targets.processors import built_for_name
 
-    # Before the model is read, which may take seconds.
-    names = options.distinct(targets, as_units=True)
-    graph = load_model(model, shapes or None, outputs)
-    with output.Bar() as bar:
+    with built_for_name(processor), output.Bar() as bar:
+        # Before the model is read, which may take seconds.
+        names = options.distinct(targets, as_units=True)
+        graph = load_model(model, shapes or None, outputs)
         result = match(
             graph,
             names,
@@ -92,6 +96,7 @@ class NetworkArguments:
     shapes: dict[str, tuple[int, ...]]
     outputs: tuple[str, ...]
     target: str
+    processor: str | None
     float_type: FloatType | None
     threads: int | None
     fallback: str | None
@@ -114,6 +119,7 @@ class NetworkArguments:
 @click.command("network", cls=options.Subcommand)
 @model_options.model_argument
 @model_options.units_option
+@model_options.processor_option
 @model_options.float_option
 @options.threads_option("the network")
 @click.option(
@@ -180,8 +186,17 @@ def network_command(arguments: NetworkArguments) -> int:
     cpembed network resnet18.onnx
     cpembed network resnet18.onnx --target avx512_vnni --report resnet18.html
     cpembed network bert.onnx --target amx_int8 --threads 2 --input tokens.npz --output results
+    cpembed network resnet18.onnx --cpu sapphirerapids --plan-only
     """
     options.use_threads(arguments.threads)
+    from cpembed.targets.processors import built_for_name
+
+    with built_for_name(arguments.processor, executes=not arguments.plan_only):
+        return _network(arguments)
+
+
+def _network(arguments: NetworkArguments) -> int:
+    """Plan or run a network for the processor that kernels are built for; return the exit code."""
     from cpembed.driver.matching import network_units
     from cpembed.frontends import load_model
     from cpembed.network.inputs import random_inputs, read_inputs, write_outputs
@@ -262,8 +277,8 @@ def _check_parts(arguments: NetworkArguments) -> None:
 # -- libraries ------------------------------------------------------------------------------------
 
 _MODEL_PARAMETERS = frozenset(
-    ("words", "target", "float_type", "timeout", "folder", "name", "shapes", "outputs", "threads",
-     "torch", "method", "as_json")
+    ("words", "target", "processors", "float_type", "timeout", "folder", "name", "shapes",
+     "outputs", "threads", "torch", "method", "as_json")
 )  # fmt: skip
 """Parameters of ``cpembed build`` that apply to models too."""
 
@@ -276,6 +291,7 @@ class BuildArguments:
 
     words: tuple[str, ...]
     target: str | None
+    processors: tuple[str, ...]
     float_type: FloatType | None
     folder: Path
     shapes: dict[str, tuple[int, ...]]
@@ -288,6 +304,7 @@ class BuildArguments:
 @click.command("build", cls=options.Subcommand)
 @options.workload_argument()
 @options.target_option(required=False)
+@model_options.processors_option
 @model_options.float_option
 @click.option(
     "-o",
@@ -325,6 +342,7 @@ def build_command(arguments: BuildArguments, **values: Any) -> int:
     cpembed build deepbench:11 --target avx512_vnni -o layer --name layer
     cpembed build resnet18.onnx --target avx512_vnni -o resnet18
     cpembed build gemm m=64 n=64 k=64 --target avx2_int8 -o product --relu --output uint8 --scale
+    cpembed build resnet18.onnx --cpu sapphirerapids,znver4,x86-64-v3 -o resnet18
     """
     words, threads = arguments.words, arguments.threads
     options.use_threads(threads)
@@ -339,6 +357,17 @@ def build_command(arguments: BuildArguments, **values: Any) -> int:
         raise click.UsageError("a workload needs --target: name one, or native")
     if arguments.outputs:
         raise click.UsageError("--outputs applies to a model, not to a workload: leave it out")
+    if len(arguments.processors) > 1:
+        raise click.UsageError("a workload is built for one processor: give --cpu one name")
+    from cpembed.targets.processors import built_for_name
+
+    with built_for_name(arguments.processors[0] if arguments.processors else None):
+        return _build_workload(arguments, values)
+
+
+def _build_workload(arguments: BuildArguments, values: Mapping[str, Any]) -> int:
+    """Build and verify the library of a kernel; return the exit code."""
+    words, threads = arguments.words, arguments.threads
     from cpembed.driver.build import build as build_library
     from cpembed.driver.result import SolveResult
 
@@ -347,6 +376,7 @@ def build_command(arguments: BuildArguments, **values: Any) -> int:
     # 0 threads: those of the machine that calls the library.
     settings = options.options_from(BuildOptions, {**values, "name": name, "threads": threads or 0})
     options.require_one(rank=settings.rank is not None, id=settings.identifier is not None)
+    assert arguments.target is not None
     resolved = options.subject(words, arguments.target, settings)
     with output.ProgressLine() as progress:
         result = build_library(
@@ -386,9 +416,14 @@ def _build_model(arguments: BuildArguments, values: Mapping[str, Any]) -> int:
     from cpembed.frontends import load_model
     from cpembed.network.inputs import random_inputs
     from cpembed.network.plan import SEARCH_LIMIT, Planning
+    from cpembed.network.processors import build_for_processors, processors_named
     from cpembed.network.service import NetworkRequest, network
 
-    units = network_units(arguments.target or "native", arguments.float_type)
+    target = arguments.target or "native"
+    # Before the model is read, which may take seconds.
+    if arguments.processors:
+        processors_named(arguments.processors)
+    units = target if arguments.processors else network_units(target, arguments.float_type)
     graph = load_model(Path(arguments.words[0]), arguments.shapes or None, arguments.outputs)
     folder = arguments.folder
     # The default of a workload is not that of a model.
@@ -404,13 +439,25 @@ def _build_model(arguments: BuildArguments, values: Mapping[str, Any]) -> int:
     )
     with output.Bar() as bar:
         # Verification needs some data; which one is of no interest.
-        result = network(graph, request, random_inputs(graph, 0), bar)
+        inputs = random_inputs(graph, 0)
+        if arguments.processors:
+            result = build_for_processors(
+                graph,
+                arguments.processors,
+                request,
+                inputs,
+                float_type=arguments.float_type,
+                progress=bar,
+            )
+        else:
+            result = network(graph, request, inputs, bar)
     # No library of wrong numbers is announced.
     result.require()
     # A target without libraries has a folder of programs instead.
     files, path = sorted(path.name for path in folder.iterdir()), folder
     if result.library is not None:
-        files, path = list(result.library.files), result.library.path
+        files = list(result.library.files)
+        path = result.library.path if result.library.path.name in files else folder
     if arguments.as_json:
         output.print_json({**result.document, "folder": str(folder), "files": files})
     else:
@@ -419,7 +466,19 @@ def _build_model(arguments: BuildArguments, values: Mapping[str, Any]) -> int:
 
 
 def _library_lines(document: Mapping[str, Any], path: Path, files: list[str]) -> list[str]:
-    from cpembed.report.network import portable_lines, verification_text
+    """Return the lines about a library, for each variant if it holds several."""
+    if "variants" in document:
+        lines = [f"{path}: variants, of which the first that the processor supports runs"]
+        for variant in document["variants"]:
+            first, *rest = _variant_lines(variant, variant["cpu"]["name"])
+            lines += [first, *(f"  {line}" for line in rest)]
+    else:
+        lines = _variant_lines(document, str(path))
+    return [*lines, f"files: {', '.join(files)}"]
+
+
+def _variant_lines(document: Mapping[str, Any], title: str) -> list[str]:
+    from cpembed.report.network import execution_text, portable_lines
     from cpembed.report.network_page.document import read
 
     network = read(document)
@@ -432,8 +491,7 @@ def _library_lines(document: Mapping[str, Any], path: Path, files: list[str]) ->
             f"{totals['bytes_workspace'] / 1e6:.1f} MB of workspace"
         )
     return [
-        f"{path}: {totals['embedded']} of {totals['products']} products embedded{sizes}",
+        f"{title}: {totals['embedded']} of {totals['products']} products embedded{sizes}",
         *portable_lines(network),
-        f"verified: {verification_text(network)}",
-        f"files: {', '.join(files)}",
+        f"verified: {execution_text(network, document.get('cpu'))}",
     ]

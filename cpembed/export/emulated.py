@@ -95,7 +95,9 @@ class EmulatedLibrary:
             status, length = self._number(), self._number()
             text = self._read(length).decode()
             if status != 0:
-                raise InvariantError(f"the emulated library {program.name} cannot be opened: {text}")
+                raise InvariantError(
+                    f"the emulated library {program.name} cannot be opened: {text}"
+                )
         except BaseException:
             self.close()
             raise

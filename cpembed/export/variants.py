@@ -8,7 +8,7 @@ constants, in which equal ones are there once, such as weights that are packed a
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import pairwise
 from pathlib import Path
@@ -62,35 +62,49 @@ class Variant:
     program: Program
 
 
-def in_order(variants: Sequence[Variant]) -> tuple[Variant, ...]:
-    """Return variants in the order in which a library tries them, the baseline last.
+def ordered(features: Mapping[str, Collection[str]]) -> tuple[str, ...]:
+    """Return processors in the order in which a library tries them, the baseline last.
 
-    A variant with more features comes first, so that the one that runs has all features of any
-    other that could.
+    One with more features comes first, so that the variant that runs has all features of any other
+    that could.
+
+    >>> ordered({"small": {"avx2"}, "large": {"avx2", "avx512f"}})
+    ('large', 'small')
+
+    Parameters
+    ----------
+    features : mapping from str to collection of str
+        Features that each variant needs, by the name of its processor.
 
     Raises
     ------
     WorkloadError
         If none is a baseline, whose features all of them have, or two need the same features.
     """
-    ordered = tuple(sorted(variants, key=lambda variant: -len(variant.program.features)))
-    baseline = ordered[-1]
-    for variant in ordered[:-1]:
-        lacking = set(baseline.program.features) - set(variant.program.features)
+    names = tuple(sorted(features, key=lambda name: -len(features[name])))
+    baseline = names[-1]
+    for name in names[:-1]:
+        lacking = set(features[baseline]) - set(features[name])
         if lacking:
-            names = ", ".join(each.name for each in variants)
             raise WorkloadError(
-                f"{names}: none is a baseline for the others ({variant.name} lacks "
-                f"{', '.join(sorted(lacking))} of {baseline.name}): add a processor whose features "
-                "all of them have"
+                f"{', '.join(features)}: none is a baseline for the others ({name} lacks "
+                f"{', '.join(sorted(lacking))} of {baseline}): add a processor whose features all "
+                "of them have"
             )
-    for first, second in pairwise(ordered):
-        if set(first.program.features) == set(second.program.features):
+    for first, second in pairwise(names):
+        if set(features[first]) == set(features[second]):
             raise WorkloadError(
-                f"{first.name} and {second.name} have the same features, so that a library cannot "
-                "tell them apart: leave one out"
+                f"{first} and {second} have the same features, so that a library cannot tell them "
+                "apart: leave one out"
             )
-    return ordered
+    return names
+
+
+def in_order(variants: Sequence[Variant]) -> tuple[Variant, ...]:
+    """Return variants in the order of :func:`ordered`, which raises the same errors."""
+    by_name = {variant.name: variant for variant in variants}
+    names = ordered({name: variant.program.features for name, variant in by_name.items()})
+    return tuple(by_name[name] for name in names)
 
 
 def write_variants(

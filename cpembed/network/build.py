@@ -253,11 +253,11 @@ def compile_network(
     BackendUnavailable
         If there is no C compiler, or the target has no library.
     """
-    _require_kernels(graph)
+    require_kernels(graph)
     units, planning = matching.network_units(target), planning or Planning()
     _require_library(units.primary)
     plan = plan_network(prepared_and_named(graph, units), units, planning, progress)
-    network = network_program(plan, name or _library_name(graph.name), planning.cache, progress)
+    network = network_program(plan, name or library_name(graph.name), planning.cache, progress)
     progress("linking", 0, 1)
     label = network.program.name
 
@@ -277,7 +277,7 @@ def has_foreign(graph: Graph) -> bool:
     return any(isinstance(operator.kind, Foreign) for operator in graph.operators)
 
 
-def _require_kernels(graph: Graph) -> None:
+def require_kernels(graph: Graph) -> None:
     """Raise :class:`LoweringError` for an operator that only a process of Python computes."""
     for operator in graph.operators:
         if isinstance(operator.kind, Foreign):
@@ -294,7 +294,7 @@ def _require_library(spec: HardwareSpec) -> None:
         raise BackendUnavailable(f"{spec.name}: {'; '.join(missing)}; name another target")
 
 
-def _library_name(text: str) -> str:
+def library_name(text: str) -> str:
     """Return a C identifier for a model's name, which often is the name of its file."""
     # The program's symbols, files and Python class begin with this name, so it is short.
     stem = re.sub(r"\.(onnx|pt2)$", "", text)

@@ -9,19 +9,22 @@ True
 from __future__ import annotations
 
 import re
-from collections.abc import Collection
+from collections.abc import Collection, Generator
+from contextlib import contextmanager
 from functools import cache
+from typing import Any
 
-from cpembed.codegen.host_cpu import Architecture, Processor, feature_table
+from cpembed.codegen.host_cpu import Architecture, Processor, built_for, feature_table
 from cpembed.codegen.runtime import llvm_processors
-from cpembed.errors import SpecError
+from cpembed.errors import BackendUnavailable, SpecError
 from cpembed.hw.instruction import HardwareSpec
 from cpembed.hw.loader import available_targets, load_hardware_spec
 from cpembed.hw.schema import close_match
+from cpembed.targets.cpu.calibration import figures_name
 
 _ARCHITECTURES: tuple[Architecture, ...] = ("x86_64", "aarch64")
 
-_ALIASES = {"apple-m1": "apple-a14", "apple-m2": "apple-a15", "apple-m3": "apple-a16"}
+ALIASES = {"apple-m1": "apple-a14", "apple-m2": "apple-a15", "apple-m3": "apple-a16"}
 """Names that LLVM takes and does not list, with those that stand for the same core."""
 
 _LONG_MODE = "64bit"
@@ -56,10 +59,10 @@ def processor(name: str) -> Processor:
     Raises :class:`SpecError` if there is none.
     """
     by_name = {_plain(each.name): each for each in processors()}
-    by_name |= {_plain(alias): by_name[_plain(of)] for alias, of in _ALIASES.items()}
+    by_name |= {_plain(alias): by_name[_plain(of)] for alias, of in ALIASES.items()}
     selected = by_name.get(_plain(name))
     if selected is None:
-        names = [each.name for each in processors()] + list(_ALIASES)
+        names = [each.name for each in processors()] + list(ALIASES)
         raise SpecError(
             f"unknown processor {name!r}{close_match(name.lower(), names)}: `cpembed processors` "
             "lists them"
@@ -71,11 +74,56 @@ def _plain(name: str) -> str:
     return re.sub(r"[-_]", "", name.lower())
 
 
+@cache
+def _specifications() -> tuple[HardwareSpec, ...]:
+    """Return the targets that are instructions of processors."""
+    specs = (load_hardware_spec(name) for name in available_targets())
+    return tuple(spec for spec in specs if spec.backend and spec.cpu_features)
+
+
 def instructions_of(each: Processor) -> tuple[HardwareSpec, ...]:
     """Return the targets whose instructions a processor has."""
-    specs = (load_hardware_spec(name) for name in available_targets())
-    return tuple(
-        spec
-        for spec in specs
-        if spec.backend and spec.cpu_features and each.features.issuperset(spec.cpu_features)
-    )
+    return tuple(s for s in _specifications() if each.features.issuperset(s.cpu_features))
+
+
+def described(each: Processor) -> dict[str, Any]:
+    """Return a processor for documents.
+
+    ``figures`` names the published figures by which kernels for it are chosen; None if those of
+    another processor stand in.
+    """
+    return {
+        "name": each.name,
+        "architecture": each.architecture,
+        "features": sorted(each.features),
+        "instructions": [spec.name for spec in instructions_of(each)],
+        "figures": figures_name(each),
+    }
+
+
+@contextmanager
+def built_for_name(name: str | None, *, executes: bool = False) -> Generator[None]:
+    """Build kernels for a processor by its name; None for this machine's.
+
+    Parameters
+    ----------
+    name : str, optional
+        Name of the processor.
+    executes : bool, default False
+        True if this machine has to execute the kernels.
+
+    Raises
+    ------
+    SpecError
+        If the name is unknown.
+    BackendUnavailable
+        If this machine cannot execute them.
+    """
+    named = None if name is None else processor(name)
+    if named is not None and executes and not named.runs_here:
+        raise BackendUnavailable(
+            f"this machine does not execute code for {named.name}: add --plan-only, or write a "
+            "library with `cpembed build`"
+        )
+    with built_for(named):
+        yield
