@@ -18,7 +18,7 @@ from typing import Any
 from numpy.typing import NDArray
 
 from cpembed.codegen.host_cpu import architecture, host_architecture
-from cpembed.errors import CpembedError, LoweringError
+from cpembed.errors import BackendUnavailable, CpembedError, LoweringError
 from cpembed.export import loader
 from cpembed.export.example import REPEATED, Reference, example
 from cpembed.export.layout import Layout, blob_of
@@ -62,6 +62,15 @@ def compiler() -> list[str]:
     names = [f"{system}-linux-gnu-{name}" for name in ("gcc", "clang")]
     purpose = f"a library for {system} is linked by a C compiler for it"
     return compiler_command(CROSS_COMPILER_VARIABLE, names, purpose)
+
+
+def has_compiler() -> bool:
+    """Return True if there is a C compiler for the processor that kernels are built for."""
+    try:
+        compiler()
+    except BackendUnavailable:
+        return False
+    return True
 
 
 def compile_c(arguments: Sequence[str], folder: Path) -> None:

@@ -31,6 +31,7 @@ from cpembed.export.library import (
     Contents,
     Library,
     compiler,
+    has_compiler,
     write_library,
     write_sources,
 )
@@ -286,11 +287,7 @@ def _written(
     """Write the library of all variants, or its sources where nothing links it."""
     folder = request.folder
     assert folder is not None
-    linked = True
-    try:
-        compiler()
-    except BackendUnavailable:
-        linked = False
+    linked = has_compiler()
     first = variants[0].compiled
     cpus = [
         {
