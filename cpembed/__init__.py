@@ -45,6 +45,7 @@ if TYPE_CHECKING:
     from cpembed.ir.computation import Computation as Computation
     from cpembed.network.build import compile_model as compile
     from cpembed.network.match import match as match
+    from cpembed.network.processors import build_model as build_model
     from cpembed.targets.base import Target as Target
 
 _MODULES = {
@@ -76,6 +77,7 @@ _MODULES = {
     "cpembed.ir.computation": ["Computation"],
     "cpembed.network.build": ["compile"],
     "cpembed.network.match": ["match"],
+    "cpembed.network.processors": ["build_model"],
     "cpembed.targets.base": ["Target"],
 }
 _HOME = {name: module for module, names in _MODULES.items() for name in names}
@@ -102,6 +104,7 @@ __all__ = [
     "TuneOptions",
     "bench",
     "build",
+    "build_model",
     "compare_layouts",
     "compile",
     "estimate",

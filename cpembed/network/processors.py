@@ -36,6 +36,7 @@ from cpembed.export.library import (
     write_sources,
 )
 from cpembed.export.variants import VARIANT_VARIABLE, Variant, ordered, write_variants
+from cpembed.frontends import load_model
 from cpembed.graph.graph import Array, Graph, check_inputs
 from cpembed.ir.dtypes import as_stored, as_typed
 from cpembed.network.build import (
@@ -45,14 +46,14 @@ from cpembed.network.build import (
     prepared_and_named,
     require_kernels,
 )
-from cpembed.network.inputs import special_inputs
+from cpembed.network.inputs import random_inputs, special_inputs
 from cpembed.network.plan import plan_network
 from cpembed.network.program import network_program
 from cpembed.network.run import NetworkRun, Verdict, run_network, verify_network
 from cpembed.network.service import NetworkRequest, float_types, network_document
 from cpembed.steps import Progress, silent
 from cpembed.targets.processors import described, processor
-from cpembed.targets.units import FloatType
+from cpembed.targets.units import NATIVE, FloatType
 
 
 @dataclass(frozen=True)
@@ -104,6 +105,59 @@ class ProcessorsResult:
                 f"{len(self.failed)} operators differ from their definition ({names}): please "
                 "report this command line"
             )
+
+
+def build_model(
+    model: str | Path | Graph,
+    folder: str | Path,
+    cpu: str | Sequence[str],
+    target: str = NATIVE,
+    *,
+    name: str | None = None,
+    float_type: FloatType | None = None,
+    torch: bool = False,
+) -> ProcessorsResult:
+    """Write the library of a model for other processors than this machine's.
+
+    It is verified on random inputs where this machine or an emulator executes it.
+
+    Parameters
+    ----------
+    model : str, Path or Graph
+        File of an ONNX model or an exported PyTorch program, or its graph.
+    folder : str or Path
+        Folder of the library; files of the same names are replaced.
+    cpu : str or sequence of str
+        Processors by LLVM's names, as :func:`build_for_processors` takes them.
+    target : str, default "native"
+        Target that is preferred for products; by default all of the processor's.
+    name : str, optional
+        Name of the library; by default the model's.
+    float_type : str, optional
+        Type to which operands of float products are rounded.
+    torch : bool
+        Write an operator of PyTorch too.
+
+    Raises
+    ------
+    ModelError
+        If the file is not understood.
+    InvariantError
+        If results are wrong; no file is written then.
+    SpecError, WorkloadError, BackendUnavailable, LoweringError
+        As :func:`build_for_processors`.
+    """
+    names = (cpu,) if isinstance(cpu, str) else tuple(cpu)
+    # Before the model is read, which may take seconds.
+    processors_named(names)
+    graph = model if isinstance(model, Graph) else load_model(model)
+    request = NetworkRequest(
+        target, Path(folder), times=False, name=name, contents=Contents(torch=torch)
+    )
+    inputs = random_inputs(graph, 0)
+    result = build_for_processors(graph, names, request, inputs, float_type=float_type)
+    result.require()
+    return result
 
 
 def processors_named(names: Sequence[str]) -> tuple[Processor, ...]:
