@@ -155,6 +155,12 @@ def write_variants(
             digest = digest_of_file(draft / library)
             if check is not None:
                 check(draft / library)
+                # Another file: a process that has loaded the draft would get that one again, which
+                # looks for its weights where the draft was.
+                copy = (draft / library).read_bytes()
+                (draft / library).unlink()
+                (draft / library).write_bytes(copy)
+                (draft / library).chmod(0o755)
             files = (library, weights, *texts)
         else:
             texts["Makefile"] = _makefile(name, parts)

@@ -38,6 +38,7 @@ from cpembed.export.library import (
 from cpembed.export.variants import VARIANT_VARIABLE, Variant, ordered, write_variants
 from cpembed.frontends import load_model
 from cpembed.graph.graph import Array, Graph, check_inputs
+from cpembed.graph.kinds import Product
 from cpembed.ir.dtypes import as_stored, as_typed
 from cpembed.network.build import (
     CompiledNetwork,
@@ -51,7 +52,8 @@ from cpembed.network.plan import plan_network
 from cpembed.network.program import network_program
 from cpembed.network.run import NetworkRun, Verdict, run_network, verify_network
 from cpembed.network.service import NetworkRequest, float_types, network_document
-from cpembed.steps import Progress, silent
+from cpembed.runtime import worker
+from cpembed.steps import Progress, silent, step
 from cpembed.targets.processors import described, processor
 from cpembed.targets.units import NATIVE, FloatType
 
@@ -362,7 +364,10 @@ def _written(
         return write(program, folder, contents)
 
     def check(path: Path) -> None:
-        _check_selection(path, program.name, variants, inputs)
+        # In the worker, since a crash of a kernel would end this process.
+        is_forced = bool(os.environ.get(VARIANT_VARIABLE))
+        if not is_forced and any(each.executed == "here" for each in variants):
+            worker.call(_check_selection, path, program.name, variants, inputs)
 
     return write_variants(
         program.name,
@@ -393,12 +398,11 @@ def _check_selection(
     path: Path, name: str, variants: Sequence[BuiltVariant], inputs: Mapping[str, Array]
 ) -> None:
     """Raise :class:`InvariantError` if a library selects another variant, or computes otherwise."""
-    if os.environ.get(VARIANT_VARIABLE):
-        return
-    expected = next((each for each in variants if each.executed == "here"), None)
-    if expected is None or expected.run is None:
-        return
-    with loader.Library(path, name) as library:
+    expected = next(each for each in variants if each.executed == "here")
+    assert expected.run is not None
+    products = [o.kind for o in expected.compiled.graph.operators if isinstance(o.kind, Product)]
+    work = sum(kind.computation.macs for kind in products)
+    with step("running a library of variants", work), loader.Library(path, name) as library:
         if library.variant != expected.processor.name:
             raise InvariantError(
                 f"{name} runs the variant {library.variant} instead of {expected.processor.name}"

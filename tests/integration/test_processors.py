@@ -80,17 +80,26 @@ def test_a_library_of_two_variants_runs_the_one_that_this_machine_has(
         assert "sapphirerapids was not executed" in (tmp_path / "README.md").read_text()
 
 
-def test_a_library_for_a_core_of_arm_is_emulated(tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    "dtype, units",
+    [
+        ("int8,int8,int32", ("arm_sdot", "arm_int8")),
+        ("float32,float32,float32", ("arm_f32", "arm_f32_lanes")),
+    ],
+)
+def test_a_library_for_a_core_of_arm_is_emulated(
+    tmp_path: Path, dtype: str, units: tuple[str, ...]
+) -> None:
     with built_for_name("neoverse-n1"):
         if emulator_of("aarch64") is None or not has_compiler():
             pytest.skip("needs qemu-aarch64 and a C compiler for AArch64")
-    result = package.build_model(multiplied("int8,int8,int32"), tmp_path, "neoverse-n1")
+    result = package.build_model(multiplied(dtype), tmp_path, "neoverse-n1")
     cpu = result.document["cpu"]
     if host_architecture() != "aarch64":
         assert (cpu["executed"], cpu["reason"]) == ("emulated", None)
     assert all(o["verified"] for o in result.document["operators"])
     assert all(o["verified_with_special_values"] for o in result.document["operators"])
-    assert result.document["operators"][0]["embedded_on"] in ("arm_sdot", "arm_int8")
+    assert result.document["operators"][0]["embedded_on"] in units
     # The field e_machine of an ELF header.
     contents = (tmp_path / "libmultiplied.so").read_bytes()
     assert int.from_bytes(contents[18:20], "little") == 183

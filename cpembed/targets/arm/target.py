@@ -65,7 +65,26 @@ SMMLA = replace(
     call=partial(_call, "smmla"),
     attributes=("+i8mm",),
 )
+
+
+def _fused(sums: str, first: str, second: str, _: bool) -> str:
+    number = 'T.llvm_lookup_intrinsic_id("llvm.fma.v4f32")'
+    return f'T.call_llvm_pure_intrin({number}, {first}, {second}, {sums}, dtype="float32x4")'
+
+
+FMLA = DotProduct(
+    name="fmla",
+    feature="asimd",
+    backend="arm.fmla",
+    registers=_NEON,
+    depth=1,
+    factors=("float32", "float32"),
+    sums="float32",
+    timed="fmla",
+    call=_fused,
+)
 LANES = LaneProduct("arm.vector", _NEON, "smlal", 1.0)
+FLOAT_LANES = LaneProduct("arm.fmla_lanes", _NEON, "fmla", 1.0)
 """Multiplication lane by lane, for operators in which lanes share nothing."""
 
 _MACHINE_FILE = Path(__file__).parent / "machines" / "neoverse_v2.toml"
@@ -123,11 +142,14 @@ def _generator(spec: HardwareSpec) -> BackEnd | None:
     instruction = spec.instruction
     names = [operand.name for operand in instruction.computation.inputs]
     types = {tuple(choice[name] for name in names) for choice in instruction.dtype_choices}
+    by_lane = len(instruction.axes) == 1 and all(o.shape for o in instruction.computation.inputs)
     # SDOT and UDOT have one CPU feature, so the element types decide.
-    for dot in (SDOT, UDOT, SMMLA):
+    for dot in () if by_lane else (SDOT, UDOT, SMMLA, FMLA):
         if dot.feature in spec.cpu_features and dot.factors in types:
             return column_back_end(dot)
-    return lane_back_end(LANES) if "asimd" in spec.cpu_features else None
+    if "asimd" not in spec.cpu_features:
+        return None
+    return lane_back_end(FLOAT_LANES if FMLA.factors in types else LANES)
 
 
 def is_arm() -> bool:
@@ -167,7 +189,8 @@ class ArmTarget(CpuTarget):
     def _no_kernel(self) -> str:
         return (
             f"the back end {self.spec.backend} has no kernel for {self.spec.name}: there are those "
-            "of arm_sdot, arm_udot, arm_smmla and arm_int8, by cpu_features and element types"
+            "of arm_sdot, arm_udot, arm_smmla, arm_int8, arm_f32 and arm_f32_lanes, by "
+            "cpu_features and element types"
         )
 
     @property
