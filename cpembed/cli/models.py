@@ -191,7 +191,8 @@ def network_command(arguments: NetworkArguments) -> int:
     options.use_threads(arguments.threads)
     from cpembed.targets.processors import built_for_name
 
-    with built_for_name(arguments.processor, executes=not arguments.plan_only):
+    executes = arguments.measures or not arguments.plan_only
+    with built_for_name(arguments.processor, executes=executes):
         return _network(arguments)
 
 
@@ -243,12 +244,22 @@ def _network(arguments: NetworkArguments) -> int:
         from cpembed.report.network_trace import chrome_trace
 
         write_whole(arguments.trace, json.dumps(chrome_trace(document)) + "\n")
+    note: list[str] = []
+    if arguments.processor is not None:
+        from cpembed.targets.processors import described, processor
+
+        cpu = described(processor(arguments.processor))
+        document = {**document, "cpu": cpu}
+        note = [
+            "",
+            f"planned for {cpu['name']}, by published figures of {cpu['figures'] or 'others'}",
+        ]
     if arguments.as_json:
         output.print_json(document)
     else:
         from cpembed.report.network import parts_report, report
 
-        output.print_text(*(parts_report if "parts" in document else report)(document))
+        output.print_text(*(parts_report if "parts" in document else report)(document), *note)
     if run is None or not run.failed:
         return 0
     # The report comes first: a wrong result is looked for in it.

@@ -9,6 +9,7 @@ from itertools import permutations
 from pathlib import Path
 from typing import Any, cast
 
+from cpembed.codegen.host_cpu import named_processor
 from cpembed.errors import BackendUnavailable, SpecError
 from cpembed.hw.instruction import HardwareSpec
 from cpembed.hw.loader import available_targets, load_hardware_spec
@@ -85,6 +86,12 @@ def native_target(dtypes: Sequence[str] = ()) -> HardwareSpec:
     native = [spec for spec in native if _widths(_first_dtypes(spec)) == widths] or native
     if not native:
         of_types = f" that multiplies {' by '.join(dtypes)}" if dtypes else ""
+        named = named_processor()
+        if named is not None:
+            raise BackendUnavailable(
+                f"{named.name}: none of its instructions is a target{of_types}: name a processor "
+                "for which `cpembed processors` shows one"
+            )
         raise BackendUnavailable(
             f"native: this processor executes no target{of_types}; "
             "`cpembed targets` lists what it can execute"

@@ -17,12 +17,11 @@ from functools import cached_property
 from typing import Literal
 
 from cpembed.codegen.epilogue import BYTES
-from cpembed.codegen.host_cpu import named_processor
 from cpembed.errors import BackendUnavailable, SpecError
 from cpembed.hw.instruction import HardwareSpec
 from cpembed.hw.loader import load_hardware_spec
 from cpembed.ir.dtypes import INPUT_DTYPES
-from cpembed.targets.registry import executes_here, native_targets, takes
+from cpembed.targets.registry import executes_here, native_target, native_targets, takes
 
 FloatType = Literal["float32", "bfloat16"]
 """Element type to which operands of float products are rounded, float32 being no rounding."""
@@ -142,17 +141,10 @@ def native_units() -> Units:
 
     Raises :class:`BackendUnavailable` if it executes no target.
     """
-    specs, named = _processor(), named_processor()
-    if not specs and named is not None:
-        raise BackendUnavailable(
-            f"{named.name}: none of its instructions is a target: name a processor for which "
-            "`cpembed processors` shows one"
-        )
+    specs = _processor()
     if not specs:
-        raise BackendUnavailable(
-            f"{NATIVE}: this processor executes no target; `cpembed targets` lists what it can "
-            "execute"
-        )
+        # Raises the error that says so.
+        native_target()
     return Units(None, specs)
 
 
