@@ -250,10 +250,8 @@ def _network(arguments: NetworkArguments) -> int:
 
         cpu = described(processor(arguments.processor))
         document = {**document, "cpu": cpu}
-        note = [
-            "",
-            f"planned for {cpu['name']}, by published figures of {cpu['figures'] or 'others'}",
-        ]
+        figures = cpu["figures"] or "another processor"
+        note = ["", f"planned for {cpu['name']}, by published figures of {figures}"]
     if arguments.as_json:
         output.print_json(document)
     else:
