@@ -22,8 +22,8 @@ from numpy.typing import NDArray
 
 from cpembed.codegen.plan import storage_dtype
 from cpembed.errors import CrashError, InvariantError
-from cpembed.export.layout import Layout, blob_of
-from cpembed.export.library import compile_c, parts_of
+from cpembed.export.layout import blob_of
+from cpembed.export.library import compile_c, layout_of, parts_of
 from cpembed.export.loader import TensorInfo
 from cpembed.export.program import Program, Role
 from cpembed.export.texts import NATIVE
@@ -67,8 +67,7 @@ class EmulatedLibrary:
         self._program = program
         self._folder = tempfile.TemporaryDirectory(prefix="cpembed-")
         folder = Path(self._folder.name)
-        layout = Layout(program, blob_of(program), in_file=True)
-        parts = parts_of(layout)
+        parts = parts_of(layout_of(program, blob_of(program)))
         parts["server.c"] = (
             (NATIVE / "server.c").read_text(encoding="utf-8").replace("NAME", program.name).encode()
         )

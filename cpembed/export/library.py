@@ -21,7 +21,7 @@ from cpembed.codegen.host_cpu import architecture, host_architecture
 from cpembed.errors import BackendUnavailable, CpembedError, LoweringError
 from cpembed.export import loader
 from cpembed.export.example import REPEATED, Reference, example
-from cpembed.export.layout import Layout, blob_of
+from cpembed.export.layout import Blob, Layout, blob_of
 from cpembed.export.program import Call, Program, Role
 from cpembed.export.texts import NATIVE, about_json, header, readme, tables
 from cpembed.host_compiler import compiler_command
@@ -230,7 +230,7 @@ def write_library(
     CpembedError
         If the folder cannot be written.
     """
-    layout = _layout(packed_ahead(program))
+    layout = layout_of(packed_ahead(program))
     texts = texts_of(layout, contents)
     # Files are complete before they get their names.
     with drafted(folder) as draft:
@@ -260,7 +260,7 @@ def write_sources(program: Program, folder: Path, contents: Contents = EVERYTHIN
         If the folder cannot be written.
     """
     # Constant weights stay as they are: kernels that pack them may not run on this machine.
-    layout = _layout(program)
+    layout = layout_of(program)
     texts = {**texts_of(layout, contents, linked=False), "Makefile": _makefile(program)}
     files = parts_of(layout) | {name: text.encode() for name, text in texts.items()}
     with drafted(folder) as draft:
@@ -277,7 +277,18 @@ def digest_of_file(path: Path) -> bytes:
         return hashlib.file_digest(file, "blake2b").digest()
 
 
-def _layout(program: Program) -> Layout:
+def layout_of(program: Program, blob: Blob | None = None) -> Layout:
+    """Return a program with the places of its buffers.
+
+    Parameters
+    ----------
+    program : Program
+    blob : Blob, optional
+        Constants in a file next to the library, which other programs may share; by default its own,
+        in a file if they are large.
+    """
+    if blob is not None:
+        return Layout(program, blob, in_file=True)
     blob = blob_of(program)
     return Layout(program, blob, in_file=len(blob.contents) > EMBEDDED_BYTES)
 
@@ -384,7 +395,7 @@ def _executed(program: Program, calls: Sequence[Call]) -> dict[str, NDArray[Any]
         prepare=(),
         run=tuple(calls),
     )
-    layout = Layout(packing, blob_of(packing), in_file=True)
+    layout = layout_of(packing, blob_of(packing))
     with tempfile.TemporaryDirectory() as folder:
         path = _link(layout, Path(folder))
         # In the worker, which a crash of a kernel ends in place of this process.

@@ -23,6 +23,7 @@ from cpembed.export.library import (
     compile_c,
     digest_of_file,
     drafted,
+    layout_of,
     texts_of,
 )
 from cpembed.export.program import CALLER_ROLES, Program
@@ -140,7 +141,7 @@ def write_variants(
     """
     _require_one_interface(variants)
     blob = blob_of(*(variant.program for variant in variants))
-    baseline = Layout(replace(variants[-1].program, name=name), blob, in_file=True)
+    baseline = layout_of(replace(variants[-1].program, name=name), blob)
     parts = _parts(name, variants, blob, baseline)
     details = {"variants": [_described(variant, blob) for variant in variants], **contents.details}
     texts = texts_of(baseline, replace(contents, details=details), linked=linked)
@@ -204,7 +205,7 @@ def _parts(
     objects: dict[str, bytes] = {}
     for number, variant in enumerate(variants):
         own = f"v{number}_{name}"
-        layout = Layout(replace(variant.program, name=own), blob, in_file=True)
+        layout = layout_of(replace(variant.program, name=own), blob)
         text = tables(layout).replace(quoted(f"{own}.weights"), quoted(f"{name}.weights"))
         parts[f"{own}.h"] = header(layout.program, in_file=True).encode()
         parts[f"program_{number}.h"] = text.encode()
