@@ -222,7 +222,8 @@ class Library:
     def variant(self) -> str | None:
         """Processor whose variant runs; None for a library of one variant."""
         variants = self.variants
-        return variants[self._function("variant")()] if variants else None
+        number: int = self._function("variant")() if variants else 0
+        return variants[number] if variants else None
 
     def close(self) -> None:
         """End the threads and free the memory; no other method may be called afterwards."""

@@ -204,10 +204,10 @@ def _parts(
     selection: list[str] = []
     objects: dict[str, bytes] = {}
     for number, variant in enumerate(variants):
-        own = f"v{number}_{name}"
-        layout = layout_of(replace(variant.program, name=own), blob)
-        text = tables(layout).replace(quoted(f"{own}.weights"), quoted(f"{name}.weights"))
-        parts[f"{own}.h"] = header(layout.program, in_file=True).encode()
+        prefixed = f"v{number}_{name}"
+        layout = layout_of(replace(variant.program, name=prefixed), blob)
+        text = tables(layout).replace(quoted(f"{prefixed}.weights"), quoted(f"{name}.weights"))
+        parts[f"{prefixed}.h"] = header(layout.program, in_file=True).encode()
         parts[f"program_{number}.h"] = text.encode()
         parts[f"variant_{number}.c"] = _variant_source(number).encode()
         condition = "#elif" if number else "#if"

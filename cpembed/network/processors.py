@@ -317,7 +317,8 @@ def _emulated(
     with EmulatedLibrary(network.program, emulator, compiled.plan.threads) as emulated:
         # It has the members that verification calls.
         library = cast(loader.Library, emulated)
-        for number, values in enumerate([inputs, *([special] if changed else [])]):
+        rounds: list[Mapping[str, Array]] = [inputs, *([special] if changed else [])]
+        for number, values in enumerate(rounds):
             phase = "verifying with special values" if number else "verifying"
 
             def report(count: int, phase: str = phase) -> None:

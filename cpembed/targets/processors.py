@@ -59,7 +59,7 @@ def processor(name: str) -> Processor:
     Raises :class:`SpecError` if there is none.
     """
     by_name = {_plain(each.name): each for each in processors()}
-    by_name |= {_plain(alias): by_name[_plain(of)] for alias, of in ALIASES.items()}
+    by_name |= {_plain(alias): by_name[_plain(core)] for alias, core in ALIASES.items()}
     selected = by_name.get(_plain(name))
     if selected is None:
         names = [each.name for each in processors()] + list(ALIASES)

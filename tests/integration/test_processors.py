@@ -125,9 +125,9 @@ def test_match_plans_for_a_processor() -> None:
     graph = multiplied()
     with built_for_name("sapphirerapids"):
         (matched,) = match(graph, ["native"]).targets
-        found = matched.operators[0].match
-        assert found is not None
-        assert str(found.embedded_on).startswith(("amx", "avx512", "avx_vnni"))
+        selected = matched.operators[0].match
+        assert selected is not None
+        assert str(selected.embedded_on).startswith(("amx", "avx512", "avx_vnni"))
 
 
 GEMM = ("gemm", "m=4", "n=32", "k=64", "--target", "native")

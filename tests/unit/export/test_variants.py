@@ -16,14 +16,16 @@ from typing import Any
 import numpy as np
 import pytest
 
-from cpembed.codegen.host_cpu import cpu_features, is_x86
+from cpembed.codegen.host_cpu import built_for, cpu_features, is_x86
 from cpembed.errors import BackendUnavailable, InvariantError, WorkloadError
 from cpembed.export import variants
-from cpembed.export.library import OPTIONS, Contents, compiler
+from cpembed.export.emulated import emulator_of
+from cpembed.export.library import OPTIONS, Contents, compiler, has_compiler
 from cpembed.export.loader import Library, LibraryError
 from cpembed.export.program import Buffer, CompiledObject, Program, Role
 from cpembed.export.texts import NATIVE
 from cpembed.export.variants import VARIANT_VARIABLE, Variant, in_order, interface, write_variants
+from cpembed.targets.processors import processor
 from tests.unit.export.handwritten import ADD, NEGATE, SIZE, compiled, sums
 
 try:
@@ -145,6 +147,51 @@ def test_a_processor_without_the_baseline_is_told_what_it_lacks(tmp_path: Path) 
     write_variants("net", in_order(both), tmp_path, Contents())
     with pytest.raises(LibraryError, match="least, which needs the least, needs amx_"):
         Library(tmp_path / "libnet.so", "net")
+
+
+@pytest.mark.parametrize(
+    "name, larger, least, expected",
+    [
+        # A Cortex-A76 has dot products and no products of matrices; Nehalem has SSSE3 and no AVX.
+        ("neoverse-n1", ("asimddp", "i8mm"), "asimd", {"max": "larger", "cortex-a76": "least"}),
+        ("x86-64-v3", ("avx2", "fma"), "ssse3", {"max": "larger", "Nehalem": "least"}),
+    ],
+)
+def test_an_emulated_processor_runs_the_variant_whose_features_it_has(
+    tmp_path: Path, name: str, larger: tuple[str, ...], least: str, expected: dict[str, str]
+) -> None:
+    """By what Linux reports to a process on Arm, and by CPUID on x86."""
+    each = processor(name)
+    emulator = emulator_of(each.architecture)
+    if emulator is None:
+        pytest.skip(f"qemu-{each.architecture} is not installed")
+    with built_for(each):
+        if not has_compiler():
+            pytest.skip(f"there is no C compiler for {each.architecture}")
+        # Symbols of their own, since compiled kernels are cached by these.
+        border = 10 * len(name)
+        both = (
+            Variant("least", program(border, (least,))),
+            Variant("larger", program(border + 1, (least, *larger))),
+        )
+        write_variants("net", in_order(both), tmp_path, Contents(), linked=False)
+        text = """
+        #include <stdio.h>
+        #include "net.h"
+        int main(void) { puts(net_variant_name(net_variant())); return 0; }
+        """
+        (tmp_path / "ask.c").write_text(text)
+        sources = [path.name for path in tmp_path.glob("variant_*.c")]
+        sources += [path.name for path in tmp_path.glob("kernel_*.o")]
+        options = ["-std=gnu11", "-static", "-pthread", "-w", "-I.", "-o", "ask"]
+        command = [*compiler(), *options, "ask.c", "dispatch.c", *sources, "-lm"]
+        subprocess.run(command, cwd=tmp_path, check=True)
+    selected: dict[str, str] = {}
+    for core in expected:
+        command = [emulator, "-cpu", core, str(tmp_path / "ask")]
+        ran = subprocess.run(command, capture_output=True, text=True, check=True)
+        selected[core] = ran.stdout.strip()
+    assert selected == expected
 
 
 def test_callers_in_c_ask_for_the_variant(folder: Path) -> None:
