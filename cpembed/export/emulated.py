@@ -7,6 +7,7 @@ architecture defines; times mean nothing.
 
 from __future__ import annotations
 
+import os
 import shutil
 import struct
 import subprocess
@@ -21,7 +22,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from cpembed.codegen.plan import storage_dtype
-from cpembed.errors import CrashError, InvariantError
+from cpembed.errors import BackendUnavailable, CrashError, InvariantError
 from cpembed.export.layout import blob_of
 from cpembed.export.library import compile_c, layout_of, parts_of
 from cpembed.export.loader import TensorInfo
@@ -56,7 +57,8 @@ class EmulatedLibrary:
     Raises
     ------
     BackendUnavailable
-        If there is no C compiler for the instruction set.
+        If there is no C compiler for the instruction set, or the emulated processor lacks a feature
+        that the program needs.
     LoweringError
         If it cannot link the program.
     CrashError
@@ -85,6 +87,8 @@ class EmulatedLibrary:
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=self._messages,
+            # The processor with the most features that the emulator has, unless the user names one.
+            env={"QEMU_CPU": "max", **os.environ},
         )
         self.inputs, self.outputs = (
             tuple(TensorInfo(b.name, b.dtype, b.shape) for b in program.with_role(role))
@@ -94,9 +98,7 @@ class EmulatedLibrary:
             status, length = self._number(), self._number()
             text = self._read(length).decode()
             if status != 0:
-                raise InvariantError(
-                    f"the emulated library {program.name} cannot be opened: {text}"
-                )
+                raise BackendUnavailable(f"{Path(emulator).name} does not open it: {text}")
         except BaseException:
             self.close()
             raise

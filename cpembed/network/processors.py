@@ -19,18 +19,16 @@ import numpy as np
 from cpembed.codegen.host_cpu import (
     Processor,
     built_for,
-    host_architecture,
     needed_features,
     runs_here,
 )
 from cpembed.driver.matching import network_units
-from cpembed.errors import BackendUnavailable, InvariantError, WorkloadError
+from cpembed.errors import BackendUnavailable, InvariantError, LoweringError, WorkloadError
 from cpembed.export import loader
 from cpembed.export.emulated import EmulatedLibrary, emulator_of
 from cpembed.export.library import (
     Contents,
     Library,
-    compiler,
     has_compiler,
     write_library,
     write_sources,
@@ -288,22 +286,21 @@ def _verified(
 ) -> tuple[NetworkRun | None, str | None, str]:
     """Return the run of a variant and how it was executed, or why it was not."""
     program = compiled.network.program
-    if each.architecture == host_architecture():
-        if not runs_here(program.features):
-            return None, None, f"this machine is no {each.name}"
+    if runs_here(program.features):
         with tempfile.TemporaryDirectory(prefix="cpembed-") as scratch:
             files = Contents(python=False, example=False)
             library = write_library(program, Path(scratch), files)
             draft = replace(compiled, library=library)
             return run_network(draft, inputs, times=False, progress=progress), "here", ""
     emulator = emulator_of(each.architecture)
+    reason = f"this machine is no {each.name}"
     if emulator is None:
-        return None, None, f"qemu-{each.architecture} is not installed"
+        return None, None, f"{reason}, and qemu-{each.architecture} is not installed"
     try:
-        compiler()
-    except BackendUnavailable as error:
-        return None, None, str(error)
-    return _emulated(compiled, emulator, inputs, progress), "emulated", ""
+        return _emulated(compiled, emulator, inputs, progress), "emulated", ""
+    # Nothing links a program for the emulator, or that lacks a feature too.
+    except (BackendUnavailable, LoweringError) as error:
+        return None, None, f"{reason}, and {error}"
 
 
 def _emulated(

@@ -76,7 +76,7 @@ def test_a_library_of_two_variants_runs_the_one_that_this_machine_has(
     about = json.loads((tmp_path / "multiplied.json").read_text())
     assert [each["name"] for each in about["variants"]] == ["sapphirerapids", HERE]
     if not large_runs:
-        assert about["cpu"][0]["reason"] == "this machine is no sapphirerapids"
+        assert about["cpu"][0]["reason"].startswith("this machine is no sapphirerapids, and qemu")
         assert "sapphirerapids was not executed" in (tmp_path / "README.md").read_text()
 
 
