@@ -21,7 +21,7 @@ from cpembed.errors import BackendUnavailable, SpecError
 from cpembed.hw.instruction import HardwareSpec
 from cpembed.hw.loader import load_hardware_spec
 from cpembed.ir.dtypes import INPUT_DTYPES
-from cpembed.targets.registry import executes_here, native_target, native_targets, takes
+from cpembed.targets.registry import executes_here, native_targets, no_native_target, takes
 
 FloatType = Literal["float32", "bfloat16"]
 """Element type to which operands of float products are rounded, float32 being no rounding."""
@@ -143,8 +143,7 @@ def native_units() -> Units:
     """
     specs = _processor()
     if not specs:
-        # Raises the error that says so.
-        native_target()
+        raise no_native_target()
     return Units(None, specs)
 
 
