@@ -55,6 +55,7 @@ SUBCOMMANDS: dict[str, tuple[str, str]] = {
     ),
     **TARGET_COMMANDS,
     "targets": ("search", "List the targets and whether this machine executes them."),
+    "processors": ("search", "List the processors that libraries may be built for."),
     "operators": ("search", "List the operators and the sizes they take."),
 }
 """Module and help of each subcommand; the module defines the click command ``NAME_command``, that

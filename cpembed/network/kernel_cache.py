@@ -15,6 +15,7 @@ from functools import cache
 from pathlib import Path
 from typing import Any, TypeVar
 
+from cpembed.codegen.host_cpu import architecture, exported_attributes
 from cpembed.codegen.plan import KernelPlan
 from cpembed.codegen.runtime import compile_host_object, compiled_for
 from cpembed.export.program import CompiledObject
@@ -90,7 +91,8 @@ def cores() -> int:
 def symbol_of(plan: KernelPlan) -> str:
     """Return the symbol of a kernel, equal only for equal kernels that are compiled alike."""
     host = compiled_for()
-    compiler = source_digest(("codegen",)), versions()["apache-tvm"], host.name, host.attributes
+    compiler = source_digest(("codegen",)), versions()["apache-tvm"]
+    compiler += architecture(), host.name, host.attributes, exported_attributes()
     return f"k{digest_of(plan, compiler)[:24]}"
 
 

@@ -16,6 +16,7 @@ from typing import Any
 from cpembed.codegen.compiled import CompiledKernel
 from cpembed.codegen.emit import portable_plan
 from cpembed.codegen.epilogue import RESULT_TYPES, Epilogue, Placement
+from cpembed.codegen.host_cpu import named_processor
 from cpembed.codegen.recorded import RecordedCalls, Recorder, recorded_calls
 from cpembed.codegen.runtime import thread_count
 from cpembed.cost.ranking import Candidate
@@ -411,7 +412,9 @@ class ProductKernels:
     def _units_digest(self) -> str:
         """Digest of the set of targets and of the constants that their estimates depend on."""
         constants = [calibration_digest(open_target(spec)) for spec in self.units.leaders]
-        return digest_of(self.units, constants)
+        # What the processor lacks of the targets' alternatives matters too.
+        named = named_processor()
+        return digest_of(self.units, constants, None if named is None else named.name)
 
     def _tuning_records(self, request: KernelRequest) -> list[tuple[str, str, int] | None]:
         """Return the record that each choice would take, of targets and of their alternatives."""

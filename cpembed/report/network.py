@@ -175,6 +175,15 @@ def verification_text(network: Network) -> str:
     return f"{operators} on the inputs{special}{rest}"
 
 
+def execution_text(network: Network, cpu: Mapping[str, Any] | None) -> str:
+    """Return what was verified, and how a library for another processor was executed."""
+    if cpu is None or cpu["executed"] == "here":
+        return verification_text(network)
+    if cpu["executed"] is None:
+        return f"not executed here: {cpu['reason']}"
+    return f"{verification_text(network)}; emulated"
+
+
 def portable_lines(network: Network) -> list[str]:
     """Return a line for each reason why products are portable code, with their names."""
     names: dict[str, list[str]] = {}

@@ -9,6 +9,7 @@ from functools import partial
 from typing import Any
 
 from cpembed.codegen.epilogue import Epilogue
+from cpembed.codegen.host_cpu import processor_name
 from cpembed.errors import BackendUnavailable, LoweringError
 from cpembed.hw.instruction import HardwareSpec
 from cpembed.hw.loader import load_hardware_spec
@@ -45,7 +46,7 @@ class X86Target(CpuTarget):
         if reason is not None:
             return (reason,)
         features = missing_features(self.spec)
-        return (f"this machine lacks {' and '.join(features)}",) if features else ()
+        return (f"{processor_name()} lacks {' and '.join(features)}",) if features else ()
 
     @property
     def back_end(self) -> BackEnd:

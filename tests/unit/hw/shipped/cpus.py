@@ -75,6 +75,7 @@ def dot(left: Array, right: Array, total: Array) -> None:
 
 
 LANES = (
+    "arm_f32_lanes",
     "arm_int8",
     "avx2_bf16_fma",
     "avx2_f32_lanes",
@@ -84,7 +85,7 @@ LANES = (
     "avx512_int8",
 )
 
-FMA = ("avx2_bf16_outer", "avx2_f32", "avx512_bf16_outer", "avx512_f32")
+FMA = ("arm_f32", "avx2_bf16_outer", "avx2_f32", "avx512_bf16_outer", "avx512_f32")
 
 MODELS: dict[str, Model] = {
     **dict.fromkeys(LANES, lanes),
@@ -157,6 +158,8 @@ FACTS = {
     "arm_sdot": facts("y 4, z 4", "arm", "asimddp", "int8 int8 int32", ""),
     "arm_udot": facts("y 4, z 4", "arm", "asimddp", "uint8 uint8 int32", ""),
     "arm_smmla": facts("x 2, y 2, z 8", "arm", "i8mm", "int8 int8 int32", ""),
+    "arm_f32": facts("y 4", "arm", "asimd", FLOATS, ""),
+    "arm_f32_lanes": facts("y 4", "arm", "asimd", FLOATS, ""),
     "arm_int8": facts("y 4", "arm", "asimd", BYTES, ""),
 }
 
