@@ -11,6 +11,7 @@ from cpembed.frontends.onnx.operators import (
     contributed,
     elementwise,
     grouped,
+    grouped_attention,
     indices,
     movement,
     products,
@@ -24,6 +25,7 @@ from cpembed.frontends.onnx.operators import (
 TRANSLATIONS: Mapping[str, Translation] = {
     **attention.TABLE,
     **contributed.TABLE,
+    **grouped_attention.TABLE,
     **elementwise.TABLE,
     **indices.TABLE,
     **caches.TABLE,
