@@ -380,6 +380,8 @@ def _executed(
     macs = sum(kind.computation.macs for kind in products)
     executions = compiled.plan.executions.values()
     macs += sum(e.attention.macs for e in executions if e.attention is not None)
+    grouped = [o.kind for o in compiled.graph.operators if isinstance(o.kind, kinds.GroupedProduct)]
+    macs += sum(kind.macs for kind in grouped)
     with compiled.open(threads) as running:
         verdicts: list[list[Verdict]] = [[], []]
         special_arrays = special_inputs(compiled.graph, inputs) if verifies else {}

@@ -18,14 +18,14 @@ from cpembed.export.library import EVERYTHING, Contents, Library
 from cpembed.export.program import Role
 from cpembed.files import write_whole
 from cpembed.graph.graph import Array, Graph, Operator, check_inputs
-from cpembed.graph.kinds import Product
+from cpembed.graph.kinds import GroupedProduct, Product
 from cpembed.graph.passes.half_floats import has_half_floats
 from cpembed.hw.instruction import HardwareSpec
 from cpembed.network.assignment.solve import policy_cost
 from cpembed.network.attention import AttentionKernel
 from cpembed.network.build import CompiledNetwork, compile_network, prepared_and_named
 from cpembed.network.convolution_methods import ConvolutionMethod
-from cpembed.network.executions import Execution
+from cpembed.network.executions import WEIGHT_ONLY, Execution
 from cpembed.network.plan import NetworkPlan, Planning, plan_network
 from cpembed.network.product_kernels import family_text, utilisation
 from cpembed.network.run import NetworkRun, Verdict, run_network
@@ -325,6 +325,8 @@ def _operator(plan: NetworkPlan, operator: Operator) -> dict[str, Any]:
         document |= _product(operator.kind, execution)
     if execution.attention is not None:
         document |= _attention(execution.attention)
+    if isinstance(operator.kind, GroupedProduct):
+        document |= {"macs": operator.kind.macs, "reason": WEIGHT_ONLY}
     return document
 
 
@@ -413,11 +415,14 @@ def _counts(plan: NetworkPlan) -> dict[str, int]:
     attentions = [e.attention for e in plan.executions.values() if e.attention is not None]
     macs = [product.computation.macs for product in products]
     macs += [attention.macs for attention in attentions]
+    weight_only = [o.kind for o in plan.graph.operators if isinstance(o.kind, GroupedProduct)]
+    macs += [product.macs for product in weight_only]
     return {
         "operators": len(plan.graph.operators),
         "products": len(kernels),
         "embedded": sum(kernel.is_native for kernel in kernels),
         "on_target": sum(kernel.target in plan.units.members for kernel in kernels),
+        "weight_only": len(weight_only),
         "macs": sum(macs),
         "conversions": len(plan.conversions),
     }
