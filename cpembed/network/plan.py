@@ -11,6 +11,7 @@ from cpembed.codegen.runtime import thread_count
 from cpembed.driver.options import MethodName
 from cpembed.graph.graph import Array, Graph, Operator
 from cpembed.graph.kinds import Apply, Elementwise, Input, Number, Product, Scalar
+from cpembed.graph.passes.attention_splitting import split_attentions
 from cpembed.graph.passes.chain_fusion import split_chain
 from cpembed.network.assignment import Assignment, assign, by_policy
 from cpembed.network.costs import KernelTimer
@@ -227,6 +228,10 @@ def _searched_choices(
     unfused = choices.products_to_split()
     if unfused:
         split = split_epilogues(graph, unfused)
+        choices = replace(choices, graph=split, layouts=CandidateLayouts(split))
+        choices.search(progress)
+    if slow := choices.attentions_to_split():
+        split = split_attentions(choices.graph, slow)
         choices = replace(choices, graph=split, layouts=CandidateLayouts(split))
         choices.search(progress)
     choices.search_methods(progress)

@@ -8,13 +8,14 @@ functions of addresses that the text calls; what a tile needs stays in memory of
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 
 from cpembed.codegen.plan import HEADER, SHARED_BUFFERS, KernelPlan
 from cpembed.codegen.recorded import Memory
 from cpembed.graph.kinds import Attention
-from cpembed.network.operators.attention_softmax import STATISTICS, TileSoftmax, vectors
+from cpembed.network.operators.attention_softmax import LOWEST, STATISTICS, TileSoftmax, vectors
 from cpembed.network.operators.attention_tiles import Part, TileProduct, Tiles, merged
 from cpembed.network.operators.emission import (
     LANE,
@@ -27,8 +28,6 @@ _LANES = 32
 """Maximum number of elements per vector of sums."""
 
 _REGISTERS = 'scope="local", annotations={"disable_lower_builtin": True}'
-
-_LOWEST = 'T.float32("-inf")'
 
 
 @dataclass(frozen=True)
@@ -113,6 +112,8 @@ class _AttentionKernel:
                 share = self.kernel.share(self.tiles.tasks)
                 with body.nested(f"for task in T.serial({share}):"):
                     self._write_task()
+            if self.tiles.parts > 1:
+                self._write_combination()
         plan = replace(
             self.kernel.plan("attention"),
             attributes=merged([part.attributes for part in self.parts.values()]),
@@ -143,7 +144,13 @@ class _AttentionKernel:
             ("statistics", STATISTICS * tiles.rows),
             *([("sums", tiles.rows * depth)] if tiles.tiles > 1 else []),
         ):
-            self._buffer(name, elements, "float32", self.chunks)
+            copies = tiles.tasks if name in self._partial else self.chunks
+            self._buffer(name, elements, "float32", copies)
+
+    @property
+    def _partial(self) -> tuple[str, ...]:
+        """Buffers that hold the results of a part of the keys until all are combined."""
+        return ("statistics", "sums") if self.tiles.parts > 1 else ()
 
     def _buffer(self, name: str, elements: int, dtype: str, copies: int) -> None:
         # A multiple of a cache line, so that no two threads write to one.
@@ -155,9 +162,11 @@ class _AttentionKernel:
         return self.tiles.extents["b"] * self.tiles.key_heads * self.tiles.tiles
 
     def _start(self, name: str) -> str:
-        """Return the first place of the thread's part of a buffer."""
-        buffer = _identifier(name)
-        return f"chunk * {self.scratch[buffer].elements // self.chunks}"
+        """Return the first place of the thread's or the task's part of a buffer."""
+        size = self.scratch[_identifier(name)].elements
+        if name in self._partial:
+            return f"task * {size // self.tiles.tasks}"
+        return f"chunk * {size // self.chunks}"
 
     def _address(self, name: str, at: str = "0") -> str:
         """Return the address of a thread's buffer."""
@@ -208,24 +217,42 @@ class _AttentionKernel:
 
     def _write_task(self) -> None:
         script, tiles = self.kernel.script, self.tiles
-        script.line(f"batch: T.let = task // {tiles.heads * tiles.blocks}")
-        script.line(f"query_head: T.let = task // {tiles.blocks} % {tiles.heads}")
-        shared = tiles.extents["g"] if tiles.row_axis == "s" else 1
-        script.line(f"head: T.let = query_head // {shared}")
-        script.line(f"block_start: T.let = task % {tiles.blocks} * {tiles.rows}")
-        last = tiles.row_count - tiles.rows
-        script.line(f"first_row: T.let = T.min(block_start, {last})")
+        self._write_block("task" if tiles.parts == 1 else f"(task // {tiles.parts})")
         if packing := self.products[0].packing("Q"):
             self._call(packing, {"Q": self._rows("Q"), "Q packed": self._address("Q packed")})
         if tiles.tiles > 1:
             self._clear()
-            with script.nested(f"for tile in T.serial({self._tile_count()}):"):
+            first, count = self._tile_range()
+            with script.nested(f"for step in T.serial({count}):"):
+                script.line(f"tile: T.let = {first} + step")
                 script.line(f"first_key: T.let = {self._first_key('tile')}")
                 self._write_tile()
         else:
             script.line("first_key: T.let = 0")
             self._write_tile()
-        self._write_results()
+        if tiles.parts == 1:
+            self._write_results()
+
+    def _write_block(self, block: str) -> None:
+        """Write the batch, the heads and the first row of a block."""
+        script, tiles = self.kernel.script, self.tiles
+        script.line(f"batch: T.let = {block} // {tiles.heads * tiles.blocks}")
+        script.line(f"query_head: T.let = {block} // {tiles.blocks} % {tiles.heads}")
+        shared = tiles.extents["g"] if tiles.row_axis == "s" else 1
+        script.line(f"head: T.let = query_head // {shared}")
+        script.line(f"block_start: T.let = {block} % {tiles.blocks} * {tiles.rows}")
+        last = tiles.row_count - tiles.rows
+        script.line(f"first_row: T.let = T.min(block_start, {last})")
+
+    def _tile_range(self) -> tuple[str, str]:
+        """Write the tiles of a task; return the first one, and their number."""
+        count, parts = self._tile_count(), self.tiles.parts
+        if parts == 1:
+            return "0", count
+        # A loop from a first tile on would begin at 0 where TVM removes loops of one step.
+        bind = self.kernel.bind
+        first = bind(f"task % {parts} * {count} // {parts}")
+        return first, bind(f"(task % {parts} + 1) * {count} // {parts} - {first}")
 
     def _rows(self, name: str) -> str:
         """Return the address of the first row of a block in the query or the output."""
@@ -253,7 +280,7 @@ class _AttentionKernel:
         """Write the start of the sums and statistics of rows."""
         tiles = self.tiles
         for row in self._each_row():
-            self.kernel.script.line(f"{self.softmax.statistic(0, row)} = {_LOWEST}")
+            self.kernel.script.line(f"{self.softmax.statistic(0, row)} = {LOWEST}")
             self.kernel.script.line(f"{self.softmax.statistic(1, row)} = T.float32(0)")
             for at, size, _ in vectors(self.kernel, tiles.extents["d"], _LANES):
                 with self.kernel.vectorized(size):
@@ -318,19 +345,74 @@ class _AttentionKernel:
 
     def _write_results(self) -> None:
         """Write the quotients of a block's rows, but for those that the block before has."""
-        kernel, tiles, depth = self.kernel, self.tiles, self.tiles.extents["d"]
+        tiles, depth = self.tiles, self.tiles.extents["d"]
         sums = "sums" if tiles.tiles > 1 else "Y"
-        step = tiles.strides["O"]["d"]
         for row in self._each_row("block_start - first_row"):
-            total = kernel.opaque(self.softmax.statistic(1, row), "float32")
-            empty = "T.float32(0)" if self.kind.zero_rows else 'T.float32("nan")'
-            share = kernel.opaque(f"T.float32(1) / {total}", "float32")
-            for at, size, _ in vectors(self.kernel, depth, _LANES):
-                with kernel.vectorized(size):
-                    value = f"{self._place(sums, row, depth, at)} * {share}"
-                    value = f"T.Select({total} == T.float32(0), {empty}, {value})"
-                    place = self._row_place("O", f"first_row + {row}")
-                    kernel.script.line(f"out0[{place} + ({at} + {LANE}) * {step}] = {value}")
+            total = self.kernel.opaque(self.softmax.statistic(1, row), "float32")
+            with self._quotient(total) as quotient:
+                for at, size, _ in vectors(self.kernel, depth, _LANES):
+                    with self.kernel.vectorized(size):
+                        self._store(row, at, quotient(self._place(sums, row, depth, at)))
+
+    @contextmanager
+    def _quotient(self, total: str) -> Generator[Callable[[str], str]]:
+        """Yield a function from the text of a sum to that of its quotient by a total."""
+        share = self.kernel.opaque(f"T.float32(1) / {total}", "float32")
+        empty = "T.float32(0)" if self.kind.zero_rows else 'T.float32("nan")'
+        yield lambda value: f"T.Select({total} == T.float32(0), {empty}, {value} * {share})"
+
+    def _store(self, row: str, at: str, value: str) -> None:
+        place = self._row_place("O", f"first_row + {row}")
+        step = self.tiles.strides["O"]["d"]
+        self.kernel.script.line(f"out0[{place} + ({at} + {LANE}) * {step}] = {value}")
+
+    def _write_combination(self) -> None:
+        """Write the results of all blocks from those of parts of their keys."""
+        kernel, script, tiles = self.kernel, self.kernel.script, self.tiles
+        depth, count = tiles.extents["d"], tiles.all_blocks
+        chunks = min(self.operands.threads, count)
+        bounds = f"chunk * {count} // {chunks}, (chunk + 1) * {count} // {chunks}"
+        with script.nested(
+            f"for chunk in T.parallel({chunks}):", f"for block in T.serial({bounds}):"
+        ):
+            self._write_block("block")
+            for row in self._each_row("block_start - first_row"):
+                total = self._weigh_parts(row)
+                with self._quotient(total) as quotient:
+                    for at, size, _ in vectors(kernel, depth, _LANES):
+                        combined = kernel.accumulators(size, "float32", "T.float32(0)")
+                        with self._each_part(), kernel.vectorized(size):
+                            weighted = f"{self._place('sums', row, depth, at)} * "
+                            weighted += self.softmax.statistic(0, row)
+                            script.line(f"{combined}[{LANE}] = {combined}[{LANE}] + {weighted}")
+                        with kernel.vectorized(size):
+                            self._store(row, at, quotient(f"{combined}[{LANE}]"))
+
+    @contextmanager
+    def _each_part(self) -> Generator[None]:
+        """Write a loop over the parts of a block, whose tasks have their results."""
+        parts = self.tiles.parts
+        with self.kernel.script.nested(f"for part in T.serial({parts}):"):
+            self.kernel.script.line(f"task: T.let = block * {parts} + part")
+            yield
+
+    def _weigh_parts(self, row: str) -> str:
+        """Replace the maximum of a row in each part by its weight, and return the sum of all."""
+        kernel, script = self.kernel, self.kernel.script
+        largest = kernel.accumulators(1, "float32", LOWEST)
+        with self._each_part():
+            maximum = self.softmax.statistic(0, row)
+            script.line(f"{largest}[0] = T.max({maximum}, {largest}[0])")
+        centre = kernel.opaque(
+            f"T.Select({largest}[0] == {LOWEST}, T.float32(0), {largest}[0])", "float32"
+        )
+        total = kernel.accumulators(1, "float32", "T.float32(0)")
+        with self._each_part():
+            maximum = self.softmax.statistic(0, row)
+            weight = self.softmax.power(maximum, centre)
+            script.line(f"{maximum} = {weight}")
+            script.line(f"{total}[0] = {total}[0] + {self.softmax.statistic(1, row)} * {weight}")
+        return f"{total}[0]"
 
 
 def _identifier(name: str) -> str:

@@ -33,7 +33,8 @@ STATISTICS = 4
 which becomes what is subtracted from scores."""
 
 _MAXIMUM, _SUM, _RESCALING, _CENTRE = range(STATISTICS)
-_LOWEST = 'T.float32("-inf")'
+LOWEST = 'T.float32("-inf")'
+"""Text of the maximum of no scores."""
 
 
 @dataclass(frozen=True)
@@ -66,6 +67,11 @@ class TileSoftmax:
         """Text of the factor from differences of scores to exponents of 2."""
         scale = self.kind.scale if self.is_raw else 1.0
         return literal(scale / math.log(2), "float32")
+
+    def power(self, score: str, centre: str) -> str:
+        """Write the power of a score's difference from a ``centre``, and return its name."""
+        exponent = self.kernel.bind(f"({score} - {centre}) * {self.factor}")
+        return exp2_below(self.kernel.bind, exponent)
 
     def write(self) -> None:
         """Write the powers of all scores of a tile, and the statistics of its rows."""
@@ -129,7 +135,7 @@ class TileSoftmax:
         kernel = self.kernel
         limit = self._limit(row, is_full)
         lanes = min(MAXIMUM_LANES, power_below(self.tiles.keys))
-        top = kernel.accumulators(lanes, "float32", _LOWEST)
+        top = kernel.accumulators(lanes, "float32", LOWEST)
         for at, size in self._visible(limit, lanes):
             # Hyperbolic tangents name integers, which TVM's vectors do not allow.
             with kernel.vectorized(size, SERIAL if self.kind.softcap else VECTORIZED):
@@ -148,10 +154,9 @@ class TileSoftmax:
             before = kernel.bind(self.statistic(_MAXIMUM, row))
             largest = kernel.bind(f"T.max({largest}, {before})")
         # Differences from a maximum of -inf would be NaN; its powers are zeros.
-        centre = kernel.bind(f"T.Select({largest} == {_LOWEST}, T.float32(0), {largest})")
+        centre = kernel.bind(f"T.Select({largest} == {LOWEST}, T.float32(0), {largest})")
         if self.tiles.tiles > 1:
-            exponent = kernel.bind(f"({before} - {centre}) * {self.factor}")
-            rescaling = exp2_below(kernel.bind, exponent)
+            rescaling = self.power(before, centre)
             total = self.statistic(_SUM, row)
             line(f"{self.statistic(_RESCALING, row)} = {rescaling}")
             line(f"{total} = {total} * {rescaling}")
@@ -168,8 +173,7 @@ class TileSoftmax:
         for at, size in self._visible(limit, lanes, clears=row):
             with kernel.vectorized(size):
                 place = self._place(row, at)
-                exponent = kernel.bind(f"({place} - {centre}) * {self.factor}")
-                power = exp2_below(kernel.bind, exponent)
+                power = self.power(place, centre)
                 kernel.script.line(f"{place} = {power}")
                 kernel.script.line(f"{total}[{LANE}] = {total}[{LANE}] + {power}")
         summed, place = self._combined(total, lanes, "sum"), self.statistic(_SUM, row)
@@ -224,11 +228,11 @@ class TileSoftmax:
             else:
                 value = kernel.bind(f"{value} + {element}")
         if limit is not None:
-            value = kernel.bind(f"T.Select({at} + {LANE} <= {limit}, {value}, {_LOWEST})")
+            value = kernel.bind(f"T.Select({at} + {LANE} <= {limit}, {value}, {LOWEST})")
         if tiles.extents["n"] % tiles.keys and not is_full:
             # The last tile begins earlier: keys of the tile before it count there.
             skipped = f"tile * {tiles.keys} - first_key"
-            value = kernel.bind(f"T.Select({at} + {LANE} >= {skipped}, {value}, {_LOWEST})")
+            value = kernel.bind(f"T.Select({at} + {LANE} >= {skipped}, {value}, {LOWEST})")
         return value
 
     def _mask_place(self, mask: PlacedTensor, row: str, at: str) -> str:

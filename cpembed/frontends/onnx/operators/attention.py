@@ -10,7 +10,15 @@ from cpembed.frontends.onnx.call import Call, Translation
 
 
 def split_heads(call: Call, x: str, count: int) -> str:
-    """Return a tensor [batch, rows, width] as [batch, rows, heads, depth]."""
+    """Return a tensor [batch, rows, width] as [batch, rows, heads, depth].
+
+    Parameters
+    ----------
+    call : Call
+    x : str
+    count : int
+        Number of heads.
+    """
     batch, rows, width = call.shape(x)
     if count < 1 or width % count:
         call.reject(f"{count} heads of {width} features: give a divisor")

@@ -78,15 +78,15 @@ def _in_cache(call: Call, x: str, k: int, before: str) -> str:
     """Return the cache that input ``k`` has, with keys or values [batch, heads, tokens, depth]."""
     batch, heads, length, depth = call.shape(x)
     past = call.optional(k)
-    held = 0 if past is None else call.shape(past)[2]
+    filled = 0 if past is None else call.shape(past)[2]
     total = int(call.constant(6, "the total sequence length").reshape(()))
-    size = max(held, total)
+    size = max(filled, total)
     if size < length:
         call.reject(f"{length} tokens in a cache of {size}: give a larger total_sequence_length")
     if past is None and size == length:
         return x
-    blank = call.tensor(np.zeros((batch, heads, size - held, depth), np.float32), call.dtype(x))
-    tensors = ([] if past is None else [past]) + ([blank] if size > held else [])
+    blank = call.tensor(np.zeros((batch, heads, size - filled, depth), np.float32), call.dtype(x))
+    tensors = ([] if past is None else [past]) + ([blank] if size > filled else [])
     return call.emit(CacheUpdate(2), call.joined(tensors, 2), x, call.reshaped(before, (batch,)))
 
 
