@@ -29,8 +29,8 @@ from cpembed.ir.parser import parse_computation
 def split_attentions(graph: Graph, names: Collection[str]) -> Graph:
     """Replace some attentions by products, an elementwise operator and a softmax.
 
-    Results differ by roundings of float32. Keys that a causal mask excludes count again if their
-    values are infinite or NaN.
+    Results differ by roundings of float32. Keys that a mask excludes count again if their values
+    are infinite or NaN.
     """
     rewriting = Rewriting(graph)
     for operator in graph.operators:

@@ -226,7 +226,9 @@ class _AttentionKernel:
             with script.nested(f"for step in T.serial({count}):"):
                 script.line(f"tile: T.let = {first} + step")
                 script.line(f"first_key: T.let = {self._first_key('tile')}")
-                self._write_tile()
+                condition = self.softmax.any_visible()
+                with script.nested(*([f"if {condition}:"] if condition else [])):
+                    self._write_tile()
         else:
             script.line("first_key: T.let = 0")
             self._write_tile()

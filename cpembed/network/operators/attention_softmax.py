@@ -118,6 +118,31 @@ class TileSoftmax:
             return None
         return self.kernel.bind(self._last_key(row))
 
+    def any_visible(self) -> str | None:
+        """Write whether a mask leaves a tile any key; return the condition, None without need.
+
+        A cache has more places than tokens so far, and tiles behind these need not be read.
+        """
+        kernel, mask = self.kernel, self.mask
+        if mask is None or self.tiles.tiles == 1 or mask.shape[-1:] in ((), (1,)):
+            return None
+        if mask.dtype == "bool" and self.kind.excluded != -math.inf:
+            return None
+        varies = len(mask.shape) > (1 if self.tiles.row_axis == "s" else 2)
+        axis = -2 if self.tiles.row_axis == "s" else -3
+        rows = self.tiles.rows if varies and mask.shape[axis] > 1 else 1
+        lanes = min(MAXIMUM_LANES, power_below(self.tiles.keys))
+        visible = kernel.accumulators(lanes, "float32", "T.float32(0)")
+        hidden = "T.uint8(0)" if mask.dtype == "bool" else LOWEST
+        with kernel.script.nested(f"for member in T.serial({rows}):"):
+            for at, size, _ in vectors(kernel, self.tiles.keys, lanes):
+                with kernel.vectorized(size):
+                    element = f"in3[{self._mask_place(mask, 'member', at)}]"
+                    counts = f"T.Select({element} == {hidden}, T.float32(0), T.float32(1))"
+                    place = f"{visible}[{LANE}]"
+                    kernel.script.line(f"{place} = T.max({counts}, {place})")
+        return f"{self._combined(visible, lanes, 'max')} > T.float32(0)"
+
     # --------------------------------------------------------------------------------- rows
 
     def _write_rows(self, *, is_full: bool) -> None:

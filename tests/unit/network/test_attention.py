@@ -98,6 +98,23 @@ def test_capped_scores_and_excluded_ones_that_are_finite() -> None:
     check(kind, [f(3, 5, 8), f(3, 18, 8), f(3, 18, 8), mask])
 
 
+@pytest.mark.parametrize("boolean", [True, False])
+def test_tiles_that_a_mask_hides_are_not_read(boolean: bool) -> None:
+    """Places of a cache behind the last token hold anything, here NaN."""
+    arrays = [f(1, 2, 20, 8), f(1, 1, 70, 8), f(1, 1, 70, 16)]
+    selected = np.zeros((1, 1, 20, 70), bool)
+    selected[:, :, :, 17:30] = True
+    # One row has a key of another tile.
+    selected[:, :, 3, 33] = True
+    arrays[1][:, :, 48:], arrays[2][:, :, 48:] = np.nan, np.inf
+    mask = selected if boolean else np.where(selected, 0, -np.inf).astype(np.float32)
+    check(Attention(0.25, masked=True), [*arrays, mask], (8, 16))
+    # NaN is no exclusion.
+    if not boolean:
+        mask[0, 0, 4, 40] = np.nan
+        check(Attention(0.25, masked=True), [*arrays, mask], (8, 16))
+
+
 def test_keys_in_parts() -> None:
     """Parts of the keys are combined; causal rows leave some parts nothing."""
     arrays = [f(1, 2, 20, 8), f(1, 1, 70, 8), f(1, 1, 70, 16)]
