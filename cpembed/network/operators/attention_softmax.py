@@ -175,12 +175,12 @@ class TileSoftmax:
         """Write the maxima so far of a group of rows, and the factors of what was before."""
         kernel, line = self.kernel, self.kernel.script.line
         largest = kernel.bind(self.statistic(_CENTRE, row))
-        if self.tiles.tiles > 1:
-            before = kernel.bind(self.statistic(_MAXIMUM, row))
+        before = kernel.bind(self.statistic(_MAXIMUM, row)) if self.tiles.tiles > 1 else None
+        if before is not None:
             largest = kernel.bind(f"T.max({largest}, {before})")
         # Differences from a maximum of -inf would be NaN; its powers are zeros.
         centre = kernel.bind(f"T.Select({largest} == {LOWEST}, T.float32(0), {largest})")
-        if self.tiles.tiles > 1:
+        if before is not None:
             rescaling = self.power(before, centre)
             total = self.statistic(_SUM, row)
             line(f"{self.statistic(_RESCALING, row)} = {rescaling}")
