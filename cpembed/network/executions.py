@@ -22,6 +22,9 @@ from cpembed.targets.registry import open_target
 Ports = tuple[Layout, ...]
 """Layout of each port: tensors that an operator reads, without constants, then those it writes."""
 
+WEIGHT_ONLY = "weight-only product, in a kernel of its own"
+"""Reason why a product by packed weights names no target."""
+
 
 @dataclass(frozen=True)
 class Execution:

@@ -139,13 +139,16 @@ def choose_product_kernel(
         If there is no kernel.
     """
     candidates = units.candidates([operand.dtype for operand in workload.inputs])
+    if in_place:
+        # The fastest one of a target's alternatives may be none that takes an operand in place.
+        candidates = [each for spec in candidates for each in with_alternatives(spec)]
     best: ProductKernel | None = None
     reasons: list[str] = []
     if units.named is not None and units.named not in candidates:
         reasons.append(f"{units.name}: {_types_text(workload)} is not multiplied")
     for spec in candidates:
         # What cannot be faster, by its own model, is not searched.
-        if best is not None and _least_us(spec, workload) >= best.cost_us:
+        if best is not None and least_unit_us(spec, workload) >= best.cost_us:
             continue
         kernel = _kernel_on(spec, workload, epilogue, timeout, in_place)
         if isinstance(kernel, str):
@@ -169,7 +172,7 @@ def _types_text(workload: Computation) -> str:
     return " by ".join(operand.dtype for operand in workload.inputs)
 
 
-def _least_us(spec: HardwareSpec, workload: Computation) -> float:
+def least_unit_us(spec: HardwareSpec, workload: Computation) -> float:
     """Return a lower bound of the estimates of a target and its alternatives."""
     return min(least_us(open_target(each), workload) for each in with_alternatives(spec))
 
@@ -184,7 +187,8 @@ def _kernel_on(
     """Return a target's kernel, or an alternative's; the reason if there is none."""
     # No explanation is needed if nothing embeds: another unit, or portable code, stands in.
     options = KernelOptions(timeout=timeout)
-    request = Request(workload, spec, options, epilogue=epilogue, explains=False)
+    searched = replace(spec, alternatives=()) if in_place else spec
+    request = Request(workload, searched, options, epilogue=epilogue, explains=False)
     selection = _choice_or_reason(request)
     if not isinstance(selection, Selection):
         return selection
@@ -195,7 +199,7 @@ def _kernel_on(
         for choice in (selection.plan.choices if in_place else [selection.choice])
         if all(choice.ranked.program.operand(name).is_identity for name in in_place)
     )
-    choice, executing = next(choices, None), selection.solved.target
+    choice, executing = next(choices, None), spec if in_place else selection.solved.target
     if choice is None:
         return f"{', '.join(in_place)} would be packed"
     cost = choice.estimated

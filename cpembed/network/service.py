@@ -18,7 +18,7 @@ from cpembed.export.library import EVERYTHING, Contents, Library
 from cpembed.export.program import Role
 from cpembed.files import write_whole
 from cpembed.graph.graph import Array, Graph, Operator, check_inputs
-from cpembed.graph.kinds import Product
+from cpembed.graph.kinds import GroupedProduct, Product
 from cpembed.graph.loop import Loop
 from cpembed.graph.passes.half_floats import has_half_floats
 from cpembed.hw.instruction import HardwareSpec
@@ -26,7 +26,7 @@ from cpembed.network.assignment.solve import policy_cost
 from cpembed.network.attention import AttentionKernel
 from cpembed.network.build import CompiledNetwork, compile_network, prepared_and_named
 from cpembed.network.convolution_methods import ConvolutionMethod
-from cpembed.network.executions import Execution
+from cpembed.network.executions import WEIGHT_ONLY, Execution
 from cpembed.network.observation import Verdict
 from cpembed.network.plan import NetworkPlan, Planning, plan_network
 from cpembed.network.product_kernels import family_text, utilisation
@@ -380,6 +380,8 @@ def _operator(plan: NetworkPlan, operator: Operator) -> dict[str, Any]:
         document |= _product(operator.kind, execution)
     if execution.attention is not None:
         document |= _attention(execution.attention)
+    if isinstance(operator.kind, GroupedProduct):
+        document |= {"macs": operator.kind.macs, "reason": WEIGHT_ONLY}
     return document
 
 
@@ -474,6 +476,7 @@ def _counts(plan: NetworkPlan) -> dict[str, int]:
         "products": len(kernels),
         "embedded": sum(kernel.is_native for kernel in kernels),
         "on_target": sum(kernel.target in plan.units.members for kernel in kernels),
+        "weight_only": sum(isinstance(o.kind, GroupedProduct) for o, _, _ in nested),
         "macs": plan.macs,
         "conversions": sum(len(each.conversions) for each in plan.all_plans()),
     }

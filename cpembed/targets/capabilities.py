@@ -25,6 +25,7 @@ from cpembed.ir.computation import Computation
 from cpembed.runtime.measurement.runner import Timing
 from cpembed.runtime.measurement.verification import Expected, Verification
 from cpembed.targets.base import Array, Details, Target
+from cpembed.transform.program import DerivedProgram
 
 AnyTarget = Target[Any, Any, Any]
 
@@ -500,6 +501,13 @@ class Calibrated(Protocol):
 
     def least_us(self, workload: Computation) -> float:
         """Return a lower bound of the estimates of all kernels of a workload."""
+        ...
+
+    def part_us(self, program: DerivedProgram, schedule: Any) -> float:
+        """Return the estimate of a kernel that one thread calls as a part of another one.
+
+        Operands are packed before, and near.
+        """
         ...
 
 

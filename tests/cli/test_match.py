@@ -49,7 +49,8 @@ def model(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[Graph], 
     def written(graph: Graph) -> Path:
         path = tmp_path / "model.onnx"
         path.write_bytes(b"")
-        monkeypatch.setattr("cpembed.frontends.load_model", lambda path, *args, **options: graph)
+        for reader in ("load_model", "load_network"):
+            monkeypatch.setattr(f"cpembed.frontends.{reader}", lambda path, *args, **options: graph)
         monkeypatch.setattr(match_module, "prepared_for", lambda graph, spec, **options: graph)
         return path
 

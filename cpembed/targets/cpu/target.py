@@ -142,6 +142,13 @@ class CpuTarget(
         products = workload.macs_inside / self.spec.instruction.computation.macs
         return products * self.back_end.least_ns(self.machine) / runtime.thread_count() / 1e3
 
+    def part_us(self, program: DerivedProgram, schedule: Knobs) -> float:
+        schedules = self.lower(program).schedules
+        serial = replace(schedules.nest, threads=1)
+        estimate = Schedules(serial, schedules.model, self.machine).estimate(schedule)
+        # A call from compiled code passes no buffers of another language.
+        return estimate.us - self.machine.call_us
+
     def execute(self, artifact: CompiledKernel, inputs: Mapping[str, Array]) -> Execution:
         """Execute on packed operands, and as one call that packs for itself."""
         outputs = [artifact.run(inputs)]
