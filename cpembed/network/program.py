@@ -299,20 +299,24 @@ class _ProgramBuilder:
         kernel = execution.kernel
         assert kernel is not None
         residual = residual_of(operator)
-        residual_layout = layouts[residual[0]] if residual else None
         first, second = operator.inputs[:2]
-        plain = Layout.plain(graph.types[first].shape)
-        physical = physical_product(
-            kind, layouts.get(first, plain), layouts[output], residual_layout
-        )
         if execution.method is None:
+            plain = Layout.plain(graph.types[first].shape)
+            residual_layout = layouts[residual[0]] if residual else None
+            physical = physical_product(
+                kind, layouts.get(first, plain), layouts[output], residual_layout
+            )
+            workload = physical.computation
             epilogue = physical.epilogue(kind, places=kernel.places)
-            constants = self._constants(operator, kind, physical.computation)
+            constants = self._constants(operator, kind, workload)
             calls = recorded_kernel(kernel, epilogue, constants, self.plan.threads)
         else:
-            constants = self._constants(operator, kind, kind.computation)
+            # Its parts may take layouts that no single kernel does, such as a residual in another
+            # order than the result.
+            workload = kind.computation
+            constants = self._constants(operator, kind, workload)
             calls = execution.method.recorded(kernel, constants, self.plan.threads)
-        operands = (*physical.computation.inputs, physical.computation.output)
+        operands = (*workload.inputs, workload.output)
         tensors = zip((o.name for o in operands), (first, second, output), strict=True)
         tensor_of = dict(tensors)
         # Buffers of the graph's tensors by the recorded memory that stands for them. A name with @

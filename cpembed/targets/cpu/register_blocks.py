@@ -9,12 +9,12 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from functools import partial
+from functools import cached_property, partial
 from typing import get_args
 
-from cpembed.codegen.halo import reads_no_padding
+from cpembed.codegen.halo import least_share, reads_no_padding
 from cpembed.codegen.nest import Nest, Pass, Prefetch, TileLoop
 from cpembed.codegen.passes import (
     cache_tile,
@@ -133,6 +133,9 @@ def _blockable(nest: Nest, *, moves: int, keeps: int, results: bool) -> tuple[Ti
     return tuple(sorted(loops, key=lambda loop: -abs(nest.operands[moves].stride(loop.name))))
 
 
+_ROUNDOFF = 1e-9
+"""Maximum relative error of an estimate's sums of floats, and more."""
+
 _ESTIMATED_BLOCKS = 24
 """Number of register blocks, best by the cost of their steps alone, whose schedules are
 estimated."""
@@ -165,19 +168,31 @@ class RegisterModel:
         if not knobs.non_temporal:
             return None
         rows, columns = (
-            any(loop.tiles_of(knobs.register_tiles.get(loop.origin, 1)) > 1 for loop in loops)
-            for loops in (self.rows(nest), self.columns(nest))
+            any(loop.tiles_of(knobs.register_tiles.get(loop.origin, 1)) > 1 for loop in side)
+            for side in self.loops(nest)
         )
         # The one that the innermost loop over blocks moves, which leaves the cache to the other.
         return 0 if rows and (knobs.columns_outermost or not columns) else 1
 
+    def loops(self, nest: Nest) -> BlockLoops:
+        """Return the loops whose points form a block: those of rows and those of columns."""
+        return self.rows(nest), self.columns(nest)
+
     def sides(self, nest: Nest, knobs: Knobs) -> tuple[int, int]:
         """Return the rows and columns of accumulators in a register block."""
-        rows, columns = (
-            math.prod(knobs.register_tiles.get(loop.origin, 1) for loop in loops)
-            for loops in (self.rows(nest), self.columns(nest))
-        )
-        return rows, columns
+        return block_sides(self.loops(nest), knobs)
+
+
+BlockLoops = tuple[tuple[TileLoop, ...], tuple[TileLoop, ...]]
+"""Loops of rows and loops of columns."""
+
+
+def block_sides(loops: BlockLoops, knobs: Knobs) -> tuple[int, int]:
+    """Return the rows and columns of accumulators in a register block."""
+    rows, columns = (
+        math.prod(knobs.register_tiles.get(loop.origin, 1) for loop in side) for side in loops
+    )
+    return rows, columns
 
 
 @dataclass(frozen=True)
@@ -194,15 +209,67 @@ class Schedules:
     _executed_nests: dict[object, tuple[Nest, Reuse]] = field(
         default_factory=dict[object, tuple[Nest, Reuse]], repr=False, compare=False
     )
+    _nests_on_original: dict[object, Nest | None] = field(
+        default_factory=dict[object, "Nest | None"], repr=False, compare=False
+    )
+    _steps: dict[tuple[int, int], BlockStep] = field(
+        default_factory=dict[tuple[int, int], BlockStep], repr=False, compare=False
+    )
 
     @property
     def threads(self) -> int:
         return self.nest.threads
 
-    def ranked(self) -> list[tuple[Estimate, Knobs]]:
-        """Return the schedules that are worth timing, fastest by estimate first."""
-        scored = [self._scored(knobs) for knobs in self._proposals()]
-        return sorted(scored, key=lambda pair: pair[0].us)
+    @cached_property
+    def loops(self) -> BlockLoops:
+        """Loops whose points form a block: those of rows and those of columns."""
+        return self.model.loops(self.nest)
+
+    def ranked(self, limit: int | None = None) -> list[tuple[Estimate, Knobs]]:
+        """Return the schedules that are worth timing, fastest by estimate first.
+
+        With a ``limit`` these are the first so many; blocks that cannot be among them by a lower
+        bound of their time are not estimated.
+        """
+        scored: list[tuple[Estimate, Knobs]] = []
+        for blocks in self._blocks():
+            if limit is not None and len(scored) >= limit:
+                slowest = sorted(pair[0].us for pair in scored)[limit - 1]
+                if self.least_us(Knobs(blocks)) > slowest:
+                    continue
+            scored += [self._scored(knobs) for knobs in self._proposals(blocks)]
+        return sorted(scored, key=lambda pair: pair[0].us)[:limit]
+
+    def least_us(self, knobs: Knobs) -> float:
+        """Return a lower bound of the estimates of a register block in any order.
+
+        All data are in the nearest cache, all threads are busy all the time, and of what only
+        padding sees nothing is computed.
+        """
+        rows, columns = block_sides(self.loops, knobs)
+        step = self._step(rows, columns)
+        # Tiles cover each loop at least once.
+        tasks = math.prod(task.extent / task.unit for task in self.nest.tasks) / (rows * columns)
+        tasks /= self.threads
+        steps = tasks * math.prod(loop.extent for loop in self.nest.reductions) * self._least_share
+        machine, constants = self.machine, model_constants()
+        products, loads = steps * step.products_ns, steps * step.loads_ns
+        busy = max(products, loads) + constants.not_hidden * min(products, loads)
+        rest = step.stored_lines * machine.store_line_ns[0] + machine.task_ns + step.task_ns
+        launch = min(machine.call_us, machine.launch_us)
+        # A little less, since sums of floats in another order differ in their last digits.
+        return (1 - _ROUNDOFF) * ((1 + step.slowdown) * (busy + tasks * rest) / 1e3 + launch)
+
+    @cached_property
+    def _least_share(self) -> float:
+        return least_share(self.nest)
+
+    def _step(self, rows: int, columns: int) -> BlockStep:
+        """Return the cost of a step of a block, of which many schedules have the sides."""
+        side = rows, columns
+        if side not in self._steps:
+            self._steps[side] = self.model.step(self.nest, self.machine, rows, columns)
+        return self._steps[side]
 
     def _scored(self, knobs: Knobs) -> tuple[Estimate, Knobs]:
         """Estimate a schedule, with non-temporal loads if these are faster."""
@@ -213,7 +280,7 @@ class Schedules:
         return min(cached, (self.estimate(streaming), streaming), key=lambda pair: pair[0].us)
 
     def best(self) -> Knobs:
-        return self.ranked()[0][1]
+        return self.ranked(1)[0][1]
 
     def estimate(self, knobs: Knobs, packed_bytes: int = 0) -> Estimate:
         """Estimate a schedule.
@@ -221,8 +288,7 @@ class Schedules:
         ``packed_bytes`` of the first factor are packed at a time inside the kernel, 0 if it comes
         packed.
         """
-        rows, columns = self.model.sides(self.nest, knobs)
-        step = self.model.step(self.nest, self.machine, rows, columns)
+        step = self._step(*block_sides(self.loops, knobs))
         bypassing = self.model.non_temporal(self.nest, knobs)
         nest, reuse = self._executed(knobs)
         contraction = estimate(
@@ -246,14 +312,18 @@ class Schedules:
     def _executed(self, knobs: Knobs) -> tuple[Nest, Reuse]:
         """Return the nest of a schedule and its cache traffic."""
         # Non-temporal loads are no part of the key, because they change neither.
-        blocks, panels = tuple(knobs.register_tiles.items()), tuple(knobs.cache_tiles.items())
-        key = blocks, panels, knobs.loop_order, knobs.split_k
+        key = self._key(knobs)
         # Where the model has no such loads, the passes reject the schedule, which the cache would
         # hide.
         if key not in self._executed_nests or (knobs.non_temporal and not self.model.streams):
             nest = apply_knobs(self.nest, self.model, knobs)
             self._executed_nests[key] = nest, Reuse(nest, self.threads)
         return self._executed_nests[key]
+
+    @staticmethod
+    def _key(knobs: Knobs) -> object:
+        blocks, panels = tuple(knobs.register_tiles.items()), tuple(knobs.cache_tiles.items())
+        return blocks, panels, knobs.loop_order, knobs.split_k
 
     def scheduled(self, program: DerivedProgram, knobs: Knobs, *, whole_call: bool = False) -> Nest:
         """Return the nest that a back end writes down.
@@ -294,9 +364,12 @@ class Schedules:
         """Return the nest of whole calls that read the first factor where it is, or None."""
         if self.unpadded is None:
             return None
-        nest = apply_knobs(self.unpadded, self.model, knobs)
-        # There is nothing to read where the original layout has no padding.
-        return nest if reads_no_padding(nest) else None
+        key = self._key(knobs), knobs.non_temporal
+        if key not in self._nests_on_original:
+            nest = apply_knobs(self.unpadded, self.model, knobs)
+            # There is nothing to read where the original layout has no padding.
+            self._nests_on_original[key] = nest if reads_no_padding(nest) else None
+        return self._nests_on_original[key]
 
     def packing(self, program: DerivedProgram, knobs: Knobs) -> PerThreadPacking | None:
         """Return the packing of the first factor by the threads of a kernel, or None.
@@ -310,34 +383,30 @@ class Schedules:
         rooms = [share * size for share, size in zip(shares, sizes, strict=False)]
         return plan_packing(program, nest, rooms, model_constants().packed_in)
 
-    def _proposals(self) -> Iterator[Knobs]:
-        for blocks in self._blocks():
-            orders: tuple[LoopOrder, ...] = get_args(LoopOrder)
-            for order in orders:
-                knobs = Knobs(blocks, order)
-                yield knobs
-                parts = self._parts(knobs)
-                if parts > 1:
-                    yield replace(knobs, split_k=parts)
-                for panels in self._panels(knobs):
-                    yield replace(knobs, cache_tiles=panels)
+    def _proposals(self, blocks: Mapping[str, int]) -> Iterator[Knobs]:
+        """Yield the schedules of a register block that are worth timing."""
+        orders: tuple[LoopOrder, ...] = get_args(LoopOrder)
+        for order in orders:
+            knobs = Knobs(blocks, order)
+            yield knobs
+            parts = self._parts(knobs)
+            if parts > 1:
+                yield replace(knobs, split_k=parts)
+            for panels in self._panels(knobs):
+                yield replace(knobs, cache_tiles=panels)
 
     def _blocks(self) -> list[dict[str, int]]:
         """Return the register blocks, least cost of all their steps first."""
-        rows, columns = self.model.rows(self.nest), self.model.columns(self.nest)
+        rows, columns = self.loops
         names = [loop.origin for loop in (*rows, *columns)]
         scored: list[tuple[float, tuple[int, ...]]] = []
-        steps: dict[tuple[int, int], float] = {}
         for row_points, row_blocks, row_count in _choices(rows, self.model.largest):
             for column_points, column_blocks, column_count in _choices(columns, self.model.largest):
                 side = row_points, column_points
                 if not self.model.fits(*side):
                     continue
-                # Many blocks have the same sides, and the cost of a step depends on these alone.
-                if side not in steps:
-                    step = self.model.step(self.nest, self.machine, *side)
-                    steps[side] = max(step.products_ns, step.loads_ns)
-                cost = steps[side] * row_count * column_count
+                step = self._step(*side)
+                cost = max(step.products_ns, step.loads_ns) * row_count * column_count
                 scored.append((cost, (*row_blocks, *column_blocks)))
         return [
             {name: size for name, size in zip(names, sizes, strict=True) if size > 1}
@@ -364,10 +433,7 @@ class Schedules:
         first, second, output = self.nest.operands
         if sum(touched(o, all_extents) for o in self.nest.operands) <= room:
             return
-        rows, columns = (
-            [loop for loop in loops if loop.steps > 1][:1]
-            for loops in (self.model.rows(self.nest), self.model.columns(self.nest))
-        )
+        rows, columns = ([loop for loop in side if loop.steps > 1][:1] for side in self.loops)
         shares = model_constants().cache_tile_shares
         candidates = [*itertools.product(rows, (first,), shares)]
         candidates += itertools.product(columns, (second,), shares)
@@ -401,7 +467,7 @@ def apply_knobs(nest: Nest, model: RegisterModel, knobs: Knobs) -> Nest:
     LoweringError
         If a register tile does not fit, or names a loop whose points share nothing.
     """
-    rows, columns = model.rows(nest), model.columns(nest)
+    rows, columns = model.loops(nest)
     by_origin = {loop.origin: loop for loop in (*rows, *columns)}
     untileable = [
         name for name in (*knobs.register_tiles, *knobs.cache_tiles) if name not in by_origin
@@ -410,7 +476,7 @@ def apply_knobs(nest: Nest, model: RegisterModel, knobs: Knobs) -> Nest:
         raise LoweringError(
             f"loop {untileable[0]} cannot be tiled: use one of {', '.join(by_origin)}"
         )
-    sides = model.sides(nest, knobs)
+    sides = block_sides((rows, columns), knobs)
     if knobs.non_temporal and not model.streams:
         raise LoweringError("only loads of tiles can leave the nearest cache as it is")
     if not model.fits(*sides):
