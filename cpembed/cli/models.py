@@ -401,6 +401,7 @@ def _build_model(arguments: BuildArguments, values: Mapping[str, Any]) -> int:
         times=False,
         name=values["name"],
         contents=Contents(torch=values["torch"]),
+        reuses=True,
     )
     with output.Bar() as bar:
         # Verification needs some data; which one is of no interest.
@@ -431,9 +432,10 @@ def _library_lines(document: Mapping[str, Any], path: Path, files: list[str]) ->
             f", {totals['bytes_weights'] / 1e6:.1f} MB of constants, "
             f"{totals['bytes_workspace'] / 1e6:.1f} MB of workspace"
         )
+    verified_before = f" on {document['date']}, unchanged since" if document.get("reused") else ""
     return [
         f"{path}: {totals['embedded']} of {totals['products']} products embedded{sizes}",
         *portable_lines(network),
-        f"verified: {verification_text(network)}",
+        f"verified{verified_before}: {verification_text(network)}",
         f"files: {', '.join(files)}",
     ]

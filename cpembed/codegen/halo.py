@@ -288,7 +288,7 @@ def _coordinate_share(walk: _Walk, is_split: bool) -> float:
     if _positions(walk, is_split=is_split) > _POSITIONS:
         return 1.0
     coordinate, places = walk.coordinate, walk.starts
-    deciding = [*walk.reductions, *(walk.steps if is_split else [])]
+    deciding = [*walk.reductions, *(walk.steps if is_split else ())]
     places |= {loop.name: range(loop.extent) for loop in deciding}
     outer = [term for term in coordinate.access.terms if set(term.iterators) <= places.keys()]
     rest = [term for term in coordinate.access.terms if term not in outer]

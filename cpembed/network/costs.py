@@ -76,7 +76,7 @@ class KernelTimer:
         return self._us([call])
 
     def _us(self, calls: Sequence[RecordedCall]) -> float:
-        symbols = [symbol_of(call.plan) for call in calls]
+        symbols = [symbol_of(call.plan, self.cache) for call in calls]
         shapes = [[(m.elements, m.dtype) for m in call.buffers] for call in calls]
         # Times of another machine, or of another number of threads, do not count.
         key = digest_of("measured", symbols, shapes, self.threads, machine())

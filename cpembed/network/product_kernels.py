@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 from collections.abc import Collection, Iterable, Mapping
 from contextlib import suppress
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field, fields, replace
 from functools import cached_property, partial
 from typing import Any
 
@@ -409,9 +409,7 @@ class ProductKernels:
 
     @cached_property
     def _units_digest(self) -> str:
-        """Digest of the set of targets and of the constants that their estimates depend on."""
-        constants = [calibration_digest(open_target(spec)) for spec in self.units.leaders]
-        return digest_of(self.units, constants)
+        return units_digest(self.units)
 
     def _tuning_records(self, request: KernelRequest) -> list[tuple[str, str, int] | None]:
         """Return the record that each choice would take, of targets and of their alternatives."""
@@ -452,6 +450,22 @@ class ProductKernels:
         if request not in self.kernels:
             self.search([request], silent)
         return self.kernels[request]
+
+
+def units_digest(units: Units) -> str:
+    """Return the digest of the targets of a set and of the constants that estimates depend on.
+
+    It does not depend on where their files are.
+    """
+    constants = [calibration_digest(open_target(spec)) for spec in units.leaders]
+    named = None if units.named is None else units.named.name
+    specs = [each for leader in units.leaders for each in with_alternatives(leader)]
+    # The text of a specification leaves its memories and stride rules out.
+    contents = [
+        [getattr(spec, f.name) for f in fields(spec) if f.name != "path"]
+        for spec in (*units.processor, *specs)
+    ]
+    return digest_of(named, units.float_type, contents, constants)
 
 
 @dataclass(frozen=True)

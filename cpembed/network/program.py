@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
@@ -16,7 +17,7 @@ from cpembed.graph.graph import Array, Operator
 from cpembed.graph.kinds import Attention, CacheUpdate, Product
 from cpembed.ir.computation import Computation
 from cpembed.network.executions import ports_of
-from cpembed.network.kernel_cache import Cache, compiled_kernels, digest_of, symbol_of
+from cpembed.network.kernel_cache import Cache, KernelCompiler, kernel_compiler
 from cpembed.network.layout import Layout, residual_of
 from cpembed.network.operators import PlacedTensor, conversion_plan, generated_plan
 from cpembed.network.physical_product import physical_product
@@ -63,9 +64,11 @@ def network_program(
     LoweringError
         If a kernel cannot be compiled.
     """
-    builder = _ProgramBuilder(plan)
-    builder.make()
-    kernels = compiled_kernels(builder.plans, cache, progress)
+    # Kernels are compiled in other processes while this one packs constants.
+    with kernel_compiler(cache, progress) as compiler:
+        builder = _ProgramBuilder(plan, compiler)
+        builder.make()
+        kernels = compiler.finished()
     features = needed_features(tuple(dict.fromkeys(required_features(plan))))
     program = Program(
         name=name,
@@ -92,8 +95,8 @@ class _ProgramBuilder:
     """Buffers and calls of a program while it is built."""
 
     plan: NetworkPlan
+    compiler: KernelCompiler
     buffers: dict[str, Buffer] = field(default_factory=dict[str, Buffer])
-    plans: dict[str, KernelPlan] = field(default_factory=dict[str, KernelPlan])
     calls: list[Call] = field(default_factory=list[Call])
     ranges: dict[str, tuple[int, int]] = field(default_factory=dict[str, tuple[int, int]])
     tensors: dict[str, str] = field(default_factory=dict[str, str])
@@ -188,7 +191,9 @@ class _ProgramBuilder:
 
     def _constant(self, array: Array, dtype: str) -> str:
         flat = flat_storage(array)
-        key = f"c{digest_of(flat.dtype.str, flat.shape, flat.tobytes())[:24]}"
+        digest = hashlib.blake2b(f"{flat.dtype.str} {flat.shape}".encode(), digest_size=12)
+        digest.update(flat.data.cast("B"))
+        key = f"c{digest.hexdigest()}"
         # Equal constants share a buffer, also across operators.
         if key not in self.buffers:
             self.buffers[key] = Buffer(
@@ -199,8 +204,7 @@ class _ProgramBuilder:
     # --------------------------------------------------------------------------------- calls
 
     def _call(self, plan: KernelPlan, arguments: Sequence[str], label: str) -> None:
-        symbol = symbol_of(plan)
-        self.plans.setdefault(symbol, plan)
+        symbol = self.compiler.add(plan)
         self.calls.append(Call(symbol, tuple(arguments), label))
 
     def _convert(self, tensor: str) -> None:

@@ -20,8 +20,8 @@ import threading
 import time
 import warnings
 from collections.abc import Callable, Generator, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor, as_completed
-from contextlib import suppress
+from concurrent.futures import Future, ThreadPoolExecutor, as_completed
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from multiprocessing.connection import Pipe
 from multiprocessing.reduction import ForkingPickler
@@ -91,30 +91,58 @@ def call_each(
         for argument in arguments:
             yield argument, call(function, argument)
         return
-    with _one_at_a_time:
-        workers = _current(count)
-        # Whoever reads the results may call functions meanwhile, in another worker.
-        del _workers[:count]
-    idle: queue.SimpleQueue[Worker] = queue.SimpleQueue()
-    for worker in workers:
-        idle.put(worker)
+    with open_calls(function, count) as submit:
+        calls = {submit(argument): argument for argument in arguments}
+        for future in as_completed(calls):
+            yield calls[future], future.result()
 
-    def work(argument: T) -> tuple[T, R]:
+
+@contextmanager
+def open_calls(function: Callable[[T], R], processes: int) -> Generator[Callable[[T], Future[R]]]:
+    """Provide a function that calls another one in several processes, at once or as one is idle.
+
+    The processes are those of :func:`call_each`; an error inside the context ends them.
+
+    Parameters
+    ----------
+    function
+        The function, with the requirements of :func:`call`.
+    processes
+        Maximum number of processes.
+    """
+    if _runs_in_process():
+        yield lambda argument: _completed(function, argument)
+        return
+    workers: list[Worker] = []
+    idle: queue.SimpleQueue[Worker] = queue.SimpleQueue()
+
+    def work(argument: T) -> R:
         worker = idle.get()
         try:
-            return argument, worker.call(function, (argument,), {})
+            return worker.call(function, (argument,), {})
         finally:
             idle.put(worker)
 
+    pool = ThreadPoolExecutor(processes)
+
+    def submit(argument: T) -> Future[R]:
+        # Where nothing is called no process starts.
+        if not workers:
+            with _one_at_a_time:
+                workers.extend(_current(processes))
+                # Whoever waits for results may call functions meanwhile, in another worker.
+                del _workers[:processes]
+            for worker in workers:
+                idle.put(worker)
+        return pool.submit(work, argument)
+
     is_complete = False
-    pool = ThreadPoolExecutor(len(workers))
     try:
-        for future in as_completed([pool.submit(work, argument) for argument in arguments]):
-            yield future.result()
+        yield submit
         is_complete = True
     finally:
         # No thread may begin another call, and each that waits for an answer has to get one.
-        pool.shutdown(wait=False, cancel_futures=True)
+        pool.shutdown(wait=False, cancel_futures=not is_complete)
         if not is_complete:
             for worker in workers:
                 worker.stop()
@@ -124,6 +152,16 @@ def call_each(
         else:
             for worker in workers:
                 worker.close()
+
+
+def _completed(function: Callable[[T], R], argument: T) -> Future[R]:
+    """Return the result of a call in this process."""
+    future: Future[R] = Future()
+    try:
+        future.set_result(function(argument))
+    except Exception as error:
+        future.set_exception(error)
+    return future
 
 
 def prepare() -> None:
