@@ -24,12 +24,8 @@ from cpembed.network.operators.attention import AttentionPlan, attention_plan
 from cpembed.network.operators.attention_tiles import TileProduct, Tiles
 from cpembed.network.operators.emission import Operands
 from cpembed.network.operators.nest import PlacedTensor
-from cpembed.network.product_kernels import (
-    KernelRequest,
-    ProductKernel,
-    ProductKernels,
-    recorded_kernel,
-)
+from cpembed.network.product_kernel import ProductKernel
+from cpembed.network.product_kernels import KernelRequest, ProductKernels, recorded_kernel
 from cpembed.targets.capabilities import AnyTarget, host_times
 from cpembed.targets.registry import open_target
 

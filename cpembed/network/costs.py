@@ -24,7 +24,8 @@ from cpembed.ir.dtypes import numpy_dtype
 from cpembed.network.convolution_methods import ConvolutionMethod
 from cpembed.network.kernel_cache import Cache, digest_of, symbol_of
 from cpembed.network.operators import PlacedTensor
-from cpembed.network.product_kernels import ProductKernel, recorded_kernel
+from cpembed.network.product_kernel import ProductKernel
+from cpembed.network.product_kernels import recorded_kernel
 from cpembed.runtime import worker
 from cpembed.runtime.measurement.environment import machine
 from cpembed.runtime.measurement.runner import time_work
