@@ -14,20 +14,25 @@ import numpy as np
 import pytest
 
 from cpembed.codegen.epilogue import Epilogue, Residual
+from cpembed.driver.matching import network_units
 from cpembed.driver.named import hardware_spec
 from cpembed.driver.options import MethodName
 from cpembed.errors import BackendUnavailable
 from cpembed.export.layout import workspace_of
+from cpembed.export.library import write_library
 from cpembed.export.program import Role
 from cpembed.frontends.products import Window, convolution
 from cpembed.graph.graph import Graph, Operator, evaluate
 from cpembed.graph.kinds import Product, TensorType
-from cpembed.network.build import compile_network
+from cpembed.network.assignment import assign
+from cpembed.network.build import CompiledNetwork, compile_network, prepared_and_named
 from cpembed.network.inputs import random_inputs
 from cpembed.network.kernel_cache import Cache
-from cpembed.network.plan import Planning
+from cpembed.network.plan import Planning, _planned, _searched_choices
+from cpembed.network.program import network_program
 from cpembed.network.service import NetworkRequest, NetworkResult, network, network_plan
 from cpembed.report.network import report
+from cpembed.steps import silent
 from cpembed.targets.x86.features import missing_features
 from cpembed.transform.methods.error_growth import MOST_GROWTH
 
@@ -314,3 +319,27 @@ def _command(*words: Any) -> str:
     process = subprocess.run(command, capture_output=True, text=True, timeout=600)
     assert process.returncode == 0, process.stderr
     return process.stdout
+
+
+@needs_fma
+def test_a_residual_in_another_order_than_the_result(tmp_path: Path) -> None:
+    """Winograd's transforms read it as it lies; no single kernel would."""
+    graph = prepared_and_named(_residual_block(32, 12), network_units(TARGET))
+    planning = Planning(method="winograd_2x2", cache=Cache(tmp_path))
+    choices = _searched_choices(graph, network_units(TARGET), planning, silent)
+    executions = dict(choices.executions)
+    added = graph.operators[-1].name
+    # Ports are the image, the residual and the result.
+    executions[added] = tuple(
+        e for e in executions[added] if e.method and e.ports[1].block != e.ports[2].block
+    )
+    assert executions[added]
+    choices.__dict__["executions"] = executions
+    plan = _planned(choices, network_units(TARGET), assign(choices.problem, time_limit=5.0))
+    program = network_program(plan, "mixed", planning.cache, silent)
+    library = write_library(program.program, tmp_path / "library")
+    inputs = random_inputs(graph, 0)
+    with CompiledNetwork(plan, program, library).open() as running:
+        (output,) = running.run(inputs).values()
+    expected = evaluate(graph, inputs)[graph.outputs[0]]
+    assert np.abs(output - expected).max() < 1e-4 * np.abs(expected).max()

@@ -30,7 +30,7 @@ from cpembed.targets.base import CONSIDERED
 from cpembed.targets.choice import Estimated
 from cpembed.targets.cpu.calibration import Calibration, model_constants
 from cpembed.targets.cpu.estimate import Estimate, cache_affine, per_thread_packing_us, transform_us
-from cpembed.targets.cpu.register_blocks import Schedules, apply_knobs
+from cpembed.targets.cpu.schedules import Schedules, apply_knobs
 from cpembed.transform.program import DerivedProgram, PackedOperand
 
 CONSIDERED_ON_CPU = 64

@@ -13,7 +13,7 @@ from cpembed.errors import LoweringError
 from cpembed.runtime.tuning.session import Search
 from cpembed.runtime.tuning.space import distinct
 from cpembed.targets.cpu.calibration import default_calibration
-from cpembed.targets.cpu.register_blocks import apply_knobs
+from cpembed.targets.cpu.schedules import apply_knobs
 from cpembed.targets.cpu.target import schedule_space
 from tests.unit.targets.cpu.tuning import (
     LAYER,
