@@ -75,11 +75,11 @@ def _in_process(model: Path, folder: Path, cache: Path) -> dict[str, Any]:
     environment = {**os.environ, FOLDER_VARIABLE: str(cache), _STARTED: repr(time.time())}
     command = [sys.executable, "-m", "benchmarks.compile_time", str(model), "--folder", str(folder)]
     started = time.perf_counter()
-    done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
-    if done.returncode:
-        raise SystemExit(f"{model}: {done.stderr.strip().splitlines()[-1:]}")
+    process = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
+    if process.returncode:
+        raise SystemExit(f"{model}: {process.stderr.strip().splitlines()[-1:]}")
     # From outside, so that the start and the end of the interpreter count.
-    return {"wall_s": time.perf_counter() - started, **json.loads(done.stdout)}
+    return {"wall_s": time.perf_counter() - started, **json.loads(process.stdout)}
 
 
 class Stages:
@@ -110,8 +110,8 @@ def processor_seconds(process: int) -> float:
     except OSError:
         return 0.0
     # User and system time, its own and that of children that it has waited for.
-    own = sum(map(int, stat[11:15])) / _TICKS
-    return own + sum(processor_seconds(int(child)) for child in children)
+    ticks = sum(map(int, stat[11:15]))
+    return ticks / _TICKS + sum(processor_seconds(int(child)) for child in children)
 
 
 def _build(model: Path, folder: Path) -> dict[str, Any]:

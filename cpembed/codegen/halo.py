@@ -136,7 +136,7 @@ class _Walk:
     peeling: Peeling
 
     @classmethod
-    def of(cls, nest: Nest, coordinate: KernelOperand) -> _Walk:
+    def from_nest(cls, nest: Nest, coordinate: KernelOperand) -> _Walk:
         names = coordinate.access.iterators
         return cls(
             coordinate,
@@ -173,7 +173,7 @@ def _border_places(nest: Nest) -> list[Sequence[_Place]]:
     for coordinate in sorted(nest.halo, key=lambda coordinate: _is_uniform(nest, coordinate)):
         joint = [_Place(coordinate=coordinate)]
         is_split = _is_worth_splitting(nest, coordinate)
-        split = _places(_Walk.of(nest, coordinate)) if is_split else joint
+        split = _places(_Walk.from_nest(nest, coordinate)) if is_split else joint
         few = math.prod(map(len, kinds.values())) * len(split) <= _INDEX_SETS
         kinds[coordinate] = split if few else joint
     return [kinds[coordinate] for coordinate in nest.halo]
@@ -182,7 +182,7 @@ def _border_places(nest: Nest) -> list[Sequence[_Place]]:
 def _is_worth_splitting(nest: Nest, coordinate: KernelOperand) -> bool:
     if _is_uniform(nest, coordinate):
         return nest.peeling is Peeling.EVERY
-    walk = _Walk.of(nest, coordinate)
+    walk = _Walk.from_nest(nest, coordinate)
     if nest.peeling is Peeling.STEPS or not walk.steps:
         return False
     loops = (*walk.reductions, *nest.steps)
@@ -222,7 +222,7 @@ def guarded(nest: Nest, opened: Sequence[Loop], variable: Mapping[str, str]) -> 
     headers: list[str] = []
     for coordinate in nest.halo:
         # As far outside as possible: inside, it would be tested more often with the same result.
-        walk = _Walk.of(nest, coordinate)
+        walk = _Walk.from_nest(nest, coordinate)
         if list(opened[-1:]) != walk.deciding[-1:]:
             continue
         outside, low, high = _range(walk)
@@ -260,7 +260,7 @@ def executed_share(nest: Nest) -> float:
     # are left out independently.
     for coordinate, kind in zip(nest.halo, _border_places(nest), strict=True):
         is_split = list(kind) != [_Place(coordinate=coordinate)]
-        share *= _coordinate_share(_Walk.of(nest, coordinate), is_split)
+        share *= _coordinate_share(_Walk.from_nest(nest, coordinate), is_split)
     return share
 
 
@@ -270,7 +270,7 @@ def least_share(nest: Nest) -> float:
     It is the fraction of single points that see something besides padding, 0 where these are too
     many to be counted.
     """
-    walks = [_Walk.of(nest, coordinate) for coordinate in nest.halo]
+    walks = [_Walk.from_nest(nest, coordinate) for coordinate in nest.halo]
     if any(_positions(walk, is_split=True) > _POSITIONS for walk in walks):
         return 0.0
     return math.prod(_coordinate_share(walk, True) for walk in walks)
@@ -317,12 +317,12 @@ def _steps(nest: Nest, coordinate: KernelOperand) -> list[Loop]:
 
 def _is_constant(nest: Nest, coordinate: KernelOperand) -> bool:
     """Return True if a halo coordinate is equal in all tasks, as in an index set of its own."""
-    return _Walk.of(nest, coordinate).is_constant
+    return _Walk.from_nest(nest, coordinate).is_constant
 
 
 def _is_uniform(nest: Nest, coordinate: KernelOperand) -> bool:
     """Return True if all points see one coordinate at a time: it lies outside for all or none."""
-    _, low, high = _range(_Walk.of(nest, coordinate))
+    _, low, high = _range(_Walk.from_nest(nest, coordinate))
     return low == high
 
 

@@ -61,7 +61,7 @@ def tvm() -> ModuleType:
     os.environ.setdefault(_THREADS_VARIABLE, str(thread_count()))
     os.environ.setdefault("TVM_BIND_THREADS", "0")
     os.environ.setdefault("TVM_THREAD_POOL_SPIN_COUNT", str(_SPINS))
-    with _without("torch"):
+    with _import_blocked("torch"):
         import tvm as module
         import tvm.script  # makes tvm.script.from_source available
 
@@ -69,7 +69,7 @@ def tvm() -> ModuleType:
 
 
 @contextmanager
-def _without(name: str) -> Generator[None]:
+def _import_blocked(name: str) -> Generator[None]:
     """Let imports of a module fail that is not imported yet."""
     # TVM imports PyTorch wherever that is installed, which takes three times as long as TVM itself
     # and serves only tensors of PyTorch that are passed to it.

@@ -367,12 +367,13 @@ class ProductKernels:
     def search(self, requests: Iterable[KernelRequest], progress: Progress) -> None:
         """Search the kernels that are not in memory or in the cache, in parallel."""
         missing: list[tuple[KernelRequest, Choice | None]] = []
+        keys: dict[KernelRequest, str] = {}
         for request in dict.fromkeys(requests):
             if not request.is_possible:
                 self.kernels[request] = None
             if request in self.kernels:
                 continue
-            key = self.key(request)
+            key = keys[request] = self.key(request)
             cached = self.cache.get(CachedKernel, key)
             if cached is not None:
                 self.kernels[request] = cached.kernel
@@ -385,7 +386,7 @@ class ProductKernels:
         for number, ((request, _), kernel) in enumerate(searches, 1):
             self.kernels[request] = kernel
             # Stored one by one, so that an interrupted command continues where it stopped.
-            self.cache.store(self.key(request), CachedKernel(kernel))
+            self.cache.store(keys[request], CachedKernel(kernel))
             progress("choosing kernels", number, total)
 
     def lookup(self, request: KernelRequest) -> ProductKernel | None:

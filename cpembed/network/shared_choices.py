@@ -55,13 +55,13 @@ def export_choices(cache: Cache, path: Path) -> int:
 
     Raises :class:`~cpembed.errors.CpembedError` if the file cannot be written.
     """
-    choices = {choice.key: choice for choice in (*read_choices(cache), *_own(cache))}
+    choices = {choice.key: choice for choice in (*read_choices(cache), *_searched(cache))}
     lines = [msgspec.json.encode(choices[key]) + b"\n" for key in sorted(choices)]
     write_whole(path, b"".join(lines))
     return len(lines)
 
 
-def _own(cache: Cache) -> Iterator[Choice]:
+def _searched(cache: Cache) -> Iterator[Choice]:
     """Yield the choices that searches of this user made."""
     folder = SealedFolder(cache.folder)
     for path in sorted(cache.folder.iterdir()) if cache.folder and cache.folder.is_dir() else ():
