@@ -324,7 +324,13 @@ def _command(*words: Any) -> str:
 @needs_fma
 def test_a_residual_in_another_order_than_the_result(tmp_path: Path) -> None:
     """Winograd's transforms read it as it lies; no single kernel would."""
-    graph = prepared_and_named(_residual_block(32, 12), network_units(TARGET))
+    shape = (1, 32, 8, 8)
+    made = Networks(np.random.default_rng(2), shape)
+    added_last = Epilogue("float32", residual=Residual("float32", relu=True))
+    made.convolution(32, epilogue=added_last, residual="r")
+    inputs_of = {name: TensorType(shape, "float32") for name in ("x", "r")}
+    block = Graph("block", inputs_of, ("t0",), made.constants, tuple(made.operators))
+    graph = prepared_and_named(block, network_units(TARGET))
     planning = Planning(method="winograd_2x2", cache=Cache(tmp_path))
     choices = _searched_choices(graph, network_units(TARGET), planning, silent)
     executions = dict(choices.executions)
