@@ -12,10 +12,11 @@ import msgspec
 import pytest
 
 from cpembed.codegen.epilogue import Epilogue
+from cpembed.cost.ranking import Candidate, derive_candidate
 from cpembed.driver.matching import network_units
 from cpembed.driver.named import workload
 from cpembed.errors import CpembedError, DamagedStore
-from cpembed.network import product_kernels
+from cpembed.network import product_kernels, shared_choices
 from cpembed.network.kernel_cache import Cache
 from cpembed.network.product_kernels import KernelRequest, ProductKernels
 from cpembed.network.shared_choices import (
@@ -169,3 +170,21 @@ def test_without_a_folder_nothing_is_imported(exported: Path, tmp_path: Path) ->
     with pytest.raises(CpembedError, match="cannot be read"):
         import_choices(Cache(tmp_path), tmp_path / "none.jsonl")
     assert export_choices(Cache(None), tmp_path / "empty.jsonl") == 0
+
+
+def test_a_program_that_is_not_proven_is_no_kernel(
+    searched: ProductKernels, exported: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    choice = msgspec.json.decode(exported.read_bytes(), type=Choice)
+
+    def derived_wrong(*arguments: Any, **keywords: Any) -> Candidate:
+        candidate = derive_candidate(*arguments, **keywords)
+        shifted = {axis: index + 1 for axis, index in candidate.program.axis_map.items()}
+        return replace(candidate, program=replace(candidate.program, axis_map=shifted))
+
+    def kernel() -> object:
+        return proven_kernel(choice, searched.units, REQUEST.workload, REQUEST.searched, ())
+
+    assert kernel() is not None
+    monkeypatch.setattr(shared_choices, "derive_candidate", derived_wrong)
+    assert kernel() is None
