@@ -545,6 +545,7 @@ def _build_model(arguments: BuildArguments, values: Mapping[str, Any]) -> int:
         times=False,
         name=values["name"],
         contents=Contents(torch=values["torch"]),
+        reuses=True,
     )
     if not isinstance(graph, Family):
         _require_ranges(arguments.loss, arguments.instances)
@@ -607,8 +608,9 @@ def _variant_lines(document: Mapping[str, Any], title: str) -> list[str]:
             f", {totals['bytes_weights'] / 1e6:.1f} MB of constants, "
             f"{totals['bytes_workspace'] / 1e6:.1f} MB of workspace"
         )
+    verified_before = f" on {document['date']}, unchanged since" if document.get("reused") else ""
     return [
         f"{title}: {totals['embedded']} of {totals['products']} products embedded{sizes}",
         *portable_lines(network),
-        f"verified: {execution_text(network, document.get('cpu'))}",
+        f"verified{verified_before}: {execution_text(network, document.get('cpu'))}",
     ]

@@ -5,9 +5,11 @@ from __future__ import annotations
 
 import os
 import platform
+import sys
 import tempfile
 import textwrap
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Generator, Sequence
+from contextlib import contextmanager
 from dataclasses import replace
 from functools import cache, partial
 from pathlib import Path
@@ -61,10 +63,26 @@ def tvm() -> ModuleType:
     os.environ.setdefault(_THREADS_VARIABLE, str(thread_count()))
     os.environ.setdefault("TVM_BIND_THREADS", "0")
     os.environ.setdefault("TVM_THREAD_POOL_SPIN_COUNT", str(_SPINS))
-    import tvm as module
-    import tvm.script  # makes tvm.script.from_source available
+    with _import_blocked("torch"):
+        import tvm as module
+        import tvm.script  # makes tvm.script.from_source available
 
     return module
+
+
+@contextmanager
+def _import_blocked(name: str) -> Generator[None]:
+    """Let imports of a module fail that is not imported yet."""
+    # TVM imports PyTorch wherever that is installed, which takes three times as long as TVM itself
+    # and serves only tensors of PyTorch that are passed to it.
+    if name in sys.modules:
+        yield
+        return
+    sys.modules[name] = None  # type: ignore[assignment]
+    try:
+        yield
+    finally:
+        del sys.modules[name]
 
 
 @cache

@@ -34,9 +34,9 @@ from cpembed.network.operators.attention import AttentionPlan, attention_plan
 from cpembed.network.operators.attention_tiles import TileProduct, Tiles
 from cpembed.network.operators.emission import Operands
 from cpembed.network.operators.nest import PlacedTensor
+from cpembed.network.product_kernel import ProductKernel
 from cpembed.network.product_kernels import (
     KernelRequest,
-    ProductKernel,
     ProductKernels,
     least_unit_us,
     recorded_kernel,

@@ -15,7 +15,8 @@ from cpembed.network.convolution_methods import ConvolutionMethod
 from cpembed.network.costs import KernelTimer
 from cpembed.network.layout import CandidateLayouts, Layout
 from cpembed.network.operators import PlacedTensor
-from cpembed.network.product_kernels import ProductKernel, ProductKernels
+from cpembed.network.product_kernel import ProductKernel
+from cpembed.network.product_kernels import ProductKernels
 from cpembed.targets.capabilities import AnyTarget
 from cpembed.targets.registry import open_target
 

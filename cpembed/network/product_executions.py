@@ -20,7 +20,8 @@ from cpembed.network.operator_costs import estimate_operator_us
 from cpembed.network.operators import PlacedTensor
 from cpembed.network.operators.work import WIDTH, expression_operations
 from cpembed.network.physical_product import physical_product
-from cpembed.network.product_kernels import KernelRequest, ProductKernel
+from cpembed.network.product_kernel import ProductKernel
+from cpembed.network.product_kernels import KernelRequest
 from cpembed.targets.capabilities import host_times
 
 

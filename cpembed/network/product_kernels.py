@@ -6,12 +6,10 @@ once, and a block that repeats within it too.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Collection, Iterable, Mapping
 from contextlib import suppress
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field, fields, replace
 from functools import cached_property, partial
-from typing import Any
 
 from cpembed.codegen.compiled import CompiledKernel
 from cpembed.codegen.emit import portable_plan
@@ -19,7 +17,6 @@ from cpembed.codegen.epilogue import RESULT_TYPES, Epilogue, Placement
 from cpembed.codegen.host_cpu import named_processor
 from cpembed.codegen.recorded import RecordedCalls, Recorder, recorded_calls
 from cpembed.codegen.runtime import thread_count
-from cpembed.cost.ranking import Candidate
 from cpembed.driver.options import KernelOptions
 from cpembed.driver.pipeline import choose
 from cpembed.driver.plan import Request, Selection
@@ -29,8 +26,10 @@ from cpembed.errors import BackendUnavailable, LoweringError, WorkloadError
 from cpembed.graph.graph import Array
 from cpembed.hw.instruction import HardwareSpec
 from cpembed.hw.loader import load_hardware_spec
-from cpembed.ir.computation import AxisKind, Computation
+from cpembed.ir.computation import Computation
 from cpembed.network.kernel_cache import Cache, digest_of, source_digest
+from cpembed.network.product_kernel import CachedKernel, ProductKernel
+from cpembed.network.shared_choices import Choice, proven_kernel, read_choices
 from cpembed.runtime.tuning.records import Lookup
 from cpembed.runtime.worker import call_each
 from cpembed.steps import Progress, silent
@@ -45,69 +44,6 @@ _FALLBACK = "axpy"
 # Numbers of lanes of portable code in the order in which they are searched: wide vectors are
 # faster, and one lane embeds in every product.
 _LANES = (16, 8, 4, 2, 1)
-
-# Multiply-accumulates per microsecond and thread of portable code. Only the order of magnitude
-# counts, so that a native kernel in another layout is preferred.
-_PORTABLE_MACS_PER_US = 500.0
-
-
-@dataclass(frozen=True)
-class ProductKernel:
-    """Kernel of a product.
-
-    Attributes
-    ----------
-    spec : HardwareSpec or None
-        Target of the instruction; None for portable code.
-    cost_us : float
-        Estimated microseconds, packing and unpacking included; infinite without an estimate.
-    utilisation : float
-        Fraction of the executed operations that are useful.
-    moved_bytes : int
-        Bytes that packing and unpacking read and write.
-    reason : str, optional
-        Why the kernel is not on a target that was named, or uses an alternative of a unit.
-    """
-
-    spec: HardwareSpec | None
-    candidate: Candidate
-    schedule: Any
-    epilogue: Epilogue | None
-    cost_us: float
-    utilisation: float
-    moved_bytes: int = 0
-    reason: str | None = None
-
-    @property
-    def is_native(self) -> bool:
-        """True unless the kernel is portable code."""
-        return self.spec is not None
-
-    def estimate_us(self, macs: int, threads: int) -> float:
-        """Return the estimated time; of portable code, that of ``macs`` on ``threads``."""
-        return self.cost_us if self.is_native else macs / (_PORTABLE_MACS_PER_US * threads)
-
-    @property
-    def target(self) -> str:
-        """Name of the target, for reports."""
-        return "portable" if self.spec is None else self.spec.name
-
-    @property
-    def places(self) -> bool:
-        """True if the output can be stored inside a larger buffer."""
-        return self.epilogue is not None and self.epilogue.placement is not None
-
-    @property
-    def computed_results(self) -> int:
-        """Number of results that the kernel computes, padding and repeated ones included."""
-        program = self.candidate.program
-        loops = (*program.loops, *program.instruction_axes)
-        return math.prod(loop.extent for loop in loops if loop.kind is AxisKind.SPATIAL)
-
-    @property
-    def embedding(self) -> str:
-        """Identifier of the embedding."""
-        return self.candidate.embedding.identifier()
 
 
 def choose_product_kernel(
@@ -414,11 +350,12 @@ class ProductKernels:
 
     @cached_property
     def _units_digest(self) -> str:
-        """Digest of the set of targets and of the constants that their estimates depend on."""
-        constants = [calibration_digest(open_target(spec)) for spec in self.units.leaders]
-        # What the processor lacks of the targets' alternatives matters too.
-        named = named_processor()
-        return digest_of(self.units, constants, None if named is None else named.name)
+        return units_digest(self.units)
+
+    @cached_property
+    def _imported(self) -> Mapping[str, Choice]:
+        """Choices of other machines by key."""
+        return {choice.key: choice for choice in read_choices(self.cache)}
 
     def _tuning_records(self, request: KernelRequest) -> list[tuple[str, str, int] | None]:
         """Return the record that each choice would take, of targets and of their alternatives."""
@@ -434,24 +371,27 @@ class ProductKernels:
 
     def search(self, requests: Iterable[KernelRequest], progress: Progress) -> None:
         """Search the kernels that are not in memory or in the cache, in parallel."""
-        missing: list[KernelRequest] = []
+        missing: list[tuple[KernelRequest, Choice | None]] = []
+        keys: dict[KernelRequest, str] = {}
         for request in dict.fromkeys(requests):
             if not request.is_possible:
                 self.kernels[request] = None
             if request in self.kernels:
                 continue
-            cached = self.cache.get(_CachedKernel, self.key(request))
+            key = keys[request] = self.key(request)
+            cached = self.cache.get(CachedKernel, key)
             if cached is not None:
                 self.kernels[request] = cached.kernel
             else:
-                missing.append(request)
+                missing.append((request, self._imported.get(key)))
         total = len(missing)
         progress("choosing kernels", 0, total)
         search = partial(_search, self.units, self.timeout)
-        for number, (request, kernel) in enumerate(call_each(search, missing, self.workers), 1):
+        searches = call_each(search, missing, self.workers)
+        for number, ((request, _), kernel) in enumerate(searches, 1):
             self.kernels[request] = kernel
             # Stored one by one, so that an interrupted command continues where it stopped.
-            self.cache.store(self.key(request), _CachedKernel(kernel))
+            self.cache.store(keys[request], CachedKernel(kernel))
             progress("choosing kernels", number, total)
 
     def lookup(self, request: KernelRequest) -> ProductKernel | None:
@@ -461,17 +401,38 @@ class ProductKernels:
         return self.kernels[request]
 
 
-@dataclass(frozen=True)
-class _CachedKernel:
-    """Result of a search in the cache, which tells "no kernel" from "not searched"."""
+def units_digest(units: Units) -> str:
+    """Return the digest of the targets of a set and of the constants that estimates depend on.
 
-    kernel: ProductKernel | None
+    It does not depend on where their files are.
+    """
+    constants = [calibration_digest(open_target(spec)) for spec in units.leaders]
+    named = None if units.named is None else units.named.name
+    specs = [each for leader in units.leaders for each in with_alternatives(leader)]
+    # The text of a specification leaves its memories and stride rules out.
+    contents = [
+        [getattr(spec, f.name) for f in fields(spec) if f.name != "path"]
+        for spec in (*units.processor, *specs)
+    ]
+    # What the processor lacks of the targets' alternatives matters too.
+    processor = named_processor()
+    executing = None if processor is None else processor.name
+    return digest_of(named, units.float_type, contents, constants, executing)
 
 
-def _search(units: Units, timeout: float | None, request: KernelRequest) -> ProductKernel | None:
+def _search(
+    units: Units, timeout: float | None, task: tuple[KernelRequest, Choice | None]
+) -> ProductKernel | None:
+    """Return the kernel of a request, by an imported choice if that is proven to be one."""
+    request, choice = task
+    epilogue = request.searched
+    if choice is not None:
+        kernel = proven_kernel(choice, units, request.workload, epilogue, request.in_place)
+        if kernel is not None:
+            return kernel
     try:
         return choose_product_kernel(
-            request.workload, units, request.searched, timeout, in_place=request.in_place
+            request.workload, units, epilogue, timeout, in_place=request.in_place
         )
     except LoweringError:
         return None

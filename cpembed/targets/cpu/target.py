@@ -41,7 +41,7 @@ from cpembed.targets.cpu.calibration import (
 )
 from cpembed.targets.cpu.lowering import BackEnd, Lowered, portable_kernel
 from cpembed.targets.cpu.methods import CpuMethods
-from cpembed.targets.cpu.register_blocks import Schedules
+from cpembed.targets.cpu.schedules import Schedules
 from cpembed.targets.cpu.space import (
     CONSIDERED_ON_CPU,
     TIE_RATIO,

@@ -147,10 +147,10 @@ def no_back_end(spec: HardwareSpec) -> str | None:
 def accepted_shapes(spec: HardwareSpec) -> str:
     """Return a message that lists instructions with kernels; empty for the package's own."""
     # The package's own specifications fit; only a user's may have a shape without a kernel.
-    shipped = {name: load_hardware_spec(name) for name in hardware_spec_files()}
-    if spec.path in {package_spec.path for package_spec in shipped.values()}:
+    # Where candidates are compared this is asked for each that is refused, so no file is read.
+    if spec.path in map(str, hardware_spec_files().values()):
         return ""
-    names = [name for name, each in shipped.items() if each.backend == spec.backend]
+    names = [n for n in hardware_spec_files() if load_hardware_spec(n).backend == spec.backend]
     return (
         f"; kernels exist for instructions of the shapes, types and operand layouts of "
         f"{', '.join(names)} (see `cpembed targets`)"
