@@ -15,8 +15,8 @@ from typing import Any
 
 from cpembed.codegen.compiled import CompiledKernel
 from cpembed.codegen.emit import portable_plan
-from cpembed.codegen.epilogue import RESULT_TYPES, Epilogue, Placement
-from cpembed.codegen.recorded import RecordedCalls, Recorder, recorded_calls
+from cpembed.codegen.epilogue import BYTES, RESULT_TYPES, Epilogue, Placement
+from cpembed.codegen.recorded import Memory, RecordedCall, RecordedCalls, Recorder, recorded_calls
 from cpembed.codegen.runtime import thread_count
 from cpembed.cost.ranking import Candidate
 from cpembed.driver.options import KernelOptions
@@ -26,10 +26,13 @@ from cpembed.embedding.cpsat import Status
 from cpembed.embedding.embedding import Embedding
 from cpembed.errors import BackendUnavailable, LoweringError, WorkloadError
 from cpembed.graph.graph import Array
+from cpembed.graph.kinds import Elementwise, Input, TensorType
 from cpembed.hw.instruction import HardwareSpec
 from cpembed.hw.loader import load_hardware_spec
 from cpembed.ir.computation import AxisKind, Computation
 from cpembed.network.kernel_cache import Cache, digest_of, source_digest
+from cpembed.network.operator_costs import estimate_operator_us
+from cpembed.network.operators import PlacedTensor, generated_plan
 from cpembed.runtime.tuning.records import Lookup
 from cpembed.runtime.worker import call_each
 from cpembed.steps import Progress, silent
@@ -44,6 +47,10 @@ _FALLBACK = "axpy"
 # Numbers of lanes of portable code in the order in which they are searched: wide vectors are
 # faster, and one lane embeds in every product.
 _LANES = (16, 8, 4, 2, 1)
+
+# Type to which the bytes of a first factor are extended, and the operator that does it.
+_WORD = "int16"
+_EXTENSION = Elementwise(Input(0), _WORD)
 
 # Multiply-accumulates per microsecond and thread of portable code. Only the order of magnitude
 # counts, so that a native kernel in another layout is preferred.
@@ -66,6 +73,9 @@ class ProductKernel:
         Bytes that packing and unpacking read and write.
     reason : str, optional
         Why the kernel is not on a target that was named, or uses an alternative of a unit.
+    extended : str or None
+        Type of the first factor's bytes if they are extended to 16 bits in memory before the
+        kernel.
     """
 
     spec: HardwareSpec | None
@@ -76,6 +86,7 @@ class ProductKernel:
     utilisation: float
     moved_bytes: int = 0
     reason: str | None = None
+    extended: str | None = None
 
     @property
     def is_native(self) -> bool:
@@ -138,13 +149,13 @@ def choose_product_kernel(
         If there is no kernel.
     """
     candidates = units.candidates([operand.dtype for operand in workload.inputs])
-    best: ProductKernel | None = None
+    best = None if in_place else _extended(workload, units, epilogue, timeout)
     reasons: list[str] = []
     if units.named is not None and units.named not in candidates:
         reasons.append(f"{units.name}: {_types_text(workload)} is not multiplied")
     for spec in candidates:
         # What cannot be faster, by its own model, is not searched.
-        if best is not None and _least_us(spec, workload) >= best.cost_us:
+        if best is not None and _least_us(spec, workload, best) >= best.cost_us:
             continue
         kernel = _kernel_on(spec, workload, epilogue, timeout, in_place)
         if isinstance(kernel, str):
@@ -164,13 +175,42 @@ def choose_product_kernel(
     return replace(best, reason="; ".join([*preferred, *filter(None, [best.reason])]) or None)
 
 
+def _extended(
+    workload: Computation, units: Units, epilogue: Epilogue | None, timeout: float | None
+) -> ProductKernel | None:
+    """Return the fastest kernel that reads the bytes of the first factor as 16 bits; None if none.
+
+    Extending a factor once takes less time than extending it for each block of results.
+    """
+    first, second = workload.inputs[:2]
+    if first.dtype not in BYTES or units.named is not None:
+        return None
+    wide = workload.with_dtypes({first.name: _WORD})
+    before = PlacedTensor.plain(TensorType(first.shape, first.dtype))
+    after = PlacedTensor.plain(TensorType(first.shape, _WORD))
+    best: ProductKernel | None = None
+    for spec in units.candidates([_WORD, second.dtype]):
+        extending = estimate_operator_us(
+            open_target(spec), _EXTENSION, [before], [after], thread_count()
+        )
+        kernel = _kernel_on(spec, wide, epilogue, timeout, ())
+        if not isinstance(kernel, str) and (best is None or kernel.cost_us < best.cost_us):
+            best = replace(kernel, cost_us=kernel.cost_us + extending, extended=first.dtype)
+    return best
+
+
 def _types_text(workload: Computation) -> str:
     return " by ".join(operand.dtype for operand in workload.inputs)
 
 
-def _least_us(spec: HardwareSpec, workload: Computation) -> float:
-    """Return a lower bound of the estimates of a target and its alternatives."""
-    return min(least_us(open_target(each), workload) for each in with_alternatives(spec))
+def _least_us(spec: HardwareSpec, workload: Computation, best: ProductKernel) -> float:
+    """Return a lower bound of the estimates of a target, and of its alternatives.
+
+    These are for products that it does not embed; it embeds what is embedded with an extended
+    factor.
+    """
+    specs = with_alternatives(spec) if best.extended is None else (spec,)
+    return min(least_us(open_target(each), workload) for each in specs)
 
 
 def _kernel_on(
@@ -300,7 +340,28 @@ def recorded_kernel(
     LoweringError
         If the target has no kernels that a library can hold.
     """
-    return recorded_calls(planned_product(kernel, epilogue, Recorder(threads)), (), constants)
+    recorder = Recorder(threads)
+    product = planned_product(kernel, epilogue, recorder)
+    if kernel.extended is None:
+        return recorded_calls(product, (), constants)
+    first = kernel.candidate.program.workload.inputs[0]
+    if first.name in constants:
+        constants = {**constants, first.name: constants[first.name].astype(_WORD)}
+        return recorded_calls(product, (), constants)
+    calls = recorded_calls(product, (), constants)
+    words = calls.caller_memory[first.name]
+    in_bytes = Memory(words.elements, kernel.extended)
+    before, after = (
+        PlacedTensor.plain(TensorType((words.elements,), dtype))
+        for dtype in (in_bytes.dtype, _WORD)
+    )
+    plan = generated_plan(_EXTENSION, [before], [after], recorder.thread_count())
+    extension = RecordedCall(plan, (in_bytes, words))
+    return replace(
+        calls,
+        run=(extension, *calls.run),
+        caller_memory={**calls.caller_memory, first.name: in_bytes},
+    )
 
 
 def planned_product(
@@ -335,7 +396,7 @@ def planned_product(
 # Packages and modules whose code a search depends on: a change of one invalidates cached kernels.
 _SOURCES = (
     *("ir", "hw", "embedding", "transform", "cost", "codegen", "targets", "driver"),
-    "network/product_kernels.py",
+    *("network/product_kernels.py", "network/operator_costs.py"),
 )
 
 
