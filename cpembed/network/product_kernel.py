@@ -32,6 +32,9 @@ class ProductKernel:
         Bytes that packing and unpacking read and write.
     reason : str, optional
         Why the kernel is not on a target that was named, or uses an alternative of a unit.
+    extended : str or None
+        Type of the first factor's bytes if they are extended to 16 bits in memory before the
+        kernel.
     """
 
     spec: HardwareSpec | None
@@ -42,6 +45,7 @@ class ProductKernel:
     utilisation: float
     moved_bytes: int = 0
     reason: str | None = None
+    extended: str | None = None
 
     @property
     def is_native(self) -> bool:

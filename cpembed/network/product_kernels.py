@@ -6,6 +6,7 @@ once, and a block that repeats within it too.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Collection, Iterable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field, fields, replace
@@ -27,6 +28,7 @@ from cpembed.graph.graph import Array
 from cpembed.hw.instruction import HardwareSpec
 from cpembed.hw.loader import load_hardware_spec
 from cpembed.ir.computation import Computation
+from cpembed.network.factor_extension import extension_us, with_extension, with_words, words_of
 from cpembed.network.kernel_cache import Cache, digest_of, source_digest
 from cpembed.network.product_kernel import CachedKernel, ProductKernel
 from cpembed.network.shared_choices import Choice, proven_kernel, read_choices
@@ -78,13 +80,13 @@ def choose_product_kernel(
     if in_place:
         # The fastest one of a target's alternatives may be none that takes an operand in place.
         candidates = [each for spec in candidates for each in with_alternatives(spec)]
-    best: ProductKernel | None = None
+    best = None if in_place else _extended(workload, units, epilogue, timeout)
     reasons: list[str] = []
     if units.named is not None and units.named not in candidates:
         reasons.append(f"{units.name}: {_types_text(workload)} is not multiplied")
     for spec in candidates:
         # What cannot be faster, by its own model, is not searched.
-        if best is not None and least_unit_us(spec, workload) >= best.cost_us:
+        if best is not None and _least_us(spec, workload, best) >= best.cost_us:
             continue
         kernel = _kernel_on(spec, workload, epilogue, timeout, in_place)
         if isinstance(kernel, str):
@@ -104,6 +106,31 @@ def choose_product_kernel(
     return replace(best, reason="; ".join([*preferred, *filter(None, [best.reason])]) or None)
 
 
+def _extended(
+    workload: Computation, units: Units, epilogue: Epilogue | None, timeout: float | None
+) -> ProductKernel | None:
+    """Return the fastest kernel that reads the bytes of the first factor as 16 bits; None if none.
+
+    A target that is named multiplies the types that it is named for.
+    """
+    wide = with_words(workload)
+    if wide is None or units.named is not None:
+        return None
+    candidates, bytes_too = (
+        units.candidates([operand.dtype for operand in each.inputs]) for each in (wide, workload)
+    )
+    # Dot products of bytes themselves are faster where the processor has them.
+    least = min((least_us(open_target(spec), workload) for spec in bytes_too), default=math.inf)
+    candidates = [spec for spec in candidates if least_us(open_target(spec), wide) < least]
+    best: ProductKernel | None = None
+    for spec in candidates:
+        kernel = _kernel_on(spec, wide, epilogue, timeout, ())
+        if not isinstance(kernel, str) and (best is None or kernel.cost_us < best.cost_us):
+            cost = kernel.cost_us + extension_us(spec, workload, thread_count())
+            best = replace(kernel, cost_us=cost, extended=workload.inputs[0].dtype)
+    return best
+
+
 def _types_text(workload: Computation) -> str:
     return " by ".join(operand.dtype for operand in workload.inputs)
 
@@ -111,6 +138,17 @@ def _types_text(workload: Computation) -> str:
 def least_unit_us(spec: HardwareSpec, workload: Computation) -> float:
     """Return a lower bound of the estimates of a target and its alternatives."""
     return min(least_us(open_target(each), workload) for each in with_alternatives(spec))
+
+
+def _least_us(spec: HardwareSpec, workload: Computation, best: ProductKernel) -> float:
+    """Return a lower bound of the estimates of a target that may be better than a kernel.
+
+    Its alternatives are for products that it does not embed; what is embedded with an extended
+    factor, it embeds too.
+    """
+    if best.extended is None:
+        return least_unit_us(spec, workload)
+    return least_us(open_target(spec), workload)
 
 
 def _kernel_on(
@@ -241,7 +279,15 @@ def recorded_kernel(
     LoweringError
         If the target has no kernels that a library can hold.
     """
-    return recorded_calls(planned_product(kernel, epilogue, Recorder(threads)), (), constants)
+    recorder = Recorder(threads)
+    product = planned_product(kernel, epilogue, recorder)
+    if kernel.extended is None:
+        return recorded_calls(product, (), constants)
+    first = kernel.candidate.program.workload.inputs[0].name
+    calls = recorded_calls(product, (), words_of(constants, first))
+    if first in constants:
+        return calls
+    return with_extension(calls, first, kernel.extended, recorder)
 
 
 def planned_product(
@@ -276,7 +322,7 @@ def planned_product(
 # Packages and modules whose code a search depends on: a change of one invalidates cached kernels.
 _SOURCES = (
     *("ir", "hw", "embedding", "transform", "cost", "codegen", "targets", "driver"),
-    "network/product_kernels.py",
+    *("network/product_kernels.py", "network/factor_extension.py", "network/operator_costs.py"),
 )
 
 

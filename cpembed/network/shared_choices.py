@@ -20,11 +20,13 @@ import msgspec
 
 from cpembed.codegen.epilogue import Epilogue
 from cpembed.codegen.plan import Knobs
+from cpembed.codegen.runtime import thread_count
 from cpembed.cost.ranking import derive_candidate, overheads
 from cpembed.embedding.embedding import Embedding
 from cpembed.errors import CpembedError
 from cpembed.files import read_regular, write_whole
 from cpembed.ir.computation import Computation
+from cpembed.network.factor_extension import extension_us, with_words
 from cpembed.network.kernel_cache import Cache
 from cpembed.network.product_kernel import CachedKernel, ProductKernel
 from cpembed.stores import LARGEST_STORE, DamagedRowError, SealedFolder, decoded, decoded_rows
@@ -39,7 +41,10 @@ _Line = Annotated[str, msgspec.Meta(max_length=400, pattern=r"^[\x20-\x7e]*$")]
 
 
 class Choice(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """Kernel of a search: its target, embedding, operands in place, and schedule."""
+    """Kernel of a search: its target, embedding, operands in place, and schedule.
+
+    ``extends`` is true if the bytes of the first factor are extended in memory before it.
+    """
 
     key: _Key
     target: _Line
@@ -48,6 +53,7 @@ class Choice(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     variant: _Line
     schedule: Knobs
     reason: _Line | None
+    extends: bool = False
 
 
 def export_choices(cache: Cache, path: Path) -> int:
@@ -79,6 +85,7 @@ def _searched(cache: Cache) -> Iterator[Choice]:
             variant=kernel.candidate.variant,
             schedule=kernel.schedule,
             reason=kernel.reason,
+            extends=kernel.extended is not None,
         )
 
 
@@ -148,13 +155,14 @@ def proven_kernel(
     """
     specs = [each for leader in units.leaders for each in with_alternatives(leader)]
     spec = next((spec for spec in specs if spec.name == choice.target), None)
-    if spec is None:
+    multiplied = with_words(workload) if choice.extends else workload
+    if spec is None or multiplied is None:
         return None
     target = open_target(spec)
     try:
         embedding = Embedding.from_json(choice.embedding)
         candidate = derive_candidate(
-            workload, spec.instruction, embedding, in_place=choice.in_place
+            multiplied, spec.instruction, embedding, in_place=choice.in_place
         )
         require(candidate.program)
         scored = target.space(target.lower(candidate.program, epilogue)).scored(choice.schedule)
@@ -166,13 +174,15 @@ def proven_kernel(
     if target.missing() or not fits or not math.isfinite(scored.cost):
         return None
     cost = overheads(candidate.program)
+    added_us = extension_us(spec, workload, thread_count()) if choice.extends else 0.0
     return ProductKernel(
         spec=spec,
         candidate=replace(candidate, variant=choice.variant),
         schedule=choice.schedule,
         epilogue=epilogue,
-        cost_us=scored.cost,
+        cost_us=scored.cost + added_us,
         utilisation=cost.occupancy,
         moved_bytes=cost.packing_bytes,
         reason=choice.reason,
+        extended=workload.inputs[0].dtype if choice.extends else None,
     )

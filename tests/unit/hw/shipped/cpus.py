@@ -18,7 +18,7 @@ def vpdpbusd(broadcast: Array, register: Array, sums: Array) -> None:
 
 
 def byte_pairs(broadcast: Array, register: Array, sums: Array) -> None:
-    """SDM volume 2, PMADDWD on PMOVZXBW's and PMOVSXBW's: one pair per 32-bit lane."""
+    """SDM volume 2, PMADDWD on words, or PMOVZXBW's and PMOVSXBW's: one pair per 32-bit lane."""
     for lane in range(len(sums)):
         for byte in range(2):
             sums[lane] += broadcast[byte] * register[2 * lane + byte]
@@ -97,6 +97,7 @@ MODELS: dict[str, Model] = {
     "arm_udot": byte_dots_by_element,
     "avx2_f32_dot": dot,
     "avx2_int7": vpdpbusd,
+    "avx2_int16": byte_pairs,
     "avx2_int8": byte_pairs,
     "avx2_uint7": vpdpbusd,
     "avx512_bf16": vdpbf16ps,
@@ -149,6 +150,13 @@ FACTS = {
     "avx2_f32_dot": facts("z 8", "x86", "avx2 fma", FLOATS, ""),
     "avx2_f32_lanes": facts("y 8", "x86", "avx2 fma", FLOATS, ""),
     "avx_vnni": facts("y 8, z 4", "x86", "avx2 avx_vnni", "uint8 int8 int32", ""),
+    "avx2_int16": facts(
+        "y 8, z 2",
+        "x86",
+        "avx2",
+        "int16 int8 int32, int16 uint8 int32, int16 int16 int32",
+        "",
+    ),
     "avx2_int8": facts("y 8, z 2", "x86", "avx2", free=""),
     "avx_vnni_uint8": facts("y 8, z 4", "x86", "avx2 avx_vnni", free=""),
     "amx_int8": facts("x 16, y 16, z 64", "x86", "amx_tile amx_int8", BYTES, "A.x, C.x"),
