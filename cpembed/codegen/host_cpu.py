@@ -1,7 +1,7 @@
 """The processor that kernels are built for: features, and its name for the compiler.
 
 It is the processor of this machine, whose model and caches the system reports, or one that
-:func:`built_for` names (:mod:`cpembed.codegen.processors` lists them).
+:func:`built_for` names (:mod:`cpembed.targets.processors` lists them).
 """
 
 from __future__ import annotations
