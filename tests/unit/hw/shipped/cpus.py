@@ -154,7 +154,7 @@ FACTS = {
         "y 8, z 2",
         "x86",
         "avx2",
-        "int16 int8 int32, int16 uint8 int32, int16 int16 int32",
+        "int16 int16 int32, int16 int8 int32, int16 uint8 int32",
         "",
     ),
     "avx2_int8": facts("y 8, z 2", "x86", "avx2", free=""),
