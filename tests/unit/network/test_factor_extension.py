@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -16,8 +17,19 @@ from cpembed.network.factor_extension import with_words
 from cpembed.network.inputs import random_inputs
 from cpembed.network.kernel_cache import Cache
 from cpembed.network.plan import Planning
-from cpembed.network.product_kernels import choose_product_kernel
+from cpembed.network.product_kernels import (
+    KernelRequest,
+    ProductKernels,
+    choose_product_kernel,
+)
 from cpembed.network.service import NetworkRequest, network
+from cpembed.network.shared_choices import (
+    export_choices,
+    import_choices,
+    proven_kernel,
+    read_choices,
+)
+from cpembed.steps import silent
 from cpembed.targets.units import Units
 from cpembed.targets.x86.features import missing_features
 
@@ -97,3 +109,22 @@ def test_a_named_target_multiplies_what_it_is_named_for() -> None:
         workload("gemm m=16 n=16 k=16 dtype=uint8,int8,int32"), units, None
     )
     assert kernel.extended is None
+
+
+@needs_avx2
+def test_a_choice_of_another_machine_is_extended_too(tmp_path: Path) -> None:
+    request = KernelRequest(
+        workload("gemm m=64 n=64 k=64 dtype=uint8,int8,int32"), Epilogue("int32"), placed=False
+    )
+    kernels = ProductKernels(AVX2, Cache(tmp_path / "one"))
+    kernels.search([request], silent)
+    assert export_choices(kernels.cache, tmp_path / "choices.jsonl") == 1
+    other = ProductKernels(AVX2, Cache(tmp_path / "two"))
+    import_choices(other.cache, tmp_path / "choices.jsonl")
+    (choice,) = read_choices(other.cache)
+    assert choice.extends
+    kernel = proven_kernel(choice, AVX2, request.workload, request.searched, ())
+    expected = kernels.lookup(request)
+    assert kernel is not None
+    assert expected is not None
+    assert (kernel.extended, kernel.cost_us) == (expected.extended, expected.cost_us)

@@ -77,7 +77,7 @@ def test_no_path_of_this_machine_is_in_the_file(exported: Path) -> None:
     text = exported.read_text()
     assert "/" not in text
     assert set(json.loads(text)) == {
-        "key", "target", "embedding", "in_place", "variant", "schedule", "reason"
+        "key", "target", "embedding", "in_place", "variant", "schedule", "reason", "extends"
     }  # fmt: skip
 
 
