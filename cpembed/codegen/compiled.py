@@ -199,8 +199,8 @@ class CompiledKernel:
             workspace = [self.processor.empty(copies, dtype)] if copies else []
             rest = {name: buffer for name, buffer in originals.items() if name != first}
             factors = originals[first], *(packed[name] for name in further)
-            call = contract.bound(*factors, output, *workspace)
-            calls = [*self.bound_packing(rest, packed), call]
+            calls = self.bound_packing(rest, packed)
+            calls.append(contract.bound(*factors, output, *workspace))
         return calls + self.bound_unpacking(output)
 
     @property
