@@ -145,7 +145,16 @@ def _library_row(figures: Mapping[str, Any]) -> Row:
 
 
 def ratio(row: Row, library: str, *, packing: bool = False) -> float | None:
-    """Return a library's time over ours; None if it was not compared."""
+    """Return a library's time over ours; None if it was not compared.
+
+    Parameters
+    ----------
+    row : dict
+        Row as :func:`layer_row` makes it.
+    library : str
+    packing : bool, default False
+        Count the packing of operands.
+    """
     return row["libraries"][library].get("ratio_with_packing" if packing else "ratio")
 
 
@@ -169,7 +178,16 @@ def comparison_cells(row: Row, library: str) -> list[str]:
 
 
 def mean_line(rows: Sequence[Row], library: str, stated: str) -> str:
-    """Return the geometric mean over the layers that were compared, and the paper's own words."""
+    """Return the geometric mean over the layers that were compared, and the paper's statement.
+
+    Parameters
+    ----------
+    rows : sequence of dict
+        A row for each layer.
+    library : str
+    stated : str
+        Statement of the paper about its own mean.
+    """
     ratios = [value for row in rows if (value := ratio(row, library)) is not None]
     label = LABELS[library]
     if not ratios:

@@ -87,7 +87,7 @@ class RunningNetwork:
         WorkloadError
             If the inputs are not the network's.
         """
-        return called(self.compiled.graph, self.run, arrays, named)
+        return called([*self.compiled.graph.inputs], self.run, arrays, named)
 
     def run(
         self, inputs: Mapping[str, Array], out: Mapping[str, Array] | None = None
@@ -162,7 +162,7 @@ def in_place(graph: Graph) -> dict[str, str]:
 
 
 def called(
-    graph: Graph,
+    names: Sequence[str],
     run: Callable[[Mapping[str, Array]], dict[str, Array]],
     arrays: Sequence[Array],
     named: Mapping[str, Array],
@@ -171,7 +171,8 @@ def called(
 
     Parameters
     ----------
-    graph : Graph
+    names : sequence of str
+        Names of the inputs in the model's order.
     run : callable
         Function from inputs to outputs, by name.
     arrays : sequence of ndarray
@@ -184,7 +185,6 @@ def called(
     array or dict of str to array
         The output of a network that has one, else the outputs by name.
     """
-    names = list(graph.inputs)
     if len(arrays) > len(names):
         raise WorkloadError(f"{len(arrays)} inputs: the network takes {', '.join(names)}")
     outputs = run({**dict(zip(names, arrays, strict=False)), **named})

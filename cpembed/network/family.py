@@ -31,6 +31,7 @@ from cpembed.graph.instances import Instance, Openness, make_instance, openness
 from cpembed.hw.instruction import HardwareSpec
 from cpembed.ir.dtypes import as_stored, as_typed
 from cpembed.network.build import (
+    called,
     library_name,
     prepared_and_named,
     require_kernels,
@@ -136,10 +137,7 @@ class RunningFamily:
             If the inputs are not the network's, or their sizes are outside the ranges.
         """
         names = [tensor.name for tensor in self.compiled.inputs]
-        if len(arrays) > len(names):
-            raise WorkloadError(f"{len(arrays)} inputs: the network takes {', '.join(names)}")
-        outputs = self.run({**dict(zip(names, arrays, strict=False)), **named})
-        return outputs if len(outputs) > 1 else next(iter(outputs.values()))
+        return called(names, self.run, arrays, named)
 
     def run(self, inputs: Mapping[str, Array]) -> dict[str, Array]:
         """Compute the outputs by name.

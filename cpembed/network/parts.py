@@ -108,7 +108,7 @@ class PartedNetwork:
 
     def __call__(self, *arrays: Array, **named: Array) -> Array | dict[str, Array]:
         """Compute the outputs as :class:`RunningNetwork` does."""
-        return called(self.graph, self.run, arrays, named)
+        return called([*self.graph.inputs], self.run, arrays, named)
 
     def run(self, inputs: Mapping[str, Array]) -> dict[str, Array]:
         """Compute the outputs by name.
