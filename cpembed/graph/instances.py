@@ -103,6 +103,7 @@ def fitted_extent(family: Family, values: Mapping[Sizes, int]) -> Extent:
     numbers = {*values.values()}
     if len(numbers) == 1:
         return Extent(None, 0, numbers.pop())
+    fitting: list[Extent] = []
     for place, symbol in enumerate(family.symbols):
         by_size = {sizes[place]: value for sizes, value in values.items()}
         if len(by_size) < 2 or any(by_size[at[place]] != value for at, value in values.items()):
@@ -111,7 +112,13 @@ def fitted_extent(family: Family, values: Mapping[Sizes, int]) -> Extent:
         # Quotients are told apart by neighbouring sizes only.
         same = {tuple(f.at({symbol: n}) for n in family.ranges[symbol]) for f in forms}
         if len(same) == 1:
-            return forms[0]
+            fitting.append(forms[0])
+    # A quotient of one size may look like another size where that has two values.
+    plain = [extent for extent in fitting if extent.divisor == 1] or fitting
+    if len(plain) == 1:
+        return plain[0]
+    if fitting:
+        raise SizeObstacle("has an extent that may follow either of two sizes")
     raise SizeObstacle("has an extent that is no multiple of one size plus a constant")
 
 
@@ -142,6 +149,8 @@ def _shapes(family: Family, relations: Mapping[Sizes, Sequence[Axes]]) -> tuple[
         for axis in zip(*tensors, strict=True):
             extents = (
                 {sizes: factor.small for sizes, factor in zip(relations, factors, strict=True)}
+                # The ranges may have two sizes, of which only one is smaller.
+                | {family.largest: factors[0].large}
                 for factors in zip(*axis, strict=True)
             )
             shape.append(tuple(fitted_extent(family, values) for values in extents))
@@ -312,7 +321,7 @@ def make_instance(family: Family, facts: Openness, sizes: Sizes, least: Sizes) -
     fillers: tuple[Filler, ...] = ()
     if low != sizes:
         relations = {at: relate(family.graph(at), graph) for at in _below(sizes, low)}
-        graph, fillers = _masked(family, graph, relations)
+        graph, fillers = _masked(family, graph, relations, sizes)
     # A run of any regular number of rows may have this instance as a part.
     is_part = [modes[k] is Mode.SPLIT and not irregular[k] for k in places]
     first = tuple(facts.regular[k] if is_part[k] else low[k] for k in places)
@@ -321,10 +330,10 @@ def make_instance(family: Family, facts: Openness, sizes: Sizes, least: Sizes) -
 
 
 def _masked(
-    family: Family, graph: Graph, relations: Mapping[Sizes, Relation]
+    family: Family, graph: Graph, relations: Mapping[Sizes, Relation], sizes: Sizes
 ) -> tuple[Graph, tuple[Filler, ...]]:
-    """Return a graph with the masks of relations to smaller sizes."""
-    builder = _MaskBuilder(family, graph)
+    """Return a graph at some sizes with the masks of relations to smaller ones."""
+    builder = _MaskBuilder(family, graph, sizes)
     masks = [{(m.operator, m.slot, m.axis): m for m in r.masks} for r in relations.values()]
     for key in dict.fromkeys(key for by_key in masks for key in by_key):
         if any(key not in by_key for by_key in masks):
@@ -341,8 +350,9 @@ def _masked(
 class _MaskBuilder:
     """A graph to which masks are added, as inputs and elementwise operators."""
 
-    def __init__(self, family: Family, graph: Graph) -> None:
+    def __init__(self, family: Family, graph: Graph, sizes: Sizes) -> None:
         self.family = family
+        self.sizes = sizes
         self.graph = graph
         self.names = {*graph.types}
         self.operators = list(graph.operators)
@@ -367,12 +377,18 @@ class _MaskBuilder:
             self.inputs[name] = TensorType(shape, "bool" if is_mask else "float32")
         return self.fillers[key].name
 
+    def _extent(self, changes: Mapping[Sizes, Mask] | Mapping[Sizes, Rescaling]) -> Extent:
+        """Return the number of elements that are no filling, at sizes up to those of the graph."""
+        numbers = {at: change.small for at, change in changes.items()}
+        full = next(iter(changes.values())).large
+        return fitted_extent(self.family, {**numbers, self.sizes: full})
+
     def mask(self, masks: Mapping[Sizes, Mask]) -> None:
         """Mask an input of an operator."""
         first = next(iter(masks.values()))
         if len({(m.value, m.large) for m in masks.values()}) != 1:
             raise SizeObstacle("needs other values beyond the end at other sizes")
-        extent = fitted_extent(self.family, {at: m.small for at, m in masks.items()})
+        extent = self._extent(masks)
         operator = self.operators[first.operator]
         source = operator.inputs[first.slot]
         kind = self.graph.types[source]
@@ -399,7 +415,7 @@ class _MaskBuilder:
     def rescale(self, rescalings: Mapping[Sizes, Rescaling]) -> None:
         """Multiply a mean by a quotient of extents."""
         first = next(iter(rescalings.values()))
-        extent = fitted_extent(self.family, {at: r.small for at, r in rescalings.items()})
+        extent = self._extent(rescalings)
         quotient = self._filler(extent, first.large, 0, is_mask=False)
         operator = self.operators[first.operator]
         raw = self._named(f"{operator.output} over {first.large}")

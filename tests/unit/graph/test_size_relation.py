@@ -262,6 +262,27 @@ def test_the_larger_graph_computes_the_smaller_ones(name: str) -> None:
             assert shape_at(facts.outputs[number], named) == want[output].shape
 
 
+@pytest.mark.parametrize("name", ["softmax", "mean", "attention", "dynamically quantized"])
+@pytest.mark.parametrize("sizes", [(8, 10), (3, 10), (9, 10)])
+def test_ranges_of_two_sizes(name: str, sizes: tuple[int, int]) -> None:
+    """Only one size is smaller, so that numbers are told apart by the larger one."""
+    models = Family("net", {"b": range(2, 4), "s": range(*sizes)}, PADDED[name])
+    if name == "attention" and sizes == (8, 10):
+        # Rows times columns of two sizes each: nothing tells which is which.
+        with pytest.raises(WorkloadError, match="extent"):
+            openness(models)
+        return
+    facts = openness(models)
+    assert shape_at(facts.inputs[0], {"b": 2, "s": 9})[:2] == (2, 9)
+    instance = make_instance(models, facts, (3, 9), tuple(facts.regular))
+    x = np.random.default_rng(4).normal(size=models.graph((3, 9)).inputs["x"].shape)
+    inputs = {"x": x.astype(np.float32)}
+    (expected,) = evaluate(models.graph((3, 9)), inputs, lambda name: False).values()
+    masks = fillings(instance, models, (3, 9))
+    (result,) = evaluate(instance.graph, inputs | masks, lambda name: False).values()
+    np.testing.assert_allclose(result, expected, rtol=2e-6, atol=1e-7)
+
+
 @pytest.mark.parametrize("descending", [False, True])
 def test_filling_is_sorted_behind_numbers_that_are_equal_to_it(descending: bool) -> None:
     models = family(partial(ordered, count=0, descending=descending))
