@@ -218,9 +218,16 @@ class PairExecutions:
         best: dict[Ports, PairExecution] = {}
         for execution in candidates:
             current = best.get(execution.ports)
-            if current is None or execution.cost_us < current.cost_us:
+            if current is None or self._ranked_us(execution) < self._ranked_us(current):
                 best[execution.ports] = execution
         return tuple(best.values())
+
+    def _ranked_us(self, execution: PairExecution) -> float:
+        """Return the cost by which executions in the same layouts are compared."""
+        # An estimate has to be clearly better: two kernels need no search for a band's.
+        is_estimated = execution.second.pair is not None and self.setting.timer is None
+        margin = self.setting.target.policy.tie_ratio if is_estimated else 1.0
+        return execution.cost_us * margin
 
 
 def pair_ports(graph: Graph, first: Operator, second: Operator) -> tuple[list[str], list[str]]:

@@ -15,6 +15,7 @@ from functools import cached_property
 from typing import Any
 
 from cpembed.codegen.epilogue import Epilogue
+from cpembed.codegen.host_cpu import cache_bytes
 from cpembed.codegen.recorded import Memory, RecordedCalls, Recorder, recorded_calls
 from cpembed.errors import InvariantError, LoweringError
 from cpembed.graph.graph import Array, Graph, Operator
@@ -44,6 +45,9 @@ _CACHE_SHARE = 0.5
 
 _TASK_POINTS = 8.0
 """Time of a band's beginning, in which weights come from a farther cache, in points of a row."""
+
+_SMALLEST_CACHE = 256 << 10
+"""Bytes of a second-level cache whose size is not known."""
 
 _LINE_BYTES = 64
 
@@ -248,7 +252,7 @@ class PairChoice:
         read_bytes = image.elements * size_bytes(first.computation.inputs[0].dtype)
         # Rows of the image are read once for all that is computed from them.
         row_bytes += read_bytes // (samples * height)
-        points, limit = math.prod(columns), (self.times.cache_bytes[1] or 256 << 10) * _CACHE_SHARE
+        points, limit = math.prod(columns), second_level_bytes(self.times) * _CACHE_SHARE
         equal = sorted({-(-height // count) for count in range(1, height + 1)})
         candidates = [Bands(samples, height, rows) for rows in equal]
         fitting = [bands for bands in candidates if bands.rows * row_bytes <= limit]
@@ -325,6 +329,13 @@ class PairChoice:
             far_ns += stored * (times.store_line_ns[2] - times.store_line_ns[1])
         computed = -(-bands.tasks // chunks) * band_us
         return launch + computed + max(0.0, far_ns) / _LINE_BYTES / chunks / 1e3
+
+
+def second_level_bytes(times: HostTimes) -> int:
+    """Return the size of the second-level cache: of the processor, or less by its times."""
+    # Times of an uncalibrated machine are published ones, whose cache may be much larger.
+    sizes = [size for size in (times.cache_bytes[1], cache_bytes()[1]) if size]
+    return min(sizes, default=_SMALLEST_CACHE)
 
 
 def most_saved_us(kind: Product, layout_bytes: int, times: HostTimes, threads: int) -> float:
