@@ -23,6 +23,7 @@ from cpembed.network.layout import CandidateLayouts, Layout, residual_of
 from cpembed.network.match import match
 from cpembed.network.operators import PlacedTensor
 from cpembed.network.operators.pairs import IMAGE, OUTPUT, RESIDUAL, Bands
+from cpembed.network.pair_executions import ESTIMATE_MARGIN
 from cpembed.network.pairs import PairChoice, PairLayouts, PairPart, pairs_of
 from cpembed.network.plan import Planning, plan_network
 from cpembed.network.product_kernels import ProductKernels
@@ -300,7 +301,7 @@ def test_a_pair_costs_no_more_than_its_products_and_match_agrees_with_the_plan(
         for pairs in ("auto", "always", "never")
     }
     assert costs["auto"] <= costs["never"] + 1e-6
-    assert costs["auto"] <= costs["always"] * 1.021
+    assert costs["auto"] <= costs["always"] * (ESTIMATE_MARGIN + 1e-3)
     (result,) = match(graph, ["native"]).targets
     assert result.products == result.embedded == 6
 
