@@ -108,6 +108,8 @@ def row_axes(kind: Product) -> tuple[str, str]:
     """
     output = kind.computation.output
     groups = dimensions_of(kind.shape, output.shape)
+    if len(groups) < 3:
+        raise LoweringError(f"{kind.computation}: a result of {list(kind.shape)} has no rows")
     index = kind.computation.access(output.name).index
     axes = [
         axis_of(kind.computation, index[group[0]]) if len(group) == 1 else None

@@ -13,7 +13,6 @@ from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Literal
 
-from cpembed.codegen.epilogue import Epilogue
 from cpembed.errors import LoweringError
 from cpembed.graph.graph import Graph, Operator
 from cpembed.graph.kinds import Product
@@ -146,23 +145,21 @@ class PairExecutions:
                     yield first_ports, second_ports, choice
 
     @cached_property
-    def _parts(self) -> dict[tuple[KernelRequest, Epilogue | None], PairPart | None]:
-        """Parts by the search for their kernel, and their epilogue with its places."""
+    def _parts(self) -> dict[KernelRequest, PairPart | None]:
+        """Parts by the search for their kernel; places in tensors do not influence schedules."""
         return {}
 
     def _part(self, request: KernelRequest, band: Band, *, places: bool) -> PairPart | None:
         """Return a part of a pair; None if there is no kernel that takes a band in place."""
         epilogue = band.epilogue() if places else band.kind.epilogue
-        key = request, epilogue
-        if key not in self._parts:
+        if request not in self._parts:
             kernel = self.setting.products.lookup(request)
-            self._parts[key] = None
+            self._parts[request] = None
             if kernel is not None:
                 with suppress(LoweringError):
-                    self._parts[key] = PairPart.scheduled(band, kernel, epilogue)
-        part = self._parts[key]
-        # Equal products of bands may lie at other distances in their tensors.
-        return None if part is None else replace(part, band=band)
+                    self._parts[request] = PairPart.scheduled(band, kernel, epilogue)
+        part = self._parts[request]
+        return None if part is None else replace(part, band=band, epilogue=epilogue)
 
     def _fused(self, first: Operator, second: Operator) -> Iterator[PairExecution]:
         """Yield the executions in one kernel."""

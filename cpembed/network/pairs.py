@@ -85,17 +85,20 @@ def _can_follow(graph: Graph, first: Operator, second: Operator) -> bool:
         return False
     if is_stepped(producer):
         return False
-    return _reads_rows(consumer, graph.types[between])
+    try:
+        row_axes(producer)
+        return _reads_rows(consumer, graph.types[between])
+    except LoweringError:
+        return False
 
 
 def _reads_rows(kind: Product, image: TensorType) -> bool:
-    """True if each row of a result is computed from the row of the image of the same number."""
+    """True if each row of a result is computed from the row of the image of the same number.
+
+    Raises :class:`LoweringError` if the result or the image has no rows.
+    """
     operand = kind.computation.inputs[0]
-    try:
-        axes = row_axes(kind)
-        groups = dimensions_of(image.shape, operand.shape)
-    except LoweringError:
-        return False
+    axes, groups = row_axes(kind), dimensions_of(image.shape, operand.shape)
     index = kind.computation.access(operand.name).index
     for group, axis in zip((groups[0], groups[2]), axes, strict=True):
         if len(group) != 1 or axis_of(kind.computation, index[group[0]]) != axis:
