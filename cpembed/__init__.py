@@ -43,9 +43,10 @@ if TYPE_CHECKING:
     from cpembed.hw.instruction import HardwareSpec as HardwareSpec
     from cpembed.hw.instruction import Instruction as Instruction
     from cpembed.ir.computation import Computation as Computation
-    from cpembed.network.compiled_model import CompileOptions
+    from cpembed.network.compiled_model import CompileOptions as CompileOptions
     from cpembed.network.compiled_model import compile_sizes as compile
     from cpembed.network.match import match as match
+    from cpembed.network.processors import build_model as build_model
     from cpembed.targets.base import Target as Target
 
 _MODULES = {
@@ -77,6 +78,7 @@ _MODULES = {
     "cpembed.ir.computation": ["Computation"],
     "cpembed.network.compiled_model": ["CompileOptions", "compile"],
     "cpembed.network.match": ["match"],
+    "cpembed.network.processors": ["build_model"],
     "cpembed.targets.base": ["Target"],
 }
 _HOME = {name: module for module, names in _MODULES.items() for name in names}
@@ -104,6 +106,7 @@ __all__ = [
     "TuneOptions",
     "bench",
     "build",
+    "build_model",
     "compare_layouts",
     "compile",
     "estimate",

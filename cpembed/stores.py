@@ -9,6 +9,8 @@ tuning trials          ``tune`` (user's data)          ``CPEMBED_TUNE_DIR``, ``-
 calibrations of CPUs   ``calibration`` (user's data)   ``CPEMBED_CALIBRATION_DIR``
 MetaSchedule's tunes   ``metaschedule`` (cache)
 kernels of networks    ``network`` (cache), sealed     ``CPEMBED_NETWORK_CACHE``, empty: none
+libraries of networks  beside them, sealed
+imported choices       beside them, as rows
 compiled executors     by executor (cache), sealed     ``CPEMBED_..._EXECUTOR_CACHE``, empty: none
 =====================  ==============================  =======================================
 

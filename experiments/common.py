@@ -102,7 +102,8 @@ class Experiment:
             parser.error(f"no such row: {', '.join(unknown)}; rows: {', '.join(self.keys)}")
         trials: int | None = getattr(options, "trials", None)
         if getattr(options, "quick", False):
-            print("\n".join(self.markdown(list(self._computed(self.quick, trials, jobs=1)))))
+            rows = list(self._computed(self._possible(self.quick), trials, jobs=1))
+            print("\n".join(self.markdown(rows) if rows else ["no row can be computed here"]))
             return 0
         keys = [] if options.rewrite else options.rows or list(self.keys)
         self.run(keys, trials, options.output, again=options.again, jobs=options.jobs)
@@ -134,14 +135,7 @@ class Experiment:
         """
         folder.mkdir(parents=True, exist_ok=True)
         rows = load(folder)
-        pending: list[str] = []
-        for key in keys:
-            if key in rows and not again:
-                continue
-            if reason := self.missing(key):
-                print(f"{key}: left out, missing: {reason}", file=sys.stderr, flush=True)
-                continue
-            pending.append(key)
+        pending = self._possible(key for key in keys if again or key not in rows)
         last_write = -math.inf
         for number, row in enumerate(self._computed(pending, trials, jobs), 1):
             rows[row["key"]] = row
@@ -153,6 +147,16 @@ class Experiment:
         self._write(rows, folder, fresh=bool(pending))
         if self.plot is not None:
             self.plot(self._sorted(rows), folder)
+
+    def _possible(self, keys: Iterable[str]) -> list[str]:
+        """Return the keys that this machine can compute; name the others on stderr."""
+        possible: list[str] = []
+        for key in keys:
+            if reason := self.missing(key):
+                print(f"{key}: left out, missing: {reason}", file=sys.stderr, flush=True)
+            else:
+                possible.append(key)
+        return possible
 
     def _computed(self, keys: Sequence[str], trials: int | None, jobs: int) -> Iterator[Row]:
         calls = [
@@ -208,8 +212,10 @@ class Experiment:
             latest = max(group, key=lambda row: row["date"])
             commits = sorted({str(row["git_commit"])[:9] for row in group})
             seconds = sum(row["seconds"] for row in group)
-            trials = " or ".join(map(str, sorted({row["trials"] for row in group})))
-            run = f"{len(group)} rows in {seconds:.0f} s, {trials} {self.trial_unit}"
+            run = f"{len(group)} rows in {seconds:.0f} s"
+            if self.trials is not None:
+                trials = " or ".join(map(str, sorted({row["trials"] for row in group})))
+                run += f", {trials} {self.trial_unit}"
             document = {**latest, "git_commit": ", ".join(commits)}
             lines += ["", *provenance_lines(document, run)]
         return lines

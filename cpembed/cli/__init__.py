@@ -46,6 +46,7 @@ SUBCOMMANDS: dict[str, tuple[str, str]] = {
     "match": ("models", "Show which operators of a model an instruction computes, and how well."),
     "layouts": ("kernels", "Find the fastest layout of a workload's tensors, packing included."),
     "network": ("models", "Compile a whole model, run it, verify and time it layer by layer."),
+    "cache": ("cache", "Take kernels that were chosen for networks to other machines."),
     "tune": ("kernels", "Find the fastest embedding and schedule of a workload, and keep them."),
     "worker": ("worker", "Join a cluster and execute its tasks."),
     "explore": ("exploration", "Find the machines of a space that are the best for a suite."),
@@ -55,6 +56,7 @@ SUBCOMMANDS: dict[str, tuple[str, str]] = {
     ),
     **TARGET_COMMANDS,
     "targets": ("search", "List the targets and whether this machine executes them."),
+    "processors": ("search", "List the processors that libraries may be built for."),
     "operators": ("search", "List the operators and the sizes they take."),
 }
 """Module and help of each subcommand; the module defines the click command ``NAME_command``, that

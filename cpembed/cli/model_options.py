@@ -182,6 +182,43 @@ def _names(ctx: click.Context, param: click.Parameter, texts: tuple[str, ...]) -
     return names
 
 
+def _processors(
+    ctx: click.Context, param: click.Parameter, texts: tuple[str, ...]
+) -> tuple[str, ...]:
+    """Return the names in ``NAME[,NAME]``, each once."""
+    return tuple(dict.fromkeys(_names(ctx, param, texts)))
+
+
+processors_option = click.option(
+    "--cpu",
+    "processors",
+    multiple=True,
+    callback=_processors,
+    metavar="NAME[,NAME]",
+    help="Build for another x86 or Arm processor than this machine's, by LLVM's name (see "
+    "`cpembed processors`). With several names a library holds a variant for each, and runs the "
+    "best that the processor supports.  [default: this machine's]",
+)
+"""Option for the processors of a library."""
+
+
+def _processor(ctx: click.Context, param: click.Parameter, name: str | None) -> str | None:
+    """Reject several names."""
+    if name is not None and "," in name:
+        raise click.BadParameter("one processor at a time: give one name", ctx, param)
+    return name
+
+
+processor_option = click.option(
+    "--cpu",
+    "processor",
+    callback=_processor,
+    metavar="NAME",
+    help="Plan for another x86 or Arm processor than this machine's, by LLVM's name (see "
+    "`cpembed processors`).  [default: this machine's]",
+)
+"""Option for the processor of a plan."""
+
 outputs_option = click.option(
     "--outputs",
     multiple=True,

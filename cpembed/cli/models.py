@@ -35,6 +35,7 @@ WRONG = 1
 @click.command("match", cls=options.Subcommand)
 @model_options.model_argument
 @model_options.network_targets_option
+@model_options.processor_option
 @model_options.float_option
 @click.option(
     "--alternatives/--no-alternatives",
@@ -52,6 +53,7 @@ def match_command(
     outputs: tuple[str, ...],
     constants: dict[str, Any],
     targets: tuple[str, ...],
+    processor: str | None,
     float_type: FloatType | None,
     alternatives: bool,
     timeout: float,
@@ -65,14 +67,16 @@ def match_command(
     cpembed match resnet18.onnx
     cpembed match resnet18.onnx --target avx512_vnni
     cpembed match bert.onnx --target amx_int8 --target vta_1x16x16 --shape ids=1,128
+    cpembed match resnet18.onnx --cpu sapphirerapids
     """
     from cpembed.frontends import load_model
     from cpembed.network.match import match
+    from cpembed.targets.processors import built_for_name
 
-    # Before the model is read, which may take seconds.
-    names = options.distinct(targets, as_units=True)
-    graph = load_model(model, shapes or None, outputs, constants=constants)
-    with output.Bar() as bar:
+    with built_for_name(processor), output.Bar() as bar:
+        # Before the model is read, which may take seconds.
+        names = options.distinct(targets, as_units=True)
+        graph = load_model(model, shapes or None, outputs, constants=constants)
         result = match(
             graph,
             names,
@@ -98,6 +102,7 @@ class NetworkArguments:
     loss: float | None
     instances: int | None
     target: str
+    processor: str | None
     float_type: FloatType | None
     threads: int | None
     fallback: str | None
@@ -120,6 +125,7 @@ class NetworkArguments:
 @click.command("network", cls=options.Subcommand)
 @model_options.open_model_argument
 @model_options.units_option
+@model_options.processor_option
 @model_options.float_option
 @options.threads_option("the network")
 @click.option(
@@ -186,8 +192,19 @@ def network_command(arguments: NetworkArguments) -> int:
     cpembed network resnet18.onnx
     cpembed network resnet18.onnx --target avx512_vnni --report resnet18.html
     cpembed network bert.onnx --target amx_int8 --threads 2 --input tokens.npz --output results
+    cpembed network resnet18.onnx --cpu sapphirerapids --plan-only
     """
     options.use_threads(arguments.threads)
+    _check_plan_only(arguments)
+    from cpembed.targets.processors import built_for_name
+
+    executes = arguments.measures or not arguments.plan_only
+    with built_for_name(arguments.processor, executes=executes):
+        return _network(arguments)
+
+
+def _network(arguments: NetworkArguments) -> int:
+    """Plan or run a network for the processor that kernels are built for; return the exit code."""
     from cpembed.driver.matching import network_units
     from cpembed.frontends import load_network
     from cpembed.graph.family import Family
@@ -242,12 +259,20 @@ def network_command(arguments: NetworkArguments) -> int:
         from cpembed.report.network_trace import chrome_trace
 
         write_whole(arguments.trace, json.dumps(chrome_trace(document)) + "\n")
+    note: list[str] = []
+    if arguments.processor is not None:
+        from cpembed.targets.processors import described, processor
+
+        cpu = described(processor(arguments.processor))
+        document = {**document, "cpu": cpu}
+        figures = cpu["figures"] or "another processor"
+        note = ["", f"planned for {cpu['name']}, by published figures of {figures}"]
     if arguments.as_json:
         output.print_json(document)
     else:
         from cpembed.report.network import parts_report, report
 
-        output.print_text(*(parts_report if "parts" in document else report)(document))
+        output.print_text(*(parts_report if "parts" in document else report)(document), *note)
     if run is None or not run.failed:
         return 0
     # The report comes first: a wrong result is looked for in it.
@@ -257,6 +282,17 @@ def network_command(arguments: NetworkArguments) -> int:
         "command line"
     )
     return WRONG
+
+
+def _check_plan_only(arguments: NetworkArguments) -> None:
+    """Raise a usage error for an option of runs beside ``--plan-only``."""
+    for name, value in (
+        ("--input", arguments.input_file),
+        ("--output", arguments.output),
+        ("--save", arguments.save),
+    ):
+        if arguments.plan_only and value is not None:
+            raise click.UsageError(f"--plan-only runs nothing: leave {name} out")
 
 
 def _check_parts(arguments: NetworkArguments) -> None:
@@ -337,8 +373,8 @@ def _network_family(family: Family, units: Units, arguments: NetworkArguments) -
 # -- libraries ------------------------------------------------------------------------------------
 
 _MODEL_PARAMETERS = frozenset(
-    ("words", "target", "float_type", "timeout", "folder", "name", "shapes", "outputs", "threads",
-     "torch", "method", "as_json", "constants", "loss", "instances")
+    ("words", "target", "processors", "float_type", "timeout", "folder", "name", "shapes",
+     "outputs", "threads", "torch", "method", "as_json", "constants", "loss", "instances")
 )  # fmt: skip
 """Parameters of ``cpembed build`` that apply to models too."""
 
@@ -351,6 +387,7 @@ class BuildArguments:
 
     words: tuple[str, ...]
     target: str | None
+    processors: tuple[str, ...]
     float_type: FloatType | None
     folder: Path
     shapes: model_options.Sizes
@@ -366,6 +403,7 @@ class BuildArguments:
 @click.command("build", cls=options.Subcommand)
 @options.workload_argument()
 @options.target_option(required=False)
+@model_options.processors_option
 @model_options.float_option
 @click.option(
     "-o",
@@ -402,6 +440,7 @@ def build_command(arguments: BuildArguments, **values: Any) -> int:
     cpembed build deepbench:11 --target avx512_vnni -o layer --name layer
     cpembed build resnet18.onnx --target avx512_vnni -o resnet18
     cpembed build gemm m=64 n=64 k=64 --target avx2_int8 -o product --relu --output uint8 --scale
+    cpembed build resnet18.onnx --cpu sapphirerapids,znver4,x86-64-v3 -o resnet18
     """
     words, threads = arguments.words, arguments.threads
     options.use_threads(threads)
@@ -420,6 +459,17 @@ def build_command(arguments: BuildArguments, **values: Any) -> int:
         raise click.UsageError("a workload needs --target: name one, or native")
     if arguments.outputs:
         raise click.UsageError("--outputs applies to a model, not to a workload: leave it out")
+    if len(arguments.processors) > 1:
+        raise click.UsageError("a workload is built for one processor: give --cpu one name")
+    from cpembed.targets.processors import built_for_name
+
+    with built_for_name(arguments.processors[0] if arguments.processors else None):
+        return _build_workload(arguments, values)
+
+
+def _build_workload(arguments: BuildArguments, values: Mapping[str, Any]) -> int:
+    """Build and verify the library of a kernel; return the exit code."""
+    words, threads = arguments.words, arguments.threads
     from cpembed.driver.build import build as build_library
     from cpembed.driver.result import SolveResult
 
@@ -428,6 +478,7 @@ def build_command(arguments: BuildArguments, **values: Any) -> int:
     # 0 threads: those of the machine that calls the library.
     settings = options.options_from(BuildOptions, {**values, "name": name, "threads": threads or 0})
     options.require_one(rank=settings.rank is not None, id=settings.identifier is not None)
+    assert arguments.target is not None
     resolved = options.subject(words, arguments.target, settings)
     with output.ProgressLine() as progress:
         result = build_library(
@@ -469,11 +520,20 @@ def _build_model(arguments: BuildArguments, values: Mapping[str, Any]) -> int:
     from cpembed.network.family_service import network_family
     from cpembed.network.inputs import random_inputs
     from cpembed.network.plan import SEARCH_LIMIT, Planning
+    from cpembed.network.processors import build_for_processors, processors_named
     from cpembed.network.service import NetworkRequest, network
 
-    units = network_units(arguments.target or "native", arguments.float_type)
+    target = arguments.target or "native"
+    # Before the model is read, which may take seconds.
+    if arguments.processors:
+        processors_named(arguments.processors)
+    units = target if arguments.processors else network_units(target, arguments.float_type)
     path, shapes = Path(arguments.words[0]), arguments.shapes or None
     graph = load_network(path, shapes, arguments.outputs, constants=arguments.constants)
+    if isinstance(graph, Family) and arguments.processors:
+        raise click.UsageError(
+            f"--cpu applies to fixed sizes: give one size instead of {graph.ranges_text}"
+        )
     folder = arguments.folder
     # The default of a workload is not that of a model.
     source = click.get_current_context().get_parameter_source("method")
@@ -485,6 +545,7 @@ def _build_model(arguments: BuildArguments, values: Mapping[str, Any]) -> int:
         times=False,
         name=values["name"],
         contents=Contents(torch=values["torch"]),
+        reuses=True,
     )
     if not isinstance(graph, Family):
         _require_ranges(arguments.loss, arguments.instances)
@@ -493,6 +554,15 @@ def _build_model(arguments: BuildArguments, values: Mapping[str, Any]) -> int:
         if isinstance(graph, Family):
             ranges = _ranges(arguments.loss, arguments.instances)
             result = network_family(graph, request, ranges, progress=bar)
+        elif arguments.processors:
+            result = build_for_processors(
+                graph,
+                arguments.processors,
+                request,
+                random_inputs(graph, 0),
+                float_type=arguments.float_type,
+                progress=bar,
+            )
         else:
             result = network(graph, request, random_inputs(graph, 0), bar)
     # No library of wrong numbers is announced.
@@ -500,7 +570,8 @@ def _build_model(arguments: BuildArguments, values: Mapping[str, Any]) -> int:
     # A target without libraries has a folder of programs instead.
     files, path = sorted(path.name for path in folder.iterdir()), folder
     if result.library is not None:
-        files, path = list(result.library.files), result.library.path
+        files = list(result.library.files)
+        path = result.library.path if result.library.path.name in files else folder
     if arguments.as_json:
         output.print_json({**result.document, "folder": str(folder), "files": files})
     else:
@@ -509,11 +580,23 @@ def _build_model(arguments: BuildArguments, values: Mapping[str, Any]) -> int:
 
 
 def _library_lines(document: Mapping[str, Any], path: Path, files: list[str]) -> list[str]:
+    """Return the lines about a library, for each variant if it holds several."""
     if "ranges" in document:
         from cpembed.report.family import library_lines
 
-        return [*library_lines(document, path), f"files: {', '.join(files)}"]
-    from cpembed.report.network import portable_lines, verification_text
+        lines = library_lines(document, path)
+    elif "variants" in document:
+        lines = [f"{path}: variants, of which the first that the processor supports runs"]
+        for variant in document["variants"]:
+            first, *rest = _variant_lines(variant, variant["cpu"]["name"])
+            lines += [first, *(f"  {line}" for line in rest)]
+    else:
+        lines = _variant_lines(document, str(path))
+    return [*lines, f"files: {', '.join(files)}"]
+
+
+def _variant_lines(document: Mapping[str, Any], title: str) -> list[str]:
+    from cpembed.report.network import execution_text, portable_lines
     from cpembed.report.network_page.document import read
 
     network = read(document)
@@ -525,9 +608,9 @@ def _library_lines(document: Mapping[str, Any], path: Path, files: list[str]) ->
             f", {totals['bytes_weights'] / 1e6:.1f} MB of constants, "
             f"{totals['bytes_workspace'] / 1e6:.1f} MB of workspace"
         )
+    verified_before = f" on {document['date']}, unchanged since" if document.get("reused") else ""
     return [
-        f"{path}: {totals['embedded']} of {totals['products']} products embedded{sizes}",
+        f"{title}: {totals['embedded']} of {totals['products']} products embedded{sizes}",
         *portable_lines(network),
-        f"verified: {verification_text(network)}",
-        f"files: {', '.join(files)}",
+        f"verified{verified_before}: {execution_text(network, document.get('cpu'))}",
     ]

@@ -232,6 +232,23 @@ def targets_command(*, as_json: bool) -> int:
     return 0
 
 
+@click.command("processors", cls=options.Subcommand)
+@options.json_option
+def processors_command(*, as_json: bool) -> int:
+    """List the processors of --cpu: features, and targets whose instructions they have.
+
+    Libraries are built for them by `cpembed build --cpu NAME`. Left out are those without any
+    instruction that is a target.
+    """
+    from cpembed.report import listing
+
+    if as_json:
+        output.print_json(listing.processors_json())
+    else:
+        output.print_text(*listing.processors())
+    return 0
+
+
 @click.command("operators", cls=options.Subcommand)
 @options.json_option
 def operators_command(*, as_json: bool) -> int:

@@ -16,6 +16,11 @@ from cpembed.codegen.values import Bind, round_to_even
 
 # (exp(r) - 1 - r) / r² up to ln(2) / 2.
 _EXP = (0.5, 0.166665733819, 0.0416665501103, 0.00836377387441, 0.0013926926614)
+# (2^r - 1) / r up to 1/2.
+_EXP2 = (
+    0.693147188029, 0.240226509223, 0.0555035710425, 0.00961805666988, 0.00133908673514,
+    0.000154614474634,
+)  # fmt: skip
 # (log(1 + f) - f + f² / 2) / f³ from sqrt(1/2) to sqrt(2).
 _LOG = (
     0.3333333118, -0.24999996958, 0.200007157489, -0.166678023195, 0.142490576457,
@@ -43,6 +48,9 @@ _COS = (0.0416666666638, -0.00138888874656, 2.48004918106e-05, -2.72872498845e-0
 
 # ln(2) as a sum whose first part has few bits, so that its product with a whole number is exact.
 _LN2_HIGH, _LN2_LOW = 0.693359375, -0.00021219444005469057
+# A number above 2^23, in whose neighbourhood float32 has whole numbers only: added to n, its last
+# bits are n + 127, the exponent of 2^n.
+_EXPONENTS = 1.5 * 2.0**23 + 127.0
 # The bits of sqrt(1/2).
 _ROOT_HALF = 0x3F3504F3
 
@@ -91,6 +99,19 @@ def exp_below(bind: Bind, x: str) -> str:
     # Limited while it is a float, since TVM's analysis of integers rejects vectors.
     exponent = f'T.cast(T.max({_f32(-127.0)}, {n}), "int32")'
     return bind(f"{value} * {_power_of_two(bind, exponent)}")
+
+
+def exp2_below(bind: Bind, x: str) -> str:
+    """Return ``2^x`` for x at most 0; results below the normal numbers become 0."""
+    # 2^-127 is a factor of 0 below. NaN, the second operand, is not limited.
+    x = bind(f"T.max({_f32(-127.0)}, {x})")
+    # TVM would simplify a sum from which a term is subtracted again.
+    rounded = bind(f"T.fma({x}, {_f32(1.0)}, {_f32(_EXPONENTS)})")
+    r = bind(f"{x} - ({rounded} - {_f32(_EXPONENTS)})")
+    value = bind(f"T.fma({_polynomial(bind, r, _EXP2)}, {r}, {_f32(1.0)})")
+    # Bits above the exponent are shifted out.
+    bits = f'T.shift_left(T.reinterpret({rounded}, dtype="int32"), 23)'
+    return bind(f'{value} * T.reinterpret({bits}, dtype="float32")')
 
 
 def _log(bind: Bind, x: str) -> str:

@@ -14,12 +14,12 @@ import itertools
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import reduce
+from functools import lru_cache, reduce
 
 import numpy as np
 from numpy.typing import NDArray
 
-from cpembed.codegen.nest import KernelOperand, Nest, Peeling
+from cpembed.codegen.nest import KernelOperand, Nest, Peeling, TileLoop
 from cpembed.ir.index import IndexExpr
 from cpembed.transform.program import Loop
 
@@ -120,16 +120,60 @@ def _tile_places(nest: Nest) -> list[list[_Place]]:
     ]
 
 
-def _border_places(nest: Nest) -> list[list[_Place]]:
+@dataclass(frozen=True)
+class _Walk:
+    """Loops that move a halo coordinate, in a nest of some peeling.
+
+    Schedules of one nest have few different ones of each coordinate, so what depends on nothing
+    else is cached by it.
+    """
+
+    coordinate: KernelOperand
+    tasks: tuple[TileLoop, ...]
+    reductions: tuple[Loop, ...]
+    steps: tuple[Loop, ...]
+    inner: tuple[Loop, ...]
+    peeling: Peeling
+
+    @classmethod
+    def from_nest(cls, nest: Nest, coordinate: KernelOperand) -> _Walk:
+        names = coordinate.access.iterators
+        return cls(
+            coordinate,
+            tuple([task for task in nest.tasks if task.name in names]),
+            tuple([loop for loop in nest.reductions if loop.name in names]),
+            tuple([loop for loop in nest.steps if loop.name in names]),
+            tuple([loop for loop in nest.inner if loop.name in names]),
+            nest.peeling,
+        )
+
+    @property
+    def is_constant(self) -> bool:
+        """True if the coordinate is equal in all tasks, as in an index set of its own."""
+        return self.peeling is not Peeling.STEPS and not self.tasks
+
+    @property
+    def deciding(self) -> list[Loop]:
+        """Loops inside a task that decide if something is left out."""
+        return [*self.reductions, *(self.steps if self.is_constant else ())]
+
+    @property
+    def starts(self) -> dict[str, Sequence[int]]:
+        """First points of the tasks, by the task loops that move the coordinate."""
+        return {t.name: [t.start(number) for number in range(t.count)] for t in self.tasks}
+
+
+def _border_places(nest: Nest) -> list[Sequence[_Place]]:
     """Return, for each halo coordinate, the places that get an index set of their own.
 
     Coordinates whose border nothing else can leave out use up the limit on index sets first.
     """
-    kinds: dict[KernelOperand, list[_Place]] = {}
+    kinds: dict[KernelOperand, Sequence[_Place]] = {}
     # A uniform coordinate needs no set: a condition around the step leaves its border out.
     for coordinate in sorted(nest.halo, key=lambda coordinate: _is_uniform(nest, coordinate)):
         joint = [_Place(coordinate=coordinate)]
-        split = _places(nest, coordinate) if _is_worth_splitting(nest, coordinate) else joint
+        is_split = _is_worth_splitting(nest, coordinate)
+        split = _places(_Walk.from_nest(nest, coordinate)) if is_split else joint
         few = math.prod(map(len, kinds.values())) * len(split) <= _INDEX_SETS
         kinds[coordinate] = split if few else joint
     return [kinds[coordinate] for coordinate in nest.halo]
@@ -138,26 +182,28 @@ def _border_places(nest: Nest) -> list[list[_Place]]:
 def _is_worth_splitting(nest: Nest, coordinate: KernelOperand) -> bool:
     if _is_uniform(nest, coordinate):
         return nest.peeling is Peeling.EVERY
-    if nest.peeling is Peeling.STEPS or not _steps(nest, coordinate):
+    walk = _Walk.from_nest(nest, coordinate)
+    if nest.peeling is Peeling.STEPS or not walk.steps:
         return False
-    loops = (*_reductions(nest, coordinate), *nest.steps)
+    loops = (*walk.reductions, *nest.steps)
     return math.prod(loop.extent for loop in loops) <= _UNROLLED_POINTS
 
 
-def _places(nest: Nest, coordinate: KernelOperand) -> list[_Place]:
+@lru_cache(1 << 12)
+def _places(walk: _Walk) -> tuple[_Place, ...]:
     """Return the tasks that see a halo coordinate alike; those that see no halo come last."""
-    tasks = {task.name for task in nest.tasks}
+    coordinate, tasks = walk.coordinate, {task.name for task in walk.tasks}
     of_tasks = IndexExpr.sum(t for t in coordinate.access.terms if set(t.iterators) <= tasks)
     rest = [t for t in coordinate.access.terms if not set(t.iterators) <= tasks]
     inside = IndexExpr.sum(rest, coordinate.access.constant)
-    low, high = inside.bounds({loop.name: loop.extent for loop in (*nest.reductions, *nest.inner)})
-    places = np.unique(of_tasks.evaluate(_grid(_starts(nest, coordinate))))
+    low, high = inside.bounds({loop.name: loop.extent for loop in (*walk.reductions, *walk.inner)})
+    places = np.unique(of_tasks.evaluate(_grid(walk.starts)))
     border = places[(places + low < 0) | (places + high >= coordinate.elements)]
     split = [
         _Place(of_tasks, int(v), coordinate=replace(coordinate, access=inside + int(v)))
         for v in border
     ]
-    return split if len(border) == len(places) else [*split, _Place()]
+    return tuple(split if len(border) == len(places) else [*split, _Place()])
 
 
 def guarded(nest: Nest, opened: Sequence[Loop], variable: Mapping[str, str]) -> list[str]:
@@ -176,9 +222,10 @@ def guarded(nest: Nest, opened: Sequence[Loop], variable: Mapping[str, str]) -> 
     headers: list[str] = []
     for coordinate in nest.halo:
         # As far outside as possible: inside, it would be tested more often with the same result.
-        if list(opened[-1:]) != _deciding(nest, coordinate)[-1:]:
+        walk = _Walk.from_nest(nest, coordinate)
+        if list(opened[-1:]) != walk.deciding[-1:]:
             continue
-        outside, low, high = _range(nest, coordinate)
+        outside, low, high = _range(walk)
         at = outside.rename(lambda name: variable.get(name, name))
         least, most = outside.bounds(_extents(nest))
         # A step is left out only if all its points lie outside: at + high < 0, at + low >= size.
@@ -209,31 +256,55 @@ def stepped_share(nest: Nest) -> float:
 def executed_share(nest: Nest) -> float:
     """Return the fraction of all tasks' products that are not left out."""
     share = math.prod(task.points / (task.count * task.tile) for task in nest.tasks)
+    # Coordinates are counted one by one and their shares multiplied: rows and columns of a filter
+    # are left out independently.
     for coordinate, kind in zip(nest.halo, _border_places(nest), strict=True):
-        places = _starts(nest, coordinate)
-        is_split = kind != [_Place(coordinate=coordinate)]
-        deciding = [*_reductions(nest, coordinate), *(_steps(nest, coordinate) if is_split else [])]
-        places |= {loop.name: range(loop.extent) for loop in deciding}
-        if math.prod(map(len, places.values())) > _POSITIONS:
-            continue
-        # Coordinates are counted one by one and their shares multiplied: rows and columns of a
-        # filter are left out independently.
-        outer = [term for term in coordinate.access.terms if set(term.iterators) <= places.keys()]
-        rest = [term for term in coordinate.access.terms if term not in outer]
-        inner = {loop.name: loop.extent for loop in nest.inner}
-        low, high = IndexExpr.sum(rest, coordinate.access.constant).bounds(inner)
-        grid = _grid(places)
-        at = np.asarray(IndexExpr.sum(outer).evaluate(grid))
-        executed = (at + high >= 0) & (at + low < coordinate.elements)
-        # The share above already counts shorter tiles, whose last points must not count twice.
-        weights = np.ones(at.shape)
-        for task in nest.tasks:
-            if task.remainder and task.name in places:
-                is_shorter = grid[task.name] >= task.start(task.count - task.remainder)
-                missing = grid[task.step] == task.tile - 1 if task.step in places else 1 / task.tile
-                weights *= 1 - is_shorter * missing
-        share *= float(np.average(executed, weights=weights))
+        is_split = list(kind) != [_Place(coordinate=coordinate)]
+        share *= _coordinate_share(_Walk.from_nest(nest, coordinate), is_split)
     return share
+
+
+def least_share(nest: Nest) -> float:
+    """Return a lower bound of :func:`executed_share` of the tilings of a nest without tiles.
+
+    It is the fraction of single points that see something besides padding, 0 where these are too
+    many to be counted.
+    """
+    walks = [_Walk.from_nest(nest, coordinate) for coordinate in nest.halo]
+    if any(_positions(walk, is_split=True) > _POSITIONS for walk in walks):
+        return 0.0
+    return math.prod(_coordinate_share(walk, True) for walk in walks)
+
+
+def _positions(walk: _Walk, *, is_split: bool) -> int:
+    """Return the number of positions of a halo coordinate that are counted one by one."""
+    deciding = (*walk.reductions, *(walk.steps if is_split else ()))
+    return math.prod([task.count for task in walk.tasks] + [loop.extent for loop in deciding])
+
+
+@lru_cache(1 << 12)
+def _coordinate_share(walk: _Walk, is_split: bool) -> float:
+    """Return the fraction of positions of a halo coordinate whose products are not left out."""
+    if _positions(walk, is_split=is_split) > _POSITIONS:
+        return 1.0
+    coordinate, places = walk.coordinate, walk.starts
+    deciding = [*walk.reductions, *(walk.steps if is_split else ())]
+    places |= {loop.name: range(loop.extent) for loop in deciding}
+    outer = [term for term in coordinate.access.terms if set(term.iterators) <= places.keys()]
+    rest = [term for term in coordinate.access.terms if term not in outer]
+    inner = {loop.name: loop.extent for loop in walk.inner}
+    low, high = IndexExpr.sum(rest, coordinate.access.constant).bounds(inner)
+    grid = _grid(places)
+    at = np.asarray(IndexExpr.sum(outer).evaluate(grid))
+    executed = (at + high >= 0) & (at + low < coordinate.elements)
+    # The share of points already counts shorter tiles, whose last points must not count twice.
+    weights = np.ones(at.shape)
+    for task in walk.tasks:
+        if task.remainder:
+            is_shorter = grid[task.name] >= task.start(task.count - task.remainder)
+            missing = grid[task.step] == task.tile - 1 if task.step in places else 1 / task.tile
+            weights *= 1 - is_shorter * missing
+    return float(np.average(executed, weights=weights))
 
 
 def _reductions(nest: Nest, coordinate: KernelOperand) -> list[Loop]:
@@ -246,44 +317,30 @@ def _steps(nest: Nest, coordinate: KernelOperand) -> list[Loop]:
 
 def _is_constant(nest: Nest, coordinate: KernelOperand) -> bool:
     """Return True if a halo coordinate is equal in all tasks, as in an index set of its own."""
-    tasks = {task.name for task in nest.tasks}
-    return nest.peeling is not Peeling.STEPS and not tasks & set(coordinate.access.iterators)
-
-
-def _deciding(nest: Nest, coordinate: KernelOperand) -> list[Loop]:
-    """Return the loops inside a task that decide if something is left out."""
-    steps = _steps(nest, coordinate) if _is_constant(nest, coordinate) else []
-    return [*_reductions(nest, coordinate), *steps]
+    return _Walk.from_nest(nest, coordinate).is_constant
 
 
 def _is_uniform(nest: Nest, coordinate: KernelOperand) -> bool:
     """Return True if all points see one coordinate at a time: it lies outside for all or none."""
-    _, low, high = _range(nest, coordinate)
+    _, low, high = _range(_Walk.from_nest(nest, coordinate))
     return low == high
 
 
-def _range(nest: Nest, coordinate: KernelOperand) -> tuple[IndexExpr, int, int]:
+@lru_cache(1 << 12)
+def _range(walk: _Walk) -> tuple[IndexExpr, int, int]:
     """Return a coordinate over tasks and deciding loops, and the bounds of what is added to it."""
-    deciding = {loop.name for loop in _deciding(nest, coordinate)}
-    inner = {loop.name: loop.extent for loop in nest.inner if loop.name not in deciding}
-    added = [term for term in coordinate.access.terms if set(term.iterators) <= inner.keys()]
-    outside = [term for term in coordinate.access.terms if term not in added]
+    deciding = {loop.name for loop in walk.deciding}
+    inner = {loop.name: loop.extent for loop in walk.inner if loop.name not in deciding}
+    access = walk.coordinate.access
+    added = [term for term in access.terms if set(term.iterators) <= inner.keys()]
+    outside = [term for term in access.terms if term not in added]
     low, high = IndexExpr.sum(added).bounds(inner)
-    return IndexExpr.sum(outside, coordinate.access.constant), low, high
+    return IndexExpr.sum(outside, access.constant), low, high
 
 
 def _extents(nest: Nest) -> dict[str, int]:
     tasks = {task.name: task.start(task.count - 1) + 1 for task in nest.tasks}
     return tasks | {loop.name: loop.extent for loop in (*nest.reductions, *nest.steps)}
-
-
-def _starts(nest: Nest, coordinate: KernelOperand) -> dict[str, Sequence[int]]:
-    """Return the first points of the tasks, by the task loops that move a halo coordinate."""
-    return {
-        task.name: [task.start(number) for number in range(task.count)]
-        for task in nest.tasks
-        if task.name in coordinate.access.iterators
-    }
 
 
 def _grid(places: Mapping[str, Sequence[int]]) -> dict[str, NDArray[np.int64]]:

@@ -1,16 +1,24 @@
-"""The processor of this machine: model and caches, features, and its name for the compiler."""
+"""The processor that kernels are built for: features, and its name for the compiler.
+
+It is the processor of this machine, whose model and caches the system reports, or one that
+:func:`built_for` names (:mod:`cpembed.targets.processors` lists them).
+"""
 
 from __future__ import annotations
 
 import os
 import platform
-from collections.abc import Callable, Collection, Mapping
-from contextlib import suppress
+from collections.abc import Callable, Collection, Generator, Mapping
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
-from functools import cache, cached_property
+from functools import cache, cached_property, update_wrapper
 from pathlib import Path
+from typing import Any, Generic, Literal, ParamSpec, TypeVar
 
 import msgspec
+
+P = ParamSpec("P")
+R = TypeVar("R")
 
 HIDE_VARIABLE = "CPEMBED_HIDE_CPU_FEATURES"
 """Testing aid: comma-separated features that are not used, as if a hypervisor had masked them."""
@@ -18,9 +26,92 @@ HIDE_VARIABLE = "CPEMBED_HIDE_CPU_FEATURES"
 NAME_VARIABLE = "CPEMBED_LLVM_CPU"
 """Testing aid: name to use instead of the one that LLVM recognises."""
 
+PROCESSOR_VARIABLE = "CPEMBED_CPU"
+"""Environment variable by which :func:`built_for` reaches the worker processes."""
+
+Architecture = Literal["x86_64", "aarch64"]
+"""Instruction set of a processor, as LLVM's triples begin."""
+
 _CPU = Path("/proc/cpuinfo")
 _CACHES = Path("/sys/devices/system/cpu/cpu0/cache")
 _UNITS = {"K": 2**10, "M": 2**20, "G": 2**30}
+
+
+class Processor(msgspec.Struct, frozen=True):
+    """Processor that kernels are built for on another machine.
+
+    Attributes
+    ----------
+    name : str
+        LLVM's name.
+    architecture : str
+    features : frozenset of str
+        Features by the names that /proc/cpuinfo has for them, without those that kernels do not
+        use.
+    """
+
+    name: str
+    architecture: Architecture
+    features: frozenset[str]
+
+    @property
+    def triple(self) -> str:
+        """LLVM's name of the system."""
+        return f"{self.architecture}-linux-gnu"
+
+    @property
+    def runs_here(self) -> bool:
+        """True if this machine executes everything that is built for the processor."""
+        same = self.architecture == host_architecture()
+        # Without a list of features nothing is known of this machine.
+        return same and _present(reported_features()).issuperset(self.features)
+
+
+@contextmanager
+def built_for(processor: Processor | None) -> Generator[None]:
+    """Build kernels for a processor, in this process and its workers; None for this machine's."""
+    # An environment variable, since workers start with the variables of this process, and are
+    # replaced where one changes.
+    before = os.environ.pop(PROCESSOR_VARIABLE, None)
+    if processor is not None:
+        os.environ[PROCESSOR_VARIABLE] = msgspec.json.encode(processor).decode()
+    try:
+        yield
+    finally:
+        os.environ.pop(PROCESSOR_VARIABLE, None)
+        if before is not None:
+            os.environ[PROCESSOR_VARIABLE] = before
+
+
+def named_processor() -> Processor | None:
+    """Return the processor that kernels are built for if :func:`built_for` names one."""
+    text = os.environ.get(PROCESSOR_VARIABLE)
+    return _decoded(text) if text else None
+
+
+@cache
+def _decoded(text: str) -> Processor:
+    return msgspec.json.decode(text, type=Processor)
+
+
+class cache_by_processor(Generic[P, R]):  # noqa: N801
+    """Decorator that caches results for each processor that kernels are built for."""
+
+    def __init__(self, function: Callable[P, R]) -> None:
+        update_wrapper(self, function)
+        self._function = function
+        self._results: dict[Any, R] = {}
+
+    def __call__(self, *arguments: P.args, **keywords: P.kwargs) -> R:
+        processor = os.environ.get(PROCESSOR_VARIABLE)
+        key = (processor, arguments, tuple(sorted(keywords.items())))
+        if key not in self._results:
+            self._results[key] = self._function(*arguments, **keywords)
+        return self._results[key]
+
+    def cache_clear(self) -> None:
+        """Drop all results."""
+        self._results.clear()
 
 
 @cache
@@ -66,9 +157,11 @@ class _Features(msgspec.Struct, frozen=True, dict=True, forbid_unknown_fields=Tr
     alike: tuple[str, ...]
     on_demand: tuple[str, ...]
     not_taken: tuple[str, ...]
+    arm_unused: tuple[str, ...]
     llvm: dict[str, str]
     rests_on: dict[str, tuple[str, ...]]
     families: dict[str, str]
+    arm: dict[str, str]
 
     @cached_property
     def names(self) -> Mapping[str, str]:
@@ -82,8 +175,8 @@ class _Features(msgspec.Struct, frozen=True, dict=True, forbid_unknown_fields=Tr
 
 
 @cache
-def x86_features() -> _Features:
-    """Return the features of x86 processors that matter to a compiler."""
+def feature_table() -> _Features:
+    """Return the features of processors that matter to a compiler."""
     text = (Path(__file__).parent / "cpu_features.toml").read_bytes()
     return msgspec.toml.decode(text, type=_Features)
 
@@ -103,26 +196,41 @@ def reported_features() -> frozenset[str]:
 
 
 def cpu_features() -> frozenset[str]:
-    """Return the reported features without hidden ones (:data:`HIDE_VARIABLE`).
+    """Return the features of the processor that kernels are built for.
 
-    Features that depend on absent ones are left out too.
+    Those of this machine are the reported ones without hidden ones (:data:`HIDE_VARIABLE`) and
+    without those that depend on absent ones.
     """
-    features, table = reported_features() - listed(HIDE_VARIABLE), x86_features()
+    named = named_processor()
+    return _present(reported_features()) if named is None else named.features
+
+
+def _present(reported: frozenset[str]) -> frozenset[str]:
+    features, table = reported - listed(HIDE_VARIABLE), feature_table()
     # Repeated, because features without their basis may be the basis of others.
     while absent := {name for name in features if not features.issuperset(table.basis(name))}:
         features -= absent
     return features
 
 
+def runs_here(features: Collection[str]) -> bool:
+    """Return True if this machine executes kernels that need these features."""
+    named = named_processor()
+    same = named is None or named.architecture == host_architecture()
+    return same and _present(reported_features()).issuperset(features)
+
+
 def needed_features(required: Collection[str] = ()) -> tuple[str, ...]:
-    """Return the features that a processor needs to execute code compiled here for export.
+    """Return the features that a processor needs to execute code compiled for export.
 
     They have the names of :func:`cpu_features`, and include those that a kernel itself requires.
     Empty for processors that do not report features by these names.
     """
+    table = feature_table()
     if not is_x86():
-        return ()
-    table = x86_features()
+        # Of this machine's Arm core nobody checks what LLVM's name for it has.
+        named = named_processor()
+        return () if named is None else tuple(sorted(named.features | {*required}))
     spared = {*table.on_demand, *table.not_taken}
     features = {name for name in cpu_features() if name in table.names and name not in spared}
     return tuple(sorted(features | {name for name in required if name in table.names}))
@@ -130,7 +238,10 @@ def needed_features(required: Collection[str] = ()) -> tuple[str, ...]:
 
 def exported_attributes() -> tuple[str, ...]:
     """Return attributes that exclude features from code that runs on other machines."""
-    return tuple(f"-{name}" for name in x86_features().not_taken) if is_x86() else ()
+    if is_x86():
+        return tuple(f"-{name}" for name in feature_table().not_taken)
+    unused = () if named_processor() is None else feature_table().arm_unused
+    return tuple(f"-{name}" for name in unused)
 
 
 def listed(variable: str) -> frozenset[str]:
@@ -190,7 +301,7 @@ def host_cpu(
     # LLVM guesses by model number, which virtual machines mask and which LLVM does not have for
     # newer cores. What the processor reports decides: another name is better if it has more of it,
     # and where a name has too few or too many features, the compiler is told which.
-    llvm_names, vendor = x86_features().names, x86_features().vendor
+    llvm_names, vendor = feature_table().names, feature_table().vendor
     reported = frozenset(llvm_names[flag] for flag in cpu_features() if flag in llvm_names)
 
     @cache
@@ -223,6 +334,24 @@ def host_cpu(
     )
 
 
+def host_architecture() -> str:
+    """Return the instruction set of this machine, as :data:`Architecture` if it is one of these."""
+    machine = platform.machine()
+    return {"AMD64": "x86_64", "arm64": "aarch64"}.get(machine, machine)
+
+
+def architecture() -> str:
+    """Return the instruction set of the processor that kernels are built for."""
+    named = named_processor()
+    return host_architecture() if named is None else named.architecture
+
+
+def processor_name() -> str:
+    """Return the name, for messages, of the processor that kernels are built for."""
+    named = named_processor()
+    return "this machine" if named is None else named.name
+
+
 def is_x86() -> bool:
-    """Return True on an x86 machine."""
-    return platform.machine() in ("x86_64", "AMD64")
+    """Return True if kernels are built for an x86 processor."""
+    return architecture() == "x86_64"

@@ -162,6 +162,8 @@ def split_axes(nest: Nest, keep: Mapping[str, Sequence[int]] | None = None) -> N
 def drop_unit_loops(nest: Nest) -> Nest:
     """Remove reduction and inner loops of one iteration: pattern matching sees only real loops."""
     unit = {loop.name for loop in (*nest.reductions, *nest.inner) if loop.extent == 1}
+    if not unit:
+        return nest
 
     def reduced(operand: KernelOperand) -> KernelOperand:
         terms = [term for term in operand.access.terms if term.iterator not in unit]
@@ -221,6 +223,8 @@ def split_k(nest: Nest, parts: int) -> Nest:
 
 def _substituted(nest: Nest, split: Mapping[str, IndexExpr], **fields: Any) -> Nest:
     """Return the nest with iterators replaced in every access, and other fields replaced."""
+    if not split:
+        return replace(nest, **fields)
     return nest.changed(lambda o: replace(o, access=o.access.substitute(split)), **fields)
 
 

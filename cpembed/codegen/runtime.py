@@ -5,9 +5,11 @@ from __future__ import annotations
 
 import os
 import platform
+import sys
 import tempfile
 import textwrap
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Generator, Sequence
+from contextlib import contextmanager
 from dataclasses import replace
 from functools import cache, partial
 from pathlib import Path
@@ -20,9 +22,11 @@ from numpy.typing import NDArray
 from cpembed.codegen.host_cpu import (
     NAME_VARIABLE,
     HostCpu,
+    cache_by_processor,
     exported_attributes,
     host_cpu,
     is_x86,
+    named_processor,
 )
 from cpembed.codegen.plan import KernelPlan, storage_dtype
 from cpembed.errors import LoweringError
@@ -63,15 +67,46 @@ def tvm() -> ModuleType:
     os.environ.setdefault(_THREADS_VARIABLE, str(thread_count()))
     os.environ.setdefault("TVM_BIND_THREADS", "0")
     os.environ.setdefault("TVM_THREAD_POOL_SPIN_COUNT", str(_SPINS))
-    import tvm as module
-    import tvm.script  # makes tvm.script.from_source available
+    with _import_blocked("torch"):
+        import tvm as module
+        import tvm.script  # makes tvm.script.from_source available
 
     return module
 
 
+@contextmanager
+def _import_blocked(name: str) -> Generator[None]:
+    """Let imports of a module fail that is not imported yet."""
+    # TVM imports PyTorch wherever that is installed, which takes three times as long as TVM itself
+    # and serves only tensors of PyTorch that are passed to it.
+    if name in sys.modules:
+        yield
+        return
+    sys.modules[name] = None  # type: ignore[assignment]
+    try:
+        yield
+    finally:
+        del sys.modules[name]
+
+
 @cache
+def llvm_processors(triple: str) -> dict[str, frozenset[str]]:
+    """Return LLVM's features of each processor that it knows of a system, by its name."""
+    target = tvm().target.Target
+    from tvm.target import codegen
+
+    system = {"kind": "llvm", "mtriple": triple}
+    names = [str(name) for name in codegen.llvm_get_cpu_archlist(target(system))]
+    targets = {name: target(system | {"mcpu": name}) for name in names}
+    return {n: frozenset(map(str, codegen.llvm_get_cpu_features(t))) for n, t in targets.items()}
+
+
+@cache_by_processor
 def compiled_for() -> HostCpu:
-    """Return the processor that kernels of this machine are compiled for."""
+    """Return the processor that kernels are compiled for, by default that of this machine."""
+    named = named_processor()
+    if named is not None:
+        return HostCpu(named.name, named.name)
     target = tvm().target.Target
     from tvm.target import codegen
 
@@ -88,11 +123,20 @@ def compiled_for() -> HostCpu:
     return host_cpu(recognised, names, features_of)
 
 
-@cache
+@cache_by_processor
 def host_target(attributes: tuple[str, ...] = (), options: tuple[str, ...] = ()) -> Any:
-    """Return the LLVM target of this machine, with these attributes (``+amx-int8``) and options."""
+    """Return the LLVM target of the processor that kernels are built for.
+
+    Parameters
+    ----------
+    attributes, options : tuple of str
+        Further attributes (``+amx-int8``) and options of LLVM.
+    """
     description: dict[str, Any] = {"kind": "llvm", "num-cores": thread_count()}
-    if is_x86() or platform.machine() == "aarch64":
+    named = named_processor()
+    if named is not None:
+        description["mtriple"] = named.triple
+    if is_x86() or platform.machine() == "aarch64" or named is not None:
         cpu = compiled_for()
         description["mcpu"] = cpu.name
         # Of contradicting attributes the last one counts, so a kernel's own come last.
@@ -170,7 +214,8 @@ def compile_object(plan: KernelPlan, triple: str, symbol: str = "main") -> Objec
 def compile_host_object(plan: KernelPlan, symbol: str) -> ObjectFile:
     """Compile a kernel as the object file of ``__tvm_ffi_<symbol>``; raise as :func:`compile_plan`.
 
-    It runs on machines with :func:`~cpembed.codegen.host_cpu.needed_features`.
+    It is for the processor that kernels are built for, and runs on machines with
+    :func:`~cpembed.codegen.host_cpu.needed_features`.
     """
     attributes = (*plan.attributes, *exported_attributes())
     with step(f"compiling a kernel of {plan.backend}"):

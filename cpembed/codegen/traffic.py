@@ -13,7 +13,8 @@ the memories of a described machine, tile by tile, are counted by
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from functools import lru_cache
 
 from cpembed.codegen.nest import KernelOperand, Nest
 from cpembed.ir.dtypes import size_bytes
@@ -46,14 +47,19 @@ class Reuse:
             [task.name in operand.access.iterators for task in reversed(nest.tasks)]
             for operand in nest.operands
         ]
-        extents = {loop.name: loop.extent for loop in (*nest.reductions, *nest.inner)}
-        self.footprints = [_footprint(nest, extents, steps)]
+        tasks = zip(reversed(nest.tasks), self._trips, strict=True)
+        around = [(task.name, math.ceil(count)) for task, count in tasks]
+        inside = {loop.name: loop.extent for loop in (*nest.reductions, *nest.inner)}
+        first, second, output = (
+            _pieces_by_level(operand, inside, around, steps, nest.line_bytes)
+            for operand in nest.operands
+        )
+        self.footprints: list[Lines] = [
+            (a[0] * a[1], b[0] * b[1], c[0] * c[1])
+            for a, b, c in zip(first, second, output, strict=True)
+        ]
         """Footprint of a task, then of each task loop with all inside it."""
-        self._pieces = [_pieces(nest.operands[2], extents, steps, nest.line_bytes)[0]]
-        for task, count in zip(reversed(nest.tasks), self._trips, strict=True):
-            extents[task.name] = math.ceil(count)
-            self.footprints.append(_footprint(nest, extents, steps))
-            self._pieces.append(_pieces(nest.operands[2], extents, steps, nest.line_bytes)[0])
+        self._pieces = [pieces for pieces, _ in output]
 
     @property
     def tasks(self) -> float:
@@ -113,13 +119,6 @@ class Reuse:
         return self.footprints[moving - 1][number] * self._trips[moving - 1] * again
 
 
-def _footprint(nest: Nest, extents: Mapping[str, int], steps: Mapping[str, int]) -> Lines:
-    first, second, output = (
-        touched_lines(o, extents, nest.line_bytes, steps) for o in nest.operands
-    )
-    return first, second, output
-
-
 def touched_lines(
     operand: KernelOperand,
     extents: Mapping[str, int],
@@ -139,29 +138,63 @@ def touched_lines(
     steps : mapping of str to int, optional
         Points of an iteration by loop; 1 by default.
     """
-    pieces, lines = _pieces(operand, extents, steps or {}, line_bytes)
+    ((pieces, lines),) = _pieces_by_level(operand, extents, (), steps or {}, line_bytes)
     return pieces * lines
 
 
-def _pieces(
-    operand: KernelOperand, extents: Mapping[str, int], steps: Mapping[str, int], line_bytes: int
-) -> tuple[int, int]:
-    """Return the number of contiguous pieces of what loops touch, and the lines of each."""
+_Move = tuple[int, int]
+"""Bytes from one iteration of a loop to the next, and the number of iterations."""
+
+
+def _pieces_by_level(
+    operand: KernelOperand,
+    inside: Mapping[str, int],
+    around: Sequence[tuple[str, int]],
+    steps: Mapping[str, int],
+    line_bytes: int,
+) -> list[tuple[int, int]]:
+    """Return the number of contiguous pieces of what loops touch, and the lines of each.
+
+    The first entry is for the loops ``inside`` with their iterations, each further one with one
+    more loop ``around`` them.
+    """
     size = size_bytes(operand.dtype)
-    moves: list[tuple[int, int]] = []
+    extents = {**inside, **dict(around)}
+    level_of = {name: level for level, (name, _) in enumerate(around, 1)}
+    moves: list[list[_Move]] = [[] for _ in range(len(around) + 1)]
     for term in operand.access.terms:
-        if not set(term.iterators) <= extents.keys():
-            continue
-        step = steps.get(term.iterator, 1)
-        reach = {name: (extents[name] - 1) * step + 1 for name in term.iterators}
         if term.is_affine:
-            moves.append((abs(term.coefficient) * size * step, extents[term.iterator]))
+            name = term.iterator
+            if name not in extents:
+                continue
+            move = abs(term.coefficient) * size * steps.get(name, 1), extents[name]
+            moves[level_of.get(name, 0)].append(move)
+            continue
+        names = term.iterators
+        if not extents.keys() >= set(names):
+            continue
+        reach = {name: (extents[name] - 1) * steps.get(name, 1) + 1 for name in names}
+        move = abs(term.coefficient) * size, term.maximum(reach) + 1
+        # A digit of several loops moves once all of them do.
+        moves[max((level_of.get(name, 0) for name in names), default=0)].append(move)
+    results: list[tuple[int, int]] = []
+    so_far: list[_Move] = []
+    for added in moves:
+        if added or not results:
+            so_far = sorted([*so_far, *added])
+            results.append(_pieces(size, tuple(so_far), line_bytes))
         else:
-            moves.append((abs(term.coefficient) * size, term.maximum(reach) + 1))
-    span, strided = size, list[tuple[int, int]]()
+            results.append(results[-1])
+    return results
+
+
+@lru_cache(1 << 16)
+def _pieces(size: int, moves: tuple[_Move, ...], line_bytes: int) -> tuple[int, int]:
+    """Return the number of contiguous pieces of what sorted moves touch, and the lines of each."""
+    span, strided = size, list[_Move]()
     # Exact for pieces that begin at a line. From the nearest move on: within a line, or what is
     # contiguous so far, it makes the piece longer, else there are as many pieces.
-    for distance, count in sorted(moves):
+    for distance, count in moves:
         if distance <= max(span, line_bytes) and not strided:
             span += (count - 1) * distance
         # A window: steps of the outer loop are multiples of the inner one's and overlap with it.

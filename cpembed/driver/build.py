@@ -23,7 +23,13 @@ from numpy.typing import NDArray
 
 from cpembed.codegen.compiled import described
 from cpembed.codegen.epilogue import Epilogue
-from cpembed.codegen.host_cpu import cpu_features, needed_features
+from cpembed.codegen.host_cpu import (
+    architecture,
+    built_for,
+    host_architecture,
+    needed_features,
+    runs_here,
+)
 from cpembed.codegen.packing import packed_before
 from cpembed.codegen.plan import KernelPlan
 from cpembed.codegen.runtime import compile_host_object, compile_object
@@ -37,7 +43,13 @@ from cpembed.driver.result import SolveResult
 from cpembed.driver.solve import Progress
 from cpembed.errors import LoweringError
 from cpembed.export.example import REPEATED, product_reference
-from cpembed.export.library import Contents, drafted, write_library, write_sources
+from cpembed.export.library import (
+    Contents,
+    drafted,
+    has_compiler,
+    write_library,
+    write_sources,
+)
 from cpembed.export.loader import Library
 from cpembed.export.program import (
     CompiledObject,
@@ -218,9 +230,15 @@ def _write_library(
         details=compiled.details,
         further={f"{program.name}.s": compiled.assembly},
     )
-    if cross_triple(target) is not None:
-        verification = worker.call(_verify_emulated, plan, compiled.choice, workload)
-        library = write_sources(program, folder, contents)
+    if cross_triple(target) is not None or architecture() != host_architecture():
+        # An emulator of this machine executes the same kernel.
+        with built_for(None):
+            verification = None
+            if not target.missing():
+                verification = worker.call(_verify_emulated, plan, compiled.choice, workload)
+        linked = cross_triple(target) is None and has_compiler()
+        write = write_library if linked else write_sources
+        library = write(program, folder, contents)
         return BuildResult(
             selection=selection,
             choice=compiled.choice,
@@ -228,7 +246,8 @@ def _write_library(
             folder=folder,
             files=library.files,
             verification=verification,
-            linked=False,
+            linked=linked,
+            features=program.features,
         )
     verified_times: list[tuple[Verification, Quantiles]] = []
 
@@ -239,8 +258,8 @@ def _write_library(
             worker.call(verify_library, path, program.name, *subject, secrets.randbits(31))
         )
 
-    runs_here = cpu_features().issuperset(program.features)
-    library = write_library(program, folder, contents, check=check if runs_here else None)
+    checked = check if runs_here(program.features) else None
+    library = write_library(program, folder, contents, check=checked)
     verification, times = verified_times[0] if verified_times else (None, None)
     return BuildResult(
         selection=selection,

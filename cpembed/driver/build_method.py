@@ -11,7 +11,12 @@ from typing import Any
 from numpy.typing import NDArray
 
 from cpembed.codegen.compiled import described
-from cpembed.codegen.host_cpu import cpu_features, needed_features
+from cpembed.codegen.host_cpu import (
+    architecture,
+    host_architecture,
+    needed_features,
+    runs_here,
+)
 from cpembed.codegen.plan import KernelPlan
 from cpembed.codegen.runtime import compile_host_object
 from cpembed.driver.build_result import BuildResult
@@ -19,7 +24,7 @@ from cpembed.driver.plan import MethodChoice
 from cpembed.driver.run import judged
 from cpembed.driver.solve import Progress
 from cpembed.errors import LoweringError
-from cpembed.export.library import Contents, write_library
+from cpembed.export.library import Contents, has_compiler, write_library, write_sources
 from cpembed.export.loader import Library
 from cpembed.export.program import CompiledObject, Program, method_program
 from cpembed.ir.reference import random_inputs
@@ -100,10 +105,11 @@ def build_method(
         verified_times.append(worker.call(_verify, path, options.name, method.method, seed))
 
     features = compiled.program.features
-    runs_here = cpu_features().issuperset(features)
-    library = write_library(
-        compiled.program, options.folder, contents, check=check if runs_here else None
-    )
+    if architecture() != host_architecture() and not has_compiler():
+        library = write_sources(compiled.program, options.folder, contents)
+    else:
+        checked = check if runs_here(features) else None
+        library = write_library(compiled.program, options.folder, contents, check=checked)
     verification, times = verified_times[0] if verified_times else (None, None)
     return BuildResult(
         selection=method.product,
@@ -114,6 +120,7 @@ def build_method(
         verification=verification,
         call_us=times,
         features=features,
+        linked="Makefile" not in library.files,
         method=method,
     )
 

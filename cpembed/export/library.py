@@ -17,10 +17,11 @@ from typing import Any
 
 from numpy.typing import NDArray
 
-from cpembed.errors import CpembedError, LoweringError
+from cpembed.codegen.host_cpu import architecture, host_architecture
+from cpembed.errors import BackendUnavailable, CpembedError, LoweringError
 from cpembed.export import loader
 from cpembed.export.example import REPEATED, Reference, example
-from cpembed.export.layout import LibraryLayout, blob_of
+from cpembed.export.layout import Blob, LibraryLayout, blob_of
 from cpembed.export.program import Call, Program, Role
 from cpembed.export.sized import SizedProgram
 from cpembed.export.texts import NATIVE, about_json, header, readme, tables
@@ -28,30 +29,52 @@ from cpembed.host_compiler import compiler_command
 from cpembed.runtime import worker
 from cpembed.steps import step
 
-# Options of the compiler. Only functions that begin with the library's name are visible: several
-# libraries, and their copies of the runtime, may be loaded into one process.
-_OPTIONS = (
+# Only functions that begin with the library's name are visible: several libraries, and their copies
+# of the runtime, may be loaded into one process.
+OPTIONS = (
     *("-std=gnu11", "-O2", "-fPIC", "-shared", "-pthread", "-fvisibility=hidden"),
     *("-Wl,--version-script=exports.map", "-Wl,--no-undefined", "-Wl,-z,noexecstack"),
 )
+"""Options of the C compiler that links a library."""
 
 # Environment variable with the compiler's command and options, and the commands that are looked
 # for on the path without it.
 _COMPILER_VARIABLE, _COMPILERS = "CC", ("cc", "gcc", "clang")
 
+CROSS_COMPILER_VARIABLE = "CROSS_CC"
+"""Environment variable with the command of the C compiler for another instruction set."""
+
 # Sources of the runtime in :data:`~cpembed.export.texts.NATIVE`.
-_SOURCES = ("runtime.c", "processor.h", "sizes.h", "tables.h", "threads.h")
+SOURCES = ("runtime.c", "processor.h", "sizes.h", "tables.h", "threads.h")
 
 # Time limit of one call of the compiler.
 _LIMIT_SECONDS = 300
 
 
 def compiler() -> list[str]:
-    """Return the C compiler's command; raise :class:`BackendUnavailable` if there is none."""
-    return compiler_command(_COMPILER_VARIABLE, _COMPILERS, "a library is linked by a C compiler")
+    """Return the command of the C compiler for the processor that kernels are built for.
+
+    Raises :class:`BackendUnavailable` if there is none.
+    """
+    system = architecture()
+    if system == host_architecture():
+        purpose = "a library is linked by a C compiler"
+        return compiler_command(_COMPILER_VARIABLE, _COMPILERS, purpose)
+    names = [f"{system}-linux-gnu-{name}" for name in ("gcc", "clang")]
+    purpose = f"a library for {system} is linked by a C compiler for it"
+    return compiler_command(CROSS_COMPILER_VARIABLE, names, purpose)
 
 
-def _compile_c(arguments: Sequence[str], folder: Path) -> None:
+def has_compiler() -> bool:
+    """Return True if there is a C compiler for the processor that kernels are built for."""
+    try:
+        compiler()
+    except BackendUnavailable:
+        return False
+    return True
+
+
+def compile_c(arguments: Sequence[str], folder: Path) -> None:
     """Call the compiler in a folder; its first error becomes a :class:`LoweringError`."""
     command = compiler()
     try:
@@ -73,7 +96,7 @@ def _compile_c(arguments: Sequence[str], folder: Path) -> None:
         raise LoweringError(f"{command[0]} cannot link the library: {reason}")
 
 
-def _parts(layout: LibraryLayout) -> dict[str, bytes]:
+def parts_of(layout: LibraryLayout) -> dict[str, bytes]:
     """Return the files that a library is linked from: tables, kernels, and the constants."""
     program, name = layout.program, layout.program.name
     kernels = (kernel.contents for kernel in program.kernels.values())
@@ -86,7 +109,7 @@ def _parts(layout: LibraryLayout) -> dict[str, bytes]:
         "program.h": tables(layout).encode(),
         f"{name}.h": header(program, in_file=layout.in_file).encode(),
         "exports.map": f"{{ global: {name}_*; local: *; }};\n".encode(),
-        **{source: (NATIVE / source).read_bytes() for source in _SOURCES},
+        **{source: (NATIVE / source).read_bytes() for source in SOURCES},
         **dict(zip(_objects(program), kernels, strict=True)),
         **constants,
     }
@@ -98,16 +121,16 @@ def _objects(program: SizedProgram) -> list[str]:
 
 
 def _link_arguments(program: SizedProgram, options: Sequence[str] = ()) -> list[str]:
-    """Return the compiler's arguments in a folder of :func:`_parts`."""
+    """Return the compiler's arguments in a folder of :func:`parts_of`."""
     sources = ["-I.", "runtime.c", *_objects(program)]
-    return [*_OPTIONS, *options, *sources, "-o", f"lib{program.name}.so", "-lm", "-ldl"]
+    return [*OPTIONS, *options, *sources, "-o", f"lib{program.name}.so", "-lm", "-ldl"]
 
 
 def _link(layout: LibraryLayout, folder: Path, options: Sequence[str] = ()) -> Path:
     """Write the parts of a library to a folder, and link the shared library there."""
-    for file, contents in _parts(layout).items():
+    for file, contents in parts_of(layout).items():
         (folder / file).write_bytes(contents)
-    _compile_c(_link_arguments(layout.program, options), folder)
+    compile_c(_link_arguments(layout.program, options), folder)
     return folder / f"lib{layout.program.name}.so"
 
 
@@ -139,7 +162,11 @@ class Library:
     @property
     def is_replaced(self) -> bool:
         """True if another library has the name now."""
-        return self.digest is not None and self.path.exists() and _digest(self.path) != self.digest
+        return (
+            self.digest is not None
+            and self.path.exists()
+            and digest_of_file(self.path) != self.digest
+        )
 
 
 @dataclass(frozen=True)
@@ -204,12 +231,12 @@ def write_library(
     CpembedError
         If the folder cannot be written.
     """
-    layout = _layout(packed_ahead(program) if isinstance(program, Program) else program)
+    layout = layout_of(packed_ahead(program) if isinstance(program, Program) else program)
     texts = texts_of(layout, contents)
     # Files are complete before they get their names.
     with drafted(folder) as draft:
         path = _link(layout, draft, options)
-        digest = _digest(path)
+        digest = digest_of_file(path)
         if check is not None:
             check(path)
         for file, text in texts.items():
@@ -234,10 +261,10 @@ def write_sources(program: Program, folder: Path, contents: Contents = EVERYTHIN
         If the folder cannot be written.
     """
     # Constant weights stay as they are: kernels that pack them may not run on this machine.
-    layout = _layout(program)
+    layout = layout_of(program)
     makefile = _makefile(layout.program)
     texts = {**texts_of(layout, contents, linked=False), "Makefile": makefile}
-    files = _parts(layout) | {name: text.encode() for name, text in texts.items()}
+    files = parts_of(layout) | {name: text.encode() for name, text in texts.items()}
     with drafted(folder) as draft:
         for file, data in files.items():
             (draft / file).write_bytes(data)
@@ -246,13 +273,25 @@ def write_sources(program: Program, folder: Path, contents: Contents = EVERYTHIN
     return Library(program.name, folder, tuple(files))
 
 
-def _digest(path: Path) -> bytes:
+def digest_of_file(path: Path) -> bytes:
+    """Return the digest that tells a shared library from one that replaces it."""
     with path.open("rb") as file:
         return hashlib.file_digest(file, "blake2b").digest()
 
 
-def _layout(program: Program | SizedProgram) -> LibraryLayout:
+def layout_of(program: Program | SizedProgram, blob: Blob | None = None) -> LibraryLayout:
+    """Return programs with the places of their buffers.
+
+    Parameters
+    ----------
+    program : Program or SizedProgram
+    blob : Blob, optional
+        Constants in a file next to the library, which other programs may share; by default its own,
+        in a file if they are large.
+    """
     sized = SizedProgram.fixed(program) if isinstance(program, Program) else program
+    if blob is not None:
+        return LibraryLayout(sized, blob, in_file=True)
     blob = blob_of(*(instance.program for instance in sized.instances))
     return LibraryLayout(sized, blob, in_file=len(blob.contents) > EMBEDDED_BYTES)
 
@@ -359,7 +398,7 @@ def _executed(program: Program, calls: Sequence[Call]) -> dict[str, NDArray[Any]
         prepare=(),
         run=tuple(calls),
     )
-    layout = LibraryLayout(SizedProgram.fixed(packing), blob_of(packing), in_file=True)
+    layout = layout_of(packing, blob_of(packing))
     with tempfile.TemporaryDirectory() as folder:
         path = _link(layout, Path(folder))
         # In the worker, which a crash of a kernel ends in place of this process.

@@ -336,6 +336,25 @@ class Library:
             ranges[name.decode()] = low.value, high.value
         return ranges
 
+    @property
+    def variants(self) -> tuple[str, ...]:
+        """Processors that a library was built for, in the order in which it tries them.
+
+        Empty for a library of one variant.
+        """
+        if not hasattr(self._library, f"{self._name}_variant"):
+            return ()
+        name, count = self._function("variant_name"), self._function("variant_count")()
+        name.restype = ctypes.c_char_p
+        return tuple(name(number).decode() for number in range(count))
+
+    @property
+    def variant(self) -> str | None:
+        """Processor whose variant runs; None for a library of one variant."""
+        variants = self.variants
+        number: int = self._function("variant")() if variants else 0
+        return variants[number] if variants else None
+
     def close(self) -> None:
         """End the threads and free the memory; no other method may be called afterwards."""
         if self._handle:

@@ -18,7 +18,7 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -51,6 +51,12 @@ class Factor:
 
 Axes = tuple[tuple[Factor, ...], ...]
 """Factors of each axis of a tensor, the outermost first; none for an axis of extent 1."""
+
+
+def require_same(before: Operator, after: Operator) -> None:
+    """Raise :class:`SizeObstacle` if the attributes of an operator depend on the sizes."""
+    if before.kind != after.kind:
+        raise SizeObstacle("has attributes that depend on the sizes")
 
 
 @dataclass(frozen=True)
@@ -374,3 +380,10 @@ def relate(small: Graph, large: Graph, *, shifts: bool = False) -> Relation:
         If it cannot be shown that the larger graph computes the smaller one.
     """
     return Comparison(small, large, shifts).relation()
+
+
+Rule = Callable[[Comparison, Operator, Operator], Axes | list[Axes]]
+"""Function that returns the factors of an operator's results from the operator at both sizes.
+
+A list has those of each result; otherwise all results have the same.
+"""

@@ -8,7 +8,7 @@ those at the larger ones. A kind without a rule is an obstacle.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
 import numpy as np
@@ -16,12 +16,10 @@ import numpy as np
 from cpembed.graph import kinds
 from cpembed.graph.graph import Operator
 from cpembed.graph.kinds.base import Kind, axis_of
-from cpembed.graph.size_relation import Axes, Comparison, Factor, SizeObstacle
+from cpembed.graph.size_relation import Axes, Comparison, Factor, Rule, SizeObstacle, require_same
+from cpembed.graph.special_size_rules import SPECIAL_RULES, largest, least
 from cpembed.ir.computation import AxisKind, Computation
 from cpembed.ir.dtypes import is_integer
-
-Rule = Callable[[Comparison, Operator, Operator], Axes]
-"""Function that returns the factors of an operator's results from the operator at both sizes."""
 
 
 def compare(state: Comparison, before: Operator, after: Operator) -> None:
@@ -41,8 +39,10 @@ def compare(state: Comparison, before: Operator, after: Operator) -> None:
     rule = _RULES.get(type(after.kind))
     if rule is None:
         raise SizeObstacle("has no rule for open sizes")
-    axes = rule(state, before, after)
-    for a, b in zip(before.outputs, after.outputs, strict=True):
+    results = rule(state, before, after)
+    if not isinstance(results, list):
+        results = [results] * len(after.outputs)
+    for a, b, axes in zip(before.outputs, after.outputs, results, strict=True):
         small, large = state.small.types[a], state.large.types[b]
         pairs = tuple(zip(small.shape, large.shape, strict=True))
         extents = tuple(
@@ -53,11 +53,6 @@ def compare(state: Comparison, before: Operator, after: Operator) -> None:
         state.axes[b] = axes
         if not large.dtype.startswith(("float", "bfloat")):
             state.finite.add(b)
-
-
-def _same(before: Operator, after: Operator) -> None:
-    if before.kind != after.kind:
-        raise SizeObstacle("has attributes that depend on the sizes")
 
 
 def _read(state: Comparison, after: Operator, slot: int = 0) -> Axes:
@@ -88,7 +83,7 @@ def _reshape(state: Comparison, before: Operator, after: Operator) -> Axes:
 
 
 def _transpose(state: Comparison, before: Operator, after: Operator) -> Axes:
-    _same(before, after)
+    require_same(before, after)
     assert isinstance(after.kind, kinds.Transpose)
     axes = _read(state, after)
     return _moved(state, after, tuple(axes[axis] for axis in after.kind.order))
@@ -107,7 +102,7 @@ def _expand(state: Comparison, before: Operator, after: Operator) -> Axes:
 
 
 def _concat(state: Comparison, before: Operator, after: Operator) -> Axes:
-    _same(before, after)
+    require_same(before, after)
     assert isinstance(after.kind, kinds.Concat)
     parts = [state.axes[name] for name in after.inputs]
     axis = axis_of(after.kind.axis, len(parts[0]))
@@ -153,7 +148,7 @@ def _slice(state: Comparison, before: Operator, after: Operator) -> Axes:
 
 
 def _pad(state: Comparison, before: Operator, after: Operator) -> Axes:
-    _same(before, after)
+    require_same(before, after)
     kind = after.kind
     assert isinstance(kind, kinds.Pad)
     result: list[tuple[Factor, ...]] = []
@@ -178,7 +173,7 @@ def _pad(state: Comparison, before: Operator, after: Operator) -> Axes:
 
 
 def _gather(state: Comparison, before: Operator, after: Operator) -> Axes:
-    _same(before, after)
+    require_same(before, after)
     assert isinstance(after.kind, kinds.Gather)
     data, indices = (state.axes[name] for name in after.inputs)
     axis = axis_of(after.kind.axis, len(data))
@@ -203,7 +198,7 @@ def _require_inside(
 
 
 def _resize(state: Comparison, before: Operator, after: Operator) -> Axes:
-    _same(before, after)
+    require_same(before, after)
     assert isinstance(after.kind, kinds.Resize)
     axes = _read(state, after)
     count = len(after.kind.sizes)
@@ -216,7 +211,7 @@ def _resize(state: Comparison, before: Operator, after: Operator) -> Axes:
 
 
 def _elementwise(state: Comparison, before: Operator, after: Operator) -> Axes:
-    _same(before, after)
+    require_same(before, after)
     rank = max(len(state.axes[name]) for name in after.inputs)
     result: list[tuple[Factor, ...]] = []
     for k in range(-rank, 0):
@@ -251,7 +246,7 @@ def _quantization(state: Comparison, before: Operator, after: Operator) -> Axes:
     axes = _read(state, after)
     if len(after.kind.scale) > 1 or len(after.kind.zero_point) > 1:
         state.require_fixed(axes[axis_of(after.kind.axis, len(axes))], "has scales along")
-        _same(before, after)
+        require_same(before, after)
         if isinstance(after.kind, kinds.Dequantize):
             state.finite.add(after.output)
         return axes
@@ -261,16 +256,8 @@ def _quantization(state: Comparison, before: Operator, after: Operator) -> Axes:
 # -- reductions -----------------------------------------------------------------------------------
 
 
-def _least(dtype: str) -> float | int:
-    return int(np.iinfo(dtype).min) if is_integer(dtype) else -math.inf
-
-
-def _largest(dtype: str) -> float | int:
-    return int(np.iinfo(dtype).max) if is_integer(dtype) else math.inf
-
-
 def _reduce(state: Comparison, before: Operator, after: Operator) -> Axes:
-    _same(before, after)
+    require_same(before, after)
     kind = after.kind
     assert isinstance(kind, kinds.Reduce)
     axes = _read(state, after)
@@ -279,8 +266,8 @@ def _reduce(state: Comparison, before: Operator, after: Operator) -> Axes:
     varying = [f for axis in sorted(reduced) for f in axes[axis] if f.varies]
     if varying:
         neutral = {
-            "sum": 0, "mean": 0, "prod": 1, "max": _least(dtype), "argmax": _least(dtype),
-            "min": _largest(dtype), "argmin": _largest(dtype),
+            "sum": 0, "mean": 0, "prod": 1, "max": least(dtype), "argmax": least(dtype),
+            "min": largest(dtype), "argmin": largest(dtype),
         }  # fmt: skip
         if dtype == "bool" or (kind.operation == "mean" and is_integer(dtype)):
             raise SizeObstacle("combines integers along a dimension whose size is open")
@@ -297,7 +284,7 @@ def _reduce(state: Comparison, before: Operator, after: Operator) -> Axes:
 
 
 def _softmax(state: Comparison, before: Operator, after: Operator) -> Axes:
-    _same(before, after)
+    require_same(before, after)
     assert isinstance(after.kind, kinds.Softmax)
     axes = _read(state, after)
     for factor in axes[axis_of(after.kind.axis, len(axes))]:
@@ -309,7 +296,7 @@ def _softmax(state: Comparison, before: Operator, after: Operator) -> Axes:
 
 
 def _layer_norm(state: Comparison, before: Operator, after: Operator) -> Axes:
-    _same(before, after)
+    require_same(before, after)
     assert isinstance(after.kind, kinds.LayerNorm)
     axes = _read(state, after)
     state.require_fixed(_flat(axes[axis_of(after.kind.axis, len(axes)) :]), "normalizes along")
@@ -317,7 +304,7 @@ def _layer_norm(state: Comparison, before: Operator, after: Operator) -> Axes:
 
 
 def _pool(state: Comparison, before: Operator, after: Operator) -> Axes:
-    _same(before, after)
+    require_same(before, after)
     assert isinstance(after.kind, kinds.Pool)
     axes, count = _read(state, after), len(after.kind.window)
     state.require_fixed(_flat(axes[-count:]), "pools along")
@@ -427,6 +414,8 @@ def _contract(
 
 
 _RULES: Mapping[type[Kind], Rule] = {
+    **SPECIAL_RULES,
+    kinds.Bitcast: _elementwise,
     kinds.Reshape: _reshape,
     kinds.Transpose: _transpose,
     kinds.Expand: _expand,

@@ -209,7 +209,11 @@ class IndexExpr:
         constant = self.constant
         changed = False
         for term in self.terms:
-            if replacements.keys().isdisjoint(term.iterators):
+            if term.inner is None:
+                is_kept = term.iterator not in replacements
+            else:
+                is_kept = replacements.keys().isdisjoint(term.inner.iterators)
+            if is_kept:
                 terms.append(term)
                 continue
             changed = True

@@ -14,20 +14,31 @@ from functools import cached_property
 
 from cpembed.codegen.recorded import Memory, RecordedCall
 from cpembed.errors import LoweringError
-from cpembed.graph.kinds import Attention, TensorType
+from cpembed.graph.kinds import (
+    Apply,
+    Attention,
+    Elementwise,
+    Input,
+    Number,
+    Softmax,
+    TensorType,
+)
 from cpembed.graph.kinds.attention import AXES
+from cpembed.graph.passes.attention_splitting import attention_products
 from cpembed.ir.computation import Computation
 from cpembed.ir.parser import parse_computation
+from cpembed.network.attention_costs import AttentionCosts
 from cpembed.network.layout import row_major_strides
-from cpembed.network.operator_costs import estimate_copy_us
+from cpembed.network.operator_costs import estimate_operator_us
 from cpembed.network.operators.attention import AttentionPlan, attention_plan
 from cpembed.network.operators.attention_tiles import TileProduct, Tiles
 from cpembed.network.operators.emission import Operands
 from cpembed.network.operators.nest import PlacedTensor
+from cpembed.network.product_kernel import ProductKernel
 from cpembed.network.product_kernels import (
     KernelRequest,
-    ProductKernel,
     ProductKernels,
+    least_unit_us,
     recorded_kernel,
 )
 from cpembed.targets.capabilities import AnyTarget, host_times
@@ -44,8 +55,16 @@ _ROW_COST, _KEY_COST = 8.0, 24.0
 """Time per tile in rows of its keys, which are read once for all its rows; and in keys of its rows,
 whose sums are scaled once for all its keys. Both are relative to a score's products."""
 
-_SCORE_NS = 0.35
-"""Nanoseconds of a score's scale, masks, maximum, power and sum: an assumption, not calibrated."""
+_VECTOR, _REMAINDER_COST = 8, 0.7
+"""Scores of a vector, and fraction of the time that keys behind the last vector of a row add
+(measured on a Zen 3: 197 keys took 1.6 times as long as two tiles of 104)."""
+
+_FEW_ROWS = 16
+"""Maximum number of rows for which keys are read in place: packing them takes as long as the
+products of so many rows lose on keys that are not packed (measured on a Zen 3, depth 128)."""
+
+_PART_KEYS, _PART_COST = 128, 0.02
+"""Minimum number of keys of a part, and fraction of the time that each further part adds."""
 
 
 @dataclass(frozen=True)
@@ -118,7 +137,7 @@ class AttentionChoice:
         # Where the system does not say, as large as that of a small core.
         budget = int((cache or 256 << 10) * _CACHE_SHARE)
         rows, keys = _tile_sizes(draft, self.threads, budget, causal=causal)
-        return replace(draft, rows=rows, keys=keys)
+        return _in_parts(replace(draft, rows=rows, keys=keys), self.threads)
 
     @cached_property
     def workloads(self) -> tuple[Computation, Computation]:
@@ -126,7 +145,7 @@ class AttentionChoice:
         tiles, extents = self.tiles, self.tiles.extents
         rows, keys, strides = tiles.rows, tiles.keys, tiles.strides
         # Keys and values are packed once for all blocks of rows: if there are many, as weights are.
-        varying = tiles.blocks * (extents["g"] if tiles.row_axis == "s" else 1) == 1
+        varying = self.reads_once
         query, query_shape = _matrix("m", rows, "k", extents["k"], strides["Q"], tiles.row_axis)
         key, key_shape = _matrix("n", keys, "k", extents["k"], strides["K"], "s")
         value, value_shape = _matrix("k", keys, "n", extents["d"], strides["V"], "s")
@@ -149,9 +168,26 @@ class AttentionChoice:
         return scores, values
 
     @property
+    def reads_once(self) -> bool:
+        """True if each key is read by one block of rows, as when single tokens are decoded."""
+        return self.tiles.blocks * (self.tiles.extents["g"] if self._divides_rows else 1) == 1
+
+    @property
+    def _divides_rows(self) -> bool:
+        return self.tiles.row_axis == "s"
+
+    @cached_property
     def requests(self) -> tuple[KernelRequest, ...]:
-        """Searches for the kernels of a tile's products."""
-        return tuple(KernelRequest(workload, None, False) for workload in self.workloads)
+        """Searches for the kernels of a tile's products.
+
+        Few rows read keys and values in place, since packing them would take longer.
+        """
+        packed = tuple(KernelRequest(workload, None, False) for workload in self.workloads)
+        if not self.reads_once or self.tiles.rows > _FEW_ROWS:
+            return packed
+        return tuple(
+            replace(request, in_place=(name,)) for request, name in zip(packed, "KV", strict=True)
+        )
 
     def kernel(
         self, target: AnyTarget, inputs: Sequence[PlacedTensor], outputs: Sequence[PlacedTensor]
@@ -169,33 +205,52 @@ class AttentionChoice:
         LoweringError
             If a product of tiles has no kernel.
         """
-        kernels = [self.products.lookup(request) for request in self.requests]
-        first, second = kernels
-        if first is None or second is None:
-            raise LoweringError(f"{self.kind.label} has no kernel of its products")
-        recorded = [
-            TileProduct.recorded(recorded_kernel(kernel, None, {}, 1)) for kernel in (first, second)
-        ]
+        costs = AttentionCosts(self.kind, self.tiles, target, self.threads)
+        products = [self._product(request) for request in self.requests]
+        first, second = products
+        recorded = [TileProduct.recorded(recorded_kernel(each, None, {}, 1)) for each in products]
         operands = Operands(inputs, outputs, self.threads)
         planned = attention_plan(self.kind, operands, self.tiles, recorded[0], recorded[1])
-        cost = self._cost_us(target, (first, second), inputs)
+        cost = costs.total_us(products, recorded, inputs, outputs)
         return AttentionKernel(planned, self.tiles, (first, second), cost)
 
-    def _cost_us(
-        self,
-        target: AnyTarget,
-        kernels: tuple[ProductKernel, ProductKernel],
-        inputs: Sequence[PlacedTensor],
-    ) -> float:
-        tiles = self.tiles
-        count = tiles.products(self.kind.causal)
-        products = 0.0
-        for kernel, workload in zip(kernels, self.workloads, strict=True):
-            products += count * kernel.estimate_us(workload.macs, 1)
-        scores = count * tiles.rows * tiles.keys * _SCORE_NS / 1e3
-        packed = sum(estimate_copy_us(target, t, t, self.threads) for t in inputs[1:3])
-        # Products are estimated on all threads.
-        return packed + products + scores / min(self.threads, tiles.tasks)
+    def split_us(self, target: AnyTarget, limit: float) -> float:
+        """Estimate the time of the two products and the softmax as operators of their own.
+
+        Parameters
+        ----------
+        target : Target
+            Target whose calibration estimates the softmax.
+        limit : float
+            Time from which on no estimate is needed: where a lower bound reaches it, infinity is
+            returned, and no kernels are searched.
+        """
+        query, key, _ = self.kind.sizes(self.types)
+        shape = (query["b"], query["h"], query["s"], key["s"])
+        scores = [PlacedTensor.plain(TensorType(shape, "float32"))]
+        scaled = Elementwise(Apply("mul", (Input(0), Number(self.kind.scale))), "float32")
+        between = sum(
+            estimate_operator_us(target, kind, scores, scores, self.threads)
+            for kind in (scaled, Softmax(3))
+        )
+        workloads = attention_products(self.kind, self.types)
+        specs = self.products.units.candidates(["float32", "float32"])
+        bounds = [min((least_unit_us(s, w) for s in specs), default=0.0) for w in workloads]
+        if between + sum(bounds) >= limit:
+            return math.inf
+        kernels = [self.products.lookup(KernelRequest(w, None, False)) for w in workloads]
+        return between + sum(
+            math.inf if kernel is None else kernel.estimate_us(workload.macs, self.threads)
+            for kernel, workload in zip(kernels, workloads, strict=True)
+        )
+
+    def _product(self, request: KernelRequest) -> ProductKernel:
+        kernel = self.products.lookup(request)
+        if kernel is None and request.in_place:
+            kernel = self.products.lookup(replace(request, in_place=()))
+        if kernel is None:
+            raise LoweringError(f"{self.kind.label} has no kernel of its products")
+        return kernel
 
 
 def _strides(shape: Sequence[int], axes: str) -> Mapping[str, int]:
@@ -214,6 +269,31 @@ def _matrix(
     if along == 1 or rows == 1:
         return f"{column}, {row}", (columns, max(rows, across))
     raise LoweringError("attention with neither rows nor columns contiguous in memory")
+
+
+def _in_parts(tiles: Tiles, threads: int) -> Tiles:
+    """Divide the keys of each block, if there are too few blocks for equal shares of threads."""
+    blocks, keys = tiles.all_blocks, tiles.extents["n"]
+
+    def time(parts: int) -> float:
+        share = -(-blocks * parts // threads) * threads / (blocks * parts)
+        return share * (1 + _PART_COST * (parts - 1))
+
+    parts = min(range(1, max(1, min(threads, keys // _PART_KEYS)) + 1), key=time)
+    # As many tiles in each part.
+    steps = -(-tiles.tiles // parts) * parts
+    if parts == 1:
+        return tiles
+    size = -(-keys // steps)
+    rounded = _in_vectors(size, keys)
+    size = rounded if -(-keys // rounded) == steps else size
+    return replace(tiles, parts=parts, keys=size)
+
+
+def _in_vectors(size: int, keys: int) -> int:
+    """Return the keys of a tile rounded up to vectors, unless there are fewer keys."""
+    rounded = -(-size // _VECTOR) * _VECTOR
+    return rounded if rounded <= keys else size
 
 
 def _tile_sizes(tiles: Tiles, threads: int, budget: int, *, causal: bool) -> tuple[int, int]:
@@ -243,10 +323,12 @@ def _tile_sizes(tiles: Tiles, threads: int, budget: int, *, causal: bool) -> tup
         computed = blocks * m / rows * steps * n / keys
         diagonal = 1 + (n + m) / (2 * max(keys, 1)) if causal else 1.0
         overhead = 1 + _ROW_COST / m + (_KEY_COST / n if steps > 1 else 0.0)
+        overhead += _REMAINDER_COST if n % _VECTOR else 0.0
         return share * computed * diagonal * overhead
 
     # Equal tiles, as many as each size gives, so that the last one repeats little.
-    equal = {-(-keys // -(-keys // n)) for n in (*_KEYS, keys) if n <= keys}
-    sizes = [(m, n) for m in {*(m for m in _ROWS if m < rows), min(rows, 128)} for n in equal]
+    equal = {_in_vectors(-(-keys // -(-keys // n)), keys) for n in (*_KEYS, keys) if n <= keys}
+    blocks = {_in_vectors(-(-rows // -(-rows // m)), rows) for m in _ROWS}
+    sizes = [(m, n) for m in {*(m for m in _ROWS if m < rows), *blocks} for n in equal]
     fitting = [size for size in sizes if bytes_of(*size) <= budget]
     return min(fitting or sizes[:1] or [(rows, keys)], key=lambda size: (time(*size), size))

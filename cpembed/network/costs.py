@@ -25,7 +25,8 @@ from cpembed.network.convolution_methods import ConvolutionMethod
 from cpembed.network.kernel_cache import Cache, digest_of, symbol_of
 from cpembed.network.operators import PlacedTensor
 from cpembed.network.pairs import PairKernel
-from cpembed.network.product_kernels import ProductKernel, recorded_kernel
+from cpembed.network.product_kernel import ProductKernel
+from cpembed.network.product_kernels import recorded_kernel
 from cpembed.runtime import worker
 from cpembed.runtime.measurement.environment import machine
 from cpembed.runtime.measurement.runner import time_work
@@ -83,7 +84,7 @@ class KernelTimer:
         return self._us([call])
 
     def _us(self, calls: Sequence[RecordedCall]) -> float:
-        symbols = [symbol_of(call.plan) for call in calls]
+        symbols = [symbol_of(call.plan, self.cache) for call in calls]
         shapes = [[(m.elements, m.dtype) for m in call.buffers] for call in calls]
         # Times of another machine, or of another number of threads, do not count.
         key = digest_of("measured", symbols, shapes, self.threads, machine())

@@ -16,12 +16,16 @@ from cpembed.network.costs import KernelTimer
 from cpembed.network.layout import CandidateLayouts, Layout
 from cpembed.network.operators import PlacedTensor
 from cpembed.network.pairs import PairKernel
-from cpembed.network.product_kernels import ProductKernel, ProductKernels
+from cpembed.network.product_kernel import ProductKernel
+from cpembed.network.product_kernels import ProductKernels
 from cpembed.targets.capabilities import AnyTarget
 from cpembed.targets.registry import open_target
 
 Ports = tuple[Layout, ...]
 """Layout of each port: tensors that an operator reads, without constants, then those it writes."""
+
+WEIGHT_ONLY = "weight-only product, in a kernel of its own"
+"""Reason why a product by packed weights names no target."""
 
 
 @dataclass(frozen=True)

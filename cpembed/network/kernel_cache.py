@@ -9,12 +9,24 @@ from __future__ import annotations
 import hashlib
 import os
 import pickle
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Generator
+from concurrent.futures import Future, as_completed
+from contextlib import contextmanager
+from dataclasses import dataclass, field
 from functools import cache
 from pathlib import Path
 from typing import Any, TypeVar
 
+from cpembed.codegen.host_cpu import (
+    NAME_VARIABLE,
+    HostCpu,
+    architecture,
+    cache_by_processor,
+    cpu_features,
+    cpu_model,
+    exported_attributes,
+    named_processor,
+)
 from cpembed.codegen.plan import KernelPlan
 from cpembed.codegen.runtime import compile_host_object, compiled_for
 from cpembed.export.program import CompiledObject
@@ -87,46 +99,84 @@ def cores() -> int:
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
-def symbol_of(plan: KernelPlan) -> str:
+@cache_by_processor
+def _compiler_version(cache: Cache) -> tuple[object, ...]:
+    """Return all that the code of an equal kernel depends on."""
+    tvm_version = versions()["apache-tvm"]
+    if named_processor() is None:
+        # LLVM's guess of the processor is that of its identification, so TVM need not be loaded to
+        # ask.
+        processor = cpu_model(), sorted(cpu_features()), os.environ.get(NAME_VARIABLE)
+        key = digest_of("host", tvm_version, processor, source_digest(("codegen",)))
+        host = cache.get(HostCpu, key)
+        if host is None:
+            host = worker.call(compiled_for)
+            cache.store(key, host)
+    else:
+        host = compiled_for()
+    code = source_digest(("codegen",)), architecture(), exported_attributes()
+    return *code, tvm_version, host.name, host.attributes
+
+
+def symbol_of(plan: KernelPlan, cache: Cache) -> str:
     """Return the symbol of a kernel, equal only for equal kernels that are compiled alike."""
-    host = compiled_for()
-    compiler = source_digest(("codegen",)), versions()["apache-tvm"], host.name, host.attributes
-    return f"k{digest_of(plan, compiler)[:24]}"
+    return f"k{digest_of(plan, _compiler_version(cache))[:24]}"
 
 
-def compiled_kernels(
-    plans: Mapping[str, KernelPlan], cache: Cache, progress: Progress
-) -> dict[str, CompiledObject]:
-    """Return object files by symbol, from the cache or compiled in several processes.
+@contextmanager
+def kernel_compiler(cache: Cache, progress: Progress) -> Generator[KernelCompiler]:
+    """Provide a compiler of kernels in several processes.
 
     Parameters
     ----------
-    plans : mapping from str to KernelPlan
-        Kernels by symbol.
     cache : Cache
     progress : Progress
-
-    Raises
-    ------
-    LoweringError
-        If a kernel does not compile.
-    CrashError
-        If a kernel crashes the compiler.
     """
-    objects: dict[str, CompiledObject] = {}
-    for symbol in plans:
-        if (cached := cache.get(CompiledObject, f"{symbol}.o")) is not None:
-            objects[symbol] = cached
-    missing = [symbol for symbol in plans if symbol not in objects]
-    progress("compiling", 0, len(missing))
-    # The longest sources take longest; first, so that no process waits for one at the end.
-    missing.sort(key=lambda symbol: -len(plans[symbol].source))
-    tasks = [(plans[symbol], symbol) for symbol in missing]
-    for number, (_, compiled_object) in enumerate(worker.call_each(_object, tasks, cores()), 1):
-        objects[compiled_object.symbol] = compiled_object
-        cache.store(f"{compiled_object.symbol}.o", compiled_object)
-        progress("compiling", number, len(missing))
-    return objects
+    with worker.open_calls(_object, cores()) as submit:
+        yield KernelCompiler(cache, progress, submit)
+
+
+@dataclass
+class KernelCompiler:
+    """Kernels from the cache, or compiled from the moment at which they are added."""
+
+    cache: Cache
+    progress: Progress
+    submit: Callable[[tuple[KernelPlan, str]], Future[CompiledObject]]
+    objects: dict[str, CompiledObject] = field(default_factory=dict[str, CompiledObject])
+    compiling: dict[str, Future[CompiledObject]] = field(
+        default_factory=dict[str, "Future[CompiledObject]"]
+    )
+
+    def add(self, plan: KernelPlan) -> str:
+        """Compile a kernel unless it is there, and return its symbol."""
+        symbol = symbol_of(plan, self.cache)
+        if symbol not in self.objects and symbol not in self.compiling:
+            cached = self.cache.get(CompiledObject, f"{symbol}.o")
+            if cached is not None:
+                self.objects[symbol] = cached
+            else:
+                self.compiling[symbol] = self.submit((plan, symbol))
+        return symbol
+
+    def finished(self) -> dict[str, CompiledObject]:
+        """Return the object files by symbol once all are compiled.
+
+        Raises
+        ------
+        LoweringError
+            If a kernel does not compile.
+        CrashError
+            If a kernel crashes the compiler.
+        """
+        total = len(self.compiling)
+        self.progress("compiling", 0, total)
+        for number, future in enumerate(as_completed(self.compiling.values()), 1):
+            compiled = future.result()
+            self.objects[compiled.symbol] = compiled
+            self.cache.store(f"{compiled.symbol}.o", compiled)
+            self.progress("compiling", number, total)
+        return self.objects
 
 
 def _object(task: tuple[KernelPlan, str]) -> CompiledObject:

@@ -141,6 +141,24 @@ class ExecutionChoices(GraphOnTarget):
                 by_operator[operator.name] = choices.setdefault((operator.kind, types), choice)
         return by_operator
 
+    def attentions_to_split(self) -> list[str]:
+        """Return the attentions whose products and softmax are faster as operators of their own."""
+        is_split: dict[AttentionChoice, bool] = {}
+        for operator in self.graph.operators:
+            choice = self.attentions.get(operator.name)
+            if choice is not None and choice not in is_split:
+                is_split[choice] = self._is_faster_split(operator, choice)
+        return [name for name, choice in self.attentions.items() if is_split[choice]]
+
+    def _is_faster_split(self, operator: Operator, choice: AttentionChoice) -> bool:
+        try:
+            executions = self._attention(operator)
+        except LoweringError:
+            # Nothing multiplies its tiles.
+            return True
+        limit = min((execution.cost_us for execution in executions), default=math.inf)
+        return choice.split_us(self.target, limit) < limit
+
     def _attention(self, operator: Operator) -> tuple[Execution, ...]:
         """Return the execution of an attention on row-major tensors."""
         reads, writes = ports_of(self.graph, operator)

@@ -47,7 +47,7 @@ from cpembed.hw.instruction import HardwareSpec
 from cpembed.ir.computation import Computation
 from cpembed.network.attention import AttentionKernel
 from cpembed.network.build import uniquely_named
-from cpembed.network.executions import Execution
+from cpembed.network.executions import WEIGHT_ONLY, Execution
 from cpembed.network.plan import SEARCH_LIMIT, NetworkPlan, Planning, plan_network
 from cpembed.network.product_kernels import utilisation
 from cpembed.network.stepwise import step_request
@@ -58,7 +58,6 @@ from cpembed.targets.registry import missing_for, open_target
 from cpembed.targets.units import FloatType, Units
 
 _NO_PRODUCT = "no product"
-_WEIGHT_ONLY = "weight-only product, in a kernel of its own"
 
 
 @dataclass(frozen=True)
@@ -78,6 +77,8 @@ class OperatorMatch:
     attention_macs : int
         Multiply-accumulates of an attention, whose computation and match are those of the scores of
         a tile; 0 for other operators.
+    weight_only_macs : int
+        Multiply-accumulates of a weight-only product, which has no match; 0 for other operators.
     """
 
     name: str
@@ -87,11 +88,12 @@ class OperatorMatch:
     match: Match | None = None
     unmatched: str = _NO_PRODUCT
     attention_macs: int = 0
+    weight_only_macs: int = 0
 
     @property
     def macs(self) -> int:
         if self.computation is None or self.attention_macs:
-            return self.attention_macs
+            return self.attention_macs or self.weight_only_macs
         return self.computation.macs
 
     @property
@@ -194,6 +196,11 @@ class TargetMatch:
         """Totals over the products."""
         return line(self.target, [o.figure for o in self.matched])
 
+    @property
+    def weight_only(self) -> tuple[OperatorMatch, ...]:
+        """Weight-only products, which kernels of their own compute."""
+        return tuple(o for o in self.operators if o.weight_only_macs)
+
     def totals_json(self) -> dict[str, Any]:
         return {
             "operators": len(self.operators),
@@ -205,6 +212,8 @@ class TargetMatch:
             "on_alternatives": self.on_alternatives,
             "distinct": self.layers,
             "retyped": self.retyped,
+            "weight_only": len(self.weight_only),
+            "weight_only_macs": sum(o.macs for o in self.weight_only),
             **self.line.to_json(),
         }
 
@@ -416,9 +425,11 @@ def _target_match(
                 attention_macs=attention.macs,
             )
         if not isinstance(operator.kind, Product):
-            is_weight_only = isinstance(operator.kind, GroupedProduct)
-            unmatched = _WEIGHT_ONLY if is_weight_only else _NO_PRODUCT
-            return OperatorMatch(operator.name, operator.kind.label, unmatched=unmatched)
+            unmatched = OperatorMatch(operator.name, operator.kind.label)
+            if isinstance(operator.kind, GroupedProduct):
+                macs = operator.kind.macs
+                return replace(unmatched, unmatched=WEIGHT_ONLY, weight_only_macs=macs)
+            return unmatched
         computation = operator.kind.computation
         return OperatorMatch(
             name=operator.name,

@@ -111,11 +111,13 @@ def _sums_in_turn(kind: Product, inputs: Sequence[Array]) -> tuple[Array, Array]
     # Terms are exact in float64 and each sum is rounded once, as fused multiply-adds do.
     v, u = v[:, places].astype(np.float64), u.astype(np.float64)
     total = np.zeros((groups, len(places), filters), np.float32)
-    squares = np.zeros(total.shape)
+    added = np.zeros(total.shape)
     for term in range(v.shape[2]):
-        products = v[:, :, term, None] * u[:, None, term]
-        total = (total + products).astype(np.float32)
-        squares += products**2
+        # In memory of its own: allocating it for each of thousands of terms takes most of the time.
+        np.multiply(v[:, :, term, None], u[:, None, term], out=added)
+        np.add(added, total, out=added)
+        total[...] = added
+    squares = np.matmul(v**2, u**2)
     # Partial sums of independent terms have 1, 2 ... N times the mean square of a term; a rounding
     # has a third of the square of the unit roundoff.
     variance = squares * (v.shape[2] + 1) / 6 * UNIT_ROUNDOFF["float32"] ** 2

@@ -10,6 +10,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from functools import lru_cache
 
 from cpembed.codegen.epilogue import Epilogue, Placement
 from cpembed.errors import LoweringError
@@ -52,6 +53,8 @@ class PhysicalProduct:
         return epilogue
 
 
+# The same combinations of layouts are asked for when kernels are searched, compared and planned.
+@lru_cache(1 << 12)
 def physical_product(
     product: Product, first: Layout, output: Layout, residual: Layout | None = None
 ) -> PhysicalProduct:

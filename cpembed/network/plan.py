@@ -10,8 +10,17 @@ from cpembed.codegen.epilogue import Epilogue, Residual
 from cpembed.codegen.runtime import thread_count
 from cpembed.driver.options import MethodName
 from cpembed.graph.graph import Array, Graph, Operator
-from cpembed.graph.kinds import Apply, Elementwise, Input, Number, Product, Scalar
+from cpembed.graph.kinds import (
+    Apply,
+    Elementwise,
+    GroupedProduct,
+    Input,
+    Number,
+    Product,
+    Scalar,
+)
 from cpembed.graph.loop import Loop, nested_graphs
+from cpembed.graph.passes.attention_splitting import split_attentions
 from cpembed.graph.passes.chain_fusion import split_chain
 from cpembed.network.assignment import Assignment, assign, by_policy
 from cpembed.network.costs import KernelTimer
@@ -149,6 +158,8 @@ class NetworkPlan:
             attention = plan.execution(operator).attention
             if isinstance(operator.kind, Product):
                 total += times * operator.kind.computation.macs
+            elif isinstance(operator.kind, GroupedProduct):
+                total += times * operator.kind.macs
             elif attention is not None:
                 total += times * attention.macs
         return total
@@ -288,6 +299,10 @@ def _searched_choices(
     unfused = choices.products_to_split()
     if unfused:
         split = split_epilogues(graph, unfused)
+        choices = replace(choices, graph=split, layouts=CandidateLayouts(split))
+        choices.search(progress)
+    if slow := choices.attentions_to_split():
+        split = split_attentions(choices.graph, slow)
         choices = replace(choices, graph=split, layouts=CandidateLayouts(split))
         choices.search(progress)
     choices.search_methods(progress)

@@ -20,7 +20,8 @@ from cpembed.network.operator_costs import estimate_operator_us
 from cpembed.network.operators import PlacedTensor
 from cpembed.network.operators.work import WIDTH, expression_operations
 from cpembed.network.physical_product import physical_product
-from cpembed.network.product_kernels import KernelRequest, ProductKernel
+from cpembed.network.product_kernel import ProductKernel
+from cpembed.network.product_kernels import KernelRequest
 from cpembed.targets.capabilities import host_times
 
 
@@ -220,8 +221,20 @@ def _has_chain(operator: Operator) -> bool:
 
 
 def _lane_by_lane(kind: Product) -> bool:
-    """True if each channel of the result is computed from one channel of the image."""
-    return "depthwise" in kind.computation.name
+    """True if each channel of the result is computed from one channel of the image.
+
+    >>> from cpembed.driver.named import workload
+    >>> layer = workload("depthwise n=1 c=16 h=8 w=8 r=3 s=3 pad=1")
+    >>> _lane_by_lane(Product(layer, (1, 16, 8, 8)))
+    True
+    """
+    workload = kind.computation
+    image, weights = (workload.access(operand.name) for operand in workload.inputs[:2])
+    result = workload.access(workload.output.name)
+    # A sum over channels has an iterator that indexes the image by itself, other than a tap's.
+    plain_indices = {index.single_iterator for index in image.index} - {None}
+    is_stored = plain_indices <= {*result.iterators}
+    return is_stored and not plain_indices.isdisjoint(weights.iterators)
 
 
 def _priority(kernel: ProductKernel | None, cost: float) -> tuple[bool, float]:

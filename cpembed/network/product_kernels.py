@@ -9,16 +9,15 @@ from __future__ import annotations
 import math
 from collections.abc import Collection, Iterable, Mapping
 from contextlib import suppress
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field, fields, replace
 from functools import cached_property, partial
-from typing import Any
 
 from cpembed.codegen.compiled import CompiledKernel
 from cpembed.codegen.emit import portable_plan
 from cpembed.codegen.epilogue import RESULT_TYPES, Epilogue, Placement
+from cpembed.codegen.host_cpu import named_processor
 from cpembed.codegen.recorded import RecordedCalls, Recorder, recorded_calls
 from cpembed.codegen.runtime import thread_count
-from cpembed.cost.ranking import Candidate
 from cpembed.driver.options import KernelOptions
 from cpembed.driver.pipeline import choose
 from cpembed.driver.plan import Request, Selection
@@ -28,8 +27,11 @@ from cpembed.errors import BackendUnavailable, LoweringError, WorkloadError
 from cpembed.graph.graph import Array
 from cpembed.hw.instruction import HardwareSpec
 from cpembed.hw.loader import load_hardware_spec
-from cpembed.ir.computation import AxisKind, Computation
+from cpembed.ir.computation import Computation
+from cpembed.network.factor_extension import extension_us, with_extension, with_words, words_of
 from cpembed.network.kernel_cache import Cache, digest_of, source_digest
+from cpembed.network.product_kernel import CachedKernel, ProductKernel
+from cpembed.network.shared_choices import Choice, proven_kernel, read_choices
 from cpembed.runtime.tuning.records import Lookup
 from cpembed.runtime.worker import call_each
 from cpembed.steps import Progress, silent
@@ -44,69 +46,6 @@ _FALLBACK = "axpy"
 # Numbers of lanes of portable code in the order in which they are searched: wide vectors are
 # faster, and one lane embeds in every product.
 _LANES = (16, 8, 4, 2, 1)
-
-# Multiply-accumulates per microsecond and thread of portable code. Only the order of magnitude
-# counts, so that a native kernel in another layout is preferred.
-_PORTABLE_MACS_PER_US = 500.0
-
-
-@dataclass(frozen=True)
-class ProductKernel:
-    """Kernel of a product.
-
-    Attributes
-    ----------
-    spec : HardwareSpec or None
-        Target of the instruction; None for portable code.
-    cost_us : float
-        Estimated microseconds, packing and unpacking included; infinite without an estimate.
-    utilisation : float
-        Fraction of the executed operations that are useful.
-    moved_bytes : int
-        Bytes that packing and unpacking read and write.
-    reason : str, optional
-        Why the kernel is not on a target that was named, or uses an alternative of a unit.
-    """
-
-    spec: HardwareSpec | None
-    candidate: Candidate
-    schedule: Any
-    epilogue: Epilogue | None
-    cost_us: float
-    utilisation: float
-    moved_bytes: int = 0
-    reason: str | None = None
-
-    @property
-    def is_native(self) -> bool:
-        """True unless the kernel is portable code."""
-        return self.spec is not None
-
-    def estimate_us(self, macs: int, threads: int) -> float:
-        """Return the estimated time; of portable code, that of ``macs`` on ``threads``."""
-        return self.cost_us if self.is_native else macs / (_PORTABLE_MACS_PER_US * threads)
-
-    @property
-    def target(self) -> str:
-        """Name of the target, for reports."""
-        return "portable" if self.spec is None else self.spec.name
-
-    @property
-    def places(self) -> bool:
-        """True if the output can be stored inside a larger buffer."""
-        return self.epilogue is not None and self.epilogue.placement is not None
-
-    @property
-    def computed_results(self) -> int:
-        """Number of results that the kernel computes, padding and repeated ones included."""
-        program = self.candidate.program
-        loops = (*program.loops, *program.instruction_axes)
-        return math.prod(loop.extent for loop in loops if loop.kind is AxisKind.SPATIAL)
-
-    @property
-    def embedding(self) -> str:
-        """Identifier of the embedding."""
-        return self.candidate.embedding.identifier()
 
 
 def choose_product_kernel(
@@ -138,13 +77,16 @@ def choose_product_kernel(
         If there is no kernel.
     """
     candidates = units.candidates([operand.dtype for operand in workload.inputs])
-    best: ProductKernel | None = None
+    if in_place:
+        # The fastest one of a target's alternatives may be none that takes an operand in place.
+        candidates = [each for spec in candidates for each in with_alternatives(spec)]
+    best = None if in_place else _extended(workload, units, epilogue, timeout)
     reasons: list[str] = []
     if units.named is not None and units.named not in candidates:
         reasons.append(f"{units.name}: {_types_text(workload)} is not multiplied")
     for spec in candidates:
         # What cannot be faster, by its own model, is not searched.
-        if best is not None and _least_us(spec, workload) >= best.cost_us:
+        if best is not None and _least_us(spec, workload, best) >= best.cost_us:
             continue
         kernel = _kernel_on(spec, workload, epilogue, timeout, in_place)
         if isinstance(kernel, str):
@@ -164,13 +106,49 @@ def choose_product_kernel(
     return replace(best, reason="; ".join([*preferred, *filter(None, [best.reason])]) or None)
 
 
+def _extended(
+    workload: Computation, units: Units, epilogue: Epilogue | None, timeout: float | None
+) -> ProductKernel | None:
+    """Return the fastest kernel that reads the bytes of the first factor as 16 bits; None if none.
+
+    A target that is named multiplies the types that it is named for.
+    """
+    wide = with_words(workload)
+    if wide is None or units.named is not None:
+        return None
+    candidates, bytes_too = (
+        units.candidates([operand.dtype for operand in each.inputs]) for each in (wide, workload)
+    )
+    # Dot products of bytes themselves are faster where the processor has them.
+    least = min((least_us(open_target(spec), workload) for spec in bytes_too), default=math.inf)
+    candidates = [spec for spec in candidates if least_us(open_target(spec), wide) < least]
+    best: ProductKernel | None = None
+    for spec in candidates:
+        kernel = _kernel_on(spec, wide, epilogue, timeout, ())
+        if not isinstance(kernel, str) and (best is None or kernel.cost_us < best.cost_us):
+            cost = kernel.cost_us + extension_us(spec, workload, thread_count())
+            best = replace(kernel, cost_us=cost, extended=workload.inputs[0].dtype)
+    return best
+
+
 def _types_text(workload: Computation) -> str:
     return " by ".join(operand.dtype for operand in workload.inputs)
 
 
-def _least_us(spec: HardwareSpec, workload: Computation) -> float:
+def least_unit_us(spec: HardwareSpec, workload: Computation) -> float:
     """Return a lower bound of the estimates of a target and its alternatives."""
     return min(least_us(open_target(each), workload) for each in with_alternatives(spec))
+
+
+def _least_us(spec: HardwareSpec, workload: Computation, best: ProductKernel) -> float:
+    """Return a lower bound of the estimates of a target that may be better than a kernel.
+
+    Its alternatives are for products that it does not embed; what is embedded with an extended
+    factor, it embeds too.
+    """
+    if best.extended is None:
+        return least_unit_us(spec, workload)
+    return least_us(open_target(spec), workload)
 
 
 def _kernel_on(
@@ -183,7 +161,8 @@ def _kernel_on(
     """Return a target's kernel, or an alternative's; the reason if there is none."""
     # No explanation is needed if nothing embeds: another unit, or portable code, stands in.
     options = KernelOptions(timeout=timeout)
-    request = Request(workload, spec, options, epilogue=epilogue, explains=False)
+    searched = replace(spec, alternatives=()) if in_place else spec
+    request = Request(workload, searched, options, epilogue=epilogue, explains=False)
     selection = _choice_or_reason(request)
     if not isinstance(selection, Selection):
         return selection
@@ -194,7 +173,7 @@ def _kernel_on(
         for choice in (selection.plan.choices if in_place else [selection.choice])
         if all(choice.ranked.program.operand(name).is_identity for name in in_place)
     )
-    choice, executing = next(choices, None), selection.solved.target
+    choice, executing = next(choices, None), spec if in_place else selection.solved.target
     if choice is None:
         return f"{', '.join(in_place)} would be packed"
     cost = choice.estimated
@@ -300,7 +279,15 @@ def recorded_kernel(
     LoweringError
         If the target has no kernels that a library can hold.
     """
-    return recorded_calls(planned_product(kernel, epilogue, Recorder(threads)), (), constants)
+    recorder = Recorder(threads)
+    product = planned_product(kernel, epilogue, recorder)
+    if kernel.extended is None:
+        return recorded_calls(product, (), constants)
+    first = kernel.candidate.program.workload.inputs[0].name
+    calls = recorded_calls(product, (), words_of(constants, first))
+    if first in constants:
+        return calls
+    return with_extension(calls, first, kernel.extended, recorder)
 
 
 def planned_product(
@@ -335,7 +322,7 @@ def planned_product(
 # Packages and modules whose code a search depends on: a change of one invalidates cached kernels.
 _SOURCES = (
     *("ir", "hw", "embedding", "transform", "cost", "codegen", "targets", "driver"),
-    "network/product_kernels.py",
+    *("network/product_kernels.py", "network/factor_extension.py", "network/operator_costs.py"),
 )
 
 
@@ -409,9 +396,12 @@ class ProductKernels:
 
     @cached_property
     def _units_digest(self) -> str:
-        """Digest of the set of targets and of the constants that their estimates depend on."""
-        constants = [calibration_digest(open_target(spec)) for spec in self.units.leaders]
-        return digest_of(self.units, constants)
+        return units_digest(self.units)
+
+    @cached_property
+    def _imported(self) -> Mapping[str, Choice]:
+        """Choices of other machines by key."""
+        return {choice.key: choice for choice in read_choices(self.cache)}
 
     def _tuning_records(self, request: KernelRequest) -> list[tuple[str, str, int] | None]:
         """Return the record that each choice would take, of targets and of their alternatives."""
@@ -427,24 +417,27 @@ class ProductKernels:
 
     def search(self, requests: Iterable[KernelRequest], progress: Progress) -> None:
         """Search the kernels that are not in memory or in the cache, in parallel."""
-        missing: list[KernelRequest] = []
+        missing: list[tuple[KernelRequest, Choice | None]] = []
+        keys: dict[KernelRequest, str] = {}
         for request in dict.fromkeys(requests):
             if not request.is_possible:
                 self.kernels[request] = None
             if request in self.kernels:
                 continue
-            cached = self.cache.get(_CachedKernel, self.key(request))
+            key = keys[request] = self.key(request)
+            cached = self.cache.get(CachedKernel, key)
             if cached is not None:
                 self.kernels[request] = cached.kernel
             else:
-                missing.append(request)
+                missing.append((request, self._imported.get(key)))
         total = len(missing)
         progress("choosing kernels", 0, total)
         search = partial(_search, self.units, self.timeout)
-        for number, (request, kernel) in enumerate(call_each(search, missing, self.workers), 1):
+        searches = call_each(search, missing, self.workers)
+        for number, ((request, _), kernel) in enumerate(searches, 1):
             self.kernels[request] = kernel
             # Stored one by one, so that an interrupted command continues where it stopped.
-            self.cache.store(self.key(request), _CachedKernel(kernel))
+            self.cache.store(keys[request], CachedKernel(kernel))
             progress("choosing kernels", number, total)
 
     def lookup(self, request: KernelRequest) -> ProductKernel | None:
@@ -454,17 +447,38 @@ class ProductKernels:
         return self.kernels[request]
 
 
-@dataclass(frozen=True)
-class _CachedKernel:
-    """Result of a search in the cache, which tells "no kernel" from "not searched"."""
+def units_digest(units: Units) -> str:
+    """Return the digest of the targets of a set and of the constants that estimates depend on.
 
-    kernel: ProductKernel | None
+    It does not depend on where their files are.
+    """
+    constants = [calibration_digest(open_target(spec)) for spec in units.leaders]
+    named = None if units.named is None else units.named.name
+    specs = [each for leader in units.leaders for each in with_alternatives(leader)]
+    # The text of a specification leaves its memories and stride rules out.
+    contents = [
+        [getattr(spec, f.name) for f in fields(spec) if f.name != "path"]
+        for spec in (*units.processor, *specs)
+    ]
+    # What the processor lacks of the targets' alternatives matters too.
+    processor = named_processor()
+    executing = None if processor is None else processor.name
+    return digest_of(named, units.float_type, contents, constants, executing)
 
 
-def _search(units: Units, timeout: float | None, request: KernelRequest) -> ProductKernel | None:
+def _search(
+    units: Units, timeout: float | None, task: tuple[KernelRequest, Choice | None]
+) -> ProductKernel | None:
+    """Return the kernel of a request, by an imported choice if that is proven to be one."""
+    request, choice = task
+    epilogue = request.searched
+    if choice is not None:
+        kernel = proven_kernel(choice, units, request.workload, epilogue, request.in_place)
+        if kernel is not None:
+            return kernel
     try:
         return choose_product_kernel(
-            request.workload, units, request.searched, timeout, in_place=request.in_place
+            request.workload, units, epilogue, timeout, in_place=request.in_place
         )
     except LoweringError:
         return None

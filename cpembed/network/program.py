@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
@@ -17,7 +18,7 @@ from cpembed.graph.kinds import Attention, CacheUpdate, Product
 from cpembed.graph.loop import Loop
 from cpembed.ir.computation import Computation
 from cpembed.network.executions import ports_of
-from cpembed.network.kernel_cache import Cache, compiled_kernels, digest_of, symbol_of
+from cpembed.network.kernel_cache import Cache, KernelCompiler, kernel_compiler
 from cpembed.network.layout import Layout, residual_of
 from cpembed.network.loop_program import LoopBuilder
 from cpembed.network.operators import PlacedTensor, conversion_plan, generated_plan
@@ -108,20 +109,23 @@ def network_programs(
     LoweringError
         If a kernel cannot be compiled.
     """
-    builders = [
-        ProgramBuilder(plan, reserved=frozenset((*plan.graph.inputs, *plan.graph.outputs)))
-        for plan in plans
-    ]
-    for builder in builders:
-        builder.make()
-    merged = {symbol: plan for builder in builders for symbol, plan in builder.plans.items()}
-    kernels = compiled_kernels(merged, cache, progress)
+    # Kernels are compiled in other processes while this one packs constants.
+    with kernel_compiler(cache, progress) as compiler:
+        builders = [
+            ProgramBuilder(
+                plan, compiler, reserved=frozenset((*plan.graph.inputs, *plan.graph.outputs))
+            )
+            for plan in plans
+        ]
+        for builder in builders:
+            builder.make()
+        kernels = compiler.finished()
     return tuple(
         NetworkProgram(
             Program(
                 name=name,
                 buffers=builder.in_order(),
-                kernels={symbol: kernels[symbol] for symbol in builder.plans},
+                kernels={call.kernel: kernels[call.kernel] for call in builder.calls},
                 prepare=(),
                 run=tuple(builder.calls),
                 features=needed_features(tuple(dict.fromkeys(required_features(plan)))),
@@ -156,6 +160,8 @@ class ProgramBuilder:
     Attributes
     ----------
     plan : NetworkPlan
+    compiler : KernelCompiler
+        Compiler of the kernels.
     reserved : frozenset of str
         Names of the network's inputs and outputs.
     prefix : str
@@ -165,11 +171,11 @@ class ProgramBuilder:
     """
 
     plan: NetworkPlan
+    compiler: KernelCompiler
     reserved: frozenset[str] = frozenset()
     prefix: str = ""
     loop: int | None = None
     buffers: dict[str, Buffer] = field(default_factory=dict[str, Buffer])
-    plans: dict[str, KernelPlan] = field(default_factory=dict[str, KernelPlan])
     calls: list[Call] = field(default_factory=list[Call])
     ranges: dict[str, tuple[int, int]] = field(default_factory=dict[str, tuple[int, int]])
     tensors: dict[str, str] = field(default_factory=dict[str, str])
@@ -216,11 +222,11 @@ class ProgramBuilder:
     def _loop(self, operator: Operator, kind: Loop) -> None:
         body = ProgramBuilder(
             plan=self.plan.bodies[operator.name],
+            compiler=self.compiler,
             reserved=self.reserved,
             prefix=f"{operator.name}/",
             loop=len(self.loops),
             buffers=self.buffers,
-            plans=self.plans,
             calls=self.calls,
             ranges=self.ranges,
             loops=self.loops,
@@ -300,7 +306,9 @@ class ProgramBuilder:
 
     def constant(self, array: Array, dtype: str) -> str:
         flat = flat_storage(array)
-        key = f"c{digest_of(flat.dtype.str, flat.shape, flat.tobytes())[:24]}"
+        digest = hashlib.blake2b(f"{flat.dtype.str} {flat.shape}".encode(), digest_size=12)
+        digest.update(flat.data.cast("B"))
+        key = f"c{digest.hexdigest()}"
         # Equal constants share a buffer, also across operators.
         if key not in self.buffers:
             self.buffers[key] = Buffer(
@@ -311,8 +319,7 @@ class ProgramBuilder:
     # --------------------------------------------------------------------------------- calls
 
     def _call(self, plan: KernelPlan, arguments: Sequence[str], label: str) -> None:
-        symbol = symbol_of(plan)
-        self.plans.setdefault(symbol, plan)
+        symbol = self.compiler.add(plan)
         self.calls.append(Call(symbol, tuple(arguments), label))
 
     def _convert(self, tensor: str) -> None:

@@ -18,7 +18,7 @@ from cpembed.export.library import EVERYTHING, Contents, Library
 from cpembed.export.program import Role
 from cpembed.files import write_whole
 from cpembed.graph.graph import Array, Graph, Operator, check_inputs
-from cpembed.graph.kinds import Product
+from cpembed.graph.kinds import GroupedProduct, Product
 from cpembed.graph.loop import Loop
 from cpembed.graph.passes.half_floats import has_half_floats
 from cpembed.hw.instruction import HardwareSpec
@@ -26,7 +26,8 @@ from cpembed.network.assignment.solve import policy_cost
 from cpembed.network.attention import AttentionKernel
 from cpembed.network.build import CompiledNetwork, compile_network, prepared_and_named
 from cpembed.network.convolution_methods import ConvolutionMethod
-from cpembed.network.executions import Execution
+from cpembed.network.executions import WEIGHT_ONLY, Execution
+from cpembed.network.library_cache import LibraryCache, library_key
 from cpembed.network.observation import Verdict
 from cpembed.network.plan import NetworkPlan, Planning, plan_network
 from cpembed.network.product_kernels import family_text, utilisation
@@ -58,6 +59,8 @@ class NetworkRequest:
         Name of the library; by default that of the network.
     contents : Contents
         Files of the library to write.
+    reuses : bool
+        Take an equal library that was verified before, without a run and its outputs.
     """
 
     target: str | HardwareSpec | Units = NATIVE
@@ -67,6 +70,7 @@ class NetworkRequest:
     times: bool = True
     name: str | None = None
     contents: Contents = EVERYTHING
+    reuses: bool = False
 
 
 @dataclass(frozen=True)
@@ -127,6 +131,14 @@ def network(
     if not links(units):
         _require_implicit(units, request.planning)
         return _network_stepwise(graph, units, request, inputs, progress)
+    libraries = LibraryCache(request.planning.cache)
+    key = None
+    if request.reuses and request.folder is not None:
+        key = library_key(graph, units, request.planning, request.name, request.contents)
+        reused = None if key is None else libraries.copied(key, request.folder)
+        if reused is not None:
+            library, document = reused
+            return NetworkResult({**document, "reused": True}, library, NetworkRun({}, (), None))
     # A draft is loaded and run before any file of the library is written, so that a wrong library
     # never is. Its document is returned in either case.
     drafts: list[tuple[CompiledNetwork, NetworkRun]] = []
@@ -155,6 +167,8 @@ def network(
     # Without a folder the library was only needed for the run, and its files are gone.
     library = None if compiled is None or request.folder is None else compiled.library
     document = {**network_document(draft.plan, draft, run), **float_types(graph, units)}
+    if key is not None and library is not None:
+        libraries.store(key, library, document)
     return NetworkResult(document, library, run)
 
 
@@ -381,6 +395,8 @@ def _operator(plan: NetworkPlan, operator: Operator) -> dict[str, Any]:
         document |= _product(operator.kind, execution)
     if execution.attention is not None:
         document |= _attention(execution.attention)
+    if isinstance(operator.kind, GroupedProduct):
+        document |= {"macs": operator.kind.macs, "reason": WEIGHT_ONLY}
     return document
 
 
@@ -484,6 +500,7 @@ def _counts(plan: NetworkPlan) -> dict[str, int]:
         "products": len(kernels),
         "embedded": sum(kernel.is_native for kernel in kernels),
         "on_target": sum(kernel.target in plan.units.members for kernel in kernels),
+        "weight_only": sum(isinstance(o.kind, GroupedProduct) for o, _, _ in nested),
         "macs": plan.macs,
         "conversions": sum(len(each.conversions) for each in plan.all_plans()),
     }

@@ -14,6 +14,8 @@ from cpembed.errors import SpecError
 from cpembed.hw.instruction import HardwareSpec
 from cpembed.hw.loader import available_targets, load_hardware_spec
 from cpembed.provenance import Provenance
+from cpembed.targets.processors import ALIASES, described
+from cpembed.targets.processors import processors as all_processors
 from cpembed.targets.registry import missing_for, open_target
 from cpembed.workloads.family import Parameter
 from cpembed.workloads.operators import available_operators
@@ -83,6 +85,37 @@ def _target_json(spec: HardwareSpec) -> dict[str, Any]:
         "alternatives": list(spec.alternatives),
         "missing": list(missing),
         "path": spec.path,
+    }
+
+
+def processors() -> Iterator[Block]:
+    """Yield a row for each processor with instructions that are targets."""
+    rows = processors_json()["processors"]
+    yield Table(
+        ("processor", "instruction set", "targets", "features", "figures of"),
+        (
+            (
+                row["name"],
+                row["architecture"],
+                " ".join(row["instructions"]),
+                " ".join(row["features"]),
+                row["figures"] or "another processor",
+            )
+            for row in rows
+        ),
+        stacked=3,
+    )
+    yield ""
+    aliases = ", ".join(f"{name} is {stands_for}" for name, stands_for in ALIASES.items())
+    yield f"also: {aliases}"
+
+
+def processors_json() -> dict[str, Any]:
+    """Return the document of ``processors --json``."""
+    rows = map(described, all_processors())
+    return {
+        "processors": [row for row in rows if row["instructions"]],
+        "aliases": dict(ALIASES),
     }
 
 

@@ -116,7 +116,8 @@ def _totals(network: Network) -> list[tuple[str, str]]:
     if sums.products is not None:
         products = f"{sums.embedded or 0} of {sums.products} products embedded"
         number = sum(network.state(each) is State.ALTERNATIVE for each in network.operators)
-        rows.append(("embedded", products + (f", {number} on alternatives" if number else "")))
+        products += f", {number} on alternatives" if number else ""
+        rows.append(("embedded", products + _weight_only_text(sums.weight_only or 0)))
     products_by_unit = Counter(o.embedded_on for o in network.operators if o.embedded_on)
     # With one target named and nothing else in use, the line above says it.
     if set(products_by_unit) - {network.target}:
@@ -178,6 +179,15 @@ def verification_text(network: Network) -> str:
         if network.spreads_nan:
             special += f"; padding spreads NaN in {_first(network.spreads_nan)}"
     return f"{operators} on the inputs{special}{rest}"
+
+
+def execution_text(network: Network, cpu: Mapping[str, Any] | None) -> str:
+    """Return what was verified, and how a library for another processor was executed."""
+    if cpu is None or cpu["executed"] == "here":
+        return verification_text(network)
+    if cpu["executed"] is None:
+        return f"not executed here: {cpu['reason']}"
+    return f"{verification_text(network)}; emulated"
 
 
 def portable_lines(network: Network) -> list[str]:
@@ -296,6 +306,11 @@ def _match_row(operator: OperatorMatch) -> tuple[str, ...]:
     )
 
 
+def _weight_only_text(count: int) -> str:
+    """Return the number of weight-only products behind that of the others."""
+    return f", {count} weight-only in kernels of their own" if count else ""
+
+
 def _match_totals(result: MatchResult, match: TargetMatch) -> Header:
     line = match.line
     products = f"{match.embedded} of {match.products} embedded"
@@ -305,6 +320,7 @@ def _match_totals(result: MatchResult, match: TargetMatch) -> Header:
         products += f", {number} undecided: {messages.OUTCOMES[outcome]}"
     if match.layers != match.products:
         products += f"; {match.layers} distinct"
+    products += _weight_only_text(len(match.weight_only))
     operators = f"{len(match.fitting)} of {plural(len(match.operators), 'operator')} embedded"
     if len(match.operators) != result.operators:
         operators += f"; the model has {result.operators} before fusion"

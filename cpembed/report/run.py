@@ -64,7 +64,7 @@ def _library_rows(result: BuildResult) -> list[Row]:
     """Return how the library was verified on this machine, and the time of a call."""
     # The files were written all the same, to be built where they run.
     if result.verification is None:
-        return [("verified", "no: this processor lacks what the library needs")]
+        return [("verified", "not executed here: this machine lacks what the library needs")]
     accuracy = _EXACT
     if result.verification.tolerance:
         within = "rounding of the reference" if result.method is None else "its error bound"
@@ -74,7 +74,9 @@ def _library_rows(result: BuildResult) -> list[Row]:
         provenance = result.selection.plan.target.provenance
         link = "; `make` links the library on its machine" if "Makefile" in result.files else ""
         return [("verified", f"yes, {provenance}, {accuracy}{link}")]
-    rows = [("verified", f"yes, {accuracy}")]
+    # Only an emulated library has no time.
+    emulated = "emulated, " if result.call_us is None else ""
+    rows = [("verified", f"yes, {emulated}{accuracy}")]
     if result.call_us is not None:
         median = wording.duration(result.call_us.median)
         rows.append(("a call", f"{median}, from the inputs' layouts to the output's"))

@@ -20,8 +20,8 @@ import threading
 import time
 import warnings
 from collections.abc import Callable, Generator, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor, as_completed
-from contextlib import suppress
+from concurrent.futures import Future, ThreadPoolExecutor, as_completed
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from multiprocessing.connection import Pipe
 from multiprocessing.reduction import ForkingPickler
@@ -39,8 +39,8 @@ IN_PROCESS_VARIABLE = "CPEMBED_IN_PROCESS"
 """Environment variable that, if not empty, keeps calls in this process, for debuggers."""
 
 PRELOAD = ("cpembed.codegen.runtime:tvm", "cpembed.driver.run:run")
-"""Objects that nearly every call needs, as ``module:name``, imported before the first call; a
-function without parameters is called."""
+"""Objects that nearly every call of a kernel needs, as ``module:name``, which a worker that is
+prepared imports before its first call; a function without parameters is called."""
 
 _MAIN = """\
 import sys; sys.path[:] = {path!r}; from cpembed.runtime.worker_child import serve; serve({rest})"""
@@ -65,7 +65,7 @@ def call(function: Callable[P, R], *arguments: P.args, **keywords: P.kwargs) -> 
     if _runs_in_process():
         return function(*arguments, **keywords)
     with _one_at_a_time:
-        return _current().call(function, arguments, keywords)
+        return _current()[0].call(function, arguments, keywords)
 
 
 def call_each(
@@ -73,7 +73,8 @@ def call_each(
 ) -> Generator[tuple[T, R]]:
     """Yield each argument with the function's result, in the order of completion.
 
-    The first error is raised here and ends all processes, as does closing the generator.
+    The processes are the worker of this process and further ones like it, which stay for the next
+    calls. The first error is raised here and ends all of them, as does closing the generator.
 
     Parameters
     ----------
@@ -90,41 +91,88 @@ def call_each(
         for argument in arguments:
             yield argument, call(function, argument)
         return
-    workers = [Worker() for _ in range(count)]
-    idle: queue.SimpleQueue[Worker] = queue.SimpleQueue()
-    for worker in workers:
-        idle.put(worker)
+    with open_calls(function, count) as submit:
+        calls = {submit(argument): argument for argument in arguments}
+        for future in as_completed(calls):
+            yield calls[future], future.result()
 
-    def work(argument: T) -> tuple[T, R]:
+
+@contextmanager
+def open_calls(function: Callable[[T], R], processes: int) -> Generator[Callable[[T], Future[R]]]:
+    """Provide a function that calls another one in several processes, at once or as one is idle.
+
+    The processes are those of :func:`call_each`; an error inside the context ends them.
+
+    Parameters
+    ----------
+    function
+        The function, with the requirements of :func:`call`.
+    processes
+        Maximum number of processes.
+    """
+    if _runs_in_process():
+        yield lambda argument: _completed(function, argument)
+        return
+    workers: list[Worker] = []
+    idle: queue.SimpleQueue[Worker] = queue.SimpleQueue()
+
+    def work(argument: T) -> R:
         worker = idle.get()
         try:
-            return argument, worker.call(function, (argument,), {})
+            return worker.call(function, (argument,), {})
         finally:
             idle.put(worker)
 
-    pool = ThreadPoolExecutor(count)
+    pool = ThreadPoolExecutor(processes)
+
+    def submit(argument: T) -> Future[R]:
+        # Where nothing is called no process starts.
+        if not workers:
+            with _one_at_a_time:
+                workers.extend(_current(processes))
+                # Whoever waits for results may call functions meanwhile, in another worker.
+                del _workers[:processes]
+            for worker in workers:
+                idle.put(worker)
+        return pool.submit(work, argument)
+
+    is_complete = False
     try:
-        for future in as_completed([pool.submit(work, argument) for argument in arguments]):
-            yield future.result()
+        yield submit
+        is_complete = True
     finally:
         # No thread may begin another call, and each that waits for an answer has to get one.
-        pool.shutdown(wait=False, cancel_futures=True)
-        for worker in workers:
-            worker.stop()
+        pool.shutdown(wait=False, cancel_futures=not is_complete)
+        if not is_complete:
+            for worker in workers:
+                worker.stop()
         pool.shutdown()
-        for worker in workers:
-            worker.close()
+        if is_complete:
+            _workers.extend(workers)
+        else:
+            for worker in workers:
+                worker.close()
+
+
+def _completed(function: Callable[[T], R], argument: T) -> Future[R]:
+    """Return the result of a call in this process."""
+    future: Future[R] = Future()
+    try:
+        future.set_result(function(argument))
+    except Exception as error:
+        future.set_exception(error)
+    return future
 
 
 def prepare() -> None:
     """Start the worker of this process, to be warm when it is called."""
     if not _runs_in_process():
         with _one_at_a_time:
-            _current()
+            _current(preload=PRELOAD)
 
 
 def retire() -> None:
-    """End the worker of this process; the next call starts another."""
+    """End the workers of this process; the next call starts another."""
     for worker in _workers:
         worker.close()
     _workers.clear()
@@ -315,13 +363,20 @@ _workers: list[Worker] = []
 _one_at_a_time = threading.RLock()
 
 
-def _current() -> Worker:
-    """Return the worker of this process, started anew if its surroundings have changed."""
-    if _workers and not _workers[0].is_usable:
-        retire()
-    if not _workers:
-        _workers.append(Worker())
-    return _workers[0]
+def _current(count: int = 1, preload: Sequence[str] = ()) -> list[Worker]:
+    """Return some workers of this process, started anew if its surroundings have changed.
+
+    Unless it is prepared, a worker imports what its calls need: few of those of a network, whose
+    kernels may all be cached, need a compiler.
+    """
+    usable = [worker for worker in _workers if worker.is_usable]
+    for worker in _workers:
+        if worker not in usable:
+            worker.close()
+    _workers[:] = usable
+    while len(_workers) < count:
+        _workers.append(Worker(preload))
+    return _workers[:count]
 
 
 atexit.register(retire)

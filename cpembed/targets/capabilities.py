@@ -538,6 +538,13 @@ class Calibrated(Protocol):
         """Return a lower bound of the estimates of all kernels of a workload."""
         ...
 
+    def part_us(self, program: DerivedProgram, schedule: Any) -> float:
+        """Return the estimate of a kernel that one thread calls as a part of another one.
+
+        Operands are packed before, and near.
+        """
+        ...
+
 
 @runtime_checkable
 class HasDoubts(Protocol):

@@ -9,6 +9,7 @@ from itertools import permutations
 from pathlib import Path
 from typing import Any, cast
 
+from cpembed.codegen.host_cpu import named_processor
 from cpembed.errors import BackendUnavailable, SpecError
 from cpembed.hw.instruction import HardwareSpec
 from cpembed.hw.loader import available_targets, load_hardware_spec
@@ -84,12 +85,23 @@ def native_target(dtypes: Sequence[str] = ()) -> HardwareSpec:
     widths = _widths(dtypes or ("int8", "int8"))
     native = [spec for spec in native if _widths(_first_dtypes(spec)) == widths] or native
     if not native:
-        of_types = f" that multiplies {' by '.join(dtypes)}" if dtypes else ""
-        raise BackendUnavailable(
-            f"native: this processor executes no target{of_types}; "
-            "`cpembed targets` lists what it can execute"
-        )
+        raise no_native_target(dtypes)
     return native[0]
+
+
+def no_native_target(dtypes: Sequence[str] = ()) -> BackendUnavailable:
+    """Return the error of a processor that executes no target for some types, by default any."""
+    of_types = f" that multiplies {' by '.join(dtypes)}" if dtypes else ""
+    named = named_processor()
+    if named is not None:
+        return BackendUnavailable(
+            f"{named.name}: none of its instructions is a target{of_types}: name a processor for "
+            "which `cpembed processors` shows one"
+        )
+    return BackendUnavailable(
+        f"native: this processor executes no target{of_types}; "
+        "`cpembed targets` lists what it can execute"
+    )
 
 
 def native_targets(dtypes: Sequence[str] = ()) -> tuple[HardwareSpec, ...]:

@@ -21,7 +21,7 @@ from cpembed.errors import BackendUnavailable, SpecError
 from cpembed.hw.instruction import HardwareSpec
 from cpembed.hw.loader import load_hardware_spec
 from cpembed.ir.dtypes import INPUT_DTYPES
-from cpembed.targets.registry import executes_here, native_targets, takes
+from cpembed.targets.registry import executes_here, native_targets, no_native_target, takes
 
 FloatType = Literal["float32", "bfloat16"]
 """Element type to which operands of float products are rounded, float32 being no rounding."""
@@ -137,16 +137,13 @@ def multiplies(spec: HardwareSpec, dtypes: Sequence[str]) -> bool:
 
 
 def native_units() -> Units:
-    """Return all units of this processor.
+    """Return all units of the processor that kernels are built for, by default this machine's.
 
     Raises :class:`BackendUnavailable` if it executes no target.
     """
     specs = _processor()
     if not specs:
-        raise BackendUnavailable(
-            f"{NATIVE}: this processor executes no target; `cpembed targets` lists what it can "
-            "execute"
-        )
+        raise no_native_target()
     return Units(None, specs)
 
 

@@ -317,8 +317,28 @@ def pack(operand: PackedOperand, data: Array) -> Array:
     array([[1, 2],
            [3, 0]])
     """
-    indices, inside = source_elements(operand)
-    return np.where(inside, data[tuple(indices)], np.zeros((), data.dtype))
+    # Positions depend on few dimensions each: gathered from arrays that broadcast, they need a
+    # fraction of the memory and time of arrays of the packed shape.
+    grid = dict(
+        zip(
+            (d.name for d in operand.dimensions),
+            np.indices(operand.shape, sparse=True),
+            strict=True,
+        )
+    )
+    inside: Array = np.array(True)
+    indices: list[NDArray[np.int64]] = []
+    for index, size in zip(operand.source, operand.original_shape, strict=True):
+        position = np.asarray(index.evaluate(grid), np.int64)
+        valid = (position >= 0) & (position < size)
+        if not valid.all():
+            inside = inside & valid
+        indices.append(np.clip(position, 0, size - 1))
+    gathered = data[tuple(indices)]
+    packed = gathered if inside.all() else np.where(inside, gathered, np.zeros((), data.dtype))
+    if packed.shape != operand.shape:
+        return np.broadcast_to(packed, operand.shape).copy()
+    return np.asarray(packed, order="C")
 
 
 def unpack(operand: PackedOperand, packed: Array, program: DerivedProgram) -> Array:

@@ -19,7 +19,6 @@ import pytest
 from cpembed.driver import bench_maker
 from cpembed.driver.named import hardware_spec
 from cpembed.targets.registry import missing_for
-from cpembed.targets.vta.target import VtaTuner
 from tests.cli.calling import Called, Caller, in_a_process
 
 pytestmark = pytest.mark.skipif(sys.platform == "win32", reason="signals are POSIX's")
@@ -74,20 +73,33 @@ class Finalised:
             pass
 
 
+# In a process of its own: a signal that comes late would end the one of the tests.
+TUNED = """
+import signal, sys
+from cpembed.cli import main
+from cpembed.targets.vta.target import VtaTuner
+from tests.cli import test_interrupt as tests
+
+before = signal.getsignal(signal.SIGINT)
+run = VtaTuner.run_trial
+VtaTuner.run_trial = tests.interrupted(run, 3, within=getattr(tests, sys.argv.pop(1)))
+code = main(sys.argv[1:])
+assert signal.getsignal(signal.SIGINT) is before
+sys.exit(code)
+"""
+
+
 @pytest.mark.parametrize("within", [raise_signal, as_a_library_does, Finalised])
 def test_a_trial_is_finished_and_kept(
-    tune: Callable[..., Called], monkeypatch: pytest.MonkeyPatch, within: Callable[[], None]
+    tune: Callable[..., Called], tmp_path: Path, within: Callable[[], None]
 ) -> None:
-    before = signal.getsignal(signal.SIGINT)
-    with monkeypatch.context() as patch:
-        patch.setattr(VtaTuner, "run_trial", interrupted(VtaTuner.run_trial, 3, within=within))
-        called = tune("--trials", "6")
-    assert called.code == 130
+    call = ("tune", *GEMM, *VTA, "--database", str(tmp_path), "--json", "--trials", "6")
+    called = in_a_process(within.__name__, *call, script=TUNED)
+    assert called.code == 130, called
     assert called.err.startswith("cpembed: interrupted: 3 of 6 trials are kept in ")
     assert called.err.endswith("; the same command resumes\n")
     assert called.err.count("\n") == 1
     assert called.json["trials"] == 3
-    assert signal.getsignal(signal.SIGINT) is before
     again = tune("--trials", "6")
     assert (again.code, again.json["measured"]) == (0, 3)
 
@@ -151,6 +163,7 @@ def test_the_exit_code_is_not_the_signal_s_where_it_passed_through_exec(tmp_path
 import sys
 from cpembed.driver import solve
 from cpembed.cli import main
+from cpembed.targets.vta.target import VtaTuner
 
 def find_best(*arguments, **named):
     exec("import os, signal; os.kill(os.getpid(), signal.SIGINT); [n for n in range(10)]")

@@ -49,7 +49,8 @@ def model(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[Graph], 
     def written(graph: Graph) -> Path:
         path = tmp_path / "model.onnx"
         path.write_bytes(b"")
-        monkeypatch.setattr("cpembed.frontends.load_model", lambda path, *args, **options: graph)
+        for reader in ("load_model", "load_network"):
+            monkeypatch.setattr(f"cpembed.frontends.{reader}", lambda path, *args, **options: graph)
         monkeypatch.setattr(match_module, "prepared_for", lambda graph, spec, **options: graph)
         return path
 
@@ -204,3 +205,10 @@ def test_products_of_one_name_are_rows_of_their_own(
     used = [line.split()[2:] for line in called.out.splitlines() if line.startswith("a ")]
     assert "100.0%" in used[0]
     assert "75.0%" in used[1]
+
+
+def test_a_plan_takes_no_option_of_runs(cpembed: Caller, tmp_path: Path) -> None:
+    path = tmp_path / "model.onnx"
+    path.write_bytes(b"")
+    called = cpembed("network", str(path), "--plan-only", "--save", str(tmp_path / "library"))
+    called.is_one_line_error(2, "--plan-only", "leave --save out")

@@ -332,7 +332,8 @@ def test_every_form_of_quantization_runs_on_a_unit_for_bytes(form: str, tmp_path
     graph = load_model(quantized_form(form, tmp_path / "form.onnx"))
     (matched,) = match(graph, [NATIVE]).targets
     assert matched.products
-    units = [spec.name for spec in native_targets(["uint8", "int8"])]
+    pairs = (["uint8", "int8"], ["int16", "int8"])
+    units = [spec.name for pair in pairs for spec in native_targets(pair)]
     for operator in matched.matched:
         assert operator.match is not None
         assert operator.match.embedded_on in units
@@ -378,7 +379,7 @@ def test_the_text_says_what_is_portable_and_what_floats_are(
 ) -> None:
     path = tmp_path / "model.onnx"
     path.write_bytes(b"")
-    monkeypatch.setattr("cpembed.frontends.load_model", lambda path, *_: chain(7, WIDE[:1]))
+    monkeypatch.setattr("cpembed.frontends.load_network", lambda path, *_, **__: chain(7, WIDE[:1]))
     called = cpembed("build", str(path), "--float", "bf16", "-o", str(tmp_path / "library"))
     assert "portable code: product 0, product 1" in called.out
     assert "no unit multiplies float64 by float64" in called.out

@@ -29,6 +29,7 @@ BACK_ENDS = {
     "avx_vnni": ("x86.avx_vnni", "vpdpbusd", "gemm m=32 n=32 k=128"),
     "avx_vnni_dot": ("x86.avx_vnni_rows", "vpdpbusd", "gemm m=32 n=3 k=128"),
     "avx2_int8": ("x86.avx2_madd", "vpmaddwd", "gemm m=32 n=32 k=128"),
+    "avx2_int16": ("x86.avx2_madd_words", "vpmaddwd", "gemm m=32 n=32 k=128"),
     "avx2_int7": ("x86.avx2_maddubs", "vpmaddubsw", "gemm m=32 n=32 k=128"),
     "avx2_lanes": ("x86.avx2", "vpmaddwd", "depthwise n=1 c=16 h=9 w=9 r=3 s=3 layout=NHWC"),
     "avx2_f32": ("x86.avx2_fma", "vfmadd231ps", "gemm m=32 n=32 k=128"),
@@ -48,6 +49,7 @@ BACK_ENDS = {
 
 TYPES = {
     "avx2_int8": [f"dtype={a}int8,{b}int8" for a, b in itertools.product(("", "u"), repeat=2)],
+    "avx2_int16": [f"dtype=int16,{second}" for second in ("int8", "uint8", "int16")],
     "avx2_int7": ["dtype=uint7,int8", "dtype=uint8,int7", "dtype=uint7,int7"],
 }
 
@@ -76,6 +78,7 @@ DEPTHWISE = [
 LAYERS = {
     "avx_vnni": COLUMNS,
     "avx2_int8": COLUMNS,
+    "avx2_int16": COLUMNS,
     "avx2_int7": COLUMNS,
     "avx_vnni_dot": ROWS,
     "avx2_lanes": DEPTHWISE,

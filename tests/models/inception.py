@@ -1,4 +1,5 @@
-"""Inception-v3 (Szegedy et al. 2016), without its auxiliary classifier."""
+"""Inception-v3 (Szegedy et al. 2016) and Inception-BN (Ioffe and Szegedy 2015), without their
+auxiliary classifiers."""
 
 from __future__ import annotations
 
@@ -57,4 +58,50 @@ def inception_v3(
     long = conv(conv(conv(conv(x, 192), 192, (1, 7)), 192, (7, 1)), 192, 3, 2, 0)
     x = net.concat(conv(conv(x, 192), 320, 3, 2, 0), long, net.pool(x, "Max", 3, 2))
     x = three(three(x))
+    return net.model(logits=net.classifier(x, classes))
+
+
+INCEPTION_BN = (
+    (64, 64, 64, 64, 96, 32, "Average"), (64, 64, 96, 64, 96, 64, "Average"), (128, 160, 64, 96),
+    (224, 64, 96, 96, 128, 128, "Average"), (192, 96, 128, 96, 128, 128, "Average"),
+    (160, 128, 160, 128, 160, 128, "Average"), (96, 128, 192, 160, 192, 128, "Average"),
+    (128, 192, 192, 256), (352, 192, 320, 160, 224, 128, "Average"),
+    (352, 192, 320, 192, 224, 128, "Max"),
+)  # fmt: skip
+"""Channels of each block: 1x1; reduced and 3x3; reduced and two 3x3; behind the pooling. A block of
+four halves the image: reduced and 3x3; reduced and two 3x3; the pooled input."""
+
+
+def inception_bn(
+    image: int = 224, classes: int = 1000, width: int = 64, seed: int = 0
+) -> onnx.ModelProto:
+    """``width``: channels of the stem's first convolution; the others in proportion.
+
+    The stem's pools are not padded, as in MXNet's network of this name: 55 and 27 pixels follow.
+    """
+    net = ModelBuilder("inception_bn", seed)
+
+    def conv(x: str, channels: int, kernel: int = 1, stride: int = 1) -> str:
+        return net.conv(x, max(1, channels * width // 64), kernel, stride=stride)
+
+    def halved(x: str, single: int, tripled: int, reduced: int, double: int) -> str:
+        left = conv(conv(x, single), tripled, 3, 2)
+        right = conv(conv(conv(x, reduced), double, 3), double, 3, 2)
+        return net.concat(left, right, net.pool(x, "Max", 3, 2, 1))
+
+    def block(x: str, one: int, single: int, tripled: int, reduced: int, double: int,
+              pooled: int, kind: str) -> str:  # fmt: skip
+        more = {"count_include_pad": 1} if kind == "Average" else {}
+        return net.concat(
+            conv(x, one),
+            conv(conv(x, single), tripled, 3),
+            conv(conv(conv(x, reduced), double, 3), double, 3),
+            conv(net.pool(x, kind, 3, 1, 1, **more), pooled),
+        )
+
+    x = conv(net.input("input", (1, 3, image, image)), 64, 7, 2)
+    x = conv(conv(net.pool(x, "Max", 3, 2), 64), 192, 3)
+    x = net.pool(x, "Max", 3, 2)
+    for sizes in INCEPTION_BN:
+        x = halved(x, *sizes) if len(sizes) == 4 else block(x, *sizes)
     return net.model(logits=net.classifier(x, classes))

@@ -11,21 +11,32 @@ from typing import Any
 
 import onnx
 
-from tests.models.inception import inception_v3
+from tests.models.inception import inception_bn, inception_v3
 from tests.models.language import bert_base, milstm, transformer
 from tests.models.mobile import efficientnet_lite0, mobilenet_v1, mobilenet_v2, shufflenet_v1
 from tests.models.quantization import quantized, samples
-from tests.models.residual import resnet18, resnet50, tiny
+from tests.models.residual import (
+    resnet18,
+    resnet50,
+    resnet50_v1,
+    resnet101_v1,
+    resnet152_v1,
+    tiny,
+)
 
 __all__ = ["MODELS", "TINY", "quantized", "samples", "write", "write_int8"]
 
 MODELS: dict[str, Callable[..., onnx.ModelProto]] = {
     "resnet18": resnet18,
     "resnet50": resnet50,
+    "resnet50_v1": resnet50_v1,
+    "resnet101_v1": resnet101_v1,
+    "resnet152_v1": resnet152_v1,
     "mobilenet_v1": mobilenet_v1,
     "mobilenet_v2": mobilenet_v2,
     "efficientnet_lite0": efficientnet_lite0,
     "shufflenet_v1": shufflenet_v1,
+    "inception_bn": inception_bn,
     "inception_v3": inception_v3,
     "bert_base": bert_base,
     "transformer": transformer,
@@ -36,10 +47,14 @@ MODELS: dict[str, Callable[..., onnx.ModelProto]] = {
 TINY: dict[str, dict[str, int]] = {
     "resnet18": {"image": 32, "classes": 10, "width": 8},
     "resnet50": {"image": 32, "classes": 10, "width": 4},
+    "resnet50_v1": {"image": 32, "classes": 10, "width": 4},
+    "resnet101_v1": {"image": 32, "classes": 10, "width": 4},
+    "resnet152_v1": {"image": 32, "classes": 10, "width": 4},
     "mobilenet_v1": {"image": 32, "classes": 10, "width": 8},
     "mobilenet_v2": {"image": 32, "classes": 10, "width": 8},
     "efficientnet_lite0": {"image": 32, "classes": 10, "width": 8},
     "shufflenet_v1": {"image": 32, "classes": 10, "width": 60},
+    "inception_bn": {"image": 64, "classes": 10, "width": 4},
     "inception_v3": {"image": 75, "classes": 10, "width": 4},
     "bert_base": {"sequence": 8, "layers": 2, "width": 32, "heads": 4, "vocabulary": 50},
     "transformer": {"sequence": 8, "layers": 1, "width": 32, "heads": 2, "vocabulary": 50},

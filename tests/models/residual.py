@@ -1,4 +1,8 @@
-"""ResNet-18 and ResNet-50 (He et al. 2016, strides in the 3x3 convolutions), and a tiny one."""
+"""Residual networks (He et al. 2016) of 18 to 152 layers, and a tiny one.
+
+``resnet50`` has its strides in the 3x3 convolutions, as networks are trained today (also called
+v1b); ``resnet50_v1``, ``resnet101_v1`` and ``resnet152_v1`` in the first 1x1 ones, as published.
+"""
 
 from __future__ import annotations
 
@@ -20,6 +24,24 @@ def resnet50(
     image: int = 224, classes: int = 1000, width: int = 64, seed: int = 0
 ) -> onnx.ModelProto:
     return _resnet("resnet50", _bottleneck, (3, 4, 6, 3), image, classes, width, seed)
+
+
+def resnet50_v1(
+    image: int = 224, classes: int = 1000, width: int = 64, seed: int = 0
+) -> onnx.ModelProto:
+    return _resnet("resnet50_v1", _bottleneck_v1, (3, 4, 6, 3), image, classes, width, seed)
+
+
+def resnet101_v1(
+    image: int = 224, classes: int = 1000, width: int = 64, seed: int = 0
+) -> onnx.ModelProto:
+    return _resnet("resnet101_v1", _bottleneck_v1, (3, 4, 23, 3), image, classes, width, seed)
+
+
+def resnet152_v1(
+    image: int = 224, classes: int = 1000, width: int = 64, seed: int = 0
+) -> onnx.ModelProto:
+    return _resnet("resnet152_v1", _bottleneck_v1, (3, 8, 36, 3), image, classes, width, seed)
 
 
 def tiny(image: int = 16, classes: int = 10, width: int = 16, seed: int = 0) -> onnx.ModelProto:
@@ -51,10 +73,20 @@ def _basic_block(net: ModelBuilder, x: str, channels: int, stride: int) -> str:
 
 
 def _bottleneck(net: ModelBuilder, x: str, channels: int, stride: int) -> str:
-    y = net.conv(x, channels)
-    y = net.conv(y, channels, 3, stride=stride)
+    return _bottleneck_of_strides(net, x, channels, 1, stride)
+
+
+def _bottleneck_v1(net: ModelBuilder, x: str, channels: int, stride: int) -> str:
+    return _bottleneck_of_strides(net, x, channels, stride, 1)
+
+
+def _bottleneck_of_strides(
+    net: ModelBuilder, x: str, channels: int, first: int, second: int
+) -> str:
+    y = net.conv(x, channels, stride=first)
+    y = net.conv(y, channels, 3, stride=second)
     y = net.conv(y, 4 * channels, gain=RESIDUAL_GAIN, act=None)
-    return _joined(net, x, y, stride)
+    return _joined(net, x, y, first * second)
 
 
 def _joined(net: ModelBuilder, x: str, y: str, stride: int) -> str:

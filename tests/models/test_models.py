@@ -19,6 +19,9 @@ RESULTS = {"bert_base": (1, 8, 32), "transformer": (1, 8, 50), "milstm": (1, 10)
 MULTIPLICATIONS = {
     "resnet18": 1.81e9,
     "resnet50": 4.09e9,
+    "resnet50_v1": 3.8e9,
+    "resnet101_v1": 7.6e9,
+    "resnet152_v1": 11.3e9,
     "mobilenet_v1": 569e6,
     "mobilenet_v2": 300e6,
     "shufflenet_v1": 140e6,

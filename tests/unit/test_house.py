@@ -23,7 +23,7 @@ TARGETS = frozenset(hardware_spec_files()) - OPERATIONS
 
 OPEN = {
     "base", "capabilities", "choice", "commands", "family", "known", "methods",
-    "portable", "registry", "tuner", "units", "verification",
+    "portable", "processors", "registry", "tuner", "units", "verification",
 }  # fmt: skip
 """Modules of ``cpembed.targets`` for those above it; its folders are machines."""
 

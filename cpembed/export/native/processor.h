@@ -1,7 +1,8 @@
-/* Whether this processor, and the operating system, have what the kernels need.
+/* Whether this processor, and the operating system, have what kernels need.
 
    Features by the names of /proc/cpuinfo, with their CPUID bits (Intel SDM volume 2A, CPUID; AMD
-   APM volume 3, appendix E). The permission of AMX's tile data: Linux's
+   APM volume 3, appendix E), or those that Linux gives each process of an Arm core
+   (arch/arm64/include/uapi/asm/hwcap.h). The permission of AMX's tile data: Linux's
    arch/x86/include/uapi/asm/prctl.h. */
 
 #if defined(__x86_64__)
@@ -60,15 +61,44 @@ static int saves_registers(uint32_t wanted) {
   return !(wanted & 0x40000) || syscall(SYS_arch_prctl, 0x1023, 18) == 0;
 }
 
-/* The status: the first feature that is lacking. */
-static int lacking_feature(void) {
+/* The status: the first of so many features that is lacking. */
+static int lacking_of(const char *const names[], int count) {
   uint32_t registers = 0;
-  for (int k = 0; k < FEATURE_COUNT; k++) {
-    if (!has_feature(feature_names[k])) return CPEMBED_LACKS_FEATURE + k;
-    registers |= registers_of(feature_names[k]);
+  for (int k = 0; k < count; k++) {
+    if (!has_feature(names[k])) return CPEMBED_LACKS_FEATURE + k;
+    registers |= registers_of(names[k]);
   }
   return saves_registers(registers) ? CPEMBED_OK : CPEMBED_REGISTERS_REFUSED;
 }
+#elif defined(__aarch64__)
+#include <sys/auxv.h>
+
+/* `word`: 0 for AT_HWCAP, 1 for AT_HWCAP2. */
+static const struct { const char *name; uint32_t word, bit; } known_features[] = {
+  {"fp", 0, 0}, {"asimd", 0, 1}, {"crc32", 0, 7}, {"atomics", 0, 8}, {"asimdhp", 0, 10},
+  {"asimdrdm", 0, 12}, {"jscvt", 0, 13}, {"fcma", 0, 14}, {"lrcpc", 0, 15}, {"sha3", 0, 17},
+  {"asimddp", 0, 20}, {"asimdfhm", 0, 23}, {"ilrcpc", 0, 26}, {"flagm", 0, 27},
+  {"i8mm", 1, 13}, {"bf16", 1, 14}, {"cssc", 1, 34}, {"mops", 1, 43},
+};
+
+static int lacking_of(const char *const names[], int count) {
+  const unsigned long words[2] = {getauxval(AT_HWCAP), getauxval(AT_HWCAP2)};
+  for (int k = 0; k < count; k++) {
+    int has = 0;
+    for (size_t n = 0; n < sizeof known_features / sizeof *known_features; n++)
+      if (strcmp(known_features[n].name, names[k]) == 0)
+        has = (int)(words[known_features[n].word] >> known_features[n].bit & 1);
+    if (!has) return CPEMBED_LACKS_FEATURE + k;
+  }
+  return CPEMBED_OK;
+}
 #else
-static int lacking_feature(void) { return CPEMBED_OK; }
+static int lacking_of(const char *const names[], int count) {
+  (void)names, (void)count;
+  return CPEMBED_OK;
+}
+#endif
+
+#ifdef FEATURE_COUNT
+static int lacking_feature(void) { return lacking_of(feature_names, FEATURE_COUNT); }
 #endif

@@ -113,14 +113,20 @@ def _in_onnxruntime(call: Call) -> Foreign:
         # It raises errors of C++ for operators that it does not have.
         reason = " ".join(str(error).split())[:200]
         raise ModelError(f"onnxruntime does not run it either: {reason}") from None
-    types = tuple(_result_type(call, output) for output in session.get_outputs())
     order = [value.name for value in inputs]
+    types = [_result_type(call, output) for output in session.get_outputs()]
+    if not all(kind.shape for kind in types):
+        # onnxruntime also says "no dimensions" of results whose shapes it does not derive.
+        varying = [t for t in call.inputs if t is not None and call.builder.value(t) is None]
+        zeros = [zeros_of(call.builder.types[tensor]) for tensor in varying]
+        computed: Any = session.run(None, dict(zip(order, zeros, strict=True)))
+        types = [TensorType(a.shape, kind.dtype) for a, kind in zip(computed, types, strict=True)]
 
     def run(arrays: Sequence[Array]) -> Sequence[Array]:
         results: Any = session.run(None, dict(zip(order, arrays, strict=False)))
         return results
 
-    return Foreign(node.key, types, ONNXRUNTIME, run)
+    return Foreign(node.key, tuple(types), ONNXRUNTIME, run)
 
 
 _ELEMENTS = {
@@ -146,10 +152,22 @@ def _callback(call: Call, function: Callback) -> Foreign:
     attributes = dict(call.node.attributes)
 
     def run(arrays: Sequence[Array]) -> Sequence[Array]:
-        results = function(arrays, attributes)
+        try:
+            results = function(arrays, attributes)
+        except Exception as error:
+            # A function raises what it likes, which says nothing of the network.
+            reason = " ".join(str(error).split())
+            raise ModelError(
+                f"{call.place_name}: the fallback of {call.node.key}, {_name(function)}, failed: "
+                f"{type(error).__name__}: {reason}"
+            ) from error
         return [results] if isinstance(results, np.ndarray) else list(results)
 
     kinds = [call.builder.types[tensor] for tensor in call.inputs if tensor is not None]
     zeros = [zeros_of(kind) for kind in kinds]
     types = tuple(TensorType.of_array(np.asarray(array)) for array in run(zeros))
     return Foreign(call.node.key, types, "callback", run)
+
+
+def _name(function: Callback) -> str:
+    return getattr(function, "__qualname__", repr(function))

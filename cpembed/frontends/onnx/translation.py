@@ -123,7 +123,7 @@ def _check_operators(model: Model, fallback: Fallback) -> None:
         f"{model.name}: operator {first.key} of node{name} (number {first.number} of "
         f"{len(nodes)}) is not known, the model has {counts[first.key]}{also}: export it with "
         "other operators, cut it before (--outputs), or run it elsewhere (cpembed network "
-        "--fallback)"
+        "--fallback onnxruntime)"
     )
 
 
@@ -303,19 +303,41 @@ class _Translator:
         for node in body.nodes:
             self._node(node, values, readers)
             for name in filter(values.get, node.outputs):
-                self._check_declared(str(node), name, values[name], body.declared)
+                # Exporters declare shapes of results that the operators do not have, ranks too.
+                self._check_declared(str(node), name, values[name], body.declared, shape=False)
 
     def _check_declared(
-        self, writer: str, name: str, tensor: str, declared: Mapping[str, ModelInput]
+        self,
+        writer: str,
+        name: str,
+        tensor: str,
+        declared: Mapping[str, ModelInput],
+        *,
+        shape: bool = True,
     ) -> None:
-        """Reject a tensor that the file declares with another type than it has."""
+        """Reject a tensor that the file declares with another element type, or shape, than it has.
+
+        Parameters
+        ----------
+        writer : str
+            What has the tensor, for the message.
+        name, tensor : str
+            Name in the model and in the graph.
+        declared : mapping
+            Declarations of the graph by name.
+        shape : bool, default True
+            False to compare the element type only.
+        """
         if name not in declared:
             return
         computed, declaration = self.builder.types[tensor], declared[name]
         sizes = computed.shape if declaration.sizes is None else declaration.sizes
-        same = len(sizes) == len(computed.shape) and all(
-            isinstance(size, str) or size in (actual, -1)
-            for size, actual in zip(sizes, computed.shape, strict=True)
+        same = not shape or (
+            len(sizes) == len(computed.shape)
+            and all(
+                isinstance(size, str) or size in (actual, -1)
+                for size, actual in zip(sizes, computed.shape, strict=True)
+            )
         )
         dtype = declaration.dtype
         if not same or IN_BYTES.get(dtype, dtype) not in ("", computed.dtype):

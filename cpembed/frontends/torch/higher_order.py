@@ -2,7 +2,7 @@
 # pyright: basic
 
 # What it imports is an extra, which a type checker need not find.
-# pyright: reportMissingImports=false
+# pyright: reportMissingImports=false, reportAttributeAccessIssue=false
 
 from __future__ import annotations
 

@@ -34,7 +34,8 @@ class Attention(Kind):
         or an axis of heads that is missing has one element.
     masked : bool
         True if there is a mask, which broadcasts to ``[b, h, rows, keys]``. A Boolean one selects
-        the keys of each row, one of floats is added to the scores.
+        the keys of each row, one of floats is added to the scores. Keys whose score becomes -inf by
+        it do not count, even if their values are NaN: kernels may not read them.
     causal : int, optional
         Row i has the keys 0 to ``i + causal`` alone: the number of keys before the first row's own.
         None for no such limit. Keys beyond it are not read: their values do not count, even NaN.
@@ -101,8 +102,10 @@ class Attention(Kind):
         )
         group = query.shape[1] // key.shape[1]
         key, value = np.repeat(key, group, 1), np.repeat(value, group, 1)
-        weights = self._weights(self._scores(query, key, inputs[3] if self.masked else None))
-        total = self._total(weights, value).astype(np.float32)
+        mask = inputs[3] if self.masked else None
+        hidden = self._hidden(mask, query.shape[2], key.shape[2])
+        scores = np.where(hidden, -np.inf, self._scores(query, key, mask))
+        total = self._total(self._weights(scores), value, hidden).astype(np.float32)
         # Axes that the result does not have are of one element.
         present = [AXES.index(axis) for axis in self.axes[3]]
         absent = tuple(k for k in range(4) if k not in present)
@@ -111,7 +114,7 @@ class Attention(Kind):
         return (np.ascontiguousarray(dense.transpose(order)),)
 
     def _scores(self, query: Array, key: Array, mask: Array | None) -> Array:
-        """Return the scores with all masks, in float64."""
+        """Return the scores with the mask, in float64."""
         # Products beyond float32 are infinite, as those of kernels are.
         products = (query.astype(np.float64) @ key.astype(np.float64).swapaxes(2, 3)).astype(
             np.float32
@@ -123,9 +126,18 @@ class Attention(Kind):
             scores = np.where(mask, scores, self.excluded)
         elif mask is not None:
             scores = scores + mask.astype(np.float64)
-        rows, keys = scores.shape[2:]
-        visible = np.arange(keys, dtype=np.int64) < self._limits(rows, keys)[:, None]
-        return np.where(visible, scores, -np.inf)
+        return scores
+
+    def _hidden(self, mask: Array | None, rows: int, keys: int) -> Array:
+        """Return which keys of each row do not count, in a shape that broadcasts to the scores."""
+        hidden: Array = np.arange(keys) >= self._limits(rows, keys)[:, None]
+        if mask is None:
+            return hidden[None, None]
+        if mask.dtype != np.bool_:
+            hidden = hidden | (mask == -np.inf)
+        elif self.excluded == -math.inf:
+            hidden = hidden | ~mask
+        return hidden.reshape((1,) * (4 - hidden.ndim) + hidden.shape)
 
     def _limits(self, rows: int, keys: int) -> Array:
         """Return the number of keys that each row has."""
@@ -139,16 +151,18 @@ class Attention(Kind):
         weights = powers / powers.sum(axis=3, keepdims=True)
         return np.where(top == -np.inf, 0.0, weights) if self.zero_rows else weights
 
-    def _total(self, weights: Array, value: Array) -> Array:
+    def _total(self, weights: Array, value: Array, hidden: Array) -> Array:
         wide = value.astype(np.float64)
-        if self.causal is None or np.isfinite(value).all():
+        if np.isfinite(value).all():
             return weights @ wide
-        # Zero times infinity is NaN, so that keys beyond a row's limit are left out.
+        # Zero times infinity is NaN, so that keys that do not count are left out.
+        hidden = np.broadcast_to(hidden, weights.shape)
         total = np.zeros((*weights.shape[:3], wide.shape[3]))
-        for row, limit in enumerate(self._limits(*weights.shape[2:])):
-            total[:, :, row] = (weights[:, :, row, None, :limit] @ wide[:, :, :limit])[:, :, 0]
-            if not limit and not self.zero_rows:
-                total[:, :, row] = np.nan
+        for row in range(weights.shape[2]):
+            products = weights[:, :, row, :, None] * wide
+            total[:, :, row] = np.where(hidden[:, :, row, :, None], 0.0, products).sum(axis=2)
+        if not self.zero_rows:
+            total[hidden.all(axis=3)] = np.nan
         return total
 
 

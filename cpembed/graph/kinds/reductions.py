@@ -208,7 +208,10 @@ class Pool(Kind):
             )
         ]  # fmt: skip
         if min(sizes) < 1:
-            raise WorkloadError(f"a window of {list(self.window)} does not fit {list(shape)}")
+            raise WorkloadError(
+                f"a window of {list(self.window)} does not fit {list(shape)}: give the network "
+                "larger inputs"
+            )
         return (TensorType((*shape[:-axes], *sizes), inputs[0].dtype),)
 
     @np.errstate(all="ignore")

@@ -38,7 +38,7 @@ def recognize_attention(graph: Graph) -> Graph:
     Recognized are scales of query, key or scores, masks that are added or selected, causal masks
     that are constants, and keys and values that are repeated for several heads. Transpositions
     before and after become orders of axes. The scores are rounded in another order, so that results
-    differ by roundings of float32. Keys that a causal mask excludes do not count any more, even if
+    differ by roundings of float32. Keys that a mask excludes by -inf do not count any more, even if
     their values are NaN.
     """
     rewriting = Rewriting(graph)

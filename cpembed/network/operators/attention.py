@@ -8,32 +8,26 @@ functions of addresses that the text calls; what a tile needs stays in memory of
 
 from __future__ import annotations
 
-import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 
-from cpembed.codegen.approximations import APPROXIMATIONS, exp_below
 from cpembed.codegen.plan import HEADER, SHARED_BUFFERS, KernelPlan
 from cpembed.codegen.recorded import Memory
-from cpembed.codegen.values import literal
 from cpembed.graph.kinds import Attention
+from cpembed.network.operators.attention_softmax import LOWEST, STATISTICS, TileSoftmax, vectors
 from cpembed.network.operators.attention_tiles import Part, TileProduct, Tiles, merged
 from cpembed.network.operators.emission import (
     LANE,
     ONES,
-    SERIAL,
-    VECTORIZED,
     Kernel,
     Operands,
 )
-from cpembed.network.operators.nest import PlacedTensor
 
 _LANES = 32
-"""Maximum number of scores per vector: with 64, their accumulators and powers leave registers."""
+"""Maximum number of elements per vector of sums."""
 
 _REGISTERS = 'scope="local", annotations={"disable_lower_builtin": True}'
-
-_LOWEST = 'T.float32("-inf")'
 
 
 @dataclass(frozen=True)
@@ -88,12 +82,15 @@ class _AttentionKernel:
     tiles: Tiles
     products: tuple[TileProduct, TileProduct]
     kernel: Kernel = field(init=False)
+    softmax: TileSoftmax = field(init=False)
     scratch: dict[str, Memory] = field(default_factory=dict[str, Memory])
     parts: dict[str, KernelPlan] = field(default_factory=dict[str, KernelPlan])
 
     def __post_init__(self) -> None:
         self.chunks = min(self.operands.threads, self.tiles.tasks)
         self.kernel = _Kernel(self.operands, self.chunks)
+        mask = self.operands.inputs[3] if self.kind.masked else None
+        self.softmax = TileSoftmax(self.kernel, self.kind, self.tiles, mask, self._start)
 
     def written(self) -> AttentionPlan:
         """Write the text and return the plan."""
@@ -115,6 +112,8 @@ class _AttentionKernel:
                 share = self.kernel.share(self.tiles.tasks)
                 with body.nested(f"for task in T.serial({share}):"):
                     self._write_task()
+            if self.tiles.parts > 1:
+                self._write_combination()
         plan = replace(
             self.kernel.plan("attention"),
             attributes=merged([part.attributes for part in self.parts.values()]),
@@ -142,10 +141,16 @@ class _AttentionKernel:
         for name, elements in (
             ("S", tiles.rows * tiles.keys),
             ("Y", tiles.rows * depth),
-            ("statistics", 3 * tiles.rows),
+            ("statistics", STATISTICS * tiles.rows),
             *([("sums", tiles.rows * depth)] if tiles.tiles > 1 else []),
         ):
-            self._buffer(name, elements, "float32", self.chunks)
+            copies = tiles.tasks if name in self._partial else self.chunks
+            self._buffer(name, elements, "float32", copies)
+
+    @property
+    def _partial(self) -> tuple[str, ...]:
+        """Buffers that hold the results of a part of the keys until all are combined."""
+        return ("statistics", "sums") if self.tiles.parts > 1 else ()
 
     def _buffer(self, name: str, elements: int, dtype: str, copies: int) -> None:
         # A multiple of a cache line, so that no two threads write to one.
@@ -157,9 +162,11 @@ class _AttentionKernel:
         return self.tiles.extents["b"] * self.tiles.key_heads * self.tiles.tiles
 
     def _start(self, name: str) -> str:
-        """Return the first place of the thread's part of a buffer."""
-        buffer = _identifier(name)
-        return f"chunk * {self.scratch[buffer].elements // self.chunks}"
+        """Return the first place of the thread's or the task's part of a buffer."""
+        size = self.scratch[_identifier(name)].elements
+        if name in self._partial:
+            return f"task * {size // self.tiles.tasks}"
+        return f"chunk * {size // self.chunks}"
 
     def _address(self, name: str, at: str = "0") -> str:
         """Return the address of a thread's buffer."""
@@ -210,24 +217,44 @@ class _AttentionKernel:
 
     def _write_task(self) -> None:
         script, tiles = self.kernel.script, self.tiles
-        script.line(f"batch: T.let = task // {tiles.heads * tiles.blocks}")
-        script.line(f"query_head: T.let = task // {tiles.blocks} % {tiles.heads}")
-        shared = tiles.extents["g"] if tiles.row_axis == "s" else 1
-        script.line(f"head: T.let = query_head // {shared}")
-        script.line(f"block_start: T.let = task % {tiles.blocks} * {tiles.rows}")
-        last = tiles.row_count - tiles.rows
-        script.line(f"first_row: T.let = T.min(block_start, {last})")
+        self._write_block("task" if tiles.parts == 1 else f"(task // {tiles.parts})")
         if packing := self.products[0].packing("Q"):
             self._call(packing, {"Q": self._rows("Q"), "Q packed": self._address("Q packed")})
         if tiles.tiles > 1:
             self._clear()
-            with script.nested(f"for tile in T.serial({self._tile_count()}):"):
+            first, count = self._tile_range()
+            with script.nested(f"for step in T.serial({count}):"):
+                script.line(f"tile: T.let = {first} + step")
                 script.line(f"first_key: T.let = {self._first_key('tile')}")
-                self._write_tile()
+                condition = self.softmax.any_visible()
+                with script.nested(*([f"if {condition}:"] if condition else [])):
+                    self._write_tile()
         else:
             script.line("first_key: T.let = 0")
             self._write_tile()
-        self._write_results()
+        if tiles.parts == 1:
+            self._write_results()
+
+    def _write_block(self, block: str) -> None:
+        """Write the batch, the heads and the first row of a block."""
+        script, tiles = self.kernel.script, self.tiles
+        script.line(f"batch: T.let = {block} // {tiles.heads * tiles.blocks}")
+        script.line(f"query_head: T.let = {block} // {tiles.blocks} % {tiles.heads}")
+        shared = tiles.extents["g"] if tiles.row_axis == "s" else 1
+        script.line(f"head: T.let = query_head // {shared}")
+        script.line(f"block_start: T.let = {block} % {tiles.blocks} * {tiles.rows}")
+        last = tiles.row_count - tiles.rows
+        script.line(f"first_row: T.let = T.min(block_start, {last})")
+
+    def _tile_range(self) -> tuple[str, str]:
+        """Write the tiles of a task; return the first one, and their number."""
+        count, parts = self._tile_count(), self.tiles.parts
+        if parts == 1:
+            return "0", count
+        # A loop from a first tile on would begin at 0 where TVM removes loops of one step.
+        bind = self.kernel.bind
+        first = bind(f"task % {parts} * {count} // {parts}")
+        return first, bind(f"(task % {parts} + 1) * {count} // {parts} - {first}")
 
     def _rows(self, name: str) -> str:
         """Return the address of the first row of a block in the query or the output."""
@@ -255,9 +282,9 @@ class _AttentionKernel:
         """Write the start of the sums and statistics of rows."""
         tiles = self.tiles
         for row in self._each_row():
-            self.kernel.script.line(f"{self._statistic(0, row)} = {_LOWEST}")
-            self.kernel.script.line(f"{self._statistic(1, row)} = T.float32(0)")
-            for at, size, _ in self._vectors(tiles.extents["d"]):
+            self.kernel.script.line(f"{self.softmax.statistic(0, row)} = {LOWEST}")
+            self.kernel.script.line(f"{self.softmax.statistic(1, row)} = T.float32(0)")
+            for at, size, _ in vectors(self.kernel, tiles.extents["d"], _LANES):
                 with self.kernel.vectorized(size):
                     place = self._place("sums", row, tiles.extents["d"], at)
                     self.kernel.script.line(f"{place} = T.float32(0)")
@@ -267,28 +294,8 @@ class _AttentionKernel:
         with self.kernel.script.nested(f"for row in T.serial({first}, {self.tiles.rows}):"):
             yield "row"
 
-    def _statistic(self, number: int, row: str) -> str:
-        """Return a number of a row: 0 for its maximum, 1 for its sum, 2 for the rescaling."""
-        place = f"{self._start('statistics')} + {number * self.tiles.rows} + {row}"
-        return f"statistics[{place}]"
-
     def _place(self, name: str, row: str, width: int, at: str) -> str:
         return f"{_identifier(name)}[{self._start(name)} + {row} * {width} + {at} + {LANE}]"
-
-    def _vectors(self, extent: int) -> Iterator[tuple[str, int, str]]:
-        """Write loops over vectors of a row; yield each one's start, size and first start."""
-        start, size = 0, _LANES
-        while start < extent:
-            while size > extent - start:
-                size //= 2
-            count = (extent - start) // size
-            if count > 1:
-                name = self.kernel.name("step")
-                with self.kernel.script.nested(f"for {name} in T.serial({count}):"):
-                    yield f"({name} * {size} + {start})", size, str(start)
-            else:
-                yield str(start), size, str(start)
-            start += count * size
 
     # --------------------------------------------------------------------------------- tiles
 
@@ -299,8 +306,7 @@ class _AttentionKernel:
         for part in self.products[0].parts:
             if not self._is_packed_before(part, before):
                 self._call(part, addresses)
-        for row in self._each_row():
-            self._write_softmax(row)
+        self.softmax.write()
         for part in self.products[1].parts:
             if not self._is_packed_before(part, before):
                 self._call(part, addresses)
@@ -308,11 +314,11 @@ class _AttentionKernel:
             return
         depth = tiles.extents["d"]
         for row in self._each_row():
-            for at, size, _ in self._vectors(depth):
+            for at, size, _ in vectors(self.kernel, depth, _LANES):
                 with self.kernel.vectorized(size):
                     total = self._place("sums", row, depth, at)
                     added = self._place("Y", row, depth, at)
-                    scaled = f"{total} * {self._statistic(2, row)}"
+                    scaled = f"{total} * {self.softmax.statistic(2, row)}"
                     self.kernel.script.line(f"{total} = {scaled} + {added}")
 
     def _is_packed_before(self, part: Part, names: set[str]) -> bool:
@@ -337,158 +343,78 @@ class _AttentionKernel:
                     addresses[name] = self._address(name)
         return addresses
 
-    # ------------------------------------------------------------------------------- softmax
-
-    def _write_softmax(self, row: str) -> None:
-        """Write the powers of a row's scores in a tile, and its statistics."""
-        kernel, tiles = self.kernel, self.tiles
-        limit = self._limit(row)
-        width = tiles.keys
-        top = kernel.accumulators(min(_LANES, _power(width)), "float32", _LOWEST)
-        for at, size in self._visible(limit):
-            # Hyperbolic tangents name integers, which TVM's vectors do not allow.
-            with kernel.vectorized(size, SERIAL if self.kind.softcap else VECTORIZED):
-                place = self._place("S", row, width, at)
-                score = self._score(place, row, at, limit)
-                kernel.script.line(f"{place} = {score}")
-                kernel.script.line(f"{top}[{LANE}] = T.max({score}, {top}[{LANE}])")
-        largest = self._combined(top, "max")
-        if tiles.tiles > 1:
-            largest = kernel.opaque(f"T.max({largest}, {self._statistic(0, row)})", "float32")
-        # Differences from a maximum of -inf would be NaN; its powers are zeros.
-        centre = kernel.opaque(
-            f"T.Select({largest} == {_LOWEST}, T.float32(0), {largest})", "float32"
-        )
-        total = kernel.accumulators(min(_LANES, _power(width)), "float32", "T.float32(0)")
-        for at, size in self._visible(limit, clears=row):
-            with kernel.vectorized(size):
-                place = self._place("S", row, width, at)
-                power = exp_below(kernel.bind, kernel.bind(f"{place} - {centre}"))
-                kernel.script.line(f"{place} = {power}")
-                kernel.script.line(f"{total}[{LANE}] = {total}[{LANE}] + {power}")
-        summed = self._combined(total, "sum")
-        if tiles.tiles == 1:
-            kernel.script.line(f"{self._statistic(1, row)} = {summed}")
-            return
-        difference = kernel.opaque(f"{self._statistic(0, row)} - {centre}", "float32")
-        rescaling = exp_below(kernel.bind, difference)
-        kernel.script.line(f"{self._statistic(2, row)} = {rescaling}")
-        before = f"{self._statistic(1, row)} * {rescaling}"
-        kernel.script.line(f"{self._statistic(1, row)} = {before} + {summed}")
-        kernel.script.line(f"{self._statistic(0, row)} = {largest}")
-
-    def _limit(self, row: str) -> str | None:
-        """Write the last key of a tile that a row has; None if it has all."""
-        causal = self.kind.causal
-        if causal is None:
-            return None
-        number = f"first_row + {row}" if self.tiles.row_axis == "s" else "0"
-        return self.kernel.bind(f"{number} + {causal} - first_key")
-
-    def _visible(self, limit: str | None, clears: str | None = None) -> Iterator[tuple[str, int]]:
-        """Write loops over the vectors of a tile with keys of a row; yield start and size.
-
-        Scores beyond the limit are not computed, and cleared for a row ``clears``.
-        """
-        kernel, width = self.kernel, self.tiles.keys
-        if limit is None:
-            for at, size, _ in self._vectors(width):
-                yield at, size
-            return
-        start, size = 0, _LANES
-        while start < width:
-            while size > width - start:
-                size //= 2
-            count = (width - start) // size
-            needed = f"T.max(0, T.min({count}, ({limit} - {start} + {size}) // {size}))"
-            steps, name = kernel.bind(needed), kernel.name("step")
-            with kernel.script.nested(f"for {name} in T.serial({steps}):"):
-                yield f"({name} * {size} + {start})", size
-            if clears is not None:
-                rest = kernel.name("step")
-                with (
-                    kernel.script.nested(f"for {rest} in T.serial({steps}, {count}):"),
-                    kernel.vectorized(size),
-                ):
-                    place = self._place("S", clears, width, f"({rest} * {size} + {start})")
-                    kernel.script.line(f"{place} = T.float32(0)")
-            start += count * size
-
-    def _score(self, place: str, row: str, at: str, limit: str | None) -> str:
-        """Write a score with its scale and masks, and return its name."""
-        kernel, kind, tiles = self.kernel, self.kind, self.tiles
-        value = kernel.bind(f"{place} * {literal(kind.scale, 'float32')}")
-        if kind.softcap:
-            cap, inverse = (literal(c, "float32") for c in (kind.softcap, 1 / kind.softcap))
-            tangent = APPROXIMATIONS["tanh"](kernel.bind, kernel.bind(f"{value} * {inverse}"))
-            value = kernel.bind(f"{tangent} * {cap}")
-        if kind.masked:
-            mask = self.operands.inputs[3]
-            element = f"in3[{self._mask_place(mask, row, at)}]"
-            if mask.dtype == "bool":
-                excluded = literal(kind.excluded, "float32")
-                value = kernel.bind(f"T.Select({element} != T.uint8(0), {value}, {excluded})")
-            else:
-                value = kernel.bind(f"{value} + {element}")
-        if limit is not None:
-            value = kernel.bind(f"T.Select({at} + {LANE} <= {limit}, {value}, {_LOWEST})")
-        if tiles.extents["n"] % tiles.keys:
-            # The last tile begins earlier: keys of the tile before it count there.
-            skipped = f"tile * {tiles.keys} - first_key"
-            value = kernel.bind(f"T.Select({at} + {LANE} >= {skipped}, {value}, {_LOWEST})")
-        return value
-
-    def _mask_place(self, mask: PlacedTensor, row: str, at: str) -> str:
-        """Return the place of a mask's element, which broadcasts."""
-        tiles = self.tiles
-        shape = (1,) * (4 - len(mask.shape)) + mask.shape
-        steps = [0 if shape[k] == 1 else math.prod(shape[k + 1 :]) for k in range(4)]
-        if tiles.row_axis == "s":
-            head, number = "query_head", f"(first_row + {row})"
-        else:
-            head, number = f"(query_head * {tiles.extents['g']} + first_row + {row})", "0"
-        indices = ("batch", head, number, f"(first_key + {at} + {LANE})")
-        terms = [f"{index} * {step}" for index, step in zip(indices, steps, strict=True) if step]
-        return " + ".join(terms) or "0"
-
-    def _combined(self, name: str, operation: str) -> str:
-        """Write the combination of the lanes of an accumulator, and return it."""
-        kernel = self.kernel
-        size = min(_LANES, _power(self.tiles.keys))
-        while size > 1:
-            size //= 2
-            half = kernel.local(size, "float32")
-            with kernel.vectorized(size):
-                first, second = f"{name}[{LANE}]", f"{name}[{LANE} + {size}]"
-                joined = (
-                    f"{first} + {second}" if operation == "sum" else f"T.max({first}, {second})"
-                )
-                kernel.script.line(f"{half}[{LANE}] = {joined}")
-            name = half
-        return f"{name}[0]"
-
     # ------------------------------------------------------------------------------- results
 
     def _write_results(self) -> None:
         """Write the quotients of a block's rows, but for those that the block before has."""
-        kernel, tiles, depth = self.kernel, self.tiles, self.tiles.extents["d"]
+        tiles, depth = self.tiles, self.tiles.extents["d"]
         sums = "sums" if tiles.tiles > 1 else "Y"
-        step = tiles.strides["O"]["d"]
         for row in self._each_row("block_start - first_row"):
-            total = kernel.opaque(self._statistic(1, row), "float32")
-            empty = "T.float32(0)" if self.kind.zero_rows else 'T.float32("nan")'
-            share = kernel.opaque(f"T.float32(1) / {total}", "float32")
-            for at, size, _ in self._vectors(depth):
-                with kernel.vectorized(size):
-                    value = f"{self._place(sums, row, depth, at)} * {share}"
-                    value = f"T.Select({total} == T.float32(0), {empty}, {value})"
-                    place = self._row_place("O", f"first_row + {row}")
-                    kernel.script.line(f"out0[{place} + ({at} + {LANE}) * {step}] = {value}")
+            total = self.kernel.opaque(self.softmax.statistic(1, row), "float32")
+            with self._quotient(total) as quotient:
+                for at, size, _ in vectors(self.kernel, depth, _LANES):
+                    with self.kernel.vectorized(size):
+                        self._store(row, at, quotient(self._place(sums, row, depth, at)))
 
+    @contextmanager
+    def _quotient(self, total: str) -> Generator[Callable[[str], str]]:
+        """Yield a function from the text of a sum to that of its quotient by a total."""
+        share = self.kernel.opaque(f"T.float32(1) / {total}", "float32")
+        empty = "T.float32(0)" if self.kind.zero_rows else 'T.float32("nan")'
+        yield lambda value: f"T.Select({total} == T.float32(0), {empty}, {value} * {share})"
 
-def _power(extent: int) -> int:
-    """Return the largest power of two that is at most an extent."""
-    return 1 << (extent.bit_length() - 1)
+    def _store(self, row: str, at: str, value: str) -> None:
+        place = self._row_place("O", f"first_row + {row}")
+        step = self.tiles.strides["O"]["d"]
+        self.kernel.script.line(f"out0[{place} + ({at} + {LANE}) * {step}] = {value}")
+
+    def _write_combination(self) -> None:
+        """Write the results of all blocks from those of parts of their keys."""
+        kernel, script, tiles = self.kernel, self.kernel.script, self.tiles
+        depth, count = tiles.extents["d"], tiles.all_blocks
+        chunks = min(self.operands.threads, count)
+        bounds = f"chunk * {count} // {chunks}, (chunk + 1) * {count} // {chunks}"
+        with script.nested(
+            f"for chunk in T.parallel({chunks}):", f"for block in T.serial({bounds}):"
+        ):
+            self._write_block("block")
+            for row in self._each_row("block_start - first_row"):
+                total = self._weigh_parts(row)
+                with self._quotient(total) as quotient:
+                    for at, size, _ in vectors(kernel, depth, _LANES):
+                        combined = kernel.accumulators(size, "float32", "T.float32(0)")
+                        with self._each_part(), kernel.vectorized(size):
+                            weighted = f"{self._place('sums', row, depth, at)} * "
+                            weighted += self.softmax.statistic(0, row)
+                            script.line(f"{combined}[{LANE}] = {combined}[{LANE}] + {weighted}")
+                        with kernel.vectorized(size):
+                            self._store(row, at, quotient(f"{combined}[{LANE}]"))
+
+    @contextmanager
+    def _each_part(self) -> Generator[None]:
+        """Write a loop over the parts of a block, whose tasks have their results."""
+        parts = self.tiles.parts
+        with self.kernel.script.nested(f"for part in T.serial({parts}):"):
+            self.kernel.script.line(f"task: T.let = block * {parts} + part")
+            yield
+
+    def _weigh_parts(self, row: str) -> str:
+        """Replace the maximum of a row in each part by its weight, and return the sum of all."""
+        kernel, script = self.kernel, self.kernel.script
+        largest = kernel.accumulators(1, "float32", LOWEST)
+        with self._each_part():
+            maximum = self.softmax.statistic(0, row)
+            script.line(f"{largest}[0] = T.max({maximum}, {largest}[0])")
+        centre = kernel.opaque(
+            f"T.Select({largest}[0] == {LOWEST}, T.float32(0), {largest}[0])", "float32"
+        )
+        total = kernel.accumulators(1, "float32", "T.float32(0)")
+        with self._each_part():
+            maximum = self.softmax.statistic(0, row)
+            weight = self.softmax.power(maximum, centre)
+            script.line(f"{maximum} = {weight}")
+            script.line(f"{total}[0] = {total}[0] + {self.softmax.statistic(1, row)} * {weight}")
+        return f"{total}[0]"
 
 
 def _identifier(name: str) -> str:

@@ -24,6 +24,9 @@ class Tiles:
         ``s``, or ``h`` where the heads that share a key are the rows, of which each has one.
     rows, keys : int
         Rows of a block and keys of a tile. The last one of each begins earlier, to be complete.
+    parts : int
+        Number of parts of the keys of a block, each of which a task computes alone. Their sums are
+        combined afterwards.
     """
 
     extents: Mapping[str, int]
@@ -31,6 +34,7 @@ class Tiles:
     row_axis: str
     rows: int
     keys: int
+    parts: int = 1
 
     @property
     def row_count(self) -> int:
@@ -58,14 +62,19 @@ class Tiles:
         return -(-self.extents["n"] // self.keys)
 
     @property
-    def tasks(self) -> int:
+    def all_blocks(self) -> int:
         """Number of blocks of rows of all heads."""
         return self.extents["b"] * self.heads * self.blocks
+
+    @property
+    def tasks(self) -> int:
+        """Number of parts of all blocks of rows, which threads share."""
+        return self.all_blocks * self.parts
 
     def products(self, causal: int | None) -> int:
         """Return the number of tiles that all tasks compute."""
         if causal is None or self.row_axis == "h":
-            return self.tasks * self.tiles
+            return self.all_blocks * self.tiles
         ends = (min(number * self.rows, self.row_count) for number in range(1, self.blocks + 1))
         counts = (min(self.tiles, max(0, -(-(end + causal) // self.keys))) for end in ends)
         return self.extents["b"] * self.heads * sum(counts)

@@ -9,8 +9,8 @@ operand has the registers that a kernel unpacks from a word of each lane.
 from __future__ import annotations
 
 from dataclasses import replace
-from functools import cache
 
+from cpembed.codegen.host_cpu import cache_by_processor
 from cpembed.driver.options import KernelOptions
 from cpembed.driver.pipeline import choose
 from cpembed.driver.plan import Request, Selection
@@ -41,14 +41,14 @@ def group_workload(columns: int) -> Computation:
     return replace(typed, inputs=inputs)
 
 
-@cache
+@cache_by_processor
 def group_instruction(columns: int) -> ColumnDot | None:
     """Return the dot product of groups of so many columns; None if this processor has none."""
     selection = group_selection(columns)
     return None if selection is None else column_dot(open_target(selection.solved.target))
 
 
-@cache
+@cache_by_processor
 def group_selection(columns: int) -> Selection | None:
     """Return the embedding of a group's product, on the target with the most lanes."""
     for spec in _specifications():
@@ -63,7 +63,7 @@ def group_selection(columns: int) -> Selection | None:
     return None
 
 
-@cache
+@cache_by_processor
 def float_lanes() -> int:
     """Return the lanes of this processor's products of floats; 0 if no target of it has any."""
     try:

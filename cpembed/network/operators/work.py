@@ -17,6 +17,7 @@ import numpy as np
 
 from cpembed.codegen.approximations import APPROXIMATIONS
 from cpembed.codegen.transposition import Blocks
+from cpembed.codegen.values import Bind
 from cpembed.graph import kinds
 from cpembed.graph.kinds import Kind
 from cpembed.graph.kinds.base import axis_of
@@ -107,13 +108,18 @@ def _operations_of(part: Apply) -> float:
 @cache
 def function_operations(name: str) -> float:
     """Return the operations per vector of a function that a polynomial approximates."""
+    return text_operations(lambda bind: APPROXIMATIONS[name](bind, "x"))
+
+
+def text_operations(write: Callable[[Bind], str]) -> float:
+    """Return the operations per vector of the values that a function writes."""
     texts: list[str] = []
 
     def bind(value: str) -> str:
         texts.append(value)
         return "v"
 
-    APPROXIMATIONS[name](bind, "x")
+    texts.append(write(bind))
     text = " ".join(texts)
     # Operators between spaces, and calls but for constants.
     count = len(re.findall(r" [-+*<]=? ", text))

@@ -162,6 +162,7 @@ def _totals(network: Network) -> str:
         ("predicted", time(sums.predicted_us)),
         ("first call", time(sums.cold_us)),
         ("embedded", products),
+        *([("weight-only", str(sums.weight_only))] if sums.weight_only else []),
         ("MACs", macs(sums.macs)),
         ("rate", _rate(network)),
         ("weights", _bytes(sums.bytes_weights)),

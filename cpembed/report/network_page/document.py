@@ -157,6 +157,7 @@ class Totals(msgspec.Struct, frozen=True):
     bytes_weights: int | None = None
     embedded: int | None = None
     products: int | None = None
+    weight_only: int | None = None
     macs: int | None = None
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import platform
 from collections.abc import Mapping
 from dataclasses import replace
 from functools import cache, partial
@@ -11,7 +10,7 @@ from pathlib import Path
 import msgspec
 
 from cpembed.codegen.compiled import CompiledKernel, Processor
-from cpembed.codegen.host_cpu import cpu_features
+from cpembed.codegen.host_cpu import architecture, cpu_features, processor_name
 from cpembed.errors import BackendUnavailable
 from cpembed.hw.instruction import HardwareSpec
 from cpembed.hw.schema import read_table
@@ -19,7 +18,7 @@ from cpembed.provenance import Provenance
 from cpembed.runtime.measurement.runner import Timing
 from cpembed.targets.arm.emulator import TRIPLE, EmulatedProcessor, emulator, missing
 from cpembed.targets.base import Array
-from cpembed.targets.cpu.calibration import Calibration
+from cpembed.targets.cpu.calibration import Calibration, published_for
 from cpembed.targets.cpu.dot_products import DotProduct, Registers, column_back_end
 from cpembed.targets.cpu.lane_products import LaneProduct, lane_back_end
 from cpembed.targets.cpu.lowering import BackEnd
@@ -66,7 +65,26 @@ SMMLA = replace(
     call=partial(_call, "smmla"),
     attributes=("+i8mm",),
 )
+
+
+def _fused(sums: str, first: str, second: str, _: bool) -> str:
+    number = 'T.llvm_lookup_intrinsic_id("llvm.fma.v4f32")'
+    return f'T.call_llvm_pure_intrin({number}, {first}, {second}, {sums}, dtype="float32x4")'
+
+
+FMLA = DotProduct(
+    name="fmla",
+    feature="asimd",
+    backend="arm.fmla",
+    registers=_NEON,
+    depth=1,
+    factors=("float32", "float32"),
+    sums="float32",
+    timed="fmla",
+    call=_fused,
+)
 LANES = LaneProduct("arm.vector", _NEON, "smlal", 1.0)
+FLOAT_LANES = LaneProduct("arm.fmla_lanes", _NEON, "fmla", 1.0)
 """Multiplication lane by lane, for operators in which lanes share nothing."""
 
 _MACHINE_FILE = Path(__file__).parent / "machines" / "neoverse_v2.toml"
@@ -124,16 +142,19 @@ def _generator(spec: HardwareSpec) -> BackEnd | None:
     instruction = spec.instruction
     names = [operand.name for operand in instruction.computation.inputs]
     types = {tuple(choice[name] for name in names) for choice in instruction.dtype_choices}
+    by_lane = len(instruction.axes) == 1 and all(o.shape for o in instruction.computation.inputs)
     # SDOT and UDOT have one CPU feature, so the element types decide.
-    for dot in (SDOT, UDOT, SMMLA):
+    for dot in () if by_lane else (SDOT, UDOT, SMMLA, FMLA):
         if dot.feature in spec.cpu_features and dot.factors in types:
             return column_back_end(dot)
-    return lane_back_end(LANES) if "asimd" in spec.cpu_features else None
+    if "asimd" not in spec.cpu_features:
+        return None
+    return lane_back_end(FLOAT_LANES if FMLA.factors in types else LANES)
 
 
 def is_arm() -> bool:
-    """True if this machine executes AArch64's instructions itself."""
-    return platform.machine() == "aarch64"
+    """True if kernels are built for a core that executes AArch64's instructions itself."""
+    return architecture() == "aarch64"
 
 
 class ArmTarget(CpuTarget):
@@ -155,7 +176,8 @@ class ArmTarget(CpuTarget):
         if not is_arm():
             return () if emulator() else (missing(),)
         lacking = [name for name in self.spec.cpu_features if name not in cpu_features()]
-        return (f"this machine lacks CPU feature {' and '.join(lacking)}",) if lacking else ()
+        missing_features = f"{processor_name()} lacks CPU feature {' and '.join(lacking)}"
+        return (missing_features,) if lacking else ()
 
     @property
     def back_end(self) -> BackEnd:
@@ -167,7 +189,8 @@ class ArmTarget(CpuTarget):
     def _no_kernel(self) -> str:
         return (
             f"the back end {self.spec.backend} has no kernel for {self.spec.name}: there are those "
-            "of arm_sdot, arm_udot, arm_smmla and arm_int8, by cpu_features and element types"
+            "of arm_sdot, arm_udot, arm_smmla, arm_int8, arm_f32 and arm_f32_lanes, by "
+            "cpu_features and element types"
         )
 
     @property
@@ -176,7 +199,7 @@ class ArmTarget(CpuTarget):
 
     @property
     def machine(self) -> Calibration:
-        return core(self.processor.thread_count())
+        return published_for(core(self.processor.thread_count()))
 
     def time(self, artifact: CompiledKernel, inputs: Mapping[str, Array]) -> Timing:
         # An emulator's times mean nothing.

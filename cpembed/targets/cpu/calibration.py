@@ -19,7 +19,12 @@ from typing import Any
 
 import msgspec
 
-from cpembed.codegen.host_cpu import cpu_model
+from cpembed.codegen.host_cpu import (
+    Processor,
+    cache_by_processor,
+    cpu_model,
+    named_processor,
+)
 from cpembed.codegen.runtime import thread_count
 from cpembed.errors import CpembedError, InvariantError
 from cpembed.files import read_toml, write_whole
@@ -264,7 +269,65 @@ def store_calibration(measured: Calibration, folder: Path | None = None) -> Path
     return path
 
 
-@cache
+@cache_by_processor
 def calibration() -> Calibration:
-    """Return the constants that kernels are planned by: those measured on this machine, if any."""
+    """Return the constants that kernels are planned by: those measured on this machine, if any.
+
+    Kernels for another processor are planned by its published figures.
+    """
+    if named_processor() is not None:
+        return published_for(default_calibration(thread_count()))
     return load_calibration() or default_calibration(thread_count())
+
+
+class _Figures(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """Published figures of processors that are alike, as ``processors.toml`` explains them."""
+
+    names: tuple[str, ...]
+    clock_ghz: float
+    cache_bytes: tuple[int, int, int]
+    line: tuple[float, float]
+    product_cycles: dict[str, float]
+    latency_cycles: dict[str, float]
+
+
+@cache
+def _figures() -> dict[str, tuple[str, _Figures]]:
+    """Return the figures of each processor, with the name of the table they are in."""
+    tables = read_toml(Path(__file__).parent / "processors.toml")
+    figures = {name: msgspec.convert(table, _Figures) for name, table in tables.items()}
+    return {name: (table, each) for table, each in figures.items() for name in each.names}
+
+
+def figures_name(processor: Processor) -> str | None:
+    """Return the name of the published figures of a processor; None if there are none."""
+    figures = _figures().get(processor.name)
+    return None if figures is None else figures[0]
+
+
+def published_for(base: Calibration) -> Calibration:
+    """Return published figures of the processor that kernels are built for.
+
+    What is not published of it, and everything without a processor that is named, is that of
+    ``base``.
+    """
+    processor = named_processor()
+    figures = None if processor is None else _figures().get(processor.name)
+    if figures is None:
+        return base
+    name, table = figures
+    cycle = 1 / table.clock_ghz
+    first, second = (cycle * line for line in table.line)
+    products = {product: cycle * cost for product, cost in table.product_cycles.items()}
+    return replace(
+        base,
+        cpu=f"none: published figures of {name}",
+        cache_bytes=table.cache_bytes,
+        vector_line_ns=(first, second, *base.vector_line_ns[2:]),
+        product_ns={**base.product_ns, **products},
+        latency_ns={
+            **base.latency_ns,
+            **{product: cycle * cost for product, cost in table.latency_cycles.items()},
+        },
+        product_row_ns={**dict.fromkeys(products, 0.0), **base.product_row_ns},
+    )

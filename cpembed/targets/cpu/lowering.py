@@ -16,7 +16,8 @@ from cpembed.errors import BackendUnavailable, LoweringError
 from cpembed.hw.instruction import HardwareSpec
 from cpembed.targets.cpu.calibration import Calibration, calibration
 from cpembed.targets.cpu.estimate import cache_affine, threads_worth
-from cpembed.targets.cpu.register_blocks import RegisterModel, Schedules
+from cpembed.targets.cpu.register_blocks import RegisterModel
+from cpembed.targets.cpu.schedules import Schedules
 from cpembed.targets.registry import open_target
 from cpembed.transform.program import DerivedProgram
 

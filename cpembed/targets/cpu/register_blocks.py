@@ -1,39 +1,25 @@
-"""Schedules of a kernel: which points of which loops a task computes, and in which order.
+"""Register blocks of a kernel: which points of which loops a task computes.
 
 The axes of a matrix instruction have roles (:class:`LaneRoles`), by which the loops around it are
 rows or columns. A register block is a number of rows and columns of accumulators;
-:class:`RegisterModel` tells what it costs, :class:`Schedules` enumerates and estimates.
+:class:`RegisterModel` tells what it costs.
 """
 
 from __future__ import annotations
 
-import itertools
 import math
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, field, replace
-from functools import partial
-from typing import get_args
+from collections.abc import Callable
+from dataclasses import dataclass
 
-from cpembed.codegen.halo import reads_no_padding
-from cpembed.codegen.nest import Nest, Pass, Prefetch, TileLoop
+from cpembed.codegen.nest import Nest, Prefetch, TileLoop
 from cpembed.codegen.passes import (
-    cache_tile,
     can_tile,
-    drop_unit_loops,
-    loop_to_split,
-    order_tasks,
-    register_tile,
-    shorten_remainder,
-    split_k,
 )
-from cpembed.codegen.per_thread_packing import PerThreadPacking, pack_per_thread, plan_packing
-from cpembed.codegen.plan import Knobs, LoopOrder
-from cpembed.codegen.prefetch import prefetch_a, prefetch_b, prefetch_c
+from cpembed.codegen.plan import Knobs
 from cpembed.codegen.program_nest import lane_name
-from cpembed.codegen.traffic import USED_SHARE, Reuse, touched_lines
 from cpembed.errors import LoweringError
-from cpembed.targets.cpu.calibration import Calibration, model_constants
-from cpembed.targets.cpu.estimate import BlockStep, Estimate, estimate, split_k_sum_us
+from cpembed.targets.cpu.calibration import Calibration
+from cpembed.targets.cpu.estimate import BlockStep
 from cpembed.transform.program import DerivedProgram, Loop
 
 
@@ -133,11 +119,6 @@ def _blockable(nest: Nest, *, moves: int, keeps: int, results: bool) -> tuple[Ti
     return tuple(sorted(loops, key=lambda loop: -abs(nest.operands[moves].stride(loop.name))))
 
 
-_ESTIMATED_BLOCKS = 24
-"""Number of register blocks, best by the cost of their steps alone, whose schedules are
-estimated."""
-
-
 @dataclass(frozen=True)
 class RegisterModel:
     """Requirements and costs of a block of rows x columns of accumulators."""
@@ -165,286 +146,28 @@ class RegisterModel:
         if not knobs.non_temporal:
             return None
         rows, columns = (
-            any(loop.tiles_of(knobs.register_tiles.get(loop.origin, 1)) > 1 for loop in loops)
-            for loops in (self.rows(nest), self.columns(nest))
+            any(loop.tiles_of(knobs.register_tiles.get(loop.origin, 1)) > 1 for loop in side)
+            for side in self.loops(nest)
         )
         # The one that the innermost loop over blocks moves, which leaves the cache to the other.
         return 0 if rows and (knobs.columns_outermost or not columns) else 1
 
+    def loops(self, nest: Nest) -> BlockLoops:
+        """Return the loops whose points form a block: those of rows and those of columns."""
+        return self.rows(nest), self.columns(nest)
+
     def sides(self, nest: Nest, knobs: Knobs) -> tuple[int, int]:
         """Return the rows and columns of accumulators in a register block."""
-        rows, columns = (
-            math.prod(knobs.register_tiles.get(loop.origin, 1) for loop in loops)
-            for loops in (self.rows(nest), self.columns(nest))
-        )
-        return rows, columns
+        return block_sides(self.loops(nest), knobs)
 
 
-@dataclass(frozen=True)
-class Schedules:
-    """Schedules of a nest on a machine with their estimates."""
+BlockLoops = tuple[tuple[TileLoop, ...], tuple[TileLoop, ...]]
+"""Loops of rows and loops of columns."""
 
-    nest: Nest
-    """Nest with lanes in digits."""
-    model: RegisterModel
-    """Costs of register blocks."""
-    machine: Calibration
-    unpadded: Nest | None = None
-    """The nest on the first factor in its original layout, if it can be read there."""
-    _executed_nests: dict[object, tuple[Nest, Reuse]] = field(
-        default_factory=dict[object, tuple[Nest, Reuse]], repr=False, compare=False
+
+def block_sides(loops: BlockLoops, knobs: Knobs) -> tuple[int, int]:
+    """Return the rows and columns of accumulators in a register block."""
+    rows, columns = (
+        math.prod(knobs.register_tiles.get(loop.origin, 1) for loop in side) for side in loops
     )
-
-    @property
-    def threads(self) -> int:
-        return self.nest.threads
-
-    def ranked(self) -> list[tuple[Estimate, Knobs]]:
-        """Return the schedules that are worth timing, fastest by estimate first."""
-        scored = [self._scored(knobs) for knobs in self._proposals()]
-        return sorted(scored, key=lambda pair: pair[0].us)
-
-    def _scored(self, knobs: Knobs) -> tuple[Estimate, Knobs]:
-        """Estimate a schedule, with non-temporal loads if these are faster."""
-        cached = self.estimate(knobs), knobs
-        if not self.model.streams:
-            return cached
-        streaming = replace(knobs, non_temporal=True)
-        return min(cached, (self.estimate(streaming), streaming), key=lambda pair: pair[0].us)
-
-    def best(self) -> Knobs:
-        return self.ranked()[0][1]
-
-    def estimate(self, knobs: Knobs, packed_bytes: int = 0) -> Estimate:
-        """Estimate a schedule.
-
-        ``packed_bytes`` of the first factor are packed at a time inside the kernel, 0 if it comes
-        packed.
-        """
-        rows, columns = self.model.sides(self.nest, knobs)
-        step = self.model.step(self.nest, self.machine, rows, columns)
-        bypassing = self.model.non_temporal(self.nest, knobs)
-        nest, reuse = self._executed(knobs)
-        contraction = estimate(
-            nest, step, self.machine, self.threads, reuse, bypassing, packed_bytes
-        )
-        if knobs.split_k == 1:
-            return contraction
-        # The sum of the parts is a pass of its own after the kernel.
-        adding = split_k_sum_us(nest, self.machine, self.threads)
-        return replace(
-            contraction, us=contraction.us + adding, overhead_us=contraction.overhead_us + adding
-        )
-
-    def applied(self, knobs: Knobs) -> Nest:
-        """Return the nest as it is executed.
-
-        Raises :class:`LoweringError` as :func:`apply_knobs` does.
-        """
-        return self._executed(knobs)[0]
-
-    def _executed(self, knobs: Knobs) -> tuple[Nest, Reuse]:
-        """Return the nest of a schedule and its cache traffic."""
-        # Non-temporal loads are no part of the key, because they change neither.
-        blocks, panels = tuple(knobs.register_tiles.items()), tuple(knobs.cache_tiles.items())
-        key = blocks, panels, knobs.loop_order, knobs.split_k
-        # Where the model has no such loads, the passes reject the schedule, which the cache would
-        # hide.
-        if key not in self._executed_nests or (knobs.non_temporal and not self.model.streams):
-            nest = apply_knobs(self.nest, self.model, knobs)
-            self._executed_nests[key] = nest, Reuse(nest, self.threads)
-        return self._executed_nests[key]
-
-    def scheduled(self, program: DerivedProgram, knobs: Knobs, *, whole_call: bool = False) -> Nest:
-        """Return the nest that a back end writes down.
-
-        Parameters
-        ----------
-        program : DerivedProgram
-            Program of the kernel.
-        knobs : Knobs
-            Schedule.
-        whole_call : bool
-            True for a call that packs and unpacks too, which takes the first factor in its original
-            layout and reads it there or packs it, each thread for itself.
-
-        Raises
-        ------
-        LoweringError
-            If the schedule does not fit (:func:`apply_knobs`).
-        """
-        nest, reuse = self._executed(knobs)
-        packing = self.packing(program, knobs) if whole_call else None
-        original = self.on_original(knobs) if whole_call else None
-        prefetched, second_level = self.model.prefetched, self.machine.cache_bytes[1]
-        if Prefetch.C in prefetched:
-            nest = prefetch_c(nest, reuse, second_level)
-        if original is not None:
-            nest = replace(original, prefetched=nest.prefetched)
-            reuse = Reuse(nest, self.threads)
-        # A factor that each thread packs for itself is in a near cache already.
-        if Prefetch.A in prefetched and packing is None:
-            nest = prefetch_a(nest, reuse, second_level, model_constants().prefetch_a_share)
-        if Prefetch.B in prefetched:
-            nest = prefetch_b(nest, reuse, second_level, model_constants().prefetch_b_share)
-        nest = replace(nest, non_temporal=self.model.non_temporal(self.nest, knobs))
-        return nest if packing is None else pack_per_thread(nest, packing)
-
-    def on_original(self, knobs: Knobs) -> Nest | None:
-        """Return the nest of whole calls that read the first factor where it is, or None."""
-        if self.unpadded is None:
-            return None
-        nest = apply_knobs(self.unpadded, self.model, knobs)
-        # There is nothing to read where the original layout has no padding.
-        return nest if reads_no_padding(nest) else None
-
-    def packing(self, program: DerivedProgram, knobs: Knobs) -> PerThreadPacking | None:
-        """Return the packing of the first factor by the threads of a kernel, or None.
-
-        None if they read it where it is, or share sums.
-        """
-        nest = self.applied(knobs)
-        if knobs.split_k > 1 or self.on_original(knobs) is not None:
-            return None
-        shares, sizes = model_constants().packing_shares, self.machine.cache_bytes
-        rooms = [share * size for share, size in zip(shares, sizes, strict=False)]
-        return plan_packing(program, nest, rooms, model_constants().packed_in)
-
-    def _proposals(self) -> Iterator[Knobs]:
-        for blocks in self._blocks():
-            orders: tuple[LoopOrder, ...] = get_args(LoopOrder)
-            for order in orders:
-                knobs = Knobs(blocks, order)
-                yield knobs
-                parts = self._parts(knobs)
-                if parts > 1:
-                    yield replace(knobs, split_k=parts)
-                for panels in self._panels(knobs):
-                    yield replace(knobs, cache_tiles=panels)
-
-    def _blocks(self) -> list[dict[str, int]]:
-        """Return the register blocks, least cost of all their steps first."""
-        rows, columns = self.model.rows(self.nest), self.model.columns(self.nest)
-        names = [loop.origin for loop in (*rows, *columns)]
-        scored: list[tuple[float, tuple[int, ...]]] = []
-        steps: dict[tuple[int, int], float] = {}
-        for row_points, row_blocks, row_count in _choices(rows, self.model.largest):
-            for column_points, column_blocks, column_count in _choices(columns, self.model.largest):
-                side = row_points, column_points
-                if not self.model.fits(*side):
-                    continue
-                # Many blocks have the same sides, and the cost of a step depends on these alone.
-                if side not in steps:
-                    step = self.model.step(self.nest, self.machine, *side)
-                    steps[side] = max(step.products_ns, step.loads_ns)
-                cost = steps[side] * row_count * column_count
-                scored.append((cost, (*row_blocks, *column_blocks)))
-        return [
-            {name: size for name, size in zip(names, sizes, strict=True) if size > 1}
-            for _, sizes in sorted(scored)[:_ESTIMATED_BLOCKS]
-        ]
-
-    def _parts(self, knobs: Knobs) -> int:
-        """Return the number of parts of the reduction (split-K) that gives each thread a task.
-
-        1 if there are enough tasks, or no such number divides a reduction loop.
-        """
-        tasks, epilogue = self.applied(knobs).task_count, self.nest.epilogue
-        if tasks >= self.threads or (epilogue and not epilogue.is_of_sum_alone):
-            return 1
-        parts = -(-self.threads // tasks)
-        return next((n for n in range(parts, 1, -1) if loop_to_split(self.nest, n)), 1)
-
-    def _panels(self, knobs: Knobs) -> Iterator[dict[str, int]]:
-        """Yield cache tiles of the loops of either factor, if the data exceeds the L2 cache."""
-        room = self.machine.cache_bytes[1] * USED_SHARE / self.nest.line_bytes
-        inner = {loop.name: loop.extent for loop in (*self.nest.reductions, *self.nest.inner)}
-        all_extents = inner | {task.name: task.extent for task in self.nest.tasks}
-        touched = partial(touched_lines, line_bytes=self.nest.line_bytes)
-        first, second, output = self.nest.operands
-        if sum(touched(o, all_extents) for o in self.nest.operands) <= room:
-            return
-        rows, columns = (
-            [loop for loop in loops if loop.steps > 1][:1]
-            for loops in (self.model.rows(self.nest), self.model.columns(self.nest))
-        )
-        shares = model_constants().cache_tile_shares
-        candidates = [*itertools.product(rows, (first,), shares)]
-        candidates += itertools.product(columns, (second,), shares)
-        # Then also tiles whose results stay in the cache until all their columns are written.
-        if knobs.columns_outermost and touched(output, all_extents) > room:
-            candidates += itertools.product(rows, (output,), shares[:1])
-        proposed: set[tuple[str, int]] = set()
-        for loop, operand, share in candidates:
-            lines_per_point = max(1, touched(operand, all_extents | {loop.name: 1}))
-            size = knobs.register_tiles.get(loop.origin, 1)
-            points = size * max(1, int(room * share / lines_per_point) // size)
-            if size <= points < loop.steps and (loop.origin, points) not in proposed:
-                proposed.add((loop.origin, points))
-                yield {loop.origin: points}
-
-
-def apply_knobs(nest: Nest, model: RegisterModel, knobs: Knobs) -> Nest:
-    """Return the nest of a schedule.
-
-    Parameters
-    ----------
-    nest : Nest
-        Nest with lanes in digits.
-    model : RegisterModel
-        Costs of register blocks.
-    knobs : Knobs
-        Schedule.
-
-    Raises
-    ------
-    LoweringError
-        If a register tile does not fit, or names a loop whose points share nothing.
-    """
-    rows, columns = model.rows(nest), model.columns(nest)
-    by_origin = {loop.origin: loop for loop in (*rows, *columns)}
-    untileable = [
-        name for name in (*knobs.register_tiles, *knobs.cache_tiles) if name not in by_origin
-    ]
-    if untileable:
-        raise LoweringError(
-            f"loop {untileable[0]} cannot be tiled: use one of {', '.join(by_origin)}"
-        )
-    sides = model.sides(nest, knobs)
-    if knobs.non_temporal and not model.streams:
-        raise LoweringError("only loads of tiles can leave the nearest cache as it is")
-    if not model.fits(*sides):
-        raise LoweringError(f"a tile of {sides[0]} x {sides[1]} does not fit the registers")
-    outer, inner = (columns, rows) if knobs.columns_outermost else (rows, columns)
-    # The inner side stays in registers while it is reused, so the shorter one is inside.
-    longer, shorter = (rows, columns) if sides[0] >= sides[1] else (columns, rows)
-    names = [loop.origin for loop in (*longer, *shorter) if loop.origin in knobs.register_tiles]
-    # Order: tasks are ordered while loops are whole; cache tiles are cut from whole loops and
-    # register tiles from cache tiles; only then are remainders known, and loops of one iteration.
-    # Split-K comes last, because it copies the finished task for each part of the reduction.
-    sequence: list[Pass] = [
-        partial(order_tasks, outermost_first=[loop.name for loop in (*outer, *inner)]),
-        partial(
-            cache_tile, tiles={by_origin[n].name: size for n, size in knobs.cache_tiles.items()}
-        ),
-        partial(register_tile, tiles={by_origin[n].name: knobs.register_tiles[n] for n in names}),
-        shorten_remainder,
-        drop_unit_loops,
-    ]
-    if knobs.split_k > 1:
-        sequence.append(partial(split_k, parts=knobs.split_k))
-    return nest.after(sequence)
-
-
-def _choices(loops: Sequence[TileLoop], largest: int) -> Iterator[tuple[int, tuple[int, ...], int]]:
-    """Yield blocks of at most ``largest`` points.
-
-    A block is ``(points, block size per loop, number of such blocks)``.
-    """
-    if not loops:
-        yield 1, (), 1
-        return
-    *outer, loop = loops
-    for size in range(1, min(loop.steps, largest) + 1):
-        for points, blocks, count in _choices(outer, largest // size):
-            yield points * size, (*blocks, size), count * loop.tiles_of(size)
+    return rows, columns

@@ -30,7 +30,7 @@ from cpembed.targets.base import CONSIDERED
 from cpembed.targets.choice import Estimated
 from cpembed.targets.cpu.calibration import Calibration, model_constants
 from cpembed.targets.cpu.estimate import Estimate, cache_affine, per_thread_packing_us, transform_us
-from cpembed.targets.cpu.register_blocks import Schedules, apply_knobs
+from cpembed.targets.cpu.schedules import Schedules, apply_knobs
 from cpembed.transform.program import DerivedProgram, PackedOperand
 
 CONSIDERED_ON_CPU = 64
@@ -191,20 +191,23 @@ class CpuSpace(Space[Knobs]):
     @cached_property
     def loops(self) -> tuple[tuple[TileLoop, ...], tuple[TileLoop, ...]]:
         """Loops over rows and loops over columns that can be blocked."""
-        nest, model = self.schedules.nest, self.schedules.model
         rows, columns = (
-            tuple(loop for loop in loops if loop.steps > 1)
-            for loops in (model.rows(nest), model.columns(nest))
+            tuple(loop for loop in side if loop.steps > 1) for side in self.schedules.loops
         )
         return rows, columns
 
     def ranked(self, limit: int | None = None) -> Sequence[Scored[Knobs]]:
+        if limit is None or limit > _SCREENED:
+            scored = [self._scored(knobs, kernel) for kernel, knobs in self._kernels]
+            return sorted(scored, key=lambda item: item.cost)[:limit]
         # Copies cost much to estimate; if few schedules are requested, only the fastest
-        # contractions are worth it.
-        screens = limit is not None and limit <= _SCREENED
-        kernels = self._kernels[: _SCREENED if screens else None]
-        scored = [self._scored(knobs, kernel) for kernel, knobs in kernels]
-        return sorted(scored, key=lambda item: item.cost)[:limit]
+        # contractions are worth it, and of these none that a lower bound leaves out.
+        best: list[Scored[Knobs]] = []
+        for kernel, knobs in self.schedules.ranked(_SCREENED if self.copies_operands else limit):
+            if len(best) == limit and self.schedules.least_us(knobs) > best[-1].cost:
+                continue
+            best = sorted([*best, self._scored(knobs, kernel)], key=lambda item: item.cost)[:limit]
+        return best
 
     def scored(self, schedule: Knobs) -> Scored[Knobs]:
         return self._scored(schedule, self.schedules.estimate(schedule))
@@ -292,9 +295,8 @@ class CpuSpace(Space[Knobs]):
             <= (size := schedule.cache_tiles.get(name, extents[name]))
             < extents[name]
         }
-        nest, model = self.schedules.nest, self.schedules.model
-        sides = (model.rows(nest), model.columns(nest))
-        has_blocks = [any(loop.tiles_of(1) > 1 for loop in loops) for loops in sides]
+        model = self.schedules.model
+        has_blocks = [any(loop.tiles_of(1) > 1 for loop in side) for side in self.schedules.loops]
         order: LoopOrder = schedule.loop_order if all(has_blocks) else "columns"
         streams = schedule.non_temporal and model.streams
         return Knobs(blocks, order, panels, streams, split_k=schedule.split_k)

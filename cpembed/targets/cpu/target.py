@@ -42,7 +42,7 @@ from cpembed.targets.cpu.calibration import (
 )
 from cpembed.targets.cpu.lowering import BackEnd, Lowered, portable_kernel
 from cpembed.targets.cpu.methods import CpuMethods
-from cpembed.targets.cpu.register_blocks import Schedules
+from cpembed.targets.cpu.schedules import Schedules
 from cpembed.targets.cpu.space import (
     CONSIDERED_ON_CPU,
     TIE_RATIO,
@@ -147,6 +147,13 @@ class CpuTarget(
         # All lanes of all threads multiply all the time, and leave out what is outside an image.
         products = workload.macs_inside / self.spec.instruction.computation.macs
         return products * self.back_end.least_ns(self.machine) / runtime.thread_count() / 1e3
+
+    def part_us(self, program: DerivedProgram, schedule: Knobs) -> float:
+        schedules = self.lower(program).schedules
+        serial = replace(schedules.nest, threads=1)
+        estimate = Schedules(serial, schedules.model, self.machine).estimate(schedule)
+        # A call from compiled code passes no buffers of another language.
+        return estimate.us - self.machine.call_us
 
     def execute(self, artifact: CompiledKernel, inputs: Mapping[str, Array]) -> Execution:
         """Execute on packed operands, and as one call that packs for itself."""

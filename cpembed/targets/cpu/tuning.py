@@ -7,7 +7,7 @@ from functools import cache
 from pathlib import Path
 from typing import Any, Protocol
 
-from cpembed.codegen.host_cpu import cpu_model
+from cpembed.codegen.host_cpu import cpu_model, named_processor
 from cpembed.codegen.plan import Knobs
 from cpembed.codegen.runtime import thread_count
 from cpembed.embedding.constraint_set import ConstraintSet
@@ -157,9 +157,11 @@ def key_of(
 
 def _machine_key(backend: str | None) -> dict[str, Any]:
     """Return the part of the key for this machine and its code generators."""
+    # Records of this machine say nothing of another processor that kernels are built for.
+    named = named_processor()
     return {
         "executor": backend,
-        "cpu": cpu_model(),
+        "cpu": cpu_model() if named is None else f"built for {named.name}",
         "threads": thread_count(),
         "version": versions()["cpembed"],
         "tvm": versions()["apache-tvm"],

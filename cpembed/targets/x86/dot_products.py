@@ -60,7 +60,7 @@ VPDPBUSD_YMM = replace(
 
 
 def _vpmaddwd(sums: str, first: str, second: str, _: bool) -> str:
-    """VPMADDWD on bytes widened to 16 bits, and VPADDD.
+    """VPMADDWD on 16 bits, to which bytes are widened, and VPADDD.
 
     The widening (VPMOVZXBW, VPMOVSXBW) leaves the loop: a row's serves all columns of a block, and
     a column's all rows.
@@ -81,6 +81,14 @@ def _bytes_error(first: str, second: str) -> str | None:
     if all(is_integer(dtype) and size_bytes(dtype) == 1 for dtype in (first, second)):
         return None
     return f"vpmaddwd multiplies bytes that are extended to 16 bits, not {first} by {second}"
+
+
+def _words_error(first: str, second: str) -> str | None:
+    narrow = [is_integer(dtype) and size_bytes(dtype) == 1 for dtype in (first, second)]
+    words = [dtype == "int16" for dtype in (first, second)]
+    if any(words) and all(a or b for a, b in zip(narrow, words, strict=True)):
+        return None
+    return f"vpmaddwd multiplies int16 by int16 or bytes, not {first} by {second}"
 
 
 def _saturation_error(first: str, second: str) -> str | None:
@@ -119,8 +127,17 @@ VPMADDWD = replace(
     depth=2,
     factors=("uint8", "int8"),
     type_error=_bytes_error,
-    relative_time=2.0,
+    # VPMADDWD, VPADDD, and what extends and broadcasts a row's bytes, which takes the same ports.
+    relative_time=3.0,
     call=_vpmaddwd,
+)
+VPMADDWD_WORDS = replace(
+    VPMADDWD,
+    name="vpmaddwd on words",
+    backend="x86.avx2_madd_words",
+    factors=("int16", "int8"),
+    type_error=_words_error,
+    relative_time=2.0,
 )
 
 
@@ -254,6 +271,7 @@ DOT_PRODUCTS = {
         VDPBF16PS,
         VPDPBUSD_YMM,
         VPMADDUBSW,
+        VPMADDWD_WORDS,
         VPMADDWD,
         VFMADD231PS,
         VFMADD231PS_YMM,

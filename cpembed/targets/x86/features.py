@@ -7,7 +7,7 @@ import platform
 from collections.abc import Sequence
 from functools import cache
 
-from cpembed.codegen.host_cpu import cpu_features, listed
+from cpembed.codegen.host_cpu import cpu_features, listed, named_processor
 from cpembed.hw.instruction import HardwareSpec
 
 ASSUME_VARIABLE = "CPEMBED_ASSUME_CPU_FEATURES"
@@ -34,7 +34,10 @@ def request_tile_permission() -> bool:
 
 
 def missing_features(spec: HardwareSpec) -> tuple[str, ...]:
-    """Return a message for each thing that this machine lacks to execute a target's instruction."""
+    """Return a message for each thing that is missing to execute a target's instruction.
+
+    It is missing on the processor that kernels are built for, by default this machine's.
+    """
     assumed = assumed_features()
     return lacking([name for name in spec.cpu_features if name not in assumed])
 
@@ -42,6 +45,8 @@ def missing_features(spec: HardwareSpec) -> tuple[str, ...]:
 def lacking(names: Sequence[str]) -> tuple[str, ...]:
     """Return a message for each thing missing to execute instructions of these CPU features."""
     missing = [f"CPU feature {name}" for name in names if name not in cpu_features()]
+    if named_processor() is not None:
+        return tuple(missing)
     # Without the permission, Linux ends the process at its first AMX instruction.
     needs_tiles = any(name.startswith("amx") for name in names)
     if needs_tiles and not missing and not request_tile_permission():

@@ -9,6 +9,7 @@ from functools import partial
 from typing import Any
 
 from cpembed.codegen.epilogue import Epilogue
+from cpembed.codegen.host_cpu import processor_name
 from cpembed.errors import BackendUnavailable, LoweringError
 from cpembed.hw.instruction import HardwareSpec
 from cpembed.hw.loader import load_hardware_spec
@@ -45,7 +46,7 @@ class X86Target(CpuTarget):
         if reason is not None:
             return (reason,)
         features = missing_features(self.spec)
-        return (f"this machine lacks {' and '.join(features)}",) if features else ()
+        return (f"{processor_name()} lacks {' and '.join(features)}",) if features else ()
 
     @property
     def back_end(self) -> BackEnd:
@@ -146,10 +147,10 @@ def no_back_end(spec: HardwareSpec) -> str | None:
 def accepted_shapes(spec: HardwareSpec) -> str:
     """Return a message that lists instructions with kernels; empty for the package's own."""
     # The package's own specifications fit; only a user's may have a shape without a kernel.
-    shipped = {name: load_hardware_spec(name) for name in hardware_spec_files()}
-    if spec.path in {package_spec.path for package_spec in shipped.values()}:
+    # Where candidates are compared this is asked for each that is refused, so no file is read.
+    if spec.path in map(str, hardware_spec_files().values()):
         return ""
-    names = [name for name, each in shipped.items() if each.backend == spec.backend]
+    names = [n for n in hardware_spec_files() if load_hardware_spec(n).backend == spec.backend]
     return (
         f"; kernels exist for instructions of the shapes, types and operand layouts of "
         f"{', '.join(names)} (see `cpembed targets`)"

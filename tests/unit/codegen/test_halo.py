@@ -14,7 +14,7 @@ from cpembed.codegen.plan import Knobs
 from cpembed.driver.named import hardware_spec, workload
 from cpembed.driver.solve import solve
 from cpembed.hw.instruction import HardwareSpec
-from cpembed.targets.cpu.register_blocks import apply_knobs
+from cpembed.targets.cpu.schedules import apply_knobs
 from cpembed.targets.cpu.target import schedule_space
 from cpembed.targets.x86.features import missing_features
 from tests.running import check_schedules

@@ -10,10 +10,10 @@ import pytest
 
 from cpembed.codegen import host_cpu as module
 from cpembed.codegen import runtime
-from cpembed.codegen.host_cpu import HIDE_VARIABLE, NAME_VARIABLE, host_cpu, x86_features
+from cpembed.codegen.host_cpu import HIDE_VARIABLE, NAME_VARIABLE, feature_table, host_cpu
 from cpembed.codegen.plan import KernelPlan
 
-LLVM_FEATURES = x86_features().names
+LLVM_FEATURES = feature_table().names
 OLD = {"sse3", "ssse3", "sse4.1", "sse4.2", "avx"}
 WIDE = {*OLD, "avx2", "fma", "f16c", "avx512f"}
 TILES = {*WIDE, "amx-tile"}
@@ -57,7 +57,7 @@ def test_what_a_feature_rests_on_is_llvms(flag: str) -> None:
     target = {"kind": "llvm", "mtriple": "x86_64-linux-gnu", "mcpu": "x86-64"}
     target |= {"mattr": [f"+{LLVM_FEATURES[flag]}"]}
     implied = set(codegen.llvm_get_cpu_features(runtime.tvm().target.Target(target)))
-    needed = {LLVM_FEATURES[name] for name in x86_features().basis(flag)}
+    needed = {LLVM_FEATURES[name] for name in feature_table().basis(flag)}
     assert needed <= implied
 
 

@@ -32,7 +32,8 @@ from cpembed.ir.computation import AxisKind
 from cpembed.ir.index import IndexExpr, IndexTerm
 from cpembed.targets.cpu.calibration import Calibration, default_calibration
 from cpembed.targets.cpu.estimate import BlockStep
-from cpembed.targets.cpu.register_blocks import RegisterModel, Schedules, apply_knobs
+from cpembed.targets.cpu.register_blocks import RegisterModel
+from cpembed.targets.cpu.schedules import Schedules, apply_knobs
 from cpembed.transform.program import Loop
 from tests.unit.codegen.handwritten import conv2d_program, expr
 

@@ -17,7 +17,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from cpembed.codegen.host_cpu import cpu_features, needed_features, x86_features
+from cpembed.codegen.host_cpu import cpu_features, feature_table, needed_features
 from cpembed.errors import BackendUnavailable, CpembedError, InvariantError, WorkloadError
 from cpembed.export import library as written
 from cpembed.export.library import Contents, compiler
@@ -407,8 +407,8 @@ def test_a_kernel_says_what_it_refuses(tmp_path: Path) -> None:
 
 @pytest.mark.skipif(not needed_features(), reason="processors are asked by CPUID")
 def test_a_processor_that_lacks_a_feature_is_told(tmp_path: Path) -> None:
-    known = set(x86_features().names) - {"amx_fp16"}
-    lacking = sorted(known - cpu_features() - set(x86_features().not_taken))
+    known = set(feature_table().names) - {"amx_fp16"}
+    lacking = sorted(known - cpu_features() - set(feature_table().not_taken))
     path = write_library(replace(sums(), features=("avx", lacking[0])), tmp_path).path
     with pytest.raises(LibraryError, match=f"the processor lacks {lacking[0]}"):
         Library(path, "sums")
@@ -417,14 +417,14 @@ def test_a_processor_that_lacks_a_feature_is_told(tmp_path: Path) -> None:
 @pytest.mark.skipif(not needed_features(), reason="processors are asked by CPUID")
 def test_what_the_processor_reports_is_found_by_cpuid(tmp_path: Path) -> None:
     """Every feature that this one has, of those that compilers know."""
-    reported = tuple(sorted(set(x86_features().names) & cpu_features()))
+    reported = tuple(sorted(set(feature_table().names) & cpu_features()))
     path = write_library(replace(sums(), features=reported), tmp_path).path
     Library(path, "sums").close()
 
 
 def test_every_feature_is_known_to_the_runtime() -> None:
     text = (Path(written.__file__).parent / "native" / "processor.h").read_text()
-    assert not [name for name in x86_features().names if f'{{"{name}", ' not in text]
+    assert not [name for name in feature_table().names if f'{{"{name}", ' not in text]
 
 
 def test_buffers_that_live_apart_share_memory(path: Path) -> None:

@@ -127,3 +127,19 @@ def test_as_pytorch(causal: bool) -> None:
         *map(torch.from_numpy, (query, key, value)), is_causal=causal, enable_gqa=True
     )
     np.testing.assert_allclose(result, expected.numpy(), atol=2e-6)
+
+
+@pytest.mark.parametrize("boolean", [True, False])
+def test_keys_that_a_mask_excludes_do_not_count(boolean: bool) -> None:
+    """Not even if they are NaN, unlike keys that are excluded by a finite score."""
+    arrays = [f(1, 2, 3, 4), f(1, 2, 5, 4), f(1, 2, 5, 4)]
+    selected = np.ones((3, 5), bool)
+    selected[:, 3:] = False
+    mask = selected if boolean else np.where(selected, 0.5, -np.inf).astype(np.float32)
+    (expected,) = Attention(0.5).evaluate([arrays[0], arrays[1][:, :, :3], arrays[2][:, :, :3]])
+    arrays[1][:, :, 3:], arrays[2][:, :, 3:] = np.nan, np.inf
+    (result,) = Attention(0.5, masked=True).evaluate([*arrays, mask])
+    np.testing.assert_allclose(result, expected, rtol=1e-6, atol=1e-6)
+    if boolean:
+        (result,) = Attention(0.5, masked=True, excluded=-1e4).evaluate([*arrays, mask])
+        assert np.isnan(result).all()

@@ -9,6 +9,7 @@ from __future__ import annotations
 import itertools
 import math
 from collections.abc import Callable, Mapping
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -111,6 +112,67 @@ def quantized(sizes: Mapping[str, int]) -> Graph:
     return builder.graph({"y": builder.add(product(text, b=b, m=s, n=s, k=s), [y, v], "p")})
 
 
+FORMAT = kinds.GroupedFormat(8, 32, 4, 16)
+
+
+def packed(builder: Builder) -> list[str]:
+    codes = np.random.default_rng(3).integers(0, 16, (8, 32)).astype(np.uint8)
+    scales = np.abs(WEIGHTS[:8, :2]) + np.float32(0.01)
+    arrays = (FORMAT.packed(codes), FORMAT.tiled(scales))
+    return [builder.constant(array) for array in arrays]
+
+
+def weight_only(sizes: Mapping[str, int]) -> Graph:
+    """A product of rows and packed weights, and the same on integers of groups."""
+    b, s = sizes["b"], sizes["s"]
+    builder, x = made(sizes, b, s, 32)
+    weights = packed(builder)
+    y = builder.add(kinds.GroupedProduct((b, s, 8), FORMAT, 8.0), [x, *weights], "floats")
+    rounded = builder.add_all(kinds.GroupQuantize(32, 16, 16), [x], "groups")
+    product = kinds.GroupedProduct((b, s, 8), FORMAT, 8.0, integers=True)
+    return builder.graph({"y": y, "z": builder.add(product, [*rounded, *weights], "integers")})
+
+
+def embedded(sizes: Mapping[str, int]) -> Graph:
+    b, s = sizes["b"], sizes["s"]
+    builder, x = made(sizes, b, s)
+    places = builder.add(Elementwise(Apply("abs", (Input(0),)), "int32"), [x], "places")
+    kind = kinds.GroupedGather((b, s, 32), FORMAT, 8.0)
+    return builder.graph({"y": builder.add(kind, [*packed(builder), places], "rows")})
+
+
+def scattered(sizes: Mapping[str, int]) -> Graph:
+    """Rows that replace those of a table; each goes where its first element says."""
+    builder, x = made(sizes, sizes["s"], 3)
+    first = builder.add(kinds.Slice((0, 0), (sizes["s"], 1), (1, 1)), [x], "first")
+    flat = builder.add(kinds.Reshape((sizes["s"],)), [first], "flat")
+    places = builder.add(Elementwise(Apply("abs", (Input(0),)), "int64"), [flat], "places")
+    table = builder.constant(WEIGHTS[:4, :3].copy())
+    return builder.graph({"y": builder.add(kinds.Scatter(), [table, places, x], "set")})
+
+
+def cached(sizes: Mapping[str, int]) -> Graph:
+    b, s = sizes["b"], sizes["s"]
+    builder, x = made(sizes, b, s, 3, 2)
+    new = builder.add(kinds.Slice((0, 0, 0, 0), (b, s, 1, 2), (1, 1, 1, 1)), [x], "new")
+    places = builder.constant(np.full(b, 1, np.int64))
+    return builder.graph({"y": builder.add(kinds.CacheUpdate(2), [x, new, places], "update")})
+
+
+def ordered(sizes: Mapping[str, int], *, count: int, descending: bool) -> Graph:
+    """The first elements of each line, or all of them for a count of 0."""
+    builder, x = made(sizes, sizes["b"], sizes["s"])
+    kind = kinds.Sort(1, count or sizes["s"], descending)
+    values, places = builder.add_all(kind, [x], "sort")
+    return builder.graph({"y": values, "z": places})
+
+
+def dynamic(sizes: Mapping[str, int]) -> Graph:
+    builder, x = made(sizes, sizes["b"], sizes["s"])
+    y, _, _ = builder.add_all(kinds.DynamicQuantize(), [x], "op")
+    return builder.graph({"y": y})
+
+
 SCALED = Elementwise(Apply("mul", (Input(0), Number(2.0))), "float32")
 PADDED: dict[str, Maker] = {
     "elementwise": of("b", "s", 3)(SCALED),
@@ -136,6 +198,27 @@ PADDED: dict[str, Maker] = {
     "positions": positions,
     "prefixed": prefixed,
     "quantized": quantized,
+    "weight only": weight_only,
+    "embedded": embedded,
+    "scattered": scattered,
+    "cached": cached,
+    "dynamically quantized": dynamic,
+    "bits": of("b", "s")(kinds.Bitcast("int32")),
+    **{
+        f"{'descending' if descending else 'ascending'} {count or 'all'}": partial(
+            ordered, count=count, descending=descending
+        )
+        for descending in (False, True)
+        for count in (0, 2)
+    },
+    **{
+        f"running {operation} {reverse} {exclusive}": of("b", "s")(
+            kinds.Scan(operation, 1, exclusive, reverse)
+        )
+        for operation in ("sum", "prod", "max", "min")
+        for reverse in (False, True)
+        for exclusive in (False, True)
+    },
 }  # fmt: skip
 
 
@@ -179,6 +262,19 @@ def test_the_larger_graph_computes_the_smaller_ones(name: str) -> None:
             assert shape_at(facts.outputs[number], named) == want[output].shape
 
 
+@pytest.mark.parametrize("descending", [False, True])
+def test_filling_is_sorted_behind_numbers_that_are_equal_to_it(descending: bool) -> None:
+    models = family(partial(ordered, count=0, descending=descending))
+    facts = openness(models)
+    instance = make_instance(models, facts, (3, 9), tuple(facts.regular))
+    x = np.array([[np.inf, np.nan, -np.inf, 1.0]] * 3, np.float32)
+    inputs = {"x": filled(x, (3, 9))} | fillings(instance, models, (3, 4))
+    result = evaluate(instance.graph, inputs, lambda name: False)
+    expected = evaluate(models.graph((3, 4)), {"x": x}, lambda name: False)
+    for name, array in expected.items():
+        np.testing.assert_array_equal(result[name][:, :4], array)
+
+
 @pytest.mark.parametrize("name", ["elementwise", "softmax", "attention", "convolution", "mean"])
 def test_rows_are_independent_where_a_symbol_is_split(name: str) -> None:
     """A stack of two runs is the run of a stack."""
@@ -216,12 +312,6 @@ def scaled_by_size(sizes: Mapping[str, int]) -> Graph:
     return of("b", "s")(times)(sizes)
 
 
-def dynamic(sizes: Mapping[str, int]) -> Graph:
-    builder, x = made(sizes, sizes["b"], sizes["s"])
-    y, _, _ = builder.add_all(kinds.DynamicQuantize(), [x], "op")
-    return builder.graph({"y": y})
-
-
 def growing(sizes: Mapping[str, int]) -> Graph:
     builder, x = made(sizes, sizes["b"], sizes["s"])
     table = builder.constant(np.linspace(0, 1, sizes["s"], dtype=np.float32))
@@ -245,7 +335,9 @@ REFUSED: dict[str, tuple[Maker, str]] = {
         scaled_by_size, "attributes that depend on the sizes"),
     "rows joined with columns": (
         lambda n: of("b", "s", 3)(kinds.Reshape((n["s"], n["b"] * 3)))(n), "reshaped across"),
-    "a dynamic quantization": (dynamic, "no rule for open sizes"),
+    "another runtime's operator": (
+        of("b", "s")(kinds.Foreign("Det", (TensorType((), "float32"),), "callback", list)),
+        "no rule for open sizes"),
     "a constant of its size": (growing, "constant that depends on the sizes"),
     "pooling": (
         of("b", 1, "s")(kinds.Pool("max", (2,), (1,), (0,), (0,), (1,))), "pools along"),

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
+from functools import cache
 from pathlib import Path
 
 import numpy as np
@@ -17,6 +18,7 @@ from cpembed.graph.kinds.base import Array
 from cpembed.hw.loader import load_hardware_spec
 from cpembed.ir.dtypes import as_stored
 from cpembed.network.attention import AttentionChoice
+from cpembed.network.attention_costs import AttentionCosts
 from cpembed.network.kernel_cache import Cache
 from cpembed.network.operators import PlacedTensor
 from cpembed.network.plan import Planning
@@ -32,15 +34,21 @@ def f(*shape: int) -> Array:
     return RANDOM.standard_normal(shape).astype(np.float32)
 
 
+@cache
+def products() -> ProductKernels:
+    """Kernels that all tests share, so that equal tiles are searched once."""
+    return ProductKernels(network_units(TARGET), Cache(None))
+
+
 def computed(
-    kind: Attention, arrays: Sequence[Array], tile: tuple[int, int] | None = None, threads: int = 2
+    kind: Attention, arrays: Sequence[Array], tile: tuple[int, ...] | None = None, threads: int = 2
 ) -> Array:
-    """The result of the kernel; ``tile`` are rows of a block and keys of a tile."""
+    """The result of the kernel; ``tile`` are rows of a block, keys of a tile, and perhaps parts."""
     spec = load_hardware_spec(TARGET)
     types = tuple(map(TensorType.of_array, arrays))
-    choice = AttentionChoice(kind, types, ProductKernels(network_units(spec), Cache(None)), threads)
+    choice = AttentionChoice(kind, types, products(), threads)
     if tile is not None:
-        sizes = {"rows": tile[0], "keys": tile[1]}
+        sizes = dict(zip(("rows", "keys", "parts"), tile, strict=False))
         choice.__dict__["tiles"] = replace(choice.tiles, **sizes)
     (result,) = kind.types(types)
     inputs, output = [PlacedTensor.plain(t) for t in types], PlacedTensor.plain(result)
@@ -53,7 +61,7 @@ def computed(
     return stored.numpy().reshape(result.shape)
 
 
-def check(kind: Attention, arrays: Sequence[Array], tile: tuple[int, int] | None = None) -> None:
+def check(kind: Attention, arrays: Sequence[Array], tile: tuple[int, ...] | None = None) -> None:
     (expected,) = kind.evaluate(arrays)
     np.testing.assert_allclose(computed(kind, arrays, tile), expected, atol=5e-6, rtol=2e-5)
 
@@ -88,6 +96,66 @@ def test_capped_scores_and_excluded_ones_that_are_finite() -> None:
     kind = Attention(0.25, ("hsd",) * 4, masked=True, softcap=1.5, excluded=-1e4)
     mask = RANDOM.random((1, 18)) < 0.5
     check(kind, [f(3, 5, 8), f(3, 18, 8), f(3, 18, 8), mask])
+
+
+@pytest.mark.parametrize("boolean", [True, False])
+def test_tiles_that_a_mask_hides_are_not_read(boolean: bool) -> None:
+    """Places of a cache behind the last token hold anything, here NaN."""
+    arrays = [f(1, 2, 20, 8), f(1, 1, 70, 8), f(1, 1, 70, 16)]
+    selected = np.zeros((1, 1, 20, 70), bool)
+    selected[:, :, :, 17:30] = True
+    # One row has a key of another tile.
+    selected[:, :, 3, 33] = True
+    arrays[1][:, :, 48:], arrays[2][:, :, 48:] = np.nan, np.inf
+    mask = selected if boolean else np.where(selected, 0, -np.inf).astype(np.float32)
+    check(Attention(0.25, masked=True), [*arrays, mask], (8, 16))
+    # NaN is no exclusion.
+    if not boolean:
+        mask[0, 0, 4, 40] = np.nan
+        check(Attention(0.25, masked=True), [*arrays, mask], (8, 16))
+
+
+def test_keys_in_parts() -> None:
+    """Parts of the keys are combined; causal rows leave some parts nothing."""
+    arrays = [f(1, 2, 20, 8), f(1, 1, 70, 8), f(1, 1, 70, 16)]
+    check(Attention(0.25), arrays, (8, 16, 2))
+    check(Attention(0.25, causal=-3), arrays, (8, 16, 3))
+    check(Attention(0.25, causal=-3, zero_rows=True), arrays, (8, 16, 2))
+    mask = np.full((1, 1, 20, 70), -np.inf, np.float32)
+    mask[:, :, 3:, 40:45] = 0
+    check(Attention(0.25, masked=True), [*arrays, mask], (8, 16, 4))
+
+
+def test_few_rows_read_a_long_cache_in_place_and_share_it_among_threads() -> None:
+    kind = Attention(0.25, ("bhsd", "bhsd", "bhsd", "bhsd"))
+    arrays = [f(1, 4, 1, 16), f(1, 1, 600, 16), f(1, 1, 600, 16)]
+    types = tuple(map(TensorType.of_array, arrays))
+    choice = AttentionChoice(kind, types, products(), 2)
+    assert (choice.tiles.rows, choice.tiles.parts, choice.tiles.tasks) == (4, 2, 2)
+    (result,) = kind.types(types)
+    inputs, output = [PlacedTensor.plain(t) for t in types], PlacedTensor.plain(result)
+    kernel = choice.kernel(open_target(choice.products.units.primary), inputs, [output])
+    # Nothing is packed: there is room for scores and sums only.
+    assert sum(memory.elements for memory in kernel.planned.scratch) < 600 * 16
+    check(kind, arrays)
+
+
+def test_equal_shares_of_threads() -> None:
+    """A single block is divided among all threads, as far as parts have enough keys."""
+    for heads, keys, threads, parts in (
+        (1, 4096, 8, 8), (8, 4096, 2, 1), (3, 4096, 2, 2), (1, 200, 8, 1), (5, 4096, 4, 4),
+    ):  # fmt: skip
+        shapes = ((1, heads, 1, 16), (1, heads, keys, 16), (1, heads, keys, 16))
+        types = tuple(TensorType(shape, "float32") for shape in shapes)
+        choice = AttentionChoice(Attention(0.25), types, products(), threads)
+        assert (choice.tiles.parts, choice.tiles.tiles % parts) == (parts, 0)
+
+
+def test_huge_scores_and_a_negative_scale() -> None:
+    """Differences of huge scores are rounded apart; the largest one is the least product."""
+    arrays = [1e6 * f(1, 1, 9, 8), 1e3 * f(1, 1, 40, 8), f(1, 1, 40, 8)]
+    check(Attention(0.25), arrays, (4, 16))
+    check(Attention(-0.25), [f(1, 1, 9, 8), f(1, 1, 40, 8), f(1, 1, 40, 8)], (4, 16))
 
 
 def test_a_causal_row_without_keys() -> None:
@@ -155,6 +223,21 @@ def test_random_attention(seed: int) -> None:
     )
     tile = (min(size(24), rows if rows > 1 or g == 1 else g), min(size(48), keys))
     check(kind, [*arrays, *([] if mask is None else [mask])], tile if seed % 4 else None)
+
+
+def test_a_slow_kernel_is_split_into_its_products(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Estimates decide: the operators of their own compute the same."""
+    monkeypatch.setattr(AttentionCosts, "total_us", lambda *_: 1e6)
+    types = {name: TensorType((1, 2, 20, 8), "float32") for name in "qkv"}
+    operator = Operator("attend", Attention(0.3, causal=0), ("q", "k", "v"), ("y",))
+    graph = Graph("attention", types, ("y",), operators=(operator,))
+    request = NetworkRequest(TARGET, planning=Planning(cache=Cache(tmp_path)), times=False)
+    result = network(graph, request, {name: f(1, 2, 20, 8) for name in "qkv"})
+    result.require()
+    kinds = [row["kind"] for row in result.document["operators"]]
+    assert kinds == ["product", "elementwise", "softmax", "product"]
 
 
 def test_in_a_network(tmp_path: Path) -> None:

@@ -9,16 +9,28 @@ from cpembed.frontends.expressions import X, Y, add
 from cpembed.frontends.onnx.call import Call, Translation
 
 
-def _heads(call: Call, x: str, count: int) -> str:
-    """Return a tensor [batch, rows, width] as [batch, heads, rows, depth]."""
+def split_heads(call: Call, x: str, count: int) -> str:
+    """Return a tensor [batch, rows, width] as [batch, rows, heads, depth].
+
+    Parameters
+    ----------
+    call : Call
+    x : str
+    count : int
+        Number of heads.
+    """
     batch, rows, width = call.shape(x)
     if count < 1 or width % count:
         call.reject(f"{count} heads of {width} features: give a divisor")
-    split = call.reshaped(x, (batch, rows, count, width // count))
-    return call.transposed(split, (0, 2, 1, 3))
+    return call.reshaped(x, (batch, rows, count, width // count))
 
 
-def _merged(call: Call, x: str) -> str:
+def _heads(call: Call, x: str, count: int) -> str:
+    """Return a tensor [batch, rows, width] as [batch, heads, rows, depth]."""
+    return call.transposed(split_heads(call, x, count), (0, 2, 1, 3))
+
+
+def merged_heads(call: Call, x: str) -> str:
     """Return a tensor [batch, heads, rows, depth] as [batch, rows, width]."""
     batch, heads, rows, depth = call.shape(x)
     return call.reshaped(call.transposed(x, (0, 2, 1, 3)), (batch, rows, heads * depth))
@@ -56,7 +68,7 @@ def _attention(call: Call) -> tuple[str, ...]:
     scores = Scores(scale, causal=causal, mask=mask, softcap=softcap)
     # Without a mask, every row has a key.
     result = attention(call, query, key, value, scores, zero_rows=mask is not None)
-    return _merged(call, result) if is_flat else result, key, value
+    return merged_heads(call, result) if is_flat else result, key, value
 
 
 def _multi_head_attention(call: Call) -> tuple[str, ...]:
@@ -85,7 +97,7 @@ def _multi_head_attention(call: Call) -> tuple[str, ...]:
     causal = call.shape(key)[2] - before if call.flag("unidirectional") else None
     call.attribute("mask_filter_value")
     scores = Scores(scale, causal=causal, mask=call.optional(5))
-    return _merged(call, attention(call, query, key, value, scores)), key, value
+    return merged_heads(call, attention(call, query, key, value, scores)), key, value
 
 
 TABLE: dict[str, Translation] = {

@@ -235,13 +235,27 @@ def _rotary_embedding(call: Call) -> str:
     cosine, sine = (
         call.reshaped(call.emit(Gather(0), call.input(k), positions), sizes) for k in (2, 3)
     )
-    result = _rotated_pairs(call, x, cosine, sine, 2 * half, call.flag("interleaved"))
+    result = rotated_pairs(call, x, cosine, sine, 2 * half, call.flag("interleaved"))
     return call.reshaped(result, shape)
 
 
-def _rotated_pairs(
+def rotated_pairs(
     call: Call, x: str, cosine: str, sine: str, width: int, is_interleaved: bool
 ) -> str:
+    """Emit the rotation of the first elements of each head, in pairs.
+
+    Parameters
+    ----------
+    call : Call
+    x : str
+        Tensor whose last axis is a head's elements.
+    cosine, sine : str
+        Tensors of each pair's angle, which broadcast to the pairs.
+    width : int
+        Number of elements that are rotated.
+    is_interleaved : bool
+        Pairs are neighbours; otherwise they are half a ``width`` apart.
+    """
     *lead, size = call.shape(x)
     last = len(lead)
     turned = call.part(x, last, 0, width)

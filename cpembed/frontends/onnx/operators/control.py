@@ -12,9 +12,11 @@ from collections.abc import Callable, Sequence
 import numpy as np
 
 from cpembed.errors import CpembedError, ModelError
+from cpembed.frontends.counting import counted_steps
 from cpembed.frontends.loops import LoopBody, branched
 from cpembed.frontends.onnx.call import Call, Translation
 from cpembed.frontends.onnx.model import Body
+from cpembed.graph.graph import needed_operators
 from cpembed.graph.kinds import Reshape
 from cpembed.graph.kinds.base import axis_of
 
@@ -46,7 +48,24 @@ def _if(call: Call) -> Sequence[str]:
         return lambda loop: call.run_loop(_body(call, name), loop, ())
 
     bodies = [branch("then_branch"), branch("else_branch")]
-    return branched(call.builder, call.place_name, condition, bodies)
+    try:
+        return branched(call.builder, call.place_name, condition, bodies)
+    except CpembedError as error:
+        # The branch that is never taken may not even fit the shapes of the inputs.
+        deciding = _inputs_before(call, condition)
+        if not deciding:
+            raise
+        raise ModelError(
+            f"{error}; the condition of {call.node} depends on {', '.join(deciding)}: with --set "
+            f"{deciding[0]}=VALUE one branch is left"
+        ) from error
+
+
+def _inputs_before(call: Call, tensor: str) -> list[str]:
+    """Return the inputs of the network from which a tensor is computed."""
+    operators = needed_operators(call.builder.operators, (tensor,))
+    read = {name for operator in operators for name in operator.inputs} | {tensor}
+    return [name for name in call.builder.inputs if name in read]
 
 
 # -- loops ----------------------------------------------------------------------------------------
@@ -96,6 +115,11 @@ def _real_loop(
     outputs = call.run_loop(body, loop, [loop.number(), goes_on, *states])
     again, after, results = outputs[0], outputs[1 : len(initial) + 1], outputs[len(initial) + 1 :]
     again_value = loop.builder.value(again)
+    if again_value is None and condition is None and limit is None:
+        counted = counted_steps(loop, again, initial, states, after)
+        if counted is not None:
+            loop.steps = counted if steps is None else min(steps, counted)
+            again_value = np.asarray(True)
     if again_value is not None:
         if not again_value.reshape(-1)[0]:
             loop.steps = 1 if steps is None else min(steps, 1)

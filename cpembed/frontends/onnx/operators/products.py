@@ -91,6 +91,7 @@ def convolution_options(call: Call, image: str, weights: str) -> dict[str, Any]:
     dict
         Keywords of :func:`~cpembed.frontends.products.convolution`.
     """
+    _check_taps(call, weights)
     window = window_of(call, call.shape(weights)[2:], call.shape(image)[2:])
     return {"window": window, "groups": call.integer("group", 1)}
 
@@ -102,7 +103,6 @@ def _check_taps(call: Call, weights: str) -> None:
 
 
 def _conv(call: Call) -> str:
-    _check_taps(call, call.input(1))
     image, weights, bias = call.input(0), call.input(1), call.optional(2)
     return call.convolved(image, weights, bias, **convolution_options(call, image, weights))
 

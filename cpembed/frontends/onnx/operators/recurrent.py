@@ -94,6 +94,11 @@ class Layer:
     def translate(self, call: Call) -> list[str]:
         """Emit all steps; return the states of all steps, and each state after the last one."""
         x, batch_first = call.input(0), call.flag("layout")
+        if call.rank() != 3:
+            call.reject(
+                f"its input {list(call.shape(x))} has no axes of steps, batch and features: give "
+                "the network inputs of other shapes (--shape)"
+            )
         if batch_first:
             x = call.transposed(x, (1, 0, 2))
         steps, batch, size = call.shape(x)

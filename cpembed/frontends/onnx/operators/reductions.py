@@ -16,9 +16,9 @@ from cpembed.graph.kinds.base import axis_of
 
 def _axes(call: Call) -> tuple[int, ...]:
     """Return the reduced axes: an attribute in older versions, later an input; all by default."""
-    axes = call.list_or_input("axes", 1)
+    axes, nothing = call.list_or_input("axes", 1), call.flag("noop_with_empty_axes")
     if not axes:
-        return () if call.flag("noop_with_empty_axes") else tuple(range(call.rank()))
+        return () if nothing else tuple(range(call.rank()))
     return tuple(sorted({axis_of(axis, call.rank()) for axis in axes}))
 
 

@@ -66,7 +66,8 @@ def model_of(
         [onnx.ValueInfoProto(name=name) for name in outputs],
         [numpy_helper.from_array(array, name) for name, array in constants.items()],
     )
-    opsets = [helper.make_opsetid("", version), helper.make_opsetid(MICROSOFT, 1)]
+    domains = {"": version, MICROSOFT: 1, "ai.onnx.ml": 3}
+    opsets = [helper.make_opsetid(domain, number) for domain, number in domains.items()]
     return helper.make_model(graph, opset_imports=opsets, ir_version=10)
 
 

@@ -99,6 +99,92 @@ def test_results_without_a_fixed_size_are_refused(tmp_path: Path) -> None:
         loaded(model_of([loop], inputs, {}, ["last", "squares"]), tmp_path)
 
 
+def counting(step: int, *, collects: bool = True) -> onnx.GraphProto:
+    """A while loop as TensorFlow's exporter writes it: a counter among the states ends it."""
+    nodes = [
+        node("Add", ["k", "step"], ["next"]),
+        node("Less", ["next", "end"], ["again"]),
+        node("Gather", ["rows", "k"], ["row"], axis=0),
+        node("Add", ["s", "row"], ["sum"]),
+        node("Mul", ["sum", "sum"], ["square"]),
+    ]
+    outputs = [value("again", BOOL, []), value("next", INT64, []), value("sum", FLOAT, [2])]
+    return body_of(
+        nodes,
+        [value("i", INT64, []), value("c", BOOL, []), value("k", INT64, []),
+         value("s", FLOAT, [2])],
+        [*outputs, value("square", FLOAT, [2])] if collects else outputs,
+        {"step": np.asarray(step), "end": np.asarray(7)},
+    )  # fmt: skip
+
+
+@pytest.mark.parametrize("step, first, count, steps", [
+    (1, 0, None, 7), (3, 2, None, 2), (1, 6, None, 1), (1, 0, 4, 4), (1, 0, 40, 7), (1, 0, 0, 0),
+])  # fmt: skip
+def test_a_loop_that_counts_has_a_constant_number_of_steps(
+    step: int, first: int, count: int | None, steps: int, tmp_path: Path
+) -> None:
+    constants: dict[str, Array] = {"go": np.asarray(True), "first": np.asarray(first)}
+    if count is not None:
+        constants["n"] = np.asarray(count, np.int64)
+    loop = node(
+        "Loop", ["" if count is None else "n", "go", "first", "x"], ["k", "last", "squares"],
+        body=counting(step),
+    )  # fmt: skip
+    inputs = {"rows": f(8, 2), "x": f(2)}
+    model = model_of([loop], inputs, constants, ["k", "last", "squares"])
+    check(model, inputs, tmp_path)
+    inside = [
+        o.kind for o in prepare(loaded(model, tmp_path)).operators if isinstance(o.kind, Loop)
+    ]
+    assert [kind.steps for kind in inside] == ([steps] if steps else [])
+    assert not any(kind.conditional for kind in inside)
+
+
+def test_a_condition_that_is_a_state_is_that_of_the_step_before(tmp_path: Path) -> None:
+    body = body_of(
+        [
+            node("Add", ["k", "one"], ["next"]),
+            node("Less", ["next", "end"], ["is_below"]),
+            node("Identity", ["flag"], ["again"]),
+            node("Gather", ["rows", "k"], ["row"], axis=0),
+        ],
+        [value("i", INT64, []), value("c", BOOL, []), value("k", INT64, []),
+         value("flag", BOOL, [])],
+        [value("again", BOOL, []), value("next", INT64, []), value("is_below", BOOL, []),
+         value("row", FLOAT, [2])],
+        {"one": np.asarray(1), "end": np.asarray(3)},
+    )  # fmt: skip
+    constants = {"go": np.asarray(True), "first": np.asarray(0)}
+    loop = node("Loop", ["", "go", "first", "go"], ["k", "flag", "taken"], body=body)
+    inputs = {"rows": f(8, 2)}
+    model = model_of([loop], inputs, constants, ["k", "taken"])
+    check(model, inputs, tmp_path)
+    assert loaded(model, tmp_path).types["taken"].shape == (4, 2)
+
+
+def test_a_counter_that_is_an_input_counts_in_each_call(tmp_path: Path) -> None:
+    inputs = {"rows": f(8, 2), "x": f(2), "first": np.asarray(2)}
+    constants = {"go": np.asarray(True)}
+    body, arguments = counting(1, collects=False), ["", "go", "first", "x"]
+    model = model_of(
+        [node("Loop", arguments, ["k", "last"], body=body)], inputs, constants, ["last"]
+    )
+    check(model, inputs, tmp_path)
+    body = counting(1)
+    loop = node("Loop", arguments, ["k", "last", "squares"], body=body)
+    with pytest.raises(ModelError, match="no fixed size"):
+        loaded(model_of([loop], inputs, constants, ["squares"]), tmp_path)
+
+
+def test_a_counter_that_never_arrives_is_refused(tmp_path: Path) -> None:
+    constants = {"go": np.asarray(True), "first": np.asarray(0)}
+    inputs = {"rows": f(8, 2), "x": f(2)}
+    loop = node("Loop", ["", "go", "first", "x"], ["k", "last", "squares"], body=counting(0))
+    with pytest.raises(ModelError, match="no fixed size"):
+        loaded(model_of([loop], inputs, constants, ["squares"]), tmp_path)
+
+
 def test_states_that_grow_are_written_out(tmp_path: Path) -> None:
     body = body_of(
         [node("Concat", ["s", "x"], ["longer"], axis=0), node("Identity", ["c"], ["again"])],
@@ -200,6 +286,25 @@ def test_branches_of_two_types_are_refused(tmp_path: Path) -> None:
     inputs = {"x": f(2, 4), "c": np.asarray(True)}
     model = model_of([node("If", ["c"], ["y"], **branches)], inputs, {}, ["y"])
     with pytest.raises(
-        ModelError, match=r"its branches give float32 \[2, 4\] and float32 \[4, 4\]"
+        ModelError,
+        match=r"branches give float32 \[2, 4\] and float32 \[4, 4\].*depends on c: with --set c=",
     ):
         loaded(model, tmp_path)
+
+
+def test_a_branch_that_does_not_fit_names_the_input_that_decides(tmp_path: Path) -> None:
+    branches = {
+        f"{name}_branch": body_of(
+            [node("MatMul", ["x", "w"], [name], f"{name}_product")],
+            [], [value(name)], {"w": f(rows, 3)},
+        )
+        for name, rows in (("then", 4), ("else", 5))
+    }  # fmt: skip
+    nodes = [node("Equal", ["rate", "high"], ["c"]), node("If", ["c"], ["y"], **branches)]
+    inputs = {"x": f(2, 4), "rate": np.asarray(16)}
+    model = model_of(nodes, inputs, {"high": np.asarray(16)}, ["y"])
+    message = r"else_product.*the condition of If \(node 2\) depends on rate: with --set rate=VALUE"
+    with pytest.raises(ModelError, match=message) as caught:
+        loaded(model, tmp_path)
+    assert "\n" not in str(caught.value)
+    assert str(caught.value).count("model.onnx") == 1

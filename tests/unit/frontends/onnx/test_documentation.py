@@ -13,7 +13,7 @@ def test_the_page_lists_every_operator_once() -> None:
     listed: list[str] = []
     for group, text in rows:
         plain = re.sub(r"\[.*?\]", "", text)
-        prefix = "com.microsoft." if group == "com.microsoft" else ""
+        prefix = f"{group}." if "." in group else ""
         listed += [prefix + name for name in re.findall(r"\w+", plain) if name != "and"]
     assert sorted(set(listed) - {"operators"}) == sorted(TRANSLATIONS)
     assert len(listed) == len({*listed})

@@ -210,6 +210,7 @@ REDUCTIONS = [
     case("ReduceLogSum", positive(2, 3, 4), i(0, 2), constants=[1]),
     case("ReduceSum", f(2, 3, 4), note="all"),
     case("ReduceSum", f(2, 3, 4), noop_with_empty_axes=1, note="none"),
+    case("ReduceSum", X4, i(1), constants=[1], noop_with_empty_axes=1, note="one anyway"),
     case("ReduceMean", f(2, 3, 4), axes=[0, -1], version=13, note="attribute"),
     case("ReduceMean", X4, i(2, 3), constants=[1], note="of an image"),
     case("ReduceMax", X4, i(2, 3), constants=[1], keepdims=0, note="of an image"),
@@ -334,7 +335,7 @@ FUSED = [
            activation=name, activation_params=numbers, note=name)
       for name, numbers in (("Clip", [-0.5, 0.7]), ("LeakyRelu", [0.2]))),
     case("FusedConv", f(1, 4, 6, 5), f(3, 4, 3, 3), f(3), f(1, 3, 4, 3), constants=[1, 2],
-         domain=MICROSOFT, activation="Relu", note="a sum"),
+         domain=MICROSOFT, activation="Relu", kernel_shape=[3, 3], note="a sum"),
     case("SkipLayerNormalization", f(2, 3, 4), f(2, 3, 4), f(4), f(4), f(4),
          constants=[2, 3, 4], domain=MICROSOFT),
 ]  # fmt: skip

@@ -120,6 +120,21 @@ def test_onnxruntime_computes_what_is_not_read(tmp_path: Path) -> None:
     np.testing.assert_allclose(evaluate(graph, inputs)["y"], expected, 1e-5)
 
 
+def test_a_shape_that_onnxruntime_does_not_derive_is_that_for_zeros(tmp_path: Path) -> None:
+    vectors = {"support_vectors": [1.0, 2.0, 3.0, -1.0, 0.5, 2.0], "n_supports": 2}
+    kernel = {"kernel_type": "LINEAR", "kernel_params": [0.5, 0.0, 3.0], "rho": [0.5]}
+    nodes = [
+        helper.make_node("SVMRegressor", ["x"], ["a"], domain="ai.onnx.ml",
+                         coefficients=[1.0, -2.0], **vectors, **kernel),
+        helper.make_node("Exp", ["a"], ["y"]),
+    ]  # fmt: skip
+    model = model_of(nodes, {"x": X}, {}, ["y"])
+    graph = load(saved(model, tmp_path), fallback="onnxruntime")
+    assert graph.types["y"].shape == (2, 1)
+    (expected,) = session_of(model).run(None, {"x": X})
+    np.testing.assert_allclose(evaluate(graph, {"x": X})["y"], expected, 1e-5)
+
+
 def test_a_function_computes_what_is_not_read(tmp_path: Path) -> None:
     model = around_a_determinant()
     path, inputs = saved(model, tmp_path), inputs_of(model)
@@ -133,6 +148,16 @@ def test_a_function_computes_what_is_not_read(tmp_path: Path) -> None:
     np.testing.assert_allclose(evaluate(graph, inputs)["y"], expected, 1e-5)
     with pytest.raises(ModelError, match="Det"):
         load(path, fallback={"Other": determinant})
+
+
+def test_an_error_of_a_function_names_it(tmp_path: Path) -> None:
+    path = saved(around_a_determinant(), tmp_path)
+
+    def wrong(arrays: Sequence[Array], attributes: Mapping[str, Any]) -> Array:
+        raise IndexError("no such row")
+
+    with pytest.raises(ModelError, match=r"determinant: .*Det, .*wrong, failed: IndexError: no"):
+        load(path, fallback={"Det": wrong})
 
 
 def test_a_result_of_another_type_than_for_zeros_is_an_error(tmp_path: Path) -> None:

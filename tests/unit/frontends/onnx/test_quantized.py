@@ -73,7 +73,8 @@ def test_dynamic_quantization(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("first", ["int8", "uint8"])
 @pytest.mark.parametrize("attributes", [
-    {}, {"pads": [1, 1, 1, 1]}, {"group": 2, "strides": [2, 1], "pads": [0, 1, 2, 0]},
+    {}, {"pads": [1, 1, 1, 1], "kernel_shape": [3, 3]},
+    {"group": 2, "strides": [2, 1], "pads": [0, 1, 2, 0]},
 ])  # fmt: skip
 def test_qlinear_conv(first: str, attributes: dict[str, Any], tmp_path: Path) -> None:
     group = attributes.get("group", 1)
@@ -156,7 +157,8 @@ def test_qlinear_concat(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("fixed", [True, False])
 @pytest.mark.parametrize("attributes", [
-    {}, {"pads": [1, 0, 2, 1]}, {"group": 2, "strides": [2, 2], "pads": [1, 1, 1, 1]},
+    {}, {"pads": [1, 0, 2, 1], "kernel_shape": [3, 3]},
+    {"group": 2, "strides": [2, 2], "pads": [1, 1, 1, 1]},
 ])  # fmt: skip
 def test_conv_integer(fixed: bool, attributes: dict[str, Any], tmp_path: Path) -> None:
     """The zero point of the image a constant, or computed while the network runs."""

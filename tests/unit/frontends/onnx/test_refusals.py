@@ -302,3 +302,9 @@ def test_a_sparse_constant(tmp_path: Path) -> None:
     places = numpy_helper.from_array(np.zeros(1, np.int64))
     model.graph.sparse_initializer.append(helper.make_sparse_tensor(values, places, [3]))
     assert "is sparse" in refusal(lambda: load(save(model, tmp_path)))
+
+
+def test_a_recurrent_layer_of_an_input_without_steps(tmp_path: Path) -> None:
+    weights = [np.ones((1, 8, 3), np.float32), np.ones((1, 8, 2), np.float32)]
+    path = save(single("LSTM", [X, *weights], [1, 2], hidden_size=2), tmp_path)
+    assert "[2, 3] has no axes of steps, batch and features" in refusal(lambda: load(path))

@@ -90,10 +90,10 @@ def test_a_value_that_an_attribute_cannot_have(
 # Declared shapes
 
 
-@pytest.mark.parametrize("declared", [[2, 4], [6], [2, 3, 1]])
+@pytest.mark.parametrize("declared", [[2, 4], [6], [2, 3, 1], ["N"]])
 @pytest.mark.parametrize("place", ["output", "value_info"])
-def test_a_declared_shape_that_is_contradicted_is_an_error(
-    declared: list[int], place: str, tmp_path: Path
+def test_a_declared_shape_of_a_result_is_not_believed(
+    declared: list[int | str], place: str, tmp_path: Path
 ) -> None:
     nodes = [helper.make_node("Neg", ["x"], ["h"], "first"), helper.make_node("Abs", ["h"], ["y"])]
     model = model_of(nodes, {"x": floats(2, 3)}, {}, ["y"])
@@ -103,8 +103,14 @@ def test_a_declared_shape_that_is_contradicted_is_an_error(
         model.graph.output[0].CopyFrom(info)
     else:
         model.graph.value_info.append(info)
-    message = refusal(model, tmp_path)
-    assert f"{name} is declared as float32 [{', '.join(map(str, declared))}]" in message
+    check(model, {"x": floats(2, 3)}, tmp_path)
+    assert loaded(model, tmp_path).types["y"].shape == (2, 3)
+
+
+def test_a_constant_of_another_shape_than_declared_is_an_error(tmp_path: Path) -> None:
+    model = single("Add", [floats(2, 3), floats(2, 3)], [1])
+    model.graph.value_info.append(helper.make_tensor_value_info("x1", TensorProto.FLOAT, [3, 2]))
+    assert "x1 is declared as float32 [3, 2]" in refusal(model, tmp_path)
 
 
 def test_declared_names_of_sizes_contradict_nothing(tmp_path: Path) -> None:

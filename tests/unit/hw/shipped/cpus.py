@@ -18,7 +18,7 @@ def vpdpbusd(broadcast: Array, register: Array, sums: Array) -> None:
 
 
 def byte_pairs(broadcast: Array, register: Array, sums: Array) -> None:
-    """SDM volume 2, PMADDWD on PMOVZXBW's and PMOVSXBW's: one pair per 32-bit lane."""
+    """SDM volume 2, PMADDWD on words, or PMOVZXBW's and PMOVSXBW's: one pair per 32-bit lane."""
     for lane in range(len(sums)):
         for byte in range(2):
             sums[lane] += broadcast[byte] * register[2 * lane + byte]
@@ -75,6 +75,7 @@ def dot(left: Array, right: Array, total: Array) -> None:
 
 
 LANES = (
+    "arm_f32_lanes",
     "arm_int8",
     "avx2_bf16_fma",
     "avx2_f32_lanes",
@@ -84,7 +85,7 @@ LANES = (
     "avx512_int8",
 )
 
-FMA = ("avx2_bf16_outer", "avx2_f32", "avx512_bf16_outer", "avx512_f32")
+FMA = ("arm_f32", "avx2_bf16_outer", "avx2_f32", "avx512_bf16_outer", "avx512_f32")
 
 MODELS: dict[str, Model] = {
     **dict.fromkeys(LANES, lanes),
@@ -96,6 +97,7 @@ MODELS: dict[str, Model] = {
     "arm_udot": byte_dots_by_element,
     "avx2_f32_dot": dot,
     "avx2_int7": vpdpbusd,
+    "avx2_int16": byte_pairs,
     "avx2_int8": byte_pairs,
     "avx2_uint7": vpdpbusd,
     "avx512_bf16": vdpbf16ps,
@@ -148,6 +150,13 @@ FACTS = {
     "avx2_f32_dot": facts("z 8", "x86", "avx2 fma", FLOATS, ""),
     "avx2_f32_lanes": facts("y 8", "x86", "avx2 fma", FLOATS, ""),
     "avx_vnni": facts("y 8, z 4", "x86", "avx2 avx_vnni", "uint8 int8 int32", ""),
+    "avx2_int16": facts(
+        "y 8, z 2",
+        "x86",
+        "avx2",
+        "int16 int16 int32, int16 int8 int32, int16 uint8 int32",
+        "",
+    ),
     "avx2_int8": facts("y 8, z 2", "x86", "avx2", free=""),
     "avx_vnni_uint8": facts("y 8, z 4", "x86", "avx2 avx_vnni", free=""),
     "amx_int8": facts("x 16, y 16, z 64", "x86", "amx_tile amx_int8", BYTES, "A.x, C.x"),
@@ -157,6 +166,8 @@ FACTS = {
     "arm_sdot": facts("y 4, z 4", "arm", "asimddp", "int8 int8 int32", ""),
     "arm_udot": facts("y 4, z 4", "arm", "asimddp", "uint8 uint8 int32", ""),
     "arm_smmla": facts("x 2, y 2, z 8", "arm", "i8mm", "int8 int8 int32", ""),
+    "arm_f32": facts("y 4", "arm", "asimd", FLOATS, ""),
+    "arm_f32_lanes": facts("y 4", "arm", "asimd", FLOATS, ""),
     "arm_int8": facts("y 4", "arm", "asimd", BYTES, ""),
 }
 

@@ -185,6 +185,37 @@ def test_the_largest_sums_are_exact() -> None:
         check(kind, inputs)
 
 
+@pytest.mark.parametrize("rows", [1, 4, 9])
+@pytest.mark.parametrize("bits", [2, 4, 8])
+@pytest.mark.parametrize("integers", [False, True])
+def test_every_code_at_every_place_of_a_word(bits: int, rows: int, integers: bool) -> None:
+    """One activation of 1 at a time leaves the code: each value beside zeros and beside ones.
+
+    Nothing is rounded, so that results are equal.
+    """
+    codes_of_word, values = 32 // bits, 2**bits
+    form = GroupedFormat(2 * values * codes_of_word, codes_of_word, bits, codes_of_word)
+    codes = np.empty((2, codes_of_word, values, codes_of_word), np.uint8)
+    codes[0], codes[1] = 0, values - 1
+    for place in range(codes_of_word):
+        codes[:, place, :, place] = np.arange(values)
+    codes = codes.reshape(form.rows, form.columns)
+    packed = [form.packed(codes), form.tiled(np.ones((form.rows, 1), np.float32))]
+    identity = np.eye(codes_of_word, dtype=np.int8)
+    # A kernel of the same number of rows for all places; the last ones are repeated.
+    for start in range(0, codes_of_word, rows):
+        taken = np.arange(start, start + rows) % codes_of_word
+        ones = identity[taken]
+        activations: list[Array] = [ones.astype(np.float32)]
+        if integers:
+            sums = np.ones((rows, 1), np.int32)
+            activations = [ones[:, None], np.ones((rows, 1), np.float32), sums]
+        kind = GroupedProduct((rows, form.rows), form, 0.0, integers=integers)
+        inputs = [*activations, *packed]
+        np.testing.assert_array_equal(kind.evaluate(inputs)[0], codes.T[taken])
+        check(kind, inputs)
+
+
 def test_an_unpacked_word_is_a_register_of_the_embedding() -> None:
     """What a kernel unpacks of the words of some rows is what the proven program reads as the
     second factor of its instruction."""

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from cpembed.errors import CrashError, LoweringError
-from cpembed.runtime.worker import IN_PROCESS_VARIABLE, call_each, retire
+from cpembed.runtime.worker import IN_PROCESS_VARIABLE, call, call_each, retire
 from tests.unit.runtime.worker import misbehaving
 
 
@@ -59,3 +59,26 @@ def test_in_this_process_where_that_is_asked_for(monkeypatch: pytest.MonkeyPatch
     monkeypatch.setenv(IN_PROCESS_VARIABLE, "1")
     found = dict(call_each(misbehaving.slow_square, [2, 3], 2))
     assert {process for _, process in found.values()} == {os.getpid()}
+
+
+def test_processes_stay_for_the_next_calls() -> None:
+    first = {process for _, (_, process) in call_each(misbehaving.slow_square, [0, 1, 2], 2)}
+    second = {process for _, (_, process) in call_each(misbehaving.slow_square, [0, 1, 2], 2)}
+    assert first == second
+    assert call(misbehaving.identity) in first
+
+
+def test_a_call_between_results_has_a_worker_of_its_own() -> None:
+    processes: set[int] = set()
+    for _, (_, process) in call_each(misbehaving.slow_square, [0, 1, 2, 3], 2):
+        processes.add(process)
+        assert call(misbehaving.identity) not in processes
+    assert len(processes) == 2
+
+
+def test_after_an_error_others_are_started() -> None:
+    first = {process for _, (_, process) in call_each(misbehaving.slow_square, [0, 1], 2)}
+    with pytest.raises(LoweringError, match="one is refused"):
+        list(call_each(misbehaving.refused, [0, 1, 2], 2))
+    second = {process for _, (_, process) in call_each(misbehaving.slow_square, [0, 1], 2)}
+    assert not first & second

@@ -98,6 +98,26 @@ def test_random_depthwise_layers_are_bit_exact(number: int) -> None:
     check(f"{words} dtype={types}", "arm_int8", "v", rng)
 
 
+@pytest.mark.quick(3)
+@pytest.mark.parametrize("number", range(24))
+def test_random_layers_of_floats_are_within_rounding(number: int) -> None:
+    rng = random.Random(number)
+    is_depthwise = number % 3 == 2
+    words = depthwise(rng) if is_depthwise else FAMILIES[number % len(FAMILIES)](rng)
+    spec = hardware_spec("arm_f32_lanes" if is_depthwise else "arm_f32")
+    given = workload(words, target=spec)
+    inputs = random_inputs(given, rng.randrange(1 << 30))
+    best = solve(given, spec, top=1).embeddings
+    candidate = rng.choice(with_variants(best, spec)).candidate
+    space = schedule_space(candidate.program, spec).ranked()
+    _, knobs = space[0] if rng.randrange(2) else rng.choice(space)
+    kernel = build(candidate.program, spec, backend="native", knobs=knobs)
+    expected = reference(given, inputs)
+    assert "\tfmla" in kernel.assembly() or not expected.any(), words
+    # Sums of products of random floats from -1 to 1, in another order.
+    np.testing.assert_allclose(kernel.run(inputs), expected, rtol=1e-4, atol=1e-4)
+
+
 def check(words: str, target: str, mnemonic: str, rng: random.Random) -> None:
     """A random variant on a schedule, the model's as often as any other, is exact and uses the
     instruction."""

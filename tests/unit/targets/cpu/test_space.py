@@ -7,10 +7,14 @@ import random
 import pytest
 
 from cpembed.codegen.plan import Knobs
+from cpembed.driver.named import hardware_spec, workload
+from cpembed.driver.solve import solve
 from cpembed.errors import LoweringError
 from cpembed.runtime.tuning.session import Search
 from cpembed.runtime.tuning.space import distinct
-from cpembed.targets.cpu.register_blocks import apply_knobs
+from cpembed.targets.cpu.calibration import default_calibration
+from cpembed.targets.cpu.schedules import apply_knobs
+from cpembed.targets.cpu.target import schedule_space
 from tests.unit.targets.cpu.tuning import (
     LAYER,
     CpuDesign,
@@ -134,3 +138,31 @@ def test_embeddings_of_one_kernel_are_one_design() -> None:
         return tuple(estimate for estimate, _ in space_of(design).schedules.ranked())
 
     assert {estimates(d) for d in found} == {estimates(d) for d in every}
+
+
+@pytest.mark.parametrize(
+    "words, target",
+    [
+        ("conv2d n=1 c=16 h=12 w=12 k=24 r=3 s=3 pad=1", "avx2_f32"),
+        ("conv2d n=1 c=8 h=9 w=9 k=16 r=5 s=5 pad=2 stride=2", "avx2_f32"),
+        ("gemm m=37 n=40 k=64", "avx2_f32"),
+        ("gemm m=4 n=16 k=4096", "avx2_int8"),
+        (LAYER, "amx_int8"),
+        (LARGE, "amx_int8"),
+    ],
+)
+def test_few_schedules_are_the_first_of_all(words: str, target: str) -> None:
+    """What a lower bound leaves out would not have been among them."""
+    layer = workload(words, target)
+    spec = hardware_spec(target)
+    for found in solve(layer, target, constraints="in_place_padded", top=3).embeddings:
+        machine = default_calibration(2)
+        every = schedule_space(found.candidate.program, spec, machine).ranked()
+        for limit in (1, 5, 24):
+            few = schedule_space(found.candidate.program, spec, machine)
+            assert few.ranked(limit) == every[:limit]
+        schedules = schedule_space(found.candidate.program, spec, machine)
+        assert all(schedules.least_us(knobs) <= estimate.us for estimate, knobs in every)
+        # The bound is worth something: of the best schedule it is no tenth of the time.
+        fastest, knobs = every[0]
+        assert schedules.least_us(knobs) > fastest.us / 10
