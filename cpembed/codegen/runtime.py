@@ -38,6 +38,8 @@ _SPINS = 3000
 # TVM's code generator assumes that buffers start at a multiple.
 _ALIGNMENT = 64
 """Alignment of buffers in bytes."""
+_CPU = 1
+"""DLPack's number of the processor among types of devices."""
 
 
 def thread_count() -> int:
@@ -48,10 +50,12 @@ def thread_count() -> int:
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
+_STORAGE_REWRITE = "tirx.disable_storage_rewrite"
+"""Option that disables TVM's reuse of the memory of local buffers."""
 # The first one drops annotations of buffers. The second computes the indices that several bodies of
 # a task share before it is known which body runs, which is more than registers hold (measured on
 # Zen 5: nine bodies of a depthwise filter in bfloat16, 1.3 to 2 times the time).
-_NOT_WITH_REGISTERS = ("tirx.disable_storage_rewrite", "tirx.disable_cse_tir")
+_NOT_WITH_REGISTERS = (_STORAGE_REWRITE, "tirx.disable_cse_tir")
 """Passes of TVM that are disabled for accumulators in registers."""
 
 
@@ -253,7 +257,7 @@ def _with_functions(function: Any, plan: KernelPlan) -> Any:
 
 def _part(plan: KernelPlan) -> Any:
     """Return the function of a plan that another one calls with the addresses of its buffers."""
-    from tvm import tirx
+    from tvm import ir, tirx
 
     # The caller's threads run it, each all of it.
     plan = replace(plan, source=plan.source.replace("T.parallel(", "T.serial("))
@@ -263,6 +267,10 @@ def _part(plan: KernelPlan) -> Any:
     pairs = zip(function.params, addresses, strict=True)
     declared = [tirx.DeclBuffer(p, data=address) for p, address in pairs]
     body = tirx.SeqStmt([*declared, function.body])
+    # The workspace of larger local buffers, such as results of AMX tiles, belongs to a device,
+    # which TVM knows of functions that are called from outside only.
+    for key, value in (("device_type", _CPU), ("device_id", 0)):
+        body = tirx.AttrStmt(ir.StringImm("default"), key, tirx.const(value, "int32"), body)
     # Where memory is allocated, code returns whether that failed.
     part = tirx.PrimFunc(addresses, body, tirx.const(0, "int32").ty)
     return part.with_attr("tirx.noalias", True).with_attr("s_tir", True)
@@ -295,7 +303,10 @@ def prim_func(plan: KernelPlan) -> Any:
 def pass_options(plan: KernelPlan) -> dict[str, bool]:
     """Return the settings of TVM's passes for a plan."""
     in_registers = plan.in_registers or any(part.in_registers for _, part in plan.parts)
-    return dict.fromkeys(_NOT_WITH_REGISTERS, in_registers)
+    options: dict[str, bool] = dict.fromkeys(_NOT_WITH_REGISTERS, in_registers)
+    # It would move the local buffers of parts out of the statement that names their device.
+    options[_STORAGE_REWRITE] = in_registers or bool(plan.parts)
+    return options
 
 
 def importing(function: Any, functions: str) -> Any:

@@ -15,6 +15,7 @@ from cpembed.network.convolution_methods import ConvolutionMethod
 from cpembed.network.costs import KernelTimer
 from cpembed.network.layout import CandidateLayouts, Layout
 from cpembed.network.operators import PlacedTensor
+from cpembed.network.pairs import PairKernel
 from cpembed.network.product_kernel import ProductKernel
 from cpembed.network.product_kernels import ProductKernels
 from cpembed.targets.capabilities import AnyTarget
@@ -43,6 +44,10 @@ class Execution:
         Method of a convolution; None if it is computed by its own sums.
     aliases : bool
         True if the result is the input's memory and nothing is executed.
+    pair : PairKernel or None
+        Kernel that computes the product and the one before it, whose result is nowhere in memory.
+    fused_with : str or None
+        Operator that the same kernel computes. The first of both costs nothing and has no call.
     """
 
     ports: Ports
@@ -51,6 +56,13 @@ class Execution:
     aliases: bool = False
     attention: AttentionKernel | None = None
     method: ConvolutionMethod | None = None
+    pair: PairKernel | None = None
+    fused_with: str | None = None
+
+    @property
+    def is_deferred(self) -> bool:
+        """True if the kernel of a later operator computes this one."""
+        return self.fused_with is not None and self.pair is None
 
     @property
     def kernels(self) -> tuple[ProductKernel, ...]:

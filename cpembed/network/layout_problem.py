@@ -1,6 +1,7 @@
 """Build the assignment problem of a network: executions of each operator, and their costs.
 
-Executions of products are in :mod:`cpembed.network.product_executions`. Costs are estimated or
+Executions of products are in :mod:`cpembed.network.product_executions`, those of two products in
+one kernel in :mod:`cpembed.network.pair_executions`. Costs are estimated or
 measured (:mod:`cpembed.network.costs`). The solver is in :mod:`cpembed.network.assignment`.
 """
 
@@ -23,6 +24,12 @@ from cpembed.network.executions import Execution, GraphOnTarget, Ports, ports_of
 from cpembed.network.layout import Layout
 from cpembed.network.operator_costs import estimate_copy_us, estimate_operator_us
 from cpembed.network.operators import PlacedTensor, conversion_plan, generated_plan
+from cpembed.network.pair_executions import (
+    PairExecution,
+    PairExecutions,
+    PairPolicy,
+    pair_ports,
+)
 from cpembed.network.product_executions import ProductExecutions
 from cpembed.steps import Progress
 
@@ -37,16 +44,23 @@ A concatenation of many images, each with or without a halo, would explode.
 class ExecutionChoices(GraphOnTarget):
     """Executions of each operator of a graph; convolutions are computed by a ``method``.
 
-    ``loops_us`` are the costs of loops, whose bodies have plans of their own.
+    ``loops_us`` are the costs of loops, whose bodies have plans of their own. ``pairs`` says where
+    two convolutions are one kernel.
     """
 
     method: MethodName = "auto"
+    pairs: PairPolicy = "auto"
     loops_us: Mapping[str, float] = field(default_factory=dict[str, float])
 
     @cached_property
     def of_products(self) -> ProductExecutions:
         """Executions of the products."""
         return ProductExecutions(self, self.method)
+
+    @cached_property
+    def of_pairs(self) -> PairExecutions:
+        """Executions of pairs of convolutions."""
+        return PairExecutions(self, self.of_products, self.pairs)
 
     def search(self, progress: Progress) -> None:
         """Search the kernels of all products."""
@@ -64,6 +78,10 @@ class ExecutionChoices(GraphOnTarget):
         candidates = itertools.chain.from_iterable(self.of_products.methods.values())
         self.products.search([method.request for _, method in candidates], progress)
 
+    def search_pairs(self, progress: Progress) -> None:
+        """Search the kernels of bands of pairs that may be faster in one kernel."""
+        self.products.search(self.of_pairs.requests, progress)
+
     def products_to_split(self) -> list[str]:
         """Return the products whose residual or chain pays in no native kernel."""
         return [o.name for o in self.graph.operators if self.of_products.should_split(o)]
@@ -80,6 +98,26 @@ class ExecutionChoices(GraphOnTarget):
             if not candidates:
                 raise LoweringError(f"{self.graph.name}: {operator.name} has no kernel")
             executions[operator.name] = candidates
+        return executions
+
+    @cached_property
+    def pair_executions(self) -> Mapping[str, tuple[PairExecution, ...]]:
+        """Executions of each pair by the name of its second operator."""
+        executions: dict[str, tuple[PairExecution, ...]] = {}
+        for operator in self.graph.operators:
+            if operator.name not in self.of_pairs.pairs:
+                continue
+            first = self.of_pairs.pairs[operator.name]
+            separate = self.executions[first.name], self.executions[operator.name]
+            layouts = self.layouts.by_tensor[first.output]
+            conversion = {
+                (layouts[a], layouts[b]): cost
+                for (a, b), cost in self._tensor(first.output).conversion.items()
+            }
+            pair = self.of_pairs.executions(first, operator, separate, conversion)
+            if not pair:
+                raise LoweringError(f"{self.graph.name}: {operator.name} has no kernel")
+            executions[operator.name] = pair
         return executions
 
     def _candidates(self, operator: Operator) -> tuple[Execution, ...]:
@@ -201,10 +239,15 @@ class ExecutionChoices(GraphOnTarget):
 
     @cached_property
     def problem(self) -> Problem:
-        """Assignment problem: an execution for each operator and a layout for each tensor."""
+        """Assignment problem: an execution for each operator and a layout for each tensor.
+
+        A pair is one operator, in the place of its second one; what lies inside it is no tensor.
+        """
+        firsts = {operator.name: operator for operator in self.of_pairs.pairs.values()}
+        inside = {operator.output for operator in firsts.values()}
         return Problem(
-            tuple(self._node(operator) for operator in self.graph.operators),
-            tuple(self._tensor(name) for name in self.layouts.activations),
+            tuple(self._node(o) for o in self.graph.operators if o.name not in firsts),
+            tuple(self._tensor(name) for name in self.layouts.activations if name not in inside),
         )
 
     def channels_last(self) -> dict[str, int]:
@@ -219,6 +262,10 @@ class ExecutionChoices(GraphOnTarget):
 
     def _node(self, operator: Operator) -> Node:
         reads, writes = ports_of(self.graph, operator)
+        executions: Sequence[Execution | PairExecution] = self.executions[operator.name]
+        if operator.name in self.of_pairs.pairs:
+            reads, writes = pair_ports(self.graph, self.of_pairs.pairs[operator.name], operator)
+            executions = self.pair_executions[operator.name]
         numbers = [self.layouts.by_tensor[name].index for name in (*reads, *writes)]
         options = [
             Option(
@@ -228,7 +275,7 @@ class ExecutionChoices(GraphOnTarget):
                 ),
                 execution.cost_us,
             )
-            for execution in self.executions[operator.name]
+            for execution in executions
         ]
         return Node(operator.name, tuple(reads), tuple(writes), tuple(options))
 

@@ -362,7 +362,7 @@ def _match_of_execution(kind: Product, execution: Execution) -> Match:
         utilisation=utilisation(kind.computation, kernel.utilisation),
         estimated=Time(us, "us", us, Provenance.ESTIMATED),
         moved_bytes=kernel.moved_bytes,
-        reason=kernel.reason,
+        reason=f"computed with {execution.fused_with}" if execution.is_deferred else kernel.reason,
     )
 
 

@@ -4,6 +4,9 @@ Results are read right after their operator, since tensors share memory. Operato
 compared on the values of real steps: the first two, the last two and two at random; of a loop whose
 number of steps is computed, steps 0 to 3, and those at powers of two. What a loop itself does, its
 movement of states and slices, is compared bit for bit.
+
+The result of the first operator of a pair is nowhere in memory. That of the second is compared with
+both definitions, one applied to the result of the other, and the verdict is on both.
 """
 
 from __future__ import annotations
@@ -294,10 +297,22 @@ class NetworkObserver:
             elif self._network.calls[operator.name][1] > executed:
                 return
             else:
-                for name in operator.outputs:
-                    frame.values[name] = self._read(frame, name, frame.tensors[name])
-                self._add(self._compare(frame.plan, operator, frame.values))
+                self._observe(frame, operator)
             frame.position += 1
+
+    def _observe(self, frame: _Frame, operator: Operator) -> None:
+        """Read the results of an operator and compare them."""
+        execution = frame.plan.execution(operator)
+        if execution.is_deferred:
+            inputs = [frame.values[name] for name in operator.inputs]
+            frame.values[operator.output] = operator.kind.evaluate(inputs)[0]
+            return
+        for name in operator.outputs:
+            frame.values[name] = self._read(frame, name, frame.tensors[name])
+        verdict = self._compare(frame.plan, operator, frame.values)
+        if execution.fused_with is not None:
+            self._add(replace(verdict, operator=execution.fused_with))
+        self._add(verdict)
 
     def _add(self, verdict: Verdict) -> None:
         earlier = self.verdicts.get(verdict.operator)

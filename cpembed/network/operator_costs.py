@@ -135,16 +135,8 @@ def _us(
     operations = work.operations + _SCATTERED * work.scattered + _COMPUTED * work.computed
     operations += _ROW * work.rows
     loaded, stored = (sum(t.bytes for t in tensors) for tensors in (read, written))
-    level = _level((loaded + stored) / chunks, times)
+    level = times.level((loaded + stored) / chunks)
     lines_ns = loaded * times.load_line_ns[level] + stored * times.store_line_ns[min(level, 2)]
     busy_ns = max(operations * times.operation_ns, lines_ns / _LINE_BYTES)
     launch = times.launch_us if chunks > 1 else min(_CALL_US, times.call_us)
     return launch + busy_ns / chunks / 1e3
-
-
-def _level(size: float, times: HostTimes) -> int:
-    """Return the nearest cache that holds so many bytes: 0 to 2, or 3 for memory."""
-    for level, capacity in enumerate(times.cache_bytes):
-        if size <= capacity:
-            return level
-    return 3

@@ -28,6 +28,7 @@ from cpembed.network.executions import Execution
 from cpembed.network.kernel_cache import Cache, cores, default_folder
 from cpembed.network.layout import CandidateLayouts, Layout
 from cpembed.network.layout_problem import ExecutionChoices
+from cpembed.network.pair_executions import PairPolicy
 from cpembed.network.product_kernels import KernelRequest, ProductKernel, ProductKernels
 from cpembed.steps import Progress, silent
 from cpembed.targets.units import Units
@@ -207,6 +208,9 @@ class Planning:
     method : MethodName
         ``auto`` compares all methods of a convolution, ``implicit`` takes its own sums, another
         name this method wherever it is possible.
+    pairs : PairPolicy
+        Where a convolution and the one that reads its rows are computed by one kernel; nowhere with
+        a policy of layouts other than ``assigned``.
     cache : Cache
         Cache of kernels, by default in the user's folder.
     kernels : dict, optional
@@ -219,6 +223,7 @@ class Planning:
     policy: Policy = "assigned"
     measures: bool = False
     method: MethodName = "auto"
+    pairs: PairPolicy = "auto"
     cache: Cache = field(default_factory=lambda: Cache(default_folder()))
     kernels: dict[KernelRequest, ProductKernel | None] | None = field(default=None, repr=False)
 
@@ -286,6 +291,7 @@ def _searched_choices(
         threads=threads,
         timer=timer,
         method=planning.method,
+        pairs=planning.pairs if planning.policy == "assigned" else "never",
         loops_us=loops_us,
     )
     choices.search(progress)
@@ -300,6 +306,7 @@ def _searched_choices(
         choices = replace(choices, graph=split, layouts=CandidateLayouts(split))
         choices.search(progress)
     choices.search_methods(progress)
+    choices.search_pairs(progress)
     return choices
 
 
@@ -307,7 +314,7 @@ def _planned(choices: ExecutionChoices, units: Units, assignment: Assignment) ->
     """Translate an assignment's numbers of options and layouts to executions and layouts."""
     layouts = choices.layouts.by_tensor
     problem = choices.problem
-    conversions = tuple(
+    conversions = [
         LayoutConversion(
             conversion.tensor,
             layouts[conversion.tensor][conversion.source],
@@ -315,15 +322,26 @@ def _planned(choices: ExecutionChoices, units: Units, assignment: Assignment) ->
             problem.tensor_of[conversion.tensor].conversion[conversion.source, conversion.target],
         )
         for conversion in assignment.conversions
-    )
+    ]
+    executions: dict[str, Execution] = {}
+    written = {name: layouts[name][number] for name, number in assignment.written.items()}
+    for name, number in assignment.options.items():
+        if name not in choices.pair_executions:
+            executions[name] = choices.executions[name][number]
+            continue
+        first, pair = choices.of_pairs.pairs[name], choices.pair_executions[name][number]
+        executions |= {first.name: pair.first, name: pair.second}
+        between, read = pair.first.ports[-1], pair.second.ports[0]
+        written[first.output] = between
+        if pair.is_converted:
+            copied = LayoutConversion(first.output, between, read, pair.conversion_us)
+            conversions.append(copied)
     return NetworkPlan(
         units=units,
         choices=choices,
-        executions={
-            name: choices.executions[name][number] for name, number in assignment.options.items()
-        },
-        written={name: layouts[name][number] for name, number in assignment.written.items()},
-        conversions=conversions,
+        executions=executions,
+        written=written,
+        conversions=tuple(conversions),
         assignment=assignment,
     )
 

@@ -36,14 +36,14 @@ class ProductExecutions:
 
     def requests(self, operator: Operator, kind: Product) -> Iterator[tuple[Ports, KernelRequest]]:
         """Yield the combinations of layouts of a product, with the kernel that each one needs."""
-        for ports, layouts in self._layouts(operator, kind):
+        for ports, layouts in self.layouts(operator, kind):
             try:
                 physical = physical_product(kind, layouts.image, layouts.output, layouts.residual)
             except LoweringError:
                 continue
             yield ports, KernelRequest(physical.computation, kind.epilogue, True)
 
-    def _layouts(self, operator: Operator, kind: Product) -> Iterator[tuple[Ports, ProductLayouts]]:
+    def layouts(self, operator: Operator, kind: Product) -> Iterator[tuple[Ports, ProductLayouts]]:
         """Yield the combinations of layouts of a product."""
         setting, layouts = self.setting, self.setting.layouts
         first_name, second_name = operator.inputs[:2]
@@ -168,14 +168,24 @@ class ProductExecutions:
             if operator.name not in own_us or not graph.is_constant(operator.inputs[1]):
                 continue
             assert isinstance(kind, Product)
-            ports_of_layouts = {v: k for k, v in self._layouts(operator, kind)}
+            ports_of_layouts = {v: k for k, v in self.layouts(operator, kind)}
             limit = CostLimit(own_us[operator.name], rate)
             candidates = choices.candidates(kind, ports_of_layouts, limit)
             methods[operator.name] = [(ports_of_layouts[m.layouts], m) for m in candidates]
         return methods
 
+    @cached_property
+    def _choices(self) -> dict[str, tuple[Execution, ...]]:
+        """Executions of products by operator, as far as they were needed."""
+        return {}
+
     def choices(self, operator: Operator) -> tuple[Execution, ...]:
         """Return the executions of a product, each by the fastest method for its layouts."""
+        if operator.name not in self._choices:
+            self._choices[operator.name] = self._fastest(operator)
+        return self._choices[operator.name]
+
+    def _fastest(self, operator: Operator) -> tuple[Execution, ...]:
         executions = {execution.ports: execution for execution in self._sums(operator)}
         by_method: dict[Ports, Execution] = {}
         # An estimate has to be clearly better: sums have no error of a method's and no workspace.

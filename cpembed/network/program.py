@@ -22,6 +22,8 @@ from cpembed.network.kernel_cache import Cache, KernelCompiler, kernel_compiler
 from cpembed.network.layout import Layout, residual_of
 from cpembed.network.loop_program import LoopBuilder
 from cpembed.network.operators import PlacedTensor, conversion_plan, generated_plan
+from cpembed.network.operators.pairs import IMAGE, OUTPUT, RESIDUAL
+from cpembed.network.pairs import PairKernel
 from cpembed.network.physical_product import physical_product
 from cpembed.network.plan import NetworkPlan
 from cpembed.network.product_kernels import recorded_kernel
@@ -199,6 +201,10 @@ class ProgramBuilder:
                 self._loop(operator, operator.kind)
             elif self.plan.execution(operator).aliases:
                 self._alias(operator)
+            elif self.plan.execution(operator).is_deferred:
+                # The kernel of the pair's second operator computes it, and nothing else reads it.
+                self.ranges[operator.name] = first, first
+                continue
             else:
                 self._outputs(operator)
                 if isinstance(operator.kind, Product):
@@ -413,6 +419,9 @@ class ProgramBuilder:
         layouts = dict(zip((*reads, output), execution.ports, strict=True))
         kernel = execution.kernel
         assert kernel is not None
+        if execution.pair is not None:
+            self._pair(operator, execution.pair)
+            return
         residual = residual_of(operator)
         first, second = operator.inputs[:2]
         if execution.method is None:
@@ -443,6 +452,26 @@ class ProgramBuilder:
         for call in calls.run:
             arguments = [self._memory(memory, names, operator) for memory in call.buffers]
             self._call(call.plan, arguments, operator.name)
+
+    def _pair(self, operator: Operator, pair: PairKernel) -> None:
+        """Add the call of a kernel that computes an operator and the one before it."""
+        first = self.plan.graph.producers[operator.inputs[0]]
+        constants: list[dict[str, Array]] = []
+        for each, part in zip((first, operator), pair.parts, strict=True):
+            kind = part.band.kind
+            constants.append(self._constants(each, kind, part.band.computation))
+        planned = pair.planned(constants)
+        buffers = {OUTPUT: self.place(operator.output, self.plan.execution(operator).ports[-1])}
+        image_layout = self.plan.execution(first).ports[0]
+        buffers[IMAGE] = self.place(first.inputs[0], image_layout)
+        for residual in residual_of(operator):
+            buffers[RESIDUAL] = self.place(residual, self._layouts(operator)[residual])
+        names: dict[int, str] = {}
+        arguments = [
+            buffers.get(name) or self._memory(memory, names, operator)
+            for name, memory in planned.memory.items()
+        ]
+        self._call(planned.plan, arguments, operator.name)
 
     def _constants(
         self, operator: Operator, kind: Product, workload: Computation

@@ -9,13 +9,14 @@ from __future__ import annotations
 import statistics
 import time
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
+from cpembed.codegen.epilogue import SCALE
 from cpembed.export.loader import Library
 from cpembed.graph import kinds
 from cpembed.graph.graph import Array, Operator, check_inputs
@@ -33,14 +34,10 @@ from cpembed.network.method_error import (
 from cpembed.network.observation import NetworkObserver, Verdict, difference
 from cpembed.network.plan import NetworkPlan
 from cpembed.network.program import NetworkProgram
+from cpembed.network.rounding import is_rounded
 from cpembed.runtime import worker
 from cpembed.steps import Progress, step
 from cpembed.transform.methods.winograd import Winograd
-
-# Operations whose last bits may differ from numpy's.
-_ROUNDED = frozenset(
-    {"exp", "log", "sqrt", "erf", "tanh", "sigmoid", "sin", "cos", "atan", "pow", "div"}
-)
 
 # Tolerance of floats relative to the largest magnitude of the tensor, since kernels add in another
 # order than numpy.
@@ -73,19 +70,33 @@ def verify_network(
 
 def _planned_verdict(plan: NetworkPlan, operator: Operator, values: Mapping[str, Array]) -> Verdict:
     """Return the verdict on an operator, whose method may have a limit of its own."""
-    method = plan.execution(operator).method
-    if isinstance(method, WinogradMethod):
-        return _transformed_verdict(operator, values, method.winograd)
-    return verdict_of(operator, values)
+    execution = plan.execution(operator)
+    if isinstance(execution.method, WinogradMethod):
+        return _transformed_verdict(operator, values, execution.method.winograd)
+    first = None if execution.pair is None else plan.graph.producers[operator.inputs[0]]
+    return verdict_of(operator, values, first)
 
 
-def verdict_of(operator: Operator, values: Mapping[str, Array]) -> Verdict:
-    """Return the comparison of an operator's results with its definition, by tensor name."""
+def verdict_of(
+    operator: Operator, values: Mapping[str, Array], first: Operator | None = None
+) -> Verdict:
+    """Return the comparison of an operator's results with its definition.
+
+    Parameters
+    ----------
+    operator : Operator
+    values : mapping from str to ndarray
+        Values of tensors by name.
+    first : Operator, optional
+        Operator that the same kernel computes before; its result in ``values`` is the defined one.
+    """
     inputs = [values[name] for name in operator.inputs]
     expected_outputs = operator.kind.evaluate(inputs)
-    chained = _chained_bounds(operator, inputs)
+    inexact = 0.0 if first is None else _passed_on(first, operator, values)
+    chained = _chained_bounds(operator, inputs, inexact)
     error = tolerance = 0.0
     may_spread = _may_spread(operator, values)
+    may_spread = may_spread or (first is not None and _may_spread(first, values))
     spreads_nan = False
     for name, definition in zip(operator.outputs, expected_outputs, strict=True):
         actual, expected = values[name], definition
@@ -98,7 +109,39 @@ def verdict_of(operator: Operator, values: Mapping[str, Array]) -> Verdict:
             expected = _nearest_between(actual, expected, chained)
         error = max(error, difference(actual, expected))
         tolerance = max(tolerance, tolerance_of(operator, expected))
+    if chained is None and inexact:
+        tolerance += inexact * _largest_scale(operator, inputs)
     return Verdict(operator.name, error, tolerance, spreads_nan)
+
+
+def _passed_on(first: Operator, second: Operator, values: Mapping[str, Array]) -> float:
+    """Return what the tolerance of a product's result makes of the sums of the next product.
+
+    It is that tolerance times the largest sum of the magnitudes of weights.
+    """
+    kind = second.kind
+    assert isinstance(kind, Product)
+    result = values[first.output]
+    tolerance = tolerance_of(first, result)
+    if not tolerance:
+        return 0.0
+    bounds = _chained_bounds(first, [values[name] for name in first.inputs], 0.0)
+    if bounds is not None:
+        spread = np.abs(bounds[1].astype(np.float64) - bounds[0])
+        tolerance = max(tolerance, float(spread[np.isfinite(spread)].max(initial=0.0)))
+    weights = np.abs(values[second.inputs[1]].astype(np.float64))
+    ones = np.ones(result.shape, np.float64)
+    floats = {operand.name: "float64" for operand in kind.computation.operands}
+    wide = replace(kind, computation=kind.computation.with_dtypes(floats))
+    return tolerance * float(np.nan_to_num(wide.sums(ones, weights)).max())
+
+
+def _largest_scale(operator: Operator, inputs: list[Array]) -> float:
+    """Return the largest factor by which an epilogue multiplies sums."""
+    kind = operator.kind
+    assert isinstance(kind, Product)
+    vectors = dict(zip(kind.vectors, inputs[2:], strict=False))
+    return float(np.abs(vectors[SCALE]).max()) if SCALE in vectors else 1.0
 
 
 def _transformed_verdict(
@@ -136,10 +179,13 @@ def _may_spread(operator: Operator, values: Mapping[str, Array]) -> bool:
     return not all(np.isfinite(values[n].astype(np.float64)).all() for n in operator.inputs)
 
 
-def _chained_bounds(operator: Operator, inputs: list[Array]) -> tuple[Array, Array] | None:
+def _chained_bounds(
+    operator: Operator, inputs: list[Array], inexact: float
+) -> tuple[Array, Array] | None:
     """Return the results of a product with a chain if all of its sums were less, or more.
 
-    The distance is the tolerance of the sums: a chain, a rounding above all, may enlarge it.
+    The distance is the tolerance of the sums, and how ``inexact`` they are because of their inputs:
+    a chain, a rounding above all, may enlarge it.
     """
     kind = operator.kind
     if not isinstance(kind, Product) or kind.epilogue is None or kind.epilogue.chain is None:
@@ -149,6 +195,7 @@ def _chained_bounds(operator: Operator, inputs: list[Array]) -> tuple[Array, Arr
         return None
     finite = sums[np.isfinite(sums)]
     distance = _RELATIVE * float(np.abs(finite).max()) if finite.size else 0.0
+    distance += inexact
     low, high = (kind.finished(sums + sums.dtype.type(d), inputs) for d in (-distance, distance))
     return low, high
 
@@ -163,7 +210,7 @@ def _nearest_between(actual: Array, expected: Array, bounds: tuple[Array, Array]
 
 def tolerance_of(operator: Operator, expected: Array) -> float:
     """Return the allowed difference from the definition, 0 for integers and single roundings."""
-    if not _is_rounded(operator):
+    if not is_rounded(operator.kind):
         return 0.0
     # Integers that are rounded from floats may be rounded the other way by the last bit.
     if expected.dtype.kind in "iub":
@@ -173,36 +220,6 @@ def tolerance_of(operator: Operator, expected: Array) -> float:
     size = float(np.abs(finite).max()) if finite.size else 0.0
     roundoff = 2.0**-8 if expected.dtype.name == "bfloat16" else _RELATIVE
     return roundoff * size
-
-
-def _is_rounded(operator: Operator) -> bool:
-    """True if results depend on the order of roundings, or on a library's functions."""
-    kind = operator.kind
-    if isinstance(kind, Product):
-        chain = None if kind.epilogue is None else kind.epilogue.chain
-        exact = kind.computation.output.dtype in ("int32", "int64") and kind.dtype != "float32"
-        return not exact or (chain is not None and _calls_rounded(chain.expression))
-    if isinstance(kind, kinds.Elementwise):
-        return _calls_rounded(kind.expression) or kind.dtype.startswith(("float", "bfloat"))
-    if isinstance(kind, kinds.Pool):
-        return kind.operation == "mean"
-    return isinstance(
-        kind,
-        kinds.Attention
-        | kinds.Softmax
-        | kinds.LayerNorm
-        | kinds.DynamicQuantize
-        | kinds.GroupedProduct
-        | kinds.Reduce
-        | kinds.Resize
-        | kinds.Scan,
-    )
-
-
-def _calls_rounded(expression: kinds.Scalar) -> bool:
-    if not isinstance(expression, kinds.Apply):
-        return False
-    return expression.operation in _ROUNDED or any(map(_calls_rounded, expression.arguments))
 
 
 # Maximum number of timed runs, and number of runs after the caches were flushed.

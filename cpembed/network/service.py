@@ -389,6 +389,7 @@ def _operator(plan: NetworkPlan, operator: Operator) -> dict[str, Any]:
         "method": None,
         "reason": "moves no memory" if execution.aliases else None,
         "predicted_us": execution.cost_us,
+        "fused_with": execution.fused_with,
     }
     if isinstance(operator.kind, Product):
         document |= _product(operator.kind, execution)
@@ -429,9 +430,14 @@ def _product(kind: Product, execution: Execution) -> dict[str, Any]:
         "utilisation": utilisation(kind.computation, kernel.utilisation)
         if kernel.is_native
         else None,
-        "reason": kernel.reason,
+        "reason": _deferral(execution) or kernel.reason,
         **_method(execution.method),
     }
+
+
+def _deferral(execution: Execution) -> str | None:
+    """Return which kernel computes the first product of a pair; None for other operators."""
+    return f"computed with {execution.fused_with}" if execution.is_deferred else None
 
 
 def _method(method: ConvolutionMethod | None) -> dict[str, Any]:
@@ -448,12 +454,16 @@ def _method(method: ConvolutionMethod | None) -> dict[str, Any]:
 
 def _tensors(plan: NetworkPlan, measured: dict[str, float], prefix: str = "") -> dict[str, Any]:
     documents: dict[str, Any] = {}
+    deferred = (o for o in plan.graph.operators if plan.execution(o).is_deferred)
+    # Only a band of it is ever there, in the cache of a thread.
+    banded = {operator.output for operator in deferred}
     for name in plan.choices.layouts.activations:
         kind = plan.graph.types[name]
         documents[f"{prefix}{name}"] = {
             "shape": list(kind.shape),
             "dtype": kind.dtype,
             "layout": str(plan.written[name]),
+            "in_memory": name not in banded,
             "conversions": [
                 {
                     "to": str(conversion.target),

@@ -90,6 +90,8 @@ def _row(network: Network, operator: Operator, total: float, mark: str) -> tuple
     time, state = operator.amount, network.state(operator)
     no_instruction = "no instruction" if state is State.UNMATCHED else ""
     wrong = "WRONG" if operator.is_wrong else ""
+    # The second operator of a pair has the time of both.
+    fused = f"with {operator.fused_with}" if operator.fused_with and not operator.predicted else ""
     return (
         operator.name,
         operator.computation,
@@ -101,7 +103,7 @@ def _row(network: Network, operator: Operator, total: float, mark: str) -> tuple
         _amount(network, operator.measured),
         f"{time / total:.1%}" if time is not None and total else "",
         "" if operator.ratio is None else f"x{operator.ratio:.2f}",
-        " ".join(filter(None, (mark if time else "", wrong))),
+        " ".join(filter(None, (mark if time else "", fused, wrong))),
     )
 
 
@@ -125,6 +127,9 @@ def _totals(network: Network) -> list[tuple[str, str]]:
         rows.append(("floats", network.floats_text))
     if methods := _methods_text(network):
         rows.append(("methods", methods))
+    pairs = sum(operator.fused_with is not None for operator in network.operators) // 2
+    if pairs:
+        rows.append(("pairs", f"{plural(pairs, 'pair')} of convolutions in one kernel each"))
     if network.took is not None:
         time = amount(network.took, network.unit)
         if network.threads and network.unit == "us":

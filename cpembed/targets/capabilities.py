@@ -300,6 +300,15 @@ class Linkable(Protocol):
 
 
 @runtime_checkable
+class HasParts(Protocol):
+    """Has kernels that threads of another kernel call, each with operands of its own."""
+
+    def lower_part(self, program: DerivedProgram, epilogue: Epilogue | None) -> Any:
+        """Lower a program as :meth:`Target.lower` does, for one thread."""
+        ...
+
+
+@runtime_checkable
 class TensorIREmitter(Protocol):
     """Gives its programs as TensorIR functions for modules of TVM, which compiles them."""
 
@@ -401,6 +410,25 @@ def planned_kernel(
     return None
 
 
+def lower_part(target: AnyTarget, program: DerivedProgram, epilogue: Epilogue | None) -> Any:
+    """Lower a program whose kernel each thread of another kernel calls for itself.
+
+    Parameters
+    ----------
+    target : Target
+    program : DerivedProgram
+    epilogue : Epilogue or None
+
+    Raises
+    ------
+    LoweringError
+        If the target has no such kernels.
+    """
+    if isinstance(target, HasParts):
+        return target.lower_part(program, epilogue)
+    raise LoweringError(f"{target.spec.name} has no kernels that another one calls")
+
+
 def cross_triple(target: AnyTarget) -> str | None:
     """Return LLVM's name of the other machine that kernels are compiled for, if it is another."""
     return target.triple if isinstance(target, Linkable) else None
@@ -485,6 +513,13 @@ class HostTimes:
     cache_bytes: tuple[int, int, int] = (48 << 10, 2 << 20, 32 << 20)
     call_us: float = 0.4
     launch_us: float = 2.0
+
+    def level(self, size: float) -> int:
+        """Return the nearest cache that holds so many bytes: 0 to 2, or 3 for memory."""
+        for level, capacity in enumerate(self.cache_bytes):
+            if size <= capacity:
+                return level
+        return 3
 
 
 @runtime_checkable

@@ -72,6 +72,7 @@ class Operator(msgspec.Struct, frozen=True):
     family: Any = None
     utilisation: float | None = None
     reason: str | None = None
+    fused_with: str | None = None
     predicted_us: float | None = None
     measured_us: float | None = None
     estimated_us: float | None = None

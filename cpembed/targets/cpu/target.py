@@ -27,6 +27,7 @@ from cpembed.targets.base import Array, ChoicePolicy, Execution, Target
 from cpembed.targets.capabilities import (
     UNKNOWN_CASE,
     Calibrated,
+    HasParts,
     HasVariants,
     HostTimes,
     Linkable,
@@ -59,6 +60,7 @@ from cpembed.transform.program import DerivedProgram
 
 class CpuTarget(
     Target[Lowered, Knobs, CompiledKernel],
+    HasParts,
     Linkable,
     Saveable,
     HasVariants,
@@ -124,6 +126,10 @@ class CpuTarget(
     ) -> CompiledKernel:
         # A recorder takes the texts and compiles nothing.
         return replace(lowered, processor=processor or Recorder()).compiled(schedule)
+
+    def lower_part(self, program: DerivedProgram, epilogue: Epilogue | None) -> Lowered:
+        recorder = Recorder(threads=1)
+        return Lowered.from_program(program, self.back_end, epilogue, self.machine, recorder)
 
     def host_times(self) -> HostTimes:
         machine = self.machine

@@ -50,6 +50,16 @@ def test_the_three_slowest_are_marked_in_their_order() -> None:
     assert [name for name, mark in marks.items() if mark == "3rd"] == ["op4"]
 
 
+def test_two_products_in_one_kernel_name_each_other() -> None:
+    first = product("a", ["x"], ["y"], predicted_us=0.0, measured_us=0.0, fused_with="b")
+    second = product("b", ["y"], ["z"], fused_with="a")
+    text = printed(document([first, second]))
+    assert line(text, "a ").split()[-2:] == ["with", "b"]
+    assert line(text, "b ").split()[-1] == "slowest"
+    assert "1 pair of convolutions in one kernel each" in line(text, "pairs ")
+    assert "pairs " not in printed(document([product("a", ["x"], ["y"])]))
+
+
 def test_totals_and_the_choice_of_layouts() -> None:
     given = residual(3)
     text = printed(given)

@@ -1,0 +1,321 @@
+"""Kernels of pairs of convolutions beside both definitions, and pairs in networks."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from cpembed.codegen.runtime import compile_plan, empty, from_array
+from cpembed.driver.matching import network_units
+from cpembed.frontends.products import Window, convolution
+from cpembed.graph.graph import Graph
+from cpembed.graph.kinds import Elementwise, Input, Product
+from cpembed.graph.passes.expressions import apply
+from cpembed.ir.dtypes import as_stored, is_integer
+from cpembed.network.build import prepared_and_named
+from cpembed.network.convolution_methods import ProductLayouts
+from cpembed.network.kernel_cache import Cache
+from cpembed.network.layout import CandidateLayouts, Layout, residual_of
+from cpembed.network.match import match
+from cpembed.network.operators import PlacedTensor
+from cpembed.network.operators.pairs import IMAGE, OUTPUT, RESIDUAL, Bands
+from cpembed.network.pair_executions import ESTIMATE_MARGIN
+from cpembed.network.pairs import PairChoice, PairLayouts, PairPart, pairs_of
+from cpembed.network.plan import Planning, plan_network
+from cpembed.network.product_kernels import ProductKernels
+from cpembed.network.service import NetworkRequest, network
+from cpembed.targets.capabilities import host_times
+from cpembed.targets.registry import open_target
+from tests.random_networks import HARD_SWISH, RELU, RELU6, SILU, Network
+
+pytest.importorskip("tvm")
+
+ADD = apply("add", Input(0), Input(1))
+UNITS = network_units("native")
+
+
+def layer(
+    net: Network, x: str, filters: int, taps: int, *, stride: int = 1, dilation: int = 1,
+    depthwise: bool = False, padded: bool = True,
+) -> str:  # fmt: skip
+    """A convolution with a bias; padded so that its size is kept but for the stride."""
+    shape = net.values[x].shape
+    groups = shape[1] if depthwise else 1
+    axes, pad = len(shape) - 2, dilation * (taps // 2) if padded else 0
+    window = Window(
+        taps=(taps,) * axes,
+        strides=(stride,) * axes,
+        dilations=(dilation,) * axes,
+        before=(pad,) * axes,
+        after=(pad,) * axes,
+    )
+    weights = (filters, shape[1] // groups, *window.taps)
+    form = convolution(shape, weights, window, groups=groups)
+    y = net.add(form.product, x, net.weights(weights, 0))
+    bias = net.constant(net.array((filters, *(1,) * axes), "float32"))
+    return net.add(Elementwise(ADD, "float32"), y, bias)
+
+
+def random_pair(seed: int, *, quantized: bool) -> Network:
+    """A depthwise convolution and a pointwise one, the result of which may be added to."""
+    net = Network(seed)
+    channels, filters = (int(net.one_of((8, 16, 24, 40, 33))) for _ in range(2))
+    height, width = (int(net.random.integers(5, 12)) for _ in range(2))
+    shape = (int(net.random.integers(1, 3)), channels, height, width)
+
+    def stored(x: str) -> str:
+        return net.floats(net.quantize(x)) if quantized else x
+
+    x = net.input(shape, net.one_of(("uint8", "int8")) if quantized else "float32")
+    y = layer(
+        net,
+        net.floats(x) if quantized else x,
+        channels,
+        int(net.one_of((3, 5))),
+        stride=int(net.one_of((1, 2))),
+        dilation=int(net.one_of((1, 1, 2))),
+        depthwise=True,
+        padded=bool(net.random.integers(4)) or min(height, width) < 9,
+    )
+    # Functions whose last bits differ would make integers between both inexact.
+    first = net.one_of((RELU, RELU6) if quantized else (RELU, RELU6, HARD_SWISH, SILU))
+    z = layer(net, stored(net.elementwise(first, y)), filters, 1)
+    if net.random.integers(2):
+        z = net.elementwise(net.one_of((RELU, RELU6)), z)
+    z = stored(z)
+    if net.random.integers(2):
+        residual = net.input(net.values[z].shape, "uint8" if quantized else "float32")
+        z = net.elementwise(ADD, z, net.floats(residual) if quantized else residual)
+        z = stored(z)
+    return net
+
+
+def graph_of(net: Network) -> Graph:
+    return prepared_and_named(net.graph(net.operators[-1].outputs[0]), UNITS)
+
+
+def in_layout(array: np.ndarray[Any, Any], layout: Layout, fill: int) -> np.ndarray[Any, Any]:
+    """A flat buffer with a tensor's elements in a layout."""
+    places = layout.elements_of(np.arange(layout.elements))
+    buffer = np.full(layout.elements, fill, array.dtype)
+    buffer[places.reshape(-1)] = array.reshape(-1)
+    return buffer
+
+
+def check(net: Network, *, rows: int, threads: int = 2) -> bool:
+    """Compare the kernel of the only pair with both definitions; False if there is none."""
+    graph = graph_of(net)
+    ((name, first),) = pairs_of(graph).items()
+    second = next(o for o in graph.operators if o.name == name)
+    producer, consumer = first.kind, second.kind
+    assert isinstance(producer, Product)
+    assert isinstance(consumer, Product)
+    candidates, types = CandidateLayouts(graph), graph.types
+    image, between = first.inputs[0], first.output
+    placed = {
+        tensor: Layout.plain(types[tensor].shape).channels_last()
+        for tensor in (image, between, second.output, *residual_of(second))
+    }
+    if image in candidates.halos:
+        placed[image] = placed[image].with_halo(candidates.halos[image])
+    # A result inside a halo, of which a kernel writes nothing.
+    halo = (2, 1, 0)[: len(consumer.shape) - 2]
+    placed[second.output] = placed[second.output].with_halo(halo)
+    residual = residual_of(second)[0] if residual_of(second) else None
+    layouts = PairLayouts(
+        ProductLayouts(placed[image], placed[between]),
+        ProductLayouts(
+            placed[between], placed[second.output], placed[residual] if residual else None
+        ),
+    )
+    target = open_target(UNITS.primary)
+    choice = PairChoice((producer, consumer), layouts, host_times(target), threads)
+    height = types[between].shape[2]
+    choice.__dict__["bands"] = Bands(types[between].shape[0], height, min(rows, height))
+    kernels = [ProductKernels(UNITS, Cache(None)).lookup(r) for r in choice.requests]
+    if None in kernels:
+        return False
+    parts = [
+        PairPart.scheduled(band, kernel, band.epilogue() if number else band.kind.epilogue)
+        for number, (band, kernel) in enumerate(zip(choice.products, kernels, strict=True))
+        if kernel is not None
+    ]
+    tensors = {IMAGE: image, OUTPUT: second.output} | ({RESIDUAL: residual} if residual else {})
+    pair = choice.kernel(
+        (parts[0], parts[1]),
+        {key: PlacedTensor(types[t], placed[t], 0) for key, t in tensors.items()},
+    )
+    assert pair.cost_us > 0
+    constants = [
+        {
+            part.band.computation.inputs[1].name: graph.constants[operator.inputs[1]].reshape(
+                part.band.computation.inputs[1].shape
+            ),
+            **{
+                vector: graph.constants[tensor].reshape(-1)
+                for vector, tensor in zip(part.band.kind.vectors, operator.inputs[2:], strict=False)
+            },
+        }
+        for part, operator in zip(parts, (first, second), strict=True)
+    ]
+    planned = pair.planned(constants)
+    values = {**graph.constants, **net.samples()}
+    for operator in graph.operators:
+        if operator is first:
+            break
+        values |= zip(
+            operator.outputs, operator.kind.evaluate([values[n] for n in operator.inputs]),
+            strict=True,
+        )  # fmt: skip
+    fill = {image: candidates.fills.get(image, 0), second.output: 7}
+    buffers = {
+        key: from_array(as_stored(in_layout(values[t], placed[t], fill.get(t, 0))))
+        for key, t in tensors.items()
+        if key != OUTPUT
+    }
+    untouched = in_layout(np.zeros(consumer.shape, consumer.dtype), placed[second.output], 7)
+    buffers[OUTPUT] = from_array(as_stored(untouched))
+    arguments = [
+        buffers[key]
+        if key in buffers
+        else from_array(memory.contents)
+        if memory.contents is not None
+        else empty(memory.elements, memory.dtype)
+        for key, memory in planned.memory.items()
+    ]
+    compile_plan(planned.plan)(*arguments)
+    stored = buffers[OUTPUT].numpy()
+    (middle,) = producer.evaluate([values[n] for n in first.inputs])
+    (expected,) = consumer.evaluate([middle, *(values[n] for n in second.inputs[1:])])
+    actual = placed[second.output].elements_of(stored)
+    if is_integer(consumer.dtype):
+        np.testing.assert_array_equal(actual, expected)
+    else:
+        size = float(np.abs(expected).max())
+        np.testing.assert_allclose(actual, expected, rtol=0, atol=5e-5 * size)
+    outside = in_layout(np.zeros(consumer.shape, consumer.dtype), placed[second.output], 1) == 1
+    assert (stored[outside] == 7).all()
+    return True
+
+
+@pytest.mark.quick(3)
+@pytest.mark.parametrize("seed", range(20))
+def test_random_pairs_of_floats(seed: int) -> None:
+    """Strides, dilations, activations, residuals; bands that do not divide overlap."""
+    assert check(random_pair(seed, quantized=False), rows=1 + seed % 4)
+
+
+@pytest.mark.quick(3)
+@pytest.mark.parametrize("seed", range(20))
+def test_random_pairs_of_integers_are_equal_bit_for_bit(seed: int) -> None:
+    assert check(random_pair(100 + seed, quantized=True), rows=1 + seed % 4)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("shape", [(2, 16, 9, 7), (1, 24, 30), (1, 16, 5, 4, 6)])
+def test_any_convolution_may_be_the_first_on_any_number_of_axes(shape: tuple[int, ...]) -> None:
+    net = Network(len(shape))
+    y = net.elementwise(RELU, layer(net, net.input(shape, "float32"), 24, 3))
+    layer(net, y, 40, 1)
+    assert check(net, rows=2)
+
+
+def test_bands_fit_in_the_cache_and_share_work_equally() -> None:
+    net = Network(0)
+    x = net.input((1, 64, 56, 56), "float32")
+    layer(net, layer(net, x, 64, 3, depthwise=True), 128, 1)
+    graph = graph_of(net)
+    first, second = graph.operators
+    kinds = first.kind, second.kind
+    assert isinstance(kinds[0], Product)
+    assert isinstance(kinds[1], Product)
+    image, output = (Layout.plain((1, c, 56, 56)).channels_last() for c in (64, 128))
+    layouts = PairLayouts(
+        ProductLayouts(image.with_halo((1, 1)), image), ProductLayouts(image, output)
+    )
+    times = replace(
+        host_times(open_target(UNITS.primary)), cache_bytes=(32 << 10, 256 << 10, 4 << 20)
+    )
+    for threads in (1, 2, 8):
+        bands = PairChoice((kinds[0], kinds[1]), layouts, times, threads).bands
+        assert bands.rows * 2 * 64 * 58 * 4 <= 140 << 10
+        assert bands.tasks % threads == 0
+
+
+def blocks(net: Network, *, quantized: bool) -> Network:
+    """Two inverted residuals, the second with a stride, and a reader of what is in between."""
+
+    def stored(x: str) -> str:
+        return net.floats(net.quantize(x)) if quantized else x
+
+    x = net.input((1, 16, 12, 10), "uint8" if quantized else "float32")
+    x = net.floats(x) if quantized else x
+    for stride, filters in ((1, 16), (2, 24)):
+        wide = stored(net.elementwise(RELU6, layer(net, x, 48, 1)))
+        deep = layer(net, wide, 48, 3, stride=stride, depthwise=True)
+        y = stored(layer(net, stored(net.elementwise(RELU6, deep)), filters, 1))
+        x = stored(net.elementwise(ADD, y, x)) if stride == 1 else y
+    return net
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("quantized", [False, True])
+def test_a_network_of_pairs_is_verified_and_reports_both_products(
+    quantized: bool, tmp_path: Path
+) -> None:
+    net = blocks(Network(3), quantized=quantized)
+    graph = net.graph(net.operators[-1].outputs[0])
+    planning = Planning(pairs="always", cache=Cache(tmp_path))
+    document = network(
+        graph, NetworkRequest(planning=planning, times=False), net.samples()
+    ).document
+    operators = {o["name"]: o for o in document["operators"]}
+    seconds = [o for o in operators.values() if o["fused_with"] and o["predicted_us"]]
+    assert len(seconds) == 2
+    for second in seconds:
+        first = operators[second["fused_with"]]
+        assert first["fused_with"] == second["name"]
+        assert first["predicted_us"] == 0
+        assert not document["tensors"][first["outputs"][0]]["in_memory"]
+    for operator in operators.values():
+        assert operator["verified"]
+        assert operator["verified_with_special_values"]
+        assert operator["embedded_on"] or not operator["macs"]
+    assert document["totals"]["products"] == document["totals"]["embedded"] == 6
+
+
+@pytest.mark.slow
+def test_a_pair_costs_no_more_than_its_products_and_match_agrees_with_the_plan(
+    tmp_path: Path,
+) -> None:
+    net = blocks(Network(4), quantized=False)
+    graph = net.graph(net.operators[-1].outputs[0])
+    cache = Cache(tmp_path)
+    prepared = prepared_and_named(graph, UNITS)
+    costs = {
+        pairs: plan_network(prepared, UNITS, Planning(pairs=pairs, cache=cache)).assignment.cost
+        for pairs in ("auto", "always", "never")
+    }
+    assert costs["auto"] <= costs["never"] + 1e-6
+    assert costs["auto"] <= costs["always"] * (ESTIMATE_MARGIN + 1e-3)
+    (result,) = match(graph, ["native"]).targets
+    assert result.products == result.embedded == 6
+
+
+def test_what_is_no_pair() -> None:
+    """A second reader, an output, a window of several rows, an inexact integer in between."""
+    for obstacle in ("reader", "output", "window", "inexact", ""):
+        net = Network(5)
+        x = net.input((1, 16, 8, 8), "float32")
+        y = layer(net, x, 16, 3, depthwise=True)
+        y = net.elementwise(SILU if obstacle == "inexact" else RELU, y)
+        y = net.floats(net.quantize(y)) if obstacle == "inexact" else y
+        z = layer(net, y, 16, 3 if obstacle == "window" else 1)
+        outputs = [z, *([y] if obstacle == "output" else [])]
+        if obstacle == "reader":
+            outputs.append(net.elementwise(SILU, y))
+        assert bool(pairs_of(prepared_and_named(net.graph(*outputs), UNITS))) == (not obstacle)
