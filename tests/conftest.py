@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import signal
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -13,6 +14,10 @@ from cpembed.runtime.worker import IN_PROCESS_VARIABLE
 # What a test replaces is replaced where kernels are built and run; tests of the worker, and of
 # command lines in a process of their own, say otherwise.
 os.environ[IN_PROCESS_VARIABLE] = "1"
+
+# A shell starts a background job with SIGINT ignored, and commands that tests start inherit that.
+if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 
 GOLDEN = Path(__file__).parent / "golden"
 

@@ -53,9 +53,10 @@ def scheduler(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Scheduler]:
 
 
 def rows_of(folder: Path) -> list[dict[str, Any]]:
-    """What the store in a folder holds, in its order."""
+    """Complete rows of the store in a folder, in its order; a process may be writing another."""
     (path,) = folder.glob("*.jsonl")
-    return [json.loads(line) for line in path.read_text().splitlines()[1:]]
+    *lines, _unfinished = path.read_text().split("\n")
+    return [json.loads(line) for line in lines[1:]]
 
 
 @pytest.mark.slow
@@ -176,12 +177,7 @@ def begun(folder: Path, *options: str) -> subprocess.Popen[str]:
     return subprocess.Popen(
         [sys.executable, "-m", "cpembed", *command],
         stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=surroundings(folder),
-        preexec_fn=_heed_signals,  # noqa: PLW1509
     )  # fmt: skip
-
-
-def _heed_signals() -> None:
-    signal.signal(signal.SIGINT, signal.SIG_DFL)
 
 
 def wait_for_rows(folder: Path, count: int) -> None:

@@ -136,7 +136,7 @@ def test_an_interrupt_says_where_it_goes_on(explored: Explored) -> None:
     process.send_signal(signal.SIGINT)
     out, err = process.communicate(timeout=60)
     assert process.returncode == 130
-    assert "the same command goes on" in err
+    assert "the same command continues" in err
     if out:
         document = json.loads(out)
         assert document["status"] in ("unproven", "unknown")

@@ -234,7 +234,6 @@ def moments(
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
             text=True,
-            preexec_fn=heed_signals,  # noqa: PLW1509
         )
         time.sleep(after)
         process.send_signal(signal.SIGINT)
@@ -242,11 +241,6 @@ def moments(
         yield after, subprocess.CompletedProcess(of, process.returncode, out, err)
         if process.returncode == 0:
             forget(folder)
-
-
-def heed_signals() -> None:
-    """Whoever runs these tests in the background may have them ignored."""
-    signal.signal(signal.SIGINT, signal.SIG_DFL)
 
 
 def forget(folder: Path) -> None:

@@ -12,11 +12,11 @@ import sys
 from typing import Any
 from unittest.mock import patch
 
-from cpembed.driver.bench import select_layers
 from cpembed.driver.named import default_dtypes, hardware_spec
 from cpembed.driver.run import run
 from cpembed.driver.run_result import RunResult
 from cpembed.workloads.suites import Layer
+from cpembed.workloads.suites import suite as shipped_suite
 from tests.emulation.amx_cases import emulate
 
 
@@ -24,7 +24,7 @@ def run_layer(layer: Layer, target: str) -> dict[str, Any]:
     """Verify what the model chooses of a layer, images in NHWC."""
     workload = layer.workload(default_dtypes(hardware_spec(target)), "NHWC")
     # The time of an emulator says nothing; and AMX it is, were something beside it faster.
-    with patch("cpembed.driver.run.measure"):
+    with patch("cpembed.targets.cpu.target.CpuTarget.time"):
         found = run(workload, target, seed=1, untuned=True, backend="native")
     if not isinstance(found, RunResult):
         return {"error": f"nothing was run of {workload.name}"}
@@ -35,7 +35,7 @@ def main() -> None:
     suite, target, *libraries = sys.argv[1:]
     for library in libraries:
         emulate(library)
-    layers = select_layers(suite, None)
+    layers = shipped_suite(suite)
     print(json.dumps({layer.index: run_layer(layer, target) for layer in layers}))
 
 

@@ -22,7 +22,7 @@ from cpembed.errors import DamagedStore
 from cpembed.report import bench as bench_report
 from cpembed.report import tune as tune_report
 from cpembed.runtime.tuning.database import DIRECTORY_VARIABLE, trial_store
-from cpembed.runtime.tuning.records import Lookup, tuned_choice
+from cpembed.runtime.tuning.records import Lookup
 from cpembed.runtime.tuning.session import CandidatePool, Task, screened
 from cpembed.stores import ResultStore
 from cpembed.targets.choice import compared
@@ -36,6 +36,7 @@ from cpembed.targets.cpu.calibration import (
 )
 from cpembed.targets.cpu.tuning import CpuTuning
 from cpembed.targets.registry import open_target, stored_tunings
+from cpembed.targets.tuner import tuning_record
 from cpembed.targets.vta.tuning import VtaTrial, key_of
 from cpembed.targets.x86 import commands as calibrate_report
 from cpembed.targets.x86.calibrate import CalibrateResult
@@ -122,12 +123,12 @@ def keep_cpu(folder: Path) -> ResultStore[Any]:
 def tuned_vta(folder: Path) -> Any:
     tail, chosen = vta_tuning.machine().tail, load_constraint_set("relaxed")
     asked = Lookup(vta_tuning.layer(), tail, chosen, directory=folder)
-    return tuned_choice(vta_tuning.target(), asked)
+    return tuning_record(vta_tuning.target(), asked)
 
 
 def tuned_cpu(folder: Path) -> Any:
     target = open_target(hardware_spec(cpu_tuning.TARGET))
-    return tuned_choice(target, Lookup(cpu_tuning.layer(), directory=folder))
+    return tuning_record(target, Lookup(cpu_tuning.layer(), directory=folder))
 
 
 @pytest.mark.parametrize(
@@ -152,8 +153,8 @@ def test_trials(
 
         def shown() -> None:
             found = stored_tunings(tmp_path)
-            render(tune_report.stored_report(found))
-            json.dumps(tune_report.stored_json(found), allow_nan=False)
+            render(tune_report.records_report(found))
+            json.dumps(tune_report.records_json(found), allow_nan=False)
 
         _, said = reading(shown, store.path)
         assert len(said) <= 2, said

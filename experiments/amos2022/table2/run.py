@@ -170,7 +170,8 @@ def _otherwise(products: Sequence[OperatorMatch], column: Column) -> dict[str, A
         if product.layer not in matches:
             assert product.layer is not None
             assert product.computation is not None
-            matches[product.layer] = _matched_otherwise(product.computation, spec, column)
+            layer = typed_for(product.computation, spec)
+            matches[product.layer] = _matched_otherwise(layer, spec, column)
     depthwise_matches = [matches[p.layer] for p in unmapped if p.layer is not None]
     uses = [m.utilisation for m in depthwise_matches if m.utilisation]
     return {"mapped": len(uses), "use": sum(uses) / len(uses) if uses else None}
