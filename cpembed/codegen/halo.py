@@ -83,7 +83,8 @@ class _Place:
 
 def index_sets(nest: Nest) -> list[IndexSet]:
     """Return the index sets of a nest's tasks: borders and inside, full and shorter tiles."""
-    kinds = [*_border_places(nest), *_tile_places(nest)]
+    borders = _border_places(_walks(nest), _points(nest))
+    kinds = [*borders, *_tile_places(nest)]
     indices = [place.index for kind in kinds for place in kind if place.index is not None]
     names = {name for index in indices for name in index.iterators}
     starts = {t.name: list(map(t.start, range(t.count))) for t in nest.tasks if t.name in names}
@@ -153,6 +154,14 @@ class _Walk:
         return self.peeling is not Peeling.STEPS and not self.tasks
 
     @property
+    def without_points(self) -> _Walk:
+        """The same loops where whole steps are left out, and no points."""
+        if self.peeling is Peeling.STEPS and not any(task.remainder for task in self.tasks):
+            return self
+        tasks = tuple([replace(task, remainder=0) for task in self.tasks])
+        return replace(self, tasks=tasks, peeling=Peeling.STEPS)
+
+    @property
     def deciding(self) -> list[Loop]:
         """Loops inside a task that decide if something is left out."""
         return [*self.reductions, *(self.steps if self.is_constant else ())]
@@ -163,30 +172,36 @@ class _Walk:
         return {t.name: [t.start(number) for number in range(t.count)] for t in self.tasks}
 
 
-def _border_places(nest: Nest) -> list[Sequence[_Place]]:
+def _walks(nest: Nest) -> tuple[_Walk, ...]:
+    return tuple([_Walk.from_nest(nest, coordinate) for coordinate in nest.halo])
+
+
+def _points(nest: Nest) -> int:
+    """Return the number of points of a register tile."""
+    return math.prod([loop.extent for loop in nest.steps])
+
+
+def _border_places(walks: Sequence[_Walk], points: int) -> list[Sequence[_Place]]:
     """Return, for each halo coordinate, the places that get an index set of their own.
 
     Coordinates whose border nothing else can leave out use up the limit on index sets first.
     """
-    kinds: dict[KernelOperand, Sequence[_Place]] = {}
+    kinds: dict[_Walk, Sequence[_Place]] = {}
     # A uniform coordinate needs no set: a condition around the step leaves its border out.
-    for coordinate in sorted(nest.halo, key=lambda coordinate: _is_uniform(nest, coordinate)):
-        joint = [_Place(coordinate=coordinate)]
-        is_split = _is_worth_splitting(nest, coordinate)
-        split = _places(_Walk.from_nest(nest, coordinate)) if is_split else joint
+    for walk in sorted(walks, key=_is_uniform):
+        joint = [_Place(coordinate=walk.coordinate)]
+        split = _places(walk) if _is_worth_splitting(walk, points) else joint
         few = math.prod(map(len, kinds.values())) * len(split) <= _INDEX_SETS
-        kinds[coordinate] = split if few else joint
-    return [kinds[coordinate] for coordinate in nest.halo]
+        kinds[walk] = split if few else joint
+    return [kinds[walk] for walk in walks]
 
 
-def _is_worth_splitting(nest: Nest, coordinate: KernelOperand) -> bool:
-    if _is_uniform(nest, coordinate):
-        return nest.peeling is Peeling.EVERY
-    walk = _Walk.from_nest(nest, coordinate)
-    if nest.peeling is Peeling.STEPS or not walk.steps:
+def _is_worth_splitting(walk: _Walk, points: int) -> bool:
+    if _is_uniform(walk):
+        return walk.peeling is Peeling.EVERY
+    if walk.peeling is Peeling.STEPS or not walk.steps:
         return False
-    loops = (*walk.reductions, *nest.steps)
-    return math.prod(loop.extent for loop in loops) <= _UNROLLED_POINTS
+    return math.prod(loop.extent for loop in walk.reductions) * points <= _UNROLLED_POINTS
 
 
 @lru_cache(1 << 12)
@@ -239,29 +254,31 @@ def guarded(nest: Nest, opened: Sequence[Loop], variable: Mapping[str, str]) -> 
 
 def reads_no_padding(nest: Nest) -> bool:
     """Return True if the conditions of :func:`guarded` exclude every read of padding."""
-    return all(
-        _is_uniform(part.nest, coordinate)
-        for part in index_sets(nest)
-        for coordinate in part.nest.halo
-    )
+    return all(_is_uniform(walk) for part in index_sets(nest) for walk in _walks(part.nest))
 
 
 def stepped_share(nest: Nest) -> float:
     """Return the fraction of steps in which some point of a register tile is computed."""
     # Shorter tiles and peeled points leave out points of a step, never a step.
-    tasks = tuple(replace(task, remainder=0) for task in nest.tasks)
-    return executed_share(replace(nest, tasks=tasks, peeling=Peeling.STEPS))
+    walks = tuple([walk.without_points for walk in _walks(nest)])
+    return math.prod(_shares(walks, _points(nest)), start=1.0)
 
 
 def executed_share(nest: Nest) -> float:
     """Return the fraction of all tasks' products that are not left out."""
     share = math.prod(task.points / (task.count * task.tile) for task in nest.tasks)
+    return math.prod(_shares(_walks(nest), _points(nest)), start=share)
+
+
+@lru_cache(1 << 12)
+def _shares(walks: tuple[_Walk, ...], points: int) -> tuple[float, ...]:
+    """Return the fraction of positions of each coordinate whose products are not left out."""
     # Coordinates are counted one by one and their shares multiplied: rows and columns of a filter
     # are left out independently.
-    for coordinate, kind in zip(nest.halo, _border_places(nest), strict=True):
-        is_split = list(kind) != [_Place(coordinate=coordinate)]
-        share *= _coordinate_share(_Walk.from_nest(nest, coordinate), is_split)
-    return share
+    kinds = _border_places(walks, points)
+    joint = [[_Place(coordinate=walk.coordinate)] for walk in walks]
+    split = [list(kind) != whole for kind, whole in zip(kinds, joint, strict=True)]
+    return tuple(map(_coordinate_share, walks, split))
 
 
 def least_share(nest: Nest) -> float:
@@ -270,7 +287,7 @@ def least_share(nest: Nest) -> float:
     It is the fraction of single points that see something besides padding, 0 where these are too
     many to be counted.
     """
-    walks = [_Walk.from_nest(nest, coordinate) for coordinate in nest.halo]
+    walks = _walks(nest)
     if any(_positions(walk, is_split=True) > _POSITIONS for walk in walks):
         return 0.0
     return math.prod(_coordinate_share(walk, True) for walk in walks)
@@ -320,9 +337,9 @@ def _is_constant(nest: Nest, coordinate: KernelOperand) -> bool:
     return _Walk.from_nest(nest, coordinate).is_constant
 
 
-def _is_uniform(nest: Nest, coordinate: KernelOperand) -> bool:
+def _is_uniform(walk: _Walk) -> bool:
     """Return True if all points see one coordinate at a time: it lies outside for all or none."""
-    _, low, high = _range(_Walk.from_nest(nest, coordinate))
+    _, low, high = _range(walk)
     return low == high
 
 

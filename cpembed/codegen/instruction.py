@@ -14,6 +14,7 @@ from cpembed.codegen.epilogue_text import result_text
 from cpembed.codegen.halo import index_sets
 from cpembed.codegen.nest import KernelOperand, Nest
 from cpembed.codegen.plan import Script, read, storage_dtype
+from cpembed.codegen.script_reader import read_function
 from cpembed.ir.computation import AxisKind
 from cpembed.transform.program import Loop
 
@@ -59,11 +60,11 @@ class Intrinsic:
         """Register the intrinsic with TVM and return its name."""
         from tvm.s_tir import TensorIntrin
 
-        from cpembed.codegen.runtime import tvm
-
         if TensorIntrin.get(self.name, allow_missing=True) is None:
-            parse = tvm().script.from_source
-            TensorIntrin.register(self.name, parse(self.description), parse(self.implementation))
+            description, implementation = self.description, self.implementation
+            TensorIntrin.register(
+                self.name, read_function(description), read_function(implementation)
+            )
         return self.name
 
 

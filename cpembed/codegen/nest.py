@@ -232,6 +232,18 @@ class Nest:
         indexed |= {"channels": channels, "residual": residual}
         return replace(self, **(indexed | fields))
 
+    def indexed(self, change: Callable[[IndexExpr], IndexExpr], **fields: Any) -> Nest:
+        """Return the nest with all index expressions changed, and other fields replaced."""
+
+        def changed(operand: KernelOperand) -> KernelOperand:
+            access = change(operand.access)
+            # Searches make very many nests, in which most operands stay.
+            if access is operand.access:
+                return operand
+            return KernelOperand(operand.parameter, operand.dtype, operand.elements, access)
+
+        return self.changed(changed, **fields)
+
     def after(self, passes: Iterable[Pass]) -> Nest:
         """Return the nest after a sequence of passes."""
         return reduce(lambda nest, apply: apply(nest), passes, self)

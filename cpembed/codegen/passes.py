@@ -165,11 +165,11 @@ def drop_unit_loops(nest: Nest) -> Nest:
     if not unit:
         return nest
 
-    def reduced(operand: KernelOperand) -> KernelOperand:
-        terms = [term for term in operand.access.terms if term.iterator not in unit]
-        return replace(operand, access=IndexExpr.sum(terms, operand.access.constant))
+    def reduced(access: IndexExpr) -> IndexExpr:
+        terms = [term for term in access.terms if term.iterator not in unit]
+        return access if len(terms) == len(access.terms) else IndexExpr.sum(terms, access.constant)
 
-    return nest.changed(
+    return nest.indexed(
         reduced,
         reductions=tuple(loop for loop in nest.reductions if loop.name not in unit),
         inner=tuple(loop for loop in nest.inner if loop.name not in unit),
@@ -225,7 +225,7 @@ def _substituted(nest: Nest, split: Mapping[str, IndexExpr], **fields: Any) -> N
     """Return the nest with iterators replaced in every access, and other fields replaced."""
     if not split:
         return replace(nest, **fields)
-    return nest.changed(lambda o: replace(o, access=o.access.substitute(split)), **fields)
+    return nest.indexed(lambda access: access.substitute(split), **fields)
 
 
 def _weights(nest: Nest, loop: Loop, fixed: Sequence[int]) -> list[int]:

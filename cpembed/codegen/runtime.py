@@ -7,7 +7,6 @@ import os
 import platform
 import sys
 import tempfile
-import textwrap
 from collections.abc import Callable, Generator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
@@ -29,6 +28,7 @@ from cpembed.codegen.host_cpu import (
     named_processor,
 )
 from cpembed.codegen.plan import KernelPlan, storage_dtype
+from cpembed.codegen.script_reader import read_function
 from cpembed.errors import LoweringError
 from cpembed.steps import step
 
@@ -238,17 +238,21 @@ def module_of(plan: KernelPlan, symbol: str) -> Any:
     if not plan.parts:
         function = _with_functions(prim_func(plan), plan)
         return library.IRModule({symbol: function.with_attr("global_symbol", symbol)})
+    ir = library.ir
     parts = {name: _part(part) for name, part in plan.parts}
-    # The parser wants to see the functions that the text calls, so they begin as empty ones.
-    text = "@I.ir_module\nclass Module:\n"
-    for name, function in parts.items():
-        parameters = ", ".join(f"p{k}: T.handle" for k in range(len(function.params)))
-        text += "    @T.prim_func(private=True, s_tir=True)\n"
-        text += f"    def {name}({parameters}) -> T.int32:\n        T.evaluate(0)\n"
-    parsed = library.script.from_source(text + textwrap.indent(plan.source, "    "))
-    main = _with_functions(parsed["main"], plan).with_attr("global_symbol", symbol)
-    functions: dict[Any, Any] = {parsed.get_global_var(name): f for name, f in parts.items()}
-    return library.IRModule({library.ir.GlobalVar(symbol): main, **functions})
+    variables = {name: ir.GlobalVar(name) for name in parts}
+    calls = {name: _calls(variables[name], function) for name, function in parts.items()}
+    main = _with_functions(read_function(plan.source, calls), plan)
+    functions = {variables[name]: function for name, function in parts.items()}
+    main = main.with_attr("global_symbol", symbol)
+    return library.IRModule({ir.GlobalVar(symbol): main, **functions})
+
+
+def _calls(variable: Any, function: Any) -> Callable[..., Any]:
+    """Return a function that makes the calls of a part."""
+    from tvm import ir
+
+    return lambda *arguments: ir.Call(variable, arguments, ret_ty=function.ret_type)
 
 
 def _with_functions(function: Any, plan: KernelPlan) -> Any:
@@ -285,7 +289,7 @@ def prim_func(plan: KernelPlan) -> Any:
         An intrinsic does not match the block that it replaces.
     """
     library = tvm()
-    module = library.IRModule({"main": library.script.from_source(plan.source)})
+    module = library.IRModule({"main": read_function(plan.source)})
     if plan.schedule is None:
         return module["main"]
     from tvm import s_tir

@@ -260,7 +260,7 @@ def schedule(request: Request, searched: Searches, plan: Plan) -> Sequence[Choic
         )
     else:
         candidates = (candidate,)
-    return choices(target, candidates, plan.epilogue)
+    return choices(target, candidates, plan.epilogue, first_only=request.first_only)
 
 
 def _alternative(

@@ -59,6 +59,9 @@ class Request:
         Epilogue in the target's own form, which replaces the output that the options name.
     explains : bool
         Whether a search that is infeasible is explained.
+    first_only : bool
+        Whether candidates that cannot be the first choice are left out, which saves most of the
+        estimates.
     """
 
     workload: Computation
@@ -68,6 +71,7 @@ class Request:
     progress: Progress | None = None
     epilogue: Any = None
     explains: bool = True
+    first_only: bool = False
 
     @cached_property
     def execution(self) -> Execution:

@@ -9,12 +9,12 @@ import threading
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from enum import StrEnum
+from functools import cache
 from typing import Any
 
 import numpy as np
-from ortools.sat.python import cp_model_helper as cmh
 
-from cpembed.embedding.model_builder import CompiledModel, Ids
+from cpembed.embedding.model_builder import CompiledModel, Ids, cp_sat
 from cpembed.time_limit import check_time, seconds_left
 
 _PATIENCE = 0.1
@@ -55,30 +55,36 @@ class SearchStatistics:
         )
 
 
-class _Collector(cmh.SolutionCallback):
-    """Callback that passes each solution on as a vector.
+@cache
+def _collector() -> type[Any]:
+    """Return the class of callbacks, whose base is imported with OR-Tools on first use."""
 
-    It stops the search when the receiver returns False.
-    """
+    class _Collector(cp_sat().SolutionCallback):
+        """Callback that passes each solution on as a vector.
 
-    def __init__(self, receive: Callable[[Ids], bool]) -> None:
-        super().__init__()
-        self.receive = receive
-        self.error: BaseException | None = None
-        self.stopped = False
+        It stops the search when the receiver returns False.
+        """
 
-    def _on_solution(self) -> None:
-        try:
-            solution = np.array(list(self.Response().solution), np.int64)
-            if not self.receive(solution):
-                self.stopped = True
+        def __init__(self, receive: Callable[[Ids], bool]) -> None:
+            super().__init__()
+            self.receive = receive
+            self.error: BaseException | None = None
+            self.stopped = False
+
+        def _on_solution(self) -> None:
+            try:
+                solution = np.array(list(self.Response().solution), np.int64)
+                if not self.receive(solution):
+                    self.stopped = True
+                    self.StopSearch()
+            except BaseException as error:  # an exception must not unwind through C++
+                self.error = error
                 self.StopSearch()
-        except BaseException as error:  # an exception must not unwind through C++
-            self.error = error
-            self.StopSearch()
 
-    # The name by which OR-Tools looks the method up.
-    OnSolutionCallback = _on_solution
+        # The name by which OR-Tools looks the method up.
+        OnSolutionCallback = _on_solution
+
+    return _Collector
 
 
 def solve_in_thread(wrapper: Any, proto: Any) -> Any:
@@ -171,7 +177,7 @@ class SearchControl:
 
 def _parameters(limits: SearchLimits) -> Any:
     """Return the solver's parameters that every search has."""
-    parameters = cmh.SatParameters()
+    parameters = cp_sat().SatParameters()
     # CP-SAT enumerates with one worker only, and one is the same search in every run.
     parameters.num_workers = 1
     parameters.max_memory_in_mb = _MEMORY_MIB
@@ -190,7 +196,7 @@ def _enumeration_parameters(limits: SearchLimits, control: SearchControl) -> Any
     # Symmetry breaking would leave out solutions that are images of others.
     parameters.symmetry_level = 0
     # The model's own decision order: solutions come in it, and the search is the same in every run.
-    parameters.search_branching = cmh.SatParameters.SearchBranching.FIXED_SEARCH
+    parameters.search_branching = cp_sat().SatParameters.SearchBranching.FIXED_SEARCH
     if control.work is not None:
         parameters.max_deterministic_time = control.work
     if not control.presolve:
@@ -206,7 +212,7 @@ def _solved(wrapper: Any, proto: Any) -> tuple[Any, str]:
     response = solve_in_thread(wrapper, proto)
     name = str(response.status.name)
     if name == "MODEL_INVALID":
-        raise ValueError(cmh.CpSatHelper.validate_model(proto))
+        raise ValueError(cp_sat().CpSatHelper.validate_model(proto))
     return response, name
 
 
@@ -249,8 +255,8 @@ def enumerate_solutions(
         accepted += receive(model.values(solution))
         return limits.solutions is None or accepted < limits.solutions
 
-    collector = _Collector(accept)
-    wrapper = cmh.SolveWrapper()
+    collector = _collector()(accept)
+    wrapper = cp_sat().SolveWrapper()
     wrapper.set_parameters(_enumeration_parameters(limits, control))
     wrapper.add_solution_callback(collector)
     if control.stop is not None:
@@ -305,7 +311,7 @@ def minimise(model: CompiledModel, terms: Mapping[int, int], limits: SearchLimit
     free = {int(model.proto_index[v]): c for v, c in terms.items() if c and not model.fixed[v]}
     model.proto.objective.vars.extend(list(free))
     model.proto.objective.coeffs.extend(list(free.values()))
-    wrapper = cmh.SolveWrapper()
+    wrapper = cp_sat().SolveWrapper()
     wrapper.set_parameters(_parameters(limits))
     response, name = _solved(wrapper, model.proto)
     if name == "INFEASIBLE":

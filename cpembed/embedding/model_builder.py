@@ -18,17 +18,28 @@ from bisect import bisect_right
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from enum import IntEnum, auto
+from functools import cache
 from operator import itemgetter
+from types import ModuleType
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
-from ortools.sat.python import cp_model_helper as cmh
 
 from cpembed.errors import SpecError
 from cpembed.time_limit import check_time
 
 Ids = NDArray[np.int64]
+
+
+@cache
+def cp_sat() -> ModuleType:
+    """Return the interface of CP-SAT, imported on first use, which takes a third of a second."""
+    from ortools.sat.python import cp_model_helper
+
+    return cp_model_helper
+
+
 _INFINITY = 2**62
 """Bound of what is unbounded: CP-SAT rejects models whose sums could leave 64 bits."""
 _COMPARED = 256
@@ -86,7 +97,7 @@ class _ProtoWriter:
         self.representative, self.low, self.high = representative, low, high
         self.fixed = low == high
         self.contradiction = bool(np.any(low > high))
-        self.proto = cmh.CpModelProto()
+        self.proto = cp_sat().CpModelProto()
         self.index = np.full(len(representative), -1, np.int64)
         self.domains: dict[int, tuple[int, ...]] = {}
         for variable, values in domains.items():
@@ -293,7 +304,7 @@ class _ProtoWriter:
         strategy = self.proto.search_strategy.add()
         strategy.variables.extend(used)
         if largest_first:
-            order = cmh.DecisionStrategyProto.DomainReductionStrategy
+            order = cp_sat().DecisionStrategyProto.DomainReductionStrategy
             strategy.domain_reduction_strategy = order.SELECT_MAX_VALUE
 
     def finish(self) -> CompiledModel:

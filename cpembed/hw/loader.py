@@ -265,7 +265,8 @@ class _Builder:
                 self.need(name in declared, (*key, name), problem)
             for name in declared:
                 problem = f"is not in the expression; its {kind}: {joined(expected) or 'none'}"
-                problem += close_match(name, expected)
+                # Close matches take a millisecond, which only an error is worth.
+                problem += "" if name in expected else close_match(name, expected)
                 self.need(name in expected, (*key, name), problem)
 
     def _computation(
@@ -311,7 +312,7 @@ class _Builder:
 
     def _require_dtype(self, dtype: str, key: Key) -> str:
         problem = f"unknown dtype {dtype!r}; allowed: {joined(INPUT_DTYPES)}"
-        problem += close_match(dtype, INPUT_DTYPES)
+        problem += "" if dtype in INPUT_DTYPES else close_match(dtype, INPUT_DTYPES)
         self.need(dtype in INPUT_DTYPES, key, problem)
         return dtype
 
@@ -322,7 +323,7 @@ class _Builder:
         key = ("operands", operand)
         scopes = self.table.memories
         problem = f"{table.scope!r} has no [memories] table; declared: {joined(scopes) or 'none'}"
-        problem += close_match(table.scope, scopes)
+        problem += "" if table.scope in scopes else close_match(table.scope, scopes)
         self.need(table.scope in scopes, (*key, "scope"), problem)
         accesses = computation.access_maps[operand]
         operand_axes = tuple(

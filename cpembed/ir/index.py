@@ -97,6 +97,17 @@ class IndexExpr:
     terms: tuple[IndexTerm, ...] = ()
     constant: int = 0
 
+    def __hash__(self) -> int:
+        # Cached by hand: expressions are parts of the keys of many caches.
+        cached: int | None = self.__dict__.get("_hash")
+        if cached is None:
+            cached = self.__dict__["_hash"] = hash((self.terms, self.constant))
+        return cached
+
+    def __getstate__(self) -> dict[str, Any]:
+        # Texts have other hashes in other processes.
+        return {"terms": self.terms, "constant": self.constant}
+
     @staticmethod
     def sum(terms: Iterable[IndexTerm], constant: int = 0) -> IndexExpr:
         """Add terms and a constant, merge like terms and drop those that are zero."""

@@ -162,7 +162,15 @@ def _kernel_on(
     # No explanation is needed if nothing embeds: another unit, or portable code, stands in.
     options = KernelOptions(timeout=timeout)
     searched = replace(spec, alternatives=()) if in_place else spec
-    request = Request(workload, searched, options, epilogue=epilogue, explains=False)
+    request = Request(
+        workload,
+        searched,
+        options,
+        epilogue=epilogue,
+        explains=False,
+        # Of choices that read operands in place, the first one may be any.
+        first_only=not in_place,
+    )
     selection = _choice_or_reason(request)
     if not isinstance(selection, Selection):
         return selection

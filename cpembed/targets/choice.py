@@ -6,6 +6,7 @@ among the best by overheads (AMOS, sections 5.3 and 5.4).
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -13,7 +14,7 @@ from typing import Any
 from cpembed.cost.ranking import RankedCandidate
 from cpembed.errors import LoweringError
 from cpembed.runtime.tuning.records import TunedChoice
-from cpembed.runtime.tuning.space import Scored
+from cpembed.runtime.tuning.space import Scored, Space
 from cpembed.steps import step
 from cpembed.targets.base import Target
 from cpembed.targets.capabilities import require_candidate
@@ -108,7 +109,11 @@ class Choice:
 
 
 def compared(
-    target: Target[Any, Any, Any], candidates: Sequence[RankedCandidate], epilogue: Any = None
+    target: Target[Any, Any, Any],
+    candidates: Sequence[RankedCandidate],
+    epilogue: Any = None,
+    *,
+    first_only: bool = False,
 ) -> ModelChoice:
     """Rank candidates by the estimates of their fastest schedules.
 
@@ -120,16 +125,33 @@ def compared(
         Target whose model is used, and epilogue in its own form.
     candidates : sequence of RankedCandidate
         Candidates, best by overheads first.
+    first_only : bool
+        Leave out candidates that cannot be first: the first one is that of all candidates.
     """
-    estimates: list[Estimated] = []
     rejected: list[tuple[str, str]] = []
-    for ranked in candidates:
+    spaces: list[tuple[int, RankedCandidate, Space[Any]]] = []
+    for place, ranked in enumerate(candidates):
         try:
             lowered = target.lower(ranked.candidate.program, epilogue)
-            estimates.append(Estimated(ranked, target.space(lowered).best()))
+            spaces.append((place, ranked, target.space(lowered)))
         # Without a program or a schedule, the others still compete.
         except LoweringError as error:
             rejected.append((ranked.candidate.identifier, str(error)))
+    if first_only:
+        # The best one is soon among the estimates, and few of the others are computed.
+        spaces.sort(key=lambda item: item[2].least_best)
+    limit = math.inf
+    by_place: dict[int, Estimated] = {}
+    for place, ranked, space in spaces:
+        try:
+            scored = space.best_within(limit) if first_only else space.best()
+        except LoweringError as error:
+            rejected.append((ranked.candidate.identifier, str(error)))
+            continue
+        if scored is not None:
+            by_place[place] = Estimated(ranked, scored)
+            limit = min(limit, target.policy.tie_ratio * scored.cost)
+    estimates = [by_place[place] for place in sorted(by_place)]
     if estimates:
         least = min(item.cost for item in estimates)
         # Estimates are still in the order of overheads, which decide among equals.
@@ -140,7 +162,11 @@ def compared(
 
 
 def choices(
-    target: Target[Any, Any, Any], candidates: Sequence[RankedCandidate], epilogue: Any = None
+    target: Target[Any, Any, Any],
+    candidates: Sequence[RankedCandidate],
+    epilogue: Any = None,
+    *,
+    first_only: bool = False,
 ) -> list[Choice]:
     """Return candidates with their fastest schedules by the model, the one to run first.
 
@@ -150,13 +176,15 @@ def choices(
         Target whose model is used, and epilogue in its own form.
     candidates : sequence of RankedCandidate
         Candidates, best by overheads first.
+    first_only : bool
+        Leave out candidates that cannot be first.
 
     Raises
     ------
     LoweringError
         If the instruction can execute none of them.
     """
-    model = compared(target, candidates, epilogue)
+    model = compared(target, candidates, epilogue, first_only=first_only)
     if not model.estimates:
         # The reason for the best candidate, which a user would expect to run.
         raise LoweringError(model.refused[0][1])

@@ -130,7 +130,7 @@ def read_model(path: Path) -> Model:
         ) from None
     if not proto.HasField("graph") or not proto.graph.node:
         raise ModelError(f"{path}: holds no graph of operators: not an ONNX model")
-    _check(proto, path)
+    _check(proto, content, path)
     if proto.functions:
         proto = _inlined(proto, path)
     versions = {entry.domain or "ai.onnx": entry.version for entry in proto.opset_import}
@@ -149,10 +149,25 @@ def _read_bytes(path: Path) -> bytes:
         raise ModelError(f"{path}: cannot be read: {error.strerror}") from None
 
 
-def _check(proto: Any, path: Path) -> None:
+def _check(proto: Any, content: bytes, path: Path) -> None:
     """Run the format's checks, except of tensors outside the file, which are checked when read."""
     import onnx
 
+    try:
+        onnx.checker.check_model(_checkable(proto, content))
+    except Exception as error:
+        raise ModelError(f"{path}: not a valid model: {one_line(error)}") from None
+
+
+def _checkable(proto: Any, content: bytes) -> Any:
+    """Return what the checker reads: the file's bytes, or a model without what it would reject."""
+    import onnx
+
+    outputs, tensors = proto.graph.output, proto.graph.initializer
+    is_complete = all(o.type.HasField("tensor_type") and _has_shape(o) for o in outputs)
+    if is_complete and not any(map(_is_external, tensors)):
+        # A copy of the model, and its text, would take as long as all else.
+        return content
     checked = onnx.ModelProto()
     checked.CopyFrom(proto)
     graph = checked.graph
@@ -172,10 +187,11 @@ def _check(proto: Any, path: Path) -> None:
             )
     del graph.initializer[:]
     graph.initializer.extend(internal)
-    try:
-        onnx.checker.check_model(checked)
-    except Exception as error:
-        raise ModelError(f"{path}: not a valid model: {one_line(error)}") from None
+    return checked
+
+
+def _has_shape(output: Any) -> bool:
+    return output.type.tensor_type.HasField("shape")
 
 
 def _inlined(proto: Any, path: Path) -> Any:

@@ -23,9 +23,9 @@ from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
-from ortools.sat.python import cp_model_helper as cmh
 
 from cpembed.embedding.cpsat import solve_in_thread
+from cpembed.embedding.model_builder import cp_sat
 from cpembed.network.assignment.elimination import CostNetwork, Costs, SharedConversions, Table
 
 # Resolution of costs, which are whole numbers to the solver: number of units in the cost of a known
@@ -52,7 +52,7 @@ class FlowModel:
 
     network: CostNetwork
     known_cost: float = math.inf
-    proto: Any = field(default_factory=cmh.CpModelProto)
+    proto: Any = field(default_factory=lambda: cp_sat().CpModelProto())
     offset: float = 0.0
     unit: float = 1.0
     booleans: dict[int, list[int]] = field(default_factory=dict[int, list[int]])
@@ -201,19 +201,19 @@ def minimise(
     model = FlowModel(network, start[1] if start else math.inf)
     if start:
         model.hint(start[0])
-    parameters = cmh.SatParameters()
+    parameters = cp_sat().SatParameters()
     parameters.num_workers = 1
     parameters.max_time_in_seconds = max(0.0, until - time.perf_counter())
     # Relax all constraints: at lower levels the bound stays near the sum of the tables' minima.
     parameters.linearization_level = 2
     # CP-SAT would take an interrupt for the end of the search and hide it from the caller.
     parameters.catch_sigint_signal = False
-    wrapper = cmh.SolveWrapper()
+    wrapper = cp_sat().SolveWrapper()
     wrapper.set_parameters(parameters)
     response = solve_in_thread(wrapper, model.proto)
     name = response.status.name
     if name == "MODEL_INVALID":
-        raise ValueError(cmh.CpSatHelper.validate_model(model.proto))
+        raise ValueError(cp_sat().CpSatHelper.validate_model(model.proto))
     if name == "INFEASIBLE":
         return Solution(State.IMPOSSIBLE, None, math.inf)
     if name == "UNKNOWN":

@@ -183,6 +183,9 @@ def best_record(
         Keys of trials that are left out.
     """
     folder = lookup.directory or tuning_folder()
+    # Networks ask for each combination of layouts, and keys of files take milliseconds.
+    if next(folder.glob("*.jsonl"), None) is None:
+        return None
     constraints = lookup.constraints or load_constraint_set(WIDEST)
     for objective in target.objectives or (None,):
         key = target.trial_key(lookup.workload, constraints, lookup.epilogue, objective)

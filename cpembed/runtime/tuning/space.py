@@ -57,6 +57,18 @@ class Space(ABC, Generic[S]):
         """Return the schedule that runs untuned."""
         return self.ranked(1)[0]
 
+    @property
+    def least_best(self) -> float:
+        """Lower bound of the cost of :meth:`best`, which takes less time to compute."""
+        return self.lower_bound
+
+    def best_within(self, limit: float) -> Scored[S] | None:
+        """Return :meth:`best`, or None if its cost is above a limit."""
+        if self.least_best > limit:
+            return None
+        best = self.best()
+        return best if best.cost <= limit else None
+
     def neighbour(self, schedule: S, random: Random) -> S | None:
         """Return a schedule that differs a little, and need not fit; None if there is none."""
         return None

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property, partial
 from typing import get_args
@@ -72,19 +72,33 @@ class Schedules:
         """Loops whose points form a block: those of rows and those of columns."""
         return self.model.loops(self.nest)
 
-    def ranked(self, limit: int | None = None) -> list[tuple[Estimate, Knobs]]:
+    def ranked(
+        self, limit: int | None = None, within: Callable[[Estimate, Knobs], float] | None = None
+    ) -> list[tuple[Estimate, Knobs]]:
         """Return the schedules that are worth timing, fastest by estimate first.
 
-        With a ``limit`` these are the first so many; blocks that cannot be among them by a lower
-        bound of their time are not estimated.
+        Blocks that cannot be among them by a lower bound of their time are not estimated.
+
+        Parameters
+        ----------
+        limit : int, optional
+            Maximum number of schedules.
+        within : callable, optional
+            Returns, for the fastest schedule of each block, microseconds beyond which no schedule
+            is of use.
         """
         scored: list[tuple[Estimate, Knobs]] = []
-        for blocks in self._blocks():
+        useful = math.inf
+        for blocks in self.blocks:
+            slowest = useful
             if limit is not None and len(scored) >= limit:
-                slowest = sorted(pair[0].us for pair in scored)[limit - 1]
-                if self.least_us(Knobs(blocks)) > slowest:
-                    continue
-            scored += [self._scored(knobs) for knobs in self._proposals(blocks)]
+                slowest = min(useful, sorted(pair[0].us for pair in scored)[limit - 1])
+            if self.least_us(Knobs(blocks)) > slowest:
+                continue
+            added = [self._scored(knobs) for knobs in self._proposals(blocks)]
+            if within is not None:
+                useful = min(useful, within(*min(added, key=lambda pair: pair[0].us)))
+            scored += added
         return sorted(scored, key=lambda pair: pair[0].us)[:limit]
 
     def least_us(self, knobs: Knobs) -> float:
@@ -242,8 +256,9 @@ class Schedules:
             for panels in self._panels(knobs):
                 yield replace(knobs, cache_tiles=panels)
 
-    def _blocks(self) -> list[dict[str, int]]:
-        """Return the register blocks, least cost of all their steps first."""
+    @cached_property
+    def blocks(self) -> list[dict[str, int]]:
+        """Register blocks, least cost of all their steps first."""
         rows, columns = self.loops
         names = [loop.origin for loop in (*rows, *columns)]
         scored: list[tuple[float, tuple[int, ...]]] = []

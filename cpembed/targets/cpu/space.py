@@ -7,6 +7,7 @@ back.
 
 from __future__ import annotations
 
+import math
 from collections import Counter
 from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass, replace
@@ -200,13 +201,59 @@ class CpuSpace(Space[Knobs]):
         if limit is None or limit > _SCREENED:
             scored = [self._scored(knobs, kernel) for kernel, knobs in self._kernels]
             return sorted(scored, key=lambda item: item.cost)[:limit]
+        return self._fastest(limit, math.inf)
+
+    def best_within(self, limit: float) -> Scored[Knobs] | None:
+        if self.least_best > limit:
+            return None
+        best = self._fastest(1, limit)
+        return best[0] if best and best[0].cost <= limit else None
+
+    @cached_property
+    def least_best(self) -> float:
+        blocks = map(Knobs, self.schedules.blocks)
+        return min(map(self.schedules.least_us, blocks)) + self._least_copies_us
+
+    @cached_property
+    def _least_copies_us(self) -> float:
+        """Lower bound of the copies around any schedule: the results are unpacked in any case."""
+        output = self.program.operand(self.program.workload.output.name)
+        if self.objective != "total" or output.is_identity:
+            return 0.0
+        # An epilogue may store another type than that of the sums.
+        result = replace(output, dtype=self.schedules.nest.operands[2].dtype)
+        machine, threads = self.schedules.machine, thread_count()
+        return min(transform_us(result, machine, threads, affine=a) for a in (False, True))
+
+    def _fastest(self, limit: int, bound: float) -> list[Scored[Knobs]]:
+        """Return the schedules of the lowest costs, of which none above a bound is searched."""
         # Copies cost much to estimate; if few schedules are requested, only the fastest
         # contractions are worth it, and of these none that a lower bound leaves out.
+        scored: dict[str, Scored[Knobs]] = {}
+        copies = self._least_copies_us
+        fastest_kernel = math.inf
+
+        def score(kernel: Estimate, knobs: Knobs) -> Scored[Knobs]:
+            key = schedule_key(knobs)
+            if key not in scored:
+                scored[key] = self._scored(knobs, kernel)
+            return scored[key]
+
+        def useful_us(kernel: Estimate, knobs: Knobs) -> float:
+            """Return the time of a kernel beyond which it is slower than this one with copies."""
+            nonlocal fastest_kernel
+            if limit > 1 or not self.copies_operands or kernel.us >= fastest_kernel:
+                return bound - copies
+            fastest_kernel = kernel.us
+            return min(score(kernel, knobs).cost, bound) - copies
+
         best: list[Scored[Knobs]] = []
-        for kernel, knobs in self.schedules.ranked(_SCREENED if self.copies_operands else limit):
-            if len(best) == limit and self.schedules.least_us(knobs) > best[-1].cost:
+        screened = _SCREENED if self.copies_operands else limit
+        for kernel, knobs in self.schedules.ranked(screened, useful_us):
+            least = self.schedules.least_us(knobs) + copies
+            if len(best) == limit and least > best[-1].cost:
                 continue
-            best = sorted([*best, self._scored(knobs, kernel)], key=lambda item: item.cost)[:limit]
+            best = sorted([*best, score(kernel, knobs)], key=lambda item: item.cost)[:limit]
         return best
 
     def scored(self, schedule: Knobs) -> Scored[Knobs]:

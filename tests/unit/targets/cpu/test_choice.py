@@ -5,6 +5,7 @@ from __future__ import annotations
 import pickle
 from collections.abc import Sequence
 from dataclasses import replace
+from random import Random
 from typing import Any
 
 import pytest
@@ -16,13 +17,15 @@ from cpembed.driver.named import hardware_spec, workload
 from cpembed.driver.solve import solve
 from cpembed.errors import BackendUnavailable, LoweringError
 from cpembed.runtime.tuning.space import Scored, Space
+from cpembed.targets.capabilities import with_variants
 from cpembed.targets.choice import ModelChoice, compared
-from cpembed.targets.cpu.calibration import Calibration
+from cpembed.targets.cpu.calibration import Calibration, default_calibration
 from cpembed.targets.cpu.estimate import element_cost
 from cpembed.targets.cpu.lowering import Lowered
 from cpembed.targets.cpu.space import TIE_RATIO, Objective, copies_us
 from cpembed.targets.cpu.target import schedule_space
 from cpembed.targets.registry import open_target
+from cpembed.targets.x86.target import X86Target
 from tests.unit.targets.cpu.tuning import GEMM, LAYER, TARGET, Modelled, candidates, machine
 
 SPEC = hardware_spec(TARGET)
@@ -207,3 +210,44 @@ def test_a_refused_candidate_is_said_with_its_reason() -> None:
     model = ModelChoice((), ((name, "the unit cannot read z with a stride"),))
     assert model.why_refused(ranked[0]) == "the unit cannot read z with a stride"
     assert model.estimate_of(ranked[0]) is None
+
+
+@pytest.mark.parametrize(
+    "words, target",
+    [
+        (LAYER, "amx_int8"),
+        ("conv2d n=1 c=16 h=12 w=12 k=24 r=3 s=3 pad=1", "avx2_f32"),
+        ("gemm m=37 n=40 k=64", "avx2_f32"),
+        ("gemm m=30 n=24 k=50", "avx2_int16"),
+    ],
+)
+@pytest.mark.parametrize("objective", ["total", "kernel"])
+def test_bounds_leave_out_nothing_that_would_be_first(
+    words: str, target: str, objective: Objective
+) -> None:
+    """Random selections and orders of candidates, with and without copies."""
+
+    class Bounded(X86Target):
+        @property
+        def machine(self) -> Calibration:
+            return default_calibration(2)
+
+    spec, layer = hardware_spec(target), workload(words, target)
+    every = solve(layer, target, constraints="complete", top=8).embeddings
+    model = Bounded(spec, objective)
+    every = tuple(with_variants(model, every, fuses=True))
+    random, left_out = Random(0), 0
+    for _ in range(3):
+        ranked = random.sample(every, min(len(every), 4))
+        complete, bounded = (compared(model, ranked, first_only=f) for f in (False, True))
+        assert bounded.estimates[0].scored == complete.estimates[0].scored
+        assert bounded.estimates[0].ranked is complete.estimates[0].ranked
+        assert bounded.least == complete.least
+        left_out += len(complete.estimates) - len(bounded.estimates)
+        for item in complete.estimates:
+            space = model.space(model.lower(item.ranked.candidate.program))
+            assert space.least_best <= item.cost
+            assert space.best_within(item.cost) == item.scored
+            assert space.best_within(item.cost * 0.999) is None
+    # The bounds are worth something where vectors, of which many candidates fit, copy operands.
+    assert left_out or objective == "kernel" or target == "amx_int8"
