@@ -15,19 +15,22 @@ from __future__ import annotations
 
 import itertools
 from bisect import bisect_right
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from enum import IntEnum, auto
 from functools import cache
 from operator import itemgetter
 from types import ModuleType
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from cpembed.errors import SpecError
 from cpembed.time_limit import check_time
+
+if TYPE_CHECKING:
+    from ortools.util.python.sorted_interval_list import Domain
 
 Ids = NDArray[np.int64]
 
@@ -92,31 +95,30 @@ class _ProtoWriter:
     """
 
     def __init__(
-        self, representative: Ids, low: Ids, high: Ids, domains: dict[int, tuple[int, ...]]
+        self, representative: Ids, low: Ids, high: Ids, domains: dict[int, Domain]
     ) -> None:
         self.representative, self.low, self.high = representative, low, high
         self.fixed = low == high
         self.contradiction = bool(np.any(low > high))
         self.proto = cp_sat().CpModelProto()
         self.index = np.full(len(representative), -1, np.int64)
-        self.domains: dict[int, tuple[int, ...]] = {}
-        for variable, values in domains.items():
+        self.domains: dict[int, Domain] = {}
+        for variable, domain in domains.items():
             root = int(representative[variable])
-            previous = self.domains.get(root)
-            self.domains[root] = values if previous is None else tuple(set(previous) & set(values))
-            reachable = [v for v in self.domains[root] if low[root] <= v <= high[root]]
-            self.contradiction |= not reachable
+            bounds = _domain([range(int(low[root]), int(high[root]) + 1)])
+            reachable = domain.intersection_with(self.domains.get(root, bounds))
+            self.domains[root] = reachable
+            self.contradiction |= reachable.is_empty()
 
     def variable(self, root: int) -> int:
         """Return the model's variable for a class, given by its representative."""
         index = int(self.index[root])
         if index < 0:
             domain = self.proto.variables.add().domain
-            values = self.domains.get(root)
-            if values is None:
-                domain.extend([int(self.low[root]), int(self.high[root])])
+            if root in self.domains:
+                domain.extend(_intervals(self.domains[root]))
             else:
-                domain.extend(_intervals(values, int(self.low[root]), int(self.high[root])))
+                domain.extend([int(self.low[root]), int(self.high[root])])
             index = len(self.proto.variables) - 1
             self.index[root] = index
         return index
@@ -200,17 +202,17 @@ class _ProtoWriter:
                 continue
             self._linear({root: 1}, [low, high], enforced)
 
-    def restrict_unless(self, literal: int, variable: int, values: tuple[int, ...]) -> None:
+    def restrict_unless(self, literal: int, variable: int, domain: Domain) -> None:
         check_time()
         root, excuse = int(self.representative[variable]), int(self.representative[literal])
         if self.fixed[excuse] and self.low[excuse] == 1:
             return
         if self.fixed[root]:
-            if int(self.low[root]) not in values:
+            if not domain.contains(int(self.low[root])):
                 self._row_or_check(excuse, 1, 1)
             return
         enforced = None if self.fixed[excuse] else -self.variable(excuse) - 1
-        self._linear({root: 1}, _intervals(values, -_INFINITY, _INFINITY), enforced)
+        self._linear({root: 1}, _intervals(domain), enforced)
 
     def _row_or_check(self, root: int, low: int, high: int) -> None:
         if self.fixed[root]:
@@ -323,16 +325,18 @@ class _ProtoWriter:
         )
 
 
-def _intervals(values: Sequence[int], low: int, high: int) -> list[int]:
-    """Return sorted values within bounds as CP-SAT's flattened closed intervals."""
-    result: list[int] = []
-    for value in sorted(v for v in set(values) if low <= v <= high):
-        if result and result[-1] == value - 1:
-            result[-1] = value
-        else:
-            result += [value, value]
+def _domain(values: Iterable[int | range]) -> Domain:
+    """Return CP-SAT's set of the integers and of the integers in the ranges, whose step is 1."""
+    from ortools.util.python.sorted_interval_list import Domain
+
+    parts = (v if isinstance(v, range) else range(v, v + 1) for v in values)
+    return Domain.from_intervals([[part[0], part[-1]] for part in parts if part])
+
+
+def _intervals(domain: Domain) -> list[int]:
+    """Return CP-SAT's flattened closed intervals of a set."""
     # CP-SAT has no empty domain; no value lies between 1 and 0.
-    return result or [1, 0]
+    return domain.flattened_intervals() or [1, 0]
 
 
 def _too_large() -> SpecError:
@@ -370,7 +374,7 @@ class ModelBuilder:
     _count: int = 0
     _equal: list[tuple[Ids, Ids]] = field(default_factory=list[tuple[Ids, Ids]])
     _bounds: list[tuple[Ids, int, int]] = field(default_factory=list[tuple[Ids, int, int]])
-    _domains: dict[int, tuple[int, ...]] = field(default_factory=dict[int, tuple[int, ...]])
+    _domains: dict[int, Domain] = field(default_factory=dict[int, "Domain"])
     _posts: list[_Post] = field(default_factory=list[_Post])
 
     def variables(self, shape: Sequence[int], low: int, high: int) -> Ids:
@@ -403,21 +407,25 @@ class ModelBuilder:
         """Keep variables within ``low <= v <= high``."""
         self._bounds.append((np.asarray(ids).ravel(), low, high))
 
-    def restrict(self, variable: int, values: Sequence[int]) -> None:
-        """Admit only the listed values; several restrictions of one variable intersect."""
+    def restrict(self, variable: int, values: Iterable[int | range]) -> None:
+        """Admit only the listed values and those in listed ranges, whose step is 1.
+
+        Several restrictions of one variable intersect.
+        """
         check_time()
-        allowed = set(values)
+        domain = _domain(values)
         if variable in self._domains:
-            allowed &= set(self._domains[variable])
-        self._domains[variable] = tuple(sorted(allowed))
+            domain = domain.intersection_with(self._domains[variable])
+        self._domains[variable] = domain
 
     def _post(self, phase: _Phase, write: Callable[..., None], *arguments: Any) -> None:
         check_time()
         self._posts.append((phase, write, arguments))
 
-    def restrict_unless(self, literal: int, variable: int, values: Sequence[int]) -> None:
-        """Admit only the listed values, unless the literal is true."""
-        self._post(_Phase.UNLESS, _ProtoWriter.restrict_unless, literal, variable, tuple(values))
+    def restrict_unless(self, literal: int, variable: int, values: Iterable[int | range]) -> None:
+        """Admit only the values and ranges of :meth:`restrict`, unless the literal is true."""
+        domain = _domain(values)
+        self._post(_Phase.UNLESS, _ProtoWriter.restrict_unless, literal, variable, domain)
 
     def linear(self, terms: Sequence[tuple[int, Ids]], low: int, high: int | None = None) -> None:
         """Post ``low <= sum coefficient * variable <= high`` over broadcast arrays of ids.
@@ -466,10 +474,10 @@ class ModelBuilder:
         for ids, bound_low, bound_high in self._bounds:
             np.maximum.at(low, ids, bound_low)
             np.minimum.at(high, ids, bound_high)
-        for variable, values in self._domains.items():
+        for variable, domain in self._domains.items():
             # Of no values, the bounds cross: the model has no solution.
-            low[variable] = max(low[variable], values[0] if values else 1)
-            high[variable] = min(high[variable], values[-1] if values else 0)
+            low[variable] = max(low[variable], 1 if domain.is_empty() else domain.min())
+            high[variable] = min(high[variable], 0 if domain.is_empty() else domain.max())
         representative = _merge(self._count, self._equal)
         np.maximum.at(low, representative, low)
         np.minimum.at(high, representative, high)

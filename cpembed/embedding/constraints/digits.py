@@ -18,6 +18,7 @@ from cpembed.embedding.node_map import NodeMap, decode
 from cpembed.embedding.problem import EmbeddingProblem
 from cpembed.embedding.scalar_model import DigitChoice, ScalarModel
 from cpembed.ir.computation import AxisKind
+from cpembed.time_limit import check_time
 
 StrideKind = Literal["one", "spread", "step"]
 
@@ -76,10 +77,11 @@ class Extents(Constraint):
                 largest = model.extent_literals[instruction_axis][
                     model.problem.instruction.axis(instruction_axis).maximum
                 ]
-                strides = range(model.builder.range_of(choice.stride)[1] + 1)
-                exact = [s for s in strides if axis.extent % (choice.count * max(s, 1)) == 0]
+                high = model.builder.range_of(choice.stride)[1]
+                tiles, rest = divmod(axis.extent, choice.count)
+                exact = [] if rest else [s for s in _divisors(tiles) if s <= high]
                 # Where the extent is not the largest, the stride divides the axis (0: no digit).
-                model.builder.restrict_unless(largest, choice.stride, sorted({0, *exact}))
+                model.builder.restrict_unless(largest, choice.stride, [0, *exact])
 
     def holds(self, problem: EmbeddingProblem, node_map: NodeMap) -> bool:
         embedding = decode(problem, node_map)
@@ -233,6 +235,16 @@ class Strides(Constraint):
         return f"strides: a digit moves by {', '.join(self.allowed)} only"
 
 
+def _divisors(number: int) -> set[int]:
+    """Return the divisors of a positive integer, by trial up to its root."""
+    divisors: set[int] = set()
+    for divisor in range(1, math.isqrt(number) + 1):
+        check_time()
+        if number % divisor == 0:
+            divisors |= {divisor, number // divisor}
+    return divisors
+
+
 def _spread(extent: int, count: int) -> int:
     """Return the stride that divides an axis into ``count`` parts."""
     return -(-extent // count)
@@ -244,7 +256,7 @@ def _is_not_one(model: ScalarModel, choice: DigitChoice) -> int:
     model.builder.exactly_one([literal, opposite])
     _, high = model.builder.range_of(choice.stride)
     model.builder.restrict_unless(literal, choice.stride, [1])
-    model.builder.restrict_unless(opposite, choice.stride, [0, *range(2, high + 1)])
+    model.builder.restrict_unless(opposite, choice.stride, [0, range(2, high + 1)])
     return literal
 
 

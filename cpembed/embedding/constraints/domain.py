@@ -18,6 +18,8 @@ from cpembed.embedding.flatten import members_of
 from cpembed.embedding.node_map import NodeMap, decode
 from cpembed.embedding.problem import EmbeddingProblem
 from cpembed.embedding.scalar_model import ScalarModel
+from cpembed.ir.computation import Axis
+from cpembed.time_limit import check_time
 
 
 @dataclass(frozen=True)
@@ -88,10 +90,8 @@ class Padding(Constraint):
         for axis in model.problem.workload.axes:
             for _, choice in model.axis_choices(axis.name):
                 high = model.builder.range_of(choice.stride)[1]
-                strides = range(1, (min(high, 1) if model.dense_strides else high) + 1)
-                allowed = [
-                    s for s in strides if rule._covers(axis.name, axis.extent, choice.count, s)
-                ]
+                largest = min(high, 1) if model.dense_strides else high
+                allowed = rule._strides(axis, choice.count, largest)
                 model.builder.restrict(choice.stride, [0, *allowed])
 
     def holds(self, problem: EmbeddingProblem, node_map: NodeMap) -> bool:
@@ -131,6 +131,25 @@ class Padding(Constraint):
         below = "" if self.below is None else f" shorter than {self.below}"
         growth = "" if self.growth is None else f" up to {self.growth:g} times its extent"
         return f"padding: only {which}{below} may be padded{growth}"
+
+    def _strides(self, axis: Axis, count: int, largest: int) -> list[range]:
+        """Return the strides, as ranges, with which tiles of ``count`` points cover an axis."""
+        limit = self.limit(axis.name, axis.extent)
+        if limit is None:
+            return [range(1, largest + 1)]
+        # A long axis has too many strides to try each: above the root, few tiles cover it, and the
+        # strides with which a number of tiles does are a range.
+        root = math.isqrt(axis.extent // count) + 1
+        allowed: list[range] = []
+        for stride in range(1, min(root, largest) + 1):
+            check_time()
+            if self._covers(axis.name, axis.extent, count, stride):
+                allowed.append(range(stride, stride + 1))
+        for tiles in range(1, root + 1):
+            check_time()
+            least = -(-axis.extent // (count * tiles))
+            allowed.append(range(least, min(limit // (count * tiles), largest) + 1))
+        return allowed
 
     def _covers(self, axis: str, extent: int, count: int, stride: int) -> bool:
         limit = self.limit(axis, extent)

@@ -217,7 +217,7 @@ class LinearAccess(Constraint):
         builder.linear([*terms, (-1, np.array([end]))], -1, 1 if partners else 0)
         if largest is None:
             return
-        allowed = range(max(largest // index.coefficient(axis), 0) + 1)
+        allowed = [range(max(largest // index.coefficient(axis), 0) + 1)]
         if not partners:
             builder.restrict(choice.stride, allowed)
             return
