@@ -17,6 +17,7 @@ from cpembed.hw.instruction import Instruction, StrideRule
 from cpembed.ir.computation import Axis, AxisKind, Computation
 from cpembed.ir.dtypes import is_integer
 from cpembed.ir.index import IndexExpr, IndexTerm
+from cpembed.ir.polyhedral import box, relation
 from cpembed.transform.layout import InPlaceLayout, OperandLayout
 from cpembed.transform.program import DerivedProgram, Loop, Overlap, PackedOperand, Rewrite
 from cpembed.transform.rewrites import StencilUnroll
@@ -99,7 +100,8 @@ def derive(
             layouts[key] = (layout.derive(), layout.applied)
         packed, applied = layouts[key]
         # A stencil unroll copies elements. Of an output, the copies would have to be added up.
-        if any(isinstance(rewrite, StencilUnroll) for rewrite in applied) and role in outputs:
+        copied = any(isinstance(rewrite, StencilUnroll) for rewrite in applied)
+        if role in outputs and (copied or _overlaps_when_fused(original, embedding, packed)):
             raise TransformError(
                 f"several points write an element of {role}, which would then lie in several places"
             )
@@ -119,6 +121,24 @@ def derive(
         overlaps=tuple(overlaps.values()),
         in_place=tuple(in_place),
     )
+
+
+def _overlaps_when_fused(
+    workload: Computation, embedding: Embedding, packed: PackedOperand
+) -> bool:
+    """Return True if a fused axis puts an element of an output into several packed elements.
+
+    Tiles of a fused axis have no dimension for each of its members, so that members that share an
+    index of the output, as in ``C[3*i + j]``, may reach one element from two tiles.
+    """
+    role = packed.name
+    store = workload.access(role)
+    fused = {member for members in embedding.flattened.values() for member in members}
+    shared = [e for e in store.index if len(e.terms) > 1]
+    if not any(term.iterator in fused for index in shared for term in index.terms):
+        return False
+    source = relation(packed.source, {d.name: d.extent for d in packed.dimensions})
+    return not source.intersect_range(box(packed.original_shape)).is_injective()
 
 
 def overlapping(

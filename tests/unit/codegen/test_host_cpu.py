@@ -152,8 +152,11 @@ def on_a_machine(words: str, **environment: str) -> subprocess.CompletedProcess[
 
 def layer_of(target: str) -> str:
     """One that a target executes: vectors multiply element by element."""
+    from cpembed.hw.loader import load_hardware_spec
+
     words = "gemm m=16 n=32 k=64"
-    if target in ("avx512_int8", "avx512_bf16_fma", "avx2_lanes"):
+    computation = load_hardware_spec(target).instruction.computation
+    if len({computation.access(operand.name).iterators for operand in computation.operands}) == 1:
         words = "depthwise n=1 c=32 h=8 w=8 r=3 s=3 pad=1 layout=NHWC"
     return f"{words} --target {target} --json"
 

@@ -17,6 +17,7 @@ from cpembed.embedding.constraints import AllDifferent
 from cpembed.embedding.digit_search import check_embedding
 from cpembed.embedding.embedding import Embedding
 from cpembed.embedding.search import find_embeddings
+from cpembed.errors import TransformError
 from cpembed.hw.instruction import Instruction
 from cpembed.hw.loader import load_hardware_spec
 from cpembed.ir.computation import Computation
@@ -172,6 +173,31 @@ SHAPES = [
     parse_workload(["O[a,b] += X[b,2*a] * Y[a,k,b]", "a=5", "b=6", "k=7"]),
 ]
 TARGETS = ["vta_1x16x16", "vta_8x8x8", "avx512_vnni", "arm_sdot", "amx_int8"]
+
+
+@pytest.mark.parametrize("seed", range(6))
+def test_outputs_whose_axes_share_an_index_are_proven_or_left_out(seed: int) -> None:
+    """``C[3*i + j]``: fused axes may reach an element from several tiles, which is no program."""
+    rng = random.Random(seed)
+    i, j = rng.randint(2, 6), rng.choice([4, 8, 16])
+    coefficient = rng.randint(1, j)
+    sizes = {"i": i, "j": j, "k": 8}
+    words = [f"C[{coefficient}*i+j] += A[k]*B[i,j,k]", *(f"{a}={n}" for a, n in sizes.items())]
+    workload, instruction = typed(parse_workload(words), "avx2_int8")
+    embeddings = find_embeddings(workload, instruction, load_constraint_set("fused")).embeddings
+    inputs = random_inputs(workload, seed)
+    expected = interpret(workload, inputs)
+    derived = 0
+    for embedding in embeddings[:40]:
+        try:
+            program = derive(workload, instruction, embedding)
+        except TransformError:
+            continue
+        derived += 1
+        proof = prove(program)
+        assert proof.holds, (embedding, proof.failed)
+        np.testing.assert_array_equal(execute(program, inputs), expected)
+    assert derived
 
 
 @pytest.mark.quick(1)
