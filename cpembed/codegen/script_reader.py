@@ -168,6 +168,12 @@ class _Reader:
         with self._scope(), self.value(node.items[0].context_expr):
             self._body(node.body)
 
+    def _while(self, node: ast.While) -> None:
+        if node.orelse:
+            raise UnreadableError(node)
+        with self._scope(), self._builder.While(self.value(node.test)):
+            self._body(node.body)
+
     def _if(self, node: ast.If) -> None:
         condition = self.value(node.test)
         if isinstance(condition, bool):

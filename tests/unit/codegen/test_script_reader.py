@@ -54,6 +54,13 @@ TEXTS = {
         "    if False and i:",
         "        A[i] = T.nan('float32')",
     ),
+    "while": function(
+        "B[0] = 7",
+        "while B[0] > 1:",
+        "    half: T.let = B[0] // 2",
+        "    B[0] = half",
+        "    A[half] = T.float32(0.5)",
+    ),
     "let": function(
         "for i in T.serial(64):",
         "    a: T.let = A[i] * T.float32(2)",
@@ -79,7 +86,7 @@ def test_reader_and_parser_of_tvm_agree(name: str) -> None:
 @pytest.mark.parametrize(
     "lines",
     [
-        ("while A[0] < 1.0:", "    A[0] = A[1]"),
+        ("while A[0] < 1.0:", "    A[0] = A[1]", "else:", "    A[1] = A[0]"),
         ("i = 5",),
         ("x: T.int32 = 5",),
         ("A[0] += T.float32(1)",),
