@@ -8,7 +8,7 @@ import pytest
 
 from cpembed.codegen.instruction import Tensorizing
 from cpembed.codegen.recorded import Recorder
-from cpembed.codegen.script_reader import UnreadableError, read_function
+from cpembed.codegen.script_reader import UnreadableError, read_function, read_script
 from cpembed.driver.named import workload
 from cpembed.driver.pipeline import choose
 from cpembed.driver.plan import Request, Selection
@@ -61,6 +61,14 @@ TEXTS = {
         "    if False and i:",
         "        A[i] = T.nan('float32')",
     ),
+    "types": function(
+        "for i in T.serial(64):",
+        '    wide = T.alloc_buffer((1,), "int64")',
+        '    wide[0] = T.cast(i, "int64")',
+        "    wide[0] = wide[0] + T.Select(wide[0] < T.int64(0), 300, 0)",
+        "    if wide[0] >= i * 3 and wide[0] != T.int64(5) or not wide[0] < i:",
+        '        B[i] = T.cast(wide[0], "int32") % 7',
+    ),
     "while": function(
         "B[0] = 7",
         "while B[0] > 1:",
@@ -106,6 +114,12 @@ def test_reader_and_parser_of_tvm_agree(name: str) -> None:
 def test_what_generated_texts_do_not_have_is_named(lines: tuple[str, ...]) -> None:
     with pytest.raises(UnreadableError, match="no reader"):
         read_function(function(*lines))
+
+
+def test_other_texts_are_left_to_the_parser_of_tvm() -> None:
+    text = function("for i in range(4):", "    A[i] = A[i] + T.float32(1)")
+    parsed = tvm.script.from_source(text)
+    tvm.ir.assert_structural_equal(read_script(text), parsed, map_free_vars=False)
 
 
 def test_a_text_is_one_function() -> None:
