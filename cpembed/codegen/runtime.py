@@ -28,7 +28,7 @@ from cpembed.codegen.host_cpu import (
     named_processor,
 )
 from cpembed.codegen.plan import KernelPlan, storage_dtype
-from cpembed.codegen.script_reader import read_function
+from cpembed.codegen.script_reader import read_function, read_script
 from cpembed.errors import LoweringError
 from cpembed.steps import step
 
@@ -289,7 +289,7 @@ def prim_func(plan: KernelPlan) -> Any:
         An intrinsic does not match the block that it replaces.
     """
     library = tvm()
-    module = library.IRModule({"main": read_function(plan.source)})
+    module = library.IRModule({"main": read_script(plan.source)})
     if plan.schedule is None:
         return module["main"]
     from tvm import s_tir

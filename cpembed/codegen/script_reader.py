@@ -2,7 +2,8 @@
 
 TVM's parser compiles each part of each expression as a program of Python. This one walks the same
 syntax tree and makes the same calls of TVM's builder, for the statements and expressions that
-generated kernels have. Tests compare the results of both.
+generated kernels have; texts with any other are left to TVM's parser. Tests compare the results of
+both.
 """
 # pyright: basic
 
@@ -56,6 +57,14 @@ class UnreadableError(InvariantError):
         super().__init__(f"the text of a kernel has {ast.unparse(node)!r}, which has no reader")
 
 
+def read_script(text: str) -> Any:
+    """Return the TensorIR function of a text, by TVM's parser if this reader cannot read it."""
+    try:
+        return read_function(text)
+    except UnreadableError:
+        return _tvm().module.script.from_source(text)
+
+
 def read_function(text: str, functions: Mapping[str, Any] | None = None) -> Any:
     """Return the TensorIR function of a text, as TVM's parser does.
 
@@ -86,10 +95,13 @@ def read_function(text: str, functions: Mapping[str, Any] | None = None) -> Any:
 @cache
 def _tvm() -> Any:
     """Return what is used of TVM, which is imported on first use."""
-    from cpembed.codegen.runtime import tvm
+    from cpembed.codegen import runtime
 
-    module = tvm()
+    module = runtime.tvm()
     import tvm.s_tir
+
+    # Relax's parser replaces operators of TensorIR's by those that cast one factor.
+    import tvm.script.parser.relax  # noqa: F401
     from tvm.script.ir_builder.base import IRBuilder, IRBuilderFrame
     from tvm.script.parser import tirx as script
     from tvm.script.parser.core import doc
@@ -134,9 +146,12 @@ class _Reader:
         with builder.prim_func(flags.get("private", False), flags.get("s_tir", False), False):
             builder.func_name(node.name)
             for argument in node.args.args:
-                if not isinstance(argument.annotation, ast.Call):
+                if argument.annotation is None:
                     raise UnreadableError(argument)
                 annotation = self.value(argument.annotation)
+                # A type alone, such as `T.handle`, stands for a parameter of it.
+                if callable(annotation) and not isinstance(annotation, self._tvm.module.ir.Expr):
+                    annotation = annotation()
                 self._names[argument.arg] = builder.arg(argument.arg, annotation)
             self._body(node.body)
 
@@ -168,6 +183,12 @@ class _Reader:
         with self._scope(), self.value(node.items[0].context_expr):
             self._body(node.body)
 
+    def _while(self, node: ast.While) -> None:
+        if node.orelse:
+            raise UnreadableError(node)
+        with self._scope(), self._builder.While(self.value(node.test)):
+            self._body(node.body)
+
     def _if(self, node: ast.If) -> None:
         condition = self.value(node.test)
         if isinstance(condition, bool):
@@ -193,7 +214,9 @@ class _Reader:
             )
             self._builder.buffer_store(self.value(target.value), value, indices)
             return
-        if _function_of(node.value) not in _DEFINING:
+        # A type without a value is a variable of it, such as the size of a parameter.
+        is_variable = isinstance(node.value, ast.Call) and not node.value.args
+        if _function_of(node.value) not in _DEFINING and not is_variable:
             raise UnreadableError(node)
         self._define(target, self.value(node.value))
 

@@ -68,6 +68,13 @@ class IndexTerm:
         coefficient = self.coefficient * factor + added
         return IndexTerm(self.iterator, coefficient, self.divisor, self.modulus, self.inner)
 
+    def rename(self, new_name: Callable[[str], str]) -> IndexTerm:
+        """Rename every iterator."""
+        # As in `times`, the constructor is quicker than `replace`.
+        inner = None if self.inner is None else self.inner.rename(new_name)
+        name = self.iterator if inner is not None else new_name(self.iterator)
+        return IndexTerm(name, self.coefficient, self.divisor, self.modulus, inner)
+
     def text(self) -> str:
         """Write the term without its sign."""
         body = self.iterator if self.inner is None else f"({self.inner})"
@@ -251,15 +258,7 @@ class IndexExpr:
 
     def rename(self, new_name: Callable[[str], str]) -> IndexExpr:
         """Rename every iterator."""
-        return IndexExpr.sum(
-            (
-                replace(t, iterator=new_name(t.iterator))
-                if t.inner is None
-                else replace(t, inner=t.inner.rename(new_name))
-                for t in self.terms
-            ),
-            self.constant,
-        )
+        return IndexExpr.sum([term.rename(new_name) for term in self.terms], self.constant)
 
     def __add__(self, addend: IndexExpr | int) -> IndexExpr:
         if isinstance(addend, int):

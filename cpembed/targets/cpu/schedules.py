@@ -10,7 +10,7 @@ import itertools
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from functools import cached_property, partial
+from functools import cached_property, lru_cache, partial
 from typing import get_args
 
 from cpembed.codegen.halo import least_share, reads_no_padding
@@ -42,6 +42,10 @@ _ESTIMATED_BLOCKS = 24
 estimated."""
 
 
+_SHARED_NESTS = 48
+"""Number of nests whose schedules are remembered, the most recent ones."""
+
+
 @dataclass(frozen=True)
 class Schedules:
     """Schedules of a nest on a machine with their estimates."""
@@ -66,6 +70,20 @@ class Schedules:
     @property
     def threads(self) -> int:
         return self.nest.threads
+
+    @cached_property
+    def _sums_nest(self) -> Nest:
+        """Nest without the epilogue, which no estimate of a contraction depends on."""
+        return replace(self.nest, epilogue=None, channels=None, residual=None)
+
+    @cached_property
+    def _estimated_nests(self) -> dict[object, tuple[Nest, Reuse]]:
+        """Nests of the sums by schedule, which all schedules of equal nests share."""
+        # All that `apply_knobs` reads of a model: loops, and the name of a product, which stands
+        # for its registers.
+        model = self.model
+        loops = tuple(tuple(loop.origin for loop in side) for side in self.loops)
+        return _shared_nests(self._sums_nest, loops, model.product, model.largest, model.streams)
 
     @cached_property
     def loops(self) -> BlockLoops:
@@ -151,7 +169,7 @@ class Schedules:
         """
         step = self._step(*block_sides(self.loops, knobs))
         bypassing = self.model.non_temporal(self.nest, knobs)
-        nest, reuse = self._executed(knobs)
+        nest, reuse = self._estimated(knobs)
         contraction = estimate(
             nest, step, self.machine, self.threads, reuse, bypassing, packed_bytes
         )
@@ -173,13 +191,25 @@ class Schedules:
     def _executed(self, knobs: Knobs) -> tuple[Nest, Reuse]:
         """Return the nest of a schedule and its cache traffic."""
         # Non-temporal loads are no part of the key, because they change neither.
+        return self._looked_up(self._executed_nests, self.nest, knobs)
+
+    def _estimated(self, knobs: Knobs) -> tuple[Nest, Reuse]:
+        """Return the nest of a schedule of the sums and its cache traffic."""
+        # Split-K is rejected with some epilogues, and stores sums of its own without one.
+        if knobs.split_k > 1:
+            return self._executed(knobs)
+        return self._looked_up(self._estimated_nests, self._sums_nest, knobs)
+
+    def _looked_up(
+        self, table: dict[object, tuple[Nest, Reuse]], nest: Nest, knobs: Knobs
+    ) -> tuple[Nest, Reuse]:
         key = self._key(knobs)
         # Where the model has no such loads, the passes reject the schedule, which the cache would
         # hide.
-        if key not in self._executed_nests or (knobs.non_temporal and not self.model.streams):
-            nest = apply_knobs(self.nest, self.model, knobs)
-            self._executed_nests[key] = nest, Reuse(nest, self.threads)
-        return self._executed_nests[key]
+        if key not in table or (knobs.non_temporal and not self.model.streams):
+            scheduled = apply_knobs(nest, self.model, knobs, self.loops)
+            table[key] = scheduled, Reuse(scheduled, self.threads)
+        return table[key]
 
     @staticmethod
     def _key(knobs: Knobs) -> object:
@@ -280,7 +310,7 @@ class Schedules:
 
         1 if there are enough tasks, or no such number divides a reduction loop.
         """
-        tasks, epilogue = self.applied(knobs).task_count, self.nest.epilogue
+        tasks, epilogue = self._estimated(knobs)[0].task_count, self.nest.epilogue
         if tasks >= self.threads or (epilogue and not epilogue.is_of_sum_alone):
             return 1
         parts = -(-self.threads // tasks)
@@ -312,7 +342,16 @@ class Schedules:
                 yield {loop.origin: points}
 
 
-def apply_knobs(nest: Nest, model: RegisterModel, knobs: Knobs) -> Nest:
+# Layouts of a network often lead to equal nests.
+@lru_cache(_SHARED_NESTS)
+def _shared_nests(*_: object) -> dict[object, tuple[Nest, Reuse]]:
+    """Return the table of a nest and of what its blocks are made by."""
+    return {}
+
+
+def apply_knobs(
+    nest: Nest, model: RegisterModel, knobs: Knobs, loops: BlockLoops | None = None
+) -> Nest:
     """Return the nest of a schedule.
 
     Parameters
@@ -323,13 +362,15 @@ def apply_knobs(nest: Nest, model: RegisterModel, knobs: Knobs) -> Nest:
         Costs of register blocks.
     knobs : Knobs
         Schedule.
+    loops : BlockLoops, optional
+        Loops whose points form a block; by default the model's of the nest.
 
     Raises
     ------
     LoweringError
         If a register tile does not fit, or names a loop whose points share nothing.
     """
-    rows, columns = model.loops(nest)
+    rows, columns = loops or model.loops(nest)
     by_origin = {loop.origin: loop for loop in (*rows, *columns)}
     untileable = [
         name for name in (*knobs.register_tiles, *knobs.cache_tiles) if name not in by_origin

@@ -209,8 +209,12 @@ class CpuSpace(Space[Knobs]):
         best = self._fastest(1, limit)
         return best[0] if best and best[0].cost <= limit else None
 
-    @cached_property
+    @property
     def least_best(self) -> float:
+        return self._least_best
+
+    @cached_property
+    def _least_best(self) -> float:
         blocks = map(Knobs, self.schedules.blocks)
         return min(map(self.schedules.least_us, blocks)) + self._least_copies_us
 

@@ -6,7 +6,14 @@ import ast
 
 import pytest
 
-from cpembed.codegen.script_reader import UnreadableError, read_function
+from cpembed.codegen.instruction import Tensorizing
+from cpembed.codegen.recorded import Recorder
+from cpembed.codegen.script_reader import UnreadableError, read_function, read_script
+from cpembed.driver.named import workload
+from cpembed.driver.pipeline import choose
+from cpembed.driver.plan import Request, Selection
+from cpembed.targets.capabilities import planned_kernel
+from cpembed.targets.x86.features import ASSUME_VARIABLE
 
 tvm = pytest.importorskip("tvm")
 
@@ -54,6 +61,21 @@ TEXTS = {
         "    if False and i:",
         "        A[i] = T.nan('float32')",
     ),
+    "types": function(
+        "for i in T.serial(64):",
+        '    wide = T.alloc_buffer((1,), "int64")',
+        '    wide[0] = T.cast(i, "int64")',
+        "    wide[0] = wide[0] + T.Select(wide[0] < T.int64(0), 300, 0)",
+        "    if wide[0] >= i * 3 and wide[0] != T.int64(5) or not wide[0] < i:",
+        '        B[i] = T.cast(wide[0], "int32") % 7',
+    ),
+    "while": function(
+        "B[0] = 7",
+        "while B[0] > 1:",
+        "    half: T.let = B[0] // 2",
+        "    B[0] = half",
+        "    A[half] = T.float32(0.5)",
+    ),
     "let": function(
         "for i in T.serial(64):",
         "    a: T.let = A[i] * T.float32(2)",
@@ -79,7 +101,7 @@ def test_reader_and_parser_of_tvm_agree(name: str) -> None:
 @pytest.mark.parametrize(
     "lines",
     [
-        ("while A[0] < 1.0:", "    A[0] = A[1]"),
+        ("while A[0] < 1.0:", "    A[0] = A[1]", "else:", "    A[1] = A[0]"),
         ("i = 5",),
         ("x: T.int32 = 5",),
         ("A[0] += T.float32(1)",),
@@ -94,7 +116,45 @@ def test_what_generated_texts_do_not_have_is_named(lines: tuple[str, ...]) -> No
         read_function(function(*lines))
 
 
+def test_other_texts_are_left_to_the_parser_of_tvm() -> None:
+    text = function("for i in range(4):", "    A[i] = A[i] + T.float32(1)")
+    parsed = tvm.script.from_source(text)
+    tvm.ir.assert_structural_equal(read_script(text), parsed, map_free_vars=False)
+
+
 def test_a_text_is_one_function() -> None:
     with pytest.raises(UnreadableError):
         read_function(TEXTS["let"] + TEXTS["let"])
     assert len(ast.parse(TEXTS["let"]).body) == 1
+
+
+@pytest.fixture
+def sapphire_rapids(monkeypatch: pytest.MonkeyPatch) -> None:
+    """All instructions of a processor that this machine only plans for."""
+    monkeypatch.setenv(
+        ASSUME_VARIABLE,
+        "avx2,fma,avx512f,avx512bw,avx512_vnni,avx512_bf16,avx_vnni,amx_tile,amx_int8,amx_bf16",
+    )
+
+
+@pytest.mark.usefixtures("sapphire_rapids")
+@pytest.mark.parametrize(
+    "target",
+    ["amx_int8", "amx_bf16", "avx512_vnni", "avx512_bf16", "avx_vnni", "avx512_f32", "avx2_f32"],
+)
+def test_texts_of_instructions_are_read_as_tvm_parses_them(target: str) -> None:
+    layer = workload("conv2d n=1 c=16 h=6 w=6 k=32 r=3 s=3 pad=1", target)
+    selection = choose(Request(layer, target))
+    assert isinstance(selection, Selection)
+    machine = selection.plan.target
+    lowered = machine.lower(selection.ranked.candidate.program, selection.plan.epilogue)
+    kernel = planned_kernel(machine, lowered, selection.choice.schedule, Recorder())
+    assert kernel is not None
+    replacing = kernel.plan.schedule
+    replaced = replacing.replaced if isinstance(replacing, Tensorizing) else ()
+    intrinsics = [intrinsic for _, intrinsic, _ in replaced]
+    texts = [kernel.plan.source]
+    texts += [t for each in intrinsics for t in (each.description, each.implementation)]
+    for text in texts:
+        parsed = tvm.script.from_source(text)
+        tvm.ir.assert_structural_equal(read_function(text), parsed, map_free_vars=False)

@@ -145,7 +145,9 @@ def test_embeddings_of_one_kernel_are_one_design() -> None:
     [
         ("conv2d n=1 c=16 h=12 w=12 k=24 r=3 s=3 pad=1", "avx2_f32"),
         ("conv2d n=1 c=8 h=9 w=9 k=16 r=5 s=5 pad=2 stride=2", "avx2_f32"),
+        ("conv2d n=1 c=3 h=112 w=112 k=48 r=3 s=3 pad=1", "avx2_f32"),
         ("gemm m=37 n=40 k=64", "avx2_f32"),
+        ("gemm m=2000 n=1000 k=8", "avx2_f32"),
         ("gemm m=4 n=16 k=4096", "avx2_int8"),
         (LAYER, "amx_int8"),
         (LARGE, "amx_int8"),
