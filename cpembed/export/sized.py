@@ -21,7 +21,7 @@ from cpembed.export.program import (
     Role,
     require_name,
 )
-from cpembed.graph.family import Extent, Shape, shape_at
+from cpembed.graph.family import Extent, Filling, Shape, shape_at
 
 
 @dataclass(frozen=True)
@@ -44,15 +44,12 @@ class SizedTensor:
 
 @dataclass(frozen=True)
 class FillerBuffer:
-    """Input of a program that the library writes itself: a mask, or a quotient of extents.
-
-    A mask is true for the first ``extent`` of ``size`` indices, the quotient is ``size / extent``.
-    """
+    """Input of a program that the library writes itself: a mask, a quotient or a count."""
 
     buffer: str
     extent: Extent
     size: int
-    is_mask: bool
+    kind: Filling
 
 
 @dataclass(frozen=True)

@@ -12,14 +12,23 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import Enum
 
 from cpembed.errors import WorkloadError
-from cpembed.graph.family import Extent, Family, Shape, Sizes
+from cpembed.graph.family import Extent, Family, Filling, Shape, Sizes
 from cpembed.graph.graph import Graph, Operator, unused_name
 from cpembed.graph.kinds import Apply, Elementwise, Input, Number, TensorType
-from cpembed.graph.size_relation import Axes, Mask, Relation, Rescaling, SizeObstacle, relate
+from cpembed.graph.loop import COUNT, Loop
+from cpembed.graph.size_relation import (
+    Axes,
+    Counting,
+    Mask,
+    Relation,
+    Rescaling,
+    SizeObstacle,
+    relate,
+)
 
 MOST_EXACT = 64
 """Maximum number of sizes of a symbol of which each needs an instance of its own."""
@@ -66,16 +75,12 @@ class Openness:
 
 @dataclass(frozen=True)
 class Filler:
-    """Input of an instance that depends on the sizes of a run alone.
-
-    A mask is true for the first ``extent`` of ``size`` indices; the other kind is one float32, the
-    quotient ``size / extent``.
-    """
+    """Input of an instance that depends on the sizes of a run alone."""
 
     name: str
     extent: Extent
     size: int
-    is_mask: bool
+    kind: Filling
 
 
 @dataclass(frozen=True)
@@ -333,69 +338,109 @@ def _masked(
     family: Family, graph: Graph, relations: Mapping[Sizes, Relation], sizes: Sizes
 ) -> tuple[Graph, tuple[Filler, ...]]:
     """Return a graph at some sizes with the masks of relations to smaller ones."""
-    builder = _MaskBuilder(family, graph, sizes)
-    masks = [{(m.operator, m.slot, m.axis): m for m in r.masks} for r in relations.values()]
+    builder = _MaskBuilder(graph, _Extents(family, sizes))
+    masks = [{(m.path, m.operator, m.slot, m.axis): m for m in r.masks} for r in relations.values()]
     for key in dict.fromkeys(key for by_key in masks for key in by_key):
         if any(key not in by_key for by_key in masks):
             raise SizeObstacle("needs a mask at some sizes only")
-        builder.mask(dict(zip(relations, (by_key[key] for by_key in masks), strict=True)))
-    scales = [relation.rescalings for relation in relations.values()]
-    if len({len(rescalings) for rescalings in scales}) != 1:
-        raise SizeObstacle("divides by another number of sizes at another size")
-    for rescalings in zip(*scales, strict=True):
-        builder.rescale(dict(zip(relations, rescalings, strict=True)))
+        at = dict(zip(relations, (by_key[key] for by_key in masks), strict=True))
+        builder.inside(key[0]).mask(at)
+    for changes, problem in (
+        ([r.rescalings for r in relations.values()], "divides by another number of sizes"),
+        ([r.countings for r in relations.values()], "has another number of loops"),
+    ):
+        if len({len(each) for each in changes}) != 1:
+            raise SizeObstacle(f"{problem} at another size")
+        for each in zip(*changes, strict=True):
+            builder.inside(each[0].path).change(dict(zip(relations, each, strict=True)))
     return builder.result(), tuple(builder.fillers.values())
 
 
-class _MaskBuilder:
-    """A graph to which masks are added, as inputs and elementwise operators."""
+@dataclass(frozen=True)
+class _Extents:
+    """Extents of changes in terms of a family's symbols, for the graph at some sizes."""
 
-    def __init__(self, family: Family, graph: Graph, sizes: Sizes) -> None:
-        self.family = family
-        self.sizes = sizes
+    family: Family
+    sizes: Sizes
+
+    def of(self, changes: Mapping[Sizes, Mask | Rescaling | Counting]) -> Extent:
+        """Return the number of elements that are no filling, at sizes up to those of the graph."""
+        numbers = {at: change.small for at, change in changes.items()}
+        full = next(iter(changes.values())).large
+        return fitted_extent(self.family, {**numbers, self.sizes: full})
+
+
+_FILLER_TYPES = {Filling.QUOTIENT: "float32", Filling.MASK: "bool", Filling.COUNT: COUNT.dtype}
+
+
+class _MaskBuilder:
+    """A graph to which masks are added, as inputs and elementwise operators.
+
+    That of a loop's body reads the inputs of the graph around it as invariant tensors.
+    """
+
+    def __init__(
+        self, graph: Graph, extents: _Extents, around: _MaskBuilder | None = None
+    ) -> None:
+        self.extents = extents
         self.graph = graph
+        self.around = around
+        self.types = dict(graph.types)
         self.names = {*graph.types}
         self.operators = list(graph.operators)
         self.before: dict[int, list[Operator]] = {}
         self.after: dict[int, list[Operator]] = {}
         self.inputs: dict[str, TensorType] = {}
-        self.fillers: dict[tuple[Extent, int, bool, int], Filler] = {}
+        self.fillers: dict[tuple[Extent, int, Filling, int], Filler] = {}
         self.masked: dict[tuple[str, int, Extent, float | int], str] = {}
+        self.bodies: dict[int, _MaskBuilder] = {}
+
+    def inside(self, path: Sequence[int]) -> _MaskBuilder:
+        """Return the builder of the body at the end of a path of loops; itself at its start."""
+        if not path:
+            return self
+        first, *rest = path
+        if first not in self.bodies:
+            kind = self.operators[first].kind
+            assert isinstance(kind, Loop)
+            self.bodies[first] = _MaskBuilder(kind.body, self.extents, self)
+        return self.bodies[first].inside(rest)
 
     def _named(self, stem: str) -> str:
         name = unused_name(stem, self.names)
         self.names.add(name)
         return name
 
-    def _filler(self, extent: Extent, size: int, rank: int, *, is_mask: bool) -> str:
-        """Return the input with a mask, whose axis is followed by ``rank`` others."""
-        key = extent, size, is_mask, rank
-        if key not in self.fillers:
-            name = self._named(f"{'mask' if is_mask else 'quotient'} of {extent}")
-            self.fillers[key] = Filler(name, extent, size, is_mask)
-            shape = (size, *(1,) * rank) if is_mask else ()
-            self.inputs[name] = TensorType(shape, "bool" if is_mask else "float32")
-        return self.fillers[key].name
+    def _filler(self, extent: Extent, size: int, kind: Filling, rank: int = 0) -> str:
+        """Return the input with a filler; that of a mask has an axis followed by ``rank`` others.
 
-    def _extent(self, changes: Mapping[Sizes, Mask] | Mapping[Sizes, Rescaling]) -> Extent:
-        """Return the number of elements that are no filling, at sizes up to those of the graph."""
-        numbers = {at: change.small for at, change in changes.items()}
-        full = next(iter(changes.values())).large
-        return fitted_extent(self.family, {**numbers, self.sizes: full})
+        The same one is an input of all graphs around.
+        """
+        key = extent, size, kind, rank
+        if key not in self.fillers:
+            if self.around is not None:
+                self.around._filler(*key)  # noqa: SLF001 - the builder around this one
+            name = self._named(f"{kind.name.lower()} of {extent}")
+            self.fillers[key] = Filler(name, extent, size, kind)
+            shape = (size, *(1,) * rank) if kind is Filling.MASK else ()
+            self.inputs[name] = TensorType(shape, _FILLER_TYPES[kind])
+        return self.fillers[key].name
 
     def mask(self, masks: Mapping[Sizes, Mask]) -> None:
         """Mask an input of an operator."""
         first = next(iter(masks.values()))
         if len({(m.value, m.large) for m in masks.values()}) != 1:
             raise SizeObstacle("needs other values beyond the end at other sizes")
-        extent = self._extent(masks)
+        extent = self.extents.of(masks)
         operator = self.operators[first.operator]
         source = operator.inputs[first.slot]
-        kind = self.graph.types[source]
+        kind = self.types[source]
         key = source, first.axis, extent, first.value
         if key not in self.masked:
-            mask = self._filler(extent, first.large, len(kind.shape) - first.axis - 1, is_mask=True)
+            rank = len(kind.shape) - first.axis - 1
+            mask = self._filler(extent, first.large, Filling.MASK, rank)
             self.masked[key] = self._named(f"{source} within {extent}")
+            self.types[self.masked[key]] = kind
             replaced = Apply("where", (Input(0), Input(1), Number(first.value)))
             self.before.setdefault(first.operator, []).append(
                 Operator(
@@ -405,39 +450,56 @@ class _MaskBuilder:
                     (self.masked[key],),
                 )
             )
-        self._read(first.operator, first.slot, self.masked[key])
+        inputs = list(operator.inputs)
+        inputs[first.slot] = self.masked[key]
+        self.operators[first.operator] = replace(operator, inputs=tuple(inputs))
 
-    def _read(self, number: int, slot: int, name: str) -> None:
-        operator = self.operators[number]
-        inputs = tuple(name if k == slot else old for k, old in enumerate(operator.inputs))
-        self.operators[number] = Operator(operator.name, operator.kind, inputs, operator.outputs)
+    def change(self, changes: Mapping[Sizes, Rescaling] | Mapping[Sizes, Counting]) -> None:
+        """Multiply a mean by a quotient of extents, or let a loop count its steps."""
+        first = next(iter(changes.values()))
+        if isinstance(first, Counting):
+            self._count(first, self.extents.of(changes))
+        else:
+            self._rescale(first, self.extents.of(changes))
 
-    def rescale(self, rescalings: Mapping[Sizes, Rescaling]) -> None:
+    def _rescale(self, rescaling: Rescaling, extent: Extent) -> None:
         """Multiply a mean by a quotient of extents."""
-        first = next(iter(rescalings.values()))
-        extent = self._extent(rescalings)
-        quotient = self._filler(extent, first.large, 0, is_mask=False)
-        operator = self.operators[first.operator]
-        raw = self._named(f"{operator.output} over {first.large}")
-        dtype = self.graph.types[self.graph.operators[first.operator].output].dtype
+        quotient = self._filler(extent, rescaling.large, Filling.QUOTIENT)
+        operator = self.operators[rescaling.operator]
+        raw = self._named(f"{operator.output} over {rescaling.large}")
+        dtype = self.graph.types[self.graph.operators[rescaling.operator].output].dtype
         scaled = Elementwise(Apply("mul", (Input(0), Input(1))), dtype)
         # The mean gets a new name, and the scaled one that of the mean.
-        self.operators[first.operator] = Operator(
-            operator.name, operator.kind, operator.inputs, (raw,)
-        )
-        self.after.setdefault(first.operator, []).insert(
+        self.operators[rescaling.operator] = replace(operator, outputs=(raw,))
+        self.after.setdefault(rescaling.operator, []).insert(
             0, Operator(f"{operator.name} of {extent}", scaled, (raw, quotient), operator.outputs)
+        )
+
+    def _count(self, counting: Counting, extent: Extent) -> None:
+        """Let a loop execute as many steps as an input says."""
+        count = self._filler(extent, counting.large, Filling.COUNT)
+        operator = self.operators[counting.operator]
+        assert isinstance(operator.kind, Loop)
+        kind = replace(operator.kind, limited=True, padded=True)
+        self.operators[counting.operator] = replace(
+            operator, kind=kind, inputs=(count, *operator.inputs)
         )
 
     def result(self) -> Graph:
         """Return the graph with all masks."""
+        for number, body in self.bodies.items():
+            operator = self.operators[number]
+            assert isinstance(operator.kind, Loop)
+            read = tuple(self.fillers[key].name for key in body.fillers)
+            kind = operator.kind.with_body(body.result())
+            self.operators[number] = replace(
+                operator, kind=kind, inputs=(*operator.inputs, *read)
+            )
         operators: list[Operator] = []
         for number, operator in enumerate(self.operators):
             operators += [*self.before.get(number, ()), operator, *self.after.get(number, ())]
         inputs = {**self.graph.inputs, **self.inputs}
-        return Graph(
-            self.graph.name, inputs, self.graph.outputs, self.graph.constants, tuple(operators)
-        )
+        return replace(self.graph, inputs=inputs, operators=tuple(operators))
 
 
 def _computing(dtype: str) -> str | None:
@@ -461,8 +523,10 @@ def fillings(instance: Instance, family: Family, sizes: Iterable[int]) -> dict[s
     for filler in instance.fillers:
         extent = filler.extent.at(named)
         kind = instance.graph.inputs[filler.name]
-        if filler.is_mask:
+        if filler.kind is Filling.MASK:
             arrays[filler.name] = (np.arange(filler.size) < extent).reshape(kind.shape)
+        elif filler.kind is Filling.COUNT:
+            arrays[filler.name] = np.asarray(extent, np.int64)
         else:
             arrays[filler.name] = np.asarray(filler.size / extent, np.float32)
     return arrays

@@ -369,7 +369,7 @@ def _program_instance(
         tuple(inputs),
         tuple(network.results[name] for name in outputs),
         tuple(
-            FillerBuffer(f.name, f.extent, f.size, f.is_mask)
+            FillerBuffer(f.name, f.extent, f.size, f.kind)
             for f in instance.fillers
             if f.name in names
         ),

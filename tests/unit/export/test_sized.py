@@ -24,7 +24,7 @@ from cpembed.export.sized import (
     SizedTensor,
     Symbol,
 )
-from cpembed.graph.family import Extent
+from cpembed.graph.family import Extent, Filling
 from tests.unit.export.handwritten import ADD, compiled
 
 write_library = partial(written.write_library, options=("-O0",))
@@ -74,8 +74,8 @@ def summed(rows: int, columns: int, cost: float, least: tuple[int, int]) -> Prog
         ),
     )
     fillers = (
-        FillerBuffer("mask", COLUMNS, 2 * columns + 1, is_mask=True),
-        FillerBuffer("quotient", COLUMNS, 2 * columns + 1, is_mask=False),
+        FillerBuffer("mask", COLUMNS, 2 * columns + 1, Filling.MASK),
+        FillerBuffer("quotient", COLUMNS, 2 * columns + 1, Filling.QUOTIENT),
     )
     return ProgramInstance(
         program, (rows, columns), least, (20, columns), cost, ("x",), ("y",), fillers
