@@ -136,6 +136,16 @@ class SizedProgram:
         )
         return cls(program.name, (), None, inputs, outputs, (instance,))
 
+    @classmethod
+    def of(cls, program: Program | SizedProgram) -> SizedProgram:
+        """Return programs of several sizes as they are, and one with fixed sizes as one of them."""
+        return program if isinstance(program, SizedProgram) else cls.fixed(program)
+
+    @property
+    def programs(self) -> tuple[Program, ...]:
+        """Programs of all instances."""
+        return tuple(instance.program for instance in self.instances)
+
     @property
     def first(self) -> Program:
         """Program of the first instance, the only one with fixed sizes."""

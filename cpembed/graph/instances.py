@@ -379,9 +379,7 @@ class _MaskBuilder:
     That of a loop's body reads the inputs of the graph around it as invariant tensors.
     """
 
-    def __init__(
-        self, graph: Graph, extents: _Extents, around: _MaskBuilder | None = None
-    ) -> None:
+    def __init__(self, graph: Graph, extents: _Extents, around: _MaskBuilder | None = None) -> None:
         self.extents = extents
         self.graph = graph
         self.around = around
@@ -419,7 +417,7 @@ class _MaskBuilder:
         key = extent, size, kind, rank
         if key not in self.fillers:
             if self.around is not None:
-                self.around._filler(*key)  # noqa: SLF001 - the builder around this one
+                self.around._filler(*key)
             name = self._named(f"{kind.name.lower()} of {extent}")
             self.fillers[key] = Filler(name, extent, size, kind)
             shape = (size, *(1,) * rank) if kind is Filling.MASK else ()
@@ -492,9 +490,7 @@ class _MaskBuilder:
             assert isinstance(operator.kind, Loop)
             read = tuple(self.fillers[key].name for key in body.fillers)
             kind = operator.kind.with_body(body.result())
-            self.operators[number] = replace(
-                operator, kind=kind, inputs=(*operator.inputs, *read)
-            )
+            self.operators[number] = replace(operator, kind=kind, inputs=(*operator.inputs, *read))
         operators: list[Operator] = []
         for number, operator in enumerate(self.operators):
             operators += [*self.before.get(number, ()), operator, *self.after.get(number, ())]

@@ -17,9 +17,9 @@ from cpembed.graph import kinds
 from cpembed.graph.graph import Operator
 from cpembed.graph.kinds import Input
 from cpembed.graph.kinds.base import Kind, axis_of
-from cpembed.graph.size_relation import Axes, Comparison, Factor, Rule, SizeObstacle, require_same
 from cpembed.graph.loop import Loop
 from cpembed.graph.loop_size_rules import loop_rule
+from cpembed.graph.size_relation import Axes, Comparison, Factor, Rule, SizeObstacle, require_same
 from cpembed.graph.special_size_rules import SPECIAL_RULES, largest, least
 from cpembed.ir.computation import AxisKind, Computation
 from cpembed.ir.dtypes import is_integer
@@ -244,9 +244,10 @@ def _bounded(state: Comparison, after: Operator) -> None:
     kind, source = after.kind, after.inputs[0]
     dtype = state.large.types[after.output].dtype
     is_cast = isinstance(kind, kinds.Elementwise) and kind.expression == Input(0)
-    if is_cast and source in state.limits and is_integer(dtype):
-        if state.limits[source][1] - 1 <= np.iinfo(dtype).max:
-            state.limits[after.output] = state.limits[source]
+    if not is_cast or source not in state.limits or dtype == "bool" or not is_integer(dtype):
+        return
+    if state.limits[source][1] - 1 <= np.iinfo(dtype).max:
+        state.limits[after.output] = state.limits[source]
 
 
 def _evaluated(state: Comparison, after: Operator, axes: Axes) -> None:

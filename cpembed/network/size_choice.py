@@ -12,15 +12,17 @@ import itertools
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from functools import cached_property, partial
 
 import numpy as np
 from numpy.typing import NDArray
 
+from cpembed.codegen.values import storage_type
 from cpembed.graph.family import Family, Sizes
 from cpembed.graph.graph import Graph
 from cpembed.graph.instances import Mode, Openness
 from cpembed.graph.kinds import Product, Reshape, Transpose
-from cpembed.graph.loop import nested_operators
+from cpembed.graph.loop import Loop, nested_operators
 from cpembed.ir.dtypes import size_bytes
 
 LOSS = 1.15
@@ -41,15 +43,22 @@ _ATTEMPTS, _RELAXATION = 20, 1.3
 _SHARE = 0.8
 
 
-def rough_us(graph: Graph) -> float:
-    """Estimate the microseconds of a graph from its multiplications and bytes alone."""
+def rough_us(graph: Graph, *, in_loops: bool = False) -> float:
+    """Estimate the microseconds of a graph from its multiplications and bytes alone.
+
+    Parameters
+    ----------
+    graph : Graph
+    in_loops : bool, default False
+        True for the part of them that operators inside loops take.
+    """
     total = 0.0
     for operator, inner, times in nested_operators(graph):
-        if isinstance(operator.kind, Reshape | Transpose):
+        if isinstance(operator.kind, Reshape | Transpose | Loop) or (in_loops and inner is graph):
             continue
         names = (*operator.inputs, *operator.outputs)
         kinds = [inner.types[name] for name in names]
-        moved = sum(kind.elements * size_bytes(kind.dtype) for kind in kinds)
+        moved = sum(kind.elements * size_bytes(storage_type(kind.dtype)) for kind in kinds)
         total += times * (_STEP_US + moved / _BYTES_PER_US)
         if isinstance(operator.kind, Product):
             total += times * operator.kind.computation.macs / _MACS_PER_US
@@ -69,13 +78,40 @@ class CostModel:
     family: Family
     planned: dict[Sizes, float] = field(default_factory=dict["Sizes", float])
     _rough: Callable[[Sizes], float] | None = None
+    _in_loops: Callable[[Sizes], float] | None = None
     _estimates: dict[Sizes, float] = field(default_factory=dict["Sizes", float])
 
     def rough(self, sizes: Sizes) -> float:
         """Return the rough estimate, interpolated by its polynomial."""
         if self._rough is None:
-            self._rough = _interpolated(self.family)
+            self._rough = _interpolated(self.family, rough_us)
         return self._rough(sizes)
+
+    @cached_property
+    def stepped(self) -> tuple[int, ...]:
+        """Places of the symbols along which loops run, whose steps a run executes in part."""
+        family = self.family
+        steps = _steps(family.graph(family.largest))
+        places: list[int] = []
+        for place, low in enumerate(family.least):
+            at = tuple(low if k == place else n for k, n in enumerate(family.largest))
+            if steps and _steps(family.graph(at)) != steps:
+                places.append(place)
+        return tuple(places)
+
+    def run_us(self, instance: Sizes, sizes: Sizes) -> float:
+        """Return the microseconds of an instance that computes these sizes, perhaps smaller ones.
+
+        Its loops execute fewer steps then; all else takes as long as at the instance's sizes.
+        """
+        total = self.us(instance)
+        rest = math.prod(min(1.0, sizes[k] / instance[k]) for k in self.stepped)
+        if rest == 1.0:
+            return total
+        if self._in_loops is None:
+            self._in_loops = _interpolated(self.family, partial(rough_us, in_loops=True))
+        share = min(1.0, self._in_loops(instance) / self.rough(instance))
+        return total * (1 - share * (1 - rest))
 
     def us(self, sizes: Sizes) -> float:
         """Return the rough estimate, scaled as that of the plans near by."""
@@ -102,10 +138,15 @@ class CostModel:
         return rough * math.exp(mean)
 
 
-def _interpolated(family: Family) -> Callable[[Sizes], float]:
-    """Return the polynomial through rough estimates at three sizes of each symbol."""
+def _steps(graph: Graph) -> list[int | None]:
+    """Return the numbers of steps of the loops of a graph, inner ones too."""
+    return [o.kind.steps for o, _, _ in nested_operators(graph) if isinstance(o.kind, Loop)]
+
+
+def _interpolated(family: Family, estimated: Callable[[Graph], float]) -> Callable[[Sizes], float]:
+    """Return the polynomial through estimates at three sizes of each symbol."""
     nodes = [sorted({r[0], r[len(r) // 2], r[-1]}) for r in family.ranges.values()]
-    values = {at: rough_us(family.graph(at)) for at in itertools.product(*nodes)}
+    values = {at: estimated(family.graph(at)) for at in itertools.product(*nodes)}
 
     def estimate(sizes: Sizes) -> float:
         weights = [
@@ -214,7 +255,16 @@ class SizeChoice:
     ) -> NDArray[np.float64]:
         """Return the cost of the best run of each number of rows, at some sizes of the rest."""
         split = self.split
-        costs = np.array([model.us(at) for at in instances])
+        places = [k for k, mode in enumerate(self.modes()) if mode is Mode.PADDED]
+        if any(k in places for k in model.stepped):
+            costs = np.array(
+                [
+                    [model.run_us(at, _with(at, sizes, places)) for sizes in unsplit]
+                    for at in instances
+                ]
+            )
+        else:
+            costs = np.array([[model.us(at)] for at in instances])
         counts = np.array([1 if split is None else at[split] for at in instances])
 
         def fits(at: Sizes, sizes: Sizes) -> bool:
@@ -222,7 +272,7 @@ class SizeChoice:
             return self.covers(at, tuple(row if k == split else n for k, n in enumerate(sizes)))
 
         covered = np.array([[fits(at, sizes) for sizes in unsplit] for at in instances])
-        charged = np.where(covered, costs[:, None], math.inf)
+        charged = np.where(covered, costs, math.inf)
         regular = 0 if split is None else self.facts.regular[split]
         parts = np.where((counts >= regular)[:, None], charged, math.inf)
         best = np.full((rows + 1, len(unsplit)), math.inf)
@@ -236,13 +286,14 @@ class SizeChoice:
 
     def grown(self, sizes: Sizes, allowed: float, model: CostModel) -> Sizes:
         """Return larger sizes of padded symbols that cost little more than these."""
+        added = sizes
         limit = model.us(sizes) * (1 + _SHARE * (allowed - 1))
         for k, mode in enumerate(self.modes()):
             if mode is not Mode.PADDED or sizes[k] < self.facts.regular[k]:
                 continue
             for size in self.points()[k]:
                 larger = (*sizes[:k], max(size, sizes[k]), *sizes[k + 1 :])
-                if model.us(larger) <= limit:
+                if model.run_us(larger, added) <= limit:
                     sizes = larger
         return sizes
 
@@ -275,3 +326,8 @@ class SizeChoice:
                 break
             extended.append(added)
         return extended
+
+
+def _with(sizes: Sizes, other: Sizes, places: Sequence[int]) -> Sizes:
+    """Return sizes with those of other ones at some places."""
+    return tuple(other[k] if k in places else n for k, n in enumerate(sizes))

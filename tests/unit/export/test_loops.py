@@ -72,9 +72,7 @@ def running_sums(size: int, backwards: bool, padded: bool = False) -> Program:
         kernels(),  # type: ignore[arg-type]
         (),
         (Call("add", ("s", "slice", "sum")), Call("negate", ("sum", "next"))),
-        loops=(
-            CallLoop("loop", 0, 2, STEPS, moves, limit="n" if padded else None, padded=padded),
-        ),
+        loops=(CallLoop("loop", 0, 2, STEPS, moves, limit="n" if padded else None, padded=padded),),
     )
 
 
@@ -102,9 +100,7 @@ def test_states_slices_and_results(size: int, backwards: bool, tmp_path: Path) -
 
 @pytest.mark.parametrize("size", [16, 3])
 @pytest.mark.parametrize("backwards", [False, True])
-def test_fewer_steps_end_with_their_last_slice(
-    size: int, backwards: bool, tmp_path: Path
-) -> None:
+def test_fewer_steps_end_with_their_last_slice(size: int, backwards: bool, tmp_path: Path) -> None:
     random = np.random.default_rng(size)
     s0 = random.integers(-9, 9, size, dtype=np.int32)
     x = random.integers(-9, 9, (STEPS, size), dtype=np.int32)
