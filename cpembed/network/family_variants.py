@@ -57,11 +57,15 @@ _DRAWN = 40
 
 @dataclass(frozen=True)
 class _Execution:
-    """Runs of instances, comparisons of sizes, and what an emulator had no time for."""
+    """Runs of instances, comparisons of sizes, and what an emulator had no time for.
+
+    These are instances (``left_out``) and ends of the ranges (``unchecked``).
+    """
 
     runs: list[NetworkRun | None]
     checks: list[SizeCheck]
     left_out: tuple[Sizes, ...] = ()
+    unchecked: tuple[Sizes, ...] = ()
     samples: tuple[Sample, ...] = ()
 
 
@@ -106,6 +110,7 @@ class FamilyVariants:
         if execution is None:
             execution = _Execution([None] * len(plan.instances), [])
         cpu["left_out"] = [family.named(at) for at in execution.left_out]
+        cpu["unchecked"] = [family.named(at) for at in execution.unchecked]
         document = {**family_document(plan, execution.runs, execution.checks), "cpu": cpu}
         wrong = wrong_results(family, plan, execution.runs, execution.checks)
         work = sum(multiplications(family.graph(check.sizes)) for check in execution.checks)
@@ -149,7 +154,7 @@ class FamilyVariants:
         left_out = [at for at in sizes if at not in selected]
         ends = (family.largest, family.least)
         samples = sampled(family, self._affordable_samples(), 0)
-        left_out += [at for at in ends if at not in samples and at not in left_out]
+        unchecked = [at for at in dict.fromkeys(ends) if at not in samples]
         outputs: list[dict[str, Array]] = []
         threads = plan.instances[0].plan.threads
         with EmulatedLibrary(program, emulator, threads) as library:
@@ -158,7 +163,7 @@ class FamilyVariants:
                 arrays = library.run(*(as_stored(inputs[info.name]) for info in library.inputs))
                 outputs.append(self._typed(program, arrays))
         checks = compared(family, samples, outputs, self.progress, float_type=units.float_type)
-        return _Execution(runs, checks, tuple(left_out))
+        return _Execution(runs, checks, tuple(left_out), tuple(unchecked))
 
     def _typed(self, program: SizedProgram, arrays: Sequence[Array]) -> dict[str, Array]:
         """Return outputs by name in the model's types."""

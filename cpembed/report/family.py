@@ -117,6 +117,10 @@ def _execution_text(document: Mapping[str, Any], cpu: Mapping[str, Any] | None) 
     text += f", {checks_text(document)}"
     if cpu is None or cpu["executed"] == "here":
         return text
-    sizes = "; ".join(map(sizes_text, cpu["left_out"]))
-    left_out = f", but for what takes the emulator too long: {sizes}" if sizes else ""
-    return f"{text}; emulated{left_out}"
+    lacking = [
+        f"{what} {'; '.join(map(sizes_text, cpu[key]))}"
+        for key, what in (("left_out", "kernels for"), ("unchecked", "outputs at"))
+        if cpu[key]
+    ]
+    rest = f", but for what takes the emulator too long: {', '.join(lacking)}" if lacking else ""
+    return f"{text}; emulated{rest}"
