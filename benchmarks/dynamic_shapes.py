@@ -188,14 +188,14 @@ class Timer:
     connection: Connection
 
     @classmethod
-    def of(cls, library: Library, threads: int, clock: str) -> Timer:
+    def started(cls, library: Library, threads: int, clock: str) -> Timer:
         """Start a process for a library."""
         context = multiprocessing.get_context("spawn")
-        here, there = context.Pipe()
-        arguments = (there, library.path, library.name, threads, clock)
+        requests, replies = context.Pipe()
+        arguments = (replies, library.path, library.name, threads, clock)
         process = context.Process(target=_serve, args=arguments, daemon=True)
         process.start()
-        return cls(process, here)
+        return cls(process, requests)
 
     def us(self, inputs: Mapping[str, Array] | None, milliseconds: float) -> float:
         """Return the microseconds of a call, on average over a round; None: the inputs before."""
@@ -226,7 +226,7 @@ def _serve(connection: Connection, path: Path, name: str, threads: int, clock: s
 def _rows(family: Family, compiled: CompiledFamily, options: argparse.Namespace) -> list[Row]:
     """Return the times at some sizes."""
     sizes = list(dict.fromkeys(family.random_sizes(options.sizes, 1)))
-    ranges = Timer.of(compiled.library, options.threads, options.clock)
+    ranges = Timer.started(compiled.library, options.threads, options.clock)
     try:
         return [_row(family, ranges, at, options) for at in sizes]
     finally:
@@ -239,7 +239,7 @@ def _row(family: Family, ranges: Timer, sizes: Sizes, options: argparse.Namespac
     inputs = _inputs(graph, 0, options.highest)
     with tempfile.TemporaryDirectory() as folder:
         network = compile_network(graph, options.target, Path(folder))
-        single = Timer.of(network.library, options.threads, options.clock)
+        single = Timer.started(network.library, options.threads, options.clock)
         timers = {"ranges": ranges, "single": single}
         try:
             for timer in timers.values():

@@ -68,7 +68,7 @@ class EmulatedLibrary:
     """
 
     def __init__(self, program: Program | SizedProgram, emulator: str, threads: int = 1) -> None:
-        self._sized = SizedProgram.of(program)
+        self._sized = SizedProgram.sized(program)
         self._program = self._sized.first
         self._folder = tempfile.TemporaryDirectory(prefix="cpembed-")
         folder = Path(self._folder.name)

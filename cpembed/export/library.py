@@ -291,7 +291,7 @@ def layout_of(program: Program | SizedProgram, blob: Blob | None = None) -> Libr
         Constants in a file next to the library, which other programs may share; by default its own,
         in a file if they are large.
     """
-    sized = SizedProgram.of(program)
+    sized = SizedProgram.sized(program)
     if blob is not None:
         return LibraryLayout(sized, blob, in_file=True)
     blob = blob_of(*sized.programs)

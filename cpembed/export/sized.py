@@ -137,7 +137,7 @@ class SizedProgram:
         return cls(program.name, (), None, inputs, outputs, (instance,))
 
     @classmethod
-    def of(cls, program: Program | SizedProgram) -> SizedProgram:
+    def sized(cls, program: Program | SizedProgram) -> SizedProgram:
         """Return programs of several sizes as they are, and one with fixed sizes as one of them."""
         return program if isinstance(program, SizedProgram) else cls.fixed(program)
 

@@ -66,7 +66,7 @@ class Variant:
     @property
     def sized(self) -> SizedProgram:
         """Programs of all sizes, one if these are fixed."""
-        return SizedProgram.of(self.program)
+        return SizedProgram.sized(self.program)
 
 
 def ordered(features: Mapping[str, Collection[str]]) -> tuple[str, ...]:

@@ -363,7 +363,7 @@ class _Extents:
     family: Family
     sizes: Sizes
 
-    def of(self, changes: Mapping[Sizes, Mask | Rescaling | Counting]) -> Extent:
+    def extent(self, changes: Mapping[Sizes, Mask | Rescaling | Counting]) -> Extent:
         """Return the number of elements that are no filling, at sizes up to those of the graph."""
         numbers = {at: change.small for at, change in changes.items()}
         full = next(iter(changes.values())).large
@@ -429,7 +429,7 @@ class _MaskBuilder:
         first = next(iter(masks.values()))
         if len({(m.value, m.large) for m in masks.values()}) != 1:
             raise SizeObstacle("needs other values beyond the end at other sizes")
-        extent = self.extents.of(masks)
+        extent = self.extents.extent(masks)
         operator = self.operators[first.operator]
         source = operator.inputs[first.slot]
         kind = self.types[source]
@@ -456,9 +456,9 @@ class _MaskBuilder:
         """Multiply a mean by a quotient of extents, or let a loop count its steps."""
         first = next(iter(changes.values()))
         if isinstance(first, Counting):
-            self._count(first, self.extents.of(changes))
+            self._count(first, self.extents.extent(changes))
         else:
-            self._rescale(first, self.extents.of(changes))
+            self._rescale(first, self.extents.extent(changes))
 
     def _rescale(self, rescaling: Rescaling, extent: Extent) -> None:
         """Multiply a mean by a quotient of extents."""

@@ -106,7 +106,7 @@ class CompiledFamily:
     library: Library
 
     @classmethod
-    def of(cls, family: Family, units: Units, library: Library) -> CompiledFamily:
+    def with_interface(cls, family: Family, units: Units, library: Library) -> CompiledFamily:
         """Return the library of a family with its interface."""
         graph = family.graph(family.largest)
         inputs, outputs = (
@@ -321,7 +321,7 @@ def compile_family(
     progress("linking", 0, 1)
 
     def compiled(library: Library) -> CompiledFamily:
-        return CompiledFamily.of(family, units, library)
+        return CompiledFamily.with_interface(family, units, library)
 
     def checked(path: Path) -> None:
         if check is not None:

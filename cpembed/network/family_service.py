@@ -197,7 +197,16 @@ def _require_links(family: Family, units: Units) -> None:
 def instance_run(
     planned: PlannedInstance, request: NetworkRequest, seed: int, progress: Progress
 ) -> NetworkRun | None:
-    """Verify and time an instance as a library of its own, operator by operator."""
+    """Verify and time an instance as a library of its own, operator by operator.
+
+    Parameters
+    ----------
+    planned : PlannedInstance
+    request : NetworkRequest
+    seed : int
+        Seed of random inputs.
+    progress : Progress
+    """
     if not (request.verifies or request.times) or planned.network is None:
         return None
     network = planned.network
@@ -252,7 +261,14 @@ def check_sizes(
 
 
 def sampled(family: Family, sizes: Iterable[Sizes], seed: int) -> dict[Sizes, dict[str, Array]]:
-    """Return random inputs at some sizes."""
+    """Return random inputs at some sizes.
+
+    Parameters
+    ----------
+    family : Family
+    sizes : iterable of Sizes
+    seed : int
+    """
     return {at: random_inputs(family.graph(at), seed + k) for k, at in enumerate(sizes)}
 
 
@@ -290,7 +306,15 @@ def compared(
 def library_outputs(
     family: Family, compiled: CompiledFamily, samples: Mapping[Sizes, Mapping[str, Array]]
 ) -> list[dict[str, Array]]:
-    """Run a library on inputs by their sizes, in the worker."""
+    """Run a library in the worker, which a crash ends.
+
+    Parameters
+    ----------
+    family : Family
+    compiled : CompiledFamily
+    samples : mapping
+        Inputs by sizes.
+    """
     macs = sum(multiplications(family.graph(at)) for at in samples)
     return worker.call(_outputs, compiled, [*samples.values()], macs)
 
@@ -337,7 +361,16 @@ def wrong_results(
     runs: Sequence[NetworkRun | None],
     checks: Sequence[SizeCheck],
 ) -> tuple[str, ...]:
-    """Return what differs: operators of instances, and sizes."""
+    """Return what differs: operators of instances, and sizes.
+
+    Parameters
+    ----------
+    family : Family
+    plan : FamilyPlan
+    runs : sequence of NetworkRun or None
+        Verification of each instance.
+    checks : sequence of SizeCheck
+    """
     operators = [
         f"{verdict.operator} at {family.text(planned.instance.sizes)}"
         for planned, run in zip(plan.instances, runs, strict=True)
@@ -354,7 +387,15 @@ def wrong_results(
 def family_document(
     plan: FamilyPlan, runs: Sequence[NetworkRun | None], checks: Sequence[SizeCheck]
 ) -> dict[str, Any]:
-    """Return ranges, instances, checks and losses as a document."""
+    """Return ranges, instances, checks and losses as a document.
+
+    Parameters
+    ----------
+    plan : FamilyPlan
+    runs : sequence of NetworkRun or None
+        Verification of each instance.
+    checks : sequence of SizeCheck
+    """
     family, facts = plan.family, plan.facts
     graph, units = family.graph(family.largest), plan.instances[0].plan.units
     constants: dict[str, int] = {}

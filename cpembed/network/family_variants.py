@@ -103,7 +103,7 @@ class FamilyVariants:
         execution, cpu = executed_by(
             each,
             program.features,
-            lambda: self._here(plan, program, units),
+            lambda: self._executed_here(plan, program, units),
             lambda emulator: self._emulated(plan, program, units, emulator),
             verifies=request.verifies,
         )
@@ -116,14 +116,14 @@ class FamilyVariants:
         work = sum(multiplications(family.graph(check.sizes)) for check in execution.checks)
         return BuiltVariant(each, program, document, wrong, execution.samples, work)
 
-    def _here(self, plan: FamilyPlan, program: SizedProgram, units: Units) -> _Execution:
+    def _executed_here(self, plan: FamilyPlan, program: SizedProgram, units: Units) -> _Execution:
         """Verify instances and sizes on this machine."""
         family = self.family
         runs = [instance_run(p, self.request, 0, self.progress) for p in plan.instances]
         samples = sampled(family, dict.fromkeys(family.random_sizes(CHECKS, 0)), 0)
         with tempfile.TemporaryDirectory(prefix="cpembed-") as scratch:
             library = write_library(program, Path(scratch), Contents(False, False))
-            compiled = CompiledFamily.of(family, units, library)
+            compiled = CompiledFamily.with_interface(family, units, library)
             outputs = library_outputs(family, compiled, samples)
         checks = compared(family, samples, outputs, self.progress, float_type=units.float_type)
         names = [tensor.name for tensor in program.outputs]

@@ -101,7 +101,7 @@ def network_variant(
     network = network_program(plan, name, request.planning.cache, progress)
     compiled = CompiledNetwork(plan, network, Library(name, Path(), ()))
 
-    def here() -> NetworkRun:
+    def run_here() -> NetworkRun:
         with tempfile.TemporaryDirectory(prefix="cpembed-") as scratch:
             files = Contents(python=False, example=False)
             library = write_library(network.program, Path(scratch), files)
@@ -111,7 +111,7 @@ def network_variant(
     run, cpu = executed_by(
         each,
         network.program.features,
-        here,
+        run_here,
         lambda emulator: emulated_run(compiled, emulator, inputs, progress),
         verifies=request.verifies,
     )
@@ -119,10 +119,12 @@ def network_variant(
     failed = () if run is None else tuple(verdict.operator for verdict in run.failed)
     samples: tuple[Sample, ...] = ()
     if run is not None and cpu["executed"] == "here":
-        names = [buffer.name for buffer in SizedProgram.of(network.program).outputs]
+        names = [buffer.name for buffer in SizedProgram.sized(network.program).outputs]
         by_buffer = {network.results[n]: as_stored(array) for n, array in run.outputs.items()}
-        taken = tuple(as_stored(inputs[b.name]) for b in SizedProgram.of(network.program).inputs)
-        samples = ((taken, tuple(by_buffer[name] for name in names)),)
+        arguments = tuple(
+            as_stored(inputs[b.name]) for b in SizedProgram.sized(network.program).inputs
+        )
+        samples = ((arguments, tuple(by_buffer[name] for name in names)),)
     work = document["totals"]["macs"]
     return BuiltVariant(
         each, network.program, document, failed, samples, work, in_place(plan.graph)
@@ -135,7 +137,7 @@ Run = TypeVar("Run")
 def executed_by(
     each: Processor,
     features: tuple[str, ...],
-    here: Callable[[], Run],
+    native: Callable[[], Run],
     emulated: Callable[[str], Run],
     *,
     verifies: bool = True,
@@ -147,7 +149,7 @@ def executed_by(
     each : Processor
     features : tuple of str
         Features that the code needs.
-    here : callable
+    native : callable
         Function that executes it on this machine.
     emulated : callable
         Function that executes it by an emulator, whose path it takes.
@@ -159,7 +161,7 @@ def executed_by(
     if not verifies:
         reason = "not verified, as requested"
     elif runs_here(features):
-        run, executed = here(), "here"
+        run, executed = native(), "here"
     elif emulator is None:
         reason = f"this machine is no {each.name}, and qemu-{each.architecture} is not installed"
     else:

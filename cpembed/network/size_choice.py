@@ -328,6 +328,6 @@ class SizeChoice:
         return extended
 
 
-def _with(sizes: Sizes, other: Sizes, places: Sequence[int]) -> Sizes:
-    """Return sizes with those of other ones at some places."""
-    return tuple(other[k] if k in places else n for k, n in enumerate(sizes))
+def _with(sizes: Sizes, changed: Sizes, places: Sequence[int]) -> Sizes:
+    """Return sizes with changed ones at some places."""
+    return tuple(changed[k] if k in places else n for k, n in enumerate(sizes))

@@ -118,8 +118,8 @@ def _execution_text(document: Mapping[str, Any], cpu: Mapping[str, Any] | None) 
     if cpu is None or cpu["executed"] == "here":
         return text
     lacking = [
-        f"{what} {'; '.join(map(sizes_text, cpu[key]))}"
-        for key, what in (("left_out", "kernels for"), ("unchecked", "outputs at"))
+        f"{phrase} {'; '.join(map(sizes_text, cpu[key]))}"
+        for key, phrase in (("left_out", "kernels for"), ("unchecked", "outputs at"))
         if cpu[key]
     ]
     rest = f", but for what takes the emulator too long: {', '.join(lacking)}" if lacking else ""
