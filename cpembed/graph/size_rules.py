@@ -195,7 +195,7 @@ def _require_inside(
     """Require that a gather selects fixed places of an open axis, all before its end."""
     state.forbid_shifts(along, "selects a part of")
     limit = state.limits.get(after.inputs[1])
-    if len(along) == 1 and limit == (along[0].small, along[0].large):
+    if len(along) == 1 and limit is not None and limit[0] <= along[0].small:
         return
     indices = state.large.constants.get(after.inputs[1])
     if indices is None or len(along) != 1:

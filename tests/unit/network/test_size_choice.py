@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections.abc import Mapping
 from functools import cache, partial
@@ -14,7 +15,7 @@ from cpembed.graph.family import Family, Sizes
 from cpembed.graph.graph import Graph
 from cpembed.graph.instances import Mode, Openness, openness
 from cpembed.graph.kinds import TensorType
-from cpembed.network.size_choice import CostModel, SizeChoice, rough_us
+from cpembed.network.size_choice import CostModel, SizeChoice, rough_us, spread
 from tests.unit.graph.test_size_relation import recurrent
 
 
@@ -127,3 +128,25 @@ def test_fewer_steps_of_a_loop_cost_less() -> None:
     plain = CostModel(FAMILY)
     assert plain.stepped == ()
     assert plain.run_us((8, 32), (8, 2)) == plain.us((8, 32))
+
+
+def test_spread_sizes_have_equal_ratios_and_both_ends() -> None:
+    for values in ([*range(1, 17)], [*range(3, 200)], [7, 8, 9]):
+        for count in (2, 3, 5, 300):
+            chosen = spread(values, count)
+            assert {values[0], values[-1]} <= {*chosen} <= {*values}
+            assert len(chosen) <= max(2, count)
+            assert chosen == sorted({*chosen})
+
+
+@pytest.mark.parametrize("most", [2, 3, 4])
+def test_few_instances_are_close_to_the_best_ones(facts: Openness, most: int) -> None:
+    """Beside all choices of as many instances, of coarser sizes."""
+    choice, costs = SizeChoice(FAMILY, facts, 1.01, most), Costs(FAMILY)
+    sizes = itertools.product((1, 2, 4, 8), (2, 5, 12, 32))
+    others = [at for at in sizes if at != (8, 32)]
+    best = min(
+        choice.loss([(8, 32), *rest], costs).largest
+        for rest in itertools.combinations(others, most - 1)
+    )
+    assert choice.loss(choice.extended([], costs), costs).largest <= 1.25 * best
