@@ -40,8 +40,9 @@ _POINTS = 40
 # 16 and sequences of 1 to 512, 6 leaves single sizes slow, and 24 brings the mean no further down.
 _POWER = 12
 
-# Maximum number of times that each added instance is exchanged for a better one.
-_EXCHANGES = 3
+# Maximum number of times that each added instance is exchanged for a better one, and of rows up to
+# which that is tried: an exchange takes time for each row.
+_EXCHANGES, _MOST_ROWS = 3, 128
 
 # Maximum numbers of sizes at which losses are summed up, and of sizes that may be added.
 _SUMMED, _CANDIDATES = 400, 700
@@ -365,7 +366,10 @@ class SizeChoice:
         """Return sizes that may be added, spread over all."""
         points = self.points()
         most = [len(values) for values in points]
-        while math.prod(most) > _CANDIDATES and max(most) > 2:
+        rows = 1 if self.split is None else points[self.split][-1]
+        # Each candidate takes time for each number of rows.
+        limit = max(_CANDIDATES // 10, _CANDIDATES * 64 // max(64, rows))
+        while math.prod(most) > limit and max(most) > 2:
             most[most.index(max(most))] -= 1
         thinned = [spread(values, count) for values, count in zip(points, most, strict=True)]
         return list(itertools.product(*thinned))
@@ -417,7 +421,7 @@ class _Additions:
 
         One that was added first may be of little use beside later ones.
         """
-        for _ in range(_EXCHANGES):
+        for _ in range(_EXCHANGES if self.rows[-1] <= _MOST_ROWS else 0):
             before = list(instances)
             for place in range(fixed, len(instances)):
                 rest = instances[:place] + instances[place + 1 :]
