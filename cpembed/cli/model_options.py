@@ -79,15 +79,32 @@ def parsed_shapes(texts: Iterable[str]) -> Sizes:
             numbers = tuple(map(_size, sizes.split(","))) if sizes else ()
         except ValueError:
             numbers = (-1,)
+        for ends in (n for n in numbers if isinstance(n, range)):
+            _check_range(text, ends)
         # A single size may be 0, that of a tensor without elements.
-        wrong = any((n.stop <= n.start or n.start < 1) if isinstance(n, range) else n < 0
-                    for n in numbers)  # fmt: skip
+        wrong = any(isinstance(n, int) and n < 0 for n in numbers)
         if not equals or not name or wrong:
-            raise click.UsageError(f"{text!r} is no shape: write NAME=1,3,224,224")
+            example = "NAME=1..16 or NAME=1..16,3,224,224" if ".." in sizes else "NAME=1,3,224,224"
+            raise click.UsageError(f"{text!r} is no shape: write {example}")
         if name in shapes:
             raise click.UsageError(f"{name} is given more than once: keep one")
         shapes[name] = numbers
     return shapes
+
+
+def _check_range(text: str, sizes: range) -> None:
+    """Raise :class:`click.UsageError` for a range without sizes, or with 0 among them."""
+    first, last = sizes.start, sizes.stop - 1
+    if last < first:
+        raise click.UsageError(
+            f"{text!r}: the range {first}..{last} ends before it begins: write {last}..{first}"
+        )
+    if first < 1:
+        remedy = f"1..{last}" if last else "0"
+        raise click.UsageError(
+            f"{text!r}: a range begins at 1, and tensors without elements have a library of their "
+            f"own: write {remedy}"
+        )
 
 
 def _open_shapes(ctx: click.Context, param: click.Parameter, texts: tuple[str, ...]) -> Sizes:

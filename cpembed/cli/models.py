@@ -530,10 +530,6 @@ def _build_model(arguments: BuildArguments, values: Mapping[str, Any]) -> int:
     units = target if arguments.processors else network_units(target, arguments.float_type)
     path, shapes = Path(arguments.words[0]), arguments.shapes or None
     graph = load_network(path, shapes, arguments.outputs, constants=arguments.constants)
-    if isinstance(graph, Family) and arguments.processors:
-        raise click.UsageError(
-            f"--cpu applies to fixed sizes: give one size instead of {graph.ranges_text}"
-        )
     folder = arguments.folder
     # The default of a workload is not that of a model.
     source = click.get_current_context().get_parameter_source("method")
@@ -550,20 +546,20 @@ def _build_model(arguments: BuildArguments, values: Mapping[str, Any]) -> int:
     if not isinstance(graph, Family):
         _require_ranges(arguments.loss, arguments.instances)
     with output.Bar() as bar:
-        # Verification needs some data; which one is of no interest.
-        if isinstance(graph, Family):
-            ranges = _ranges(arguments.loss, arguments.instances)
-            result = network_family(graph, request, ranges, progress=bar)
-        elif arguments.processors:
+        ranges = _ranges(arguments.loss, arguments.instances)
+        if arguments.processors:
             result = build_for_processors(
                 graph,
                 arguments.processors,
                 request,
-                random_inputs(graph, 0),
+                ranges,
                 float_type=arguments.float_type,
                 progress=bar,
             )
+        elif isinstance(graph, Family):
+            result = network_family(graph, request, ranges, progress=bar)
         else:
+            # Verification needs some data; which one is of no interest.
             result = network(graph, request, random_inputs(graph, 0), bar)
     # No library of wrong numbers is announced.
     result.require()
@@ -581,11 +577,7 @@ def _build_model(arguments: BuildArguments, values: Mapping[str, Any]) -> int:
 
 def _library_lines(document: Mapping[str, Any], path: Path, files: list[str]) -> list[str]:
     """Return the lines about a library, for each variant if it holds several."""
-    if "ranges" in document:
-        from cpembed.report.family import library_lines
-
-        lines = library_lines(document, path)
-    elif "variants" in document:
+    if "variants" in document:
         lines = [f"{path}: variants, of which the first that the processor supports runs"]
         for variant in document["variants"]:
             first, *rest = _variant_lines(variant, variant["cpu"]["name"])
@@ -596,6 +588,10 @@ def _library_lines(document: Mapping[str, Any], path: Path, files: list[str]) ->
 
 
 def _variant_lines(document: Mapping[str, Any], title: str) -> list[str]:
+    if "ranges" in document:
+        from cpembed.report.family import library_lines
+
+        return library_lines(document, title)
     from cpembed.report.network import execution_text, portable_lines
     from cpembed.report.network_page.document import read
 

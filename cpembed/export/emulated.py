@@ -12,7 +12,7 @@ import shutil
 import struct
 import subprocess
 import tempfile
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
 from types import TracebackType
@@ -27,7 +27,9 @@ from cpembed.export.layout import blob_of
 from cpembed.export.library import compile_c, layout_of, parts_of
 from cpembed.export.loader import TensorInfo
 from cpembed.export.program import Program, Role
+from cpembed.export.sized import SizedProgram
 from cpembed.export.texts import NATIVE
+from cpembed.graph.family import shape_at
 
 Array = NDArray[Any]
 
@@ -47,8 +49,8 @@ class EmulatedLibrary:
 
     Parameters
     ----------
-    program : Program
-        Program with constant weights.
+    program : Program or SizedProgram
+        Program with constant weights, or programs of several sizes.
     emulator : str
         Path of the emulator.
     threads : int
@@ -65,11 +67,12 @@ class EmulatedLibrary:
         If the program ends before it is closed.
     """
 
-    def __init__(self, program: Program, emulator: str, threads: int = 1) -> None:
-        self._program = program
+    def __init__(self, program: Program | SizedProgram, emulator: str, threads: int = 1) -> None:
+        self._sized = SizedProgram.sized(program)
+        self._program = self._sized.first
         self._folder = tempfile.TemporaryDirectory(prefix="cpembed-")
         folder = Path(self._folder.name)
-        parts = parts_of(layout_of(program, blob_of(program)))
+        parts = parts_of(layout_of(program, blob_of(*self._sized.programs)))
         parts["server.c"] = (
             (NATIVE / "server.c").read_text(encoding="utf-8").replace("NAME", program.name).encode()
         )
@@ -91,8 +94,7 @@ class EmulatedLibrary:
             env={"QEMU_CPU": "max", **os.environ},
         )
         self.inputs, self.outputs = (
-            tuple(TensorInfo(b.name, b.dtype, b.shape) for b in program.with_role(role))
-            for role in (Role.INPUT, Role.OUTPUT)
+            self._tensors(role, self._sized.largest) for role in (Role.INPUT, Role.OUTPUT)
         )
         try:
             status, length = self._number(), self._number()
@@ -102,6 +104,23 @@ class EmulatedLibrary:
         except BaseException:
             self.close()
             raise
+
+    def _tensors(self, role: Role, sizes: Mapping[str, int]) -> tuple[TensorInfo, ...]:
+        return tuple(
+            TensorInfo(b.name, b.dtype, shape_at(self._sized.shape(role, number), sizes))
+            for number, b in enumerate(self._sized.with_role(role))
+        )
+
+    def resize(self, sizes: Mapping[str, int]) -> None:
+        """Set the size of each symbol, and with them the shapes of inputs and outputs."""
+        numbers = (_LENGTH.pack(sizes[symbol.name]) for symbol in self._sized.symbols)
+        self._write(b"Z", *numbers)
+        status = self._number()
+        if status != 0:
+            raise InvariantError(f"sizes {dict(sizes)} are refused with status {status}")
+        self.inputs, self.outputs = (
+            self._tensors(role, sizes) for role in (Role.INPUT, Role.OUTPUT)
+        )
 
     def run_steps(
         self, first: int, last: int, *inputs: Array, out: Sequence[Array] | None = None
@@ -157,7 +176,7 @@ class EmulatedLibrary:
 
     def run(self, *inputs: Array) -> tuple[Array, ...]:
         """Run one call and return its outputs."""
-        return self.run_steps(0, len(self._program.run), *inputs)
+        return self.run_steps(0, len(self._sized.steps), *inputs)
 
     def tensor(self, name: str) -> Array:
         """Return a flat copy of a buffer as the last steps left it."""

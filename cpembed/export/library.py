@@ -247,7 +247,9 @@ def write_library(
     return Library(program.name, folder, files, digest)
 
 
-def write_sources(program: Program, folder: Path, contents: Contents = EVERYTHING) -> Library:
+def write_sources(
+    program: Program | SizedProgram, folder: Path, contents: Contents = EVERYTHING
+) -> Library:
     """Write the sources of a library for another machine, with a Makefile to link it there.
 
     Parameters
@@ -289,10 +291,10 @@ def layout_of(program: Program | SizedProgram, blob: Blob | None = None) -> Libr
         Constants in a file next to the library, which other programs may share; by default its own,
         in a file if they are large.
     """
-    sized = SizedProgram.fixed(program) if isinstance(program, Program) else program
+    sized = SizedProgram.sized(program)
     if blob is not None:
         return LibraryLayout(sized, blob, in_file=True)
-    blob = blob_of(*(instance.program for instance in sized.instances))
+    blob = blob_of(*sized.programs)
     return LibraryLayout(sized, blob, in_file=len(blob.contents) > EMBEDDED_BYTES)
 
 

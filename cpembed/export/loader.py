@@ -28,6 +28,8 @@ _STORED = {"bfloat16": "uint16", "int7": "int8", "uint7": "uint8"}
 # Alignment in bytes of memory that the library uses without a copy.
 _LINE = 64
 
+# Maximum number of shapes of inputs whose sizes a library remembers.
+_MOST_RESOLVED = 1024
 
 _OBSERVER = ctypes.CFUNCTYPE(None, ctypes.c_void_p, ctypes.c_int, ctypes.POINTER(ctypes.c_int64))
 
@@ -185,6 +187,12 @@ class Library:
         )
         file = None if weights_file is None else str(weights_file).encode()
         self.ranges = self._ranges()
+        # Sizes, inputs and outputs of calls so far, by the shapes of inputs: they take longer to
+        # find out than a small network to run.
+        self._resolved: dict[
+            tuple[tuple[int, ...], ...],
+            tuple[tuple[int, ...], list[TensorInfo], list[TensorInfo]],
+        ] = {}
         self._check(self._function("open")(threads, file, ctypes.byref(self._handle)))
 
     def pack(self, *weights: Any) -> None:
@@ -322,10 +330,19 @@ class Library:
         if not self.ranges or len(inputs) != len(self.inputs):
             return list(self.inputs), list(self.outputs)
         self._require_open()
-        sizes = self.sizes_of([np.shape(array) for array in inputs])
+        shapes = tuple(np.shape(array) for array in inputs)
+        if shapes not in self._resolved:
+            sizes = self.sizes_of(shapes)
+            takes, yields = (
+                [info.at(sizes) for info in each] for each in (self.inputs, self.outputs)
+            )
+            if len(self._resolved) >= _MOST_RESOLVED:
+                self._resolved.pop(next(iter(self._resolved)))
+            self._resolved[shapes] = sizes, takes, yields
+        sizes, takes, yields = self._resolved[shapes]
         numbers = (ctypes.c_int64 * len(sizes))(*sizes)
         self._check(self._function("resize")(self._handle, numbers))
-        return [info.at(sizes) for info in self.inputs], [info.at(sizes) for info in self.outputs]
+        return takes, yields
 
     def _ranges(self) -> dict[str, tuple[int, int]]:
         """Return the least and the largest size of each symbol."""

@@ -183,6 +183,9 @@ class CallLoop:
         Buffers with the condition of the first step, and of the next one.
     parent : int, optional
         Number of the loop around this one.
+    padded : bool
+        True if slices end with that of the last step of a run, which the limit says, and results
+        are zeros from there on.
     """
 
     name: str
@@ -195,6 +198,7 @@ class CallLoop:
     condition: str | None = None
     again: str | None = None
     parent: int | None = None
+    padded: bool = False
 
     @property
     def buffers(self) -> tuple[str, ...]:

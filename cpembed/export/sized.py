@@ -21,7 +21,7 @@ from cpembed.export.program import (
     Role,
     require_name,
 )
-from cpembed.graph.family import Extent, Shape, shape_at
+from cpembed.graph.family import Extent, Filling, Shape, shape_at
 
 
 @dataclass(frozen=True)
@@ -44,15 +44,12 @@ class SizedTensor:
 
 @dataclass(frozen=True)
 class FillerBuffer:
-    """Input of a program that the library writes itself: a mask, or a quotient of extents.
-
-    A mask is true for the first ``extent`` of ``size`` indices, the quotient is ``size / extent``.
-    """
+    """Input of a program that the library writes itself: a mask, a quotient or a count."""
 
     buffer: str
     extent: Extent
     size: int
-    is_mask: bool
+    kind: Filling
 
 
 @dataclass(frozen=True)
@@ -138,6 +135,16 @@ class SizedProgram:
             outputs=tuple(tensor.name for tensor in outputs),
         )
         return cls(program.name, (), None, inputs, outputs, (instance,))
+
+    @classmethod
+    def sized(cls, program: Program | SizedProgram) -> SizedProgram:
+        """Return programs of several sizes as they are, and one with fixed sizes as one of them."""
+        return program if isinstance(program, SizedProgram) else cls.fixed(program)
+
+    @property
+    def programs(self) -> tuple[Program, ...]:
+        """Programs of all instances."""
+        return tuple(instance.program for instance in self.instances)
 
     @property
     def first(self) -> Program:

@@ -200,8 +200,8 @@ def _instance(
 
 def _filler(filler: FillerBuffer, numbers: Mapping[str, int], symbols: Sequence[str]) -> str:
     extent = ", ".join(map(str, (0, *_extent_fields(filler.extent, symbols))))
-    buffer, is_mask = numbers[filler.buffer], int(filler.is_mask)
-    return f"{{{buffer}, {is_mask}, {filler.size}, {{{extent}}}}}"
+    buffer, kind = numbers[filler.buffer], filler.kind.value
+    return f"{{{buffer}, {kind}, {filler.size}, {{{extent}}}}}"
 
 
 def _extent_fields(extent: Extent, symbols: Sequence[str]) -> tuple[int, int, int, int]:
@@ -267,7 +267,8 @@ def _loops(program: Program, numbers: Mapping[str, int]) -> tuple[list[str], lis
         buffers = [-1 if name is None else numbers[name] for name in places]
         steps = "INT64_MAX" if loop.steps is None else f"INT64_C({loop.steps})"
         after = program.loop_after(number)
-        fields = [steps, loop.first, loop.last, after, len(moves), len(loop.moves), *buffers]
+        moved = len(moves), len(loop.moves)
+        fields = [steps, loop.first, loop.last, after, *moved, *buffers, int(loop.padded)]
         rows.append(f"{{{', '.join(map(str, fields))}}}")
         moves += [
             f"{{{m.moving.value}, {numbers[m.source]}, {numbers[m.target]}, {int(m.backwards)}}}"

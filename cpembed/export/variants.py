@@ -27,6 +27,7 @@ from cpembed.export.library import (
     texts_of,
 )
 from cpembed.export.program import CALLER_ROLES, Program
+from cpembed.export.sized import SizedProgram
 from cpembed.export.texts import NATIVE, header, quoted, tables
 
 VARIANT_VARIABLE = "CPEMBED_VARIANT"
@@ -60,7 +61,12 @@ class Variant:
     """Program of a library for one processor, by the processor's name."""
 
     name: str
-    program: Program
+    program: Program | SizedProgram
+
+    @property
+    def sized(self) -> SizedProgram:
+        """Programs of all sizes, one if these are fixed."""
+        return SizedProgram.sized(self.program)
 
 
 def ordered(features: Mapping[str, Collection[str]]) -> tuple[str, ...]:
@@ -140,10 +146,10 @@ def write_variants(
         As :func:`~cpembed.export.library.write_library` does.
     """
     _require_one_interface(variants)
-    blob = blob_of(*(variant.program for variant in variants))
-    baseline = layout_of(replace(variants[-1].program, name=name), blob)
+    blob = blob_of(*(program for variant in variants for program in variant.sized.programs))
+    baseline = layout_of(replace(variants[-1].sized, name=name), blob)
     parts = _parts(name, variants, blob, baseline)
-    details = {"variants": [_described(variant, blob) for variant in variants], **contents.details}
+    details = {"variants": [_described(variant) for variant in variants], **contents.details}
     texts = texts_of(baseline, replace(contents, details=details), linked=linked)
     texts[f"{name}.h"] = _header(baseline)
     library, weights = f"lib{name}.so", f"{name}.weights"
@@ -176,8 +182,13 @@ def write_variants(
 def _require_one_interface(variants: Sequence[Variant]) -> None:
     """Raise :class:`InvariantError` if variants take or return different tensors."""
     interfaces = {
-        tuple(
-            (b.name, b.dtype, b.shape) for role in CALLER_ROLES for b in v.program.with_role(role)
+        (
+            v.sized.symbols,
+            tuple(
+                (b.name, b.dtype, b.shape, v.sized.shape(role, number))
+                for role in CALLER_ROLES
+                for number, b in enumerate(v.sized.with_role(role))
+            ),
         )
         for v in variants
     }
@@ -185,14 +196,14 @@ def _require_one_interface(variants: Sequence[Variant]) -> None:
         raise InvariantError("variants of a library have different inputs or outputs")
 
 
-def _described(variant: Variant, blob: Blob) -> dict[str, object]:
+def _described(variant: Variant) -> dict[str, object]:
     """Return a variant for the description of the library."""
-    program = variant.program
+    program = variant.sized
     return {
         "name": variant.name,
         "cpu_features": list(program.features),
-        "steps": [call.label or call.kernel for call in program.run],
-        "constant_bytes": len(blob_of(program).contents),
+        "steps": list(program.steps),
+        "constant_bytes": len(blob_of(*program.programs).contents),
     }
 
 
@@ -205,7 +216,7 @@ def _parts(
     objects: dict[str, bytes] = {}
     for number, variant in enumerate(variants):
         prefixed = f"v{number}_{name}"
-        layout = layout_of(replace(variant.program, name=prefixed), blob)
+        layout = layout_of(replace(variant.sized, name=prefixed), blob)
         text = tables(layout).replace(quoted(f"{prefixed}.weights"), quoted(f"{name}.weights"))
         parts[f"{prefixed}.h"] = header(layout.program, in_file=True).encode()
         parts[f"program_{number}.h"] = text.encode()

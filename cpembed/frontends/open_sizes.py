@@ -172,7 +172,7 @@ class _Resolver:
                 shapes[name] = tuple(size for size in numbers if size is not None)
                 continue
             # Of a shape that is stated in part, a front end names the axes that are missing.
-            for axis, size in enumerate(numbers if name in self.stated else ()):
+            for axis, size in enumerate(numbers):
                 if isinstance(shape[axis], str) and size is not None:
                     shapes[f"{name}:{axis}"] = (size,)
         return shapes

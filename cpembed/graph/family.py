@@ -10,6 +10,7 @@ import itertools
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from enum import Enum
 
 import numpy as np
 
@@ -51,6 +52,18 @@ class Extent:
         if self.divisor == 1:
             return text
         return f"{f'({text})' if self.offset else text}//{self.divisor}"
+
+
+class Filling(Enum):
+    """Meaning of an input that depends on the sizes of a run alone, for an extent of ``size``.
+
+    A quotient is ``size / extent`` (float32), a mask is true for the first ``extent`` of ``size``
+    indices, and a count is the ``extent`` itself (int64).
+    """
+
+    QUOTIENT = 0
+    MASK = 1
+    COUNT = 2
 
 
 Shape = tuple[tuple[Extent, ...], ...]

@@ -16,15 +16,13 @@ from dataclasses import dataclass
 from enum import Enum
 
 from cpembed.errors import WorkloadError
-from cpembed.graph.family import Extent, Family, Shape, Sizes
-from cpembed.graph.graph import Graph, Operator, unused_name
-from cpembed.graph.kinds import Apply, Elementwise, Input, Number, TensorType
-from cpembed.graph.size_relation import Axes, Mask, Relation, Rescaling, SizeObstacle, relate
+from cpembed.graph.family import Extent, Family, Filling, Shape, Sizes
+from cpembed.graph.graph import Graph
+from cpembed.graph.size_masks import Filler, fitted_extent, masked
+from cpembed.graph.size_relation import Axes, SizeObstacle, relate
 
 MOST_EXACT = 64
 """Maximum number of sizes of a symbol of which each needs an instance of its own."""
-
-_MOST_DIVISOR = 16
 
 
 class Mode(Enum):
@@ -65,20 +63,6 @@ class Openness:
 
 
 @dataclass(frozen=True)
-class Filler:
-    """Input of an instance that depends on the sizes of a run alone.
-
-    A mask is true for the first ``extent`` of ``size`` indices; the other kind is one float32, the
-    quotient ``size / extent``.
-    """
-
-    name: str
-    extent: Extent
-    size: int
-    is_mask: bool
-
-
-@dataclass(frozen=True)
 class Instance:
     """Graph at some sizes, which also computes each symbol's sizes from ``least`` to ``most``.
 
@@ -92,50 +76,7 @@ class Instance:
     fillers: tuple[Filler, ...] = ()
 
 
-# -- extents --------------------------------------------------------------------------------------
-
-
-def fitted_extent(family: Family, values: Mapping[Sizes, int]) -> Extent:
-    """Return the form of a number that is known at several sizes.
-
-    Raises :class:`SizeObstacle` if there is none, or several that differ at other sizes.
-    """
-    numbers = {*values.values()}
-    if len(numbers) == 1:
-        return Extent(None, 0, numbers.pop())
-    fitting: list[Extent] = []
-    for place, symbol in enumerate(family.symbols):
-        by_size = {sizes[place]: value for sizes, value in values.items()}
-        if len(by_size) < 2 or any(by_size[at[place]] != value for at, value in values.items()):
-            continue
-        forms = list(_forms(symbol, by_size))
-        # Quotients are told apart by neighbouring sizes only.
-        same = {tuple(f.at({symbol: n}) for n in family.ranges[symbol]) for f in forms}
-        if len(same) == 1:
-            fitting.append(forms[0])
-    # A quotient of one size may look like another size where that has two values.
-    plain = [extent for extent in fitting if extent.divisor == 1] or fitting
-    if len(plain) == 1:
-        return plain[0]
-    if fitting:
-        raise SizeObstacle("has an extent that may follow either of two sizes")
-    raise SizeObstacle("has an extent that is no multiple of one size plus a constant")
-
-
-def _forms(symbol: str, values: Mapping[int, int]) -> Iterable[Extent]:
-    """Yield the affine form of a number at several sizes, or the quotients that it may be."""
-    (a, x), (b, y) = min(values.items()), max(values.items())
-    if y > x and not (y - x) % (b - a):
-        factor = (y - x) // (b - a)
-        affine = Extent(symbol, factor, x - factor * a)
-        if all(affine.at({symbol: size}) == value for size, value in values.items()):
-            yield affine
-            return
-    for divisor in range(2, _MOST_DIVISOR + 1):
-        for offset in range(x * divisor - a, (x + 1) * divisor - a):
-            quotient = Extent(symbol, 1, offset, divisor)
-            if all(quotient.at({symbol: size}) == value for size, value in values.items()):
-                yield quotient
+# -- shapes ---------------------------------------------------------------------------------------
 
 
 def _shapes(family: Family, relations: Mapping[Sizes, Sequence[Axes]]) -> tuple[Shape, ...]:
@@ -321,128 +262,12 @@ def make_instance(family: Family, facts: Openness, sizes: Sizes, least: Sizes) -
     fillers: tuple[Filler, ...] = ()
     if low != sizes:
         relations = {at: relate(family.graph(at), graph) for at in _below(sizes, low)}
-        graph, fillers = _masked(family, graph, relations, sizes)
+        graph, fillers = masked(family, graph, relations, sizes)
     # A run of any regular number of rows may have this instance as a part.
     is_part = [modes[k] is Mode.SPLIT and not irregular[k] for k in places]
     first = tuple(facts.regular[k] if is_part[k] else low[k] for k in places)
     most = tuple(family.largest[k] if is_part[k] else sizes[k] for k in places)
     return Instance(sizes, first, most, graph, fillers)
-
-
-def _masked(
-    family: Family, graph: Graph, relations: Mapping[Sizes, Relation], sizes: Sizes
-) -> tuple[Graph, tuple[Filler, ...]]:
-    """Return a graph at some sizes with the masks of relations to smaller ones."""
-    builder = _MaskBuilder(family, graph, sizes)
-    masks = [{(m.operator, m.slot, m.axis): m for m in r.masks} for r in relations.values()]
-    for key in dict.fromkeys(key for by_key in masks for key in by_key):
-        if any(key not in by_key for by_key in masks):
-            raise SizeObstacle("needs a mask at some sizes only")
-        builder.mask(dict(zip(relations, (by_key[key] for by_key in masks), strict=True)))
-    scales = [relation.rescalings for relation in relations.values()]
-    if len({len(rescalings) for rescalings in scales}) != 1:
-        raise SizeObstacle("divides by another number of sizes at another size")
-    for rescalings in zip(*scales, strict=True):
-        builder.rescale(dict(zip(relations, rescalings, strict=True)))
-    return builder.result(), tuple(builder.fillers.values())
-
-
-class _MaskBuilder:
-    """A graph to which masks are added, as inputs and elementwise operators."""
-
-    def __init__(self, family: Family, graph: Graph, sizes: Sizes) -> None:
-        self.family = family
-        self.sizes = sizes
-        self.graph = graph
-        self.names = {*graph.types}
-        self.operators = list(graph.operators)
-        self.before: dict[int, list[Operator]] = {}
-        self.after: dict[int, list[Operator]] = {}
-        self.inputs: dict[str, TensorType] = {}
-        self.fillers: dict[tuple[Extent, int, bool, int], Filler] = {}
-        self.masked: dict[tuple[str, int, Extent, float | int], str] = {}
-
-    def _named(self, stem: str) -> str:
-        name = unused_name(stem, self.names)
-        self.names.add(name)
-        return name
-
-    def _filler(self, extent: Extent, size: int, rank: int, *, is_mask: bool) -> str:
-        """Return the input with a mask, whose axis is followed by ``rank`` others."""
-        key = extent, size, is_mask, rank
-        if key not in self.fillers:
-            name = self._named(f"{'mask' if is_mask else 'quotient'} of {extent}")
-            self.fillers[key] = Filler(name, extent, size, is_mask)
-            shape = (size, *(1,) * rank) if is_mask else ()
-            self.inputs[name] = TensorType(shape, "bool" if is_mask else "float32")
-        return self.fillers[key].name
-
-    def _extent(self, changes: Mapping[Sizes, Mask] | Mapping[Sizes, Rescaling]) -> Extent:
-        """Return the number of elements that are no filling, at sizes up to those of the graph."""
-        numbers = {at: change.small for at, change in changes.items()}
-        full = next(iter(changes.values())).large
-        return fitted_extent(self.family, {**numbers, self.sizes: full})
-
-    def mask(self, masks: Mapping[Sizes, Mask]) -> None:
-        """Mask an input of an operator."""
-        first = next(iter(masks.values()))
-        if len({(m.value, m.large) for m in masks.values()}) != 1:
-            raise SizeObstacle("needs other values beyond the end at other sizes")
-        extent = self._extent(masks)
-        operator = self.operators[first.operator]
-        source = operator.inputs[first.slot]
-        kind = self.graph.types[source]
-        key = source, first.axis, extent, first.value
-        if key not in self.masked:
-            mask = self._filler(extent, first.large, len(kind.shape) - first.axis - 1, is_mask=True)
-            self.masked[key] = self._named(f"{source} within {extent}")
-            replaced = Apply("where", (Input(0), Input(1), Number(first.value)))
-            self.before.setdefault(first.operator, []).append(
-                Operator(
-                    self.masked[key],
-                    Elementwise(replaced, kind.dtype, _computing(kind.dtype)),
-                    (mask, source),
-                    (self.masked[key],),
-                )
-            )
-        self._read(first.operator, first.slot, self.masked[key])
-
-    def _read(self, number: int, slot: int, name: str) -> None:
-        operator = self.operators[number]
-        inputs = tuple(name if k == slot else old for k, old in enumerate(operator.inputs))
-        self.operators[number] = Operator(operator.name, operator.kind, inputs, operator.outputs)
-
-    def rescale(self, rescalings: Mapping[Sizes, Rescaling]) -> None:
-        """Multiply a mean by a quotient of extents."""
-        first = next(iter(rescalings.values()))
-        extent = self._extent(rescalings)
-        quotient = self._filler(extent, first.large, 0, is_mask=False)
-        operator = self.operators[first.operator]
-        raw = self._named(f"{operator.output} over {first.large}")
-        dtype = self.graph.types[self.graph.operators[first.operator].output].dtype
-        scaled = Elementwise(Apply("mul", (Input(0), Input(1))), dtype)
-        # The mean gets a new name, and the scaled one that of the mean.
-        self.operators[first.operator] = Operator(
-            operator.name, operator.kind, operator.inputs, (raw,)
-        )
-        self.after.setdefault(first.operator, []).insert(
-            0, Operator(f"{operator.name} of {extent}", scaled, (raw, quotient), operator.outputs)
-        )
-
-    def result(self) -> Graph:
-        """Return the graph with all masks."""
-        operators: list[Operator] = []
-        for number, operator in enumerate(self.operators):
-            operators += [*self.before.get(number, ()), operator, *self.after.get(number, ())]
-        inputs = {**self.graph.inputs, **self.inputs}
-        return Graph(
-            self.graph.name, inputs, self.graph.outputs, self.graph.constants, tuple(operators)
-        )
-
-
-def _computing(dtype: str) -> str | None:
-    """Return the type in which a mask selects, which has to hold every element exactly."""
-    return dtype if dtype in ("int64", "float64") else None
 
 
 def fillings(instance: Instance, family: Family, sizes: Iterable[int]) -> dict[str, object]:
@@ -461,8 +286,10 @@ def fillings(instance: Instance, family: Family, sizes: Iterable[int]) -> dict[s
     for filler in instance.fillers:
         extent = filler.extent.at(named)
         kind = instance.graph.inputs[filler.name]
-        if filler.is_mask:
+        if filler.kind is Filling.MASK:
             arrays[filler.name] = (np.arange(filler.size) < extent).reshape(kind.shape)
+        elif filler.kind is Filling.COUNT:
+            arrays[filler.name] = np.asarray(extent, np.int64)
         else:
             arrays[filler.name] = np.asarray(filler.size / extent, np.float32)
     return arrays

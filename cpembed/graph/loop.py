@@ -53,6 +53,9 @@ class Loop(Kind):
         For each scanned tensor and each scanned result, True if it begins at the end.
     numbered, limited, conditional : bool
         See above.
+    padded : bool
+        True if results have ``steps`` slices however few steps are executed: those of the other
+        steps are zeros. Scanned tensors end with the slice of the last step that is executed.
     """
 
     body: Graph
@@ -63,6 +66,7 @@ class Loop(Kind):
     numbered: bool = False
     limited: bool = False
     conditional: bool = False
+    padded: bool = False
 
     @property
     def label(self) -> str:
@@ -122,7 +126,7 @@ class Loop(Kind):
         expected = [COUNT] * self.limited + [CONDITION] * self.conditional
         if [*controls] != expected:
             raise WorkloadError(f"a loop is controlled by {[*map(str, controls)]}")
-        if self.results and not self.is_fixed:
+        if self.results and not self.is_fixed and not self.padded:
             raise WorkloadError(
                 "the number of steps is computed while the network runs, so that results with a "
                 "slice for each step have no fixed size: return states only, or fix the number"
@@ -158,11 +162,22 @@ class Loop(Kind):
         types = self.types([TensorType.of_array(array) for array in inputs])
         _, states, _, _ = self.split_inputs(inputs)
         results = [np.zeros(kind.shape, _dtype_of(kind.dtype)) for kind in types[self.states :]]
+        limit = self.limit(inputs)
         for number, step in enumerate(self.run(inputs)):
             _, states, parts = step
             for part, result, backwards in zip(parts, results, self.results, strict=True):
-                result[self.place(number, backwards)] = part
+                result[self.place(number, backwards, limit)] = part
         return (*states, *results)
+
+    def limit(self, controls: Sequence[Array]) -> int | None:
+        """Return the largest number of steps of a run from the operator's inputs, if there is one.
+
+        A number that is read from the first input may be less than :attr:`steps`.
+        """
+        if not self.limited:
+            return self.steps
+        counted = max(0, int(controls[0]))
+        return counted if self.steps is None else min(self.steps, counted)
 
     def run(
         self, inputs: Sequence[Array]
@@ -170,13 +185,11 @@ class Loop(Kind):
         """Yield the condition, the states and the slices of results after each step."""
         controls, states, scanned, invariant = self.split_inputs(inputs)
         goes_on = not self.conditional or bool(controls[-1])
-        limit = self.steps
-        if self.limited:
-            limit = int(controls[0]) if limit is None else min(limit, int(controls[0]))
+        limit = self.limit(inputs)
         number = 0
         while goes_on and (limit is None or number < limit):
             slices = [
-                array[self.place(number, backwards)]
+                array[self.place(number, backwards, limit)]
                 for array, backwards in zip(scanned, self.scanned, strict=True)
             ]
             numbers = [np.asarray(number, np.int64)] * self.numbered
@@ -194,9 +207,10 @@ class Loop(Kind):
             goes_on = not self.conditional or bool(conditions[0])
             number += 1
 
-    def place(self, number: int, backwards: bool) -> int:
-        """Return the index of the slice of a step."""
-        return (self.steps or 0) - 1 - number if backwards else number
+    def place(self, number: int, backwards: bool, limit: int | None) -> int:
+        """Return the index of the slice of a step in a run of at most ``limit`` steps."""
+        end = (limit if self.padded else self.steps) or 0
+        return end - 1 - number if backwards else number
 
 
 def _nothing(name: str) -> bool:

@@ -11,14 +11,15 @@ With ``shifts`` the larger graph is a stack of smaller ones: element i may have 
 no mask is allowed. Then a run may be divided along the symbol, into pieces of any sizes.
 
 Operators are compared in pairs by the rules of :mod:`cpembed.graph.size_rules`; whatever no rule
-covers raises :class:`SizeObstacle`.
+covers raises :class:`SizeObstacle`. The body of a loop is compared as a graph is, and places in it
+are stated with the loops around them, from the outermost on.
 """
 
 from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -65,6 +66,8 @@ class Mask:
 
     Attributes
     ----------
+    path : tuple of int
+        Loops around the operator, each by its number in the graph that it is in.
     operator, slot : int
         Operator of the larger graph, and its input.
     axis : int
@@ -75,6 +78,7 @@ class Mask:
         Value that the filling gets.
     """
 
+    path: tuple[int, ...]
     operator: int
     slot: int
     axis: int
@@ -87,6 +91,17 @@ class Mask:
 class Rescaling:
     """Mean over ``large`` elements, of which only ``small`` are no filling: times the quotient."""
 
+    path: tuple[int, ...]
+    operator: int
+    small: int
+    large: int
+
+
+@dataclass(frozen=True)
+class Counting:
+    """Loop of ``large`` steps, of which only ``small`` are executed at the smaller sizes."""
+
+    path: tuple[int, ...]
     operator: int
     small: int
     large: int
@@ -98,6 +113,7 @@ class Relation:
 
     masks: tuple[Mask, ...]
     rescalings: tuple[Rescaling, ...]
+    countings: tuple[Counting, ...]
     inputs: tuple[Axes, ...]
     outputs: tuple[Axes, ...]
 
@@ -118,6 +134,10 @@ class Comparison:
         Values of the filling along a factor, by tensor and number of the factor.
     finite : set of str
         Tensors whose elements are finite whatever the inputs are.
+    limits : dict
+        Number of an open dimension's indices at both sizes, by tensors of indices less than it.
+    path : tuple of int
+        Loops around the graphs.
     """
 
     small: Graph
@@ -128,10 +148,13 @@ class Comparison:
         default_factory=dict[tuple[str, int], "float | int"]
     )
     finite: set[str] = field(default_factory=set[str])
-    masks: dict[tuple[int, int, int], Mask] = field(
-        default_factory=dict[tuple[int, int, int], Mask]
+    limits: dict[str, tuple[int, int]] = field(default_factory=dict[str, tuple[int, int]])
+    path: tuple[int, ...] = ()
+    masks: dict[tuple[tuple[int, ...], int, int, int], Mask] = field(
+        default_factory=dict[tuple[tuple[int, ...], int, int, int], Mask]
     )
     rescalings: list[Rescaling] = field(default_factory=list[Rescaling])
+    countings: list[Counting] = field(default_factory=list[Counting])
     _numbers: Iterator[int] = field(default_factory=itertools.count)
     _operator: int = 0
 
@@ -225,8 +248,8 @@ class Comparison:
         if place is None:
             raise SizeObstacle("combines elements of a dimension that is joined with another one")
         operator, slot, axis = place
-        key = operator, slot, axis
-        mask = Mask(operator, slot, axis, factor.small, factor.large, value)
+        key = self.path, operator, slot, axis
+        mask = Mask(*key, factor.small, factor.large, value)
         previous = self.masks.setdefault(key, mask)
         if previous != mask:
             raise SizeObstacle("needs two values beyond the end of one dimension")
@@ -258,14 +281,18 @@ class Comparison:
 
     def rescale(self, small: int, large: int) -> None:
         """Request that the operator's mean is of ``small`` elements."""
-        self.rescalings.append(Rescaling(self._operator, small, large))
+        self.rescalings.append(Rescaling(self.path, self._operator, small, large))
+
+    def count(self, small: int, large: int) -> None:
+        """Request that the operator, a loop, executes ``small`` steps."""
+        if self.shifts:
+            raise SizeObstacle("runs along a dimension whose size is open")
+        self.countings.append(Counting(self.path, self._operator, small, large))
 
     # -- comparison -------------------------------------------------------------------------------
 
     def relation(self) -> Relation:
         """Compare all operators."""
-        from cpembed.graph.size_rules import compare
-
         small, large = self.small, self.large
         if tuple(small.inputs) != tuple(large.inputs) or len(small.outputs) != len(large.outputs):
             raise SizeObstacle("has other inputs or outputs at another size")
@@ -277,12 +304,42 @@ class Comparison:
                 self.fillings[name, factor.number] = 0
             if not kind.dtype.startswith(("float", "bfloat")):
                 self.finite.add(name)
+        outputs = self.outputs({name: name for name in large.inputs})
+        return Relation(
+            tuple(self.masks.values()),
+            tuple(self.rescalings),
+            tuple(self.countings),
+            tuple(self.axes[name] for name in large.inputs),
+            tuple(outputs),
+        )
+
+    def nested(self, small: Graph, large: Graph) -> Comparison:
+        """Return the comparison of the bodies of the operator, a loop, without any axes yet."""
+        return Comparison(
+            small,
+            large,
+            self.shifts,
+            path=(*self.path, self._operator),
+            masks=self.masks,
+            rescalings=self.rescalings,
+            countings=self.countings,
+            _numbers=self._numbers,
+        )
+
+    def outputs(self, inputs: Mapping[str, str]) -> list[Axes]:
+        """Compare all operators, and return the axes of the outputs.
+
+        ``inputs`` are names in the larger graph by those in the smaller one.
+        """
+        from cpembed.graph.size_rules import compare
+
+        small, large = self.small, self.large
         if len(small.operators) != len(large.operators):
             raise SizeObstacle(
                 f"has {len(small.operators)} operators at one size and {len(large.operators)} at "
                 "another"
             )
-        names = {name: name for name in large.inputs}
+        names = dict(inputs)
         for number, (before, after) in enumerate(
             zip(small.operators, large.operators, strict=True)
         ):
@@ -300,12 +357,7 @@ class Comparison:
             elif names.get(before) != after:
                 raise SizeObstacle(f"output {after} is another tensor at another size")
             outputs.append(self.axes[after])
-        return Relation(
-            tuple(self.masks.values()),
-            tuple(self.rescalings),
-            tuple(self.axes[name] for name in large.inputs),
-            tuple(outputs),
-        )
+        return outputs
 
     def _inputs(self, before: Operator, after: Operator, names: dict[str, str]) -> None:
         """Compare where two operators read."""

@@ -15,7 +15,10 @@ import numpy as np
 
 from cpembed.graph import kinds
 from cpembed.graph.graph import Operator
+from cpembed.graph.kinds import Input
 from cpembed.graph.kinds.base import Kind, axis_of
+from cpembed.graph.loop import Loop
+from cpembed.graph.loop_size_rules import loop_rule
 from cpembed.graph.size_relation import Axes, Comparison, Factor, Rule, SizeObstacle, require_same
 from cpembed.graph.special_size_rules import SPECIAL_RULES, largest, least
 from cpembed.ir.computation import AxisKind, Computation
@@ -69,6 +72,8 @@ def _moved(state: Comparison, after: Operator, axes: Axes) -> Axes:
     for factor in _flat(axes):
         if (source, factor.number) in state.fillings:
             state.fillings[output, factor.number] = state.fillings[source, factor.number]
+    if source in state.limits:
+        state.limits[output] = state.limits[source]
     if source in state.finite:
         state.finite.add(output)
     return axes
@@ -189,6 +194,9 @@ def _require_inside(
 ) -> None:
     """Require that a gather selects fixed places of an open axis, all before its end."""
     state.forbid_shifts(along, "selects a part of")
+    limit = state.limits.get(after.inputs[1])
+    if len(along) == 1 and limit is not None and limit[0] <= along[0].small:
+        return
     indices = state.large.constants.get(after.inputs[1])
     if indices is None or len(along) != 1:
         raise SizeObstacle("selects by computed indices from a dimension whose size is open")
@@ -225,9 +233,21 @@ def _elementwise(state: Comparison, before: Operator, after: Operator) -> Axes:
     axes = tuple(result)
     if len(after.inputs) == 1:
         _evaluated(state, after, axes)
+        _bounded(state, after)
     if isinstance(after.kind, kinds.Dequantize):
         state.finite.add(after.output)
     return axes
+
+
+def _bounded(state: Comparison, after: Operator) -> None:
+    """Hand on that elements are indices of an open dimension to their casts."""
+    kind, source = after.kind, after.inputs[0]
+    dtype = state.large.types[after.output].dtype
+    is_cast = isinstance(kind, kinds.Elementwise) and kind.expression == Input(0)
+    if not is_cast or source not in state.limits or dtype == "bool" or not is_integer(dtype):
+        return
+    if state.limits[source][1] - 1 <= np.iinfo(dtype).max:
+        state.limits[after.output] = state.limits[source]
 
 
 def _evaluated(state: Comparison, after: Operator, axes: Axes) -> None:
@@ -415,6 +435,7 @@ def _contract(
 
 _RULES: Mapping[type[Kind], Rule] = {
     **SPECIAL_RULES,
+    Loop: loop_rule,
     kinds.Bitcast: _elementwise,
     kinds.Reshape: _reshape,
     kinds.Transpose: _transpose,

@@ -105,6 +105,16 @@ class CompiledFamily:
     outputs: tuple[TensorSummary, ...]
     library: Library
 
+    @classmethod
+    def with_interface(cls, family: Family, units: Units, library: Library) -> CompiledFamily:
+        """Return the library of a family with its interface."""
+        graph = family.graph(family.largest)
+        inputs, outputs = (
+            tuple(TensorSummary(n, graph.types[n].dtype) for n in names)
+            for names in (tuple(graph.inputs), tuple(dict.fromkeys(graph.outputs)))
+        )
+        return cls(family.name, units.name, inputs, outputs, library)
+
     def open(self, threads: int = 0) -> RunningFamily:
         """Load the library, for as many ``threads`` as it was planned for if 0."""
         return RunningFamily(self, OpenLibrary(self.library.path, self.library.name,
@@ -188,6 +198,7 @@ def plan_family(
     planning: Planning,
     ranges: Ranges,
     progress: Progress = silent,
+    facts: Openness | None = None,
 ) -> FamilyPlan:
     """Choose the sizes of instances, and plan each of them.
 
@@ -199,6 +210,8 @@ def plan_family(
     planning : Planning
     ranges : Ranges
     progress : Progress, optional
+    facts : Openness, optional
+        How sizes are computed, if that is known from another plan.
 
     Raises
     ------
@@ -208,7 +221,7 @@ def plan_family(
         If an operator has no kernel.
     """
     progress("reading sizes", 0, 1)
-    facts = openness(family)
+    facts = facts or openness(family)
     choice = SizeChoice(family, facts, ranges.loss, ranges.instances)
     if (count := len(choice.necessary())) > MOST_NECESSARY:
         reasons = "; ".join(f"{name}: {reason}" for name, reason in facts.reasons.items())
@@ -298,31 +311,46 @@ def compile_family(
     BackendUnavailable
         If there is no C compiler, or the target has no library.
     """
-    graph = family.graph(family.largest)
-    require_kernels(graph)
+    require_kernels(family.graph(family.largest))
     units, planning = matching.network_units(target), planning or Planning()
     require_library(units.primary)
-    plan = plan_family(family, units, planning, ranges or Ranges(), progress)
     label = name or library_name(family.name)
-    networks = network_programs([p.plan for p in plan.instances], label, planning.cache, progress)
-    pairs = zip(plan.instances, networks, strict=True)
-    plan = replace(plan, instances=tuple(replace(p, network=network) for p, network in pairs))
+    plan = plan_family(family, units, planning, ranges or Ranges(), progress)
+    plan = with_programs(plan, label, planning, progress)
     program = sized_program(plan, label)
     progress("linking", 0, 1)
-    summaries = tuple(
-        tuple(TensorSummary(n, graph.types[n].dtype) for n in names)
-        for names in (tuple(graph.inputs), tuple(dict.fromkeys(graph.outputs)))
-    )
 
     def compiled(library: Library) -> CompiledFamily:
-        inputs, outputs = summaries
-        return CompiledFamily(family.name, units.name, inputs, outputs, library)
+        return CompiledFamily.with_interface(family, units, library)
 
     def checked(path: Path) -> None:
         if check is not None:
             check(plan, compiled(Library(label, path.parent, ())))
 
     return compiled(write_library(program, folder, contents, check=checked))
+
+
+def with_programs(
+    plan: FamilyPlan, name: str, planning: Planning, progress: Progress = silent
+) -> FamilyPlan:
+    """Return a plan whose instances have programs, compiled together.
+
+    Parameters
+    ----------
+    plan : FamilyPlan
+    name : str
+        Name of the library.
+    planning : Planning
+    progress : Progress, optional
+
+    Raises
+    ------
+    LoweringError
+        If a kernel cannot be compiled.
+    """
+    networks = network_programs([p.plan for p in plan.instances], name, planning.cache, progress)
+    pairs = zip(plan.instances, networks, strict=True)
+    return replace(plan, instances=tuple(replace(p, network=network) for p, network in pairs))
 
 
 def sized_program(plan: FamilyPlan, name: str) -> SizedProgram:
@@ -369,7 +397,7 @@ def _program_instance(
         tuple(inputs),
         tuple(network.results[name] for name in outputs),
         tuple(
-            FillerBuffer(f.name, f.extent, f.size, f.is_mask)
+            FillerBuffer(f.name, f.extent, f.size, f.kind)
             for f in instance.fillers
             if f.name in names
         ),

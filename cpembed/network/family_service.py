@@ -8,7 +8,7 @@ with those of the graph that a front end reads at just these sizes.
 from __future__ import annotations
 
 import tempfile
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -19,11 +19,11 @@ import numpy as np
 from cpembed.driver.matching import network_units
 from cpembed.errors import BackendUnavailable, InvariantError
 from cpembed.export.library import Contents, Library, write_library
-from cpembed.graph.family import Family, Sizes, shape_text
+from cpembed.graph.family import Family, Filling, Sizes, shape_text
 from cpembed.graph.graph import Array, Graph, evaluate
+from cpembed.graph.instances import Instance
 from cpembed.graph.loop import multiplications, nested_operators
 from cpembed.hw.instruction import HardwareSpec
-from cpembed.ir.dtypes import is_integer
 from cpembed.network.build import CompiledNetwork
 from cpembed.network.family import (
     CompiledFamily,
@@ -125,14 +125,14 @@ def network_family(
     drafts: list[tuple[FamilyPlan, list[NetworkRun | None], list[SizeCheck], CompiledFamily]] = []
 
     def check(plan: FamilyPlan, draft: CompiledFamily) -> None:
-        runs = [_instance_run(p, request, seed, progress) for p in plan.instances]
+        runs = [instance_run(p, request, seed, progress) for p in plan.instances]
         checks = (
             check_sizes(family, draft, seed, progress, float_type=units.float_type)
             if request.verifies
             else []
         )
         drafts.append((plan, runs, checks, draft))
-        if _wrong(family, plan, runs, checks):
+        if wrong_results(family, plan, runs, checks):
             raise _WrongResultError
 
     compiled = None
@@ -150,8 +150,8 @@ def network_family(
         )
     plan, runs, checks, _ = drafts[0]
     library = None if compiled is None or request.folder is None else compiled.library
-    document = _document(plan, runs, checks)
-    return FamilyResult(document, library, _wrong(family, plan, runs, checks))
+    document = family_document(plan, runs, checks)
+    return FamilyResult(document, library, wrong_results(family, plan, runs, checks))
 
 
 def family_plan(
@@ -180,7 +180,7 @@ def family_plan(
     units = network_units(target)
     _require_links(family, units)
     plan = plan_family(family, units, planning, ranges or Ranges(), progress)
-    return _document(plan, [None] * len(plan.instances), [])
+    return family_document(plan, [None] * len(plan.instances), [])
 
 
 def _require_links(family: Family, units: Units) -> None:
@@ -194,10 +194,19 @@ def _require_links(family: Family, units: Units) -> None:
 # -- verification ---------------------------------------------------------------------------------
 
 
-def _instance_run(
+def instance_run(
     planned: PlannedInstance, request: NetworkRequest, seed: int, progress: Progress
 ) -> NetworkRun | None:
-    """Verify and time an instance as a library of its own, operator by operator."""
+    """Verify and time an instance as a library of its own, operator by operator.
+
+    Parameters
+    ----------
+    planned : PlannedInstance
+    request : NetworkRequest
+    seed : int
+        Seed of random inputs.
+    progress : Progress
+    """
     if not (request.verifies or request.times) or planned.network is None:
         return None
     network = planned.network
@@ -210,11 +219,20 @@ def _instance_run(
         )
         return run_network(
             CompiledNetwork(planned.plan, network, library),
-            random_inputs(planned.instance.graph, seed),
+            instance_inputs(planned.instance, seed),
             verifies=request.verifies,
             times=request.times,
             progress=progress,
         )
+
+
+def instance_inputs(instance: Instance, seed: int) -> dict[str, Array]:
+    """Return random inputs of an instance, whose loops execute all steps."""
+    inputs = random_inputs(instance.graph, seed)
+    for filler in instance.fillers:
+        if filler.kind is Filling.COUNT:
+            inputs[filler.name] = np.asarray(filler.size, np.int64)
+    return inputs
 
 
 def check_sizes(
@@ -237,18 +255,68 @@ def check_sizes(
     float_type : str, default "float32"
         Type to which operands of float products are rounded.
     """
-    sizes = list(dict.fromkeys(family.random_sizes(CHECKS, seed)))
-    inputs = [random_inputs(family.graph(at), seed + k) for k, at in enumerate(sizes)]
-    macs = sum(multiplications(family.graph(at)) for at in sizes)
-    outputs = worker.call(_outputs, compiled, inputs, macs)
+    samples = sampled(family, dict.fromkeys(family.random_sizes(CHECKS, seed)), seed)
+    outputs = library_outputs(family, compiled, samples)
+    return compared(family, samples, outputs, progress, float_type=float_type)
+
+
+def sampled(family: Family, sizes: Iterable[Sizes], seed: int) -> dict[Sizes, dict[str, Array]]:
+    """Return random inputs at some sizes.
+
+    Parameters
+    ----------
+    family : Family
+    sizes : iterable of Sizes
+    seed : int
+    """
+    return {at: random_inputs(family.graph(at), seed + k) for k, at in enumerate(sizes)}
+
+
+def compared(
+    family: Family,
+    samples: Mapping[Sizes, Mapping[str, Array]],
+    outputs: Sequence[Mapping[str, Array]],
+    progress: Progress = silent,
+    *,
+    float_type: FloatType = "float32",
+) -> list[SizeCheck]:
+    """Compare outputs of a library with the model's graphs.
+
+    Parameters
+    ----------
+    family : Family
+    samples : mapping
+        Inputs by sizes.
+    outputs : sequence of mapping
+        Outputs of the library for each of the samples.
+    progress : Progress, optional
+    float_type : str, default "float32"
+        Type to which operands of float products are rounded.
+    """
     checks: list[SizeCheck] = []
-    for at, arrays, actual in zip(sizes, inputs, outputs, strict=True):
-        progress("comparing sizes", len(checks), len(sizes))
+    for (at, arrays), actual in zip(samples.items(), outputs, strict=True):
+        progress("comparing sizes", len(checks), len(samples))
         graph = family.graph(at)
         expected = evaluate(graph, arrays, lambda name: False)
         error = max(_error(actual[name], expected[name]) for name in graph.outputs)
         checks.append(SizeCheck(at, error, _tolerance(graph, float_type)))
     return checks
+
+
+def library_outputs(
+    family: Family, compiled: CompiledFamily, samples: Mapping[Sizes, Mapping[str, Array]]
+) -> list[dict[str, Array]]:
+    """Run a library in the worker, which a crash ends.
+
+    Parameters
+    ----------
+    family : Family
+    compiled : CompiledFamily
+    samples : mapping
+        Inputs by sizes.
+    """
+    macs = sum(multiplications(family.graph(at)) for at in samples)
+    return worker.call(_outputs, compiled, [*samples.values()], macs)
 
 
 def _outputs(
@@ -283,17 +351,26 @@ def _tolerance(graph: Graph, float_type: FloatType) -> float:
         for operator, inner, _ in nested_operators(graph)
         for name in operator.outputs
     ]
-    rounds = any(is_integer(dtype) and dtype in ("int8", "uint8") for dtype in dtypes)
-    return _ROUNDED_TOLERANCE if rounds or "bfloat16" in dtypes else _TOLERANCE
+    rounds = not {"int8", "uint8", "bfloat16"}.isdisjoint(dtypes)
+    return _ROUNDED_TOLERANCE if rounds else _TOLERANCE
 
 
-def _wrong(
+def wrong_results(
     family: Family,
     plan: FamilyPlan,
     runs: Sequence[NetworkRun | None],
     checks: Sequence[SizeCheck],
 ) -> tuple[str, ...]:
-    """Return what differs: operators of instances, and sizes."""
+    """Return what differs: operators of instances, and sizes.
+
+    Parameters
+    ----------
+    family : Family
+    plan : FamilyPlan
+    runs : sequence of NetworkRun or None
+        Verification of each instance.
+    checks : sequence of SizeCheck
+    """
     operators = [
         f"{verdict.operator} at {family.text(planned.instance.sizes)}"
         for planned, run in zip(plan.instances, runs, strict=True)
@@ -307,10 +384,18 @@ def _wrong(
 # -- document -------------------------------------------------------------------------------------
 
 
-def _document(
+def family_document(
     plan: FamilyPlan, runs: Sequence[NetworkRun | None], checks: Sequence[SizeCheck]
 ) -> dict[str, Any]:
-    """Return ranges, instances, checks and losses as a document."""
+    """Return ranges, instances, checks and losses as a document.
+
+    Parameters
+    ----------
+    plan : FamilyPlan
+    runs : sequence of NetworkRun or None
+        Verification of each instance.
+    checks : sequence of SizeCheck
+    """
     family, facts = plan.family, plan.facts
     graph, units = family.graph(family.largest), plan.instances[0].plan.units
     constants: dict[str, int] = {}

@@ -61,6 +61,7 @@ class LoopBuilder:
             condition=condition,
             again=again,
             parent=self.outer.loop,
+            padded=kind.padded,
         )
         return number
 

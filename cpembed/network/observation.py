@@ -219,7 +219,8 @@ class NetworkObserver:
         expected: dict[str, Array] = {name: np.asarray(step, np.int64) for name in numbers}
         expected |= {a: around.values[b] for a, b in zip(same, invariant, strict=True)}
         for name, tensor, backwards in zip(slices, scanned, loop.scanned, strict=True):
-            expected[name] = around.values[tensor][loop.place(step, backwards)]
+            limit = self._limit(frame, around)
+            expected[name] = around.values[tensor][loop.place(step, backwards, limit)]
         if step == 0:
             expected |= {a: around.values[b] for a, b in zip(states, initial, strict=True)}
         elif step - 1 in frame.ends:
@@ -262,10 +263,7 @@ class NetworkObserver:
         loop, operator = frame.loop, frame.operator
         assert operator is not None
         controls, initial, _, _ = loop.split_inputs(operator.inputs)
-        limit = loop.steps
-        if loop.limited:
-            count_input = max(0, int(around.values[controls[0]]))
-            limit = count_input if limit is None else min(limit, count_input)
+        limit = self._limit(frame, around)
         goes_on = True
         if loop.conditional:
             first = bool(around.values[controls[-1]])
@@ -281,8 +279,16 @@ class NetworkObserver:
         for step, outputs in frame.ends.items():
             parts = outputs[int(loop.conditional) + loop.states :]
             for part, result, backwards in zip(parts, collected, loop.results, strict=True):
-                right = right and _is_same(result[loop.place(step, backwards)], part)
+                right = right and _is_same(result[loop.place(step, backwards, limit)], part)
+        if loop.padded:
+            right = right and not any(result[count:].any() for result in collected)
         return right
+
+    def _limit(self, frame: _Frame, around: _Frame) -> int | None:
+        """Return the largest number of steps of the run of a loop."""
+        assert frame.operator is not None
+        controls, _, _, _ = frame.loop.split_inputs(frame.operator.inputs)
+        return frame.loop.limit([around.values[name] for name in controls])
 
     # -- operators ------------------------------------------------------------------------------
 

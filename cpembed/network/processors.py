@@ -1,31 +1,24 @@
 """Libraries of a network for other processors than this machine's, one or several in one library.
 
-Each variant is planned and compiled for its processor by the published figures of it. What this
-machine can execute, itself or by an emulator, is verified like any network; of the rest the
-document says that it was not executed.
+Each variant is planned and compiled for its processor by the published figures of it, and verified
+where this machine or an emulator executes it: :mod:`cpembed.network.processor_variants` for fixed
+sizes, :mod:`cpembed.network.family_variants` for ranges.
 """
 
 from __future__ import annotations
 
 import os
-import tempfile
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, cast
+from typing import Any
 
 import numpy as np
 
-from cpembed.codegen.host_cpu import (
-    Processor,
-    built_for,
-    needed_features,
-    runs_here,
-)
+from cpembed.codegen.host_cpu import Processor, built_for, needed_features
 from cpembed.driver.matching import network_units
-from cpembed.errors import BackendUnavailable, InvariantError, LoweringError, WorkloadError
+from cpembed.errors import InvariantError, WorkloadError
 from cpembed.export import loader
-from cpembed.export.emulated import EmulatedLibrary, emulator_of
 from cpembed.export.library import (
     Contents,
     Library,
@@ -34,53 +27,21 @@ from cpembed.export.library import (
     write_sources,
 )
 from cpembed.export.variants import VARIANT_VARIABLE, Variant, ordered, write_variants
-from cpembed.frontends import load_model
-from cpembed.graph.graph import Array, Graph, check_inputs
-from cpembed.graph.kinds import Product
-from cpembed.ir.dtypes import as_stored, as_typed
-from cpembed.network.build import (
-    CompiledNetwork,
-    in_place,
-    library_name,
-    prepared_and_named,
-    require_kernels,
-)
-from cpembed.network.inputs import random_inputs, special_inputs
-from cpembed.network.plan import plan_network
-from cpembed.network.program import network_program
-from cpembed.network.run import NetworkRun, Verdict, run_network, verify_network
-from cpembed.network.service import NetworkRequest, float_types, network_document
+from cpembed.frontends import load_network
+from cpembed.frontends.open_sizes import Request
+from cpembed.graph.family import Family
+from cpembed.graph.graph import Graph
+from cpembed.graph.instances import openness
+from cpembed.network.build import require_kernels
+from cpembed.network.family import Ranges
+from cpembed.network.family_variants import FamilyVariants
+from cpembed.network.inputs import random_inputs
+from cpembed.network.processor_variants import BuiltVariant, Sample, network_variant
+from cpembed.network.service import NetworkRequest
 from cpembed.runtime import worker
 from cpembed.steps import Progress, silent, step
-from cpembed.targets.processors import described, processor
+from cpembed.targets.processors import processor
 from cpembed.targets.units import NATIVE, FloatType
-
-
-@dataclass(frozen=True)
-class BuiltVariant:
-    """Network compiled for a processor.
-
-    Attributes
-    ----------
-    processor : Processor
-    compiled : CompiledNetwork
-        Plan and program; its library is in the folder of all variants.
-    run : NetworkRun, optional
-        Verification; None if this machine does not execute the variant.
-    executed : str, optional
-        ``here`` or ``emulated``; None if it was not executed.
-    reason : str
-        Reason why it was not.
-    document : dict
-        Document of the network, with the processor as ``cpu``.
-    """
-
-    processor: Processor
-    compiled: CompiledNetwork
-    run: NetworkRun | None
-    executed: str | None
-    reason: str
-    document: dict[str, Any]
 
 
 @dataclass(frozen=True)
@@ -92,27 +53,27 @@ class ProcessorsResult:
     variants: tuple[BuiltVariant, ...]
 
     @property
-    def failed(self) -> tuple[Verdict, ...]:
-        """Verdicts on operators that differ from their definition."""
-        runs = [variant.run for variant in self.variants if variant.run is not None]
-        return tuple(verdict for run in runs for verdict in run.failed)
+    def wrong(self) -> tuple[str, ...]:
+        """Results of all variants that differ from their definition."""
+        return tuple(name for variant in self.variants for name in variant.wrong)
 
     def require(self) -> None:
-        """Raise :class:`InvariantError` if an operator differs from its definition."""
-        if self.failed:
-            names = ", ".join(verdict.operator for verdict in self.failed[:3])
+        """Raise :class:`InvariantError` if a result differs from its definition."""
+        if self.wrong:
             raise InvariantError(
-                f"{len(self.failed)} operators differ from their definition ({names}): please "
-                "report this command line"
+                f"{len(self.wrong)} results differ from their definition "
+                f"({', '.join(self.wrong[:3])}): please report this command line"
             )
 
 
 def build_model(
-    model: str | Path | Graph,
+    model: str | Path | Graph | Family,
     folder: str | Path,
     cpu: str | Sequence[str],
     target: str = NATIVE,
     *,
+    shapes: Request | None = None,
+    ranges: Ranges | None = None,
     name: str | None = None,
     float_type: FloatType | None = None,
     torch: bool = False,
@@ -123,14 +84,20 @@ def build_model(
 
     Parameters
     ----------
-    model : str, Path or Graph
-        File of an ONNX model or an exported PyTorch program, or its graph.
+    model : str, Path, Graph or Family
+        File of an ONNX model or an exported PyTorch program, or what
+        :func:`~cpembed.frontends.load_network` read from one.
     folder : str or Path
         Folder of the library; files of the same names are replaced.
     cpu : str or sequence of str
         Processors by LLVM's names, as :func:`build_for_processors` takes them.
     target : str, default "native"
         Target that is preferred for products; by default all of the processor's.
+    shapes : mapping, optional
+        Sizes that a file leaves open, some of them perhaps ranges, as for
+        :func:`~cpembed.frontends.load_network`.
+    ranges : Ranges, optional
+        How close to a library for each single size a library for ranges is to be.
     name : str, optional
         Name of the library; by default the model's.
     float_type : str, optional
@@ -150,12 +117,16 @@ def build_model(
     names = (cpu,) if isinstance(cpu, str) else tuple(cpu)
     # Before the model is read, which may take seconds.
     processors_named(names)
-    graph = model if isinstance(model, Graph) else load_model(model)
+    if isinstance(model, Graph | Family):
+        if shapes:
+            raise WorkloadError(f"{model.name}: shapes applies to a file, not to a graph")
+        network = model
+    else:
+        network = load_network(model, shapes)
     request = NetworkRequest(
         target, Path(folder), times=False, name=name, contents=Contents(torch=torch)
     )
-    inputs = random_inputs(graph, 0)
-    result = build_for_processors(graph, names, request, inputs, float_type=float_type)
+    result = build_for_processors(network, names, request, ranges, float_type=float_type)
     result.require()
     return result
 
@@ -186,10 +157,10 @@ def processors_named(names: Sequence[str]) -> tuple[Processor, ...]:
 
 
 def build_for_processors(
-    graph: Graph,
+    network: Graph | Family,
     names: Sequence[str],
     request: NetworkRequest,
-    inputs: Mapping[str, Array],
+    ranges: Ranges | None = None,
     *,
     float_type: FloatType | None = None,
     progress: Progress = silent,
@@ -201,15 +172,15 @@ def build_for_processors(
 
     Parameters
     ----------
-    graph : Graph
-        Network as a front end made it.
+    network : Graph or Family
+        Network as a front end made it, or at every size in some ranges.
     names : sequence of str
         Processors by LLVM's names. If there are several, the library holds a variant for each, and
         one of them has to be a baseline, whose features all have.
     request : NetworkRequest
         Options; its folder is required, and its target is a name.
-    inputs : mapping from str to ndarray
-        Inputs of the verification.
+    ranges : Ranges, optional
+        Options of a family.
     float_type : str, optional
         Type to which operands of float products are rounded.
     progress : Progress, optional
@@ -223,8 +194,7 @@ def build_for_processors(
     LoweringError
         If an operator has no kernel.
     """
-    require_kernels(graph)
-    check_inputs(graph, inputs)
+    require_kernels(network.graph(network.largest) if isinstance(network, Family) else network)
     if request.folder is None:
         raise WorkloadError("a library for another processor needs a folder: name one")
     processors = processors_named(names)
@@ -232,117 +202,48 @@ def build_for_processors(
         with built_for(each):
             network_units(request.target, float_type)
     variants: list[BuiltVariant] = []
+    build = _builder(network, request, ranges or Ranges(), float_type, progress)
     for each in processors:
         with built_for(each):
-            variants.append(_variant(graph, each, request, inputs, float_type, progress))
+            variants.append(build(each))
     documents = [variant.document for variant in variants]
     document = documents[0]
     if len(variants) > 1:
-        document = {"network": graph.name, "variants": documents}
+        document = {"network": network.name, "variants": documents}
     result = ProcessorsResult(document, None, tuple(variants))
-    if result.failed:
+    if result.wrong:
         return result
     with built_for(processors[-1]):
         progress("linking", 0, 1)
-        library = _written(request, variants, inputs)
+        library = _written(request, variants)
     return replace(result, library=library)
 
 
-def _variant(
-    graph: Graph,
-    each: Processor,
+def _builder(
+    network: Graph | Family,
     request: NetworkRequest,
-    inputs: Mapping[str, Array],
+    ranges: Ranges,
     float_type: FloatType | None,
     progress: Progress,
-) -> BuiltVariant:
-    """Compile and verify a network for the processor that kernels are built for now."""
-    units = network_units(request.target, float_type)
-    plan = plan_network(prepared_and_named(graph, units), units, request.planning, progress)
-    name = request.name or library_name(graph.name)
-    network = network_program(plan, name, request.planning.cache, progress)
-    folder = request.folder
-    assert folder is not None
-    compiled = CompiledNetwork(plan, network, Library(name, folder, ()))
-    run, executed, reason = None, None, "not verified, as requested"
-    if request.verifies:
-        run, executed, reason = _verified(compiled, each, inputs, progress)
-    details = {
-        **described(each),
-        "cpu_features": list(network.program.features),
-        "executed": executed,
-        "reason": reason or None,
-    }
-    document = {
-        **network_document(plan, compiled, run),
-        **float_types(graph, units),
-        "cpu": details,
-    }
-    return BuiltVariant(each, compiled, run, executed, reason, document)
-
-
-def _verified(
-    compiled: CompiledNetwork, each: Processor, inputs: Mapping[str, Array], progress: Progress
-) -> tuple[NetworkRun | None, str | None, str]:
-    """Return the run of a variant and how it was executed, or why it was not."""
-    program = compiled.network.program
-    if runs_here(program.features):
-        with tempfile.TemporaryDirectory(prefix="cpembed-") as scratch:
-            files = Contents(python=False, example=False)
-            library = write_library(program, Path(scratch), files)
-            draft = replace(compiled, library=library)
-            return run_network(draft, inputs, times=False, progress=progress), "here", ""
-    emulator = emulator_of(each.architecture)
-    reason = f"this machine is no {each.name}"
-    if emulator is None:
-        return None, None, f"{reason}, and qemu-{each.architecture} is not installed"
-    try:
-        return _emulated(compiled, emulator, inputs, progress), "emulated", ""
-    # Nothing links a program for the emulator, or that lacks a feature too.
-    except (BackendUnavailable, LoweringError) as error:
-        return None, None, f"{reason}, and {error}"
-
-
-def _emulated(
-    compiled: CompiledNetwork, emulator: str, inputs: Mapping[str, Array], progress: Progress
-) -> NetworkRun:
-    """Verify a network under an emulator, once more with special values in the inputs."""
-    graph, network = compiled.graph, compiled.network
-    special = special_inputs(graph, inputs)
-    changed = tuple(name for name, array in special.items() if array is not inputs[name])
-    verdicts: list[list[Verdict]] = [[], []]
-    with EmulatedLibrary(network.program, emulator, compiled.plan.threads) as emulated:
-        # It has the members that verification calls.
-        library = cast(loader.Library, emulated)
-        rounds: list[Mapping[str, Array]] = [inputs, *([special] if changed else [])]
-        for number, values in enumerate(rounds):
-            phase = "verifying with special values" if number else "verifying"
-
-            def report(count: int, phase: str = phase) -> None:
-                progress(phase, count, len(graph.operators))
-
-            verdicts[number] = verify_network(compiled.plan, network, library, values, report)
-        results = emulated.run(*(as_stored(inputs[info.name]) for info in emulated.inputs))
-        names = [info.name for info in emulated.outputs]
-    by_buffer = dict(zip(names, results, strict=True))
-    outputs = {
-        name: as_typed(by_buffer[network.results[name]], graph.types[name].dtype)
-        for name in graph.outputs
-    }
-    return NetworkRun(outputs, tuple(verdicts[0]), None, tuple(verdicts[1]), changed)
+) -> Callable[[Processor], BuiltVariant]:
+    """Return the function that builds a variant for the processor that kernels are built for."""
+    if isinstance(network, Family):
+        facts = openness(network)
+        return FamilyVariants(network, facts, request, ranges, float_type, progress).variant
+    # Verification needs some data; which one is of no interest.
+    inputs = random_inputs(network, 0)
+    return lambda each: network_variant(network, each, request, inputs, float_type, progress)
 
 
 # -- writing --------------------------------------------------------------------------------------
 
 
-def _written(
-    request: NetworkRequest, variants: Sequence[BuiltVariant], inputs: Mapping[str, Array]
-) -> Library:
+def _written(request: NetworkRequest, variants: Sequence[BuiltVariant]) -> Library:
     """Write the library of all variants, or its sources where nothing links it."""
     folder = request.folder
     assert folder is not None
     linked = has_compiler()
-    first = variants[0].compiled
+    program, in_place = variants[0].program, variants[0].in_place
     cpus = [
         {
             key: variant.document["cpu"][key]
@@ -351,12 +252,11 @@ def _written(
         for variant in variants
     ]
     details = {
-        "in_place": in_place(first.plan.graph),
+        **({} if in_place is None else {"in_place": in_place}),
         "cpu": cpus[0] if len(cpus) == 1 else cpus,
         **request.contents.details,
     }
     contents = replace(request.contents, details=details, about=_about(variants))
-    program = first.network.program
     if len(variants) == 1:
         write = write_library if linked else write_sources
         return write(program, folder, contents)
@@ -364,12 +264,14 @@ def _written(
     def check(path: Path) -> None:
         # In the worker, since a crash of a kernel would end this process.
         is_forced = bool(os.environ.get(VARIANT_VARIABLE))
-        if not is_forced and any(each.executed == "here" for each in variants):
-            worker.call(_check_selection, path, program.name, variants, inputs)
+        expected = next((each for each in variants if each.executed == "here"), None)
+        if not is_forced and expected is not None:
+            name = expected.processor.name
+            worker.call(_check_selection, path, program.name, name, expected.samples, expected.work)
 
     return write_variants(
         program.name,
-        [Variant(each.processor.name, each.compiled.network.program) for each in variants],
+        [Variant(each.processor.name, each.program) for each in variants],
         folder,
         contents,
         check=check,
@@ -393,21 +295,32 @@ def _about(variants: Sequence[BuiltVariant]) -> str:
 
 
 def _check_selection(
-    path: Path, name: str, variants: Sequence[BuiltVariant], inputs: Mapping[str, Array]
+    path: Path, name: str, processor_name: str, samples: Sequence[Sample], work: int
 ) -> None:
-    """Raise :class:`InvariantError` if a library selects another variant, or computes otherwise."""
-    expected = next(each for each in variants if each.executed == "here")
-    assert expected.run is not None
-    products = [o.kind for o in expected.compiled.graph.operators if isinstance(o.kind, Product)]
-    work = sum(kind.computation.macs for kind in products)
+    """Raise :class:`InvariantError` if a library selects another variant, or computes otherwise.
+
+    Parameters
+    ----------
+    path : Path
+        Shared library.
+    name : str
+        Name of the library.
+    processor_name : str
+        Name of the variant.
+    samples : sequence of Sample
+        Calls of that variant alone.
+    work : int
+        Multiplications of them.
+    """
     with step("running a library of variants", work), loader.Library(path, name) as library:
-        if library.variant != expected.processor.name:
+        if library.variant != processor_name:
             raise InvariantError(
-                f"{name} runs the variant {library.variant} instead of {expected.processor.name}"
+                f"{name} runs the variant {library.variant} instead of {processor_name}"
             )
-        results = library.run(*(as_stored(inputs[info.name]) for info in library.inputs))
-        buffers = expected.compiled.network.results
-        by_buffer = dict(zip((info.name for info in library.outputs), results, strict=True))
-        for output, array in expected.run.outputs.items():
-            if not np.array_equal(by_buffer[buffers[output]], as_stored(array), equal_nan=True):
-                raise InvariantError(f"{name}: {output} differs from that of its variant alone")
+        for inputs, expected in samples:
+            results = library.run(*inputs)
+            for info, result, array in zip(library.outputs, results, expected, strict=True):
+                if not np.array_equal(result, array, equal_nan=True):
+                    raise InvariantError(
+                        f"{name}: {info.name} differs from that of its variant alone"
+                    )

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from pathlib import Path
 from typing import Any
 
 from cpembed.blocks import Block, Header, Table
@@ -90,19 +89,38 @@ def checks_text(document: Mapping[str, Any]) -> str:
         return f"WRONG at {'; '.join(sizes_text(check['sizes']) for check in wrong)}"
     error = max(check["max_error"] for check in checks)
     size = f"largest error {error:.1e} of the largest magnitude"
-    return f"equal to the model at {plural(len(checks), 'size')}, both ends included ({size})"
+    sizes = [check["sizes"] for check in checks]
+    ends = [{name: ends[k] for name, ends in document["ranges"].items()} for k in (0, 1)]
+    included = ", both ends included" if all(end in sizes for end in ends) else ""
+    return f"equal to the model at {plural(len(checks), 'size')}{included} ({size})"
 
 
-def library_lines(document: Mapping[str, Any], path: Path) -> list[str]:
-    """Return the lines about a library that was written."""
+def library_lines(document: Mapping[str, Any], title: str) -> list[str]:
+    """Return the lines about a library that was written, or about one of its variants."""
     ranges = ", ".join(f"{name}={low}..{high}" for name, (low, high) in document["ranges"].items())
     sizes = plural(len(document["instances"]), "size")
     constants = data_size(document["bytes_constants"])
+    return [
+        f"{title}: {ranges}, kernels for {sizes}, {constants} of constants",
+        f"predicted: {loss_text(document)}",
+        f"verified: {_execution_text(document, document.get('cpu'))}",
+    ]
+
+
+def _execution_text(document: Mapping[str, Any], cpu: Mapping[str, Any] | None) -> str:
+    """Return what was verified, and how a library for another processor was executed."""
+    if cpu is not None and cpu["executed"] is None:
+        return f"not executed here: {cpu['reason']}"
     operators = [o for i in document["instances"] for o in i["network"]["operators"]]
     is_right = all(o["verified"] is not False for o in operators)
-    verified = "every operator equal to its definition" if is_right else "WRONG operators"
-    return [
-        f"{path}: {ranges}, kernels for {sizes}, {constants} of constants",
-        f"predicted: {loss_text(document)}",
-        f"verified: {verified}, {checks_text(document)}",
+    text = "every operator equal to its definition" if is_right else "WRONG operators"
+    text += f", {checks_text(document)}"
+    if cpu is None or cpu["executed"] == "here":
+        return text
+    lacking = [
+        f"{phrase} {'; '.join(map(sizes_text, cpu[key]))}"
+        for key, phrase in (("left_out", "kernels for"), ("unchecked", "outputs at"))
+        if cpu[key]
     ]
+    rest = f", but for what takes the emulator too long: {', '.join(lacking)}" if lacking else ""
+    return f"{text}; emulated{rest}"

@@ -21,8 +21,11 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> str:
 
 
 @pytest.mark.parametrize("arguments, parts", [
-    (("--shape", "batch=16..1"), ("'batch=16..1' is no shape",)),
-    (("--shape", "batch=0..4"), ("'batch=0..4' is no shape",)),
+    (("--shape", "batch=16..1"), ("16..1 ends before it begins", "write 1..16")),
+    (("--shape", "batch=0..4"), ("a range begins at 1", "write 1..4")),
+    (("--shape", "batch=0..0"), ("a range begins at 1", "write 0")),
+    (("--shape", "batch=1...4"), ("'batch=1...4' is no shape", "NAME=1..16")),
+    (("--shape", "batch=-1..4"), ("'batch=-1..4' is no shape", "NAME=1..16")),
     (("--shape", "batch=1..4", "--shape", "batch=3"), ("batch is given more than once",)),
     (("--shape", "batch=3", "--loss", "1.1"), ("--loss applies to ranges of sizes",)),
     (("--shape", "batch=1..4", "--output", "out"), ("--output applies to fixed sizes",)),

@@ -73,6 +73,63 @@ def cnn(path: Path) -> Path:
     return net.save(path, {"image": (FLOAT, ["batch", 3, 8, 8])}, {"y": (FLOAT, ["batch", 10], x)})
 
 
+def lstm(path: Path) -> Path:
+    """A layer in both directions over sequences of any length, with the lengths of each of them."""
+    net = Net(5)
+    weights = net.weights(2, 32, 6), net.weights(2, 32, 8), net.weights(2, 64)
+    y, h = (f"lstm{k}" for k in range(2))
+    net.nodes.append(
+        helper.make_node(
+            "LSTM", ["x", *weights, "lengths"], [y, h], "lstm", hidden_size=8,
+            direction="bidirectional",
+        )
+    )  # fmt: skip
+    steps = net("Reshape", net("Transpose", y, perm=[0, 2, 1, 3]), net.constant([0, 0, 16]))
+    mean = net("ReduceMean", steps, axes=[0], keepdims=0)
+    return net.save(
+        path,
+        {"x": (FLOAT, ["steps", "batch", 6]), "lengths": (TensorProto.INT32, ["batch"])},
+        {
+            "y": (FLOAT, ["steps", "batch", 4], net.linear(steps, 16, 4)),
+            "m": (FLOAT, ["batch", 16], mean),
+            "h": (FLOAT, [2, "batch", 8], h),
+        },
+    )
+
+
+def scan(path: Path) -> Path:
+    """Running sums from the end, of sequences whose batch comes first."""
+    body = helper.make_graph(
+        [
+            helper.make_node("Add", ["state", "part"], ["sum"], "add"),
+            helper.make_node("Tanh", ["sum"], ["next"], "tanh"),
+            helper.make_node("Identity", ["sum"], ["result"], "copy"),
+        ],
+        "body",
+        [helper.make_tensor_value_info(n, FLOAT, ["batch", 5]) for n in ("state", "part")],
+        [helper.make_tensor_value_info(n, FLOAT, ["batch", 5]) for n in ("next", "result")],
+    )
+    net = Net(6)
+    shape = net("Concat", net("Shape", "x", end=1), net.constant(np.array([5])), axis=0)
+    start = net("ConstantOfShape", shape)
+    last, sums = "last", "sums"
+    net.nodes.append(
+        helper.make_node(
+            "Scan", [start, "x"], [last, sums], "scan", body=body, num_scan_inputs=1,
+            scan_input_axes=[1], scan_input_directions=[1], scan_output_axes=[1],
+            scan_output_directions=[1],
+        )
+    )  # fmt: skip
+    return net.save(
+        path,
+        {"x": (FLOAT, ["batch", "steps", 5])},
+        {
+            "y": (FLOAT, ["batch", "steps", 5], net("Exp", sums)),
+            "z": (FLOAT, ["batch", 5], last),
+        },
+    )
+
+
 def gru(path: Path) -> Path:
     """A recurrent layer of an open number of steps, then a layer of rows."""
     net = Net(4)

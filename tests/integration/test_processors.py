@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import itertools
 import json
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -13,12 +15,18 @@ from cpembed.codegen.host_cpu import host_architecture
 from cpembed.export.emulated import emulator_of
 from cpembed.export.library import CROSS_COMPILER_VARIABLE, has_compiler
 from cpembed.export.loader import Library
-from cpembed.graph.graph import Graph, Operator
+from cpembed.graph.family import Family
+from cpembed.graph.graph import Graph, Operator, evaluate
 from cpembed.graph.kinds import Apply, Elementwise, Input, Product, TensorType
+from cpembed.network import family_variants
+from cpembed.network.family import Ranges
 from cpembed.network.match import match
+from cpembed.network.processors import ProcessorsResult
+from cpembed.report.family import library_lines
 from cpembed.targets.processors import built_for_name, processor
 from cpembed.workloads.naming import parse_workload
 from tests.cli.calling import Caller
+from tests.unit.graph.test_size_relation import recurrent
 
 HERE = "x86-64-v3"
 """Processor whose code this machine executes."""
@@ -103,6 +111,69 @@ def test_a_library_for_a_core_of_arm_is_emulated(
     # The field e_machine of an ELF header.
     contents = (tmp_path / "libmultiplied.so").read_bytes()
     assert int.from_bytes(contents[18:20], "little") == 183
+
+
+def check_family(result: ProcessorsResult, family: Family) -> None:
+    """Run the library that was written at every size, beside the definitions."""
+    assert result.library is not None
+    random = np.random.default_rng(4)
+    with Library(result.library.path, result.library.name) as library:
+        for sizes in itertools.product(*family.ranges.values()):
+            graph = family.graph(sizes)
+            x = random.normal(size=graph.inputs["x"].shape).astype(np.float32)
+            expected = evaluate(graph, {"x": x}, lambda name: False)
+            for name, array in zip(graph.outputs, library.run(x), strict=True):
+                np.testing.assert_allclose(array, expected[name], rtol=2e-4, atol=2e-5)
+
+
+@runs
+def test_variants_for_ranges_of_sizes_and_their_loops(tmp_path: Path) -> None:
+    ranges = {"b": range(1, 4), "s": range(2, 12)}
+    family = Family("recurrent", ranges, partial(recurrent, backwards=True))
+    result = package.build_model(family, tmp_path, ("sapphirerapids", HERE), ranges=Ranges(1.5, 3))
+    larger, smaller = result.document["variants"]
+    assert smaller["cpu"]["executed"] == "here"
+    operators = [o for i in smaller["instances"] for o in i["network"]["operators"]]
+    assert all(o["verified"] for o in operators)
+    assert all(check["verified"] for check in smaller["checks"])
+    assert larger["ranges"] == smaller["ranges"] == {"b": [1, 3], "s": [2, 11]}
+    check_family(result, family)
+    about = json.loads((tmp_path / "recurrent.json").read_text())
+    assert about["ranges"]["symbols"] == {"b": [1, 3], "s": [2, 11]}
+    assert [each["name"] for each in about["variants"]] == ["sapphirerapids", HERE]
+
+
+@pytest.mark.parametrize("limit", [None, 1_000])
+def test_ranges_of_sizes_are_emulated_as_far_as_there_is_time(
+    limit: int | None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with built_for_name("neoverse-n1"):
+        if emulator_of("aarch64") is None or not has_compiler():
+            pytest.skip("needs qemu-aarch64 and a C compiler for AArch64")
+    if limit is not None:
+        monkeypatch.setattr(family_variants, "EMULATED", limit)
+    ranges = {"b": range(1, 4), "s": range(2, 40)}
+    family = Family("recurrent", ranges, partial(recurrent, backwards=True))
+    result = package.build_model(family, tmp_path, "neoverse-n1", ranges=Ranges(1.2, 3))
+    document = result.document
+    if host_architecture() != "aarch64":
+        assert document["cpu"]["executed"] == "emulated"
+    left_out = document["cpu"]["left_out"]
+    sizes = [instance["sizes"] for instance in document["instances"]]
+    for instance in document["instances"]:
+        states = {o["verified"] for o in instance["network"]["operators"]}
+        assert states == ({None} if instance["sizes"] in left_out else {True})
+    assert document["checks"]
+    assert all(check["verified"] for check in document["checks"])
+    (verified,) = [t for t in library_lines(document, "lib") if t.startswith("verified")]
+    if limit is None:
+        assert not left_out
+        assert not document["cpu"]["unchecked"]
+        assert "too long" not in verified
+    else:
+        assert {"b": 3, "s": 39} in document["cpu"]["unchecked"]
+        assert len([at for at in sizes if at not in left_out]) >= 1
+        assert "outputs at b=3, s=39" in verified
 
 
 @pytest.mark.skipif(host_architecture() == "aarch64", reason="the compiler here is one for it")

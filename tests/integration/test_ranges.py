@@ -26,7 +26,7 @@ from cpembed.targets.registry import missing_for
 onnx = pytest.importorskip("onnx")
 onnxruntime = pytest.importorskip("onnxruntime")
 
-from tests.integration.open_models import bert, cnn, gru, mlp  # noqa: E402
+from tests.integration.open_models import bert, cnn, gru, lstm, mlp, scan  # noqa: E402
 from tests.unit.graph import test_size_relation as relation_cases  # noqa: E402
 
 CANDIDATES = ("avx512_f32", "avx2_f32")
@@ -49,6 +49,9 @@ def inputs_at(family: Family, sizes: tuple[int, ...], random: Any) -> dict[str, 
     for name, kind in family.graph(sizes).inputs.items():
         if kind.dtype.startswith("float"):
             arrays[name] = random.normal(size=kind.shape).astype(kind.dtype)
+        elif name == "lengths":
+            steps = family.named(sizes)["steps"]
+            arrays[name] = random.integers(1, steps + 1, kind.shape).astype(kind.dtype)
         else:
             arrays[name] = random.integers(0, 2 if name == "mask" else 50, kind.shape)
     return arrays
@@ -91,16 +94,27 @@ def test_rows_in_one_library(target: str, tmp_path: Path) -> None:
             running(np.zeros((3, 24)))
 
 
-def test_every_size_of_a_recurrence_has_its_loop(target: str, tmp_path: Path) -> None:
-    path, family = family_of(gru, tmp_path, {"steps": range(2, 5)})
+def test_a_recurrence_executes_as_many_steps_as_there_are(target: str, tmp_path: Path) -> None:
+    path, family = family_of(gru, tmp_path, {"steps": range(1, 200)})
     request = NetworkRequest(target, tmp_path / "out", Planning(timeout=10.0), times=False)
-    result = network_family(family, request)
+    result = network_family(family, request, Ranges(1.3, 3))
     assert not result.wrong
     assert result.library is not None
     about = json.loads((tmp_path / "out" / f"{result.library.name}.json").read_text())
-    assert [loop["steps"] for loop in about["loops"]] == [2, 3, 4]
-    with compile_family(family, target, tmp_path / "again").open(threads=1) as running:
-        compare(running, family, path, 6)
+    assert about["loops"][-1]["steps"] == 199
+    assert result.document["modes"] == {"steps": "padded"}
+    compiled = compile_family(family, target, tmp_path / "again", ranges=Ranges(1.3, 3))
+    with compiled.open(threads=1) as running:
+        compare(running, family, path, SIZES)
+
+
+@pytest.mark.parametrize("name", ["lstm", "scan"])
+def test_recurrences_of_any_batch_and_length(name: str, target: str, tmp_path: Path) -> None:
+    make = {"lstm": lstm, "scan": scan}[name]
+    path, family = family_of(make, tmp_path, {"batch": range(1, 6), "steps": range(1, 41)})
+    compiled = compile_family(family, target, tmp_path / "out", ranges=Ranges(2.0, 4))
+    with compiled.open(threads=1) as running:
+        compare(running, family, path, SIZES)
 
 
 @pytest.mark.slow

@@ -260,13 +260,15 @@ typedef struct {
   Part *part;
 } Run;
 
-static void move_all(const Run *run, const Loop *loop, int moving, int64_t iteration) {
+/* Move what a loop of `steps` steps moves at some time of a step. */
+static void move_all(const Run *run, const Loop *loop, int moving, int64_t iteration,
+                     int64_t steps) {
   const Buffer *buffers = run->instance->buffers;
   for (int k = loop->first_move; k < loop->first_move + loop->moves; k++) {
     const Move *move = &run->instance->moves[k];
     if (move->moving != moving) continue;
     Tensor *source = &run->part->tensors[move->source], *target = &run->part->tensors[move->target];
-    int64_t step = move->backwards ? loop->steps - 1 - iteration : iteration;
+    int64_t step = move->backwards ? (loop->padded ? steps : loop->steps) - 1 - iteration : iteration;
     int64_t in = buffers[move->source].bytes, out = buffers[move->target].bytes;
     unsigned char *from = source->data, *to = target->data;
     if (moving == VIEW) {
@@ -279,6 +281,18 @@ static void move_all(const Run *run, const Loop *loop, int moving, int64_t itera
       to += moving == WRITE ? step * in : 0;
       memcpy(to, from, (size_t)(moving == READ ? out : in));
     }
+  }
+}
+
+/* Zeros in the slices of results from a step on. */
+static void clear_results(const Run *run, const Loop *loop, int64_t step) {
+  const Buffer *buffers = run->instance->buffers;
+  for (int k = loop->first_move; k < loop->first_move + loop->moves; k++) {
+    const Move *move = &run->instance->moves[k];
+    if (move->moving != WRITE || step >= loop->steps) continue;
+    int64_t bytes = buffers[move->source].bytes;
+    unsigned char *result = run->part->tensors[move->target].data;
+    memset(result + step * bytes, 0, (size_t)((loop->steps - step) * bytes));
   }
 }
 
@@ -297,19 +311,21 @@ static int run_loop(const Run *run, int number) {
     int64_t limit = *(const int64_t *)part->tensors[loop->limit].data;
     if (limit < steps) steps = limit;
   }
-  move_all(run, loop, START, 0);
+  if (steps < 0) steps = 0;
+  move_all(run, loop, START, 0, steps);
   int goes_on = is_true(part, loop->condition), status = CPEMBED_OK;
   for (*iteration = 0; goes_on && *iteration < steps && status == CPEMBED_OK; ++*iteration) {
     if (loop->number >= 0) *(int64_t *)part->tensors[loop->number].data = *iteration;
-    move_all(run, loop, READ, *iteration);
-    move_all(run, loop, VIEW, *iteration);
+    move_all(run, loop, READ, *iteration, steps);
+    move_all(run, loop, VIEW, *iteration, steps);
     status = run_range(run, loop->first, loop->last, number + 1, loop->after);
-    move_all(run, loop, WRITE, *iteration);
+    move_all(run, loop, WRITE, *iteration, steps);
     goes_on = is_true(part, loop->again);
-    move_all(run, loop, COPY, 0);
-    move_all(run, loop, SWAP, 0);
+    move_all(run, loop, COPY, 0, steps);
+    move_all(run, loop, SWAP, 0, steps);
   }
-  move_all(run, loop, FINISH, 0);
+  move_all(run, loop, FINISH, 0, steps);
+  if (loop->padded) clear_results(run, loop, *iteration);
   if (run->observer != NULL && status == CPEMBED_OK)
     run->observer(run->context, -1 - place, run->handle->iterations);
   return status;

@@ -2,7 +2,8 @@
 
    Commands come on standard input, a byte and its numbers of 64 bits: S first last, followed by the
    inputs, runs steps; R loops, followed by the inputs, runs a call that is observed; O number
-   returns an output; T bytes, followed by a name, returns a buffer. A reply is a status of 64 bits,
+   returns an output; T bytes, followed by a name, returns a buffer; Z, followed by the size of each
+   symbol, sets the sizes that inputs and outputs have from then on. A reply is a status of 64 bits,
    for O and T then the bytes of the memory. After each step of an observed call the reply is 1, the
    step and the iteration of each loop; then come commands T, until N goes on. The last is 0, then
    the status of the call. */
@@ -44,7 +45,18 @@ static size_t size_of(const char *type) {
 }
 
 static NAME_handle *handle;
-static int64_t loops;
+static int64_t loops, *sizes;
+
+/* Bytes of a tensor at the present sizes. */
+static size_t bytes_of(const cpembed_tensor *tensor) {
+  int64_t bytes = tensor->item_bytes;
+  for (int k = 0; k < tensor->extent_count; k++) {
+    const cpembed_extent *extent = &tensor->extents[k];
+    int64_t times = extent->symbol < 0 ? 0 : extent->factor * sizes[extent->symbol];
+    bytes *= (times + extent->offset) / extent->divisor;
+  }
+  return (size_t)bytes;
+}
 
 static void reply_tensor(void) {
   char name[4096] = {0};
@@ -79,19 +91,25 @@ int main(int count, char **words) {
   void **in = calloc((size_t)inputs + 1, sizeof *in), **out = calloc((size_t)outputs + 1, sizeof *out);
   for (int k = 0; k < inputs; k++) in[k] = memory(NAME_input(k)->bytes);
   for (int k = 0; k < outputs; k++) out[k] = memory(NAME_output(k)->bytes);
+  int symbols = NAME_symbol_count();
+  sizes = calloc((size_t)symbols + 1, sizeof *sizes);
+  for (int k = 0; k < symbols; k++) NAME_symbol(k, NULL, &sizes[k]);
   for (int command; (command = getchar()) != EOF;) {
     if (command == 'S') {
       int64_t first = number(), last = number();
-      for (int k = 0; k < inputs; k++) get(in[k], (size_t)NAME_input(k)->bytes);
+      for (int k = 0; k < inputs; k++) get(in[k], bytes_of(NAME_input(k)));
       reply(NAME_run_steps(handle, (int)first, (int)last, (const void *const *)in, out, NULL), NULL, 0);
     } else if (command == 'O') {
       int64_t k = number();
-      reply(0, out[k], (size_t)NAME_output((int)k)->bytes);
+      reply(0, out[k], bytes_of(NAME_output((int)k)));
     } else if (command == 'R') {
       loops = number();
-      for (int k = 0; k < inputs; k++) get(in[k], (size_t)NAME_input(k)->bytes);
+      for (int k = 0; k < inputs; k++) get(in[k], bytes_of(NAME_input(k)));
       int64_t result = NAME_run_observed(handle, (const void *const *)in, out, NULL, observe, NULL);
       reply(0, &result, sizeof result);
+    } else if (command == 'Z') {
+      for (int k = 0; k < symbols; k++) sizes[k] = number();
+      reply(NAME_resize(handle, sizes), NULL, 0);
     } else if (command == 'T') {
       reply_tensor();
     }

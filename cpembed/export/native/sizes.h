@@ -115,7 +115,9 @@ static int write_filler(const Handle *handle, Part *part, const Instance *instan
   if (aligned_copy(part, instance, filler->buffer)) return CPEMBED_OUT_OF_MEMORY;
   int64_t extent = extent_at(&filler->extent, handle->sizes);
   unsigned char *memory = part->staged[filler->buffer];
-  if (filler->is_mask) {
+  if (filler->kind == EXTENT) {
+    memcpy(memory, &extent, sizeof extent);
+  } else if (filler->kind == MASK) {
     memset(memory, 1, (size_t)extent);
     memset(memory + extent, 0, (size_t)(filler->size - extent));
   } else {

@@ -31,15 +31,17 @@ typedef struct { int32_t moving, source, target, backwards; } Move;
 /* Calls of an instance that are repeated, `first` to `last` - 1, and the number of its next loop
    that is not inside this one. Buffers, -1 where there is none: `number` gets the number of the
    step, `limit` has the number of steps, `condition` whether there is a first one, `again` whether
-   a next one. */
+   a next one. Where `padded`, slices end with that of the last step of a run, and results are zeros
+   from there on. */
 typedef struct {
   int64_t steps;
-  int32_t first, last, after, first_move, moves, number, limit, condition, again;
+  int32_t first, last, after, first_move, moves, number, limit, condition, again, padded;
 } Loop;
 
-/* An input of an instance that the sizes of a run determine: a mask, whose first `extent` bytes of
-   `size` are 1, or the float `size` divided by that number. */
-typedef struct { int32_t buffer, is_mask; int64_t size; cpembed_extent extent; } Filler;
+/* An input of an instance that the sizes of a run determine: the float `size` divided by `extent`;
+   a mask, whose first `extent` bytes of `size` are 1; or `extent` itself. */
+enum { QUOTIENT, MASK, EXTENT };
+typedef struct { int32_t buffer, kind; int64_t size; cpembed_extent extent; } Filler;
 
 /* The network at some sizes, which has steps, buffers and a workspace of its own. It computes runs
    whose sizes are from `least` to `most`; `cost`: predicted microseconds. */

@@ -23,18 +23,22 @@ from typing import Any
 import torch
 from torch.multiprocessing.reductions import StorageWeakRef
 
-from cpembed.errors import BackendUnavailable, ModelError
+from cpembed.errors import BackendUnavailable, CpembedError, InvariantError, ModelError
 from cpembed.frontends.torch.compile_summary import ModuleSummary, record
 from cpembed.frontends.torch.lowering import decomposed
+from cpembed.frontends.torch.open_modules import OpenNetworks, open_shapes
 from cpembed.frontends.torch.partition import (
     LOGGER,
     Compile,
     Fallback,
+    Partitioned,
     Runnable,
     part_of_pytorch,
     partitioned,
 )
-from cpembed.graph.graph import Graph
+from cpembed.graph.family import Family
+from cpembed.graph.graph import Array, Graph
+from cpembed.graph.instances import openness
 
 RESTS = ("inductor", "eager")
 """Choices for running operators outside the networks."""
@@ -63,12 +67,15 @@ class Options:
         One of :data:`RESTS`.
     fallback : str
         One of :data:`FALLBACKS`.
+    instances : int
+        Maximum number of sizes with kernels of their own where sizes are open.
     """
 
     target: str = "native"
     threads: int | None = None
     rest: str = "inductor"
     fallback: str = "warn"
+    instances: int = 8
 
     @classmethod
     def checked(cls, values: Mapping[str, Any] | None) -> Options:
@@ -91,6 +98,9 @@ class Options:
         # A Boolean is an int for Python, but no number of threads.
         if threads is not None and (type(threads) is not int or threads < 1):
             raise ModelError(f"torch.compile: threads={threads!r} is no number of threads")
+        instances = options.instances
+        if type(instances) is not int or instances < 1:
+            raise ModelError(f"torch.compile: instances={instances!r} is no number of sizes")
         # Which units this processor has is looked for at the first call.
         if options.target != "native":
             check_target(options.target)
@@ -198,6 +208,22 @@ def compile_network(graph: Graph, options: Options) -> Runnable:
     return build.compile_model(graph, options.target, threads=options.threads or 0)
 
 
+def compile_ranges(family: Family, options: Options) -> Runnable:
+    """Compile a network for ranges of sizes.
+
+    Raises :class:`~cpembed.errors.CpembedError` for one that cannot be compiled, or whose sizes
+    need kernels each.
+    """
+    from cpembed.network.compiled_model import compile_sizes
+    from cpembed.network.family import Ranges
+
+    exact = openness(family).reasons
+    if exact:
+        raise ModelError("; ".join(f"{symbol}: {reason}" for symbol, reason in exact.items()))
+    ranges = Ranges(instances=options.instances)
+    return compile_sizes(family, options.target, ranges=ranges, threads=options.threads or 0)
+
+
 class TimedCall:
     """A module that PyTorch runs, whose calls the summary counts.
 
@@ -214,7 +240,8 @@ class TimedCall:
 class Compiled:
     """A captured module, compiled at the first call with inputs of each signature.
 
-    Its inputs include its parameters, which are known only then, and its open sizes.
+    Its inputs include its parameters, which are known only then, and its open sizes. Where these
+    can be ranges, its networks are compiled for ranges of them.
     """
 
     def __init__(
@@ -223,6 +250,8 @@ class Compiled:
         self.module, self.options, self.compile_graph = module, options, compile_graph
         placeholders = [node for node in module.graph.nodes if node.op == "placeholder"]
         self.is_parameter = [_is_parameter(node) for node in placeholders]
+        self.shapes = open_shapes(placeholders, self.is_parameter)
+        self._open: OpenNetworks | None = None
         self.networks: tuple[Graph, ...] = ()
         self.summaries: list[ModuleSummary] = []
         self._state: list[State] | None = None
@@ -235,33 +264,83 @@ class Compiled:
         if state != self._state:
             self._runs.clear()
             self.summaries.clear()
-            self._state = state
+            self._state, self._open = state, None
         inputs = [a for a, is_parameter in pairs if not is_parameter]
+        run = self._of_ranges(arguments)
         signature = tuple(map(_signature, inputs))
-        if signature not in self._runs:
+        if run is None and signature not in self._runs:
             if len(self._runs) >= MOST_SIGNATURES:
                 return self._left_to_pytorch(arguments)
             self._runs[signature] = self._build(arguments)
         with torch.no_grad():
-            return self._runs[signature](*(i for i in inputs if isinstance(i, torch.Tensor)))
+            run = run or self._runs[signature]
+            return run(*(i for i in inputs if isinstance(i, torch.Tensor)))
 
     def _build(self, arguments: Sequence[Any]) -> Callable[..., Any]:
-        frozen = _frozen(self.module, arguments, self.is_parameter)
-        pairs = zip(arguments, self.is_parameter, strict=True)
-        inputs = [
-            a for a, is_parameter in pairs if not is_parameter and isinstance(a, torch.Tensor)
-        ]
-        with warnings.catch_warnings(), torch.no_grad():
-            warnings.simplefilter("ignore")
-            program = decomposed(torch.export.export(frozen, tuple(inputs)))
-            flat = program.module(check_guards=False)
-            split = partitioned(flat, self.compile_graph, self._rest)
-        self.networks += split.networks
-        self._report_once(split.fallbacks)
-        texts = tuple(map(_signature_text, inputs))
-        self.summaries.append(record(ModuleSummary(texts, list(split.parts))))
+        split = self._split(arguments, self.compile_graph)
+        self._record(split, arguments)
         LOGGER.info("%d networks are compiled", len(split.networks))
         return split.module
+
+    def _split(self, arguments: Sequence[Any], compile_graph: Compile) -> Partitioned:
+        """Divide the module at the sizes of some arguments into networks and the rest."""
+        frozen = _frozen(self.module, arguments, self.is_parameter)
+        # Tensors of their own: the export would leave open what mark_dynamic marked.
+        tensors = tuple(tensor.detach() for tensor in self._tensors(arguments))
+        with warnings.catch_warnings(), torch.no_grad():
+            warnings.simplefilter("ignore")
+            program = decomposed(torch.export.export(frozen, tensors))
+            return partitioned(program.module(check_guards=False), compile_graph, self._rest)
+
+    def _tensors(self, arguments: Sequence[Any]) -> list[torch.Tensor]:
+        """Return the arguments that are tensors, without parameters."""
+        pairs = zip(arguments, self.is_parameter, strict=True)
+        return [a for a, is_parameter in pairs if not is_parameter and isinstance(a, torch.Tensor)]
+
+    def _record(self, split: Partitioned, arguments: Sequence[Any]) -> None:
+        self.networks += split.networks
+        self._report_once(split.fallbacks)
+        texts = tuple(map(_signature_text, self._tensors(arguments)))
+        self.summaries.append(record(ModuleSummary(texts, list(split.parts))))
+
+    # -- ranges of sizes --------------------------------------------------------------------------
+
+    def _of_ranges(self, arguments: Sequence[Any]) -> Callable[..., Any] | None:
+        """Return what runs these arguments by networks for ranges of sizes, if there are any."""
+        sizes = None if self.shapes is None else self.shapes.sizes_of(arguments)
+        if self.shapes is None or sizes is None:
+            return None
+        shapes, is_new = self.shapes, False
+        if self._open is None:
+            self._open = OpenNetworks(
+                shapes,
+                lambda at: self._split(shapes.arguments_at(arguments, at), _Unused).networks,
+                lambda family: compile_ranges(family, self.options),
+            )
+        networks = self._open
+        if not networks.covers(sizes):
+            try:
+                networks.extend(sizes)
+            except BackendUnavailable:
+                raise
+            except CpembedError as error:
+                LOGGER.info("networks are compiled for each size: %s", error)
+                self.shapes = self._open = None
+                return None
+            ranges = ", ".join(f"{n}={r[0]}..{r[-1]}" for n, r in networks.ranges.items())
+            LOGGER.info("%d networks are compiled for %s", len(networks.networks), ranges)
+            networks.runs.clear()
+            is_new = True
+        run = networks.run_at(sizes)
+        if run is None:
+            compiled = iter(networks.networks)
+            split = self._split(arguments, lambda graph: next(compiled))
+            if is_new:
+                for part, seconds in zip(split.parts, networks.seconds, strict=False):
+                    part.compile_seconds = seconds
+                self._record(split, arguments)
+            run = networks.keep(sizes, split.module)
+        return run
 
     def _report_once(self, fallbacks: Sequence[Fallback]) -> None:
         """Report calls whose operator and reason were not reported before."""
@@ -277,6 +356,16 @@ class Compiled:
 
     def _rest(self, part: torch.fx.GraphModule) -> torch.nn.Module:
         return Rest(part, self.options) if self.options.rest == "inductor" else part
+
+
+class _Unused:
+    """Stands for a network that is read and not compiled."""
+
+    def __init__(self, graph: Graph) -> None:
+        del graph
+
+    def run(self, inputs: Mapping[str, Array], /) -> Mapping[str, Array]:
+        raise InvariantError("a network that is not compiled is run")
 
 
 def _signature(value: Any) -> Any:

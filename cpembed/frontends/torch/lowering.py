@@ -116,7 +116,11 @@ def _check_shapes(
 ) -> None:
     """Raise :class:`ModelError` for an open size without a number, and for another fixed one."""
     for name, sizes in declared.items():
-        open_axes = [axis for axis, size in enumerate(sizes) if isinstance(size, str)]
+        open_axes = [
+            axis
+            for axis, size in enumerate(sizes)
+            if isinstance(size, str) and f"{name}:{axis}" not in shapes
+        ]
         if open_axes and name not in shapes:
             example = ",".join("1" if isinstance(size, str) else str(size) for size in sizes)
             raise ModelError(

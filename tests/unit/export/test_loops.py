@@ -43,8 +43,12 @@ def workspace(*names: str, size: int, dtype: str = "int32") -> list[Buffer]:
     return [Buffer(name, dtype, size, Role.WORKSPACE) for name in names]
 
 
-def running_sums(size: int, backwards: bool) -> Program:
-    """``s = -(s + x[t])`` from the last or the first step on; all ``s + x[t]``, and the last s."""
+def running_sums(size: int, backwards: bool, padded: bool = False) -> Program:
+    """``s = -(s + x[t])`` from the last or the first step on; all ``s + x[t]``, and the last s.
+
+    Where ``padded``, an input says how many steps there are.
+    """
+    limits = (Buffer("n", "int64", 1, Role.INPUT, ()),) if padded else ()
     aligned = 4 * size % 64 == 0
     window = Role.WINDOW if aligned else Role.WORKSPACE
     moves = (
@@ -63,11 +67,12 @@ def running_sums(size: int, backwards: bool) -> Program:
             Buffer("sums", "int32", STEPS * size, Role.OUTPUT, (STEPS, size)),
             Buffer("slice", "int32", size, window),
             *workspace("s", "sum", "next", size=size),
+            *limits,
         ),
         kernels(),  # type: ignore[arg-type]
         (),
         (Call("add", ("s", "slice", "sum")), Call("negate", ("sum", "next"))),
-        loops=(CallLoop("loop", 0, 2, STEPS, moves),),
+        loops=(CallLoop("loop", 0, 2, STEPS, moves, limit="n" if padded else None, padded=padded),),
     )
 
 
@@ -91,6 +96,25 @@ def test_states_slices_and_results(size: int, backwards: bool, tmp_path: Path) -
         assert (times > 0).all()
         with pytest.raises(LibraryError, match="out of range"):
             library.run_steps(0, 1, s0, x)
+
+
+@pytest.mark.parametrize("size", [16, 3])
+@pytest.mark.parametrize("backwards", [False, True])
+def test_fewer_steps_end_with_their_last_slice(size: int, backwards: bool, tmp_path: Path) -> None:
+    random = np.random.default_rng(size)
+    s0 = random.integers(-9, 9, size, dtype=np.int32)
+    x = random.integers(-9, 9, (STEPS, size), dtype=np.int32)
+    path = write_library(running_sums(size, backwards, padded=True), tmp_path).path
+    with Library(path, "running", threads=2) as library:
+        for count in (3, STEPS, 1, 0, -1, STEPS + 2):
+            steps = max(0, min(count, STEPS))
+            sums, state = np.zeros_like(x), s0
+            for step in reversed(range(steps)) if backwards else range(steps):
+                sums[step] = state + x[step]
+                state = -sums[step]
+            last, results = library.run(s0, x, np.asarray(count))
+            np.testing.assert_array_equal(last, state)
+            np.testing.assert_array_equal(results, sums)
 
 
 def test_an_observer_sees_every_step(tmp_path: Path) -> None:

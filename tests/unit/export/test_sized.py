@@ -14,6 +14,7 @@ import pytest
 
 from cpembed.errors import BackendUnavailable, InvariantError
 from cpembed.export import library as written
+from cpembed.export import loader
 from cpembed.export.library import Contents, compiler
 from cpembed.export.loader import Library, LibraryError, aligned
 from cpembed.export.program import Buffer, Call, Program, Role
@@ -24,7 +25,7 @@ from cpembed.export.sized import (
     SizedTensor,
     Symbol,
 )
-from cpembed.graph.family import Extent
+from cpembed.graph.family import Extent, Filling
 from tests.unit.export.handwritten import ADD, compiled
 
 write_library = partial(written.write_library, options=("-O0",))
@@ -74,8 +75,8 @@ def summed(rows: int, columns: int, cost: float, least: tuple[int, int]) -> Prog
         ),
     )
     fillers = (
-        FillerBuffer("mask", COLUMNS, 2 * columns + 1, is_mask=True),
-        FillerBuffer("quotient", COLUMNS, 2 * columns + 1, is_mask=False),
+        FillerBuffer("mask", COLUMNS, 2 * columns + 1, Filling.MASK),
+        FillerBuffer("quotient", COLUMNS, 2 * columns + 1, Filling.QUOTIENT),
     )
     return ProgramInstance(
         program, (rows, columns), least, (20, columns), cost, ("x",), ("y",), fillers
@@ -122,6 +123,17 @@ def test_any_sizes_in_the_ranges(library: Library) -> None:
         x = x_of(rows, columns)
         (y,) = library.run(x)
         assert np.array_equal(y, 2 * x), (rows, columns)
+
+
+def test_shapes_are_resolved_again_when_others_took_their_place(
+    library: Library, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(loader, "_MOST_RESOLVED", 2)
+    library._resolved.clear()
+    for rows, columns in [(3, 4), (5, 6), (3, 4), (7, 2), (5, 6), (3, 4)] * 2:
+        x = x_of(rows, columns)
+        assert np.array_equal(library.run(x)[0], 2 * x)
+    assert len(library._resolved) <= 2
 
 
 def test_memory_may_begin_anywhere_and_nothing_else_is_written(library: Library) -> None:

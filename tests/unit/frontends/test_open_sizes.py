@@ -36,13 +36,14 @@ def shapes_of(request: Mapping[str, Any]) -> dict[str, tuple[int, ...]]:
 
 
 def test_a_dimension_is_fixed_wherever_its_name_stands() -> None:
-    assert shapes_of({"batch": 4, "length": 7}) == {"ids": (4, 7)}
+    partial = {"image:0": (4,)}
+    assert shapes_of({"batch": 4, "length": 7}) == {"ids": (4, 7), **partial}
     assert shapes_of({"ids": (4, 7), **FREE}) == {
         "ids": (4, 7),
         "free": (1,),
         "image": (4, 3, 8, 8),
     }
-    assert shapes_of({"batch": (4,), "ids": (4, 7)}) == {"ids": (4, 7)}
+    assert shapes_of({"batch": (4,), "ids": (4, 7)}) == {"ids": (4, 7), **partial}
 
 
 def test_ranges_make_a_family() -> None:

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections.abc import Mapping
-from functools import cache
+from functools import cache, partial
 
 import pytest
 
@@ -14,7 +15,8 @@ from cpembed.graph.family import Family, Sizes
 from cpembed.graph.graph import Graph
 from cpembed.graph.instances import Mode, Openness, openness
 from cpembed.graph.kinds import TensorType
-from cpembed.network.size_choice import CostModel, SizeChoice, rough_us
+from cpembed.network.size_choice import CostModel, SizeChoice, rough_us, spread
+from tests.unit.graph.test_size_relation import recurrent
 
 
 def softmax(sizes: Mapping[str, int]) -> Graph:
@@ -105,3 +107,46 @@ def test_plans_correct_the_estimates_near_by() -> None:
     assert costs.rough((2, 1)) < costs.us((2, 1)) < costs.us((7, 31))
     costs.add((1, 2), math.inf)
     assert costs.us((1, 2)) == costs.rough((1, 2))
+
+
+def test_fewer_steps_of_a_loop_cost_less() -> None:
+    """What is outside of loops costs as much as at the instance's size, and steps their number."""
+    ranges = {"b": range(4, 5), "s": range(2, 65)}
+    family = Family("net", ranges, partial(recurrent, backwards=True))
+    model = CostModel(family)
+    assert model.stepped == (1,)
+    whole = model.run_us((4, 64), (4, 64))
+    assert whole == pytest.approx(model.us((4, 64)))
+    costs = [model.run_us((4, 64), (4, s)) for s in (2, 16, 32, 48, 64)]
+    assert costs == sorted(costs)
+    steps = rough_us(family.graph((4, 64)), in_loops=True)
+    half = whole - model.run_us((4, 64), (4, 32))
+    assert half == pytest.approx(steps / 2, rel=0.05)
+    # One instance is enough where next to nothing is outside.
+    choice = SizeChoice(family, openness(family))
+    assert choice.loss([(4, 64)], model).mean < 1.2
+    plain = CostModel(FAMILY)
+    assert plain.stepped == ()
+    assert plain.run_us((8, 32), (8, 2)) == plain.us((8, 32))
+
+
+def test_spread_sizes_have_equal_ratios_and_both_ends() -> None:
+    for values in ([*range(1, 17)], [*range(3, 200)], [7, 8, 9]):
+        for count in (2, 3, 5, 300):
+            chosen = spread(values, count)
+            assert {values[0], values[-1]} <= {*chosen} <= {*values}
+            assert len(chosen) <= max(2, count)
+            assert chosen == sorted({*chosen})
+
+
+@pytest.mark.parametrize("most", [2, 3])
+def test_few_instances_are_close_to_the_best_ones(facts: Openness, most: int) -> None:
+    """Beside all choices of as many instances, of coarser sizes."""
+    choice, costs = SizeChoice(FAMILY, facts, 1.01, most), Costs(FAMILY)
+    sizes = itertools.product((1, 2, 4, 8), (2, 5, 12, 32))
+    others = [at for at in sizes if at != (8, 32)]
+    best = min(
+        choice.loss([(8, 32), *rest], costs).largest
+        for rest in itertools.combinations(others, most - 1)
+    )
+    assert choice.loss(choice.extended([], costs), costs).largest <= 1.25 * best

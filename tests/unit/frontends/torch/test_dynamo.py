@@ -12,8 +12,14 @@ import pytest
 torch = pytest.importorskip("torch")
 pytest.importorskip("torchao")
 
-from cpembed.errors import BackendUnavailable, CpembedError, LoweringError  # noqa: E402
+from cpembed.errors import (  # noqa: E402
+    BackendUnavailable,
+    CpembedError,
+    LoweringError,
+    ModelError,
+)
 from cpembed.frontends.torch import dynamo, summary  # noqa: E402
+from cpembed.graph.family import Family  # noqa: E402
 from cpembed.graph.graph import Graph, evaluate  # noqa: E402
 from cpembed.graph.kinds import Product  # noqa: E402
 from tests.unit.frontends.torch import models  # noqa: E402
@@ -45,7 +51,11 @@ def compiled(monkeypatch: pytest.MonkeyPatch) -> list[Evaluated]:
         found.append(Evaluated(graph))
         return found[-1]
 
+    def compile_ranges(family: Family, options: dynamo.Options) -> Any:
+        raise ModelError("no ranges")
+
     monkeypatch.setattr(dynamo, "compile_network", compile_network)
+    monkeypatch.setattr(dynamo, "compile_ranges", compile_ranges)
     return found
 
 
