@@ -222,9 +222,7 @@ class _AttentionKernel:
             self._call(packing, {"Q": self._rows("Q"), "Q packed": self._address("Q packed")})
         if tiles.tiles > 1:
             self._clear()
-            first, count = self._tile_range()
-            with script.nested(f"for step in T.serial({count}):"):
-                script.line(f"tile: T.let = {first} + step")
+            with script.nested(f"for tile in T.serial({self._tile_range()}):"):
                 script.line(f"first_key: T.let = {self._first_key('tile')}")
                 condition = self.softmax.any_visible()
                 with script.nested(*([f"if {condition}:"] if condition else [])):
@@ -246,15 +244,12 @@ class _AttentionKernel:
         last = tiles.row_count - tiles.rows
         script.line(f"first_row: T.let = T.min(block_start, {last})")
 
-    def _tile_range(self) -> tuple[str, str]:
-        """Write the tiles of a task; return the first one, and their number."""
+    def _tile_range(self) -> str:
+        """Return the limits of the tiles of a task."""
         count, parts = self._tile_count(), self.tiles.parts
         if parts == 1:
-            return "0", count
-        # A loop from a first tile on would begin at 0 where TVM removes loops of one step.
-        bind = self.kernel.bind
-        first = bind(f"task % {parts} * {count} // {parts}")
-        return first, bind(f"(task % {parts} + 1) * {count} // {parts} - {first}")
+            return f"0, {count}"
+        return f"task % {parts} * {count} // {parts}, (task % {parts} + 1) * {count} // {parts}"
 
     def _rows(self, name: str) -> str:
         """Return the address of the first row of a block in the query or the output."""
