@@ -47,7 +47,7 @@ def test_loops_begin_and_end_where_outer_loops_say(seed: int) -> None:
     with script.function([f'counts: T.Buffer(({size},), "int32")']), script.nested(*headers):
         script.line(f"counts[{place}] = counts[{place}] + 1")
     expected = np.zeros(size, np.int32)
-    exec(code, {"counts": expected})  # noqa: S102
+    exec(code, {"counts": expected})
     counts = empty(size, "int32")
     compile_plan(KernelPlan("loops", script.text()))(counts)
     np.testing.assert_array_equal(counts.numpy(), expected)
