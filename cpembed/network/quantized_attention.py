@@ -60,7 +60,7 @@ class _Axes:
     strides: dict[str, dict[str, int]]
 
     @classmethod
-    def of(cls, scores: Computation, values: Computation) -> _Axes:
+    def matched(cls, scores: Computation, values: Computation) -> _Axes:
         """Match the axes of products of query and key, and of weights and value.
 
         Raises :class:`LoweringError` for products of another form.
@@ -139,7 +139,7 @@ class QuantizedAttentionChoice:
 
     @cached_property
     def _axes(self) -> _Axes:
-        return _Axes.of(self.kind.scores.computation, self.kind.values.computation)
+        return _Axes.matched(self.kind.scores.computation, self.kind.values.computation)
 
     @cached_property
     def tiles(self) -> Tiles:

@@ -175,6 +175,24 @@ def test_few_rows_read_a_long_cache_in_place_and_share_it_among_threads() -> Non
     check(kind, arrays)
 
 
+@pytest.mark.parametrize("factors", ["float32", "bfloat16"])
+@pytest.mark.parametrize("rows, shared", [(1, 4), (1, 1), (12, 1)])
+def test_streamed_keys(factors: str, rows: int, shared: int) -> None:
+    """Each key is read once: small tiles, whose last one overlaps, and a mask of places."""
+    arrays = [f(2, 2 * shared, rows, 24), f(2, 2, 333, 24), f(2, 2, 333, 40)]
+    if factors == "bfloat16":
+        arrays = [short(array) for array in arrays]
+    mask = np.zeros((2, 1, 1, 333), np.float32)
+    mask[0, ..., 290:] = -np.inf
+    types = tuple(map(TensorType.of_array, arrays))
+    kind = Attention(0.25, factors=factors)
+    choice = AttentionChoice(kind, types, products(), 1)
+    assert choice.tiles.streams
+    assert choice.tiles.tiles > 1
+    check(kind, arrays)
+    check(replace(kind, masked=True), [*arrays, mask])
+
+
 def test_equal_shares_of_threads() -> None:
     """A single block is divided among all threads, as far as parts have enough keys."""
     for heads, keys, threads, parts in (

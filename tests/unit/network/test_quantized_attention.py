@@ -102,9 +102,9 @@ def quantized_graph(random: np.random.Generator, sizes: Sequence[int], *, masked
 
 def prepared(graph: Graph) -> tuple[Graph, Operator]:
     """Return the prepared graph, and its attention."""
-    done = prepared_for(graph, network_units(TARGET), attends=True)
-    (attention,) = (o for o in done.operators if isinstance(o.kind, QuantizedAttention))
-    return done, attention
+    graph = prepared_for(graph, network_units(TARGET), attends=True)
+    (attention,) = (o for o in graph.operators if isinstance(o.kind, QuantizedAttention))
+    return graph, attention
 
 
 def inputs_of(graph: Graph, random: np.random.Generator) -> dict[str, Array]:
@@ -175,9 +175,9 @@ def test_it_is_recognized_and_split_into_equal_operators() -> None:
     source = quantized_graph(random, (2, 9, 12, 8, 8), masked=True)
     arrays = inputs_of(source, random)
     graph, attention = prepared(source)
-    apart = prepared_for(source, network_units(TARGET), attends=False)
+    separate = prepared_for(source, network_units(TARGET), attends=False)
     split = split_quantized_attentions(graph, [attention.name])
-    expected = evaluate(apart, arrays)["y"]
+    expected = evaluate(separate, arrays)["y"]
     np.testing.assert_array_equal(evaluate(graph, arrays)["y"], expected)
     np.testing.assert_array_equal(evaluate(split, arrays)["y"], expected)
     assert not any(isinstance(o.kind, QuantizedAttention) for o in split.operators)
