@@ -1,11 +1,15 @@
 """Measure a stack of layers with int4 weights, one row of activations, against reading its bytes.
 
     python -m benchmarks.decode [--weights 1e9] [--threads 2] [--accuracy-level 4] [--seconds 10]
+    python -m benchmarks.decode --keys 4096 [--type bfloat16] [--threads 2] [--seconds 10]
 
 The stack is a chain of MatMulNBits of a decoder's shapes, of about so many weights in total, 1e7 by
 default. Calls of the library, of ONNX Runtime on the same file, and of a sum over as many bytes
 with as many threads alternate, each in this process; the median of each counts. A stack that fits a
 cache is read from it: give more weights than that for the time of memory.
+
+With ``--keys`` it is attention of one row instead, of the decoder of ``benchmarks.attention``,
+against reading its keys and values.
 """
 
 from __future__ import annotations
@@ -16,7 +20,7 @@ import os
 import statistics
 import tempfile
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
@@ -175,6 +179,17 @@ def contenders(path: Path, stack: Stack, threads: int, folder: Path) -> dict[str
     return functions
 
 
+def attention_contenders(case: str, threads: int) -> tuple[int, dict[str, Any]]:
+    """Return the bytes of keys and values of a case, and the functions to time by name."""
+    from benchmarks.attention import arrays, run_cpembed, type_of
+
+    _, (_, *cache) = arrays(case)
+    itemsize = 2 if type_of(case) == "bfloat16" else 4
+    size = itemsize * sum(array.size for array in cache)
+    _, run = run_cpembed(case, threads)
+    return size, {"read": reader(size, threads), "cpembed": run}
+
+
 def measured(functions: dict[str, Any], seconds: float) -> dict[str, float]:
     """Return the median milliseconds of functions that are called in turn.
 
@@ -196,15 +211,32 @@ def measured(functions: dict[str, Any], seconds: float) -> dict[str, float]:
     return {name: statistics.median(values) for name, values in times.items()}
 
 
+def compared(times: Mapping[str, float], size: int) -> dict[str, Any]:
+    """Return the times of a document, and their ratios to that of reading so many bytes."""
+    return {
+        "milliseconds": {name: round(value, 4) for name, value in times.items()},
+        "of_reading": {n: round(t / times["read"], 3) for n, t in times.items() if n != "read"},
+        "read_gb_per_s": round(size / times["read"] / 1e6, 2),
+    }
+
+
 def main() -> None:
-    """Measure and print one stack."""
+    """Measure and print one stack, or one attention."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--weights", type=float, default=1e7, help="about how many weights")
     parser.add_argument("--threads", type=int, default=len(os.sched_getaffinity(0)))
     parser.add_argument("--accuracy-level", type=int, default=0, help="4: activations in int8")
     parser.add_argument("--seconds", type=float, default=10.0, help="time of all calls")
+    parser.add_argument("--keys", type=int, help="attention of one row with so many keys")
+    parser.add_argument("--type", choices=("float32", "bfloat16"), default="float32")
     arguments = parser.parse_args()
     os.environ["TVM_NUM_THREADS"] = str(arguments.threads)
+    if arguments.keys:
+        case = f"decode:{arguments.keys}:{arguments.type}"
+        size, functions = attention_contenders(case, arguments.threads)
+        described = {"case": case, "bytes": size, "threads": arguments.threads}
+        print(json.dumps(described | compared(measured(functions, arguments.seconds), size)))
+        return
     stack = Stack.of_weights(arguments.weights)
     with tempfile.TemporaryDirectory() as name:
         path = Path(name) / "decode.onnx"
@@ -218,11 +250,8 @@ def main() -> None:
         "bytes": stack.bytes,
         "threads": arguments.threads,
         "accuracy_level": arguments.accuracy_level,
-        "milliseconds": {name: round(value, 4) for name, value in times.items()},
-        "of_reading": {n: round(t / times["read"], 3) for n, t in times.items() if n != "read"},
-        "read_gb_per_s": round(stack.bytes / times["read"] / 1e6, 2),
     }
-    print(json.dumps(document))
+    print(json.dumps(document | compared(times, stack.bytes)))
 
 
 if __name__ == "__main__":

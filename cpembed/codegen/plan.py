@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Generator, Iterable, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -103,12 +104,34 @@ class KernelPlan:
     parts: tuple[tuple[str, KernelPlan], ...] = ()
 
 
+_LOOP = re.compile(r"for (?P<name>\w+) in T\.(?P<kind>\w+)\((?P<limits>.*)\):")
+_IDENTIFIER = re.compile(r"(?<![\w.])[A-Za-z_]\w*(?![\w.(])")
+
+
+def _arguments(text: str) -> list[str]:
+    """Return the arguments of a call.
+
+    >>> _arguments("T.min(a, b), (c + 1) * 2")
+    ['T.min(a, b)', '(c + 1) * 2']
+    """
+    parts, depth = [""], 0
+    for character in text:
+        depth += (character in "([") - (character in ")]")
+        if character == "," and not depth:
+            parts.append("")
+        else:
+            parts[-1] += character
+    return [part.strip() for part in parts]
+
+
 class Script:
     """Lines of TVMScript, written at the current depth."""
 
     def __init__(self) -> None:
         self._lines: list[str] = []
         self._depth = 0
+        self._shifted: list[str] = []
+        self._bounds = 0
 
     def line(self, text: str) -> None:
         self._lines.append("    " * self._depth + text)
@@ -120,11 +143,33 @@ class Script:
     @contextmanager
     def nested(self, *headers: str) -> Generator[None]:
         """Write headers, each one level below the last, and the lines written inside below them."""
+        outside = len(self._shifted)
         for header in headers:
-            self.line(header)
+            self.line(self._with_bound_limits(header))
             self._depth += 1
         yield
         self._depth -= len(headers)
+        del self._shifted[outside:]
+
+    def _with_bound_limits(self, header: str) -> str:
+        """Return a header whose limits are variables where TVM would shift them wrongly.
+
+        TVM's ``CanonicalizeLoop`` lets every loop begin at 0. Where a loop that does not begins or
+        ends at an expression of an outer one that does not either, it takes the outer variable in
+        this expression for the one that begins at 0. What a variable stands for is right.
+        """
+        loop = _LOOP.fullmatch(header)
+        limits = _arguments(loop["limits"]) if loop else []
+        if loop is None or len(limits) != 2 or limits[0] == "0":
+            return header
+        named = {*_IDENTIFIER.findall(loop["limits"])}
+        if named & {*self._shifted}:
+            for number, limit in enumerate(limits):
+                limits[number] = f"limit{self._bounds}"
+                self.line(f"{limits[number]}: T.let = {limit}")
+                self._bounds += 1
+        self._shifted.append(loop["name"])
+        return f"for {loop['name']} in T.{loop['kind']}({', '.join(limits)}):"
 
     @contextmanager
     def function(self, parameters: Iterable[str]) -> Generator[None]:

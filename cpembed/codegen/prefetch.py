@@ -148,7 +148,7 @@ def _write_a(script: Script, nest: Nest) -> None:
         # 256 channels on 56 x 56 pixels: 252 us without prefetch, 232 so, 242 with a branch).
         if count < each * (at + 1):
             number = f"T.min({number}, {count - 1})"
-        _request(script, first, _nth(start, number, rows[::-1]))
+        request_line(script, first.parameter, _nth(start, number, rows[::-1]))
 
 
 def _write_b(script: Script, nest: Nest) -> None:
@@ -161,7 +161,7 @@ def _write_b(script: Script, nest: Nest) -> None:
         number = f"({turn(tasks)} * {count} // {tasks})"
         if share > 1:
             number = f"({turn(tasks)} * {share} + {at})"
-        _request(script, second, _nth(start, number, columns))
+        request_line(script, second.parameter, _nth(start, number, columns))
 
 
 def _write_c(script: Script, nest: Nest) -> None:
@@ -184,7 +184,7 @@ def _write_c(script: Script, nest: Nest) -> None:
         elif steps * share > count:
             conditions = [f"if {number} < {count}:"]
         with script.nested(*conditions):
-            _request(script, output, _nth(first, number, lines), write=True)
+            request_line(script, output.parameter, _nth(first, number, lines), write=True)
 
 
 def _annotated(nest: Nest, operand: Prefetch, pays: bool) -> Nest:
@@ -217,9 +217,19 @@ def _nth(start: str, number: str, loops: Iterable[tuple[int, int]]) -> str:
     return place
 
 
-def _request(script: Script, operand: KernelOperand, place: str, *, write: bool = False) -> None:
+def request_line(script: Script, buffer: str, place: str, *, write: bool = False) -> None:
+    """Write the request of a line into the second-level cache.
+
+    Parameters
+    ----------
+    script : Script
+    buffer, place : str
+        Buffer and place of an element in the line.
+    write : bool
+        Request the line to write it.
+    """
     number = 'T.llvm_lookup_intrinsic_id("llvm.prefetch")'
-    address = f"T.address_of({operand.parameter}[{place}])"
+    address = f"T.address_of({buffer}[{place}])"
     arguments = f"{address}, {int(write)}, {_INTO_SECOND_LEVEL}, {_DATA}"
     script.line(f'T.evaluate(T.call_llvm_intrin({number}, {arguments}, dtype="void"))')
 

@@ -167,7 +167,7 @@ def prepared_for(graph: Graph, units: Units, *, attends: bool = False) -> Graph:
     graph : Graph
     units : Units
     attends : bool, default False
-        Make attention of floats one operator, unless its products are of shorter floats.
+        Make attention of floats one operator.
     """
     from cpembed.graph.passes import prepare
 
@@ -178,7 +178,7 @@ def prepared_for(graph: Graph, units: Units, *, attends: bool = False) -> Graph:
         second=second,
         multiplied=units.byte_pairs,
         floats=units.float_type,
-        attends=attends and units.float_type != "bfloat16",
+        attends=attends,
     )
 
 

@@ -30,10 +30,11 @@ from cpembed.ir.parser import parse_computation
 from cpembed.network.attention_costs import AttentionCosts
 from cpembed.network.layout import row_major_strides
 from cpembed.network.operator_costs import estimate_operator_us
-from cpembed.network.operators.attention import AttentionPlan, attention_plan
+from cpembed.network.operators.attention import attention_plan
 from cpembed.network.operators.attention_tiles import TileProduct, Tiles
 from cpembed.network.operators.emission import Operands
 from cpembed.network.operators.nest import PlacedTensor
+from cpembed.network.operators.tiled_kernel import AttentionPlan
 from cpembed.network.product_kernel import ProductKernel
 from cpembed.network.product_kernels import (
     KernelRequest,
@@ -62,6 +63,11 @@ _VECTOR, _REMAINDER_COST = 8, 0.7
 _FEW_ROWS = 16
 """Maximum number of rows for which keys are read in place: packing them takes as long as the
 products of so many rows lose on keys that are not packed (measured on a Zen 3, depth 128)."""
+
+_STREAMED_BYTES = 32 << 10
+"""Maximum number of bytes of a tile's keys and values where each is read once: half of them are
+requested at a time (measured on a Zen 3, 1,024 keys of depth 128: tiles of 32 keys with requests
+took 0.72 of the time of tiles of 512 without them, tiles of 128 without them 0.83)."""
 
 _PART_KEYS, _PART_COST = 128, 0.02
 """Minimum number of keys of a part, and fraction of the time that each further part adds."""
@@ -137,7 +143,13 @@ class AttentionChoice:
         # Where the system does not say, as large as that of a small core.
         budget = int((cache or 256 << 10) * _CACHE_SHARE)
         rows, keys = _tile_sizes(draft, self.threads, budget, causal=causal)
-        return _in_parts(replace(draft, rows=rows, keys=keys), self.threads)
+        tiles = replace(draft, rows=rows, keys=keys)
+        if tiles.blocks * (extents["g"] if row_axis == "s" else 1) == 1 and rows <= _FEW_ROWS:
+            size = 4 if self.kind.factors == "float32" else 2
+            most = _STREAMED_BYTES // (size * (extents["k"] + extents["d"]))
+            keys = min(keys, max(_VECTOR, most // _VECTOR * _VECTOR))
+            tiles = replace(tiles, keys=keys, streams=True)
+        return _in_parts(tiles, self.threads)
 
     @cached_property
     def workloads(self) -> tuple[Computation, Computation]:
@@ -146,14 +158,14 @@ class AttentionChoice:
         rows, keys, strides = tiles.rows, tiles.keys, tiles.strides
         # Keys and values are packed once for all blocks of rows: if there are many, as weights are.
         varying = self.reads_once
-        query, query_shape = _matrix("m", rows, "k", extents["k"], strides["Q"], tiles.row_axis)
-        key, key_shape = _matrix("n", keys, "k", extents["k"], strides["K"], "s")
-        value, value_shape = _matrix("k", keys, "n", extents["d"], strides["V"], "s")
+        query, query_shape = matrix("m", rows, "k", extents["k"], strides["Q"], tiles.row_axis)
+        key, key_shape = matrix("n", keys, "k", extents["k"], strides["K"], "s")
+        value, value_shape = matrix("k", keys, "n", extents["d"], strides["V"], "s")
         scores = parse_computation(
             f"S[m, n] += Q[{query}] * K[{key}]",
             {"m": rows, "n": keys, "k": extents["k"]},
             name="gemm",
-            dtypes=dict.fromkeys("QKS", "float32"),
+            dtypes={"S": "float32"} | dict.fromkeys("QK", self.kind.factors),
             shapes={"Q": query_shape, "K": key_shape},
             varying=("K",) if varying else (),
         )
@@ -161,7 +173,7 @@ class AttentionChoice:
             f"Y[m, n] += P[m, k] * V[{value}]",
             {"m": rows, "n": extents["d"], "k": keys},
             name="gemm",
-            dtypes=dict.fromkeys("PVY", "float32"),
+            dtypes={"Y": "float32"} | dict.fromkeys("PV", self.kind.factors),
             shapes={"V": value_shape},
             varying=("V",) if varying else (),
         )
@@ -206,7 +218,7 @@ class AttentionChoice:
             If a product of tiles has no kernel.
         """
         costs = AttentionCosts(self.kind, self.tiles, target, self.threads)
-        products = [self._product(request) for request in self.requests]
+        products = [tile_product(self.products, each, self.kind.label) for each in self.requests]
         first, second = products
         recorded = [TileProduct.recorded(recorded_kernel(each, None, {}, 1)) for each in products]
         operands = Operands(inputs, outputs, self.threads)
@@ -234,7 +246,7 @@ class AttentionChoice:
             for kind in (scaled, Softmax(3))
         )
         workloads = attention_products(self.kind, self.types)
-        specs = self.products.units.candidates(["float32", "float32"])
+        specs = self.products.units.candidates([self.kind.factors] * 2)
         bounds = [min((least_unit_us(s, w) for s in specs), default=0.0) for w in workloads]
         if between + sum(bounds) >= limit:
             return math.inf
@@ -244,13 +256,28 @@ class AttentionChoice:
             for kernel, workload in zip(kernels, workloads, strict=True)
         )
 
-    def _product(self, request: KernelRequest) -> ProductKernel:
-        kernel = self.products.lookup(request)
-        if kernel is None and request.in_place:
-            kernel = self.products.lookup(replace(request, in_place=()))
-        if kernel is None:
-            raise LoweringError(f"{self.kind.label} has no kernel of its products")
-        return kernel
+
+def tile_product(products: ProductKernels, request: KernelRequest, label: str) -> ProductKernel:
+    """Return the kernel of a product of tiles, if need be with operands that are packed.
+
+    Parameters
+    ----------
+    products : ProductKernels
+    request : KernelRequest
+    label : str
+        Name of the attention for the error.
+
+    Raises
+    ------
+    LoweringError
+        If there is none.
+    """
+    kernel = products.lookup(request)
+    if kernel is None and request.in_place:
+        kernel = products.lookup(replace(request, in_place=()))
+    if kernel is None:
+        raise LoweringError(f"{label} has no kernel of its products")
+    return kernel
 
 
 def _strides(shape: Sequence[int], axes: str) -> Mapping[str, int]:
@@ -259,7 +286,7 @@ def _strides(shape: Sequence[int], axes: str) -> Mapping[str, int]:
     return {axis: steps.get(axis, 0) for axis in AXES}
 
 
-def _matrix(
+def matrix(
     row: str, rows: int, column: str, columns: int, strides: Mapping[str, int], axis: str
 ) -> tuple[str, tuple[int, int]]:
     """Return index and shape of a matrix inside a tensor, whose rows are along ``axis``."""

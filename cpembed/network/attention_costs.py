@@ -11,13 +11,22 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
 
+import numpy as np
+
 from cpembed.codegen.approximations import exp2_below
+from cpembed.codegen.plan import storage_dtype
 from cpembed.graph.kinds import Attention
 from cpembed.network.operator_costs import estimate_copy_us
 from cpembed.network.operators.attention_softmax import ROW_GROUP
 from cpembed.network.operators.attention_tiles import TileProduct, Tiles
 from cpembed.network.operators.nest import PlacedTensor
-from cpembed.network.operators.work import WIDTH, function_operations, text_operations, vector_steps
+from cpembed.network.operators.work import (
+    SHORTENED,
+    WIDTH,
+    function_operations,
+    text_operations,
+    vector_steps,
+)
 from cpembed.network.product_kernels import ProductKernel
 from cpembed.targets.capabilities import AnyTarget, Calibrated, HostTimes, host_times
 from cpembed.targets.registry import open_target
@@ -50,22 +59,6 @@ class AttentionCosts:
         """Times of the processor."""
         return host_times(self.target)
 
-    def tile_us(self, kernel: ProductKernel) -> float:
-        """Return the time of a product of one tile on one thread, with its packing."""
-        program = kernel.candidate.program
-        macs = program.unfused.macs
-        if kernel.spec is None:
-            return kernel.estimate_us(macs, 1)
-        executing = open_target(kernel.spec)
-        if not isinstance(executing, Calibrated):
-            return kernel.estimate_us(macs, 1)
-        # Read from where the caller has it, and written for the product to read.
-        second = program.unfused.inputs[1]
-        is_packed = second.varies and not program.operand(second.name).is_identity
-        lines = 4 * math.prod(second.shape) / _LINE_BYTES if is_packed else 0.0
-        packing_ns = lines * (self.times.load_line_ns[2] + self.times.store_line_ns[1])
-        return executing.part_us(program, kernel.schedule) + packing_ns / 1e3 + _CALL_US
-
     def softmax_operations(self) -> float:
         """Return the operations on vectors of a tile's softmax, and of the sums of its values."""
         tiles, depth = self.tiles, self.tiles.extents["d"]
@@ -74,6 +67,7 @@ class AttentionCosts:
         exponential = text_operations(lambda bind: exp2_below(bind, "x"))
         # A load and a comparison; then a load, a difference, a factor, a store and a sum.
         scores = 1.5 + self._mask_operations() + 0.5 + 2.0 + exponential + 2.0
+        scores += SHORTENED if self.kind.factors == "bfloat16" else 0.0
         rows = 2 * _COMBINATION * tiles.rows + (exponential + 10.0) * grouped
         # Loads of the sums so far and of the tile's, a product with a sum, a store.
         sums = 3.0 * tiles.rows * vector_steps(depth) if tiles.tiles > 1 else 0.0
@@ -109,19 +103,17 @@ class AttentionCosts:
         tiles, times = self.tiles, self.times
         count = tiles.products(self.kind.causal)
         softmax_ns = self.softmax_operations() * times.operation_ns
-        busy_us = count * (sum(map(self.tile_us, products)) + softmax_ns / 1e3)
+        tiles_us = sum(tile_us(product, times) for product in products)
+        busy_us = count * (tiles_us + softmax_ns / 1e3)
         # Sums and quotients of each row, which are stored.
         busy_us += 3.0 * outputs[0].type.elements / WIDTH * times.operation_ns / 1e3
-        parts = min(self.threads, tiles.tasks)
-        # The busiest thread decides.
-        busy_us *= math.ceil(tiles.tasks / parts) / tiles.tasks
         packed = sum(
             estimate_copy_us(self.target, tensor, tensor, self.threads)
             for product, name, tensor in zip(recorded, "KV", inputs[1:3], strict=True)
             if product.packing(name) is not None
         )
-        launch = times.launch_us if parts > 1 else min(_CALL_US, times.call_us)
-        return packed + launch + max(busy_us, self._moved_us(inputs, outputs) / parts)
+        least = self._moved_us(inputs, outputs)
+        return packed + launched_us(tiles, self.threads, times, busy_us, least)
 
     def _moved_us(self, inputs: Sequence[PlacedTensor], outputs: Sequence[PlacedTensor]) -> float:
         """Return the time in which one core reads the inputs, from the cache that holds them."""
@@ -130,3 +122,51 @@ class AttentionCosts:
             (k for k, capacity in enumerate(self.times.cache_bytes) if size <= capacity), 3
         )
         return size / _LINE_BYTES * self.times.load_line_ns[level] / 1e3
+
+
+def tile_us(kernel: ProductKernel, times: HostTimes) -> float:
+    """Return the time of a product of one tile on one thread, with its packing.
+
+    Parameters
+    ----------
+    kernel : ProductKernel
+    times : HostTimes
+        Times of the processor.
+    """
+    program = kernel.candidate.program
+    macs = program.unfused.macs
+    if kernel.spec is None:
+        return kernel.estimate_us(macs, 1)
+    executing = open_target(kernel.spec)
+    if not isinstance(executing, Calibrated):
+        return kernel.estimate_us(macs, 1)
+    # Read from where the caller has it, and written for the product to read.
+    second = program.unfused.inputs[1]
+    is_packed = second.varies and not program.operand(second.name).is_identity
+    size = np.dtype(storage_dtype(second.dtype)).itemsize
+    lines = size * math.prod(second.shape) / _LINE_BYTES if is_packed else 0.0
+    packing_ns = lines * (times.load_line_ns[2] + times.store_line_ns[1])
+    return executing.part_us(program, kernel.schedule) + packing_ns / 1e3 + _CALL_US
+
+
+def launched_us(
+    tiles: Tiles, threads: int, times: HostTimes, busy_us: float, moved_us: float = 0.0
+) -> float:
+    """Return the time of all tasks on the threads.
+
+    Parameters
+    ----------
+    tiles : Tiles
+    threads : int
+    times : HostTimes
+        Times of the processor.
+    busy_us : float
+        Time of all tasks on one thread.
+    moved_us : float
+        Time in which one thread reads and writes all tensors.
+    """
+    parts = min(threads, tiles.tasks)
+    # The busiest thread decides.
+    busy_us *= math.ceil(tiles.tasks / parts) / tiles.tasks
+    launch = times.launch_us if parts > 1 else min(_CALL_US, times.call_us)
+    return launch + max(busy_us, moved_us / parts)

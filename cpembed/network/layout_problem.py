@@ -16,7 +16,15 @@ from functools import cached_property
 from cpembed.driver.options import MethodName
 from cpembed.errors import LoweringError
 from cpembed.graph.graph import Operator
-from cpembed.graph.kinds import Attention, Kind, Product, Reshape, TensorType, Transpose
+from cpembed.graph.kinds import (
+    Attention,
+    Kind,
+    Product,
+    QuantizedAttention,
+    Reshape,
+    TensorType,
+    Transpose,
+)
 from cpembed.graph.loop import Loop
 from cpembed.network.assignment import Node, Option, Problem, Tensor
 from cpembed.network.attention import AttentionChoice
@@ -31,7 +39,11 @@ from cpembed.network.pair_executions import (
     pair_ports,
 )
 from cpembed.network.product_executions import ProductExecutions
+from cpembed.network.quantized_attention import QuantizedAttentionChoice
 from cpembed.steps import Progress
+
+AnyAttentionChoice = AttentionChoice | QuantizedAttentionChoice
+"""Choice of the kernel of an attention of floats, or of integers."""
 
 MOST_COMBINATIONS = 256
 """Maximum number of layout combinations per operator and order of axes.
@@ -123,34 +135,38 @@ class ExecutionChoices(GraphOnTarget):
     def _candidates(self, operator: Operator) -> tuple[Execution, ...]:
         if isinstance(operator.kind, Product):
             return self.of_products.choices(operator)
-        if isinstance(operator.kind, Attention):
+        if isinstance(operator.kind, Attention | QuantizedAttention):
             return self._attention(operator)
         return self._generated(operator)
 
     # ------------------------------------------------------------------------------ attention
 
     @cached_property
-    def attentions(self) -> Mapping[str, AttentionChoice]:
+    def attentions(self) -> Mapping[str, AnyAttentionChoice]:
         """Choice of each attention's kernel, one for all that are equal."""
-        choices: dict[tuple[Kind, tuple[TensorType, ...]], AttentionChoice] = {}
-        by_operator: dict[str, AttentionChoice] = {}
+        choices: dict[tuple[Kind, tuple[TensorType, ...]], AnyAttentionChoice] = {}
+        by_operator: dict[str, AnyAttentionChoice] = {}
         for operator in self.graph.operators:
-            if isinstance(operator.kind, Attention):
-                types = tuple(self.graph.types[name] for name in operator.inputs)
-                choice = AttentionChoice(operator.kind, types, self.products, self.threads)
-                by_operator[operator.name] = choices.setdefault((operator.kind, types), choice)
+            kind, types = operator.kind, tuple(self.graph.types[name] for name in operator.inputs)
+            if isinstance(kind, Attention):
+                choice = AttentionChoice(kind, types, self.products, self.threads)
+            elif isinstance(kind, QuantizedAttention):
+                choice = QuantizedAttentionChoice(kind, types, self.products, self.threads)
+            else:
+                continue
+            by_operator[operator.name] = choices.setdefault((kind, types), choice)
         return by_operator
 
     def attentions_to_split(self) -> list[str]:
         """Return the attentions whose products and softmax are faster as operators of their own."""
-        is_split: dict[AttentionChoice, bool] = {}
+        is_split: dict[AnyAttentionChoice, bool] = {}
         for operator in self.graph.operators:
             choice = self.attentions.get(operator.name)
             if choice is not None and choice not in is_split:
                 is_split[choice] = self._is_faster_split(operator, choice)
         return [name for name, choice in self.attentions.items() if is_split[choice]]
 
-    def _is_faster_split(self, operator: Operator, choice: AttentionChoice) -> bool:
+    def _is_faster_split(self, operator: Operator, choice: AnyAttentionChoice) -> bool:
         try:
             executions = self._attention(operator)
         except LoweringError:

@@ -22,6 +22,7 @@ from cpembed.graph.kinds import (
 from cpembed.graph.loop import Loop, nested_graphs
 from cpembed.graph.passes.attention_splitting import split_attentions
 from cpembed.graph.passes.chain_fusion import split_chain
+from cpembed.graph.passes.quantized_attention import split_quantized_attentions
 from cpembed.network.assignment import Assignment, assign, by_policy
 from cpembed.network.costs import KernelTimer
 from cpembed.network.executions import Execution
@@ -302,7 +303,7 @@ def _searched_choices(
         choices = replace(choices, graph=split, layouts=CandidateLayouts(split))
         choices.search(progress)
     if slow := choices.attentions_to_split():
-        split = split_attentions(choices.graph, slow)
+        split = split_quantized_attentions(split_attentions(choices.graph, slow), slow)
         choices = replace(choices, graph=split, layouts=CandidateLayouts(split))
         choices.search(progress)
     choices.search_methods(progress)

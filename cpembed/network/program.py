@@ -14,7 +14,7 @@ from cpembed.codegen.values import flat_storage, storage_type
 from cpembed.errors import InvariantError
 from cpembed.export.program import Buffer, Call, CallLoop, Program, Role
 from cpembed.graph.graph import Array, Operator
-from cpembed.graph.kinds import Attention, CacheUpdate, Product
+from cpembed.graph.kinds import Attention, CacheUpdate, Product, QuantizedAttention
 from cpembed.graph.loop import Loop
 from cpembed.ir.computation import Computation
 from cpembed.network.executions import ports_of
@@ -209,7 +209,7 @@ class ProgramBuilder:
                 self._outputs(operator)
                 if isinstance(operator.kind, Product):
                     self._product(operator, operator.kind)
-                elif isinstance(operator.kind, Attention):
+                elif isinstance(operator.kind, Attention | QuantizedAttention):
                     self._attention(operator)
                 else:
                     self._generated(operator)

@@ -33,6 +33,7 @@ def is_rounded(kind: kinds.Kind) -> bool:
     return isinstance(
         kind,
         kinds.Attention
+        | kinds.QuantizedAttention
         | kinds.Softmax
         | kinds.LayerNorm
         | kinds.DynamicQuantize

@@ -111,6 +111,7 @@ def verdict_of(
         tolerance = max(tolerance, tolerance_of(operator, expected))
     if chained is None and inexact:
         tolerance += inexact * _largest_scale(operator, inputs)
+    tolerance += _rounded_weights(operator, inputs)
     return Verdict(operator.name, error, tolerance, spreads_nan)
 
 
@@ -134,6 +135,15 @@ def _passed_on(first: Operator, second: Operator, values: Mapping[str, Array]) -
     floats = {operand.name: "float64" for operand in kind.computation.operands}
     wide = replace(kind, computation=kind.computation.with_dtypes(floats))
     return tolerance * float(np.nan_to_num(wide.sums(ones, weights)).max())
+
+
+def _rounded_weights(operator: Operator, inputs: list[Array]) -> float:
+    """Return by how much weights of attention that are rounded to bfloat16 change a result."""
+    kind = operator.kind
+    if not isinstance(kind, kinds.Attention) or kind.factors != "bfloat16":
+        return 0.0
+    value = np.abs(inputs[2].astype(np.float64))
+    return 2.0**-8 * float(value[np.isfinite(value)].max(initial=0.0))
 
 
 def _largest_scale(operator: Operator, inputs: list[Array]) -> float:

@@ -34,6 +34,7 @@ from cpembed.graph.kinds.movement import (
     Transpose,
 )
 from cpembed.graph.kinds.product import Product
+from cpembed.graph.kinds.quantized_attention import QuantizedAttention
 from cpembed.graph.kinds.reductions import LayerNorm, Pool, Reduce, Softmax
 from cpembed.ir.scalars import Apply, Input, Number, Scalar
 
@@ -62,6 +63,7 @@ __all__ = [
     "Pool",
     "Product",
     "Quantize",
+    "QuantizedAttention",
     "Reduce",
     "Reshape",
     "Resize",

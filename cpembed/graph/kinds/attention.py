@@ -10,6 +10,7 @@ import numpy as np
 
 from cpembed.errors import WorkloadError
 from cpembed.graph.kinds.base import Array, Kind, TensorType
+from cpembed.ir.dtypes import numpy_dtype
 
 AXES = "bhsd"
 """Letters of the axes: batch, heads, sequence (rows, or keys), depth of a head."""
@@ -45,6 +46,12 @@ class Attention(Kind):
         Limit c of the scores before the mask, ``c tanh(score / c)``; 0 for none.
     zero_rows : bool
         True if a row is zeros where all its scores are -inf; otherwise it is NaN, as softmax is.
+    factors : str
+        Type of query, key and value, float32 or bfloat16. Products and softmax are of float32. Of
+        bfloat16, kernels may round the powers that they multiply by the values to it too, which
+        this definition does not: results differ by 2^-8 of the largest value at most.
+    dtype : str
+        Type of the result, to which it is rounded once: float32 or bfloat16.
     """
 
     scale: float
@@ -54,6 +61,8 @@ class Attention(Kind):
     excluded: float = -math.inf
     softcap: float = 0.0
     zero_rows: bool = False
+    factors: str = "float32"
+    dtype: str = "float32"
 
     def sizes(self, inputs: Sequence[TensorType]) -> tuple[dict[str, int], ...]:
         """Return the extents of the axes of query, key and value, by letter.
@@ -80,8 +89,10 @@ class Attention(Kind):
     def types(self, inputs: Sequence[TensorType]) -> tuple[TensorType, ...]:
         query, key, value = self.sizes(inputs)
         dtypes = {kind.dtype for kind in inputs[:3]}
-        if dtypes != {"float32"}:
-            raise WorkloadError(f"attention of {', '.join(sorted(dtypes))}: it is of float32")
+        if dtypes != {self.factors}:
+            raise WorkloadError(
+                f"attention of {', '.join(sorted(dtypes))}: it is of {self.factors}"
+            )
         if self.masked:
             mask, scores = inputs[3], (query["b"], query["h"], query["s"], key["s"])
             if not _broadcasts(mask.shape, scores) or mask.dtype not in ("bool", "float32"):
@@ -90,13 +101,13 @@ class Attention(Kind):
         absent = [axis for axis in AXES if axis not in self.axes[3] and extents[axis] != 1]
         if absent:
             raise WorkloadError(f"attention stores {self.axes[3]}, without its {absent[0]}")
-        return (TensorType(tuple(extents[axis] for axis in self.axes[3]), "float32"),)
+        return (TensorType(tuple(extents[axis] for axis in self.axes[3]), self.dtype),)
 
     @np.errstate(all="ignore")
     def evaluate(self, inputs: Sequence[Array]) -> tuple[Array, ...]:
         (result,) = self.types([TensorType.of_array(array) for array in inputs])
         if not result.elements:
-            return (np.zeros(result.shape, np.float32),)
+            return (np.zeros(result.shape, numpy_dtype(self.dtype)),)
         query, key, value = (
             _in_order(array, axes) for array, axes in zip(inputs[:3], self.axes[:3], strict=True)
         )
@@ -105,7 +116,8 @@ class Attention(Kind):
         mask = inputs[3] if self.masked else None
         hidden = self._hidden(mask, query.shape[2], key.shape[2])
         scores = np.where(hidden, -np.inf, self._scores(query, key, mask))
-        total = self._total(self._weights(scores), value, hidden).astype(np.float32)
+        total = self._total(self._weights(scores), value, hidden)
+        total = total.astype(np.float32).astype(numpy_dtype(self.dtype))
         # Axes that the result does not have are of one element.
         present = [AXES.index(axis) for axis in self.axes[3]]
         absent = tuple(k for k in range(4) if k not in present)
@@ -153,7 +165,7 @@ class Attention(Kind):
 
     def _total(self, weights: Array, value: Array, hidden: Array) -> Array:
         wide = value.astype(np.float64)
-        if np.isfinite(value).all():
+        if np.isfinite(wide).all():
             return weights @ wide
         # Zero times infinity is NaN, so that keys that do not count are left out.
         hidden = np.broadcast_to(hidden, weights.shape)

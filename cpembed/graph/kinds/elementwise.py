@@ -180,6 +180,14 @@ class Table(Kind):
     entries: tuple[float | int, ...]
     dtype: str
 
+    @property
+    def is_shift(self) -> bool:
+        """True if each entry is the one before and 1: bytes of the other sign."""
+        first = self.entries[0]
+        return self.dtype in ("int8", "uint8") and all(
+            entry == first + number for number, entry in enumerate(self.entries)
+        )
+
     def types(self, inputs: Sequence[TensorType]) -> tuple[TensorType, ...]:
         if inputs[0].dtype not in ("int8", "uint8"):
             raise WorkloadError(f"a table of a tensor of {inputs[0].dtype}: it takes eight bits")

@@ -18,6 +18,7 @@ from cpembed.graph.passes.half_floats import widen_half_floats
 from cpembed.graph.passes.hoisting import hoist
 from cpembed.graph.passes.integer_products import integer_products
 from cpembed.graph.passes.normalizations import recognize_normalizations
+from cpembed.graph.passes.quantized_attention import recognize_quantized_attention
 from cpembed.graph.passes.transpositions import absorb_transpositions, cancel_transpositions
 from cpembed.graph.passes.zero_points import remove_zero_points
 
@@ -107,6 +108,9 @@ def prepare(
     if fuse:
         graph = fuse_chains(fold(fuse_elementwise(graph)))
     graph = fold(graph, weights=True)
+    # Scales, masks and roundings between two products of integers are one operator by now.
+    if attends:
+        graph = fold(recognize_quantized_attention(graph))
     # Bodies keep the types of their inputs and outputs, so each is prepared by itself.
     return with_bodies(
         graph,

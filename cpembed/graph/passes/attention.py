@@ -32,14 +32,18 @@ _HIDDEN = -1e30
 """Score from which on a key is excluded by a constant mask: its power is 0 beside any other."""
 
 
+_FLOATS = ("float32", "bfloat16")
+"""Types of query, key, value and softmax."""
+
+
 def recognize_attention(graph: Graph) -> Graph:
     """Replace the products and the softmax of an attention of floats by one operator.
 
     Recognized are scales of query, key or scores, masks that are added or selected, causal masks
     that are constants, and keys and values that are repeated for several heads. Transpositions
     before and after become orders of axes. The scores are rounded in another order, so that results
-    differ by roundings of float32. Keys that a mask excludes by -inf do not count any more, even if
-    their values are NaN.
+    differ by roundings of float32. In bfloat16, scores and weights are no longer rounded to it.
+    Keys that a mask excludes by -inf do not count any more, even if their values are NaN.
     """
     rewriting = Rewriting(graph)
     for operator in graph.operators:
@@ -83,7 +87,7 @@ class _Recognized:
         names: list[str] = []
         for mask in self.masks:
             if mask.excluded is None:
-                names.append(mask.name)
+                names.append(_in_float32(rewriting, mask.name, before))
             else:
                 kind = replace(kind, excluded=mask.excluded)
                 names.append(_selecting(rewriting, mask, before))
@@ -95,6 +99,15 @@ class _Recognized:
         kind = replace(kind, masked=bool(names))
         new = Operator(self.last.name, kind, (*self.tensors, *names), self.last.outputs)
         rewriting.replace(self.last, *before, new)
+
+
+def _in_float32(rewriting: Rewriting, mask: str, before: list[Operator]) -> str:
+    """Return the float32 tensor of a mask that is added."""
+    if rewriting.source.types[mask].dtype == "float32":
+        return mask
+    name = rewriting.fresh(f"{mask} as float32")
+    before.append(Operator(name, Elementwise(Input(0), "float32"), (mask,), (name,)))
+    return name
 
 
 def _selecting(rewriting: Rewriting, mask: _Mask, before: list[Operator]) -> str:
@@ -137,10 +150,12 @@ def _attention(graph: Graph, softmax: Operator) -> _Recognized | None:
     rank = len(graph.types[softmax.output].shape)
     if not 2 <= rank <= 4 or softmax.kind.axis % rank != rank - 1:
         return None
-    if graph.types[softmax.output].dtype != "float32":
+    if graph.types[softmax.output].dtype not in _FLOATS:
         return None
     weights, zero_rows = _zeroed(graph, softmax)
     sums = only_reader(graph, weights)
+    if sums is not None and _is_rounding(sums):
+        weights, sums = sums.output, only_reader(graph, sums.output)
     if sums is None or sums.inputs[0] != weights or weights in sums.inputs[1:]:
         return None
     scores = _scores(graph, softmax.inputs[0])
@@ -163,6 +178,8 @@ def _attention(graph: Graph, softmax: Operator) -> _Recognized | None:
         return None
     last, axes = sums, letters
     reader = only_reader(graph, sums.output)
+    if reader is not None and _is_rounding(reader):
+        last, reader = reader, only_reader(graph, reader.output)
     if reader is not None and isinstance(reader.kind, Transpose):
         order = reader.kind.order
         if letters[order[-1]] == "d":
@@ -173,6 +190,8 @@ def _attention(graph: Graph, softmax: Operator) -> _Recognized | None:
         causal=split[0],
         softcap=scores.softcap,
         zero_rows=zero_rows,
+        factors=graph.types[query.name].dtype,
+        dtype=graph.types[last.output].dtype,
     )
     names = (query.name, key.name, value.name)
     try:
@@ -192,7 +211,7 @@ def _is_unsuitable(graph: Graph, tensor: _Tensor) -> bool:
     is_quantized = producer_of(graph, tensor.name, Dequantize) is not None
     return (
         is_quantized
-        or kind.dtype != "float32"
+        or kind.dtype not in _FLOATS
         or tensor.axes[-1] not in "sd"
         or (not kind.elements)
     )
@@ -237,8 +256,11 @@ def _scores(graph: Graph, tensor: str) -> _Scores | None:
             return None
         if isinstance(producer.kind, Product):
             return _Scores(producer, scale, softcap, tuple(masks))
-        if not isinstance(producer.kind, Elementwise) or producer.kind.dtype != "float32":
+        if not isinstance(producer.kind, Elementwise) or producer.kind.dtype not in _FLOATS:
             return None
+        if _is_rounding(producer):
+            tensor = producer.inputs[0]
+            continue
         shape = graph.types[producer.output].shape
         limit = _limit(producer.kind)
         if limit is not None:
@@ -282,6 +304,12 @@ def _without_causal(
     return (causal, tuple(rest)) if len(rest) <= 1 or len(added) == len(rest) == 2 else None
 
 
+def _is_rounding(operator: Operator) -> bool:
+    """True if an operator rounds its input to bfloat16, or extends it, and does nothing else."""
+    kind = operator.kind
+    return isinstance(kind, Elementwise) and kind.expression == Input(0) and kind.dtype in _FLOATS
+
+
 def _limit(kind: Elementwise) -> float | None:
     """Return c of the expression ``c tanh(x / c)``."""
     match kind.expression:
@@ -310,7 +338,7 @@ def _mask(graph: Graph, operator: Operator, shape: tuple[int, ...]) -> tuple[str
     if combines_inputs(expression, "add") and len(names) == 2:
         for scores, mask in (names, names[::-1]):
             if graph.types[scores].shape == shape and _leads_to_product(graph, scores):
-                fits = graph.types[mask].dtype == "float32"
+                fits = graph.types[mask].dtype in _FLOATS
                 return (scores, _Mask(mask)) if fits else None
         return None
     match expression:
@@ -356,7 +384,8 @@ def _is_transposed(graph: Graph, operator: Operator) -> bool | None:
     workload = kind.computation
     if len(operator.inputs) != 2 or len(workload.inputs) != 2:
         return None
-    if any(operand.dtype != "float32" for operand in workload.operands):
+    types = [operand.dtype for operand in workload.inputs]
+    if types[0] not in _FLOATS or types[0] != types[1] or workload.output.dtype != "float32":
         return None
     accesses = [workload.access(operand.name).index for operand in workload.operands]
     names = [[index.single_iterator for index in access] for access in accesses]
@@ -404,9 +433,9 @@ def _source(graph: Graph, tensor: _Tensor, *, groups: bool = False, scaled: bool
                 for letter, axis in zip(tensor.axes, order, strict=True):
                     axes[axis] = letter
                 tensor = replace(tensor, name=producer.inputs[0], axes="".join(axes))
-            case Elementwise(dtype="float32") as kind if scaled and len(producer.inputs) == 1:
+            case Elementwise() as kind if scaled and len(producer.inputs) == 1:
                 factor = _factor(kind)
-                if factor is None:
+                if factor is None or graph.types[producer.inputs[0]].dtype != kind.dtype:
                     return best
                 scale = tensor.scale * factor
                 tensor = replace(tensor, name=producer.inputs[0], scale=scale)
@@ -417,7 +446,7 @@ def _source(graph: Graph, tensor: _Tensor, *, groups: bool = False, scaled: bool
                 tensor = replace(tensor, name=single)
             case _:
                 return best
-        if tensor.axes[-1] in "sd" and graph.types[tensor.name].dtype == "float32":
+        if tensor.axes[-1] in "sd" and graph.types[tensor.name].dtype in _FLOATS:
             best = tensor
 
 

@@ -7,6 +7,7 @@ from collections.abc import Collection, Sequence
 
 import numpy as np
 
+from cpembed.codegen.epilogue import Epilogue
 from cpembed.graph.graph import Graph, Operator
 from cpembed.graph.kinds import (
     Apply,
@@ -29,8 +30,8 @@ from cpembed.ir.parser import parse_computation
 def split_attentions(graph: Graph, names: Collection[str]) -> Graph:
     """Replace some attentions by products, an elementwise operator and a softmax.
 
-    Results differ by roundings of float32. Keys that a mask excludes count again if their values
-    are infinite or NaN.
+    Results differ by roundings of float32, and of weights to a shorter type of factors. Keys that a
+    mask excludes count again if their values are infinite or NaN.
     """
     rewriting = Rewriting(graph)
     for operator in graph.operators:
@@ -70,7 +71,7 @@ def attention_products(
             text,
             {name: extents[name] for name in present if name in inside},
             name="batched_gemm" if is_batched else "gemm",
-            dtypes=dict.fromkeys(operands, "float32"),
+            dtypes={operands[0]: "float32"} | dict.fromkeys(operands[1:], kind.factors),
             varying=(operands[2],),
         )
         for text, operands, inside in zip(texts, ("SQK", "OPV"), ("bjimnk", "bjimnd"), strict=True)
@@ -118,6 +119,10 @@ def _split(rewriting: Rewriting, operator: Operator, kind: Attention) -> None:
         largest = emit(Reduce("max", (3,), True), "maxima", scores)
         zeroed = Apply("where", (apply("equal", Input(0), -math.inf), Number(0.0), Input(1)))
         weights = emit(Elementwise(zeroed, "float32"), "zeroed weights", largest, weights)
+    if kind.factors != "float32":
+        weights = emit(Elementwise(Input(0), kind.factors), "rounded weights", weights)
     result = graph.types[operator.output].shape
-    last = Operator(name, Product(second, result), (weights, operator.inputs[2]), operator.outputs)
+    epilogue = None if kind.dtype == "float32" else Epilogue(kind.dtype)
+    values = Product(second, result, epilogue=epilogue)
+    last = Operator(name, values, (weights, operator.inputs[2]), operator.outputs)
     rewriting.replace(operator, *operators, last)

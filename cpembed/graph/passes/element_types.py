@@ -15,7 +15,17 @@ import numpy as np
 from cpembed.codegen.epilogue import BYTES, Epilogue
 from cpembed.graph import kinds
 from cpembed.graph.graph import Array, Graph, Operator
-from cpembed.graph.kinds import Apply, Elementwise, Input, Kind, Number, Product, Scalar, Table
+from cpembed.graph.kinds import (
+    Apply,
+    Attention,
+    Elementwise,
+    Input,
+    Kind,
+    Number,
+    Product,
+    Scalar,
+    Table,
+)
 from cpembed.graph.passes.expressions import apply, is_whole, substituted
 from cpembed.graph.passes.quantization import integer_range
 from cpembed.graph.passes.rewriting import Rewriting, only_reader
@@ -421,9 +431,9 @@ def _signed(expression: Apply, number: Number) -> float | int:
 
 
 def shorten_floats(graph: Graph, dtype: str) -> Graph:
-    """Round the operands of products of float32 to shorter floats, to the nearest even.
+    """Round the operands of products and attention of float32 to shorter floats, to nearest even.
 
-    A product whose result only such operands read stores shorter floats itself.
+    What only such operands read is stored in shorter floats.
 
     Parameters
     ----------
@@ -440,24 +450,32 @@ def _with_short_operands(graph: Graph, dtype: str) -> Graph:
     rewriting = Rewriting(graph)
     versions: dict[tuple[str, str], str] = {}
     for operator in graph.operators:
-        kind = operator.kind
-        if not isinstance(kind, Product):
-            continue
-        workload = kind.computation
-        if any(operand.dtype != "float32" for operand in workload.operands):
+        kind, count = _with_short_factors(operator.kind, dtype)
+        if kind is None:
             continue
         before: list[Operator] = []
         names: list[str] = []
         # A tensor that several products read is converted once.
-        for name in operator.inputs[:2]:
+        for name in operator.inputs[:count]:
             if (name, dtype) not in versions:
                 versions[name, dtype] = _shortened(rewriting, name, dtype, before)
             names.append(versions[name, dtype])
-        workload = workload.with_dtypes({operand.name: dtype for operand in workload.inputs})
-        kind = replace(kind, computation=workload)
-        inputs = (*names, *operator.inputs[2:])
+        inputs = (*names, *operator.inputs[count:])
         rewriting.replace(operator, *before, replace(operator, kind=kind, inputs=inputs))
     return rewriting.graph()
+
+
+def _with_short_factors(kind: Kind, dtype: str) -> tuple[Kind | None, int]:
+    """Return a kind on shorter factors and their number; None for what multiplies no float32."""
+    if isinstance(kind, Attention) and kind.factors == "float32":
+        return replace(kind, factors=dtype), 3
+    if not isinstance(kind, Product):
+        return None, 0
+    workload = kind.computation
+    if any(operand.dtype != "float32" for operand in workload.operands):
+        return None, 0
+    workload = workload.with_dtypes({operand.name: dtype for operand in workload.inputs})
+    return replace(kind, computation=workload), 2
 
 
 def _shortened(rewriting: Rewriting, name: str, dtype: str, before: list[Operator]) -> str:
@@ -471,7 +489,7 @@ def _shortened(rewriting: Rewriting, name: str, dtype: str, before: list[Operato
 
 
 def _conversions_fused(graph: Graph) -> Graph:
-    """Let products store bfloat16 if nothing reads their results in float32."""
+    """Let products and attention store bfloat16 if nothing reads their results in float32."""
     rewriting = Rewriting(graph)
     for operator in graph.operators:
         match operator.kind:
@@ -480,12 +498,16 @@ def _conversions_fused(graph: Graph) -> Graph:
             case _:
                 continue
         before = graph.producers.get(operator.inputs[0])
-        if before is None or not isinstance(before.kind, Product):
+        if before is None or only_reader(graph, operator.inputs[0]) is not operator:
+            continue
+        if isinstance(before.kind, Attention) and before.kind.dtype == "float32":
+            kind = replace(before.kind, dtype="bfloat16")
+            rewriting.replace(operator, replace(before, kind=kind, outputs=operator.outputs))
+        if not isinstance(before.kind, Product):
             continue
         epilogue = before.kind.epilogue or Epilogue(before.kind.dtype)
         if epilogue.dtype != "float32" or epilogue.residual is not None:
             continue
-        if only_reader(graph, operator.inputs[0]) is operator:
-            kind = before.kind.with_epilogue(replace(epilogue, dtype="bfloat16"))
-            rewriting.replace(operator, replace(before, kind=kind, outputs=operator.outputs))
+        kind = before.kind.with_epilogue(replace(epilogue, dtype="bfloat16"))
+        rewriting.replace(operator, replace(before, kind=kind, outputs=operator.outputs))
     return rewriting.graph()

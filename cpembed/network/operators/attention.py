@@ -8,34 +8,23 @@ functions of addresses that the text calls; what a tile needs stays in memory of
 
 from __future__ import annotations
 
-from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
+from collections.abc import Callable, Generator, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, field, replace
 
-from cpembed.codegen.plan import HEADER, SHARED_BUFFERS, KernelPlan
-from cpembed.codegen.recorded import Memory
+import numpy as np
+
+from cpembed.codegen.plan import storage_dtype
+from cpembed.codegen.prefetch import request_line
+from cpembed.codegen.values import Value, converted
 from cpembed.graph.kinds import Attention
 from cpembed.network.operators.attention_softmax import LOWEST, STATISTICS, TileSoftmax, vectors
-from cpembed.network.operators.attention_tiles import Part, TileProduct, Tiles, merged
-from cpembed.network.operators.emission import (
-    LANE,
-    ONES,
-    Kernel,
-    Operands,
-)
+from cpembed.network.operators.attention_tiles import TileProduct, Tiles
+from cpembed.network.operators.emission import LANE, Operands
+from cpembed.network.operators.tiled_kernel import AttentionPlan, TiledKernel, identifier
 
+_LINE_BYTES = 64
 _LANES = 32
 """Maximum number of elements per vector of sums."""
-
-_REGISTERS = 'scope="local", annotations={"disable_lower_builtin": True}'
-
-
-@dataclass(frozen=True)
-class AttentionPlan:
-    """Kernel of an attention, and the memory that it takes after its outputs."""
-
-    plan: KernelPlan
-    scratch: tuple[Memory, ...]
 
 
 def attention_plan(
@@ -56,88 +45,25 @@ def attention_plan(
     return _AttentionKernel(kind, operands, tiles, (scores, values)).written()
 
 
-class _Kernel(Kernel):
-    """Text of a kernel that is compiled like the products that it calls.
-
-    Their accumulators are registers, so that passes which would find registers for others are off.
-    """
-
-    def local(self, size: int, dtype: str) -> str:
-        name = self.name("local")
-        self.script.line(f'{name} = T.alloc_buffer(({size},), "{dtype}", {_REGISTERS})')
-        return name
-
-    def opaque(self, value: str, dtype: str) -> str:
-        name = self.local(1, dtype)
-        self.script.line(f"{name}[0] = {value}")
-        return f"{name}[0]"
-
-
-@dataclass
-class _AttentionKernel:
+class _AttentionKernel(TiledKernel):
     """Text of an attention while it is written."""
 
-    kind: Attention
-    operands: Operands
-    tiles: Tiles
-    products: tuple[TileProduct, TileProduct]
-    kernel: Kernel = field(init=False)
-    softmax: TileSoftmax = field(init=False)
-    scratch: dict[str, Memory] = field(default_factory=dict[str, Memory])
-    parts: dict[str, KernelPlan] = field(default_factory=dict[str, KernelPlan])
-
-    def __post_init__(self) -> None:
-        self.chunks = min(self.operands.threads, self.tiles.tasks)
-        self.kernel = _Kernel(self.operands, self.chunks)
-        mask = self.operands.inputs[3] if self.kind.masked else None
-        self.softmax = TileSoftmax(self.kernel, self.kind, self.tiles, mask, self._start)
-
-    def written(self) -> AttentionPlan:
-        """Write the text and return the plan."""
-        body = self.kernel.script
-        packed = self._packed_before()
-        self._reserve()
-        inputs = [t.parameter(f"in{k}") for k, t in enumerate(self.operands.inputs)]
-        outputs = [t.parameter("out0") for t in self.operands.outputs]
-        memory = [
-            f'{name}: T.Buffer(({m.elements},), "{m.dtype}")' for name, m in self.scratch.items()
-        ]
-        body.line(HEADER)
-        with body.nested(f"def main({', '.join([*inputs, *outputs, *memory])}):"):
-            body.line('T.func_attr({"tirx.noalias": True, "global_symbol": "main"})')
-            if packed:
-                self._write_packing(packed)
-            with body.nested(f"for chunk in T.parallel({self.chunks}):"):
-                body.line(ONES)
-                share = self.kernel.share(self.tiles.tasks)
-                with body.nested(f"for task in T.serial({share}):"):
-                    self._write_task()
-            if self.tiles.parts > 1:
-                self._write_combination()
-        plan = replace(
-            self.kernel.plan("attention"),
-            attributes=merged([part.attributes for part in self.parts.values()]),
-            options=merged([[SHARED_BUFFERS], *(part.options for part in self.parts.values())]),
-            parts=tuple(self.parts.items()),
-        )
-        return AttentionPlan(plan, tuple(self.scratch.values()))
+    def __init__(
+        self,
+        kind: Attention,
+        operands: Operands,
+        tiles: Tiles,
+        products: tuple[TileProduct, TileProduct],
+    ) -> None:
+        super().__init__(operands, tiles, products)
+        self.kind = kind
+        mask = operands.inputs[3] if kind.masked else None
+        self.softmax = TileSoftmax(self.kernel, kind, tiles, mask, self._start)
 
     # -------------------------------------------------------------------------------- memory
 
-    def _packed_before(self) -> list[tuple[str, Part]]:
-        """Return the packings of keys and values, which all blocks of rows share."""
-        pairs = [("K", self.products[0].packing("K")), ("V", self.products[1].packing("V"))]
-        return [(name, part) for name, part in pairs if part is not None]
-
-    def _reserve(self) -> None:
-        """Reserve packed keys and values, and the memory of each thread."""
-        tiles = self.tiles
-        shared = {f"{name} packed" for name, _ in self._packed_before()}
-        for product in self.products:
-            for name, memory in product.memory.items():
-                copies = self._key_tiles if name in shared else self.chunks
-                self._buffer(name, memory.elements, memory.dtype, copies)
-        depth = tiles.extents["d"]
+    def _own_buffers(self) -> Iterator[tuple[str, int, str, int]]:
+        tiles, depth = self.tiles, self.tiles.extents["d"]
         for name, elements in (
             ("S", tiles.rows * tiles.keys),
             ("Y", tiles.rows * depth),
@@ -145,86 +71,31 @@ class _AttentionKernel:
             *([("sums", tiles.rows * depth)] if tiles.tiles > 1 else []),
         ):
             copies = tiles.tasks if name in self._partial else self.chunks
-            self._buffer(name, elements, "float32", copies)
+            yield name, elements, "float32", copies
+        if self.softmax.weights != "S":
+            dtype = storage_dtype(self.kind.factors)
+            yield self.softmax.weights, tiles.rows * tiles.keys, dtype, self.chunks
 
     @property
     def _partial(self) -> tuple[str, ...]:
         """Buffers that hold the results of a part of the keys until all are combined."""
         return ("statistics", "sums") if self.tiles.parts > 1 else ()
 
-    def _buffer(self, name: str, elements: int, dtype: str, copies: int) -> None:
-        # A multiple of a cache line, so that no two threads write to one.
-        stride = -(-elements // 64) * 64
-        self.scratch[_identifier(name)] = Memory(stride * copies, dtype)
-
-    @property
-    def _key_tiles(self) -> int:
-        return self.tiles.extents["b"] * self.tiles.key_heads * self.tiles.tiles
-
     def _start(self, name: str) -> str:
         """Return the first place of the thread's or the task's part of a buffer."""
-        size = self.scratch[_identifier(name)].elements
         if name in self._partial:
-            return f"task * {size // self.tiles.tasks}"
-        return f"chunk * {size // self.chunks}"
-
-    def _address(self, name: str, at: str = "0") -> str:
-        """Return the address of a thread's buffer."""
-        return f"T.address_of({_identifier(name)}[{self._start(name)} + {at}])"
-
-    # ------------------------------------------------------------------------------- packing
-
-    def _write_packing(self, packed: Sequence[tuple[str, Part]]) -> None:
-        """Write the packing of all tiles of keys and values."""
-        script, tiles = self.kernel.script, self.tiles
-        total = self._key_tiles
-        chunks = min(self.operands.threads, total)
-        bounds = f"chunk * {total} // {chunks}, (chunk + 1) * {total} // {chunks}"
-        with script.nested(
-            f"for chunk in T.parallel({chunks}):", f"for unit in T.serial({bounds}):"
-        ):
-            script.line(f"batch: T.let = unit // {tiles.key_heads * tiles.tiles}")
-            script.line(f"head: T.let = unit // {tiles.tiles} % {tiles.key_heads}")
-            script.line(f"first_key: T.let = {self._first_key(f'unit % {tiles.tiles}')}")
-            for name, part in packed:
-                buffer = _identifier(f"{name} packed")
-                size = self.scratch[buffer].elements // total
-                source = f"T.address_of({self._tensor(name)})"
-                self._call(part, {name: source, f"{name} packed": _at(buffer, f"unit * {size}")})
-
-    def _first_key(self, number: str) -> str:
-        tiles = self.tiles
-        start = f"{number} * {tiles.keys}"
-        if tiles.extents["n"] % tiles.keys:
-            return f"T.min({start}, {tiles.extents['n'] - tiles.keys})"
-        return start
-
-    def _tensor(self, name: str) -> str:
-        """Return the element of K or V at the first key of a tile of the batch and head."""
-        strides = self.tiles.strides[name]
-        place = f"batch * {strides['b']} + head * {strides['h']} + first_key * {strides['s']}"
-        return f"in{'QKV'.index(name)}[{place}]"
-
-    def _call(self, part: Part, addresses: Mapping[str, str]) -> None:
-        name = next((n for n, plan in self.parts.items() if plan == part.plan), None)
-        if name is None:
-            name = f"part{len(self.parts)}"
-            self.parts[name] = part.plan
-        arguments = ", ".join(addresses[operand] for operand in part.operands)
-        self.kernel.script.line(f"Module.{name}({arguments})")
+            return f"task * {self.scratch[identifier(name)].elements // self.tiles.tasks}"
+        return super()._start(name)
 
     # --------------------------------------------------------------------------------- tasks
 
     def _write_task(self) -> None:
         script, tiles = self.kernel.script, self.tiles
         self._write_block("task" if tiles.parts == 1 else f"(task // {tiles.parts})")
-        if packing := self.products[0].packing("Q"):
-            self._call(packing, {"Q": self._rows("Q"), "Q packed": self._address("Q packed")})
+        self._write_query_packing()
         if tiles.tiles > 1:
             self._clear()
-            first, count = self._tile_range()
-            with script.nested(f"for step in T.serial({count}):"):
-                script.line(f"tile: T.let = {first} + step")
+            with script.nested(f"for tile in T.serial({self._tile_range()}):"):
                 script.line(f"first_key: T.let = {self._first_key('tile')}")
                 condition = self.softmax.any_visible()
                 with script.nested(*([f"if {condition}:"] if condition else [])):
@@ -235,39 +106,12 @@ class _AttentionKernel:
         if tiles.parts == 1:
             self._write_results()
 
-    def _write_block(self, block: str) -> None:
-        """Write the batch, the heads and the first row of a block."""
-        script, tiles = self.kernel.script, self.tiles
-        script.line(f"batch: T.let = {block} // {tiles.heads * tiles.blocks}")
-        script.line(f"query_head: T.let = {block} // {tiles.blocks} % {tiles.heads}")
-        shared = tiles.extents["g"] if tiles.row_axis == "s" else 1
-        script.line(f"head: T.let = query_head // {shared}")
-        script.line(f"block_start: T.let = {block} % {tiles.blocks} * {tiles.rows}")
-        last = tiles.row_count - tiles.rows
-        script.line(f"first_row: T.let = T.min(block_start, {last})")
-
-    def _tile_range(self) -> tuple[str, str]:
-        """Write the tiles of a task; return the first one, and their number."""
+    def _tile_range(self) -> str:
+        """Return the limits of the tiles of a task."""
         count, parts = self._tile_count(), self.tiles.parts
         if parts == 1:
-            return "0", count
-        # A loop from a first tile on would begin at 0 where TVM removes loops of one step.
-        bind = self.kernel.bind
-        first = bind(f"task % {parts} * {count} // {parts}")
-        return first, bind(f"(task % {parts} + 1) * {count} // {parts} - {first}")
-
-    def _rows(self, name: str) -> str:
-        """Return the address of the first row of a block in the query or the output."""
-        buffer = "in0" if name == "Q" else "out0"
-        return f"T.address_of({buffer}[{self._row_place(name, 'first_row')}])"
-
-    def _row_place(self, name: str, row: str) -> str:
-        strides = self.tiles.strides[name]
-        if self.tiles.row_axis == "s":
-            head = f"query_head * {strides['h']}"
-        else:
-            head = f"query_head * {self.tiles.extents['g'] * strides['h']}"
-        return f"batch * {strides['b']} + {head} + ({row}) * {strides[self.tiles.row_axis]}"
+            return f"0, {count}"
+        return f"task % {parts} * {count} // {parts}, (task % {parts} + 1) * {count} // {parts}"
 
     def _tile_count(self) -> str:
         """Return the number of tiles that the rows of a block have keys in."""
@@ -289,27 +133,16 @@ class _AttentionKernel:
                     place = self._place("sums", row, tiles.extents["d"], at)
                     self.kernel.script.line(f"{place} = T.float32(0)")
 
-    def _each_row(self, first: str = "0") -> Iterator[str]:
-        """Yield the row of a loop over the rows of a block."""
-        with self.kernel.script.nested(f"for row in T.serial({first}, {self.tiles.rows}):"):
-            yield "row"
-
-    def _place(self, name: str, row: str, width: int, at: str) -> str:
-        return f"{_identifier(name)}[{self._start(name)} + {row} * {width} + {at} + {LANE}]"
-
     # --------------------------------------------------------------------------------- tiles
 
     def _write_tile(self) -> None:
         tiles = self.tiles
-        addresses = self._addresses()
-        before = {"Q", "K", "V"}
-        for part in self.products[0].parts:
-            if not self._is_packed_before(part, before):
-                self._call(part, addresses)
+        # Values come while scores are computed, and the next keys while values are multiplied.
+        self._request("V", "first_key")
+        self._write_product(0, self.softmax.weights)
         self.softmax.write()
-        for part in self.products[1].parts:
-            if not self._is_packed_before(part, before):
-                self._call(part, addresses)
+        self._request("K", f"T.min(first_key + {tiles.keys}, {tiles.extents['n'] - tiles.keys})")
+        self._write_product(1, self.softmax.weights)
         if tiles.tiles == 1:
             return
         depth = tiles.extents["d"]
@@ -321,27 +154,20 @@ class _AttentionKernel:
                     scaled = f"{total} * {self.softmax.statistic(2, row)}"
                     self.kernel.script.line(f"{total} = {scaled} + {added}")
 
-    def _is_packed_before(self, part: Part, names: set[str]) -> bool:
-        return any(part is product.packing(name) for product in self.products for name in names)
-
-    def _addresses(self) -> dict[str, str]:
-        """Return the addresses of all operands of a tile's products."""
-        shared = {f"{name} packed" for name, _ in self._packed_before()}
-        addresses = {name: self._address(name) for name in ("S", "Y")}
-        addresses |= {"P": addresses["S"], "Q": self._rows("Q")}
-        addresses |= {name: f"T.address_of({self._tensor(name)})" for name in "KV"}
-        tiles = self.tiles
-        tile = "tile" if tiles.tiles > 1 else "0"
-        unit = f"(batch * {tiles.key_heads} + head) * {tiles.tiles} + {tile}"
-        for product in self.products:
-            for name in product.memory:
-                if name in shared:
-                    buffer = _identifier(name)
-                    size = self.scratch[buffer].elements // self._key_tiles
-                    addresses[name] = _at(buffer, f"({unit}) * {size}")
-                else:
-                    addresses[name] = self._address(name)
-        return addresses
+    def _request(self, name: str, first: str) -> None:
+        """Write requests of the lines of a tile's keys or values, if they are read once."""
+        tiles, script, number = self.tiles, self.kernel.script, "QKV".index(name)
+        steps = tiles.strides[name]
+        itemsize = np.dtype(self.operands.inputs[number].storage_dtype).itemsize
+        if not tiles.streams or steps["d"] != 1:
+            return
+        depth = tiles.extents["k" if name == "K" else "d"]
+        line = _LINE_BYTES // itemsize
+        with script.nested(
+            f"for key in T.serial({tiles.keys}):", f"for line in T.serial({-(-depth // line)}):"
+        ):
+            place = f"batch * {steps['b']} + head * {steps['h']} + ({first} + key) * {steps['s']}"
+            request_line(script, f"in{number}", f"{place} + line * {line}")
 
     # ------------------------------------------------------------------------------- results
 
@@ -366,10 +192,14 @@ class _AttentionKernel:
     def _store(self, row: str, at: str, value: str) -> None:
         place = self._row_place("O", f"first_row + {row}")
         step = self.tiles.strides["O"]["d"]
+        rounded = Value(self.kernel.bind(value), "float32")
+        value = converted(self.kernel.bind, rounded, self.kind.dtype)
         self.kernel.script.line(f"out0[{place} + ({at} + {LANE}) * {step}] = {value}")
 
-    def _write_combination(self) -> None:
+    def _write_end(self) -> None:
         """Write the results of all blocks from those of parts of their keys."""
+        if self.tiles.parts == 1:
+            return
         kernel, script, tiles = self.kernel, self.kernel.script, self.tiles
         depth, count = tiles.extents["d"], tiles.all_blocks
         chunks = min(self.operands.threads, count)
@@ -415,11 +245,3 @@ class _AttentionKernel:
             script.line(f"{maximum} = {weight}")
             script.line(f"{total}[0] = {total}[0] + {self.softmax.statistic(1, row)} * {weight}")
         return f"{total}[0]"
-
-
-def _identifier(name: str) -> str:
-    return name.replace(" ", "_")
-
-
-def _at(buffer: str, place: str) -> str:
-    return f"T.address_of({buffer}[{place}])"

@@ -13,7 +13,7 @@ from contextlib import ExitStack
 from dataclasses import dataclass
 
 from cpembed.codegen.approximations import APPROXIMATIONS, exp2_below
-from cpembed.codegen.values import literal
+from cpembed.codegen.values import Value, converted, literal
 from cpembed.graph.kinds import Attention
 from cpembed.network.operators.attention_tiles import Tiles
 from cpembed.network.operators.emission import LANE, SERIAL, VECTORIZED, Kernel
@@ -141,7 +141,7 @@ class TileSoftmax:
                     counts = f"T.Select({element} == {hidden}, T.float32(0), T.float32(1))"
                     place = f"{visible}[{LANE}]"
                     kernel.script.line(f"{place} = T.max({counts}, {place})")
-        return f"{self._combined(visible, lanes, 'max')} > T.float32(0)"
+        return f"{combined(kernel, visible, lanes, 'max')} > T.float32(0)"
 
     # --------------------------------------------------------------------------------- rows
 
@@ -169,7 +169,9 @@ class TileSoftmax:
                 if not (self.is_raw and is_full):
                     kernel.script.line(f"{place} = {score}")
                 kernel.script.line(f"{top}[{LANE}] = T.max({score}, {top}[{LANE}])")
-        kernel.script.line(f"{self.statistic(_CENTRE, row)} = {self._combined(top, lanes, 'max')}")
+        kernel.script.line(
+            f"{self.statistic(_CENTRE, row)} = {combined(kernel, top, lanes, 'max')}"
+        )
 
     def _write_statistics(self, row: str) -> None:
         """Write the maxima so far of a group of rows, and the factors of what was before."""
@@ -197,16 +199,25 @@ class TileSoftmax:
         total = kernel.accumulators(lanes, "float32", "T.float32(0)")
         for at, size in self._visible(limit, lanes, clears=row):
             with kernel.vectorized(size):
-                place = self._place(row, at)
-                power = self.power(place, centre)
-                kernel.script.line(f"{place} = {power}")
+                power = self.power(self._place(row, at), centre)
+                self._store_weight(row, at, power)
                 kernel.script.line(f"{total}[{LANE}] = {total}[{LANE}] + {power}")
-        summed, place = self._combined(total, lanes, "sum"), self.statistic(_SUM, row)
+        summed, place = combined(kernel, total, lanes, "sum"), self.statistic(_SUM, row)
         before = f"{place} + " if self.tiles.tiles > 1 else ""
         kernel.script.line(f"{place} = {before}{summed}")
 
-    def _place(self, row: str, at: str) -> str:
-        return f"S[{self.start('S')} + {row} * {self.tiles.keys} + {at} + {LANE}]"
+    @property
+    def weights(self) -> str:
+        """Buffer of the weights: that of the scores, unless they are of a shorter type."""
+        return "S" if self.kind.factors == "float32" else "P"
+
+    def _store_weight(self, row: str, at: str, power: str) -> None:
+        """Write a power where the product with the values reads it, in the type of its factors."""
+        stored = converted(self.kernel.bind, Value(power, "float32"), self.kind.factors)
+        self.kernel.script.line(f"{self._place(row, at, self.weights)} = {stored}")
+
+    def _place(self, row: str, at: str, buffer: str = "S") -> str:
+        return f"{buffer}[{self.start(buffer)} + {row} * {self.tiles.keys} + {at} + {LANE}]"
 
     def _visible(
         self, limit: str | None, most: int, clears: str | None = None
@@ -231,8 +242,7 @@ class TileSoftmax:
                     kernel.script.nested(f"for {rest} in T.serial({steps}, {count}):"),
                     kernel.vectorized(size),
                 ):
-                    place = self._place(clears, f"({rest} * {size} + {start})")
-                    kernel.script.line(f"{place} = T.float32(0)")
+                    self._store_weight(clears, f"({rest} * {size} + {start})", "T.float32(0)")
 
     # ------------------------------------------------------------------------------- scores
 
@@ -273,19 +283,29 @@ class TileSoftmax:
         terms = [f"{index} * {step}" for index, step in zip(indices, steps, strict=True) if step]
         return " + ".join(terms) or "0"
 
-    def _combined(self, name: str, size: int, operation: str) -> str:
-        """Write the combination of the lanes of an accumulator, and return it."""
-        kernel = self.kernel
-        while size > 1:
-            size //= 2
-            half = kernel.local(size, "float32")
-            with kernel.vectorized(size):
-                first, second = f"{name}[{LANE}]", f"{name}[{LANE} + {size}]"
-                is_sum = operation == "sum"
-                joined = f"{first} + {second}" if is_sum else f"T.max({first}, {second})"
-                kernel.script.line(f"{half}[{LANE}] = {joined}")
-            name = half
-        return f"{name}[0]"
+
+def combined(kernel: Kernel, name: str, size: int, operation: str, dtype: str = "float32") -> str:
+    """Write the combination of the lanes of an accumulator, and return it.
+
+    Parameters
+    ----------
+    kernel : Kernel
+    name, dtype : str
+        Buffer of the accumulator and its type.
+    size : int
+        Number of lanes, a power of two.
+    operation : str
+        ``max`` or ``sum``.
+    """
+    while size > 1:
+        size //= 2
+        half = kernel.local(size, dtype)
+        with kernel.vectorized(size):
+            first, second = f"{name}[{LANE}]", f"{name}[{LANE} + {size}]"
+            joined = f"{first} + {second}" if operation == "sum" else f"T.max({first}, {second})"
+            kernel.script.line(f"{half}[{LANE}] = {joined}")
+        name = half
+    return f"{name}[0]"
 
 
 def vectors(kernel: Kernel, extent: int, most: int) -> Iterator[tuple[str, int, int]]:

@@ -27,6 +27,8 @@ class Tiles:
     parts : int
         Number of parts of the keys of a block, each of which a task computes alone. Their sums are
         combined afterwards.
+    streams : bool
+        True if each key and value is read once, so that none is near before its tile requests it.
     """
 
     extents: Mapping[str, int]
@@ -35,6 +37,7 @@ class Tiles:
     rows: int
     keys: int
     parts: int = 1
+    streams: bool = False
 
     @property
     def row_count(self) -> int:

@@ -178,7 +178,12 @@ def table_plan(kind: kinds.Table, operands: Operands) -> KernelPlan:
         # The first entry is that of the least integer.
         least = np.iinfo(source.dtype).min
         position = f'T.cast(in0[{nest.places[1]}], "int32") - {least}'
-        kernel.script.line(f"out0[{nest.places[0]}] = {kernel.constant(entries, position)}")
+        if kind.is_shift:
+            # A sum, of which LLVM makes vectors.
+            entry = f'T.cast({position} + {int(kind.entries[0])}, "{kind.dtype}")'
+        else:
+            entry = kernel.constant(entries, position)
+        kernel.script.line(f"out0[{nest.places[0]}] = {entry}")
     return kernel.plan("table")
 
 

@@ -49,8 +49,10 @@ _HALVINGS = 25.0
 # Operations of a vector division, a square root, and of a function that a library computes for one
 # element after the other.
 _DIVISION, _ROOT, _LIBRARY_CALL = 5.0, 6.0, 60.0
-# Operations of widening an element to 32 bits, of narrowing one, and of rounding one to bfloat16.
-_WIDENED, _NARROWED, _SHORTENED = 2.0, 6.0, 9.0
+# Operations of widening an element to 32 bits, and of narrowing one.
+_WIDENED, _NARROWED = 2.0, 6.0
+SHORTENED = 9.0
+"""Operations of rounding a vector to bfloat16."""
 
 
 @dataclass(frozen=True)
@@ -224,7 +226,7 @@ def _loads(tensors: Sequence[PlacedTensor]) -> float:
 def _stores(output: PlacedTensor, computes_floats: bool = True) -> float:
     """Return the operations per vector of storing floats as the elements of a tensor."""
     if output.dtype == "bfloat16":
-        return 1.0 + _SHORTENED
+        return 1.0 + SHORTENED
     rounded = computes_floats and not output.dtype.startswith("float")
     return 1.0 + (_NARROWED if rounded else 0.0) + (_WIDENED if _size(output) < 4 else 0.0)
 
@@ -272,6 +274,8 @@ def _looked_up(
     kind: kinds.Table, inputs: Sequence[PlacedTensor], outputs: Sequence[PlacedTensor]
 ) -> Work:
     loop = _Loop.innermost(elementwise_nest(outputs[0], inputs))
+    if kind.is_shift:
+        return loop.executed(0.5)
     # No vector instruction looks up 256 entries.
     return Work(operations=3.0 * loop.rows * loop.length, rows=loop.rows) + loop.executed(0.0)
 

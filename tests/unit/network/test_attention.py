@@ -10,13 +10,14 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from cpembed.codegen.plan import storage_dtype
 from cpembed.codegen.runtime import compile_plan, empty, from_array
 from cpembed.driver.matching import network_units
 from cpembed.graph.graph import Graph, Operator
 from cpembed.graph.kinds import Attention, TensorType
 from cpembed.graph.kinds.base import Array
 from cpembed.hw.loader import load_hardware_spec
-from cpembed.ir.dtypes import as_stored
+from cpembed.ir.dtypes import as_stored, numpy_dtype
 from cpembed.network.attention import AttentionChoice
 from cpembed.network.attention_costs import AttentionCosts
 from cpembed.network.kernel_cache import Cache
@@ -34,19 +35,24 @@ def f(*shape: int) -> Array:
     return RANDOM.standard_normal(shape).astype(np.float32)
 
 
+def short(array: Array) -> Array:
+    return array.astype(numpy_dtype("bfloat16"))
+
+
 @cache
-def products() -> ProductKernels:
+def products(target: str = TARGET) -> ProductKernels:
     """Kernels that all tests share, so that equal tiles are searched once."""
-    return ProductKernels(network_units(TARGET), Cache(None))
+    return ProductKernels(network_units(target), Cache(None))
 
 
 def computed(
     kind: Attention, arrays: Sequence[Array], tile: tuple[int, ...] | None = None, threads: int = 2
 ) -> Array:
     """The result of the kernel; ``tile`` are rows of a block, keys of a tile, and perhaps parts."""
-    spec = load_hardware_spec(TARGET)
+    target = TARGET if kind.factors == "float32" else "avx2_bf16_outer"
+    spec = load_hardware_spec(target)
     types = tuple(map(TensorType.of_array, arrays))
-    choice = AttentionChoice(kind, types, products(), threads)
+    choice = AttentionChoice(kind, types, products(target), threads)
     if tile is not None:
         sizes = dict(zip(("rows", "keys", "parts"), tile, strict=False))
         choice.__dict__["tiles"] = replace(choice.tiles, **sizes)
@@ -55,15 +61,24 @@ def computed(
     kernel = choice.kernel(open_target(spec), inputs, [output])
     assert kernel.cost_us > 0
     buffers = [from_array(as_stored(array)) for array in arrays]
-    stored = empty(result.elements, "float32")
+    stored = empty(result.elements, storage_dtype(kind.dtype))
     scratch = [empty(memory.elements, memory.dtype) for memory in kernel.planned.scratch]
     compile_plan(kernel.planned.plan)(*buffers, stored, *scratch)
-    return stored.numpy().reshape(result.shape)
+    return stored.numpy().view(numpy_dtype(kind.dtype)).reshape(result.shape)
 
 
 def check(kind: Attention, arrays: Sequence[Array], tile: tuple[int, ...] | None = None) -> None:
     (expected,) = kind.evaluate(arrays)
-    np.testing.assert_allclose(computed(kind, arrays, tile), expected, atol=5e-6, rtol=2e-5)
+    actual = computed(kind, arrays, tile)
+    assert actual.dtype == expected.dtype
+    atol, rtol = 5e-6, 2e-5
+    if kind.factors == "bfloat16":
+        value = np.abs(arrays[2].astype(np.float64))
+        atol = 2**-8 * float(value[np.isfinite(value)].max())
+    if kind.dtype == "bfloat16":
+        rtol = 2**-8
+    wide = (actual.astype(np.float64), expected.astype(np.float64))
+    np.testing.assert_allclose(*wide, atol=atol, rtol=rtol)
 
 
 def test_one_tile_of_heads_first() -> None:
@@ -84,6 +99,26 @@ def test_transposed_keys_and_a_boolean_mask() -> None:
     mask = RANDOM.random((1, 4, 20, 33)) < 0.5
     mask[0, 1, 3] = mask[0, :, 7] = False
     check(kind, [f(1, 4, 20, 16), f(1, 4, 16, 33), f(1, 4, 33, 16), mask], (8, 16))
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_bfloat16_with_masks_shared_heads_and_rows_without_keys(dtype: str) -> None:
+    axes = ("bshd", "bshd", "bhsd", "bshd")
+    kind = Attention(0.25, axes, masked=True, causal=9, factors="bfloat16", dtype=dtype)
+    mask = np.where(RANDOM.random((2, 1, 37, 50)) < 0.8, 0.5, -np.inf).astype(np.float32)
+    mask[0, :, 7] = -np.inf
+    arrays = [short(f(2, 37, 4, 16)), short(f(2, 50, 2, 16)), short(f(2, 2, 50, 8)), mask]
+    check(kind, arrays, (16, 24))
+    check(replace(kind, zero_rows=True), arrays)
+
+
+@pytest.mark.parametrize("tile", [None, (8, 16)])
+def test_bfloat16_special_values(tile: tuple[int, int] | None) -> None:
+    """Infinities and NaN pass through weights that are rounded."""
+    query, key, value = short(f(1, 1, 24, 8)), short(f(1, 1, 40, 8)), short(f(1, 1, 40, 8))
+    query[0, 0, 2, 3], query[0, 0, 4, 1] = np.nan, np.inf
+    value[0, 0, 5, 2] = np.inf
+    check(Attention(0.25, factors="bfloat16", dtype="bfloat16"), [query, key, value], tile)
 
 
 def test_one_row_whose_heads_share_keys() -> None:
@@ -138,6 +173,24 @@ def test_few_rows_read_a_long_cache_in_place_and_share_it_among_threads() -> Non
     # Nothing is packed: there is room for scores and sums only.
     assert sum(memory.elements for memory in kernel.planned.scratch) < 600 * 16
     check(kind, arrays)
+
+
+@pytest.mark.parametrize("factors", ["float32", "bfloat16"])
+@pytest.mark.parametrize("rows, shared", [(1, 4), (1, 1), (12, 1)])
+def test_streamed_keys(factors: str, rows: int, shared: int) -> None:
+    """Each key is read once: small tiles, whose last one overlaps, and a mask of places."""
+    arrays = [f(2, 2 * shared, rows, 24), f(2, 2, 333, 24), f(2, 2, 333, 40)]
+    if factors == "bfloat16":
+        arrays = [short(array) for array in arrays]
+    mask = np.zeros((2, 1, 1, 333), np.float32)
+    mask[0, ..., 290:] = -np.inf
+    types = tuple(map(TensorType.of_array, arrays))
+    kind = Attention(0.25, factors=factors)
+    choice = AttentionChoice(kind, types, products(), 1)
+    assert choice.tiles.streams
+    assert choice.tiles.tiles > 1
+    check(kind, arrays)
+    check(replace(kind, masked=True), [*arrays, mask])
 
 
 def test_equal_shares_of_threads() -> None:

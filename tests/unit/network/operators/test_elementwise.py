@@ -216,6 +216,15 @@ def test_tables(dtype: str) -> None:
         check(Table(entries, dtype), [q], [layouts[number]], layouts[-1 - number], threads=2)
 
 
+@pytest.mark.parametrize("source, target", [("int8", "uint8"), ("uint8", "int8")])
+def test_tables_that_change_the_sign_of_bytes(source: str, target: str) -> None:
+    q = np.arange(256).astype(np.uint8).view(source).reshape(4, 8, 2, 4)
+    kind = Table(tuple(range(np.iinfo(target).min, np.iinfo(target).max + 1)), target)
+    assert kind.is_shift
+    assert not Table((1, *kind.entries[1:]), target).is_shift
+    check(kind, [q], [Layout.plain(q.shape)])
+
+
 def test_products_have_no_generated_kernel() -> None:
     kind = Product.__new__(Product)
     object.__setattr__(kind, "computation", type("Named", (), {"name": "gemm"}))
