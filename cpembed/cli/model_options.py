@@ -60,6 +60,15 @@ float_option = click.option(
 )
 """Option for the element type of the factors of float products."""
 
+pairs_option = click.option(
+    "--pairs",
+    type=click.Choice(["auto", "always", "never"]),
+    default="auto",
+    show_default=True,
+    help="Compute a convolution and what reads its rows, a pointwise convolution or pooling, in "
+    "one kernel: where that is faster by the costs, wherever it is possible, or nowhere.",
+)
+"""Option for pairs of operators in one kernel."""
 
 Sizes = dict[str, tuple["int | range", ...]]
 """Sizes of each input, or of an open dimension, as ``--shape`` states them."""

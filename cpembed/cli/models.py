@@ -18,8 +18,9 @@ from cpembed.files import write_whole
 if TYPE_CHECKING:
     from cpembed.graph.family import Family
     from cpembed.network.family import Ranges
+    from cpembed.network.pair_executions import PairPolicy
     from cpembed.network.parts import PartsResult
-    from cpembed.network.plan import Policy
+    from cpembed.network.plan import Planning, Policy
     from cpembed.network.run import NetworkRun
     from cpembed.network.stepwise import StepwiseRun
     from cpembed.targets.units import FloatType, Units
@@ -44,6 +45,7 @@ WRONG = 1
     help="Leave what a named target does not compute, or where it is mostly idle, to the "
     "alternatives that its file names and to other units of its processor.",
 )
+@model_options.pairs_option
 @options.timeout_option("Stop each search after S seconds.", SECONDS)
 @options.json_option
 def match_command(
@@ -56,6 +58,7 @@ def match_command(
     processor: str | None,
     float_type: FloatType | None,
     alternatives: bool,
+    pairs: PairPolicy,
     timeout: float,
     as_json: bool,
 ) -> int:
@@ -81,6 +84,7 @@ def match_command(
             graph,
             names,
             alternatives=alternatives,
+            pairs=pairs,
             timeout=timeout,
             float_type=float_type,
             progress=bar,
@@ -112,6 +116,7 @@ class NetworkArguments:
     policy: Policy
     measures: bool
     method: MethodName
+    pairs: PairPolicy
     timeout: float
     layout_time: float
     seed: int
@@ -166,6 +171,7 @@ class NetworkArguments:
     help="How convolutions of floats are computed: the fastest, each by its own sums (implicit), "
     "or by one method where it is possible (docs/methods.md).",
 )
+@model_options.pairs_option
 @options.timeout_option("Stop each search for embeddings after S seconds.", SECONDS)
 @click.option(
     "--layout-time",
@@ -227,16 +233,9 @@ def _network(arguments: NetworkArguments) -> int:
     with output.Bar() as bar:
         from cpembed.network.build import has_foreign
         from cpembed.network.parts import run_parts
-        from cpembed.network.plan import Planning
         from cpembed.network.service import NetworkRequest, network, network_plan
 
-        planning = Planning(
-            arguments.timeout,
-            arguments.layout_time,
-            arguments.policy,
-            arguments.measures,
-            arguments.method,
-        )
+        planning = _planning(arguments)
         run: NetworkRun | StepwiseRun | PartsResult | None = None
         if has_foreign(graph):
             _check_parts(arguments)
@@ -284,6 +283,19 @@ def _network(arguments: NetworkArguments) -> int:
     return WRONG
 
 
+def _planning(arguments: NetworkArguments) -> Planning:
+    from cpembed.network.plan import Planning
+
+    return Planning(
+        timeout=arguments.timeout,
+        time_limit=arguments.layout_time,
+        policy=arguments.policy,
+        measures=arguments.measures,
+        method=arguments.method,
+        pairs=arguments.pairs,
+    )
+
+
 def _check_plan_only(arguments: NetworkArguments) -> None:
     """Raise a usage error for an option of runs beside ``--plan-only``."""
     for name, value in (
@@ -326,7 +338,6 @@ def _ranges(loss: float | None, instances: int | None) -> Ranges:
 def _network_family(family: Family, units: Units, arguments: NetworkArguments) -> int:
     """Compile, verify and time a network whose sizes are ranges; return the exit code."""
     from cpembed.network.family_service import family_plan, network_family
-    from cpembed.network.plan import Planning
     from cpembed.network.service import NetworkRequest
 
     for name, value in (
@@ -339,13 +350,7 @@ def _network_family(family: Family, units: Units, arguments: NetworkArguments) -
         if value is not None:
             raise click.UsageError(f"{name} applies to fixed sizes: give one size instead of "
                                    f"{family.ranges_text}")  # fmt: skip
-    planning = Planning(
-        arguments.timeout,
-        arguments.layout_time,
-        arguments.policy,
-        arguments.measures,
-        arguments.method,
-    )
+    planning = _planning(arguments)
     ranges = _ranges(arguments.loss, arguments.instances)
     wrong: tuple[str, ...] = ()
     with output.Bar() as bar:
@@ -374,7 +379,7 @@ def _network_family(family: Family, units: Units, arguments: NetworkArguments) -
 
 _MODEL_PARAMETERS = frozenset(
     ("words", "target", "processors", "float_type", "timeout", "folder", "name", "shapes",
-     "outputs", "threads", "torch", "method", "as_json", "constants", "loss", "instances")
+     "outputs", "threads", "torch", "method", "pairs", "as_json", "constants", "loss", "instances")
 )  # fmt: skip
 """Parameters of ``cpembed build`` that apply to models too."""
 
@@ -395,6 +400,7 @@ class BuildArguments:
     constants: dict[str, Any]
     loss: float | None
     instances: int | None
+    pairs: PairPolicy
     threads: int | None
     verbose: bool
     as_json: bool
@@ -424,6 +430,7 @@ class BuildArguments:
     },
 )
 @model_options.ranges_options
+@model_options.pairs_option
 @options.threads_option("the library, unless its caller says otherwise")
 @options.verbose_option
 @options.json_option
@@ -541,7 +548,7 @@ def _build_model(arguments: BuildArguments, values: Mapping[str, Any]) -> int:
     request = NetworkRequest(
         units,
         folder,
-        Planning(timeout=values["timeout"] or SEARCH_LIMIT, method=method),
+        Planning(timeout=values["timeout"] or SEARCH_LIMIT, method=method, pairs=arguments.pairs),
         times=False,
         name=values["name"],
         contents=Contents(torch=values["torch"]),

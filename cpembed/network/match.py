@@ -48,6 +48,7 @@ from cpembed.ir.computation import Computation
 from cpembed.network.attention import AttentionKernel
 from cpembed.network.build import uniquely_named
 from cpembed.network.executions import WEIGHT_ONLY, Execution
+from cpembed.network.pair_executions import PairPolicy
 from cpembed.network.plan import SEARCH_LIMIT, NetworkPlan, Planning, plan_network
 from cpembed.network.product_kernels import utilisation
 from cpembed.network.stepwise import step_request
@@ -254,6 +255,7 @@ def match(
     timeout: float | None = SEARCH_LIMIT,
     prepares: bool = True,
     float_type: FloatType | None = None,
+    pairs: PairPolicy = "auto",
     progress: Progress = silent,
 ) -> MatchResult:
     """Return what computes each product of a network on each target.
@@ -275,6 +277,8 @@ def match(
         Run the graph passes first.
     float_type : str, optional
         Type to which operands of float products are rounded, as in a network.
+    pairs : PairPolicy, default "auto"
+        Where pairs of operators are one kernel, as in a network.
     progress : Progress, optional
 
     Raises
@@ -295,7 +299,8 @@ def match(
         prepared = prepared_for(graph, each, attends=is_planned) if prepares else graph
         network = uniquely_named(prepared)
         if is_planned:
-            plan = plan_network(network, each, Planning(timeout=timeout), progress)
+            planning = Planning(timeout=timeout, pairs=pairs)
+            plan = plan_network(network, each, planning, progress)
             results.append(_of_plan(plan))
         else:
             results.append(_of_searches(network, each.primary, timeout, progress))

@@ -242,7 +242,11 @@ def links(units: Units) -> bool:
 
 
 def _require_implicit(units: Units, planning: Planning) -> None:
-    """Raise :class:`BackendUnavailable` if a method is insisted on that the target does not run."""
+    """Raise :class:`BackendUnavailable` for a method, or pairs, that the target does not run."""
+    if planning.pairs == "always":
+        raise BackendUnavailable(
+            f"{units.name} runs networks product by product: leave --pairs always out"
+        )
     if planning.method not in ("auto", "implicit"):
         raise BackendUnavailable(
             f"{units.name} runs networks product by product, each by its own sums: leave --method "
