@@ -87,8 +87,8 @@ class KernelPlan:
     in_registers : bool
         Accumulators are registers of the compiler.
     parts : tuple of (str, KernelPlan)
-        Kernels that this one calls, by name, as ``Module.NAME(addresses of their buffers)``. The
-        options have :data:`SHARED_BUFFERS`.
+        Kernels that this one calls, by name, as ``Module.NAME(addresses of their buffers)``, with
+        the values of parameters that are no buffers. The options have :data:`SHARED_BUFFERS`.
     """
 
     backend: str

@@ -13,7 +13,7 @@ from cpembed.codegen.runtime import compile_plan, empty, from_array
 from cpembed.driver.matching import network_units
 from cpembed.frontends.products import Window, convolution
 from cpembed.graph.graph import Graph
-from cpembed.graph.kinds import Elementwise, Input, Product
+from cpembed.graph.kinds import Elementwise, Input, Pool, Product
 from cpembed.graph.passes.expressions import apply
 from cpembed.ir.dtypes import as_stored, is_integer
 from cpembed.network.build import prepared_and_named
@@ -24,7 +24,8 @@ from cpembed.network.match import match
 from cpembed.network.operators import PlacedTensor
 from cpembed.network.operators.pairs import IMAGE, OUTPUT, RESIDUAL, Bands
 from cpembed.network.pair_executions import ESTIMATE_MARGIN
-from cpembed.network.pairs import PairChoice, PairLayouts, PairPart, pairs_of
+from cpembed.network.pair_parts import ProductPart
+from cpembed.network.pairs import PairChoice, PairLayouts, pairs_of, row_window
 from cpembed.network.plan import Planning, plan_network
 from cpembed.network.product_kernels import ProductKernels
 from cpembed.network.service import NetworkRequest, network
@@ -113,7 +114,7 @@ def check(net: Network, *, rows: int, threads: int = 2) -> bool:
     second = next(o for o in graph.operators if o.name == name)
     producer, consumer = first.kind, second.kind
     assert isinstance(producer, Product)
-    assert isinstance(consumer, Product)
+    assert isinstance(consumer, Product | Pool)
     candidates, types = CandidateLayouts(graph), graph.types
     image, between = first.inputs[0], first.output
     placed = {
@@ -123,7 +124,8 @@ def check(net: Network, *, rows: int, threads: int = 2) -> bool:
     if image in candidates.halos:
         placed[image] = placed[image].with_halo(candidates.halos[image])
     # A result inside a halo, of which a kernel writes nothing.
-    halo = (2, 1, 0)[: len(consumer.shape) - 2]
+    result = types[second.output]
+    halo = (2, 1, 0)[: len(result.shape) - 2]
     placed[second.output] = placed[second.output].with_halo(halo)
     residual = residual_of(second)[0] if residual_of(second) else None
     layouts = PairLayouts(
@@ -134,21 +136,22 @@ def check(net: Network, *, rows: int, threads: int = 2) -> bool:
     )
     target = open_target(UNITS.primary)
     choice = PairChoice((producer, consumer), layouts, host_times(target), threads)
-    height = types[between].shape[2]
-    choice.__dict__["bands"] = Bands(types[between].shape[0], height, min(rows, height))
+    samples, _, height = types[second.output].shape[:3]
+    window = row_window(consumer, types[between])
+    assert window is not None
+    choice.__dict__["bands"] = Bands(samples, height, min(rows, height), window)
     kernels = [ProductKernels(UNITS, Cache(None)).lookup(r) for r in choice.requests]
     if None in kernels:
         return False
     parts = [
-        PairPart.scheduled(band, kernel, band.epilogue() if number else band.kind.epilogue)
-        for number, (band, kernel) in enumerate(zip(choice.products, kernels, strict=True))
+        ProductPart.scheduled(band, kernel)
+        for band, kernel in zip(choice.products, kernels, strict=True)
         if kernel is not None
     ]
     tensors = {IMAGE: image, OUTPUT: second.output} | ({RESIDUAL: residual} if residual else {})
-    pair = choice.kernel(
-        (parts[0], parts[1]),
-        {key: PlacedTensor(types[t], placed[t], 0) for key, t in tensors.items()},
-    )
+    placements = {key: PlacedTensor(types[t], placed[t], 0) for key, t in tensors.items()}
+    last = parts[1] if len(parts) > 1 else choice.pool_part(target, placements[OUTPUT])
+    pair = choice.kernel((parts[0], last), placements)
     assert pair.cost_us > 0
     constants = [
         {
@@ -160,9 +163,9 @@ def check(net: Network, *, rows: int, threads: int = 2) -> bool:
                 for vector, tensor in zip(part.band.kind.vectors, operator.inputs[2:], strict=False)
             },
         }
-        for part, operator in zip(parts, (first, second), strict=True)
+        for part, operator in zip(parts, (first, second), strict=False)
     ]
-    planned = pair.planned(constants)
+    planned = pair.planned([*constants, *[{}] * (2 - len(constants))])
     values = {**graph.constants, **net.samples()}
     for operator in graph.operators:
         if operator is first:
@@ -177,7 +180,7 @@ def check(net: Network, *, rows: int, threads: int = 2) -> bool:
         for key, t in tensors.items()
         if key != OUTPUT
     }
-    untouched = in_layout(np.zeros(consumer.shape, consumer.dtype), placed[second.output], 7)
+    untouched = in_layout(np.zeros(result.shape, result.dtype), placed[second.output], 7)
     buffers[OUTPUT] = from_array(as_stored(untouched))
     arguments = [
         buffers[key]
@@ -192,12 +195,12 @@ def check(net: Network, *, rows: int, threads: int = 2) -> bool:
     (middle,) = producer.evaluate([values[n] for n in first.inputs])
     (expected,) = consumer.evaluate([middle, *(values[n] for n in second.inputs[1:])])
     actual = placed[second.output].elements_of(stored)
-    if is_integer(consumer.dtype):
+    if is_integer(result.dtype):
         np.testing.assert_array_equal(actual, expected)
     else:
         size = float(np.abs(expected).max())
         np.testing.assert_allclose(actual, expected, rtol=0, atol=5e-5 * size)
-    outside = in_layout(np.zeros(consumer.shape, consumer.dtype), placed[second.output], 1) == 1
+    outside = in_layout(np.zeros(result.shape, result.dtype), placed[second.output], 1) == 1
     assert (stored[outside] == 7).all()
     return True
 
@@ -213,6 +216,51 @@ def test_random_pairs_of_floats(seed: int) -> None:
 @pytest.mark.parametrize("seed", range(20))
 def test_random_pairs_of_integers_are_equal_bit_for_bit(seed: int) -> None:
     assert check(random_pair(100 + seed, quantized=True), rows=1 + seed % 4)
+
+
+def pooled(seed: int, *, quantized: bool) -> Network:
+    """A convolution, an activation and pooling with any window that fits."""
+    net = Network(200 + seed)
+    axes = int(net.one_of((2, 2, 2, 1, 3)))
+    channels, filters = int(net.one_of((3, 8, 16))), int(net.one_of((8, 16, 24, 33, 48)))
+    sizes = tuple(int(n) for n in net.random.integers(5, 12 if axes < 3 else 8, axes))
+    x = net.input(
+        (int(net.random.integers(1, 3)), channels, *sizes),
+        net.one_of(("uint8", "int8")) if quantized else "float32",
+    )
+    y = layer(
+        net,
+        net.floats(x) if quantized else x,
+        filters,
+        int(net.one_of((1, 3))),
+        stride=int(net.one_of((1, 1, 2))) if min(sizes) > 8 else 1,
+    )
+    y = net.elementwise(net.one_of((RELU, RELU6)), y)
+    y = net.quantize(y) if quantized else y
+    image = net.values[y].shape[2:]
+    is_global = not net.random.integers(5)
+    window = [size if is_global else int(net.one_of((1, 2, 3))) for size in image]
+    # Padding is shorter than the window, as in other frameworks.
+    before, after = (
+        tuple(0 if is_global else int(net.random.integers(taps)) for taps in window) for _ in "ba"
+    )
+    dilation = tuple(
+        int(net.one_of((1, 1, 2))) if 2 * (taps - 1) + 1 <= size + a + b else 1
+        for taps, size, a, b in zip(window, image, before, after, strict=True)
+    )
+    strides = tuple(int(net.one_of((1, 2, 3))) for _ in image)
+    operation = net.one_of(("max", "mean"))
+    padding_counts = operation == "mean" and bool(net.random.integers(2))
+    net.add(Pool(operation, tuple(window), strides, before, after, dilation, padding_counts), y)
+    return net
+
+
+@pytest.mark.quick(4)
+@pytest.mark.parametrize("quantized", [False, True])
+@pytest.mark.parametrize("seed", range(30))
+def test_random_windows_of_pooling_after_a_convolution(seed: int, quantized: bool) -> None:
+    """Windows, strides, paddings, dilations; one to three axes; all of an image."""
+    assert check(pooled(seed, quantized=quantized), rows=1 + seed % 4)
 
 
 @pytest.mark.slow
