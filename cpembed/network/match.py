@@ -47,7 +47,7 @@ from cpembed.hw.instruction import HardwareSpec
 from cpembed.ir.computation import Computation
 from cpembed.network.attention import AttentionKernel
 from cpembed.network.build import uniquely_named
-from cpembed.network.executions import WEIGHT_ONLY, Execution
+from cpembed.network.executions import WEIGHT_ONLY
 from cpembed.network.pair_executions import PairPolicy
 from cpembed.network.plan import SEARCH_LIMIT, NetworkPlan, Planning, plan_network
 from cpembed.network.product_kernels import utilisation
@@ -325,7 +325,7 @@ def _of_plan(plan: NetworkPlan) -> TargetMatch:
     # The body of a loop has a plan of its own, which may split its operators.
     nested = [(operator, inner) for operator, inner, _ in plan.nested()]
     matches = {
-        operator.name: _match_of_execution(operator.kind, inner.execution(operator))
+        operator.name: _match_of_product(operator.kind, inner, operator)
         for operator, inner in nested
         if isinstance(operator.kind, Product)
     }
@@ -356,9 +356,14 @@ def _match_of_attention(attention: AttentionKernel) -> Match:
     )
 
 
-def _match_of_execution(kind: Product, execution: Execution) -> Match:
+def _match_of_product(kind: Product, plan: NetworkPlan, operator: Operator) -> Match:
+    execution = plan.execution(operator)
     kernel, us = execution.kernel, execution.cost_us
     assert kernel is not None
+    if execution.is_deferred:
+        # Pooling has no match that could have the time of both.
+        second = plan.executions[execution.fused_with or ""]
+        us = us if second.kernel is not None else second.cost_us
     if not kernel.is_native:
         return Match(reason=f"portable code: {kernel.reason}")
     return Match(

@@ -260,7 +260,7 @@ class PairExecutions:
         return tuple(best.values())
 
     def reason(self, first: Operator, second: Operator, separate_us: float) -> str:
-        """Return why two operators are not one kernel.
+        """Return why two operators are not one kernel, as :func:`~cpembed.network.pairs.obstacle`.
 
         Parameters
         ----------
@@ -275,13 +275,14 @@ class PairExecutions:
         if reason is not None:
             return reason
         if first.name in self.pairs:
-            return f"{first.name} may be one kernel with the operator before it"
+            return f"the first may be in a pair: {first.name}"
         both = duration(separate_us)
         if second.name in self.fused_us:
-            return f"one kernel takes {duration(self.fused_us[second.name])}, two take {both}"
+            fused = duration(self.fused_us[second.name])
+            return f"faster as two kernels: {both}, one takes {fused}"
         if second.name in self.pairs or separate_us == math.inf:
-            return "no kernel of an instruction computes a band of both in place"
-        return f"one kernel saves at most {duration(self._most_saved_us(first))} of {both}"
+            return "no kernel of a band in place"
+        return f"little to save: at most {duration(self._most_saved_us(first))} of {both}"
 
     def _ranked_us(self, execution: PairExecution) -> float:
         """Return the cost by which executions in the same layouts are compared."""

@@ -74,25 +74,28 @@ def pairs_of(graph: Graph, accepts: Accepts | None = None) -> dict[str, Operator
 
 
 def obstacle(graph: Graph, first: Operator, second: Operator) -> str | None:
-    """Return why no kernel computes a convolution and what reads its result; None if one may."""
+    """Return why no kernel computes a convolution and what reads its result; None if one may.
+
+    The kind of the reason comes first, before a colon if there is more to say.
+    """
     between, producer = second.inputs[0], first.kind
     assert isinstance(producer, Product)
     if graph.readers[between] != (second,) or second.inputs.count(between) > 1:
-        return f"{between} has several readers"
+        return f"several readers: {between}"
     if between in graph.outputs:
-        return f"{between} is an output of the network"
+        return f"an output of the network: {between}"
     if residual_of(first):
-        return f"{first.name} adds a residual"
+        return f"the first adds a residual: {first.name}"
     products = (operator for operator in (first, second) if isinstance(operator.kind, Product))
     if not all(graph.is_constant(operator.inputs[1]) for operator in products):
-        return "weights are computed"
+        return "computed weights"
     try:
         row_axes(producer)
         image = graph.types[between]
         if row_window(second.kind, image) is None:
-            return f"{second.name} reads several rows, or pads them"
+            return f"windows of several rows: {second.name}"
     except LoweringError as error:
-        return str(error)
+        return f"no rows: {error}"
     return None
 
 

@@ -29,6 +29,7 @@ from cpembed.network.convolution_methods import ConvolutionMethod
 from cpembed.network.executions import WEIGHT_ONLY, Execution
 from cpembed.network.library_cache import LibraryCache, library_key
 from cpembed.network.observation import Verdict
+from cpembed.network.pairs import followers
 from cpembed.network.plan import NetworkPlan, Planning, plan_network
 from cpembed.network.product_kernels import family_text, utilisation
 from cpembed.network.run import NetworkRun, run_network
@@ -345,8 +346,10 @@ def _operators(
             return ""
         return (outer or {}).get(name, f"{prefix}{name}")
 
+    separate = _separate(plan)
     for operator in plan.graph.operators:
         document = _operator(plan, operator)
+        document["not_fused"] = separate.get(operator.name)
         document["inputs"] = [*filter(None, map(name_of, document["inputs"]))]
         document["outputs"] = [name_of(name) for name in document["outputs"]]
         document["steps"] = steps
@@ -364,6 +367,18 @@ def _operators(
         names |= {name: f"{operator.name}/{name}" for name in kind.body_inputs[0]}
         times = steps * kind.counted_steps
         yield from _operators(plan.bodies[operator.name], names, times, f"{operator.name}/")
+
+
+def _separate(plan: NetworkPlan) -> dict[str, str]:
+    """Return why operators are not one kernel with the convolution before them, by their name."""
+    reasons: dict[str, str] = {}
+    for first, second in followers(plan.graph):
+        if plan.execution(second).fused_with != first.name:
+            copies = [c.cost_us for c in plan.conversions if c.tensor == first.output]
+            costs = [plan.execution(operator).cost_us for operator in (first, second)]
+            separate_us = math.fsum([*costs, *copies])
+            reasons[second.name] = plan.choices.of_pairs.reason(first, second, separate_us)
+    return reasons
 
 
 def _measured(compiled: CompiledNetwork, run: NetworkRun | None) -> dict[str, float]:

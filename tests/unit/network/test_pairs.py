@@ -25,10 +25,10 @@ from cpembed.network.operators import PlacedTensor
 from cpembed.network.operators.pairs import IMAGE, OUTPUT, RESIDUAL, Bands
 from cpembed.network.pair_executions import ESTIMATE_MARGIN
 from cpembed.network.pair_parts import ProductPart
-from cpembed.network.pairs import PairChoice, PairLayouts, pairs_of, row_window
+from cpembed.network.pairs import PairChoice, PairLayouts, followers, obstacle, pairs_of, row_window
 from cpembed.network.plan import Planning, plan_network
 from cpembed.network.product_kernels import ProductKernels
-from cpembed.network.service import NetworkRequest, network
+from cpembed.network.service import NetworkRequest, network, network_document
 from cpembed.targets.capabilities import host_times
 from cpembed.targets.registry import open_target
 from tests.random_networks import HARD_SWISH, RELU, RELU6, SILU, Network
@@ -354,16 +354,79 @@ def test_a_pair_costs_no_more_than_its_products_and_match_agrees_with_the_plan(
     assert result.products == result.embedded == 6
 
 
+def pools(net: Network, *, quantized: bool) -> Network:
+    """A stem with overlapping windows, a stage with 2x2 windows, and the mean of an image."""
+
+    def stored(x: str) -> str:
+        return net.floats(net.quantize(x)) if quantized else x
+
+    x = net.input((2, 8, 21, 18), "uint8" if quantized else "float32")
+    x = net.floats(x) if quantized else x
+    ones = (1, 1)
+    for filters, window in (
+        (32, Pool("max", (3, 3), (2, 2), ones, ones, ones)),
+        (48, Pool("max", (2, 2), (2, 2), (0, 0), (0, 0), ones)),
+        (40, None),
+    ):
+        y = stored(net.elementwise(RELU, layer(net, x, filters, 3)))
+        size = net.values[y].shape[2:]
+        x = stored(net.add(window or Pool("mean", size, ones, (0, 0), (0, 0), ones), y))
+    return net
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("quantized", [False, True])
+def test_a_network_with_pooling_is_verified_with_special_values(
+    quantized: bool, tmp_path: Path
+) -> None:
+    net = pools(Network(6), quantized=quantized)
+    graph = net.graph(net.operators[-1].outputs[0])
+    planning = Planning(pairs="always", cache=Cache(tmp_path))
+    document = network(
+        graph, NetworkRequest(planning=planning, times=False), net.samples()
+    ).document
+    operators = {o["name"]: o for o in document["operators"]}
+    fused = [o for o in operators.values() if o["kind"] == "pool" and o["fused_with"]]
+    assert len(fused) == 3
+    for pool in fused:
+        assert operators[pool["fused_with"]]["embedded_on"]
+        assert not document["tensors"][pool["inputs"][0]]["in_memory"]
+    for operator in operators.values():
+        assert operator["verified"]
+        assert operator["verified_with_special_values"]
+        assert operator["not_fused"] is None
+    never = plan_network(prepared_and_named(graph, UNITS), UNITS, replace(planning, pairs="never"))
+    reasons = {o["name"]: o["not_fused"] for o in network_document(never, None, None)["operators"]}
+    assert all(reasons[pool["name"]] == "pairs are off" for pool in fused)
+    (result,) = match(graph, ["native"], pairs="always").targets
+    assert result.products == result.embedded == 3
+    assert all(each.match and each.match.estimated for each in result.matched)
+
+
 def test_what_is_no_pair() -> None:
-    """A second reader, an output, a window of several rows, an inexact integer in between."""
-    for obstacle in ("reader", "output", "window", "inexact", ""):
+    """A second reader, an output, a window of several rows, pooling over channels."""
+    reasons = {
+        "reader": "several readers",
+        "output": "an output of the network",
+        "window": "windows of several rows",
+        "channels": "windows of several rows",
+        "": None,
+    }
+    for case, reason in reasons.items():
         net = Network(5)
         x = net.input((1, 16, 8, 8), "float32")
-        y = layer(net, x, 16, 3, depthwise=True)
-        y = net.elementwise(SILU if obstacle == "inexact" else RELU, y)
-        y = net.floats(net.quantize(y)) if obstacle == "inexact" else y
-        z = layer(net, y, 16, 3 if obstacle == "window" else 1)
-        outputs = [z, *([y] if obstacle == "output" else [])]
-        if obstacle == "reader":
-            outputs.append(net.elementwise(SILU, y))
-        assert bool(pairs_of(prepared_and_named(net.graph(*outputs), UNITS))) == (not obstacle)
+        y = net.elementwise(SILU, layer(net, x, 16, 3, depthwise=True))
+        if case == "channels":
+            ones = (1, 1, 1)
+            z = net.add(Pool("max", (2, 1, 1), ones, (0, 0, 0), (0, 0, 0), ones), y)
+        else:
+            z = layer(net, y, 16, 3 if case == "window" else 1)
+        outputs = [z, *([y] if case == "output" else [])]
+        if case == "reader":
+            outputs.append(net.elementwise(RELU, y))
+        graph = prepared_and_named(net.graph(*outputs), UNITS)
+        first, second = next(followers(graph))
+        text = obstacle(graph, first, second)
+        assert (text and text.partition(":")[0]) == reason
+        assert bool(pairs_of(graph)) == (reason is None)
+        assert not pairs_of(graph, lambda first, second: False)
