@@ -4,9 +4,9 @@
 
 A layer of MobileNet is a depthwise convolution of 3x3 and the pointwise one after it, each with
 ReLU6; those of MobileNet-V2 have no activation at the end. The others are a convolution with ReLU6
-and pooling: maxima, or the mean of an image. Both libraries are loaded in one process and take turns;
-a time is the median, over the rounds, of what the calls of both products take in a run of the
-library (the copy of the input into its layout is left out). ``predicted`` are the estimates on
+and pooling: maxima, or the mean of an image. Both libraries are loaded in one process and take
+turns; a time is the median, over the rounds, of what the calls of both operators take in a run of
+the library (the copy of the input into its layout is left out). ``predicted`` are the estimates on
 which the choice is made, and ``pair`` says whether it would be one kernel.
 
 Writes ``pairs.json`` and ``pairs.md`` into ``--output``, by default beside this file.
