@@ -84,7 +84,7 @@ class Kernel(Statements):
         """Write the statements inside this context into the body of the kernel."""
         parameters = [t.parameter(f"in{k}") for k, t in enumerate(self.inputs)]
         parameters += [t.parameter(f"out{k}") for k, t in enumerate(self.outputs)]
-        parameters += [f"{name}: T.int32" for name in self.numbers]
+        parameters += [f"{name}: T.int32()" for name in self.numbers]
         self.script.line(HEADER)
         with self.script.nested(f"def main({', '.join(parameters)}):"):
             self.script.line('T.func_attr({"tirx.noalias": True, "global_symbol": "main"})')
