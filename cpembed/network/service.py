@@ -36,7 +36,8 @@ from cpembed.network.run import NetworkRun, run_network
 from cpembed.network.stepwise import StepwiseRun, run_stepwise, stepwise_document
 from cpembed.runtime.measurement.environment import provenance
 from cpembed.steps import Progress, silent
-from cpembed.targets.capabilities import links_here, saved_file_instructions
+from cpembed.targets.capabilities import links_here
+from cpembed.targets.outputs import saved_file_instructions
 from cpembed.targets.registry import open_target
 from cpembed.targets.units import NATIVE, Units
 
