@@ -18,6 +18,7 @@ from cpembed.graph.passes.expressions import apply
 from cpembed.ir.dtypes import as_stored, is_integer
 from cpembed.network.build import prepared_and_named
 from cpembed.network.convolution_methods import ProductLayouts
+from cpembed.network.document import network_document
 from cpembed.network.kernel_cache import Cache
 from cpembed.network.layout import CandidateLayouts, Layout, residual_of
 from cpembed.network.match import match
@@ -28,7 +29,7 @@ from cpembed.network.pair_parts import ProductPart
 from cpembed.network.pairs import PairChoice, PairLayouts, followers, obstacle, pairs_of, row_window
 from cpembed.network.plan import Planning, plan_network
 from cpembed.network.product_kernels import ProductKernels
-from cpembed.network.service import NetworkRequest, network, network_document
+from cpembed.network.service import NetworkRequest, network
 from cpembed.targets.capabilities import host_times
 from cpembed.targets.registry import open_target
 from tests.random_networks import HARD_SWISH, RELU, RELU6, SILU, Network
