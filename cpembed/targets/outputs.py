@@ -1,4 +1,4 @@
-"""What targets store in forms of their own: results of kernels, and files of artifacts.
+"""Results of kernels and files of artifacts that targets store in forms of their own.
 
 As in :mod:`cpembed.targets.capabilities`, a target has an ability if it defines the members of the
 protocol, and the functions return the default for all other targets.
