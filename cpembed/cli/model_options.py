@@ -204,7 +204,7 @@ processors_option = click.option(
     multiple=True,
     callback=_processors,
     metavar="NAME[,NAME]",
-    help="Build for another x86 or Arm processor than this machine's, by LLVM's name (see "
+    help="Build for another processor than this machine's, by LLVM's name (see "
     "`cpembed processors`). With several names a library holds a variant for each, and runs the "
     "best that the processor supports.  [default: this machine's]",
 )
@@ -223,7 +223,7 @@ processor_option = click.option(
     "processor",
     callback=_processor,
     metavar="NAME",
-    help="Plan for another x86 or Arm processor than this machine's, by LLVM's name (see "
+    help="Plan for another processor than this machine's, by LLVM's name (see "
     "`cpembed processors`).  [default: this machine's]",
 )
 """Option for the processor of a plan."""
