@@ -6,12 +6,15 @@ import json
 import re
 from collections.abc import Iterable
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import click
 
 from cpembed.cli.completion import targets
 from cpembed.cli.options import combined
+
+if TYPE_CHECKING:
+    from cpembed.network.family import Ranges
 
 _UNITS = (
     "Target: a shipped name (see `cpembed targets`), a TOML file, or `native`: all instructions of "
@@ -266,3 +269,18 @@ ranges_options = combined(
 
 open_model_argument = combined(_path_argument, ranges_options)
 """Argument of a model file whose sizes may be ranges."""
+
+
+def require_ranges(loss: float | None, instances: int | None) -> None:
+    """Raise a usage error for an option of ranges where no size is one."""
+    for name, value in (("--loss", loss), ("--instances", instances)):
+        if value is not None:
+            raise click.UsageError(f"{name} applies to ranges of sizes: give one with --shape")
+
+
+def ranges_of(loss: float | None, instances: int | None) -> Ranges:
+    """Return how close a library for ranges is to be to one for each size."""
+    from cpembed.network.family import Ranges
+
+    default = Ranges()
+    return Ranges(loss or default.loss, instances or default.instances)
