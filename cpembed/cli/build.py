@@ -98,6 +98,7 @@ def build_command(arguments: BuildArguments, **values: Any) -> int:
         ("--shape", arguments.shapes),
         ("--set", arguments.constants),
         ("--float", arguments.float_type),
+        ("--pairs", arguments.pairs != "auto"),
     ):
         if value:
             raise click.UsageError(f"{option} applies to a model, not to a workload: leave it out")
