@@ -279,7 +279,7 @@ class PairExecutions:
         both = duration(separate_us)
         if second.name in self.fused_us:
             fused = duration(self.fused_us[second.name])
-            return f"faster as two kernels: {both}, one takes {fused}"
+            return f"no clear gain: {fused} in one kernel, {both} in two"
         if second.name in self.pairs or separate_us == math.inf:
             return "no kernel of a band in place"
         return f"little to save: at most {duration(self._most_saved_us(first))} of {both}"
