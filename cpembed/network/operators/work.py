@@ -49,6 +49,8 @@ _HALVINGS = 25.0
 # Operations of a vector division, a square root, and of a function that a library computes for one
 # element after the other.
 _DIVISION, _ROOT, _LIBRARY_CALL = 5.0, 6.0, 60.0
+# Operations of a tap, and of what follows the taps, for a result that has no neighbours.
+_SINGLE_TAP, _SINGLE_RESULT = 0.3, 3.0
 # Operations of widening an element to 32 bits, of narrowing one, and of rounding one to bfloat16.
 _WIDENED, _NARROWED, _SHORTENED = 2.0, 6.0, 9.0
 
@@ -373,24 +375,30 @@ def _pooled(
     (source,), (output,) = inputs, outputs
     nest, taps = pool_nest(kind, source, output), math.prod(kind.window)
     loop = _Loop.innermost(nest)
-    per_tap = _per_element(kind.operation, source)
-    finish = _stores(output, kind.operation == "mean") + (
-        _DIVISION if kind.operation == "mean" else 0
-    )
+    per_tap, is_mean = _per_element(kind.operation, source), kind.operation == "mean"
+    # Means of integers are multiplied by a reciprocal.
+    divides = is_mean and source.dtype not in ("int8", "uint8")
+    finish = _stores(output, is_mean) + (_DIVISION if divides else 0.0)
     lane: Loop | None = nest.loops[-1] if nest.loops else None
     crosses = lane is not None and any(lane.name in point.iterators for point in nest.points)
     step = 1 if lane is None else abs(nest.step(1, lane.name))
+    # Results at borders that lanes cross are computed one by one.
+    border = 2 if crosses and any(kind.before) and loop.length > 2 and step <= 2 else 0
+    rest = loop.length - border
+    if border and rest == 1:
+        border, rest = border + 1, 0
     if step > 2:
-        vectors = steps = loop.length
+        vectors = steps = rest
     else:
         per_tap += 2.0 * (step == 2)
-        # Results at borders that lanes cross are computed one by one.
-        border = 2 if crosses and any(kind.before) and loop.length > 2 else 0
-        steps = border + -(-(loop.length - border) // vector_size(loop.length - border))
-        vectors = border + _overlapping_vectors(loop.length - border)
-    operations = loop.rows * vectors * (taps * per_tap + finish)
-    # Each window is a nest of short loops over its taps.
-    return Work(operations=operations + 2.0 * loop.rows * steps * taps, rows=loop.rows * steps)
+        steps = -(-rest // vector_size(rest)) if rest else 0
+        vectors = _overlapping_vectors(rest) if rest else 0
+    operations = vectors * (taps * per_tap + finish)
+    operations += border * (taps * _SINGLE_TAP + _SINGLE_RESULT)
+    # Each window is a nest of short loops over its taps; along the lanes they are unrolled.
+    begun = taps // kind.window[-1] if crosses else taps
+    operations += 2.0 * (steps + border) * begun
+    return Work(operations=loop.rows * operations, rows=loop.rows * (steps + border))
 
 
 def _reduced(
