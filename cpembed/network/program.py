@@ -459,10 +459,10 @@ class ProgramBuilder:
         first = self.plan.graph.producers[operator.inputs[0]]
         constants: list[dict[str, Array]] = []
         for each, part in zip((first, operator), pair.parts, strict=True):
-            is_product = isinstance(part, ProductPart)
-            constants.append(
-                self._constants(each, part.band.kind, part.band.computation) if is_product else {}
-            )
+            if isinstance(part, ProductPart):
+                constants.append(self._constants(each, part.band.kind, part.band.computation))
+            else:
+                constants.append({})
         planned = pair.planned(constants)
         buffers = {OUTPUT: self.place(operator.output, self.plan.execution(operator).ports[-1])}
         image_layout = self.plan.execution(first).ports[0]
