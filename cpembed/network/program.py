@@ -457,16 +457,15 @@ class ProgramBuilder:
     def _pair(self, operator: Operator, pair: PairKernel) -> None:
         """Add the call of a kernel that computes an operator and the one before it."""
         first = self.plan.graph.producers[operator.inputs[0]]
-        constants: list[dict[str, Array]] = []
-        for each, part in zip((first, operator), pair.parts, strict=True):
-            if isinstance(part, ProductPart):
-                constants.append(self._constants(each, part.band.kind, part.band.computation))
-            else:
-                constants.append({})
+        constants: list[dict[str, Array]] = [
+            self._constants(each, part.band.kind, part.band.computation)
+            if isinstance(part, ProductPart)
+            else {}
+            for each, part in zip((first, operator), pair.parts, strict=True)
+        ]
         planned = pair.planned(constants)
         buffers = {OUTPUT: self.place(operator.output, self.plan.execution(operator).ports[-1])}
-        image_layout = self.plan.execution(first).ports[0]
-        buffers[IMAGE] = self.place(first.inputs[0], image_layout)
+        buffers[IMAGE] = self.place(first.inputs[0], self.plan.execution(first).ports[0])
         for residual in residual_of(operator):
             buffers[RESIDUAL] = self.place(residual, self._layouts(operator)[residual])
         names: dict[int, str] = {}

@@ -21,6 +21,7 @@ from cpembed.codegen.values import Bind
 from cpembed.graph import kinds
 from cpembed.graph.kinds import Kind
 from cpembed.graph.kinds.base import axis_of
+from cpembed.ir.dtypes import is_integer
 from cpembed.ir.scalars import Apply, Number, Scalar
 from cpembed.network.operators.elementwise import elementwise_nest
 from cpembed.network.operators.emission import vector_size
@@ -377,28 +378,23 @@ def _pooled(
     loop = _Loop.innermost(nest)
     per_tap, is_mean = _per_element(kind.operation, source), kind.operation == "mean"
     # Means of integers are multiplied by a reciprocal.
-    divides = is_mean and source.dtype not in ("int8", "uint8")
-    finish = _stores(output, is_mean) + (_DIVISION if divides else 0.0)
-    lane: Loop | None = nest.loops[-1] if nest.loops else None
-    crosses = lane is not None and any(lane.name in point.iterators for point in nest.points)
-    step = 1 if lane is None else abs(nest.step(1, lane.name))
+    finish = _stores(output, is_mean) + _DIVISION * (is_mean and not is_integer(source.dtype))
+    lane = nest.loops[-1].name if nest.loops else ""
+    crosses = any(lane in point.iterators for point in nest.points)
+    step = abs(nest.step(1, lane)) if lane else 1
     # Results at borders that lanes cross are computed one by one.
-    border = 2 if crosses and any(kind.before) and loop.length > 2 and step <= 2 else 0
-    rest = loop.length - border
-    if border and rest == 1:
-        border, rest = border + 1, 0
-    if step > 2:
-        vectors = steps = rest
-    else:
+    is_bordered = crosses and any(kind.before) and step <= 2
+    border = (2 if loop.length > 3 else loop.length) if is_bordered else 0
+    vectors = steps = rest = loop.length - border
+    if rest and step <= 2:
         per_tap += 2.0 * (step == 2)
-        steps = -(-rest // vector_size(rest)) if rest else 0
-        vectors = _overlapping_vectors(rest) if rest else 0
+        steps, vectors = -(-rest // vector_size(rest)), _overlapping_vectors(rest)
     operations = vectors * (taps * per_tap + finish)
     operations += border * (taps * _SINGLE_TAP + _SINGLE_RESULT)
     # Each window is a nest of short loops over its taps; along the lanes they are unrolled.
     begun = taps // kind.window[-1] if crosses else taps
-    operations += 2.0 * (steps + border) * begun
-    return Work(operations=loop.rows * operations, rows=loop.rows * (steps + border))
+    windows = steps + border
+    return Work(loop.rows * (operations + 2.0 * windows * begun), rows=loop.rows * windows)
 
 
 def _reduced(
