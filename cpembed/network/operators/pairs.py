@@ -54,11 +54,6 @@ class RowWindow:
     before: int = 0
     reach: int = 1
 
-    @property
-    def is_row(self) -> bool:
-        """True if each row is computed from the row of the same number."""
-        return (self.stride, self.before, self.reach) == (1, 0, 1)
-
     def covers_padding(self, height: int) -> bool:
         """True if a window of a result of some height reaches beyond the image."""
         end = (height - 1) * self.stride - self.before + self.reach
@@ -95,6 +90,11 @@ class Bands:
     def tasks(self) -> int:
         """Number of bands of all samples."""
         return self.samples * self.count
+
+    @property
+    def is_row_by_row(self) -> bool:
+        """True if each row is computed from the row of the same number."""
+        return self.window == RowWindow(self.height)
 
     @property
     def read(self) -> int:
@@ -175,7 +175,7 @@ class _PairText:
         self.stride = -(-between.elements // _LINE) * _LINE
         self.memory[BETWEEN] = Memory(self.stride * self.chunks, between.dtype)
         # A row of the second result is computed from the same row of the first, or a window of it.
-        rows = ("row" if self.bands.window.is_row else "start", "row")
+        rows = ("row" if self.bands.is_row_by_row else "start", "row")
         lines = [
             self._call(f"part{number}", call, row)
             for number, (call, row) in enumerate(zip(calls, rows, strict=True))
@@ -195,7 +195,7 @@ class _PairText:
                 script.line(f"sample: T.let = task // {bands.count}")
                 start, last = f"task % {bands.count} * {bands.rows}", bands.height - bands.rows
                 script.line(f"row: T.let = T.min({start}, {last})")
-                if not bands.window.is_row:
+                if not bands.is_row_by_row:
                     # Rows in the padding are no rows of the image.
                     begin = self._window_begin()
                     end = bands.window.height - bands.read
