@@ -405,7 +405,7 @@ def pools(net: Network, *, quantized: bool) -> Network:
     for filters, window in (
         (32, Pool("max", (3, 3), (2, 2), ones, ones, ones)),
         (48, Pool("max", (2, 2), (2, 2), (0, 0), (0, 0), ones)),
-        (40, None),
+        (48, None),
     ):
         y = stored(net.elementwise(RELU, layer(net, x, filters, 3)))
         size = net.values[y].shape[2:]
