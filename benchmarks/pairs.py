@@ -1,11 +1,12 @@
-"""Compare pairs of convolutions in one kernel with two kernels, on layers of MobileNet.
+"""Compare pairs of operators in one kernel with two kernels, on layers of networks.
 
     TVM_NUM_THREADS=N python -m benchmarks.pairs [--layers v1.2 v2.6 ...] [--types float32 int8]
 
-A layer is a depthwise convolution of 3x3 and the pointwise one after it, each with ReLU6; those of
-MobileNet-V2 have no activation at the end. Both libraries are loaded in one process and take turns;
-a time is the median, over the rounds, of what the calls of both products take in a run of the
-library (the copy of the input into its layout is left out). ``predicted`` are the estimates on
+A layer of MobileNet is a depthwise convolution of 3x3 and the pointwise one after it, each with
+ReLU6; those of MobileNet-V2 have no activation at the end. The others are a convolution with ReLU6
+and pooling: maxima, or the mean of an image. Both libraries are loaded in one process and take
+turns; a time is the median, over the rounds, of what the calls of both operators take in a run of
+the library (the copy of the input into its layout is left out). ``predicted`` are the estimates on
 which the choice is made, and ``pair`` says whether it would be one kernel.
 
 Writes ``pairs.json`` and ``pairs.md`` into ``--output``, by default beside this file.
@@ -29,7 +30,16 @@ from cpembed.driver.matching import network_units
 from cpembed.files import write_whole
 from cpembed.frontends.products import Window, convolution
 from cpembed.graph.graph import Array, Graph, Operator
-from cpembed.graph.kinds import Dequantize, Elementwise, Input, Kind, Quantize, TensorType
+from cpembed.graph.kinds import (
+    Dequantize,
+    Elementwise,
+    Input,
+    Kind,
+    Pool,
+    Product,
+    Quantize,
+    TensorType,
+)
 from cpembed.graph.passes.expressions import apply
 from cpembed.network.build import (
     CompiledNetwork,
@@ -82,6 +92,18 @@ LAYERS = {
             1,
         )
     },
+}
+POOLED = {
+    # Channels, filters, rows and columns of the image, taps and stride; taps, stride and padding of
+    # the pooling, whose window is the whole image without taps.
+    "resnet.stem": (3, 64, 224, 7, 2, 3, 2, 1),
+    "squeezenet.stem": (3, 64, 224, 3, 2, 3, 2, 0),
+    "vgg.1": (64, 64, 224, 3, 1, 2, 2, 0),
+    "vgg.2": (128, 128, 112, 3, 1, 2, 2, 0),
+    "vgg.3": (256, 256, 56, 3, 1, 2, 2, 0),
+    "vgg.4": (512, 512, 28, 3, 1, 2, 2, 0),
+    "vgg.5": (512, 512, 14, 3, 1, 2, 2, 0),
+    "v2.mean": (320, 1280, 7, 1, 1, 0, 1, 0),
 }
 POLICIES: tuple[PairPolicy, PairPolicy] = ("always", "never")
 RELU6 = apply("min", apply("max", Input(0), 0.0), 6.0)
@@ -143,20 +165,38 @@ class Layers:
         return self.add(Elementwise(ADD, "float32"), sums, self.constant(bias))
 
 
+def window(taps: int, stride: int, padding: int) -> Window:
+    """Return a square window."""
+    return Window(
+        taps=(taps, taps),
+        strides=(stride, stride),
+        dilations=(1, 1),
+        before=(padding, padding),
+        after=(padding, padding),
+    )
+
+
+def pooled_layer(name: str, dtype: str) -> Graph:
+    """Return the graph of a convolution and pooling on ``dtype``, float32 or int8."""
+    channels, filters, size, taps, stride, pooled, step, padding = POOLED[name]
+    net, shape = Layers(dtype), (1, channels, size, size)
+    image = net.add(Dequantize((IMAGE_SCALE,), (0,)), "image") if net.is_quantized else "image"
+    weights = (filters, channels, taps, taps)
+    y = net.convolution(image, shape, weights, window(taps, stride, taps // 2))
+    y = net.rounded(net.add(Elementwise(RELU6, "float32"), y))
+    operation = "max" if pooled else "mean"
+    y = net.add(window(pooled or -(-size // stride), step, padding).pool(operation), y)
+    kind = TensorType(shape, "uint8" if net.is_quantized else "float32")
+    return Graph(name, {"image": kind}, (net.rounded(y),), net.constants, tuple(net.operators))
+
+
 def layer(name: str, dtype: str) -> Graph:
     """Return the graph of a layer on ``dtype``, float32 or int8."""
+    if name in POOLED:
+        return pooled_layer(name, dtype)
     channels, filters, size, stride = LAYERS[name]
     net, shape = Layers(dtype), (1, channels, size, size)
-    windows = [
-        Window(
-            taps=(taps, taps),
-            strides=(step, step),
-            dilations=(1, 1),
-            before=(taps // 2, taps // 2),
-            after=(taps // 2, taps // 2),
-        )
-        for taps, step in ((3, stride), (1, 1))
-    ]
+    windows = [window(taps, step, taps // 2) for taps, step in ((3, stride), (1, 1))]
     image = net.add(Dequantize((IMAGE_SCALE,), (0,)), "image") if net.is_quantized else "image"
     deep = net.convolution(image, shape, (channels, 1, 3, 3), windows[0])
     deep = net.rounded(net.add(Elementwise(RELU6, "float32"), deep))
@@ -170,10 +210,10 @@ def layer(name: str, dtype: str) -> Graph:
 
 
 def products_us(compiled: CompiledNetwork, running: RunningNetwork, image: Array) -> float:
-    """Return the microseconds of the products' calls in a run."""
+    """Return the microseconds of the calls of products and pooling in a run."""
     steps = running.library.run_timed(*running.in_order({"image": image}))[1]
     plan = compiled.plan
-    names = [o.name for o in plan.graph.operators if plan.execution(o).kernels]
+    names = [o.name for o in plan.graph.operators if isinstance(o.kind, Product | Pool)]
     ranges = [compiled.network.calls[name] for name in names]
     return sum(float(sum(steps[first:last])) for first, last in ranges) / 1e3
 
@@ -233,8 +273,9 @@ def measured(name: str, dtype: str, rounds: int) -> dict[str, Any]:
 
 
 def _predicted_us(compiled: CompiledNetwork) -> float:
-    executions = compiled.plan.executions.values()
-    return sum(execution.cost_us for execution in executions if execution.kernels)
+    plan = compiled.plan
+    operators = (o for o in plan.graph.operators if isinstance(o.kind, Product | Pool))
+    return sum(plan.execution(operator).cost_us for operator in operators)
 
 
 def _is_selected(graph: Graph, cache: Cache) -> bool:
@@ -254,7 +295,7 @@ def markdown(document: Mapping[str, Any]) -> str:
     """Return the table of a document's rows."""
     rows = document["rows"]
     lines = [
-        "# Pairs of convolutions",
+        "# Pairs of operators",
         "",
         *provenance_lines(document, "medians of rounds that take turns"),
         "",
@@ -274,7 +315,9 @@ def markdown(document: Mapping[str, Any]) -> str:
 def main() -> None:
     """Measure the layers that the command line names."""
     parser = argparse.ArgumentParser(description="Compare pairs with two kernels.")
-    parser.add_argument("--layers", nargs="+", choices=LAYERS, default=[*LAYERS])
+    parser.add_argument(
+        "--layers", nargs="+", choices=[*LAYERS, *POOLED], default=[*LAYERS, *POOLED]
+    )
     parser.add_argument("--types", nargs="+", default=["float32", "int8"])
     parser.add_argument("--rounds", type=int, default=51)
     parser.add_argument("--output", type=Path, default=FOLDER)

@@ -34,7 +34,7 @@ from torch.utils import _pytree as pytree
 from benchmarks.coverage import difference, refusal, table
 from cpembed.errors import CpembedError
 from cpembed.frontends.torch import from_exported
-from cpembed.frontends.torch.lowering import array_of
+from cpembed.frontends.torch.nodes import array_of
 from cpembed.graph.graph import Graph, evaluate
 
 PAGE = Path(__file__).parent.parent / "docs" / "torch-operators.md"

@@ -41,7 +41,7 @@ SUBCOMMANDS: dict[str, tuple[str, str]] = {
     "solve": ("search", "Rank the candidate embeddings of a target's instruction in a workload."),
     "explain": ("search", "Show one candidate in full, or why nothing fits."),
     "run": ("kernels", "Generate the kernel, verify its numbers, time or simulate it."),
-    "build": ("models", "Build a library of a kernel or a model, to be used without cpembed."),
+    "build": ("build", "Build a library of a kernel or a model, to be used without cpembed."),
     "bench": ("bench", "Run a suite, one row for each layer."),
     "match": ("models", "Show which operators of a model an instruction computes, and how well."),
     "layouts": ("kernels", "Find the fastest layout of a workload's tensors, packing included."),

@@ -6,12 +6,15 @@ import json
 import re
 from collections.abc import Iterable
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import click
 
 from cpembed.cli.completion import targets
 from cpembed.cli.options import combined
+
+if TYPE_CHECKING:
+    from cpembed.network.family import Ranges
 
 _UNITS = (
     "Target: a shipped name (see `cpembed targets`), a TOML file, or `native`: all instructions of "
@@ -60,6 +63,15 @@ float_option = click.option(
 )
 """Option for the element type of the factors of float products."""
 
+pairs_option = click.option(
+    "--pairs",
+    type=click.Choice(["auto", "always", "never"]),
+    default="auto",
+    show_default=True,
+    help="Compute a convolution and what reads its rows, a pointwise convolution or pooling, in "
+    "one kernel: where that is faster by the costs, wherever it is possible, or nowhere.",
+)
+"""Option for pairs of operators in one kernel."""
 
 Sizes = dict[str, tuple["int | range", ...]]
 """Sizes of each input, or of an open dimension, as ``--shape`` states them."""
@@ -212,7 +224,7 @@ processors_option = click.option(
     multiple=True,
     callback=_processors,
     metavar="NAME[,NAME]",
-    help="Build for another x86 or Arm processor than this machine's, by LLVM's name (see "
+    help="Build for another processor than this machine's, by LLVM's name (see "
     "`cpembed processors`). With several names a library holds a variant for each, and runs the "
     "best that the processor supports.  [default: this machine's]",
 )
@@ -231,7 +243,7 @@ processor_option = click.option(
     "processor",
     callback=_processor,
     metavar="NAME",
-    help="Plan for another x86 or Arm processor than this machine's, by LLVM's name (see "
+    help="Plan for another processor than this machine's, by LLVM's name (see "
     "`cpembed processors`).  [default: this machine's]",
 )
 """Option for the processor of a plan."""
@@ -274,3 +286,18 @@ ranges_options = combined(
 
 open_model_argument = combined(_path_argument, ranges_options)
 """Argument of a model file whose sizes may be ranges."""
+
+
+def require_ranges(loss: float | None, instances: int | None) -> None:
+    """Raise a usage error for an option of ranges where no size is one."""
+    for name, value in (("--loss", loss), ("--instances", instances)):
+        if value is not None:
+            raise click.UsageError(f"{name} applies to ranges of sizes: give one with --shape")
+
+
+def ranges_of(loss: float | None, instances: int | None) -> Ranges:
+    """Return how close a library for ranges is to be to one for each size."""
+    from cpembed.network.family import Ranges
+
+    default = Ranges()
+    return Ranges(loss or default.loss, instances or default.instances)

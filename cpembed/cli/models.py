@@ -1,25 +1,23 @@
-"""``cpembed match`` and ``network`` of whole models, and ``build`` of these or of one kernel."""
+"""``cpembed match`` and ``network`` of whole models."""
 
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
-from click.core import ParameterSource
 
 from cpembed.cli import model_options, options, output
-from cpembed.driver.options import METHODS, BuildOptions, MethodName
+from cpembed.driver.options import METHODS, MethodName
 from cpembed.files import write_whole
 
 if TYPE_CHECKING:
     from cpembed.graph.family import Family
-    from cpembed.network.family import Ranges
+    from cpembed.network.pair_executions import PairPolicy
     from cpembed.network.parts import PartsResult
-    from cpembed.network.plan import Policy
+    from cpembed.network.plan import Planning, Policy
     from cpembed.network.run import NetworkRun
     from cpembed.network.stepwise import StepwiseRun
     from cpembed.targets.units import FloatType, Units
@@ -30,6 +28,23 @@ SECONDS = 20.0
 
 WRONG = 1
 """Exit code of wrong results, which are a bug of cpembed."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class MatchArguments:
+    """Command line of ``cpembed match``."""
+
+    model: Path
+    shapes: dict[str, tuple[int, ...]]
+    outputs: tuple[str, ...]
+    constants: dict[str, Any]
+    targets: tuple[str, ...]
+    processor: str | None
+    float_type: FloatType | None
+    alternatives: bool
+    pairs: PairPolicy
+    timeout: float
+    as_json: bool
 
 
 @click.command("match", cls=options.Subcommand)
@@ -44,21 +59,11 @@ WRONG = 1
     help="Leave what a named target does not compute, or where it is mostly idle, to the "
     "alternatives that its file names and to other units of its processor.",
 )
+@model_options.pairs_option
 @options.timeout_option("Stop each search after S seconds.", SECONDS)
 @options.json_option
-def match_command(
-    *,
-    model: Path,
-    shapes: dict[str, tuple[int, ...]],
-    outputs: tuple[str, ...],
-    constants: dict[str, Any],
-    targets: tuple[str, ...],
-    processor: str | None,
-    float_type: FloatType | None,
-    alternatives: bool,
-    timeout: float,
-    as_json: bool,
-) -> int:
+@options.pass_as(MatchArguments)
+def match_command(arguments: MatchArguments) -> int:
     """Show which instruction computes each operator of MODEL, as `cpembed network` would.
 
     MODEL is a file (.onnx, .pt2). The table shows which operators are embedded, on which unit, how
@@ -73,21 +78,27 @@ def match_command(
     from cpembed.network.match import match
     from cpembed.targets.processors import built_for_name
 
-    with built_for_name(processor), output.Bar() as bar:
+    with built_for_name(arguments.processor), output.Bar() as bar:
         # Before the model is read, which may take seconds.
-        names = options.distinct(targets, as_units=True)
-        graph = load_model(model, shapes or None, outputs, constants=constants)
+        names = options.distinct(arguments.targets, as_units=True)
+        graph = load_model(
+            arguments.model,
+            arguments.shapes or None,
+            arguments.outputs,
+            constants=arguments.constants,
+        )
         result = match(
             graph,
             names,
-            alternatives=alternatives,
-            timeout=timeout,
-            float_type=float_type,
+            alternatives=arguments.alternatives,
+            timeout=arguments.timeout,
+            float_type=arguments.float_type,
+            pairs=arguments.pairs,
             progress=bar,
         )
     from cpembed.report.network import match_report
 
-    output.print_report(result, lambda: match_report(result), as_json=as_json)
+    output.print_report(result, lambda: match_report(result), as_json=arguments.as_json)
     return 0
 
 
@@ -112,6 +123,7 @@ class NetworkArguments:
     policy: Policy
     measures: bool
     method: MethodName
+    pairs: PairPolicy
     timeout: float
     layout_time: float
     seed: int
@@ -166,6 +178,7 @@ class NetworkArguments:
     help="How convolutions of floats are computed: the fastest, each by its own sums (implicit), "
     "or by one method where it is possible (docs/methods.md).",
 )
+@model_options.pairs_option
 @options.timeout_option("Stop each search for embeddings after S seconds.", SECONDS)
 @click.option(
     "--layout-time",
@@ -221,22 +234,15 @@ def _network(arguments: NetworkArguments) -> int:
     )
     if isinstance(graph, Family):
         return _network_family(graph, units, arguments)
-    _require_ranges(arguments.loss, arguments.instances)
+    model_options.require_ranges(arguments.loss, arguments.instances)
     file = arguments.input_file
     inputs = random_inputs(graph, arguments.seed) if file is None else read_inputs(graph, file)
     with output.Bar() as bar:
         from cpembed.network.build import has_foreign
         from cpembed.network.parts import run_parts
-        from cpembed.network.plan import Planning
         from cpembed.network.service import NetworkRequest, network, network_plan
 
-        planning = Planning(
-            arguments.timeout,
-            arguments.layout_time,
-            arguments.policy,
-            arguments.measures,
-            arguments.method,
-        )
+        planning = _planning(arguments)
         run: NetworkRun | StepwiseRun | PartsResult | None = None
         if has_foreign(graph):
             _check_parts(arguments)
@@ -251,6 +257,20 @@ def _network(arguments: NetworkArguments) -> int:
             document, run = result.document, result.run
     if arguments.output is not None and run is not None:
         write_outputs(arguments.output, run.outputs)
+    _write(document, arguments)
+    if run is None or not run.failed:
+        return 0
+    # The report comes first: a wrong result is looked for in it.
+    names = ", ".join(operator.operator for operator in run.failed[:3])
+    output.message(
+        f"{len(run.failed)} operators differ from their definition ({names}): please report this "
+        "command line"
+    )
+    return WRONG
+
+
+def _write(document: dict[str, Any], arguments: NetworkArguments) -> None:
+    """Write the files of a document, and print it."""
     if arguments.report is not None:
         from cpembed.report.network_page import write_page
 
@@ -273,15 +293,19 @@ def _network(arguments: NetworkArguments) -> int:
         from cpembed.report.network import parts_report, report
 
         output.print_text(*(parts_report if "parts" in document else report)(document), *note)
-    if run is None or not run.failed:
-        return 0
-    # The report comes first: a wrong result is looked for in it.
-    names = ", ".join(operator.operator for operator in run.failed[:3])
-    output.message(
-        f"{len(run.failed)} operators differ from their definition ({names}): please report this "
-        "command line"
+
+
+def _planning(arguments: NetworkArguments) -> Planning:
+    from cpembed.network.plan import Planning
+
+    return Planning(
+        timeout=arguments.timeout,
+        time_limit=arguments.layout_time,
+        policy=arguments.policy,
+        measures=arguments.measures,
+        method=arguments.method,
+        pairs=arguments.pairs,
     )
-    return WRONG
 
 
 def _check_plan_only(arguments: NetworkArguments) -> None:
@@ -309,24 +333,9 @@ def _check_parts(arguments: NetworkArguments) -> None:
             )
 
 
-def _require_ranges(loss: float | None, instances: int | None) -> None:
-    """Raise a usage error for an option of ranges where no size is one."""
-    for name, value in (("--loss", loss), ("--instances", instances)):
-        if value is not None:
-            raise click.UsageError(f"{name} applies to ranges of sizes: give one with --shape")
-
-
-def _ranges(loss: float | None, instances: int | None) -> Ranges:
-    from cpembed.network.family import Ranges
-
-    default = Ranges()
-    return Ranges(loss or default.loss, instances or default.instances)
-
-
 def _network_family(family: Family, units: Units, arguments: NetworkArguments) -> int:
     """Compile, verify and time a network whose sizes are ranges; return the exit code."""
     from cpembed.network.family_service import family_plan, network_family
-    from cpembed.network.plan import Planning
     from cpembed.network.service import NetworkRequest
 
     for name, value in (
@@ -339,14 +348,8 @@ def _network_family(family: Family, units: Units, arguments: NetworkArguments) -
         if value is not None:
             raise click.UsageError(f"{name} applies to fixed sizes: give one size instead of "
                                    f"{family.ranges_text}")  # fmt: skip
-    planning = Planning(
-        arguments.timeout,
-        arguments.layout_time,
-        arguments.policy,
-        arguments.measures,
-        arguments.method,
-    )
-    ranges = _ranges(arguments.loss, arguments.instances)
+    planning = _planning(arguments)
+    ranges = model_options.ranges_of(arguments.loss, arguments.instances)
     wrong: tuple[str, ...] = ()
     with output.Bar() as bar:
         if arguments.plan_only:
@@ -368,245 +371,3 @@ def _network_family(family: Family, units: Units, arguments: NetworkArguments) -
         "this command line"
     )
     return WRONG
-
-
-# -- libraries ------------------------------------------------------------------------------------
-
-_MODEL_PARAMETERS = frozenset(
-    ("words", "target", "processors", "float_type", "timeout", "folder", "name", "shapes",
-     "outputs", "threads", "torch", "method", "as_json", "constants", "loss", "instances")
-)  # fmt: skip
-"""Parameters of ``cpembed build`` that apply to models too."""
-
-_MODEL_SUFFIXES = (".onnx", ".pt2")
-
-
-@dataclass(frozen=True, kw_only=True)
-class BuildArguments:
-    """Command line of ``cpembed build``, without the options of the library."""
-
-    words: tuple[str, ...]
-    target: str | None
-    processors: tuple[str, ...]
-    float_type: FloatType | None
-    folder: Path
-    shapes: model_options.Sizes
-    outputs: tuple[str, ...]
-    constants: dict[str, Any]
-    loss: float | None
-    instances: int | None
-    threads: int | None
-    verbose: bool
-    as_json: bool
-
-
-@click.command("build", cls=options.Subcommand)
-@options.workload_argument()
-@options.target_option(required=False)
-@model_options.processors_option
-@model_options.float_option
-@click.option(
-    "-o",
-    "--directory",
-    "folder",
-    required=True,
-    type=click.Path(file_okay=False, path_type=Path),
-    metavar="DIR",
-    help="Folder of the library; files of the same names are replaced.",
-)
-@options.library_options(
-    BuildOptions,
-    leave_out=["search", "seed", "threads"],
-    defaults={"name": None},
-    texts={
-        "name": "Name of the library, with which its functions begin.  [default: kernel, or the "
-        "model's]"
-    },
-)
-@model_options.ranges_options
-@options.threads_option("the library, unless its caller says otherwise")
-@options.verbose_option
-@options.json_option
-@options.pass_as(BuildArguments)
-def build_command(arguments: BuildArguments, **values: Any) -> int:
-    """Build a library of a workload's kernel, or of a whole model (.onnx, .pt2).
-
-    It is called from plain C, Python with numpy, or PyTorch, and does not need cpembed. The
-    candidate is chosen as `cpembed run` chooses it. For a target that is emulated here, the sources
-    are written, to be built on such a machine; for a simulated one, its program
-    (docs/libraries.md). A model needs no --target: all units of this processor compute it.
-
-    cpembed build resnet18.onnx -o resnet18
-    cpembed build deepbench:11 --target avx512_vnni -o layer --name layer
-    cpembed build resnet18.onnx --target avx512_vnni -o resnet18
-    cpembed build gemm m=64 n=64 k=64 --target avx2_int8 -o product --relu --output uint8 --scale
-    cpembed build resnet18.onnx --cpu sapphirerapids,znver4,x86-64-v3 -o resnet18
-    """
-    words, threads = arguments.words, arguments.threads
-    options.use_threads(threads)
-    if len(words) == 1 and Path(words[0]).suffix.lower() in _MODEL_SUFFIXES:
-        _require_model_options(click.get_current_context())
-        return _build_model(arguments, values)
-    for option, value in (
-        ("--shape", arguments.shapes),
-        ("--set", arguments.constants),
-        ("--float", arguments.float_type),
-    ):
-        if value:
-            raise click.UsageError(f"{option} applies to a model, not to a workload: leave it out")
-    _require_ranges(arguments.loss, arguments.instances)
-    if arguments.target is None:
-        raise click.UsageError("a workload needs --target: name one, or native")
-    if arguments.outputs:
-        raise click.UsageError("--outputs applies to a model, not to a workload: leave it out")
-    if len(arguments.processors) > 1:
-        raise click.UsageError("a workload is built for one processor: give --cpu one name")
-    from cpembed.targets.processors import built_for_name
-
-    with built_for_name(arguments.processors[0] if arguments.processors else None):
-        return _build_workload(arguments, values)
-
-
-def _build_workload(arguments: BuildArguments, values: Mapping[str, Any]) -> int:
-    """Build and verify the library of a kernel; return the exit code."""
-    words, threads = arguments.words, arguments.threads
-    from cpembed.driver.build import build as build_library
-    from cpembed.driver.result import SolveResult
-
-    # The default differs for models, so it is not in the options.
-    name = values["name"] or "kernel"
-    # 0 threads: those of the machine that calls the library.
-    settings = options.options_from(BuildOptions, {**values, "name": name, "threads": threads or 0})
-    options.require_one(rank=settings.rank is not None, id=settings.identifier is not None)
-    assert arguments.target is not None
-    resolved = options.subject(words, arguments.target, settings)
-    with output.ProgressLine() as progress:
-        result = build_library(
-            resolved.workload,
-            resolved.target,
-            arguments.folder,
-            resolved.options,
-            progress=progress,
-        )
-    if isinstance(result, SolveResult):
-        return output.print_solved(result, as_json=arguments.as_json, verbose=arguments.verbose)
-    # Messages come first, as in `run`.
-    output.print_notes(result.selection.solved)
-    consequence = "the library is portable code, and slow"
-    code = output.print_missing(result.missing, settings.backend, consequence)
-    from cpembed.report.run import build_report
-
-    output.print_report(result, lambda: build_report(result), as_json=arguments.as_json)
-    return code
-
-
-def _require_model_options(context: click.Context) -> None:
-    """Raise a usage error for an option that applies to a single kernel only."""
-    for option in context.command.params:
-        name = option.name or ""
-        # Defaults of such options say nothing: only those that were written are wrong.
-        is_given = context.get_parameter_source(name) is ParameterSource.COMMANDLINE
-        if is_given and name not in _MODEL_PARAMETERS:
-            problem = f"{option.opts[0]} applies to a workload, not to a model: leave it out"
-            raise click.UsageError(problem)
-
-
-def _build_model(arguments: BuildArguments, values: Mapping[str, Any]) -> int:
-    """Build and verify the library of a network; return the exit code."""
-    from cpembed.driver.matching import network_units
-    from cpembed.export.library import Contents
-    from cpembed.frontends import load_network
-    from cpembed.graph.family import Family
-    from cpembed.network.family_service import network_family
-    from cpembed.network.inputs import random_inputs
-    from cpembed.network.plan import SEARCH_LIMIT, Planning
-    from cpembed.network.processors import build_for_processors, processors_named
-    from cpembed.network.service import NetworkRequest, network
-
-    target = arguments.target or "native"
-    # Before the model is read, which may take seconds.
-    if arguments.processors:
-        processors_named(arguments.processors)
-    units = target if arguments.processors else network_units(target, arguments.float_type)
-    path, shapes = Path(arguments.words[0]), arguments.shapes or None
-    graph = load_network(path, shapes, arguments.outputs, constants=arguments.constants)
-    folder = arguments.folder
-    # The default of a workload is not that of a model.
-    source = click.get_current_context().get_parameter_source("method")
-    method: MethodName = values["method"] if source is ParameterSource.COMMANDLINE else "auto"
-    request = NetworkRequest(
-        units,
-        folder,
-        Planning(timeout=values["timeout"] or SEARCH_LIMIT, method=method),
-        times=False,
-        name=values["name"],
-        contents=Contents(torch=values["torch"]),
-        reuses=True,
-    )
-    if not isinstance(graph, Family):
-        _require_ranges(arguments.loss, arguments.instances)
-    with output.Bar() as bar:
-        ranges = _ranges(arguments.loss, arguments.instances)
-        if arguments.processors:
-            result = build_for_processors(
-                graph,
-                arguments.processors,
-                request,
-                ranges,
-                float_type=arguments.float_type,
-                progress=bar,
-            )
-        elif isinstance(graph, Family):
-            result = network_family(graph, request, ranges, progress=bar)
-        else:
-            # Verification needs some data; which one is of no interest.
-            result = network(graph, request, random_inputs(graph, 0), bar)
-    # No library of wrong numbers is announced.
-    result.require()
-    # A target without libraries has a folder of programs instead.
-    files, path = sorted(path.name for path in folder.iterdir()), folder
-    if result.library is not None:
-        files = list(result.library.files)
-        path = result.library.path if result.library.path.name in files else folder
-    if arguments.as_json:
-        output.print_json({**result.document, "folder": str(folder), "files": files})
-    else:
-        output.print_text(*_library_lines(result.document, path, files))
-    return 0
-
-
-def _library_lines(document: Mapping[str, Any], path: Path, files: list[str]) -> list[str]:
-    """Return the lines about a library, for each variant if it holds several."""
-    if "variants" in document:
-        lines = [f"{path}: variants, of which the first that the processor supports runs"]
-        for variant in document["variants"]:
-            first, *rest = _variant_lines(variant, variant["cpu"]["name"])
-            lines += [first, *(f"  {line}" for line in rest)]
-    else:
-        lines = _variant_lines(document, str(path))
-    return [*lines, f"files: {', '.join(files)}"]
-
-
-def _variant_lines(document: Mapping[str, Any], title: str) -> list[str]:
-    if "ranges" in document:
-        from cpembed.report.family import library_lines
-
-        return library_lines(document, title)
-    from cpembed.report.network import execution_text, portable_lines
-    from cpembed.report.network_page.document import read
-
-    network = read(document)
-    totals = document["totals"]
-    sizes = ""
-    # A target without libraries has no such sizes.
-    if "bytes_weights" in totals:
-        sizes = (
-            f", {totals['bytes_weights'] / 1e6:.1f} MB of constants, "
-            f"{totals['bytes_workspace'] / 1e6:.1f} MB of workspace"
-        )
-    verified_before = f" on {document['date']}, unchanged since" if document.get("reused") else ""
-    return [
-        f"{title}: {totals['embedded']} of {totals['products']} products embedded{sizes}",
-        *portable_lines(network),
-        f"verified{verified_before}: {execution_text(network, document.get('cpu'))}",
-    ]

@@ -88,8 +88,8 @@ class KernelPlan:
     in_registers : bool
         Accumulators are registers of the compiler.
     parts : tuple of (str, KernelPlan)
-        Kernels that this one calls, by name, as ``Module.NAME(addresses of their buffers)``. The
-        options have :data:`SHARED_BUFFERS`.
+        Kernels that this one calls, by name, as ``Module.NAME(addresses of their buffers)``, with
+        the values of parameters that are no buffers. The options have :data:`SHARED_BUFFERS`.
     """
 
     backend: str
@@ -222,15 +222,26 @@ def read(element: str, dtype: str, into: str) -> str:
     return element if dtype == into else f'T.cast({element}, "{into}")'
 
 
-def bfloat16_bits(value: str) -> str:
-    """Return the upper half of a float32, rounded to the nearest even; a NaN stays one."""
-    bits = f'T.reinterpret({value}, dtype="uint32")'
+def bfloat16_bits(value: str, bits: str | None = None) -> str:
+    """Return the upper half (uint32) of a float32, rounded to the nearest even; a NaN stays one.
+
+    Parameters
+    ----------
+    value : str
+        Text of the float32.
+    bits : str, optional
+        Name of its bits (uint32), where they have one.
+    """
+    bits = bits or f'T.reinterpret({value}, dtype="uint32")'
+    upper = f"T.shift_right({bits}, T.uint32(16))"
     # Just below half of the last kept bit, and one more if that bit is odd: halves go to the even.
-    odd = f"T.bitwise_and(T.shift_right({bits}, T.uint32(16)), T.uint32(1))"
+    odd = f"T.bitwise_and({upper}, T.uint32(1))"
     rounded = f"T.shift_right({bits} + T.uint32(32767) + {odd}, T.uint32(16))"
-    # The compiler folds a comparison of a number with itself, so test the bits.
-    is_nan = f"T.bitwise_and({bits}, T.uint32({0x7FFFFFFF})) > T.uint32({0x7F800000})"
-    return f"T.if_then_else({is_nan}, T.uint32(32704), {rounded})"
+    # Rounding might carry a NaN to infinity, so it becomes the quiet one of its sign. The compiler
+    # folds a comparison of a number with itself, so the bits are tested.
+    magnitude = f'T.bitwise_and(T.reinterpret({value}, dtype="int32"), T.int32({0x7FFFFFFF}))'
+    quiet = f"T.bitwise_and({upper}, T.uint32({0x8000})) + T.uint32({0x7FC0})"
+    return f"T.Select({magnitude} > T.int32({0x7F800000}), {quiet}, {rounded})"
 
 
 def zero(dtype: str) -> str:

@@ -267,17 +267,29 @@ def _part(plan: KernelPlan) -> Any:
     plan = replace(plan, source=plan.source.replace("T.parallel(", "T.serial("))
     function = _with_functions(prim_func(plan), plan)
     # Only functions that are called from outside get their buffers as tensors.
-    addresses = [tirx.Var(f"{p.name}_data", p.data.ty) for p in function.params]
-    pairs = zip(function.params, addresses, strict=True)
-    declared = [tirx.DeclBuffer(p, data=address) for p, address in pairs]
+    parameters: list[Any] = []
+    declared: list[Any] = []
+    for parameter in function.params:
+        if _is_number(parameter):
+            parameters.append(parameter)
+            continue
+        parameters.append(tirx.Var(f"{parameter.name}_data", parameter.data.ty))
+        declared.append(tirx.DeclBuffer(parameter, data=parameters[-1]))
     body = tirx.SeqStmt([*declared, function.body])
     # The workspace of larger local buffers, such as results of AMX tiles, belongs to a device,
     # which TVM knows of functions that are called from outside only.
     for key, value in (("device_type", _CPU), ("device_id", 0)):
         body = tirx.AttrStmt(ir.StringImm("default"), key, tirx.const(value, "int32"), body)
     # Where memory is allocated, code returns whether that failed.
-    part = tirx.PrimFunc(addresses, body, tirx.const(0, "int32").ty)
+    part = tirx.PrimFunc(parameters, body, tirx.const(0, "int32").ty)
     return part.with_attr("tirx.noalias", True).with_attr("s_tir", True)
+
+
+def _is_number(parameter: Any) -> bool:
+    """True if a parameter of a function is neither a buffer nor an address."""
+    from tvm import ir
+
+    return isinstance(parameter.ty, ir.PrimType)
 
 
 def prim_func(plan: KernelPlan) -> Any:

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from cpembed.codegen.plan import read, storage_dtype
+from cpembed.codegen.plan import bfloat16_bits, read, storage_dtype
 from cpembed.errors import LoweringError
 from cpembed.ir.dtypes import as_stored
 from cpembed.ir.scalars import Array
@@ -269,7 +269,9 @@ def converted(bind: Bind, value: Value, dtype: str) -> str:
     if value.dtype == "bool":
         value = Value(f'T.cast({value.text}, "int32")', "int32")
     if dtype == "bfloat16":
-        return f'T.cast({_bfloat16_bits(bind, value)}, "uint16")'
+        text = cast(value, "float32").text
+        bits = bind(f'T.reinterpret({text}, dtype="uint32")')
+        return f'T.cast({bfloat16_bits(text, bits)}, "uint16")'
     if value.is_float and not dtype.startswith("float"):
         return _rounded(bind, value, dtype)
     text = value.text
@@ -333,17 +335,6 @@ def nan_to_zero(bind: Bind, text: str, dtype: str) -> str:
     """
     value = Value(bind(text), dtype)
     return bind(f"T.Select({is_nan(value)}, {literal(0, dtype)}, {value.text})")
-
-
-def _bfloat16_bits(bind: Bind, value: Value) -> str:
-    # The upper half of the bits of a float32, rounded to nearest even. Rounding might carry a NaN
-    # to infinity, so a NaN becomes the quiet one of its sign: 0x7FC0 = 32704.
-    text = cast(value, "float32").text
-    bits = bind(f'T.reinterpret({text}, dtype="uint32")')
-    odd = f"T.bitwise_and(T.shift_right({bits}, T.uint32(16)), T.uint32(1))"
-    rounded = f"T.shift_right({bits} + T.uint32(32767) + {odd}, T.uint32(16))"
-    sign = f"T.bitwise_and(T.shift_right({bits}, T.uint32(16)), T.uint32(32768))"
-    return f"T.Select({is_nan(Value(text, 'float32'))}, {sign} + T.uint32(32704), {rounded})"
 
 
 def clamped(text: str, dtype: str, low: float, high: float) -> str:

@@ -67,15 +67,9 @@ from cpembed.runtime import worker
 from cpembed.runtime.measurement.runner import Quantiles, time_work
 from cpembed.runtime.measurement.verification import Expected, Verification
 from cpembed.steps import silent, step
-from cpembed.targets.capabilities import (
-    cross_triple,
-    epilogue_vectors,
-    judge,
-    planned_kernel,
-    require_candidate,
-    saved_file_instructions,
-)
+from cpembed.targets.capabilities import cross_triple, planned_kernel, require_candidate
 from cpembed.targets.choice import Choice, built_first
+from cpembed.targets.outputs import epilogue_vectors, judge, saved_file_instructions
 from cpembed.targets.verification import verified, worst_judged
 
 _ROUNDS, _ROUND_MS = 9, 5.0

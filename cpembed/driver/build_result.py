@@ -12,8 +12,8 @@ from cpembed.driver.run_result import RunResult
 from cpembed.ir.computation import Computation
 from cpembed.runtime.measurement.runner import Quantiles
 from cpembed.runtime.measurement.verification import Verification
-from cpembed.targets.capabilities import stored_type
 from cpembed.targets.choice import Choice
+from cpembed.targets.outputs import stored_type
 
 
 @dataclass(frozen=True, repr=False)

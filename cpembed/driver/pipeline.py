@@ -64,15 +64,9 @@ from cpembed.embedding.cpsat import Status
 from cpembed.errors import BackendUnavailable, LoweringError, SpecError, WorkloadError
 from cpembed.runtime.tuning.records import Lookup
 from cpembed.steps import silent, step
-from cpembed.targets.capabilities import (
-    Weighing,
-    details,
-    save,
-    save_trace,
-    stored_type,
-    with_variants,
-)
+from cpembed.targets.capabilities import Weighing, details, with_variants
 from cpembed.targets.choice import Choice, built_first, choices
+from cpembed.targets.outputs import save, save_trace, stored_type
 from cpembed.targets.registry import open_target
 from cpembed.targets.tuner import tuning_record
 from cpembed.targets.verification import verified

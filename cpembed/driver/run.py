@@ -34,9 +34,10 @@ from cpembed.ir.reference import random_inputs, reference
 from cpembed.runtime import worker
 from cpembed.runtime.measurement.verification import Expected, Verification
 from cpembed.steps import silent, step
-from cpembed.targets.capabilities import details, written_files
+from cpembed.targets.capabilities import details
 from cpembed.targets.choice import Choice, built_first
 from cpembed.targets.methods import MethodArtifact, methods_of
+from cpembed.targets.outputs import written_files
 from cpembed.targets.verification import worst_judged
 from cpembed.transform.methods.convolution import Array, Rewritten
 from cpembed.transform.methods.winograd import (

@@ -33,6 +33,8 @@ class Band:
         The product of one sample and of the band's rows.
     sample, row : str
         Axes of samples and rows.
+    reads_band : bool
+        The first factor is a band of as many rows of one sample, in a buffer of its own.
     """
 
     kind: Product
@@ -40,6 +42,7 @@ class Band:
     computation: Computation
     sample: str
     row: str
+    reads_band: bool
 
     @classmethod
     def cut_from(
@@ -56,7 +59,6 @@ class Band:
         rows : int
             Number of rows, positions along the first spatial axis.
         reads_band : bool, default False
-            The first factor is a band of as many rows of one sample, in a buffer of its own.
 
         Raises
         ------
@@ -77,10 +79,13 @@ class Band:
             inputs=(image, *product.inputs[1:]),
             outputs=(_cut(product, product.output, extents),),
         )
-        return cls(kind, physical, computation, sample, row)
+        return cls(kind, physical, computation, sample, row, reads_band)
 
     def epilogue(self) -> Epilogue | None:
-        """Return the epilogue with the places of what it stores and adds in the whole tensors."""
+        """Return the epilogue, with the places of what it stores and adds in whole tensors."""
+        # The first result of a pair is a buffer of its own.
+        if not self.reads_band:
+            return self.kind.epilogue
         return self.physical.epilogue(self.kind, places=True)
 
     @property

@@ -10,7 +10,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from cpembed.driver import matching
-from cpembed.driver.options import MethodName
 from cpembed.errors import BackendUnavailable, CpembedError, LoweringError, WorkloadError
 from cpembed.export.library import EVERYTHING, Contents, Library, write_library
 from cpembed.export.loader import Library as OpenLibrary
@@ -318,7 +317,7 @@ def compile_model(
     *,
     folder: Path | None = None,
     threads: int = 0,
-    method: MethodName = "auto",
+    planning: Planning | None = None,
 ) -> RunningNetwork | PartedNetwork:
     """Compile a graph and load it, so that it can be called with arrays.
 
@@ -332,9 +331,7 @@ def compile_model(
         Folder for the library; by default a temporary one.
     threads : int
         Number of threads; 0 for as many as the process has for kernels.
-    method : str, default "auto"
-        Method of convolutions of floats: ``auto`` for the fastest, ``implicit`` for their own sums,
-        another name for this method wherever it is possible.
+    planning : Planning, optional
 
     Returns
     -------
@@ -346,8 +343,7 @@ def compile_model(
     BackendUnavailable, LoweringError
         As :func:`compile_network` does.
     """
-    units = matching.network_units(target)
-    planning = Planning(method=method)
+    units, planning = matching.network_units(target), planning or Planning()
     if has_foreign(graph):
         from cpembed.network.parts import compile_parts
 

@@ -20,6 +20,7 @@ from cpembed.hw.instruction import HardwareSpec
 from cpembed.network import build
 from cpembed.network.build import RunningNetwork
 from cpembed.network.family import Ranges, RunningFamily, compile_family
+from cpembed.network.pair_executions import PairPolicy
 from cpembed.network.plan import Planning
 from cpembed.targets.units import NATIVE, FloatType, Units
 
@@ -52,6 +53,9 @@ class CompileOptions:
     method : str, default "auto"
         Method of convolutions of floats: ``auto`` for the fastest, ``implicit`` for their own sums,
         another name for this method wherever it is possible.
+    pairs : str, default "auto"
+        Where a convolution and what reads its rows are one kernel: ``auto`` for where that is
+        faster, ``always`` for wherever it is possible, ``never`` for nowhere.
     folder : Path, optional
         Folder for the library; by default a temporary one.
     threads : int
@@ -65,6 +69,7 @@ class CompileOptions:
     ranges: Ranges | None = None
     float_type: FloatType | None = None
     method: MethodName = "auto"
+    pairs: PairPolicy = "auto"
     folder: Path | None = None
     threads: int = 0
 
@@ -107,11 +112,11 @@ def compile_sizes(
     units = network_units(target, options.float_type)
     network = _network(model, options)
     folder, threads = options.folder, options.threads
+    planning = Planning(method=options.method, pairs=options.pairs)
     if not isinstance(network, Family):
         return build.compile_model(
-            network, units, folder=folder, threads=threads, method=options.method
+            network, units, folder=folder, threads=threads, planning=planning
         )
-    planning = Planning(method=options.method)
 
     def compiled(directory: Path) -> RunningFamily:
         family = compile_family(network, units, directory, planning, ranges=options.ranges)

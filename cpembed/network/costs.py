@@ -24,6 +24,7 @@ from cpembed.ir.dtypes import numpy_dtype
 from cpembed.network.convolution_methods import ConvolutionMethod
 from cpembed.network.kernel_cache import Cache, digest_of, symbol_of
 from cpembed.network.operators import PlacedTensor
+from cpembed.network.pair_parts import ProductPart
 from cpembed.network.pairs import PairKernel
 from cpembed.network.product_kernel import ProductKernel
 from cpembed.network.product_kernels import recorded_kernel
@@ -68,8 +69,13 @@ class KernelTimer:
 
     def pair_us(self, pair: PairKernel) -> float:
         """Return the cost of a pair in one kernel; infinite if it cannot be measured."""
-        kinds = [part.band.kind for part in pair.parts]
-        planned = pair.planned([_zeros(kind.computation, kind.epilogue) for kind in kinds])
+        constants: list[dict[str, Any]] = [
+            _zeros(part.band.kind.computation, part.band.kind.epilogue)
+            if isinstance(part, ProductPart)
+            else {}
+            for part in pair.parts
+        ]
+        planned = pair.planned(constants)
         return self.call_us(RecordedCall(planned.plan, tuple(planned.memory.values())))
 
     def plan_us(self, plan: KernelPlan, tensors: Sequence[PlacedTensor]) -> float:

@@ -57,7 +57,7 @@ class ExecutionChoices(GraphOnTarget):
     """Executions of each operator of a graph; convolutions are computed by a ``method``.
 
     ``loops_us`` are the costs of loops, whose bodies have plans of their own. ``pairs`` says where
-    two convolutions are one kernel.
+    two operators are one kernel.
     """
 
     method: MethodName = "auto"
@@ -71,8 +71,8 @@ class ExecutionChoices(GraphOnTarget):
 
     @cached_property
     def of_pairs(self) -> PairExecutions:
-        """Executions of pairs of convolutions."""
-        return PairExecutions(self, self.of_products, self.pairs)
+        """Executions of pairs of operators."""
+        return PairExecutions(self, self.of_products, self.separate_executions, self.pairs)
 
     def search(self, progress: Progress) -> None:
         """Search the kernels of all products."""
@@ -111,6 +111,10 @@ class ExecutionChoices(GraphOnTarget):
                 raise LoweringError(f"{self.graph.name}: {operator.name} has no kernel")
             executions[operator.name] = candidates
         return executions
+
+    def separate_executions(self, operator: Operator) -> tuple[Execution, ...]:
+        """Return the executions of an operator in a kernel of its own."""
+        return self.executions[operator.name]
 
     @cached_property
     def pair_executions(self) -> Mapping[str, tuple[PairExecution, ...]]:

@@ -47,7 +47,8 @@ from cpembed.hw.instruction import HardwareSpec
 from cpembed.ir.computation import Computation
 from cpembed.network.attention import AttentionKernel
 from cpembed.network.build import uniquely_named
-from cpembed.network.executions import WEIGHT_ONLY, Execution
+from cpembed.network.executions import WEIGHT_ONLY
+from cpembed.network.pair_executions import PairPolicy
 from cpembed.network.plan import SEARCH_LIMIT, NetworkPlan, Planning, plan_network
 from cpembed.network.product_kernels import utilisation
 from cpembed.network.stepwise import step_request
@@ -254,6 +255,7 @@ def match(
     timeout: float | None = SEARCH_LIMIT,
     prepares: bool = True,
     float_type: FloatType | None = None,
+    pairs: PairPolicy = "auto",
     progress: Progress = silent,
 ) -> MatchResult:
     """Return what computes each product of a network on each target.
@@ -275,6 +277,8 @@ def match(
         Run the graph passes first.
     float_type : str, optional
         Type to which operands of float products are rounded, as in a network.
+    pairs : PairPolicy, default "auto"
+        Where pairs of operators are one kernel, as in a network.
     progress : Progress, optional
 
     Raises
@@ -295,7 +299,8 @@ def match(
         prepared = prepared_for(graph, each, attends=is_planned) if prepares else graph
         network = uniquely_named(prepared)
         if is_planned:
-            plan = plan_network(network, each, Planning(timeout=timeout), progress)
+            planning = Planning(timeout=timeout, pairs=pairs)
+            plan = plan_network(network, each, planning, progress)
             results.append(_of_plan(plan))
         else:
             results.append(_of_searches(network, each.primary, timeout, progress))
@@ -320,7 +325,7 @@ def _of_plan(plan: NetworkPlan) -> TargetMatch:
     # The body of a loop has a plan of its own, which may split its operators.
     nested = [(operator, inner) for operator, inner, _ in plan.nested()]
     matches = {
-        operator.name: _match_of_execution(operator.kind, inner.execution(operator))
+        operator.name: _match_of_product(operator.kind, inner, operator)
         for operator, inner in nested
         if isinstance(operator.kind, Product)
     }
@@ -351,9 +356,14 @@ def _match_of_attention(attention: AttentionKernel) -> Match:
     )
 
 
-def _match_of_execution(kind: Product, execution: Execution) -> Match:
+def _match_of_product(kind: Product, plan: NetworkPlan, operator: Operator) -> Match:
+    execution = plan.execution(operator)
     kernel, us = execution.kernel, execution.cost_us
     assert kernel is not None
+    if execution.is_deferred:
+        # Pooling has no match that could have the time of both.
+        second = plan.executions[execution.fused_with or ""]
+        us = us if second.kernel is not None else second.cost_us
     if not kernel.is_native:
         return Match(reason=f"portable code: {kernel.reason}")
     return Match(

@@ -61,6 +61,23 @@ def estimate_operator_us(
     return _operator_us(kind, tuple(inputs), tuple(outputs), threads, host_times(target))
 
 
+def estimate_nearby_us(
+    target: AnyTarget, kind: Kind, inputs: Sequence[PlacedTensor], outputs: Sequence[PlacedTensor]
+) -> float:
+    """Estimate the time of an operator on one thread, on inputs in the second-level cache.
+
+    Parameters
+    ----------
+    target : Target
+        Target whose calibration is used.
+    kind : Kind
+    inputs, outputs : sequence of PlacedTensor
+    """
+    times, work = host_times(target), work_of(kind, inputs, outputs) or Work()
+    lines_ns = sum(tensor.bytes for tensor in inputs) * times.load_line_ns[1] / _LINE_BYTES
+    return max(_operations(work) * times.operation_ns, lines_ns) / 1e3
+
+
 # Layers of a network repeat, and so do their layouts.
 @lru_cache(maxsize=1 << 14)
 def _operator_us(
@@ -124,6 +141,12 @@ def _copy_us(
     return _us(work, [source], [destination], chunks, times)
 
 
+def _operations(work: Work) -> float:
+    """Return the operations that take as long as some work."""
+    moved = _SCATTERED * work.scattered + _COMPUTED * work.computed
+    return work.operations + moved + _ROW * work.rows
+
+
 def _us(
     work: Work,
     read: Sequence[PlacedTensor],
@@ -132,11 +155,9 @@ def _us(
     times: HostTimes,
 ) -> float:
     """Return the time of a kernel in some parallel parts."""
-    operations = work.operations + _SCATTERED * work.scattered + _COMPUTED * work.computed
-    operations += _ROW * work.rows
     loaded, stored = (sum(t.bytes for t in tensors) for tensors in (read, written))
     level = times.level((loaded + stored) / chunks)
     lines_ns = loaded * times.load_line_ns[level] + stored * times.store_line_ns[min(level, 2)]
-    busy_ns = max(operations * times.operation_ns, lines_ns / _LINE_BYTES)
+    busy_ns = max(_operations(work) * times.operation_ns, lines_ns / _LINE_BYTES)
     launch = times.launch_us if chunks > 1 else min(_CALL_US, times.call_us)
     return launch + busy_ns / chunks / 1e3

@@ -1,4 +1,4 @@
-"""Executions of pairs of convolutions: one kernel, or two with a layout and a copy between them.
+"""Executions of pairs of operators: one kernel, or two with a layout and a copy between them.
 
 A pair is one node of the layout problem. Nothing else reads the tensor between both, so its best
 layout for each combination of the other layouts is known before the problem is solved.
@@ -7,7 +7,7 @@ layout for each combination of the other layouts is known before the problem is 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import cached_property
@@ -15,27 +15,32 @@ from typing import Literal
 
 from cpembed.errors import LoweringError
 from cpembed.graph.graph import Graph, Operator
-from cpembed.graph.kinds import Product
+from cpembed.graph.kinds import Pool, Product
 from cpembed.network.bands import Band
+from cpembed.network.convolution_methods import ProductLayouts
 from cpembed.network.executions import Execution, GraphOnTarget, Ports, ports_of
 from cpembed.network.layout import Layout, residual_of
 from cpembed.network.operators import PlacedTensor
 from cpembed.network.operators.pairs import IMAGE, OUTPUT, RESIDUAL
+from cpembed.network.pair_parts import ProductPart
 from cpembed.network.pairs import (
     PairChoice,
     PairKernel,
     PairLayouts,
-    PairPart,
     most_saved_us,
+    obstacle,
     pairs_of,
 )
 from cpembed.network.product_executions import ProductExecutions
 from cpembed.network.product_kernels import KernelRequest
 from cpembed.targets.capabilities import host_times
+from cpembed.wording import duration
 
 PairPolicy = Literal["auto", "always", "never"]
 """Pairs in one kernel: where that is faster by the costs, wherever it is possible, or nowhere."""
 
+_SLOWER = 1.25
+"""Cost, relative to its fastest, above which an execution's layouts are not searched for a pair."""
 
 ESTIMATE_MARGIN = 1.15
 """Minimum ratio of the estimates of two kernels and of one for which one is taken.
@@ -73,10 +78,17 @@ class PairExecution:
 
 @dataclass(frozen=True)
 class PairExecutions:
-    """Executions of the pairs of a graph."""
+    """Executions of the pairs of a graph.
+
+    Attributes
+    ----------
+    separate : callable
+        Function that returns the executions of an operator by itself.
+    """
 
     setting: GraphOnTarget
     products: ProductExecutions
+    separate: Callable[[Operator], Sequence[Execution]]
     policy: PairPolicy
 
     @cached_property
@@ -84,28 +96,26 @@ class PairExecutions:
         """First operator of each pair that may be faster in one kernel, by the second's name."""
         if self.policy == "never":
             return {}
-        graph = self.setting.graph
-        seconds = {operator.name: operator for operator in graph.operators}
-        return {
-            name: first
-            for name, first in pairs_of(graph).items()
-            if self.policy == "always" or self._may_pay(first, seconds[name])
-        }
+        return pairs_of(self.setting.graph, None if self.policy == "always" else self._may_pay)
 
     def _may_pay(self, first: Operator, second: Operator) -> bool:
         """True if what is moved between two operators takes a part of their time that counts."""
-        setting, costs = self.setting, list[float]()
-        for operator in (first, second):
-            native = [e.cost_us for e in self.products.choices(operator) if _is_native(e)]
-            if not native:
-                return False
-            costs.append(min(native))
+        costs = [self._native_us(operator) for operator in (first, second)]
+        limit = (self.setting.target.policy.tie_ratio - 1) * sum(costs)
+        return self._most_saved_us(first) > limit
+
+    def _native_us(self, operator: Operator) -> float:
+        """Return the least cost of an operator by itself; infinite for portable code."""
+        costs = (e.cost_us for e in self.separate(operator) if _is_native(operator, e))
+        return min(costs, default=math.inf)
+
+    def _most_saved_us(self, first: Operator) -> float:
+        setting = self.setting
         names = (first.inputs[0], first.output)
         size = sum(PlacedTensor.plain(setting.graph.types[name]).bytes for name in names)
         assert isinstance(first.kind, Product)
         times = host_times(setting.target)
-        saved = most_saved_us(first.kind, size, times, setting.threads)
-        return saved > (setting.target.policy.tie_ratio - 1) * sum(costs)
+        return most_saved_us(first.kind, size, times, setting.threads)
 
     @cached_property
     def requests(self) -> list[KernelRequest]:
@@ -124,60 +134,74 @@ class PairExecutions:
         """Yield the layouts of both operators' ports in which bands are products of their own."""
         producer, consumer = first.kind, second.kind
         assert isinstance(producer, Product)
-        assert isinstance(consumer, Product)
+        assert isinstance(consumer, Product | Pool)
         setting = self.setting
         times = host_times(setting.target)
-        # Depthwise convolutions write no other layout, and what follows is rarely in blocks.
-        between = Layout.plain(setting.graph.types[first.output].shape).channels_last()
-        writing = self.products.layouts(first, producer)
-        reading = [
-            (ports, layouts)
-            for ports, layouts in self.products.layouts(second, consumer)
-            if layouts.image.same_memory(between) and layouts.output.block == 1
-        ]
-        for first_ports, first_layouts in writing:
-            if not first_layouts.output.same_memory(between):
+        reading = [*self._layouts(second)]
+        for first_ports, first_layouts in self._layouts(first):
+            if first_layouts.output.has_halo:
                 continue
             for second_ports, second_layouts in reading:
+                if second_layouts.image != first_layouts.output:
+                    continue
                 layouts = PairLayouts(first_layouts, second_layouts)
                 choice = PairChoice((producer, consumer), layouts, times, setting.threads)
                 if choice.is_possible:
                     yield first_ports, second_ports, choice
 
+    def _layouts(self, operator: Operator) -> list[tuple[Ports, ProductLayouts]]:
+        """Return the layouts of an operator's tensors in which it is not much slower by itself."""
+        costs = {e.ports: e.cost_us for e in self.separate(operator) if _is_native(operator, e)}
+        limit = min(costs.values(), default=math.inf) * _SLOWER
+        if isinstance(operator.kind, Product):
+            layouts = self.products.layouts(operator, operator.kind)
+            return [each for each in layouts if costs.get(each[0], math.inf) <= limit]
+        return [(p, ProductLayouts(*p)) for p, cost in costs.items() if cost <= limit]
+
     @cached_property
-    def _parts(self) -> dict[KernelRequest, PairPart | None]:
+    def _parts(self) -> dict[KernelRequest, ProductPart | None]:
         """Parts by the search for their kernel; places in tensors do not influence schedules."""
         return {}
 
-    def _part(self, request: KernelRequest, band: Band, *, places: bool) -> PairPart | None:
+    def _part(self, request: KernelRequest, band: Band) -> ProductPart | None:
         """Return a part of a pair; None if there is no kernel that takes a band in place."""
-        epilogue = band.epilogue() if places else band.kind.epilogue
         if request not in self._parts:
             kernel = self.setting.products.lookup(request)
             self._parts[request] = None
             if kernel is not None:
                 with suppress(LoweringError):
-                    self._parts[request] = PairPart.scheduled(band, kernel, epilogue)
+                    self._parts[request] = ProductPart.scheduled(band, kernel)
         part = self._parts[request]
-        return None if part is None else replace(part, band=band, epilogue=epilogue)
+        return None if part is None else replace(part, band=band, epilogue=band.epilogue())
 
     def _fused(self, first: Operator, second: Operator) -> Iterator[PairExecution]:
         """Yield the executions in one kernel."""
         for first_ports, second_ports, choice in self._choices(first, second):
-            requests, bands = choice.requests, choice.products
-            a = self._part(requests[0], bands[0], places=False)
-            b = self._part(requests[1], bands[1], places=True)
-            if a is None or b is None:
+            tensors = self._tensors(first, second, choice.layouts)
+            parts = [
+                self._part(request, band)
+                for request, band in zip(choice.requests, choice.products, strict=True)
+            ]
+            products = [part for part in parts if part is not None]
+            if len(products) < len(parts):
                 continue
-            kernel = choice.kernel((a, b), self._tensors(first, second, choice.layouts))
+            last = products[1:] or [choice.pool_part(self.setting.target, tensors[OUTPUT])]
+            kernel = choice.kernel((products[0], last[0]), tensors)
             cost = self._cost_us(kernel)
             if not math.isfinite(cost):
                 continue
+            kernels = [part.kernel for part in products]
             yield PairExecution(
                 (*first_ports[:-1], *second_ports[1:]),
                 cost,
-                Execution(first_ports, 0.0, a.kernel, fused_with=second.name),
-                Execution(second_ports, cost, b.kernel, pair=kernel, fused_with=first.name),
+                Execution(first_ports, 0.0, kernels[0], fused_with=second.name),
+                Execution(
+                    second_ports,
+                    cost,
+                    kernels[1] if len(kernels) > 1 else None,
+                    pair=kernel,
+                    fused_with=first.name,
+                ),
             )
 
     def _tensors(
@@ -197,8 +221,14 @@ class PairExecutions:
         chains = sum(
             self.products.chain_us(part.kernel, part.band.kind) * kernel.bands.tasks
             for part in kernel.parts
+            if isinstance(part, ProductPart)
         )
         return kernel.cost_us + chains
+
+    @cached_property
+    def fused_us(self) -> dict[str, float]:
+        """Least cost of each pair in one kernel by the second's name, as far as it was needed."""
+        return {}
 
     def executions(
         self,
@@ -218,6 +248,8 @@ class PairExecutions:
             Cost of copying the tensor between them into another layout, where that is possible.
         """
         fused = list(self._fused(first, second))
+        if fused:
+            self.fused_us[second.name] = min(execution.cost_us for execution in fused)
         is_forced = self.policy == "always" and bool(fused)
         candidates = fused if is_forced else [*_separate(*separate, conversion), *fused]
         best: dict[Ports, PairExecution] = {}
@@ -226,6 +258,31 @@ class PairExecutions:
             if current is None or self._ranked_us(execution) < self._ranked_us(current):
                 best[execution.ports] = execution
         return tuple(best.values())
+
+    def reason(self, first: Operator, second: Operator, separate_us: float) -> str:
+        """Return why two operators are not one kernel, as :func:`~cpembed.network.pairs.obstacle`.
+
+        Parameters
+        ----------
+        first, second : Operator
+            Operators of :func:`~cpembed.network.pairs.followers`.
+        separate_us : float
+            Cost of both by themselves, as they were planned.
+        """
+        if self.policy == "never":
+            return "pairs are off"
+        reason = obstacle(self.setting.graph, first, second)
+        if reason is not None:
+            return reason
+        if first.name in self.pairs:
+            return f"the first may be in a pair: {first.name}"
+        both = duration(separate_us)
+        if second.name in self.fused_us:
+            fused = duration(self.fused_us[second.name])
+            return f"no clear gain: {fused} in one kernel, {both} in two"
+        if second.name in self.pairs or separate_us == math.inf:
+            return "no kernel of a band in place"
+        return f"little to save: at most {duration(self._most_saved_us(first))} of {both}"
 
     def _ranked_us(self, execution: PairExecution) -> float:
         """Return the cost by which executions in the same layouts are compared."""
@@ -263,5 +320,8 @@ def _separate(
                 yield PairExecution(ports, cost, first, second, copied)
 
 
-def _is_native(execution: Execution) -> bool:
+def _is_native(operator: Operator, execution: Execution) -> bool:
+    """True unless portable code computes a product."""
+    if isinstance(operator.kind, Pool):
+        return True
     return execution.kernel is not None and execution.kernel.is_native

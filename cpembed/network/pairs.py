@@ -1,44 +1,33 @@
-"""Pairs of convolutions in one kernel, so that the tensor between them stays in a cache.
+"""Pairs of operators in one kernel, so that the tensor between them stays in a cache.
 
-The second convolution reads the first one's result row by row (it is pointwise, or its window is
-along the other axes), so that a band of rows is computed by both, one after the other, on a buffer
-of the thread. Threads share the bands of all samples. Both products are embedded like any other
-product, as products of a band.
+The first is a convolution. The second reads its result row by row (a pointwise convolution, or one
+whose window is along the other axes), or pools it. A band of rows is computed by both, one after
+the other, on a buffer of the thread. Threads share the bands of all samples. Products are embedded
+like any other product, as products of a band.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 from functools import cached_property
-from typing import Any
 
-from cpembed.codegen.epilogue import Epilogue
 from cpembed.codegen.host_cpu import cache_bytes
-from cpembed.codegen.recorded import Memory, RecordedCalls, Recorder, recorded_calls
-from cpembed.errors import InvariantError, LoweringError
+from cpembed.codegen.recorded import Memory
+from cpembed.errors import LoweringError
 from cpembed.graph.graph import Array, Graph, Operator
-from cpembed.graph.kinds import Product, TensorType
+from cpembed.graph.kinds import Kind, Pool, Product, TensorType
 from cpembed.ir.dtypes import size_bytes
 from cpembed.network.bands import Band, axis_of, row_axes
 from cpembed.network.convolution_methods import ProductLayouts
-from cpembed.network.layout import dimensions_of, is_convolution, padding_of, residual_of
+from cpembed.network.layout import Layout, dimensions_of, is_convolution, padding_of, residual_of
+from cpembed.network.operator_costs import estimate_nearby_us
 from cpembed.network.operators import PlacedTensor
-from cpembed.network.operators.pairs import (
-    BETWEEN,
-    IMAGE,
-    OUTPUT,
-    RESIDUAL,
-    BandCall,
-    Bands,
-    PairPlan,
-    pair_plan,
-)
-from cpembed.network.product_kernels import KernelRequest, ProductKernel
-from cpembed.network.rounding import is_rounded, is_stepped
-from cpembed.targets.capabilities import HostTimes, host_times, lower_part, planned_kernel
-from cpembed.targets.registry import open_target
+from cpembed.network.operators.pairs import OUTPUT, Bands, PairPlan, RowWindow, pair_plan
+from cpembed.network.pair_parts import PairPart, PoolPart
+from cpembed.network.product_kernels import KernelRequest
+from cpembed.targets.capabilities import AnyTarget, HostTimes
 
 _CACHE_SHARE = 0.5
 """Fraction of the second-level cache that a band, and the rows that it is computed from, take."""
@@ -52,44 +41,79 @@ _SMALLEST_CACHE = 256 << 10
 _LINE_BYTES = 64
 
 
-def pairs_of(graph: Graph) -> dict[str, Operator]:
-    """Return the first convolution of each pair, by the name of the second one.
+Accepts = Callable[[Operator, Operator], bool]
+"""Function that decides whether two operators, the first of which is a convolution, are a pair."""
 
-    The second one alone reads the result of the first, row by row, and nothing but constants
-    besides, and a residual. Results between them are exact, or float32 without steps, so that the
-    pair can be verified.
+
+def followers(graph: Graph) -> Iterator[tuple[Operator, Operator]]:
+    """Yield the convolutions and poolings that read a convolution's result, after that one."""
+    for second in graph.operators:
+        if is_convolution(second) or isinstance(second.kind, Pool):
+            first = graph.producers.get(second.inputs[0])
+            if first is not None and is_convolution(first):
+                yield first, second
+
+
+def pairs_of(graph: Graph, accepts: Accepts | None = None) -> dict[str, Operator]:
+    """Return the first operator of each pair, by the name of the second one.
+
+    Parameters
+    ----------
+    graph : Graph
+    accepts : callable, optional
+        Further condition of a pair.
     """
     pairs: dict[str, Operator] = {}
-    for second in graph.operators:
-        first = graph.producers.get(second.inputs[0]) if is_convolution(second) else None
-        if first is None or not _can_follow(graph, first, second):
-            continue
+    for first, second in followers(graph):
         # Of three in a row, the first two are a pair.
-        if first.name not in pairs:
+        if first.name in pairs or obstacle(graph, first, second) is not None:
+            continue
+        if accepts is None or accepts(first, second):
             pairs[second.name] = first
     return pairs
 
 
-def _can_follow(graph: Graph, first: Operator, second: Operator) -> bool:
-    between, producer, consumer = second.inputs[0], first.kind, second.kind
-    if not (isinstance(producer, Product) and is_convolution(first)):
-        return False
-    assert isinstance(consumer, Product)
+def obstacle(graph: Graph, first: Operator, second: Operator) -> str | None:
+    """Return why no kernel computes a convolution and what reads its result; None if one may.
+
+    The kind of the reason comes first, before a colon if there is more to say.
+    """
+    between, producer = second.inputs[0], first.kind
+    assert isinstance(producer, Product)
     if graph.readers[between] != (second,) or second.inputs.count(between) > 1:
-        return False
-    if between in graph.outputs or residual_of(first):
-        return False
-    if not all(graph.is_constant(operator.inputs[1]) for operator in (first, second)):
-        return False
-    if producer.dtype != "float32" and is_rounded(producer):
-        return False
-    if is_stepped(producer):
-        return False
+        return f"several readers: {between}"
+    if between in graph.outputs:
+        return f"an output of the network: {between}"
+    if residual_of(first):
+        return f"the first adds a residual: {first.name}"
+    products = (operator for operator in (first, second) if isinstance(operator.kind, Product))
+    if not all(graph.is_constant(operator.inputs[1]) for operator in products):
+        return "computed weights"
     try:
         row_axes(producer)
-        return _reads_rows(consumer, graph.types[between])
-    except LoweringError:
-        return False
+        image = graph.types[between]
+        if row_window(second.kind, image) is None:
+            return f"windows of several rows: {second.name}"
+    except LoweringError as error:
+        return f"no rows: {error}"
+    return None
+
+
+def row_window(kind: Kind, image: TensorType) -> RowWindow | None:
+    """Return the rows that each row of a result is computed from; None if a band has not all.
+
+    Raises :class:`LoweringError` if the result or the image has no rows.
+    """
+    rank, height = len(image.shape), image.shape[2]
+    if isinstance(kind, Product):
+        return RowWindow(height) if _reads_rows(kind, image) else None
+    assert isinstance(kind, Pool)
+    if len(kind.window) > rank - 2:
+        return None
+    if len(kind.window) < rank - 2:
+        return RowWindow(height)
+    reach = (kind.window[0] - 1) * kind.dilation[0] + 1
+    return RowWindow(height, kind.strides[0], kind.before[0], reach)
 
 
 def _reads_rows(kind: Product, image: TensorType) -> bool:
@@ -110,10 +134,15 @@ def _reads_rows(kind: Product, image: TensorType) -> bool:
 
 @dataclass(frozen=True)
 class PairLayouts:
-    """Layouts of both products' tensors; the output of the first is the image of the second."""
+    """Layouts of both operators' tensors; the output of the first is the image of the second."""
 
     first: ProductLayouts
     second: ProductLayouts
+
+    @property
+    def between(self) -> Layout:
+        """Layout of the first result, if all of it were in memory."""
+        return self.first.output
 
 
 @dataclass(frozen=True, eq=False)
@@ -123,7 +152,9 @@ class PairKernel:
     Attributes
     ----------
     parts : tuple of two PairPart
-        Products of a band.
+        Kernels of a band.
+    between : Memory
+        Band of the first result.
     cost_us : float
         Estimated microseconds.
     """
@@ -131,101 +162,14 @@ class PairKernel:
     parts: tuple[PairPart, PairPart]
     bands: Bands
     tensors: Mapping[str, Memory]
+    between: Memory
     threads: int
     cost_us: float
 
     def planned(self, constants: Sequence[Mapping[str, Array]]) -> PairPlan:
-        """Return the kernel and its memory, with the constants of both products packed."""
-        first, second = self.parts
-        recorded = [
-            part.recorded(arrays) for part, arrays in zip(self.parts, constants, strict=True)
-        ]
-        between = recorded[0].caller_memory[first.band.computation.output.name]
-        calls = (
-            first.call(recorded[0], {IMAGE: first.image, BETWEEN: first.output}),
-            second.call(recorded[1], {BETWEEN: second.image, OUTPUT: second.output}),
-        )
-        return pair_plan(calls, self.bands, self.tensors, between, self.threads)
-
-
-@dataclass(frozen=True, eq=False)
-class PairPart:
-    """Kernel of one product of a pair, on a band.
-
-    Attributes
-    ----------
-    epilogue : Epilogue or None
-        Epilogue with its places.
-    schedule : Any
-        Schedule on one thread.
-    cost_us : float
-        Estimated microseconds of a band on one thread, without those of a call.
-    """
-
-    band: Band
-    kernel: ProductKernel
-    epilogue: Epilogue | None
-    schedule: Any
-    cost_us: float
-
-    @classmethod
-    def scheduled(cls, band: Band, kernel: ProductKernel, epilogue: Epilogue | None) -> PairPart:
-        """Choose the schedule of a kernel on one thread.
-
-        Parameters
-        ----------
-        band : Band
-        kernel : ProductKernel
-        epilogue : Epilogue or None
-
-        Raises
-        ------
-        LoweringError
-            If the target has no kernels that another one calls.
-        """
-        if kernel.spec is None:
-            raise LoweringError("portable code is no part of a kernel")
-        target = open_target(kernel.spec)
-        lowered = lower_part(target, kernel.candidate.program, epilogue)
-        best = target.space(lowered).ranked(1)[0]
-        cost = max(0.0, best.cost - host_times(target).call_us)
-        return cls(band, kernel, epilogue, best.schedule, cost)
-
-    @property
-    def image(self) -> str:
-        """Name of the first factor."""
-        return self.band.computation.inputs[0].name
-
-    @property
-    def output(self) -> str:
-        """Name of the result."""
-        return self.band.computation.output.name
-
-    def recorded(self, constants: Mapping[str, Array]) -> RecordedCalls:
-        """Return the call of a band, with the constants packed."""
-        assert self.kernel.spec is not None
-        target = open_target(self.kernel.spec)
-        lowered = lower_part(target, self.kernel.candidate.program, self.epilogue)
-        kernel = planned_kernel(target, lowered, self.schedule, Recorder(threads=1))
-        assert kernel is not None
-        return recorded_calls(kernel, (), constants)
-
-    def call(self, recorded: RecordedCalls, operands: Mapping[str, str]) -> BandCall:
-        """Return the only recorded call, with the names of its tensors.
-
-        Parameters
-        ----------
-        recorded : RecordedCalls
-        operands : mapping from str to str
-            Operand of each tensor by the tensor's name; any further one is the residual.
-        """
-        if len(recorded.run) != 1:
-            raise InvariantError(f"{self.band.computation}: a band is packed")
-        (call,) = recorded.run
-        names = {id(memory): RESIDUAL for memory in recorded.caller_memory.values()}
-        names |= {id(recorded.caller_memory[o]): name for name, o in operands.items()}
-        buffers = tuple(names.get(id(memory), memory) for memory in call.buffers)
-        return BandCall(call.plan, buffers, self.band.steps)
+        """Return the kernel and its memory, with the constants of both operators packed."""
+        calls = [part.call(arrays) for part, arrays in zip(self.parts, constants, strict=True)]
+        return pair_plan(calls, self.bands, self.tensors, self.between, self.threads)
 
 
 @dataclass(frozen=True, eq=False)
@@ -234,12 +178,12 @@ class PairChoice:
 
     Attributes
     ----------
-    kinds : tuple of two Product
+    kinds : tuple of Product and of Product or Pool
     times : HostTimes
         Times by which rows of a band are chosen, and memory beyond the bands is estimated.
     """
 
-    kinds: tuple[Product, Product]
+    kinds: tuple[Product, Product | Pool]
     layouts: PairLayouts
     times: HostTimes
     threads: int
@@ -247,38 +191,41 @@ class PairChoice:
     @cached_property
     def bands(self) -> Bands:
         """Bands with the least time by a model, of those that fit in a part of the cache."""
-        first = self.kinds[0]
-        layout = self.layouts.first.output
+        first, second = self.kinds
+        layout = self.layouts.between
         samples, _, height, *columns = layout.shape
+        window = row_window(second, TensorType(layout.shape, first.dtype))
+        assert window is not None
         image = self.layouts.first.image
         row_bytes = math.prod(layout.shape) // (samples * height) * size_bytes(first.dtype)
         read_bytes = image.elements * size_bytes(first.computation.inputs[0].dtype)
         # Rows of the image are read once for all that is computed from them.
         row_bytes += read_bytes // (samples * height)
         points, limit = math.prod(columns), second_level_bytes(self.times) * _CACHE_SHARE
-        equal = sorted({-(-height // count) for count in range(1, height + 1)})
-        candidates = [Bands(samples, height, rows) for rows in equal]
-        fitting = [bands for bands in candidates if bands.rows * row_bytes <= limit]
+        results = self.layouts.second.output.shape[2]
+        equal = sorted({-(-results // count) for count in range(1, results + 1)})
+        candidates = [Bands(samples, results, rows, window) for rows in equal]
+        fitting = [bands for bands in candidates if bands.read * row_bytes <= limit]
 
         def time(bands: Bands) -> float:
             # Threads have equal numbers of bands, rounded up.
             share = -(-bands.tasks // self.threads) * self.threads / bands.tasks
-            return share * bands.computed * (1 + _TASK_POINTS / (bands.rows * points))
+            return share * bands.computed * (1 + _TASK_POINTS / (bands.read * points))
 
         return min(fitting or candidates[:1], key=time)
 
     @cached_property
-    def products(self) -> tuple[Band, Band]:
+    def products(self) -> tuple[Band, ...]:
         """Products of a band.
 
         Raises :class:`LoweringError` if the layouts have none.
         """
         first, second = self.kinds
-        rows = self.bands.rows
-        return (
-            Band.cut_from(first, self.layouts.first, rows),
-            Band.cut_from(second, self.layouts.second, rows, reads_band=True),
-        )
+        bands = [Band.cut_from(first, self.layouts.first, self.bands.read)]
+        if isinstance(second, Product):
+            rows = self.bands.rows
+            bands.append(Band.cut_from(second, self.layouts.second, rows, reads_band=True))
+        return tuple(bands)
 
     @property
     def is_possible(self) -> bool:
@@ -289,15 +236,36 @@ class PairChoice:
             return False
 
     @property
-    def requests(self) -> tuple[KernelRequest, KernelRequest]:
+    def requests(self) -> tuple[KernelRequest, ...]:
         """Searches for the kernels of a band's products, which pack nothing."""
-        first, second = self.products
-        image, between = first.computation.inputs[0].name, first.computation.output.name
-        read = second.computation.inputs[0].name
-        return (
-            KernelRequest(first.computation, first.kind.epilogue, False, (image, between)),
-            KernelRequest(second.computation, second.kind.epilogue, True, (read,)),
+        requests: list[KernelRequest] = []
+        for band in self.products:
+            workload, epilogue = band.computation, band.kind.epilogue
+            in_place = (workload.inputs[0].name,)
+            if not band.reads_band:
+                # The result is a buffer of its own, without places.
+                in_place = (*in_place, workload.output.name)
+            requests.append(KernelRequest(workload, epilogue, band.reads_band, in_place))
+        return tuple(requests)
+
+    @property
+    def between(self) -> PlacedTensor:
+        """Band of the first result."""
+        shape = list(self.layouts.between.shape)
+        shape[0], shape[2] = 1, self.bands.read
+        layout = replace(self.layouts.between, shape=tuple(shape))
+        return PlacedTensor(TensorType(tuple(shape), self.kinds[0].dtype), layout)
+
+    def pool_part(self, target: AnyTarget, output: PlacedTensor) -> PoolPart:
+        """Return the part of a pooling that writes a tensor."""
+        kind, bands = self.kinds[1], self.bands
+        assert isinstance(kind, Pool)
+        image = PlacedTensor(
+            TensorType(self.layouts.between.shape, self.kinds[0].dtype), self.layouts.between
         )
+        share = bands.rows / (bands.samples * bands.height)
+        cost = share * estimate_nearby_us(target, kind, [image], [output])
+        return PoolPart(kind, self.between, output, bands, cost)
 
     def kernel(
         self, parts: tuple[PairPart, PairPart], tensors: Mapping[str, PlacedTensor]
@@ -307,7 +275,7 @@ class PairChoice:
         Parameters
         ----------
         parts : tuple of two PairPart
-            Parts of :attr:`products`, with the kernels of :attr:`requests`.
+            Parts of :attr:`products`, with the kernels of :attr:`requests`, and of pooling.
         tensors : mapping from str to PlacedTensor
             Image, output, and the residual if there is one.
         """
@@ -315,8 +283,9 @@ class PairChoice:
             name: Memory(tensor.layout.elements, tensor.storage_dtype)
             for name, tensor in tensors.items()
         }
+        between = Memory(self.between.layout.elements, self.between.storage_dtype)
         cost = self._cost_us(sum(part.cost_us for part in parts), tensors)
-        return PairKernel(parts, self.bands, memory, self.threads, cost)
+        return PairKernel(parts, self.bands, memory, between, self.threads, cost)
 
     def _cost_us(self, band_us: float, tensors: Mapping[str, PlacedTensor]) -> float:
         """Return the time of all bands, each of which takes ``band_us`` on one thread."""

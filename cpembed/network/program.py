@@ -23,6 +23,7 @@ from cpembed.network.layout import Layout, residual_of
 from cpembed.network.loop_program import LoopBuilder
 from cpembed.network.operators import PlacedTensor, conversion_plan, generated_plan
 from cpembed.network.operators.pairs import IMAGE, OUTPUT, RESIDUAL
+from cpembed.network.pair_parts import ProductPart
 from cpembed.network.pairs import PairKernel
 from cpembed.network.physical_product import physical_product
 from cpembed.network.plan import NetworkPlan
@@ -207,7 +208,10 @@ class ProgramBuilder:
                 continue
             else:
                 self._outputs(operator)
-                if isinstance(operator.kind, Product):
+                pair = self.plan.execution(operator).pair
+                if pair is not None:
+                    self._pair(operator, pair)
+                elif isinstance(operator.kind, Product):
                     self._product(operator, operator.kind)
                 elif isinstance(operator.kind, Attention | QuantizedAttention):
                     self._attention(operator)
@@ -419,9 +423,6 @@ class ProgramBuilder:
         layouts = dict(zip((*reads, output), execution.ports, strict=True))
         kernel = execution.kernel
         assert kernel is not None
-        if execution.pair is not None:
-            self._pair(operator, execution.pair)
-            return
         residual = residual_of(operator)
         first, second = operator.inputs[:2]
         if execution.method is None:
@@ -456,14 +457,15 @@ class ProgramBuilder:
     def _pair(self, operator: Operator, pair: PairKernel) -> None:
         """Add the call of a kernel that computes an operator and the one before it."""
         first = self.plan.graph.producers[operator.inputs[0]]
-        constants: list[dict[str, Array]] = []
-        for each, part in zip((first, operator), pair.parts, strict=True):
-            kind = part.band.kind
-            constants.append(self._constants(each, kind, part.band.computation))
+        constants: list[dict[str, Array]] = [
+            self._constants(each, part.band.kind, part.band.computation)
+            if isinstance(part, ProductPart)
+            else {}
+            for each, part in zip((first, operator), pair.parts, strict=True)
+        ]
         planned = pair.planned(constants)
         buffers = {OUTPUT: self.place(operator.output, self.plan.execution(operator).ports[-1])}
-        image_layout = self.plan.execution(first).ports[0]
-        buffers[IMAGE] = self.place(first.inputs[0], image_layout)
+        buffers[IMAGE] = self.place(first.inputs[0], self.plan.execution(first).ports[0])
         for residual in residual_of(operator):
             buffers[RESIDUAL] = self.place(residual, self._layouts(operator)[residual])
         names: dict[int, str] = {}

@@ -7,9 +7,6 @@ from collections.abc import Collection
 from cpembed.graph import kinds
 from cpembed.graph.kinds import Product
 
-# Operations whose results jump.
-_STEPS = frozenset({"floor", "ceil", "round", "rem"})
-
 # Operations whose last bits may differ from numpy's.
 _ROUNDED = frozenset(
     {"exp", "log", "sqrt", "erf", "tanh", "sigmoid", "sin", "cos", "atan", "pow", "div"}
@@ -42,12 +39,6 @@ def is_rounded(kind: kinds.Kind) -> bool:
         | kinds.Resize
         | kinds.Scan,
     )
-
-
-def is_stepped(kind: Product) -> bool:
-    """True if the chain of a product of floats has steps, at which last bits change much."""
-    chain = None if kind.epilogue is None else kind.epilogue.chain
-    return chain is not None and is_rounded(kind) and _calls(chain.expression, _STEPS)
 
 
 def _calls(expression: kinds.Scalar, operations: Collection[str]) -> bool:

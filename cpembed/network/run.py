@@ -16,7 +16,6 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from cpembed.codegen.epilogue import SCALE
 from cpembed.export.loader import Library
 from cpembed.graph import kinds
 from cpembed.graph.graph import Array, Operator, check_inputs
@@ -92,8 +91,7 @@ def verdict_of(
     """
     inputs = [values[name] for name in operator.inputs]
     expected_outputs = operator.kind.evaluate(inputs)
-    inexact = 0.0 if first is None else _passed_on(first, operator, values)
-    chained = _chained_bounds(operator, inputs, inexact)
+    bounds = _bounds(operator, inputs) if first is None else _pair_bounds(first, operator, values)
     error = tolerance = 0.0
     may_spread = _may_spread(operator, values)
     may_spread = may_spread or (first is not None and _may_spread(first, values))
@@ -105,36 +103,46 @@ def verdict_of(
             spreads_nan = spreads_nan or bool((is_nan & ~may_be_nan).any())
             # Reported, but no error: zeros that pad a sum are part of the kernel.
             actual = np.where(is_nan & ~may_be_nan, expected, actual)
-        if chained is not None and actual.shape == expected.shape:
-            expected = _nearest_between(actual, expected, chained)
+        if bounds is not None and actual.shape == expected.shape:
+            expected = _nearest_between(actual, expected, bounds)
         error = max(error, difference(actual, expected))
         tolerance = max(tolerance, tolerance_of(operator, expected))
-    if chained is None and inexact:
-        tolerance += inexact * _largest_scale(operator, inputs)
     tolerance += _rounded_weights(operator, inputs)
     return Verdict(operator.name, error, tolerance, spreads_nan)
 
 
-def _passed_on(first: Operator, second: Operator, values: Mapping[str, Array]) -> float:
-    """Return what the tolerance of a product's result makes of the sums of the next product.
+Bounds = tuple[Array, Array]
+"""Least and largest results that are right."""
 
-    It is that tolerance times the largest sum of the magnitudes of weights.
+
+def _pair_bounds(first: Operator, second: Operator, values: Mapping[str, Array]) -> Bounds | None:
+    """Return the bounds of the results of the second operator of a pair.
+
+    Those of the first result follow from the roundings of its sums. A maximum or a mean of them
+    has the maxima or means as bounds; sums of products differ by the magnitudes of the weights.
     """
+    inputs, exact = [values[name] for name in second.inputs], values[first.output]
+    if not is_rounded(first.kind):
+        return _bounds(second, inputs)
+    first_inputs = [values[name] for name in first.inputs]
+    rounded = _bounds(first, first_inputs, inexact=np.zeros(()))
+    assert rounded is not None
+    margin = tolerance_of(first, exact) if exact.dtype == np.float32 else 0.0
+    with np.errstate(invalid="ignore"):
+        low = np.minimum(np.minimum(*rounded), exact) - exact.dtype.type(margin)
+        high = np.maximum(np.maximum(*rounded), exact) + exact.dtype.type(margin)
+        if isinstance(second.kind, kinds.Pool):
+            return second.kind.evaluate([low])[0], second.kind.evaluate([high])[0]
+        wide = exact.astype(np.float64)
+        spread = np.maximum(high.astype(np.float64) - wide, wide - low.astype(np.float64))
     kind = second.kind
     assert isinstance(kind, Product)
-    result = values[first.output]
-    tolerance = tolerance_of(first, result)
-    if not tolerance:
-        return 0.0
-    bounds = _chained_bounds(first, [values[name] for name in first.inputs], 0.0)
-    if bounds is not None:
-        spread = np.abs(bounds[1].astype(np.float64) - bounds[0])
-        tolerance = max(tolerance, float(spread[np.isfinite(spread)].max(initial=0.0)))
-    weights = np.abs(values[second.inputs[1]].astype(np.float64))
-    ones = np.ones(result.shape, np.float64)
     floats = {operand.name: "float64" for operand in kind.computation.operands}
-    wide = replace(kind, computation=kind.computation.with_dtypes(floats))
-    return tolerance * float(np.nan_to_num(wide.sums(ones, weights)).max())
+    computation = kind.computation.with_dtypes(floats)
+    magnitudes = replace(kind, computation=computation, zero_points=(0, 0), padding=0)
+    weights = np.abs(values[second.inputs[1]].astype(np.float64) - kind.zero_points[1])
+    inexact = magnitudes.sums(np.nan_to_num(spread, posinf=0.0), np.nan_to_num(weights))
+    return _bounds(second, inputs, inexact)
 
 
 def _rounded_weights(operator: Operator, inputs: list[Array]) -> float:
@@ -144,14 +152,6 @@ def _rounded_weights(operator: Operator, inputs: list[Array]) -> float:
         return 0.0
     value = np.abs(inputs[2].astype(np.float64))
     return 2.0**-8 * float(value[np.isfinite(value)].max(initial=0.0))
-
-
-def _largest_scale(operator: Operator, inputs: list[Array]) -> float:
-    """Return the largest factor by which an epilogue multiplies sums."""
-    kind = operator.kind
-    assert isinstance(kind, Product)
-    vectors = dict(zip(kind.vectors, inputs[2:], strict=False))
-    return float(np.abs(vectors[SCALE]).max()) if SCALE in vectors else 1.0
 
 
 def _transformed_verdict(
@@ -189,28 +189,31 @@ def _may_spread(operator: Operator, values: Mapping[str, Array]) -> bool:
     return not all(np.isfinite(values[n].astype(np.float64)).all() for n in operator.inputs)
 
 
-def _chained_bounds(
-    operator: Operator, inputs: list[Array], inexact: float
-) -> tuple[Array, Array] | None:
-    """Return the results of a product with a chain if all of its sums were less, or more.
+def _bounds(operator: Operator, inputs: list[Array], inexact: Array | None = None) -> Bounds | None:
+    """Return the results of a product if all of its sums were less, or more.
 
-    The distance is the tolerance of the sums, and how ``inexact`` they are because of their inputs:
-    a chain, a rounding above all, may enlarge it.
+    The distance is the tolerance of the sums of floats, and how ``inexact`` each sum is because of
+    its inputs: a chain, a rounding above all, may enlarge it. None where neither is the case.
     """
     kind = operator.kind
-    if not isinstance(kind, Product) or kind.epilogue is None or kind.epilogue.chain is None:
+    if not isinstance(kind, Product):
+        return None
+    has_chain = kind.epilogue is not None and kind.epilogue.chain is not None
+    if inexact is None and not has_chain:
         return None
     sums = kind.sums(inputs[0], inputs[1])
-    if is_integer(sums.dtype.name):
+    distance = np.zeros(()) if inexact is None else inexact
+    if not is_integer(sums.dtype.name):
+        finite = sums[np.isfinite(sums)]
+        distance = distance + _RELATIVE * (float(np.abs(finite).max()) if finite.size else 0.0)
+    elif inexact is None:
         return None
-    finite = sums[np.isfinite(sums)]
-    distance = _RELATIVE * float(np.abs(finite).max()) if finite.size else 0.0
-    distance += inexact
-    low, high = (kind.finished(sums + sums.dtype.type(d), inputs) for d in (-distance, distance))
+    distance = distance.astype(sums.dtype)
+    low, high = (kind.finished(sums + each, inputs) for each in (-distance, distance))
     return low, high
 
 
-def _nearest_between(actual: Array, expected: Array, bounds: tuple[Array, Array]) -> Array:
+def _nearest_between(actual: Array, expected: Array, bounds: Bounds) -> Array:
     """Return ``expected``, or where it differs, the number nearest to ``actual`` within bounds."""
     candidates = np.stack([array.astype(np.float64) for array in (expected, *bounds)])
     with np.errstate(invalid="ignore"):

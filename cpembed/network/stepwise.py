@@ -30,9 +30,10 @@ from cpembed.network.product_kernels import family_text, utilisation
 from cpembed.runtime import worker
 from cpembed.runtime.measurement.environment import provenance
 from cpembed.steps import Progress
-from cpembed.targets import capabilities
-from cpembed.targets.capabilities import AnyTarget, exact_epilogue
+from cpembed.targets.capabilities import AnyTarget
 from cpembed.targets.choice import built_first
+from cpembed.targets.outputs import exact_epilogue
+from cpembed.targets.outputs import save as save_artifact
 from cpembed.targets.registry import open_target
 from cpembed.targets.units import multiplies
 
@@ -297,7 +298,7 @@ def _executed(
     latency = None if timing.latency_us is None else timing.latency_us.median
     if save is not None:
         save.parent.mkdir(parents=True, exist_ok=True)
-        capabilities.save(target, artifact, save)
+        save_artifact(target, artifact, save)
     amount = timing.cycles if target.unit == "cycles" else latency
     return execution.outputs[0], amount, choice.ranked.identifier
 

@@ -127,9 +127,8 @@ def _totals(network: Network) -> list[tuple[str, str]]:
         rows.append(("floats", network.floats_text))
     if methods := _methods_text(network):
         rows.append(("methods", methods))
-    pairs = sum(operator.fused_with is not None for operator in network.operators) // 2
-    if pairs:
-        rows.append(("pairs", f"{plural(pairs, 'pair')} of convolutions in one kernel each"))
+    if pairs := _pairs_text(network):
+        rows.append(("pairs", pairs))
     if network.took is not None:
         time = amount(network.took, network.unit)
         if network.threads and network.unit == "us":
@@ -150,6 +149,17 @@ def _totals(network: Network) -> list[tuple[str, str]]:
     if memory:
         rows.append(("memory", ", ".join(memory)))
     return rows
+
+
+def _pairs_text(network: Network) -> str:
+    """Return how many pairs of operators are one kernel, and why further ones are not."""
+    pairs = sum(operator.fused_with is not None for operator in network.operators) // 2
+    reasons = Counter(o.not_fused.partition(":")[0] for o in network.operators if o.not_fused)
+    if not pairs:
+        return ""
+    text = f"{plural(pairs, 'pair')} of operators in one kernel each"
+    separate = ", ".join(f"{number} ({reason})" for reason, number in reasons.most_common())
+    return f"{text}; not in one: {separate}" if separate else text
 
 
 def _methods_text(network: Network) -> str:

@@ -15,7 +15,7 @@ from cpembed.ir.reference import random_inputs
 from cpembed.runtime.measurement.verification import Expected, Verification, with_special_values
 from cpembed.steps import step
 from cpembed.targets.base import Target
-from cpembed.targets.capabilities import epilogue_vectors, judge
+from cpembed.targets.outputs import epilogue_vectors, judge
 
 
 def verified(

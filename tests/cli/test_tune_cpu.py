@@ -11,7 +11,8 @@ from cpembed.driver import tune as api
 from cpembed.hw.loader import load_hardware_spec
 from cpembed.runtime.tuning.database import DIRECTORY_VARIABLE
 from cpembed.targets.cpu import tuning
-from cpembed.targets.cpu.measure import Failed, IsolatedMeasurer, Timeable, Timed
+from cpembed.targets.cpu.isolated_measure import IsolatedMeasurer
+from cpembed.targets.cpu.measure import Failed, Timeable, Timed
 from cpembed.targets.x86.features import missing_features
 from tests.cli.calling import Called, Caller
 from tests.cli.schema import NUMBER, QUANTILES, TUNED, Map, assert_matches

@@ -184,6 +184,27 @@ def test_layouts_of_a_policy_cost_no_less(target: str, model: Callable[[str], Pa
 
 
 @pytest.mark.slow
+def test_pairs_by_an_option(target: str, model: Callable[[str], Path], tmp_path: Path) -> None:
+    """The plan, the library and ``match`` take the same pairs, or none."""
+    path = model("mobilenet_v2")
+    never = network(path, target, "--plan-only", "--pairs", "never")
+    followers = [o for o in never["operators"] if o["not_fused"]]
+    assert {o["not_fused"] for o in followers} == {"pairs are off"}
+    always = network(path, target, "--pairs", "always")
+    fused = [o for o in always["operators"] if o["fused_with"]]
+    assert fused
+    assert all(o["verified"] and o["verified_with_special_values"] for o in fused)
+    others = [o for o in always["operators"] if o["not_fused"]]
+    assert len(followers) == len(fused) // 2 + len(others)
+    options = ("--target", target, "--pairs", "always", "--json")
+    (matched,) = json.loads(cpembed("match", path, *options))["targets"]
+    reasons = [str(o.get("reason")) for o in matched["operators"]]
+    assert sum(reason.startswith("computed with") for reason in reasons) == len(fused) // 2
+    built = json.loads(cpembed("build", path, *options, "-o", tmp_path / "library"))
+    assert sum(o["fused_with"] is not None for o in built["operators"]) == len(fused)
+
+
+@pytest.mark.slow
 def test_wrong_inputs_are_one_line(
     target: str, model: Callable[[str], Path], tmp_path: Path
 ) -> None:

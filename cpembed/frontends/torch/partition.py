@@ -27,7 +27,7 @@ from cpembed.errors import BackendUnavailable, CpembedError
 from cpembed.frontends.builder import Builder
 from cpembed.frontends.torch.arrays import as_array, as_tensor
 from cpembed.frontends.torch.compile_summary import Part
-from cpembed.frontends.torch.lowering import Lowering, is_higher_order, is_known
+from cpembed.frontends.torch.nodes import Lowering, is_higher_order, is_known
 from cpembed.graph.graph import Graph
 from cpembed.graph.kinds.base import Array
 

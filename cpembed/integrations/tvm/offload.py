@@ -20,7 +20,7 @@ from cpembed.integrations.tvm.kernels import Machine, Program, Rejection, progra
 from cpembed.integrations.tvm.recognise import Recognised, recognise
 from cpembed.integrations.tvm.relax_operators import ProductCall, constant, product_calls
 from cpembed.integrations.tvm.reports import OffloadReport, OperatorReport
-from cpembed.targets.capabilities import exact_epilogue, requantized_epilogue
+from cpembed.targets.outputs import exact_epilogue, requantized_epilogue
 
 
 def offload(

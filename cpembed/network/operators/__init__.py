@@ -23,6 +23,7 @@ from cpembed.network.operators import (
     movement,
     pooling,
     reductions,
+    resizing,
 )
 from cpembed.network.operators.emission import EFFORT, FUNCTION_EFFORT, Operands
 from cpembed.network.operators.movement import conversion_plan
@@ -55,12 +56,12 @@ _PLANS: Mapping[type[Kind], Callable[[Any, Operands], KernelPlan]] = {
     kinds.Bitcast: movement.bitcast_plan,
     kinds.Slice: movement.move_plan,
     kinds.Expand: movement.move_plan,
-    kinds.Pad: movement.pad_plan,
+    kinds.Pad: resizing.pad_plan,
     kinds.Gather: movement.gather_plan,
     kinds.GroupedProduct: _grouped_product_plan,
     kinds.GroupQuantize: grouped_integers.group_quantize_plan,
     kinds.GroupedGather: grouped.grouped_gather_plan,
-    kinds.Resize: movement.resize_plan,
+    kinds.Resize: resizing.resize_plan,
     kinds.CacheUpdate: caches.cache_update_plan,
     kinds.Pool: pooling.pool_plan,
     kinds.Reduce: reductions.reduce_plan,

@@ -69,10 +69,12 @@ class Kernel(Statements):
     """Text of a kernel while it is written.
 
     Its body is inside a loop over ``chunk``, each iteration of which does its share of the work.
+    It has ``numbers`` as its last parameters.
     """
 
-    def __init__(self, operands: Operands, chunks: int) -> None:
+    def __init__(self, operands: Operands, chunks: int, numbers: Sequence[str] = ()) -> None:
         super().__init__(Script())
+        self.numbers = tuple(numbers)
         self.inputs = tuple(operands.inputs)
         self.outputs = tuple(operands.outputs)
         self.chunks = chunks
@@ -82,6 +84,7 @@ class Kernel(Statements):
         """Write the statements inside this context into the body of the kernel."""
         parameters = [t.parameter(f"in{k}") for k, t in enumerate(self.inputs)]
         parameters += [t.parameter(f"out{k}") for k, t in enumerate(self.outputs)]
+        parameters += [f"{name}: T.int32()" for name in self.numbers]
         self.script.line(HEADER)
         with self.script.nested(f"def main({', '.join(parameters)}):"):
             self.script.line('T.func_attr({"tirx.noalias": True, "global_symbol": "main"})')

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 
@@ -52,6 +52,8 @@ class _Axis:
         As in :class:`~cpembed.graph.kinds.reductions.Pool`.
     step : int
         Distance in memory between neighbours of the input, in elements.
+    start : str or None
+        Name of the number that is the place of the first window, instead of ``-before``.
     """
 
     size: int
@@ -60,29 +62,38 @@ class _Axis:
     before: int
     dilation: int
     step: int
+    start: str | None = None
 
     def bounds(self, at: str) -> tuple[str, str]:
         """Return the range of taps inside the input, for the result at an index."""
         # Tap t reads element at * stride - before + t * dilation; both bounds are rounded up.
         round_up = f"- ({at}) * {self.stride} + {self.dilation - 1}) // {self.dilation}"
-        first, end = f"({self.before} {round_up}", f"({self.size + self.before} {round_up}"
-        return f"T.max(0, {first})", f"T.min({self.window}, {end})"
+        first, end = f"{self.before}", f"{self.size + self.before}"
+        if self.start is not None:
+            first, end = f"0 - {self.start}", f"{self.size} - {self.start}"
+        return f"T.max(0, ({first} {round_up})", f"T.min({self.window}, ({end} {round_up})"
 
     def inside(self, count: int) -> tuple[int, int]:
         """Return the range of results, out of ``count``, whose taps are all inside the input."""
+        if self.start is not None:
+            return 0, 0
         reach = (self.window - 1) * self.dilation
         first = -(-self.before // self.stride)
         end = (self.size - 1 - reach + self.before) // self.stride + 1
         return min(first, count), max(min(first, count), min(end, count))
 
 
-def pool_nest(kind: Pool, source: PlacedTensor, output: PlacedTensor) -> Nest:
+def pool_nest(
+    kind: Pool, source: PlacedTensor, output: PlacedTensor, shape: Sequence[int] | None = None
+) -> Nest:
     """Return loops over the results of a pooling, with the places of windows' first elements.
 
     Parameters
     ----------
     kind : Pool
     source, output : PlacedTensor
+    shape : sequence of int, optional
+        Extents of the results that are computed, by default all.
     """
     rank = len(source.shape)
     first = rank - len(kind.window)
@@ -93,17 +104,51 @@ def pool_nest(kind: Pool, source: PlacedTensor, output: PlacedTensor) -> Nest:
         for e, stride, before in zip(indices[first:], kind.strides, kind.before, strict=True)
     ]
     views = [View(output.layout, indices), View(source.layout, (*indices[:first], *window_starts))]
-    return nest_over(output.shape, views, points=range(first, rank))
+    return nest_over(output.shape if shape is None else shape, views, points=range(first, rank))
+
+
+START = "start"
+"""Number that a kernel of a band of a pooling has as its last parameter: the row of the input at
+which the window of the first row begins."""
 
 
 def pool_plan(kind: Pool, operands: Operands) -> KernelPlan:
     """Return the kernel of a pooling; raise :class:`LoweringError` for a window over blocks."""
-    (source,), (output,) = operands.inputs, operands.outputs
+    effort = max(1.0, math.prod(kind.window) / math.prod(kind.strides))
+    return _written(kind, Kernel(operands, operands.chunks(effort)), operands.outputs[0].shape)
+
+
+def pool_band_plan(
+    kind: Pool, source: PlacedTensor, output: PlacedTensor, rows: int, *, has_start: bool
+) -> KernelPlan:
+    """Return the kernel of some rows of a pooling's result for one sample, on one thread.
+
+    Parameters
+    ----------
+    kind : Pool
+        Pooling of images.
+    source : PlacedTensor
+        Rows of the input that these rows are computed from.
+    output : PlacedTensor
+        The whole result, in which the kernel writes from an address on.
+    rows : int
+        Number of rows of the result.
+    has_start : bool
+        The kernel has the parameter :data:`START`; without it, the first window begins at row 0.
+    """
+    shape = (1, output.shape[1], rows, *output.shape[3:])
+    numbers = (START,) if has_start else ()
+    return _written(kind, Kernel(Operands([source], [output], 1), 1, numbers), shape)
+
+
+def _written(kind: Pool, kernel: Kernel, shape: Sequence[int]) -> KernelPlan:
+    """Return the plan of a kernel, for results of a shape."""
+    (source,), (output,) = kernel.inputs, kernel.outputs
     rank, count = len(source.shape), len(kind.window)
     first = rank - count
     if first < 2 and max(source.layout.block, output.layout.block) > 1:
         raise LoweringError("a window over channels in blocks: give pooling another layout")
-    nest = pool_nest(kind, source, output)
+    nest = pool_nest(kind, source, output, shape)
     steps = source.layout.strides()
     window = [
         _Axis(source.shape[k], *sizes, steps[k])
@@ -111,8 +156,9 @@ def pool_plan(kind: Pool, operands: Operands) -> KernelPlan:
             zip(kind.window, kind.strides, kind.before, kind.dilation, strict=True), first
         )
     ]
-    effort = max(1.0, math.prod(kind.window) / math.prod(kind.strides))
-    kernel = Kernel(operands, operands.chunks(effort))
+    if kernel.numbers:
+        window[0] = replace(window[0], before=0, start=START)
+        nest = pool_nest(replace(kind, before=(0, *kind.before[1:])), source, output, shape)
     writer = _Pooling(
         kernel=kernel, kind=kind, nest=nest, window=window, source=source, output=output
     )
@@ -182,6 +228,8 @@ class _Pooling:
             low, high = self._bounds(axis, point, name, start, inside)
             headers.append(f"for tap{number} in T.serial({low}, {high}):")
             offsets.append(f"tap{number} * {axis.dilation * axis.step}")
+            if axis.start is not None:
+                offsets.append(f"{axis.start} * {axis.step}")
             lengths.append(f"({high} - {low})")
         at = f"({start} + {LANE})"
         with kernel.script.nested(*headers):
@@ -226,9 +274,11 @@ class _Pooling:
         at = place_texts([point], name, start)[0]
         first, end = axis.bounds(at)
         # Constant bounds where no result of the loop, or none of this vector, has padding.
-        if low * axis.stride >= axis.before or (inside and crosses):
+        is_known = axis.start is None
+        if (is_known and low * axis.stride >= axis.before) or (inside and crosses):
             first = "0"
-        if high * axis.stride - axis.before + reach < axis.size or (inside and crosses):
+        is_inside = is_known and high * axis.stride - axis.before + reach < axis.size
+        if is_inside or (inside and crosses):
             end = str(axis.window)
         return tuple(x if x.isdecimal() else self.kernel.bind(x) for x in (first, end))  # type: ignore[return-value]
 

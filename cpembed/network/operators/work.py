@@ -21,6 +21,7 @@ from cpembed.codegen.values import Bind
 from cpembed.graph import kinds
 from cpembed.graph.kinds import Kind
 from cpembed.graph.kinds.base import axis_of
+from cpembed.ir.dtypes import is_integer
 from cpembed.ir.scalars import Apply, Number, Scalar
 from cpembed.network.operators.elementwise import elementwise_nest
 from cpembed.network.operators.emission import vector_size
@@ -49,6 +50,8 @@ _HALVINGS = 25.0
 # Operations of a vector division, a square root, and of a function that a library computes for one
 # element after the other.
 _DIVISION, _ROOT, _LIBRARY_CALL = 5.0, 6.0, 60.0
+# Operations of a tap, and of what follows the taps, for a result that has no neighbours.
+_SINGLE_TAP, _SINGLE_RESULT = 0.3, 3.0
 # Operations of widening an element to 32 bits, and of narrowing one.
 _WIDENED, _NARROWED = 2.0, 6.0
 SHORTENED = 9.0
@@ -377,24 +380,25 @@ def _pooled(
     (source,), (output,) = inputs, outputs
     nest, taps = pool_nest(kind, source, output), math.prod(kind.window)
     loop = _Loop.innermost(nest)
-    per_tap = _per_element(kind.operation, source)
-    finish = _stores(output, kind.operation == "mean") + (
-        _DIVISION if kind.operation == "mean" else 0
-    )
-    lane: Loop | None = nest.loops[-1] if nest.loops else None
-    crosses = lane is not None and any(lane.name in point.iterators for point in nest.points)
-    step = 1 if lane is None else abs(nest.step(1, lane.name))
-    if step > 2:
-        vectors = steps = loop.length
-    else:
+    per_tap, is_mean = _per_element(kind.operation, source), kind.operation == "mean"
+    # Means of integers are multiplied by a reciprocal.
+    finish = _stores(output, is_mean) + _DIVISION * (is_mean and not is_integer(source.dtype))
+    lane = nest.loops[-1].name if nest.loops else ""
+    crosses = any(lane in point.iterators for point in nest.points)
+    step = abs(nest.step(1, lane)) if lane else 1
+    # Results at borders that lanes cross are computed one by one.
+    is_bordered = crosses and any(kind.before) and step <= 2
+    border = (2 if loop.length > 3 else loop.length) if is_bordered else 0
+    vectors = steps = rest = loop.length - border
+    if rest and step <= 2:
         per_tap += 2.0 * (step == 2)
-        # Results at borders that lanes cross are computed one by one.
-        border = 2 if crosses and any(kind.before) and loop.length > 2 else 0
-        steps = border + -(-(loop.length - border) // vector_size(loop.length - border))
-        vectors = border + _overlapping_vectors(loop.length - border)
-    operations = loop.rows * vectors * (taps * per_tap + finish)
-    # Each window is a nest of short loops over its taps.
-    return Work(operations=operations + 2.0 * loop.rows * steps * taps, rows=loop.rows * steps)
+        steps, vectors = -(-rest // vector_size(rest)), _overlapping_vectors(rest)
+    operations = vectors * (taps * per_tap + finish)
+    operations += border * (taps * _SINGLE_TAP + _SINGLE_RESULT)
+    # Each window is a nest of short loops over its taps; along the lanes they are unrolled.
+    begun = taps // kind.window[-1] if crosses else taps
+    windows = steps + border
+    return Work(loop.rows * (operations + 2.0 * windows * begun), rows=loop.rows * windows)
 
 
 def _reduced(

@@ -73,6 +73,7 @@ class Operator(msgspec.Struct, frozen=True):
     utilisation: float | None = None
     reason: str | None = None
     fused_with: str | None = None
+    not_fused: str | None = None
     predicted_us: float | None = None
     measured_us: float | None = None
     estimated_us: float | None = None

@@ -31,7 +31,6 @@ from cpembed.targets.capabilities import (
     HasVariants,
     HostTimes,
     Linkable,
-    Saveable,
     Weighing,
 )
 from cpembed.targets.choice import Choice, built_first, choices_storing, compared
@@ -54,6 +53,7 @@ from cpembed.targets.cpu.space import (
 )
 from cpembed.targets.cpu.tuning import CpuTrial, CpuTuner, schedule_text
 from cpembed.targets.cpu.variants import require_variant, with_variants
+from cpembed.targets.outputs import Saveable
 from cpembed.targets.registry import open_target
 from cpembed.transform.program import DerivedProgram
 

@@ -23,7 +23,8 @@ from cpembed.runtime.tuning.session import CandidatePool, Task, Tuning
 from cpembed.runtime.tuning.space import Proposal
 from cpembed.stores import LARGEST, Natural, Positive, Time
 from cpembed.targets.base import Row
-from cpembed.targets.cpu.measure import CopyTimes, Failed, IsolatedMeasurer, Timed
+from cpembed.targets.cpu.isolated_measure import IsolatedMeasurer
+from cpembed.targets.cpu.measure import CopyTimes, Failed, Timed
 from cpembed.targets.cpu.space import Objective, objective_named, schedule_json, schedule_key
 from cpembed.targets.tuner import Tuner
 from cpembed.wording import duration
@@ -184,7 +185,7 @@ FINALISTS = 4
 
 
 class Measurer(Protocol):
-    """Interface of :class:`~cpembed.targets.cpu.measure.IsolatedMeasurer`."""
+    """Interface of :class:`~cpembed.targets.cpu.isolated_measure.IsolatedMeasurer`."""
 
     copy_times: dict[str, CopyTimes]
 

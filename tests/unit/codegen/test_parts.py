@@ -41,3 +41,24 @@ def main(A: T.Buffer((16400,), "float32"), B: T.Buffer((16400,), "float32")):
     compile_plan(plan)(from_array(array), result)
     expected = 2 * array[offset : offset + 16384].reshape(4, 4096)[:, ::-1].reshape(-1)
     np.testing.assert_array_equal(result.numpy()[:16384], expected)
+
+
+def test_a_part_has_numbers_beside_addresses() -> None:
+    part = """@T.prim_func(s_tir=True)
+def main(A: T.Buffer((8,), "float32"), B: T.Buffer((8,), "float32"), start: T.int32()):
+    T.func_attr({"tirx.noalias": True, "global_symbol": "main"})
+    for i in T.serial(T.max(0, 0 - start), 4):
+        B[i] = A[i + start]
+"""
+    text = """@T.prim_func(s_tir=True)
+def main(A: T.Buffer((8,), "float32"), B: T.Buffer((8,), "float32")):
+    T.func_attr({"tirx.noalias": True, "global_symbol": "main"})
+    for task in T.serial(2):
+        Module.part0(T.address_of(A[0]), T.address_of(B[task * 4]), task * 3 - 2)
+"""
+    plan = KernelPlan(
+        "m", text, options=(SHARED_BUFFERS,), parts=(("part0", KernelPlan("p", part)),)
+    )
+    result = from_array(np.full(8, -1, np.float32))
+    compile_plan(plan)(from_array(np.arange(8, dtype=np.float32)), result)
+    np.testing.assert_array_equal(result.numpy(), [-1, -1, 0, 1, 1, 2, 3, 4])

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -13,29 +14,33 @@ from cpembed.codegen.runtime import compile_plan, empty, from_array
 from cpembed.driver.matching import network_units
 from cpembed.frontends.products import Window, convolution
 from cpembed.graph.graph import Graph
-from cpembed.graph.kinds import Elementwise, Input, Product
+from cpembed.graph.kinds import Elementwise, Input, Pool, Product
 from cpembed.graph.passes.expressions import apply
-from cpembed.ir.dtypes import as_stored, is_integer
+from cpembed.ir.dtypes import as_stored, as_typed, is_integer
 from cpembed.network.build import prepared_and_named
 from cpembed.network.convolution_methods import ProductLayouts
+from cpembed.network.document import network_document
 from cpembed.network.kernel_cache import Cache
 from cpembed.network.layout import CandidateLayouts, Layout, residual_of
 from cpembed.network.match import match
 from cpembed.network.operators import PlacedTensor
 from cpembed.network.operators.pairs import IMAGE, OUTPUT, RESIDUAL, Bands
 from cpembed.network.pair_executions import ESTIMATE_MARGIN
-from cpembed.network.pairs import PairChoice, PairLayouts, PairPart, pairs_of
+from cpembed.network.pair_parts import ProductPart
+from cpembed.network.pairs import PairChoice, PairLayouts, followers, obstacle, pairs_of, row_window
 from cpembed.network.plan import Planning, plan_network
 from cpembed.network.product_kernels import ProductKernels
 from cpembed.network.service import NetworkRequest, network
 from cpembed.targets.capabilities import host_times
 from cpembed.targets.registry import open_target
+from cpembed.targets.units import Units
 from tests.random_networks import HARD_SWISH, RELU, RELU6, SILU, Network
 
 pytest.importorskip("tvm")
 
 ADD = apply("add", Input(0), Input(1))
 UNITS = network_units("native")
+HALVES = network_units("native", "bfloat16")
 
 
 def layer(
@@ -94,8 +99,45 @@ def random_pair(seed: int, *, quantized: bool) -> Network:
     return net
 
 
-def graph_of(net: Network) -> Graph:
-    return prepared_and_named(net.graph(net.operators[-1].outputs[0]), UNITS)
+def pooled(seed: int, *, quantized: bool) -> Network:
+    """A convolution, an activation and pooling with any window that fits."""
+    net = Network(200 + seed)
+    axes = int(net.one_of((2, 2, 2, 1, 3)))
+    channels, filters = int(net.one_of((3, 8, 16))), int(net.one_of((8, 16, 24, 33, 48)))
+    sizes = tuple(int(n) for n in net.random.integers(5, 12 if axes < 3 else 8, axes))
+    x = net.input(
+        (int(net.random.integers(1, 3)), channels, *sizes),
+        net.one_of(("uint8", "int8")) if quantized else "float32",
+    )
+    y = layer(
+        net,
+        net.floats(x) if quantized else x,
+        filters,
+        int(net.one_of((1, 3))),
+        stride=int(net.one_of((1, 1, 2))) if min(sizes) > 8 else 1,
+    )
+    y = net.elementwise(net.one_of((RELU, RELU6)), y)
+    y = net.quantize(y) if quantized else y
+    image = net.values[y].shape[2:]
+    is_global = not net.random.integers(5)
+    window = [size if is_global else int(net.one_of((1, 2, 3))) for size in image]
+    # Padding is shorter than the window, as in other frameworks.
+    before, after = (
+        tuple(0 if is_global else int(net.random.integers(taps)) for taps in window) for _ in "ba"
+    )
+    dilation = tuple(
+        int(net.one_of((1, 1, 2))) if 2 * (taps - 1) + 1 <= size + a + b else 1
+        for taps, size, a, b in zip(window, image, before, after, strict=True)
+    )
+    strides = tuple(int(net.one_of((1, 2, 3))) for _ in image)
+    operation = net.one_of(("max", "mean"))
+    padding_counts = operation == "mean" and bool(net.random.integers(2))
+    net.add(Pool(operation, tuple(window), strides, before, after, dilation, padding_counts), y)
+    return net
+
+
+def graph_of(net: Network, units: Units = UNITS) -> Graph:
+    return prepared_and_named(net.graph(net.operators[-1].outputs[0]), units)
 
 
 def in_layout(array: np.ndarray[Any, Any], layout: Layout, fill: int) -> np.ndarray[Any, Any]:
@@ -106,14 +148,19 @@ def in_layout(array: np.ndarray[Any, Any], layout: Layout, fill: int) -> np.ndar
     return buffer
 
 
-def check(net: Network, *, rows: int, threads: int = 2) -> bool:
-    """Compare the kernel of the only pair with both definitions; False if there is none."""
-    graph = graph_of(net)
+def check(
+    net: Network, *, rows: int, threads: int = 2, units: Units = UNITS, blocks: bool = False
+) -> bool:
+    """Compare the kernel of the only pair with both definitions; False if there is none.
+
+    With ``blocks``, channels of the result in between and of the pair's lie in blocks of 16.
+    """
+    graph = graph_of(net, units)
     ((name, first),) = pairs_of(graph).items()
     second = next(o for o in graph.operators if o.name == name)
     producer, consumer = first.kind, second.kind
     assert isinstance(producer, Product)
-    assert isinstance(consumer, Product)
+    assert isinstance(consumer, Product | Pool)
     candidates, types = CandidateLayouts(graph), graph.types
     image, between = first.inputs[0], first.output
     placed = {
@@ -122,8 +169,11 @@ def check(net: Network, *, rows: int, threads: int = 2) -> bool:
     }
     if image in candidates.halos:
         placed[image] = placed[image].with_halo(candidates.halos[image])
+    for tensor in (between, second.output) if blocks else ():
+        placed[tensor] = Layout.plain(types[tensor].shape).blocked(16)
     # A result inside a halo, of which a kernel writes nothing.
-    halo = (2, 1, 0)[: len(consumer.shape) - 2]
+    result = types[second.output]
+    halo = (2, 1, 0)[: len(result.shape) - 2]
     placed[second.output] = placed[second.output].with_halo(halo)
     residual = residual_of(second)[0] if residual_of(second) else None
     layouts = PairLayouts(
@@ -132,23 +182,24 @@ def check(net: Network, *, rows: int, threads: int = 2) -> bool:
             placed[between], placed[second.output], placed[residual] if residual else None
         ),
     )
-    target = open_target(UNITS.primary)
+    target = open_target(units.primary)
     choice = PairChoice((producer, consumer), layouts, host_times(target), threads)
-    height = types[between].shape[2]
-    choice.__dict__["bands"] = Bands(types[between].shape[0], height, min(rows, height))
-    kernels = [ProductKernels(UNITS, Cache(None)).lookup(r) for r in choice.requests]
+    samples, _, height = types[second.output].shape[:3]
+    window = row_window(consumer, types[between])
+    assert window is not None
+    choice.__dict__["bands"] = Bands(samples, height, min(rows, height), window)
+    kernels = [ProductKernels(units, Cache(None)).lookup(r) for r in choice.requests]
     if None in kernels:
         return False
     parts = [
-        PairPart.scheduled(band, kernel, band.epilogue() if number else band.kind.epilogue)
-        for number, (band, kernel) in enumerate(zip(choice.products, kernels, strict=True))
+        ProductPart.scheduled(band, kernel)
+        for band, kernel in zip(choice.products, kernels, strict=True)
         if kernel is not None
     ]
     tensors = {IMAGE: image, OUTPUT: second.output} | ({RESIDUAL: residual} if residual else {})
-    pair = choice.kernel(
-        (parts[0], parts[1]),
-        {key: PlacedTensor(types[t], placed[t], 0) for key, t in tensors.items()},
-    )
+    placements = {key: PlacedTensor(types[t], placed[t], 0) for key, t in tensors.items()}
+    last = parts[1] if len(parts) > 1 else choice.pool_part(target, placements[OUTPUT])
+    pair = choice.kernel((parts[0], last), placements)
     assert pair.cost_us > 0
     constants = [
         {
@@ -160,9 +211,9 @@ def check(net: Network, *, rows: int, threads: int = 2) -> bool:
                 for vector, tensor in zip(part.band.kind.vectors, operator.inputs[2:], strict=False)
             },
         }
-        for part, operator in zip(parts, (first, second), strict=True)
+        for part, operator in zip(parts, (first, second), strict=False)
     ]
-    planned = pair.planned(constants)
+    planned = pair.planned([*constants, *[{}] * (2 - len(constants))])
     values = {**graph.constants, **net.samples()}
     for operator in graph.operators:
         if operator is first:
@@ -177,7 +228,7 @@ def check(net: Network, *, rows: int, threads: int = 2) -> bool:
         for key, t in tensors.items()
         if key != OUTPUT
     }
-    untouched = in_layout(np.zeros(consumer.shape, consumer.dtype), placed[second.output], 7)
+    untouched = in_layout(np.zeros(result.shape, result.dtype), placed[second.output], 7)
     buffers[OUTPUT] = from_array(as_stored(untouched))
     arguments = [
         buffers[key]
@@ -188,16 +239,19 @@ def check(net: Network, *, rows: int, threads: int = 2) -> bool:
         for key, memory in planned.memory.items()
     ]
     compile_plan(planned.plan)(*arguments)
-    stored = buffers[OUTPUT].numpy()
+    stored = as_typed(buffers[OUTPUT].numpy(), result.dtype)
     (middle,) = producer.evaluate([values[n] for n in first.inputs])
     (expected,) = consumer.evaluate([middle, *(values[n] for n in second.inputs[1:])])
     actual = placed[second.output].elements_of(stored)
-    if is_integer(consumer.dtype):
+    if is_integer(result.dtype):
         np.testing.assert_array_equal(actual, expected)
     else:
-        size = float(np.abs(expected).max())
-        np.testing.assert_allclose(actual, expected, rtol=0, atol=5e-5 * size)
-    outside = in_layout(np.zeros(consumer.shape, consumer.dtype), placed[second.output], 1) == 1
+        actual, expected = actual.astype(np.float64), expected.astype(np.float64)
+        size = float(np.abs(expected[np.isfinite(expected)]).max())
+        # Two results in between may be rounded to neighbours.
+        tolerance = 2.0**-7 if units is HALVES else 5e-5
+        np.testing.assert_allclose(actual, expected, rtol=0, atol=tolerance * size)
+    outside = in_layout(np.zeros(result.shape, result.dtype), placed[second.output], 1) == 1
     assert (stored[outside] == 7).all()
     return True
 
@@ -209,10 +263,43 @@ def test_random_pairs_of_floats(seed: int) -> None:
     assert check(random_pair(seed, quantized=False), rows=1 + seed % 4)
 
 
+@pytest.mark.slow
+def test_windows_that_are_all_padding() -> None:
+    """A last row of the result that is computed from none."""
+    net, ones = Network(8), (1, 1)
+    y = net.elementwise(RELU, layer(net, net.input((1, 8, 7, 6), "float32"), 16, 1))
+    net.add(Pool("max", ones, ones, (0, 0), (1, 0), ones), y)
+    assert check(net, rows=3)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("operation", ["max", "mean"])
+def test_pooling_of_channels_in_blocks(operation: str) -> None:
+    net, ones = Network(7), (1, 1)
+    y = net.elementwise(RELU, layer(net, net.input((2, 8, 11, 9), "float32"), 48, 3))
+    net.add(Pool(operation, (3, 2), (2, 2), ones, ones, ones), y)
+    assert check(net, rows=2, blocks=True)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("make", [random_pair, pooled])
+@pytest.mark.parametrize("seed", range(6))
+def test_random_pairs_with_factors_of_bfloat16(seed: int, make: Callable[..., Network]) -> None:
+    assert check(make(seed, quantized=False), rows=1 + seed % 4, units=HALVES)
+
+
 @pytest.mark.quick(3)
 @pytest.mark.parametrize("seed", range(20))
 def test_random_pairs_of_integers_are_equal_bit_for_bit(seed: int) -> None:
     assert check(random_pair(100 + seed, quantized=True), rows=1 + seed % 4)
+
+
+@pytest.mark.quick(4)
+@pytest.mark.parametrize("quantized", [False, True])
+@pytest.mark.parametrize("seed", range(30))
+def test_random_windows_of_pooling_after_a_convolution(seed: int, quantized: bool) -> None:
+    """Windows, strides, paddings, dilations; one to three axes; all of an image."""
+    assert check(pooled(seed, quantized=quantized), rows=1 + seed % 4)
 
 
 @pytest.mark.slow
@@ -306,16 +393,80 @@ def test_a_pair_costs_no_more_than_its_products_and_match_agrees_with_the_plan(
     assert result.products == result.embedded == 6
 
 
+def pools(net: Network, *, quantized: bool) -> Network:
+    """A stem with overlapping windows, a stage with 2x2 windows, and the mean of an image."""
+
+    def stored(x: str) -> str:
+        return net.floats(net.quantize(x)) if quantized else x
+
+    x = net.input((2, 8, 21, 18), "uint8" if quantized else "float32")
+    x = net.floats(x) if quantized else x
+    ones = (1, 1)
+    for filters, window in (
+        (32, Pool("max", (3, 3), (2, 2), ones, ones, ones)),
+        (48, Pool("max", (2, 2), (2, 2), (0, 0), (0, 0), ones)),
+        (48, None),
+    ):
+        y = stored(net.elementwise(RELU, layer(net, x, filters, 3)))
+        size = net.values[y].shape[2:]
+        x = stored(net.add(window or Pool("mean", size, ones, (0, 0), (0, 0), ones), y))
+    return net
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("quantized", [False, True])
+def test_a_network_with_pooling_is_verified_with_special_values(
+    quantized: bool, tmp_path: Path
+) -> None:
+    net = pools(Network(6), quantized=quantized)
+    graph = net.graph(net.operators[-1].outputs[0])
+    planning = Planning(pairs="always", cache=Cache(tmp_path))
+    document = network(
+        graph, NetworkRequest(planning=planning, times=False), net.samples()
+    ).document
+    operators = {o["name"]: o for o in document["operators"]}
+    fused = [o for o in operators.values() if o["kind"] == "pool" and o["fused_with"]]
+    # Bytes in rows of four pixels have no kernel that reads them in place.
+    assert len(fused) >= (2 if quantized else 3)
+    for pool in fused:
+        assert operators[pool["fused_with"]]["embedded_on"]
+        assert not document["tensors"][pool["inputs"][0]]["in_memory"]
+    for operator in operators.values():
+        assert operator["verified"]
+        assert operator["verified_with_special_values"]
+        assert operator["not_fused"] in (None, "no kernel of a band in place")
+    never = plan_network(prepared_and_named(graph, UNITS), UNITS, replace(planning, pairs="never"))
+    reasons = {o["name"]: o["not_fused"] for o in network_document(never, None, None)["operators"]}
+    assert all(reasons[pool["name"]] == "pairs are off" for pool in fused)
+    (result,) = match(graph, ["native"], pairs="always").targets
+    assert result.products == result.embedded == 3
+    assert all(each.match and each.match.estimated for each in result.matched)
+
+
 def test_what_is_no_pair() -> None:
-    """A second reader, an output, a window of several rows, an inexact integer in between."""
-    for obstacle in ("reader", "output", "window", "inexact", ""):
+    """A second reader, an output, a window of several rows, pooling over channels."""
+    reasons = {
+        "reader": "several readers",
+        "output": "an output of the network",
+        "window": "windows of several rows",
+        "channels": "windows of several rows",
+        "": None,
+    }
+    for case, reason in reasons.items():
         net = Network(5)
         x = net.input((1, 16, 8, 8), "float32")
-        y = layer(net, x, 16, 3, depthwise=True)
-        y = net.elementwise(SILU if obstacle == "inexact" else RELU, y)
-        y = net.floats(net.quantize(y)) if obstacle == "inexact" else y
-        z = layer(net, y, 16, 3 if obstacle == "window" else 1)
-        outputs = [z, *([y] if obstacle == "output" else [])]
-        if obstacle == "reader":
-            outputs.append(net.elementwise(SILU, y))
-        assert bool(pairs_of(prepared_and_named(net.graph(*outputs), UNITS))) == (not obstacle)
+        y = net.elementwise(SILU, layer(net, x, 16, 3, depthwise=True))
+        if case == "channels":
+            ones = (1, 1, 1)
+            z = net.add(Pool("max", (2, 1, 1), ones, (0, 0, 0), (0, 0, 0), ones), y)
+        else:
+            z = layer(net, y, 16, 3 if case == "window" else 1)
+        outputs = [z, *([y] if case == "output" else [])]
+        if case == "reader":
+            outputs.append(net.elementwise(RELU, y))
+        graph = prepared_and_named(net.graph(*outputs), UNITS)
+        first, second = next(followers(graph))
+        text = obstacle(graph, first, second)
+        assert (text and text.partition(":")[0]) == reason
+        assert bool(pairs_of(graph)) == (reason is None)
+        assert not pairs_of(graph, lambda first, second: False)

@@ -15,6 +15,7 @@ from cpembed.graph.kinds import (
     Input,
     Kind,
     Number,
+    Pool,
     Product,
     Quantize,
     Softmax,
@@ -70,3 +71,28 @@ def test_a_chain_may_enlarge_the_tolerance_of_its_sums() -> None:
     for actual, verified in (([16, 16, 32], True), ([8, 16, 24], True), ([16, 24, 32], False)):
         values["y"] = np.array([actual], np.float32)
         assert verdict_of(operator, values).verified == verified, actual
+
+
+def test_what_the_first_of_a_pair_may_round_moves_bounds_of_the_second() -> None:
+    """Each element by itself: the second of these sums is on no border between two quanta."""
+    rounded = Apply("mul", (Apply("round", (Input(0),)), Number(8.0)))
+    form = matrix_product((1, 2), (2, 3))
+    kind = form.product.with_epilogue(Epilogue("float32", chain=Chain(rounded)))
+    first = Operator("first", kind, ("x", "w"), ("y",))
+    values = {
+        "x": np.array([[1.0, 0.5]], np.float32),
+        "w": np.array([[1.0, 2.0, 3.0], [1.0, 0.2, 1.0]], np.float32),
+        "v": np.array([[1.0], [1.0], [-1.0]], np.float32),
+    }
+    (values["y"],) = first.kind.evaluate([values["x"], values["w"]])
+    np.testing.assert_array_equal(values["y"], [[16, 16, 32]])
+    product = Operator("second", matrix_product((1, 3), (3, 1)).product, ("y", "v"), ("z",))
+    pool = Pool("max", (2,), (1,), (0,), (0,), (1,))
+    pooled = Operator("second", pool, ("y",), ("z",))
+    for second, cases in (
+        (product, {(0,): True, (8,): True, (-8,): True, (-24,): False, (24,): False}),
+        (pooled, {(16, 32): True, (16, 24): True, (8, 32): False, (16, 40): False}),
+    ):
+        for actual, verified in cases.items():
+            values["z"] = np.array([actual], np.float32)
+            assert verdict_of(second, values, first).verified == verified, actual

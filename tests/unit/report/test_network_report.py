@@ -53,10 +53,16 @@ def test_the_three_slowest_are_marked_in_their_order() -> None:
 def test_two_products_in_one_kernel_name_each_other() -> None:
     first = product("a", ["x"], ["y"], predicted_us=0.0, measured_us=0.0, fused_with="b")
     second = product("b", ["y"], ["z"], fused_with="a")
-    text = printed(document([first, second]))
+    reasons = ("little to save: 1 us", "little to save: 2 us", "no clear gain: 3 us")
+    others = [
+        product(f"c{number}", ["z"], [f"c{number}"], not_fused=reason)
+        for number, reason in enumerate(reasons)
+    ]
+    text = printed(document([first, second, *others]))
     assert line(text, "a ").split()[-2:] == ["with", "b"]
     assert line(text, "b ").split()[-1] == "slowest"
-    assert "1 pair of convolutions in one kernel each" in line(text, "pairs ")
+    pairs = "1 pair of operators in one kernel each; not in one: 2 (little to save), 1 (no clear"
+    assert pairs in line(text, "pairs ")
     assert "pairs " not in printed(document([product("a", ["x"], ["y"])]))
 
 

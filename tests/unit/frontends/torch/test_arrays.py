@@ -9,7 +9,7 @@ torch = pytest.importorskip("torch")
 
 from cpembed.frontends.torch import load  # noqa: E402
 from cpembed.frontends.torch.arrays import as_array, as_tensor  # noqa: E402
-from cpembed.frontends.torch.lowering import array_of  # noqa: E402
+from cpembed.frontends.torch.nodes import array_of  # noqa: E402
 from cpembed.graph.graph import evaluate  # noqa: E402
 
 

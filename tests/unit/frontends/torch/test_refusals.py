@@ -9,7 +9,7 @@ import pytest
 torch = pytest.importorskip("torch")
 
 from cpembed.errors import ModelError  # noqa: E402
-from cpembed.frontends.torch import from_exported, load, lowering  # noqa: E402
+from cpembed.frontends.torch import from_exported, load, nodes  # noqa: E402
 from cpembed.frontends.torch.operators import HANDLERS  # noqa: E402
 from tests.unit.frontends.torch.archives import PROGRAM, Members, changed, saved  # noqa: E402
 from tests.unit.frontends.torch.comparing import Function  # noqa: E402
@@ -57,7 +57,7 @@ def test_an_operator_that_is_not_read(function: Callable[..., Any], parts: list[
 def test_an_argument_that_nothing_reads(monkeypatch: pytest.MonkeyPatch) -> None:
     """Whatever a handler forgets is refused, where it is not what the schema has by default."""
     forgetful = {**HANDLERS, "aten.clamp.default": lambda call: call["self"]}
-    monkeypatch.setattr(lowering, "HANDLERS", forgetful)
+    monkeypatch.setattr(nodes, "HANDLERS", forgetful)
     message = refused(Function(lambda x: x.clamp(None, 0.5)), IMAGE)
     assert "the argument max=0.5 is not known" in message
 

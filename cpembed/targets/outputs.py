@@ -1,0 +1,201 @@
+"""Results of kernels and files of artifacts that targets store in forms of their own.
+
+As in :mod:`cpembed.targets.capabilities`, a target has an ability if it defines the members of the
+protocol, and the functions return the default for all other targets.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, Protocol, runtime_checkable
+
+from cpembed.errors import LoweringError
+from cpembed.ir.computation import Computation
+from cpembed.runtime.measurement.verification import Expected, Verification
+from cpembed.targets.base import Array
+from cpembed.targets.capabilities import AnyTarget
+
+# ----------------------------------------------------------------------------- results of kernels
+
+
+@runtime_checkable
+class OwnOutputs(Protocol):
+    """Has epilogues of its own type, which it verifies itself."""
+
+    def stored_type(self, workload: Computation, epilogue: Any) -> str:
+        """Return the element type of the results."""
+        ...
+
+    def judge(self, expected: Expected, epilogue: Any, output: Array) -> Verification:
+        """Compare an output with the reference."""
+        ...
+
+
+@runtime_checkable
+class CompilerOutputs(Protocol):
+    """Stores the integers that an operator of another compiler stores."""
+
+    def exact(self, workload: Computation) -> Any:
+        """Return the epilogue that stores every bit in the type of the workload's output."""
+        ...
+
+    def requantized(self, shift: int, low: int, high: int, bias: tuple[int, ...]) -> Any:
+        """Return the epilogue that stores ``clip((sum + bias) >> shift, low, high)`` as int8.
+
+        ``bias`` are the dimensions of the output that the bias varies over. None if the target
+        cannot store that.
+        """
+        ...
+
+
+def stored_type(target: AnyTarget, workload: Computation, epilogue: Any) -> str:
+    """Return the element type of a target's results.
+
+    Parameters
+    ----------
+    target, workload
+        Target that executes the workload.
+    epilogue : Any
+        Epilogue in the target's own form; None for the sums.
+    """
+    if isinstance(target, OwnOutputs):
+        return target.stored_type(workload, epilogue)
+    # Without an epilogue, the sums are stored.
+    return workload.output.dtype if epilogue is None else epilogue.dtype
+
+
+def epilogue_vectors(
+    target: AnyTarget, expected: Expected, epilogue: Any, seed: int
+) -> dict[str, Array]:
+    """Return random vectors (bias, scales) that an epilogue takes besides the operands.
+
+    Parameters
+    ----------
+    target, epilogue
+        Target and epilogue in its own form.
+    expected : Expected
+        Workload with its inputs.
+    seed : int
+        Seed of the data.
+    """
+    return {} if isinstance(target, OwnOutputs) else expected.vectors(epilogue, seed)
+
+
+def judge(
+    target: AnyTarget,
+    expected: Expected,
+    epilogue: Any,
+    vectors: Mapping[str, Array],
+    output: Array,
+) -> Verification:
+    """Compare an output with the reference.
+
+    Parameters
+    ----------
+    target, epilogue
+        Target that computed the output, and epilogue in its own form.
+    expected : Expected
+        Workload with its inputs.
+    vectors : mapping of str to ndarray
+        Vectors that the epilogue took.
+    output : ndarray
+        Result in its original layout.
+    """
+    if isinstance(target, OwnOutputs):
+        return target.judge(expected, epilogue, output)
+    return expected.judge_stored(output, epilogue, vectors)
+
+
+def exact_epilogue(target: AnyTarget, workload: Computation) -> Any:
+    """Return the epilogue that stores every bit in the type of the workload's output."""
+    # All other targets store their sums, which are exact.
+    return target.exact(workload) if isinstance(target, CompilerOutputs) else None
+
+
+def requantized_epilogue(
+    target: AnyTarget, shift: int, low: int, high: int, bias: tuple[int, ...]
+) -> Any:
+    """Return the epilogue of :meth:`CompilerOutputs.requantized`; None if the target has none.
+
+    Parameters
+    ----------
+    target : Target
+        Target of the operator.
+    shift, low, high, bias
+        As for that method.
+    """
+    if isinstance(target, CompilerOutputs):
+        return target.requantized(shift, low, high, bias)
+    return None
+
+
+# ------------------------------------------------------------------------------ files of artifacts
+
+
+@runtime_checkable
+class Saveable(Protocol):
+    """Writes its artifacts to files (``run --save``)."""
+
+    instructions: str = ""
+    """Text for the README that ``build`` writes: how the saved files are used."""
+
+    def save(self, artifact: Any, path: Path) -> None:
+        """Write an artifact to a file or folder. Raises :class:`LoweringError` if it has none."""
+        ...
+
+
+@runtime_checkable
+class Traceable(Protocol):
+    """Writes a timeline of a run (``run --trace``)."""
+
+    def save_trace(self, artifact: Any, path: Path) -> None:
+        """Write the timeline of an executed artifact."""
+        ...
+
+
+def written_files(target: AnyTarget) -> tuple[str, ...]:
+    """Return the options of ``run`` for files that a target writes."""
+    abilities = {"--save": Saveable, "--trace": Traceable}
+    return tuple(option for option, ability in abilities.items() if isinstance(target, ability))
+
+
+def save(target: AnyTarget, artifact: Any, path: Path) -> None:
+    """Write an artifact to a file or folder.
+
+    Parameters
+    ----------
+    target, artifact, path
+        Target, what it has built, and the file or folder.
+
+    Raises
+    ------
+    LoweringError
+        If the target has nothing to be saved.
+    """
+    if not isinstance(target, Saveable):
+        raise LoweringError(f"{target.spec.name} has nothing to be saved: leave the file out")
+    target.save(artifact, path)
+
+
+def save_trace(target: AnyTarget, artifact: Any, path: Path) -> None:
+    """Write the timeline of an executed artifact.
+
+    Parameters
+    ----------
+    target, artifact, path
+        Target, what it has executed, and the file.
+
+    Raises
+    ------
+    LoweringError
+        If the target has no timeline.
+    """
+    if not isinstance(target, Traceable):
+        raise LoweringError(f"{target.spec.name} has no timeline: leave the trace out")
+    target.save_trace(artifact, path)
+
+
+def saved_file_instructions(target: AnyTarget) -> str:
+    """Return how the files that a target saves are used."""
+    return target.instructions if isinstance(target, Saveable) else ""
