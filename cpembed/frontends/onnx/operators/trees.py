@@ -92,6 +92,8 @@ def _trees(call: Call, features: int) -> Trees:
     """Return the nodes of an operator's attributes."""
     numbers = _numbers(call)
     size = len(numbers)
+    # How often nodes are reached is a hint, which changes no result.
+    call.attribute("nodes_hitrates")
     names = _list(call, "nodes_modes", size)
     modes = np.array([_MODES.index(str(n)) if str(n) in _MODES else -1 for n in names])
     if (modes < 0).any():
@@ -277,8 +279,8 @@ def _of_two_classes(call: Call, x: str, target: int) -> tuple[str, str]:
     place = call.reshaped(call.cast(is_second, "int64"), call.shape(score)[:1])
     if target == 0:
         is_probability = is_share and transform == "NONE"
-        other = call.elementwise(sub(1.0, X) if is_probability else apply("neg", X), score)
-        scores = call.emit(Concat(1), other, score)
+        complement = sub(1.0, X) if is_probability else apply("neg", X)
+        scores = call.emit(Concat(1), call.elementwise(complement, score), score)
     return _transformed(call, scores), place
 
 

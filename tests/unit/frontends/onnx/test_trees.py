@@ -45,8 +45,9 @@ def ensemble(
                     leaves.values(), [tree, node, target, weight], strict=True
                 ):
                     column.append(entry)
+    count = len(nodes["nodes_treeids"])
+    nodes["nodes_hitrates"] = [1.0] * count
     if missing:
-        count = len(nodes["nodes_treeids"])
         nodes["nodes_missing_value_tracks_true"] = random.integers(0, 2, count).tolist()
     return nodes | leaves
 
