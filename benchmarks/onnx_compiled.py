@@ -130,7 +130,7 @@ class Compiler:
 
     def results(self, parts: Sequence[Part]) -> Iterator[tuple[Part, str]]:
         """Yield every part with its result, by halves where not all of them are right."""
-        texts = self._together(parts)
+        texts = self._joint_results(parts)
         if len(parts) == 1 or all(text == RIGHT for text in texts):
             yield from zip(parts, texts, strict=True)
             return
@@ -140,26 +140,26 @@ class Compiler:
             yield from (pair for pair in pairs if pair[1] == RIGHT)
             for part, text in pairs:
                 if text != RIGHT:
-                    yield from self._alone(part, text)
+                    yield from self._single_result(part, text)
             return
         middle = len(parts) // 2
         yield from self.results(parts[:middle])
         yield from self.results(parts[middle:])
 
-    def _alone(self, part: Part, text: str) -> Iterator[tuple[Part, str]]:
+    def _single_result(self, part: Part, text: str) -> Iterator[tuple[Part, str]]:
         """Yield a part that was wrong, with its result in a network of its own."""
-        (result,) = self._together([part])
+        (result,) = self._joint_results([part])
         yield part, f"{text}, among other parts" if result == RIGHT else result
 
-    def _together(self, parts: Sequence[Part]) -> list[str]:
+    def _joint_results(self, parts: Sequence[Part]) -> list[str]:
         """Return the results of parts in one network; a single reason if there are none."""
         if self._connection is None:
             # A copy of this process has read the suite, and has not started anything yet.
             context = get_context("fork")
-            self._connection, other = context.Pipe()
-            arguments = other, self._connection, self.target
+            self._connection, remote = context.Pipe()
+            arguments = remote, self._connection, self.target
             context.Process(target=_serve, args=arguments).start()
-            other.close()
+            remote.close()
         try:
             self._connection.send(parts)
             return self._connection.recv()
@@ -190,7 +190,7 @@ def _serve(connection: Connection, copy: Connection, target: str) -> None:
 
 
 def case_results(
-    selected: Sequence[Case], target: str, together: int, seconds: float
+    selected: Sequence[Case], target: str, group_size: int, seconds: float
 ) -> Iterator[tuple[Case, str]]:
     """Yield each case with its result.
 
@@ -199,7 +199,7 @@ def case_results(
     selected : sequence of Case
     target : str
         Name of the target.
-    together : int
+    group_size : int
         Maximum number of cases in a network.
     seconds : float
         Time after which no network is begun.
@@ -207,11 +207,11 @@ def case_results(
     end = time.monotonic() + seconds
     compiler = Compiler(target)
     try:
-        for first in range(0, len(selected), together):
+        for first in range(0, len(selected), group_size):
             if time.monotonic() > end:
                 break
             parts: list[Part] = []
-            for case in selected[first : first + together]:
+            for case in selected[first : first + group_size]:
                 part = part_of(case)
                 if part is None:
                     yield case, NOT_READ
@@ -252,10 +252,10 @@ def report(results: Mapping[str, str]) -> list[str]:
     counts = Counter(text.partition(":")[0] for text in results.values())
     total = f"{counts.total():,} of {len(cases()):,} cases: "
     lines = [total + ", ".join(f"{count:,} {word}" for word, count in counts.most_common()) + "."]
-    lines.append("")
-    lines += [
+    failures = [
         f"- {name}: {text}" for name, text in results.items() if text not in (RIGHT, NOT_READ)
     ]
+    lines += ["", *failures] if failures else []
     return [*lines, "", *provenance_lines(provenance(), "the suite's inputs")]
 
 
