@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 from numpy.typing import NDArray
@@ -68,7 +68,7 @@ class Trees:
 def _list(call: Call, name: str, size: int | None = None, default: Any = None) -> list[Any]:
     """Return an attribute that is a list with an element for each node."""
     values = call.attribute(name)
-    items: list[Any] = list(values) if isinstance(values, tuple | list) else []
+    items = [*cast("Sequence[Any]", values)] if isinstance(values, tuple | list) else []
     if not items and default is not None and size is not None:
         items = [default] * size
     if size is not None and len(items) != size:
@@ -171,7 +171,7 @@ def _compared(trees: Trees) -> Scalar:
         equal(X, Y),
         differ(X, Y),
     )
-    modes = sorted({*trees.modes.tolist()} - {len(_MODES) - 1}) or [0]
+    modes: list[int] = sorted({*trees.modes.tolist()} - {len(_MODES) - 1}) or [0]
     result = forms[modes[-1]]
     for mode in modes[-2::-1]:
         result = where(equal(Input(2), mode), forms[mode], result)
