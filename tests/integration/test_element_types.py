@@ -65,9 +65,10 @@ def test_a_library_has_inputs_constants_and_outputs_of_every_type() -> None:
         actual = network.run(arrays)
     for name, expected in evaluate(graph, arrays, lambda name: False).items():
         assert actual[name].dtype == expected.dtype, name
-        assert np.array_equal(
-            actual[name].astype(np.float64), expected.astype(np.float64), equal_nan=True
-        ), name
+        pair = actual[name], expected
+        if not is_integer(str(expected.dtype)):
+            pair = pair[0].astype(np.float64), expected.astype(np.float64)
+        assert np.array_equal(*pair, equal_nan=pair[1].dtype.kind == "f"), name
 
 
 def doubled(rows: int) -> Graph:
