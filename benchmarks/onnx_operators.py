@@ -5,11 +5,6 @@
 writes the table: of each operator of the format how many of the suite's cases are computed, and why
 the others are rejected. A case whose results are wrong, or that ends in anything but a
 :class:`ModelError` of one line, ends the script.
-
-    python -m benchmarks.onnx_operators --compiled avx2_f32 --every 20
-
-compiles every 20th of the computed cases for a target, and counts those whose results are the
-suite's (in the time of some seconds a case).
 """
 
 from __future__ import annotations
@@ -158,7 +153,7 @@ def outcome(case: Case, form: str, folder: Path) -> Outcome:
     folder : Path
         Folder for the model's file.
     """
-    values, expected = case.data[0]
+    values = case.data[0][0]
     model, inputs = _with_constants(case.model, values, FORMS[form])
     path = folder / "case.onnx"
     path.write_bytes(model.SerializeToString())
@@ -170,9 +165,8 @@ def outcome(case: Case, form: str, folder: Path) -> Outcome:
     with warnings.catch_warnings(), np.errstate(all="ignore"):
         warnings.simplefilter("ignore")
         results = evaluate(graph, inputs)
-    assert len(graph.outputs) == len(expected), case.name
-    for name, value in zip(graph.outputs, expected, strict=True):
-        _check(case, results[name], _array(value))
+    message = result_difference(case, [results[name] for name in graph.outputs])
+    assert not message, f"{case.name}: {message}"
     return Outcome(graph, inputs)
 
 
@@ -196,13 +190,22 @@ def _with_constants(
     return changed, inputs
 
 
-def _check(case: Case, result: Array, expected: Array | None) -> None:
-    assert expected is not None, f"{case.name}: a result that is no tensor"
-    # Results of two bytes are rounded at other steps.
-    half = expected.dtype.itemsize == 2
-    relative, absolute = (1e-2, 1e-3) if half else (max(case.relative, 1e-3), 1e-5)
-    message = difference(result, expected, relative, max(case.absolute, absolute))
-    assert not message, f"{case.name}: {message}"
+def result_difference(case: Case, results: Sequence[Array]) -> str:
+    """Return how results differ from those of the suite; an empty text if they do not."""
+    expected_values = case.data[0][1]
+    if len(results) != len(expected_values):
+        return f"{len(results)} results for {len(expected_values)}"
+    for result, value in zip(results, expected_values, strict=True):
+        expected = _array(value)
+        if expected is None:
+            return "a result that is no tensor"
+        # Results of two bytes are rounded at other steps.
+        half = expected.dtype.itemsize == 2
+        relative, absolute = (1e-2, 1e-3) if half else (max(case.relative, 1e-3), 1e-5)
+        message = difference(result, expected, relative, max(case.absolute, absolute))
+        if message:
+            return message
+    return ""
 
 
 @dataclass(frozen=True)
@@ -286,64 +289,9 @@ def _counted(rows: Sequence[Result]) -> str:
     return f"{computed} of {len(rows)}"
 
 
-def compiled_outcome(case: Case, target: str, folder: Path) -> str:
-    """Compile a case in the first form that is read, run it, and compare it with the suite.
-
-    Parameters
-    ----------
-    case : Case
-        Case of the suite.
-    target : str
-        Name of the target.
-    folder : Path
-        Folder for the model and the library.
-
-    Returns
-    -------
-    str
-        ``right``, or why it is not: a rejection, or the difference.
-    """
-    from cpembed.errors import CpembedError
-    from cpembed.network.build import compile_network
-
-    read = (outcome(case, form, folder) for form in FORMS)
-    computed = next((result for result in read if result.graph is not None), None)
-    if computed is None or computed.graph is None:
-        return "not read"
-    graph = computed.graph
-    try:
-        with compile_network(graph, target, folder / "library").open() as network:
-            results = network.run(computed.inputs)
-    except CpembedError as error:
-        return f"not compiled: {error}"
-    try:
-        for name, value in zip(graph.outputs, case.data[0][1], strict=True):
-            _check(case, results[name], _array(value))
-    except AssertionError as error:
-        return f"WRONG: {error}"
-    return "right"
-
-
-def _count_compiled(target: str, every: int) -> None:
-    counts: Counter[str] = Counter()
-    for case in cases()[::every]:
-        with tempfile.TemporaryDirectory() as folder:
-            text = compiled_outcome(case, target, Path(folder))
-        if text not in ("right", "not read"):
-            print(f"{case.name}: {text}", flush=True)
-        counts[text.partition(":")[0]] += 1
-    print(", ".join(f"{count} {word}" for word, count in counts.most_common()))
-
-
 def main() -> None:
     """Run the command."""
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--compiled", metavar="TARGET", help="compile cases instead of the table")
-    parser.add_argument("--every", type=int, default=1, metavar="N", help="each Nth case only")
-    arguments = parser.parse_args()
-    if arguments.compiled:
-        _count_compiled(arguments.compiled, arguments.every)
-        return
+    argparse.ArgumentParser(description=__doc__).parse_args()
     with tempfile.TemporaryDirectory() as folder:
         text = page([*results(Path(folder))])
     PAGE.write_text(text, encoding="utf-8")

@@ -43,7 +43,10 @@ SAMPLES = 2
 """Number of samples of an operator and an element type: the database's first and last."""
 TOLERANCE = 2e-5
 """Tolerance relative to an element, or to the largest element of a result."""
-UNDEFINED = frozenset(("empty", "empty_like", "new_empty", "empty_strided", "new_empty_strided"))
+UNDEFINED = frozenset({
+    "empty", "empty_like", "new_empty", "empty_permuted", "empty_strided", "new_empty_strided",
+    "resize_as_",
+})  # fmt: skip
 """Operators whose results are whatever lies in memory: types are compared, elements are not."""
 
 OPEN_ORDER = frozenset(("sort", "argsort", "topk", "kthvalue"))
@@ -51,7 +54,8 @@ OPEN_ORDER = frozenset(("sort", "argsort", "topk", "kthvalue"))
 compared, of values the elements."""
 
 COMPILED = (
-    *("abs", "add", "clamp", "cumsum", "div.floor_rounding", "exp", "fmod", "log1p", "lt"),
+    *("abs", "add", "clamp", "cumsum", "div.floor_rounding", "exp", "fmod", "lgamma"),
+    *("log1p", "lt"),
     *("logsumexp", "matmul", "mean", "permute", "remainder", "roll", "sigmoid", "softmax"),
     *("std", "where", "nn.functional.avg_pool2d", "nn.functional.conv2d", "nn.functional.gelu"),
     *("nn.functional.interpolate.bilinear", "nn.functional.interpolate.nearest-exact"),

@@ -40,7 +40,7 @@ def bound_array(value: Any, dtype: str, label: str) -> Array:
         If the file is no array, or the type cannot represent the value.
     """
     array = _file_array(value, label) if isinstance(value, Path) else _as_array(value, label)
-    target = np.dtype(np.bool_) if dtype == "bool" else numpy_dtype(dtype)
+    target = numpy_dtype(dtype)
     rounds = target.kind not in "iub" and array.dtype.kind in "iuf"
     # Other conversions than those of numbers to floats would change the value.
     with np.errstate(all="ignore"):

@@ -10,23 +10,21 @@ import math
 from collections.abc import Mapping
 from dataclasses import replace
 
-import numpy as np
-
 from cpembed.graph import kinds
 from cpembed.graph.graph import Operator
 from cpembed.graph.kinds.base import Kind, axis_of
 from cpembed.graph.size_relation import Axes, Comparison, Factor, Rule, SizeObstacle, require_same
-from cpembed.ir.dtypes import is_integer
+from cpembed.ir.dtypes import element_info, is_integer
 
 
 def least(dtype: str) -> float | int:
     """Return the least value of a type."""
-    return int(np.iinfo(dtype).min) if is_integer(dtype) else -math.inf
+    return element_info(dtype).integer_range[0] if is_integer(dtype) else -math.inf
 
 
 def largest(dtype: str) -> float | int:
     """Return the largest value of a type."""
-    return int(np.iinfo(dtype).max) if is_integer(dtype) else math.inf
+    return element_info(dtype).integer_range[1] if is_integer(dtype) else math.inf
 
 
 def _dtype(state: Comparison, after: Operator, slot: int = 0) -> str:

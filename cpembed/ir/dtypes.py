@@ -95,6 +95,16 @@ INPUT_DTYPES: dict[str, DType] = DTYPES | {
 }
 """Element types of inputs: also those of bytes whose values need fewer bits."""
 
+ELEMENT_DTYPES: dict[str, DType] = INPUT_DTYPES | {
+    dtype.name: dtype
+    for dtype in (
+        DType("bool", 1, DTypeKind.UNSIGNED, "int32"),
+        DType("uint32", 32, DTypeKind.UNSIGNED, "int64"),
+        DType("uint64", 64, DTypeKind.UNSIGNED, "int64"),
+    )
+}
+"""Element types of tensors of a network: also those that no product multiplies."""
+
 _WIDENING = ("int32", "int64", "float32", "float64")
 """Accumulators, from the narrowest to the widest."""
 
@@ -109,9 +119,14 @@ def dtype_info(name: str) -> DType:
     return INPUT_DTYPES[name]
 
 
+def element_info(name: str) -> DType:
+    """Look the type of a tensor's elements up; raise :class:`WorkloadError` for an unknown one."""
+    return ELEMENT_DTYPES[name] if name in ELEMENT_DTYPES else dtype_info(name)
+
+
 def numpy_dtype(name: str) -> np.dtype[Any]:
-    """Return :attr:`DType.numpy` of a type by name."""
-    return dtype_info(name).numpy
+    """Return :attr:`DType.numpy` of the type of a tensor's elements by name."""
+    return element_info(name).numpy
 
 
 def bits(name: str) -> int:
@@ -120,18 +135,22 @@ def bits(name: str) -> int:
 
 
 def size_bytes(name: str) -> int:
-    """Return the number of bytes of an element of a type."""
-    return dtype_info(name).size_bytes
+    """Return the number of bytes of an element of a tensor.
+
+    >>> size_bytes("int7"), size_bytes("bool"), size_bytes("uint64")
+    (1, 1, 8)
+    """
+    return element_info(name).size_bytes
 
 
 def is_integer(name: str) -> bool:
-    """True for a type of integers, signed or not."""
-    return dtype_info(name).is_integer
+    """True for a type of integers, signed or not, and for Booleans."""
+    return element_info(name).is_integer
 
 
 def is_signed(name: str) -> bool:
     """True for a type of signed integers; False for floats."""
-    return dtype_info(name).kind is DTypeKind.SIGNED
+    return element_info(name).kind is DTypeKind.SIGNED
 
 
 def require_values(operand: str, dtype: str, array: NDArray[Any]) -> None:

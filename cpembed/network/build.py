@@ -318,6 +318,7 @@ def compile_model(
     folder: Path | None = None,
     threads: int = 0,
     planning: Planning | None = None,
+    check: Callable[[CompiledNetwork], None] | None = None,
 ) -> RunningNetwork | PartedNetwork:
     """Compile a graph and load it, so that it can be called with arrays.
 
@@ -332,6 +333,8 @@ def compile_model(
     threads : int
         Number of threads; 0 for as many as the process has for kernels.
     planning : Planning, optional
+    check : callable, optional
+        Called with the loadable draft of each library, as in :func:`compile_network`.
 
     Returns
     -------
@@ -347,11 +350,12 @@ def compile_model(
     if has_foreign(graph):
         from cpembed.network.parts import compile_parts
 
-        return compile_parts(graph, units, folder, threads, planning)
+        return compile_parts(graph, units, folder, threads, planning, check=check)
     if folder is not None:
-        return compile_network(graph, units, folder, planning).open(threads)
+        return compile_network(graph, units, folder, planning, check=check).open(threads)
     scratch = tempfile.TemporaryDirectory(prefix="cpembed-")
-    network = compile_network(graph, units, Path(scratch.name), planning).open(threads)
+    compiled = compile_network(graph, units, Path(scratch.name), planning, check=check)
+    network = compiled.open(threads)
     # Its finalizer removes the folder once the network is no longer used.
     network.scratch = scratch
     return network

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import tempfile
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -19,13 +20,25 @@ from cpembed.graph.graph import Graph
 from cpembed.hw.instruction import HardwareSpec
 from cpembed.network import build
 from cpembed.network.build import RunningNetwork
-from cpembed.network.family import Ranges, RunningFamily, compile_family
+from cpembed.network.family import (
+    CompiledFamily,
+    FamilyPlan,
+    Ranges,
+    RunningFamily,
+    compile_family,
+)
+from cpembed.network.family_service import require_defined_sizes
 from cpembed.network.pair_executions import PairPolicy
 from cpembed.network.plan import Planning
+from cpembed.network.service import NetworkRequest, require_defined_results
 from cpembed.targets.units import NATIVE, FloatType, Units
 
 if TYPE_CHECKING:
     from cpembed.network.parts import PartedNetwork
+
+
+VERIFY_VARIABLE = "CPEMBED_VERIFY"
+"""Environment variable that, unless empty, lets :func:`compile_sizes` verify what it compiles."""
 
 
 @dataclass(frozen=True)
@@ -60,6 +73,9 @@ class CompileOptions:
         Folder for the library; by default a temporary one.
     threads : int
         Number of threads; 0 for as many as the process has for kernels.
+    verify : bool, optional
+        Compare each operator with its definition, on random inputs and on special values, before
+        the network is returned; by default if :data:`VERIFY_VARIABLE` is set.
     """
 
     shapes: Request | None = None
@@ -72,6 +88,12 @@ class CompileOptions:
     pairs: PairPolicy = "auto"
     folder: Path | None = None
     threads: int = 0
+    verify: bool | None = None
+
+    @property
+    def verifies(self) -> bool:
+        """True if results are compared with their definitions."""
+        return bool(os.environ.get(VERIFY_VARIABLE)) if self.verify is None else self.verify
 
 
 def compile_sizes(
@@ -106,6 +128,8 @@ def compile_sizes(
         For an option of files with a graph.
     BackendUnavailable, LoweringError
         As :func:`~cpembed.network.build.compile_model` does.
+    InvariantError
+        If ``verify`` shows that an operator differs from its definition.
     """
     options = merged(CompileOptions, options, keywords)
     # Before the model is read, which may take seconds.
@@ -115,11 +139,22 @@ def compile_sizes(
     planning = Planning(method=options.method, pairs=options.pairs)
     if not isinstance(network, Family):
         return build.compile_model(
-            network, units, folder=folder, threads=threads, planning=planning
+            network,
+            units,
+            folder=folder,
+            threads=threads,
+            planning=planning,
+            check=require_defined_results if options.verifies else None,
         )
 
+    def check(plan: FamilyPlan, draft: CompiledFamily) -> None:
+        if options.verifies:
+            request = NetworkRequest(units, times=False)
+            require_defined_sizes(plan, draft, request)
+
     def compiled(directory: Path) -> RunningFamily:
-        family = compile_family(network, units, directory, planning, ranges=options.ranges)
+        ranges = options.ranges
+        family = compile_family(network, units, directory, planning, ranges=ranges, check=check)
         return family.open(threads)
 
     if folder is not None:

@@ -83,11 +83,15 @@ class FamilyResult:
 
     def require(self) -> None:
         """Raise :class:`InvariantError` if something is wrong."""
-        if self.wrong:
-            raise InvariantError(
-                f"{len(self.wrong)} results differ from the model's ({', '.join(self.wrong[:3])}): "
-                "please report this command line"
-            )
+        _require_none(self.wrong, "command line")
+
+
+def _require_none(wrong: Sequence[str], cause: str) -> None:
+    if wrong:
+        raise InvariantError(
+            f"{len(wrong)} results differ from the model's ({', '.join(wrong[:3])}): "
+            f"please report this {cause}"
+        )
 
 
 class _WrongResultError(Exception):
@@ -125,12 +129,7 @@ def network_family(
     drafts: list[tuple[FamilyPlan, list[NetworkRun | None], list[SizeCheck], CompiledFamily]] = []
 
     def check(plan: FamilyPlan, draft: CompiledFamily) -> None:
-        runs = [instance_run(p, request, seed, progress) for p in plan.instances]
-        checks = (
-            check_sizes(family, draft, seed, progress, float_type=units.float_type)
-            if request.verifies
-            else []
-        )
+        runs, checks = _checked(plan, draft, request, seed, progress)
         drafts.append((plan, runs, checks, draft))
         if wrong_results(family, plan, runs, checks):
             raise _WrongResultError
@@ -192,6 +191,30 @@ def _require_links(family: Family, units: Units) -> None:
 
 
 # -- verification ---------------------------------------------------------------------------------
+
+
+def require_defined_sizes(plan: FamilyPlan, draft: CompiledFamily, request: NetworkRequest) -> None:
+    """Raise :class:`InvariantError` unless a draft's results are as defined.
+
+    Parameters
+    ----------
+    plan : FamilyPlan
+    draft : CompiledFamily
+    request : NetworkRequest
+    """
+    runs, checks = _checked(plan, draft, request, 0, silent)
+    _require_none(wrong_results(plan.family, plan, runs, checks), "model")
+
+
+def _checked(
+    plan: FamilyPlan, draft: CompiledFamily, request: NetworkRequest, seed: int, progress: Progress
+) -> tuple[list[NetworkRun | None], list[SizeCheck]]:
+    """Run the instances of a draft one by one, and the draft at several sizes."""
+    runs = [instance_run(p, request, seed, progress) for p in plan.instances]
+    if not request.verifies:
+        return runs, []
+    float_type = network_units(request.target).float_type
+    return runs, check_sizes(plan.family, draft, seed, progress, float_type=float_type)
 
 
 def instance_run(

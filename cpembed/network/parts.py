@@ -10,7 +10,7 @@ import math
 import statistics
 import tempfile
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -19,7 +19,7 @@ from cpembed.driver.matching import network_units
 from cpembed.graph.graph import Array, Graph, Operator, check_inputs
 from cpembed.graph.kinds import Foreign
 from cpembed.hw.instruction import HardwareSpec
-from cpembed.network.build import RunningNetwork, called, compile_network
+from cpembed.network.build import CompiledNetwork, RunningNetwork, called, compile_network
 from cpembed.network.plan import Planning
 from cpembed.network.run import Verdict
 from cpembed.network.service import NetworkRequest, network
@@ -228,6 +228,8 @@ def compile_parts(
     folder: Path | None = None,
     threads: int = 0,
     planning: Planning | None = None,
+    *,
+    check: Callable[[CompiledNetwork], None] | None = None,
 ) -> PartedNetwork:
     """Compile the libraries of a network with foreign operators, and load them.
 
@@ -240,6 +242,8 @@ def compile_parts(
     threads : int
         Number of threads; 0 for as many as the process has for kernels.
     planning : Planning, optional
+    check : callable, optional
+        Called with the loadable draft of each library before its files are written.
     """
     scratch = None if folder else tempfile.TemporaryDirectory(prefix="cpembed-")
     base = folder or Path(scratch.name if scratch else "")
@@ -248,6 +252,6 @@ def compile_parts(
         if isinstance(part, Operator):
             running.append(part)
         else:
-            compiled = compile_network(part, target, base / part.name, planning)
+            compiled = compile_network(part, target, base / part.name, planning, check=check)
             running.append((part, compiled.open(threads)))
     return PartedNetwork(graph, running, scratch)

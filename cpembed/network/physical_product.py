@@ -107,7 +107,7 @@ def _in_memory(workload: Computation, name: str, layout: Layout) -> Computation:
     shape, index = list(operand.shape), list(access.index)
     for axis, halo in enumerate(layout.halo):
         if halo:
-            (dimension,) = groups[axis]
+            dimension = _extended_dimension(groups[axis], operand.shape)
             shape[dimension] += 2 * halo
             index[dimension] = index[dimension] + IndexExpr.sum([], halo)
     shape, index = [shape[d] for d in order], [index[d] for d in order]
@@ -118,6 +118,13 @@ def _in_memory(workload: Computation, name: str, layout: Layout) -> Computation:
     padded = operand.zero_outside and outside
     operand = replace(operand, shape=tuple(shape), zero_outside=padded, spread=())
     return with_operand(workload, operand, Access(name, tuple(index)))
+
+
+def _extended_dimension(dimensions: Sequence[int], shape: Sequence[int]) -> int:
+    """Return the dimension of an axis that a halo extends."""
+    # Dimensions of one element may belong to the axis too, such as the channel of each group.
+    (dimension,) = [d for d in dimensions if shape[d] > 1] or dimensions[:1]
+    return dimension
 
 
 def _blocked(workload: Computation, name: str, group: list[int], block: int) -> Computation:
@@ -178,9 +185,7 @@ def _placement(shape: Sequence[int], layout: Layout) -> Placement:
     halos = [layout.halo[axis] for axis in layout.order] + [0] * (layout.block > 1)
     for dimensions, halo in zip(groups, halos, strict=True):
         if halo:
-            # Dimensions of one element may belong to the axis too; the halo extends the real one.
-            split = [d for d in dimensions if shape[d] > 1] or dimensions[:1]
-            (dimension,) = split
+            dimension = _extended_dimension(dimensions, shape)
             outer[dimension] += 2 * halo
             before[dimension] = halo
     placed = Placement.inside(outer, before, shape)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import tempfile
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -19,6 +19,7 @@ from cpembed.graph.passes.half_floats import has_half_floats
 from cpembed.hw.instruction import HardwareSpec
 from cpembed.network.build import CompiledNetwork, compile_network, prepared_and_named
 from cpembed.network.document import network_document
+from cpembed.network.inputs import random_inputs
 from cpembed.network.library_cache import LibraryCache, library_key
 from cpembed.network.observation import Verdict
 from cpembed.network.plan import Planning, plan_network
@@ -79,18 +80,29 @@ class NetworkResult:
 
     def require(self) -> None:
         """Raise :class:`InvariantError` if an operator differs from its definition."""
-        if self.failed:
-            named = ", ".join(verdict.operator for verdict in self.failed[:3])
-            raise InvariantError(
-                f"{len(self.failed)} operators differ from their definition ({named}): please "
-                "report this command line"
-            )
+        _require_verified(self.failed, "command line")
 
 
 _STEPWISE_README = (
     "A folder for each product of the network, numbered in the order in which they run; "
     "`network.json` says what each computes, of which tensors, and what the host does in between."
 )
+
+
+def require_defined_results(draft: CompiledNetwork) -> None:
+    """Run a draft on random inputs; raise :class:`InvariantError` unless results are as defined."""
+    run = run_network(draft, random_inputs(draft.graph, 0), times=False, progress=silent)
+    _require_verified(run.failed, "model")
+
+
+def _require_verified(failed: Sequence[Verdict], cause: str) -> None:
+    """Raise :class:`InvariantError` if operators differ from their definitions."""
+    if failed:
+        named = ", ".join(verdict.operator for verdict in failed[:3])
+        raise InvariantError(
+            f"{len(failed)} operators differ from their definition ({named}): please report this "
+            f"{cause}"
+        )
 
 
 class _WrongResultError(Exception):

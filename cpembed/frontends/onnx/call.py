@@ -17,6 +17,8 @@ from cpembed.frontends.onnx.model import Body, Node
 from cpembed.graph.kinds import Kind, TensorType
 from cpembed.graph.kinds.base import Array, axis_of
 
+_LONGEST_VALUE = 60
+"""Maximum number of letters of an attribute's value in a message."""
 Translation = Callable[["Call"], "str | Sequence[str]"]
 """A function that emits a node and returns the tensors that are its outputs.
 
@@ -225,6 +227,7 @@ class Call(Composites):
         for name in self._unread_attributes():
             value = self.node.attributes[name]
             text = "an array" if isinstance(value, np.ndarray) else str(value)
+            text = text if len(text) <= _LONGEST_VALUE else f"{text[:_LONGEST_VALUE]}…"
             self.leave_to_definition(
                 f"attribute {name} = {text} is not read: export the model without it"
             )

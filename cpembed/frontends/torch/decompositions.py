@@ -1,4 +1,4 @@
-"""Decompositions that PyTorch lacks: its fused encoder layer and multi-head attention.
+"""Decompositions that PyTorch lacks, above all of its fused encoder layer and multi-head attention.
 
 In evaluation ``torch.nn.TransformerEncoderLayer`` and ``MultiheadAttention`` call one operator for
 all of their parts, which neither ``torch.export`` nor inductor takes apart.
@@ -16,6 +16,8 @@ from typing import Any
 
 import torch
 from torch.nn import functional
+
+from cpembed.frontends.torch.special_functions import special_functions
 
 
 def _attention_weights(scores: Any, mask: Any, mask_type: int | None) -> Any:
@@ -117,4 +119,5 @@ def decompositions() -> dict[Any, Callable[..., Any]]:
     return {
         aten._native_multi_head_attention.default: _multi_head_attention,
         aten._transformer_encoder_layer_fwd.default: _encoder_layer,
+        **special_functions(),
     }

@@ -50,6 +50,7 @@ from cpembed.frontends.torch.archive import (
     Payloads,
     checked_layout,
 )
+from cpembed.frontends.torch.decompositions import decompositions
 from cpembed.frontends.torch.operators import HANDLERS
 
 _MEMORY_FORMATS = {
@@ -81,7 +82,7 @@ def operators() -> Mapping[str, Any]:
     # Those with a handler or a decomposition, and the core of ATen: none of them reads or writes a
     # file, or calls a function of Python's.
     table: dict[str, Any] = {}
-    for operation in list(default_decompositions().keys()):
+    for operation in (*default_decompositions().keys(), *decompositions()):
         table[f"torch.ops.{operation}"] = operation
     for schema in torch._C._dispatch_get_all_op_names():
         space, _, rest = schema.partition("::")

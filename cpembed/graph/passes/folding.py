@@ -70,7 +70,7 @@ def _without_empty(operator: Operator, empty: Container[str]) -> Operator:
 
 
 def _zeros(kind: TensorType) -> Array:
-    return np.zeros(kind.shape, numpy_dtype(kind.dtype) if kind.dtype != "bool" else np.bool_)
+    return np.zeros(kind.shape, numpy_dtype(kind.dtype))
 
 
 def _deduplicated(graph: Graph) -> Graph:

@@ -20,6 +20,7 @@ WORDS = (
     "conv2d n=1 c=16 h=7 w=7 k=8 r=3 s=3 pad=1,2 stride=2 dilation=1,2",
     "conv2d n=1 c=8 h=6 w=6 k=8 r=1 s=1",
     "conv2d n=1 c=4 h=5 w=5 k=2 r=3 s=3 pad=1 groups=2",
+    "conv2d n=1 c=1 h=5 w=5 k=1 r=3 s=3 pad=1 groups=2",
     "depthwise n=1 c=8 h=5 w=5 r=3 s=3 pad=1",
     "conv1d n=1 c=8 w=9 k=4 s=3 pad=1",
     "conv3d n=1 c=4 d=3 h=4 w=4 k=4 t=3 r=1 s=3 pad=1,0,1",

@@ -22,6 +22,7 @@ from cpembed.frontends.onnx.operators import (
     reductions,
     resizing,
     sampling,
+    trees,
 )
 
 TRANSLATIONS: Mapping[str, Translation] = {
@@ -41,5 +42,6 @@ TRANSLATIONS: Mapping[str, Translation] = {
     **reductions.TABLE,
     **resizing.TABLE,
     **sampling.TABLE,
+    **trees.TABLE,
 }
 """Translations by operator, with the domain before its name unless it is the standard one."""

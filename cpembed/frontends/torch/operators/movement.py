@@ -328,8 +328,11 @@ def _filters(size: int, result: int, scale: float | None, aligned: bool, *, cubi
 
 
 def _index_select(call: Call) -> str:
-    x, axis = call.along_dim()
-    return call.emit(Gather(axis), x, call["index"])
+    x, index, axis = call["self"], call["index"], call["dim"]
+    if not call.shape(x):
+        # A scalar counts as a vector of one element.
+        return call.emit(Gather(0), call.reshaped(x, (1,)), call.reshaped(index, ()))
+    return call.emit(Gather(call.axis(x, axis)), x, index)
 
 
 def _index(call: Call) -> str:

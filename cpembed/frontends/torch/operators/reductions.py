@@ -78,6 +78,10 @@ def _softmax(call: Call, log: bool) -> str:
 
 def _log_sum_exp(call: Call) -> str:
     x = call.cast(call["self"], call.result.dtype)
+    if not call.shape(x):
+        # The logarithm of the only exponential of a scalar is the scalar, whatever its axes are.
+        call.in_result("dim", "keepdim")
+        return x
     return call.log_sum_exp(x, _axes(call, x), call.result.shape)
 
 
