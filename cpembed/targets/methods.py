@@ -83,8 +83,8 @@ class Methods(ABC):
     def in_place_plans(self, method: Winograd, stored: str) -> tuple[MethodPlan, ...]:
         """Return plans that read the image and write the output where they lie, as networks do.
 
-        Their estimates have no conversions. There are none if the target has no such parts, or does
-        not multiply what is transformed.
+        Their estimates have no conversions, but weights that lie in no cache. There are none if the
+        target has no such parts, or does not multiply what is transformed.
 
         Parameters
         ----------

@@ -308,7 +308,8 @@ class CpuMethods(Methods):
     def in_place_plans(self, method: Winograd, stored: str) -> tuple[MethodPlan, ...]:
         if not self._multiplies(method):
             return ()
-        return self._block_plans(method, method.convolution.image.elements, 0.0, stored)
+        elements = method.convolution.image.elements
+        return self._block_plans(method, elements, self._cold_weights_us(method), stored)
 
     def _multiplies(self, method: Winograd) -> bool:
         """True if the instruction multiplies what is transformed: integers only in wider ones."""
@@ -367,6 +368,18 @@ class CpuMethods(Methods):
             sizes.add(-(-tiles // count))
         threads, vector = self._threads, self._vector_bytes
         return [TileBlocks(tiles, size, threads, vector) for size in sorted(sizes)]
+
+    def _cold_weights_us(self, method: Winograd) -> float:
+        """Return the time of reading those bytes of U that the weights do not have.
+
+        In a network, other layers are computed between two reads of a weight, so that U comes from
+        memory: 7x7 pixels of 512 channels take as long by F(2x2, 3x3) as by their own sums.
+        """
+        conv, machine = method.convolution, self.machine
+        added = _bytes(method, U) - conv.weights.elements * size_bytes(conv.weights.dtype)
+        lines = max(0, added) / model_constants().line_bytes
+        # The product's estimate has U in the third level at the farthest.
+        return lines * (machine.vector_line_ns[3] - machine.vector_line_ns[2]) / self._threads / 1e3
 
     @staticmethod
     def _tile_bytes(method: Winograd) -> int:
