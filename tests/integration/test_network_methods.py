@@ -307,8 +307,8 @@ def _bytes_block(seed: int) -> Graph:
             scale = (numbers.uniform(0.5, 2, channels) / (3000 * channels**0.5)).astype(np.float32)
             constants[f"v{number}{name}"] = bias if name == "@bias" else scale
         operators.append(Operator(f"conv{number}", product, tuple(inputs), (f"t{number}",)))
-    given = {"x": TensorType(shape, types[0])}
-    return Graph("bytes", given, ("t2",), constants, operators=tuple(operators))
+    arguments = {"x": TensorType(shape, types[0])}
+    return Graph("bytes", arguments, ("t2",), constants, operators=tuple(operators))
 
 
 @needs_fma
@@ -326,12 +326,12 @@ def test_bytes_by_tiles_of_two_are_exact(seed: int) -> None:
         planning = Planning(method="winograd_2x2")
         result = network(graph, NetworkRequest("native", None, planning, times=False), inputs)
         assert _methods(result.document) == ["winograd_2x2"] * 3
-        assert {operator["embedded_on"] for operator in result.document["operators"]} == {
-            "avx2_int16"
-        }
+        # A zero point that moves by 128 may leave a table before the first convolution.
+        products = [o for o in result.document["operators"] if o["kind"] == "product"]
+        assert all(product["embedded_on"] == "avx2_int16" for product in products)
+        assert all(product["expected_growth"] is None for product in products)
         assert not result.failed
         assert np.array_equal(result.run.outputs["t2"], evaluate(graph, inputs)["t2"])
-        assert all(operator["expected_growth"] is None for operator in result.document["operators"])
         report(result.document)
 
 
