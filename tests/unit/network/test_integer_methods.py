@@ -31,7 +31,7 @@ WINDOW = Window(taps=(3, 3), strides=(1, 1), dilations=(1, 1), before=(1, 1), af
 def _end(draw: random.Random, dtype: str) -> int:
     """A zero point, at an end of its type's range as often as not."""
     low, high = dtype_info(dtype).integer_range
-    return draw.choice((low, high, draw.randint(low, high), 0))
+    return draw.choice((low, high, draw.randint(low, high)))
 
 
 def _epilogue(draw: random.Random) -> Epilogue | None:
@@ -115,7 +115,8 @@ def _layout(draw: random.Random, shape: tuple[int, ...], groups: int) -> Layout:
     layout = Layout.plain(shape).channels_last()
     if groups == 1 and shape[1] % 16 == 0 and draw.random() < 0.5:
         layout = Layout.plain(shape).blocked(16)
-    return layout.with_halo([draw.randint(0, 2) for _ in shape[2:]])
+    # Mostly less than a filter reaches, so that transforms have to test pixels.
+    return layout.with_halo([draw.choice((0, 0, 1, 2)) for _ in shape[2:]])
 
 
 def _stored(layout: Layout, array: Any, fill: int) -> Any:
@@ -166,7 +167,7 @@ def _computed(
     return buffer[positions]
 
 
-@pytest.mark.quick(6)
+@pytest.mark.quick(8)
 @pytest.mark.parametrize("seed", range(60))
 def test_transforms_of_bytes_are_exact(seed: int) -> None:
     draw = random.Random(seed)
