@@ -27,10 +27,11 @@ Array = NDArray[Any]
 
 @dataclass(frozen=True)
 class MethodTensors:
-    """Image and output of a convolution in memory."""
+    """Image and output of a convolution in memory, and the value of its padding."""
 
     image: TensorMemory
     output: OutputMemory
+    padding: int = 0
 
 
 def recorded_winograd(
@@ -85,9 +86,8 @@ def recorded_winograd(
     weights = constants[conv.weights.name].reshape(conv.weights.shape)
     u = _transformed(method, product, weights)
     v, m = product.empty(V), product.empty(M)
-    before = recorder.compile_plan(
-        image_transform(method, blocks, ImageTiles.in_place(method, tensors.image))
-    )
+    tiles = ImageTiles.in_place(method, tensors.image, tensors.padding)
+    before = recorder.compile_plan(image_transform(method, blocks, tiles))
     after = recorder.compile_plan(output_transform(method, blocks, output))
     # The same kernels serve every block; which one it is they read from memory.
     for number in range(blocks.count):
@@ -100,8 +100,8 @@ def recorded_winograd(
 
 def _transformed(method: Winograd, product: CompiledKernel, weights: Array) -> Memory:
     """Return the weights transformed, in the layout of the product's kernel."""
-    # In double precision, so that weights are rounded only once.
-    transformed = method.weights_part(weights.astype(np.float64))
+    # Floats in double precision, so that weights are rounded only once.
+    transformed = method.weights_part(weights if method.is_exact else weights.astype(np.float64))
     if not product.is_packed_in_place(U):
         transformed = pack(product.operand(U), transformed)
     return product.processor.from_array(transformed)

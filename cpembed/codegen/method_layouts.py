@@ -33,7 +33,7 @@ class TensorMemory:
     offset : int
         Position of the tensor's first element.
     halo : tuple of int
-        Pixels on both sides of each window that hold zeros and may be read; none if empty.
+        Pixels on both sides of each window that hold the padding and may be read; none if empty.
     block : int
         Channels per block, which are neighbours; 0 if all channels of a group are.
     block_stride : int
@@ -83,13 +83,16 @@ class ImageTiles:
         By window: pixels from one tile to the next, and the first pixel of the first tile, which is
         negative in padding.
     inside : tuple of (int, int)
-        By window: pixels that exist, the second excluded. Others are zeros.
+        By window: pixels that exist, the second excluded.
+    padding : int, default 0
+        Value of the others.
     """
 
     memory: TensorMemory
     steps: tuple[int, ...]
     first: tuple[int, ...]
     inside: tuple[tuple[int, int], ...]
+    padding: int = 0
 
     @classmethod
     def of_padded(cls, method: Winograd) -> ImageTiles:
@@ -102,8 +105,17 @@ class ImageTiles:
         return cls(memory, steps, (0,) * len(sizes), tuple((0, size) for size in sizes))
 
     @classmethod
-    def in_place(cls, method: Winograd, memory: TensorMemory) -> ImageTiles:
-        """Return those of an image where it lies."""
+    def in_place(cls, method: Winograd, memory: TensorMemory, padding: int = 0) -> ImageTiles:
+        """Return those of an image where it lies.
+
+        Parameters
+        ----------
+        method : Winograd
+        memory : TensorMemory
+            Memory of the image.
+        padding : int, default 0
+            Value of pixels that do not exist, those of the halo included.
+        """
         windows = [tiling.window for tiling in method.tilings]
         halo = memory.halo or (0,) * len(windows)
         return cls(
@@ -111,6 +123,7 @@ class ImageTiles:
             steps=tuple(t.form.outputs * t.window.stride for t in method.tilings),
             first=tuple(window.first for window in windows),
             inside=tuple((-h, w.size + h) for h, w in zip(halo, windows, strict=True)),
+            padding=padding,
         )
 
 

@@ -4,9 +4,10 @@ They walk the tiles of one block, whose number they read from a buffer of one el
 vectors of channels: all places of the tile in one channel are the same lane of as many vectors. V
 is ``[e, g, x, c]`` and M ``[e, g, x, k]``, with x over the tiles of a block.
 
-An image that is padded with zeros has no special tiles. Of an image in its own layout, those pixels
-are tested that lie beyond its halo in some tile. Outputs are written where they exist, through an
-epilogue if there is one.
+A padded image has no special tiles. Of an image in its own layout, those pixels are tested that lie
+beyond its halo in some tile. Outputs are written where they exist, through an epilogue if there is
+one. Integers are computed in the types of V and M, which hold every value: pixels are converted on
+the way in, and results divided by the scale on the way out.
 """
 
 from __future__ import annotations
@@ -23,7 +24,7 @@ from cpembed.codegen.epilogue_text import result_text
 from cpembed.codegen.instruction import vector_parameter
 from cpembed.codegen.method_layouts import ImageTiles, TensorMemory
 from cpembed.codegen.plan import KernelPlan, Script, buffer
-from cpembed.ir.dtypes import size_bytes
+from cpembed.ir.dtypes import is_integer, size_bytes
 from cpembed.ir.index import row_major_strides
 from cpembed.transform.methods.cook_toom import Matrix, Step, straight_line
 from cpembed.transform.methods.winograd import Tiling, Winograd
@@ -73,18 +74,17 @@ def image_transform(
     image = image or ImageTiles.of_padded(method)
     groups, channels = conv.size(conv.groups), conv.size(conv.channels)
     depth = method.product.extents["c"]
-    text = _Text(conv.image.dtype, channels, blocks)
+    text = _Text(method.product.operand("V").dtype, channels, blocks)
     v = buffer("V", method.places * groups * blocks.size * depth, text.dtype)
-    with text.tiles(method, [buffer("Image", image.memory.elements, text.dtype)], v):
+    source = buffer("Image", image.memory.elements, conv.image.dtype)
+    with text.tiles(method, [source], v):
         for number, piece in enumerate(_points([t.pieces for t in tilings])):
             reads = _Reads.of_piece(tilings, image, piece)
             conditions = {key: text.bound(test) for key, test in reads.tests()}
             with text.vectors(groups):
                 text.script.line(f"base: T.let = {reads.base(image)}")
                 values = {
-                    place: text.bound(
-                        text.read_or_zero(_distance(place, image.memory), place, conditions)
-                    )
+                    place: text.bound(text.pixel(image, conv.image.dtype, place, conditions))
                     for place in _places(method)
                 }
                 for axis, tiling in enumerate(tilings):
@@ -154,12 +154,12 @@ def weights_transform(method: Winograd) -> KernelPlan:
     groups, channels, filters = (
         conv.size(part) for part in (conv.groups, conv.channels, conv.filters)
     )
-    dtype, depth = conv.weights.dtype, method.product.extents["c"]
+    transformed_dtype, depth = method.product.operand("U").dtype, method.product.extents["c"]
     shape = groups, channels, *(t.pieces * t.form.taps for t in tilings), filters
     strides = row_major_strides(shape)
     text = _Text("float64", filters, TileBlocks(1, 1))
-    weights = buffer("Weights", math.prod(shape), dtype)
-    transformed = buffer("U", method.places * groups * depth * filters, dtype)
+    weights = buffer("Weights", math.prod(shape), conv.weights.dtype)
+    transformed = buffer("U", method.places * groups * depth * filters, transformed_dtype)
     script = text.script
     with (
         script.function((weights, transformed)),
@@ -180,7 +180,7 @@ def weights_transform(method: Winograd) -> KernelPlan:
                 script.line(f"to: T.let = {first} + {number * channels * filters} + c")
                 for e, place in enumerate(_places(method)):
                     target = text.element("U", f"to + {e * groups * depth * filters}")
-                    script.line(f'{target} = T.cast({values[place]}, "{dtype}")')
+                    script.line(f'{target} = T.cast({values[place]}, "{transformed_dtype}")')
     return KernelPlan("winograd.weights", script.text())
 
 
@@ -224,8 +224,8 @@ def output_transform(
         samples = conv.size(conv.samples)
         output = OutputMemory(TensorMemory.channels_last(groups, samples, sizes, filters))
     epilogue, sums = output.epilogue, conv.output.dtype
-    text = _Text(sums, filters, blocks)
-    parameters = [buffer("M", method.places * groups * blocks.size * filters, sums)]
+    text = _Text(method.product.operand("M").dtype, filters, blocks)
+    parameters = [buffer("M", method.places * groups * blocks.size * filters, text.dtype)]
     further: list[str] = []
     if epilogue is not None:
         further += [
@@ -248,11 +248,12 @@ def output_transform(
         # Axis by axis, since a nested transform is the product of the transforms of its windows.
         for axis, tiling in enumerate(tilings):
             values = text.applied(tiling.form.output, values, axis)
+        values = {place: text.sum(value, method) for place, value in values.items()}
         text.script.line(f"to: T.let = {_begin(tilings, output.memory)}")
         if output.residual is not None:
             text.script.line(f"addend: T.let = {_begin(tilings, output.residual)}")
         text.script.line(f"channel: T.let = g * {filters} + c")
-        _store(text, tilings, values, output)
+        _store(text, tilings, values, output, sums)
     return KernelPlan("winograd.output", text.script.text())
 
 
@@ -264,15 +265,29 @@ def _begin(tilings: Sequence[Tiling], memory: TensorMemory) -> str:
 
 
 def _store(
-    text: _Text, tilings: Sequence[Tiling], values: Mapping[Place, str], output: OutputMemory
+    text: _Text,
+    tilings: Sequence[Tiling],
+    values: Mapping[Place, str],
+    output: OutputMemory,
+    sums: str,
 ) -> None:
-    """Write the outputs of a tile that exist: the last tile of a window may have fewer."""
+    """Write the outputs of a tile that exist: the last tile of a window may have fewer.
+
+    Parameters
+    ----------
+    text : _Text
+    tilings : sequence of Tiling
+    values : mapping from tuple of int to str
+        Sums of a tile by position, of type ``sums``.
+    output : OutputMemory
+    sums : str
+    """
 
     def store(axis: int, place: Place) -> None:
         if axis == len(tilings):
             offset = _distance(place, output.memory)
             target = text.element("Found", f"to + {offset}")
-            text.script.line(f"{target} = {text.stored(values[place], output, place)}")
+            text.script.line(f"{target} = {text.stored(values[place], sums, output, place)}")
             return
         m, outputs = tilings[axis].form.outputs, tilings[axis].window.outputs
         # So many outputs the last tile has as well; only those after them need a condition.
@@ -374,28 +389,67 @@ class _Text:
         self.script.line(f"v{self._names}: T.let = {value}")
         return f"v{self._names}"
 
-    def read_or_zero(
-        self, offset: int, place: Place, conditions: Mapping[tuple[int, int], str]
+    def pixel(
+        self,
+        image: ImageTiles,
+        dtype: str,
+        place: Place,
+        conditions: Mapping[tuple[int, int], str],
     ) -> str:
-        """Return a pixel of the image at an offset of the tile, or 0 where there is none."""
-        element = self.element("Image", f"base + {offset}")
+        """Return a pixel of a tile in the type of the sums, or the padding where there is none.
+
+        Parameters
+        ----------
+        image : ImageTiles
+        dtype : str
+            Type of its pixels.
+        place : tuple of int
+            Position of the pixel in the tile.
+        conditions : mapping of (int, int) to str
+            Tests by window and position.
+        """
+        value = self.element("Image", f"base + {_distance(place, image.memory)}")
+        if dtype != self.dtype:
+            value = f'T.cast({value}, "{self.dtype}")'
         tests = [conditions[key] for key in enumerate(place) if key in conditions]
         if not tests:
-            return element
-        return f"T.if_then_else({' and '.join(tests)}, {element}, T.{self.dtype}(0))"
+            return value
+        padding = self.constant(Fraction(image.padding))
+        return f"T.if_then_else({' and '.join(tests)}, {value}, {padding})"
 
-    def stored(self, value: str, output: OutputMemory, place: Place) -> str:
-        """Return what an epilogue stores of a sum."""
+    def sum(self, value: str, method: Winograd) -> str:
+        """Return a result in the type of the convolution's sums, without the method's scale."""
+        scale, sums = method.scale, method.convolution.output.dtype
+        if scale > 1:
+            # Results are multiples of it, so that no bits are lost.
+            shift = scale.bit_length() - 1
+            is_shift = scale == 1 << shift
+            divided = "T.shift_right" if is_shift else "T.truncdiv"
+            value = f"{divided}({value}, T.{self.dtype}({shift if is_shift else scale}))"
+        return self.bound(value if sums == self.dtype else f'T.cast({value}, "{sums}")')
+
+    def stored(self, value: str, sums: str, output: OutputMemory, place: Place) -> str:
+        """Return what an epilogue stores of a sum.
+
+        Parameters
+        ----------
+        value, sums : str
+            Sum and its type.
+        output : OutputMemory
+        place : tuple of int
+            Position of the output in its tile.
+        """
         if output.epilogue is None:
             return value
         channel = "channel" if self.lanes == 1 else "channel + lane"
         addend = ""
         if output.residual is not None:
             addend = self.element("Residual", f"addend + {_distance(place, output.residual)}")
-        return result_text(output.epilogue, value, self.dtype, channel, addend)
+        return result_text(output.epilogue, value, sums, channel, addend)
 
     def constant(self, value: Fraction) -> str:
-        return f"T.{self.dtype}({float(value)!r})"
+        number = int(value) if is_integer(self.dtype) else float(value)
+        return f"T.{self.dtype}({number!r})"
 
     def applied(self, matrix: Matrix, values: Mapping[Place, str], axis: int) -> dict[Place, str]:
         """Apply a matrix along an axis of the places."""
@@ -415,6 +469,8 @@ class _Text:
         for weight, number in addends:
             if abs(weight) == 1:
                 total = f"{total} {'+' if weight > 0 else '-'} {values[number]}"
+            elif is_integer(self.dtype):
+                total = f"{total} + {self.constant(weight)} * {values[number]}"
             else:
                 total = f"T.fma({self.constant(weight)}, {values[number]}, {total})"
         return self.bound(total)

@@ -130,8 +130,8 @@ class WinogradMethod(ConvolutionMethod):
         return self.plan.method
 
     @property
-    def error_growth(self) -> float:
-        return error_growth(self.winograd)
+    def error_growth(self) -> float | None:
+        return None if self.winograd.is_exact else error_growth(self.winograd)
 
     @property
     def request(self) -> KernelRequest:
@@ -166,7 +166,8 @@ class WinogradMethod(ConvolutionMethod):
         residual = None if layouts.residual is None else tensor_memory(layouts.residual, groups)
         if image is None or output is None or (residual is None) != (layouts.residual is None):
             return None
-        return MethodTensors(image, OutputMemory(output, self.kind.epilogue, residual))
+        memory = OutputMemory(output, self.kind.epilogue, residual)
+        return MethodTensors(image, memory, self.kind.padding)
 
 
 @dataclass(frozen=True)

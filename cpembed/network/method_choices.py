@@ -1,7 +1,8 @@
 """Choice of the methods that compete with a convolution's own sums.
 
-Winograd's method is considered where the rounding error grows by no more than
-:data:`~cpembed.transform.methods.error_growth.MOST_GROWTH`. Kernels of products of matrices take
+Winograd's method of floats is considered where the rounding error grows by no more than
+:data:`~cpembed.transform.methods.error_growth.MOST_GROWTH`; of bytes where a unit multiplies the
+wider integers in which it is exact. Kernels of products of matrices take
 time to search, so they are searched only for methods that can be faster than the convolution, at
 the speed of the network's fastest product.
 """
@@ -12,9 +13,12 @@ import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
+from cpembed.codegen.epilogue import BYTES
 from cpembed.driver.options import MethodName
 from cpembed.errors import LoweringError, WorkloadError
 from cpembed.graph.kinds import Product
+from cpembed.hw.instruction import HardwareSpec
+from cpembed.ir.dtypes import is_integer
 from cpembed.network.convolution_methods import (
     ConvolutionMethod,
     Im2colMethod,
@@ -23,11 +27,14 @@ from cpembed.network.convolution_methods import (
 )
 from cpembed.network.layout import Layout
 from cpembed.targets.methods import MethodPlan, Methods, methods_of
-from cpembed.targets.registry import open_target
-from cpembed.targets.units import Units
-from cpembed.transform.methods.convolution import as_convolution
+from cpembed.targets.registry import open_target, takes
+from cpembed.targets.units import Units, with_alternatives
+from cpembed.transform.methods.convolution import U, V, as_convolution
 from cpembed.transform.methods.error_growth import MOST_GROWTH, error_growth
 from cpembed.transform.methods.winograd import UNIT_ROUNDOFF, winograd
+
+TargetPlan = tuple[HardwareSpec, MethodPlan]
+"""Plan of a method, and the target of its product."""
 
 TILES: Mapping[MethodName, int] = {"winograd_2x2": 2, "winograd_4x4": 4}
 """Outputs of a tile along a window, by method."""
@@ -92,25 +99,23 @@ class MethodChoices:
         limit : CostLimit
             Cost of its own sums.
         """
-        targets = self.units.candidates([operand.dtype for operand in kind.computation.inputs])
-        if self.method == "implicit" or not targets or not suits(kind):
+        if self.method == "implicit" or not suits(kind):
             return
-        target = targets[0]
-        methods = methods_of(open_target(target))
-        if methods is None:
-            return
-        plans = self._worth_searching(self._winograd_plans(methods, kind, limit), limit)
+        plans = self._worth_searching(self._winograd_plans(kind, limit), limit)
+        methods = self._methods_for([operand.dtype for operand in kind.computation.inputs])
+        # Kernels of integers have im2col among their variants.
+        copies_windows = self.method in ("auto", "explicit") and not _is_integer(kind)
         windows_us: dict[Layout, float] = {}
         for layouts in combinations:
-            for plan in plans:
+            for target, plan in plans:
                 method = WinogradMethod(kind, layouts, plan.parts_us, plan, target)
                 if method.reads_in_place:
                     yield method
-            if self.method not in ("auto", "explicit"):
+            if methods is None or not copies_windows:
                 continue
             image = layouts.image
             if image not in windows_us:
-                windows_us[image] = _windows_us(methods, Im2colMethod(kind, layouts, 0.0))
+                windows_us[image] = _windows_us(methods[1], Im2colMethod(kind, layouts, 0.0))
             if self._admits(limit, windows_us[image], kind.computation.macs):
                 im2col = Im2colMethod(kind, layouts, windows_us[image])
                 if im2col.is_possible:
@@ -120,19 +125,29 @@ class MethodChoices:
         """True if a method may pay, or is insisted on and possible."""
         return limit.admits(parts_us, macs) if self.method == "auto" else math.isfinite(parts_us)
 
-    def _worth_searching(
-        self, plans: Iterable[MethodPlan], limit: CostLimit
-    ) -> Sequence[MethodPlan]:
-        """Return the plans that no plan of another tile size is sure to beat."""
-        sizes = [(plan, plan.parts_us, plan.count * plan.product.macs) for plan in plans]
-        if self.method != "auto" or not sizes:
-            return [plan for plan, _, _ in sizes]
-        best_us = min(limit.most_us(parts_us, macs) for _, parts_us, macs in sizes)
-        return [plan for plan, us, macs in sizes if limit.least_us(us, macs) <= best_us]
+    def _methods_for(self, dtypes: Sequence[str]) -> tuple[HardwareSpec, Methods] | None:
+        """Return the first target for factors of some types, with its methods; None without any."""
+        for leader in self.units.candidates(dtypes):
+            # A target that is named multiplies the types that it is named for.
+            if self.units.named not in (None, leader) and all(map(is_integer, dtypes)):
+                continue
+            target = next(each for each in with_alternatives(leader) if takes(each, dtypes))
+            methods = methods_of(open_target(target))
+            return None if methods is None else (target, methods)
+        return None
 
-    def _winograd_plans(
-        self, methods: Methods, kind: Product, limit: CostLimit
-    ) -> Iterator[MethodPlan]:
+    def _worth_searching(
+        self, plans: Iterable[TargetPlan], limit: CostLimit
+    ) -> Sequence[TargetPlan]:
+        """Return the plans that no plan of another tile size is sure to beat."""
+        sizes = [(each, each[1].parts_us, each[1].count * each[1].product.macs) for each in plans]
+        if self.method != "auto" or not sizes:
+            return [each for each, _, _ in sizes]
+        best_us = min(limit.most_us(parts_us, macs) for _, parts_us, macs in sizes)
+        return [each for each, us, macs in sizes if limit.least_us(us, macs) <= best_us]
+
+    def _winograd_plans(self, kind: Product, limit: CostLimit) -> Iterator[TargetPlan]:
+        """Yield plans of Winograd's method with the targets of their products."""
         for name, outputs in TILES.items():
             if self.method not in ("auto", name):
                 continue
@@ -140,12 +155,17 @@ class MethodChoices:
                 method = winograd(kind.computation, outputs, channels_last=True)
             except WorkloadError:
                 continue
-            if error_growth(method) > MOST_GROWTH:
+            if not method.is_exact and error_growth(method) > MOST_GROWTH:
                 continue
-            plans = sorted(methods.in_place_plans(method), key=lambda plan: plan.parts_us)
+            on_target = self._methods_for([method.product.operand(name).dtype for name in (V, U)])
+            if on_target is None:
+                continue
+            target, methods = on_target
+            in_place = methods.in_place_plans(method, kind.dtype)
+            plans = sorted(in_place, key=lambda plan: plan.parts_us)
             for plan in plans[:_BLOCKINGS]:
                 if self._admits(limit, plan.parts_us, plan.count * plan.product.macs):
-                    yield plan
+                    yield target, plan
 
 
 def _windows_us(methods: Methods, method: Im2colMethod) -> float:
@@ -159,13 +179,15 @@ def _windows_us(methods: Methods, method: Im2colMethod) -> float:
         return math.inf
 
 
-def suits(kind: Product) -> bool:
-    """True if a product is a convolution of floats by windows of several taps.
+def _is_integer(kind: Product) -> bool:
+    return is_integer(kind.computation.output.dtype)
 
-    Winograd of integers is exact in wider integers only, which no instruction of a network
-    multiplies, and kernels of integers have im2col among their variants.
-    """
-    if any(operand.dtype not in UNIT_ROUNDOFF for operand in kind.computation.operands):
+
+def suits(kind: Product) -> bool:
+    """True if a product is a convolution of floats or bytes by windows of several taps."""
+    types = [operand.dtype for operand in kind.computation.operands]
+    of_bytes = all(dtype in BYTES for dtype in types[:-1])
+    if not of_bytes and any(dtype not in UNIT_ROUNDOFF for dtype in types):
         return False
     try:
         conv = as_convolution(kind.computation)

@@ -70,7 +70,7 @@ def verify_network(
 def _planned_verdict(plan: NetworkPlan, operator: Operator, values: Mapping[str, Array]) -> Verdict:
     """Return the verdict on an operator, whose method may have a limit of its own."""
     execution = plan.execution(operator)
-    if isinstance(execution.method, WinogradMethod):
+    if isinstance(execution.method, WinogradMethod) and not execution.method.winograd.is_exact:
         return _transformed_verdict(operator, values, execution.method.winograd)
     first = None if execution.pair is None else plan.graph.producers[operator.inputs[0]]
     return verdict_of(operator, values, first)

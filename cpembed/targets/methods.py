@@ -80,10 +80,17 @@ class Methods(ABC):
         """
         raise LoweringError("this target has no conversions ahead of a product")
 
-    def in_place_plans(self, method: Winograd) -> tuple[MethodPlan, ...]:
+    def in_place_plans(self, method: Winograd, stored: str) -> tuple[MethodPlan, ...]:
         """Return plans that read the image and write the output where they lie, as networks do.
 
-        Their estimates have no conversions. There are none if the target has no such parts.
+        Their estimates have no conversions, but weights that lie in no cache. There are none if the
+        target has no such parts, or does not multiply what is transformed.
+
+        Parameters
+        ----------
+        method : Winograd
+        stored : str
+            Element type of the output in memory.
         """
         return ()
 

@@ -225,6 +225,28 @@ def test_wrong_numbers_are_seen() -> None:
     assert verify(0.0).special_values == "finite"
 
 
+@needs_fma
+@pytest.mark.parametrize("types", ["uint8,int8", pytest.param("int8", marks=pytest.mark.slow)])
+def test_bytes_by_tiles_of_two_are_exact(types: str, tmp_path: Path) -> None:
+    words = "conv2d n=1 c=16 h=10 w=9 k=24 r=3 s=3 pad=1 layout=NHWC"
+    layer = workload(f"{words} dtype={types}", hardware_spec("avx2_int16"))
+    result = run(layer, "avx2_int16", method="winograd_2x2")
+    assert isinstance(result, RunResult)
+    assert result.verification.verified
+    assert result.verification.max_error == 0
+    document = result.to_json()["method"]
+    assert document["exact"]
+    assert "error" not in document
+    # A library transforms weights by generated code.
+    built = build(layer, "avx2_int16", tmp_path, name="layer", method="winograd_2x2")
+    assert isinstance(built, BuildResult)
+    inputs = random_inputs(layer, seed=1)
+    with Library(tmp_path / "liblayer.so", "layer") as library:
+        library.pack(inputs["W"])
+        (actual,) = library.run(inputs["I"])
+    assert np.array_equal(actual, reference(layer, inputs))
+
+
 def test_what_a_method_is_not_for_is_said() -> None:
     strided = Request(_given("conv2d n=1 c=16 h=9 w=9 k=16 r=3 s=3 stride=2"), AVX2)
     with pytest.raises(WorkloadError, match="stride 2 and dilation 1"):

@@ -257,6 +257,84 @@ def test_every_execution_of_a_product_can_be_compiled(
     assert _is_near(graph, result)
 
 
+def _bytes_block(seed: int) -> Graph:
+    """Convolutions of bytes, one with a residual; zero points and data at the ends of types."""
+    draw, numbers = random.Random(seed), np.random.default_rng(seed)
+    channels, size = draw.choice((16, 24, 32)), draw.randint(5, 12)
+    types, shape = [draw.choice(("uint8", "int8")) for _ in range(4)], (1, channels, size, size)
+    window = Window(taps=(3, 3), strides=(1, 1), dilations=(1, 1), before=(1, 1), after=(1, 1))
+    operators: list[Operator] = []
+    constants: dict[str, Any] = {}
+
+    def end(dtype: str) -> int:
+        limits = np.iinfo(dtype)
+        return draw.choice((int(limits.min), int(limits.max), 0))
+
+    for number in range(3):
+        form = convolution(
+            shape, (channels, channels, 3, 3), window, dtypes=(types[number], "int8")
+        )
+        residual = None
+        if number == 2:
+            # It adds the input of the first convolution.
+            residual = Residual(
+                types[0],
+                draw.uniform(0.5, 2),
+                draw.uniform(0.5, 2),
+                end(types[0]),
+                end(types[3]),
+                rounds=draw.random() < 0.5,
+            )
+        epilogue = Epilogue(
+            types[number + 1],
+            scale=True,
+            bias=True,
+            zero_point=end(types[number + 1]),
+            residual=residual,
+        )
+        product = Product(
+            form.computation, form.shape, epilogue=epilogue, padding=end(types[number])
+        )
+        inputs = ["x" if number == 0 else f"t{number - 1}", f"w{number}"]
+        inputs += [f"v{number}{name}" for name in epilogue.vectors] + ["x"] * (number == 2)
+        extremes = draw.random() < 0.5
+        weights = numbers.choice([-128, 127], (channels, channels, 3, 3))
+        if not extremes:
+            weights = numbers.integers(-128, 128, weights.shape)
+        constants[f"w{number}"] = weights.astype(np.int8)
+        for name in epilogue.vectors:
+            bias = numbers.integers(-(2**18), 2**18, channels).astype(np.int32)
+            scale = (numbers.uniform(0.5, 2, channels) / (3000 * channels**0.5)).astype(np.float32)
+            constants[f"v{number}{name}"] = bias if name == "@bias" else scale
+        operators.append(Operator(f"conv{number}", product, tuple(inputs), (f"t{number}",)))
+    arguments = {"x": TensorType(shape, types[0])}
+    return Graph("bytes", arguments, ("t2",), constants, operators=tuple(operators))
+
+
+@needs_fma
+@pytest.mark.quick(1)
+@pytest.mark.parametrize("seed", range(10))
+def test_bytes_by_tiles_of_two_are_exact(seed: int) -> None:
+    graph = _bytes_block(seed)
+    numbers = np.random.default_rng(seed)
+    limits = np.iinfo(graph.inputs["x"].dtype)
+    for extremes in (False, True):
+        shape = graph.inputs["x"].shape
+        x = numbers.integers(limits.min, limits.max, shape, endpoint=True)
+        x = numbers.choice([limits.min, limits.max], shape) if extremes else x
+        inputs = {"x": x.astype(graph.inputs["x"].dtype)}
+        planning = Planning(method="winograd_2x2")
+        result = network(graph, NetworkRequest("native", None, planning, times=False), inputs)
+        assert _methods(result.document) == ["winograd_2x2"] * 3
+        # A zero point that moves by 128 may leave a table before the first convolution.
+        products = [o for o in result.document["operators"] if o["kind"] == "product"]
+        assert all(product["embedded_on"] == "avx2_int16" for product in products)
+        assert all(product["expected_growth"] is None for product in products)
+        assert not result.failed
+        assert np.array_equal(result.run.outputs["t2"], evaluate(graph, inputs)["t2"])
+        report(result.document)
+
+
 @pytest.mark.slow
 @needs_fma
 @pytest.mark.parametrize("method", ["winograd_2x2", "winograd_4x4", "explicit", "auto"])

@@ -8,7 +8,14 @@ import numpy as np
 import pytest
 
 from cpembed.codegen.compiled import CompiledKernel
-from cpembed.codegen.epilogue import RESIDUAL, Epilogue, Placement, Residual, channel_numbers
+from cpembed.codegen.epilogue import (
+    RESIDUAL,
+    SCALE,
+    Epilogue,
+    Placement,
+    Residual,
+    channel_numbers,
+)
 from cpembed.driver.named import hardware_spec, workload
 from cpembed.driver.pipeline import choose
 from cpembed.driver.plan import Request, Selection
@@ -19,6 +26,9 @@ from cpembed.targets.registry import missing_for, open_target
 
 CONV = "conv2d n=1 c=32 h=9 w=9 k=48 r=3 s=3 pad=1 layout=NHWC"
 LAYERS = (CONV, "gemm m=37 n=48 k=64", "depthwise n=1 c=80 h=9 w=9 r=3 s=3 pad=1 layout=NHWC")
+SPECIAL = (np.nan, np.inf, -np.inf, 3e38, -3e38, 1e-40, 0.0, -0.0)
+"""Scales that make results NaN, infinite, or too large for an integer."""
+TARGETS = ("avx512_vnni", "avx2_int8")
 
 
 def epilogues(shape: tuple[int, ...], dtype: str) -> dict[str, Epilogue]:
@@ -39,23 +49,32 @@ def epilogues(shape: tuple[int, ...], dtype: str) -> dict[str, Epilogue]:
             plain, residual=replace(residual, rounds=False)
         ),
         "residual, placed": replace(plain, residual=residual, placement=wide),
+        "zero points at the ends": replace(
+            plain,
+            zero_point=int(np.iinfo(dtype).max),
+            residual=Residual(
+                dtype, 1.3, 0.9, int(np.iinfo(dtype).min), int(np.iinfo(dtype).max), placement=place
+            ),
+        ),
+        "only rounded": replace(plain, dtype="int32"),
     }
 
 
 @pytest.fixture(scope="module")
-def chosen() -> dict[str, Selection]:
-    found: dict[str, Selection] = {}
-    for words in LAYERS:
-        result = choose(Request(workload(words, hardware_spec("avx512_vnni")), "avx512_vnni"))
-        assert isinstance(result, Selection)
-        found[words] = result
-    return found
+def chosen() -> dict[tuple[str, str], Selection]:
+    selections: dict[tuple[str, str], Selection] = {}
+    for target in TARGETS:
+        for words in LAYERS:
+            result = choose(Request(workload(words, hardware_spec(target)), target))
+            assert isinstance(result, Selection)
+            selections[target, words] = result
+    return selections
 
 
 def built(chosen: Selection, epilogue: Epilogue, native: bool) -> CompiledKernel:
     program = chosen.ranked.program
     if not native:
-        target = PortableTarget(hardware_spec("avx512_vnni"))
+        target = PortableTarget(chosen.solved.target)
         return target.build(target.lower(program, epilogue), None)
     target = open_target(chosen.solved.target)
     lowered = target.lower(program, epilogue)
@@ -67,10 +86,14 @@ def built(chosen: Selection, epilogue: Epilogue, native: bool) -> CompiledKernel
 )
 @pytest.mark.parametrize("dtype", ["uint8", pytest.param("int8", marks=pytest.mark.slow)])
 @pytest.mark.parametrize("words", LAYERS, ids=["conv2d", "gemm", "depthwise"])
-def test_bit_for_bit(chosen: dict[str, Selection], words: str, dtype: str, native: bool) -> None:
-    if native and missing_for(hardware_spec("avx512_vnni")):
-        pytest.skip("the processor has no AVX512-VNNI")
-    layer = chosen[words].solved.workload
+@pytest.mark.parametrize("target", TARGETS)
+def test_bit_for_bit(
+    chosen: dict[tuple[str, str], Selection], target: str, words: str, dtype: str, native: bool
+) -> None:
+    if native and missing_for(hardware_spec(target)):
+        pytest.skip(f"the processor lacks features of {target}")
+    selection = chosen[target, words]
+    layer = selection.solved.workload
     inputs = random_inputs(layer, 1)
     expected = Expected(layer, inputs)
     for name, epilogue in epilogues(layer.output.shape, dtype).items():
@@ -82,7 +105,13 @@ def test_bit_for_bit(chosen: dict[str, Selection], words: str, dtype: str, nativ
             shape = layer.output.shape
             other = random.integers(limits.min, limits.max, shape, dtype, endpoint=True)
             vectors[RESIDUAL] = other
-        found = built(chosen[words], epilogue, native).run({**inputs, **vectors})
-        flat = {n: v.reshape(-1) for n, v in vectors.items()}
-        wanted = epilogue.apply(expected.result, flat, channel_numbers(layer), other)
-        assert np.array_equal(found, wanted), name
+        kernel = built(selection, epilogue, native)
+        for special in (False, True):
+            if special:
+                scale = vectors[SCALE].reshape(-1)
+                scale[: len(SPECIAL)] = SPECIAL
+            actual = kernel.run({**inputs, **vectors})
+            flat = {n: v.reshape(-1) for n, v in vectors.items()}
+            with np.errstate(all="ignore"):
+                wanted = epilogue.apply(expected.result, flat, channel_numbers(layer), other)
+            assert np.array_equal(actual, wanted), (name, special)

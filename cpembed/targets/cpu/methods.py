@@ -48,6 +48,7 @@ from cpembed.runtime.measurement.runner import Timing, time_work
 from cpembed.targets.cpu.calibration import Calibration, model_constants
 from cpembed.targets.cpu.estimate import transform_us
 from cpembed.targets.methods import MethodPlan, Methods
+from cpembed.targets.registry import takes
 from cpembed.transform.methods.convolution import Im2col, M, Rewritten, U, V
 from cpembed.transform.methods.cook_toom import Matrix, straight_line
 from cpembed.transform.methods.winograd import Winograd
@@ -163,7 +164,7 @@ class MethodKernel:
         # Weights are transformed ahead, by NumPy.
         conv = self.method.convolution
         image, weights = (np.ascontiguousarray(inputs[o.name]) for o in (conv.image, conv.weights))
-        if isinstance(self.method, Winograd):
+        if isinstance(self.method, Winograd) and not self.method.is_exact:
             # Transformed in double precision, so that weights are rounded only once.
             weights = weights.astype(np.float64)
         packed = self.product.pack(U, self.method.weights_part(weights))
@@ -268,7 +269,6 @@ class MethodKernel:
 _CACHE_SHARES = (0.25, 0.5, 1.0)
 """Fractions of the second-level cache that V and M of a block may take. Which is best depends on
 how often the product then reads U: the estimate of the product says."""
-_FLOATS = ("float32", "float64")
 
 
 @dataclass(frozen=True)
@@ -294,10 +294,8 @@ class CpuMethods(Methods):
             )
             return (CpuMethodPlan(method, method.product, 1, copies_us),)
         assert isinstance(method, Winograd)
-        # Winograd of integers is exact in wider integers only, which the instruction may not
-        # multiply.
-        dtype = method.product.operand(V).dtype
-        if dtype not in _FLOATS:
+        if not self._multiplies(method):
+            dtype = method.product.operand(V).dtype
             multiplied = self.spec.instruction.computation.inputs[0].dtype
             raise LoweringError(
                 f"{self.spec.name}: {method.name} of these integers is exact in {dtype}, "
@@ -307,19 +305,29 @@ class CpuMethods(Methods):
         copies_us = self.conversion_us(image) + self.conversion_us(output)
         return self._block_plans(method, image.elements, copies_us)
 
-    def in_place_plans(self, method: Winograd) -> tuple[MethodPlan, ...]:
-        conv = method.convolution
-        if any(operand.dtype not in _FLOATS for operand in (conv.image, conv.output)):
+    def in_place_plans(self, method: Winograd, stored: str) -> tuple[MethodPlan, ...]:
+        if not self._multiplies(method):
             return ()
-        return self._block_plans(method, conv.image.elements, 0.0)
+        elements = method.convolution.image.elements
+        return self._block_plans(method, elements, self._cold_weights_us(method), stored)
+
+    def _multiplies(self, method: Winograd) -> bool:
+        """True if the instruction multiplies what is transformed: integers only in wider ones."""
+        if not method.is_exact:
+            return True
+        sums, expected = method.product.operand(M).dtype, self.spec.instruction.computation.output
+        factors = [method.product.operand(name).dtype for name in (V, U)]
+        return takes(self.spec, factors) and sums == expected.dtype
 
     def _block_plans(
-        self, method: Winograd, image_elements: int, copies_us: float
+        self, method: Winograd, image_elements: int, copies_us: float, stored: str | None = None
     ) -> tuple[MethodPlan, ...]:
-        plans: list[MethodPlan] = []
+        conv, plans = method.convolution, list[MethodPlan]()
+        image_bytes = image_elements * size_bytes(conv.image.dtype)
+        output_bytes = conv.output.elements * size_bytes(stored or conv.output.dtype)
         for blocks in self._blocks(method):
             product = method.blocked(blocks.size)
-            parts = copies_us + self._transforms_us(method, blocks, image_elements)
+            parts = copies_us + self._transforms_us(method, blocks, image_bytes, output_bytes)
             plans.append(CpuMethodPlan(method, product, blocks.count, parts, blocks=blocks))
         return tuple(plans)
 
@@ -351,9 +359,7 @@ class CpuMethods(Methods):
     def _blocks(self, method: Winograd) -> list[TileBlocks]:
         """Return the blocks to compare, by size; the last one holds all tiles."""
         tiles, cache_bytes = method.tiles, self.machine.cache_bytes[1]
-        extents, dtype = method.product.extents, method.product.operand(V).dtype
-        groups = extents.get("g", 1)
-        tile_bytes = method.places * groups * (extents["c"] + extents["k"]) * size_bytes(dtype)
+        tile_bytes = self._tile_bytes(method)
         # Blocks of equal size, as many as a share of the cache asks for, so that the last one is
         # not a small remainder.
         sizes = {tiles}
@@ -363,25 +369,46 @@ class CpuMethods(Methods):
         threads, vector = self._threads, self._vector_bytes
         return [TileBlocks(tiles, size, threads, vector) for size in sorted(sizes)]
 
+    def _cold_weights_us(self, method: Winograd) -> float:
+        """Return the time of reading those bytes of U that the weights do not have.
+
+        In a network, other layers are computed between two reads of a weight, so that U comes from
+        memory: 7x7 pixels of 512 channels take as long by F(2x2, 3x3) as by their own sums.
+        """
+        conv, machine = method.convolution, self.machine
+        added = _bytes(method, U) - conv.weights.elements * size_bytes(conv.weights.dtype)
+        lines = max(0, added) / model_constants().line_bytes
+        # The product's estimate has U in the third level at the farthest.
+        return lines * (machine.vector_line_ns[3] - machine.vector_line_ns[2]) / self._threads / 1e3
+
+    @staticmethod
+    def _tile_bytes(method: Winograd) -> int:
+        """Return the bytes of V and M of a tile."""
+        return sum(_bytes(method, name) for name in (V, M)) // method.tiles
+
     # ------------------------------------------------------------------------------ what it costs
 
-    def _transforms_us(self, method: Winograd, blocks: TileBlocks, image_elements: int) -> float:
-        """Return the time of the transforms of an image and an output of all tiles."""
-        conv = method.convolution
-        size, line = size_bytes(conv.image.dtype), model_constants().line_bytes
-        extents = method.product.extents
-        places = method.places * extents.get("g", 1)
-        forms = [tiling.form for tiling in method.tilings]
-        block = places * blocks.size * (extents["c"] + extents["k"]) * size
-        level, count = self._level(block), places * method.tiles
-        total = 0.0
-        for depth, matrices, elements, stores in (
-            (extents["c"], [form.input for form in forms], image_elements, True),
-            (extents["k"], [form.output for form in forms], conv.output.elements, False),
+    def _transforms_us(
+        self, method: Winograd, blocks: TileBlocks, image_bytes: int, output_bytes: int
+    ) -> float:
+        """Return the time of the transforms of an image and an output of all tiles.
+
+        Parameters
+        ----------
+        method : Winograd
+        blocks : TileBlocks
+        image_bytes, output_bytes : int
+            Sizes of what is read and written.
+        """
+        line, forms = model_constants().line_bytes, [tiling.form for tiling in method.tilings]
+        level, total = self._level(blocks.size * self._tile_bytes(method)), 0.0
+        for name, matrices, operand_bytes, stores in (
+            (V, [form.input for form in forms], image_bytes, True),
+            (M, [form.output for form in forms], output_bytes, False),
         ):
-            lines = -(-count * depth * size // line)
-            operand_lines = -(-elements * size // line)
-            operand_level = self._level(elements * size)
+            lines = -(-_bytes(method, name) // line)
+            operand_lines = -(-operand_bytes // line)
+            operand_level = self._level(operand_bytes)
             traffic = (
                 (lines, level, operand_lines, operand_level)
                 if stores
@@ -426,6 +453,12 @@ class CpuMethods(Methods):
             for name, memory in instruction.memory.items()
         )
         return max(16, min(64, max(tiles)))
+
+
+def _bytes(method: Winograd, name: str) -> int:
+    """Return the bytes of an operand of a method's product of all tiles."""
+    operand = method.product.operand(name)
+    return operand.elements * size_bytes(operand.dtype)
 
 
 def _operations(matrices: Sequence[Matrix]) -> int:

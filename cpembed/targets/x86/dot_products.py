@@ -8,9 +8,11 @@ from functools import partial
 
 from cpembed.ir.dtypes import dtype_info, is_integer, is_signed, size_bytes
 from cpembed.targets.cpu.dot_products import DotProduct, Registers
-from cpembed.targets.x86.down_converting_store import intrinsic_call, write_narrow
+from cpembed.targets.x86.down_converting_store import YMM_STORES, intrinsic_call, write_narrow
 
 ZMM, YMM = Registers(32, 64), Registers(16, 32)
+WRITE_YMM = partial(write_narrow, registers=YMM_STORES)
+"""Text of stores of sums in registers of 256 bits."""
 
 _VEX_ONLY = ("-avx512f",)
 """Attributes for CPUs without AVX-512: neither its 16 further registers nor EVEX encodings."""
@@ -52,7 +54,7 @@ VPDPBUSD_YMM = replace(
     call=partial(_vpdpbusd, YMM),
     total=partial(_integer_total, YMM),
     attributes=_VEX_ONLY,
-    store=None,
+    store=WRITE_YMM,
 )
 
 
@@ -119,6 +121,7 @@ VPMADDUBSW = DotProduct(
     relative_time=3.0,
     call=_vpmaddubsw,
     attributes=AVX2_ONLY,
+    store=WRITE_YMM,
 )
 VPMADDWD = replace(
     VPMADDUBSW,
@@ -248,7 +251,7 @@ VFMADD231PS_YMM = replace(
     total=partial(_float_total, YMM),
     functions=_total_function(YMM),
     attributes=AVX2_ONLY,
-    store=None,
+    store=WRITE_YMM,
 )
 VFMADD231PS_BF16, VFMADD231PS_BF16_YMM = (
     replace(

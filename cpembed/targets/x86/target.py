@@ -28,7 +28,7 @@ from cpembed.targets.cpu.lowering import BackEnd, Lowered
 from cpembed.targets.cpu.target import CpuTarget
 from cpembed.targets.x86 import amx
 from cpembed.targets.x86.calibrate import ThrottlingProbe, instruction_peak_gops
-from cpembed.targets.x86.dot_products import AVX2_ONLY, DOT_PRODUCTS, YMM, ZMM
+from cpembed.targets.x86.dot_products import AVX2_ONLY, DOT_PRODUCTS, WRITE_YMM, YMM, ZMM
 from cpembed.targets.x86.down_converting_store import write_narrow
 from cpembed.targets.x86.features import missing_features
 from cpembed.transform.program import DerivedProgram
@@ -120,11 +120,11 @@ _YMM_LANES = replace(
     timed="vpdpbusd_ymm",
     registers=YMM,
     attributes=AVX2_ONLY,
-    store=None,
+    store=WRITE_YMM,
 )
 _FLOAT_LANES = LaneProduct("x86.fma_lanes", ZMM, "vfmadd231ps", 1.0, store=write_narrow)
 _YMM_FLOAT_LANES = LaneProduct(
-    "x86.avx2_fma_lanes", YMM, "vfmadd231ps_ymm", 1.0, attributes=AVX2_ONLY
+    "x86.avx2_fma_lanes", YMM, "vfmadd231ps_ymm", 1.0, attributes=AVX2_ONLY, store=WRITE_YMM
 )
 _YMM_WIDENED_LANES = replace(
     _YMM_FLOAT_LANES,

@@ -9,9 +9,9 @@ full.
 
 Integers pass through the transforms without a loss if they fit. Transforms make values larger: a
 tile of ``F(2x2, 3x3)`` of int8 reaches 512, its filters, times 4 so that they are integers, 1152.
-Every value of V, of U and of each sum of M, and each result before it is divided by the scale, has
-to lie in its element type. Then no sum wraps, the division leaves no remainder, and results are the
-convolution's own.
+Every value of V, of U and of each sum of M, and what the output's transform makes of them before
+results are divided by the scale, has to lie in its element type. Then no sum wraps, the division
+leaves no remainder, and results are the convolution's own.
 
 >>> import numpy as np
 >>> from fractions import Fraction
@@ -282,7 +282,16 @@ def _integers(tilings: Sequence[Tiling]) -> tuple[tuple[Tiling, ...], int]:
 
 @dataclass(frozen=True)
 class Ranges:
-    """Largest absolute values of V, U, M and the results before they are divided by the scale."""
+    """Bounds of absolute values.
+
+    Attributes
+    ----------
+    image, weights, products : int
+        Largest values of V, of U and of the sums M.
+    results : int
+        Bound of all values on the way from M to the results, these before they are divided by the
+        scale.
+    """
 
     image: int
     weights: int
@@ -291,16 +300,56 @@ class Ranges:
 
 
 def ranges(conv: Convolution, tilings: Sequence[Tiling]) -> Ranges:
-    """Return the largest absolute values that the parts of a method can have."""
+    """Return bounds of the absolute values that the parts of a method can have."""
     # Nested transforms are the Kronecker product of their matrices. A row's largest value is
     # reached where every input is at that end of its range which the sign of its factor asks for.
     sums = conv.size(conv.channels) * math.prod(t.pieces for t in tilings)
     image = _transformed(conv.image.dtype, [t.form.input for t in tilings])
     weights = _transformed(conv.weights.dtype, [t.form.filter for t in tilings])
     products = [int(v * u * sums) for v, u in zip(image, weights, strict=True)]
-    rows = reduce(np.kron, (np.abs(_as_array(t.form.output, object)) for t in tilings))
-    results = rows @ np.array(products, object)
-    return Ranges(max(image), max(weights), max(products), int(max(results)))
+    pixel, weight = (
+        max(map(abs, dtype_info(operand.dtype).integer_range))
+        for operand in (conv.image, conv.weights)
+    )
+    results = pixel * weight * sums * _largest_combination([t.form for t in tilings])
+    return Ranges(max(image), max(weights), max(products), results)
+
+
+def _largest_combination(forms: Sequence[CookToom]) -> int:
+    """Return the most products of a pixel and a weight that a value of a transform can add up.
+
+    Values are M, and what the nested transforms of the output make of it, one window after the
+    other. Each is a sum of products with coefficients, whose magnitudes are added up: far fewer
+    than by the magnitudes of M alone, since results are sums of a few products.
+    """
+    # Coefficients of nested transforms are products of those of each window.
+    before, during, after = zip(*map(_combinations, forms), strict=True)
+    return max(
+        math.prod(after[:n]) * during[n] * math.prod(before[n + 1 :]) for n in range(len(forms))
+    )
+
+
+def _combinations(form: CookToom) -> tuple[int, int, int]:
+    """Return the largest sums of magnitudes: before, during and after the output's transform."""
+
+    def size(coefficients: Array) -> int:
+        return math.ceil(np.abs(coefficients).sum())
+
+    values = [
+        np.multiply.outer(np.array(pixels, object), np.array(taps, object))
+        for pixels, taps in zip(form.input, form.filter, strict=True)
+    ]
+    during = [size(value) for value in values]
+
+    def summed(step: Step, earlier: list[Array]) -> Array:
+        terms = [factor * earlier[number] for factor, number in step.terms]
+        total = reduce(np.add, terms)
+        during.extend(size(value) for value in (*terms, total))
+        return total
+
+    results = straight_line(form.output).computed(values, summed)
+    after = max(size(value) for value in results if value is not None)
+    return max(during[: len(values)]), max(during), after
 
 
 def _transformed(dtype: str, matrices: Sequence[Matrix]) -> list[int]:

@@ -254,9 +254,11 @@ def test_products_without_methods() -> None:
     depthwise = convolution((1, 8, 8, 8), (8, 1, 3, 3), window, groups=8)
     one = replace(window, taps=(1, 1), before=(0, 0), after=(0, 0))
     single = convolution((1, 8, 8, 8), (8, 8, 1, 1), one)
-    integers = convolution((1, 8, 8, 8), (8, 8, 3, 3), window, dtypes=("uint8", "int8"))
-    for form in (depthwise, single, integers):
+    words = convolution((1, 8, 8, 8), (8, 8, 3, 3), window, dtypes=("int16", "int8"))
+    for form in (depthwise, single, words):
         assert not suits(form.product)
+    integers = convolution((1, 8, 8, 8), (8, 8, 3, 3), window, dtypes=("uint8", "int8"))
+    assert suits(integers.product)
 
 
 def test_a_method_has_to_be_able_to_pay() -> None:
