@@ -14,6 +14,7 @@ import operator
 from collections.abc import Callable, Generator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import cache
+from importlib import import_module
 from types import SimpleNamespace
 from typing import Any
 
@@ -98,15 +99,15 @@ def _tvm() -> Any:
     from cpembed.codegen import runtime
 
     module = runtime.tvm()
-    import tvm.s_tir
-
-    # Relax's parser replaces operators of TensorIR's by those that cast one factor.
-    import tvm.script.parser.relax  # noqa: F401
     from tvm.script.ir_builder.base import IRBuilder, IRBuilderFrame
     from tvm.script.parser import tirx as script
     from tvm.script.parser.core import doc
     from tvm.script.parser.core.evaluator import _eval_op
     from tvm.tirx.script import builder
+
+    import_module("tvm.s_tir")
+    # Relax's parser replaces operators of TensorIR's by those that cast one factor.
+    import_module("tvm.script.parser.relax")
 
     # What the parser's operators are for expressions, and what Python's are for numbers.
     operators = {
@@ -136,8 +137,9 @@ class _Reader:
         if len(node.decorator_list) != 1 or node.returns is not None:
             raise UnreadableError(node)
         (decorator,) = node.decorator_list
-        called = isinstance(decorator, ast.Call) and not decorator.args
-        if not called or ast.unparse(decorator.func) != "T.prim_func":
+        if not isinstance(decorator, ast.Call) or decorator.args:
+            raise UnreadableError(node)
+        if ast.unparse(decorator.func) != "T.prim_func":
             raise UnreadableError(node)
         flags = {each.arg: ast.literal_eval(each.value) for each in decorator.keywords}
         if not flags.keys() <= {"private", "s_tir"}:
@@ -311,8 +313,8 @@ class _Reader:
         function = self.value(node.func)
         attribute = node.func.attr if isinstance(node.func, ast.Attribute) else None
         read = self.value if attribute in (None, *_REGIONS) else self._with_step
-        keywords = {each.arg: self.value(each.value) for each in node.keywords}
-        if None in keywords:
+        keywords = {each.arg: self.value(each.value) for each in node.keywords if each.arg}
+        if len(keywords) != len(node.keywords):
             raise UnreadableError(node)
         return function(*map(read, node.args), **keywords)
 
@@ -346,12 +348,12 @@ class _Reader:
         return [*map(self.value, node.elts)]
 
     def _dict(self, node: ast.Dict) -> Any:
-        if None in node.keys:
-            raise UnreadableError(node)
-        return {
-            self.value(key): self.value(value)
-            for key, value in zip(node.keys, node.values, strict=True)
-        }
+        entries: dict[Any, Any] = {}
+        for key, value in zip(node.keys, node.values, strict=True):
+            if key is None:
+                raise UnreadableError(node)
+            entries[self.value(key)] = self.value(value)
+        return entries
 
 
 _EXPRESSIONS: dict[type[ast.expr], Callable[[_Reader, Any], Any]] = {
