@@ -190,7 +190,7 @@ def test_in_a_network(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     request = NetworkRequest(TARGET, planning=Planning(cache=Cache(tmp_path)), times=False)
     result = network(source, request, inputs_of(source, random))
     result.require()
-    (row,) = [r for r in result.document["operators"] if r["kind"] == "quantized attention"]
+    (row,) = [r for r in result.document["operators"] if r["kind"] == "quantizedattention"]
     assert row["verified"]
     assert row["verified_with_special_values"]
     assert row["macs"] == 3 * 20 * 33 * (16 + 8)
