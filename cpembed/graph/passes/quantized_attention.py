@@ -62,6 +62,8 @@ def _pieces(
     before, weights = list[str](), ""
     operators: list[Operator] = []
     for label, piece, _ in kind.pieces(types):
+        if label == "scores" and kind.scaling.expression == Input(0):
+            continue
         match label:
             case "products":
                 names = [*operator.inputs[:2], *constants("scale", kind.vectors(0))]
@@ -90,14 +92,13 @@ def _attention(graph: Graph, softmax: Operator) -> tuple[Operator, Operator] | N
     assert isinstance(softmax.kind, Softmax)
     rank = len(graph.types[softmax.output].shape)
     quantize = only_reader(graph, softmax.output)
-    scaling = producer_of(graph, softmax.inputs[0], Elementwise)
-    if softmax.kind.axis % rank != rank - 1 or scaling is None or quantize is None:
+    if softmax.kind.axis % rank != rank - 1 or quantize is None:
         return None
-    if only_reader(graph, softmax.inputs[0]) is None or scaling[1].dtype != "float32":
+    if graph.types[softmax.inputs[0]].dtype != "float32":
         return None
     if not isinstance(quantize.kind, Quantize) or len(quantize.kind.scale) != 1:
         return None
-    scores = _summed(graph, scaling[0])
+    scores = _scores(graph, softmax.inputs[0])
     after = _values(graph, quantize.output)
     if scores is None or after is None:
         return None
@@ -129,6 +130,29 @@ def _attention(graph: Graph, softmax: Operator) -> tuple[Operator, Operator] | N
     return last, Operator(values.name, kind, inputs, last.outputs)
 
 
+def _scores(graph: Graph, name: str) -> tuple[Operator, Elementwise, list[str]] | None:
+    """Return the product of scores, what is computed from it, and further tensors that this reads.
+
+    A scale alone is part of the product's epilogue, and leaves nothing to compute.
+    """
+    if only_reader(graph, name) is None:
+        return None
+    product = _product_of_scores(graph, name)
+    if product is not None:
+        return product, Elementwise(Input(0), "float32"), []
+    scaling = producer_of(graph, name, Elementwise)
+    return None if scaling is None else _summed(graph, scaling[0])
+
+
+def _product_of_scores(graph: Graph, name: str) -> Operator | None:
+    """Return the product of bytes that writes a tensor which one operator reads."""
+    product = producer_of(graph, name, Product)
+    if product is None or only_reader(graph, name) is None:
+        return None
+    bytes_vary = _multiplies_varying_bytes(graph, product[0])
+    return product[0] if bytes_vary and _is_scaled_alike(graph, product[0]) else None
+
+
 def _summed(graph: Graph, scaling: Operator) -> tuple[Operator, Elementwise, list[str]] | None:
     """Return the product of an elementwise operator's input, and its kind with that input first.
 
@@ -137,16 +161,12 @@ def _summed(graph: Graph, scaling: Operator) -> tuple[Operator, Elementwise, lis
     assert isinstance(scaling.kind, Elementwise)
     shape = graph.types[scaling.output].shape
     for number, name in enumerate(scaling.inputs):
-        product = producer_of(graph, name, Product)
+        product = _product_of_scores(graph, name)
         if product is None or graph.types[name].shape != shape:
-            continue
-        if only_reader(graph, name) is None or not _multiplies_varying_bytes(graph, product[0]):
-            continue
-        if not _is_scaled_alike(graph, product[0]):
             continue
         order = [number, *(k for k in range(len(scaling.inputs)) if k != number)]
         kind = _reordered(graph, scaling, order)
-        return product[0], kind, [scaling.inputs[k] for k in order[1:]]
+        return product, kind, [scaling.inputs[k] for k in order[1:]]
     return None
 
 
