@@ -87,7 +87,7 @@ class Attention(nn.Module):
             h = h + self.positions[: x.shape[1]]
         y = torch.softmax(self.q(h) @ self.k(h).transpose(1, 2), -1) @ h
         if self.rest:
-            y = torch.special.i0(y).reshape(x.shape[0], x.shape[1], -1)
+            y = torch.special.bessel_j0(y).reshape(x.shape[0], x.shape[1], -1)
         return self.o(y)
 
 
