@@ -320,7 +320,7 @@ def _value(
 def _with_residual(
     registers: StoreRegisters, nest: Nest, epilogue: Epilogue, value: str, vector: _Vector
 ) -> str:
-    """Return a vector with the residual added, as :class:`Residual` defines it.
+    """Return a vector with the residual of :class:`~cpembed.codegen.epilogue.Residual` added.
 
     Parameters
     ----------
