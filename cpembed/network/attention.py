@@ -66,8 +66,8 @@ products of so many rows lose on keys that are not packed (measured on a Zen 3, 
 
 _STREAMED_BYTES = 32 << 10
 """Maximum number of bytes of a tile's keys and values where each is read once: half of them are
-requested at a time (measured on a Zen 3, 1,024 keys of depth 128: tiles of 32 keys with requests
-took 0.72 of the time of tiles of 512 without them, tiles of 128 without them 0.83)."""
+requested at a time (1,024 keys of depth 128 on a Zen 3 with other work: tiles of 32 keys with
+requests took about 0.7 of the time of tiles of 512 without them, tiles of 128 without 0.8)."""
 
 _PART_KEYS, _PART_COST = 128, 0.02
 """Minimum number of keys of a part, and fraction of the time that each further part adds."""
