@@ -166,7 +166,13 @@ class Layers:
 
 
 def window(taps: int, stride: int, padding: int) -> Window:
-    """Return a square window."""
+    """Return a square window.
+
+    Parameters
+    ----------
+    taps, stride, padding : int
+        Of each axis; the padding is that of each side, in elements.
+    """
     return Window(
         taps=(taps, taps),
         strides=(stride, stride),

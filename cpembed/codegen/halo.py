@@ -277,7 +277,7 @@ def _shares(walks: tuple[_Walk, ...], points: int) -> tuple[float, ...]:
     # are left out independently.
     kinds = _border_places(walks, points)
     joint = [[_Place(coordinate=walk.coordinate)] for walk in walks]
-    split = [list(kind) != whole for kind, whole in zip(kinds, joint, strict=True)]
+    split = [list(kind) != alone for kind, alone in zip(kinds, joint, strict=True)]
     return tuple(map(_coordinate_share, walks, split))
 
 

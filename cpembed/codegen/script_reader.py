@@ -327,12 +327,12 @@ class _Reader:
     def _index(self, node: ast.expr, step: int | None) -> Any:
         if not isinstance(node, ast.Slice):
             return self.value(node)
-        lower, upper, own = (
+        lower, upper, increment = (
             None if each is None else self.value(each)
             for each in (node.lower, node.upper, node.step)
         )
         is_open = node.lower is None or node.upper is None
-        return slice(lower, upper, step if own is None and not is_open else own)
+        return slice(lower, upper, step if increment is None and not is_open else increment)
 
     def _slice(self, node: ast.Slice) -> Any:
         return self._index(node, None)

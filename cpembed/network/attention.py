@@ -218,13 +218,11 @@ class AttentionChoice:
             If a product of tiles has no kernel.
         """
         costs = AttentionCosts(self.kind, self.tiles, target, self.threads)
-        products = [tile_product(self.products, each, self.kind.label) for each in self.requests]
-        first, second = products
-        recorded = [TileProduct.recorded(recorded_kernel(each, None, {}, 1)) for each in products]
+        products, recorded = tile_products(self.products, self.requests, self.kind.label)
         operands = Operands(inputs, outputs, self.threads)
-        planned = attention_plan(self.kind, operands, self.tiles, recorded[0], recorded[1])
+        planned = attention_plan(self.kind, operands, self.tiles, *recorded)
         cost = costs.total_us(products, recorded, inputs, outputs)
-        return AttentionKernel(planned, self.tiles, (first, second), cost)
+        return AttentionKernel(planned, self.tiles, products, cost)
 
     def split_us(self, target: AnyTarget, limit: float) -> float:
         """Estimate the time of the two products and the softmax as operators of their own.
@@ -257,7 +255,32 @@ class AttentionChoice:
         )
 
 
-def tile_product(products: ProductKernels, request: KernelRequest, label: str) -> ProductKernel:
+def tile_products(
+    products: ProductKernels, requests: Sequence[KernelRequest], label: str
+) -> tuple[tuple[ProductKernel, ProductKernel], tuple[TileProduct, TileProduct]]:
+    """Return the kernels of the two products of attention's tiles, and these as parts of another.
+
+    Parameters
+    ----------
+    products : ProductKernels
+    requests : sequence of KernelRequest
+        The products of scores and of values.
+    label : str
+        Name of the operator in messages.
+
+    Raises
+    ------
+    LoweringError
+        If a product of tiles has no kernel.
+    """
+    first, second = (_tile_product(products, each, label) for each in requests)
+    scores, values = (
+        TileProduct.recorded(recorded_kernel(each, None, {}, 1)) for each in (first, second)
+    )
+    return (first, second), (scores, values)
+
+
+def _tile_product(products: ProductKernels, request: KernelRequest, label: str) -> ProductKernel:
     """Return the kernel of a product of tiles, if need be with operands that are packed.
 
     Parameters
@@ -289,7 +312,24 @@ def _strides(shape: Sequence[int], axes: str) -> Mapping[str, int]:
 def matrix(
     row: str, rows: int, column: str, columns: int, strides: Mapping[str, int], axis: str
 ) -> tuple[str, tuple[int, int]]:
-    """Return index and shape of a matrix inside a tensor, whose rows are along ``axis``."""
+    """Return index and shape of a matrix inside a tensor, whose rows are along ``axis``.
+
+    Parameters
+    ----------
+    row, column : str
+        Expressions of the indices of an element.
+    rows, columns : int
+        Extents of the matrix.
+    strides : mapping of str to int
+        Distance along each axis of attention, in elements; columns are along ``d``.
+    axis : str
+        Axis of the rows.
+
+    Raises
+    ------
+    LoweringError
+        If neither rows nor columns are contiguous in memory.
+    """
     along, across = strides[axis], strides["d"]
     if across == 1 or columns == 1:
         return f"{row}, {column}", (rows, max(columns, along))

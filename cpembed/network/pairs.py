@@ -77,6 +77,12 @@ def obstacle(graph: Graph, first: Operator, second: Operator) -> str | None:
     """Return why no kernel computes a convolution and what reads its result; None if one may.
 
     The kind of the reason comes first, before a colon if there is more to say.
+
+    Parameters
+    ----------
+    graph : Graph
+    first, second : Operator
+        The convolution, and the operator that reads its result first.
     """
     between, producer = second.inputs[0], first.kind
     assert isinstance(producer, Product)

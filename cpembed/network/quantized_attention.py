@@ -13,11 +13,11 @@ from cpembed.graph.kinds import Product, QuantizedAttention, TensorType
 from cpembed.graph.passes.quantized_attention import expressions_of_sums
 from cpembed.ir.computation import Computation
 from cpembed.ir.parser import parse_computation
-from cpembed.network.attention import AttentionKernel, matrix, tile_product
+from cpembed.network.attention import AttentionKernel, matrix, tile_products
 from cpembed.network.attention_costs import launched_us, tile_us
 from cpembed.network.layout import row_major_strides
 from cpembed.network.operator_costs import estimate_copy_us, estimate_operator_us
-from cpembed.network.operators.attention_tiles import TileProduct, Tiles
+from cpembed.network.operators.attention_tiles import Tiles
 from cpembed.network.operators.emission import Operands
 from cpembed.network.operators.nest import PlacedTensor
 from cpembed.network.operators.quantized_attention import (
@@ -34,7 +34,6 @@ from cpembed.network.product_kernels import (
     KernelRequest,
     ProductKernels,
     least_unit_us,
-    recorded_kernel,
 )
 from cpembed.targets.capabilities import AnyTarget, host_times
 from cpembed.targets.registry import open_target
@@ -227,12 +226,10 @@ class QuantizedAttentionChoice:
         LoweringError
             If a product of a block has no kernel.
         """
-        products = [tile_product(self.products, each, self.kind.label) for each in self.requests]
-        first, second = products
-        recorded = [TileProduct.recorded(recorded_kernel(each, None, {}, 1)) for each in products]
+        products, recorded = tile_products(self.products, self.requests, self.kind.label)
         operands = Operands(inputs, outputs, self.threads)
         planned = quantized_attention_plan(
-            self.kind, operands, self.tiles, (recorded[0], recorded[1]), self.broadcasts
+            self.kind, operands, self.tiles, recorded, self.broadcasts
         )
         times = host_times(target)
         softmax_us = self._softmax_operations() * times.operation_ns / 1e3
@@ -243,7 +240,7 @@ class QuantizedAttentionChoice:
             if product.packing(name) is not None
         )
         cost = packed + launched_us(self.tiles, self.threads, times, busy)
-        return AttentionKernel(planned, self.tiles, (first, second), cost)
+        return AttentionKernel(planned, self.tiles, products, cost)
 
     def _softmax_operations(self) -> float:
         """Return the operations on vectors between the products of a block, and after them."""

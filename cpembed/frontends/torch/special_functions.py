@@ -71,15 +71,22 @@ def _log_gamma(x: torch.Tensor) -> torch.Tensor:
     return torch.where(reflects, reflected, value)
 
 
+def _raised(
+    z: torch.Tensor, term: Callable[[torch.Tensor], torch.Tensor]
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Return arguments large enough for an asymptotic series, and the terms of the steps there."""
+    near = z < _SHIFT
+    total = torch.zeros_like(z)
+    for k in range(_SHIFT):
+        total = total + torch.where(near, term(z + k), 0.0)
+    return torch.where(near, z + _SHIFT, z), total
+
+
 def _digamma(x: torch.Tensor) -> torch.Tensor:
     # psi(1 - x) - psi(x) = pi / tan(pi x).
     reflects = x < 0
     z = torch.where(reflects, 1 - x, x)
-    near = z < _SHIFT
-    total = torch.zeros_like(z)
-    for k in range(_SHIFT):
-        total = total + torch.where(near, 1 / (z + k), 0.0)
-    shifted = torch.where(near, z + _SHIFT, z)
+    shifted, total = _raised(z, lambda each: 1 / each)
     square = 1 / (shifted * shifted)
     tail = square * _polynomial(square, (-1 / 132, 1 / 240, -1 / 252, 1 / 120, -1 / 12))
     value = torch.log(shifted) - 0.5 / shifted + tail - total
@@ -95,11 +102,7 @@ def _trigamma(x: torch.Tensor) -> torch.Tensor:
     # psi'(1 - x) + psi'(x) = (pi / sin(pi x))^2.
     reflects = x < 0.5
     z = torch.where(reflects, 1 - x, x)
-    near = z < _SHIFT
-    total = torch.zeros_like(z)
-    for k in range(_SHIFT):
-        total = total + torch.where(near, 1 / ((z + k) * (z + k)), 0.0)
-    shifted = torch.where(near, z + _SHIFT, z)
+    shifted, total = _raised(z, lambda each: 1 / (each * each))
     inverse = 1 / shifted
     square = inverse * inverse
     tail = inverse * square * _polynomial(square, (5 / 66, -1 / 30, 1 / 42, -1 / 30, 1 / 6))
