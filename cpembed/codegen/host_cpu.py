@@ -109,6 +109,10 @@ class cache_by_processor(Generic[P, R]):  # noqa: N801
             self._results[key] = self._function(*arguments, **keywords)
         return self._results[key]
 
+    def __reduce__(self) -> str:
+        # By its name, as a function is pickled: a worker calls its own.
+        return self._function.__qualname__
+
     def cache_clear(self) -> None:
         """Drop all results."""
         self._results.clear()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import pickle
 import subprocess
 import sys
 
@@ -12,6 +13,7 @@ from cpembed.codegen import host_cpu as module
 from cpembed.codegen import runtime
 from cpembed.codegen.host_cpu import HIDE_VARIABLE, NAME_VARIABLE, feature_table, host_cpu
 from cpembed.codegen.plan import KernelPlan
+from cpembed.codegen.runtime import compiled_for
 
 LLVM_FEATURES = feature_table().names
 OLD = {"sse3", "ssse3", "sse4.1", "sse4.2", "avx"}
@@ -159,6 +161,11 @@ def layer_of(target: str) -> str:
     if len({computation.access(operand.name).iterators for operand in computation.operands}) == 1:
         words = "depthwise n=1 c=32 h=8 w=8 r=3 s=3 pad=1 layout=NHWC"
     return f"{words} --target {target} --json"
+
+
+def test_functions_that_are_cached_by_processor_are_pickled_by_name() -> None:
+    """Workers are asked for them; a pickle of a copy would run them in this process instead."""
+    assert pickle.loads(pickle.dumps(compiled_for)) is compiled_for
 
 
 @needs_x86
