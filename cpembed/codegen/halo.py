@@ -276,8 +276,8 @@ def _shares(walks: tuple[_Walk, ...], points: int) -> tuple[float, ...]:
     # Coordinates are counted one by one and their shares multiplied: rows and columns of a filter
     # are left out independently.
     kinds = _border_places(walks, points)
-    joint = [[_Place(coordinate=walk.coordinate)] for walk in walks]
-    split = [list(kind) != alone for kind, alone in zip(kinds, joint, strict=True)]
+    joint_places = [[_Place(coordinate=walk.coordinate)] for walk in walks]
+    split = [list(kind) != joint for kind, joint in zip(kinds, joint_places, strict=True)]
     return tuple(map(_coordinate_share, walks, split))
 
 
