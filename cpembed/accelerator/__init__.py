@@ -1,0 +1,1 @@
+"""Programs for accelerators of several instructions: planned, proven, executed, estimated."""

@@ -1,0 +1,107 @@
+"""Specification of a program: scalar statements over named tensors.
+
+An operator of a network becomes a few statements, each of which instructions may compute: sums of
+products, their requantization, the addition of a residual. Operators with several such forms have
+several specifications, between which the planner decides.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from cpembed.errors import InvariantError
+from cpembed.ir.computation import Computation, Operand
+from cpembed.ir.dtypes import numpy_dtype
+from cpembed.ir.reference import reference
+
+Array = NDArray[Any]
+
+
+@dataclass(frozen=True)
+class Statement:
+    """A computation whose operands are named as the tensors of the specification.
+
+    ``accumulates`` is true for a reduction that goes on from what an earlier statement wrote to
+    the same tensor, such as a bias.
+    """
+
+    computation: Computation
+    accumulates: bool = False
+
+    @property
+    def reads(self) -> tuple[Operand, ...]:
+        return self.computation.inputs
+
+    @property
+    def output(self) -> Operand:
+        return self.computation.output
+
+
+@dataclass(frozen=True)
+class Specification:
+    """Statements in their order, and what is there before and wanted after them.
+
+    Attributes
+    ----------
+    inputs : tuple of str
+        Tensors that differ from call to call.
+    constants : mapping of str to ndarray
+        Tensors with the same elements in every call.
+    outputs : tuple of str
+        Tensors that are the result.
+    deviation : str
+        Bound on how far the statements are from the operator that they stand for; empty if they
+        are equal.
+    """
+
+    name: str
+    statements: tuple[Statement, ...]
+    inputs: tuple[str, ...]
+    outputs: tuple[str, ...]
+    constants: Mapping[str, Array]
+    deviation: str = ""
+
+    @property
+    def operands(self) -> dict[str, Operand]:
+        """Shape and element type of every tensor."""
+        operands: dict[str, Operand] = {}
+        for statement in self.statements:
+            for operand in statement.computation.operands:
+                operands.setdefault(operand.name, operand)
+        return operands
+
+    def temporaries(self) -> Iterator[str]:
+        """Yield the tensors that are neither there before nor a result."""
+        outside = {*self.inputs, *self.constants, *self.outputs}
+        yield from (name for name in self.operands if name not in outside)
+
+    def evaluate(self, inputs: Mapping[str, Array]) -> dict[str, Array]:
+        """Compute every tensor in numpy, in the shapes of the statements' operands."""
+        values: dict[str, Array] = {**self.constants, **inputs}
+        for statement in self.statements:
+            computation = statement.computation
+            arrays = {
+                operand.tensor: np.asarray(values[operand.tensor]).reshape(operand.shape)
+                for operand in computation.inputs
+            }
+            result = reference(computation, arrays)
+            name = statement.output.tensor
+            if statement.accumulates:
+                result = _accumulated(statement, values[name], result)
+            values[name] = result
+        return values
+
+
+def _accumulated(statement: Statement, before: Array, result: Array) -> Array:
+    """Combine the old contents of an output with a reduction that began anew."""
+    operation = statement.computation.statement.reduction
+    dtype = numpy_dtype(statement.output.dtype)
+    combine = {"add": np.add, "max": np.maximum, "min": np.minimum}.get(operation or "")
+    if combine is None:
+        raise InvariantError(f"{statement.computation} does not go on from an earlier statement")
+    return combine(before.reshape(result.shape), result).astype(dtype)
