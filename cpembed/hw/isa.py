@@ -100,7 +100,7 @@ class IsaMemory:
 
     def lanes(self, dtype: str) -> int:
         """Return the number of elements of a type that a row holds."""
-        return 8 * self.row_bytes // dtype_info(dtype).bits
+        return 8 * self.row_bytes // dtype_info(dtype).storage_bits
 
 
 @dataclass(frozen=True, kw_only=True)

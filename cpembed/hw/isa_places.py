@@ -15,7 +15,7 @@ from cpembed.hw.isa import IMMEDIATE, IsaMemory, MemoryKind, OperandPlace, Strid
 from cpembed.hw.isa_tables import PlaceTable
 from cpembed.hw.schema import Key, close_match, joined, spec_error
 from cpembed.ir.computation import Computation
-from cpembed.ir.dtypes import is_integer, size_bytes
+from cpembed.ir.dtypes import is_integer, storage_bytes
 
 _MAX_STRIDE = 2**32
 """Maximum distance between neighbours along a dimension."""
@@ -217,7 +217,7 @@ class PlaceReader:
         self, place: OperandPlace, sizes: Mapping[str, int], memory: IsaMemory
     ) -> None:
         width = math.prod(digit.size(sizes[digit.axis]) for digit in place.lanes)
-        needed = width * size_bytes(place.dtype)
+        needed = storage_bytes(width, place.dtype)
         problem = f"{width} lanes of {place.dtype} are {needed} bytes"
         problem += f"; a row of {memory.name} has {memory.row_bytes}"
         self._need(needed <= memory.row_bytes, ("lanes",), problem)
