@@ -9,7 +9,7 @@ import numpy as np
 from cpembed.accelerator.operators.forms import FormBuilder, Forms, NoForm, OperatorForm, number
 from cpembed.accelerator.operators.logical import dimension_order
 from cpembed.accelerator.operators.products import bounded, inexact_text
-from cpembed.accelerator.operators.scalar_texts import INEXACT, operations, scalar_text
+from cpembed.accelerator.operators.scalar_texts import INEXACT, operations, scalar_text, without_rounding
 from cpembed.graph.graph import Graph, Operator
 from cpembed.graph.kinds import Apply, Dequantize, Elementwise, Input, Number, Quantize, Scalar, Table
 from cpembed.graph.kinds.base import axis_of
@@ -53,6 +53,8 @@ def _expression(
     reads = [
         _read(builder, graph, name, extents, names, floats=floats) for name in operator.inputs
     ]
+    if floats and is_integer(dtype):
+        expression = without_rounding(expression)
     text = scalar_text(expression, reads, floats=floats)
     if text is None or (not floats and is_integer(dtype) is False):
         return None

@@ -8,7 +8,7 @@ shift.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -22,7 +22,7 @@ from cpembed.accelerator.operators.forms import (
     renamed_operands,
 )
 from cpembed.accelerator.operators.logical import dimension_order, split_order
-from cpembed.accelerator.operators.scalar_texts import INEXACT, operations, scalar_text
+from cpembed.accelerator.operators.scalar_texts import INEXACT, operations, scalar_text, without_rounding
 from cpembed.accelerator.specification import Array, Statement
 from cpembed.codegen.epilogue import BIAS, SCALE, Epilogue, Residual, channel_axes, channel_numbers
 from cpembed.graph.graph import Graph, Operator
@@ -499,13 +499,16 @@ def _chained(operator: Operator, graph: Graph, kind: Product) -> OperatorForm | 
         inputs.append(f"float32(R[{parts.index}])")
     for name in epilogue.chain.names:
         inputs.append(parts.vector_text(name.removeprefix("@"), parts.vector(name), names))
-    text = scalar_text(epilogue.chain.expression, inputs, floats=True)
+    expression = epilogue.chain.expression
+    if is_integer(epilogue.dtype):
+        expression = without_rounding(expression)
+    text = scalar_text(expression, inputs, floats=True)
     if text is None:
         return None
     if is_integer(epilogue.dtype):
         text = f"{epilogue.dtype}({text})"
     parts.builder.add(f"Y[{parts.index}] = {text}", parts.extents, names)
-    inexact = INEXACT & operations(epilogue.chain.expression)
+    inexact = INEXACT & operations(expression)
     return parts.builder.form("", inexact_text(inexact))
 
 
@@ -515,5 +518,3 @@ def inexact_text(inexact: set[str] | frozenset[str]) -> str:
         return ""
     return f"units in the last place of float32 in {', '.join(sorted(inexact))}"
 
-
-_: Mapping[str, str] = {}
