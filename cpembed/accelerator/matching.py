@@ -11,7 +11,7 @@ from __future__ import annotations
 import itertools
 import math
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property, lru_cache
 
 from cpembed.accelerator.instruction_forms import (
@@ -22,7 +22,12 @@ from cpembed.accelerator.instruction_forms import (
 )
 from cpembed.accelerator.normal_form import Clamps, normal_computation, value_range
 from cpembed.accelerator.specification import Statement
-from cpembed.accelerator.structures import Structure, structures
+from cpembed.accelerator.structures import (
+    Structure,
+    canonical_names,
+    renamed_access,
+    structures,
+)
 from cpembed.embedding.embedding import Digit
 from cpembed.hw.instruction import InstructionAxis
 from cpembed.hw.isa import InstructionSet, IsaInstruction
@@ -182,6 +187,21 @@ def match_statement(statement: Statement, machine: InstructionSet) -> Matching:
     Matching
         Matches by their number of executions, and a reason for each instruction without one.
     """
+    canonical, axes, operands = canonical_names(statement.computation)
+    key = id(machine), canonical, statement.accumulates
+    if key not in _matchings:
+        # The machine is kept, so that its identity stays its own.
+        found = _matched(Statement(canonical, statement.accumulates), machine)
+        _matchings[key] = machine, found
+    return _with_names(_matchings[key][1], statement, axes, operands)
+
+
+_matchings: dict[tuple[int, Computation, bool], tuple[InstructionSet, Matching]] = {}
+"""Matchings of statements in canonical names, with their machine."""
+
+
+def _matched(statement: Statement, machine: InstructionSet) -> Matching:
+    """Match a statement with every form of every instruction."""
     every: list[Match] = []
     rejections: list[Rejection] = []
     complete = True
@@ -196,6 +216,40 @@ def match_statement(statement: Statement, machine: InstructionSet) -> Matching:
     rejections.sort(key=lambda rejection: rejection.distance)
     shown = tuple(every[:_MOST_MATCHES])
     return Matching(statement, shown, tuple(rejections), len(every) - len(shown), complete)
+
+
+def _with_names(
+    matching: Matching, statement: Statement, axes: Mapping[str, str], operands: Mapping[str, str]
+) -> Matching:
+    """Return a matching in the names of another statement."""
+
+    def text(line: str) -> str:
+        for short, name in (*axes.items(), *operands.items()):
+            line = line.replace(short, name)
+        return line
+
+    def renamed(match: Match) -> Match:
+        return replace(
+            match,
+            statement=statement,
+            axes={
+                axis: tuple(replace(digit, axis=axes[digit.axis]) for digit in digits)
+                for axis, digits in match.axes.items()
+            },
+            accesses={
+                name: renamed_access(access, axes, operands)
+                for name, access in match.accesses.items()
+            },
+            conditions=tuple(map(text, match.conditions)),
+            notes=tuple(map(text, match.notes)),
+        )
+
+    return replace(
+        matching,
+        statement=statement,
+        matches=tuple(map(renamed, matching.matches)),
+        rejections=tuple(replace(r, reason=text(r.reason)) for r in matching.rejections),
+    )
 
 
 def _digits(match: Match) -> int:
