@@ -10,15 +10,18 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property, lru_cache
 
 from cpembed.accelerator.instruction_forms import (
     InstructionForm,
     LiftedStatement,
+    Operations,
+    constant_count,
     instruction_forms,
     lifted_statements,
+    operations,
 )
 from cpembed.accelerator.normal_form import Clamps, normal_computation, value_range
 from cpembed.accelerator.specification import Statement
@@ -34,7 +37,7 @@ from cpembed.hw.isa import InstructionSet, IsaInstruction
 from cpembed.ir.accesses import is_neutral
 from cpembed.ir.computation import AxisKind, Computation
 from cpembed.ir.dtypes import dtype_info, is_integer
-from cpembed.ir.expression import Access, Operation, walk
+from cpembed.ir.expression import Access
 
 _MOST_MATCHES = 64
 """Maximum number of matches of a statement; those with the fewest executions are returned."""
@@ -211,7 +214,7 @@ def _matched(statement: Statement, machine: InstructionSet) -> Matching:
         merged = _distinct(m for attempt in attempts for m in attempt.matches)
         every += merged
         if not merged and attempts:
-            rejections.append(min((a.rejection for a in attempts), key=lambda r: r.distance))
+            rejections.append(_nearest(attempts))
     every.sort(key=lambda match: (match.executions, match.cycles, _digits(match)))
     rejections.sort(key=lambda rejection: rejection.distance)
     shown = tuple(every[:_MOST_MATCHES])
@@ -289,7 +292,7 @@ class _Attempt:
     """Matches of one form, or why there are none."""
 
     matches: tuple[Match, ...]
-    rejection: Rejection
+    rejection: Callable[[], Rejection]
     complete: bool = True
 
 
@@ -300,37 +303,59 @@ def _written(computation: Computation) -> tuple[Computation, ...]:
     return tuple(dict.fromkeys((*forms, computation)))
 
 
+_Candidates = Mapping[tuple[Operations, int], Sequence[LiftedStatement]]
+"""Written forms of a statement, by their operations and the number of their constants."""
+
+
+@lru_cache(maxsize=1024)
+def _written_forms(computation: Computation) -> _Candidates:
+    """Return all written forms of a statement, with its constants lifted in every way."""
+    forms: dict[tuple[Operations, int], list[LiftedStatement]] = {}
+    for written in _written(computation):
+        for constants in range(constant_count(written) + 1):
+            for lifted in lifted_statements(written, constants):
+                forms.setdefault((lifted.operations, constants), []).append(lifted)
+    return forms
+
+
 def _match_form(statement: Statement, form: InstructionForm) -> _Attempt:
     instruction = form.instruction
     reduces = form.computation.statement.reduction is not None
     if statement.accumulates and reduces and not instruction.accumulates:
         reason = "it begins sums anew and the statement goes on from earlier ones"
-        return _Attempt((), Rejection(instruction.name, reason, 1))
-    candidates: list[Match] = []
-    reasons: list[Rejection] = []
-    complete = True
-    for written in _written(statement.computation):
-        for lifted in lifted_statements(written, form.constants):
-            attempt = _match_lifted(statement, form, lifted)
-            candidates += attempt.matches
-            reasons.append(attempt.rejection)
-            complete = complete and attempt.complete
-    if not reasons:
-        distance = 4 + _difference(statement.computation, form.computation)
-        reason = f"it computes {form.computation}"
-        return _Attempt((), Rejection(instruction.name, reason, distance))
-    nearest = min(reasons, key=lambda rejection: rejection.distance)
-    return _Attempt(tuple(_distinct(candidates)), nearest, complete)
+        return _Attempt((), lambda: Rejection(instruction.name, reason, 1))
+    forms = _written_forms(statement.computation)
+    attempts = [
+        _match_lifted(statement, form, lifted)
+        for lifted in forms.get((form.operations, form.constants), ())
+    ]
+    if not attempts:
+        return _Attempt((), lambda: _other_operations(statement, form))
+    candidates = _distinct(m for attempt in attempts for m in attempt.matches)
+    complete = all(attempt.complete for attempt in attempts)
+    return _Attempt(tuple(candidates), lambda: _nearest(attempts), complete)
 
 
-def _difference(left: Computation, right: Computation) -> int:
-    """Count the operations that one expression has more of than the other one."""
-    counts: dict[str, int] = {}
-    for computation, sign in ((left, 1), (right, -1)):
-        for node in walk(computation.statement.value):
-            label = node.op if isinstance(node, Operation) else type(node).__name__
-            counts[label] = counts.get(label, 0) + sign
-    return sum(map(abs, counts.values())) + (left.statement.reduction != right.statement.reduction)
+def _nearest(attempts: Iterable[_Attempt]) -> Rejection:
+    return min((attempt.rejection() for attempt in attempts), key=lambda r: r.distance)
+
+
+def _other_operations(statement: Statement, form: InstructionForm) -> Rejection:
+    distance = 4 + difference(operations(statement.computation), form.operations)
+    return Rejection(form.instruction.name, f"it computes {form.computation}", distance)
+
+
+def difference(left: Operations, right: Operations) -> int:
+    """Count the operations that one statement has more of than the other one; reductions count 3.
+
+    Parameters
+    ----------
+    left, right : Operations
+    """
+    counts = dict(left[1])
+    for label, count in right[1]:
+        counts[label] = counts.get(label, 0) - count
+    return sum(map(abs, counts.values())) + 3 * (left[0] != right[0])
 
 
 def _match_lifted(statement: Statement, form: InstructionForm, lifted: LiftedStatement) -> _Attempt:
@@ -341,11 +366,11 @@ def _match_lifted(statement: Statement, form: InstructionForm, lifted: LiftedSta
     result = structures(lifted.computation, pattern, optional, scalars)
 
     def rejected(reason: str, distance: int) -> _Attempt:
-        return _Attempt((), Rejection(instruction.name, reason, distance), result.complete)
+        rejection = Rejection(instruction.name, reason, distance)
+        return _Attempt((), lambda: rejection, result.complete)
 
     if not result.structures:
-        distance = 4 + _difference(lifted.computation, pattern)
-        return rejected(result.reason, distance if "it computes" in result.reason else 2)
+        return rejected(result.reason, 2)
     candidates: list[Match] = []
     reasons: list[str] = []
     for structure in result.structures:
@@ -362,7 +387,8 @@ def _match_lifted(statement: Statement, form: InstructionForm, lifted: LiftedSta
         if not candidates and not reasons:
             reasons.append("its fixed sizes do not divide the extents, and padding changes results")
     if candidates:
-        return _Attempt(tuple(candidates), Rejection(instruction.name, "", 0), result.complete)
+        matched = Rejection(instruction.name, "", 0)
+        return _Attempt(tuple(candidates), lambda: matched, result.complete)
     return rejected(reasons[0], 1)
 
 

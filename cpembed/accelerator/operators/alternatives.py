@@ -132,6 +132,8 @@ def _rewritten(
 def ordered(forms: Iterable[OperatorForm], machine: InstructionSet) -> tuple[OperatorForm, ...]:
     """Return forms by the number of statements that no instruction matches, then by cycles.
 
+    A form that can overflow follows one that cannot.
+
     Parameters
     ----------
     forms : iterable of OperatorForm
@@ -140,7 +142,7 @@ def ordered(forms: Iterable[OperatorForm], machine: InstructionSet) -> tuple[Ope
     return tuple(sorted(forms, key=lambda form: _effort(form, machine)))
 
 
-def _effort(form: OperatorForm, machine: InstructionSet) -> tuple[int, float]:
+def _effort(form: OperatorForm, machine: InstructionSet) -> tuple[int, bool, float]:
     unmatched, cycles = 0, 0.0
     for statement in form.specification.statements:
         least = min((m.cycles for m in matches(statement, machine)), default=math.inf)
@@ -148,4 +150,4 @@ def _effort(form: OperatorForm, machine: InstructionSet) -> tuple[int, float]:
             unmatched += 1
         else:
             cycles += least
-    return unmatched, cycles
+    return unmatched, "overflow" in form.specification.deviation, cycles
