@@ -12,7 +12,7 @@ from typing import Literal
 from cpembed.errors import WorkloadError
 from cpembed.ir.computation import Assignment, Axis, AxisKind, Computation, Operand
 from cpembed.ir.dtypes import DEFAULT_DTYPE, accumulator, dtype_info, is_integer
-from cpembed.ir.expression import Access, Constant, Operation, walk
+from cpembed.ir.expression import Access, Cast, Operation, walk, yields_float
 from cpembed.ir.grammar import ParsedBody, ParsedStatement, located_error, parse_body
 
 AxisOrder = Literal["extents", "appearance"]
@@ -29,6 +29,7 @@ def parse_computation(
     zero_outside: Collection[str] = (),
     varying: Collection[str] = (),
     axis_order: AxisOrder = "extents",
+    takes_constants: bool = False,
 ) -> Computation:
     """Parse statements at fixed extents.
 
@@ -57,6 +58,8 @@ def parse_computation(
         Inputs that could be weights but are computed anew for every call.
     axis_order : {"extents", "appearance"}
         Loop order: the order of ``extents``, or of first appearance.
+    takes_constants : bool
+        True to allow values without operands, such as ``D[x] = 0``, which only instructions have.
 
     Raises
     ------
@@ -72,10 +75,10 @@ def parse_computation(
     )
     # Checked here before the computation checks itself, because columns are known only here.
     for statement in body.statements:
-        _check_statement(statement, body, axes)
+        _check_statement(statement, body, axes, takes_constants=takes_constants)
     types = _operand_dtypes(body, dtypes or {})
     for statement in body.statements:
-        _check_arithmetic(statement, types[statement.store.operand])
+        _check_shifts(statement, types)
     operands = {
         operand: Operand(
             operand, shape, types[operand], operand in zero_outside, varies=operand in varying
@@ -122,7 +125,13 @@ def _axis_names(
     return tuple(extents) if axis_order == "extents" else tuple(first_use)
 
 
-def _check_statement(statement: ParsedStatement, body: ParsedBody, axes: Sequence[Axis]) -> None:
+def _check_statement(
+    statement: ParsedStatement,
+    body: ParsedBody,
+    axes: Sequence[Axis],
+    *,
+    takes_constants: bool,
+) -> None:
     output = statement.store.operand
     for access, column in zip(statement.reads, statement.columns[1:], strict=True):
         if access.operand in body.outputs:
@@ -131,7 +140,7 @@ def _check_statement(statement: ParsedStatement, body: ParsedBody, axes: Sequenc
                 repr(access.operand),
                 "the output is read; combine with += max= or min= instead",
             )
-    if not statement.reads:
+    if not statement.reads and not takes_constants:
         raise located_error(
             statement.columns[0], repr(output), "the value reads no operand; use one as NAME[...]"
         )
@@ -157,31 +166,38 @@ def _operand_dtypes(body: ParsedBody, dtypes: Mapping[str, str]) -> dict[str, st
             )
     types = {operand: dtypes.get(operand, DEFAULT_DTYPE) for operand in body.inputs}
     for statement in body.statements:
-        sums = statement.reduction == "add" or any(
-            isinstance(node, Operation) and node.op in ("add", "sub", "mul")
-            for node in walk(statement.value)
-        )
-        distinct = {types[read.operand] for read in statement.reads}
-        # A maximum, or a copy, of values of one type has that type.
-        widened = accumulator(*distinct) if sums or len(distinct) > 1 else distinct.pop()
         output = statement.store.operand
-        types.setdefault(output, dtypes.get(output, widened))
+        types.setdefault(output, dtypes.get(output, _default_output(statement, types)))
     return types
 
 
-def _check_arithmetic(statement: ParsedStatement, dtype: str) -> None:
-    """Check that operations and constants exist in the arithmetic of the output."""
+def _default_output(statement: ParsedStatement, types: Mapping[str, str]) -> str:
+    """Return the type of an output that holds every value of its statement."""
+    value = statement.value
+    if isinstance(value, Cast) and statement.reduction != "add":
+        return value.dtype
+    sums = statement.reduction == "add" or any(
+        isinstance(node, Operation) and node.op in ("add", "sub", "mul") for node in walk(value)
+    )
+    # Of a value without operands there is nothing that its type could follow from.
+    distinct = {types[read.operand] for read in statement.reads} or {DEFAULT_DTYPE}
+    # A maximum, or a copy, of values of one type has that type.
+    widened = accumulator(*distinct) if sums or len(distinct) > 1 else distinct.pop()
+    if yields_float(value, types) and is_integer(widened):
+        return "float32"
+    return widened
+
+
+def _check_shifts(statement: ParsedStatement, dtypes: Mapping[str, str]) -> None:
+    """Check that only integers are shifted, by integers."""
     for node in walk(statement.value):
-        if isinstance(node, Operation) and node.op == "shr" and not is_integer(dtype):
-            raise WorkloadError(
-                f"expression: '>>' needs an integer output and {statement.store.operand} is "
-                f"{dtype}; divide by multiplying with a constant"
-            )
-        if isinstance(node, Constant) and isinstance(node.value, float) and is_integer(dtype):
-            raise WorkloadError(
-                f"expression: constant {node.value} is not an integer and "
-                f"{statement.store.operand} is {dtype}; use an integer or a float output"
-            )
+        if isinstance(node, Operation) and node.op == "shr":
+            floats = [arg for arg in node.args if yields_float(arg, dtypes)]
+            if floats:
+                raise WorkloadError(
+                    f"expression: '>>' shifts integers and {floats[0]} is a float; divide with / "
+                    "or convert it with int32(...)"
+                )
 
 
 def _operand_shapes(
