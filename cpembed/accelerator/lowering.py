@@ -24,11 +24,10 @@ from cpembed.accelerator.boxes import (
     sizes,
     tile_size,
 )
+from cpembed.accelerator.cost import ProgramCost, program_cost
 from cpembed.accelerator.layouts import RowLayout, row_layouts
-from cpembed.accelerator.problem import PlanningError, Step
+from cpembed.accelerator.problem import OperatorProblem, PlanningError, Step
 from cpembed.accelerator.program import (
-    Address,
-    Content,
     Issue,
     Loop,
     MainTensor,
@@ -38,36 +37,11 @@ from cpembed.accelerator.program import (
     Size,
 )
 from cpembed.accelerator.registers import with_configuration
-from cpembed.accelerator.template import BufferSpec, Template, default_layouts, shared_index
-from cpembed.accelerator.transfers import BoundIssue, Names, Transfer, copy_nodes
-from cpembed.hw.isa import IsaInstruction, MemoryKind
+from cpembed.accelerator.template import BufferSpec, Template, default_layouts, make_template
+from cpembed.accelerator.tiling import Candidate, Key, SearchResult, Tiling, search
+from cpembed.accelerator.transfers import BoundIssue, Names, Transfer, plan_copy
+from cpembed.hw.isa import InstructionSet, IsaInstruction, MemoryKind
 from cpembed.ir.index import IndexExpr, IndexTerm
-
-Key = tuple[str, str]
-"""Tensor and memory of a buffer."""
-
-
-@dataclass(frozen=True)
-class Tiling:
-    """Loops over tiles, and how deep in them each buffer lives.
-
-    Attributes
-    ----------
-    loops : tuple of (str, int)
-        Axis and size of the tile of each loop, outermost first.
-    depths : mapping of Key to int
-        Number of the loops outside of each buffer of the main statement.
-    output_depth : int
-        Number of the loops outside of the sums of the main statement, and of all other statements.
-    copies : mapping of Key to int
-        2 for a buffer that is filled while the one before it is in use.
-    """
-
-    loops: tuple[tuple[str, int], ...]
-    depths: Mapping[Key, int]
-    output_depth: int
-    copies: Mapping[Key, int]
-
 
 @dataclass(frozen=True)
 class Buffer:
@@ -132,9 +106,14 @@ class Lowering:
         self.tiling = tiling
         self.names = Names()
         self.main: dict[str, MainTensor] = {}
+        self.rounding: dict[Key, dict[int, int]] = {}
         self.loops = tile_loops(template, tiling)
         self.inner = granule_loops(template, template.main_step, self.loops)
         self.all_loops = (*self.loops, *self.inner)
+        self._prepare()
+
+    def _prepare(self) -> None:
+        self.main = dict(self.template.problem.layouts)
         self.buffers = self._make_buffers()
         self._allocate()
 
@@ -178,7 +157,12 @@ class Lowering:
     def _layout(self, spec: BufferSpec, depth: int) -> RowLayout:
         """Return the first layout in which all instructions can use a buffer."""
         box = self.box(spec, depth)
-        candidates = row_layouts(spec.memory, box.largest, spec.lanes, spec.steps)
+        rounding = self.rounding.get(spec.key, {})
+        largest = [
+            -(-size // rounding.get(d, 1)) * rounding.get(d, 1)
+            for d, size in enumerate(box.largest)
+        ]
+        candidates = row_layouts(spec.memory, largest, spec.lanes, spec.steps)
         for layout in candidates:
             place = InRows(layout, box.starts)
             if all(self._reaches(n, o, place, spec.tensor) for n, o in spec.uses):
@@ -359,7 +343,7 @@ class Lowering:
     def main_tensor(self, tensor: str) -> MainTensor:
         """Return the layout of a tensor in main memory, the best one unless it is decided."""
         if tensor not in self.main:
-            self.main[tensor] = default_layouts(self.template, tensor)[0]
+            self.main[tensor] = default_layouts(self.template, tensor, self._reach(tensor))[0]
         return self.main[tensor]
 
     def statement_nodes(
@@ -435,9 +419,8 @@ class Lowering:
     def program(self, base_rows: Mapping[str, int]) -> Program:
         """Return the program, with each memory's buffers from a row on."""
         template = self.template
-        self.names = Names()
-        body = self._body(0, base_rows)
-        tensors = {t: m for t, m in self.main.items()}
+        body = self._settled_body(base_rows)
+        tensors = dict(self.main)
         return Program(
             template.problem.specification.name,
             template.machine,
@@ -445,6 +428,30 @@ class Lowering:
             with_configuration(body, template.machine),
             template.problem.specification,
         )
+
+    def _settled_body(self, base_rows: Mapping[str, int]) -> tuple[Node, ...]:
+        """Return the program's nodes, once buffers have room for whole chunks of all copies."""
+        while True:
+            before = {key: dict(sizes) for key, sizes in self.rounding.items()}
+            self.names = Names()
+            body = self._body(0, base_rows)
+            if self.rounding == before:
+                return body
+            self._prepare()
+
+    def _reach(self, tensor: str) -> dict[int, int]:
+        """Return the end of the last chunk of copies along the dimensions of a tensor."""
+        ends: dict[int, int] = {}
+        for buffer in self.buffers.values():
+            if buffer.spec.tensor != tensor:
+                continue
+            outer = self._outer(buffer)
+            box = self.box(buffer.spec, buffer.depth)
+            for dimension, chunk in self.rounding.get(buffer.spec.key, {}).items():
+                start = box.starts[dimension].bounds(loop_extents(outer))[1]
+                size = -(-box.largest[dimension] // chunk) * chunk
+                ends[dimension] = max(ends.get(dimension, 0), start + size)
+        return ends
 
     def _body(self, depth: int, base_rows: Mapping[str, int]) -> tuple[Node, ...]:
         """Return what is inside of a number of the main statement's loops."""
@@ -535,7 +542,9 @@ class Lowering:
         box = self.box(spec, buffer.depth)
         verb = "store" if destination is None or isinstance(destination, InMain) else "load"
         missing = source is None or destination is None
-        candidates = default_layouts(self.template, spec.tensor) if missing else [None]
+        candidates: list[MainTensor | None] = [None]
+        if missing:
+            candidates = [*default_layouts(self.template, spec.tensor, self._reach(spec.tensor))]
         refusal: PlanningError | None = None
         for layout in candidates:
             place = InMain(layout) if layout is not None else None
@@ -547,20 +556,16 @@ class Lowering:
                 f"{verb} {spec.tensor}",
             )
             try:
-                nodes = copy_nodes(
-                    self.template.machine,
-                    transfer,
-                    (path[0], path[1]),
-                    spec.dtype,
-                    extents,
-                    self.names,
+                plan = plan_copy(
+                    self.template.machine, transfer, (path[0], path[1]), spec.dtype, extents
                 )
             except PlanningError as error:
                 refusal = refusal or error
                 continue
+            self.rounding[spec.key] = {**self.rounding.get(spec.key, {}), **plan.rounding}
             if layout is not None:
                 self.main[spec.tensor] = layout
-            return nodes
+            return plan.nodes(self.names)
         raise refusal or PlanningError(f"rejected: {spec.tensor} has no layout in main memory")
 
     def _stores(self, number: int, base_rows: Mapping[str, int]) -> Iterator[Node]:
@@ -590,14 +595,18 @@ class Lowering:
             self.place(buffer, base_rows),
             f"begin {key[0]} with zeros",
         )
-        yield from copy_nodes(
+        plan = plan_copy(
             self.template.machine,
             transfer,
             ("", key[1]),
             buffer.spec.dtype,
             loop_extents(self._outer(buffer)),
-            self.names,
         )
+        self.rounding[buffer.spec.key] = {
+            **self.rounding.get(buffer.spec.key, {}),
+            **plan.rounding,
+        }
+        yield from plan.nodes(self.names)
 
 
 def _variant(
@@ -616,4 +625,93 @@ def _variant(
     return None
 
 
-__all__ = ["Address", "Buffer", "Content", "Lowering", "Tiling", "shared_index", "tile_loops"]
+@dataclass(frozen=True)
+class OperatorPlan:
+    """A plan of one operator: its tiling and what it costs.
+
+    Attributes
+    ----------
+    rows : mapping of str to int
+        Rows that its buffers need of each memory.
+    cost : ProgramCost
+        Executions, bytes and cycles of its program.
+    cycles_bound, bytes_bound : float
+        Bounds that hold for every program with these instructions.
+    compared : int
+        Number of tilings that the search compared: all of its template.
+    """
+
+    problem: OperatorProblem
+    machine: InstructionSet
+    tiling: Tiling
+    rows: Mapping[str, int]
+    cost: ProgramCost
+    cycles_bound: float
+    bytes_bound: float
+    compared: int
+
+    @property
+    def gap(self) -> float:
+        """Cycles over their bound, minus 1."""
+        return self.cost.cycles / self.cycles_bound - 1 if self.cycles_bound else 0.0
+
+    def program(self, base_rows: Mapping[str, int] | None = None) -> Program:
+        """Return the program, with the buffers in each memory from a row on (0 by default)."""
+        lowering = Lowering(make_template(self.problem, self.machine), self.tiling)
+        return lowering.program(base_rows or {})
+
+
+_PLANS = 8
+"""Maximum number of plans of an operator."""
+
+
+def operator_plans(problem: OperatorProblem, machine: InstructionSet) -> tuple[OperatorPlan, ...]:
+    """Return plans of an operator, the fastest first, each of which needs fewer rows than the last.
+
+    Parameters
+    ----------
+    problem : OperatorProblem
+    machine : InstructionSet
+
+    Raises
+    ------
+    PlanningError
+        If the operator is rejected, with the reason and the remedy.
+    """
+    template = make_template(problem, machine)
+    result = search(template)
+    plans: list[OperatorPlan] = []
+    refusal: PlanningError | None = None
+    for candidate in _spread(result.candidates):
+        lowering = Lowering(template, candidate.tiling)
+        try:
+            program = lowering.program({})
+        except PlanningError as error:
+            refusal = refusal or error
+            continue
+        plans.append(
+            OperatorPlan(
+                problem,
+                machine,
+                candidate.tiling,
+                dict(lowering.rows),
+                program_cost(program, candidate.cycles),
+                result.cycles_bound,
+                result.bytes_bound,
+                result.compared,
+            )
+        )
+    if not plans:
+        raise refusal or PlanningError(f"rejected: {problem.specification.name} has no plan")
+    plans.sort(key=lambda plan: (plan.cost.cycles, plan.cost.main_bytes))
+    return tuple(plans)
+
+
+def _spread(candidates: Sequence[Candidate]) -> Sequence[Candidate]:
+    """Return the fastest candidates, and others spread evenly over the rest of the front."""
+    if len(candidates) <= _PLANS:
+        return candidates
+    half = _PLANS // 2
+    rest = candidates[half:]
+    step = (len(rest) - 1) / (half - 1)
+    return [*candidates[:half], *(rest[round(k * step)] for k in range(half))]

@@ -387,8 +387,10 @@ def _row_steps(step: Step, operand: str) -> Iterator[tuple[int, int]]:
                 yield dimension, distance
 
 
-def default_layouts(template: Template, tensor: str) -> list[MainTensor]:
-    """List layouts of a tensor in main memory, the best first.
+def default_layouts(
+    template: Template, tensor: str, ends: Mapping[int, int]
+) -> list[MainTensor]:
+    """List layouts of a tensor in main memory, the best first, that reach to these ends.
 
     Constants are packed with blocks of lanes outermost, so that a box is contiguous; other tensors
     have their lanes last.
@@ -399,6 +401,8 @@ def default_layouts(template: Template, tensor: str) -> list[MainTensor]:
     operand = specification.operands[tensor]
     shape = operand.shape
     before, after = _margins(template, tensor, shape)
+    for dimension, end in ends.items():
+        after[dimension] = max(after[dimension], end - shape[dimension])
     lanes = next((b.lanes for b in template.buffers if b.tensor == tensor), ())
     role = "temporary"
     if tensor in specification.constants:
@@ -410,7 +414,7 @@ def default_layouts(template: Template, tensor: str) -> list[MainTensor]:
     lane_dimensions = tuple(d for d, _ in lanes)
     others = tuple(d for d in range(len(shape)) if d not in lane_dimensions)
     plain = MainTensor(
-        tensor, shape, operand.dtype, (*others, *lane_dimensions), before, after, role=role
+        tensor, shape, operand.dtype, (*others, *lane_dimensions), tuple(before), tuple(after), role=role
     )
     blocks = dict(lanes)
     blocked = MainTensor(
@@ -418,8 +422,8 @@ def default_layouts(template: Template, tensor: str) -> list[MainTensor]:
         shape,
         operand.dtype,
         (*lane_dimensions, *others, *lane_dimensions),
-        before,
-        after,
+        tuple(before),
+        tuple(after),
         blocks,
         role=role,
     )
@@ -430,7 +434,7 @@ def default_layouts(template: Template, tensor: str) -> list[MainTensor]:
 
 def _margins(
     template: Template, tensor: str, shape: tuple[int, ...]
-) -> tuple[tuple[int, ...], tuple[int, ...]]:
+) -> tuple[list[int], list[int]]:
     """Return the positions before and after the elements that instructions may touch."""
     before, after = [0] * len(shape), [0] * len(shape)
     for step in template.steps:
@@ -442,7 +446,7 @@ def _margins(
                 low, high = e.bounds(template.extents)
                 before[dimension] = max(before[dimension], -low)
                 after[dimension] = max(after[dimension], high + 1 - shape[dimension])
-    return tuple(before), tuple(after)
+    return before, after
 
 
 def element_bits(dtype: str) -> int:

@@ -18,7 +18,6 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from cpembed.accelerator.lowering import Key, Tiling
 from cpembed.accelerator.problem import PlanningError, Step
 from cpembed.accelerator.template import BufferSpec, Template, element_bits
 from cpembed.accelerator.transfers import copy_instructions
@@ -30,6 +29,32 @@ _CHUNK = 1 << 19
 """Maximum number of tilings that are compared at once."""
 _FRONT = 8
 """Maximum number of plans of a front."""
+
+
+Key = tuple[str, str]
+"""Tensor and memory of a buffer."""
+
+
+@dataclass(frozen=True)
+class Tiling:
+    """Loops over tiles, and how deep in them each buffer lives.
+
+    Attributes
+    ----------
+    loops : tuple of (str, int)
+        Axis and size of the tile of each loop, outermost first.
+    depths : mapping of Key to int
+        Number of the loops outside of each buffer of the main statement.
+    output_depth : int
+        Number of the loops outside of the sums of the main statement, and of all other statements.
+    copies : mapping of Key to int
+        2 for a buffer that is filled while the one before it is in use.
+    """
+
+    loops: tuple[tuple[str, int], ...]
+    depths: Mapping[Key, int]
+    output_depth: int
+    copies: Mapping[Key, int]
 
 
 @dataclass(frozen=True)
@@ -370,6 +395,7 @@ class _Costs:
     bytes_moved: Any = 0.0
     chain_cycles: Any = 0.0
     fill: Any = 0.0
+    rounding: dict[Key, dict[int, int]] = field(default_factory=dict[Key, dict[int, int]])
 
     def __post_init__(self) -> None:
         self.bytes_moved = np.zeros(self.count)
@@ -410,10 +436,13 @@ class _Costs:
 
     def _rows(self, spec: BufferSpec) -> Any:
         lanes = dict(spec.lanes)
+        rounding = self.rounding.get(spec.key, {})
         rows: Any = 1
         for dimension, size in enumerate(self._box(spec, self._depth(spec))):
             unit = lanes.get(dimension, 1)
             step = spec.steps.get(dimension, 1)
+            chunk = rounding.get(dimension, 1)
+            size = -(-size // chunk) * chunk
             rows = rows * (-(-size // unit)) if step == 1 else rows * (-(-size // step) * step)
         return rows
 
@@ -479,6 +508,10 @@ class _Costs:
             bandwidth = main.bytes_per_cycle
         if cost is None:
             return
+        fixed = {a.name: a.maximum for a in cost.instruction.axes if a.is_fixed}
+        self.rounding[spec.key] = {
+            dimension: fixed[a] for a, (dimension, _) in cost.walks.items() if a in fixed
+        }
         cycles = repeats * _cycles(cost, lengths)
         unit = cost.instruction.unit
         self.unit_cycles[unit] = self.unit_cycles.get(unit, 0.0) + np.maximum(
@@ -754,6 +787,3 @@ def _product_bytes(template: Template) -> float:
         return 0.0
     points = computation.macs
     return min(widths) * max(0.0, 2 * points / math.sqrt(capacity) - 2 * capacity)
-
-
-__all__ = ["Candidate", "SearchResult", "bounds", "search", "tile_counts"]

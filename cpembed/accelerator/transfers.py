@@ -7,7 +7,7 @@ import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
-from cpembed.accelerator.addressing import Binding, InRows, Place, bind
+from cpembed.accelerator.addressing import Binding, InMain, InRows, Place, bind
 from cpembed.accelerator.boxes import Box, guards
 from cpembed.accelerator.problem import PlanningError
 from cpembed.accelerator.program import Issue, Loop, Node, Size
@@ -105,6 +105,7 @@ class _Walk:
     dimension: int
     chunk: int
     step: int
+    is_fixed: bool = False
 
 
 @dataclass(frozen=True)
@@ -118,15 +119,33 @@ class Transfer:
     note: str = ""
 
 
-def copy_nodes(
+@dataclass(frozen=True)
+class CopyPlan:
+    """A copy instruction for a transfer, and which dimension each of its axes walks."""
+
+    copy: CopyInstruction
+    transfer: Transfer
+    walks: tuple[_Walk, ...]
+    loops: Mapping[str, int]
+
+    @property
+    def rounding(self) -> dict[int, int]:
+        """Dimensions that are copied in whole chunks, beyond the box if need be."""
+        return {w.dimension: w.chunk * w.step for w in self.walks if w.is_fixed}
+
+    def nodes(self, names: Names) -> tuple[Node, ...]:
+        """Return the loops and instructions that copy the box."""
+        return tuple(_nodes(self.copy, self.transfer, self.walks, self.loops, names))
+
+
+def plan_copy(
     machine: InstructionSet,
     transfer: Transfer,
     memories: tuple[str, str],
     dtype: str,
     loops: Mapping[str, int],
-    names: Names,
-) -> tuple[Node, ...]:
-    """Return the loops and instructions that copy a box.
+) -> CopyPlan:
+    """Return the copy of a box with the fewest cycles.
 
     Parameters
     ----------
@@ -138,31 +157,29 @@ def copy_nodes(
         Element type of the tensor.
     loops : mapping of str to int
         Extents of the loops around the transfer.
-    names : Names
-        Source of names for loops.
 
     Raises
     ------
     PlanningError
         If no copy instruction can move the box.
     """
-    best: tuple[float, CopyInstruction, tuple[_Walk, ...]] | None = None
-    for copy in copy_instructions(machine):
-        if copy.memories != memories or copy.dtype != dtype:
-            continue
-        for walks in _walks(copy, transfer):
-            cost = _cost(copy, transfer.box, walks)
-            if best is not None and cost >= best[0]:
-                continue
-            if _bindings(copy, transfer, walks, loops) is not None:
-                best = cost, copy, walks
-    if best is None:
-        raise PlanningError(
-            f"rejected: no instruction of {machine.name} copies {transfer.tensor} in boxes of "
-            f"{'x'.join(map(str, transfer.box.largest))} from {memories[0]} to {memories[1]}: "
-            "describe a copy whose strides are arguments, or another layout"
-        )
-    return tuple(_nodes(best[1], transfer, best[2], loops, names))
+    options = sorted(
+        (
+            (_cost(copy, transfer.box, walks), number, copy, walks)
+            for number, copy in enumerate(copy_instructions(machine))
+            if copy.memories == memories and copy.dtype == dtype
+            for walks in _walks(copy, transfer)
+        ),
+        key=lambda option: option[:2],
+    )
+    for _, _, copy, walks in options:
+        if _bindings(copy, transfer, walks, loops) is not None:
+            return CopyPlan(copy, transfer, walks, loops)
+    raise PlanningError(
+        f"rejected: no instruction of {machine.name} copies {transfer.tensor} in boxes of "
+        f"{'x'.join(map(str, transfer.box.largest))} from {memories[0] or 'zeros'} to "
+        f"{memories[1]}: describe a copy whose strides are arguments, or another layout"
+    )
 
 
 def _walks(copy: CopyInstruction, transfer: Transfer) -> Iterator[tuple[_Walk, ...]]:
@@ -174,7 +191,11 @@ def _walks(copy: CopyInstruction, transfer: Transfer) -> Iterator[tuple[_Walk, .
         for dimension, size in enumerate(box.largest):
             for step, chunk in _chunks(transfer, dimension, size, axis.maximum):
                 fixed = axis.is_fixed or axis.step > 1 or axis.minimum > 1
-                choices.append(_Walk(axis.name, dimension, axis.maximum if fixed else chunk, step))
+                if not fixed:
+                    choices.append(_Walk(axis.name, dimension, chunk, step))
+                elif not (isinstance(transfer.destination, InMain) and size % axis.maximum):
+                    # Whole chunks of a store would overwrite what lies behind the box.
+                    choices.append(_Walk(axis.name, dimension, axis.maximum, step, is_fixed=True))
         if axis.minimum == 1:
             choices.append(None)
         options.append(list(dict.fromkeys(choices)))
