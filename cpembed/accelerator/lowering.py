@@ -228,7 +228,8 @@ class Lowering:
     def _points(self, step: Step, loops: Sequence[TileLoop]) -> dict[str, IndexExpr]:
         """Return the value of each axis of a statement, over loops and the instruction's axes."""
         walked: dict[str, list[IndexTerm]] = {}
-        for axis, digits in step.match.axes.items():
+        for axis in step.match.axes:
+            digits = step.digits(axis)
             inner = math.prod(d.count for d in digits)
             for place, d in enumerate(digits):
                 inner //= d.count
@@ -243,7 +244,7 @@ class Lowering:
         """Return the largest size of each axis of a statement's instruction."""
         largest: dict[str, int] = {}
         for axis in step.instruction.axes:
-            digits = step.match.axes.get(axis.name, ())
+            digits = step.digits(axis.name)
             if axis.is_fixed:
                 largest[axis.name] = axis.maximum
             elif not digits:
@@ -265,7 +266,7 @@ class Lowering:
         loops: Sequence[TileLoop],
     ) -> Binding | None:
         points = self._points(step, loops)
-        index = [e.substitute(points) for e in step.tensor_access(operand).index]
+        index = [e.substitute(points) for e in step.access(operand).index]
         largest = self._axis_sizes(step, loops)
         return bind(
             step.instruction, operand, index, place, tensor, largest, loop_extents(loops)
@@ -282,7 +283,7 @@ class Lowering:
         """Return the instruction that computes a statement in an iteration of loops."""
         bindings: dict[str, Binding] = {}
         for operand, described in step.instruction.places.items():
-            tensor = step.match.operands.get(operand, "")
+            tensor = step.tensor(operand)
             if not described.dimensions:
                 bindings[operand] = self._scalar(step, operand, tensor)
                 continue
@@ -305,7 +306,7 @@ class Lowering:
             bounds = sizes(loops, axis, self._limit(step, axis))
             checks += guards(bounds, extents)
         for axis in step.instruction.size_arguments:
-            digits = step.match.axes.get(axis.name, ())
+            digits = step.digits(axis.name)
             if not digits:
                 issue_sizes[axis.name] = (IndexExpr((), axis.minimum),)
             elif len(digits) > 1:
@@ -332,13 +333,17 @@ class Lowering:
         return self.template.extents[axis]
 
     def _scalar(self, step: Step, operand: str, tensor: str) -> Binding:
+        place = step.instruction.places[operand]
+        if operand in step.match.values:
+            return bind_scalar(place, "", step.match.values[operand])
         constant = self.template.problem.specification.constants.get(tensor)
         if constant is None or constant.size != 1:
             raise PlanningError(
-                f"rejected: {operand} of {step.instruction.name} is one number, and {tensor} is "
-                "not a constant of one element: use an instruction that reads it from rows"
+                f"rejected: {operand} of {step.instruction.name} is one number, and "
+                f"{tensor or 'the statement'} is not a constant of one element: use an instruction "
+                "that reads it from rows"
             )
-        return bind_scalar(step.instruction.places[operand], tensor, constant.reshape(-1)[0].item())
+        return bind_scalar(place, tensor, constant.reshape(-1)[0].item())
 
     def main_tensor(self, tensor: str) -> MainTensor:
         """Return the layout of a tensor in main memory, the best one unless it is decided."""
@@ -586,7 +591,7 @@ class Lowering:
 
     def _fill(self, step: Step, base_rows: Mapping[str, int]) -> Iterator[Node]:
         operand = step.instruction.outputs[0]
-        key = step.match.operands[operand], step.instruction.places[operand].memory
+        key = step.tensor(operand), step.instruction.places[operand].memory
         buffer = self.buffers[key]
         transfer = Transfer(
             key[0],

@@ -10,8 +10,9 @@ from cpembed.accelerator.layouts import RowLayout
 from cpembed.accelerator.matching import Match
 from cpembed.accelerator.program import MainTensor
 from cpembed.accelerator.specification import Specification, Statement
+from cpembed.embedding.embedding import Digit
 from cpembed.errors import CpembedError
-from cpembed.hw.isa import InstructionSet, IsaInstruction
+from cpembed.hw.isa import IsaInstruction
 from cpembed.ir.computation import AxisKind
 from cpembed.ir.expression import Access
 from cpembed.ir.index import IndexExpr
@@ -57,9 +58,20 @@ class Step:
     instruction: IsaInstruction
     axes: Mapping[str, str]
 
-    def tensor_access(self, operand: str) -> Access:
+    def access(self, operand: str) -> Access:
         """Return the statement's access that an operand of the instruction stands for."""
-        return self.statement.computation.access(self.match.operands[operand])
+        return self.match.accesses[operand]
+
+    def tensor(self, operand: str) -> str:
+        """Return the tensor of the specification that an operand holds; empty for a number."""
+        access = self.match.accesses.get(operand)
+        if access is None:
+            return ""
+        return self.statement.computation.operand(access.operand).tensor
+
+    def digits(self, axis: str) -> tuple[Digit, ...]:
+        """Return the digits that an axis of the instruction walks, outermost first."""
+        return tuple(reversed(self.match.axes.get(axis, ())))
 
     @cached_property
     def granules(self) -> dict[str, int]:
@@ -76,7 +88,7 @@ class Step:
         """Shared axes that executions cover in whole granules, beyond the end if need be."""
         padded = set[str]()
         for axis in self.instruction.axes:
-            digits = self.match.axes.get(axis.name, ())
+            digits = self.digits(axis.name)
             fixed = axis.is_fixed or axis.step > 1 or axis.minimum > 1 or len(digits) > 1
             if fixed:
                 padded.update(self.axes[d.axis] for d in digits)
@@ -92,7 +104,7 @@ class Step:
         )
 
 
-def steps(problem: OperatorProblem, machine: InstructionSet) -> tuple[Step, ...]:
+def steps(problem: OperatorProblem) -> tuple[Step, ...]:
     """Return the statements of a problem over shared axes.
 
     Axes that index the same dimension of a tensor that statements write are one axis.
@@ -109,7 +121,7 @@ def steps(problem: OperatorProblem, machine: InstructionSet) -> tuple[Step, ...]
             number,
             statement,
             match,
-            machine.instructions[match.instruction],
+            match.instruction,
             {a.name: shared[number, a.name] for a in statement.computation.axes},
         )
         for number, (statement, match) in enumerate(zip(statements, problem.matches, strict=True))

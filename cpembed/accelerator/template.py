@@ -118,7 +118,7 @@ def make_template(problem: OperatorProblem, machine: InstructionSet) -> Template
         If a tensor cannot reach the memory of an operand, or instructions need it in different
         layouts.
     """
-    all_steps = steps(problem, machine)
+    all_steps = steps(problem)
     true_extents: dict[str, int] = {}
     padding: dict[str, int] = {}
     for step in all_steps:
@@ -215,13 +215,13 @@ def _buffers(
         for operand, place in step.instruction.places.items():
             memory = machine.memories.get(place.memory)
             if place.dimensions and memory is not None and memory.kind is MemoryKind.ROWS:
-                tensor = step.match.operands[operand]
+                tensor = step.tensor(operand)
                 uses.setdefault((tensor, place.memory), []).append((step.number, operand))
     written = {s.statement.output.tensor: s for s in all_steps}
     for (tensor, memory), users in uses.items():
         number, operand = users[0]
         first = all_steps[number]
-        index = shared_index(first, first.tensor_access(operand))
+        index = shared_index(first, first.access(operand))
         lanes, row_steps = _requirements(all_steps, tensor, users)
         dtype = first.instruction.places[operand].dtype
         home = problem.homes.get(tensor)
@@ -229,7 +229,7 @@ def _buffers(
         load: tuple[str, ...] = ()
         store: tuple[str, ...] = ()
         produced_here = any(
-            all_steps[n].match.operands[o] == tensor
+            all_steps[n].tensor(o) == tensor
             and o in all_steps[n].instruction.outputs
             for n, o in users
         )
@@ -276,7 +276,7 @@ def _holds_granules(machine: InstructionSet, path: tuple[str, ...]) -> bool:
 
 def _producer_memory(step: Step, tensor: str) -> str:
     for operand in step.instruction.outputs:
-        if step.match.operands[operand] == tensor:
+        if step.tensor(operand) == tensor:
             return step.instruction.places[operand].memory
     raise PlanningError(f"rejected: no operand of {step.instruction.name} writes {tensor}")
 
@@ -330,9 +330,9 @@ def _merged(
 
 def _moves(step: Step, axis: str, operand: str) -> list[tuple[int, int, int]]:
     """Return dimension, distance and count of each digit that an instruction's axis walks."""
-    access = step.tensor_access(operand)
+    access = step.access(operand)
     walked: list[tuple[int, int, int]] = []
-    for d in step.match.axes.get(axis, ()):
+    for d in step.digits(axis):
         for dimension, e in enumerate(access.index):
             coefficient = e.coefficient(d.axis)
             if coefficient:
@@ -354,13 +354,13 @@ def _lanes(step: Step, operand: str) -> tuple[tuple[int, int], ...]:
                 "which the planner does not lay out"
             )
         size = d.size(1 + e.bounds(step.instruction.extents)[1])
-        digits = step.match.axes.get(e.single_iterator, ())
+        digits = step.digits(e.single_iterator)
         walked = _moves(step, e.single_iterator, operand)
         if len(digits) == 1 and walked:
             dimension, distance, _ = walked[0]
             if distance != 1:
                 raise PlanningError(
-                    f"rejected: {step.match.operands[operand]} has a step of {distance} in the "
+                    f"rejected: {step.tensor(operand)} has a step of {distance} in the "
                     f"lanes of {step.instruction.name}: use a layout with neighbours in a row"
                 )
             lanes.append((dimension, size))
@@ -379,7 +379,7 @@ def _row_steps(step: Step, operand: str) -> Iterator[tuple[int, int]]:
         e = index[d.axis]
         if e.single_iterator is None or place.strides.get(str(d), 1) not in (1, "dense"):
             continue
-        digits = step.match.axes.get(e.single_iterator, ())
+        digits = step.digits(e.single_iterator)
         walked = _moves(step, e.single_iterator, operand)
         if len(digits) == 1 and len(walked) == 1:
             dimension, distance, count = walked[0]

@@ -636,7 +636,7 @@ def _statement_cycles(step: Step, factors: Mapping[str, tuple[Any, Any]]) -> Any
         product: Any = coefficient
         walked = set[str]()
         for name in axes:
-            digits = step.match.axes.get(name, ())
+            digits = step.digits(name)
             axis = next(a for a in step.instruction.axes if a.name == name)
             shared = [step.axes[d.axis] for d in digits]
             if axis.is_fixed or len(digits) != 1:
@@ -661,7 +661,7 @@ def _direct_bytes(step: Step, operand: str, factors: Mapping[str, tuple[Any, Any
     extents = step.instruction.extents
     for e in own:
         name = e.single_iterator
-        digits = step.match.axes.get(name or "", ())
+        digits = step.digits(name or "")
         axis = next((a for a in step.instruction.axes if a.name == name), None)
         if axis is None or axis.is_fixed or len(digits) != 1:
             size = 1 + e.bounds(extents)[1]

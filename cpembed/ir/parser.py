@@ -179,12 +179,8 @@ def _default_output(statement: ParsedStatement, types: Mapping[str, str]) -> str
     sums = statement.reduction == "add" or any(
         isinstance(node, Operation) and node.op in ("add", "sub", "mul") for node in walk(value)
     )
-<<<<<<< HEAD
-    distinct = {types[read.operand] for read in statement.reads}
-=======
     # Of a value without operands there is nothing that its type could follow from.
     distinct = {types[read.operand] for read in statement.reads} or {DEFAULT_DTYPE}
->>>>>>> wt/exec
     # A maximum, or a copy, of values of one type has that type.
     widened = accumulator(*distinct) if sums or len(distinct) > 1 else distinct.pop()
     if yields_float(value, types) and is_integer(widened):
