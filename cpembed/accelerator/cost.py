@@ -149,14 +149,14 @@ def _occupied(
     return np.maximum(cycles, through / main.bytes_per_cycle)
 
 
-def program_cost(program: Program, fill: float = 0.0) -> ProgramCost:
+def program_cost(program: Program, least: float = 0.0) -> ProgramCost:
     """Count a program's executions, bytes and cycles.
 
     Parameters
     ----------
     program : Program
-    fill : float
-        Cycles in which only some of the units can work, at the beginning and the end.
+    least : float
+        Cycles that it takes at least, by the waits of its units for each other.
     """
     machine = program.machine
     executions: dict[str, int] = {}
@@ -179,5 +179,5 @@ def program_cost(program: Program, fill: float = 0.0) -> ProgramCost:
     busiest = max(units.values())
     if machine.synchronization is Synchronization.IN_ORDER:
         busiest = sum(units.values())
-    cycles = max(busiest, main_bytes / main.bytes_per_cycle) + fill
+    cycles = max(busiest, main_bytes / main.bytes_per_cycle, least)
     return ProgramCost(executions, moved, units, main_bytes, cycles, energy)

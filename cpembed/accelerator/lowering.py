@@ -688,8 +688,8 @@ def operator_plans(problem: OperatorProblem, machine: InstructionSet) -> tuple[O
     plans: list[OperatorPlan] = []
     refusal: PlanningError | None = None
     for candidate in _spread(result.candidates):
-        lowering = Lowering(template, candidate.tiling)
         try:
+            lowering = Lowering(template, candidate.tiling)
             program = lowering.program({})
         except PlanningError as error:
             refusal = refusal or error

@@ -375,6 +375,14 @@ def _row_steps(step: Step, operand: str) -> Iterator[tuple[int, int]]:
         zip(place.dimensions, step.instruction.computation.access(operand).index, strict=True)
     )
     lanes = {dimension for dimension, _ in _lanes(step, operand)}
+    in_lanes = {index[d.axis].single_iterator for d in place.lanes}
+    for d in place.rows:
+        for name in index[d.axis].iterators:
+            if name not in in_lanes and any(e in lanes for e, _, n in _moves(step, name, operand)):
+                raise PlanningError(
+                    f"rejected: {step.instruction.name} walks rows and lanes of "
+                    f"{step.tensor(operand)} along the same dimension: copy its windows ahead"
+                )
     for d in place.rows:
         e = index[d.axis]
         if e.single_iterator is None or place.strides.get(str(d), 1) not in (1, "dense"):

@@ -20,6 +20,7 @@ from cpembed.hw.isa import (
     IsaMemory,
     MemoryKind,
     OperandPlace,
+    StrideSource,
     Synchronization,
 )
 from cpembed.hw.machine import Evidence
@@ -69,7 +70,7 @@ def place(
         dimensions=tuple(dimensions.split()),
         rows=tuple(map(dimension, rows.split())),
         lanes=tuple(map(dimension, lanes.split())),
-        strides=strides,
+        strides={k: StrideSource(v) if v in ("any", "dense") else v for k, v in strides.items()},
     )
 
 
@@ -86,7 +87,9 @@ def instruction(
 ) -> IsaInstruction:
     extents = {a: high for a, (_, high) in axes.items()}
     dtypes = {o: p.dtype for o, p in places.items()}
-    computation = parse_computation(text, extents, name=name, dtypes=dtypes)
+    computation = parse_computation(
+        text, extents, name=name, dtypes=dtypes, takes_constants=True
+    )
     polynomial = tuple(
         (tuple(k.split("*")) if k != "1" else (), v) for k, v in (cycles or {"1": 1.0}).items()
     )
