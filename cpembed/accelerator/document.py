@@ -78,9 +78,10 @@ def _step(step: Step, runs: Mapping[str, StepRun]) -> dict[str, Any]:
 def _program(step: ProgramStep, outcome: StepRun | None) -> dict[str, Any]:
     entry: dict[str, Any] = {
         "instructions": [match.instruction.name for match in step.plan.problem.matches],
-        "estimated_cycles": step.plan.cycles,
-        "bound_cycles": step.plan.bound_cycles,
-        "is_proven_within_template": step.plan.is_proven,
+        "estimated_cycles": step.plan.cost.cycles,
+        "bound_cycles": step.plan.cycles_bound,
+        "gap": step.plan.gap,
+        "tilings": step.plan.compared,
         "macs": _macs(step),
         "deviation": step.form.specification.deviation,
     }

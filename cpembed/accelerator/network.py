@@ -10,23 +10,20 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from cpembed.accelerator.host import copy_us, host_us
 from cpembed.accelerator.lowering import OperatorPlan, operator_plans
-from cpembed.accelerator.matching import Match, match_statement
-from cpembed.accelerator.operators import specifications
+from cpembed.accelerator.matching import match_statement
+from cpembed.accelerator.operators import is_view, operator_forms
 from cpembed.accelerator.operators.forms import GraphTensor, NoForm, OperatorForm
 from cpembed.accelerator.problem import OperatorProblem, PlanningError
 from cpembed.accelerator.program import MainTensor, Program
-from cpembed.accelerator.template import default_layouts, make_template
 from cpembed.graph.graph import Graph, Operator
-from cpembed.graph.kinds import Reshape
 from cpembed.hw.isa import InstructionSet
 from cpembed.steps import Progress, silent
 
@@ -104,12 +101,12 @@ class AcceleratorNetwork:
     @property
     def cycles(self) -> float:
         """Estimated cycles of all programs, one after the other."""
-        return math.fsum(step.plan.cycles for step in self.programs)
+        return math.fsum(step.plan.cost.cycles for step in self.programs)
 
     @property
     def bound_cycles(self) -> float:
         """Lower bound on the cycles of all programs that have these specifications and matches."""
-        return math.fsum(step.plan.bound_cycles for step in self.programs)
+        return math.fsum(step.plan.cycles_bound for step in self.programs)
 
 
 def plan_network(
@@ -129,14 +126,11 @@ def plan_network(
 
 
 @dataclass(frozen=True)
-class _Candidate:
-    """Form of an operator with an instruction for each of its statements."""
+class _Planned:
+    """Best plan of an operator with the form that it computes."""
 
     form: OperatorForm
-    matches: tuple[Match, ...]
-
-    def problem(self, layouts: Mapping[str, MainTensor]) -> OperatorProblem:
-        return OperatorProblem(self.form.specification, self.matches, layouts=layouts)
+    plan: OperatorPlan
 
 
 class _Planner:
@@ -146,34 +140,35 @@ class _Planner:
         self.graph = graph
         self.machine = machine
         self.progress = progress
-        self.candidates: dict[str, list[_Candidate]] = {}
+        self.plans: dict[str, _Planned] = {}
         self.reasons: dict[str, str] = {}
         self.layouts: dict[GraphTensor, MainTensor] = {}
         self.available: dict[str, list[tuple[GraphTensor, MainTensor] | None]] = {}
-        self.plans: dict[Any, OperatorPlan | str] = {}
 
     def network(self) -> AcceleratorNetwork:
-        for operator in self.graph.operators:
-            self._find_candidates(operator)
+        operators = self.graph.operators
+        for number, operator in enumerate(operators):
+            self.progress(operator.name, number, len(operators))
+            if not is_view(operator, self.graph):
+                self._plan_operator(operator)
         self._decide_layouts()
         # A caller's arrays are row-major.
         for name in self.graph.inputs:
             self.available[name] = [_row_major(self.graph, name)]
-        steps: list[Step] = []
-        for operator in self.graph.operators:
-            self.progress(operator.name)
-            steps += self._steps(operator)
+        steps = [step for operator in operators for step in self._steps(operator)]
         for name in self.graph.outputs:
-            tensor, layout = _row_major(self.graph, name)
-            steps += self._conversion(name, tensor, layout, "the caller's array is row-major")
+            steps += self._conversion(
+                *_row_major(self.graph, name), "the caller reads it row-major"
+            )
         return AcceleratorNetwork(self.graph, self.machine, tuple(steps))
 
-    def _find_candidates(self, operator: Operator) -> None:
-        forms = specifications(operator, self.graph, self.machine)
+    def _plan_operator(self, operator: Operator) -> None:
+        """Keep the best plan of an operator, or the reason why there is none."""
+        forms = operator_forms(operator, self.graph)
         if isinstance(forms, NoForm):
             self.reasons[operator.name] = forms.reason
             return
-        candidates: list[_Candidate] = []
+        best: _Planned | None = None
         for form in forms:
             matchings = [match_statement(s, self.machine) for s in form.specification.statements]
             reason = next((m.reason for m in matchings if not m.matches), "")
@@ -181,40 +176,35 @@ class _Planner:
                 self.reasons.setdefault(operator.name, reason)
                 continue
             combinations = itertools.product(*(m.matches[:_MATCHES] for m in matchings))
-            candidates += [_Candidate(form, c) for c in itertools.islice(combinations, _PROBLEMS)]
-        if candidates:
-            self.candidates[operator.name] = candidates
+            for matches in itertools.islice(combinations, _PROBLEMS):
+                try:
+                    plans = operator_plans(
+                        OperatorProblem(form.specification, matches), self.machine
+                    )
+                except PlanningError as error:
+                    self.reasons[operator.name] = str(error)
+                    continue
+                if plans and (best is None or plans[0].cost.cycles < best.plan.cost.cycles):
+                    best = _Planned(form, plans[0])
+        if best is not None:
+            self.plans[operator.name] = best
 
     def _decide_layouts(self) -> None:
-        """Decide the layout of each tensor from what its producer and its readers need."""
+        """Decide the layout of each tensor from those of all programs that read or write it."""
         needs: dict[GraphTensor, list[MainTensor]] = {}
-        for candidates in self.candidates.values():
-            for candidate in candidates:
-                needed = self._needs(candidate)
-                if needed:
-                    for tensor, layout in needed:
-                        needs.setdefault(tensor, []).append(layout)
-                    break
+        for planned in self.plans.values():
+            tensors = planned.plan.program().tensors
+            for name, tensor in planned.form.tensors.items():
+                needs.setdefault(tensor, []).append(tensors[name])
         self.layouts = {tensor: merged_layout(layouts) for tensor, layouts in needs.items()}
-
-    def _needs(self, candidate: _Candidate) -> list[tuple[GraphTensor, MainTensor]]:
-        """Return the layouts that one candidate needs; none if it has no template."""
-        try:
-            template = make_template(candidate.problem({}), self.machine)
-            return [
-                (tensor, default_layouts(template, name)[0])
-                for name, tensor in candidate.form.tensors.items()
-            ]
-        except PlanningError:
-            return []
 
     def _steps(self, operator: Operator) -> Iterator[Step]:
         """Yield the step of an operator after the changes of layout that it needs."""
-        if isinstance(operator.kind, Reshape):
+        if is_view(operator, self.graph):
             self.available[operator.output] = self.available.get(operator.inputs[0], [None])
             yield ViewStep(operator)
             return
-        step = self._planned(operator)
+        step = self._program_step(operator)
         if isinstance(step, HostStep):
             for name in operator.outputs:
                 # The host writes whatever layout a reader needs.
@@ -224,53 +214,47 @@ class _Planner:
         form = step.form
         for name in form.specification.inputs:
             tensor, layout = form.tensors[name], step.program.tensors[name]
-            yield from self._conversion(tensor.name, tensor, layout, f"{operator.name} reads it so")
+            yield from self._conversion(tensor, layout, f"{operator.name} reads it so")
         yield step
         for name in form.specification.outputs:
             tensor = form.tensors[name]
             self.available[tensor.name] = [(tensor, step.program.tensors[name])]
 
+    def _program_step(self, operator: Operator) -> ProgramStep | HostStep:
+        """Return the step with the layouts that programs agree on, or of the host."""
+        planned = self.plans.get(operator.name)
+        if planned is None:
+            reason = self.reasons.get(operator.name, "no tiling fits the memories")
+            return HostStep(operator, reason, host_us(operator, self.graph.types, self.machine))
+        form, plan = planned.form, planned.plan
+        layouts = {
+            name: replace(self.layouts[tensor], name=name) for name, tensor in form.tensors.items()
+        }
+        problem = replace(plan.problem, layouts=layouts)
+        try:
+            # The same tiling, if instructions can address the layouts that are agreed on.
+            agreed = replace(plan, problem=problem)
+            return ProgramStep(operator, form, agreed, agreed.program())
+        except PlanningError:
+            pass
+        try:
+            (agreed, *_) = operator_plans(problem, self.machine)
+        except (PlanningError, ValueError):
+            agreed = plan
+        return ProgramStep(operator, form, agreed, agreed.program())
+
     def _conversion(
-        self, name: str, tensor: GraphTensor, layout: MainTensor, reason: str
+        self, tensor: GraphTensor, layout: MainTensor, reason: str
     ) -> Iterator[LayoutStep]:
         """Yield the step that provides a tensor in a layout, unless it is there already."""
+        name = tensor.name
         if name in self.graph.constants:
             return
         for place in self.available.get(name, [None]):
-            if place is None or _is_view(self.graph, place, (tensor, layout)):
+            if place is None or _has_bytes_of(self.graph, place, (tensor, layout)):
                 return
         self.available[name].append((tensor, layout))
         yield LayoutStep(name, layout, reason, copy_us(layout.elements, self.machine))
-
-    def _planned(self, operator: Operator) -> ProgramStep | HostStep:
-        """Return the step of the operator's best plan, or of the host with the reason."""
-        best: tuple[OperatorPlan, _Candidate] | None = None
-        reason = self.reasons.get(operator.name, "no instruction computes it")
-        for candidate in self.candidates.get(operator.name, []):
-            plan = self._plan(candidate)
-            if isinstance(plan, str):
-                reason = plan
-            elif best is None or plan.cycles < best[0].cycles:
-                best = plan, candidate
-        if best is None:
-            us = host_us(operator, self.graph.types, self.machine)
-            return HostStep(operator, reason, us)
-        plan, candidate = best
-        return ProgramStep(operator, candidate.form, plan, plan.program({}))
-
-    def _plan(self, candidate: _Candidate) -> OperatorPlan | str:
-        """Return the best plan of a candidate, or why there is none."""
-        form = candidate.form
-        layouts = {
-            name: replace(self.layouts[tensor], name=name)
-            for name, tensor in form.tensors.items()
-            if tensor in self.layouts
-        }
-        try:
-            plans = operator_plans(candidate.problem(layouts), self.machine)
-        except PlanningError as error:
-            return str(error)
-        return plans[0] if plans else "no tiling fits"
 
 
 def merged_layout(layouts: Sequence[MainTensor]) -> MainTensor:
@@ -294,14 +278,14 @@ def _row_major(graph: Graph, name: str) -> tuple[GraphTensor, MainTensor]:
     return tensor, MainTensor.dense(name, kind.shape, kind.dtype, "input")
 
 
-def _is_view(
+def _has_bytes_of(
     graph: Graph, first: tuple[GraphTensor, MainTensor], second: tuple[GraphTensor, MainTensor]
 ) -> bool:
     """Return True if two layouts of the same elements have the same bytes, margins included."""
     if first[1].elements != second[1].elements or first[1].fill != second[1].fill:
         return False
     buffers = [_numbered(graph, tensor, layout) for tensor, layout in (first, second)]
-    return np.array_equal(*buffers)
+    return np.array_equal(buffers[0], buffers[1])
 
 
 def _numbered(graph: Graph, tensor: GraphTensor, layout: MainTensor) -> NDArray[np.int64]:

@@ -93,8 +93,8 @@ def run_network(
     values: dict[str, Array] = {**graph.constants, **inputs}
     programs = {step.operator.name: step for step in network.programs}
     outcomes: list[StepRun] = []
-    for operator in graph.operators:
-        progress(operator.name)
+    for number, operator in enumerate(graph.operators):
+        progress(operator.name, number, len(graph.operators))
         defined = operator.kind.evaluate([values[name] for name in operator.inputs])
         step = programs.get(operator.name)
         if step is None:
