@@ -131,18 +131,22 @@ def _overflows(instruction: IsaInstruction) -> Iterator[str]:
         output = computation.operand(statement.store.operand)
         if statement.reduction != "add" or not is_integer(output.dtype):
             continue
-        bounds = value_range(statement.value, {o.name: o.dtype for o in computation.operands})
+        value = statement.value
+        # Nothing is known of the sizes of numbers that are as wide as their sum.
+        if isinstance(value, Access) and computation.operand(value.operand).dtype == output.dtype:
+            continue
+        bounds = value_range(value, {o.name: o.dtype for o in computation.operands})
         if bounds is None:
             continue
         low, high = dtype_info(output.dtype).integer_range
-        counts = [
-            limit // step for limit, step in ((high, bounds[1]), (-low, -bounds[0])) if step > 0
-        ]
+        limits = ((high, bounds[1]), (-low, -bounds[0]))
+        counts = [limit // step for limit, step in limits if step > 0]
         if counts and min(counts) < _ENOUGH_SUMMANDS:
+            summands = f"{min(counts):,} summands" if min(counts) else "not even one summand"
+            memory = instruction.places[output.name].memory
             yield (
-                f"{instruction.name}: {output.name} ({output.dtype} in "
-                f"{instruction.places[output.name].memory}) holds any {min(counts):,} summands of "
-                f"{statement.value}; longer sums may wrap around"
+                f"{instruction.name}: {output.name} ({output.dtype} in {memory}) holds any "
+                f"{summands} of {value}; longer sums may wrap around"
             )
 
 

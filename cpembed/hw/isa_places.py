@@ -316,13 +316,16 @@ def _relevant_extents(
     axes: Mapping[str, InstructionAxis],
 ) -> Iterator[dict[str, int]]:
     """Yield the sizes of axes at which elements of an operand may come to lie at one place."""
+    strides = [place.strides[key] for key in place.stride_keys]
+    inner = strides[-1:]
+    numbers = [stride for stride in strides[:-1] if isinstance(stride, int)]
+    # Dense strides and those that are arguments are digits of one number.
+    if not numbers and (not inner or not isinstance(inner[0], int) or inner[0] == 1):
+        return
     largest = {name: axis.maximum for name, axis in axes.items()}
     yield largest
-    strides = [place.strides[key] for key in place.stride_keys]
-    is_dense = all(stride is StrideSource.DENSE for stride in strides[:-1])
-    # Without dense strides, elements lie at the same places at all sizes. With dense strides alone,
-    # places are the digits of one number.
-    if StrideSource.DENSE not in strides or (is_dense and strides[-1] in (1, StrideSource.DENSE)):
+    # Without dense strides, elements lie at the same places at all sizes.
+    if StrideSource.DENSE not in strides:
         return
     used = [n for n in computation.access_maps[operand][0].iterators if not axes[n].is_fixed]
     choices: list[tuple[int, ...]] = [axes[name].allowed for name in used]

@@ -1,0 +1,233 @@
+"""Operands of one instruction bound to elements of tensors: addresses, strides and claims."""
+
+from __future__ import annotations
+
+import itertools
+import random
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from cpembed.accelerator.layouts import LayoutDigit, RowLayout, fit_strides, main_element
+from cpembed.accelerator.program import Address, Content, MainTensor
+from cpembed.hw.isa import IMMEDIATE, IsaInstruction, OperandPlace
+from cpembed.ir.index import IndexExpr, IndexTerm
+
+Array = NDArray[Any]
+
+_SAMPLES = 6
+"""Number of random iterations of the loops at which strides are compared."""
+
+
+@dataclass(frozen=True)
+class InMain:
+    """A tensor in main memory as the place of a box."""
+
+    tensor: MainTensor
+
+    @property
+    def memory(self) -> str | None:
+        return None
+
+
+@dataclass(frozen=True)
+class InRows:
+    """A box of a tensor in rows.
+
+    ``starts`` is the index of its first element, and ``base`` is added to the layout's rows.
+    """
+
+    layout: RowLayout
+    starts: tuple[IndexExpr, ...]
+    base: IndexExpr = field(default_factory=IndexExpr)
+
+    @property
+    def memory(self) -> str | None:
+        return self.layout.memory
+
+
+Place = InMain | InRows
+
+
+@dataclass(frozen=True)
+class Binding:
+    """One operand of an execution: its address, its claim and the registers that it depends on."""
+
+    address: Address
+    content: Content | None
+    registers: tuple[tuple[str, int | float | None], ...] = ()
+
+
+def bind_scalar(place: OperandPlace, tensor: str, value: float) -> Binding:
+    """Bind an operand without dimensions to a constant: an immediate or a register."""
+    content = Content(tensor, ()) if tensor else None
+    if place.memory != IMMEDIATE:
+        return Binding(Address(), content, ((place.memory, value),))
+    if isinstance(value, int):
+        return Binding(Address(IndexExpr((), value)), content)
+    return Binding(Address(value=float(value)), content)
+
+
+def bind(
+    instruction: IsaInstruction,
+    operand: str,
+    index: Sequence[IndexExpr],
+    place: Place,
+    tensor: str,
+    axis_sizes: Mapping[str, int],
+    loops: Mapping[str, int],
+) -> Binding | None:
+    """Bind an operand to elements of a tensor; None if the instruction cannot reach them.
+
+    Parameters
+    ----------
+    instruction : IsaInstruction
+    operand : str
+        Name of the operand.
+    index : sequence of IndexExpr
+        Index of the tensor's element at each point, over loops and the instruction's axes.
+    place : InMain or InRows
+        Where the tensor lies.
+    tensor : str
+        Name of the tensor, for the claim.
+    axis_sizes : mapping of str to int
+        Largest size of each axis in this use.
+    loops : mapping of str to int
+        Extent of each loop around the instruction.
+    """
+    described = instruction.places[operand]
+    own = instruction.computation.access(operand).index
+    # All axes that the tensor's index depends on, though the operand's own index may lack them.
+    axes = list(dict.fromkeys(n for e in (*own, *index) for n in e.iterators if n in axis_sizes))
+    grids = np.meshgrid(*(np.arange(axis_sizes[a]) for a in axes), indexing="ij")
+    points = {a: np.asarray(g).reshape(-1) for a, g in zip(axes, grids, strict=True)}
+    count = int(np.prod([axis_sizes[a] for a in axes]))
+    own_values = {
+        name: _values(e, points, count)
+        for name, e in zip(described.dimensions, own, strict=True)
+    }
+    dimension_sizes = {name: 1 + int(v.max()) for name, v in own_values.items()}
+    fit = None
+    for sample in _samples(loops):
+        target, lanes = _relative(place, index, points, sample, count)
+        if isinstance(place, InRows) and not described.lanes and not described.rows:
+            lanes = np.zeros(count, np.int64)
+        here = fit_strides(described, own_values, dimension_sizes, target, lanes)
+        if here is None or (fit is not None and here != fit):
+            return None
+        fit = here
+    if fit is None:
+        return None
+    zero = {a: IndexExpr() for a in axis_sizes}
+    first = [e.substitute(zero) for e in index]
+    content = _content(instruction, operand, index, tensor, axis_sizes)
+    if isinstance(place, InMain):
+        base = main_element(place.tensor, first, loops)
+        address = Address(base, place.tensor.name, strides=fit.arguments)
+    else:
+        local = [f + s.times(-1) for f, s in zip(first, place.starts, strict=True)]
+        row = place.layout.row(local, loops) + place.base
+        lane = place.layout.lane(local, loops)
+        if (lane.terms or lane.constant) and not described.any_lane:
+            return None
+        address = Address(row, lane=lane, strides=fit.arguments)
+    return Binding(address, content, fit.registers)
+
+
+def _values(e: IndexExpr, points: Mapping[str, Any], count: int) -> Array:
+    return np.broadcast_to(np.asarray(e.evaluate(points)), (count,)).astype(np.int64)
+
+
+def _samples(loops: Mapping[str, int]) -> Sequence[Mapping[str, int]]:
+    """Return iterations at which strides are compared: the first, the last and random ones."""
+    if not loops:
+        return ({},)
+    generator = random.Random(0)
+    samples = [{n: 0 for n in loops}, {n: e - 1 for n, e in loops.items()}]
+    samples += [{n: generator.randrange(e) for n, e in loops.items()} for _ in range(_SAMPLES)]
+    return samples
+
+
+def _relative(
+    place: Place,
+    index: Sequence[IndexExpr],
+    points: Mapping[str, Array],
+    sample: Mapping[str, int],
+    count: int,
+) -> tuple[Array, Array | None]:
+    """Return rows and lanes (elements of main memory and None) relative to the first point."""
+    values = {**sample, **points}
+    at = [_values(e, values, count) for e in index]
+    if isinstance(place, InMain):
+        elements = _main_values(place.tensor, at)
+        return elements - elements[0], None
+    local = [a - np.asarray(s.evaluate(sample)) for a, s in zip(at, place.starts, strict=True)]
+    rows = _digits(place.layout.rows, local, count)
+    lanes = _digits(place.layout.lanes, local, count)
+    return rows - rows[0], lanes - lanes[0]
+
+
+def _digits(digits: Sequence[LayoutDigit], at: Sequence[Array], count: int) -> Array:
+    total = np.zeros(count, np.int64)
+    for d in digits:
+        value = at[d.dimension] // d.divisor
+        total += d.stride * (value if d.modulus is None else value % d.modulus)
+    return total
+
+
+def _main_values(tensor: MainTensor, at: Sequence[Array]) -> Array:
+    total: Any = np.zeros(len(at[0]) if at else 1, np.int64)
+    seen = set[int]()
+    for dimension, stride in zip(tensor.order, tensor.strides, strict=True):
+        value = at[dimension] + tensor.before[dimension]
+        block = tensor.blocks.get(dimension)
+        if block is not None:
+            value = value % block if dimension in seen else value // block
+        seen.add(dimension)
+        total = total + stride * value
+    return total
+
+
+def _content(
+    instruction: IsaInstruction,
+    operand: str,
+    index: Sequence[IndexExpr],
+    tensor: str,
+    axis_sizes: Mapping[str, int],
+) -> Content:
+    """Return the claim of an operand, in its own dimensions instead of the instruction's axes."""
+    described = instruction.places[operand]
+    own = instruction.computation.access(operand).index
+    single = {
+        e.single_iterator: name
+        for name, e in zip(described.dimensions, own, strict=True)
+        if e.single_iterator
+    }
+    claimed: list[IndexExpr] = []
+    for e in index:
+        moving = [t for t in e.terms if any(n in axis_sizes for n in t.iterators)]
+        rest = IndexExpr.sum([t for t in e.terms if t not in moving], e.constant)
+        if all(n in single for t in moving for n in t.iterators if n in axis_sizes):
+            replaced = {a: IndexExpr.iterator(n) for a, n in single.items()}
+            claimed.append(rest + IndexExpr.sum(moving).substitute(replaced))
+            continue
+        claimed.append(rest + _window(described, own, IndexExpr.sum(moving)))
+    return Content(tensor, tuple(claimed))
+
+
+def _window(place: OperandPlace, own: Sequence[IndexExpr], moving: IndexExpr) -> IndexExpr:
+    """Return a sum of axes as a multiple of the dimension that the same sum indexes."""
+    for name, e in zip(place.dimensions, own, strict=True):
+        for factor in (moving.terms[0].coefficient // max(1, t.coefficient) for t in e.terms):
+            scaled = IndexExpr.sum(e.times(factor).terms)
+            if factor and sorted(map(str, scaled.terms)) == sorted(map(str, moving.terms)):
+                return IndexExpr((IndexTerm(name, factor),))
+    return moving
+
+
+def indices(index: Sequence[IndexExpr]) -> tuple[str, ...]:
+    """Return the iterators of several expressions."""
+    return tuple(dict.fromkeys(itertools.chain(*(e.iterators for e in index))))

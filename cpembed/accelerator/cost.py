@@ -1,0 +1,183 @@
+"""What a program costs: executions, bytes and cycles, counted without executing it."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from cpembed.accelerator.program import Issue, Loop, Program
+from cpembed.hw.isa import InstructionSet, IsaInstruction, MemoryKind, Synchronization
+from cpembed.ir.dtypes import bits
+from cpembed.ir.index import IndexExpr
+
+Array = NDArray[Any]
+
+
+@dataclass(frozen=True)
+class ProgramCost:
+    """Counts of a program, and its estimated cycles.
+
+    Attributes
+    ----------
+    executions : mapping of str to int
+        Number of executions of each instruction.
+    moved : mapping of (str, str) to int
+        Bytes of each memory that are ``read`` and ``written``.
+    unit_cycles : mapping of str to float
+        Cycles that each unit is occupied.
+    main_bytes : int
+        Bytes to and from main memory.
+    cycles : float
+        Estimated cycles of the program.
+    energy_pj : float
+        Picojoules of all executions and bytes.
+    """
+
+    executions: Mapping[str, int]
+    moved: Mapping[tuple[str, str], int]
+    unit_cycles: Mapping[str, float]
+    main_bytes: int
+    cycles: float
+    energy_pj: float
+
+
+@dataclass(frozen=True)
+class IssueCost:
+    """Counts of one instruction of the text over all iterations of its loops."""
+
+    executions: int
+    cycles: float
+    moved: Mapping[tuple[str, str], int]
+
+
+def issue_cost(issue: Issue, loops: Sequence[Loop], machine: InstructionSet) -> IssueCost:
+    """Count the executions, cycles and bytes of one instruction of a program."""
+    instruction = machine.instructions[issue.instruction]
+    expressions = [*issue.guards, *(e for size in issue.sizes.values() for e in size)]
+    varying = {name for e in expressions for name in e.iterators}
+    repeats = math.prod(loop.extent for loop in loops if loop.name not in varying)
+    inner = [loop for loop in loops if loop.name in varying]
+    grids = np.meshgrid(*(np.arange(loop.extent) for loop in inner), indexing="ij", sparse=True)
+    values = {loop.name: grid for loop, grid in zip(inner, grids, strict=True)}
+    shape = tuple(loop.extent for loop in inner)
+    executed = np.ones(shape, bool)
+    for guard in issue.guards:
+        executed &= _evaluated(guard, values) >= 0
+    sizes: dict[str, Any] = {
+        axis.name: _least(issue.sizes[axis.name], values, shape)[executed]
+        for axis in instruction.size_arguments
+    }
+    count = int(np.count_nonzero(executed))
+    moved = {
+        key: round(repeats * _total(elements, count))
+        for key, elements in moved_bytes(instruction, machine, sizes).items()
+    }
+    occupied = _total(_occupied(instruction, machine, sizes), count)
+    return IssueCost(repeats * count, repeats * occupied, moved)
+
+
+def _evaluated(e: IndexExpr, values: Mapping[str, Any]) -> Any:
+    return np.asarray(e.evaluate(values))
+
+
+def _least(size: Sequence[IndexExpr], values: Mapping[str, Any], shape: tuple[int, ...]) -> Array:
+    least = _evaluated(size[0], values)
+    for e in size[1:]:
+        least = np.minimum(least, _evaluated(e, values))
+    return np.broadcast_to(least, shape)
+
+
+def _total(value: Any, count: int) -> float:
+    """Return the sum of a value over executions, which may be the same for all of them."""
+    return float(np.sum(value)) if np.ndim(value) else float(value) * count
+
+
+def moved_bytes(
+    instruction: IsaInstruction, machine: InstructionSet, sizes: Mapping[str, Any]
+) -> dict[tuple[str, str], Any]:
+    """Return the bytes that an execution reads and writes in each memory.
+
+    Parameters
+    ----------
+    instruction : IsaInstruction
+    machine : InstructionSet
+    sizes : mapping of str to int or ndarray
+        Sizes of the axes that are arguments.
+    """
+    complete: dict[str, Any] = {**instruction.extents, **sizes}
+    moved: dict[tuple[str, str], Any] = {}
+
+    def add(operand: str, direction: str) -> None:
+        place = instruction.places[operand]
+        memory = machine.memories.get(place.memory)
+        if memory is None or memory.kind is MemoryKind.REGISTER:
+            return
+        accesses = instruction.computation.access_maps[operand]
+        elements: Any = 1
+        for dimension in range(len(accesses[0].index)):
+            reached: Any = 0
+            for access in accesses:
+                e = access.index[dimension]
+                last = e.constant + sum(t.coefficient * (complete[t.iterator] - 1) for t in e.terms)
+                reached = np.maximum(reached, last)
+            elements = elements * (reached + 1)
+        key = place.memory, direction
+        moved[key] = moved.get(key, 0) + elements * bits(place.dtype) / 8
+
+    for operand in instruction.inputs:
+        add(operand, "read")
+    for operand in instruction.outputs:
+        add(operand, "written")
+        if instruction.reads_outputs:
+            add(operand, "read")
+    return moved
+
+
+def _occupied(
+    instruction: IsaInstruction, machine: InstructionSet, sizes: Mapping[str, Any]
+) -> Any:
+    """Return the cycles that an execution occupies its unit, with its bytes of main memory."""
+    cycles: Any = instruction.occupied_cycles(sizes)
+    moved = moved_bytes(instruction, machine, sizes)
+    main = machine.main
+    through = sum(moved.get((main.name, d), 0) for d in ("read", "written"))
+    return np.maximum(cycles, through / main.bytes_per_cycle)
+
+
+def program_cost(program: Program, least: float = 0.0) -> ProgramCost:
+    """Count a program's executions, bytes and cycles.
+
+    Parameters
+    ----------
+    program : Program
+    least : float
+        Cycles that it takes at least, by the waits of its units for each other.
+    """
+    machine = program.machine
+    executions: dict[str, int] = {}
+    moved: dict[tuple[str, str], int] = {}
+    units = dict.fromkeys(machine.units, 0.0)
+    energy = 0.0
+    for loops, issue in program.issues():
+        cost = issue_cost(issue, loops, machine)
+        instruction = machine.instructions[issue.instruction]
+        executions[instruction.name] = executions.get(instruction.name, 0) + cost.executions
+        units[instruction.unit] += cost.cycles
+        energy += cost.executions * instruction.energy_pj
+        for key, size in cost.moved.items():
+            moved[key] = moved.get(key, 0) + size
+    energy += sum(
+        size * machine.memories[memory].energy_pj_per_byte for (memory, _), size in moved.items()
+    )
+    main = machine.main
+    main_bytes = sum(moved.get((main.name, d), 0) for d in ("read", "written"))
+    busiest = max(units.values())
+    if machine.synchronization is Synchronization.IN_ORDER:
+        busiest = sum(units.values())
+    cycles = max(busiest, main_bytes / main.bytes_per_cycle, least)
+    return ProgramCost(executions, moved, units, main_bytes, cycles, energy)

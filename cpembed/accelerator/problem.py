@@ -1,0 +1,174 @@
+"""The planner's problem for one operator: statements, instructions for them, and homes of tensors."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from functools import cached_property
+
+from cpembed.accelerator.layouts import RowLayout
+from cpembed.accelerator.matching import Match
+from cpembed.accelerator.program import MainTensor
+from cpembed.accelerator.specification import Specification, Statement
+from cpembed.embedding.embedding import Digit
+from cpembed.errors import CpembedError
+from cpembed.hw.isa import IsaInstruction
+from cpembed.ir.computation import AxisKind
+from cpembed.ir.expression import Access
+from cpembed.ir.index import IndexExpr
+
+
+class PlanningError(CpembedError):
+    """An operator that the planner rejects, with the reason and the remedy in one line."""
+
+
+@dataclass(frozen=True)
+class OperatorProblem:
+    """What one operator computes, with which instructions, and where its tensors are.
+
+    Attributes
+    ----------
+    matches : tuple of Match
+        Instruction for each statement of the specification, in their order.
+    homes : mapping of str to RowLayout
+        Tensors that are in rows before (inputs) or stay there afterwards (outputs).
+    layouts : mapping of str to MainTensor
+        Tensors whose layout in main memory is decided already.
+    """
+
+    specification: Specification
+    matches: tuple[Match, ...]
+    homes: Mapping[str, RowLayout] = field(default_factory=dict[str, RowLayout])
+    layouts: Mapping[str, MainTensor] = field(default_factory=dict[str, MainTensor])
+
+
+@dataclass(frozen=True)
+class Step:
+    """A statement with its instruction, over axes that all statements of the problem share.
+
+    Attributes
+    ----------
+    axes : mapping of str to str
+        Shared axis for each axis of the statement.
+    """
+
+    number: int
+    statement: Statement
+    match: Match
+    instruction: IsaInstruction
+    axes: Mapping[str, str]
+
+    def access(self, operand: str) -> Access:
+        """Return the statement's access that an operand of the instruction stands for."""
+        return self.match.accesses[operand]
+
+    def tensor(self, operand: str) -> str:
+        """Return the tensor of the specification that an operand holds; empty for a number."""
+        access = self.match.accesses.get(operand)
+        if access is None:
+            return ""
+        return self.statement.computation.operand(access.operand).tensor
+
+    def digits(self, axis: str) -> tuple[Digit, ...]:
+        """Return the digits that an axis of the instruction walks, outermost first."""
+        return tuple(reversed(self.match.axes.get(axis, ())))
+
+    @cached_property
+    def granules(self) -> dict[str, int]:
+        """Number of values of each shared axis that one execution covers."""
+        sizes = dict.fromkeys(self.axes.values(), 1)
+        for digits in self.match.axes.values():
+            for d in digits:
+                axis = self.axes[d.axis]
+                sizes[axis] = max(sizes[axis], d.count * d.stride)
+        return sizes
+
+    @cached_property
+    def padded(self) -> frozenset[str]:
+        """Shared axes that executions cover in whole granules, beyond the end if need be."""
+        padded = set[str]()
+        for axis in self.instruction.axes:
+            digits = self.digits(axis.name)
+            fixed = axis.is_fixed or axis.step > 1 or axis.minimum > 1 or len(digits) > 1
+            if fixed:
+                padded.update(self.axes[d.axis] for d in digits)
+        return frozenset(padded)
+
+    @property
+    def reductions(self) -> frozenset[str]:
+        """Shared axes over which the statement reduces."""
+        return frozenset(
+            self.axes[a.name]
+            for a in self.statement.computation.axes
+            if a.kind is AxisKind.REDUCTION
+        )
+
+
+def steps(problem: OperatorProblem) -> tuple[Step, ...]:
+    """Return the statements of a problem over shared axes.
+
+    Axes that index the same dimension of a tensor that statements write are one axis.
+    """
+    statements = problem.specification.statements
+    if len(problem.matches) != len(statements):
+        raise PlanningError(
+            f"{problem.specification.name} has {len(statements)} statements and "
+            f"{len(problem.matches)} matches: give one match for each statement"
+        )
+    shared = _shared_axes(statements)
+    return tuple(
+        Step(
+            number,
+            statement,
+            match,
+            match.instruction,
+            {a.name: shared[number, a.name] for a in statement.computation.axes},
+        )
+        for number, (statement, match) in enumerate(zip(statements, problem.matches, strict=True))
+    )
+
+
+_AxisKey = tuple[int, str]
+
+
+def _shared_axes(statements: tuple[Statement, ...]) -> dict[_AxisKey, str]:
+    """Name the shared axis of each axis of each statement."""
+    group: dict[_AxisKey, set[_AxisKey]] = {}
+    extents: dict[_AxisKey, int] = {}
+    for number, statement in enumerate(statements):
+        for axis in statement.computation.axes:
+            group[number, axis.name] = {(number, axis.name)}
+            extents[number, axis.name] = axis.extent
+    for first, second in _tied(statements):
+        left, right = group[first], group[second]
+        # Two axes of one statement stay apart: a tile of one is not a tile of the other.
+        apart = {n for n, _ in left}.isdisjoint(n for n, _ in right)
+        if left is not right and apart and extents[first] == extents[second]:
+            left |= right
+            for key in right:
+                group[key] = left
+    names: dict[_AxisKey, str] = {}
+    taken = set[str]()
+    for key, members in group.items():
+        if key in names:
+            continue
+        name = key[1] if key[1] not in taken else f"{key[1]}{key[0]}"
+        taken.add(name)
+        names |= dict.fromkeys(members, name)
+    return names
+
+
+def _tied(statements: tuple[Statement, ...]) -> Iterator[tuple[_AxisKey, _AxisKey]]:
+    """Yield pairs of axes that index the same dimension of a tensor written by a statement."""
+    written: dict[str, tuple[int, tuple[IndexExpr, ...]]] = {}
+    for number, statement in enumerate(statements):
+        store = statement.computation.statement.store
+        for access in (*statement.computation.reads, store):
+            tensor = statement.computation.operand(access.operand).tensor
+            if tensor not in written:
+                continue
+            writer, index = written[tensor]
+            for there, here in zip(index, access.index, strict=True):
+                if there.single_iterator and here.single_iterator:
+                    yield (writer, there.single_iterator), (number, here.single_iterator)
+        written.setdefault(statement.output.tensor, (number, store.index))

@@ -1,0 +1,127 @@
+"""Configuration of registers: instructions that set them, as far out in the loops as they can be."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+
+from cpembed.accelerator.addressing import bind_scalar
+from cpembed.accelerator.problem import PlanningError
+from cpembed.accelerator.program import Issue, Loop, Node
+from cpembed.accelerator.transfers import BoundIssue
+from cpembed.hw.isa import InstructionSet, IsaInstruction
+from cpembed.ir.expression import Access, Cast, Expression
+
+Value = int | float
+State = dict[str, Value | None]
+"""Value of each register at a point of the program; None where iterations differ."""
+
+
+def with_configuration(body: Sequence[Node], machine: InstructionSet) -> tuple[Node, ...]:
+    """Insert the instructions that set registers before those that depend on them.
+
+    A register that has one value in all of a loop is set before the loop.
+
+    Raises
+    ------
+    PlanningError
+        If no instruction sets a register that the program needs.
+    """
+    return tuple(_configured(body, machine, {}))
+
+
+def _needs(node: Node) -> Iterator[tuple[str, Value | None]]:
+    if isinstance(node, Loop):
+        for inner in node.body:
+            yield from _needs(inner)
+    elif isinstance(node, BoundIssue):
+        yield from node.registers
+
+
+def _configured(body: Sequence[Node], machine: InstructionSet, state: State) -> Iterator[Node]:
+    for node in body:
+        needs: dict[str, set[Value]] = {}
+        for register, value in _needs(node):
+            needs.setdefault(register, set())
+            if value is not None:
+                needs[register].add(value)
+        wanted: dict[str, Value] = {}
+        for register, values in needs.items():
+            if len(values) == 1:
+                wanted[register] = next(iter(values))
+            elif not values and state.get(register) is None:
+                # Any value will do, but a register that was never set holds none.
+                wanted[register] = 0
+        yield from _settings(wanted, machine, state)
+        if isinstance(node, BoundIssue):
+            yield _plain(node)
+        elif isinstance(node, Loop):
+            for register, values in needs.items():
+                if len(values) > 1:
+                    state[register] = None
+            yield Loop(node.name, node.extent, tuple(_configured(node.body, machine, state)))
+        else:
+            yield node
+
+
+def _plain(issue: BoundIssue) -> Issue:
+    return Issue(
+        issue.instruction,
+        issue.operands,
+        issue.sizes,
+        issue.guards,
+        issue.waits,
+        issue.signals,
+        issue.contents,
+        issue.meaning,
+        issue.note,
+    )
+
+
+def _settings(
+    wanted: Mapping[str, Value], machine: InstructionSet, state: State
+) -> Iterator[Issue]:
+    """Yield the instructions that bring registers to values, and update the state."""
+    missing = {r: v for r, v in wanted.items() if state.get(r) != v}
+    while missing:
+        register = next(iter(missing))
+        instruction, sets = _setter(machine, register)
+        operands: dict[str, Value] = {}
+        for other, operand in sets.items():
+            # Other registers of the same instruction keep the value that they have.
+            value = missing.pop(other, state.get(other))
+            operands[operand] = 0 if value is None else value
+            state[other] = operands[operand]
+        bound = {
+            operand: bind_scalar(instruction.places[operand], "", value).address
+            for operand, value in operands.items()
+        }
+        outputs = {other: bind_scalar(instruction.places[o], "", 0).address for other, o in (
+            (instruction.computation.operand(s.store.operand).name, s.store.operand)
+            for s in instruction.computation.statements
+        )}
+        text = ", ".join(f"{r} = {operands[o]}" for r, o in sets.items())
+        yield Issue(instruction.name, {**outputs, **bound}, note=f"set {text}")
+
+
+def _setter(machine: InstructionSet, register: str) -> tuple[IsaInstruction, dict[str, str]]:
+    """Return the instruction that sets a register, and its immediate for each register it sets."""
+    for instruction in machine.instructions.values():
+        if not instruction.is_configuration:
+            continue
+        sets: dict[str, str] = {}
+        for statement in instruction.computation.statements:
+            source = _read(statement.value)
+            if source is not None:
+                sets[instruction.places[statement.store.operand].memory] = source
+        if register in sets:
+            return instruction, sets
+    raise PlanningError(
+        f"rejected: no instruction of {machine.name} sets the register {register}: "
+        "describe one without axes that writes it from an immediate"
+    )
+
+
+def _read(value: Expression) -> str | None:
+    while isinstance(value, Cast):
+        value = value.arg
+    return value.operand if isinstance(value, Access) else None

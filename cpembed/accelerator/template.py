@@ -1,0 +1,462 @@
+"""The planner's template for one operator: which buffers it needs and which axes it may tile.
+
+One statement, the *main* one, has the most points. Its spatial axes that all statements share are
+tiled, and its reductions that no other statement has. The other statements are executed for each
+tile of the main statement's output, before or after it.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from functools import cached_property
+
+from cpembed.accelerator.problem import OperatorProblem, PlanningError, Step, steps
+from cpembed.accelerator.program import MainTensor
+from cpembed.accelerator.transfers import copy_paths
+from cpembed.hw.isa import InstructionSet, MemoryKind
+from cpembed.ir.dtypes import bits
+from cpembed.ir.expression import Access
+from cpembed.ir.index import IndexExpr
+
+
+@dataclass(frozen=True)
+class BufferSpec:
+    """A tensor in rows of a memory while statements use it there.
+
+    Attributes
+    ----------
+    index : tuple of IndexExpr
+        Index along each dimension over the shared axes.
+    uses : tuple of (int, str)
+        Statement and operand of its instruction.
+    lanes : tuple of (int, int)
+        Dimensions in the lanes of a row, with their blocks, outermost first.
+    steps : mapping of int to int
+        Distance of elements in neighbouring rows, of dimensions where it is not 1.
+    load, store : tuple of str
+        Memories through which the tensor comes from, or goes to, its home; empty if it does not.
+    role : str
+        ``main``: the main statement alone uses it, and it has a residency of its own; ``chain``:
+        it lives as long as a tile of the main statement's output; ``granule``: it holds what one
+        execution needs.
+    """
+
+    tensor: str
+    memory: str
+    dtype: str
+    index: tuple[IndexExpr, ...]
+    uses: tuple[tuple[int, str], ...]
+    lanes: tuple[tuple[int, int], ...]
+    steps: Mapping[int, int]
+    load: tuple[str, ...]
+    store: tuple[str, ...]
+    role: str
+    is_home: bool = False
+
+    @property
+    def key(self) -> tuple[str, str]:
+        """Tensor and memory."""
+        return self.tensor, self.memory
+
+    @cached_property
+    def axes(self) -> frozenset[str]:
+        """Shared axes on which the box depends."""
+        return frozenset(n for e in self.index for n in e.iterators)
+
+
+@dataclass(frozen=True)
+class Template:
+    """What all plans of an operator have in common.
+
+    Attributes
+    ----------
+    extents : mapping of str to int
+        Extent of each shared axis, in whole granules where executions need them.
+    granules : mapping of str to int
+        Smallest tile of each axis that is tiled.
+    spatial, reductions : frozenset of str
+        Axes of the main statement that may be tiled.
+    direct : tuple of (int, str)
+        Operands, by statement, that instructions access in main memory.
+    """
+
+    problem: OperatorProblem
+    machine: InstructionSet
+    steps: tuple[Step, ...]
+    main: int
+    extents: Mapping[str, int]
+    true_extents: Mapping[str, int]
+    granules: Mapping[str, int]
+    spatial: frozenset[str]
+    reductions: frozenset[str]
+    buffers: tuple[BufferSpec, ...]
+    direct: tuple[tuple[int, str], ...]
+    scalars: tuple[tuple[int, str], ...] = field(default=())
+
+    def buffer(self, tensor: str, memory: str) -> BufferSpec:
+        """Return the buffer of a tensor in a memory."""
+        return next(b for b in self.buffers if b.key == (tensor, memory))
+
+    @property
+    def main_step(self) -> Step:
+        return self.steps[self.main]
+
+
+def shared_index(step: Step, access: Access) -> tuple[IndexExpr, ...]:
+    """Return an access of a statement over the shared axes."""
+    return tuple(e.rename(lambda name: step.axes[name]) for e in access.index)
+
+
+def make_template(problem: OperatorProblem, machine: InstructionSet) -> Template:
+    """Return the template of an operator.
+
+    Raises
+    ------
+    PlanningError
+        If a tensor cannot reach the memory of an operand, or instructions need it in different
+        layouts.
+    """
+    all_steps = steps(problem)
+    true_extents: dict[str, int] = {}
+    padding: dict[str, int] = {}
+    for step in all_steps:
+        for axis in step.statement.computation.axes:
+            name = step.axes[axis.name]
+            true_extents[name] = axis.extent
+            if name in step.padded:
+                padding[name] = math.lcm(padding.get(name, 1), step.granules[name])
+    extents = {
+        a: -(-e // padding.get(a, 1)) * padding.get(a, 1) for a, e in true_extents.items()
+    }
+    main = _main_statement(all_steps)
+    spatial, reductions = _tiled_axes(all_steps, main)
+    granules = {
+        a: min(all_steps[main].granules[a], extents[a]) for a in all_steps[main].axes.values()
+    }
+    buffers = tuple(_buffers(problem, machine, all_steps, main))
+    direct: list[tuple[int, str]] = []
+    scalars: list[tuple[int, str]] = []
+    for step in all_steps:
+        for operand, place in step.instruction.places.items():
+            if not place.dimensions:
+                scalars.append((step.number, operand))
+            elif place.memory == machine.main.name:
+                direct.append((step.number, operand))
+    return Template(
+        problem,
+        machine,
+        all_steps,
+        main,
+        extents,
+        true_extents,
+        granules,
+        spatial,
+        reductions,
+        buffers,
+        tuple(direct),
+        tuple(scalars),
+    )
+
+
+def _main_statement(all_steps: tuple[Step, ...]) -> int:
+    """Return the statement with the most points; the first reduction of them."""
+    return max(
+        range(len(all_steps)),
+        key=lambda n: (
+            all_steps[n].statement.computation.macs,
+            bool(all_steps[n].reductions),
+            -n,
+        ),
+    )
+
+
+def _tiled_axes(all_steps: tuple[Step, ...], main: int) -> tuple[frozenset[str], frozenset[str]]:
+    step = all_steps[main]
+    others = [s for s in all_steps if s.number != main]
+    spatial = frozenset(step.axes.values()) - step.reductions
+    for other in others:
+        spatial &= frozenset(other.axes.values()) - other.reductions
+    for temporary, index in _temporary_indices(all_steps):
+        del temporary
+        # A tile of a temporary that is read beside its own index would need its neighbours.
+        for first, *rest in zip(*index, strict=True):
+            names = {n for e in (first, *rest) for n in e.iterators}
+            if any(e != first or e.single_iterator is None for e in rest) or not first.terms:
+                spatial -= names
+    reductions = step.reductions
+    for other in others:
+        reductions -= frozenset(other.axes.values())
+    return spatial, reductions
+
+
+def _temporary_indices(
+    all_steps: tuple[Step, ...],
+) -> Iterator[tuple[str, list[tuple[IndexExpr, ...]]]]:
+    """Yield each tensor that a statement writes with the shared indices of all its accesses."""
+    uses: dict[str, list[tuple[IndexExpr, ...]]] = {}
+    written = {s.statement.output.tensor for s in all_steps}
+    for step in all_steps:
+        computation = step.statement.computation
+        for access in (*computation.reads, computation.statement.store):
+            tensor = computation.operand(access.operand).tensor
+            if tensor in written:
+                uses.setdefault(tensor, []).append(shared_index(step, access))
+    yield from uses.items()
+
+
+def _buffers(
+    problem: OperatorProblem, machine: InstructionSet, all_steps: tuple[Step, ...], main: int
+) -> Iterator[BufferSpec]:
+    specification = problem.specification
+    uses: dict[tuple[str, str], list[tuple[int, str]]] = {}
+    for step in all_steps:
+        for operand, place in step.instruction.places.items():
+            memory = machine.memories.get(place.memory)
+            if place.dimensions and memory is not None and memory.kind is MemoryKind.ROWS:
+                tensor = step.tensor(operand)
+                uses.setdefault((tensor, place.memory), []).append((step.number, operand))
+    written = {s.statement.output.tensor: s for s in all_steps}
+    for (tensor, memory), users in uses.items():
+        number, operand = users[0]
+        first = all_steps[number]
+        index = shared_index(first, first.access(operand))
+        lanes, row_steps = _requirements(all_steps, tensor, users)
+        dtype = first.instruction.places[operand].dtype
+        home = problem.homes.get(tensor)
+        start = machine.main.name if home is None else home.memory
+        load: tuple[str, ...] = ()
+        store: tuple[str, ...] = ()
+        produced_here = any(
+            all_steps[n].tensor(o) == tensor
+            and o in all_steps[n].instruction.outputs
+            for n, o in users
+        )
+        if not produced_here and start != memory:
+            source = start
+            if tensor in written:
+                source = _producer_memory(written[tensor], tensor)
+            load = _path(machine, source, memory, dtype, tensor)
+        if tensor in specification.outputs and produced_here and start != memory:
+            store = _path(machine, memory, start, dtype, tensor)
+        only_main = all(n == main for n, _ in users)
+        is_chain = not only_main or (tensor in written and tensor != all_steps[main].statement.output.tensor)
+        role = "chain" if is_chain else "main"
+        if tensor == all_steps[main].statement.output.tensor:
+            role = "output"
+        if role == "main" and len(load) == 3 and _holds_granules(machine, load):
+            yield BufferSpec(
+                tensor, load[1], dtype, index, (), lanes, {}, load[:2], (), "main"
+            )
+            yield BufferSpec(
+                tensor, memory, dtype, index, tuple(users), lanes, row_steps, load[1:], (), "granule"
+            )
+            continue
+        yield BufferSpec(
+            tensor,
+            memory,
+            dtype,
+            index,
+            tuple(users),
+            lanes,
+            row_steps,
+            load,
+            store,
+            role,
+            home is not None and start == memory,
+        )
+
+
+def _holds_granules(machine: InstructionSet, path: tuple[str, ...]) -> bool:
+    """True if the last memory of a chain is the smaller of the two that hold the tensor."""
+    first, last = (machine.memories[m] for m in path[1:])
+    return (last.capacity_bytes or 0) < (first.capacity_bytes or 0)
+
+
+def _producer_memory(step: Step, tensor: str) -> str:
+    for operand in step.instruction.outputs:
+        if step.tensor(operand) == tensor:
+            return step.instruction.places[operand].memory
+    raise PlanningError(f"rejected: no operand of {step.instruction.name} writes {tensor}")
+
+
+def _path(
+    machine: InstructionSet, start: str, end: str, dtype: str, tensor: str
+) -> tuple[str, ...]:
+    if start == end:
+        return ()
+    paths = copy_paths(machine, start, end, dtype)
+    if not paths:
+        raise PlanningError(
+            f"rejected: {machine.name} has no copies of {dtype} from {start} to {end}, "
+            f"where {tensor} is needed: describe a load, or a move between the two"
+        )
+    return paths[0]
+
+
+def _requirements(
+    all_steps: tuple[Step, ...], tensor: str, users: list[tuple[int, str]]
+) -> tuple[tuple[tuple[int, int], ...], dict[int, int]]:
+    """Return the lanes and the steps in rows that all uses of a buffer need."""
+    lanes: tuple[tuple[int, int], ...] | None = None
+    row_steps: dict[int, int] = {}
+    for number, operand in users:
+        step = all_steps[number]
+        own = _lanes(step, operand)
+        if lanes is None:
+            lanes = own
+        elif lanes != own:
+            lanes = _merged(lanes, own, tensor)
+        for dimension, distance in _row_steps(step, operand):
+            if row_steps.setdefault(dimension, distance) != distance:
+                raise PlanningError(
+                    f"rejected: two statements read {tensor} with different steps along dimension "
+                    f"{dimension}: give it a buffer for each"
+                )
+    return lanes or (), row_steps
+
+
+def _merged(
+    first: tuple[tuple[int, int], ...], second: tuple[tuple[int, int], ...], tensor: str
+) -> tuple[tuple[int, int], ...]:
+    if [d for d, _ in first] != [d for d, _ in second]:
+        raise PlanningError(
+            f"rejected: two instructions need {tensor} with different dimensions in the lanes of "
+            "a row: move it between two buffers by an instruction that transposes"
+        )
+    return tuple((d, max(a, b)) for (d, a), (_, b) in zip(first, second, strict=True))
+
+
+def _moves(step: Step, axis: str, operand: str) -> list[tuple[int, int, int]]:
+    """Return dimension, distance and count of each digit that an instruction's axis walks."""
+    access = step.access(operand)
+    walked: list[tuple[int, int, int]] = []
+    for d in step.digits(axis):
+        for dimension, e in enumerate(access.index):
+            coefficient = e.coefficient(d.axis)
+            if coefficient:
+                walked.append((dimension, coefficient * d.stride, d.count))
+    return walked
+
+
+def _lanes(step: Step, operand: str) -> tuple[tuple[int, int], ...]:
+    place = step.instruction.places[operand]
+    index = dict(
+        zip(place.dimensions, step.instruction.computation.access(operand).index, strict=True)
+    )
+    lanes: list[tuple[int, int]] = []
+    for d in place.lanes:
+        e = index[d.axis]
+        if e.single_iterator is None:
+            raise PlanningError(
+                f"rejected: {step.instruction.name} has a window in the lanes of {operand}, "
+                "which the planner does not lay out"
+            )
+        size = d.size(1 + e.bounds(step.instruction.extents)[1])
+        digits = step.digits(e.single_iterator)
+        walked = _moves(step, e.single_iterator, operand)
+        if len(digits) == 1 and walked:
+            dimension, distance, _ = walked[0]
+            if distance != 1:
+                raise PlanningError(
+                    f"rejected: {step.tensor(operand)} has a step of {distance} in the "
+                    f"lanes of {step.instruction.name}: use a layout with neighbours in a row"
+                )
+            lanes.append((dimension, size))
+        elif walked:
+            lanes += [(dimension, count) for dimension, _, count in walked]
+    return tuple(lanes)
+
+
+def _row_steps(step: Step, operand: str) -> Iterator[tuple[int, int]]:
+    place = step.instruction.places[operand]
+    index = dict(
+        zip(place.dimensions, step.instruction.computation.access(operand).index, strict=True)
+    )
+    lanes = {dimension for dimension, _ in _lanes(step, operand)}
+    in_lanes = {index[d.axis].single_iterator for d in place.lanes}
+    for d in place.rows:
+        for name in index[d.axis].iterators:
+            if name not in in_lanes and any(e in lanes for e, _, n in _moves(step, name, operand)):
+                raise PlanningError(
+                    f"rejected: {step.instruction.name} walks rows and lanes of "
+                    f"{step.tensor(operand)} along the same dimension: copy its windows ahead"
+                )
+    for d in place.rows:
+        e = index[d.axis]
+        if e.single_iterator is None or place.strides.get(str(d), 1) not in (1, "dense"):
+            continue
+        digits = step.digits(e.single_iterator)
+        walked = _moves(step, e.single_iterator, operand)
+        if len(digits) == 1 and len(walked) == 1:
+            dimension, distance, count = walked[0]
+            if distance > 1 and count > 1 and dimension not in lanes:
+                yield dimension, distance
+
+
+def default_layouts(
+    template: Template, tensor: str, ends: Mapping[int, int]
+) -> list[MainTensor]:
+    """List layouts of a tensor in main memory, the best first, that reach to these ends.
+
+    Constants are packed with blocks of lanes outermost, so that a box is contiguous; other tensors
+    have their lanes last.
+    """
+    specification = template.problem.specification
+    if tensor in template.problem.layouts:
+        return [template.problem.layouts[tensor]]
+    operand = specification.operands[tensor]
+    shape = operand.shape
+    before, after = _margins(template, tensor, shape)
+    for dimension, end in ends.items():
+        after[dimension] = max(after[dimension], end - shape[dimension])
+    lanes = next((b.lanes for b in template.buffers if b.tensor == tensor), ())
+    role = "temporary"
+    if tensor in specification.constants:
+        role = "constant"
+    elif tensor in specification.inputs:
+        role = "input"
+    elif tensor in specification.outputs:
+        role = "output"
+    lane_dimensions = tuple(d for d, _ in lanes)
+    others = tuple(d for d in range(len(shape)) if d not in lane_dimensions)
+    plain = MainTensor(
+        tensor, shape, operand.dtype, (*others, *lane_dimensions), tuple(before), tuple(after), role=role
+    )
+    blocks = dict(lanes)
+    blocked = MainTensor(
+        tensor,
+        shape,
+        operand.dtype,
+        (*lane_dimensions, *others, *lane_dimensions),
+        tuple(before),
+        tuple(after),
+        blocks,
+        role=role,
+    )
+    if not blocks:
+        return [plain]
+    return [blocked, plain] if role == "constant" else [plain, blocked]
+
+
+def _margins(
+    template: Template, tensor: str, shape: tuple[int, ...]
+) -> tuple[list[int], list[int]]:
+    """Return the positions before and after the elements that instructions may touch."""
+    before, after = [0] * len(shape), [0] * len(shape)
+    for step in template.steps:
+        computation = step.statement.computation
+        for access in (*computation.reads, computation.statement.store):
+            if computation.operand(access.operand).tensor != tensor:
+                continue
+            for dimension, e in enumerate(shared_index(step, access)):
+                low, high = e.bounds(template.extents)
+                before[dimension] = max(before[dimension], -low)
+                after[dimension] = max(after[dimension], high + 1 - shape[dimension])
+    return before, after
+
+
+def element_bits(dtype: str) -> int:
+    """Return the bits of an element in a memory."""
+    return bits(dtype)
