@@ -32,7 +32,7 @@ from cpembed.accelerator.specification import Array, Statement
 from cpembed.codegen.epilogue import BIAS, SCALE, Epilogue, Residual, channel_axes, channel_numbers
 from cpembed.graph.graph import Graph, Operator
 from cpembed.graph.kinds import Product
-from cpembed.ir.computation import Computation, changed_accesses
+from cpembed.ir.computation import Computation, Operand, changed_accesses
 from cpembed.ir.dtypes import dtype_info, is_integer
 from cpembed.ir.expression import Access
 
@@ -177,15 +177,17 @@ def _logical(
 
     ordered = replace(
         computation,
-        inputs=tuple(
-            replace(o, shape=tuple(o.shape[d] for d in orders[o.name])) for o in computation.inputs
-        ),
-        outputs=tuple(
-            replace(o, shape=tuple(o.shape[d] for d in orders[o.name])) for o in computation.outputs
-        ),
+        inputs=tuple(_permuted(o, orders[o.name]) for o in computation.inputs),
+        outputs=tuple(_permuted(o, orders[o.name]) for o in computation.outputs),
         statements=changed_accesses(computation.statements, permuted_access),
     )
     return renamed_operands(ordered, names), orders[computation.output.name]
+
+
+def _permuted(operand: Operand, order: Sequence[int]) -> Operand:
+    shape = tuple(operand.shape[d] for d in order)
+    spread = tuple(operand.spread[d] for d in order) if operand.spread else ()
+    return replace(operand, shape=shape, spread=spread)
 
 
 def _initial(parts: _Parts, bias_after: bool) -> bool:
