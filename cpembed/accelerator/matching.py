@@ -195,8 +195,8 @@ def match_statement(statement: Statement, machine: InstructionSet) -> Matching:
     key = id(machine), canonical, statement.accumulates
     if key not in _matchings:
         # The machine is kept, so that its identity stays its own.
-        found = _matched(Statement(canonical, statement.accumulates), machine)
-        _matchings[key] = machine, found
+        matching = _matched(Statement(canonical, statement.accumulates), machine)
+        _matchings[key] = machine, matching
     return _with_names(_matchings[key][1], statement, axes, operands)
 
 
@@ -218,8 +218,8 @@ def _matched(statement: Statement, machine: InstructionSet) -> Matching:
             rejections.append(_nearest(attempts))
     every.sort(key=lambda m: (lane_mismatches(m), m.cycles, m.executions, _digits(m)))
     rejections.sort(key=lambda rejection: rejection.distance)
-    shown = tuple(every[:_MOST_MATCHES])
-    return Matching(statement, shown, tuple(rejections), len(every) - len(shown), complete)
+    best = tuple(every[:_MOST_MATCHES])
+    return Matching(statement, best, tuple(rejections), len(every) - len(best), complete)
 
 
 def _with_names(
@@ -284,7 +284,7 @@ def _has_other_lanes(match: Match, name: str, access: Access) -> bool:
 
 
 def _distinct(candidates: Iterable[Match]) -> list[Match]:
-    """Keep, of the matches of an instruction, those that no other one extends to more axes.
+    """Keep, of the matches of an instruction, those that no larger_match one extends to more axes.
 
     Forms with fewer fixed arguments come first and stay.
     """
@@ -301,8 +301,8 @@ def _distinct(candidates: Iterable[Match]) -> list[Match]:
         match
         for (roles, family), match in best.items()
         if not any(
-            roles == others and family < larger and other.executions <= match.executions
-            for (others, larger), other in best.items()
+            roles == partner and family < larger and larger_match.executions <= match.executions
+            for (partner, larger), larger_match in best.items()
         )
     ]
 
@@ -437,7 +437,7 @@ def _operand_problem(form: InstructionForm, lifted: LiftedStatement, structure: 
     return ""
 
 
-# -- sizes ------------------------------------------------------------------------------------------
+# -- sizes -----------------------------------------------------------------------------------------
 
 
 def _choices(
@@ -475,14 +475,14 @@ def _axis_digits(
         if pair is None:
             return
         count = _executions(computation, pair)
-        alone = (
+        singles = (
             _executions(computation, (digit,)) if digit is not None else math.inf
             for digit in single.values()
         )
-        other = {inner: outer, outer: inner}
+        remaining = {inner: outer, outer: inner}
         totals = [
-            single_count * computation.extents[other[name]]
-            for name, single_count in zip(single, alone, strict=True)
+            single_count * computation.extents[remaining[name]]
+            for name, single_count in zip(single, singles, strict=True)
         ]
         if all(count < total for total in totals):
             yield pair
@@ -529,7 +529,7 @@ def _double(
 
 
 def _inner_counts(axis: InstructionAxis, extent: int) -> list[int]:
-    """Return the counts of an inner digit: parts of the extent, or of a fixed axis, largest first."""
+    """Return the counts of an inner digit, the largest first: parts of the extent or the axis."""
     limit = min(extent, axis.maximum)
     counts = {n for n in range(2, min(limit, 256) + 1) if extent % n == 0 or axis.maximum % n == 0}
     return sorted(counts | ({extent} if 1 < extent <= axis.maximum else set()), reverse=True)

@@ -167,7 +167,7 @@ def normal(expression: Expression, dtypes: Mapping[str, str], clamps: Clamps) ->
     clamps : Clamps
         Place of constant bounds beside saturating conversions.
     """
-    return _Normal(dtypes, clamps).of(expression)
+    return _Normal(dtypes, clamps).normalized(expression)
 
 
 @dataclass(frozen=True)
@@ -177,11 +177,11 @@ class _Normal:
     dtypes: Mapping[str, str]
     clamps: Clamps
 
-    def of(self, node: Expression) -> Expression:
+    def normalized(self, node: Expression) -> Expression:
         if isinstance(node, Cast):
-            return self._cast(node.dtype, self.of(node.arg), node.saturate)
+            return self._cast(node.dtype, self.normalized(node.arg), node.saturate)
         if isinstance(node, Operation):
-            return self._operation(node.op, tuple(map(self.of, node.args)))
+            return self._operation(node.op, tuple(map(self.normalized, node.args)))
         return node
 
     # -- conversions ------------------------------------------------------------------------------
@@ -251,8 +251,8 @@ class _Normal:
         """Leave the conversion of integers to an operation that is one of floats anyway."""
         changed: list[Expression] = []
         for position, arg in enumerate(args):
-            others = [a for place, a in enumerate(args) if place != position]
-            is_float = OPERATIONS[op].is_float or any(map(self._is_float, others))
+            siblings = [a for place, a in enumerate(args) if place != position]
+            is_float = OPERATIONS[op].is_float or any(map(self._is_float, siblings))
             match arg:
                 case Cast("float32", inner, _) if is_float and not self._is_float(inner):
                     changed.append(inner)

@@ -178,7 +178,7 @@ def ordered(forms: Iterable[OperatorForm], machine: InstructionSet) -> tuple[Ope
 def _effort(form: OperatorForm, machine: InstructionSet) -> tuple[int, bool, float]:
     unmatched, cycles = 0, 0.0
     for statement in form.specification.statements:
-        found = matches(statement, machine)
-        unmatched += not found
-        cycles += found[0].cycles if found else 0.0
+        candidates = matches(statement, machine)
+        unmatched += not candidates
+        cycles += candidates[0].cycles if candidates else 0.0
     return unmatched, "overflow" in form.specification.deviation, cycles

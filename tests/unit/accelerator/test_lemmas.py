@@ -19,7 +19,9 @@ from cpembed.ir.parser import parse_computation
 from cpembed.ir.reference import random_inputs, reference
 
 
-def same(statement: Statement, rewriting: Rewriting | None, constants: dict[str, np.ndarray]) -> None:
+def same(
+    statement: Statement, rewriting: Rewriting | None, constants: dict[str, np.ndarray]
+) -> None:
     assert rewriting is not None
     computation = statement.computation
     inputs = {**random_inputs(computation, 3), **constants}
@@ -43,7 +45,7 @@ def test_a_sum_is_a_product_with_ones(dtype: str) -> None:
     same(Statement(c), sum_with_ones(Statement(c), "ones"), {})
 
 
-@pytest.mark.parametrize(("channels", "lanes"), [(16, 16), (24, 8), (12, 16), (6, 4)])
+@pytest.mark.parametrize("channels, lanes", [(16, 16), (24, 8), (12, 16), (6, 4)])
 def test_a_pooled_sum_is_a_product_with_a_unit_matrix(channels: int, lanes: int) -> None:
     c = parse_computation(
         "O[p,c] += X[2*p+r,c]", {"p": 4, "r": 3, "c": channels}, dtypes={"O": "int32"}
@@ -52,7 +54,7 @@ def test_a_pooled_sum_is_a_product_with_a_unit_matrix(channels: int, lanes: int)
     same(Statement(c), rewriting, {})
 
 
-@pytest.mark.parametrize(("channels", "lanes"), [(16, 16), (24, 8), (12, 16), (6, 4)])
+@pytest.mark.parametrize("channels, lanes", [(16, 16), (24, 8), (12, 16), (6, 4)])
 def test_a_depthwise_product_is_one_with_diagonal_weights(channels: int, lanes: int) -> None:
     c = parse_computation(
         "O[p,c] += X[p+r-1,c] * W[c,r]",
@@ -69,7 +71,7 @@ def test_a_depthwise_product_is_one_with_diagonal_weights(channels: int, lanes: 
     assert block_diagonal(Statement(dense), {"W": np.zeros((4, 4), np.int8)}, "d", 4) is None
 
 
-@pytest.mark.parametrize(("step", "taps", "before"), [(2, 3, 1), (2, 2, 0), (3, 4, 2), (2, 4, 1)])
+@pytest.mark.parametrize("step, taps, before", [(2, 3, 1), (2, 2, 0), (3, 4, 2), (2, 4, 1)])
 def test_a_spread_operand_is_read_by_phases(step: int, taps: int, before: int) -> None:
     size = step * 4 + 1
     c = parse_computation(

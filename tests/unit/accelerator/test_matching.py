@@ -43,7 +43,12 @@ STATEMENTS = {
         "int8 int8",
         False,
     ),
-    "exponential": ("O[m,n] = exp(A[m,n] - B[m])", {"m": 5, "n": 70}, "float32 float32 float32", False),
+    "exponential": (
+        "O[m,n] = exp(A[m,n] - B[m])",
+        {"m": 5, "n": 70},
+        "float32 float32 float32",
+        False,
+    ),
 }
 
 
@@ -55,7 +60,10 @@ def statement(name: str) -> Statement:
 
 
 def leaf_values(
-    computation: Computation, value: Expression, point: dict[str, int], arrays: dict[str, np.ndarray]
+    computation: Computation,
+    value: Expression,
+    point: dict[str, int],
+    arrays: dict[str, np.ndarray],
 ) -> float:
     """The value of an expression at one point, in exact arithmetic of Python."""
     match value:
@@ -163,7 +171,10 @@ EXPECTED = {
 
 @pytest.mark.parametrize("name", EXPECTED)
 def test_executions_on_gemmini_are_those_counted_by_hand(name: str) -> None:
-    by_name = {m.instruction.name: m for m in reversed(matches(statement(name), load_instruction_set("gemmini")))}
+    by_name = {
+        m.instruction.name: m
+        for m in reversed(matches(statement(name), load_instruction_set("gemmini")))
+    }
     for instruction, executions in EXPECTED[name].items():
         assert by_name[instruction].executions <= executions
 

@@ -4,7 +4,13 @@ from __future__ import annotations
 
 import pytest
 
-from cpembed.accelerator.moves import MoveKind, move_chains, moves, register_settings, unset_registers
+from cpembed.accelerator.moves import (
+    MoveKind,
+    move_chains,
+    moves,
+    register_settings,
+    unset_registers,
+)
 from cpembed.hw.isa_reader import load_instruction_set
 
 MACHINES = ("gemmini", "tpu_like", "nvdla_like", "ethos_u_like", "qkv_attention", "vta_isa")
@@ -27,9 +33,7 @@ def test_gemmini_reaches_its_array_by_its_scratchpad() -> None:
 
 def test_a_broadcast_repeats_along_the_rows() -> None:
     machine = load_instruction_set("gemmini")
-    chains = move_chains(
-        machine, "dram", "accumulator", MoveKind.BROADCAST, source_dtype="int32"
-    )
+    chains = move_chains(machine, "dram", "accumulator", MoveKind.BROADCAST, source_dtype="int32")
     assert {c.moves[-1].instruction.name for c in chains} >= {"mvin_bias", "mvin_sums"}
     assert all(c.moves[-1].repeated == ("r",) for c in chains)
 

@@ -9,8 +9,9 @@ import pytest
 
 from cpembed.accelerator.matching import matches
 from cpembed.accelerator.operators import NoForm, OperatorForm, is_view, specifications
-from cpembed.accelerator.operators.products import fixed_multipliers, scaled_addends
+from cpembed.accelerator.operators.products import fixed_multipliers
 from cpembed.accelerator.operators.reductions import is_never_negative
+from cpembed.accelerator.operators.scaled_addends import scaled_addends
 from cpembed.frontends.products import Window, transposed_convolution
 from cpembed.graph.graph import Graph, Operator
 from cpembed.graph.kinds import (
@@ -104,16 +105,14 @@ VECTOR = TensorType((40,), "float32")
 
 
 @pytest.mark.parametrize(
-    ("kind", "types"),
+    "kind, types",
     [
         (Softmax(1), {"x": ROWS}),
         (LayerNorm(1, 1e-5), {"x": ROWS, "g": VECTOR, "b": VECTOR}),
         (LayerNorm(1, 1e-5, centres=False), {"x": ROWS, "g": VECTOR, "b": VECTOR}),
         (Quantize((0.037,), (0,), "int8"), {"x": ROWS}),
         (
-            Elementwise(
-                Apply("add", (Apply("div", (Input(0), Number(5.5))), Input(1))), "float32"
-            ),
+            Elementwise(Apply("add", (Apply("div", (Input(0), Number(5.5))), Input(1))), "float32"),
             {"x": ROWS, "z": VECTOR},
         ),
     ],
@@ -128,9 +127,7 @@ def test_the_tpu_like_machine_computes_what_a_transformer_needs(
 
 
 def test_a_transposed_convolution_counts_its_real_products() -> None:
-    window = Window(
-        taps=(3, 3), strides=(2, 2), dilations=(1, 1), before=(1, 1), after=(1, 1)
-    )
+    window = Window(taps=(3, 3), strides=(2, 2), dilations=(1, 1), before=(1, 1), after=(1, 1))
     form = transposed_convolution((1, 4, 4, 4), (4, 6, 3, 3), window)
     dtypes = {"I": "int8", "W": "int8", "O": "int32"}
     product = replace(form.product, computation=form.product.computation.with_dtypes(dtypes))
@@ -169,7 +166,9 @@ def test_reshapes_that_move_elements_are_no_views() -> None:
     graph = graph_of(Reshape((4, 6)), {"x": TensorType((2, 12), "int8")})
     assert is_view(graph.operators[0], graph)
     assert check(graph.operators[0], graph, "gemmini")
-    graph = graph_of(Resize((6, 6), "nearest", "asymmetric", "floor"), {"x": TensorType((1, 2, 3, 3), "int8")})
+    graph = graph_of(
+        Resize((6, 6), "nearest", "asymmetric", "floor"), {"x": TensorType((1, 2, 3, 3), "int8")}
+    )
     assert check(graph.operators[0], graph, "gemmini")
 
 
