@@ -3,6 +3,10 @@
 from __future__ import annotations
 
 import itertools
+import math
+import operator
+from collections.abc import Callable
+from typing import Any
 
 import numpy as np
 import pytest
@@ -55,8 +59,18 @@ STATEMENTS = {
 def statement(name: str) -> Statement:
     text, extents, dtypes, accumulates = STATEMENTS[name]
     operands = ("A", "B", "O") if "B[" in text else ("A", "O")
-    types = dict(zip(operands, dtypes.split(), strict=True))
+    types: dict[str, str] = dict(zip(operands, dtypes.split(), strict=True))
     return Statement(parse_computation(text, extents, dtypes=types), accumulates)
+
+
+FUNCTIONS: dict[str, Callable[..., Any]] = {
+    "add": operator.add,
+    "sub": operator.sub,
+    "mul": operator.mul,
+    "max": max,
+    "min": min,
+    "exp": math.exp,
+}
 
 
 def leaf_values(
@@ -77,11 +91,7 @@ def leaf_values(
             return max(-128, min(127, round(inner))) if value.dtype == "int8" else inner
         case Operation(op, args):
             parts = [leaf_values(computation, a, point, arrays) for a in args]
-            functions = {
-                "add": lambda a, b: a + b, "sub": lambda a, b: a - b, "mul": lambda a, b: a * b,
-                "max": max, "min": min, "exp": np.exp,
-            }  # fmt: skip
-            return functions[op](*parts)
+            return float(FUNCTIONS[op](*parts))
 
 
 def check(match: Match, seed: int) -> None:
