@@ -9,9 +9,23 @@ import numpy as np
 from cpembed.accelerator.operators.forms import FormBuilder, Forms, NoForm, OperatorForm, number
 from cpembed.accelerator.operators.logical import dimension_order
 from cpembed.accelerator.operators.products import bounded, inexact_text
-from cpembed.accelerator.operators.scalar_texts import INEXACT, operations, scalar_text, without_rounding
+from cpembed.accelerator.operators.scalar_texts import (
+    INEXACT,
+    operations,
+    scalar_text,
+    without_rounding,
+)
 from cpembed.graph.graph import Graph, Operator
-from cpembed.graph.kinds import Apply, Dequantize, Elementwise, Input, Number, Quantize, Scalar, Table
+from cpembed.graph.kinds import (
+    Apply,
+    Dequantize,
+    Elementwise,
+    Input,
+    Number,
+    Quantize,
+    Scalar,
+    Table,
+)
 from cpembed.graph.kinds.base import axis_of
 from cpembed.ir.dtypes import is_integer
 
@@ -50,9 +64,7 @@ def _expression(
     output, extents = _output(builder, operator, graph)
     names["Y"] = output
     floats = computing == "float32"
-    reads = [
-        _read(builder, graph, name, extents, names, floats=floats) for name in operator.inputs
-    ]
+    reads = [_read(builder, graph, name, extents, names, floats=floats) for name in operator.inputs]
     if floats and is_integer(dtype):
         expression = without_rounding(expression)
     text = scalar_text(expression, reads, floats=floats)
@@ -70,9 +82,7 @@ def _expression(
     return builder.form("", deviation)
 
 
-def _output(
-    builder: FormBuilder, operator: Operator, graph: Graph
-) -> tuple[str, dict[str, int]]:
+def _output(builder: FormBuilder, operator: Operator, graph: Graph) -> tuple[str, dict[str, int]]:
     """Add the output; return its name and the extent of each of its dimensions."""
     output = builder.tensor(operator.output, dimension_order(graph, operator.output))
     return output, {f"i{k}": size for k, size in enumerate(builder.shapes[output])}

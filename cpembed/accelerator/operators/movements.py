@@ -89,7 +89,9 @@ def _concatenated(
         source = builder.tensor(name, order)
         extents = {f"i{k}": size for k, size in enumerate(builder.shapes[source])}
         index = list(extents)
-        store = [f"{axis} + {offset}" if k == place and offset else axis for k, axis in enumerate(index)]
+        store = [
+            f"{axis} + {offset}" if k == place and offset else axis for k, axis in enumerate(index)
+        ]
         names = {"Y": output, "X": source}
         builder.add(f"Y[{','.join(store)}] = X[{','.join(index)}]", extents, names)
         offset += builder.shapes[source][place]
@@ -135,7 +137,9 @@ def _copied(builder: FormBuilder, operator: Operator, graph: Graph, output: str)
     elif isinstance(kind, Slice):
         for d in range(len(shape)):
             start, step = kind.starts[d], kind.steps[d]
-            reads.append(f"{step}*{axis[d]} + {start}" if step > 0 else f"{start} - {-step}*{axis[d]}")
+            reads.append(
+                f"{step}*{axis[d]} + {start}" if step > 0 else f"{start} - {-step}*{axis[d]}"
+            )
     elif isinstance(kind, Expand):
         first = len(order) - len(shape)
         reads = [axis[first + d] if size > 1 else "0" for d, size in enumerate(shape)]

@@ -22,7 +22,12 @@ from cpembed.accelerator.operators.forms import (
     renamed_operands,
 )
 from cpembed.accelerator.operators.logical import dimension_order, split_order
-from cpembed.accelerator.operators.scalar_texts import INEXACT, operations, scalar_text, without_rounding
+from cpembed.accelerator.operators.scalar_texts import (
+    INEXACT,
+    operations,
+    scalar_text,
+    without_rounding,
+)
 from cpembed.accelerator.specification import Array, Statement
 from cpembed.codegen.epilogue import BIAS, SCALE, Epilogue, Residual, channel_axes, channel_numbers
 from cpembed.graph.graph import Graph, Operator
@@ -126,9 +131,7 @@ def _with_sums(
     builder = FormBuilder(operator, graph)
     computation, order = _logical(operator, graph, kind, builder)
     output_shape = computation.output.shape
-    output = builder.tensor(
-        operator.output, dimension_order(graph, operator.output), output_shape
-    )
+    output = builder.tensor(operator.output, dimension_order(graph, operator.output), output_shape)
     sums = output
     if kind.epilogue is not None:
         sums = builder.temporary("sums", output_shape, computation.output.dtype)
@@ -151,7 +154,9 @@ def _logical(
     orders: dict[str, tuple[int, ...]] = {}
     names: dict[str, str] = {}
     for operand, name in zip(
-        (*computation.inputs, computation.output), (*operator.inputs[:2], operator.output), strict=True
+        (*computation.inputs, computation.output),
+        (*operator.inputs[:2], operator.output),
+        strict=True,
     ):
         shape = graph.types[name].shape
         order = dimension_order(graph, name)
@@ -291,7 +296,8 @@ def _is_small(operator: Operator, graph: Graph, kind: Product) -> bool:
     place = 2 + kind.vectors.index(BIAS)
     bias = int(np.abs(graph.constants[operator.inputs[place]].astype(np.int64)).max(initial=0))
     largest = [
-        max(map(abs, dtype_info(operand.dtype).integer_range)) for operand in kind.computation.inputs
+        max(map(abs, dtype_info(operand.dtype).integer_range))
+        for operand in kind.computation.inputs
     ]
     computation = kind.computation
     reduced = computation.macs // computation.output.elements
@@ -477,9 +483,7 @@ def _added_integers(
             accumulates=accumulates,
         )
     text = f"(T[{index}] * {number(2.0**-bits)})" if bits else f"T[{index}]"
-    builder.add(
-        f"Y[{index}] = {_residual_stored(epilogue, residual, text)}", parts.extents, names
-    )
+    builder.add(f"Y[{index}] = {_residual_stored(epilogue, residual, text)}", parts.extents, names)
     label = f"residual added in an accumulator with {bits} bits of fraction"
     return builder.form(label, "at most 1 quantum")
 
@@ -517,4 +521,3 @@ def inexact_text(inexact: set[str] | frozenset[str]) -> str:
     if not inexact:
         return ""
     return f"units in the last place of float32 in {', '.join(sorted(inexact))}"
-
