@@ -10,7 +10,8 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Iterator, Sequence
+import re
+from collections.abc import Hashable, Iterator, Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -18,19 +19,27 @@ from numpy.typing import NDArray
 
 from cpembed.accelerator.host import copy_us, host_us
 from cpembed.accelerator.lowering import OperatorPlan, operator_plans
-from cpembed.accelerator.matching import match_statement
-from cpembed.accelerator.operators import is_view, operator_forms
-from cpembed.accelerator.operators.forms import GraphTensor, NoForm, OperatorForm
+from cpembed.accelerator.matching import Match, Matching, match_statement
+from cpembed.accelerator.operators import is_view, specifications
+from cpembed.accelerator.operators.forms import (
+    GraphTensor,
+    NoForm,
+    OperatorForm,
+    renamed_operands,
+)
 from cpembed.accelerator.problem import OperatorProblem, PlanningError
 from cpembed.accelerator.program import MainTensor, Program
+from cpembed.accelerator.template import make_template
 from cpembed.graph.graph import Graph, Operator
 from cpembed.hw.isa import InstructionSet
 from cpembed.steps import Progress, silent
 
-_MATCHES = 3
-"""Maximum number of matches of one statement that are planned."""
-_PROBLEMS = 6
-"""Maximum number of combinations of matches of an operator that are planned."""
+_MATCHES = 16
+"""Maximum number of matches of one statement that are combined with those of others."""
+_COMBINATIONS = 500
+"""Maximum number of combinations of matches of which a template is made."""
+_PLANS, _ATTEMPTS = 2, 40
+"""Maximum number of combinations of matches that are planned, and for which that is tried."""
 
 
 @dataclass(frozen=True)
@@ -142,6 +151,7 @@ class _Planner:
         self.progress = progress
         self.plans: dict[str, _Planned] = {}
         self.reasons: dict[str, str] = {}
+        self.outcomes: dict[Hashable, OperatorPlan | str] = {}
         self.layouts: dict[GraphTensor, MainTensor] = {}
         self.available: dict[str, list[tuple[GraphTensor, MainTensor] | None]] = {}
 
@@ -164,30 +174,66 @@ class _Planner:
 
     def _plan_operator(self, operator: Operator) -> None:
         """Keep the best plan of an operator, or the reason why there is none."""
-        forms = operator_forms(operator, self.graph)
+        forms = specifications(operator, self.graph, self.machine)
         if isinstance(forms, NoForm):
             self.reasons[operator.name] = forms.reason
             return
         best: _Planned | None = None
-        for form in forms:
-            matchings = [match_statement(s, self.machine) for s in form.specification.statements]
-            reason = next((m.reason for m in matchings if not m.matches), "")
-            if reason:
-                self.reasons.setdefault(operator.name, reason)
-                continue
-            combinations = itertools.product(*(m.matches[:_MATCHES] for m in matchings))
-            for matches in itertools.islice(combinations, _PROBLEMS):
-                try:
-                    plans = operator_plans(
-                        OperatorProblem(form.specification, matches), self.machine
-                    )
-                except PlanningError as error:
-                    self.reasons[operator.name] = str(error)
-                    continue
-                if plans and (best is None or plans[0].cost.cycles < best.plan.cost.cycles):
-                    best = _Planned(form, plans[0])
+        for form in map(canonical, forms):
+            plan = self._equal_plan(form) or self._searched(form)
+            if isinstance(plan, str):
+                # The reason of the first form, which is the nearest to the operator.
+                self.reasons.setdefault(operator.name, plan)
+            elif best is None or plan.cost.cycles < best.plan.cost.cycles:
+                best = _Planned(form, plan)
         if best is not None:
             self.plans[operator.name] = best
+
+    def _equal_plan(self, form: OperatorForm) -> OperatorPlan | str | None:
+        """Return the plan of an equal form, with this one's constants; None if there is none."""
+        outcome = self.outcomes.get(signature(form))
+        if outcome is None or isinstance(outcome, str):
+            return outcome
+        matches: list[Match] = []
+        for statement, match in zip(
+            form.specification.statements, outcome.problem.matches, strict=True
+        ):
+            alike = match_statement(statement, self.machine).matches
+            same = [m for m in alike if m.instruction is match.instruction and m.axes == match.axes]
+            if not same:
+                return None
+            matches.append(same[0])
+        problem = OperatorProblem(form.specification, tuple(matches))
+        return replace(outcome, problem=problem)
+
+    def _searched(self, form: OperatorForm) -> OperatorPlan | str:
+        """Return the best plan of a form, or why there is none."""
+        outcome = self._search(form)
+        self.outcomes[signature(form)] = outcome
+        return outcome
+
+    def _search(self, form: OperatorForm) -> OperatorPlan | str:
+        matchings = [match_statement(s, self.machine) for s in form.specification.statements]
+        reason = next((m.reason for m in matchings if not m.matches), "")
+        if reason:
+            return reason
+        best: OperatorPlan | None = None
+        planned = attempts = 0
+        for matches in _combinations(matchings):
+            problem = OperatorProblem(form.specification, matches)
+            try:
+                make_template(problem, self.machine)
+                attempts += 1
+                plans = operator_plans(problem, self.machine)
+            except PlanningError as error:
+                reason = reason or str(error)
+            else:
+                planned += 1
+                if best is None or plans[0].cost.cycles < best.cost.cycles:
+                    best = plans[0]
+            if planned == _PLANS or attempts == _ATTEMPTS:
+                break
+        return best or reason
 
     def _decide_layouts(self) -> None:
         """Decide the layout of each tensor from those of all programs that read or write it."""
@@ -255,6 +301,57 @@ class _Planner:
                 return
         self.available[name].append((tensor, layout))
         yield LayoutStep(name, layout, reason, copy_us(layout.elements, self.machine))
+
+
+def _combinations(matchings: Sequence[Matching]) -> Sequence[tuple[Match, ...]]:
+    """Return combinations of one match for each statement, the fewest cycles first."""
+    combinations = sorted(
+        itertools.product(*(m.matches[:_MATCHES] for m in matchings)),
+        key=lambda matches: math.fsum(match.cycles for match in matches),
+    )
+    return combinations[:_COMBINATIONS]
+
+
+def canonical(form: OperatorForm) -> OperatorForm:
+    """Return a form whose tensors are named by their roles, so that equal operators are equal."""
+    specification = form.specification
+    roles = {**dict.fromkeys(specification.inputs, "input")}
+    roles |= dict.fromkeys(specification.constants, "constant")
+    roles |= dict.fromkeys(specification.outputs, "output")
+    names = {
+        name: f"{roles.get(name, 'temporary')}{number}"
+        for number, name in enumerate(specification.operands)
+    }
+    statements = tuple(
+        replace(s, computation=renamed_operands(s.computation, names))
+        for s in specification.statements
+    )
+    renamed = replace(
+        specification,
+        statements=statements,
+        inputs=tuple(names[name] for name in specification.inputs),
+        outputs=tuple(names[name] for name in specification.outputs),
+        constants={names[name]: array for name, array in specification.constants.items()},
+    )
+    return OperatorForm(renamed, {names[name]: tensor for name, tensor in form.tensors.items()})
+
+
+def signature(form: OperatorForm) -> Hashable:
+    """Return what the plan of a canonical form depends on: all but its floating-point numbers."""
+    specification = form.specification
+    statements = tuple(
+        (
+            _FLOAT.sub("#", str(statement.computation.statement)),
+            statement.accumulates,
+            tuple(statement.computation.extents.items()),
+            tuple(replace(operand) for operand in statement.computation.operands),
+        )
+        for statement in specification.statements
+    )
+    return statements, specification.inputs, specification.outputs, tuple(specification.constants)
+
+
+_FLOAT = re.compile(r"\d+\.\d*(e[-+]?\d+)?")
 
 
 def merged_layout(layouts: Sequence[MainTensor]) -> MainTensor:
