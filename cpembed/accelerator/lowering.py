@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -26,6 +27,8 @@ from cpembed.accelerator.boxes import (
 )
 from cpembed.accelerator.cost import ProgramCost, program_cost
 from cpembed.accelerator.layouts import RowLayout, row_layouts
+from cpembed.accelerator.matching import Match
+from cpembed.accelerator.pipeline import pipelined_cycles
 from cpembed.accelerator.problem import OperatorProblem, PlanningError, Step
 from cpembed.accelerator.program import (
     Issue,
@@ -38,8 +41,9 @@ from cpembed.accelerator.program import (
 )
 from cpembed.accelerator.registers import with_configuration
 from cpembed.accelerator.template import BufferSpec, Template, default_layouts, make_template
-from cpembed.accelerator.tiling import Candidate, Key, SearchResult, Tiling, search
+from cpembed.accelerator.tiling import Candidate, Key, SearchResult, Tiling, bounds, search
 from cpembed.accelerator.transfers import BoundIssue, Names, Transfer, plan_copy
+from cpembed.embedding.embedding import Digit
 from cpembed.hw.isa import InstructionSet, IsaInstruction, MemoryKind
 from cpembed.ir.index import IndexExpr, IndexTerm
 
@@ -222,6 +226,14 @@ class Lowering:
         if not terms:
             return IndexExpr()
         return IndexExpr((IndexTerm.digit(IndexExpr.sum(terms), modulus=2),))
+
+    def regions(self) -> list[tuple[str, int]]:
+        """Return memory and first row of each copy of each buffer."""
+        return [
+            (b.spec.memory, b.offset + (b.layout.base if b.spec.is_home else 0) + n * b.layout.count)
+            for b in self.buffers.values()
+            for n in range(b.copies)
+        ]
 
     # Executions
 
@@ -683,40 +695,102 @@ def operator_plans(problem: OperatorProblem, machine: InstructionSet) -> tuple[O
     PlanningError
         If the operator is rejected, with the reason and the remedy.
     """
-    template = make_template(problem, machine)
-    result = search(template)
-    plans: list[OperatorPlan] = []
     refusal: PlanningError | None = None
-    for candidate in _spread(result.candidates):
+    templates: list[tuple[float, int, Template]] = []
+    for number, alternative in enumerate(_alternatives(problem)):
         try:
-            lowering = Lowering(template, candidate.tiling)
-            program = lowering.program({})
+            template = make_template(alternative, machine)
+            templates.append((bounds(template)[0], number, template))
+        except PlanningError as error:
+            refusal = refusal or error
+    searched: list[tuple[Template, SearchResult]] = []
+    best = math.inf
+    for bound, _, template in sorted(templates, key=lambda entry: entry[:2]):
+        if bound >= best:
+            break
+        try:
+            result = search(template)
+            # Some layouts are refused by the addresses of instructions alone.
+            Lowering(template, result.candidates[0].tiling).program({})
         except PlanningError as error:
             refusal = refusal or error
             continue
-        plans.append(
-            OperatorPlan(
-                problem,
-                machine,
-                candidate.tiling,
-                dict(lowering.rows),
-                program_cost(program, candidate.cycles),
-                result.cycles_bound,
-                result.bytes_bound,
-                result.compared,
-            )
-        )
+        searched.append((template, result))
+        best = min(best, result.candidates[0].cycles)
+    plans: list[OperatorPlan] = []
+    for template, candidate, result in _spread(searched):
+        try:
+            plans.append(_plan(template, candidate, result))
+        except PlanningError as error:
+            refusal = refusal or error
     if not plans:
         raise refusal or PlanningError(f"rejected: {problem.specification.name} has no plan")
-    plans.sort(key=lambda plan: (plan.cost.cycles, plan.cost.main_bytes))
-    return tuple(plans)
+    return _plan_front(plans)
 
 
-def _spread(candidates: Sequence[Candidate]) -> Sequence[Candidate]:
-    """Return the fastest candidates, and others spread evenly over the rest of the front."""
-    if len(candidates) <= _PLANS:
-        return candidates
+def _plan(template: Template, candidate: Candidate, result: SearchResult) -> OperatorPlan:
+    lowering = Lowering(template, candidate.tiling)
+    program = lowering.program({})
+    return OperatorPlan(
+        template.problem,
+        template.machine,
+        candidate.tiling,
+        dict(lowering.rows),
+        program_cost(program, pipelined_cycles(program, lowering.regions())),
+        result.cycles_bound,
+        result.bytes_bound,
+        result.compared,
+    )
+
+
+def _plan_front(plans: Sequence[OperatorPlan]) -> tuple[OperatorPlan, ...]:
+    """Return the plans with fewer cycles than all that need fewer bytes of rows."""
+
+    def capacity(plan: OperatorPlan) -> int:
+        memories = plan.machine.memories
+        return sum(rows * memories[name].row_bytes for name, rows in plan.rows.items())
+
+    front: list[OperatorPlan] = []
+    for plan in sorted(plans, key=lambda p: (p.cost.cycles, p.cost.main_bytes, capacity(p))):
+        if not front or capacity(plan) < capacity(front[-1]):
+            front.append(plan)
+    return tuple(front)
+
+
+def _alternatives(problem: OperatorProblem) -> Iterator[OperatorProblem]:
+    """Yield the problem, and variants whose instructions walk one axis instead of two at once.
+
+    Fewer executions are no gain where no layout has both axes in neighbouring rows.
+    """
+    choices = [list(_single_axes(match)) for match in problem.matches]
+    for matches in itertools.product(*choices):
+        yield replace(problem, matches=matches)
+
+
+def _single_axes(match: Match) -> Iterator[Match]:
+    options: list[list[tuple[Digit, ...]]] = []
+    extents = match.statement.computation.extents
+    axes = {axis.name: axis for axis in match.instruction.axes}
+    for name, digits in match.axes.items():
+        variants = [digits]
+        if len(digits) > 1:
+            for d in digits:
+                count = min(axes[name].maximum, extents[d.axis])
+                variants.append((Digit(d.axis, count),))
+        options.append(variants)
+    for choice in itertools.product(*options):
+        yield replace(match, axes=dict(zip(match.axes, choice, strict=True)))
+
+
+def _spread(
+    searched: Sequence[tuple[Template, SearchResult]],
+) -> list[tuple[Template, Candidate, SearchResult]]:
+    """Return the fastest candidates of all searches, and others spread over the rest."""
+    every = [(t, c, r) for t, r in searched for c in r.candidates]
+    every.sort(key=lambda entry: (entry[1].cycles, entry[1].bytes_moved, entry[1].capacity_bytes))
+    if len(every) <= _PLANS:
+        return every
     half = _PLANS // 2
-    rest = candidates[half:]
+    rest = every[half:]
     step = (len(rest) - 1) / (half - 1)
-    return [*candidates[:half], *(rest[round(k * step)] for k in range(half))]
+    return [*every[:half], *(rest[round(k * step)] for k in range(half))]

@@ -8,7 +8,7 @@ tile of the main statement's output, before or after it.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 
@@ -143,6 +143,7 @@ def make_template(problem: OperatorProblem, machine: InstructionSet) -> Template
             if not place.dimensions:
                 scalars.append((step.number, operand))
             elif place.memory == machine.main.name:
+                _check_direct(step, operand)
                 direct.append((step.number, operand))
     return Template(
         problem,
@@ -158,6 +159,19 @@ def make_template(problem: OperatorProblem, machine: InstructionSet) -> Template
         tuple(direct),
         tuple(scalars),
     )
+
+
+def _check_direct(step: Step, operand: str) -> None:
+    """Check that an operand in main memory does not walk parts of two dimensions at once."""
+    shape = step.statement.computation.operand(step.access(operand).operand).shape
+    for axis in step.instruction.axes:
+        walked = [w for w in _moves(step, axis.name, operand) if w[2] > 1]
+        if any(count < shape[dimension] for dimension, _, count in walked[1:]):
+            raise PlanningError(
+                f"rejected: {step.instruction.name} walks parts of two dimensions of "
+                f"{step.tensor(operand)} in main memory at once, which have no common stride: "
+                "walk one of them"
+            )
 
 
 def _main_statement(all_steps: tuple[Step, ...]) -> int:
@@ -385,14 +399,34 @@ def _row_steps(step: Step, operand: str) -> Iterator[tuple[int, int]]:
                 )
     for d in place.rows:
         e = index[d.axis]
-        if e.single_iterator is None or place.strides.get(str(d), 1) not in (1, "dense"):
+        if e.single_iterator is None:
             continue
         digits = step.digits(e.single_iterator)
         walked = _moves(step, e.single_iterator, operand)
-        if len(digits) == 1 and len(walked) == 1:
+        has_stride = place.strides.get(str(d), 1) not in (1, "dense")
+        if len(digits) == 1 and len(walked) == 1 and not has_stride:
             dimension, distance, count = walked[0]
             if distance > 1 and count > 1 and dimension not in lanes:
                 yield dimension, distance
+        elif len(digits) > 1:
+            yield from _row_blocks(step, operand, walked)
+
+
+def _row_blocks(
+    step: Step, operand: str, walked: Sequence[tuple[int, int, int]]
+) -> Iterator[tuple[int, int]]:
+    """Yield the blocks of dimensions that one axis of an instruction walks together."""
+    for dimension, distance, count in walked:
+        e = step.access(operand).index[dimension]
+        extents = step.statement.computation.extents
+        windows = [t for t in e.terms if t.coefficient % count and extents[t.iterator] > 1]
+        if count > 1 and (distance != 1 or len(windows) > 1):
+            raise PlanningError(
+                f"rejected: {step.instruction.name} walks windows of {step.tensor(operand)} along "
+                "two dimensions at once, which no layout has in neighbouring rows: use one axis"
+            )
+        if count > 1:
+            yield dimension, count
 
 
 def default_layouts(

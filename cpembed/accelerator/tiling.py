@@ -394,6 +394,8 @@ class _Costs:
     transfer_cycles: dict[Key, Any] = field(default_factory=dict[Key, Any])
     bytes_moved: Any = 0.0
     chain_cycles: Any = 0.0
+    chain_latency: float = 0.0
+    latency: dict[Key, float] = field(default_factory=dict[Key, float])
     fill: Any = 0.0
     rounding: dict[Key, dict[int, int]] = field(default_factory=dict[Key, dict[int, int]])
 
@@ -519,6 +521,9 @@ class _Costs:
         )
         slow = np.maximum(cycles, moved / bandwidth)
         self.transfer_cycles[spec.key] = self.transfer_cycles.get(spec.key, 0.0) + slow
+        self.latency[spec.key] = cost.instruction.latency_cycles
+        if memories[0] == main.name:
+            self.latency[spec.key] += main.latency_cycles
         visits = np.maximum(1, self._visits(spec))
         first = slow / visits
         self.fill = self.fill + first + (main.latency_cycles if main.name in memories else 0.0)
@@ -603,11 +608,10 @@ class _Costs:
             self.main_cycles = cycles
         else:
             self.chain_cycles = self.chain_cycles + cycles
-            tiles = math.prod(
-                self.grid.count(a, self._levels(depth, a))
-                for a in {slot.axis for slot in self.order.loops}
-            )
-            self.fill = self.fill + cycles / tiles
+            self.chain_latency += step.instruction.latency_cycles
+            if _reads_main(self.template, step):
+                self.chain_latency += main.latency_cycles
+            self.fill = self.fill + cycles / self._output_tiles()
 
     def cycles(self, copies: Mapping[Key, int]) -> Any:
         """Return the cycles of every tiling with these numbers of copies."""
@@ -615,18 +619,38 @@ class _Costs:
         path = self.bytes_moved / machine.main.bytes_per_cycle
         if machine.synchronization is Synchronization.IN_ORDER:
             return sum(self.unit_cycles.values()) + np.zeros(self.count)
-        serial = self.main_cycles
+        # A buffer without a second copy is filled while nothing uses it. With two, a fill has to
+        # wait for the use of the fill before the last one: two rounds take at least a fill, its
+        # latency and a use.
+        serial, both, latency = self.main_cycles, self.main_cycles, np.zeros(self.count)
         outputs_alternate = False
         for spec in self.template.buffers:
             is_single = copies.get(spec.key, 1) == 1
             if spec.role in ("output", "chain"):
                 outputs_alternate |= not is_single
-            if is_single and spec.key in self.transfer_cycles:
-                serial = serial + self.transfer_cycles[spec.key]
+            if spec.key not in self.transfer_cycles:
+                continue
+            waits = self._visits(spec) * self.latency[spec.key]
+            if is_single:
+                serial = serial + self.transfer_cycles[spec.key] + waits
+            both = both + self.transfer_cycles[spec.key]
+            latency = np.maximum(latency, waits)
+        tiles = self._output_tiles()
+        chain = self.chain_cycles + tiles * self.chain_latency
         if not outputs_alternate:
-            serial = serial + self.chain_cycles
-        busiest = np.maximum.reduce([path, serial, *self.unit_cycles.values()])
+            serial = serial + chain
+        both = both + self.chain_cycles
+        latency = np.maximum(latency, tiles * self.chain_latency)
+        busiest = np.maximum.reduce(
+            [path, serial, (both + latency) / 2, *self.unit_cycles.values()]
+        )
         return busiest + self.fill
+
+    def _output_tiles(self) -> Any:
+        """Return the number of tiles of the main statement's output."""
+        depth = self.order.output_depth
+        axes = {slot.axis for slot in self.order.loops}
+        return math.prod(self.grid.count(a, self._levels(depth, a)) for a in axes)
 
 
 def _statement_cycles(step: Step, factors: Mapping[str, tuple[Any, Any]]) -> Any:
@@ -650,6 +674,12 @@ def _statement_cycles(step: Step, factors: Mapping[str, tuple[Any, Any]]) -> Any
                 product = product * count
         total = total + product
     return total
+
+
+def _reads_main(template: Template, step: Step) -> bool:
+    """True if a statement's instruction reads main memory."""
+    main = template.machine.main.name
+    return any(step.instruction.places[o].memory == main for o in step.instruction.inputs)
 
 
 def _direct_bytes(step: Step, operand: str, factors: Mapping[str, tuple[Any, Any]]) -> Any:
