@@ -11,7 +11,7 @@ from __future__ import annotations
 import itertools
 import math
 import re
-from collections.abc import Hashable, Iterator, Sequence
+from collections.abc import Hashable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -34,12 +34,10 @@ from cpembed.graph.graph import Graph, Operator
 from cpembed.hw.isa import InstructionSet
 from cpembed.steps import Progress, silent
 
-_MATCHES = 16
-"""Maximum number of matches of one statement that are combined with those of others."""
-_COMBINATIONS = 500
-"""Maximum number of combinations of matches of which a template is made."""
-_PLANS, _ATTEMPTS = 2, 40
-"""Maximum number of combinations of matches that are planned, and for which that is tried."""
+_COMBINATIONS = 16
+"""Maximum number of combinations that are tried for each match of the largest statement."""
+_PLANS = 2
+"""Number of matches of the largest statement of which the best plans are compared."""
 
 
 @dataclass(frozen=True)
@@ -218,22 +216,33 @@ class _Planner:
         if reason:
             return reason
         best: OperatorPlan | None = None
-        planned = attempts = 0
-        for matches in _combinations(matchings):
-            problem = OperatorProblem(form.specification, matches)
-            try:
-                make_template(problem, self.machine)
-                attempts += 1
-                plans = operator_plans(problem, self.machine)
-            except PlanningError as error:
-                reason = reason or str(error)
-            else:
-                planned += 1
-                if best is None or plans[0].cost.cycles < best.cost.cycles:
-                    best = plans[0]
-            if planned == _PLANS or attempts == _ATTEMPTS:
+        planned = 0
+        for combinations in _combinations(matchings):
+            plan = self._first_plan(form, combinations)
+            if isinstance(plan, str):
+                reason = reason or plan
+                continue
+            planned += 1
+            if best is None or plan.cost.cycles < best.cost.cycles:
+                best = plan
+            if planned == _PLANS:
                 break
         return best or reason
+
+    def _first_plan(
+        self, form: OperatorForm, combinations: Iterator[tuple[Match, ...]]
+    ) -> OperatorPlan | str:
+        """Return the plan of the first combination that has one, or why the first has none."""
+        reason = ""
+        for matches in combinations:
+            problem = OperatorProblem(form.specification, matches)
+            try:
+                # Most combinations that no tiling fits have no template either.
+                make_template(problem, self.machine)
+                return operator_plans(problem, self.machine)[0]
+            except PlanningError as error:
+                reason = reason or str(error)
+        return reason or "rejected: no combination of instructions fits"
 
     def _decide_layouts(self) -> None:
         """Decide the layout of each tensor from those of all programs that read or write it."""
@@ -273,8 +282,12 @@ class _Planner:
             reason = self.reasons.get(operator.name, "no tiling fits the memories")
             return HostStep(operator, reason, host_us(operator, self.graph.types, self.machine))
         form, plan = planned.form, planned.plan
+        is_input = form.specification.inputs.__contains__
         layouts = {
-            name: replace(self.layouts[tensor], name=name) for name, tensor in form.tensors.items()
+            name: replace(
+                self.layouts[tensor], name=name, role="input" if is_input(name) else "output"
+            )
+            for name, tensor in form.tensors.items()
         }
         problem = replace(plan.problem, layouts=layouts)
         try:
@@ -303,13 +316,55 @@ class _Planner:
         yield LayoutStep(name, layout, reason, copy_us(layout.elements, self.machine))
 
 
-def _combinations(matchings: Sequence[Matching]) -> Sequence[tuple[Match, ...]]:
-    """Return combinations of one match for each statement, the fewest cycles first."""
-    combinations = sorted(
-        itertools.product(*(m.matches[:_MATCHES] for m in matchings)),
-        key=lambda matches: math.fsum(match.cycles for match in matches),
-    )
-    return combinations[:_COMBINATIONS]
+def _combinations(matchings: Sequence[Matching]) -> Iterator[Iterator[tuple[Match, ...]]]:
+    """Yield, for each match of the largest statement, combinations with one match of each other.
+
+    The fewest cycles come first. Matches that need a tensor with different dimensions in the lanes
+    of a row are not combined.
+    """
+    largest = max(matchings, key=lambda m: m.statement.computation.macs)
+    for match in sorted(largest.matches, key=lambda m: m.cycles):
+        choices = [
+            (match,) if matching is largest else sorted(matching.matches, key=lambda m: m.cycles)
+            for matching in matchings
+        ]
+        yield itertools.islice(_consistent(choices, {}), _COMBINATIONS)
+
+
+def _consistent(
+    choices: Sequence[Sequence[Match]], lanes: Mapping[str, frozenset[int]]
+) -> Iterator[tuple[Match, ...]]:
+    """Yield one match of each choice such that all agree on the dimensions in lanes."""
+    if not choices:
+        yield ()
+        return
+    for match in choices[0]:
+        dimensions = _lane_dimensions(match)
+        if all(lanes.get(tensor, place) == place for tensor, place in dimensions.items()):
+            for matches in _consistent(choices[1:], {**lanes, **dimensions}):
+                yield match, *matches
+
+
+def _lane_dimensions(match: Match) -> dict[str, frozenset[int]]:
+    """Return the dimensions of tensors that executions find in the lanes of a row."""
+    instruction = match.instruction
+    dimensions: dict[str, frozenset[int]] = {}
+    for operand, access in match.accesses.items():
+        place = instruction.places[operand]
+        index = instruction.computation.access(operand).index
+        lanes = {index[place.dimensions.index(digit.axis)] for digit in place.lanes}
+        walked = {
+            digit.axis
+            for expression in lanes
+            for axis in expression.iterators
+            for digit in match.axes.get(axis, ())
+            if digit.count > 1
+        }
+        if walked:
+            dimensions[access.operand] = frozenset(
+                d for d, e in enumerate(access.index) if walked.intersection(e.iterators)
+            )
+    return dimensions
 
 
 def canonical(form: OperatorForm) -> OperatorForm:
