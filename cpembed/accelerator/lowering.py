@@ -47,6 +47,7 @@ from cpembed.embedding.embedding import Digit
 from cpembed.hw.isa import InstructionSet, IsaInstruction, MemoryKind
 from cpembed.ir.index import IndexExpr, IndexTerm
 
+
 @dataclass(frozen=True)
 class Buffer:
     """A buffer of a plan: its layout, its place among the plan's rows and its residency."""
@@ -91,7 +92,9 @@ def granule_loops(
         for a in b.axes
     }
     # What a granule's buffer holds changes as seldom as possible.
-    return tuple(sorted(loops, key=lambda loop: (loop.axis not in held, loop.axis in step.reductions)))
+    return tuple(
+        sorted(loops, key=lambda loop: (loop.axis not in held, loop.axis in step.reductions))
+    )
 
 
 class Lowering:
@@ -280,9 +283,7 @@ class Lowering:
         points = self._points(step, loops)
         index = [e.substitute(points) for e in step.access(operand).index]
         largest = self._axis_sizes(step, loops)
-        return bind(
-            step.instruction, operand, index, place, tensor, largest, loop_extents(loops)
-        )
+        return bind(step.instruction, operand, index, place, tensor, largest, loop_extents(loops))
 
     def _execution(
         self,
@@ -388,7 +389,8 @@ class Lowering:
         around = [
             loop
             for loop in loops
-            if loop.axis in step.reductions and loop.extent > 1
+            if loop.axis in step.reductions
+            and loop.extent > 1
             and (loop in inner or step.number == self.template.main)
         ]
         if step.statement.accumulates:
@@ -398,8 +400,14 @@ class Lowering:
                     " goes on from a bias: use an instruction that accumulates"
                 )
             return (self._execution(step, instruction, loops, base_rows),)
-        begins = instruction if not instruction.accumulates else _variant(self.template, instruction, False)
-        goes_on = instruction if instruction.accumulates else _variant(self.template, instruction, True)
+        begins = (
+            instruction
+            if not instruction.accumulates
+            else _variant(self.template, instruction, False)
+        )
+        goes_on = (
+            instruction if instruction.accumulates else _variant(self.template, instruction, True)
+        )
         if not around:
             if begins is not None:
                 return (self._execution(step, begins, loops, base_rows),)
@@ -528,9 +536,7 @@ class Lowering:
             spec, spec.load, self._home(spec.tensor, spec.load[0], base_rows), destination, buffer
         )
 
-    def _home(
-        self, tensor: str, memory: str, base_rows: Mapping[str, int]
-    ) -> Place | None:
+    def _home(self, tensor: str, memory: str, base_rows: Mapping[str, int]) -> Place | None:
         """Return where a tensor is in a memory; None where its layout is not decided."""
         if (tensor, memory) in self.buffers:
             return self.place(self.buffers[tensor, memory], base_rows)

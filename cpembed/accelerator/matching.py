@@ -40,7 +40,7 @@ from cpembed.ir.dtypes import dtype_info, is_integer
 from cpembed.ir.expression import Access
 
 _MOST_MATCHES = 64
-"""Maximum number of matches of a statement; those with the fewest executions are returned."""
+"""Maximum number of matches of a statement."""
 
 
 @dataclass(frozen=True)
@@ -129,11 +129,12 @@ class Matching:
     Attributes
     ----------
     matches : tuple of Match
-        Those with the fewest executions first.
+        Those first whose operands' rows hold neighbours along the last dimension of each tensor,
+        and of these the ones with the fewest cycles.
     rejections : tuple of Rejection
         Instructions without a match, the nearest first.
     left_out : int
-        Number of matches beyond the limit, none of which has fewer executions.
+        Number of matches beyond the limit, the last ones in the same order.
     complete : bool
         True if every search came to its end.
     """
@@ -159,12 +160,12 @@ class Matching:
     def coverage(self) -> str:
         """One line about what was searched."""
         ended = "complete" if self.complete else "stopped by the time limit"
-        beyond = f"; {self.left_out} matches with more executions left out" if self.left_out else ""
+        beyond = f"; the last {self.left_out} left out" if self.left_out else ""
         return f"{len(self.matches)} matches, search {ended}{beyond}"
 
 
 def matches(statement: Statement, machine: InstructionSet) -> tuple[Match, ...]:
-    """Return the matches of :func:`match_statement`, the fewest executions first.
+    """Return the matches of :func:`match_statement`, in its order.
 
     Parameters
     ----------
@@ -188,7 +189,7 @@ def match_statement(statement: Statement, machine: InstructionSet) -> Matching:
     Returns
     -------
     Matching
-        Matches by their number of executions, and a reason for each instruction without one.
+        The matches, and a reason for each instruction without one.
     """
     canonical, axes, operands = canonical_names(statement.computation)
     key = id(machine), canonical, statement.accumulates
@@ -215,7 +216,7 @@ def _matched(statement: Statement, machine: InstructionSet) -> Matching:
         every += merged
         if not merged and attempts:
             rejections.append(_nearest(attempts))
-    every.sort(key=lambda match: (match.executions, match.cycles, _digits(match)))
+    every.sort(key=lambda m: (lane_mismatches(m), m.cycles, m.executions, _digits(m)))
     rejections.sort(key=lambda rejection: rejection.distance)
     shown = tuple(every[:_MOST_MATCHES])
     return Matching(statement, shown, tuple(rejections), len(every) - len(shown), complete)
@@ -257,6 +258,29 @@ def _with_names(
 
 def _digits(match: Match) -> int:
     return sum(map(len, match.axes.values()))
+
+
+def lane_mismatches(match: Match) -> int:
+    """Count the operands whose neighbouring elements are none of the tensor's last dimension.
+
+    Such operands need a layout, or a movement, of their own.
+
+    Parameters
+    ----------
+    match : Match
+    """
+    return sum(_has_other_lanes(match, name, access) for name, access in match.accesses.items())
+
+
+def _has_other_lanes(match: Match, name: str, access: Access) -> bool:
+    place = match.instruction.places[name]
+    contiguous = place.lanes[-1].axis if place.lanes else (place.dimensions or ("",))[-1]
+    index = match.instruction.computation.access(name).index
+    if contiguous not in place.dimensions or not access.index:
+        return False
+    axes = index[place.dimensions.index(contiguous)].iterators
+    fed = [match.axes[axis][0].axis for axis in axes if match.axes.get(axis)]
+    return any(axis not in access.index[-1].iterators for axis in fed)
 
 
 def _distinct(candidates: Iterable[Match]) -> list[Match]:

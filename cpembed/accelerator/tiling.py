@@ -191,9 +191,7 @@ def _orders(template: Template) -> Iterator[_Order]:
             allowed = template.spatial
             if output_depth >= 0:
                 allowed = template.spatial | template.reductions
-            segment = sorted(
-                (axes & allowed) - previous, key=lambda a: (-chain_uses.get(a, 0), a)
-            )
+            segment = sorted((axes & allowed) - previous, key=lambda a: (-chain_uses.get(a, 0), a))
             for axis in segment:
                 levels[axis] = levels.get(axis, -1) + 1
                 loops.append(_LoopSlot(axis, levels[axis]))
@@ -554,7 +552,9 @@ class _Costs:
         extents = self.template.extents
         lengths: list[tuple[Any, Any]] = []
         for e in spec.index:
-            tiles = {t.iterator: -(-extents[t.iterator] // step.granules[t.iterator]) for t in e.terms}
+            tiles = {
+                t.iterator: -(-extents[t.iterator] // step.granules[t.iterator]) for t in e.terms
+            }
             everything = math.prod(tiles.values())
             total: Any = everything * (1 - sum(t.coefficient for t in e.terms))
             for t in e.terms:
@@ -695,7 +695,9 @@ def _direct_bytes(step: Step, operand: str, factors: Mapping[str, tuple[Any, Any
         axis = next((a for a in step.instruction.axes if a.name == name), None)
         if axis is None or axis.is_fixed or len(digits) != 1:
             size = 1 + e.bounds(extents)[1]
-            elements = elements * (1 if axis is not None and not axis.is_fixed and not digits else size)
+            elements = elements * (
+                1 if axis is not None and not axis.is_fixed and not digits else size
+            )
         else:
             shared = step.axes[digits[0].axis]
             elements = elements * factors[shared][1]
@@ -706,9 +708,7 @@ def _direct_bytes(step: Step, operand: str, factors: Mapping[str, tuple[Any, Any
     return elements
 
 
-def _copy_cost(
-    template: Template, spec: BufferSpec, memories: tuple[str, str]
-) -> _CopyCost | None:
+def _copy_cost(template: Template, spec: BufferSpec, memories: tuple[str, str]) -> _CopyCost | None:
     """Return the copy that moves a buffer, with the dimensions that its axes walk."""
     lanes = dict(spec.lanes)
     box = [1 + e.bounds(template.extents)[1] - e.bounds(template.extents)[0] for e in spec.index]
@@ -809,7 +809,11 @@ def _product_bytes(template: Template) -> float:
     indices = [a.index for a in (*computation.reads, computation.statement.store)]
     single = all(e.single_iterator for index in indices for e in index)
     groups = [{e.single_iterator for e in index} for index in indices]
-    if not single or len(groups) != 3 or any(len(a & b) != 1 for a, b in itertools.combinations(groups, 2)):
+    if (
+        not single
+        or len(groups) != 3
+        or any(len(a & b) != 1 for a, b in itertools.combinations(groups, 2))
+    ):
         return 0.0
     widths = [element_bits(o.dtype) / 8 for o in computation.operands]
     capacity = sum(m.capacity_bytes or 0 for m in template.machine.row_memories()) / min(widths)

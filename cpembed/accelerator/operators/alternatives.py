@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import replace
 
@@ -145,9 +144,7 @@ def ordered(forms: Iterable[OperatorForm], machine: InstructionSet) -> tuple[Ope
 def _effort(form: OperatorForm, machine: InstructionSet) -> tuple[int, bool, float]:
     unmatched, cycles = 0, 0.0
     for statement in form.specification.statements:
-        least = min((m.cycles for m in matches(statement, machine)), default=math.inf)
-        if math.isinf(least):
-            unmatched += 1
-        else:
-            cycles += least
+        found = matches(statement, machine)
+        unmatched += not found
+        cycles += found[0].cycles if found else 0.0
     return unmatched, "overflow" in form.specification.deviation, cycles
