@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 
 from cpembed.accelerator.problem import OperatorProblem, PlanningError, Step, steps
@@ -446,6 +446,7 @@ def default_layouts(
     for dimension, end in ends.items():
         after[dimension] = max(after[dimension], end - shape[dimension])
     lanes = next((b.lanes for b in template.buffers if b.tensor == tensor), ())
+    last = _contiguous(template, tensor)
     role = "temporary"
     if tensor in specification.constants:
         role = "constant"
@@ -470,8 +471,26 @@ def default_layouts(
         role=role,
     )
     if not blocks:
-        return [plain]
+        orders = [tuple(range(len(shape)))]
+        orders += [(*(d for d in orders[0] if d != e), e) for e in last if e != len(shape) - 1]
+        return [replace(plain, order=order) for order in orders]
     return [blocked, plain] if role == "constant" else [plain, blocked]
+
+
+def _contiguous(template: Template, tensor: str) -> list[int]:
+    """Return the dimensions that instructions walk in steps of one element of main memory."""
+    dimensions: list[int] = []
+    for number, operand in template.direct:
+        step = template.steps[number]
+        if step.tensor(operand) != tensor:
+            continue
+        place = step.instruction.places[operand]
+        index = step.instruction.computation.access(operand).index
+        for position, (name, e) in enumerate(zip(place.dimensions, index, strict=True)):
+            is_last = position == len(index) - 1
+            if place.strides.get(name, 1 if is_last else "any") == 1 and e.single_iterator:
+                dimensions += [d for d, _, _ in _moves(step, e.single_iterator, operand)]
+    return list(dict.fromkeys(dimensions))
 
 
 def _margins(
