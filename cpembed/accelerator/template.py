@@ -95,6 +95,16 @@ class Template:
     direct: tuple[tuple[int, str], ...]
     scalars: tuple[tuple[int, str], ...] = field(default=())
 
+    @cached_property
+    def fine(self) -> frozenset[str]:
+        """Axes that may be tiled below the size of an execution: not in lanes, and not padded."""
+        in_lanes = set[str]()
+        for buffer in self.buffers:
+            for dimension, _ in buffer.lanes:
+                in_lanes.update(buffer.index[dimension].iterators)
+        padded = frozenset[str]().union(*(step.padded for step in self.steps))
+        return (self.spatial | self.reductions) - in_lanes - padded
+
     def buffer(self, tensor: str, memory: str) -> BufferSpec:
         """Return the buffer of a tensor in a memory."""
         return next(b for b in self.buffers if b.key == (tensor, memory))
