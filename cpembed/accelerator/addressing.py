@@ -109,8 +109,7 @@ def bind(
     points = {a: np.asarray(g).reshape(-1) for a, g in zip(axes, grids, strict=True)}
     count = int(np.prod([axis_sizes[a] for a in axes]))
     own_values = {
-        name: _values(e, points, count)
-        for name, e in zip(described.dimensions, own, strict=True)
+        name: _values(e, points, count) for name, e in zip(described.dimensions, own, strict=True)
     }
     dimension_sizes = {name: 1 + int(v.max()) for name, v in own_values.items()}
     smaller = frozenset(

@@ -34,7 +34,9 @@ _ROLES = ("input", "constant", "output", "temporary")
 
 _NAME = re.compile(r"[A-Za-z_][\w.]*", re.ASCII)
 _KEY = re.compile(r"[A-Za-z_]\w*(?:/\d{1,9})?(?:%\d{1,9})?", re.ASCII)
-_NUMBER = re.compile(r"[+-]?(?:\d+\.?\d*(?:[eE][+-]?\d+)?|\.\d+(?:[eE][+-]?\d+)?|inf|nan)", re.ASCII)
+_NUMBER = re.compile(
+    r"[+-]?(?:\d+\.?\d*(?:[eE][+-]?\d+)?|\.\d+(?:[eE][+-]?\d+)?|inf|nan)", re.ASCII
+)
 
 
 @dataclass
@@ -67,7 +69,9 @@ class _Line:
     @property
     def at_end(self) -> bool:
         self.skip()
-        return self.position >= len(self.text) or self.text[self.position] == "#" and self.is_comment()
+        return (
+            self.position >= len(self.text) or self.text[self.position] == "#" and self.is_comment()
+        )
 
     def is_comment(self) -> bool:
         """True if the '#' at this position begins a comment, not an immediate."""

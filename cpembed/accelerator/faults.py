@@ -36,14 +36,18 @@ def fault_text(trace: Trace, fault: Any, record: Callable[[int], Any]) -> str:
             problem = f"{operand} reads {place}, which was never written: load or compute it before"
         case 2:
             rows = machine.memories[memory].rows
-            problem = f"{operand} reaches row {fault.row} of {memory}, which has rows 0 to {rows - 1}"
+            problem = (
+                f"{operand} reaches row {fault.row} of {memory}, which has rows 0 to {rows - 1}"
+            )
         case 3:
             problem = (
                 f"{operand} reaches lane {fault.lane} of row {fault.row} of {memory}, whose rows "
                 f"have {fault.first} lanes of {instruction.places[name].dtype}"
             )
         case 4:
-            problem = f"{operand} begins at lane {fault.lane} of {memory}: it can only begin at lane 0"
+            problem = (
+                f"{operand} begins at lane {fault.lane} of {memory}: it can only begin at lane 0"
+            )
         case 5:
             tensor = trace.tensors[fault.second]
             problem = (

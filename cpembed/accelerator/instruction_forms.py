@@ -33,6 +33,9 @@ from cpembed.ir.expression import (
     yields_float,
 )
 
+Operations = tuple[str | None, tuple[tuple[str, int], ...]]
+"""Reduction of a statement, and number of each of its operations and conversions."""
+
 _MOST_FORMS = 24
 """Maximum number of forms of an instruction; those with the fewest fixed arguments come first."""
 
@@ -63,8 +66,12 @@ class InstructionForm:
     @cached_property
     def constants(self) -> int:
         """Number of constants in the expression."""
-        nodes = walk(self.computation.statement.value)
-        return sum(isinstance(node, Constant) for node in nodes)
+        return constant_count(self.computation)
+
+    @cached_property
+    def operations(self) -> Operations:
+        """Operations of the expression, and the reduction."""
+        return operations(self.computation)
 
     @property
     def notes(self) -> tuple[str, ...]:
@@ -229,6 +236,34 @@ def _without_dimensions(computation: Computation, operand: str, dropped: list[in
     return replace(computation, inputs=inputs, statements=(changed_statement,))
 
 
+def constant_count(computation: Computation) -> int:
+    """Return the number of constants in the expression of a computation of one statement.
+
+    Parameters
+    ----------
+    computation : Computation
+    """
+    return sum(isinstance(node, Constant) for node in walk(computation.statement.value))
+
+
+def operations(computation: Computation) -> Operations:
+    """Return what statements that match have in common.
+
+    Parameters
+    ----------
+    computation : Computation
+        A computation of one statement.
+    """
+    counts: dict[str, int] = {}
+    for node in walk(computation.statement.value):
+        if isinstance(node, Operation):
+            counts[node.op] = counts.get(node.op, 0) + 1
+        elif isinstance(node, Cast):
+            label = f"{node.dtype}{'()' if node.saturate else ''}"
+            counts[label] = counts.get(label, 0) + 1
+    return computation.statement.reduction, tuple(sorted(counts.items()))
+
+
 # -- constants of a statement in registers and immediates -------------------------------------------
 
 
@@ -248,6 +283,11 @@ class LiftedStatement:
     computation: Computation
     values: Mapping[str, int | float]
     floats: frozenset[str] = frozenset()
+
+    @cached_property
+    def operations(self) -> Operations:
+        """Operations of the expression, and the reduction."""
+        return operations(self.computation)
 
     def takes(self, operand: str, dtype: str) -> bool:
         """True if an operand of the instruction's type can hold the constant."""

@@ -184,9 +184,7 @@ class _InstructionText:
 
     def output_type(self, operand: Operand) -> str:
         """Return the type in C++ of an output's local array, in which its points are combined."""
-        statements = [
-            s for s in self._computation.statements if s.store.operand == operand.name
-        ]
+        statements = [s for s in self._computation.statements if s.store.operand == operand.name]
         values = [self._value(statement) for statement in statements]
         if not is_integer(operand.dtype):
             is_float = all(v.type != "double" for v in values) and operand.dtype != "float64"
@@ -227,7 +225,9 @@ class _InstructionText:
             lines.append(f"  for (int64_t x_{axis} = 0; x_{axis} < n_{axis}; x_{axis}++)")
         target = f"v_{operand.name}[{operand.position(statement.store.index)}]"
         value = self._value(statement).converted(type)
-        lines.append("  {" + self._combination(statement, operand.operand, target, value, type) + "}")
+        lines.append(
+            "  {" + self._combination(statement, operand.operand, target, value, type) + "}"
+        )
         return "\n".join([*lines, "}"])
 
     def _combination(
@@ -380,7 +380,9 @@ class _OperandText:
         dtype = self.place.dtype
         if self.is_main and dtype in _PACKED:
             return _PACKED[dtype]
-        default = f"Whole<{dtype}_t>" if dtype_info(dtype).is_integer and dtype not in _PACKED else dtype
+        default = (
+            f"Whole<{dtype}_t>" if dtype_info(dtype).is_integer and dtype not in _PACKED else dtype
+        )
         return _CODECS.get(dtype, default)
 
     @property
@@ -418,7 +420,9 @@ class _OperandText:
                 entries.append((f"s_{number}", f"i_{name}", stride))
             return entries
         for number, digit in enumerate(self.place.rows):
-            inside = [_digit_size(d, f"d_{self.name}_{d.axis}") for d in self.place.rows[number + 1 :]]
+            inside = [
+                _digit_size(d, f"d_{self.name}_{d.axis}") for d in self.place.rows[number + 1 :]
+            ]
             stride = self._digit_stride(str(digit), inside)
             entries.append((f"s_{number}", _digit(digit, f"i_{digit.axis}"), stride))
         return entries
@@ -497,9 +501,7 @@ class _OperandText:
         span = self._span_dimension()
         outer = [name for name in self.dimensions if name != span]
         # Rows outside, so that one row is visited at once.
-        lines = [
-            f"  for (int64_t i_{d} = 0; i_{d} < d_{self.name}_{d}; i_{d}++)" for d in outer
-        ]
+        lines = [f"  for (int64_t i_{d} = 0; i_{d} < d_{self.name}_{d}; i_{d}++)" for d in outer]
         zero = f"const int64_t i_{span} = 0; " if span else ""
         return "\n".join([*lines, f"  {{ {zero}{self._visit(span)} }}"])
 

@@ -10,29 +10,37 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from functools import cached_property, lru_cache
 
 from cpembed.accelerator.instruction_forms import (
     InstructionForm,
     LiftedStatement,
+    Operations,
+    constant_count,
     instruction_forms,
     lifted_statements,
+    operations,
 )
 from cpembed.accelerator.normal_form import Clamps, normal_computation, value_range
 from cpembed.accelerator.specification import Statement
-from cpembed.accelerator.structures import Structure, structures
+from cpembed.accelerator.structures import (
+    Structure,
+    canonical_names,
+    renamed_access,
+    structures,
+)
 from cpembed.embedding.embedding import Digit
 from cpembed.hw.instruction import InstructionAxis
 from cpembed.hw.isa import InstructionSet, IsaInstruction
 from cpembed.ir.accesses import is_neutral
 from cpembed.ir.computation import AxisKind, Computation
 from cpembed.ir.dtypes import dtype_info, is_integer
-from cpembed.ir.expression import Access, Operation, walk
+from cpembed.ir.expression import Access
 
 _MOST_MATCHES = 64
-"""Maximum number of matches of a statement; those with the fewest executions are returned."""
+"""Maximum number of matches of a statement."""
 
 
 @dataclass(frozen=True)
@@ -121,11 +129,12 @@ class Matching:
     Attributes
     ----------
     matches : tuple of Match
-        Those with the fewest executions first.
+        Those first whose operands' rows hold neighbours along the last dimension of each tensor,
+        and of these the ones with the fewest cycles.
     rejections : tuple of Rejection
         Instructions without a match, the nearest first.
     left_out : int
-        Number of matches beyond the limit, none of which has fewer executions.
+        Number of matches beyond the limit, the last ones in the same order.
     complete : bool
         True if every search came to its end.
     """
@@ -151,12 +160,12 @@ class Matching:
     def coverage(self) -> str:
         """One line about what was searched."""
         ended = "complete" if self.complete else "stopped by the time limit"
-        beyond = f"; {self.left_out} matches with more executions left out" if self.left_out else ""
+        beyond = f"; the last {self.left_out} left out" if self.left_out else ""
         return f"{len(self.matches)} matches, search {ended}{beyond}"
 
 
 def matches(statement: Statement, machine: InstructionSet) -> tuple[Match, ...]:
-    """Return the matches of :func:`match_statement`, the fewest executions first.
+    """Return the matches of :func:`match_statement`, in its order.
 
     Parameters
     ----------
@@ -180,8 +189,23 @@ def match_statement(statement: Statement, machine: InstructionSet) -> Matching:
     Returns
     -------
     Matching
-        Matches by their number of executions, and a reason for each instruction without one.
+        The matches, and a reason for each instruction without one.
     """
+    canonical, axes, operands = canonical_names(statement.computation)
+    key = id(machine), canonical, statement.accumulates
+    if key not in _matchings:
+        # The machine is kept, so that its identity stays its own.
+        found = _matched(Statement(canonical, statement.accumulates), machine)
+        _matchings[key] = machine, found
+    return _with_names(_matchings[key][1], statement, axes, operands)
+
+
+_matchings: dict[tuple[int, Computation, bool], tuple[InstructionSet, Matching]] = {}
+"""Matchings of statements in canonical names, with their machine."""
+
+
+def _matched(statement: Statement, machine: InstructionSet) -> Matching:
+    """Match a statement with every form of every instruction."""
     every: list[Match] = []
     rejections: list[Rejection] = []
     complete = True
@@ -191,15 +215,72 @@ def match_statement(statement: Statement, machine: InstructionSet) -> Matching:
         merged = _distinct(m for attempt in attempts for m in attempt.matches)
         every += merged
         if not merged and attempts:
-            rejections.append(min((a.rejection for a in attempts), key=lambda r: r.distance))
-    every.sort(key=lambda match: (match.executions, match.cycles, _digits(match)))
+            rejections.append(_nearest(attempts))
+    every.sort(key=lambda m: (lane_mismatches(m), m.cycles, m.executions, _digits(m)))
     rejections.sort(key=lambda rejection: rejection.distance)
     shown = tuple(every[:_MOST_MATCHES])
     return Matching(statement, shown, tuple(rejections), len(every) - len(shown), complete)
 
 
+def _with_names(
+    matching: Matching, statement: Statement, axes: Mapping[str, str], operands: Mapping[str, str]
+) -> Matching:
+    """Return a matching in the names of another statement."""
+
+    def text(line: str) -> str:
+        for short, name in (*axes.items(), *operands.items()):
+            line = line.replace(short, name)
+        return line
+
+    def renamed(match: Match) -> Match:
+        return replace(
+            match,
+            statement=statement,
+            axes={
+                axis: tuple(replace(digit, axis=axes[digit.axis]) for digit in digits)
+                for axis, digits in match.axes.items()
+            },
+            accesses={
+                name: renamed_access(access, axes, operands)
+                for name, access in match.accesses.items()
+            },
+            conditions=tuple(map(text, match.conditions)),
+            notes=tuple(map(text, match.notes)),
+        )
+
+    return replace(
+        matching,
+        statement=statement,
+        matches=tuple(map(renamed, matching.matches)),
+        rejections=tuple(replace(r, reason=text(r.reason)) for r in matching.rejections),
+    )
+
+
 def _digits(match: Match) -> int:
     return sum(map(len, match.axes.values()))
+
+
+def lane_mismatches(match: Match) -> int:
+    """Count the operands whose neighbouring elements are none of the tensor's last dimension.
+
+    Such operands need a layout, or a movement, of their own.
+
+    Parameters
+    ----------
+    match : Match
+    """
+    return sum(_has_other_lanes(match, name, access) for name, access in match.accesses.items())
+
+
+def _has_other_lanes(match: Match, name: str, access: Access) -> bool:
+    place = match.instruction.places[name]
+    contiguous = place.lanes[-1].axis if place.lanes else (place.dimensions or ("",))[-1]
+    index = match.instruction.computation.access(name).index
+    if contiguous not in place.dimensions or not access.index:
+        return False
+    axes = index[place.dimensions.index(contiguous)].iterators
+    fed = [match.axes[axis][0].axis for axis in axes if match.axes.get(axis)]
+    return any(axis not in access.index[-1].iterators for axis in fed)
 
 
 def _distinct(candidates: Iterable[Match]) -> list[Match]:
@@ -235,7 +316,7 @@ class _Attempt:
     """Matches of one form, or why there are none."""
 
     matches: tuple[Match, ...]
-    rejection: Rejection
+    rejection: Callable[[], Rejection]
     complete: bool = True
 
 
@@ -246,37 +327,59 @@ def _written(computation: Computation) -> tuple[Computation, ...]:
     return tuple(dict.fromkeys((*forms, computation)))
 
 
+_Candidates = Mapping[tuple[Operations, int], Sequence[LiftedStatement]]
+"""Written forms of a statement, by their operations and the number of their constants."""
+
+
+@lru_cache(maxsize=1024)
+def _written_forms(computation: Computation) -> _Candidates:
+    """Return all written forms of a statement, with its constants lifted in every way."""
+    forms: dict[tuple[Operations, int], list[LiftedStatement]] = {}
+    for written in _written(computation):
+        for constants in range(constant_count(written) + 1):
+            for lifted in lifted_statements(written, constants):
+                forms.setdefault((lifted.operations, constants), []).append(lifted)
+    return forms
+
+
 def _match_form(statement: Statement, form: InstructionForm) -> _Attempt:
     instruction = form.instruction
     reduces = form.computation.statement.reduction is not None
     if statement.accumulates and reduces and not instruction.accumulates:
         reason = "it begins sums anew and the statement goes on from earlier ones"
-        return _Attempt((), Rejection(instruction.name, reason, 1))
-    candidates: list[Match] = []
-    reasons: list[Rejection] = []
-    complete = True
-    for written in _written(statement.computation):
-        for lifted in lifted_statements(written, form.constants):
-            attempt = _match_lifted(statement, form, lifted)
-            candidates += attempt.matches
-            reasons.append(attempt.rejection)
-            complete = complete and attempt.complete
-    if not reasons:
-        distance = 4 + _difference(statement.computation, form.computation)
-        reason = f"it computes {form.computation}"
-        return _Attempt((), Rejection(instruction.name, reason, distance))
-    nearest = min(reasons, key=lambda rejection: rejection.distance)
-    return _Attempt(tuple(_distinct(candidates)), nearest, complete)
+        return _Attempt((), lambda: Rejection(instruction.name, reason, 1))
+    forms = _written_forms(statement.computation)
+    attempts = [
+        _match_lifted(statement, form, lifted)
+        for lifted in forms.get((form.operations, form.constants), ())
+    ]
+    if not attempts:
+        return _Attempt((), lambda: _other_operations(statement, form))
+    candidates = _distinct(m for attempt in attempts for m in attempt.matches)
+    complete = all(attempt.complete for attempt in attempts)
+    return _Attempt(tuple(candidates), lambda: _nearest(attempts), complete)
 
 
-def _difference(left: Computation, right: Computation) -> int:
-    """Count the operations that one expression has more of than the other one."""
-    counts: dict[str, int] = {}
-    for computation, sign in ((left, 1), (right, -1)):
-        for node in walk(computation.statement.value):
-            label = node.op if isinstance(node, Operation) else type(node).__name__
-            counts[label] = counts.get(label, 0) + sign
-    return sum(map(abs, counts.values())) + (left.statement.reduction != right.statement.reduction)
+def _nearest(attempts: Iterable[_Attempt]) -> Rejection:
+    return min((attempt.rejection() for attempt in attempts), key=lambda r: r.distance)
+
+
+def _other_operations(statement: Statement, form: InstructionForm) -> Rejection:
+    distance = 4 + difference(operations(statement.computation), form.operations)
+    return Rejection(form.instruction.name, f"it computes {form.computation}", distance)
+
+
+def difference(left: Operations, right: Operations) -> int:
+    """Count the operations that one statement has more of than the other one; reductions count 3.
+
+    Parameters
+    ----------
+    left, right : Operations
+    """
+    counts = dict(left[1])
+    for label, count in right[1]:
+        counts[label] = counts.get(label, 0) - count
+    return sum(map(abs, counts.values())) + 3 * (left[0] != right[0])
 
 
 def _match_lifted(statement: Statement, form: InstructionForm, lifted: LiftedStatement) -> _Attempt:
@@ -287,11 +390,11 @@ def _match_lifted(statement: Statement, form: InstructionForm, lifted: LiftedSta
     result = structures(lifted.computation, pattern, optional, scalars)
 
     def rejected(reason: str, distance: int) -> _Attempt:
-        return _Attempt((), Rejection(instruction.name, reason, distance), result.complete)
+        rejection = Rejection(instruction.name, reason, distance)
+        return _Attempt((), lambda: rejection, result.complete)
 
     if not result.structures:
-        distance = 4 + _difference(lifted.computation, pattern)
-        return rejected(result.reason, distance if "it computes" in result.reason else 2)
+        return rejected(result.reason, 2)
     candidates: list[Match] = []
     reasons: list[str] = []
     for structure in result.structures:
@@ -308,7 +411,8 @@ def _match_lifted(statement: Statement, form: InstructionForm, lifted: LiftedSta
         if not candidates and not reasons:
             reasons.append("its fixed sizes do not divide the extents, and padding changes results")
     if candidates:
-        return _Attempt(tuple(candidates), Rejection(instruction.name, "", 0), result.complete)
+        matched = Rejection(instruction.name, "", 0)
+        return _Attempt(tuple(candidates), lambda: matched, result.complete)
     return rejected(reasons[0], 1)
 
 

@@ -95,10 +95,13 @@ def _settings(
             operand: bind_scalar(instruction.places[operand], "", value).address
             for operand, value in operands.items()
         }
-        outputs = {other: bind_scalar(instruction.places[o], "", 0).address for other, o in (
-            (instruction.computation.operand(s.store.operand).name, s.store.operand)
-            for s in instruction.computation.statements
-        )}
+        outputs = {
+            other: bind_scalar(instruction.places[o], "", 0).address
+            for other, o in (
+                (instruction.computation.operand(s.store.operand).name, s.store.operand)
+                for s in instruction.computation.statements
+            )
+        }
         text = ", ".join(f"{r} = {operands[o]}" for r, o in sets.items())
         yield Issue(instruction.name, {**outputs, **bound}, note=f"set {text}")
 

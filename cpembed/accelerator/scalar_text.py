@@ -79,13 +79,19 @@ def scalar(
             term = read(expression)
             return Term(f"double({term.text})", "double") if wide and term.is_float else term
         case Constant(int() as value):
-            return integer(f"{value}" if abs(value) <= _LARGEST_INT32 else f"{value}LL", value, value)
+            return integer(
+                f"{value}" if abs(value) <= _LARGEST_INT32 else f"{value}LL", value, value
+            )
         case Constant(value):
             text = f"{value!r}" if value == value and abs(value) != float("inf") else "NAN"
             return Term(text, "double") if wide else Term(f"{text}f", "float")
         case Cast():
             term = scalar(expression.arg, read, dtypes, wide=False)
-            result = _saturated(term, expression.dtype) if expression.saturate else _cast(term, expression.dtype)
+            result = (
+                _saturated(term, expression.dtype)
+                if expression.saturate
+                else _cast(term, expression.dtype)
+            )
             return Term(f"double({result.text})", "double") if wide and result.is_float else result
         case Operation():
             args = [scalar(arg, read, dtypes, wide=wide) for arg in expression.args]

@@ -88,52 +88,67 @@ def structures(
     """
     if not same_operations(statement, pattern):
         return Structures((), f"it computes {pattern.statement.value}")
-    small, axes, operands = _canonical(statement)
+    canonical, axes, operands = canonical_names(statement)
     extra = tuple(sorted((name, tuple(sorted(types))) for name, types in scalars.items()))
-    result = _search(small, _resized(pattern), optional, extra)
-    renamed = tuple(_renamed(structure, axes, operands) for structure in result.structures)
+    result = _search(_resized(canonical), _resized(pattern), optional, extra)
+    renamed = tuple(
+        Structure(
+            tuple((axis, tuple(map(axes.__getitem__, members))) for axis, members in s.axes),
+            tuple((name, renamed_access(access, axes, operands)) for name, access in s.accesses),
+        )
+        for s in result.structures
+    )
     reason = result.reason
     for short, name in {**operands, **axes}.items():
         reason = reason.replace(short, name)
     return replace(result, structures=renamed, reason=reason)
 
 
-def _canonical(statement: Computation) -> tuple[Computation, dict[str, str], dict[str, str]]:
-    """Return a statement of four points along each axis, with names that equal statements share."""
-    axes = {axis.name: f"_x{number}_" for number, axis in enumerate(statement.axes)}
-    operands = {operand.name: f"_t{n}_" for n, operand in enumerate(statement.operands)}
+def canonical_names(
+    computation: Computation,
+) -> tuple[Computation, dict[str, str], dict[str, str]]:
+    """Return a computation with names that equal computations share.
 
-    def renamed(access: Access) -> Access:
-        index = tuple(i.rename(axes.__getitem__) for i in access.index)
-        return Access(operands[access.operand], index)
+    Parameters
+    ----------
+    computation : Computation
 
+    Returns
+    -------
+    Computation
+        The computation with other names.
+    dict of str to str
+        Original name of each axis.
+    dict of str to str
+        Original name of each operand.
+    """
+    axes = {axis.name: f"_x{number}_" for number, axis in enumerate(computation.axes)}
+    operands = {operand.name: f"_t{n}_" for n, operand in enumerate(computation.operands)}
     plain = replace(
-        statement,
+        computation,
         name="statement",
-        axes=tuple(replace(axis, name=axes[axis.name]) for axis in statement.axes),
-        inputs=tuple(_plain(o, operands[o.name]) for o in statement.inputs),
-        outputs=tuple(_plain(o, operands[o.name]) for o in statement.outputs),
-        statements=changed_accesses(statement.statements, renamed),
+        axes=tuple(replace(axis, name=axes[axis.name]) for axis in computation.axes),
+        inputs=tuple(_plain(o, operands[o.name]) for o in computation.inputs),
+        outputs=tuple(_plain(o, operands[o.name]) for o in computation.outputs),
+        statements=changed_accesses(
+            computation.statements, lambda access: renamed_access(access, axes, operands)
+        ),
     )
     inverse = {short: name for name, short in axes.items()}
-    return _resized(plain), inverse, {short: name for name, short in operands.items()}
+    return plain, inverse, {short: name for name, short in operands.items()}
 
 
-def _renamed(
-    structure: Structure, axes: Mapping[str, str], operands: Mapping[str, str]
-) -> Structure:
-    """Return a structure in the names of the statement."""
+def renamed_access(access: Access, axes: Mapping[str, str], operands: Mapping[str, str]) -> Access:
+    """Return an access with other names of its axes and its operand.
 
-    def renamed(access: Access) -> Access:
-        index = tuple(i.rename(axes.__getitem__) for i in access.index)
-        return Access(operands[access.operand], index)
-
-    return Structure(
-        tuple(
-            (axis, tuple(axes[member] for member in members)) for axis, members in structure.axes
-        ),
-        tuple((name, renamed(access)) for name, access in structure.accesses),
-    )
+    Parameters
+    ----------
+    access : Access
+    axes, operands : mapping of str to str
+        New name of each axis and operand.
+    """
+    index = tuple(i.rename(axes.__getitem__) for i in access.index)
+    return Access(operands[access.operand], index)
 
 
 def _plain(operand: Operand, name: str) -> Operand:

@@ -137,9 +137,7 @@ def make_template(problem: OperatorProblem, machine: InstructionSet) -> Template
             true_extents[name] = axis.extent
             if name in step.padded:
                 padding[name] = math.lcm(padding.get(name, 1), step.granules[name])
-    extents = {
-        a: -(-e // padding.get(a, 1)) * padding.get(a, 1) for a, e in true_extents.items()
-    }
+    extents = {a: -(-e // padding.get(a, 1)) * padding.get(a, 1) for a, e in true_extents.items()}
     main = _main_statement(all_steps)
     spatial, reductions = _tiled_axes(all_steps, main)
     granules = {
@@ -253,8 +251,7 @@ def _buffers(
         load: tuple[str, ...] = ()
         store: tuple[str, ...] = ()
         produced_here = any(
-            all_steps[n].tensor(o) == tensor
-            and o in all_steps[n].instruction.outputs
+            all_steps[n].tensor(o) == tensor and o in all_steps[n].instruction.outputs
             for n, o in users
         )
         if not produced_here and start != memory:
@@ -265,16 +262,25 @@ def _buffers(
         if tensor in specification.outputs and produced_here and start != memory:
             store = _path(machine, memory, start, dtype, tensor)
         only_main = all(n == main for n, _ in users)
-        is_chain = not only_main or (tensor in written and tensor != all_steps[main].statement.output.tensor)
+        is_chain = not only_main or (
+            tensor in written and tensor != all_steps[main].statement.output.tensor
+        )
         role = "chain" if is_chain else "main"
         if tensor == all_steps[main].statement.output.tensor:
             role = "output"
         if role == "main" and len(load) == 3 and _holds_granules(machine, load):
+            yield BufferSpec(tensor, load[1], dtype, index, (), lanes, {}, load[:2], (), "main")
             yield BufferSpec(
-                tensor, load[1], dtype, index, (), lanes, {}, load[:2], (), "main"
-            )
-            yield BufferSpec(
-                tensor, memory, dtype, index, tuple(users), lanes, row_steps, load[1:], (), "granule"
+                tensor,
+                memory,
+                dtype,
+                index,
+                tuple(users),
+                lanes,
+                row_steps,
+                load[1:],
+                (),
+                "granule",
             )
             continue
         yield BufferSpec(
@@ -439,9 +445,7 @@ def _row_blocks(
             yield dimension, count
 
 
-def default_layouts(
-    template: Template, tensor: str, ends: Mapping[int, int]
-) -> list[MainTensor]:
+def default_layouts(template: Template, tensor: str, ends: Mapping[int, int]) -> list[MainTensor]:
     """List layouts of a tensor in main memory, the best first, that reach to these ends.
 
     Constants are packed with blocks of lanes outermost, so that a box is contiguous; other tensors
@@ -467,7 +471,13 @@ def default_layouts(
     lane_dimensions = tuple(d for d, _ in lanes)
     others = tuple(d for d in range(len(shape)) if d not in lane_dimensions)
     plain = MainTensor(
-        tensor, shape, operand.dtype, (*others, *lane_dimensions), tuple(before), tuple(after), role=role
+        tensor,
+        shape,
+        operand.dtype,
+        (*others, *lane_dimensions),
+        tuple(before),
+        tuple(after),
+        role=role,
     )
     blocks = dict(lanes)
     blocked = MainTensor(

@@ -241,7 +241,10 @@ def unroll(program: Program) -> Trace:
                 f"{' '.join(machine.instructions)}"
             )
         instruction = machine.instructions[issue.instruction]
-        for channel, end in (*((c, "receiver") for c in issue.waits), *((c, "sender") for c in issue.signals)):
+        for channel, end in (
+            *((c, "receiver") for c in issue.waits),
+            *((c, "sender") for c in issue.signals),
+        ):
             unit = getattr(channels.get(channel), end, None)
             if unit != instruction.unit:
                 raise ProgramError(

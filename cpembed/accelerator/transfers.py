@@ -288,7 +288,10 @@ def _bindings(
     sizes |= {w.axis: w.chunk for w in walks}
     shrinking = frozenset(w.axis for w in walks if not w.is_fixed and _shrinks(transfer.box, w))
     bound: dict[str, Binding] = {}
-    for operand, place in ((copy.source, transfer.source), (copy.destination, transfer.destination)):
+    for operand, place in (
+        (copy.source, transfer.source),
+        (copy.destination, transfer.destination),
+    ):
         if place is None:
             # A fill has its value in itself, where that is 0, or in an immediate.
             if operand:
@@ -359,8 +362,8 @@ def _nest(
         smallest = [b for b in bounds if b.bounds(extents)[0] < chunk]
         conditions += guards(tuple(smallest), extents)
         if walk is not None and walk.axis in run_time:
-            sizes[walk.axis] = (IndexExpr((), chunk), *smallest) if smallest else (
-                IndexExpr((), chunk),
+            sizes[walk.axis] = (
+                (IndexExpr((), chunk), *smallest) if smallest else (IndexExpr((), chunk),)
             )
     for axis in copy.instruction.size_arguments:
         sizes.setdefault(axis.name, (IndexExpr((), 1),))
@@ -394,6 +397,7 @@ def renamed(node: Node, new: Mapping[str, str]) -> Node:
     if isinstance(node, Loop):
         body = tuple(renamed(n, new) for n in node.body)
         return Loop(new.get(node.name, node.name), node.extent, body)
+
     def change(e: IndexExpr) -> IndexExpr:
         return e.rename(lambda name: new.get(name, name))
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 
+from cpembed.accelerator.operators.alternatives import alternatives, ordered
 from cpembed.accelerator.operators.elements import (
     dequantize_forms,
     elementwise_forms,
@@ -44,8 +45,17 @@ from cpembed.graph.kinds import (
     Table,
     Transpose,
 )
+from cpembed.hw.isa import InstructionSet
 
-__all__ = ["Forms", "GraphTensor", "NoForm", "OperatorForm", "is_view", "operator_forms"]
+__all__ = [
+    "Forms",
+    "GraphTensor",
+    "NoForm",
+    "OperatorForm",
+    "is_view",
+    "operator_forms",
+    "specifications",
+]
 
 _FORMS: Mapping[type[Kind], Callable[[Operator, Graph], Forms]] = {
     Product: product_forms,
@@ -57,8 +67,35 @@ _FORMS: Mapping[type[Kind], Callable[[Operator, Graph], Forms]] = {
     Reduce: reduce_forms,
     Softmax: softmax_forms,
     LayerNorm: layer_norm_forms,
-    **dict.fromkeys((Concat, Expand, Gather, Pad, Reshape, Resize, Slice, Transpose), movement_forms),
+    **dict.fromkeys(
+        (Concat, Expand, Gather, Pad, Reshape, Resize, Slice, Transpose), movement_forms
+    ),
 }
+
+
+def specifications(operator: Operator, graph: Graph, machine: InstructionSet) -> Forms:
+    """Return the forms of an operator for a machine, those that it computes best first.
+
+    Forms whose statements are all matched by instructions come before the others, which need the
+    host or a chain of moves; among them, those with the fewest cycles of executions come first.
+
+    Parameters
+    ----------
+    operator : Operator
+    graph : Graph
+        Graph of the operator, after :func:`cpembed.graph.passes.prepare`.
+    machine : InstructionSet
+
+    Returns
+    -------
+    tuple of OperatorForm, or NoForm
+        The reason where no statements compute the operator.
+    """
+    forms = operator_forms(operator, graph)
+    if isinstance(forms, NoForm):
+        return forms
+    every = (alternative for form in forms for alternative in alternatives(form, machine))
+    return ordered(every, machine)
 
 
 def operator_forms(operator: Operator, graph: Graph) -> Forms:

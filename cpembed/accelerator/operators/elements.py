@@ -8,10 +8,29 @@ import numpy as np
 
 from cpembed.accelerator.operators.forms import FormBuilder, Forms, NoForm, OperatorForm, number
 from cpembed.accelerator.operators.logical import dimension_order
-from cpembed.accelerator.operators.products import bounded, inexact_text
-from cpembed.accelerator.operators.scalar_texts import INEXACT, operations, scalar_text
+from cpembed.accelerator.operators.products import (
+    add_scaled,
+    bounded,
+    inexact_text,
+    scaled_addends,
+)
+from cpembed.accelerator.operators.scalar_texts import (
+    INEXACT,
+    operations,
+    scalar_text,
+    without_rounding,
+)
 from cpembed.graph.graph import Graph, Operator
-from cpembed.graph.kinds import Apply, Dequantize, Elementwise, Input, Number, Quantize, Scalar, Table
+from cpembed.graph.kinds import (
+    Apply,
+    Dequantize,
+    Elementwise,
+    Input,
+    Number,
+    Quantize,
+    Scalar,
+    Table,
+)
 from cpembed.graph.kinds.base import axis_of
 from cpembed.ir.dtypes import is_integer
 
@@ -35,7 +54,7 @@ def elementwise_forms(operator: Operator, graph: Graph) -> Forms:
         form
         for form in (
             _expression(operator, graph, kind.expression, kind.dtype, computing),
-            _integer_addends(operator, graph, kind, computing),
+            *_integer_addends(operator, graph, kind, computing),
         )
         if form is not None
     ]
@@ -50,9 +69,9 @@ def _expression(
     output, extents = _output(builder, operator, graph)
     names["Y"] = output
     floats = computing == "float32"
-    reads = [
-        _read(builder, graph, name, extents, names, floats=floats) for name in operator.inputs
-    ]
+    reads = [_read(builder, graph, name, extents, names, floats=floats) for name in operator.inputs]
+    if floats and is_integer(dtype):
+        expression = without_rounding(expression)
     text = scalar_text(expression, reads, floats=floats)
     if text is None or (not floats and is_integer(dtype) is False):
         return None
@@ -68,9 +87,7 @@ def _expression(
     return builder.form("", deviation)
 
 
-def _output(
-    builder: FormBuilder, operator: Operator, graph: Graph
-) -> tuple[str, dict[str, int]]:
+def _output(builder: FormBuilder, operator: Operator, graph: Graph) -> tuple[str, dict[str, int]]:
     """Add the output; return its name and the extent of each of its dimensions."""
     output = builder.tensor(operator.output, dimension_order(graph, operator.output))
     return output, {f"i{k}": size for k, size in enumerate(builder.shapes[output])}
@@ -140,46 +157,30 @@ def _clamped(expression: Scalar) -> tuple[Scalar, bool]:
             return expression, False
 
 
-_ADDEND_BITS = 8
-"""Bits behind the binary point of scaled addends."""
-
-
 def _integer_addends(
     operator: Operator, graph: Graph, kind: Elementwise, computing: str
-) -> OperatorForm | None:
-    """Return the form of a sum of scaled bytes that adds rounded addends in an accumulator.
-
-    Each of the addends is rounded to a multiple of ``2^-8``, so that their sum is off by less than
-    ``n 2^-9`` and the roundings of float32: less than 1, so that the integers differ by 1 at most.
-    """
-    expression, relu = _clamped(kind.expression)
+) -> Iterator[OperatorForm]:
+    """Yield the forms of a sum of scaled bytes that add rounded addends in an accumulator."""
+    expression, relu = _clamped(without_rounding(kind.expression))
     terms = _linear_terms(expression)
     types = [graph.types[name] for name in operator.inputs]
     shape = graph.types[operator.output].shape
     if terms is None or kind.dtype != "int8" or computing != "float32" or len(terms) < 2:
-        return None
+        return
+    if len(terms) != len(operator.inputs):
+        return
     if any(types[k].dtype != "int8" or types[k].shape != shape for k in terms):
-        return None
-    if len(terms) != len(operator.inputs) or sum(map(abs, terms.values())) * 128 * 2.0**-18 >= 0.25:
-        return None
-    builder = FormBuilder(operator, graph)
-    output, extents = _output(builder, operator, graph)
-    total = builder.temporary("total", tuple(extents.values()), "int32")
-    index = ",".join(extents)
-    names = {"Y": output, "T": total}
+        return
     order = dimension_order(graph, operator.output)
-    for place, (position, factor) in enumerate(terms.items()):
-        names["X"] = builder.tensor(operator.inputs[position], order)
-        scaled = number(float(np.float32(factor * 2.0**_ADDEND_BITS)))
-        sign = "+=" if place else "="
-        builder.add(
-            f"T[{index}] {sign} int32(X[{index}] * {scaled})",
-            extents, names, accumulates=bool(place),
-        )  # fmt: skip
-    text = f"(T[{index}] * {number(2.0**-_ADDEND_BITS)})"
-    text = f"max({text}, 0)" if relu else text
-    builder.add(f"Y[{index}] = int8({text})", extents, names)
-    return builder.form("added in an accumulator", "at most 1 quantum")
+    for addends in scaled_addends(tuple(terms.values())):
+        builder = FormBuilder(operator, graph)
+        output, extents = _output(builder, operator, graph)
+        sources = [builder.tensor(operator.inputs[k], order) for k in terms]
+        text = add_scaled(builder, extents, sources, addends)
+        text = f"max({text}, 0)" if relu else text
+        names = {"Y": output, "T": f"{operator.output}.total"}
+        builder.add(f"Y[{','.join(extents)}] = int8({text})", extents, names)
+        yield builder.form(addends.label, addends.deviation)
 
 
 # -- quantization -----------------------------------------------------------------------------------

@@ -98,7 +98,10 @@ class FormBuilder:
     statements: list[Statement] = field(default_factory=list[Statement])
 
     def tensor(
-        self, name: str, permutation: Sequence[int] | None = None, shape: Sequence[int] | None = None
+        self,
+        name: str,
+        permutation: Sequence[int] | None = None,
+        shape: Sequence[int] | None = None,
     ) -> str:
         """Add a tensor of the graph, and return its name in the specification.
 

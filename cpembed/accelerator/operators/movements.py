@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import itertools
+import math
+from collections.abc import Sequence
+
 import numpy as np
 
 from cpembed.accelerator.operators.forms import FormBuilder, Forms, NoForm, number
@@ -85,7 +89,9 @@ def _concatenated(
         source = builder.tensor(name, order)
         extents = {f"i{k}": size for k, size in enumerate(builder.shapes[source])}
         index = list(extents)
-        store = [f"{axis} + {offset}" if k == place and offset else axis for k, axis in enumerate(index)]
+        store = [
+            f"{axis} + {offset}" if k == place and offset else axis for k, axis in enumerate(index)
+        ]
         names = {"Y": output, "X": source}
         builder.add(f"Y[{','.join(store)}] = X[{','.join(index)}]", extents, names)
         offset += builder.shapes[source][place]
@@ -131,7 +137,9 @@ def _copied(builder: FormBuilder, operator: Operator, graph: Graph, output: str)
     elif isinstance(kind, Slice):
         for d in range(len(shape)):
             start, step = kind.starts[d], kind.steps[d]
-            reads.append(f"{step}*{axis[d]} + {start}" if step > 0 else f"{start} - {-step}*{axis[d]}")
+            reads.append(
+                f"{step}*{axis[d]} + {start}" if step > 0 else f"{start} - {-step}*{axis[d]}"
+            )
     elif isinstance(kind, Expand):
         first = len(order) - len(shape)
         reads = [axis[first + d] if size > 1 else "0" for d, size in enumerate(shape)]
@@ -148,6 +156,8 @@ def _copied(builder: FormBuilder, operator: Operator, graph: Graph, output: str)
         ]
     elif isinstance(kind, Resize):
         return _resized(builder, operator, graph, kind, output)
+    elif isinstance(kind, Reshape):
+        return _reshaped(builder, operator, graph, output)
     else:
         return NoForm(f"{operator.name}: {kind.label} is no copy of a box")
     source_order = dimension_order(graph, name)
@@ -184,3 +194,47 @@ def _resized(
     read = ",".join(f"i{k}" for k in range(len(order)))
     builder.add(f"Y[{','.join(store)}] = X[{read}]", extents, names)
     return (builder.form(""),)
+
+
+def _reshaped(builder: FormBuilder, operator: Operator, graph: Graph, output: str) -> Forms:
+    """Return the form of a reshape that moves elements, over the common parts of the dimensions."""
+    name = operator.inputs[0]
+    shapes = [graph.types[n].shape for n in (name, operator.output)]
+    parts = _common_parts(*shapes)
+    if parts is None:
+        return NoForm(f"{operator.name}: the dimensions {shapes[0]} and {shapes[1]} share no parts")
+    extents = {f"i{k}": size for k, size in enumerate(parts) if size > 1}
+    texts: list[str] = []
+    for shape, tensor in zip(shapes, (name, operator.output), strict=True):
+        index = _mixed_radix(shape, parts)
+        texts.append(",".join(index[d] for d in dimension_order(graph, tensor)))
+    names = {"Y": output, "X": builder.tensor(name, dimension_order(graph, name))}
+    builder.add(f"Y[{texts[1]}] = X[{texts[0]}]", extents, names)
+    return (builder.form(""),)
+
+
+def _common_parts(first: Sequence[int], second: Sequence[int]) -> tuple[int, ...] | None:
+    """Return sizes of which the dimensions of both shapes are products, outermost first.
+
+    >>> _common_parts((6, 4), (3, 8)), _common_parts((2, 3), (3, 2))
+    ((3, 2, 4), None)
+    """
+    strides = {math.prod(shape[k:]) for shape in (first, second) for k in range(len(shape) + 1)}
+    ordered = sorted(strides, reverse=True)
+    if any(outer % inner for outer, inner in itertools.pairwise(ordered)):
+        return None
+    return tuple(outer // inner for outer, inner in itertools.pairwise(ordered))
+
+
+def _mixed_radix(shape: Sequence[int], parts: Sequence[int]) -> list[str]:
+    """Return the index of each dimension as a sum of its parts."""
+    texts: list[str] = []
+    for dimension in range(len(shape)):
+        inner, outer = math.prod(shape[dimension + 1 :]), math.prod(shape[dimension:])
+        terms: list[str] = []
+        for k, size in enumerate(parts):
+            stride = math.prod(parts[k + 1 :])
+            if inner <= stride < outer and size > 1:
+                terms.append(f"{stride // inner}*i{k}")
+        texts.append(" + ".join(terms) or "0")
+    return texts

@@ -8,7 +8,7 @@ shift.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -22,7 +22,12 @@ from cpembed.accelerator.operators.forms import (
     renamed_operands,
 )
 from cpembed.accelerator.operators.logical import dimension_order, split_order
-from cpembed.accelerator.operators.scalar_texts import INEXACT, operations, scalar_text
+from cpembed.accelerator.operators.scalar_texts import (
+    INEXACT,
+    operations,
+    scalar_text,
+    without_rounding,
+)
 from cpembed.accelerator.specification import Array, Statement
 from cpembed.codegen.epilogue import BIAS, SCALE, Epilogue, Residual, channel_axes, channel_numbers
 from cpembed.graph.graph import Graph, Operator
@@ -126,9 +131,7 @@ def _with_sums(
     builder = FormBuilder(operator, graph)
     computation, order = _logical(operator, graph, kind, builder)
     output_shape = computation.output.shape
-    output = builder.tensor(
-        operator.output, dimension_order(graph, operator.output), output_shape
-    )
+    output = builder.tensor(operator.output, dimension_order(graph, operator.output), output_shape)
     sums = output
     if kind.epilogue is not None:
         sums = builder.temporary("sums", output_shape, computation.output.dtype)
@@ -151,7 +154,9 @@ def _logical(
     orders: dict[str, tuple[int, ...]] = {}
     names: dict[str, str] = {}
     for operand, name in zip(
-        (*computation.inputs, computation.output), (*operator.inputs[:2], operator.output), strict=True
+        (*computation.inputs, computation.output),
+        (*operator.inputs[:2], operator.output),
+        strict=True,
     ):
         shape = graph.types[name].shape
         order = dimension_order(graph, name)
@@ -291,7 +296,8 @@ def _is_small(operator: Operator, graph: Graph, kind: Product) -> bool:
     place = 2 + kind.vectors.index(BIAS)
     bias = int(np.abs(graph.constants[operator.inputs[place]].astype(np.int64)).max(initial=0))
     largest = [
-        max(map(abs, dtype_info(operand.dtype).integer_range)) for operand in kind.computation.inputs
+        max(map(abs, dtype_info(operand.dtype).integer_range))
+        for operand in kind.computation.inputs
     ]
     computation = kind.computation
     reduced = computation.macs // computation.output.elements
@@ -386,8 +392,65 @@ def _with_residual(
     operator: Operator, graph: Graph, kind: Product, epilogue: Epilogue, residual: Residual
 ) -> Iterator[OperatorForm | None]:
     yield _added_floats(operator, graph, kind, epilogue, residual)
+    for addends in scaled_addends((residual.own_scale, residual.scale)):
+        yield _added_integers(operator, graph, kind, epilogue, residual, addends)
+
+
+@dataclass(frozen=True)
+class ScaledAddends:
+    """Arithmetic of a sum of scaled bytes in an accumulator.
+
+    Each addend is multiplied by its factor and rounded to ``dtype``; the sum is multiplied by
+    ``scale``. ``quanta`` bounds the distance from the rounded sum of the exact products.
+    """
+
+    label: str
+    factors: tuple[float, ...]
+    scale: float
+    dtype: str
+    quanta: int
+
+    @property
+    def deviation(self) -> str:
+        return "at most 1 quantum" if self.quanta == 1 else f"at most {self.quanta} quanta"
+
+
+_FLOAT_ERROR = 0.25
+"""Bound of the roundings of float32 that :func:`scaled_addends` allows for."""
+
+
+def scaled_addends(scales: Sequence[float]) -> Iterator[ScaledAddends]:
+    """Yield ways to add bytes times scales by rounding each addend.
+
+    An addend that is rounded to an integer and multiplied by c is off by ``c / 2`` at most, and by
+    0 if its factor is 1, since bytes are integers. Where their sum d, with the roundings of
+    float32, is below a whole number n, the rounded results differ by n at most: rounding is
+    monotone and commutes with adding integers. If c is 1, the sum is an integer already, and
+    ``d + 1/2 < n + 1`` suffices.
+
+    Parameters
+    ----------
+    scales : sequence of float
+        Factors of the operator.
+    """
+    # Each of the three roundings of a term is within 2^-24 of it; bytes are 128 at most.
+    if 3 * 128 * sum(map(abs, scales)) * 2.0**-24 >= _FLOAT_ERROR or not any(scales):
+        return
+    terms = len(scales)
     for bits in (_ADDEND_BITS, 0):
-        yield _added_integers(operator, graph, kind, epilogue, residual, bits)
+        scale = 2.0**-bits
+        factors = tuple(float(np.float32(s / scale)) for s in scales)
+        distance = terms * scale / 2 + _FLOAT_ERROR
+        quanta = math.floor(distance + 0.5) if bits == 0 else math.floor(distance) + 1
+        label = f"added in an accumulator with {bits} bits of fraction"
+        yield ScaledAddends(label, factors, scale, "int32", max(1, quanta))
+    largest = float(np.float32(max(scales)))
+    if min(scales) > 0:
+        # No factor exceeds 1, so that no addend leaves eight bits.
+        factors = tuple(min(1.0, float(np.float32(s / largest))) for s in scales)
+        distance = sum(f < 1 for f in factors) * largest / 2 + _FLOAT_ERROR
+        label = "added in an accumulator as bytes"
+        yield ScaledAddends(label, factors, largest, "int8", math.floor(distance) + 1)
 
 
 def _rounded_first(
@@ -446,42 +509,49 @@ def _added_integers(
     kind: Product,
     epilogue: Epilogue,
     residual: Residual,
-    bits: int,
+    addends: ScaledAddends,
 ) -> OperatorForm | None:
-    """Return the form that adds scaled, rounded addends in an accumulator.
-
-    Each addend is rounded to a multiple of ``2^-bits``, so that the sum of the two is off by
-    ``2^-bits`` at most, and by the roundings of float32. Before it becomes an integer it differs
-    from the operator's by less than 1 with bits, so that the integers differ by 1 at most. Without
-    bits it is an integer already, within 1 of a number that is rounded by 1/2 at most: as integers
-    the two differ by less than 2, so again by 1 at most.
-    """
+    """Return the form that adds scaled, rounded addends in an accumulator."""
     if epilogue.zero_point or residual.zero_point or residual.stored_zero_point:
         return None
     if not residual.rounds or epilogue.dtype != "int8" or residual.dtype != "int8":
         return None
-    if 256 * (abs(residual.own_scale) + abs(residual.scale)) * 2.0**-20 >= 0.25:
-        return None
     parts, product = _rounded_first(operator, graph, kind, epilogue)
-    builder = parts.builder
-    total = builder.temporary("total", tuple(parts.extents.values()), "int32")
-    names = {"Q": product, "R": _residual_tensor(parts), "Y": parts.output, "T": total}
-    factors = [float(np.float32(s * 2.0**bits)) for s in (residual.own_scale, residual.scale)]
-    index = parts.index
-    for source, factor, accumulates in zip("QR", factors, (False, True), strict=True):
-        sign = "+=" if accumulates else "="
-        builder.add(
-            f"T[{index}] {sign} int32({source}[{index}] * {number(factor)})",
-            parts.extents,
-            names,
-            accumulates=accumulates,
-        )
-    text = f"(T[{index}] * {number(2.0**-bits)})" if bits else f"T[{index}]"
-    builder.add(
-        f"Y[{index}] = {_residual_stored(epilogue, residual, text)}", parts.extents, names
+    sources = (product, _residual_tensor(parts))
+    text = add_scaled(parts.builder, parts.extents, sources, addends)
+    parts.builder.add(
+        f"Y[{parts.index}] = {_residual_stored(epilogue, residual, text)}",
+        parts.extents,
+        {"Y": parts.output, "T": f"{operator.output}.total"},
     )
-    label = f"residual added in an accumulator with {bits} bits of fraction"
-    return builder.form(label, "at most 1 quantum")
+    return parts.builder.form(f"residual {addends.label}", addends.deviation)
+
+
+def add_scaled(
+    builder: FormBuilder,
+    extents: Mapping[str, int],
+    sources: Sequence[str],
+    addends: ScaledAddends,
+) -> str:
+    """Add the statements of a sum of scaled bytes; return the text of the sum of T.
+
+    Parameters
+    ----------
+    builder : FormBuilder
+    extents : mapping of str to int
+        Axes of all tensors.
+    sources : sequence of str
+        Tensors that are added.
+    addends : ScaledAddends
+    """
+    total = builder.temporary("total", tuple(extents.values()), "int32")
+    index = ",".join(extents)
+    for place, (source, factor) in enumerate(zip(sources, addends.factors, strict=True)):
+        sign = "+=" if place else "="
+        scaled = f"{addends.dtype}(X[{index}] * {number(factor)})"
+        names = {"T": total, "X": source}
+        builder.add(f"T[{index}] {sign} {scaled}", extents, names, accumulates=bool(place))
+    return f"T[{index}]" if addends.scale == 1 else f"(T[{index}] * {number(addends.scale)})"
 
 
 # -- chains -----------------------------------------------------------------------------------------
@@ -499,13 +569,16 @@ def _chained(operator: Operator, graph: Graph, kind: Product) -> OperatorForm | 
         inputs.append(f"float32(R[{parts.index}])")
     for name in epilogue.chain.names:
         inputs.append(parts.vector_text(name.removeprefix("@"), parts.vector(name), names))
-    text = scalar_text(epilogue.chain.expression, inputs, floats=True)
+    expression = epilogue.chain.expression
+    if is_integer(epilogue.dtype):
+        expression = without_rounding(expression)
+    text = scalar_text(expression, inputs, floats=True)
     if text is None:
         return None
     if is_integer(epilogue.dtype):
         text = f"{epilogue.dtype}({text})"
     parts.builder.add(f"Y[{parts.index}] = {text}", parts.extents, names)
-    inexact = INEXACT & operations(epilogue.chain.expression)
+    inexact = INEXACT & operations(expression)
     return parts.builder.form("", inexact_text(inexact))
 
 
@@ -514,6 +587,3 @@ def inexact_text(inexact: set[str] | frozenset[str]) -> str:
     if not inexact:
         return ""
     return f"units in the last place of float32 in {', '.join(sorted(inexact))}"
-
-
-_: Mapping[str, str] = {}

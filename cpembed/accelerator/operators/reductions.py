@@ -41,7 +41,9 @@ def pool_forms(operator: Operator, graph: Graph) -> Forms:
     if not is_integer(source.dtype) and source.dtype != "float32":
         return NoForm(f"{operator.name}: the mean of {source.dtype}")
     if kind.zero_point or kind.stored_zero_point:
-        return NoForm(f"{operator.name}: the mean of numbers around the zero point {kind.zero_point}")
+        return NoForm(
+            f"{operator.name}: the mean of numbers around the zero point {kind.zero_point}"
+        )
     return (_mean_pool(operator, graph, kind),)
 
 
@@ -119,7 +121,9 @@ def _mean_pool(operator: Operator, graph: Graph, kind: Pool) -> OperatorForm:
     builder.add(f"S[{index}] += X[{read}]", axes | window, names, outside=outside)
     factor = _mean_factor(builder, operator, graph, kind, names)
     text = f"S[{index}] * {factor}"
-    builder.add(f"Y[{index}] = {dtype}({text})" if integers else f"Y[{index}] = {text}", axes, names)
+    builder.add(
+        f"Y[{index}] = {dtype}({text})" if integers else f"Y[{index}] = {text}", axes, names
+    )
     return builder.form("", "" if integers else _FLOATS)
 
 
@@ -298,4 +302,6 @@ def layer_norm_forms(operator: Operator, graph: Graph) -> Forms:
 def _aligned(shape: Sequence[int], target: Sequence[int]) -> str:
     """Return the index of a tensor that broadcasts to another one."""
     first = len(target) - len(shape)
-    return ",".join(f"i{first + d}" if size == target[first + d] else "0" for d, size in enumerate(shape))
+    return ",".join(
+        f"i{first + d}" if size == target[first + d] else "0" for d, size in enumerate(shape)
+    )

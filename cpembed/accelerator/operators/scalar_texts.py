@@ -10,8 +10,9 @@ from cpembed.ir.scalars import Apply, Input, Number, Scalar
 _INFIX: Mapping[str, str] = {"add": "+", "sub": "-", "mul": "*", "div": "/"}
 _CALLS = frozenset({"max", "min", "abs", "neg", "exp", "sqrt", "erf", "tanh"})
 
-INEXACT = frozenset({"exp", "erf", "tanh", "sigmoid", "fma", "pow"})
-"""Operations that numpy and statements may round differently, by a unit in the last place."""
+INEXACT = frozenset({"exp", "erf", "tanh", "sigmoid", "fma", "pow", "round"})
+"""Operations that numpy and statements may round differently, by a unit in the last place; numbers
+beyond 2^30 are not rounded to their own integers."""
 
 
 def scalar_text(node: Scalar, inputs: Sequence[str], *, floats: bool) -> str | None:
@@ -56,6 +57,10 @@ def _applied(node: Apply, arguments: Sequence[str], floats: bool) -> str | None:
     match operation, node.arguments:
         case "fma", _:
             return f"(({arguments[0]} * {arguments[1]}) + {arguments[2]})"
+        case "round", _ if floats:
+            # Beyond 2^24, float32 holds nothing but integers.
+            nearest = f"int32(min(max({arguments[0]}, {number(-(2.0**30))}), {number(2.0**30)}))"
+            return f"float32({nearest})"
         case "sigmoid", _:
             return f"(1.0 / (1.0 + exp(neg({arguments[0]}))))"
         case "pow", (_, Number(value)) if float(value) == 2.0:
@@ -73,3 +78,10 @@ def operations(node: Scalar) -> set[str]:
     if not isinstance(node, Apply):
         return set()
     return {node.operation}.union(*(operations(argument) for argument in node.arguments))
+
+
+def without_rounding(node: Scalar) -> Scalar:
+    """Return an expression that is converted to an integer without its last rounding."""
+    while isinstance(node, Apply) and node.operation == "round":
+        node = node.arguments[0]
+    return node

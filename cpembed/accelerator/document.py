@@ -1,0 +1,109 @@
+"""Documents of networks on accelerators, as ``cpembed network --json`` prints them."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from typing import Any
+
+from cpembed.accelerator.network import (
+    AcceleratorNetwork,
+    HostStep,
+    LayoutStep,
+    ProgramStep,
+    Step,
+    ViewStep,
+)
+from cpembed.accelerator.network_run import NetworkRun, StepRun
+from cpembed.graph.kinds import Product
+from cpembed.provenance import Provenance
+
+
+def network_document(network: AcceleratorNetwork, run: NetworkRun | None = None) -> dict[str, Any]:
+    """Return the document of a planned network, with what a run counted if there was one.
+
+    Parameters
+    ----------
+    network : AcceleratorNetwork
+    run : NetworkRun, optional
+        Outcome of a run of the same network.
+    """
+    machine = network.machine
+    runs = {} if run is None else {s.step.operator.name: s for s in run.steps}
+    host = [step.us for step in network.on_host]
+    unknown = sum(us is None for us in host)
+    document: dict[str, Any] = {
+        "network": network.graph.name,
+        "target": machine.name,
+        "clock_mhz": machine.clock_mhz,
+        "provenance": (Provenance.ESTIMATED if run is None else Provenance.EMULATED).value,
+        "steps": [_step(step, runs) for step in network.steps],
+        "totals": {
+            "programs": len(network.programs),
+            "host_steps": len(network.on_host),
+            "estimated_cycles": network.cycles,
+            "bound_cycles": network.bound_cycles,
+            "macs": sum(_macs(step) for step in network.programs),
+            "host_us": math.fsum(us for us in host if us is not None),
+            "host_steps_without_estimate": unknown,
+        },
+    }
+    if run is not None:
+        document["totals"] |= {
+            "cycles": run.cycles,
+            "us": run.cycles / machine.clock_mhz,
+            "energy_pj": math.fsum(step.run.energy_pj for step in run.steps),
+            "verified": run.is_right,
+            "largest_deviation": max((step.deviation for step in run.steps), default=0.0),
+        }
+    return document
+
+
+def _step(step: Step, runs: Mapping[str, StepRun]) -> dict[str, Any]:
+    if isinstance(step, LayoutStep):
+        return {
+            "kind": "layout",
+            "tensor": step.tensor,
+            "reason": step.reason,
+            "estimated_us": step.us,
+        }
+    entry: dict[str, Any] = {"operator": step.operator.name, "label": step.operator.kind.label}
+    if isinstance(step, ViewStep):
+        return {"kind": "view", **entry}
+    if isinstance(step, HostStep):
+        return {"kind": "host", **entry, "reason": step.reason, "estimated_us": step.us}
+    return {"kind": "program", **entry, **_program(step, runs.get(step.operator.name))}
+
+
+def _program(step: ProgramStep, outcome: StepRun | None) -> dict[str, Any]:
+    entry: dict[str, Any] = {
+        "instructions": [match.instruction.name for match in step.plan.problem.matches],
+        "estimated_cycles": step.plan.cost.cycles,
+        "bound_cycles": step.plan.cycles_bound,
+        "gap": step.plan.gap,
+        "tilings": step.plan.compared,
+        "macs": _macs(step),
+        "deviation": step.form.specification.deviation,
+    }
+    if outcome is not None:
+        run = outcome.run
+        entry |= {
+            "cycles": run.cycles,
+            "unit_cycles": dict(run.unit_cycles),
+            "bytes": [
+                {"memory": memory, "direction": direction, "bytes": count}
+                for (memory, direction), count in run.moved.items()
+            ],
+            "executions": dict(run.executions),
+            "energy_pj": run.energy_pj,
+            "verified": outcome.is_right,
+            "error": outcome.error,
+            "measured_deviation": outcome.deviation,
+        }
+    return entry
+
+
+def _macs(step: ProgramStep) -> int:
+    """Return the multiply-accumulates of the operator itself."""
+    kind = step.operator.kind
+    return kind.computation.macs if isinstance(kind, Product) else 0

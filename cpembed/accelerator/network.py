@@ -1,0 +1,447 @@
+"""Networks on an accelerator: a program for each operator, and what stays on the host, by name.
+
+Operators are planned one after the other. All programs that read or write a tensor agree on its
+layout in main memory, in which margins hold the padding that readers need. An operator whose
+statements no instructions compute, or that no plan fits, is executed by the host, with the reason
+and its estimated time; a change of layout that is not a mere view is host work too.
+"""
+
+from __future__ import annotations
+
+import itertools
+import math
+import re
+from collections.abc import Hashable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+
+import numpy as np
+from numpy.typing import NDArray
+
+from cpembed.accelerator.host import copy_us, host_us
+from cpembed.accelerator.lowering import OperatorPlan, operator_plans
+from cpembed.accelerator.matching import Match, Matching, match_statement
+from cpembed.accelerator.operators import is_view, specifications
+from cpembed.accelerator.operators.forms import (
+    GraphTensor,
+    NoForm,
+    OperatorForm,
+    renamed_operands,
+)
+from cpembed.accelerator.problem import OperatorProblem, PlanningError
+from cpembed.accelerator.program import MainTensor, Program
+from cpembed.accelerator.template import make_template
+from cpembed.graph.graph import Graph, Operator
+from cpembed.hw.isa import InstructionSet
+from cpembed.steps import Progress, silent
+
+_COMBINATIONS = 16
+"""Maximum number of combinations that are tried for each match of the largest statement."""
+_PLANS = 2
+"""Number of matches of the largest statement of which the best plans are compared."""
+
+
+@dataclass(frozen=True)
+class ProgramStep:
+    """Operator that the accelerator executes."""
+
+    operator: Operator
+    form: OperatorForm
+    plan: OperatorPlan
+    program: Program
+
+
+@dataclass(frozen=True)
+class HostStep:
+    """Operator that the host executes, with the reason; ``us`` is None without figures."""
+
+    operator: Operator
+    reason: str
+    us: float | None
+
+
+@dataclass(frozen=True)
+class ViewStep:
+    """Operator whose result has the elements of its input in the same order."""
+
+    operator: Operator
+
+
+@dataclass(frozen=True)
+class LayoutStep:
+    """Tensor that the host brings into another layout, where a program needs it."""
+
+    tensor: str
+    layout: MainTensor
+    reason: str
+    us: float | None
+
+
+Step = ProgramStep | HostStep | ViewStep | LayoutStep
+
+
+@dataclass(frozen=True)
+class AcceleratorNetwork:
+    """Network planned for an accelerator.
+
+    Attributes
+    ----------
+    graph : Graph
+        Prepared graph.
+    steps : tuple of Step
+        Steps in their order.
+    """
+
+    graph: Graph
+    machine: InstructionSet
+    steps: tuple[Step, ...]
+
+    @property
+    def programs(self) -> tuple[ProgramStep, ...]:
+        """Steps of the accelerator."""
+        return tuple(step for step in self.steps if isinstance(step, ProgramStep))
+
+    @property
+    def on_host(self) -> tuple[HostStep | LayoutStep, ...]:
+        """Steps of the host that take time."""
+        return tuple(step for step in self.steps if isinstance(step, HostStep | LayoutStep))
+
+    @property
+    def cycles(self) -> float:
+        """Estimated cycles of all programs, one after the other."""
+        return math.fsum(step.plan.cost.cycles for step in self.programs)
+
+    @property
+    def bound_cycles(self) -> float:
+        """Lower bound on the cycles of all programs that have these specifications and matches."""
+        return math.fsum(step.plan.cycles_bound for step in self.programs)
+
+
+def plan_network(
+    graph: Graph, machine: InstructionSet, progress: Progress = silent
+) -> AcceleratorNetwork:
+    """Plan a prepared network for an accelerator.
+
+    Parameters
+    ----------
+    graph : Graph
+        Graph after :func:`~cpembed.graph.passes.prepare` with factors of int8.
+    machine : InstructionSet
+    progress : Progress, optional
+        Told each operator by its name.
+    """
+    return _Planner(graph, machine, progress).network()
+
+
+@dataclass(frozen=True)
+class _Planned:
+    """Best plan of an operator with the form that it computes."""
+
+    form: OperatorForm
+    plan: OperatorPlan
+
+
+class _Planner:
+    """Plans of all operators of a network, equal ones once."""
+
+    def __init__(self, graph: Graph, machine: InstructionSet, progress: Progress) -> None:
+        self.graph = graph
+        self.machine = machine
+        self.progress = progress
+        self.plans: dict[str, _Planned] = {}
+        self.reasons: dict[str, str] = {}
+        self.outcomes: dict[Hashable, OperatorPlan | str] = {}
+        self.layouts: dict[GraphTensor, MainTensor] = {}
+        self.available: dict[str, list[tuple[GraphTensor, MainTensor] | None]] = {}
+
+    def network(self) -> AcceleratorNetwork:
+        operators = self.graph.operators
+        for number, operator in enumerate(operators):
+            self.progress(operator.name, number, len(operators))
+            if not is_view(operator, self.graph):
+                self._plan_operator(operator)
+        self._decide_layouts()
+        # A caller's arrays are row-major.
+        for name in self.graph.inputs:
+            self.available[name] = [_row_major(self.graph, name)]
+        steps = [step for operator in operators for step in self._steps(operator)]
+        for name in self.graph.outputs:
+            steps += self._conversion(
+                *_row_major(self.graph, name), "the caller reads it row-major"
+            )
+        return AcceleratorNetwork(self.graph, self.machine, tuple(steps))
+
+    def _plan_operator(self, operator: Operator) -> None:
+        """Keep the best plan of an operator, or the reason why there is none."""
+        forms = specifications(operator, self.graph, self.machine)
+        if isinstance(forms, NoForm):
+            self.reasons[operator.name] = forms.reason
+            return
+        best: _Planned | None = None
+        for form in map(canonical, forms):
+            plan = self._equal_plan(form) or self._searched(form)
+            if isinstance(plan, str):
+                # The reason of the first form, which is the nearest to the operator.
+                self.reasons.setdefault(operator.name, plan)
+            elif best is None or plan.cost.cycles < best.plan.cost.cycles:
+                best = _Planned(form, plan)
+        if best is not None:
+            self.plans[operator.name] = best
+
+    def _equal_plan(self, form: OperatorForm) -> OperatorPlan | str | None:
+        """Return the plan of an equal form, with this one's constants; None if there is none."""
+        outcome = self.outcomes.get(signature(form))
+        if outcome is None or isinstance(outcome, str):
+            return outcome
+        matches: list[Match] = []
+        for statement, match in zip(
+            form.specification.statements, outcome.problem.matches, strict=True
+        ):
+            alike = match_statement(statement, self.machine).matches
+            same = [m for m in alike if m.instruction is match.instruction and m.axes == match.axes]
+            if not same:
+                return None
+            matches.append(same[0])
+        problem = OperatorProblem(form.specification, tuple(matches))
+        return replace(outcome, problem=problem)
+
+    def _searched(self, form: OperatorForm) -> OperatorPlan | str:
+        """Return the best plan of a form, or why there is none."""
+        outcome = self._search(form)
+        self.outcomes[signature(form)] = outcome
+        return outcome
+
+    def _search(self, form: OperatorForm) -> OperatorPlan | str:
+        matchings = [match_statement(s, self.machine) for s in form.specification.statements]
+        reason = next((m.reason for m in matchings if not m.matches), "")
+        if reason:
+            return reason
+        best: OperatorPlan | None = None
+        planned = 0
+        for combinations in _combinations(matchings):
+            plan = self._first_plan(form, combinations)
+            if isinstance(plan, str):
+                reason = reason or plan
+                continue
+            planned += 1
+            if best is None or plan.cost.cycles < best.cost.cycles:
+                best = plan
+            if planned == _PLANS:
+                break
+        return best or reason
+
+    def _first_plan(
+        self, form: OperatorForm, combinations: Iterator[tuple[Match, ...]]
+    ) -> OperatorPlan | str:
+        """Return the plan of the first combination that has one, or why the first has none."""
+        reason = ""
+        for matches in combinations:
+            problem = OperatorProblem(form.specification, matches)
+            try:
+                # Most combinations that no tiling fits have no template either.
+                make_template(problem, self.machine)
+                return operator_plans(problem, self.machine)[0]
+            except PlanningError as error:
+                reason = reason or str(error)
+        return reason or "rejected: no combination of instructions fits"
+
+    def _decide_layouts(self) -> None:
+        """Decide the layout of each tensor from those of all programs that read or write it."""
+        needs: dict[GraphTensor, list[MainTensor]] = {}
+        for planned in self.plans.values():
+            tensors = planned.plan.program().tensors
+            for name, tensor in planned.form.tensors.items():
+                needs.setdefault(tensor, []).append(tensors[name])
+        self.layouts = {tensor: merged_layout(layouts) for tensor, layouts in needs.items()}
+
+    def _steps(self, operator: Operator) -> Iterator[Step]:
+        """Yield the step of an operator after the changes of layout that it needs."""
+        if is_view(operator, self.graph):
+            self.available[operator.output] = self.available.get(operator.inputs[0], [None])
+            yield ViewStep(operator)
+            return
+        step = self._program_step(operator)
+        if isinstance(step, HostStep):
+            for name in operator.outputs:
+                # The host writes whatever layout a reader needs.
+                self.available[name] = [None]
+            yield step
+            return
+        form = step.form
+        for name in form.specification.inputs:
+            tensor, layout = form.tensors[name], step.program.tensors[name]
+            yield from self._conversion(tensor, layout, f"{operator.name} reads it so")
+        yield step
+        for name in form.specification.outputs:
+            tensor = form.tensors[name]
+            self.available[tensor.name] = [(tensor, step.program.tensors[name])]
+
+    def _program_step(self, operator: Operator) -> ProgramStep | HostStep:
+        """Return the step with the layouts that programs agree on, or of the host."""
+        planned = self.plans.get(operator.name)
+        if planned is None:
+            reason = self.reasons.get(operator.name, "no tiling fits the memories")
+            return HostStep(operator, reason, host_us(operator, self.graph.types, self.machine))
+        form, plan = planned.form, planned.plan
+        is_input = form.specification.inputs.__contains__
+        layouts = {
+            name: replace(
+                self.layouts[tensor], name=name, role="input" if is_input(name) else "output"
+            )
+            for name, tensor in form.tensors.items()
+        }
+        problem = replace(plan.problem, layouts=layouts)
+        try:
+            # The same tiling, if instructions can address the layouts that are agreed on.
+            agreed = replace(plan, problem=problem)
+            return ProgramStep(operator, form, agreed, agreed.program())
+        except PlanningError:
+            pass
+        try:
+            (agreed, *_) = operator_plans(problem, self.machine)
+        except (PlanningError, ValueError):
+            agreed = plan
+        return ProgramStep(operator, form, agreed, agreed.program())
+
+    def _conversion(
+        self, tensor: GraphTensor, layout: MainTensor, reason: str
+    ) -> Iterator[LayoutStep]:
+        """Yield the step that provides a tensor in a layout, unless it is there already."""
+        name = tensor.name
+        if name in self.graph.constants:
+            return
+        for place in self.available.get(name, [None]):
+            if place is None or _has_bytes_of(self.graph, place, (tensor, layout)):
+                return
+        self.available[name].append((tensor, layout))
+        yield LayoutStep(name, layout, reason, copy_us(layout.elements, self.machine))
+
+
+def _combinations(matchings: Sequence[Matching]) -> Iterator[Iterator[tuple[Match, ...]]]:
+    """Yield, for each match of the largest statement, combinations with one match of each other.
+
+    The fewest cycles come first. Matches that need a tensor with different dimensions in the lanes
+    of a row are not combined.
+    """
+    largest = max(matchings, key=lambda m: m.statement.computation.macs)
+    for match in sorted(largest.matches, key=lambda m: m.cycles):
+        choices = [
+            (match,) if matching is largest else sorted(matching.matches, key=lambda m: m.cycles)
+            for matching in matchings
+        ]
+        yield itertools.islice(_consistent(choices, {}), _COMBINATIONS)
+
+
+def _consistent(
+    choices: Sequence[Sequence[Match]], lanes: Mapping[str, frozenset[int]]
+) -> Iterator[tuple[Match, ...]]:
+    """Yield one match of each choice such that all agree on the dimensions in lanes."""
+    if not choices:
+        yield ()
+        return
+    for match in choices[0]:
+        dimensions = _lane_dimensions(match)
+        if all(lanes.get(tensor, place) == place for tensor, place in dimensions.items()):
+            for matches in _consistent(choices[1:], {**lanes, **dimensions}):
+                yield match, *matches
+
+
+def _lane_dimensions(match: Match) -> dict[str, frozenset[int]]:
+    """Return the dimensions of tensors that executions find in the lanes of a row."""
+    instruction = match.instruction
+    dimensions: dict[str, frozenset[int]] = {}
+    for operand, access in match.accesses.items():
+        place = instruction.places[operand]
+        index = instruction.computation.access(operand).index
+        lanes = {index[place.dimensions.index(digit.axis)] for digit in place.lanes}
+        walked = {
+            digit.axis
+            for expression in lanes
+            for axis in expression.iterators
+            for digit in match.axes.get(axis, ())
+            if digit.count > 1
+        }
+        if walked:
+            dimensions[access.operand] = frozenset(
+                d for d, e in enumerate(access.index) if walked.intersection(e.iterators)
+            )
+    return dimensions
+
+
+def canonical(form: OperatorForm) -> OperatorForm:
+    """Return a form whose tensors are named by their roles, so that equal operators are equal."""
+    specification = form.specification
+    roles = {**dict.fromkeys(specification.inputs, "input")}
+    roles |= dict.fromkeys(specification.constants, "constant")
+    roles |= dict.fromkeys(specification.outputs, "output")
+    names = {
+        name: f"{roles.get(name, 'temporary')}{number}"
+        for number, name in enumerate(specification.operands)
+    }
+    statements = tuple(
+        replace(s, computation=renamed_operands(s.computation, names))
+        for s in specification.statements
+    )
+    renamed = replace(
+        specification,
+        statements=statements,
+        inputs=tuple(names[name] for name in specification.inputs),
+        outputs=tuple(names[name] for name in specification.outputs),
+        constants={names[name]: array for name, array in specification.constants.items()},
+    )
+    return OperatorForm(renamed, {names[name]: tensor for name, tensor in form.tensors.items()})
+
+
+def signature(form: OperatorForm) -> Hashable:
+    """Return what the plan of a canonical form depends on: all but its floating-point numbers."""
+    specification = form.specification
+    statements = tuple(
+        (
+            _FLOAT.sub("#", str(statement.computation.statement)),
+            statement.accumulates,
+            tuple(statement.computation.extents.items()),
+            tuple(replace(operand) for operand in statement.computation.operands),
+        )
+        for statement in specification.statements
+    )
+    return statements, specification.inputs, specification.outputs, tuple(specification.constants)
+
+
+_FLOAT = re.compile(r"\d+\.\d*(e[-+]?\d+)?")
+
+
+def merged_layout(layouts: Sequence[MainTensor]) -> MainTensor:
+    """Return a layout that serves all of some layouts of one tensor.
+
+    The order of the first is kept, with the largest margins of all.
+    """
+    first = layouts[0]
+    return replace(
+        first,
+        before=tuple(map(max, *(layout.before for layout in layouts), first.before)),
+        after=tuple(map(max, *(layout.after for layout in layouts), first.after)),
+        fill=next((layout.fill for layout in layouts if layout.fill), first.fill),
+    )
+
+
+def _row_major(graph: Graph, name: str) -> tuple[GraphTensor, MainTensor]:
+    kind = graph.types[name]
+    order = tuple(range(len(kind.shape)))
+    tensor = GraphTensor(name, order, kind.shape)
+    return tensor, MainTensor.dense(name, kind.shape, kind.dtype, "input")
+
+
+def _has_bytes_of(
+    graph: Graph, first: tuple[GraphTensor, MainTensor], second: tuple[GraphTensor, MainTensor]
+) -> bool:
+    """Return True if two layouts of the same elements have the same bytes, margins included."""
+    if first[1].elements != second[1].elements or first[1].fill != second[1].fill:
+        return False
+    buffers = [_numbered(graph, tensor, layout) for tensor, layout in (first, second)]
+    return np.array_equal(buffers[0], buffers[1])
+
+
+def _numbered(graph: Graph, tensor: GraphTensor, layout: MainTensor) -> NDArray[np.int64]:
+    """Return a layout's buffer of the numbers of elements, from 1 on, with margins of 0."""
+    kind = graph.types[tensor.name]
+    numbers = np.arange(1, kind.elements + 1).reshape(kind.shape)
+    return replace(layout, dtype="int64", fill=0).buffer(tensor.logical(numbers))

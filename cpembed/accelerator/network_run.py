@@ -1,0 +1,151 @@
+"""Run of a planned network: programs are executed on the generated executor, the rest in numpy.
+
+Every program is compared with its specification on the data that it had, and the specification with
+the operator's definition, so that a difference is reported where it arises.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import numpy as np
+
+from cpembed.accelerator.executor import Run, execute
+from cpembed.accelerator.network import AcceleratorNetwork, ProgramStep
+from cpembed.graph.graph import Array, check_inputs
+from cpembed.ir.dtypes import is_integer
+from cpembed.steps import Progress, silent
+
+_RELATIVE = 2e-5
+"""Largest difference of floats, relative to the largest magnitude, since programs add in another
+order than numpy."""
+
+
+@dataclass(frozen=True)
+class StepRun:
+    """Outcome of one program.
+
+    Attributes
+    ----------
+    error : float
+        Largest difference from the specification: 0 for integers that are right.
+    deviation : float
+        Largest difference of the specification from the operator's definition.
+    """
+
+    step: ProgramStep
+    run: Run
+    error: float
+    tolerance: float
+    deviation: float
+
+    @property
+    def is_right(self) -> bool:
+        """True if the program computes its specification."""
+        return self.error <= self.tolerance
+
+
+@dataclass(frozen=True)
+class NetworkRun:
+    """Outcome of a run: the network's outputs, and each program's counts."""
+
+    outputs: Mapping[str, Array]
+    steps: tuple[StepRun, ...]
+
+    @property
+    def cycles(self) -> float:
+        """Cycles of all programs, one after the other."""
+        return math.fsum(step.run.cycles for step in self.steps)
+
+    @property
+    def is_right(self) -> bool:
+        """True if every program computes its specification."""
+        return all(step.is_right for step in self.steps)
+
+
+def run_network(
+    network: AcceleratorNetwork,
+    inputs: Mapping[str, Array],
+    seed: int = 0,
+    progress: Progress = silent,
+) -> NetworkRun:
+    """Run a network.
+
+    Parameters
+    ----------
+    network : AcceleratorNetwork
+    inputs : mapping of str to ndarray
+        Array of each input, with exactly the network's types.
+    seed : int
+        Seed of the order in which units execute where signals leave it open.
+    progress : Progress, optional
+        Told each operator by its name.
+
+    Raises
+    ------
+    ExecutionFault
+        If a program does what the machine leaves undefined.
+    """
+    graph = network.graph
+    check_inputs(graph, inputs)
+    values: dict[str, Array] = {**graph.constants, **inputs}
+    programs = {step.operator.name: step for step in network.programs}
+    outcomes: list[StepRun] = []
+    for number, operator in enumerate(graph.operators):
+        progress(operator.name, number, len(graph.operators))
+        defined = operator.kind.evaluate([values[name] for name in operator.inputs])
+        step = programs.get(operator.name)
+        if step is None:
+            values |= zip(operator.outputs, defined, strict=True)
+            continue
+        outcome, results = _run_step(network, step, values, seed)
+        for name, array in zip(operator.outputs, defined, strict=True):
+            deviation = _difference(results[name], array)
+            outcome = StepRun(step, outcome.run, outcome.error, outcome.tolerance, deviation)
+        values |= results
+        outcomes.append(outcome)
+    return NetworkRun({name: values[name] for name in graph.outputs}, tuple(outcomes))
+
+
+def _run_step(
+    network: AcceleratorNetwork, step: ProgramStep, values: Mapping[str, Array], seed: int
+) -> tuple[StepRun, dict[str, Array]]:
+    """Execute one program; return its outcome and its outputs in the graph's shapes."""
+    program, form = step.program, step.form
+    specification, types = form.specification, network.graph.types
+    arrays = {
+        name: form.tensors[name].logical(values[form.tensors[name].name])
+        for name in specification.inputs
+    }
+    contents = {**specification.constants, **arrays}
+    buffers = {name: tensor.buffer(contents.get(name)) for name, tensor in program.tensors.items()}
+    run = execute(program, buffers, seed)
+    expected = specification.evaluate(arrays)
+    error = tolerance = 0.0
+    results: dict[str, Array] = {}
+    for name in specification.outputs:
+        actual = program.tensors[name].array(run.buffers[name])
+        error = max(error, _difference(actual, expected[name]))
+        tolerance = max(tolerance, _tolerance(expected[name]))
+        tensor = form.tensors[name]
+        results[tensor.name] = tensor.graph_array(actual, types[tensor.name].shape)
+    return StepRun(step, run, error, tolerance, 0.0), results
+
+
+def _difference(actual: Array, expected: Array) -> float:
+    """Return the largest difference; infinite if one is NaN where the other is not."""
+    first, second = (a.reshape(-1).astype(np.float64) for a in (actual, expected))
+    equal = (first == second) | (np.isnan(first) & np.isnan(second))
+    if equal.all():
+        return 0.0
+    difference = np.abs(first[~equal] - second[~equal])
+    return math.inf if np.isnan(difference).any() else float(difference.max())
+
+
+def _tolerance(expected: Array) -> float:
+    if is_integer(str(expected.dtype)) or not expected.size:
+        return 0.0
+    finite = expected[np.isfinite(expected.astype(np.float64))].astype(np.float64)
+    return _RELATIVE * float(np.abs(finite).max(initial=0.0))

@@ -1,0 +1,150 @@
+"""Forms of an operator for a machine: views and lemmas, ordered by what its instructions match."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import replace
+
+from cpembed.accelerator.lemmas import (
+    Rewriting,
+    block_diagonal,
+    by_phases,
+    sum_with_delta,
+    sum_with_ones,
+)
+from cpembed.accelerator.matching import matches
+from cpembed.accelerator.operators.forms import OperatorForm
+from cpembed.accelerator.operators.views import flattened, squeezed
+from cpembed.accelerator.specification import Array, Statement
+from cpembed.hw.isa import InstructionSet
+from cpembed.ir.computation import AxisKind
+from cpembed.ir.expression import Operation
+
+
+def alternatives(form: OperatorForm, machine: InstructionSet) -> Iterator[OperatorForm]:
+    """Yield a form in the views and by the lemmas that its statements have on a machine.
+
+    Parameters
+    ----------
+    form : OperatorForm
+    machine : InstructionSet
+        Machine whose products say how many channels a group has.
+    """
+    plain = squeezed(form)
+    merged = flattened(plain)
+    for view in (merged, plain) if merged.tensors != plain.tensors else (plain,):
+        phased = _rewritten(view, lambda statement, _: by_phases(statement))
+        for base in (view,) if phased is None else (phased, view):
+            yield from _in_products(base, machine)
+            yield base
+
+
+def _in_products(form: OperatorForm, machine: InstructionSet) -> Iterator[OperatorForm]:
+    """Yield a form with its sums as products that the machine's products compute."""
+    for lanes in product_lanes(machine):
+        for lemma in (_diagonal, _delta):
+            changed = _rewritten(
+                form, lambda s, constants, lemma=lemma, lanes=lanes: lemma(s, constants, lanes)
+            )
+            if changed is not None:
+                yield changed
+    if product_lanes(machine):
+        changed = _rewritten(form, _ones)
+        if changed is not None:
+            yield changed
+
+
+def product_lanes(machine: InstructionSet) -> tuple[int, ...]:
+    """Return the channels that each product of a machine reads and writes at once.
+
+    Parameters
+    ----------
+    machine : InstructionSet
+    """
+    lanes: set[int] = set()
+    for instruction in machine.instructions.values():
+        computation = instruction.computation
+        if len(computation.statements) != 1:
+            continue
+        statement = computation.statement
+        value = statement.value
+        if statement.reduction != "add" or not isinstance(value, Operation) or value.op != "mul":
+            continue
+        sizes = {kind: 1 for kind in AxisKind}
+        for axis in computation.axes:
+            sizes[axis.kind] = max(sizes[axis.kind], axis.extent)
+        lanes.add(min(sizes.values()))
+    return tuple(sorted((n for n in lanes if n > 1), reverse=True)[:2])
+
+
+def _constant_name(statement: Statement, suffix: str) -> str:
+    return f"{statement.output.tensor}.{suffix}"
+
+
+def _diagonal(statement: Statement, constants: Mapping[str, Array], lanes: int) -> Rewriting | None:
+    return block_diagonal(statement, constants, _constant_name(statement, "diagonal"), lanes)
+
+
+def _delta(statement: Statement, constants: Mapping[str, Array], lanes: int) -> Rewriting | None:
+    del constants
+    store = statement.computation.statement.store
+    axis = store.index[-1].single_iterator if store.index else None
+    if axis is None:
+        return None
+    return sum_with_delta(statement, _constant_name(statement, "unit"), axis, lanes)
+
+
+def _ones(statement: Statement, constants: Mapping[str, Array]) -> Rewriting | None:
+    del constants
+    return sum_with_ones(statement, _constant_name(statement, "ones"))
+
+
+def _rewritten(
+    form: OperatorForm, lemma: Callable[[Statement, Mapping[str, Array]], Rewriting | None]
+) -> OperatorForm | None:
+    """Return a form with a lemma applied to every statement that it takes; None if to none."""
+    specification = form.specification
+    statements: list[Statement] = []
+    constants = dict(specification.constants)
+    labels: dict[str, None] = {}
+    for statement in specification.statements:
+        rewriting = lemma(statement, specification.constants)
+        if rewriting is None:
+            statements.append(statement)
+            continue
+        statements += rewriting.statements
+        constants |= rewriting.constants
+        labels[rewriting.label] = None
+    if not labels:
+        return None
+    read = {operand.tensor for s in statements for operand in s.reads}
+    name = ", ".join((specification.name, *labels))
+    changed = replace(
+        specification,
+        name=name,
+        statements=tuple(statements),
+        constants={n: a for n, a in constants.items() if n in read},
+    )
+    return OperatorForm(changed, form.tensors)
+
+
+def ordered(forms: Iterable[OperatorForm], machine: InstructionSet) -> tuple[OperatorForm, ...]:
+    """Return forms by the number of statements that no instruction matches, then by cycles.
+
+    A form that can overflow follows one that cannot.
+
+    Parameters
+    ----------
+    forms : iterable of OperatorForm
+    machine : InstructionSet
+    """
+    return tuple(sorted(forms, key=lambda form: _effort(form, machine)))
+
+
+def _effort(form: OperatorForm, machine: InstructionSet) -> tuple[int, bool, float]:
+    unmatched, cycles = 0, 0.0
+    for statement in form.specification.statements:
+        found = matches(statement, machine)
+        unmatched += not found
+        cycles += found[0].cycles if found else 0.0
+    return unmatched, "overflow" in form.specification.deviation, cycles
