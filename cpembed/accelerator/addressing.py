@@ -79,6 +79,7 @@ def bind(
     tensor: str,
     axis_sizes: Mapping[str, int],
     loops: Mapping[str, int],
+    shrinking: frozenset[str] = frozenset(),
 ) -> Binding | None:
     """Bind an operand to elements of a tensor; None if the instruction cannot reach them.
 
@@ -97,6 +98,8 @@ def bind(
         Largest size of each axis in this use.
     loops : mapping of str to int
         Extent of each loop around the instruction.
+    shrinking : frozenset of str
+        Axes that have smaller sizes in some executions.
     """
     described = instruction.places[operand]
     own = instruction.computation.access(operand).index
@@ -109,12 +112,17 @@ def bind(
         name: _values(e, points, count) for name, e in zip(described.dimensions, own, strict=True)
     }
     dimension_sizes = {name: 1 + int(v.max()) for name, v in own_values.items()}
+    smaller = frozenset(
+        name
+        for name, e in zip(described.dimensions, own, strict=True)
+        if not shrinking.isdisjoint(e.iterators)
+    )
     fit = None
     for sample in _samples(loops):
         target, lanes = _relative(place, index, points, sample, count)
         if isinstance(place, InRows) and not described.lanes and not described.rows:
             lanes = np.zeros(count, np.int64)
-        here = fit_strides(described, own_values, dimension_sizes, target, lanes)
+        here = fit_strides(described, own_values, dimension_sizes, target, lanes, smaller)
         if here is None or (fit is not None and here != fit):
             return None
         fit = here

@@ -154,6 +154,7 @@ def fit_strides(
     sizes: Mapping[str, int],
     target: Array,
     lanes: Array | None,
+    shrinking: frozenset[str] = frozenset(),
 ) -> StrideFit | None:
     """Return the strides with which an operand reaches given rows and lanes; None if it cannot.
 
@@ -168,6 +169,8 @@ def fit_strides(
         Row (in main memory: element), relative to the first, at every point.
     lanes : ndarray, optional
         Lane at every point, relative to the first; None in main memory.
+    shrinking : frozenset of str
+        Dimensions that are smaller in some executions, by which dense strides become smaller too.
     """
     if lanes is not None and not np.array_equal(_lanes(place, index, sizes), lanes):
         return None
@@ -178,7 +181,7 @@ def fit_strides(
     arguments: dict[str, int] = {}
     registers: list[tuple[str, int | None]] = []
     reached = np.zeros_like(target)
-    for position, (key, value, _) in enumerate(digits):
+    for position, (key, value, size) in enumerate(digits):
         source = place.strides.get(key, _default(position, digits, lanes is None))
         others = [v for k, v, _ in digits if k != key]
         needed = _needed(value, others, target)
@@ -186,6 +189,9 @@ def fit_strides(
             stride = source
         elif source == StrideSource.DENSE:
             stride = math.prod(size for _, _, size in digits[position + 1 :])
+            inside = {name.split("/")[0].split("%")[0] for name, _, _ in digits[position + 1 :]}
+            if size > 1 and not shrinking.isdisjoint(inside):
+                return None
         else:
             stride = needed or 0
             if source == StrideSource.ANY:

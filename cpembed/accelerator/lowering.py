@@ -45,8 +45,8 @@ from cpembed.accelerator.tiling import Candidate, Key, SearchResult, Tiling, bou
 from cpembed.accelerator.transfers import BoundIssue, Names, Transfer, plan_copy
 from cpembed.embedding.embedding import Digit
 from cpembed.hw.isa import InstructionSet, IsaInstruction, MemoryKind
+from cpembed.ir.dtypes import dtype_info, is_integer
 from cpembed.ir.index import IndexExpr, IndexTerm
-
 
 @dataclass(frozen=True)
 class Buffer:
@@ -92,9 +92,7 @@ def granule_loops(
         for a in b.axes
     }
     # What a granule's buffer holds changes as seldom as possible.
-    return tuple(
-        sorted(loops, key=lambda loop: (loop.axis not in held, loop.axis in step.reductions))
-    )
+    return tuple(sorted(loops, key=lambda loop: (loop.axis not in held, loop.axis in step.reductions)))
 
 
 class Lowering:
@@ -283,7 +281,22 @@ class Lowering:
         points = self._points(step, loops)
         index = [e.substitute(points) for e in step.access(operand).index]
         largest = self._axis_sizes(step, loops)
-        return bind(step.instruction, operand, index, place, tensor, largest, loop_extents(loops))
+        shrinking = frozenset(
+            axis.name
+            for axis in step.instruction.size_arguments
+            for d in step.digits(axis.name)
+            if len(sizes(loops, step.axes[d.axis], self.template.extents[step.axes[d.axis]])) > 1
+        )
+        return bind(
+            step.instruction,
+            operand,
+            index,
+            place,
+            tensor,
+            largest,
+            loop_extents(loops),
+            shrinking,
+        )
 
     def _execution(
         self,
@@ -300,12 +313,11 @@ class Lowering:
             if not described.dimensions:
                 bindings[operand] = self._scalar(step, operand, tensor)
                 continue
-            place: Place
             if self.template.machine.memories[described.memory].kind is MemoryKind.MAIN:
-                place = InMain(self.main_tensor(tensor))
+                binding = self._bind_main(step, operand, tensor, loops)
             else:
                 place = self.place(self.buffers[tensor, described.memory], base_rows)
-            binding = self._bind(step, operand, place, tensor, loops)
+                binding = self._bind(step, operand, place, tensor, loops)
             if binding is None:
                 raise PlanningError(
                     f"rejected: {instruction.name} cannot address {tensor} in "
@@ -358,11 +370,18 @@ class Lowering:
             )
         return bind_scalar(place, tensor, constant.reshape(-1)[0].item())
 
-    def main_tensor(self, tensor: str) -> MainTensor:
-        """Return the layout of a tensor in main memory, the best one unless it is decided."""
-        if tensor not in self.main:
-            self.main[tensor] = default_layouts(self.template, tensor, self._reach(tensor))[0]
-        return self.main[tensor]
+    def _bind_main(
+        self, step: Step, operand: str, tensor: str, loops: Sequence[TileLoop]
+    ) -> Binding | None:
+        """Bind an operand in main memory; a layout that is not decided becomes the first fit."""
+        decided = self.main.get(tensor)
+        options = [decided] if decided else default_layouts(self.template, tensor, self._reach(tensor))
+        for layout in options:
+            binding = self._bind(step, operand, InMain(layout), tensor, loops)
+            if binding is not None:
+                self.main[tensor] = layout
+                return binding
+        return None
 
     def statement_nodes(
         self, step: Step, outer: Sequence[TileLoop], base_rows: Mapping[str, int]
@@ -389,8 +408,7 @@ class Lowering:
         around = [
             loop
             for loop in loops
-            if loop.axis in step.reductions
-            and loop.extent > 1
+            if loop.axis in step.reductions and loop.extent > 1
             and (loop in inner or step.number == self.template.main)
         ]
         if step.statement.accumulates:
@@ -400,14 +418,8 @@ class Lowering:
                     " goes on from a bias: use an instruction that accumulates"
                 )
             return (self._execution(step, instruction, loops, base_rows),)
-        begins = (
-            instruction
-            if not instruction.accumulates
-            else _variant(self.template, instruction, False)
-        )
-        goes_on = (
-            instruction if instruction.accumulates else _variant(self.template, instruction, True)
-        )
+        begins = instruction if not instruction.accumulates else _variant(self.template, instruction, False)
+        goes_on = instruction if instruction.accumulates else _variant(self.template, instruction, True)
         if not around:
             if begins is not None:
                 return (self._execution(step, begins, loops, base_rows),)
@@ -536,7 +548,9 @@ class Lowering:
             spec, spec.load, self._home(spec.tensor, spec.load[0], base_rows), destination, buffer
         )
 
-    def _home(self, tensor: str, memory: str, base_rows: Mapping[str, int]) -> Place | None:
+    def _home(
+        self, tensor: str, memory: str, base_rows: Mapping[str, int]
+    ) -> Place | None:
         """Return where a tensor is in a memory; None where its layout is not decided."""
         if (tensor, memory) in self.buffers:
             return self.place(self.buffers[tensor, memory], base_rows)
@@ -616,7 +630,8 @@ class Lowering:
             self.box(buffer.spec, buffer.depth),
             None,
             self.place(buffer, base_rows),
-            f"begin {key[0]} with zeros",
+            f"begin {key[0]} with the neutral element",
+            _neutral(step.statement.computation.statement.reduction, buffer.spec.dtype),
         )
         plan = plan_copy(
             self.template.machine,
@@ -630,6 +645,16 @@ class Lowering:
             **plan.rounding,
         }
         yield from plan.nodes(self.names)
+
+
+def _neutral(reduction: str | None, dtype: str) -> int | float:
+    """Return the value from which a reduction begins."""
+    if reduction not in ("max", "min"):
+        return 1 if reduction == "mul" else 0
+    if not is_integer(dtype):
+        return -math.inf if reduction == "max" else math.inf
+    low, high = dtype_info(dtype).integer_range
+    return low if reduction == "max" else high
 
 
 def _variant(

@@ -17,8 +17,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from cpembed.accelerator.cost import executed_sizes, moved_bytes
-from cpembed.accelerator.program import Issue, Loop, Node, Program
-from cpembed.hw.isa import InstructionSet, MemoryKind, Synchronization
+from cpembed.accelerator.program import Address, Issue, Loop, Node, Program
+from cpembed.hw.isa import InstructionSet, IsaInstruction, MemoryKind, Synchronization
 from cpembed.ir.index import IndexExpr
 
 Array = NDArray[Any]
@@ -128,11 +128,36 @@ def _issues(node: Node, loops: tuple[Loop, ...]) -> Iterator[tuple[tuple[Loop, .
         yield loops, node
 
 
-def _passes(base: IndexExpr, loops: Sequence[Loop]) -> int:
-    """Return how often loops pass over the rows that an address walks."""
-    moving = [n for n, loop in enumerate(loops) if loop.name in base.iterators]
-    last = moving[-1] if moving else 0
-    return math.prod(loop.extent for n, loop in enumerate(loops[:last]) if n not in moving)
+def _passes(address: Address, span: int, loops: Sequence[Loop]) -> int:
+    """Return how often loops pass over the rows that an address walks.
+
+    A loop that moves the address by less than the rows of one execution passes over them again.
+    """
+    base = address.base
+    reach = {t.iterator: abs(t.coefficient) for t in base.terms if t.inner is None}
+    moving = [
+        n
+        for n, loop in enumerate(loops)
+        if loop.name in base.iterators and reach.get(loop.name, span) >= span
+    ]
+    outer = loops[: moving[-1]] if moving else loops
+    return math.prod(loop.extent for n, loop in enumerate(outer) if n not in moving)
+
+
+def _span(instruction: IsaInstruction, operand: str, address: Address) -> int:
+    """Return the number of rows from the first to the last one of an operand."""
+    place = instruction.places[operand]
+    index = instruction.computation.access(operand).index
+    sizes = {
+        name: 1 + e.bounds(instruction.extents)[1]
+        for name, e in zip(place.dimensions, index, strict=True)
+    }
+    span = 1
+    for d in place.rows:
+        described = place.strides.get(str(d), 1)
+        stride = described if isinstance(described, int) else address.strides.get(str(d), 1)
+        span += stride * (d.size(sizes[d.axis]) - 1)
+    return span
 
 
 def _varying(issue: Issue) -> set[str]:
@@ -179,7 +204,8 @@ def _part(
                 continue
             target = writes if operand in instruction.outputs else reads
             base = address.base.substitute(zero)
-            access = _Access(memory, base, _passes(address.base, inner))
+            span = _span(instruction, operand, address)
+            access = _Access(memory, base, _passes(address, span, inner))
             target.setdefault((memory, str(base)), access)
         accumulates |= any(s.reduction for s in instruction.computation.statements)
     return _Part(

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 
 from cpembed.accelerator.problem import OperatorProblem, PlanningError, Step, steps
@@ -94,6 +94,16 @@ class Template:
     buffers: tuple[BufferSpec, ...]
     direct: tuple[tuple[int, str], ...]
     scalars: tuple[tuple[int, str], ...] = field(default=())
+
+    @cached_property
+    def fine(self) -> frozenset[str]:
+        """Axes that may be tiled below the size of an execution: not in lanes, and not padded."""
+        in_lanes = set[str]()
+        for buffer in self.buffers:
+            for dimension, _ in buffer.lanes:
+                in_lanes.update(buffer.index[dimension].iterators)
+        padded = frozenset[str]().union(*(step.padded for step in self.steps))
+        return (self.spatial | self.reductions) - in_lanes - padded
 
     def buffer(self, tensor: str, memory: str) -> BufferSpec:
         """Return the buffer of a tensor in a memory."""
@@ -450,6 +460,7 @@ def default_layouts(template: Template, tensor: str, ends: Mapping[int, int]) ->
     for dimension, end in ends.items():
         after[dimension] = max(after[dimension], end - shape[dimension])
     lanes = next((b.lanes for b in template.buffers if b.tensor == tensor), ())
+    last = _contiguous(template, tensor)
     role = "temporary"
     if tensor in specification.constants:
         role = "constant"
@@ -480,8 +491,26 @@ def default_layouts(template: Template, tensor: str, ends: Mapping[int, int]) ->
         role=role,
     )
     if not blocks:
-        return [plain]
+        orders = [tuple(range(len(shape)))]
+        orders += [(*(d for d in orders[0] if d != e), e) for e in last if e != len(shape) - 1]
+        return [replace(plain, order=order) for order in orders]
     return [blocked, plain] if role == "constant" else [plain, blocked]
+
+
+def _contiguous(template: Template, tensor: str) -> list[int]:
+    """Return the dimensions that instructions walk in steps of one element of main memory."""
+    dimensions: list[int] = []
+    for number, operand in template.direct:
+        step = template.steps[number]
+        if step.tensor(operand) != tensor:
+            continue
+        place = step.instruction.places[operand]
+        index = step.instruction.computation.access(operand).index
+        for position, (name, e) in enumerate(zip(place.dimensions, index, strict=True)):
+            is_last = position == len(index) - 1
+            if place.strides.get(name, 1 if is_last else "any") == 1 and e.single_iterator:
+                dimensions += [d for d, _, _ in _moves(step, e.single_iterator, operand)]
+    return list(dict.fromkeys(dimensions))
 
 
 def _margins(

@@ -13,6 +13,7 @@ import itertools
 import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import cached_property
 from typing import Any
 
 import numpy as np
@@ -27,8 +28,8 @@ Array = NDArray[Any]
 
 _CHUNK = 1 << 19
 """Maximum number of tilings that are compared at once."""
-_FRONT = 8
-"""Maximum number of plans of a front."""
+_PARTS = (2, 4, 8, 16)
+"""Parts of the largest execution in which axes are tiled that need not be executed whole."""
 
 
 Key = tuple[str, str]
@@ -191,7 +192,9 @@ def _orders(template: Template) -> Iterator[_Order]:
             allowed = template.spatial
             if output_depth >= 0:
                 allowed = template.spatial | template.reductions
-            segment = sorted((axes & allowed) - previous, key=lambda a: (-chain_uses.get(a, 0), a))
+            segment = sorted(
+                (axes & allowed) - previous, key=lambda a: (-chain_uses.get(a, 0), a)
+            )
             for axis in segment:
                 levels[axis] = levels.get(axis, -1) + 1
                 loops.append(_LoopSlot(axis, levels[axis]))
@@ -212,25 +215,45 @@ def _orders(template: Template) -> Iterator[_Order]:
 class _AxisOptions:
     """Sizes of the tiles of one axis, one row per option and one column per level."""
 
+    extent: int
     sizes: Array
     tiles: Array
 
+    @cached_property
+    def _counts(self) -> dict[tuple[int, int], Array]:
+        return {}
 
-def _axis_options(extent: int, granule: int, levels: int) -> _AxisOptions:
+    def executions(self, levels: int, granule: int) -> Array:
+        """Return the number of executions along the axis, inside of a number of its loops."""
+        key = levels, granule
+        if key not in self._counts:
+            chains = [tuple(map(int, chain[:levels])) for chain in self.sizes]
+            counts = [
+                _tiles(self.extent, (*chain, min(granule, *chain, self.extent)))
+                for chain in chains
+            ]
+            self._counts[key] = np.array(counts, np.int64)
+        return self._counts[key]
+
+
+def _axis_options(extent: int, granule: int, levels: int, is_fine: bool) -> _AxisOptions:
     chains: list[tuple[int, ...]] = [()]
     for _ in range(levels):
         longer: list[tuple[int, ...]] = []
         for chain in chains:
             span = chain[-1] if chain else extent
-            counts = tile_counts(-(-span // granule))
-            longer += [(*chain, min(span, granule * c)) for c in counts]
+            options = {min(span, granule * c) for c in tile_counts(-(-span // granule))}
+            if is_fine:
+                # Executions of fewer points than the largest need fewer rows at once.
+                options |= {-(-min(span, granule) // n) for n in _PARTS}
+            longer += [(*chain, size) for size in sorted(options)]
         chains = longer
     sizes = np.array(chains, np.int64).reshape(len(chains), levels)
     tiles = np.empty_like(sizes)
     for row, chain in enumerate(chains):
         for level in range(levels):
             tiles[row, level] = _tiles(extent, chain[: level + 1])
-    return _AxisOptions(sizes, tiles)
+    return _AxisOptions(extent, sizes, tiles)
 
 
 def _tiles(extent: int, chain: Sequence[int]) -> int:
@@ -249,6 +272,8 @@ class _Grid:
     template: Template
     sizes: dict[str, list[Array]]
     tiles: dict[str, list[Array]]
+    options: Mapping[str, _AxisOptions]
+    choice: Mapping[str, Array]
 
     def size(self, axis: str, levels: int) -> Any:
         """Return the size of an axis's tile inside of a number of its loops."""
@@ -257,6 +282,12 @@ class _Grid:
     def count(self, axis: str, levels: int) -> Any:
         """Return the number of an axis's tiles inside of a number of its loops."""
         return self.tiles[axis][levels - 1] if levels else 1
+
+    def executions(self, axis: str, levels: int, granule: int) -> Any:
+        """Return the number of executions along an axis, inside of a number of its loops."""
+        if axis not in self.options:
+            return -(-self.template.extents[axis] // granule)
+        return self.options[axis].executions(levels, granule)[self.choice[axis]]
 
 
 @dataclass(frozen=True)
@@ -279,7 +310,7 @@ class _Model:
             levels[slot.axis] = slot.level + 1
         self.levels = levels
         self.options = {
-            a: _axis_options(template.extents[a], template.granules[a], n)
+            a: _axis_options(template.extents[a], template.granules[a], n, a in template.fine)
             for a, n in levels.items()
         }
         self.copies = _copy_options(template)
@@ -297,6 +328,8 @@ class _Model:
                 self.template,
                 {a: list(self.options[a].sizes[choice[a]].T) for a in axes},
                 {a: list(self.options[a].tiles[choice[a]].T) for a in axes},
+                self.options,
+                choice,
             )
             yield self._best(grid, len(flat), shortest), len(flat)
 
@@ -553,13 +586,14 @@ class _Costs:
         lengths: list[tuple[Any, Any]] = []
         for e in spec.index:
             tiles = {
-                t.iterator: -(-extents[t.iterator] // step.granules[t.iterator]) for t in e.terms
+                a: self.grid.executions(a, self.levels_of(a), step.granules[a])
+                for a in e.iterators
             }
             everything = math.prod(tiles.values())
             total: Any = everything * (1 - sum(t.coefficient for t in e.terms))
             for t in e.terms:
                 others = math.prod(v for a, v in tiles.items() if a != t.iterator)
-                total += t.coefficient * extents[t.iterator] * others
+                total = total + t.coefficient * extents[t.iterator] * others
             size = 1 + sum(t.coefficient * (step.granules[t.iterator] - 1) for t in e.terms)
             lengths.append((total, (everything, size)))
         repeats: Any = 1
@@ -585,14 +619,8 @@ class _Costs:
         for axis in own:
             extent = self.template.extents[axis]
             granule = step.granules[axis]
-            count: Any = -(-extent // granule)
-            levels = self._levels(depth, axis)
-            if not is_main and levels:
-                size = self.grid.size(axis, levels)
-                tiles = self.grid.count(axis, levels)
-                last = extent - (tiles - 1) * size
-                count = (tiles - 1) * -(-size // granule) + -(-last // granule)
-            factors[axis] = count, extent
+            levels = self.levels_of(axis) if is_main else self._levels(depth, axis)
+            factors[axis] = self.grid.executions(axis, levels, granule), extent
         cycles = repeats * _statement_cycles(step, factors)
         moved: Any = 0.0
         main = self.template.machine.main
@@ -695,9 +723,7 @@ def _direct_bytes(step: Step, operand: str, factors: Mapping[str, tuple[Any, Any
         axis = next((a for a in step.instruction.axes if a.name == name), None)
         if axis is None or axis.is_fixed or len(digits) != 1:
             size = 1 + e.bounds(extents)[1]
-            elements = elements * (
-                1 if axis is not None and not axis.is_fixed and not digits else size
-            )
+            elements = elements * (1 if axis is not None and not axis.is_fixed and not digits else size)
         else:
             shared = step.axes[digits[0].axis]
             elements = elements * factors[shared][1]
@@ -708,7 +734,9 @@ def _direct_bytes(step: Step, operand: str, factors: Mapping[str, tuple[Any, Any
     return elements
 
 
-def _copy_cost(template: Template, spec: BufferSpec, memories: tuple[str, str]) -> _CopyCost | None:
+def _copy_cost(
+    template: Template, spec: BufferSpec, memories: tuple[str, str]
+) -> _CopyCost | None:
     """Return the copy that moves a buffer, with the dimensions that its axes walk."""
     lanes = dict(spec.lanes)
     box = [1 + e.bounds(template.extents)[1] - e.bounds(template.extents)[0] for e in spec.index]
@@ -809,11 +837,7 @@ def _product_bytes(template: Template) -> float:
     indices = [a.index for a in (*computation.reads, computation.statement.store)]
     single = all(e.single_iterator for index in indices for e in index)
     groups = [{e.single_iterator for e in index} for index in indices]
-    if (
-        not single
-        or len(groups) != 3
-        or any(len(a & b) != 1 for a, b in itertools.combinations(groups, 2))
-    ):
+    if not single or len(groups) != 3 or any(len(a & b) != 1 for a, b in itertools.combinations(groups, 2)):
         return 0.0
     widths = [element_bits(o.dtype) / 8 for o in computation.operands]
     capacity = sum(m.capacity_bytes or 0 for m in template.machine.row_memories()) / min(widths)

@@ -7,11 +7,11 @@ import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
-from cpembed.accelerator.addressing import Binding, InMain, InRows, Place, bind
+from cpembed.accelerator.addressing import Binding, InMain, InRows, Place, bind, bind_scalar
 from cpembed.accelerator.boxes import Box, guards
 from cpembed.accelerator.problem import PlanningError
 from cpembed.accelerator.program import Issue, Loop, Node, Size
-from cpembed.hw.isa import InstructionSet, IsaInstruction, MemoryKind
+from cpembed.hw.isa import IMMEDIATE, InstructionSet, IsaInstruction, MemoryKind
 from cpembed.ir.expression import Access, Cast, Constant, Expression
 from cpembed.ir.index import IndexExpr, IndexTerm
 
@@ -20,7 +20,7 @@ from cpembed.ir.index import IndexExpr, IndexTerm
 class CopyInstruction:
     """An instruction that copies elements from one memory to another, unchanged.
 
-    One that fills a memory with zeros has no source: its name and its memory are empty.
+    One that fills a memory with zeros has no source, or an immediate: its memory is empty.
     """
 
     instruction: IsaInstruction
@@ -38,11 +38,15 @@ def copy_instructions(machine: InstructionSet) -> tuple[CopyInstruction, ...]:
         if len(statements) != 1 or statements[0].reduction is not None or not instruction.axes:
             continue
         places, destination = instruction.places, statements[0].store.operand
-        if statements[0].value == Constant(0):
-            place = places[destination]
+        value = statements[0].value
+        if value == Constant(0) or (
+            isinstance(value, Access) and places[value.operand].memory == IMMEDIATE
+        ):
+            place, number = places[destination], "" if value == Constant(0) else value.operand
             copies.append(
-                CopyInstruction(instruction, "", destination, ("", place.memory), place.dtype)
+                CopyInstruction(instruction, number, destination, ("", place.memory), place.dtype)
             )
+            continue
         source = _copied(statements[0].value)
         if source is None or len(instruction.inputs) != 1:
             continue
@@ -117,6 +121,7 @@ class Transfer:
     source: Place | None
     destination: Place
     note: str = ""
+    value: int | float = 0
 
 
 @dataclass(frozen=True)
@@ -281,18 +286,33 @@ def _bindings(
     extents = {**loops, **{loop.name: loop.extent for loop in own}}
     sizes = {a.name: a.maximum if a.is_fixed else 1 for a in copy.instruction.axes}
     sizes |= {w.axis: w.chunk for w in walks}
+    shrinking = frozenset(w.axis for w in walks if not w.is_fixed and _shrinks(transfer.box, w))
     bound: dict[str, Binding] = {}
     for operand, place in (
         (copy.source, transfer.source),
         (copy.destination, transfer.destination),
     ):
         if place is None:
+            # A fill has its value in itself, where that is 0, or in an immediate.
+            if operand:
+                place_of = copy.instruction.places[operand]
+                bound[operand] = bind_scalar(place_of, "", transfer.value)
+            elif transfer.value:
+                return None
             continue
-        binding = bind(copy.instruction, operand, index, place, transfer.tensor, sizes, extents)
+        binding = bind(
+            copy.instruction, operand, index, place, transfer.tensor, sizes, extents, shrinking
+        )
         if binding is None:
             return None
         bound[operand] = binding
     return bound
+
+
+def _shrinks(box: Box, walk: _Walk) -> bool:
+    """True if some chunks of a walk are smaller than others."""
+    size = box.largest[walk.dimension]
+    return len(box.sizes[walk.dimension]) > 1 or bool(size % (walk.chunk * walk.step))
 
 
 def _nodes(
