@@ -85,7 +85,7 @@ def _check_fed(machine: InstructionSet) -> None:
             )
             remedy = "add an instruction that loads it, fills it, or has accumulate = false"
         elif writers:
-            problem = f"reads {joined(empty)}, which only {joined(writers)} write"
+            problem = f"reads {joined(empty)}, written only by {joined(writers)}, which waits too"
             remedy = "add an instruction that loads from main memory"
         else:
             problem = f"reads {joined(empty)}, which no instruction writes"
