@@ -210,7 +210,7 @@ def test_sums_that_few_products_overflow_are_named(
         assert not warnings
         return
     (line,) = warnings
-    assert line.startswith(f"product: C ({sums} in sums) holds any {summands} summands of")
+    assert line.startswith(f"product: C ({sums} in sums) holds any {summands} summand")
     # The largest product so many times fits, and once more does not.
     low, high = dtype_info(factors).integer_range
     largest = max(low * low, high * high)
