@@ -229,6 +229,12 @@ BROKEN: dict[str, BrokenSet] = {
         f"{IN_PRODUCT}.operands.B.stride",
         ["B[3, 0] and B[4, 0] lie at one place"],
     ),
+    "elements at one place of main memory": (
+        'operands.D = { memory = "main", dtype = "int8" }',
+        'operands.D = { memory = "main", dtype = "int8", stride = { r = 4 } }',
+        "instructions.store.operands.D.stride",
+        ["D[0, 4] and D[1, 0] lie at one place"],
+    ),
     "dimensions of a scalar": (
         '{ memory = "step" }',
         '{ memory = "step", rows = ["r"] }',
