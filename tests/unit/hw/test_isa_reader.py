@@ -75,7 +75,51 @@ BROKEN: dict[str, BrokenSet] = {
         "memories.spare",
         ["holds no operand"],
     ),
+    "memory with a bad name": (
+        "[memories.sums]",
+        '[memories."my sums"]\nrows = 1\nrow_bytes = 1\n[memories.sums]',
+        "memories",
+        ["'my sums' is not a name"],
+    ),
+    "unknown type of a register": (
+        'kind = "register"\ndtype = "int32"',
+        'kind = "register"\ndtype = "int31"',
+        "memories.step.dtype",
+        ["did you mean int32?"],
+    ),
+    "no rows at all": ("rows = 64", "rows = 0", "memories.buffer.rows", ["at least 1"]),
+    "bandwidth of zero": (
+        "bytes_per_cycle = 8",
+        "bytes_per_cycle = 0",
+        "memories.main.bytes_per_cycle",
+        ["above 0"],
+    ),
+    "negative latency": (
+        "bytes_per_cycle = 8",
+        "latency_cycles = -1",
+        "memories.main.latency_cycles",
+        ["at least 0"],
+    ),
+    "figure of the host": (
+        "[[channels]]",
+        "[host]\ncycles_per_element = 0\n[[channels]]",
+        "host.cycles_per_element",
+        ["above 0"],
+    ),
     # Units and channels.
+    "unit twice": ('["dma", "array"]', '["dma", "array", "dma"]', "units", ["dma is there twice"]),
+    "instruction twice": (
+        'name = "store"',
+        'name = "load"',
+        "instructions",
+        ["load is there twice"],
+    ),
+    "channel twice": (
+        "depth = 4\n",
+        'depth = 4\n[[channels]]\nname = "loaded"\nfrom = "array"\nto = "dma"\n',
+        "channels",
+        ["loaded is there twice"],
+    ),
     "unit without instructions": ('["dma", "array"]', '["dma", "array", "x"]', "units[2]", ["x"]),
     "unknown unit": ('unit = "array"', 'unit = "arrow"', f"{IN_PRODUCT}.unit", ["did you mean"]),
     "channel to nowhere": ('to = "array"', 'to = "arrays"', "channels[0].to", ["did you mean"]),
@@ -353,6 +397,15 @@ BROKEN: dict[str, BrokenSet] = {
 @pytest.mark.parametrize("name", BROKEN)
 def test_broken_files_are_refused_in_one_line(name: str, tmp_path: Path) -> None:
     assert_refused_set(tmp_path, BROKEN[name])
+
+
+def test_a_set_has_instructions_and_not_too_many(tmp_path: Path) -> None:
+    head = SMALL_SET[: SMALL_SET.index("[[channels]]")].replace('"channels"', '"in_order"')
+    without = head.replace('units = ["dma", "array"]', "units = []\ninstructions = []")
+    assert refusal(tmp_path, without) == "instructions: lists none; add [[instructions]]"
+    memories = "".join(f"[memories.m{n}]\nrows = 1\nrow_bytes = 1\n" for n in range(300))
+    many = SMALL_SET.replace("[[channels]]", f"{memories}[[channels]]", 1)
+    assert refusal(tmp_path, many).startswith("memories: 304 entries; allowed: up to 256")
 
 
 @pytest.fixture(name="small")
