@@ -185,7 +185,7 @@ def test_gemmini_scales_sums_as_its_macro_does(name: str, floor: int | None) -> 
         shape = computation.operand("S").shape
         small, large = rng.integers(-600, 600, shape), rng.integers(-(2**31), 2**31, shape)
         sums = np.where(rng.random(shape) < 0.7, small, large).astype(np.int32)
-        result = interpret(computation, {"S": sums, "s": np.float32(scale)})
+        result = interpret(computation, {"S": sums, "s": np.array(scale, np.float32)})
         floored = sums if floor is None else np.maximum(sums, floor)
         expected = [acc_scale(int(value), scale) for value in floored.reshape(-1)]
         assert result.reshape(-1).tolist() == expected
