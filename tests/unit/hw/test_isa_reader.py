@@ -94,6 +94,12 @@ BROKEN: dict[str, BrokenSet] = {
         "memories.main.bytes_per_cycle",
         ["above 0"],
     ),
+    "banks of main memory": (
+        'kind = "main"',
+        'kind = "main"\nbanks = 2',
+        "memories.main.banks",
+        ["leave it out"],
+    ),
     "negative latency": (
         "bytes_per_cycle = 8",
         "latency_cycles = -1",
@@ -372,6 +378,7 @@ BROKEN: dict[str, BrokenSet] = {
         "instructions.store.cycles",
         ["at least 0"],
     ),
+    "smallest size of 0": ("min = 1, max", "min = 0, max", f"{IN_LOAD}.axes.r.min", ["1..65536"]),
     "smallest size above the largest": (
         "min = 1, max = 8",
         "min = 9, max = 8",
