@@ -112,6 +112,12 @@ BROKEN: dict[str, BrokenSet] = {
         "host.cycles_per_element",
         ["above 0"],
     ),
+    "unknown figure of the host": (
+        "[[channels]]",
+        "[host]\ncycles_per_elements = 4\n[[channels]]",
+        "host.cycles_per_elements",
+        ["unknown key", "did you mean cycles_per_element?"],
+    ),
     # Units and channels.
     "unit twice": ('["dma", "array"]', '["dma", "array", "dma"]', "units", ["dma is there twice"]),
     "instruction twice": (
