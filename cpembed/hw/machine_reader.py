@@ -10,7 +10,7 @@ from cpembed.errors import SpecError
 from cpembed.hw.instruction import Instruction
 from cpembed.hw.machine import ComputeUnit, Hierarchy, Memory, MemoryInterface, Mesh
 from cpembed.hw.schema import Key, close_match, joined, spec_error
-from cpembed.hw.specification import HierarchyTable, LevelTable, MemoryTable
+from cpembed.hw.specification import HierarchyTable, LevelTable
 
 # Far beyond any machine.
 _MAX_NUMBER = 2.0**50
@@ -23,7 +23,7 @@ _MAX_MESH = 64
 def read_hierarchies(
     place: Callable[[Key], str],
     tables: Mapping[str, HierarchyTable],
-    scopes: Mapping[str, MemoryTable],
+    capacities: Mapping[str, int | None],
     instruction: Instruction,
     interface: MemoryInterface | None,
 ) -> dict[str, Hierarchy]:
@@ -35,8 +35,8 @@ def read_hierarchies(
         Maps a key to the path of the file that holds it, for error messages.
     tables : mapping of str to HierarchyTable
         ``[machines]`` by name.
-    scopes : mapping of str to MemoryTable
-        ``[memories]`` of the file; their capacities need not be repeated in a machine.
+    capacities : mapping of str to int or None
+        Bytes of each scope of ``[memories]``; they need not be repeated in a machine.
     instruction : Instruction
         The instruction that the machines execute.
     interface : MemoryInterface or None
@@ -54,7 +54,9 @@ def read_hierarchies(
     """
     scopes_in_use = tuple(dict.fromkeys(m.scope for m in instruction.memory.values()))
     return {
-        name: _Reader(place, name, table, scopes, interface).hierarchy(scopes_in_use, instruction)
+        name: _Reader(place, name, table, capacities, interface).hierarchy(
+            scopes_in_use, instruction
+        )
         for name, table in tables.items()
     }
 
@@ -66,7 +68,7 @@ class _Reader:
     place: Callable[[Key], str]
     name: str
     table: HierarchyTable
-    scopes: Mapping[str, MemoryTable]
+    capacities: Mapping[str, int | None]
     interface: MemoryInterface | None
 
     def error(self, key: Key, problem: str) -> SpecError:
@@ -242,7 +244,7 @@ class _Reader:
 
     def _capacity(self, name: str) -> int | None:
         capacity = self.table.memories[name].capacity_bytes
-        declared = self.scopes[name].capacity_bytes if name in self.scopes else None
+        declared = self.capacities.get(name)
         problem = f'it is in [memories."{name}"]: leave the key out'
         twice = capacity is not None and declared is not None
         self.need(not twice, ("memories", name, "capacity_bytes"), problem)

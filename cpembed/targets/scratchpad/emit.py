@@ -9,7 +9,7 @@ its sizes (swATOP 4.5.3); only a granule that is not full is filled up with zero
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from functools import cache
 from pathlib import Path
 
@@ -141,18 +141,24 @@ class _Writer:
         extents = {axis.name: axis.maximum for axis in instruction.axes}
         parameters, touches, elements = list[str](), list[str](), list[str]()
         for letter, operand, kind in zip("abc", self.product.operands, self.types, strict=True):
-            lanes = instruction.memory[operand.role].axes
+            distances = self.machine.distances[operand.role]
             parameters.append(f"{'const ' * (not operand.is_output)}{kind} *{letter}")
-            parameters += [f"long {letter}_{lane}" for lane in lanes]
-            # One check a row, since only the last axis of a tile is contiguous.
-            rows, last = lanes[:-1], lanes[-1] if lanes else None
-            row = " + ".join([letter, *(f"at_{lane} * {letter}_{lane}" for lane in rows)])
+            # A distance that the instruction fixes is none of its parameters.
+            parameters += [f"long {letter}_{n}" for n, fixed in distances.items() if fixed is None]
+            places = {
+                lane: f"at_{lane} * {letter}_{lane}" if fixed is None else f"at_{lane} * {fixed}"
+                for lane, fixed in distances.items()
+            }
+            # One check a row, where the last axis of a tile is contiguous.
+            rows, length = list(distances), 1
+            if rows and distances[rows[-1]] == 1:
+                length = extents[rows.pop()]
+            row = " + ".join([letter, *(places[lane] for lane in rows)])
             loops = "".join(f"{self._loop(lane, extents[lane])} " for lane in rows)
-            size = f"{extents[last] if last else 1} * sizeof({kind})"
-            touches.append(f"  {loops}touch_read({row}, {size});")
+            touches.append(f"  {loops}touch_read({row}, {length} * sizeof({kind}));")
             if operand.is_output:
-                touches.append(f"  {loops}touch_write({row}, {size});")
-            terms = [f"at_{lane} * {letter}_{lane}" for lane in lanes]
+                touches.append(f"  {loops}touch_write({row}, {length} * sizeof({kind}));")
+            terms = list(places.values())
             elements.append(f"{letter}[{' + '.join(terms) or '0'}]")
         sizes = ", ".join(str(extents.get(lane, 1)) for lane in self.product.lanes)
         yield from ("", f"/* {instruction.computation}. */")
@@ -181,25 +187,55 @@ class _Writer:
         if box.tiled:
             yield from self._tiled_transfer(box, kind)
         else:
-            yield f"  struct box b = {{.dimensions = {len(box.dimensions)}}};"
-            for number, dimension in enumerate(box.dimensions):
-                yield from self._dimension(operand, number, dimension)
-            stores = int(operand.is_output)
-            yield f"  return move_box({stores}, here, memory, &b, sizeof({kind}), reply);"
+            yield from self._transfer(box, kind)
         yield "}"
 
-    def _dimension(self, operand: Operand, number: int, dimension: BoxDimension) -> Iterator[str]:
-        first = [
-            f"{_factor(factor)}({self._start(operand, name)})"
-            for name, factor in dimension.starts.items()
-        ]
+    def _transfer(self, box: Box, kind: str) -> Iterator[str]:
+        """Yield the transfer of a box from main memory's own layout, block after block."""
+        blocks = [d for d in box.dimensions if d.blocked]
+        within = [d for d in box.dimensions if not d.blocked]
+        stores, cut = int(box.operand.is_output), dict[str, str]()
+        if blocks:
+            yield "  int transfers = 0;"
+        for dimension in blocks:
+            (name,) = dimension.walks
+            n = cut[name] = self.names[name]
+            step = dimension.blocked
+            yield f"  for (long at_{n} = 0; at_{n} < t->held_{n}; at_{n} += {step})"
+        indent = "  "
+        if blocks:
+            yield "  {"
+            indent = "    "
+        yield f"{indent}struct box b = {{.dimensions = {len(within)}}};"
+        for number, dimension in enumerate(within):
+            yield from (indent + line for line in self._dimension(box, number, dimension, cut))
+        if within and within[-1].room:
+            yield f"{indent}b.row = {within[-1].room};"
+        call = f"move_box({stores}, here, memory, &b, sizeof({kind}), reply)"
+        if not blocks:
+            yield f"  return {call};"
+            return
+        size = " * ".join([*self._factors(box, "t->", len(blocks) - 1), f"(long)sizeof({kind})"])
+        yield f"    transfers += {call};"
+        yield f"    here += {size};"
+        yield from ("  }", "  return transfers;")
+
+    def _dimension(
+        self, box: Box, number: int, dimension: BoxDimension, cut: Mapping[str, str]
+    ) -> Iterator[str]:
+        """Yield a dimension of a transfer; ``cut`` are the axes of which it moves one block."""
+        first: list[str] = []
+        for name, factor in dimension.starts.items():
+            start = self._start(box.operand, name)
+            start += f" + at_{cut[name]}" if name in cut else ""
+            first.append(f"{_factor(factor)}({start})")
         if dimension.constant or not first:
             first.append(str(dimension.constant))
-        yield f"  b.first[{number}] = {' + '.join(first)};"
-        yield f"  b.held[{number}] = {self._places(dimension, 't->')};"
-        yield f"  b.size[{number}] = {dimension.size};"
+        yield f"b.first[{number}] = {' + '.join(first)};"
+        yield f"b.held[{number}] = {self._places(dimension, 't->')};"
+        yield f"b.size[{number}] = {dimension.size};"
         step, stride = dimension.step, dimension.stride_bytes
-        yield f"  b.step[{number}] = {step}, b.apart[{number}] = {stride};"
+        yield f"b.step[{number}] = {step}, b.apart[{number}] = {stride};"
 
     def _start(self, operand: Operand, name: str) -> str:
         """Return the first point of this PE's part."""
@@ -230,6 +266,11 @@ class _Writer:
 
     def _places(self, dimension: BoxDimension, tile: str) -> str:
         """Return the number of places of a box's dimension; ``tile`` is "t->" or "now."."""
+        if dimension.within:
+            return str(dimension.within)
+        if dimension.blocked:
+            (name,) = dimension.walks
+            return f"{tile}held_{self.names[name]} / {dimension.blocked}"
         walks = [(factor, f"{tile}held_{self.names[n]}") for n, factor in dimension.walks.items()]
         if [factor for factor, _ in walks] == [1]:
             return walks[0][1]
@@ -238,9 +279,9 @@ class _Writer:
     def _factors(self, box: Box, tile: str, after: int = -1) -> list[str]:
         """Return the numbers of places of the dimensions after one, which multiply to a stride."""
         places = [
-            self._places(dimension, tile)
+            str(dimension.room) if dimension.room else self._places(dimension, tile)
             for dimension in box.dimensions[after + 1 :]
-            if dimension.walks
+            if dimension.walks or dimension.room
         ]
         return [f"({text})" if " " in text else text for text in places]
 
@@ -265,7 +306,12 @@ class _Writer:
         for axis in self.form.repeated:
             n = self.names[axis.name]
             for terms, letter, box in zip(addresses, "abc", self.form.boxes, strict=True):
-                if box.walk(axis.name):
+                blocks = box.block_dimension(axis.name)
+                if blocks is not None:
+                    distance = " * ".join(self._factors(box, "t->", blocks))
+                    yield f"  const long {letter}_{n} = {distance};"
+                    terms.append(f"at_{n} / {axis.grain} * {letter}_{n}")
+                elif box.walk(axis.name):
                     yield f"  const long {letter}_{n} = {self._stride(box, axis)};"
                     terms.append(f"at_{n} * {letter}_{n}")
         depth = 1
@@ -309,7 +355,9 @@ class _Writer:
         arguments: list[str] = []
         for address, box in zip(addresses, self.form.boxes, strict=True):
             arguments.append(address)
-            for lane in self.product.program.instruction.memory[box.operand.role].axes:
+            for lane, distance in self.machine.distances[box.operand.role].items():
+                if distance is not None:
+                    continue
                 chain = self.form.chains.get(lane, ())
                 arguments.append(self._stride(box, chain[0]) if chain else "0")
         return f"{self._instruction_name()}({', '.join(arguments)})"

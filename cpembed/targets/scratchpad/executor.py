@@ -401,21 +401,34 @@ def part_of(box: Box, axis: Axis, row: int, column: int) -> int:
 
 
 def _box_values(box: Box, array: Array, first: Mapping[str, int], places: tuple[int, ...]) -> Array:
-    """Return the values of a box each of whose dimensions one axis walks."""
-    names = [next(iter(dimension.starts)) for dimension in box.dimensions]
-    starts = [first[name] + np.arange(count) for name, count in zip(names, places, strict=True)]
-    grid = dict(zip(names, np.meshgrid(*starts, indexing="ij"), strict=True))
+    """Return the values of a box each of whose dimensions one axis walks, in rows where it has."""
+    offsets = [
+        np.arange(count) * (dimension.blocked or 1)
+        for dimension, count in zip(box.dimensions, places, strict=True)
+    ]
+    points: dict[str, Any] = dict(first)
     inside = np.ones(places, bool)
+    # Of an axis that is cut, one dimension counts blocks and another one the points of a block.
+    for dimension, grid in zip(box.dimensions, np.meshgrid(*offsets, indexing="ij"), strict=True):
+        for name in dimension.starts:
+            points[name] = points[name] + grid
     index: list[Any] = []
     for expression, size in zip(box.operand.index, box.operand.shape, strict=True):
-        coordinate = np.asarray(expression.evaluate(grid)) + np.zeros(places, np.int64)
+        coordinate = np.asarray(expression.evaluate(points)) + np.zeros(places, np.int64)
         inside &= (coordinate >= 0) & (coordinate < size)
         # Any element will do outside of the operand, where the value becomes zero below.
         index.append(np.clip(coordinate, 0, size - 1))
-    for dimension, values in zip(box.dimensions, grid.values(), strict=True):
+    for dimension in box.dimensions:
         # Points that only complete the last granule are none of the axis.
-        inside &= values < dimension.size
-    return np.where(inside, array[tuple(index)], array.dtype.type(0))
+        for name in dimension.starts:
+            inside &= points[name] < dimension.size
+    values = np.where(inside, array[tuple(index)], np.zeros((), array.dtype))
+    room = box.dimensions[-1].room if box.dimensions else 0
+    if not room:
+        return values
+    rows = np.zeros((*places[:-1], room), array.dtype)
+    rows[..., : places[-1]] = values
+    return rows
 
 
 def save(artifact: ScratchpadProgram, path: Path) -> None:
