@@ -219,6 +219,24 @@ def accumulator(*dtypes: str) -> str:
     return max((dtype_info(name).accumulator for name in dtypes), key=_WIDENING.index)
 
 
+def per_byte(name: str) -> int:
+    """Return the number of values that share a byte of a machine's memory.
+
+    >>> per_byte("int4"), per_byte("int8"), per_byte("float32")
+    (2, 1, 1)
+    """
+    return max(1, 8 // element_info(name).storage_bits)
+
+
+def element_bytes(name: str) -> float:
+    """Return the bytes of a machine's memory that a value takes: half a byte of four bits.
+
+    >>> element_bytes("int4"), element_bytes("bfloat16")
+    (0.5, 2.0)
+    """
+    return element_info(name).storage_bits / 8
+
+
 def storage_bytes(elements: int, dtype: str) -> int:
     """Return the number of bytes of a machine's memory that hold so many elements.
 

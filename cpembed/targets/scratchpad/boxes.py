@@ -16,7 +16,7 @@ from typing import Any
 from cpembed.codegen.packing import packed_before
 from cpembed.errors import LoweringError
 from cpembed.ir.computation import AxisKind, Computation
-from cpembed.ir.dtypes import size_bytes
+from cpembed.ir.dtypes import per_byte, size_bytes
 from cpembed.ir.expression import Cast, Expression, Operation
 from cpembed.ir.index import IndexExpr
 from cpembed.targets.scratchpad.machine import ScratchpadMachine
@@ -76,7 +76,19 @@ class Operand:
 
     @property
     def element_bytes(self) -> int:
+        """Bytes of an element in an array of numpy, and where it is emulated."""
         return size_bytes(self.dtype)
+
+    @property
+    def per_byte(self) -> int:
+        """Number of elements that share a byte of the machine's memories."""
+        return per_byte(self.dtype)
+
+    def bytes_of(self, elements: Any) -> Any:
+        """Return the bytes of the machine that so many elements take."""
+        if self.per_byte == 1:
+            return elements * self.element_bytes
+        return -(-elements // self.per_byte)
 
     @cached_property
     def axes(self) -> tuple[str, ...]:
@@ -177,6 +189,12 @@ def _operand(
     is_output = name == workload.output.name
     if is_output and any(len(index.iterators) > 1 for index in access.index):
         raise LoweringError(f"{name} adds up what several points store; tiles would overlap")
+    if per_byte(operand.dtype) > 1 and not _has_whole_bytes(program, role):
+        raise LoweringError(
+            f"{per_byte(operand.dtype)} elements of {name} share a byte, which a transfer moves "
+            f"whole: its last dimension has to be one axis of an even extent that {role} walks in "
+            "even numbers of points"
+        )
     return Operand(
         name=name,
         tensor=operand.tensor,
@@ -189,6 +207,18 @@ def _operand(
         is_output=is_output,
         constant=operand.tensor in constant,
     )
+
+
+def _has_whole_bytes(program: DerivedProgram, role: str) -> bool:
+    """True if boxes of an operand begin and end with bytes of several elements."""
+    operand = program.workload.operand(program.roles[role])
+    index, count = program.workload.access(operand.name).index, per_byte(operand.dtype)
+    axis = index[-1].single_iterator if index else None
+    granules = {
+        digit.axis: digit.count for digits in program.embedding.digits.values() for digit in digits
+    }
+    granule = granules.get(axis or "", 1)
+    return axis is not None and granule % count == operand.shape[-1] % count == 0
 
 
 def _axis(program: DerivedProgram, machine: ScratchpadMachine, name: str) -> Axis:

@@ -21,7 +21,17 @@ C_TYPES = {
     "float32": "float",
     "float64": "double",
     **{f"{sign}int{bits}": f"{sign}int{bits}_t" for sign in ("", "u") for bits in (8, 16, 32, 64)},
+    # Emulated with one in each byte.
+    "int4": "int8_t",
+    "uint4": "uint8_t",
 }
+"""Type of each element that C has a type for."""
+
+WIDENED = {"float16": "h", "bfloat16": "b", "float8_e4m3fn": "e", "float8_e5m2": "d"}
+"""Types of ``elements.h``, which are widened to float32, with the letter of their code there."""
+
+NARROWED = ("float16", "bfloat16")
+"""Widened types that an output may have: each addition is rounded to it."""
 
 
 def as_text(lines: Iterable[str]) -> str:
@@ -51,12 +61,22 @@ def _factor(factor: int) -> str:
     return "" if factor == 1 else f"{factor} * "
 
 
-def _c_type(operand: Operand) -> str:
-    if operand.dtype not in C_TYPES:
+@cache
+def elements_text() -> str:
+    """Return ``elements.h``, which is a part of texts whose elements C has no type for."""
+    return (Path(__file__).parent / "native" / "elements.h").read_text(encoding="utf-8")
+
+
+def _c_type(operand: Operand, *, sized: bool) -> str:
+    """Return the type of an operand's elements; raise :class:`LoweringError` if there is none."""
+    dtype = operand.dtype
+    sums = {"int32", "int64", "float32", "float64"} if sized else {*C_TYPES, *NARROWED}
+    if operand.is_output and dtype not in sums - {"int4", "uint4"}:
         raise LoweringError(
-            f"{operand.name} is of {operand.dtype}; in C there are {', '.join(C_TYPES)}"
+            f"{operand.name} is of {dtype}, in which no sums are kept: give the output one of "
+            f"{', '.join(sorted(sums - {'int4', 'uint4'}))}"
         )
-    return C_TYPES[operand.dtype]
+    return dtype if dtype in WIDENED else C_TYPES[dtype]
 
 
 class _Writer:
@@ -67,7 +87,8 @@ class _Writer:
         self.machine, self.form = plan.product.machine, plan.form
         self.axes = list(plan.product.axes.values())
         self.names = {axis.name: _identifier(axis.name) for axis in self.axes}
-        self.types = [_c_type(operand) for operand in self.product.operands]
+        sized = self.machine.sized
+        self.types = [_c_type(operand, sized=sized) for operand in self.product.operands]
         self.operands = [_identifier(operand.name) for operand in self.product.operands]
 
     def write(self) -> str:
@@ -92,11 +113,13 @@ class _Writer:
             f"   Scratchpads of a PE: {memories}. */",
             "#include <stdint.h>",
         ]
-        if self.machine.sized:
-            lines += [
-                f"#define ELEMENT_{letter} {kind}"
-                for letter, kind in zip("ABC", self.types, strict=True)
-            ]
+        if any(kind in WIDENED for kind in self.types):
+            lines.append(elements_text())
+        for letter, kind in zip("ABC", self.types, strict=True) if self.machine.sized else ():
+            lines.append(f"#define ELEMENT_{letter} {kind}")
+            if kind in WIDENED:
+                code = f"'{WIDENED[kind]}' * 256 + sizeof({kind})"
+                lines.append(f"#define ELEMENT_CODE_{letter} ({code})")
         dimensions = max(1, *(len(box.dimensions) for box in self.form.boxes))
         lines += ['#include "scratchpad.h"', "", f"#define BOX_DIMENSIONS {dimensions}"]
         return "\n".join([*lines, boxes_text()])
@@ -166,8 +189,16 @@ class _Writer:
         yield from (*touches, f'  touch_call("{instruction.name}", {sizes});')
         for depth, (lane, extent) in enumerate(extents.items(), 1):
             yield f"{'  ' * depth}{self._loop(lane, extent)}"
-        (a, b, c), kind = elements, self.types[2]
-        yield from (f"{'  ' * (len(extents) + 1)}{c} += ({kind}){a} * ({kind}){b};", "}")
+        indent, (a, b, c), kind = "  " * (len(extents) + 1), elements, self.types[2]
+        a, b = (
+            f"value_of_{factor}({element})" if factor in WIDENED else element
+            for factor, element in zip(self.types[:2], (a, b), strict=True)
+        )
+        if kind in WIDENED:
+            yield f"{indent}{c} = {kind}_of(value_of_{kind}({c}) + {a} * {b});"
+        else:
+            yield f"{indent}{c} += ({kind}){a} * ({kind}){b};"
+        yield "}"
 
     @staticmethod
     def _loop(lane: str, extent: int) -> str:
@@ -369,7 +400,11 @@ class _Writer:
         yield from ("", "void kernel(const struct arguments *a) {")
         for buffer, n in zip(buffers, names, strict=True):
             memory, count = buffer.box.operand.memory, len(buffer.offsets)
-            places = ", ".join(f"scratchpad({memory}, {offset})" for offset in buffer.offsets)
+            # Where elements share a byte of the machine, each has one in the emulated memory.
+            scale = self.machine.spread[memory]
+            places = ", ".join(
+                f"scratchpad({memory}, {offset * scale})" for offset in buffer.offsets
+            )
             yield f"  char *{n}_box[{count}] = {{{places}}};"
             yield f"  dma_reply {n}_reply[{count}] = {{0}};"
             yield f"  int {n}_moving[{count}] = {{0}}, {n}_in = 0;"

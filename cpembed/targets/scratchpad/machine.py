@@ -13,7 +13,7 @@ from cpembed.cost.machine.estimate import machine_of
 from cpembed.hw.instruction import HardwareSpec, Instruction, StrideRule
 from cpembed.hw.machine import Hierarchy, Mesh, Overlapping
 from cpembed.hw.schema import spec_error
-from cpembed.ir.dtypes import size_bytes
+from cpembed.ir.dtypes import per_byte, size_bytes
 
 VECTOR_BYTES = 16
 """Bytes of a vector of the mesh's registers: four elements of float32."""
@@ -69,6 +69,8 @@ class ScratchpadMachine:
     distances: Mapping[str, Mapping[str, int | None]]
     """For each operand, elements between neighbours along each axis of its tile, in the tile's
     order; None where the instruction takes any distance."""
+    spread: tuple[int, ...]
+    """For each memory, bytes that emulate one of its bytes: several where elements share bytes."""
     row_elements: Mapping[str, int]
     """Elements of a row of each operand's memory; 0 if it has none."""
 
@@ -131,6 +133,15 @@ def scratchpad_machine(spec: HardwareSpec, name: str | None = None) -> Scratchpa
         call_cycles=described.compute.call_cycles,
         largest={a.name: a.largest for a in spec.instruction.axes if a.largest is not None},
         lanes=lanes,
+        spread=tuple(
+            max(
+                per_byte(dtype)
+                for name, dtypes in spec.instruction.dtypes.items()
+                if scopes[name] == scope
+                for dtype in dtypes
+            )
+            for scope in memories
+        ),
         distances={name: _distances(spec, name) for name in scopes},
         row_elements={name: spec.row_elements.get(scope, 0) for name, scope in scopes.items()},
     )

@@ -170,7 +170,9 @@ class Work:
 
         def transfer(cut: Collection[int]) -> tuple[Numbers, Numbers]:
             calls = pattern(box, self.pe_points, cut)
-            moved = calls.moved(engine.transaction_bytes) * machine.elements
+            # Bytes of a pattern are those of arrays of numpy, which elements do not share.
+            shared = box.operand.per_byte
+            moved = calls.moved(engine.transaction_bytes * shared) / shared * machine.elements
             return calls.calls * engine.latency_cycles + moved / engine.bytes_per_cycle, moved
 
         beyond, inner = _places_beyond(self.form, box), transfer(())
@@ -237,7 +239,7 @@ class Work:
         """
         used = [np.zeros(1) for _ in self.form.product.machine.memories]
         for box in self.form.boxes:
-            size = np.asarray(box.elements(self.pe_points)) * float(box.operand.element_bytes)
+            size = box.operand.bytes_of(np.asarray(box.elements(self.pe_points), np.float64))
             alignment = placed(box)
             room = np.ceil(size / alignment) * alignment
             number = np.where(self._moves(box), buffers, 1)

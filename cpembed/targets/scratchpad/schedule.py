@@ -20,7 +20,7 @@ PLACED_BYTES = 32
 
 def placed_bytes(machine: ScratchpadMachine, box: Box) -> int:
     """Return the alignment of an operand's buffers in bytes: also whole rows of its memory."""
-    row_bytes = machine.row_elements[box.operand.role] * box.operand.element_bytes
+    row_bytes = box.operand.bytes_of(machine.row_elements[box.operand.role])
     return math.lcm(PLACED_BYTES, row_bytes or 1)
 
 
@@ -95,7 +95,7 @@ class Plan:
         free = [0] * len(product.machine.memories)
         buffers: list[Buffer] = []
         for box in self.form.boxes:
-            size = box.elements(self.pe_points) * box.operand.element_bytes
+            size = box.operand.bytes_of(box.elements(self.pe_points))
             placed = placed_bytes(product.machine, box)
             aligned = -(-size // placed) * placed
             # What no loop moves is transferred once, so that it needs no second buffer.

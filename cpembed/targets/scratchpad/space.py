@@ -169,7 +169,7 @@ class ScratchpadSpace(Space[Schedule]):
         machine, axes = self.product.machine, self.product.axes.values()
         executing = machine.cycles * math.prod(-(-a.extent // a.granule) for a in axes)
         moving = sum(
-            o.element_bytes * math.prod(o.shape) / machine.engines[o.role].bytes_per_cycle
+            o.bytes_of(math.prod(o.shape)) / machine.engines[o.role].bytes_per_cycle
             for o in self.product.operands
         )
         return max(executing, moving) / machine.clock_mhz
