@@ -185,10 +185,16 @@ def _operand(
     workload, name = program.workload, program.roles[role]
     operand, access = workload.operand(name), workload.access(name)
     if any(not index.is_affine for index in access.index):
-        raise LoweringError(f"{name} has indices that are no sums of axes: its tiles are no boxes")
+        raise LoweringError(
+            f"{name} has indices that are no sums of axes, so that its tiles are no boxes: index "
+            "it by sums of axes times integers"
+        )
     is_output = name == workload.output.name
     if is_output and any(len(index.iterators) > 1 for index in access.index):
-        raise LoweringError(f"{name} adds up what several points store; tiles would overlap")
+        raise LoweringError(
+            f"{name} adds up what several points store, so that tiles would overlap: index each of "
+            "its dimensions by one axis"
+        )
     if per_byte(operand.dtype) > 1 and not _has_whole_bytes(program, role):
         raise LoweringError(
             f"{per_byte(operand.dtype)} elements of {name} share a byte, which a transfer moves "
@@ -233,13 +239,18 @@ def _axis(program: DerivedProgram, machine: ScratchpadMachine, name: str) -> Axi
         if left != 1:
             raise LoweringError(
                 f"{lane}: the mesh cuts it into {machine.parts(lane)} parts, its digits "
-                f"{' x '.join(str(d.count) for d in digits)} into {machine.parts(lane) // left}"
+                f"{' x '.join(str(d.count) for d in digits)} into "
+                f"{machine.parts(lane) // left}: give its axes extents in multiples of "
+                f"{machine.parts(lane)}"
             )
         for number, digit in enumerate(digits):
             if digit.axis != name:
                 continue
             if digit.stride != 1:
-                raise LoweringError(f"{lane} walks {name} in steps of {digit.stride}: no box")
+                raise LoweringError(
+                    f"{lane} walks {name} in steps of {digit.stride}, which is no box: use "
+                    "--constraints boxes"
+                )
             weight = math.prod(parts[:number])
             return Axis(
                 name, axis.extent, reduction, lane,
@@ -261,7 +272,8 @@ def _require_harmless_padding(product: BoxProduct) -> None:
         )
         if not harmless:
             raise LoweringError(
-                f"{axis.name} is padded to a multiple of {axis.granule}: no factor is zero there"
+                f"{axis.name} is padded to a multiple of {axis.granule}, where no factor is zero: "
+                f"give it an extent in multiples of {axis.granule}"
             )
 
 

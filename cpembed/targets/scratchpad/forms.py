@@ -15,6 +15,13 @@ from functools import cached_property
 from cpembed.errors import LoweringError
 from cpembed.targets.scratchpad.boxes import Axis, Box, BoxDimension, BoxProduct, Operand
 
+
+def with_last(operand: Operand, axis: str) -> str:
+    """Return an operand's access with the dimension that an axis walks as its last one."""
+    index = sorted(operand.index, key=lambda each: axis in each.iterators)
+    return f"{operand.name}[{', '.join(map(str, index))}]"
+
+
 _CHANNELS_LAST = {3: "NWC", 4: "NHWC", 5: "NDHWC"}
 """Name of a convolution's layout with the channels last, by its number of dimensions."""
 
@@ -142,7 +149,7 @@ class Form:
         if row.stride_bytes == operand.element_bytes or self.product.axes[axis].extent == 1:
             return
         index = sorted(operand.index, key=lambda each: axis in each.iterators)
-        remedy = f"{operand.name}[{', '.join(map(str, index))}]"
+        remedy = with_last(operand, axis)
         layout = _CHANNELS_LAST.get(len(index))
         is_image = any(len(each.iterators) > 1 for each in index) or operand.is_output
         is_channel = index[-1].single_iterator == axis
@@ -159,7 +166,10 @@ class Form:
         for number, (index, size, stride) in enumerate(dimensions):
             factors = {name: index.coefficient(name) for name in index.iterators}
             if any(factor < 0 for factor in factors.values()):
-                raise LoweringError(f"{operand.name} is walked backwards: {index}")
+                raise LoweringError(
+                    f"{operand.name} is walked backwards by {index}: store it in the other order, "
+                    "with a positive factor"
+                )
             # Places that no held point reaches, as those between the steps of a stride, are no part
             # of the box.
             walks = {name: f for name, f in factors.items() if name not in self.single}
@@ -210,7 +220,10 @@ class Form:
         chains = [c for c in self._chains_of(lane) if all(axis in c for axis in required)]
         if not chains:
             names = " and ".join(axis.name for axis in required)
-            raise LoweringError(f"{lane}: {names} are not walked by one index of the scratchpad")
+            raise LoweringError(
+                f"{lane}: {names} are not walked by one index of the scratchpad: make them "
+                "neighbouring dimensions, or use --constraints boxes"
+            )
         return max(chains, key=lambda chain: (math.prod(a.granule for a in chain), len(chain)))
 
     def _chains_of(self, lane: str) -> Iterator[tuple[Axis, ...]]:
@@ -242,6 +255,6 @@ class Form:
         if len(axes) > 1:
             raise LoweringError(
                 f"{lane}: an instruction of fixed size walks one axis, not "
-                f"{' and '.join(axis.name for axis in axes)}"
+                f"{' and '.join(axis.name for axis in axes)}: use --constraints boxes"
             )
         return axes

@@ -10,7 +10,7 @@ from functools import cached_property
 from cpembed.errors import InvariantError, LoweringError
 from cpembed.ir.index import IndexExpr
 from cpembed.targets.scratchpad.boxes import Axis, Box, BoxDimension, BoxProduct
-from cpembed.targets.scratchpad.forms import Form
+from cpembed.targets.scratchpad.forms import Form, with_last
 from cpembed.targets.scratchpad.machine import ScratchpadMachine
 from cpembed.transform.proof.lemmas import covers_once
 
@@ -168,10 +168,17 @@ def check_form(form: Form) -> None:
     if product.machine.sized:
         # gemm of scratchpad.h vectorises along x.
         if not is_unit(c, x):
-            raise LoweringError(f"{x} is not contiguous in {c.operand.name}")
+            raise LoweringError(
+                f"{x} is not contiguous in {c.operand.name}, and the primitive computes vectors "
+                f"along it: {with_last(c.operand, chains[x][0].name)} would do"
+            )
         for box, lane in ((a, x), (b, y)):
             if not is_unit(box, lane) and not is_unit(box, z):
-                raise LoweringError(f"neither {lane} nor {z} is contiguous in {box.operand.name}")
+                remedy = with_last(box.operand, chains[lane][0].name)
+                raise LoweringError(
+                    f"neither {lane} nor {z} is contiguous in {box.operand.name}, and the "
+                    f"primitive takes rows or columns: {remedy} would do"
+                )
 
 
 def loop_orders(product: BoxProduct) -> tuple[tuple[str, ...], ...]:

@@ -233,8 +233,14 @@ class ScratchpadSpace(Space[Schedule]):
     def _no_room(self) -> str:
         machine = self.product.machine
         rooms = zip(machine.memories, machine.capacities, strict=True)
-        return "not even the least tile fits " + ", ".join(
-            f"the {room:,} bytes of {name} in each PE" for name, room in rooms
+        axes = self.product.axes
+        order, *_ = loop_orders(self.product)
+        tile = tuple((name, axis.granule) for name, axis in axes.items())
+        least = Plan(self.product, Schedule(tile, order, min(self.buffers), self.ahead)).used
+        return "not even the least tile fits: " + ", ".join(
+            f"it takes {used:,} of the {room:,} bytes of {name} in each PE"
+            for used, (name, room) in zip(least, rooms, strict=True)
+            if used > room or len(least) == 1
         )
 
     def scored(self, schedule: Schedule) -> Scored[Schedule]:
