@@ -423,7 +423,10 @@ class _Builder:
                 self.need(size <= capacity, ("operands", name, "tile"), problem)
             # An execution reads and writes all tiles at once.
             total = sum(sizes.values())
-            problem = f"{capacity} is too small for the tiles of {joined(operands)} together"
+            size = (
+                f"{capacity} is" if memory.rows is None else f"{memory.rows} ({capacity} bytes) is"
+            )
+            problem = f"{size} too small for the tiles of {joined(operands)} together"
             self.need(total <= capacity, size_key, f"{problem}, {total} bytes")
 
 

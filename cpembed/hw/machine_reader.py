@@ -11,6 +11,7 @@ from cpembed.hw.instruction import Instruction
 from cpembed.hw.machine import ComputeUnit, Hierarchy, Memory, MemoryInterface, Mesh
 from cpembed.hw.schema import Key, close_match, joined, spec_error
 from cpembed.hw.specification import HierarchyTable, LevelTable
+from cpembed.ir.dtypes import storage_bytes
 
 # Far beyond any machine.
 _MAX_NUMBER = 2.0**50
@@ -102,6 +103,7 @@ class _Reader:
             layouts=table.layouts,
         )
         self._check_units(machine)
+        self._check_capacities(machine, instruction)
         return machine
 
     def _positive(self, key: Key, value: float | None, *, zero: bool = False) -> None:
@@ -189,8 +191,8 @@ class _Reader:
             while (parent := tables[name].parent) is not None:
                 level += 1
                 # A path that is longer than there are memories goes round in a circle.
-                problem = "leads back to it; allowed: a memory farther from the unit"
-                self.need(level <= len(tables), ("memories", scope, "parent"), problem)
+                if level > len(tables):
+                    raise self._circle(scope)
                 problem = f"{parent} holds an operand itself; allowed: another memory"
                 self.need(parent not in operands, ("memories", name, "parent"), problem)
                 levels[parent] = max(levels.get(parent, 0), level)
@@ -199,6 +201,15 @@ class _Reader:
             problem = f"feeds no operand; the operands are in {joined(operands)}"
             self.need(name in levels, ("memories", name), problem)
         return dict(sorted(levels.items(), key=lambda entry: entry[1]))
+
+    def _circle(self, scope: str) -> SpecError:
+        """Return the error of a path that never reaches main memory, with its circle."""
+        tables, path = self.table.memories, [scope]
+        while (parent := tables[path[-1]].parent) is not None and parent not in path:
+            path.append(parent)
+        problem = f"{' -> '.join([*path, parent or ''])} goes round in a circle; allowed: a memory"
+        key = ("memories", path[-1], "parent")
+        return self.error(key, f"{problem} farther from the unit, or none for main memory")
 
     def _memory(self, name: str, level: int) -> Memory:
         table, key = self.table.memories[name], ("memories", name)
@@ -249,6 +260,20 @@ class _Reader:
         twice = capacity is not None and declared is not None
         self.need(not twice, ("memories", name, "capacity_bytes"), problem)
         return declared if capacity is None else capacity
+
+    def _check_capacities(self, machine: Hierarchy, instruction: Instruction) -> None:
+        """Check that the memories on the way of an operand hold its tile."""
+        for operand, side in instruction.memory.items():
+            elements = math.prod(instruction.tile_shape(operand))
+            tile_bytes = min(
+                storage_bytes(elements, dtype) for dtype in instruction.dtypes[operand]
+            )
+            _, *path = machine.path(side.scope)
+            for memory in path:
+                capacity = memory.capacity_bytes
+                problem = f"{capacity} is too small for a tile of {operand}, {tile_bytes} bytes"
+                key = ("memories", memory.name, "capacity_bytes")
+                self.need(capacity is None or capacity >= tile_bytes, key, problem)
 
     def _check_units(self, machine: Hierarchy) -> None:
         """Check that units of a level are equally many, and shared evenly by those above."""

@@ -219,7 +219,11 @@ def test_rows_count_in_the_capacity(tmp_path: Path) -> None:
         ("row_elements = 16   ", "row_elements = 8 #", "A.tile: z has 16 elements, and a row of "),
         ("row_elements = 16   ", "row_elements = 0 #", "row_elements: 0 is not allowed; allowed"),
         ('dtype = "int8"', 'dtype = ["int8", "int16"]', "rows of int16, int8 have different sizes"),
-        ("rows = 16_384", "rows = 31", '".rows: 496 is too small for the tiles of A, B together'),
+        (
+            "rows = 16_384",
+            "rows = 31",
+            '".rows: 31 (496 bytes) is too small for the tiles of A, B together',
+        ),
         ('tile = ["z", "y"]', 'tile = ["z", "y"]\nstride = { y = "any" }', "has rows, of which"),
         ('tile = ["z", "y"]', 'tile = ["z/2", "y", "z%2"]', "z%2 has 2 elements"),
     ],
