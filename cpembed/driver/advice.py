@@ -109,7 +109,8 @@ def overflow(workload: Computation) -> str | None:
     values = value_range(workload, statement)
     assert values is not None
     points = high // values[1] if values[1] else low // values[0]
-    wide = next((t for t in ("int16", "int32", "int64") if holds_range(t, low, high)), None)
+    ranges = ((dtype, dtype_info(dtype).integer_range) for dtype in ("int16", "int32", "int64"))
+    wide = next((dtype for dtype, (a, b) in ranges if a <= low and high <= b), None)
     remedy = "keep the inputs' values small"
     remedy += f", or give {output.name} {wide} where the target has it" if wide else ""
     sums = f"{points:,} values of {values[0]:,} to {values[1]:,} make "
@@ -118,12 +119,6 @@ def overflow(workload: Computation) -> str | None:
         f"{output.name} can overflow: {sums if points > 1 else ''}{low:,} to {high:,}, and "
         f"{output.dtype} wraps around beyond {largest:,}: {remedy}"
     )
-
-
-def holds_range(dtype: str, low: int, high: int) -> bool:
-    """True if an integer type has all values of a range."""
-    least, largest = dtype_info(dtype).integer_range
-    return least <= low and high <= largest
 
 
 def empty_places(solved: SolveResult, candidate: RankedCandidate) -> str | None:
@@ -155,8 +150,8 @@ def _unfilled(solved: SolveResult, candidate: RankedCandidate) -> list[str]:
     reasons: list[tuple[float, str]] = []
     for axis in solved.target.instruction.axes:
         digits = embedding.digits.get(axis.name, ())
-        taken = embedding.extents.get(axis.name, 1)
-        share = taken / axis.maximum
+        extent_used = embedding.extents.get(axis.name, 1)
+        share = extent_used / axis.maximum
         texts: list[str] = []
         for digit in digits:
             members = embedding.flattened.get(digit.axis, (digit.axis,))
@@ -170,9 +165,9 @@ def _unfilled(solved: SolveResult, candidate: RankedCandidate) -> list[str]:
             if extent < blocks * block:
                 times = f"{blocks} x " if blocks > 1 else ""
                 texts.append(f"{digit.axis} of {extent} takes {times}{block} places of {axis.name}")
-        if taken < axis.maximum:
+        if extent_used < axis.maximum:
             fed = " ".join(digit.axis for digit in digits) or "nothing"
-            texts.append(f"{fed} fills {taken} of {axis.maximum} places of {axis.name}")
+            texts.append(f"{fed} fills {extent_used} of {axis.maximum} places of {axis.name}")
         if share < 1:
             reasons.append((share, " and ".join(texts)))
     return [text for _, text in sorted(reasons)]

@@ -73,8 +73,8 @@ def _range(node: Expression, ranges: Mapping[str, Range]) -> Range | None:
             return _converted(node, _range(node.arg, ranges))
         case Operation():
             parts = [_range(arg, ranges) for arg in node.args]
-            known = [part for part in parts if part is not None]
-            return _applied(node, known) if len(known) == len(parts) else None
+            integers = [part for part in parts if part is not None]
+            return _applied(node, integers) if len(integers) == len(parts) else None
 
 
 def _converted(node: Cast, values: Range | None) -> Range | None:

@@ -86,8 +86,8 @@ def test_padding_of_an_axis_that_is_not_there_is_noticed(
             "gemm m=64 n=64 k=140000",
             (
                 "C can overflow: 140,000 values of -16,256 to 16,384 make -2,275,840,000 to "
-                "2,293,760,000, and int32 wraps around beyond 2,147,483,647: keep the inputs' values "
-                "small, or give C int64 where the target has it"
+                "2,293,760,000, and int32 wraps around beyond 2,147,483,647: keep the inputs' "
+                "values small, or give C int64 where the target has it"
             ),
         ),
         ("gemm m=64 n=64 k=131071", None),
@@ -104,8 +104,8 @@ def test_sums_that_can_overflow_are_named(words: str, note: str | None) -> None:
             "gemm m=1 n=64 k=64",
             "gemmini_16x16",
             (
-                "6.2% of gemmini_16x16 is used: m of 1 takes 16 places of x; extents in multiples of "
-                "the places fill them"
+                "6.2% of gemmini_16x16 is used: m of 1 takes 16 places of x; extents in multiples "
+                "of the places fill them"
             ),
         ),
         ("gemm m=64 n=64 k=64", "gemmini_16x16", None),
