@@ -14,7 +14,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from cpembed.driver.named import hardware_spec
+from cpembed.driver.named import hardware_spec, workload
 from cpembed.driver.solve import solve
 from cpembed.errors import LoweringError, SpecError
 from cpembed.hw.instruction import HardwareSpec
@@ -239,3 +239,30 @@ def test_wrong_rows_are_one_line(tmp_path: Path, old: str, new: str, problem: st
         scratchpad_machine(load_hardware_spec(path))
     assert problem in str(caught.value)
     assert "\n" not in str(caught.value)
+
+
+def test_a_rejection_names_the_layout_that_would_do() -> None:
+    spec = hardware_spec("gemmini_16x16")
+    machine = scratchpad_machine(spec)
+    words = "conv2d n=1 c=16 h=8 w=8 k=16 r=3 s=3"
+    first = solve(workload(words, spec), spec, top=1).embeddings[0].candidate.program
+    with pytest.raises(
+        LoweringError, match=r"I\[n, p \+ r, q \+ s, c\], which is layout=NHWC, would do"
+    ):
+        ScratchpadSpace(lower(first, machine)).best()
+    last = solve(workload(f"{words} layout=NHWC", spec), spec, top=1).embeddings[0]
+    assert ScratchpadSpace(lower(last.candidate.program, machine)).best().cost > 0
+
+
+def test_a_window_without_a_stride_names_the_declaration(tmp_path: Path) -> None:
+    """Neighbours along x have no one distance where two taps are held at a time."""
+    spec = unit(tmp_path)
+    given = parse_computation("C[m,n] += A[m+w,k] * B[k,n,w]", {"m": 16, "n": 16, "k": 32, "w": 2})
+    (product, *_) = products(spec, given)
+    schedule = Schedule((("m", 16), ("n", 16), ("k", 32), ("w", 2)), ("m", "n", "k", "w"), 1, False)
+    with pytest.raises(LoweringError, match=r'declare stride = \{ x = "any" \} of A'):
+        check(Plan(product, schedule))
+    one_tap = Schedule(
+        (("m", 16), ("n", 16), ("k", 32), ("w", 1)), ("m", "n", "k", "w"), 1, ahead=False
+    )
+    require_proven(check(Plan(product, one_tap)))
