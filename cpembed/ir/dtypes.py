@@ -122,7 +122,13 @@ INPUT_DTYPES: dict[str, DType] = DTYPES | {
 }
 """Element types of inputs: also those of bytes whose values need fewer bits."""
 
-ELEMENT_DTYPES: dict[str, DType] = INPUT_DTYPES | {
+# What processors store has a byte a value, and floats of 16 bits or more.
+_OF_UNITS = ("float8_e4m3fn", "float8_e5m2", "int4", "uint4")
+"""Types of single operators, and of units with memories of their own."""
+
+ELEMENT_DTYPES: dict[str, DType] = {
+    name: dtype for name, dtype in INPUT_DTYPES.items() if name not in _OF_UNITS
+} | {
     dtype.name: dtype
     for dtype in (
         DType("bool", 1, DTypeKind.UNSIGNED, "int32"),
