@@ -52,6 +52,9 @@ class MemoryTable(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """``[memories."SCOPE"]``: a register file or buffer that holds operands' tiles."""
 
     capacity_bytes: int | None = None
+    # Of a memory that is addressed by rows: elements of a row, and instead of its bytes its rows.
+    row_elements: int | None = None
+    rows: int | None = None
     # Purpose of a memory without operands.
     holds: str | None = None
 

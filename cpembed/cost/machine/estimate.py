@@ -18,7 +18,7 @@ from cpembed.cost.machine.traffic import Tilings
 from cpembed.errors import SpecError
 from cpembed.hw.instruction import HardwareSpec
 from cpembed.hw.machine import Hierarchy, Layouts
-from cpembed.ir.dtypes import size_bytes
+from cpembed.ir.dtypes import element_bytes
 from cpembed.provenance import Provenance
 from cpembed.transform.program import DerivedProgram, PackedOperand
 
@@ -220,7 +220,7 @@ def _packing_cycles(operand: PackedOperand, scope: str, machine: Hierarchy) -> f
 
     Both are in main memory. A piece is contiguous in both layouts.
     """
-    size = size_bytes(operand.dtype)
+    size = element_bytes(operand.dtype)
     original, packed = math.prod(operand.original_shape) * size, operand.elements * size
     piece = contiguous_elements(operand) * size
     path, longest = machine.path(scope), 0.0
