@@ -12,14 +12,16 @@ bounds fit. An operation that goes on from what a tensor holds (``T max= v``) is
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace
+
+import numpy as np
 
 from cpembed.accelerator.instruction_forms import InstructionForm, instruction_forms
 from cpembed.accelerator.lemmas import Rewriting
 from cpembed.accelerator.matching import matches, written_forms
 from cpembed.accelerator.normal_form import value_range
-from cpembed.accelerator.specification import Statement
+from cpembed.accelerator.specification import Array, Statement
 from cpembed.hw.isa import InstructionSet
 from cpembed.ir.computation import Assignment, AxisKind, Computation, Operand
 from cpembed.ir.dtypes import dtype_info, is_integer
@@ -35,7 +37,7 @@ from cpembed.ir.expression import (
 )
 from cpembed.ir.index import IndexExpr
 
-_DEEPEST = 6
+_DEEPEST = 24
 """Maximum number of instructions on a path from the result to a read."""
 
 _MOST_STEPS = 2000
@@ -66,7 +68,9 @@ def covered(statement: Statement, machine: InstructionSet) -> Rewriting | None:
     if found is None:
         return None
     statements = cover.statements(found)
-    return Rewriting(f"{len(statements)} single operations", tuple(statements), {})
+    read = {operand.name for s in statements for operand in s.reads}
+    constants = {name: array for name, array in cover.constants.items() if name in read}
+    return Rewriting(f"{len(statements)} single operations", tuple(statements), constants)
 
 
 @dataclass(frozen=True)
@@ -98,6 +102,7 @@ class _Covering:
         default_factory=dict[tuple[Expression, str], "_Step | None"]
     )
     operands: dict[str, Operand] = field(default_factory=dict[str, Operand])
+    constants: dict[str, Array] = field(default_factory=dict[str, Array])
     compared: int = 0
 
     def __post_init__(self) -> None:
@@ -150,15 +155,29 @@ class _Covering:
         if form.computation.output.dtype != dtype or not _same_root(pattern, value):
             return
         self.compared += 1
-        for parts in itertools.islice(_unified(pattern, value), 8):
-            inner = [part for part in parts if isinstance(part, Operation | Cast)]
+        for leaves in itertools.islice(_unified(pattern, value), 8):
+            inner = [part for _, part in leaves if isinstance(part, Operation | Cast)]
             if inner:
                 yield self._with_parts(value, dtype, inner, depth)
+            rows = [
+                part
+                for name, part in leaves
+                if isinstance(part, Constant) and name not in form.scalars and _is_int32(part)
+            ]
+            if rows:
+                for axes in self._vector_axes():
+                    names = {part: self._constant(part, axes) for part in rows}
+                    yield self._with_parts(value, dtype, inner, depth, names)
 
     def _with_parts(
-        self, value: Expression, dtype: str, parts: list[Expression], depth: int
+        self,
+        value: Expression,
+        dtype: str,
+        parts: list[Expression],
+        depth: int,
+        constants: Mapping[Expression, Access] | None = None,
     ) -> _Step | None:
-        """Return the step of an expression whose parts are tensors."""
+        """Return the step of an expression whose parts, and some constants, are tensors."""
         earlier: dict[Expression, tuple[str, _Step]] = {}
         for part in parts:
             part_dtype = self._dtype_of(part)
@@ -168,8 +187,8 @@ class _Covering:
             if step is None:
                 return None
             earlier[part] = self._tensor(part, part_dtype), step
-        reduced = self._replaced(value, {p: n for p, (n, _) in earlier.items()})
-        step = self._matched(reduced, dtype)
+        reads = {part: self._read(part, name) for part, (name, _) in earlier.items()}
+        step = self._matched(_replaced(value, {**reads, **(constants or {})}), dtype)
         return None if step is None else replace(step, earlier=tuple(earlier.values()))
 
     def _in_place(self, value: Expression, dtype: str, depth: int) -> Iterator[_Step | None]:
@@ -192,9 +211,9 @@ class _Covering:
                 earlier.append((self._tensor(part, part_dtype), step))
             if len(earlier) != 1 + len(parts):
                 continue
-            names = {part: name for part, (name, _) in zip(parts, earlier[1:], strict=True)}
-            reduced = self._replaced(addend, names)
-            step = self._matched(reduced, dtype, op)
+            named = zip(parts, earlier[1:], strict=True)
+            reads = {part: self._read(part, name) for part, (name, _) in named}
+            step = self._matched(_replaced(addend, reads), dtype, op)
             if step is not None:
                 yield replace(step, earlier=tuple(earlier), goes_on=op)
 
@@ -253,15 +272,25 @@ class _Covering:
     def _read(self, value: Expression, name: str) -> Access:
         return Access(name, tuple(map(IndexExpr.iterator, self._axes(value))))
 
-    def _replaced(self, value: Expression, names: dict[Expression, str]) -> Expression:
-        """Replace subexpressions by reads of the tensors that hold them."""
-        if value in names:
-            return self._read(value, names[value])
-        if isinstance(value, Cast):
-            return replace(value, arg=self._replaced(value.arg, names))
-        if isinstance(value, Operation):
-            return Operation(value.op, tuple(self._replaced(arg, names) for arg in value.args))
-        return value
+    def _vector_axes(self) -> Iterator[tuple[str, ...]]:
+        """Yield the axes over which a constant may be repeated: the last one, or all."""
+        axes = self.computation.statement.store.iterators
+        yield axes[-1:]
+        if len(axes) > 1:
+            yield axes
+
+    def _constant(self, value: Constant, axes: tuple[str, ...]) -> Access:
+        """Return the read of a constant that is repeated along axes."""
+        dtype = "int32" if isinstance(value.value, int) else "float32"
+        key = f"{value}:{axes}"
+        name = next((n for n, label in self._labels.items() if label == key), "")
+        if not name:
+            name = f"{self.computation.output.name}.constant{len(self.constants)}"
+            shape = tuple(self.computation.extents[axis] for axis in axes)
+            self.operands[name] = Operand(name, shape, dtype)
+            self.constants[name] = np.full(shape, value.value, dtype)
+            self._labels[name] = key
+        return Access(name, tuple(map(IndexExpr.iterator, axes)))
 
     def _matched(self, value: Expression, dtype: str, goes_on: str = "") -> _Step | None:
         """Return the step of a value that an instruction computes at once."""
@@ -325,6 +354,23 @@ class _Covering:
         )
 
 
+def _replaced(value: Expression, reads: Mapping[Expression, Access]) -> Expression:
+    """Replace subexpressions by reads of the tensors that hold them."""
+    if value in reads:
+        return reads[value]
+    if isinstance(value, Cast):
+        return replace(value, arg=_replaced(value.arg, reads))
+    if isinstance(value, Operation):
+        return Operation(value.op, tuple(_replaced(arg, reads) for arg in value.args))
+    return value
+
+
+def _is_int32(value: Constant) -> bool:
+    """True unless a constant is an integer that int32 cannot hold."""
+    low, high = dtype_info("int32").integer_range
+    return isinstance(value.value, float) or low <= value.value <= high
+
+
 def _same_root(pattern: Expression, value: Expression) -> bool:
     match pattern, value:
         case Operation(), Operation():
@@ -335,11 +381,15 @@ def _same_root(pattern: Expression, value: Expression) -> bool:
             return False
 
 
-def _unified(pattern: Expression, value: Expression) -> Iterator[tuple[Expression, ...]]:
+_Leaves = tuple[tuple[str, Expression], ...]
+"""Operands of a pattern, each with the part of an expression that it stands for."""
+
+
+def _unified(pattern: Expression, value: Expression) -> Iterator[_Leaves]:
     """Yield the parts of an expression that the leaves of a pattern stand for."""
     match pattern, value:
         case Access(), _:
-            yield (value,)
+            yield ((pattern.operand, value),)
         case Constant(), Constant() if pattern.value == value.value:
             yield ()
         case Cast(), Cast() if _same_root(pattern, value):

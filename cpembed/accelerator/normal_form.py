@@ -7,6 +7,7 @@ An instruction and a statement may compute the same values in other words: ``int
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from enum import StrEnum
@@ -273,6 +274,11 @@ class _Normal:
 
     def _is_float(self, node: Expression) -> bool:
         return yields_float(node, self.dtypes)
+
+
+def _is_power_of_two(value: float) -> bool:
+    """True for a power of two whose reciprocal is a float32 as well."""
+    return 2.0**-100 <= value <= 2.0**100 and math.frexp(value)[0] == 0.5
 
 
 def _commutes(op: str, bound: float, limits: Range) -> bool:

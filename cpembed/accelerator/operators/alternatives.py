@@ -149,15 +149,18 @@ def _rewritten(
 def ordered(forms: Iterable[OperatorForm], machine: InstructionSet) -> tuple[OperatorForm, ...]:
     """Return forms by the number of statements that no instruction matches, then by cycles.
 
-    A form that can overflow follows one that cannot.
+    A form that can overflow follows one that cannot. Where every form has a statement that no
+    instruction matches, such statements are covered by several instructions.
 
     Parameters
     ----------
     forms : iterable of OperatorForm
     machine : InstructionSet
     """
-    covering = [with_covered_statements(form, machine) for form in forms]
-    return tuple(sorted(covering, key=lambda form: _effort(form, machine)))
+    every = list(forms)
+    if all(_effort(form, machine)[0] for form in every):
+        every = [with_covered_statements(form, machine) for form in every]
+    return tuple(sorted(every, key=lambda form: _effort(form, machine)))
 
 
 def _effort(form: OperatorForm, machine: InstructionSet) -> tuple[int, bool, float]:
