@@ -18,7 +18,7 @@ from cpembed.ir.index import IndexExpr, IndexTerm
 
 Array = NDArray[Any]
 
-_SAMPLES = 6
+_SAMPLES = 2
 """Number of random iterations of the loops at which strides are compared."""
 
 

@@ -41,12 +41,13 @@ from cpembed.accelerator.program import (
 )
 from cpembed.accelerator.registers import with_configuration
 from cpembed.accelerator.template import BufferSpec, Template, default_layouts, make_template
-from cpembed.accelerator.tiling import Candidate, Key, SearchResult, Tiling, bounds, search
+from cpembed.accelerator.tiling import Candidate, Key, SearchResult, Tiling, search, smallest_tiling
 from cpembed.accelerator.transfers import BoundIssue, Names, Transfer, plan_copy
 from cpembed.embedding.embedding import Digit
 from cpembed.hw.isa import InstructionSet, IsaInstruction, MemoryKind
 from cpembed.ir.dtypes import dtype_info, is_integer
 from cpembed.ir.index import IndexExpr, IndexTerm
+
 
 @dataclass(frozen=True)
 class Buffer:
@@ -92,7 +93,9 @@ def granule_loops(
         for a in b.axes
     }
     # What a granule's buffer holds changes as seldom as possible.
-    return tuple(sorted(loops, key=lambda loop: (loop.axis not in held, loop.axis in step.reductions)))
+    return tuple(
+        sorted(loops, key=lambda loop: (loop.axis not in held, loop.axis in step.reductions))
+    )
 
 
 class Lowering:
@@ -106,7 +109,8 @@ class Lowering:
         Layouts in main memory; by default those that suit the transfers.
     """
 
-    def __init__(self, template: Template, tiling: Tiling) -> None:
+    def __init__(self, template: Template, tiling: Tiling, *, checks_rows: bool = True) -> None:
+        self.checks_rows = checks_rows
         self.template = template
         self.tiling = tiling
         self.names = Names()
@@ -200,7 +204,7 @@ class Lowering:
             offset = used.get(memory.name, 0)
             used[memory.name] = offset + buffer.rows
             self.buffers[key] = replace(buffer, offset=offset)
-            if used[memory.name] > memory.rows:
+            if self.checks_rows and used[memory.name] > memory.rows:
                 raise PlanningError(
                     f"rejected: the buffers need {used[memory.name]} rows of {memory.name}, which "
                     f"has {memory.rows}: use smaller tiles"
@@ -231,7 +235,10 @@ class Lowering:
     def regions(self) -> list[tuple[str, int]]:
         """Return memory and first row of each copy of each buffer."""
         return [
-            (b.spec.memory, b.offset + (b.layout.base if b.spec.is_home else 0) + n * b.layout.count)
+            (
+                b.spec.memory,
+                b.offset + (b.layout.base if b.spec.is_home else 0) + n * b.layout.count,
+            )
             for b in self.buffers.values()
             for n in range(b.copies)
         ]
@@ -375,7 +382,9 @@ class Lowering:
     ) -> Binding | None:
         """Bind an operand in main memory; a layout that is not decided becomes the first fit."""
         decided = self.main.get(tensor)
-        options = [decided] if decided else default_layouts(self.template, tensor, self._reach(tensor))
+        options = (
+            [decided] if decided else default_layouts(self.template, tensor, self._reach(tensor))
+        )
         for layout in options:
             binding = self._bind(step, operand, InMain(layout), tensor, loops)
             if binding is not None:
@@ -408,7 +417,8 @@ class Lowering:
         around = [
             loop
             for loop in loops
-            if loop.axis in step.reductions and loop.extent > 1
+            if loop.axis in step.reductions
+            and loop.extent > 1
             and (loop in inner or step.number == self.template.main)
         ]
         if step.statement.accumulates:
@@ -418,8 +428,14 @@ class Lowering:
                     " goes on from a bias: use an instruction that accumulates"
                 )
             return (self._execution(step, instruction, loops, base_rows),)
-        begins = instruction if not instruction.accumulates else _variant(self.template, instruction, False)
-        goes_on = instruction if instruction.accumulates else _variant(self.template, instruction, True)
+        begins = (
+            instruction
+            if not instruction.accumulates
+            else _variant(self.template, instruction, False)
+        )
+        goes_on = (
+            instruction if instruction.accumulates else _variant(self.template, instruction, True)
+        )
         if not around:
             if begins is not None:
                 return (self._execution(step, begins, loops, base_rows),)
@@ -548,9 +564,7 @@ class Lowering:
             spec, spec.load, self._home(spec.tensor, spec.load[0], base_rows), destination, buffer
         )
 
-    def _home(
-        self, tensor: str, memory: str, base_rows: Mapping[str, int]
-    ) -> Place | None:
+    def _home(self, tensor: str, memory: str, base_rows: Mapping[str, int]) -> Place | None:
         """Return where a tensor is in a memory; None where its layout is not decided."""
         if (tensor, memory) in self.buffers:
             return self.place(self.buffers[tensor, memory], base_rows)
@@ -699,6 +713,26 @@ class OperatorPlan:
     compared: int
 
     @property
+    def cycles(self) -> float:
+        """Estimated cycles."""
+        return self.cost.cycles
+
+    @property
+    def bound_cycles(self) -> float:
+        """Bound of the cycles of every program with these instructions."""
+        return self.cycles_bound
+
+    @property
+    def is_proven(self) -> bool:
+        """True if no program with these instructions has fewer cycles than the estimate."""
+        return self.cost.cycles <= self.cycles_bound * (1 + 1e-9)
+
+    @property
+    def working_rows(self) -> Mapping[str, int]:
+        """Rows that its buffers need of each memory, without those of tensors that stay there."""
+        return self.rows
+
+    @property
     def gap(self) -> float:
         """Cycles over their bound, minus 1."""
         return self.cost.cycles / self.cycles_bound - 1 if self.cycles_bound else 0.0
@@ -709,7 +743,7 @@ class OperatorPlan:
         return lowering.program(base_rows or {})
 
 
-_PLANS = 8
+_PLANS = 6
 """Maximum number of plans of an operator."""
 
 
@@ -727,35 +761,30 @@ def operator_plans(problem: OperatorProblem, machine: InstructionSet) -> tuple[O
         If the operator is rejected, with the reason and the remedy.
     """
     refusal: PlanningError | None = None
-    templates: list[tuple[float, int, Template]] = []
-    for number, alternative in enumerate(_alternatives(problem)):
+    for alternative in _alternatives(problem):
         try:
-            template = make_template(alternative, machine)
-            templates.append((bounds(template)[0], number, template))
-        except PlanningError as error:
-            refusal = refusal or error
-    searched: list[tuple[Template, SearchResult]] = []
-    best = math.inf
-    for bound, _, template in sorted(templates, key=lambda entry: entry[:2]):
-        if bound >= best:
-            break
-        try:
-            result = search(template)
-            # Some layouts are refused by the addresses of instructions alone.
-            Lowering(template, result.candidates[0].tiling).program({})
+            plans = _plans(make_template(alternative, machine))
         except PlanningError as error:
             refusal = refusal or error
             continue
-        searched.append((template, result))
-        best = min(best, result.candidates[0].cycles)
+        return plans
+    raise refusal or PlanningError(f"rejected: {problem.specification.name} has no plan")
+
+
+def _plans(template: Template) -> tuple[OperatorPlan, ...]:
+    # Most of what is refused is refused for every tiling, and at once for the smallest.
+    smallest = Lowering(template, smallest_tiling(template), checks_rows=False)
+    smallest.program({})
+    result = search(template)
     plans: list[OperatorPlan] = []
-    for template, candidate, result in _spread(searched):
+    refusal: PlanningError | None = None
+    for candidate in _spread(result.candidates):
         try:
             plans.append(_plan(template, candidate, result))
         except PlanningError as error:
             refusal = refusal or error
     if not plans:
-        raise refusal or PlanningError(f"rejected: {problem.specification.name} has no plan")
+        raise refusal or PlanningError("rejected: no tiling has a program")
     return _plan_front(plans)
 
 
@@ -794,8 +823,17 @@ def _alternatives(problem: OperatorProblem) -> Iterator[OperatorProblem]:
     Fewer executions are no gain where no layout has both axes in neighbouring rows.
     """
     choices = [list(_single_axes(match)) for match in problem.matches]
-    for matches in itertools.product(*choices):
-        yield replace(problem, matches=matches)
+    variants = [replace(problem, matches=m) for m in itertools.product(*choices)]
+    yield from sorted(variants, key=_executions)
+
+
+def _executions(problem: OperatorProblem) -> int:
+    """Return the number of executions of all statements, with whole granules."""
+    total = 0
+    for match in problem.matches:
+        extents = match.statement.computation.extents
+        total += math.prod(-(-extent // match.tile(axis)) for axis, extent in extents.items())
+    return total
 
 
 def _single_axes(match: Match) -> Iterator[Match]:
@@ -813,15 +851,11 @@ def _single_axes(match: Match) -> Iterator[Match]:
         yield replace(match, axes=dict(zip(match.axes, choice, strict=True)))
 
 
-def _spread(
-    searched: Sequence[tuple[Template, SearchResult]],
-) -> list[tuple[Template, Candidate, SearchResult]]:
-    """Return the fastest candidates of all searches, and others spread over the rest."""
-    every = [(t, c, r) for t, r in searched for c in r.candidates]
-    every.sort(key=lambda entry: (entry[1].cycles, entry[1].bytes_moved, entry[1].capacity_bytes))
-    if len(every) <= _PLANS:
-        return every
+def _spread(candidates: Sequence[Candidate]) -> list[Candidate]:
+    """Return the fastest candidates, and others spread over the rest of the front."""
+    if len(candidates) <= _PLANS:
+        return list(candidates)
     half = _PLANS // 2
-    rest = every[half:]
+    rest = candidates[half:]
     step = (len(rest) - 1) / (half - 1)
-    return [*every[:half], *(rest[round(k * step)] for k in range(half))]
+    return [*candidates[:half], *(rest[round(k * step)] for k in range(half))]

@@ -26,8 +26,10 @@ from cpembed.hw.isa import IsaInstruction, MemoryKind, Synchronization
 
 Array = NDArray[Any]
 
-_CHUNK = 1 << 19
+_CHUNK = 1 << 17
 """Maximum number of tilings that are compared at once."""
+_CLASSES = 2
+"""Number of classes of capacities, a factor of two apart, of each of which the best is kept."""
 _PARTS = (2, 4, 8, 16)
 """Parts of the largest execution in which axes are tiled that need not be executed whole."""
 
@@ -147,6 +149,23 @@ def search(template: Template) -> SearchResult:
     return SearchResult(tuple(best), compared, cycles, moved)
 
 
+def smallest_tiling(template: Template) -> Tiling:
+    """Return the tiling with the smallest tiles, whose sums are outermost of all buffers."""
+    order = next(o for o in _orders(template) if o.output_depth == min(o.depths.values(), default=0))
+    loops = [
+        (slot.axis, template.granules[slot.axis])
+        for slot in order.loops
+        if not slot.level and template.granules[slot.axis] < template.extents[slot.axis]
+    ]
+    kept = [
+        n
+        for n, slot in enumerate(order.loops)
+        if not slot.level and template.granules[slot.axis] < template.extents[slot.axis]
+    ]
+    depths = {key: sum(n < depth for n in kept) for key, depth in order.depths.items()}
+    return Tiling(tuple(loops), depths, sum(n < order.output_depth for n in kept), {})
+
+
 def _too_large(template: Template, shortest: Mapping[str, int]) -> str:
     for name, rows in shortest.items():
         memory = template.machine.memories[name]
@@ -192,9 +211,7 @@ def _orders(template: Template) -> Iterator[_Order]:
             allowed = template.spatial
             if output_depth >= 0:
                 allowed = template.spatial | template.reductions
-            segment = sorted(
-                (axes & allowed) - previous, key=lambda a: (-chain_uses.get(a, 0), a)
-            )
+            segment = sorted((axes & allowed) - previous, key=lambda a: (-chain_uses.get(a, 0), a))
             for axis in segment:
                 levels[axis] = levels.get(axis, -1) + 1
                 loops.append(_LoopSlot(axis, levels[axis]))
@@ -229,8 +246,7 @@ class _AxisOptions:
         if key not in self._counts:
             chains = [tuple(map(int, chain[:levels])) for chain in self.sizes]
             counts = [
-                _tiles(self.extent, (*chain, min(granule, *chain, self.extent)))
-                for chain in chains
+                _tiles(self.extent, (*chain, min(granule, *chain, self.extent))) for chain in chains
             ]
             self._counts[key] = np.array(counts, np.int64)
         return self._counts[key]
@@ -335,63 +351,64 @@ class _Model:
 
     def _best(self, grid: _Grid, count: int, shortest: dict[str, int]) -> list[Candidate]:
         costs = _Costs(self.template, self.order, grid, count)
-        candidates: list[Candidate] = []
-        for copies in self.copies:
+        parts: list[tuple[Array, Array, Array, Array]] = []
+        for number, copies in enumerate(self.copies):
             rows = costs.rows(copies)
             fits = np.ones(count, bool)
+            capacity: Any = np.zeros(count)
             for name, needed in rows.items():
                 memory = self.machine.memories[name]
                 fits &= needed <= memory.rows
+                capacity = capacity + needed * memory.row_bytes
                 least = int(np.min(needed))
                 shortest[name] = min(shortest.get(name, least), least)
             at = np.flatnonzero(fits)
-            if not at.size:
-                continue
-            cycles = costs.cycles(copies)[at]
-            moved = costs.bytes_moved[at]
-            capacity: Any = np.zeros(count)
-            for name, needed in rows.items():
-                capacity = capacity + needed * self.machine.memories[name].row_bytes
-            candidates += self._survivors(grid, at, cycles, moved, capacity[at], copies)
-        return _front(candidates)
-
-    def _survivors(
-        self,
-        grid: _Grid,
-        at: Array,
-        cycles: Array,
-        moved: Array,
-        capacity: Array,
-        copies: Mapping[Key, int],
-    ) -> list[Candidate]:
-        order = np.lexsort((moved, cycles, capacity))
-        survivors: list[Candidate] = []
-        ranked = cycles[order] + moved[order] * 1e-12
-        running = np.minimum.accumulate(ranked)
-        better = np.concatenate(([True], ranked[1:] < running[:-1]))
-        for number in order[better]:
-            place = int(at[number])
-            loops: list[tuple[str, int]] = []
-            kept: list[int] = []
-            spans = dict(self.template.extents)
-            for position, slot in enumerate(self.order.loops):
-                size = int(grid.sizes[slot.axis][slot.level][place])
-                if size < spans[slot.axis]:
-                    loops.append((slot.axis, size))
-                    kept.append(position)
-                spans[slot.axis] = size
-            depths = {
-                key: sum(position < depth for position in kept)
-                for key, depth in self.order.depths.items()
-            }
-            output_depth = sum(position < self.order.output_depth for position in kept)
-            tiling = Tiling(tuple(loops), depths, output_depth, copies)
-            survivors.append(
-                Candidate(
-                    tiling, float(cycles[number]), float(moved[number]), float(capacity[number])
-                )
+            if at.size:
+                option = np.full(at.size, number)
+                parts.append((at, option, costs.cycles(copies)[at], capacity[at]))
+        if not parts:
+            return []
+        at, option, cycles, capacity = (np.concatenate(column) for column in zip(*parts, strict=True))
+        moved = costs.bytes_moved[at]
+        # Bytes only decide between equal cycles.
+        ranked = cycles * (1 + 1e-9 * moved / max(1.0, float(np.max(moved))))
+        classes = np.floor(_CLASSES * np.log2(np.maximum(1.0, capacity))).astype(np.int64)
+        best = np.full(int(classes.max()) + 1, np.inf)
+        np.minimum.at(best, classes, ranked)
+        survivors = np.flatnonzero(ranked <= best[classes])
+        return [
+            Candidate(
+                self._tiling(grid, int(at[n]), self.copies[option[n]]),
+                float(cycles[n]),
+                float(moved[n]),
+                float(capacity[n]),
             )
-        return survivors
+            for n in _distinct(survivors, classes)
+        ]
+
+    def _tiling(self, grid: _Grid, place: int, copies: Mapping[Key, int]) -> Tiling:
+        """Return the tiling at a place of the grid, without loops that have one iteration."""
+        loops: list[tuple[str, int]] = []
+        kept: list[int] = []
+        spans = dict(self.template.extents)
+        for position, slot in enumerate(self.order.loops):
+            size = int(grid.sizes[slot.axis][slot.level][place])
+            if size < spans[slot.axis]:
+                loops.append((slot.axis, size))
+                kept.append(position)
+            spans[slot.axis] = size
+        depths = {
+            key: sum(position < depth for position in kept)
+            for key, depth in self.order.depths.items()
+        }
+        output_depth = sum(position < self.order.output_depth for position in kept)
+        return Tiling(tuple(loops), depths, output_depth, copies)
+
+
+def _distinct(places: Array, classes: Array) -> list[int]:
+    """Return the first place of each class."""
+    _, first = np.unique(classes[places], return_index=True)
+    return [int(places[n]) for n in first]
 
 
 def _copy_options(template: Template) -> list[dict[Key, int]]:
@@ -429,6 +446,8 @@ class _Costs:
     latency: dict[Key, float] = field(default_factory=dict[Key, float])
     fill: Any = 0.0
     rounding: dict[Key, dict[int, int]] = field(default_factory=dict[Key, dict[int, int]])
+    waits: dict[Key, Any] = field(default_factory=dict[Key, Any])
+    _needed: dict[Key, tuple[Any, Any]] = field(default_factory=dict[Key, tuple[Any, Any]])
 
     def __post_init__(self) -> None:
         self.bytes_moved = np.zeros(self.count)
@@ -485,13 +504,19 @@ class _Costs:
         for spec in self.template.buffers:
             if spec.is_home:
                 continue
-            number = copies.get(spec.key, 1)
-            if number > 1:
+            rows, has_second = self._needs(spec)
+            if copies.get(spec.key, 1) > 1:
                 # A buffer that is filled once has no second copy.
-                number = np.where(self._visits(spec) > 1, 2, 1)
-            rows = self._rows(spec) * number + np.zeros(self.count, np.int64)
+                rows = rows * has_second
             needed[spec.memory] = needed.get(spec.memory, 0) + rows
         return needed
+
+    def _needs(self, spec: BufferSpec) -> tuple[Any, Any]:
+        """Return the rows of a buffer, and by how many copies it is multiplied if it has two."""
+        if spec.key not in self._needed:
+            rows = self._rows(spec) + np.zeros(self.count, np.int64)
+            self._needed[spec.key] = rows, np.where(self._visits(spec) > 1, 2, 1)
+        return self._needed[spec.key]
 
     def _visits(self, spec: BufferSpec) -> Any:
         """Return how often a buffer gets new contents."""
@@ -556,6 +581,7 @@ class _Costs:
         if memories[0] == main.name:
             self.latency[spec.key] += main.latency_cycles
         visits = np.maximum(1, self._visits(spec))
+        self.waits[spec.key] = visits * self.latency[spec.key]
         first = slow / visits
         self.fill = self.fill + first + (main.latency_cycles if main.name in memories else 0.0)
 
@@ -586,8 +612,7 @@ class _Costs:
         lengths: list[tuple[Any, Any]] = []
         for e in spec.index:
             tiles = {
-                a: self.grid.executions(a, self.levels_of(a), step.granules[a])
-                for a in e.iterators
+                a: self.grid.executions(a, self.levels_of(a), step.granules[a]) for a in e.iterators
             }
             everything = math.prod(tiles.values())
             total: Any = everything * (1 - sum(t.coefficient for t in e.terms))
@@ -658,7 +683,7 @@ class _Costs:
                 outputs_alternate |= not is_single
             if spec.key not in self.transfer_cycles:
                 continue
-            waits = self._visits(spec) * self.latency[spec.key]
+            waits = self.waits[spec.key]
             if is_single:
                 serial = serial + self.transfer_cycles[spec.key] + waits
             both = both + self.transfer_cycles[spec.key]
@@ -723,7 +748,9 @@ def _direct_bytes(step: Step, operand: str, factors: Mapping[str, tuple[Any, Any
         axis = next((a for a in step.instruction.axes if a.name == name), None)
         if axis is None or axis.is_fixed or len(digits) != 1:
             size = 1 + e.bounds(extents)[1]
-            elements = elements * (1 if axis is not None and not axis.is_fixed and not digits else size)
+            elements = elements * (
+                1 if axis is not None and not axis.is_fixed and not digits else size
+            )
         else:
             shared = step.axes[digits[0].axis]
             elements = elements * factors[shared][1]
@@ -734,9 +761,7 @@ def _direct_bytes(step: Step, operand: str, factors: Mapping[str, tuple[Any, Any
     return elements
 
 
-def _copy_cost(
-    template: Template, spec: BufferSpec, memories: tuple[str, str]
-) -> _CopyCost | None:
+def _copy_cost(template: Template, spec: BufferSpec, memories: tuple[str, str]) -> _CopyCost | None:
     """Return the copy that moves a buffer, with the dimensions that its axes walk."""
     lanes = dict(spec.lanes)
     box = [1 + e.bounds(template.extents)[1] - e.bounds(template.extents)[0] for e in spec.index]
@@ -837,7 +862,11 @@ def _product_bytes(template: Template) -> float:
     indices = [a.index for a in (*computation.reads, computation.statement.store)]
     single = all(e.single_iterator for index in indices for e in index)
     groups = [{e.single_iterator for e in index} for index in indices]
-    if not single or len(groups) != 3 or any(len(a & b) != 1 for a, b in itertools.combinations(groups, 2)):
+    if (
+        not single
+        or len(groups) != 3
+        or any(len(a & b) != 1 for a, b in itertools.combinations(groups, 2))
+    ):
         return 0.0
     widths = [element_bits(o.dtype) / 8 for o in computation.operands]
     capacity = sum(m.capacity_bytes or 0 for m in template.machine.row_memories()) / min(widths)

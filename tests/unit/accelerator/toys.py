@@ -87,9 +87,7 @@ def instruction(
 ) -> IsaInstruction:
     extents = {a: high for a, (_, high) in axes.items()}
     dtypes = {o: p.dtype for o, p in places.items()}
-    computation = parse_computation(
-        text, extents, name=name, dtypes=dtypes, takes_constants=True
-    )
+    computation = parse_computation(text, extents, name=name, dtypes=dtypes, takes_constants=True)
     polynomial = tuple(
         (tuple(k.split("*")) if k != "1" else (), v) for k, v in (cycles or {"1": 1.0}).items()
     )
@@ -316,9 +314,7 @@ class Interpreter:
                 stride = address.strides[key]
             elif source == "dense":
                 inner = digits[number + 1 :]
-                stride = math.prod(
-                    sizes[x] if in_main else x.size(sizes[x.axis]) for x in inner
-                )
+                stride = math.prod(sizes[x] if in_main else x.size(sizes[x.axis]) for x in inner)
             elif isinstance(source, int):
                 stride = source
             else:
