@@ -91,7 +91,7 @@ def _orders(node: Expression) -> Iterator[Expression]:
     """Yield an expression with the arguments of its commutative operations in every order."""
     if isinstance(node, Cast):
         for arg in _orders(node.arg):
-            yield Cast(node.dtype, arg)
+            yield replace(node, arg=arg)
     elif isinstance(node, Operation):
         for args in itertools.product(*(list(_orders(arg)) for arg in node.args)):
             yield Operation(node.op, args)

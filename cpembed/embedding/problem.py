@@ -464,7 +464,7 @@ def _match(
                 if mismatch is not None:
                     return mismatch
             return None
-        case Cast(), Cast() if pattern.dtype == value.dtype:
+        case Cast(), Cast() if (pattern.dtype, pattern.saturate) == (value.dtype, value.saturate):
             return _match(pattern.arg, value.arg, name, pairs)
         case Constant(), Constant() if pattern.value == value.value:
             return None

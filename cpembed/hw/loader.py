@@ -124,12 +124,13 @@ class _Builder:
         self.need(operations <= MAX_OPERATIONS, ("instruction", "axes"), problem)
         dtypes = {name: self._dtypes(name) for name in table.operands}
         # In the first type of each operand; what depends on types is checked for the others below.
-        computation = self._computation(axes, {name: d[0] for name, d in dtypes.items()})
-        for output in (operand.name for operand in computation.outputs):
-            for dtype in dtypes[output][1:]:
+        first_types = {name: alternatives[0] for name, alternatives in dtypes.items()}
+        computation = self._computation(axes, first_types)
+        for name, alternatives in dtypes.items():
+            for dtype in alternatives[1:]:
                 # Parsed again for its errors alone: some operations exist in one kind of arithmetic
-                # only, such as shifts of integers.
-                self._computation(axes, {output: dtype})
+                # only, such as shifts of integers, and an integer does not store a float.
+                self._computation(axes, {**first_types, name: dtype})
         self._check_configurable(axes, computation)
         instruction = Instruction(
             name=table.name,

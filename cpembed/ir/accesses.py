@@ -19,7 +19,14 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from cpembed.ir.computation import Assignment, Computation, Operand, changed_accesses
-from cpembed.ir.expression import Access, Cast, Constant, Expression, Operation
+from cpembed.ir.expression import (
+    Access,
+    Cast,
+    Constant,
+    Expression,
+    Operation,
+    zero_arguments,
+)
 from cpembed.ir.index import IndexExpr, IndexTerm, flat_index, row_major_strides
 
 
@@ -270,11 +277,8 @@ def _is_zero(value: Expression, zero: Collection[Access]) -> bool:
     if isinstance(value, Cast):
         return _is_zero(value.arg, zero)
     assert isinstance(value, Operation)
-    # Zero absorbs a product, and shifted it stays zero. Every other operation maps zeros to zero.
     parts = [_is_zero(arg, zero) for arg in value.args]
-    if value.op == "mul":
-        return any(parts)
-    return parts[0] if value.op == "shr" else all(parts)
+    return any(all(parts[i] for i in group) for group in zero_arguments(value))
 
 
 def _leaves(computation: Computation, access: Access, axis: str) -> bool:

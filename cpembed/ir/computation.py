@@ -25,8 +25,16 @@ from functools import cached_property
 import numpy as np
 
 from cpembed.errors import InvariantError, WorkloadError
-from cpembed.ir.dtypes import DTYPES, dtype_info
-from cpembed.ir.expression import OPERATIONS, Access, Cast, Expression, Operation, accesses
+from cpembed.ir.dtypes import DTYPES, dtype_info, is_integer
+from cpembed.ir.expression import (
+    OPERATIONS,
+    Access,
+    Cast,
+    Expression,
+    Operation,
+    accesses,
+    yields_float,
+)
 
 # The solver's numbers have 64 bits, of which padding and sums need some, and costs are exact in
 # floating point up to here.
@@ -104,8 +112,8 @@ class Assignment:
     """``store (reduction)= value``: a scalar statement.
 
     ``reduction`` is the operation (``add``, ``max`` ...) that combines the points of one output
-    element, or None if each output element is written once. Arithmetic is exact in 64 bits (in
-    float64 for a float output) and its result is converted to the output's dtype.
+    element, or None if each output element is written once. The arithmetic is that of
+    :mod:`cpembed.ir.arithmetic`; its result is converted to the output's dtype.
     """
 
     store: Access
@@ -325,6 +333,14 @@ class Computation:
                     f"{self.name}: only inputs can be {operand.dtype}, not the output "
                     f"{operand.name}: make it {dtype_info(operand.dtype).in_memory}"
                 )
+        dtypes = {operand.name: operand.dtype for operand in self.operands}
+        for statement in self.statements:
+            output = dtypes[statement.store.operand]
+            if is_integer(output) and yields_float(statement.value, dtypes):
+                raise WorkloadError(
+                    f"{self.name}: {statement.store.operand} is {output} and its value is a float: "
+                    f"write {output}(...), which rounds and saturates, or use a float output"
+                )
         for access in self.reads:
             if access.operand in outputs:
                 raise WorkloadError(
@@ -382,7 +398,7 @@ def changed_accesses(
             return change(node)
         if isinstance(node, Operation):
             return Operation(node.op, tuple(rewrite(arg) for arg in node.args))
-        return Cast(node.dtype, rewrite(node.arg)) if isinstance(node, Cast) else node
+        return replace(node, arg=rewrite(node.arg)) if isinstance(node, Cast) else node
 
     return tuple(
         replace(statement, store=change(statement.store), value=rewrite(statement.value))

@@ -22,18 +22,39 @@ class DTypeKind(StrEnum):
     FLOAT = "float"
 
 
+# numpy has none of its own.
+_ML_DTYPES: dict[str, Any] = {
+    name: getattr(ml_dtypes, name) for name in ("bfloat16", "float8_e4m3fn", "float8_e5m2")
+}
+
+
 @dataclass(frozen=True)
 class DType:
-    """An element type; ``accumulator`` is the type in which products of two such values are summed.
+    """An element type.
 
-    >>> DTYPES["uint8"].integer_range, INPUT_DTYPES["int7"].in_memory
-    ((0, 255), 'int8')
+    >>> DTYPES["uint8"].integer_range, INPUT_DTYPES["int7"].in_memory, DTYPES["int4"].storage_bits
+    ((0, 255), 'int8', 4)
+
+    Attributes
+    ----------
+    name : str
+        Name of the type: numpy's, or that of ml_dtypes.
+    bits : int
+        Bits of a value.
+    kind : DTypeKind
+        What they are.
+    accumulator : str
+        Type in which products of two such values are summed.
+    is_packed : bool
+        True if memories of a machine hold several values in a byte, the first one in the low bits.
+        Arrays of numpy hold one value in a byte.
     """
 
     name: str
     bits: int
     kind: DTypeKind
     accumulator: str
+    is_packed: bool = False
 
     @property
     def is_integer(self) -> bool:
@@ -45,6 +66,11 @@ class DType:
         return -(-self.bits // 8)
 
     @property
+    def storage_bits(self) -> int:
+        """Bits that a value occupies in a machine's memory."""
+        return self.bits if self.is_packed else 8 * self.size_bytes
+
+    @property
     def in_memory(self) -> str:
         """Type of the element in memory that holds a value."""
         return self.name.replace(str(self.bits), str(8 * self.size_bytes))
@@ -52,10 +78,7 @@ class DType:
     @property
     def numpy(self) -> np.dtype[Any]:
         """The numpy type of the element that holds a value."""
-        # numpy has none of its own.
-        if self.name == "bfloat16":
-            return np.dtype(ml_dtypes.bfloat16)
-        return np.dtype(self.in_memory)
+        return np.dtype(_ML_DTYPES.get(self.name, self.in_memory))
 
     @property
     def integer_range(self) -> tuple[int, int]:
@@ -81,6 +104,10 @@ DTYPES: dict[str, DType] = {
         DType("bfloat16", 16, DTypeKind.FLOAT, "float32"),
         DType("float32", 32, DTypeKind.FLOAT, "float32"),
         DType("float64", 64, DTypeKind.FLOAT, "float64"),
+        DType("float8_e4m3fn", 8, DTypeKind.FLOAT, "float32"),
+        DType("float8_e5m2", 8, DTypeKind.FLOAT, "float32"),
+        DType("int4", 4, DTypeKind.SIGNED, "int32", is_packed=True),
+        DType("uint4", 4, DTypeKind.UNSIGNED, "int32", is_packed=True),
     )
 }
 
@@ -170,15 +197,16 @@ def require_values(operand: str, dtype: str, array: NDArray[Any]) -> None:
     WorkloadError
         If a value is out of the range of the type.
     """
-    # An array of numpy cannot hold other values of these.
-    if dtype in DTYPES or not array.size:
+    info = dtype_info(dtype)
+    # An array of numpy cannot hold other values of whole bytes.
+    if info.bits % 8 == 0 or not array.size:
         return
-    low, high = dtype_info(dtype).integer_range
+    low, high = info.integer_range
     least, largest = int(array.min()), int(array.max())
     if not low <= least <= largest <= high:
         raise WorkloadError(
             f"operand {operand} holds values from {least} to {largest}, {dtype} is {low} to "
-            f"{high}: keep to these, or declare {dtype_info(dtype).in_memory}"
+            f"{high}: keep to these, or declare {info.in_memory}"
         )
 
 
@@ -189,6 +217,15 @@ def accumulator(*dtypes: str) -> str:
     ('int32', 'float32')
     """
     return max((dtype_info(name).accumulator for name in dtypes), key=_WIDENING.index)
+
+
+def storage_bytes(elements: int, dtype: str) -> int:
+    """Return the number of bytes of a machine's memory that hold so many elements.
+
+    >>> storage_bytes(5, "int4"), storage_bytes(5, "int7"), storage_bytes(5, "bfloat16")
+    (3, 5, 10)
+    """
+    return -(-elements * element_info(dtype).storage_bits // 8)
 
 
 def holds(dtype: str, source: str) -> bool:
@@ -207,10 +244,14 @@ def holds(dtype: str, source: str) -> bool:
     if wide.is_integer:
         return False
     # Bits of the significand with the hidden one: integers up to 2**bits are exact.
-    significand = {"float16": 11, "bfloat16": 8, "float32": 24, "float64": 53}[dtype]
+    significand = {
+        "float8_e4m3fn": 4, "float8_e5m2": 3, "float16": 11, "bfloat16": 8, "float32": 24,
+        "float64": 53,
+    }[dtype]  # fmt: skip
     if narrow.is_integer:
         return max(abs(edge) for edge in narrow.integer_range) <= 2**significand
-    # float16 has more significand, bfloat16 more exponent: of 16 bits, neither holds the other.
+    # float16 has more significand, bfloat16 more exponent: of 16 bits, neither holds the other, nor
+    # of 8.
     return wide.bits > narrow.bits
 
 
@@ -241,14 +282,16 @@ def resolve_dtypes(dtype: str | Sequence[str] | None, inputs: int = 2) -> tuple[
 
 
 def as_stored(array: NDArray[Any]) -> NDArray[Any]:
-    """Return an array of storage types: Booleans are bytes, bfloat16 is uint16."""
+    """Return an array of storage types: Booleans are bytes, bfloat16 is uint16, float8 uint8."""
     if array.dtype == np.bool_:
         return array.view(np.uint8)
-    return array.view(np.uint16) if array.dtype == ml_dtypes.bfloat16 else array
+    if array.dtype.name in _ML_DTYPES:
+        return array.view(f"uint{8 * array.dtype.itemsize}")
+    return array
 
 
 def as_typed(array: NDArray[Any], dtype: str) -> NDArray[Any]:
     """Return an array of a type from one of its storage type."""
     if dtype == "bool":
         return array.astype(np.bool_)
-    return array.view(ml_dtypes.bfloat16) if dtype == "bfloat16" else array
+    return array.view(numpy_dtype(dtype)) if dtype in _ML_DTYPES else array

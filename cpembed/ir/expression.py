@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
+from cpembed.ir.dtypes import is_integer
 from cpembed.ir.index import IndexExpr
 
 
@@ -54,13 +55,25 @@ class Operation:
 
 @dataclass(frozen=True)
 class Cast:
-    """A conversion of a value to an element type and back to that of the arithmetic."""
+    """A conversion of a value to an element type.
+
+    Attributes
+    ----------
+    dtype : str
+        Element type of the result.
+    arg : Expression
+        The value.
+    saturate : bool
+        True if values beyond the type become its nearest one, and floats are rounded to integers;
+        otherwise integers wrap around, and fractions are cut off.
+    """
 
     dtype: str
     arg: Expression
+    saturate: bool = False
 
     def __str__(self) -> str:
-        return f"cast({self.arg}, {self.dtype})"
+        return f"{self.dtype}({self.arg})" if self.saturate else f"cast({self.arg}, {self.dtype})"
 
 
 Expression = Access | Constant | Operation | Cast
@@ -70,13 +83,15 @@ Expression = Access | Constant | Operation | Cast
 class OperationKind:
     """Properties of an operation, for the dataflow graph and the notation.
 
-    ``neutral`` is the neutral element of the operation as a reduction, if there is a finite one.
+    ``neutral`` is the neutral element of the operation as a reduction, if there is a finite one;
+    ``is_float`` says that the result is a float also of integers.
     """
 
     name: str
     commutative: bool = False
     symbol: str | None = None
     neutral: int | float | None = None
+    is_float: bool = False
 
 
 OPERATIONS: dict[str, OperationKind] = {
@@ -90,8 +105,44 @@ OPERATIONS: dict[str, OperationKind] = {
         OperationKind("abs"),
         OperationKind("neg"),
         OperationKind("shr", symbol=">>"),
+        OperationKind("div", symbol="/", is_float=True),
+        OperationKind("exp", is_float=True),
+        OperationKind("sqrt", is_float=True),
+        OperationKind("rsqrt", is_float=True),
+        OperationKind("tanh", is_float=True),
+        OperationKind("erf", is_float=True),
     )
 }
+
+
+_ZERO_AT_ZERO = frozenset({"add", "sub", "max", "min", "abs", "neg", "sqrt", "tanh", "erf"})
+"""Operations whose result is zero if all of their arguments are."""
+
+
+def zero_arguments(operation: Operation) -> tuple[tuple[int, ...], ...]:
+    """Return the sets of arguments of which one, if it is zero, makes the operation's result zero.
+
+    >>> a, b = (Access(name, ()) for name in "ab")
+    >>> [zero_arguments(Operation(op, (a, b))) for op in ("mul", "add", "shr", "div")]
+    [((0,), (1,)), ((0, 1),), ((0,),), ()]
+
+    Returns
+    -------
+    tuple of tuple of int
+        Each member holds the positions of arguments that have to be zero together.
+    """
+    match operation:
+        case Operation("mul", args):
+            return tuple((position,) for position in range(len(args)))
+        # Zero divided by zero is not a number, so that a divisor has to be a constant.
+        case Operation("shr") | Operation("div", (_, Constant(int() | float()))):
+            divisor = operation.args[1]
+            is_zero = isinstance(divisor, Constant) and operation.op == "div" and not divisor.value
+            return () if is_zero else ((0,),)
+        case Operation(op, args) if op in _ZERO_AT_ZERO:
+            return (tuple(range(len(args))),)
+        case _:
+            return ()
 
 
 def walk(expression: Expression) -> Iterator[Expression]:
@@ -107,3 +158,32 @@ def walk(expression: Expression) -> Iterator[Expression]:
 def accesses(expression: Expression) -> tuple[Access, ...]:
     """Return the reads of an expression in written order."""
     return tuple(node for node in walk(expression) if isinstance(node, Access))
+
+
+def yields_float(expression: Expression, dtypes: Mapping[str, str]) -> bool:
+    """True if an expression's value is a float.
+
+    >>> from cpembed.ir.grammar import parse_body
+    >>> values = [parse_body(f"C[x] = {text}").statements[0].value
+    ...           for text in ("A[x] * 3", "A[x] / 3", "A[x] * S[]", "int8(A[x] * S[])")]
+    >>> [yields_float(value, {"A": "int32", "S": "float32"}) for value in values]
+    [False, True, True, False]
+
+    Parameters
+    ----------
+    expression : Expression
+    dtypes : mapping of str to str
+        Element type of each operand.
+    """
+    match expression:
+        case Access():
+            return not is_integer(dtypes[expression.operand])
+        case Constant():
+            return isinstance(expression.value, float)
+        case Cast():
+            return not is_integer(expression.dtype)
+        case Operation():
+            # The first argument alone is shifted, and by an integer.
+            args = expression.args[:1] if expression.op == "shr" else expression.args
+            is_float = OPERATIONS[expression.op].is_float
+            return is_float or any(yields_float(arg, dtypes) for arg in args)

@@ -7,12 +7,16 @@
     statement := access ("=" | "+=" | "max=" | "min=") value
     value     := sum (">>" sum)*
     sum       := product (("+" | "-") product)*
-    product   := unary ("*" unary)*
+    product   := unary (("*" | "/") unary)*
     unary     := "-" unary | number | access | "(" value ")"
-               | ("max" | "min") "(" value "," value ")" | ("abs" | "neg") "(" value ")"
-               | "cast" "(" value "," dtype ")"
+               | ("max" | "min") "(" value "," value ")"
+               | ("abs" | "neg" | "exp" | "sqrt" | "rsqrt" | "tanh" | "erf") "(" value ")"
+               | dtype "(" value ")" | "cast" "(" value "," dtype ")"
     access    := NAME "[" [index ("," index)*] "]"
     index     := affine expression of iterators and integers: + - * ( )
+
+``int8(x)`` rounds and saturates, ``cast(x, int8)`` wraps around; what values are, and in which type
+they are computed, is in :mod:`cpembed.ir.arithmetic`.
 
 Printing is the inverse: ``str(computation)`` parses to the same statements again.
 """
@@ -25,14 +29,16 @@ from dataclasses import dataclass, field
 
 from cpembed.errors import WorkloadError
 from cpembed.ir.computation import Assignment
-from cpembed.ir.dtypes import DTYPES
+from cpembed.ir.dtypes import DTYPES, INPUT_DTYPES
 from cpembed.ir.expression import Access, Cast, Constant, Expression, Operation
 from cpembed.ir.index import IndexExpr
 
-FUNCTIONS: dict[str, int] = {"max": 2, "min": 2, "abs": 1, "neg": 1}
+FUNCTIONS: dict[str, int] = {
+    "max": 2, "min": 2, "abs": 1, "neg": 1, "exp": 1, "sqrt": 1, "rsqrt": 1, "tanh": 1, "erf": 1,
+}  # fmt: skip
 """Operations that are written as calls, with their number of arguments."""
 
-_RESERVED = (*FUNCTIONS, "cast")
+_RESERVED = (*FUNCTIONS, *INPUT_DTYPES, "cast")
 # The parser and all that walks trees are recursive, and Python's stack is limited.
 _MAX_NESTING = 64
 """Maximum depth of parentheses and signs."""
@@ -45,7 +51,7 @@ _MAX_DIGITS = 18
 _TOKEN = re.compile(
     r"(?P<number>(?:\d+\.\d*|\.\d+)(?:[eE][+-]?\d+)?|\d+[eE][+-]?\d+|\d+)"
     r"|(?P<name>[A-Za-z_][A-Za-z_0-9]*)"
-    r"|(?P<symbol>>>|\+=|[-+*=()\[\],;])",
+    r"|(?P<symbol>>>|\+=|[-+*/=()\[\],;])",
     re.ASCII,
 )
 
@@ -135,7 +141,7 @@ class _Parser:
             statements.append(self._statement())
         if self._next.kind != "end":
             raise self._error(
-                self._next, "expected an operator + - * >> or the end of the expression"
+                self._next, "expected an operator + - * / >> or the end of the expression"
             )
         # Only now, because a name may become an iterator after it was used as an operand.
         for name, (_, column) in self._operands.items():
@@ -222,8 +228,9 @@ class _Parser:
 
     def _product(self) -> Expression:
         left = self._unary()
-        while self._accept("*"):
-            left = self._operation("mul", (left, self._unary()))
+        while self._next.text in ("*", "/"):
+            op = "mul" if self._take().text == "*" else "div"
+            left = self._operation(op, (left, self._unary()))
         return left
 
     def _unary(self) -> Expression:
@@ -256,7 +263,9 @@ class _Parser:
         token = self._take()
         if token.text not in _RESERVED:
             raise self._error(
-                token, f"no such function; use {' '.join(_RESERVED)} or index an operand with [...]"
+                token,
+                f"no such function; use {' '.join(FUNCTIONS)}, an element type such as int8(...), "
+                "cast, or index an operand with [...]",
             )
         self._enter(token)
         self._expect("(", "after the function")
@@ -267,6 +276,8 @@ class _Parser:
             if dtype.text not in DTYPES:
                 raise self._error(dtype, f"unknown dtype; use one of {' '.join(DTYPES)}")
             result: Expression = Cast(dtype.text, args[0])
+        elif token.text in INPUT_DTYPES:
+            result = Cast(token.text, args[0], saturate=True)
         else:
             for _ in range(FUNCTIONS[token.text] - 1):
                 self._expect(",", f"and another argument of {token.text}")
@@ -334,6 +345,10 @@ class _Parser:
                     f"{left} times {right} is not affine; multiply iterators by numbers only",
                 )
             left = left.times(right.constant) if left.terms else right.times(left.constant)
+        if self._next.text == "/":
+            raise self._error(
+                self._next, "an index is a sum of axes times integers; only a value is divided"
+            )
         return left
 
     def _index_atom(self) -> IndexExpr:
@@ -377,9 +392,9 @@ def _tokenize(text: str) -> tuple[_Token, ...]:
         if match is None:
             character = text[position]
             remedy = (
-                "division is not in the language: an index is affine, a value can shift with >>"
-                if character in "/%"
-                else "is not in the language; use names, numbers and + - * >> = ( ) [ ] , ;"
+                "remainders are not in the language: an index is a sum of axes times integers"
+                if character == "%"
+                else "is not in the language; use names, numbers and + - * / >> = ( ) [ ] , ;"
             )
             raise located_error(position + 1, repr(character), remedy)
         tokens.append(_Token(match.lastgroup or "symbol", match.group(), position + 1))

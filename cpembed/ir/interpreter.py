@@ -7,23 +7,23 @@ gather, every reduction an indexed scatter. :mod:`cpembed.ir.reference` is the f
 from __future__ import annotations
 
 from collections.abc import Mapping
+from functools import partial
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 
 from cpembed.errors import WorkloadError
+from cpembed.ir.arithmetic import (
+    UFUNCS,
+    Array,
+    computing_dtype,
+    evaluate,
+    stored,
+    sums_floats,
+)
 from cpembed.ir.computation import Assignment, Computation
-from cpembed.ir.dtypes import dtype_info, is_integer, numpy_dtype, require_values
-from cpembed.ir.expression import Access, Cast, Constant, Expression
-
-Array = npt.NDArray[Any]
-
-_FUNCTIONS: Mapping[str, np.ufunc] = {
-    "add": np.add, "sub": np.subtract, "mul": np.multiply, "max": np.maximum, "min": np.minimum,
-    "abs": np.absolute, "neg": np.negative, "shr": np.right_shift,
-}  # fmt: skip
-"""Function of each operation on arrays."""
+from cpembed.ir.dtypes import dtype_info, numpy_dtype, require_values
+from cpembed.ir.expression import Access
 
 
 def interpret(
@@ -50,9 +50,8 @@ def interpret_all(
 ) -> dict[str, Array]:
     """Execute a computation and return every output by name, in its shape and dtype.
 
-    Integer arithmetic is exact in 64 bits, and the result wraps around in the output's dtype. For a
-    float output all arithmetic is in float64 and the result is rounded once. Output elements that
-    no point writes are zero.
+    The arithmetic is that of :mod:`cpembed.ir.arithmetic`. Integer results wrap around in the
+    output's dtype. Output elements that no point writes are zero.
 
     Parameters
     ----------
@@ -75,8 +74,9 @@ def interpret_all(
     }
     for statement in computation.statements:
         values, written = _execute(computation, statement, arrays, chunk_points)
-        result = results[statement.store.operand].reshape(-1)
-        result[written] = values[written].astype(result.dtype)
+        output = computation.operand(statement.store.operand)
+        result = results[output.name].reshape(-1)
+        result[written] = stored(values[written], output.dtype)
     return results
 
 
@@ -89,7 +89,7 @@ def _execute(
     """Return the flat values of a statement's output, and a mask of the elements it writes."""
     output = computation.operand(statement.store.operand)
     dtype = computing_dtype(output.dtype)
-    values = np.full(output.shape, _start(statement.reduction, dtype), dtype).reshape(-1)
+    values = np.full(output.shape, start_value(statement.reduction, dtype), dtype).reshape(-1)
     written = np.zeros(values.shape, bool)
     extents = tuple(computation.extents.values())
     # Overflow and invalid conversions are part of the semantics: results wrap around.
@@ -99,7 +99,12 @@ def _execute(
             # One coordinate array per axis; a computation without axes is the single point ().
             coordinates = np.unravel_index(flat, extents) if extents else ()
             point = dict(zip(computation.extents, coordinates, strict=True))
-            results = _evaluate(statement.value, computation, arrays, point, len(flat), dtype)
+            results = evaluate(
+                statement.value,
+                partial(_gather, computation, arrays, point, len(flat)),
+                wide=sums_floats(statement, output.dtype),
+            )
+            results = np.broadcast_to(results, (len(flat),)).astype(dtype)
             targets, inside = _locate(statement.store, output.shape, point, len(flat))
             _combine(statement.reduction, values, targets[inside], results[inside])
             written[targets[inside]] = True
@@ -124,14 +129,8 @@ def check_inputs(computation: Computation, inputs: Mapping[str, Array]) -> dict[
     return checked
 
 
-def computing_dtype(output: str) -> np.dtype[Any]:
-    """Type of a statement's arithmetic: 64-bit integers, or float64 for a float output."""
-    # So wide that a product can be shifted and clipped before it is converted to fewer bits, and
-    # that a sum of floats can serve as reference for any order of summation.
-    return numpy_dtype("int64" if is_integer(output) else "float64")
-
-
-def _start(reduction: str | None, dtype: np.dtype[Any]) -> Any:
+def start_value(reduction: str | None, dtype: np.dtype[Any]) -> Any:
+    """Return the value with which a reduction begins, in the type of its arithmetic."""
     if reduction not in ("max", "min"):
         return 1 if reduction == "mul" else 0
     if dtype.kind == "f":
@@ -145,7 +144,7 @@ def _combine(reduction: str | None, values: Array, targets: Array, results: Arra
         values[targets] = results
     else:
         # Unbuffered: plain indexing would add only one of several points that write an element.
-        _FUNCTIONS[reduction].at(values, targets, results)
+        UFUNCS[reduction].at(values, targets, results)
 
 
 def _locate(
@@ -161,24 +160,14 @@ def _locate(
     return np.where(inside, flat, 0), inside
 
 
-def _evaluate(
-    node: Expression,
+def _gather(
     computation: Computation,
     arrays: Mapping[str, Array],
     point: Mapping[str, Array],
     points: int,
-    dtype: np.dtype[Any],
+    access: Access,
 ) -> Array:
-    """Evaluate an expression at each point, in ``dtype``."""
-    if isinstance(node, Constant):
-        return np.full(points, np.asarray(node.value).astype(dtype))
-    if isinstance(node, Access):
-        operand = computation.operand(node.operand)
-        flat, inside = _locate(node, operand.shape, point, points)
-        read = arrays[node.operand].reshape(-1)[flat].astype(dtype)
-        return np.where(inside, read, np.zeros((), dtype))
-    if isinstance(node, Cast):
-        inner = _evaluate(node.arg, computation, arrays, point, points, dtype)
-        return inner.astype(numpy_dtype(node.dtype)).astype(dtype)
-    args = [_evaluate(arg, computation, arrays, point, points, dtype) for arg in node.args]
-    return _FUNCTIONS[node.op](*args).astype(dtype)
+    """Return the elements that an access reads at each point, zero outside."""
+    flat, inside = _locate(access, computation.operand(access.operand).shape, point, points)
+    read = arrays[access.operand].reshape(-1)[flat]
+    return np.where(inside, read, np.zeros((), read.dtype))

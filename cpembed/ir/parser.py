@@ -12,7 +12,7 @@ from typing import Literal
 from cpembed.errors import WorkloadError
 from cpembed.ir.computation import Assignment, Axis, AxisKind, Computation, Operand
 from cpembed.ir.dtypes import DEFAULT_DTYPE, accumulator, dtype_info, is_integer
-from cpembed.ir.expression import Access, Constant, Operation, walk
+from cpembed.ir.expression import Access, Cast, Operation, walk, yields_float
 from cpembed.ir.grammar import ParsedBody, ParsedStatement, located_error, parse_body
 
 AxisOrder = Literal["extents", "appearance"]
@@ -75,7 +75,7 @@ def parse_computation(
         _check_statement(statement, body, axes)
     types = _operand_dtypes(body, dtypes or {})
     for statement in body.statements:
-        _check_arithmetic(statement, types[statement.store.operand])
+        _check_shifts(statement, types)
     operands = {
         operand: Operand(
             operand, shape, types[operand], operand in zero_outside, varies=operand in varying
@@ -157,31 +157,37 @@ def _operand_dtypes(body: ParsedBody, dtypes: Mapping[str, str]) -> dict[str, st
             )
     types = {operand: dtypes.get(operand, DEFAULT_DTYPE) for operand in body.inputs}
     for statement in body.statements:
-        sums = statement.reduction == "add" or any(
-            isinstance(node, Operation) and node.op in ("add", "sub", "mul")
-            for node in walk(statement.value)
-        )
-        distinct = {types[read.operand] for read in statement.reads}
-        # A maximum, or a copy, of values of one type has that type.
-        widened = accumulator(*distinct) if sums or len(distinct) > 1 else distinct.pop()
         output = statement.store.operand
-        types.setdefault(output, dtypes.get(output, widened))
+        types.setdefault(output, dtypes.get(output, _default_output(statement, types)))
     return types
 
 
-def _check_arithmetic(statement: ParsedStatement, dtype: str) -> None:
-    """Check that operations and constants exist in the arithmetic of the output."""
+def _default_output(statement: ParsedStatement, types: Mapping[str, str]) -> str:
+    """Return the type of an output that holds every value of its statement."""
+    value = statement.value
+    if isinstance(value, Cast) and statement.reduction != "add":
+        return value.dtype
+    sums = statement.reduction == "add" or any(
+        isinstance(node, Operation) and node.op in ("add", "sub", "mul") for node in walk(value)
+    )
+    distinct = {types[read.operand] for read in statement.reads}
+    # A maximum, or a copy, of values of one type has that type.
+    widened = accumulator(*distinct) if sums or len(distinct) > 1 else distinct.pop()
+    if yields_float(value, types) and is_integer(widened):
+        return "float32"
+    return widened
+
+
+def _check_shifts(statement: ParsedStatement, dtypes: Mapping[str, str]) -> None:
+    """Check that only integers are shifted, by integers."""
     for node in walk(statement.value):
-        if isinstance(node, Operation) and node.op == "shr" and not is_integer(dtype):
-            raise WorkloadError(
-                f"expression: '>>' needs an integer output and {statement.store.operand} is "
-                f"{dtype}; divide by multiplying with a constant"
-            )
-        if isinstance(node, Constant) and isinstance(node.value, float) and is_integer(dtype):
-            raise WorkloadError(
-                f"expression: constant {node.value} is not an integer and "
-                f"{statement.store.operand} is {dtype}; use an integer or a float output"
-            )
+        if isinstance(node, Operation) and node.op == "shr":
+            floats = [arg for arg in node.args if yields_float(arg, dtypes)]
+            if floats:
+                raise WorkloadError(
+                    f"expression: '>>' shifts integers and {floats[0]} is a float; divide with / "
+                    "or convert it with int32(...)"
+                )
 
 
 def _operand_shapes(

@@ -3,7 +3,8 @@
 A sum of products ``O[..] += A[..] * B[..]`` is a batched matrix product of strided views: an affine
 access is a view of its (zero-padded) operand with one stride per axis, overlapping for a stencil.
 Tiles of the views are copied into dense matrices (im2col of just that tile) and multiplied by BLAS
-in float64, which is exact for integers while sums stay below 2^53.
+in float64, which is exact for integers while sums stay below 2^53. Any other statement is evaluated
+on tiles of such views (:mod:`cpembed.ir.arithmetic`).
 """
 
 from __future__ import annotations
@@ -17,15 +18,24 @@ from typing import Any
 import numpy as np
 from numpy.lib.stride_tricks import as_strided
 
+from cpembed.ir.arithmetic import (
+    UFUNCS,
+    computing_dtype,
+    evaluate,
+    stored,
+    sums_floats,
+)
 from cpembed.ir.computation import Computation, Operand
 from cpembed.ir.dtypes import dtype_info, holds, is_integer, numpy_dtype
 from cpembed.ir.expression import Access, Cast, Expression, Operation
 from cpembed.ir.index import flat_index, row_major_strides
-from cpembed.ir.interpreter import Array, check_inputs, interpret
+from cpembed.ir.interpreter import Array, check_inputs, interpret, start_value
 
 # 32 MiB of float64.
 _TILE_ELEMENTS = 1 << 22
 """Maximum number of elements of the three matrices of a tile, in total."""
+_TILE_POINTS = 1 << 20
+"""Maximum number of points of a tile whose values are evaluated."""
 _EXACT_FLOAT64 = 1 << 53
 """Bound below which all sums of integers are exact in float64."""
 
@@ -55,16 +65,18 @@ def random_inputs(computation: Computation, seed: int) -> dict[str, Array]:
 def reference(computation: Computation, inputs: Mapping[str, Array]) -> Array:
     """Compute the output of a computation, as :func:`~cpembed.ir.interpreter.interpret` defines it.
 
-    Sums of products over affine accesses run as matrix products; anything else is interpreted.
-    Integer results are exact (wrapping in the output's dtype); float results are computed in
-    float64 and rounded once.
+    Sums of products over affine accesses run as matrix products, other statements over affine
+    accesses on views; anything else is interpreted. Integer results are exact (wrapping in the
+    output's dtype); sums of floats are computed in float64 and rounded once.
 
     Raises :class:`WorkloadError` if an input is missing or has another shape or dtype.
     """
     arrays = check_inputs(computation, inputs)
+    if not _has_views(computation):
+        return interpret(computation, arrays)
     factors = _factors(computation)
     if factors is None:
-        return interpret(computation, arrays)
+        return _evaluated(computation, arrays)
     left, right = factors
     integer = is_integer(computation.output.dtype)
     # Wrapping at each step or once at the end gives the same integer.
@@ -164,12 +176,7 @@ class _Product:
             halved = {axis: {**size, axis: -(-size[axis] // 2)} for axis in size if size[axis] > 1}
             axis = min(halved, key=lambda a: (self._elements(halved[a]), a in self.contracted))
             size = halved[axis]
-
-        def slices(extent: int, step: int) -> list[slice]:
-            return [slice(at, min(at + step, extent)) for at in range(0, extent, step)]
-
-        ranges = [slices(extent, size[axis]) for axis, extent in extents.items()]
-        return [dict(zip(extents, tile, strict=True)) for tile in itertools.product(*ranges)]
+        return _tiles(extents, size)
 
     def accumulate(self, tile: Mapping[str, slice], dtype: np.dtype[Any], integer: bool) -> None:
         """Add the products of one tile to the output."""
@@ -189,6 +196,16 @@ class _Product:
             for group in (self.batch, self.rows, self.columns, self.contracted)
         )
         return batch * (rows * contracted + columns * contracted + rows * columns)
+
+
+def _tiles(extents: Mapping[str, int], size: Mapping[str, int]) -> list[dict[str, slice]]:
+    """Return all tiles of a size, the last one of each axis perhaps smaller."""
+
+    def slices(extent: int, step: int) -> list[slice]:
+        return [slice(at, min(at + step, extent)) for at in range(0, extent, step)]
+
+    ranges = [slices(extent, size[axis]) for axis, extent in extents.items()]
+    return [dict(zip(extents, tile, strict=True)) for tile in itertools.product(*ranges)]
 
 
 def _matrix(
@@ -257,24 +274,69 @@ def _factors(computation: Computation) -> tuple[Access, Access | None] | None:
                 dtype, computation.operand(read.operand).dtype
             ):
                 factors.append(read)
-            case Cast(dtype, Operation() as arg) if holds(dtype, computation.output.dtype):
+            # Sums wrap around anyway; rounded floats and saturated integers are other values.
+            case Cast(dtype, Operation() as arg, saturate=False) if is_integer(dtype) and holds(
+                dtype, computation.output.dtype
+            ):
                 pending = [arg, *pending]
             case Access():
                 factors.append(node)
             case _:
                 return None
-    operands = [computation.operand(read.operand) for read in factors]
-    affine = all(i.is_affine for a in (*factors, computation.statement.store) for i in a.index)
-    exact = not is_integer(computation.output.dtype) or all(is_integer(o.dtype) for o in operands)
-    if (
-        computation.statement.reduction != "add"
-        or len(factors) not in (1, 2)
-        or not affine
-        or not exact
-        or not _is_injective(computation, computation.output)
-    ):
+    if computation.statement.reduction != "add" or len(factors) not in (1, 2):
         return None
     return factors[0], factors[1] if len(factors) == 2 else None
+
+
+def _has_views(computation: Computation) -> bool:
+    """True if every operand of the only statement is a strided view."""
+    statement = computation.statement
+    accesses = (*statement.reads, statement.store)
+    affine = all(index.is_affine for access in accesses for index in access.index)
+    return affine and _is_injective(computation, computation.output)
+
+
+def _evaluated(computation: Computation, arrays: Mapping[str, Array]) -> Array:
+    """Compute a statement on tiles of views of its operands."""
+    statement, output = computation.statement, computation.output
+    values = np.zeros(output.shape, computing_dtype(output.dtype))
+    written = np.zeros(output.shape, np.bool_)
+    target = _view(computation, statement.store, values).array
+    views = {read: _view(computation, read, arrays[read.operand]).array for read in statement.reads}
+    extents = computation.extents
+    reduced = tuple(
+        number for number, axis in enumerate(extents) if axis not in statement.store.iterators
+    )
+    if statement.reduction is not None:
+        target[...] = start_value(statement.reduction, values.dtype)
+    _view(computation, statement.store, written).array[...] = True
+    size = dict(extents)
+    while math.prod(size.values()) > _TILE_POINTS:
+        # The longest axis: long tiles in all directions broadcast well.
+        longest = max(size, key=size.__getitem__)
+        size[longest] = -(-size[longest] // 2)
+    for tile in _tiles(extents, size):
+
+        def read(access: Access, tile: Mapping[str, slice] = tile) -> Array:
+            # One point of each axis that does not move the access: the others are broadcast.
+            moves = views[access].strides
+            cuts = zip(tile.values(), moves, strict=True)
+            return views[access][tuple(cut if move else slice(1) for cut, move in cuts)]
+
+        is_wide = sums_floats(statement, output.dtype)
+        results = evaluate(statement.value, read, wide=is_wide).astype(values.dtype)
+        shape = tuple(cut.stop - cut.start for cut in tile.values())
+        results = np.broadcast_to(results, shape)
+        place = tuple(
+            slice(1) if number in reduced else cut for number, cut in enumerate(tile.values())
+        )
+        if statement.reduction is None:
+            target[place] = results
+        else:
+            combine = UFUNCS[statement.reduction]
+            partial = combine.reduce(results, axis=reduced, keepdims=True) if reduced else results
+            target[place] = combine(target[place], partial)
+    return np.where(written, stored(values, output.dtype), np.zeros((), numpy_dtype(output.dtype)))
 
 
 def _is_injective(computation: Computation, output: Operand) -> bool:

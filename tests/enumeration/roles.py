@@ -63,7 +63,7 @@ def _orders(statements: Sequence[Assignment]) -> Iterator[tuple[Assignment, ...]
 
 def _variants(value: Expression) -> list[Expression]:
     if isinstance(value, Cast):
-        return [Cast(value.dtype, arg) for arg in _variants(value.arg)]
+        return [replace(value, arg=arg) for arg in _variants(value.arg)]
     if not isinstance(value, Operation):
         return [value]
     variants: list[Expression] = []

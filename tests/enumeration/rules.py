@@ -164,6 +164,10 @@ class Rules:
         zero = [self._is_zero(arg, axis) for arg in value.args]
         if value.op == "mul":
             return any(zero)
+        if value.op in ("exp", "rsqrt", "div"):
+            constant = value.args[-1]
+            is_nonzero = isinstance(constant, Constant) and constant.value != 0
+            return value.op == "div" and is_nonzero and zero[0]
         return zero[0] if value.op == "shr" else all(zero)
 
     def _leaves(self, access: Access, axis: str) -> bool:

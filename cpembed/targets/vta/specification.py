@@ -145,9 +145,10 @@ class _Reader:
         key = ("operands", name, "dtype")
         self.require(len(dtypes) <= count, key, f"lists {joined(dtypes)}; allowed: {expected}")
         dtype = DTYPES[dtypes[choice]]
-        allowed = joined(d.name for d in DTYPES.values() if d.kind is DTypeKind.SIGNED)
+        signed = [d for d in DTYPES.values() if d.kind is DTypeKind.SIGNED and not d.is_packed]
+        allowed = joined(d.name for d in signed)
         problem = f"VTA does not compute in {dtype.name}; allowed: {allowed}"
-        self.require(dtype.kind is DTypeKind.SIGNED, key, problem)
+        self.require(dtype in signed, key, problem)
         return dtype.bits.bit_length() - 1
 
     def _log_capacity(self, scope: str) -> int:

@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 
 from cpembed.hw.instruction import OperandMemory, StrideRule
 from cpembed.ir.computation import Assignment, AxisKind, Computation
-from cpembed.ir.expression import Access, Cast, Expression, Operation
+from cpembed.ir.expression import Access, Cast, Expression, Operation, zero_arguments
 from cpembed.ir.index import IndexExpr
 from cpembed.ir.polyhedral import box, relation
 from cpembed.transform.program import DerivedProgram, PackedOperand
@@ -208,12 +208,11 @@ def zeros(relations: Relations, value: Expression) -> isl.Set:
         return zeros(relations, value.arg)
     if not isinstance(value, Operation):
         return everywhere if value.value == 0 else everywhere.subtract(everywhere)
-    # A product is zero if any factor is, a shift if its first argument is, and any other operation
-    # if all of its arguments are.
     parts = [zeros(relations, arg) for arg in value.args]
-    if value.op == "shr":
-        return parts[0]
-    return reduce(isl.Set.union if value.op == "mul" else isl.Set.intersect, parts)
+    groups = (
+        reduce(isl.Set.intersect, (parts[i] for i in group)) for group in zero_arguments(value)
+    )
+    return reduce(isl.Set.union, groups, everywhere.subtract(everywhere))
 
 
 def absorbing(workload: Computation) -> tuple[str, ...]:

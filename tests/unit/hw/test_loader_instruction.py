@@ -160,9 +160,13 @@ def test_an_axis_of_any_size_is_embedded_by_its_granule(tmp_path: Path) -> None:
     assert axis.describe_allowed() == "multiples of 4 up to 64"
 
 
-def test_the_expression_must_make_sense_in_every_output_dtype(tmp_path: Path) -> None:
+def test_the_expression_must_make_sense_in_every_dtype(tmp_path: Path) -> None:
     text = edited("A[x,z] * B[z,y]", "(A[x,z] * B[z,y]) >> 1")
     assert load_hardware_spec(write(tmp_path, text)).name == "toy"
-    path = write(tmp_path, text.replace('"int32"', '["int32", "float32"]'))
-    with pytest.raises(SpecError, match=r"instruction\.expression: '>>' needs an integer output"):
+    floats = '["uint8", "int8", "float32"]'
+    path = write(tmp_path, text.replace('["uint8", "int8"]', floats))
+    with pytest.raises(SpecError, match=r"instruction\.expression: '>>' shifts integers and"):
+        load_hardware_spec(path)
+    path = write(tmp_path, edited('["uint8", "int8"]', floats))
+    with pytest.raises(SpecError, match=r"C is int32 and its value is a float: write int32\("):
         load_hardware_spec(path)

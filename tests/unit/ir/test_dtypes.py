@@ -1,5 +1,6 @@
 """Element types: what numpy makes of them, accumulators, and the dtype= setting."""
 
+import ml_dtypes
 import numpy as np
 import pytest
 
@@ -19,11 +20,17 @@ from cpembed.ir.dtypes import (
 @pytest.mark.parametrize("name", DTYPES)
 def test_numpy_agrees_on_width_and_range(name):
     dtype = numpy_dtype(name)
-    assert dtype.name == name
-    assert dtype.itemsize == size_bytes(name) == bits(name) // 8
+    assert dtype.itemsize == size_bytes(name)
     assert is_integer(name) == (dtype.kind in "iu")
+    if DTYPES[name].is_packed:
+        own = np.dtype(getattr(ml_dtypes, name))
+        assert bits(name) == DTYPES[name].storage_bits == ml_dtypes.iinfo(own).bits
+    else:
+        own = dtype
+        assert dtype.name == name
+        assert dtype.itemsize == bits(name) // 8
     if is_integer(name):
-        limits = np.iinfo(dtype)
+        limits = ml_dtypes.iinfo(own)
         assert DTYPES[name].integer_range == (limits.min, limits.max)
 
 
@@ -39,6 +46,8 @@ def test_numpy_agrees_on_width_and_range(name):
         (("bfloat16", "bfloat16"), "float32"),
         (("float32", "int8"), "float32"),
         (("float64", "float32"), "float64"),
+        (("float8_e4m3fn", "float8_e5m2"), "float32"),
+        (("int4", "uint8"), "int32"),
     ],
 )
 def test_accumulators(pair, expected):
@@ -62,8 +71,10 @@ def test_holds_means_that_the_extreme_values_survive_the_conversion(wide, narrow
                 survive &= bool(np.isfinite(rounded)) and int(rounded) == value
     else:
         smallest = {"float16": 2.0**-24, "bfloat16": 2.0**-133}
+        smallest |= {"float8_e4m3fn": 2.0**-9, "float8_e5m2": 2.0**-16}
         smallest |= {"float32": 2.0**-149, "float64": 2.0**-1074}
         one_more = {"float16": 2.0**-10, "bfloat16": 2.0**-7}
+        one_more |= {"float8_e4m3fn": 2.0**-3, "float8_e5m2": 2.0**-2}
         one_more |= {"float32": 2.0**-23, "float64": 2.0**-52}
         values = [smallest[narrow], 1 + one_more[narrow]]
         survive = all(

@@ -73,6 +73,9 @@ def test_conv2d_statement_has_the_expected_structure():
         ("-A[x] * -3", "(neg(A[x]) * -3)"),
         ("max(A[x], min(B[x], 7))", "max(A[x], min(B[x], 7))"),
         ("abs(cast(A[x] + 1, int8))", "abs(cast((A[x] + 1), int8))"),
+        ("A[x] / 2 * 3 - 1", "(((A[x] / 2) * 3) - 1)"),
+        ("int8(A[x] * B[x] >> 4)", "int8(((A[x] * B[x]) >> 4))"),
+        ("float8_e4m3fn(exp(A[x]) * rsqrt(B[x]))", "float8_e4m3fn((exp(A[x]) * rsqrt(B[x])))"),
     ],
 )
 def test_precedence_and_calls(text, expected):
@@ -146,6 +149,10 @@ def test_a_zero_outside_operand_may_be_left():
         ("C[x] += A[x]", {}, "int32"),
         ("C[x] max= A[x]", {"A": "uint8"}, "uint8"),
         ("C[x] = max(A[x], B[x])", {"A": "uint8"}, "int32"),
+        ("C[x] = uint8(A[x] * B[x])", {"B": "float32"}, "uint8"),
+        ("C[x] max= int4(A[x])", {"A": "float32"}, "int4"),
+        ("C[x] = A[x] / 3", {}, "float32"),
+        ("C[x] = exp(A[x])", {"A": "bfloat16"}, "bfloat16"),
     ],
 )
 def test_output_dtype_defaults_to_the_accumulator_where_values_grow(text, given, output):
@@ -155,7 +162,7 @@ def test_output_dtype_defaults_to_the_accumulator_where_values_grow(text, given,
 @pytest.mark.parametrize(
     "dtypes, message",
     [
-        ({"A": "int4"}, "unknown dtype 'int4': use one of int8 "),
+        ({"A": "int3"}, "unknown dtype 'int3': use one of int8 "),
         (
             {"Q": "int8"},
             "dtype int8 is for operand Q, which does not occur; the operands are A B C",
@@ -168,5 +175,15 @@ def test_wrong_dtypes_are_named(dtypes, message):
 
 
 def test_a_shift_of_floats_is_refused():
-    with pytest.raises(WorkloadError, match="'>>' needs an integer output and C is float32"):
-        parse_computation("C[x] = A[x] >> 1", {"x": 4}, dtypes={"A": "float32"})
+    for text in ("A[x] >> 1", "B[x] / 2 >> 1", "B[x] >> A[x]"):
+        with pytest.raises(WorkloadError, match=r"'>>' shifts integers and .* is a float"):
+            parse_computation(f"C[x] = {text} + A[x]", {"x": 4}, dtypes={"A": "float32"})
+
+
+@pytest.mark.parametrize("value", ["A[x]", "A[x] * B[x]", "0.5 * B[x]", "B[x] / 2", "exp(B[x])"])
+def test_a_float_is_converted_before_it_is_stored_as_an_integer(value):
+    types = {"A": "float32", "B": "int8", "C": "int8"}
+    types = {name: dtype for name, dtype in types.items() if f"{name}[" in f"C[x] = {value}"}
+    with pytest.raises(WorkloadError, match=r"C is int8 and its value is a float: write int8\("):
+        parse_computation(f"C[x] = {value}", {"x": 4}, dtypes=types)
+    parse_computation(f"C[x] = int8({value})", {"x": 4}, dtypes=types)
