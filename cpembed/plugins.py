@@ -22,6 +22,7 @@ Group = Literal[
     "cpembed.targets",
     "cpembed.families",
     "cpembed.hw_specs",
+    "cpembed.accelerators",
     "cpembed.constraint_sets",
 ]
 """Groups of entry points. The first four name objects; the others name packages, or paths of

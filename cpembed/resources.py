@@ -52,6 +52,11 @@ def _toml_files(directory: Path) -> dict[str, Path]:
     return {path.stem: path for path in sorted(directory.glob("*.toml"))}
 
 
+def accelerator_files() -> dict[str, Path]:
+    """Return the paths of the shipped instruction sets by the accelerator's name."""
+    return dict(_toml_files(data_directory("hw_specs") / "accelerators"))
+
+
 def read_once(load: Callable[[Path], T]) -> Callable[[Path], T]:
     """Return a loader that reads each shipped file once in a process, and any other every time.
 
@@ -62,7 +67,8 @@ def read_once(load: Callable[[Path], T]) -> Callable[[Path], T]:
     @wraps(load)
     def loaded(path: Path) -> T:
         # A user's file may be edited between two calls in a notebook.
-        is_shipped = any(path.parent == data_directory(kind) for kind in get_args(DataKind))
+        shipped = [data_directory(kind) for kind in get_args(DataKind)]
+        is_shipped = any(folder in (path.parent, path.parent.parent) for folder in shipped)
         return cached(path) if is_shipped else load(path)
 
     return loaded

@@ -100,7 +100,7 @@ class IsaMemory:
 
     def lanes(self, dtype: str) -> int:
         """Return the number of elements of a type that a row holds."""
-        return 8 * self.row_bytes // dtype_info(dtype).bits
+        return 8 * self.row_bytes // dtype_info(dtype).storage_bits
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -254,6 +254,10 @@ class InstructionSet:
     host : mapping of str to float
         Figures of the processor beside the accelerator: ``cycles_per_element`` and others, by name,
         for the steps that the instructions cannot do.
+    preamble : str
+        Text before the instructions' texts (``emit``), such as declarations of variables in them.
+    warnings : tuple of str
+        What to beware of, one line each: accumulators that few additions can overflow.
     """
 
     name: str
@@ -268,6 +272,8 @@ class InstructionSet:
     channels: tuple[Channel, ...] = ()
     host: Mapping[str, float] = field(default_factory=dict[str, float])
     path: str = ""
+    preamble: str = ""
+    warnings: tuple[str, ...] = ()
 
     @cached_property
     def main(self) -> IsaMemory:

@@ -21,6 +21,7 @@ from cpembed.hw.instruction import (
     TileDimension,
     read_tile,
 )
+from cpembed.hw.isa_reader import describes_instruction_set, instruction_set_file
 from cpembed.hw.machine import MemoryInterface
 from cpembed.hw.machine_reader import read_hierarchies
 from cpembed.hw.schema import Key, close_match, joined, spec_error
@@ -81,7 +82,7 @@ def load_hardware_spec(name_or_path: str | Path) -> HardwareSpec:
     if isinstance(name_or_path, Path) or name_or_path.endswith(".toml") or "/" in name_or_path:
         return _build(Path(name_or_path))
     path = _named_file(name_or_path)
-    if path is None:
+    if path is None and (path := instruction_set_file(name_or_path)) is None:
         raise SpecError(
             f"unknown target {name_or_path!r}{close_match(name_or_path, _named_files())}; "
             "`cpembed targets` lists them, and a path to a TOML file is a target too"
@@ -91,7 +92,12 @@ def load_hardware_spec(name_or_path: str | Path) -> HardwareSpec:
 
 @read_once
 def _build(path: Path) -> HardwareSpec:
-    return _Builder(SpecificationFile.read(path)).spec()
+    file = SpecificationFile.read(path)
+    if describes_instruction_set(file.contents):
+        problem = "describes an accelerator of several instructions, and this takes a single one"
+        remedy = "give the file to `network --target` or `emulate --target`"
+        raise spec_error(str(path), ("instructions",), f"{problem}; {remedy}")
+    return _Builder(file).spec()
 
 
 class _Builder:

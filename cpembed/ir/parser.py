@@ -29,6 +29,7 @@ def parse_computation(
     zero_outside: Collection[str] = (),
     varying: Collection[str] = (),
     axis_order: AxisOrder = "extents",
+    takes_constants: bool = False,
 ) -> Computation:
     """Parse statements at fixed extents.
 
@@ -57,6 +58,8 @@ def parse_computation(
         Inputs that could be weights but are computed anew for every call.
     axis_order : {"extents", "appearance"}
         Loop order: the order of ``extents``, or of first appearance.
+    takes_constants : bool
+        True to allow values without operands, such as ``D[x] = 0``, which only instructions have.
 
     Raises
     ------
@@ -72,7 +75,7 @@ def parse_computation(
     )
     # Checked here before the computation checks itself, because columns are known only here.
     for statement in body.statements:
-        _check_statement(statement, body, axes)
+        _check_statement(statement, body, axes, takes_constants=takes_constants)
     types = _operand_dtypes(body, dtypes or {})
     for statement in body.statements:
         _check_shifts(statement, types)
@@ -122,7 +125,13 @@ def _axis_names(
     return tuple(extents) if axis_order == "extents" else tuple(first_use)
 
 
-def _check_statement(statement: ParsedStatement, body: ParsedBody, axes: Sequence[Axis]) -> None:
+def _check_statement(
+    statement: ParsedStatement,
+    body: ParsedBody,
+    axes: Sequence[Axis],
+    *,
+    takes_constants: bool,
+) -> None:
     output = statement.store.operand
     for access, column in zip(statement.reads, statement.columns[1:], strict=True):
         if access.operand in body.outputs:
@@ -131,7 +140,7 @@ def _check_statement(statement: ParsedStatement, body: ParsedBody, axes: Sequenc
                 repr(access.operand),
                 "the output is read; combine with += max= or min= instead",
             )
-    if not statement.reads:
+    if not statement.reads and not takes_constants:
         raise located_error(
             statement.columns[0], repr(output), "the value reads no operand; use one as NAME[...]"
         )
@@ -170,7 +179,8 @@ def _default_output(statement: ParsedStatement, types: Mapping[str, str]) -> str
     sums = statement.reduction == "add" or any(
         isinstance(node, Operation) and node.op in ("add", "sub", "mul") for node in walk(value)
     )
-    distinct = {types[read.operand] for read in statement.reads}
+    # Of a value without operands there is nothing that its type could follow from.
+    distinct = {types[read.operand] for read in statement.reads} or {DEFAULT_DTYPE}
     # A maximum, or a copy, of values of one type has that type.
     widened = accumulator(*distinct) if sums or len(distinct) > 1 else distinct.pop()
     if yields_float(value, types) and is_integer(widened):

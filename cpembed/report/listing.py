@@ -12,6 +12,8 @@ from cpembed.codegen.host_cpu import cpu_model
 from cpembed.codegen.runtime import compiled_for
 from cpembed.errors import SpecError
 from cpembed.hw.instruction import HardwareSpec
+from cpembed.hw.isa import InstructionSet
+from cpembed.hw.isa_reader import available_instruction_sets, load_instruction_set
 from cpembed.hw.loader import available_targets, load_hardware_spec
 from cpembed.provenance import Provenance
 from cpembed.targets.processors import ALIASES, described
@@ -23,12 +25,21 @@ from cpembed.workloads.suites import SUITES
 
 
 def targets() -> Iterator[Block]:
-    """Yield a row for each target: how it executes here or what that lacks, and its instruction."""
+    """Yield a row for each target: how it executes here or what that lacks, and its instruction.
+
+    Accelerators of several instructions follow in a table of their own.
+    """
     yield Table(
         ("target", "here", "instruction", "extents", "types"),
         (_target_row(load_hardware_spec(name)) for name in available_targets()),
         # Cells are long: they stand below each other where the terminal is narrow.
         stacked=2,
+    )
+    yield ""
+    yield Table(
+        ("accelerator", "memories", "units", "instructions"),
+        (_accelerator_row(load_instruction_set(name)) for name in available_instruction_sets()),
+        stacked=1,
     )
     yield ""
     yield f"this machine: {cpu_model()}; {compiled_for().why}"
@@ -39,6 +50,9 @@ def targets_json() -> dict[str, Any]:
     host = compiled_for()
     return {
         "targets": [_target_json(load_hardware_spec(name)) for name in available_targets()],
+        "accelerators": [
+            _accelerator_json(load_instruction_set(name)) for name in available_instruction_sets()
+        ],
         "host": {"cpu": cpu_model(), **msgspec.to_builtins(host), "why": host.why},
     }
 
@@ -85,6 +99,44 @@ def _target_json(spec: HardwareSpec) -> dict[str, Any]:
         "alternatives": list(spec.alternatives),
         "missing": list(missing),
         "path": spec.path,
+    }
+
+
+def _accelerator_row(machine: InstructionSet) -> tuple[str, ...]:
+    memories = [
+        f"{memory.name} {memory.rows} x {memory.row_bytes} B" for memory in machine.row_memories()
+    ]
+    return (
+        machine.name,
+        "  ".join(memories),
+        " ".join(machine.units),
+        " ".join(machine.instructions),
+    )
+
+
+def _accelerator_json(machine: InstructionSet) -> dict[str, Any]:
+    return {
+        "name": machine.name,
+        "description": machine.description,
+        "source": machine.source,
+        "known": machine.evidence,
+        "clock_mhz": machine.clock_mhz,
+        "synchronization": machine.synchronization,
+        "memories": {
+            memory.name: {
+                "rows": memory.rows,
+                "row_bytes": memory.row_bytes,
+                "banks": memory.banks,
+            }
+            for memory in machine.row_memories()
+        },
+        "units": list(machine.units),
+        "instructions": {
+            instruction.name: str(instruction.computation)
+            for instruction in machine.instructions.values()
+        },
+        "warnings": list(machine.warnings),
+        "path": machine.path,
     }
 
 
