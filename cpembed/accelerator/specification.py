@@ -93,8 +93,28 @@ class Specification:
             name = statement.output.tensor
             if statement.accumulates:
                 result = _accumulated(statement, values[name], result)
+            if name in values and name not in self.constants:
+                # A statement that writes a part of a tensor leaves the rest as it is.
+                before = np.asarray(values[name]).reshape(result.shape)
+                result = np.where(_written(computation), result, before)
             values[name] = result
         return values
+
+
+def _written(computation: Computation) -> NDArray[np.bool_]:
+    """Return which elements of its output a computation of one statement writes."""
+    store, shape = computation.statement.store, computation.output.shape
+    written = np.zeros(shape, np.bool_)
+    axes = store.iterators
+    grids = np.indices([computation.extents[axis] for axis in axes], sparse=True)
+    point = dict(zip(axes, grids, strict=True))
+    places = (np.asarray(i.evaluate(point)) for i in store.index)
+    index = np.broadcast_arrays(*places, np.zeros([g.size for g in grids], np.int64))
+    inside = np.ones(index[-1].shape, np.bool_)
+    for position, size in zip(index[:-1], shape, strict=True):
+        inside &= (position >= 0) & (position < size)
+    written[tuple(position[inside] for position in index[:-1])] = True
+    return written
 
 
 def _accumulated(statement: Statement, before: Array, result: Array) -> Array:

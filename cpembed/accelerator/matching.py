@@ -1,0 +1,523 @@
+"""Matches: the ways in which instructions of a machine compute a statement.
+
+Each form of each instruction (:mod:`~cpembed.accelerator.instruction_forms`) is embedded in the
+statement by the constraint search (:mod:`~cpembed.accelerator.structures`); the sizes of one
+execution follow by counting. Where nothing matches, the result says what comes nearest, and why it
+is no match.
+"""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass, field
+from functools import cached_property, lru_cache
+
+from cpembed.accelerator.instruction_forms import (
+    InstructionForm,
+    LiftedStatement,
+    instruction_forms,
+    lifted_statements,
+)
+from cpembed.accelerator.normal_form import Clamps, normal_computation, value_range
+from cpembed.accelerator.specification import Statement
+from cpembed.accelerator.structures import Structure, structures
+from cpembed.embedding.embedding import Digit
+from cpembed.hw.instruction import InstructionAxis
+from cpembed.hw.isa import InstructionSet, IsaInstruction
+from cpembed.ir.accesses import is_neutral
+from cpembed.ir.computation import AxisKind, Computation
+from cpembed.ir.dtypes import dtype_info, is_integer
+from cpembed.ir.expression import Access, Operation, walk
+
+_MOST_MATCHES = 64
+"""Maximum number of matches of a statement; those with the fewest executions are returned."""
+
+
+@dataclass(frozen=True)
+class Match:
+    """One way in which an instruction computes a statement.
+
+    Attributes
+    ----------
+    instruction : IsaInstruction
+    statement : Statement
+        The statement with its axes and operands as they were passed.
+    axes : mapping of str to tuple of Digit
+        For each axis of the instruction, the digits of its largest execution, innermost first; an
+        axis without digits has one step.
+    accesses : mapping of str to Access
+        Access of the statement that an operand of the instruction is.
+    values : mapping of str to number
+        Contents of registers and immediates that hold a constant.
+    in_place : frozenset of str
+        Operands of the instruction that may lie where its output lies.
+    executions : int
+        Number of executions, with padded ones.
+    conditions : tuple of str
+        What has to hold besides: one line each.
+    notes : tuple of str
+        Remarks for readers: fixed arguments and padding.
+    """
+
+    instruction: IsaInstruction
+    statement: Statement
+    axes: Mapping[str, tuple[Digit, ...]]
+    accesses: Mapping[str, Access]
+    values: Mapping[str, int | float] = field(default_factory=dict[str, int | float])
+    in_place: frozenset[str] = frozenset()
+    executions: int = 1
+    conditions: tuple[str, ...] = ()
+    notes: tuple[str, ...] = ()
+
+    @property
+    def operands(self) -> dict[str, str]:
+        """Operand of the statement that each operand of the instruction is."""
+        return {name: access.operand for name, access in self.accesses.items()}
+
+    @cached_property
+    def sizes(self) -> dict[str, int]:
+        """Size of each axis of the instruction in the largest execution."""
+        return {
+            axis: math.prod(digit.count for digit in digits) for axis, digits in self.axes.items()
+        }
+
+    def tile(self, axis: str) -> int:
+        """Return the number of points of an axis of the statement in one execution."""
+        digits = itertools.chain.from_iterable(self.axes.values())
+        return math.prod(digit.count for digit in digits if digit.axis == axis)
+
+    @property
+    def cycles(self) -> float:
+        """Cycles that all executions occupy the unit, each of the largest size."""
+        return self.executions * self.instruction.occupied_cycles(self.sizes)
+
+    @property
+    def utilization(self) -> float:
+        """Fraction of the points of all executions that are points of the statement."""
+        return self.statement.computation.macs / (self.executions * math.prod(self.sizes.values()))
+
+    def __str__(self) -> str:
+        axes = ", ".join(
+            f"{axis} <- {' '.join(map(str, digits)) or '1'}" for axis, digits in self.axes.items()
+        )
+        return f"{self.instruction.name}: {axes}; {self.executions} executions"
+
+
+@dataclass(frozen=True)
+class Rejection:
+    """An instruction that does not compute a statement; ``distance`` is 0 for the nearest ones."""
+
+    instruction: str
+    reason: str
+    distance: int
+
+
+@dataclass(frozen=True)
+class Matching:
+    """Matches of a statement, and what is not among them.
+
+    Attributes
+    ----------
+    matches : tuple of Match
+        Those with the fewest executions first.
+    rejections : tuple of Rejection
+        Instructions without a match, the nearest first.
+    left_out : int
+        Number of matches beyond the limit, none of which has fewer executions.
+    complete : bool
+        True if every search came to its end.
+    """
+
+    statement: Statement
+    matches: tuple[Match, ...]
+    rejections: tuple[Rejection, ...]
+    left_out: int = 0
+    complete: bool = True
+
+    @property
+    def reason(self) -> str:
+        """One line about a statement without matches; empty if there are some."""
+        if self.matches:
+            return ""
+        text = f"rejected: no instruction computes {self.statement.computation}"
+        if not self.rejections:
+            return text
+        nearest = self.rejections[0]
+        return f"{text}; the nearest instruction is {nearest.instruction} because {nearest.reason}"
+
+    @property
+    def coverage(self) -> str:
+        """One line about what was searched."""
+        ended = "complete" if self.complete else "stopped by the time limit"
+        beyond = f"; {self.left_out} matches with more executions left out" if self.left_out else ""
+        return f"{len(self.matches)} matches, search {ended}{beyond}"
+
+
+def matches(statement: Statement, machine: InstructionSet) -> tuple[Match, ...]:
+    """Return the matches of :func:`match_statement`, the fewest executions first.
+
+    Parameters
+    ----------
+    statement : Statement
+    machine : InstructionSet
+    """
+    return match_statement(statement, machine).matches
+
+
+def match_statement(statement: Statement, machine: InstructionSet) -> Matching:
+    """Find every way in which an instruction of a machine computes a statement.
+
+    Of several choices of sizes for the same axes, that with the fewest executions is returned.
+
+    Parameters
+    ----------
+    statement : Statement
+        A computation of one statement.
+    machine : InstructionSet
+
+    Returns
+    -------
+    Matching
+        Matches by their number of executions, and a reason for each instruction without one.
+    """
+    every: list[Match] = []
+    rejections: list[Rejection] = []
+    complete = True
+    for name in machine.instructions:
+        attempts = [_match_form(statement, form) for form in instruction_forms(machine, name)]
+        complete = complete and all(attempt.complete for attempt in attempts)
+        merged = _distinct(m for attempt in attempts for m in attempt.matches)
+        every += merged
+        if not merged and attempts:
+            rejections.append(min((a.rejection for a in attempts), key=lambda r: r.distance))
+    every.sort(key=lambda match: (match.executions, match.cycles, _digits(match)))
+    rejections.sort(key=lambda rejection: rejection.distance)
+    shown = tuple(every[:_MOST_MATCHES])
+    return Matching(statement, shown, tuple(rejections), len(every) - len(shown), complete)
+
+
+def _digits(match: Match) -> int:
+    return sum(map(len, match.axes.values()))
+
+
+def _distinct(candidates: Iterable[Match]) -> list[Match]:
+    """Keep, of the matches of an instruction, those that no other one extends to more axes.
+
+    Forms with fewer fixed arguments come first and stay.
+    """
+    best: dict[tuple[_Roles, _Family], Match] = {}
+    for match in candidates:
+        roles = tuple(sorted((name, str(access)) for name, access in match.accesses.items()))
+        family = frozenset(
+            (axis, digit.axis) for axis, digits in match.axes.items() for digit in digits
+        )
+        key = roles, family
+        if key not in best or match.executions < best[key].executions:
+            best[key] = match
+    return [
+        match
+        for (roles, family), match in best.items()
+        if not any(
+            roles == others and family < larger and other.executions <= match.executions
+            for (others, larger), other in best.items()
+        )
+    ]
+
+
+_Roles = tuple[tuple[str, str], ...]
+_Family = frozenset[tuple[str, str]]
+
+
+@dataclass(frozen=True)
+class _Attempt:
+    """Matches of one form, or why there are none."""
+
+    matches: tuple[Match, ...]
+    rejection: Rejection
+    complete: bool = True
+
+
+@lru_cache(maxsize=4096)
+def _written(computation: Computation) -> tuple[Computation, ...]:
+    """Return the normal forms of a statement that instructions may be written in."""
+    forms = (normal_computation(computation, clamps) for clamps in Clamps)
+    return tuple(dict.fromkeys((*forms, computation)))
+
+
+def _match_form(statement: Statement, form: InstructionForm) -> _Attempt:
+    instruction = form.instruction
+    reduces = form.computation.statement.reduction is not None
+    if statement.accumulates and reduces and not instruction.accumulates:
+        reason = "it begins sums anew and the statement goes on from earlier ones"
+        return _Attempt((), Rejection(instruction.name, reason, 1))
+    candidates: list[Match] = []
+    reasons: list[Rejection] = []
+    complete = True
+    for written in _written(statement.computation):
+        for lifted in lifted_statements(written, form.constants):
+            attempt = _match_lifted(statement, form, lifted)
+            candidates += attempt.matches
+            reasons.append(attempt.rejection)
+            complete = complete and attempt.complete
+    if not reasons:
+        distance = 4 + _difference(statement.computation, form.computation)
+        reason = f"it computes {form.computation}"
+        return _Attempt((), Rejection(instruction.name, reason, distance))
+    nearest = min(reasons, key=lambda rejection: rejection.distance)
+    return _Attempt(tuple(_distinct(candidates)), nearest, complete)
+
+
+def _difference(left: Computation, right: Computation) -> int:
+    """Count the operations that one expression has more of than the other one."""
+    counts: dict[str, int] = {}
+    for computation, sign in ((left, 1), (right, -1)):
+        for node in walk(computation.statement.value):
+            label = node.op if isinstance(node, Operation) else type(node).__name__
+            counts[label] = counts.get(label, 0) + sign
+    return sum(map(abs, counts.values())) + (left.statement.reduction != right.statement.reduction)
+
+
+def _match_lifted(statement: Statement, form: InstructionForm, lifted: LiftedStatement) -> _Attempt:
+    instruction, pattern = form.instruction, form.computation
+    optional = frozenset(axis.name for axis in instruction.axes if axis.minimum == 1)
+    constants = frozenset(o.dtype for o in lifted.computation.inputs if o.name in lifted.values)
+    scalars = {name: constants for name in form.scalars if lifted.values}
+    result = structures(lifted.computation, pattern, optional, scalars)
+
+    def rejected(reason: str, distance: int) -> _Attempt:
+        return _Attempt((), Rejection(instruction.name, reason, distance), result.complete)
+
+    if not result.structures:
+        distance = 4 + _difference(lifted.computation, pattern)
+        return rejected(result.reason, distance if "it computes" in result.reason else 2)
+    candidates: list[Match] = []
+    reasons: list[str] = []
+    for structure in result.structures:
+        problem = _operand_problem(form, lifted, structure)
+        if problem:
+            reasons.append(problem)
+            continue
+        for choice in _choices(statement, instruction, structure):
+            match = _sized(statement, form, lifted, structure, choice)
+            if isinstance(match, str):
+                reasons.append(match)
+            else:
+                candidates.append(match)
+        if not candidates and not reasons:
+            reasons.append("its fixed sizes do not divide the extents, and padding changes results")
+    if candidates:
+        return _Attempt(tuple(candidates), Rejection(instruction.name, "", 0), result.complete)
+    return rejected(reasons[0], 1)
+
+
+def _operand_problem(form: InstructionForm, lifted: LiftedStatement, structure: Structure) -> str:
+    """Return why an operand cannot hold what the structure assigns to it; empty if all can."""
+    for name, access in structure.accesses:
+        dtype = form.computation.operand(name).dtype
+        if access.operand in lifted.values:
+            value = lifted.values[access.operand]
+            if name not in form.scalars:
+                return f"its operand {name} is no register and no immediate, for {value}"
+            if not lifted.takes(access.operand, dtype):
+                return f"its operand {name}, {dtype}, cannot hold {value}"
+        elif lifted.computation.operand(access.operand).dtype != dtype:
+            return f"its operand {name} is {dtype}"
+    return ""
+
+
+# -- sizes ------------------------------------------------------------------------------------------
+
+
+def _choices(
+    statement: Statement, instruction: IsaInstruction, structure: Structure
+) -> Iterator[dict[str, tuple[Digit, ...]]]:
+    """Yield choices of digits for the axes of a structure."""
+    computation = statement.computation
+    options: list[list[tuple[Digit, ...]]] = []
+    for name, members in structure.axes:
+        axis = next(axis for axis in instruction.axes if axis.name == name)
+        axis_options = list(_axis_digits(computation, axis, members))
+        if not axis_options:
+            return
+        options.append(axis_options)
+    names = [name for name, _ in structure.axes]
+    for digits in itertools.product(*options):
+        yield dict(zip(names, digits, strict=True))
+
+
+def _axis_digits(
+    computation: Computation, axis: InstructionAxis, members: tuple[str, ...]
+) -> Iterator[tuple[Digit, ...]]:
+    """Yield the digits with the fewest executions on one axis, and on two if they have fewer."""
+    if not members:
+        if axis.minimum == 1:
+            yield ()
+        return
+    single = {name: _single(computation, axis, name) for name in members}
+    first = single[members[0]]
+    if first is not None:
+        yield (first,) if first.count > 1 or axis.minimum > 1 else ()
+    if len(members) == 2:
+        inner, outer = members
+        pair = _double(computation, axis, inner, outer)
+        if pair is None:
+            return
+        count = _executions(computation, pair)
+        alone = (
+            _executions(computation, (digit,)) if digit is not None else math.inf
+            for digit in single.values()
+        )
+        other = {inner: outer, outer: inner}
+        totals = [
+            single_count * computation.extents[other[name]]
+            for name, single_count in zip(single, alone, strict=True)
+        ]
+        if all(count < total for total in totals):
+            yield pair
+
+
+def _executions(computation: Computation, digits: tuple[Digit, ...]) -> int:
+    return math.prod(-(-computation.extents[digit.axis] // digit.count) for digit in digits)
+
+
+def _single(computation: Computation, axis: InstructionAxis, name: str) -> Digit | None:
+    """Return the digit on an axis with the fewest executions, None if every size is wrong."""
+    extent = computation.extents[name]
+    pads = _pads(computation, name)
+    sizes = _sizes(axis, extent)
+    for size in sizes:
+        rest = extent % size
+        if not rest or pads or (not axis.is_fixed and rest in _allowed(axis)):
+            return Digit(name, size)
+    return None
+
+
+def _double(
+    computation: Computation, axis: InstructionAxis, inner: str, outer: str
+) -> tuple[Digit, Digit] | None:
+    """Return digits on two axes with the fewest executions."""
+    extents = computation.extents
+    best: tuple[int, tuple[Digit, Digit]] | None = None
+    for count in _inner_counts(axis, extents[inner]):
+        if extents[inner] % count and not _pads(computation, inner):
+            continue
+        for size in _sizes(axis, count * extents[outer]):
+            if size % count or size == count:
+                continue
+            rest = extents[outer] % (size // count)
+            ends = not axis.is_fixed and rest * count in _allowed(axis)
+            if rest and not ends and not _pads(computation, outer):
+                continue
+            pair = (Digit(inner, count), Digit(outer, size // count))
+            executions = _executions(computation, pair)
+            if best is None or executions < best[0]:
+                best = executions, pair
+            break
+    return None if best is None else best[1]
+
+
+def _inner_counts(axis: InstructionAxis, extent: int) -> list[int]:
+    """Return the counts of an inner digit: parts of the extent, or of a fixed axis, largest first."""
+    limit = min(extent, axis.maximum)
+    counts = {n for n in range(2, min(limit, 256) + 1) if extent % n == 0 or axis.maximum % n == 0}
+    return sorted(counts | ({extent} if 1 < extent <= axis.maximum else set()), reverse=True)
+
+
+def _allowed(axis: InstructionAxis) -> range:
+    return range(axis.minimum, axis.maximum + 1, axis.step)
+
+
+def _sizes(axis: InstructionAxis, extent: int) -> Iterator[int]:
+    """Yield the sizes of an axis, with the fewest executions for an extent first."""
+    allowed = _allowed(axis)
+    # The smallest size that holds all of it, then smaller ones.
+    least = allowed[min(len(allowed) - 1, max(0, -(-(extent - axis.minimum) // axis.step)))]
+    yield from itertools.islice(range(least, axis.minimum - 1, -axis.step), 4096)
+
+
+@lru_cache(maxsize=4096)
+def _pads(computation: Computation, axis: str) -> bool:
+    return is_neutral(computation, axis)
+
+
+def _sized(
+    statement: Statement,
+    form: InstructionForm,
+    lifted: LiftedStatement,
+    structure: Structure,
+    axes: Mapping[str, tuple[Digit, ...]],
+) -> Match | str:
+    """Return the match with these digits, or the reason why there is none."""
+    instruction, computation = form.instruction, statement.computation
+    tiles = {digit.axis: digit.count for digits in axes.values() for digit in digits}
+    steps = {axis.name: -(-axis.extent // tiles.get(axis.name, 1)) for axis in computation.axes}
+    reduction = computation.statement.reduction
+    outer = [
+        axis.name
+        for axis in computation.axes
+        if axis.kind is AxisKind.REDUCTION and steps[axis.name] > 1
+    ]
+    if reduction is not None and outer and not instruction.accumulates:
+        return f"it begins each sum anew, and {outer[0]} does not fit in one execution"
+    values = dict(form.values)
+    accesses: dict[str, Access] = {}
+    for name, access in structure.accesses:
+        if access.operand in lifted.values:
+            values[name] = lifted.values[access.operand]
+        else:
+            accesses[name] = access
+    store = computation.statement.store
+    in_place = frozenset(
+        name
+        for name in instruction.in_place
+        if name in accesses and accesses[name].index == store.index
+    )
+    padded = [
+        f"{name} is padded from {computation.extents[name]} to {steps[name] * tile}"
+        for name, tile in tiles.items()
+        if steps[name] * tile > computation.extents[name]
+        and not _ends_short(instruction, axes, name)
+    ]
+    return Match(
+        instruction,
+        statement,
+        axes,
+        accesses,
+        values,
+        in_place,
+        math.prod(steps.values()),
+        _conditions(statement, instruction),
+        (*form.notes, *padded),
+    )
+
+
+def _ends_short(
+    instruction: IsaInstruction, axes: Mapping[str, tuple[Digit, ...]], name: str
+) -> bool:
+    """True if the last execution along an axis has its own size."""
+    for axis in instruction.axes:
+        digits = axes.get(axis.name, ())
+        if digits and digits[-1].axis == name:
+            return not axis.is_fixed
+    return False
+
+
+def _conditions(statement: Statement, instruction: IsaInstruction) -> tuple[str, ...]:
+    """Return what has to hold for the sums of an instruction to be those of the statement."""
+    computation = statement.computation
+    if computation.statement.reduction != "add" or not instruction.saturates:
+        return ()
+    dtypes = {operand.name: operand.dtype for operand in computation.operands}
+    output = computation.output.dtype
+    bounds = value_range(computation.statement.value, dtypes)
+    if not is_integer(output) or bounds is None:
+        return ()
+    reduced = [axis.extent for axis in computation.axes if axis.kind is AxisKind.REDUCTION]
+    largest = math.prod(reduced) * max(-bounds[0], bounds[1])
+    limit = dtype_info(output).integer_range[1]
+    begun = "their initial value and " if statement.accumulates else ""
+    if largest <= limit and not statement.accumulates:
+        return ()
+    return (f"{begun}sums of up to {largest:,.0f} stay within {output}, where it saturates",)

@@ -1,0 +1,285 @@
+"""Normal forms of scalar expressions, in which equal requantizations are written alike.
+
+An instruction and a statement may compute the same values in other words: ``int8(max(x, 0))`` and
+``max(int8(x), 0)``, or a conversion that changes nothing. Each rule below is an equality of
+:mod:`cpembed.ir.arithmetic` for all values of the operands' types; the tests evaluate both sides.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
+from enum import StrEnum
+
+from cpembed.ir.computation import Assignment, Computation
+from cpembed.ir.dtypes import dtype_info, is_integer
+from cpembed.ir.expression import (
+    OPERATIONS,
+    Access,
+    Cast,
+    Constant,
+    Expression,
+    Operation,
+    walk,
+    yields_float,
+)
+
+Range = tuple[float, float]
+
+_EXACT_FLOAT32 = 2**24
+"""Magnitude up to which float32 holds every integer."""
+
+
+class Clamps(StrEnum):
+    """Place of a maximum or minimum beside a saturating conversion."""
+
+    AS_WRITTEN = "as_written"
+    INSIDE = "inside"
+    """``int8(max(x, 0))``."""
+    OUTSIDE = "outside"
+    """``max(int8(x), 0)``."""
+    INNERMOST = "innermost"
+    """``int8(max(x, 0) * 0.5)``."""
+
+
+def value_range(expression: Expression, dtypes: Mapping[str, str]) -> Range | None:
+    """Return bounds of an integer expression's value; None for floats.
+
+    >>> from cpembed.ir.grammar import parse_body
+    >>> value = parse_body("C[x] = A[x] * A[x] + 1").statements[0].value
+    >>> value_range(value, {"A": "int8"})
+    (-16255, 16385)
+
+    Parameters
+    ----------
+    expression : Expression
+    dtypes : mapping of str to str
+        Element type of each operand.
+    """
+    match expression:
+        case Access():
+            dtype = dtypes[expression.operand]
+            return dtype_info(dtype).integer_range if is_integer(dtype) else None
+        case Constant(value):
+            return (value, value) if isinstance(value, int) else None
+        case Cast(dtype, arg):
+            if not is_integer(dtype):
+                return None
+            limits, inner = dtype_info(dtype).integer_range, value_range(arg, dtypes)
+            return inner if inner is not None and _within(inner, limits) else limits
+        case Operation(op, args):
+            parts = [value_range(arg, dtypes) for arg in args]
+            bounds = _BOUNDS.get(op)
+            if bounds is None or any(part is None for part in parts):
+                return None
+            return bounds(*[part for part in parts if part is not None])
+
+
+def _within(inner: Range, outer: Range) -> bool:
+    return outer[0] <= inner[0] and inner[1] <= outer[1]
+
+
+def _products(a: Range, b: Range) -> Range:
+    products = [x * y for x in a for y in b]
+    return min(products), max(products)
+
+
+def _shifted(a: Range, b: Range) -> Range:
+    # Shifts outside of 0 to 63 are not defined.
+    shifts = [int(min(max(shift, 0), 63)) for shift in b]
+    values = [int(x) >> shift for x in a for shift in shifts]
+    return min(values), max(values)
+
+
+_BOUNDS: Mapping[str, Callable[..., Range]] = {
+    "add": lambda a, b: (a[0] + b[0], a[1] + b[1]),
+    "sub": lambda a, b: (a[0] - b[1], a[1] - b[0]),
+    "mul": _products,
+    "max": lambda a, b: (max(a[0], b[0]), max(a[1], b[1])),
+    "min": lambda a, b: (min(a[0], b[0]), min(a[1], b[1])),
+    "neg": lambda a: (-a[1], -a[0]),
+    "abs": lambda a: (max(a[0], -a[1], 0), max(-a[0], a[1])),
+    "shr": _shifted,
+}
+"""Bounds of each operation on integers from those of its arguments."""
+
+
+def normal_computation(computation: Computation, clamps: Clamps) -> Computation:
+    """Return a computation of one statement with its expression in normal form.
+
+    Parameters
+    ----------
+    computation : Computation
+        A computation whose sums of floats stay as they are: they are computed in float64.
+    clamps : Clamps
+        Place of constant bounds beside saturating conversions.
+    """
+    statement, dtypes = computation.statement, _dtypes(computation)
+    is_wide = statement.reduction in ("add", "mul") and not is_integer(computation.output.dtype)
+    if is_wide or "float64" in dtypes.values():
+        return computation
+    value = normal(statement.value, dtypes, clamps)
+    reads = {node.operand for node in walk(value) if isinstance(node, Access)}
+    inputs = tuple(operand for operand in computation.inputs if operand.name in reads)
+    used = {name for node in walk(value) if isinstance(node, Access) for name in node.iterators}
+    if not used | {*statement.store.iterators} >= {*computation.extents}:
+        return computation
+    changed = Assignment(statement.store, value, statement.reduction)
+    return replace(computation, inputs=inputs, statements=(changed,))
+
+
+def _dtypes(computation: Computation) -> dict[str, str]:
+    return {operand.name: operand.dtype for operand in computation.operands}
+
+
+def normal(expression: Expression, dtypes: Mapping[str, str], clamps: Clamps) -> Expression:
+    """Return the normal form of an expression without float64.
+
+    >>> from cpembed.ir.grammar import parse_body
+    >>> value = parse_body("C[x] = max(int8(float32(A[x]) * 0.5), 0)").statements[0].value
+    >>> str(normal(value, {"A": "int32"}, Clamps.INSIDE))
+    'int8(max((A[x] * 0.5), 0.0))'
+
+    Parameters
+    ----------
+    expression : Expression
+    dtypes : mapping of str to str
+        Element type of each operand.
+    clamps : Clamps
+        Place of constant bounds beside saturating conversions.
+    """
+    return _Normal(dtypes, clamps).of(expression)
+
+
+@dataclass(frozen=True)
+class _Normal:
+    """Rules of the normal form over operands of some types."""
+
+    dtypes: Mapping[str, str]
+    clamps: Clamps
+
+    def of(self, node: Expression) -> Expression:
+        if isinstance(node, Cast):
+            return self._cast(node.dtype, self.of(node.arg), node.saturate)
+        if isinstance(node, Operation):
+            return self._operation(node.op, tuple(map(self.of, node.args)))
+        return node
+
+    # -- conversions ------------------------------------------------------------------------------
+
+    def _cast(self, dtype: str, arg: Expression, saturate: bool) -> Expression:
+        if not is_integer(dtype):
+            # Every float in such an expression is float32 already.
+            is_identity = dtype == "float32" and self._is_float(arg)
+            return arg if is_identity else Cast(dtype, arg, saturate)
+        limits, inside = dtype_info(dtype).integer_range, self._range(arg)
+        if inside is not None and _within(inside, limits):
+            return arg
+        if not saturate:
+            return Cast(dtype, arg)
+        match arg:
+            case Operation("max", (value, Constant(bound))) if bound <= limits[0]:
+                return self._cast(dtype, value, saturate=True)
+            case Operation("min", (value, Constant(bound))) if bound >= limits[1]:
+                return self._cast(dtype, value, saturate=True)
+            case Cast("float32", value, _) if (
+                not self._is_float(value) and max(-limits[0], limits[1]) < _EXACT_FLOAT32
+            ):
+                # Rounding to float32 is monotone, and exact for every value within the limits.
+                return self._cast(dtype, value, saturate=True)
+            case Cast(inner, value, True) if is_integer(inner) and _within(
+                limits, dtype_info(inner).integer_range
+            ):
+                return self._cast(dtype, value, saturate=True)
+            case Operation("max", (Operation("mul", (value, Constant(factor))), Constant(0))) if (
+                self.clamps is Clamps.INNERMOST and factor > 0
+            ):
+                # Zeros of either sign are the integer 0.
+                bounded = self._operation("max", (value, Constant(0)))
+                return Cast(dtype, Operation("mul", (bounded, Constant(factor))), saturate=True)
+            case Operation(("max" | "min") as op, (value, Constant(bound))) if (
+                self.clamps is Clamps.OUTSIDE and _commutes(op, bound, limits)
+            ):
+                cast = self._cast(dtype, value, saturate=True)
+                return self._operation(op, (cast, Constant(int(bound))))
+            case _:
+                return Cast(dtype, arg, saturate=True)
+
+    # -- operations -------------------------------------------------------------------------------
+
+    def _operation(self, op: str, args: tuple[Expression, ...]) -> Expression:
+        if len(args) == 2 and OPERATIONS[op].commutative and isinstance(args[0], Constant):
+            args = args[::-1]
+        args = self._in_floats(op, args)
+        match op, args:
+            case (("mul" | "div"), (value, Constant(1))):
+                # The result of a product with a float, and of a division, is a float.
+                is_float = op == "div" or isinstance(args[1].value, float)  # pyright: ignore
+                return self._cast("float32", value, saturate=True) if is_float else value
+            case (("add" | "sub" | "shr"), (value, Constant(int() as zero))) if (
+                zero == 0 and not self._is_float(value)
+            ):
+                return value
+            case (("max" | "min"), (value, Constant(bound))):
+                return self._bounded(op, value, bound)
+            case _:
+                return Operation(op, args)
+
+    def _in_floats(self, op: str, args: tuple[Expression, ...]) -> tuple[Expression, ...]:
+        """Leave the conversion of integers to an operation that is one of floats anyway."""
+        changed: list[Expression] = []
+        for position, arg in enumerate(args):
+            others = [a for place, a in enumerate(args) if place != position]
+            is_float = OPERATIONS[op].is_float or any(map(self._is_float, others))
+            match arg:
+                case Cast("float32", inner, _) if is_float and not self._is_float(inner):
+                    changed.append(inner)
+                case Constant(int(value)) if is_float and abs(value) <= _EXACT_FLOAT32:
+                    changed.append(Constant(float(value)))
+                case _:
+                    changed.append(arg)
+        # Where each leaves the conversion to the other, none would be left.
+        if changed != list(args) and not (
+            OPERATIONS[op].is_float or any(map(self._is_float, changed))
+        ):
+            return args
+        return tuple(changed)
+
+    def _bounded(self, op: str, value: Expression, bound: float) -> Expression:
+        inside = self._range(value)
+        if inside is not None and (bound <= inside[0] if op == "max" else bound >= inside[1]):
+            return value
+        match value:
+            case Operation(inner, (nested, Constant(first))) if inner == op:
+                return self._bounded(
+                    op, nested, max(first, bound) if op == "max" else min(first, bound)
+                )
+            case Operation("min", (nested, Constant(first))) if op == "max" and bound <= first:
+                # The lower bound first: min(max(x, a), b).
+                return self._bounded("min", self._bounded("max", nested, bound), first)
+            case Cast(dtype, nested, True) if (
+                self.clamps in (Clamps.INSIDE, Clamps.INNERMOST)
+                and is_integer(dtype)
+                and _commutes(op, bound, dtype_info(dtype).integer_range)
+            ):
+                return self._cast(
+                    dtype, self._operation(op, (nested, Constant(bound))), saturate=True
+                )
+            case _:
+                return Operation(op, (value, Constant(bound)))
+
+    def _range(self, node: Expression) -> Range | None:
+        return value_range(node, self.dtypes)
+
+    def _is_float(self, node: Expression) -> bool:
+        return yields_float(node, self.dtypes)
+
+
+def _commutes(op: str, bound: float, limits: Range) -> bool:
+    """True if a bound of values commutes with their saturating conversion to integers.
+
+    Both are monotone, and the bound is a value of the type. NaN becomes 0 in the one order and the
+    bound of 0 in the other, so that the bound must not be on the other side of 0.
+    """
+    is_value = float(bound).is_integer() and limits[0] <= bound <= limits[1]
+    return is_value and (bound <= 0 if op == "max" else bound >= 0) and abs(bound) < _EXACT_FLOAT32
