@@ -196,12 +196,7 @@ class Execution:
             value = address.value
         else:
             value = int(address.base.evaluate(self.instances.iteration(self.iteration)))
-        dtype = self.facts.dtype(operand)
-        with np.errstate(all="ignore"):
-            held = np.asarray(value).astype(numpy_dtype(dtype)).item()
-        if is_integer(dtype) and held != value:
-            raise ObligationError(f"{self.text}: immediate {operand} is {value}, which is no {dtype}")
-        return held
+        return self.facts.held_number(operand, value)
 
     def _register(self, name: str) -> Number | None:
         store = self.enumeration.store(name, is_tensor=False)
@@ -563,7 +558,7 @@ class Computing:
         if reduction is None:
             bad = np.ones(len(points), bool)
         else:
-            bad = ~self._is_neutral(values, reduction)
+            bad = ~self._is_neutral(values)
         of_tensor = np.ones(len(points), bool) if inside is None else inside[targets]
         if (bad & of_tensor).any():
             at = int(points[np.flatnonzero(bad & of_tensor)[0]])
@@ -587,21 +582,9 @@ class Computing:
             tags = np.where(self._output.tags < FIRST_ELEMENT, self._output.tags, 0)
         return np.where(changed, 0, tags)
 
-    def _is_neutral(self, values: list[Number | None], reduction: str) -> Booleans:
-        info = dtype_info(self._statement.output.dtype)
-        neutral = self._tensors.neutral(self._number)
-
-        def changes_nothing(value: Number | None) -> bool:
-            if value is None:
-                return False
-            if reduction in ("max", "min"):
-                if not info.is_integer:
-                    return value == (float("-inf") if reduction == "max" else float("inf"))
-                low, high = info.integer_range
-                return value <= low if reduction == "max" else value >= high
-            return value == neutral
-
-        return np.asarray([changes_nothing(value) for value in values], bool)
+    def _is_neutral(self, values: list[Number | None]) -> Booleans:
+        tensors, number = self._tensors, self._number
+        return np.asarray([v is not None and tensors.is_neutral(number, v) for v in values], bool)
 
     def _number_tags(self, values: list[Number | None]) -> list[int]:
         dtype = self._output.operand.dtype

@@ -162,6 +162,25 @@ class IssueFacts:
             if operand.name not in self.issue.operands:
                 raise ObligationError(f"{self.text}: operand {operand.name} has no address")
 
+    @cached_property
+    def registers_read(self) -> frozenset[str]:
+        """Names of the registers that hold operands, or strides of them."""
+        machine = self.tensors.program.machine
+        inputs = (self.place(name) for name in self.instruction.inputs)
+        registers = {place.memory for place in inputs}
+        for place in self.instruction.places.values():
+            registers.update(str(stride) for stride in place.strides.values())
+        memories = (machine.memories[name] for name in registers if name in machine.memories)
+        return frozenset(m.name for m in memories if m.kind is MemoryKind.REGISTER)
+
+    def held_number(self, operand: str, value: Number) -> Number:
+        """Return an immediate as an operand holds it."""
+        dtype = self.dtype(operand)
+        held = stored_number(value, dtype)
+        if is_integer(dtype) and held != value:
+            raise ObligationError(f"{self.text}: immediate {operand} is {value}, no {dtype}")
+        return held
+
     @property
     def effective_dtypes(self) -> dict[str, str]:
         """Type of each operand's values: that of the claimed tensor if memory can hold it."""
@@ -202,7 +221,7 @@ def step(facts: IssueFacts, constants: Mapping[Access, Number]) -> Step:
     if facts.issue.meaning is not None:
         return _computing(facts, forms, constants)
     if facts.assignment.reduction is None and isinstance(value, Constant):
-        return Step(Role.CONSTANT, value=_stored(value.value, facts.dtype(facts.output)))
+        return Step(Role.CONSTANT, value=stored_number(value.value, facts.dtype(facts.output)))
     if facts.assignment.reduction is None and isinstance(value, Access):
         return _move(facts, value)
     content = facts.content(facts.output)
@@ -416,7 +435,8 @@ def same_number(first: Number, second: Number) -> bool:
     return first == second or bool(np.float32(first) == np.float32(second))
 
 
-def _stored(value: Number, dtype: str) -> Number:
+def stored_number(value: Number, dtype: str) -> Number:
+    """Return a number as an element of a type."""
     with np.errstate(all="ignore"):
         return np.asarray(value).astype(numpy_dtype(dtype)).item()
 

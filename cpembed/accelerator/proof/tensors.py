@@ -15,7 +15,7 @@ from cpembed.accelerator.program import MainTensor, Program
 from cpembed.accelerator.proof.result import ObligationError
 from cpembed.accelerator.specification import Specification, Statement
 from cpembed.ir.computation import Operand
-from cpembed.ir.dtypes import is_integer
+from cpembed.ir.dtypes import dtype_info, is_integer
 from cpembed.ir.expression import OPERATIONS
 from cpembed.ir.index import IndexExpr
 
@@ -160,6 +160,18 @@ class Tensors:
         if reduction in ("max", "min"):
             return None
         return None if reduction is None else OPERATIONS[reduction].neutral
+
+    def is_neutral(self, number: int, value: int | float) -> bool:
+        """Return True if a number changes no result of a statement's reduction."""
+        statement = self.statement(number)
+        reduction = statement.computation.statement.reduction
+        if reduction not in ("max", "min"):
+            return value == self.neutral(number)
+        info = dtype_info(statement.output.dtype)
+        if not info.is_integer:
+            return value == (-math.inf if reduction == "max" else math.inf)
+        low, high = info.integer_range
+        return value <= low if reduction == "max" else value >= high
 
     @cached_property
     def assumptions(self) -> tuple[str, ...]:
