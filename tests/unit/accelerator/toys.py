@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import math
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import lru_cache
@@ -11,7 +12,11 @@ from typing import Any
 
 import numpy as np
 
+from cpembed.accelerator.lowering import OperatorPlan, operator_plans
+from cpembed.accelerator.matching import match_statement
+from cpembed.accelerator.problem import OperatorProblem, PlanningError
 from cpembed.accelerator.program import Address, Issue, Loop, Program
+from cpembed.accelerator.specification import Specification, Statement
 from cpembed.hw.instruction import InstructionAxis, TileDimension
 from cpembed.hw.isa import (
     IMMEDIATE,
@@ -114,7 +119,7 @@ def machine(
         name=name,
         description="",
         source="",
-        evidence=Evidence.ASSUMED if hasattr(Evidence, "ASSUMED") else next(iter(Evidence)),
+        evidence=next(iter(Evidence)),
         clock_mhz=1000,
         memories={m.name: m for m in memories},
         units=units,
@@ -144,7 +149,6 @@ def systolic(
         "B": place("scratchpad", "int8", "k j", "k", "j", k=1),
         "C": place("accumulator", "int32", "i j", "i", "j", i=1),
     }
-    scale = place("scale", "float32") if registers else place(IMMEDIATE, "float32")
     memories = [
         main(bytes_per_cycle),
         memory("scratchpad", rows, lanes),
@@ -184,9 +188,7 @@ def systolic(
         instruction(
             "mvout",
             "store",
-            "D[r,e] = cast(max(round(S[r,e] * s[]), 0.0), int8)"
-            if False
-            else "D[r,e] = S[r,e] >> 3",
+            "D[r,e] = S[r,e] >> 3",
             tile,
             {
                 "D": place("dram", "int8", "r e", r=store, e=1),
@@ -206,7 +208,6 @@ def systolic(
             cycles={"1": 4, "r": 1},
         ),
     ]
-    del scale
     if variant:
         begin = next(i for i in instructions if i.name == "matmul")
         instructions.append(replace(begin, name="matmul_begin", accumulates=False))
@@ -411,5 +412,88 @@ def execute(program: Program, inputs: Mapping[str, Any]) -> dict[str, Any]:
     return {n: t.array(interpreter.buffers[n]) for n, t in program.tensors.items()}
 
 
-def all_points(extents: Mapping[str, int]) -> itertools.product[tuple[int, ...]]:
-    return itertools.product(*(range(e) for e in extents.values()))
+def statement(
+    text: str,
+    dtypes: Mapping[str, str],
+    *,
+    accumulates: bool = False,
+    shapes: Mapping[str, Sequence[int]] | None = None,
+    **extents: int,
+) -> Statement:
+    names = set(re.findall(r"([A-Za-z_]\w*)\[", text))
+    shapes = shapes or {}
+    computation = parse_computation(
+        text,
+        extents,
+        dtypes={n: t for n, t in dtypes.items() if n in names},
+        shapes=shapes,
+        zero_outside=tuple(shapes),
+    )
+    return Statement(computation, accumulates)
+
+
+def plans(specification: Specification, machine: InstructionSet) -> tuple[OperatorPlan, ...]:
+    """Return the plans of the first combination of matches that has some."""
+    matchings = [match_statement(s, machine).matches for s in specification.statements]
+    refusal: PlanningError | None = None
+    for matches in itertools.product(*matchings):
+        try:
+            return operator_plans(OperatorProblem(specification, matches), machine)
+        except PlanningError as error:
+            refusal = refusal or error
+    raise refusal or PlanningError("a statement has no match")
+
+
+def random_arrays(specification: Specification, seed: int) -> dict[str, Any]:
+    generator = np.random.default_rng(seed)
+    operands = specification.operands
+    return {
+        name: generator.integers(-100, 100, operands[name].shape).astype(
+            numpy_dtype(operands[name].dtype)
+        )
+        for name in specification.inputs
+    }
+
+
+def product(m: int, n: int, k: int, *, bias: bool = True, seed: int = 0) -> Specification:
+    """A product of matrices, shifted to bytes."""
+    dtypes = {"acc": "int32", "bias": "int32", "A": "int8", "B": "int8", "out": "int8"}
+    generator = np.random.default_rng(seed)
+    constants: dict[str, Any] = {"B": generator.integers(-100, 100, (k, n)).astype(np.int8)}
+    statements = [
+        statement("acc[i,j] += A[i,k] * B[k,j]", dtypes, accumulates=bias, i=m, j=n, k=k),
+        statement("out[i,j] = acc[i,j] >> 3", dtypes, i=m, j=n),
+    ]
+    if bias:
+        statements.insert(0, statement("acc[i,j] = bias[j]", dtypes, i=m, j=n))
+        constants["bias"] = generator.integers(-1000, 1000, n).astype(np.int32)
+    return Specification("product", tuple(statements), ("A",), ("out",), constants)
+
+
+def convolution(
+    p: int, q: int, c: int, k: int, r: int, s: int, stride: int, pad: int, seed: int = 0
+) -> Specification:
+    """A convolution with padding, channels last, shifted to bytes."""
+    dtypes = {"acc": "int32", "bias": "int32", "X": "int8", "W": "int8", "out": "int8"}
+    h, w = (p - 1) * stride + r - 2 * pad, (q - 1) * stride + s - 2 * pad
+    generator = np.random.default_rng(seed)
+    outer = {"p": p, "q": q, "k": k}
+    statements = (
+        statement("acc[p,q,k] = bias[k]", dtypes, **outer),
+        statement(
+            f"acc[p,q,k] += X[{stride}*p+r-{pad}, {stride}*q+s-{pad}, c] * W[r,s,c,k]",
+            dtypes,
+            accumulates=True,
+            shapes={"X": (h, w, c)},
+            **outer,
+            r=r,
+            s=s,
+            c=c,
+        ),
+        statement("out[p,q,k] = acc[p,q,k] >> 3", dtypes, **outer),
+    )
+    constants = {
+        "W": generator.integers(-100, 100, (r, s, c, k)).astype(np.int8),
+        "bias": generator.integers(-1000, 1000, k).astype(np.int32),
+    }
+    return Specification("convolution", statements, ("X",), ("out",), constants)
