@@ -25,6 +25,7 @@ from cpembed.accelerator.boxes import (
     sizes,
     tile_size,
 )
+from cpembed.accelerator.channels import with_signals
 from cpembed.accelerator.cost import ProgramCost, program_cost
 from cpembed.accelerator.layouts import RowLayout, row_layouts
 from cpembed.accelerator.matching import Match
@@ -44,7 +45,7 @@ from cpembed.accelerator.template import BufferSpec, Template, default_layouts, 
 from cpembed.accelerator.tiling import Candidate, Key, SearchResult, Tiling, search, smallest_tiling
 from cpembed.accelerator.transfers import BoundIssue, Names, Transfer, plan_copy
 from cpembed.embedding.embedding import Digit
-from cpembed.hw.isa import InstructionSet, IsaInstruction, MemoryKind
+from cpembed.hw.isa import InstructionSet, IsaInstruction, MemoryKind, Synchronization
 from cpembed.ir.dtypes import dtype_info, is_integer
 from cpembed.ir.index import IndexExpr, IndexTerm
 
@@ -472,15 +473,42 @@ class Lowering:
     def program(self, base_rows: Mapping[str, int]) -> Program:
         """Return the program, with each memory's buffers from a row on."""
         template = self.template
-        body = self._settled_body(base_rows)
+        body = with_configuration(self._settled_body(base_rows), template.machine)
+        if template.machine.synchronization is Synchronization.CHANNELS:
+            body = with_signals(body, template.machine, self._unit_copies(body))
         tensors = dict(self.main)
         return Program(
             template.problem.specification.name,
             template.machine,
             tensors,
-            with_configuration(body, template.machine),
+            body,
             template.problem.specification,
         )
+
+    def _unit_copies(self, body: Sequence[Node]) -> dict[str, int]:
+        """Return the least number of copies of the buffers that each unit writes repeatedly."""
+        machine = self.template.machine
+        units: dict[str, int] = {}
+        regions = [
+            (b.spec.memory, b.offset, b.offset + b.rows, b.copies)
+            for b in self.buffers.values()
+            if b.depth and not b.spec.is_home
+        ]
+        program = Program("", machine, {}, tuple(body))
+        for loops, issue in program.issues():
+            if any(guard.terms for guard in issue.guards) and issue.meaning is None:
+                raise PlanningError(
+                    "rejected: the last tiles have fewer transfers than others, between which "
+                    f"{machine.name} waits: use tiles of equal sizes"
+                )
+            instruction = machine.instructions[issue.instruction]
+            zero = {loop.name: IndexExpr() for loop in loops}
+            for operand in instruction.outputs:
+                row = issue.operands[operand].base.substitute(zero).constant
+                for memory, first, end, copies in regions:
+                    if instruction.places[operand].memory == memory and first <= row < end:
+                        units[instruction.unit] = min(units.get(instruction.unit, 2), copies)
+        return units
 
     def _settled_body(self, base_rows: Mapping[str, int]) -> tuple[Node, ...]:
         """Return the program's nodes, once buffers have room for whole chunks of all copies."""

@@ -252,7 +252,7 @@ class _AxisOptions:
         return self._counts[key]
 
 
-def _axis_options(extent: int, granule: int, levels: int, is_fine: bool) -> _AxisOptions:
+def _axis_options(extent: int, granule: int, levels: int, *, is_fine: bool, is_even: bool) -> _AxisOptions:
     chains: list[tuple[int, ...]] = [()]
     for _ in range(levels):
         longer: list[tuple[int, ...]] = []
@@ -264,12 +264,23 @@ def _axis_options(extent: int, granule: int, levels: int, is_fine: bool) -> _Axi
                 options |= {-(-min(span, granule) // n) for n in _PARTS}
             longer += [(*chain, size) for size in sorted(options)]
         chains = longer
+    if is_even:
+        chains = [c for c in chains if _is_even(extent, (*c, granule))] or [(extent,) * levels]
     sizes = np.array(chains, np.int64).reshape(len(chains), levels)
     tiles = np.empty_like(sizes)
     for row, chain in enumerate(chains):
         for level in range(levels):
             tiles[row, level] = _tiles(extent, chain[: level + 1])
     return _AxisOptions(extent, sizes, tiles)
+
+
+def _is_even(extent: int, chain: tuple[int, ...]) -> bool:
+    """True if all tiles of a level have the same number of tiles of the next one."""
+    product, span = 1, extent
+    for size in chain:
+        product *= -(-span // size)
+        span = min(span, size)
+    return _tiles(extent, chain) == product
 
 
 def _tiles(extent: int, chain: Sequence[int]) -> int:
@@ -326,7 +337,13 @@ class _Model:
             levels[slot.axis] = slot.level + 1
         self.levels = levels
         self.options = {
-            a: _axis_options(template.extents[a], template.granules[a], n, a in template.fine)
+            a: _axis_options(
+                template.extents[a],
+                template.granules[a],
+                n,
+                is_fine=a in template.fine,
+                is_even=template.machine.synchronization is Synchronization.CHANNELS,
+            )
             for a, n in levels.items()
         }
         self.copies = _copy_options(template)
