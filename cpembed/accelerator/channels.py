@@ -9,6 +9,8 @@ copies.
 
 from __future__ import annotations
 
+import itertools
+import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 
@@ -40,6 +42,7 @@ def with_signals(
     """
     names = {(c.sender, c.receiver): c.name for c in machine.channels}
     nodes = tuple(body)
+    _check_units(nodes, machine)
     for first, second in _pairs(nodes, machine):
         forward, back = names.get((first, second)), names.get((second, first))
         if forward is None or back is None:
@@ -52,6 +55,43 @@ def with_signals(
         turn = _Turns(machine, first, second, forward, back, copies.get(first, 1))
         nodes, _ = turn.placed(nodes, ())
     return nodes
+
+
+def _check_units(nodes: Sequence[Node], machine: InstructionSet) -> None:
+    """Check that units that share a memory have channels between them."""
+    joined = {(c.sender, c.receiver) for c in machine.channels}
+    touched = {
+        unit: (
+            _touched(nodes, machine, unit, "written"),
+            _touched(nodes, machine, unit, "read"),
+        )
+        for unit in machine.units
+    }
+    for first, second in itertools.combinations(machine.units, 2):
+        (a_writes, a_reads), (b_writes, b_reads) = touched[first], touched[second]
+        shared = sorted((a_writes & (b_writes | b_reads)) | (b_writes & a_reads))
+        if shared and not {(first, second), (second, first)} <= joined:
+            raise PlanningError(
+                f"rejected: {first} and {second} share {', '.join(shared)}, and {machine.name} has "
+                "no channels in both directions between them: use instructions of other units"
+            )
+
+
+def _touched(
+    nodes: Sequence[Node], machine: InstructionSet, unit: str, direction: str
+) -> set[str]:
+    """Return the memories of rows that a unit reads or writes."""
+    names = {memory.name for memory in machine.row_memories()}
+    touched = set[str]()
+    for node in nodes:
+        if isinstance(node, Loop):
+            touched |= _touched(node.body, machine, unit, direction)
+            continue
+        instruction = machine.instructions[node.instruction]
+        if instruction.unit == unit:
+            operands = instruction.inputs if direction == "read" else instruction.outputs
+            touched.update(instruction.places[o].memory for o in operands)
+    return touched & names
 
 
 def _pairs(nodes: Sequence[Node], machine: InstructionSet) -> list[tuple[str, str]]:
@@ -117,27 +157,44 @@ class _Turns:
         loop = nodes[at]
         assert isinstance(loop, Loop)
         before, after = nodes[:at], nodes[at + 1 :]
+        self._check_outside(nodes, (*before, *after), after)
         inner, below = self.placed(loop.body, (*outer, loop))
         if any(self.first in _units(node, self.machine) for node in before):
             # What comes ahead of the rounds belongs to the first of them, and waits in its place.
-            before = self._waiting(before, outer)
+            before = self._waiting(before, outer, (loop, *below))
             inner = self._not_first(inner, (loop, *below))
         return (*before, replace(loop, body=inner), *after), (loop, *below)
+
+    def _check_outside(
+        self, nodes: Sequence[Node], outside: Sequence[Node], after: Sequence[Node]
+    ) -> None:
+        """Check that what is outside of the rounds needs no waits of its own."""
+        written = _touched(nodes, self.machine, self.first, "written")
+        used = _touched(outside, self.machine, self.second, "read")
+        shared = sorted(written & used)
+        if shared or any(self.first in _units(node, self.machine) for node in after):
+            raise PlanningError(
+                f"rejected: {self.first} and {self.second} share {', '.join(shared) or 'rows'} "
+                "outside of the rounds in which they take turns, for which the planner has no "
+                "waits: keep those tensors resident, or use an instruction of the other unit"
+            )
 
     def _has(self, *units: str) -> Callable[[Node], bool]:
         """Return the test for nodes that have work of all of these units."""
         return lambda node: set(units) <= set(_units(node, self.machine))
 
     def _round(self, nodes: tuple[Node, ...], outer: tuple[Loop, ...]) -> tuple[Node, ...]:
-        nodes = self._waiting(nodes, outer)
+        nodes = self._waiting(nodes, outer, ())
         nodes = _changed(nodes, self._has(self.first), _last, signals=self.forward)
         nodes = _changed(nodes, self._has(self.second), _first, waits=self.forward)
         return _changed(nodes, self._has(self.second), _last, signals=self.back)
 
-    def _waiting(self, nodes: tuple[Node, ...], outer: tuple[Loop, ...]) -> tuple[Node, ...]:
+    def _waiting(
+        self, nodes: tuple[Node, ...], outer: tuple[Loop, ...], inner: tuple[Loop, ...]
+    ) -> tuple[Node, ...]:
         """Make the first unit wait, in all rounds but the first ones, for room in its buffers."""
         terms: list[IndexTerm] = []
-        stride = 1
+        stride = math.prod(loop.extent for loop in inner)
         for loop in reversed(outer):
             terms.append(IndexTerm(loop.name, stride))
             stride *= loop.extent

@@ -20,6 +20,7 @@ from cpembed.accelerator.specification import Specification, Statement
 from cpembed.hw.instruction import InstructionAxis, TileDimension
 from cpembed.hw.isa import (
     IMMEDIATE,
+    Channel,
     InstructionSet,
     IsaInstruction,
     IsaMemory,
@@ -113,6 +114,7 @@ def machine(
     memories: Sequence[IsaMemory],
     instructions: Sequence[IsaInstruction],
     synchronization: Synchronization = Synchronization.INTERLOCKED,
+    channels: Sequence[tuple[str, str]] = (),
 ) -> InstructionSet:
     units = tuple(dict.fromkeys(i.unit for i in instructions))
     return InstructionSet(
@@ -125,6 +127,9 @@ def machine(
         units=units,
         instructions={i.name: i for i in instructions},
         synchronization=synchronization,
+        channels=tuple(
+            Channel(name=f"{a}_{b}", sender=a, receiver=b) for a, b in channels
+        ),
     )
 
 
