@@ -153,7 +153,7 @@ def _samples(loops: Mapping[str, int]) -> Sequence[Mapping[str, int]]:
     if not loops:
         return ({},)
     generator = random.Random(0)
-    samples = [{n: 0 for n in loops}, {n: e - 1 for n, e in loops.items()}]
+    samples = [dict.fromkeys(loops, 0), {n: e - 1 for n, e in loops.items()}]
     samples += [{n: generator.randrange(e) for n, e in loops.items()} for _ in range(_SAMPLES)]
     return samples
 

@@ -77,9 +77,7 @@ def _check_units(nodes: Sequence[Node], machine: InstructionSet) -> None:
             )
 
 
-def _touched(
-    nodes: Sequence[Node], machine: InstructionSet, unit: str, direction: str
-) -> set[str]:
+def _touched(nodes: Sequence[Node], machine: InstructionSet, unit: str, direction: str) -> set[str]:
     """Return the memories of rows that a unit reads or writes."""
     names = {memory.name for memory in machine.row_memories()}
     touched = set[str]()

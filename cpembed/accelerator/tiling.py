@@ -151,7 +151,9 @@ def search(template: Template) -> SearchResult:
 
 def smallest_tiling(template: Template) -> Tiling:
     """Return the tiling with the smallest tiles, whose sums are outermost of all buffers."""
-    order = next(o for o in _orders(template) if o.output_depth == min(o.depths.values(), default=0))
+    order = next(
+        o for o in _orders(template) if o.output_depth == min(o.depths.values(), default=0)
+    )
     loops = [
         (slot.axis, template.granules[slot.axis])
         for slot in order.loops
@@ -252,7 +254,9 @@ class _AxisOptions:
         return self._counts[key]
 
 
-def _axis_options(extent: int, granule: int, levels: int, *, is_fine: bool, is_even: bool) -> _AxisOptions:
+def _axis_options(
+    extent: int, granule: int, levels: int, *, is_fine: bool, is_even: bool
+) -> _AxisOptions:
     chains: list[tuple[int, ...]] = [()]
     for _ in range(levels):
         longer: list[tuple[int, ...]] = []
@@ -385,7 +389,9 @@ class _Model:
                 parts.append((at, option, costs.cycles(copies)[at], capacity[at]))
         if not parts:
             return []
-        at, option, cycles, capacity = (np.concatenate(column) for column in zip(*parts, strict=True))
+        at, option, cycles, capacity = (
+            np.concatenate(column) for column in zip(*parts, strict=True)
+        )
         moved = costs.bytes_moved[at]
         # Bytes only decide between equal cycles.
         ranked = cycles * (1 + 1e-9 * moved / max(1.0, float(np.max(moved))))

@@ -57,9 +57,10 @@ def test_estimated_cycles_are_near_those_of_the_executor() -> None:
             run = execute(program, buffers, 0)
             ratios.append(plan.cycles / run.cycles)
             assert plan.cost.unit_cycles == pytest.approx(dict(run.unit_cycles))
-            assert dict(run.executions).items() >= {
-                n: c for n, c in plan.cost.executions.items() if c
-            }.items()
+            assert (
+                dict(run.executions).items()
+                >= {n: c for n, c in plan.cost.executions.items() if c}.items()
+            )
     assert min(ratios) > 0.6
     assert max(ratios) < 1.5
     assert abs(float(np.median(ratios)) - 1) < 0.05

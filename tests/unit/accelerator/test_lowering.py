@@ -11,6 +11,7 @@ from cpembed.hw.isa import InstructionSet
 from tests.unit.accelerator.toys import (
     convolution,
     execute,
+    instruction,
     machine,
     main,
     memory,
@@ -20,7 +21,6 @@ from tests.unit.accelerator.toys import (
     random_arrays,
     statement,
     systolic,
-    instruction,
 )
 
 MACHINES = {

@@ -127,9 +127,7 @@ def machine(
         units=units,
         instructions={i.name: i for i in instructions},
         synchronization=synchronization,
-        channels=tuple(
-            Channel(name=f"{a}_{b}", sender=a, receiver=b) for a, b in channels
-        ),
+        channels=tuple(Channel(name=f"{a}_{b}", sender=a, receiver=b) for a, b in channels),
     )
 
 
