@@ -141,7 +141,7 @@ class Lowering:
         inner: Sequence[TileLoop],
         base_rows: Mapping[str, int],
     ) -> tuple[Node, ...]:
-        """Return the execution of a statement, with its variant that begins sums if it needs one."""
+        """Return the execution of a statement, and the one that begins its sums if it needs one."""
         reduction = step.statement.computation.statement.reduction
         instruction = step.instruction
         if reduction is None:
@@ -156,8 +156,9 @@ class Lowering:
         if step.statement.accumulates:
             if not instruction.accumulates:
                 raise PlanningError(
-                    f"rejected: {instruction.name} begins sums anew, and {step.statement.computation}"
-                    " goes on from a bias: use an instruction that accumulates"
+                    f"rejected: {instruction.name} begins sums anew, and "
+                    f"{step.statement.computation} goes on from a bias: use an instruction that "
+                    "accumulates"
                 )
             return (self._execution(step, instruction, loops, base_rows),)
         begins = (
@@ -320,7 +321,7 @@ class Lowering:
         destination: Place | None,
         buffer: Buffer,
     ) -> tuple[Node, ...]:
-        """Return a copy; a layout in main memory that is not decided becomes the first that fits."""
+        """Return a copy; a layout in main memory that is not decided becomes the first fit."""
         if len(path) != 2:
             raise PlanningError(
                 f"rejected: {spec.tensor} moves through {' and '.join(path[1:-1])}, which the "

@@ -71,17 +71,13 @@ def axis_sizes(template: Template, step: Step, loops: Sequence[TileLoop]) -> dic
     largest: dict[str, int] = {}
     for axis in step.instruction.axes:
         digits = step.digits(axis.name)
+        count = math.prod(d.count for d in digits) if digits else axis.minimum
         if axis.is_fixed:
-            largest[axis.name] = axis.maximum
-        elif not digits:
-            largest[axis.name] = axis.minimum
-        elif len(digits) > 1:
-            largest[axis.name] = math.prod(d.count for d in digits)
-        else:
-            (single,) = digits
-            shared = step.axes[single.axis]
-            size = tile_size(loops, shared, template.extents[shared])
-            largest[axis.name] = min(single.count, size)
+            count = axis.maximum
+        elif len(digits) == 1:
+            shared = step.axes[digits[0].axis]
+            count = min(count, tile_size(loops, shared, template.extents[shared]))
+        largest[axis.name] = count
     return largest
 
 

@@ -194,8 +194,9 @@ def _part(
         rest = tuple(n for n, loop in enumerate(walked) if loop in inner)
         places = tuple(loop.extent if loop.name in varying else 1 for loop in outer)
         through = through / main.bytes_per_cycle
-        for total, each in ((count, 1.0), (cycles, slow), (path, through)):
-            total += repeats * (executed * each).sum(axis=rest).reshape(places)
+        count += repeats * executed.sum(axis=rest).reshape(places)
+        cycles += repeats * (executed * slow).sum(axis=rest).reshape(places)
+        path += repeats * (executed * through).sum(axis=rest).reshape(places)
         late = instruction.latency_cycles
         if moved.get((main.name, "read")) is not None:
             late += main.latency_cycles

@@ -1,4 +1,4 @@
-"""The planner's problem for one operator: statements, instructions for them, and homes of tensors."""
+"""The planner's problem for one operator: statements, their instructions, homes of tensors."""
 
 from __future__ import annotations
 

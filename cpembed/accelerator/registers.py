@@ -1,4 +1,4 @@
-"""Configuration of registers: instructions that set them, as far out in the loops as they can be."""
+"""Configuration of registers: instructions that set them, as far out in the loops as possible."""
 
 from __future__ import annotations
 

@@ -408,7 +408,7 @@ def _row_steps(step: Step, operand: str) -> Iterator[tuple[int, int]]:
     in_lanes = {index[d.axis].single_iterator for d in place.lanes}
     for d in place.rows:
         for name in index[d.axis].iterators:
-            if name not in in_lanes and any(e in lanes for e, _, n in _moves(step, name, operand)):
+            if name not in in_lanes and any(e in lanes for e, _, _ in _moves(step, name, operand)):
                 raise PlanningError(
                     f"rejected: {step.instruction.name} walks rows and lanes of "
                     f"{step.tensor(operand)} along the same dimension: copy its windows ahead"

@@ -38,13 +38,11 @@ def copy_instructions(machine: InstructionSet) -> tuple[CopyInstruction, ...]:
         if len(statements) != 1 or statements[0].reduction is not None or not instruction.axes:
             continue
         places, destination = instruction.places, statements[0].store.operand
-        value = statements[0].value
-        if value == Constant(0) or (
-            isinstance(value, Access) and places[value.operand].memory == IMMEDIATE
-        ):
-            place, number = places[destination], "" if value == Constant(0) else value.operand
+        filled = _filled(instruction, statements[0].value)
+        if filled is not None:
+            place = places[destination]
             copies.append(
-                CopyInstruction(instruction, number, destination, ("", place.memory), place.dtype)
+                CopyInstruction(instruction, filled, destination, ("", place.memory), place.dtype)
             )
             continue
         source = _copied(statements[0].value)
@@ -56,6 +54,15 @@ def copy_instructions(machine: InstructionSet) -> tuple[CopyInstruction, ...]:
                 CopyInstruction(instruction, source, destination, pair, places[source].dtype)
             )
     return tuple(copies)
+
+
+def _filled(instruction: IsaInstruction, value: Expression) -> str | None:
+    """Return the immediate that an instruction fills with, empty for 0; None if it does not."""
+    if value == Constant(0):
+        return ""
+    if isinstance(value, Access) and instruction.places[value.operand].memory == IMMEDIATE:
+        return value.operand
+    return None
 
 
 def _copied(value: Expression) -> str | None:
@@ -73,9 +80,11 @@ def copy_paths(machine: InstructionSet, start: str, end: str, dtype: str) -> lis
     """List the shortest chains of memories through which copies lead, the shortest first."""
     edges = {c.memories for c in copy_instructions(machine) if c.dtype == dtype}
     complete: list[tuple[str, ...]] = []
-    frontier = [(start,)]
+    frontier: list[tuple[str, ...]] = [(start,)]
     while frontier and not complete:
-        longer = [(*p, b) for p in frontier for a, b in edges if a == p[-1] and b not in p]
+        longer: list[tuple[str, ...]] = [
+            (*p, b) for p in frontier for a, b in edges if a == p[-1] and b not in p
+        ]
         complete = sorted(p for p in longer if p[-1] == end)
         frontier = sorted(longer)
     return complete
@@ -218,7 +227,7 @@ def _chunks(transfer: Transfer, dimension: int, size: int, largest: int) -> list
             continue
         for d in place.layout.lanes:
             if d.dimension == dimension and d.modulus is not None:
-                pairs.append((1, min(largest, size, d.modulus)))
+                pairs += [(1, min(largest, size, d.modulus))]
         steps = [d.modulus for d in place.layout.rows if d.dimension == dimension and d.modulus]
         pairs += [(step, min(largest, -(-size // step))) for step in steps]
         is_split = [d.divisor for d in place.layout.rows if d.dimension == dimension]
@@ -350,16 +359,16 @@ def _nest(
     sizes: dict[str, Size] = {}
     conditions: list[IndexExpr] = []
     run_time = {a.name for a in copy.instruction.size_arguments}
-    for dimension, bounds in enumerate(transfer.box.sizes):
+    for dimension, whole in enumerate(transfer.box.sizes):
         walk = by_dimension.get(dimension)
         loop = next((x for x in own if x.dimension == dimension), None)
         offset, step = offsets.get(dimension, 0), 1 if walk is None else walk.step
         chunk = 1 if walk is None else walk.chunk
-        bounds = tuple(_steps(b + -offset, step, extents) for b in bounds)
+        bounds = tuple(_steps(b + -offset, step, extents) for b in whole)
+        before = IndexExpr()
         if loop is not None:
             before = IndexExpr((IndexTerm(loop.name, -chunk),))
-            bounds = tuple(b + before for b in bounds)
-        smallest = [b for b in bounds if b.bounds(extents)[0] < chunk]
+        smallest = [b for b in (b + before for b in bounds) if b.bounds(extents)[0] < chunk]
         conditions += guards(tuple(smallest), extents)
         if walk is not None and walk.axis in run_time:
             sizes[walk.axis] = (

@@ -98,16 +98,16 @@ def vector_machine(rows: int) -> InstructionSet:
     )  # fmt: skip
 
 
-INTEGERS = dict.fromkeys(("X", "Y", "m", "e", "s", "Z", "R"), "int32")
+INTEGERS: dict[str, str] = dict.fromkeys("XYmesR", "int32")
 
 
 def test_a_chain_of_rows_stays_on_chip() -> None:
     # The statements of a softmax, without its exponential.
     statements = (
-        statement("m[i] max= X[i,j]", INTEGERS, i=21, j=10),
-        statement("e[i,j] = X[i,j] - m[i]", INTEGERS, i=21, j=10),
-        statement("s[i] += e[i,j]", INTEGERS, i=21, j=10),
-        statement("Y[i,j] = e[i,j] - s[i]", INTEGERS, i=21, j=10),
+        statement("m[i] max= X[i,j]", INTEGERS, {"i": 21, "j": 10}),
+        statement("e[i,j] = X[i,j] - m[i]", INTEGERS, {"i": 21, "j": 10}),
+        statement("s[i] += e[i,j]", INTEGERS, {"i": 21, "j": 10}),
+        statement("Y[i,j] = e[i,j] - s[i]", INTEGERS, {"i": 21, "j": 10}),
     )
     specification = Specification("rows", statements, ("X",), ("Y",), {})
     for rows in (64, 200):
@@ -120,7 +120,7 @@ def test_a_chain_of_rows_stays_on_chip() -> None:
 def test_elements_with_a_residual() -> None:
     specification = Specification(
         "residual",
-        (statement("Y[i,j] = X[i,j] + R[i,j]", INTEGERS, i=19, j=9),),
+        (statement("Y[i,j] = X[i,j] + R[i,j]", INTEGERS, {"i": 19, "j": 9}),),
         ("X", "R"),
         ("Y",),
         {},
@@ -134,8 +134,8 @@ def test_what_does_not_fit_is_rejected_with_sizes() -> None:
             Specification(
                 "rows",
                 (
-                    statement("m[i] max= X[i,j]", INTEGERS, i=8, j=40),
-                    statement("Y[i,j] = X[i,j] - m[i]", INTEGERS, i=8, j=40),
+                    statement("m[i] max= X[i,j]", INTEGERS, {"i": 8, "j": 40}),
+                    statement("Y[i,j] = X[i,j] - m[i]", INTEGERS, {"i": 8, "j": 40}),
                 ),
                 ("X",),
                 ("Y",),

@@ -75,7 +75,7 @@ def loaded(loops: Loops, depth: int, axes: str) -> int:
 
 def rows(loops: Loops, depth: int, axes: str) -> int:
     """Return the rows of the largest box at a depth: the second axis is in the lanes."""
-    size = dict(zip("ijk", SIZES, strict=True))
+    size: dict[str, int] = dict(zip("ijk", SIZES, strict=True))
     for axis, step in loops[:depth]:
         size[axis] = min(size[axis], step)
     return size[axes[0]] * -(-size[axes[1]] // LANES)
@@ -98,7 +98,8 @@ def one_level() -> Iterator[tuple[Loops, int, int, int]]:
     for steps in itertools.product(*sizes):
         for order in itertools.permutations(zip("ijk", steps, strict=True)):
             for depths in itertools.product(range(4), repeat=3):
-                yield (order, *depths)
+                a, b, c = depths
+                yield order, a, b, c
 
 
 def two_levels(seed: int, count: int) -> Iterator[tuple[Loops, int, int, int]]:
@@ -117,7 +118,8 @@ def two_levels(seed: int, count: int) -> Iterator[tuple[Loops, int, int, int]]:
             steps = sorted((mixed[n][1] for n in at), reverse=True)
             for n, step in zip(at, steps, strict=True):
                 mixed[n] = axis, step
-        yield (mixed, *(generator.randrange(7) for _ in range(3)))
+        a, b, c = (generator.randrange(7) for _ in range(3))
+        yield mixed, a, b, c
 
 
 @pytest.mark.parametrize("capacity, sums", [(8, 4), (12, 8), (20, 12), (28, 24), (64, 8)])

@@ -141,7 +141,7 @@ def systolic(
     variant: bool = True,
     bytes_per_cycle: float = 16.0,
 ) -> InstructionSet:
-    """A machine with a scratchpad, accumulators and a requantizing store, in the manner of Gemmini."""
+    """A machine with a scratchpad, accumulators and a store that shifts, like Gemmini."""
     low = lanes if fixed else 1
     tile = {"r": (low, lanes), "e": (low, lanes)}
     load = "load_stride" if registers else "any"
@@ -226,18 +226,18 @@ def systolic(
         )
     if registers:
         memories += [register("load_stride"), register("store_stride")]
-        for name in ("load_stride", "store_stride"):
-            instructions.append(
-                IsaInstruction(
-                    name=f"config_{name}",
-                    unit="load" if name == "load_stride" else "store",
-                    axes=(),
-                    computation=parse_computation(
-                        "R[] = v[]", {}, name=name, dtypes={"R": "int32", "v": "int32"}
-                    ),
-                    places={"R": place(name, "int32"), "v": place(IMMEDIATE, "int32")},
-                )
+        instructions += [
+            IsaInstruction(
+                name=f"config_{name}",
+                unit="load" if name == "load_stride" else "store",
+                axes=(),
+                computation=parse_computation(
+                    "R[] = v[]", {}, name=name, dtypes={"R": "int32", "v": "int32"}
+                ),
+                places={"R": place(name, "int32"), "v": place(IMMEDIATE, "int32")},
             )
+            for name in ("load_stride", "store_stride")
+        ]
     return machine("systolic", memories, instructions)
 
 
@@ -251,11 +251,11 @@ class Interpreter:
 
     program: Program
     buffers: dict[str, Any]
-    rows: dict[str, Any] = field(default_factory=dict)
-    valid: dict[str, Any] = field(default_factory=dict)
-    registers: dict[str, float] = field(default_factory=dict)
-    executions: dict[str, int] = field(default_factory=dict)
-    moved: dict[tuple[str, str], int] = field(default_factory=dict)
+    rows: dict[str, Any] = field(default_factory=dict[str, Any])
+    valid: dict[str, Any] = field(default_factory=dict[str, Any])
+    registers: dict[str, float] = field(default_factory=dict[str, float])
+    executions: dict[str, int] = field(default_factory=dict[str, int])
+    moved: dict[tuple[str, str], int] = field(default_factory=dict[tuple[str, str], int])
 
     def run(self) -> dict[str, Any]:
         for m in self.program.machine.row_memories():
@@ -297,19 +297,19 @@ class Interpreter:
                 reduction = next(
                     s.reduction for s in computation.statements if s.store.operand == operand.name
                 )
-                combine = {"add": np.add, "max": np.maximum, "min": np.minimum}[reduction]
+                combine = {"add": np.add, "max": np.maximum, "min": np.minimum}[reduction or "add"]
                 result = combine(old[operand.name], result).astype(result.dtype)
             self._write(isa, operand, issue.operands[operand.name], values, result)
 
     def _where(self, isa: Any, operand: Any, address: Address, values: Any) -> Any:
         place = isa.places[operand.name]
-        grids = np.indices(operand.shape)
-        index = dict(zip(place.dimensions, grids, strict=True))
+        grids: list[Any] = list(np.indices(tuple(map(int, operand.shape))))
+        index: dict[str, Any] = dict(zip(place.dimensions, grids, strict=True))
         sizes = dict(zip(place.dimensions, operand.shape, strict=True))
         in_main = self.program.machine.memories[place.memory].kind is MemoryKind.MAIN
         keys = place.dimensions if in_main else tuple(map(str, place.rows))
         digits = place.dimensions if in_main else place.rows
-        at = np.full(operand.shape, address.base.evaluate(values))
+        at: Any = np.full(operand.shape, address.base.evaluate(values))
         for number, (key, d) in enumerate(zip(keys, digits, strict=True)):
             source = place.strides.get(key)
             if source is None:
@@ -418,10 +418,10 @@ def execute(program: Program, inputs: Mapping[str, Any]) -> dict[str, Any]:
 def statement(
     text: str,
     dtypes: Mapping[str, str],
+    extents: Mapping[str, int],
     *,
     accumulates: bool = False,
     shapes: Mapping[str, Sequence[int]] | None = None,
-    **extents: int,
 ) -> Statement:
     names = set(re.findall(r"([A-Za-z_]\w*)\[", text))
     shapes = shapes or {}
@@ -464,11 +464,13 @@ def product(m: int, n: int, k: int, *, bias: bool = True, seed: int = 0) -> Spec
     generator = np.random.default_rng(seed)
     constants: dict[str, Any] = {"B": generator.integers(-100, 100, (k, n)).astype(np.int8)}
     statements = [
-        statement("acc[i,j] += A[i,k] * B[k,j]", dtypes, accumulates=bias, i=m, j=n, k=k),
-        statement("out[i,j] = acc[i,j] >> 3", dtypes, i=m, j=n),
+        statement(
+            "acc[i,j] += A[i,k] * B[k,j]", dtypes, {"i": m, "j": n, "k": k}, accumulates=bias
+        ),
+        statement("out[i,j] = acc[i,j] >> 3", dtypes, {"i": m, "j": n}),
     ]
     if bias:
-        statements.insert(0, statement("acc[i,j] = bias[j]", dtypes, i=m, j=n))
+        statements.insert(0, statement("acc[i,j] = bias[j]", dtypes, {"i": m, "j": n}))
         constants["bias"] = generator.integers(-1000, 1000, n).astype(np.int32)
     return Specification("product", tuple(statements), ("A",), ("out",), constants)
 
@@ -482,18 +484,15 @@ def convolution(
     generator = np.random.default_rng(seed)
     outer = {"p": p, "q": q, "k": k}
     statements = (
-        statement("acc[p,q,k] = bias[k]", dtypes, **outer),
+        statement("acc[p,q,k] = bias[k]", dtypes, outer),
         statement(
             f"acc[p,q,k] += X[{stride}*p+r-{pad}, {stride}*q+s-{pad}, c] * W[r,s,c,k]",
             dtypes,
+            outer | {"r": r, "s": s, "c": c},
             accumulates=True,
             shapes={"X": (h, w, c)},
-            **outer,
-            r=r,
-            s=s,
-            c=c,
         ),
-        statement("out[p,q,k] = acc[p,q,k] >> 3", dtypes, **outer),
+        statement("out[p,q,k] = acc[p,q,k] >> 3", dtypes, outer),
     )
     constants = {
         "W": generator.integers(-100, 100, (r, s, c, k)).astype(np.int8),
