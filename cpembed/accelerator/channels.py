@@ -286,11 +286,11 @@ def _alternatives(nodes: Sequence[Node], place: int) -> set[int]:
         return {place}
     return {
         n
-        for n, other in enumerate(nodes)
-        if isinstance(other, Issue)
-        and other.guards
-        and other.meaning == node.meaning
-        and other.operands == node.operands
+        for n, sibling in enumerate(nodes)
+        if isinstance(sibling, Issue)
+        and sibling.guards
+        and sibling.meaning == node.meaning
+        and sibling.operands == node.operands
     }
 
 
@@ -302,6 +302,6 @@ def _first(loops: Sequence[Loop]) -> IndexExpr | None:
 
 def _last(loops: Sequence[Loop]) -> IndexExpr | None:
     """Return an expression that is 0 in the last iteration of loops, and negative in others."""
-    walked = [loop for loop in loops if loop.extent > 1]
-    terms = [IndexTerm(loop.name) for loop in walked]
-    return IndexExpr.sum(terms, sum(1 - loop.extent for loop in walked)) if terms else None
+    repeated = [loop for loop in loops if loop.extent > 1]
+    terms = [IndexTerm(loop.name) for loop in repeated]
+    return IndexExpr.sum(terms, sum(1 - loop.extent for loop in repeated)) if terms else None

@@ -29,7 +29,16 @@ def tile_loops(template: Template, tiling: Tiling) -> tuple[TileLoop, ...]:
 def granule_loops(
     template: Template, step: Step, outer: Sequence[TileLoop]
 ) -> tuple[TileLoop, ...]:
-    """Return the loops over the executions of a statement inside of other loops."""
+    """Return the loops over the executions of a statement inside of other loops.
+
+    Parameters
+    ----------
+    template : Template
+    step : Step
+        The statement.
+    outer : sequence of TileLoop
+        The other loops.
+    """
     loops: list[TileLoop] = []
     for axis in step.axes.values():
         span = tile_size(outer, axis, template.extents[axis])
@@ -38,7 +47,7 @@ def granule_loops(
             granule = step.granules[axis]
         if span > granule:
             loops.append(TileLoop(f"{axis}_g{step.number}", axis, granule, span))
-    held = {
+    buffered = {
         a
         for b in template.buffers
         if b.role == "granule" and any(n == step.number for n, _ in b.uses)
@@ -46,28 +55,37 @@ def granule_loops(
     }
     # What a granule's buffer holds changes as seldom as possible.
     return tuple(
-        sorted(loops, key=lambda loop: (loop.axis not in held, loop.axis in step.reductions))
+        sorted(loops, key=lambda loop: (loop.axis not in buffered, loop.axis in step.reductions))
     )
 
 
 def points(step: Step, loops: Sequence[TileLoop]) -> dict[str, IndexExpr]:
     """Return the value of each axis of a statement, over loops and the instruction's axes."""
-    walked: dict[str, list[IndexTerm]] = {}
+    traversed: dict[str, list[IndexTerm]] = {}
     for axis in step.match.axes:
         digits = step.digits(axis)
         inner = math.prod(d.count for d in digits)
         for place, d in enumerate(digits):
             inner //= d.count
             modulus = d.count if place else None
-            walked.setdefault(d.axis, []).append(IndexTerm(axis, d.stride, inner, modulus))
+            traversed.setdefault(d.axis, []).append(IndexTerm(axis, d.stride, inner, modulus))
     return {
-        a.name: position(loops, step.axes[a.name]) + IndexExpr.sum(walked.get(a.name, []))
+        a.name: position(loops, step.axes[a.name]) + IndexExpr.sum(traversed.get(a.name, []))
         for a in step.statement.computation.axes
     }
 
 
 def axis_sizes(template: Template, step: Step, loops: Sequence[TileLoop]) -> dict[str, int]:
-    """Return the largest size of each axis of a statement's instruction."""
+    """Return the largest size of each axis of a statement's instruction.
+
+    Parameters
+    ----------
+    template : Template
+    step : Step
+        The statement.
+    loops : sequence of TileLoop
+        The loops around the instruction.
+    """
     largest: dict[str, int] = {}
     for axis in step.instruction.axes:
         digits = step.digits(axis.name)
@@ -84,7 +102,20 @@ def axis_sizes(template: Template, step: Step, loops: Sequence[TileLoop]) -> dic
 def bind_operand(
     template: Template, step: Step, operand: str, place: Place, loops: Sequence[TileLoop]
 ) -> Binding | None:
-    """Bind an operand of a statement's instruction; None if it cannot reach the place."""
+    """Bind an operand of a statement's instruction; None if it cannot reach the place.
+
+    Parameters
+    ----------
+    template : Template
+    step : Step
+        The statement.
+    operand : str
+        Operand of its instruction.
+    place : InMain or InRows
+        Where its tensor lies.
+    loops : sequence of TileLoop
+        The loops around the instruction.
+    """
     values = points(step, loops)
     index = [e.substitute(values) for e in step.access(operand).index]
     largest = axis_sizes(template, step, loops)
@@ -107,7 +138,16 @@ def bind_operand(
 
 
 def execution_sizes(template: Template, step: Step, loops: Sequence[TileLoop]) -> dict[str, Size]:
-    """Return the size of each axis that is an argument, in an iteration of loops."""
+    """Return the size of each axis that is an argument, in an iteration of loops.
+
+    Parameters
+    ----------
+    template : Template
+    step : Step
+        The statement.
+    loops : sequence of TileLoop
+        The loops around the instruction.
+    """
     arguments: dict[str, Size] = {}
     for axis in step.instruction.size_arguments:
         digits = step.digits(axis.name)
@@ -137,14 +177,22 @@ def neutral_value(reduction: str | None, dtype: str) -> int | float:
 def variant(
     template: Template, instruction: IsaInstruction, accumulates: bool
 ) -> IsaInstruction | None:
-    """Return the instruction that differs only in whether it goes on from what the output holds."""
-    for other in template.machine.instructions.values():
+    """Return the instruction that differs only in whether it goes on from what the output holds.
+
+    Parameters
+    ----------
+    template : Template
+    instruction : IsaInstruction
+    accumulates : bool
+        True for the one that goes on.
+    """
+    for alternative in template.machine.instructions.values():
         if (
-            other.accumulates == accumulates
-            and other.name != instruction.name
-            and other.computation.statements == instruction.computation.statements
-            and other.places == instruction.places
-            and other.axes == instruction.axes
+            alternative.accumulates == accumulates
+            and alternative.name != instruction.name
+            and alternative.computation.statements == instruction.computation.statements
+            and alternative.places == instruction.places
+            and alternative.axes == instruction.axes
         ):
-            return other
+            return alternative
     return None

@@ -185,13 +185,13 @@ def _part(
         instruction = machine.instructions[issue.instruction]
         # Loops on which neither sizes nor guards depend repeat an execution as it is.
         varying = _varying(issue)
-        walked = [loop for loop in (*outer, *inner) if loop.name in varying]
+        traversed = [loop for loop in (*outer, *inner) if loop.name in varying]
         repeats = math.prod(loop.extent for loop in inner if loop.name not in varying)
-        executed, sizes = executed_sizes(issue, walked, machine)
+        executed, sizes = executed_sizes(issue, traversed, machine)
         moved = moved_bytes(instruction, machine, sizes)
         through = sum(moved.get((main.name, d), 0) for d in ("read", "written"))
         slow = np.maximum(instruction.occupied_cycles(sizes), through / main.bytes_per_cycle)
-        rest = tuple(n for n, loop in enumerate(walked) if loop in inner)
+        rest = tuple(n for n, loop in enumerate(traversed) if loop in inner)
         places = tuple(loop.extent if loop.name in varying else 1 for loop in outer)
         through = through / main.bytes_per_cycle
         count += repeats * executed.sum(axis=rest).reshape(places)
@@ -261,9 +261,9 @@ def _regions(
 def _carried(state: _State, start: float, path: float) -> float:
     """Take the path for a time in the gaps that others leave, and return the end."""
     least = min(state.unit_free.values())
-    taken = [interval for interval in state.path if interval[1] > least]
+    intervals = [interval for interval in state.path if interval[1] > least]
     at, left, gaps = start, path, list[tuple[float, float]]()
-    for first, last in taken:
+    for first, last in intervals:
         if last <= at:
             continue
         if first > at:
@@ -275,7 +275,7 @@ def _carried(state: _State, start: float, path: float) -> float:
         at = max(at, last)
     if left > 0:
         gaps.append((at, at + left))
-    state.path = sorted([*taken, *gaps])
+    state.path = sorted([*intervals, *gaps])
     return gaps[-1][1]
 
 

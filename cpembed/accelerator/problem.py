@@ -24,7 +24,7 @@ class PlanningError(CpembedError):
 
 @dataclass(frozen=True)
 class OperatorProblem:
-    """What one operator computes, with which instructions, and where its tensors are.
+    """Statements of one operator, their instructions, and the homes of its tensors.
 
     Attributes
     ----------
@@ -142,18 +142,18 @@ def _shared_axes(statements: tuple[Statement, ...]) -> dict[_AxisKey, str]:
     for first, second in _tied(statements):
         left, right = group[first], group[second]
         # Two axes of one statement stay apart: a tile of one is not a tile of the other.
-        apart = {n for n, _ in left}.isdisjoint(n for n, _ in right)
-        if left is not right and apart and extents[first] == extents[second]:
+        is_disjoint = {n for n, _ in left}.isdisjoint(n for n, _ in right)
+        if left is not right and is_disjoint and extents[first] == extents[second]:
             left |= right
             for key in right:
                 group[key] = left
     names: dict[_AxisKey, str] = {}
-    taken = set[str]()
+    used_names = set[str]()
     for key, members in group.items():
         if key in names:
             continue
-        name = key[1] if key[1] not in taken else f"{key[1]}{key[0]}"
-        taken.add(name)
+        name = key[1] if key[1] not in used_names else f"{key[1]}{key[0]}"
+        used_names.add(name)
         names |= dict.fromkeys(members, name)
     return names
 
@@ -168,7 +168,10 @@ def _tied(statements: tuple[Statement, ...]) -> Iterator[tuple[_AxisKey, _AxisKe
             if tensor not in written:
                 continue
             writer, index = written[tensor]
-            for there, here in zip(index, access.index, strict=True):
-                if there.single_iterator and here.single_iterator:
-                    yield (writer, there.single_iterator), (number, here.single_iterator)
+            for writer_index, reader_index in zip(index, access.index, strict=True):
+                if writer_index.single_iterator and reader_index.single_iterator:
+                    yield (
+                        (writer, writer_index.single_iterator),
+                        (number, reader_index.single_iterator),
+                    )
         written.setdefault(statement.output.tensor, (number, store.index))

@@ -68,7 +68,7 @@ class BufferSpec:
 
 @dataclass(frozen=True)
 class Template:
-    """What all plans of an operator have in common.
+    """Common part of all plans of an operator.
 
     Attributes
     ----------
@@ -173,8 +173,8 @@ def _check_direct(step: Step, operand: str) -> None:
     """Check that an operand in main memory does not walk parts of two dimensions at once."""
     shape = step.statement.computation.operand(step.access(operand).operand).shape
     for axis in step.instruction.axes:
-        walked = [w for w in _moves(step, axis.name, operand) if w[2] > 1]
-        if any(count < shape[dimension] for dimension, _, count in walked[1:]):
+        traversed = [w for w in _moves(step, axis.name, operand) if w[2] > 1]
+        if any(count < shape[dimension] for dimension, _, count in traversed[1:]):
             raise PlanningError(
                 f"rejected: {step.instruction.name} walks parts of two dimensions of "
                 f"{step.tensor(operand)} in main memory at once, which have no common stride: "
@@ -196,10 +196,10 @@ def _main_statement(all_steps: tuple[Step, ...]) -> int:
 
 def _tiled_axes(all_steps: tuple[Step, ...], main: int) -> tuple[frozenset[str], frozenset[str]]:
     step = all_steps[main]
-    others = [s for s in all_steps if s.number != main]
+    other_steps = [s for s in all_steps if s.number != main]
     spatial = frozenset(step.axes.values()) - step.reductions
-    for other in others:
-        spatial &= frozenset(other.axes.values()) - other.reductions
+    for other_step in other_steps:
+        spatial &= frozenset(other_step.axes.values()) - other_step.reductions
     for temporary, index in _temporary_indices(all_steps):
         del temporary
         # A tile of a temporary that is read beside its own index would need its neighbours.
@@ -208,8 +208,8 @@ def _tiled_axes(all_steps: tuple[Step, ...], main: int) -> tuple[frozenset[str],
             if any(e != first or e.single_iterator is None for e in rest) or not first.terms:
                 spatial -= names
     reductions = step.reductions
-    for other in others:
-        reductions -= frozenset(other.axes.values())
+    for other_step in other_steps:
+        reductions -= frozenset(other_step.axes.values())
     return spatial, reductions
 
 
@@ -333,11 +333,11 @@ def _requirements(
     row_steps: dict[int, int] = {}
     for number, operand in users:
         step = all_steps[number]
-        own = _lanes(step, operand)
+        use_lanes = _lanes(step, operand)
         if lanes is None:
-            lanes = own
-        elif lanes != own:
-            lanes = _merged(lanes, own, tensor)
+            lanes = use_lanes
+        elif lanes != use_lanes:
+            lanes = _merged(lanes, use_lanes, tensor)
         for dimension, distance in _row_steps(step, operand):
             if row_steps.setdefault(dimension, distance) != distance:
                 raise PlanningError(
@@ -361,13 +361,13 @@ def _merged(
 def _moves(step: Step, axis: str, operand: str) -> list[tuple[int, int, int]]:
     """Return dimension, distance and count of each digit that an instruction's axis walks."""
     access = step.access(operand)
-    walked: list[tuple[int, int, int]] = []
+    traversed: list[tuple[int, int, int]] = []
     for d in step.digits(axis):
         for dimension, e in enumerate(access.index):
             coefficient = e.coefficient(d.axis)
             if coefficient:
-                walked.append((dimension, coefficient * d.stride, d.count))
-    return walked
+                traversed.append((dimension, coefficient * d.stride, d.count))
+    return traversed
 
 
 def _lanes(step: Step, operand: str) -> tuple[tuple[int, int], ...]:
@@ -385,17 +385,17 @@ def _lanes(step: Step, operand: str) -> tuple[tuple[int, int], ...]:
             )
         size = d.size(1 + e.bounds(step.instruction.extents)[1])
         digits = step.digits(e.single_iterator)
-        walked = _moves(step, e.single_iterator, operand)
-        if len(digits) == 1 and walked:
-            dimension, distance, _ = walked[0]
+        traversed = _moves(step, e.single_iterator, operand)
+        if len(digits) == 1 and traversed:
+            dimension, distance, _ = traversed[0]
             if distance != 1:
                 raise PlanningError(
                     f"rejected: {step.tensor(operand)} has a step of {distance} in the "
                     f"lanes of {step.instruction.name}: use a layout with neighbours in a row"
                 )
             lanes.append((dimension, size))
-        elif walked:
-            lanes += [(dimension, count) for dimension, _, count in walked]
+        elif traversed:
+            lanes += [(dimension, count) for dimension, _, count in traversed]
     return tuple(lanes)
 
 
@@ -418,21 +418,21 @@ def _row_steps(step: Step, operand: str) -> Iterator[tuple[int, int]]:
         if e.single_iterator is None:
             continue
         digits = step.digits(e.single_iterator)
-        walked = _moves(step, e.single_iterator, operand)
+        traversed = _moves(step, e.single_iterator, operand)
         has_stride = place.strides.get(str(d), 1) not in (1, "dense")
-        if len(digits) == 1 and len(walked) == 1 and not has_stride:
-            dimension, distance, count = walked[0]
+        if len(digits) == 1 and len(traversed) == 1 and not has_stride:
+            dimension, distance, count = traversed[0]
             if distance > 1 and count > 1 and dimension not in lanes:
                 yield dimension, distance
         elif len(digits) > 1:
-            yield from _row_blocks(step, operand, walked)
+            yield from _row_blocks(step, operand, traversed)
 
 
 def _row_blocks(
-    step: Step, operand: str, walked: Sequence[tuple[int, int, int]]
+    step: Step, operand: str, traversed: Sequence[tuple[int, int, int]]
 ) -> Iterator[tuple[int, int]]:
     """Yield the blocks of dimensions that one axis of an instruction walks together."""
-    for dimension, distance, count in walked:
+    for dimension, distance, count in traversed:
         e = step.access(operand).index[dimension]
         extents = step.statement.computation.extents
         windows = [t for t in e.terms if t.coefficient % count and extents[t.iterator] > 1]
@@ -450,6 +450,14 @@ def default_layouts(template: Template, tensor: str, ends: Mapping[int, int]) ->
 
     Constants are packed with blocks of lanes outermost, so that a box is contiguous; other tensors
     have their lanes last.
+
+    Parameters
+    ----------
+    template : Template
+    tensor : str
+        Name of the tensor.
+    ends : mapping of int to int
+        End of the last transfer along dimensions in which transfers reach beyond the elements.
     """
     specification = template.problem.specification
     if tensor in template.problem.layouts:
@@ -469,12 +477,12 @@ def default_layouts(template: Template, tensor: str, ends: Mapping[int, int]) ->
     elif tensor in specification.outputs:
         role = "output"
     lane_dimensions = tuple(d for d, _ in lanes)
-    others = tuple(d for d in range(len(shape)) if d not in lane_dimensions)
+    outer_dimensions = tuple(d for d in range(len(shape)) if d not in lane_dimensions)
     plain = MainTensor(
         tensor,
         shape,
         operand.dtype,
-        (*others, *lane_dimensions),
+        (*outer_dimensions, *lane_dimensions),
         tuple(before),
         tuple(after),
         role=role,
@@ -484,7 +492,7 @@ def default_layouts(template: Template, tensor: str, ends: Mapping[int, int]) ->
         tensor,
         shape,
         operand.dtype,
-        (*lane_dimensions, *others, *lane_dimensions),
+        (*lane_dimensions, *outer_dimensions, *lane_dimensions),
         tuple(before),
         tuple(after),
         blocks,

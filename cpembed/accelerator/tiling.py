@@ -137,13 +137,13 @@ def smallest_tiling(template: Template) -> Tiling:
         for slot in order.loops
         if not slot.level and template.granules[slot.axis] < template.extents[slot.axis]
     ]
-    kept = [
+    positions = [
         n
         for n, slot in enumerate(order.loops)
         if not slot.level and template.granules[slot.axis] < template.extents[slot.axis]
     ]
-    depths = {key: sum(n < depth for n in kept) for key, depth in order.depths.items()}
-    return Tiling(tuple(loops), depths, sum(n < order.output_depth for n in kept), {})
+    depths = {key: sum(n < depth for n in positions) for key, depth in order.depths.items()}
+    return Tiling(tuple(loops), depths, sum(n < order.output_depth for n in positions), {})
 
 
 def _too_large(template: Template, shortest: Mapping[str, int]) -> str:
@@ -180,7 +180,7 @@ def _orders(template: Template) -> Iterator[LoopOrder]:
     chain_uses = {
         a: sum(a in b.axes for b in template.buffers if b.role == "chain") for a in output_axes
     }
-    seen = set[tuple[Any, ...]]()
+    distinct_orders = set[tuple[Any, ...]]()
     for permutation in itertools.permutations([*inputs, None]):
         loops: list[LoopSlot] = []
         depths: dict[Key, int] = {}
@@ -203,8 +203,8 @@ def _orders(template: Template) -> Iterator[LoopOrder]:
             else:
                 depths[node.key] = len(loops)
         key = (tuple(loops), tuple(sorted(depths.items())), output_depth)
-        if key not in seen:
-            seen.add(key)
+        if key not in distinct_orders:
+            distinct_orders.add(key)
             yield LoopOrder(tuple(loops), depths, output_depth)
 
 
@@ -292,19 +292,19 @@ class _Model:
     def _tiling(self, grid: Grid, place: int, copies: Mapping[Key, int]) -> Tiling:
         """Return the tiling at a place of the grid, without loops that have one iteration."""
         loops: list[tuple[str, int]] = []
-        kept: list[int] = []
+        positions: list[int] = []
         spans = dict(self.template.extents)
         for position, slot in enumerate(self.order.loops):
             size = int(grid.sizes[slot.axis][slot.level][place])
             if size < spans[slot.axis]:
                 loops.append((slot.axis, size))
-                kept.append(position)
+                positions.append(position)
             spans[slot.axis] = size
         depths = {
-            key: sum(position < depth for position in kept)
+            key: sum(position < depth for position in positions)
             for key, depth in self.order.depths.items()
         }
-        output_depth = sum(position < self.order.output_depth for position in kept)
+        output_depth = sum(position < self.order.output_depth for position in positions)
         return Tiling(tuple(loops), depths, output_depth, copies)
 
 

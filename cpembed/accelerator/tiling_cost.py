@@ -194,8 +194,8 @@ class Costs:
             everything = math.prod(tiles.values())
             total: Any = everything * (1 - sum(t.coefficient for t in e.terms))
             for t in e.terms:
-                others = math.prod(v for a, v in tiles.items() if a != t.iterator)
-                total = total + t.coefficient * self.template.extents[t.iterator] * others
+                factor = math.prod(v for a, v in tiles.items() if a != t.iterator)
+                total = total + t.coefficient * self.template.extents[t.iterator] * factor
             lengths.append((total, (everything, size)))
         repeats = math.prod(v for a, v in counts.items() if a not in spec.axes)
         return lengths, repeats
@@ -211,8 +211,8 @@ class Costs:
             everything = math.prod(tiles.values())
             total: Any = everything * (1 - sum(t.coefficient for t in e.terms))
             for t in e.terms:
-                others = math.prod(v for a, v in tiles.items() if a != t.iterator)
-                total = total + t.coefficient * extents[t.iterator] * others
+                factor = math.prod(v for a, v in tiles.items() if a != t.iterator)
+                total = total + t.coefficient * extents[t.iterator] * factor
             size = 1 + sum(t.coefficient * (step.granules[t.iterator] - 1) for t in e.terms)
             lengths.append((total, (everything, size)))
         repeats: Any = 1
@@ -231,11 +231,11 @@ class Costs:
         factors: dict[str, tuple[Any, Any]] = {}
         repeats: Any = 1
         is_main = step.number == self.template.main
-        own = set(step.axes.values())
-        for axis in {slot.axis for slot in self.order.loops} - own:
+        step_axes = set(step.axes.values())
+        for axis in {slot.axis for slot in self.order.loops} - step_axes:
             if not is_main and self._levels(depth, axis):
                 repeats = repeats * self.grid.count(axis, self._levels(depth, axis))
-        for axis in own:
+        for axis in step_axes:
             extent = self.template.extents[axis]
             granule = step.granules[axis]
             levels = self.levels_of(axis) if is_main else self._levels(depth, axis)
@@ -305,7 +305,7 @@ def statement_cycles(step: Step, factors: Mapping[str, tuple[Any, Any]]) -> Any:
     total: Any = 0.0
     for axes, coefficient in step.instruction.cycles:
         product: Any = coefficient
-        walked = set[str]()
+        traversed = set[str]()
         for name in axes:
             digits = step.digits(name)
             axis = next(a for a in step.instruction.axes if a.name == name)
@@ -313,11 +313,11 @@ def statement_cycles(step: Step, factors: Mapping[str, tuple[Any, Any]]) -> Any:
             if axis.is_fixed or len(digits) != 1:
                 size = axis.maximum if axis.is_fixed else math.prod(d.count for d in digits)
                 product = product * max(1, size)
-            elif shared[0] not in walked:
+            elif shared[0] not in traversed:
                 product = product * factors[shared[0]][1]
-                walked.add(shared[0])
+                traversed.add(shared[0])
         for shared, (count, _) in factors.items():
-            if shared not in walked:
+            if shared not in traversed:
                 product = product * count
         total = total + product
     return total
@@ -332,11 +332,11 @@ def _reads_main(template: Template, step: Step) -> bool:
 def _direct_bytes(step: Step, operand: str, factors: Mapping[str, tuple[Any, Any]]) -> Any:
     """Return the bytes that all executions move of an operand in main memory."""
     place = step.instruction.places[operand]
-    own = step.instruction.computation.access(operand).index
+    step_axes = step.instruction.computation.access(operand).index
     elements: Any = element_bits(place.dtype) / 8
-    walked = set[str]()
+    traversed = set[str]()
     extents = step.instruction.extents
-    for e in own:
+    for e in step_axes:
         name = e.single_iterator
         digits = step.digits(name or "")
         axis = next((a for a in step.instruction.axes if a.name == name), None)
@@ -348,9 +348,9 @@ def _direct_bytes(step: Step, operand: str, factors: Mapping[str, tuple[Any, Any
         else:
             shared = step.axes[digits[0].axis]
             elements = elements * factors[shared][1]
-            walked.add(shared)
+            traversed.add(shared)
     for shared, (count, _) in factors.items():
-        if shared not in walked:
+        if shared not in traversed:
             elements = elements * count
     return elements
 

@@ -122,8 +122,8 @@ def _tiles(extent: int, chain: Sequence[int]) -> int:
     """Return the number of tiles that are not empty, on the innermost level of a chain."""
     if not chain:
         return 1
-    whole, rest = divmod(extent, chain[0])
-    count = whole * _tiles(chain[0], chain[1:])
+    complete, rest = divmod(extent, chain[0])
+    count = complete * _tiles(chain[0], chain[1:])
     return count + (_tiles(rest, chain[1:]) if rest else 0)
 
 

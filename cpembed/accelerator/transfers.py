@@ -77,7 +77,16 @@ def _are_addressed(machine: InstructionSet, names: Sequence[str]) -> bool:
 
 
 def copy_paths(machine: InstructionSet, start: str, end: str, dtype: str) -> list[tuple[str, ...]]:
-    """List the shortest chains of memories through which copies lead, the shortest first."""
+    """List the shortest chains of memories through which copies lead.
+
+    Parameters
+    ----------
+    machine : InstructionSet
+    start, end : str
+        Names of the first and the last memory.
+    dtype : str
+        Element type.
+    """
     edges = {c.memories for c in copy_instructions(machine) if c.dtype == dtype}
     complete: list[tuple[str, ...]] = []
     frontier: list[tuple[str, ...]] = [(start,)]
@@ -291,8 +300,8 @@ def _bindings(
     loops: Mapping[str, int],
     offsets: Mapping[int, int] | None = None,
 ) -> dict[str, Binding] | None:
-    index, own = _index(transfer, walks, offsets or {})
-    extents = {**loops, **{loop.name: loop.extent for loop in own}}
+    index, copy_loops = _index(transfer, walks, offsets or {})
+    extents = {**loops, **{loop.name: loop.extent for loop in copy_loops}}
     sizes = {a.name: a.maximum if a.is_fixed else 1 for a in copy.instruction.axes}
     sizes |= {w.axis: w.chunk for w in walks}
     shrinking = frozenset(w.axis for w in walks if not w.is_fixed and _shrinks(transfer.box, w))
@@ -353,18 +362,18 @@ def _nest(
     outer: Mapping[str, int],
     names: Names,
 ) -> Node:
-    _, own = _index(transfer, walks, offsets)
-    extents = {**outer, **{loop.name: loop.extent for loop in own}}
+    _, copy_loops = _index(transfer, walks, offsets)
+    extents = {**outer, **{loop.name: loop.extent for loop in copy_loops}}
     by_dimension = {w.dimension: w for w in walks}
     sizes: dict[str, Size] = {}
     conditions: list[IndexExpr] = []
     run_time = {a.name for a in copy.instruction.size_arguments}
-    for dimension, whole in enumerate(transfer.box.sizes):
+    for dimension, box_bounds in enumerate(transfer.box.sizes):
         walk = by_dimension.get(dimension)
-        loop = next((x for x in own if x.dimension == dimension), None)
+        loop = next((x for x in copy_loops if x.dimension == dimension), None)
         offset, step = offsets.get(dimension, 0), 1 if walk is None else walk.step
         chunk = 1 if walk is None else walk.chunk
-        bounds = tuple(_steps(b + -offset, step, extents) for b in whole)
+        bounds = tuple(_steps(b + -offset, step, extents) for b in box_bounds)
         before = IndexExpr()
         if loop is not None:
             before = IndexExpr((IndexTerm(loop.name, -chunk),))
@@ -385,9 +394,9 @@ def _nest(
         note=transfer.note,
         registers=tuple(r for b in bindings.values() for r in b.registers),
     )
-    for loop in reversed(own):
+    for loop in reversed(copy_loops):
         node = Loop(loop.name, loop.extent, (node,))
-    return renamed(node, {loop.name: names.new("t") for loop in own})
+    return renamed(node, {loop.name: names.new("t") for loop in copy_loops})
 
 
 def _steps(size: IndexExpr, step: int, extents: Mapping[str, int]) -> IndexExpr:
