@@ -30,7 +30,7 @@ class OperatorPlan:
     cost : ProgramCost
         Executions, bytes and cycles of its program.
     cycles_bound, bytes_bound : float
-        Bounds that hold for every program with these instructions.
+        Bounds that hold for every program with these matches.
     compared : int
         Number of tilings that the search compared: all of its template.
     """
@@ -51,12 +51,12 @@ class OperatorPlan:
 
     @property
     def bound_cycles(self) -> float:
-        """Bound of the cycles of every program with these instructions."""
+        """Bound of the cycles of every program with these matches."""
         return self.cycles_bound
 
     @property
     def is_proven(self) -> bool:
-        """True if no program with these instructions has fewer cycles than the estimate."""
+        """True if the estimate meets the bound: no program with these matches takes fewer cycles."""
         return self.cost.cycles <= self.cycles_bound * (1 + 1e-9)
 
     @property

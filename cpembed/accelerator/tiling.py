@@ -95,7 +95,7 @@ class SearchResult:
     compared : int
         Number of tilings that were compared.
     cycles_bound, bytes_bound : float
-        Bounds that hold for every program with these instructions, in or out of the template.
+        Bounds that hold for every program with these matches, in or out of the template.
     """
 
     candidates: tuple[Candidate, ...]
