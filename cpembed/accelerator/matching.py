@@ -321,21 +321,27 @@ class _Attempt:
 
 
 @lru_cache(maxsize=4096)
-def _written(computation: Computation) -> tuple[Computation, ...]:
-    """Return the normal forms of a statement that instructions may be written in."""
+def written_forms(computation: Computation) -> tuple[Computation, ...]:
+    """Return the normal forms of a statement that instructions may be written in.
+
+    Parameters
+    ----------
+    computation : Computation
+        A computation of one statement.
+    """
     forms = (normal_computation(computation, clamps) for clamps in Clamps)
     return tuple(dict.fromkeys((*forms, computation)))
 
 
-_Candidates = Mapping[tuple[Operations, int], Sequence[LiftedStatement]]
+_Lifted = Mapping[tuple[Operations, int], Sequence[LiftedStatement]]
 """Written forms of a statement, by their operations and the number of their constants."""
 
 
 @lru_cache(maxsize=1024)
-def _written_forms(computation: Computation) -> _Candidates:
+def _lifted_forms(computation: Computation) -> _Lifted:
     """Return all written forms of a statement, with its constants lifted in every way."""
     forms: dict[tuple[Operations, int], list[LiftedStatement]] = {}
-    for written in _written(computation):
+    for written in written_forms(computation):
         for constants in range(constant_count(written) + 1):
             for lifted in lifted_statements(written, constants):
                 forms.setdefault((lifted.operations, constants), []).append(lifted)
@@ -348,7 +354,7 @@ def _match_form(statement: Statement, form: InstructionForm) -> _Attempt:
     if statement.accumulates and reduces and not instruction.accumulates:
         reason = "it begins sums anew and the statement goes on from earlier ones"
         return _Attempt((), lambda: Rejection(instruction.name, reason, 1))
-    forms = _written_forms(statement.computation)
+    forms = _lifted_forms(statement.computation)
     attempts = [
         _match_lifted(statement, form, lifted)
         for lifted in forms.get((form.operations, form.constants), ())

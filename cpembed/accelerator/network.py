@@ -8,7 +8,6 @@ and its estimated time; a change of layout that is not a mere view is host work 
 
 from __future__ import annotations
 
-import itertools
 import math
 import re
 from collections.abc import Hashable, Iterator, Mapping, Sequence
@@ -19,7 +18,8 @@ from numpy.typing import NDArray
 
 from cpembed.accelerator.host import copy_us, host_us
 from cpembed.accelerator.lowering import OperatorPlan, operator_plans
-from cpembed.accelerator.matching import Match, Matching, match_statement
+from cpembed.accelerator.matching import Match, match_statement
+from cpembed.accelerator.operator_search import OperatorSearch, Plans, segment
 from cpembed.accelerator.operators import is_view, specifications
 from cpembed.accelerator.operators.forms import (
     GraphTensor,
@@ -29,25 +29,44 @@ from cpembed.accelerator.operators.forms import (
 )
 from cpembed.accelerator.problem import OperatorProblem, PlanningError
 from cpembed.accelerator.program import MainTensor, Program
-from cpembed.accelerator.template import make_template
+from cpembed.accelerator.specification import Statement
 from cpembed.graph.graph import Graph, Operator
 from cpembed.hw.isa import InstructionSet
 from cpembed.steps import Progress, silent
 
-_COMBINATIONS = 16
-"""Maximum number of combinations that are tried for each match of the largest statement."""
-_PLANS = 2
-"""Number of matches of the largest statement of which the best plans are compared."""
-
 
 @dataclass(frozen=True)
 class ProgramStep:
-    """Operator that the accelerator executes."""
+    """Operator that the accelerator executes.
+
+    Attributes
+    ----------
+    plans : tuple of OperatorPlan
+        Plans of consecutive statements, in one program each. Between two programs, tensors that
+        only the specification has are in main memory.
+    programs : tuple of Program
+        Program of each plan.
+    """
 
     operator: Operator
     form: OperatorForm
-    plan: OperatorPlan
-    program: Program
+    plans: tuple[OperatorPlan, ...]
+    programs: tuple[Program, ...]
+
+    @property
+    def cycles(self) -> float:
+        """Estimated cycles of all programs."""
+        return math.fsum(plan.cost.cycles for plan in self.plans)
+
+    @property
+    def cycles_bound(self) -> float:
+        """Lower bound on the cycles of programs of these statements with these instructions."""
+        return math.fsum(plan.cycles_bound for plan in self.plans)
+
+    def layout(self, name: str, *, is_read: bool) -> MainTensor:
+        """Return the layout of a tensor of the specification that programs read or write."""
+        programs = self.programs if is_read else self.programs[::-1]
+        return next(p.tensors[name] for p in programs if name in p.tensors)
 
 
 @dataclass(frozen=True)
@@ -108,12 +127,12 @@ class AcceleratorNetwork:
     @property
     def cycles(self) -> float:
         """Estimated cycles of all programs, one after the other."""
-        return math.fsum(step.plan.cost.cycles for step in self.programs)
+        return math.fsum(step.cycles for step in self.programs)
 
     @property
     def bound_cycles(self) -> float:
         """Lower bound on the cycles of all programs that have these specifications and matches."""
-        return math.fsum(step.plan.cycles_bound for step in self.programs)
+        return math.fsum(step.cycles_bound for step in self.programs)
 
 
 def plan_network(
@@ -134,10 +153,14 @@ def plan_network(
 
 @dataclass(frozen=True)
 class _Planned:
-    """Best plan of an operator with the form that it computes."""
+    """Best plans of an operator with the form that they compute."""
 
     form: OperatorForm
-    plan: OperatorPlan
+    plans: Plans
+
+    @property
+    def cycles(self) -> float:
+        return math.fsum(plan.cost.cycles for plan in self.plans)
 
 
 class _Planner:
@@ -149,7 +172,7 @@ class _Planner:
         self.progress = progress
         self.plans: dict[str, _Planned] = {}
         self.reasons: dict[str, str] = {}
-        self.outcomes: dict[Hashable, OperatorPlan | str] = {}
+        self.outcomes: dict[Hashable, Plans | str] = {}
         self.layouts: dict[GraphTensor, MainTensor] = {}
         self.available: dict[str, list[tuple[GraphTensor, MainTensor] | None]] = {}
 
@@ -178,79 +201,60 @@ class _Planner:
             return
         best: _Planned | None = None
         for form in map(canonical, forms):
-            plan = self._equal_plan(form) or self._searched(form)
-            if isinstance(plan, str):
+            plans = self._equal_plans(form) or self._searched(form)
+            if isinstance(plans, str):
                 # The reason of the first form, which is the nearest to the operator.
-                self.reasons.setdefault(operator.name, plan)
-            elif best is None or plan.cost.cycles < best.plan.cost.cycles:
-                best = _Planned(form, plan)
+                self.reasons.setdefault(operator.name, plans)
+                continue
+            planned = _Planned(form, plans)
+            if best is None or planned.cycles < best.cycles:
+                best = planned
         if best is not None:
             self.plans[operator.name] = best
 
-    def _equal_plan(self, form: OperatorForm) -> OperatorPlan | str | None:
-        """Return the plan of an equal form, with this one's constants; None if there is none."""
+    def _equal_plans(self, form: OperatorForm) -> Plans | str | None:
+        """Return the plans of an equal form, with this one's constants; None if there are none."""
         outcome = self.outcomes.get(signature(form))
         if outcome is None or isinstance(outcome, str):
             return outcome
-        matches: list[Match] = []
-        for statement, match in zip(
-            form.specification.statements, outcome.problem.matches, strict=True
-        ):
-            alike = match_statement(statement, self.machine).matches
-            same = [m for m in alike if m.instruction is match.instruction and m.axes == match.axes]
-            if not same:
+        plans: list[OperatorPlan] = []
+        first = 0
+        for plan in outcome:
+            after = first + len(plan.problem.matches)
+            part = segment(form.specification, first, after)
+            matches = [
+                self._equal_match(*pair)
+                for pair in zip(part.statements, plan.problem.matches, strict=True)
+            ]
+            if None in matches:
                 return None
-            matches.append(same[0])
-        problem = OperatorProblem(form.specification, tuple(matches))
-        return replace(outcome, problem=problem)
+            problem = OperatorProblem(part, tuple(m for m in matches if m is not None))
+            plans.append(replace(plan, problem=problem))
+            first = after
+        return tuple(plans)
 
-    def _searched(self, form: OperatorForm) -> OperatorPlan | str:
-        """Return the best plan of a form, or why there is none."""
-        outcome = self._search(form)
+    def _equal_match(self, statement: Statement, match: Match) -> Match | None:
+        """Return the match of a statement by the same instruction along the same axes."""
+        candidates = match_statement(statement, self.machine).matches
+        return next(
+            (m for m in candidates if m.instruction is match.instruction and m.axes == match.axes),
+            None,
+        )
+
+    def _searched(self, form: OperatorForm) -> Plans | str:
+        """Return the best plans of a form, or why there are none."""
+        outcome = OperatorSearch(form.specification, self.machine).plans()
         self.outcomes[signature(form)] = outcome
         return outcome
-
-    def _search(self, form: OperatorForm) -> OperatorPlan | str:
-        matchings = [match_statement(s, self.machine) for s in form.specification.statements]
-        reason = next((m.reason for m in matchings if not m.matches), "")
-        if reason:
-            return reason
-        best: OperatorPlan | None = None
-        planned = 0
-        for combinations in _combinations(matchings):
-            plan = self._first_plan(form, combinations)
-            if isinstance(plan, str):
-                reason = reason or plan
-                continue
-            planned += 1
-            if best is None or plan.cost.cycles < best.cost.cycles:
-                best = plan
-            if planned == _PLANS:
-                break
-        return best or reason
-
-    def _first_plan(
-        self, form: OperatorForm, combinations: Iterator[tuple[Match, ...]]
-    ) -> OperatorPlan | str:
-        """Return the plan of the first combination that has one, or why the first has none."""
-        reason = ""
-        for matches in combinations:
-            problem = OperatorProblem(form.specification, matches)
-            try:
-                # Most combinations that no tiling fits have no template either.
-                make_template(problem, self.machine)
-                return operator_plans(problem, self.machine)[0]
-            except PlanningError as error:
-                reason = reason or str(error)
-        return reason or "rejected: no combination of instructions fits"
 
     def _decide_layouts(self) -> None:
         """Decide the layout of each tensor from those of all programs that read or write it."""
         needs: dict[GraphTensor, list[MainTensor]] = {}
         for planned in self.plans.values():
-            tensors = planned.plan.program().tensors
-            for name, tensor in planned.form.tensors.items():
-                needs.setdefault(tensor, []).append(tensors[name])
+            for plan in planned.plans:
+                for name, layout in plan.program().tensors.items():
+                    if name in planned.form.tensors:
+                        needs.setdefault(planned.form.tensors[name], []).append(layout)
         self.layouts = {tensor: merged_layout(layouts) for tensor, layouts in needs.items()}
 
     def _steps(self, operator: Operator) -> Iterator[Step]:
@@ -268,12 +272,12 @@ class _Planner:
             return
         form = step.form
         for name in form.specification.inputs:
-            tensor, layout = form.tensors[name], step.program.tensors[name]
+            tensor, layout = form.tensors[name], step.layout(name, is_read=True)
             yield from self._conversion(tensor, layout, f"{operator.name} reads it so")
         yield step
         for name in form.specification.outputs:
             tensor = form.tensors[name]
-            self.available[tensor.name] = [(tensor, step.program.tensors[name])]
+            self.available[tensor.name] = [(tensor, step.layout(name, is_read=False))]
 
     def _program_step(self, operator: Operator) -> ProgramStep | HostStep:
         """Return the step with the layouts that programs agree on, or of the host."""
@@ -281,26 +285,30 @@ class _Planner:
         if planned is None:
             reason = self.reasons.get(operator.name, "no tiling fits the memories")
             return HostStep(operator, reason, host_us(operator, self.graph.types, self.machine))
-        form, plan = planned.form, planned.plan
-        is_input = form.specification.inputs.__contains__
-        layouts = {
-            name: replace(
-                self.layouts[tensor], name=name, role="input" if is_input(name) else "output"
-            )
-            for name, tensor in form.tensors.items()
-        }
-        problem = replace(plan.problem, layouts=layouts)
+        form = planned.form
+        layouts = {name: self.layouts[tensor] for name, tensor in form.tensors.items()}
+        layouts |= _temporary_layouts(planned)
+        plans = tuple(self._agreed(plan, layouts) for plan in planned.plans)
+        return ProgramStep(operator, form, plans, tuple(plan.program() for plan in plans))
+
+    def _agreed(self, plan: OperatorPlan, layouts: Mapping[str, MainTensor]) -> OperatorPlan:
+        """Return a plan with the layouts that programs agree on, if there is one."""
+        specification = plan.problem.specification
+        roles = {**dict.fromkeys(specification.inputs, "input")}
+        roles |= dict.fromkeys(specification.outputs, "output")
+        own = {n: replace(layouts[n], name=n, role=r) for n, r in roles.items() if n in layouts}
+        problem = replace(plan.problem, layouts=own)
         try:
             # The same tiling, if instructions can address the layouts that are agreed on.
             agreed = replace(plan, problem=problem)
-            return ProgramStep(operator, form, agreed, agreed.program())
+            agreed.program()
+            return agreed
         except PlanningError:
             pass
         try:
-            (agreed, *_) = operator_plans(problem, self.machine)
-        except (PlanningError, ValueError):
-            agreed = plan
-        return ProgramStep(operator, form, agreed, agreed.program())
+            return operator_plans(problem, self.machine)[0]
+        except PlanningError:
+            return plan
 
     def _conversion(
         self, tensor: GraphTensor, layout: MainTensor, reason: str
@@ -316,55 +324,14 @@ class _Planner:
         yield LayoutStep(name, layout, reason, copy_us(layout.elements, self.machine))
 
 
-def _combinations(matchings: Sequence[Matching]) -> Iterator[Iterator[tuple[Match, ...]]]:
-    """Yield, for each match of the largest statement, combinations with one match of each other.
-
-    The fewest cycles come first. Matches that need a tensor with different dimensions in the lanes
-    of a row are not combined.
-    """
-    largest = max(matchings, key=lambda m: m.statement.computation.macs)
-    for match in sorted(largest.matches, key=lambda m: m.cycles):
-        choices = [
-            (match,) if matching is largest else sorted(matching.matches, key=lambda m: m.cycles)
-            for matching in matchings
-        ]
-        yield itertools.islice(_consistent(choices, {}), _COMBINATIONS)
-
-
-def _consistent(
-    choices: Sequence[Sequence[Match]], lanes: Mapping[str, frozenset[int]]
-) -> Iterator[tuple[Match, ...]]:
-    """Yield one match of each choice such that all agree on the dimensions in lanes."""
-    if not choices:
-        yield ()
-        return
-    for match in choices[0]:
-        dimensions = _lane_dimensions(match)
-        if all(lanes.get(tensor, place) == place for tensor, place in dimensions.items()):
-            for matches in _consistent(choices[1:], {**lanes, **dimensions}):
-                yield match, *matches
-
-
-def _lane_dimensions(match: Match) -> dict[str, frozenset[int]]:
-    """Return the dimensions of tensors that executions find in the lanes of a row."""
-    instruction = match.instruction
-    dimensions: dict[str, frozenset[int]] = {}
-    for operand, access in match.accesses.items():
-        place = instruction.places[operand]
-        index = instruction.computation.access(operand).index
-        lanes = {index[place.dimensions.index(digit.axis)] for digit in place.lanes}
-        walked = {
-            digit.axis
-            for expression in lanes
-            for axis in expression.iterators
-            for digit in match.axes.get(axis, ())
-            if digit.count > 1
-        }
-        if walked:
-            dimensions[access.operand] = frozenset(
-                d for d, e in enumerate(access.index) if walked.intersection(e.iterators)
-            )
-    return dimensions
+def _temporary_layouts(planned: _Planned) -> dict[str, MainTensor]:
+    """Return the layouts of tensors that only the specification has, between its programs."""
+    needs: dict[str, list[MainTensor]] = {}
+    for plan in planned.plans:
+        for name, layout in plan.program().tensors.items():
+            if name not in planned.form.tensors and layout.role != "constant":
+                needs.setdefault(name, []).append(layout)
+    return {name: merged_layout(layouts) for name, layouts in needs.items()}
 
 
 def canonical(form: OperatorForm) -> OperatorForm:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import replace
 
+from cpembed.accelerator.covering import covered
 from cpembed.accelerator.lemmas import (
     Rewriting,
     block_diagonal,
@@ -37,6 +38,23 @@ def alternatives(form: OperatorForm, machine: InstructionSet) -> Iterator[Operat
         for base in (view,) if phased is None else (phased, view):
             yield from _in_products(base, machine)
             yield base
+
+
+def with_covered_statements(form: OperatorForm, machine: InstructionSet) -> OperatorForm:
+    """Return a form in which statements that no instruction computes are several that some do.
+
+    Statements that have no covering stay.
+
+    Parameters
+    ----------
+    form : OperatorForm
+    machine : InstructionSet
+    """
+
+    def cover(statement: Statement, _: Mapping[str, Array]) -> Rewriting | None:
+        return None if matches(statement, machine) else covered(statement, machine)
+
+    return _rewritten(form, cover) or form
 
 
 def _in_products(form: OperatorForm, machine: InstructionSet) -> Iterator[OperatorForm]:
@@ -138,7 +156,8 @@ def ordered(forms: Iterable[OperatorForm], machine: InstructionSet) -> tuple[Ope
     forms : iterable of OperatorForm
     machine : InstructionSet
     """
-    return tuple(sorted(forms, key=lambda form: _effort(form, machine)))
+    covering = [with_covered_statements(form, machine) for form in forms]
+    return tuple(sorted(covering, key=lambda form: _effort(form, machine)))
 
 
 def _effort(form: OperatorForm, machine: InstructionSet) -> tuple[int, bool, float]:

@@ -117,6 +117,8 @@ def _alternatives(operator: Operator, graph: Graph, kind: Product) -> Iterator[O
         yield from _with_residual(operator, graph, kind, epilogue, epilogue.residual)
         return
     yield _finished(operator, graph, kind, bias_after=False)
+    if _scales_differ(operator, graph, kind):
+        yield _finished(operator, graph, kind, bias_after=False, relu_first=True)
     yield _finished(operator, graph, kind, bias_after=True)
     yield _fixed_point(operator, graph, kind)
 
@@ -219,7 +221,14 @@ def _initial(parts: _Parts, bias_after: bool) -> bool:
 # -- requantization ---------------------------------------------------------------------------------
 
 
-def _value(parts: _Parts, epilogue: Epilogue, names: dict[str, str], *, bias: bool) -> str:
+def _value(
+    parts: _Parts,
+    epilogue: Epilogue,
+    names: dict[str, str],
+    *,
+    bias: bool,
+    relu_first: bool = False,
+) -> str:
     """Return the text of the sums after bias, scale, shift and ReLU."""
     text = f"S[{parts.index}]"
     names["S"] = parts.sums
@@ -227,6 +236,7 @@ def _value(parts: _Parts, epilogue: Epilogue, names: dict[str, str], *, bias: bo
     if epilogue.bias and (bias or not is_integer(sums)):
         text = f"({text} + {parts.vector_text('bias', parts.vector(BIAS), names)})"
     if not epilogue.in_integers(sums):
+        text = f"max({text}, 0)" if relu_first else text
         text = f"float32({text})" if is_integer(sums) else text
         if epilogue.scale:
             text = f"({text} * {parts.vector_text('scale', parts.vector(SCALE), names)})"
@@ -273,9 +283,18 @@ def _integer(value: int) -> str:
 
 
 def _finished(
-    operator: Operator, graph: Graph, kind: Product, *, bias_after: bool
+    operator: Operator,
+    graph: Graph,
+    kind: Product,
+    *,
+    bias_after: bool,
+    relu_first: bool = False,
 ) -> OperatorForm | None:
-    """Return the form with the epilogue's own arithmetic."""
+    """Return the form with the epilogue's own arithmetic.
+
+    With ``relu_first``, sums below 0 become 0 before they are scaled: a positive scale keeps the
+    sign, so that the results are the same.
+    """
     epilogue = kind.epilogue
     assert epilogue is not None
     integers = is_integer(kind.computation.output.dtype)
@@ -283,12 +302,25 @@ def _finished(
         return None
     parts = _with_sums(operator, graph, kind, bias_after=bias_after)
     names = {"Y": parts.output}
-    text = _value(parts, epilogue, names, bias=bias_after)
+    text = _value(parts, epilogue, names, bias=bias_after, relu_first=relu_first)
+    if relu_first:
+        epilogue = replace(epilogue, relu=False, clip=(-128, epilogue.range[1]))
     if epilogue.residual is not None:
         text = _float_residual(parts, epilogue.residual, names, text)
     text = _stored(parts, epilogue, text)
     parts.builder.add(f"Y[{parts.index}] = {text}", parts.extents, names)
-    return parts.builder.form("bias after the sums" if bias_after else "")
+    labels = {"bias after the sums": bias_after, "ReLU before the scale": relu_first}
+    return parts.builder.form(", ".join(label for label, holds in labels.items() if holds))
+
+
+def _scales_differ(operator: Operator, graph: Graph, kind: Product) -> bool:
+    """True if a ReLU of bytes follows positive scales that differ by channel."""
+    epilogue = kind.epilogue
+    if epilogue is None or not epilogue.scale or epilogue.dtype != "int8" or epilogue.zero_point:
+        return False
+    scales = graph.constants[operator.inputs[2 + kind.vectors.index(SCALE)]]
+    clamps = epilogue.relu or epilogue.range[0] == 0
+    return bool(clamps and scales.min(initial=1) > 0 and scales.max(initial=0) > scales.min())
 
 
 def _is_small(operator: Operator, graph: Graph, kind: Product) -> bool:
