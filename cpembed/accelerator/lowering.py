@@ -2,20 +2,16 @@
 
 from __future__ import annotations
 
-import itertools
-import math
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 
 from cpembed.accelerator.cost import ProgramCost, program_cost
 from cpembed.accelerator.emission import Lowering
-from cpembed.accelerator.matching import Match
 from cpembed.accelerator.pipeline import pipelined_cycles
-from cpembed.accelerator.problem import OperatorProblem, PlanningError
+from cpembed.accelerator.problem import OperatorProblem, PlanningError, problem_variants
 from cpembed.accelerator.program import Program
-from cpembed.accelerator.template import Template, make_template
+from cpembed.accelerator.template import Template, exact_template
 from cpembed.accelerator.tiling import Candidate, SearchResult, Tiling, search, smallest_tiling
-from cpembed.embedding.embedding import Digit
 from cpembed.hw.isa import InstructionSet
 
 
@@ -56,7 +52,7 @@ class OperatorPlan:
 
     @property
     def is_proven(self) -> bool:
-        """True if the estimate meets the bound: no program with these matches takes fewer cycles."""
+        """True if the estimate meets the bound of every program with these matches."""
         return self.cost.cycles <= self.cycles_bound * (1 + 1e-9)
 
     @property
@@ -71,7 +67,7 @@ class OperatorPlan:
 
     def program(self, base_rows: Mapping[str, int] | None = None) -> Program:
         """Return the program, with the buffers in each memory from a row on (0 by default)."""
-        lowering = Lowering(make_template(self.problem, self.machine), self.tiling)
+        lowering = Lowering(exact_template(self.problem, self.machine), self.tiling)
         return lowering.program(base_rows or {})
 
 
@@ -93,9 +89,9 @@ def operator_plans(problem: OperatorProblem, machine: InstructionSet) -> tuple[O
         If the operator is rejected, with the reason and the remedy.
     """
     refusal: PlanningError | None = None
-    for alternative in _alternatives(problem):
+    for alternative in problem_variants(problem):
         try:
-            plans = _plans(make_template(alternative, machine))
+            plans = _plans(exact_template(alternative, machine))
         except PlanningError as error:
             refusal = refusal or error
             continue
@@ -147,40 +143,6 @@ def _plan_front(plans: Sequence[OperatorPlan]) -> tuple[OperatorPlan, ...]:
         if not front or capacity(plan) < capacity(front[-1]):
             front.append(plan)
     return tuple(front)
-
-
-def _alternatives(problem: OperatorProblem) -> Iterator[OperatorProblem]:
-    """Yield the problem, and variants whose instructions walk one axis instead of two at once.
-
-    Fewer executions are no gain where no layout has both axes in neighbouring rows.
-    """
-    choices = [list(_single_axes(match)) for match in problem.matches]
-    variants = [replace(problem, matches=m) for m in itertools.product(*choices)]
-    yield from sorted(variants, key=_executions)
-
-
-def _executions(problem: OperatorProblem) -> int:
-    """Return the number of executions of all statements, with whole granules."""
-    total = 0
-    for match in problem.matches:
-        extents = match.statement.computation.extents
-        total += math.prod(-(-extent // match.tile(axis)) for axis, extent in extents.items())
-    return total
-
-
-def _single_axes(match: Match) -> Iterator[Match]:
-    options: list[list[tuple[Digit, ...]]] = []
-    extents = match.statement.computation.extents
-    axes = {axis.name: axis for axis in match.instruction.axes}
-    for name, digits in match.axes.items():
-        variants = [digits]
-        if len(digits) > 1:
-            for d in digits:
-                count = min(axes[name].maximum, extents[d.axis])
-                variants.append((Digit(d.axis, count),))
-        options.append(variants)
-    for choice in itertools.product(*options):
-        yield replace(match, axes=dict(zip(match.axes, choice, strict=True)))
 
 
 def _spread(candidates: Sequence[Candidate]) -> list[Candidate]:

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import itertools
+import math
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 
 from cpembed.accelerator.layouts import RowLayout
@@ -40,6 +42,40 @@ class OperatorProblem:
     matches: tuple[Match, ...]
     homes: Mapping[str, RowLayout] = field(default_factory=dict[str, RowLayout])
     layouts: Mapping[str, MainTensor] = field(default_factory=dict[str, MainTensor])
+
+
+def problem_variants(problem: OperatorProblem) -> Iterator[OperatorProblem]:
+    """Yield the problem, and variants whose instructions walk one axis instead of two at once.
+
+    Fewer executions are no gain where no layout has both axes in neighbouring rows.
+    """
+    choices = [list(_single_axes(match)) for match in problem.matches]
+    variants = [replace(problem, matches=m) for m in itertools.product(*choices)]
+    yield from sorted(variants, key=_executions)
+
+
+def _executions(problem: OperatorProblem) -> int:
+    """Return the number of executions of all statements, with whole granules."""
+    total = 0
+    for match in problem.matches:
+        extents = match.statement.computation.extents
+        total += math.prod(-(-extent // match.tile(axis)) for axis, extent in extents.items())
+    return total
+
+
+def _single_axes(match: Match) -> Iterator[Match]:
+    options: list[list[tuple[Digit, ...]]] = []
+    extents = match.statement.computation.extents
+    axes = {axis.name: axis for axis in match.instruction.axes}
+    for name, digits in match.axes.items():
+        variants = [digits]
+        if len(digits) > 1:
+            for d in digits:
+                count = min(axes[name].maximum, extents[d.axis])
+                variants.append((Digit(d.axis, count),))
+        options.append(variants)
+    for choice in itertools.product(*options):
+        yield replace(match, axes=dict(zip(match.axes, choice, strict=True)))
 
 
 @dataclass(frozen=True)

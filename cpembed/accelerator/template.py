@@ -12,7 +12,13 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 
-from cpembed.accelerator.problem import OperatorProblem, PlanningError, Step, steps
+from cpembed.accelerator.problem import (
+    OperatorProblem,
+    PlanningError,
+    Step,
+    problem_variants,
+    steps,
+)
 from cpembed.accelerator.program import MainTensor
 from cpembed.accelerator.transfers import copy_paths
 from cpembed.hw.isa import InstructionSet, MemoryKind
@@ -120,7 +126,34 @@ def shared_index(step: Step, access: Access) -> tuple[IndexExpr, ...]:
 
 
 def make_template(problem: OperatorProblem, machine: InstructionSet) -> Template:
-    """Return the template of an operator.
+    """Return the template of an operator, or of the first of its variants that has one.
+
+    Parameters
+    ----------
+    problem : OperatorProblem
+    machine : InstructionSet
+
+    Raises
+    ------
+    PlanningError
+        If neither the problem nor a variant has a template, with the reason of the problem.
+    """
+    refusal: PlanningError | None = None
+    for variant in problem_variants(problem):
+        try:
+            return exact_template(variant, machine)
+        except PlanningError as error:
+            refusal = refusal or error
+    raise refusal or PlanningError("rejected: the operator has no statements")
+
+
+def exact_template(problem: OperatorProblem, machine: InstructionSet) -> Template:
+    """Return the template of an operator with its matches as they are.
+
+    Parameters
+    ----------
+    problem : OperatorProblem
+    machine : InstructionSet
 
     Raises
     ------
@@ -138,6 +171,7 @@ def make_template(problem: OperatorProblem, machine: InstructionSet) -> Template
             if name in step.padded:
                 padding[name] = math.lcm(padding.get(name, 1), step.granules[name])
     extents = {a: -(-e // padding.get(a, 1)) * padding.get(a, 1) for a, e in true_extents.items()}
+    _check_sums(all_steps)
     main = _main_statement(all_steps)
     spatial, reductions = _tiled_axes(all_steps, main)
     granules = {
@@ -167,6 +201,20 @@ def make_template(problem: OperatorProblem, machine: InstructionSet) -> Template
         tuple(direct),
         tuple(scalars),
     )
+
+
+def _check_sums(all_steps: tuple[Step, ...]) -> None:
+    """Check that sums go on in the memory in which they begin."""
+    memories: dict[str, str] = {}
+    for step in all_steps:
+        (operand,) = step.instruction.outputs
+        tensor, memory = step.tensor(operand), step.instruction.places[operand].memory
+        if step.statement.accumulates and memories.get(tensor, memory) != memory:
+            raise PlanningError(
+                f"rejected: {tensor} begins in {memories[tensor]} and goes on in {memory}: use an "
+                f"instruction that begins it in {memory}"
+            )
+        memories[tensor] = memory
 
 
 def _check_direct(step: Step, operand: str) -> None:
