@@ -1,4 +1,4 @@
-"""What a program costs: executions, bytes and cycles, counted without executing it."""
+"""Cost of a program: executions, bytes and cycles, counted without executing it."""
 
 from __future__ import annotations
 
@@ -56,7 +56,15 @@ class IssueCost:
 
 
 def issue_cost(issue: Issue, loops: Sequence[Loop], machine: InstructionSet) -> IssueCost:
-    """Count the executions, cycles and bytes of one instruction of a program."""
+    """Count the executions, cycles and bytes of one instruction of a program.
+
+    Parameters
+    ----------
+    issue : Issue
+    loops : sequence of Loop
+        The loops around it.
+    machine : InstructionSet
+    """
     instruction = machine.instructions[issue.instruction]
     expressions = [*issue.guards, *(e for size in issue.sizes.values() for e in size)]
     varying = {name for e in expressions for name in e.iterators}
@@ -80,6 +88,13 @@ def executed_sizes(
 
     The arrays have a dimension for each loop, and the sizes one of length 1 where they do not
     depend on it.
+
+    Parameters
+    ----------
+    issue : Issue
+    loops : sequence of Loop
+        Loops around it; all on which its sizes and guards depend.
+    machine : InstructionSet
     """
     grids = np.meshgrid(*(np.arange(loop.extent) for loop in loops), indexing="ij", sparse=True)
     values = {loop.name: grid for loop, grid in zip(loops, grids, strict=True)}
@@ -88,9 +103,9 @@ def executed_sizes(
         executed &= _evaluated(guard, values) >= 0
     sizes: dict[str, Any] = {}
     for axis in machine.instructions[issue.instruction].size_arguments:
-        least, *others = (_evaluated(e, values) for e in issue.sizes[axis.name])
-        for other in others:
-            least = np.minimum(least, other)
+        least, *bounds = (_evaluated(e, values) for e in issue.sizes[axis.name])
+        for bound in bounds:
+            least = np.minimum(least, bound)
         sizes[axis.name] = np.where(executed, least, 1) if np.ndim(least) else least
     return executed, sizes
 

@@ -57,10 +57,13 @@ class _Part:
 
 @dataclass
 class _State:
-    """When units and paths are free, and regions ready and released."""
+    """When units are free, and regions ready and released, and when the path is taken.
+
+    Transfers that come later in the text, of another unit, may be ahead of others in time.
+    """
 
     unit_free: dict[str, float]
-    path_free: float
+    path: list[tuple[float, float]]
     first_ready: dict[Region, float]
     last_ready: dict[Region, float]
     first_released: dict[Region, float]
@@ -91,13 +94,14 @@ def pipelined_cycles(program: Program, regions: Sequence[Region]) -> float:
     for memory, row in sorted(set(regions)):
         rows.setdefault(memory, []).append(row)
     tree = [_prepared(node, (), machine) for node in program.body]
-    state = _State(dict.fromkeys(machine.units, 0.0), 0.0, {}, {}, {}, {})
+    state = _State(dict.fromkeys(machine.units, 0.0), [], {}, {}, {}, {})
     total = sum(_weight(node) for node in tree)
     for node in tree:
         _run(node, {}, state, rows)
-    if state.busy and state.executed >= _MOST_PARTS:
-        return state.end * max(1.0, total / state.busy)
-    return state.end
+    end = state.end
+    if state.executed >= _MOST_PARTS:
+        return end * max(1.0, total / state.busy)
+    return end
 
 
 _Tree = _Part | tuple[Loop, tuple[Any, ...]]
@@ -181,17 +185,18 @@ def _part(
         instruction = machine.instructions[issue.instruction]
         # Loops on which neither sizes nor guards depend repeat an execution as it is.
         varying = _varying(issue)
-        walked = [loop for loop in (*outer, *inner) if loop.name in varying]
+        traversed = [loop for loop in (*outer, *inner) if loop.name in varying]
         repeats = math.prod(loop.extent for loop in inner if loop.name not in varying)
-        executed, sizes = executed_sizes(issue, walked, machine)
+        executed, sizes = executed_sizes(issue, traversed, machine)
         moved = moved_bytes(instruction, machine, sizes)
         through = sum(moved.get((main.name, d), 0) for d in ("read", "written"))
         slow = np.maximum(instruction.occupied_cycles(sizes), through / main.bytes_per_cycle)
-        rest = tuple(n for n, loop in enumerate(walked) if loop in inner)
+        rest = tuple(n for n, loop in enumerate(traversed) if loop in inner)
         places = tuple(loop.extent if loop.name in varying else 1 for loop in outer)
         through = through / main.bytes_per_cycle
-        for total, each in ((count, 1.0), (cycles, slow), (path, through)):
-            total += repeats * (executed * each).sum(axis=rest).reshape(places)
+        count += repeats * executed.sum(axis=rest).reshape(places)
+        cycles += repeats * (executed * slow).sum(axis=rest).reshape(places)
+        path += repeats * (executed * through).sum(axis=rest).reshape(places)
         late = instruction.latency_cycles
         if moved.get((main.name, "read")) is not None:
             late += main.latency_cycles
@@ -253,6 +258,27 @@ def _regions(
     return touched
 
 
+def _carried(state: _State, start: float, path: float) -> float:
+    """Take the path for a time in the gaps that others leave, and return the end."""
+    least = min(state.unit_free.values())
+    intervals = [interval for interval in state.path if interval[1] > least]
+    at, left, gaps = start, path, list[tuple[float, float]]()
+    for first, last in intervals:
+        if last <= at:
+            continue
+        if first > at:
+            gap = min(left, first - at)
+            gaps.append((at, at + gap))
+            left -= gap
+            if left <= 0:
+                break
+        at = max(at, last)
+    if left > 0:
+        gaps.append((at, at + left))
+    state.path = sorted([*intervals, *gaps])
+    return gaps[-1][1]
+
+
 def _execute(
     part: _Part, values: Mapping[str, int], state: _State, rows: Mapping[str, Sequence[int]]
 ) -> None:
@@ -265,8 +291,6 @@ def _execute(
     reads = _regions(part.reads, values, rows)
     writes = _regions(part.writes, values, rows)
     start = state.unit_free[part.unit]
-    if path:
-        start = max(start, state.path_free)
     # What is passed over several times has to be complete in the first pass, and is released, or
     # complete, in the last one.
     end = 0.0
@@ -277,9 +301,9 @@ def _execute(
         start = max(start, state.first_released.get(region, 0.0))
         end = max(end, state.last_released.get(region, 0.0) + cycles * (1 - 1 / passes) + piece)
     end = max(end, start + cycles)
-    state.unit_free[part.unit] = end
     if path:
-        state.path_free = max(state.path_free, start) + path
+        end = max(end, _carried(state, start, path))
+    state.unit_free[part.unit] = end
     for region, passes in reads:
         first = max(start, end - cycles / passes) + piece
         state.first_released[region] = max(state.first_released.get(region, 0.0), first)

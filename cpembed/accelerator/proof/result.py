@@ -1,0 +1,64 @@
+"""What a proof says: its obligations and how each was decided, or the first that does not hold."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True)
+class Obligation:
+    """An obligation that holds.
+
+    Attributes
+    ----------
+    name : str
+        Which of the obligations in :mod:`cpembed.accelerator.proof`.
+    by : str
+        Mechanism that decided it: ``isl``, ``enumeration``, ``trace`` or ``machine``.
+    seconds : float
+        Time that it took, in seconds; obligations decided in one pass share it.
+    """
+
+    name: str
+    by: str
+    seconds: float
+
+
+@dataclass(frozen=True)
+class ProgramProof:
+    """Outcome of the translation validation of one program.
+
+    Attributes
+    ----------
+    program : str
+        Name of the program.
+    obligations : tuple of Obligation
+        What was shown; all of them if the proof holds.
+    refusal : str
+        What does not hold, in one line; empty if the program is proven.
+    assumptions : tuple of str
+        What the proof rests on beyond the description of the machine.
+    """
+
+    program: str
+    obligations: tuple[Obligation, ...]
+    refusal: str = ""
+    assumptions: tuple[str, ...] = ()
+
+    @property
+    def holds(self) -> bool:
+        """True if the program computes its specification."""
+        return not self.refusal
+
+    @property
+    def by(self) -> str:
+        """Mechanism that followed the values through the memories."""
+        return next((o.by for o in self.obligations if o.name == "dataflow"), "")
+
+
+class ObligationError(Exception):
+    """An obligation that does not hold; the message is one line."""
+
+
+class UndecidedError(Exception):
+    """A mechanism that cannot decide a program, because of what the message names."""
