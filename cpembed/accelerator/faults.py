@@ -91,6 +91,8 @@ def fault_text(trace: Trace, fault: Any, record: Callable[[int], Any]) -> str:
                 f"it signals channel {channel.name}, which may be full: {channel.depth} signals fit, "
                 "and no wait for the first of them is certain to have ended"
             )
+        case 16:
+            problem = f"{operand} writes {place} twice: give it strides that keep elements apart"
         case _:
             place_type = instruction.places[name].dtype
             problem = f"{operand} has the value {fault.row}, which is no {place_type}"

@@ -133,6 +133,7 @@ class _InstructionText:
             lines.append(operand.stride_checks())
         lines += self._bank_checks()
         lines += self._overlap_checks()
+        lines += [operand.spread_check() for operand in self._operands if operand.is_output]
         written = set(self._instruction.outputs)
         for operand in self._operands:
             if operand.name in written:
@@ -662,6 +663,31 @@ class _OperandText:
                 f" {prefix}_high += std::max<int64_t>(reach, 0); }}"
             )
         return "{ " + declarations.strip() + " " + " ".join(steps) + " }"
+
+    def spread_check(self) -> str:
+        """Check that no two elements of an output lie in the same place."""
+        if not self.is_walked:
+            return ""
+        if self.is_main:
+            sizes = [f"d_{self.name}_{d}" for d in self.dimensions]
+        else:
+            sizes = [_digit_size(d, f"d_{self.name}_{d.axis}") for d in self.place.rows]
+        keys = self.dimensions if self.is_main else tuple(map(str, self.place.rows))
+        if all(self.place.strides.get(key) == StrideSource.DENSE for key in keys):
+            return ""
+        strides = [stride for _, _, stride in self._strides()]
+        steps = ", ".join(f"{{{s}, {n}}}" for s, n in zip(strides, sizes, strict=True))
+        bits = dtype_info(self.place.dtype).storage_bits
+        row_bits = "1" if self.is_main else f"(8 * run.memories[{self.index}].setup.row_bytes)"
+        lane = "0" if self.is_main else f"twice->first % {row_bits} / {bits}"
+        return (
+            f"  {{ {self.dimension_sizes().strip()}\n"
+            f"    if (!spread({{{steps}}})) {{\n"
+            f"      std::vector<Span> a; {self.spans('a')}\n"
+            f"      if (const Span *twice = shared(a)) return run.fail(kTwice, {self.number}, "
+            f"{self.index}, twice->first / {row_bits}, {lane}, 0, {self.tensor if self.is_main else 0});"
+            " } }"
+        )
 
     def spans(self, variable: str) -> str:
         """Collect the spans of the operand in a variable."""

@@ -31,6 +31,7 @@ enum FaultCode {
   kDeadlock,
   kFullChannel,
   kImmediate,
+  kTwice,
 };
 
 struct MemorySetup {
@@ -357,6 +358,31 @@ static inline bool apart(std::vector<Span> &input, std::vector<Span> &output, bo
     else return false;
   }
   return true;
+}
+
+/* True if strides certainly keep all elements apart: each exceeds what the smaller ones reach. */
+struct Step {
+  int64_t stride, size;
+};
+template <size_t kCount>
+static ALWAYS_INLINE bool spread(Step (&&steps)[kCount]) {
+  for (Step &s : steps) s.stride = s.size == 1 ? INT64_MAX : std::abs(s.stride);
+  std::sort(steps, steps + kCount, [](const Step &a, const Step &b) { return a.stride < b.stride; });
+  int64_t reach = 0;
+  for (const Step &s : steps) {
+    if (s.size == 1) break;
+    if (s.stride <= reach) return false;
+    reach += s.stride * (s.size - 1);
+  }
+  return true;
+}
+
+/* The first place that two spans share; null if there is none. */
+static inline const Span *shared(std::vector<Span> &spans) {
+  std::sort(spans.begin(), spans.end());
+  for (size_t i = 1; i < spans.size(); i++)
+    if (spans[i].first <= spans[i - 1].last) return &spans[i];
+  return nullptr;
 }
 
 // ---------------------------------------------------------------------- what is touched

@@ -189,6 +189,8 @@ class SlowMachine:
 
         for output in instruction.outputs:
             written = cells(output)
+            if len({c for v in written.values() for c in v}) < sum(map(len, written.values())):
+                raise Undefined("twice")
             for name in instruction.inputs:
                 read = cells(name)
                 if {c for v in read.values() for c in v}.isdisjoint(
