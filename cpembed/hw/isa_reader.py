@@ -167,14 +167,14 @@ class _Reader:
 
     def _need_names(self, names: Iterable[str], key: Key) -> None:
         """Check that names are spelled as names, and each only once."""
-        seen: set[str] = set()
+        earlier: set[str] = set()
         for name in names:
             problem = f"{name!r} is not a name; allowed: a letter, then letters, digits, _ . -"
             self._need(bool(NAME.fullmatch(name)), key, problem)
-            self._need(name not in seen, key, f"{name} is there twice; rename one of them")
-            seen.add(name)
-        problem = f"{len(seen)} entries; allowed: up to {_MAX_ENTRIES}"
-        self._need(len(seen) <= _MAX_ENTRIES, key, problem)
+            self._need(name not in earlier, key, f"{name} is there twice; rename one of them")
+            earlier.add(name)
+        problem = f"{len(earlier)} entries; allowed: up to {_MAX_ENTRIES}"
+        self._need(len(earlier) <= _MAX_ENTRIES, key, problem)
 
     def _check_header(self) -> None:
         table = self.table
