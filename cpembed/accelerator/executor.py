@@ -98,6 +98,22 @@ class Run:
         """Picojoules in total."""
         return sum(self.energy.values())
 
+    def to_json(self) -> dict[str, Any]:
+        """Return all numbers without the tensors."""
+        return {
+            "cycles": self.cycles,
+            "unit_cycles": dict(self.unit_cycles),
+            "memory_cycles": dict(self.memory_cycles),
+            "moved_bytes": [
+                {"memory": memory, "direction": direction, "bytes": count}
+                for (memory, direction), count in self.moved.items()
+            ],
+            "executions": dict(self.executions),
+            "energy_pj": {**self.energy, "total": self.energy_pj},
+            "saturations": self.saturations,
+            "warnings": list(self.warnings),
+        }
+
 
 class _Memory(ctypes.Structure):
     _fields_ = (
