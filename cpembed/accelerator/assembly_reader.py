@@ -32,7 +32,8 @@ LARGEST_TENSOR = 1 << 33
 _MAX_RANK, _MAX_LOOPS = 16, 32
 _ROLES = ("input", "constant", "output", "temporary")
 
-_NAME = re.compile(r"[A-Za-z_][\w.]*", re.ASCII)
+_NAME = re.compile(r"[A-Za-z_][\w./:-]*", re.ASCII)
+_TITLE = re.compile(r"\S+(?: (?!#)\S+)*")
 _KEY = re.compile(r"[A-Za-z_]\w*(?:/\d{1,9})?(?:%\d{1,9})?", re.ASCII)
 _NUMBER = re.compile(r"[+-]?(?:\d+\.?\d*(?:[eE][+-]?\d+)?|\.\d+(?:[eE][+-]?\d+)?|inf|nan)", re.ASCII)
 
@@ -63,6 +64,11 @@ class _Line:
     def skip(self) -> None:
         while self.position < len(self.text) and self.text[self.position] in " \t":
             self.position += 1
+
+    def mark(self) -> int:
+        """Return the position of the next token."""
+        self.skip()
+        return self.position
 
     @property
     def at_end(self) -> bool:
@@ -116,7 +122,7 @@ class _Line:
         return result
 
     def integer(self, what: str, least: int = 0) -> int:
-        start = self.position
+        start = self.mark()
         value = self.expression()
         if value.terms or value.constant < least:
             self.fail(f"{what} is an integer of at least {least}", start)
@@ -196,10 +202,10 @@ class _ProgramReader:
     # -- directives and loops ---------------------------------------------------------------------
 
     def _directive(self, line: _Line) -> None:
-        column = line.position
+        column = line.mark()
         kind = line.name("program, machine or tensor after '.'")
         if kind == "program":
-            self._name = line.name("the name of the program")
+            self._name = line.match(_TITLE, "the name of the program")
         elif kind == "machine":
             name = line.name("the name of the machine")
             if name != self._machine.name:
@@ -214,10 +220,11 @@ class _ProgramReader:
             line.fail(f"unknown directive .{kind}: use .program .machine .tensor", column)
 
     def _tensor(self, line: _Line) -> None:
+        column = line.mark()
         name = line.name("the name of the tensor")
-        column = line.position
         if name in self._tensors:
             line.fail(f"tensor {name} is declared twice", column)
+        column = line.mark()
         dtype = line.name("its element type")
         if dtype not in INPUT_DTYPES:
             line.fail(f"unknown element type {dtype}: use one of {' '.join(DTYPES)}", column)
@@ -226,7 +233,7 @@ class _ProgramReader:
             line.fail("a size is an integer of at least 1", column)
         attributes: dict[str, Any] = {"role": "temporary"}
         while not line.at_end:
-            start = line.position
+            start = line.mark()
             word = line.name("a role, order=, before=, after=, blocks= or fill=")
             if word in _ROLES:
                 attributes["role"] = word
@@ -279,7 +286,7 @@ class _ProgramReader:
             )
 
     def _open(self, line: _Line) -> None:
-        column = line.position
+        column = line.mark()
         name = line.name("the name of the loop")
         if any(block.name == name for block in self._blocks):
             line.fail(f"loop {name} is inside of another one of that name: rename it", column)
@@ -298,19 +305,18 @@ class _ProgramReader:
     # -- instructions -----------------------------------------------------------------------------
 
     def _issue(self, line: _Line) -> Issue:
-        column = line.position
+        column = line.mark()
         name = line.name("an instruction, loop, '}' or a directive")
         instruction = self._machine.instructions.get(name)
         if instruction is None:
             names = " ".join(self._machine.instructions)
             line.fail(f"{self._machine.name} has no instruction {name}: use {names}", column)
-        axes = {axis.name for axis in instruction.axes}
+        axes = [axis.name for axis in instruction.axes]
         operands: dict[str, Address] = {}
         sizes: dict[str, tuple[IndexExpr, ...]] = {}
         lists: dict[str, tuple[Any, ...]] = {}
         while not line.at_end:
-            line.skip()
-            start = line.position
+            start = line.mark()
             if line.word("if"):
                 lists["guards"] = self._several(line, line.expression)
             elif line.word("wait"):
@@ -360,7 +366,7 @@ class _ProgramReader:
         return items
 
     def _address(self, line: _Line, place: OperandPlace) -> Address:
-        column = line.position
+        column = line.mark()
         if place.memory == IMMEDIATE:
             return self._immediate(line)
         name = line.name(f"an operand in {place.memory}")
@@ -381,7 +387,7 @@ class _ProgramReader:
             address = replace(address, lane=line.expression())
         strides: dict[str, int] = {}
         while line.accept(";"):
-            start = line.position
+            start = line.mark()
             key = line.match(_KEY, "the name of a stride")
             if key not in place.stride_arguments:
                 arguments = " ".join(place.stride_arguments) or "none"
