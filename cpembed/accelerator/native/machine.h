@@ -75,33 +75,51 @@ struct Fault {
   int64_t number, row, lane, first, second, other_number;
 };
 
-/* What was the last to write, and of each unit the last to read: numbers of its executions. */
+/* Zeros that take memory only where they are touched. */
+template <class T>
+class Zeros {
+ public:
+  explicit Zeros(size_t count) : values_(static_cast<T *>(calloc(count + 1, sizeof(T)))) {
+    if (values_ == nullptr) abort();
+  }
+  Zeros(Zeros &&other) noexcept : values_(other.values_) { other.values_ = nullptr; }
+  Zeros(const Zeros &) = delete;
+  ~Zeros() { free(values_); }
+  T &operator[](size_t i) { return values_[i]; }
+
+ private:
+  T *values_;
+};
+
+/* For each granule of a memory or tensor, the execution that wrote it last, by its unit and its
+   number there from 1, and of each unit the last one that read it. */
+struct Accesses {
+  Zeros<uint32_t> write, reads;
+  Zeros<uint8_t> writer;
+  Accesses(size_t granules, size_t units)
+      : write(granules), reads(granules * units), writer(granules) {}
+};
+
+/* Vector clocks of the units. */
 class Clocks {
  public:
   bool enabled = false;
-  int units = 0, unit = 0;
+  size_t units = 0, unit = 0;
   std::vector<std::vector<uint32_t>> now;  // By unit: of each unit, what happened before.
-
-  struct Place {
-    uint32_t write = 0;
-    int32_t writer = -1;
-    std::vector<uint32_t> reads;
-  };
-  /* By memory or tensor, by granule. */
-  std::vector<std::vector<Place>> places;
+  std::vector<Accesses> places;            // By memory, then by tensor.
 
   /* The execution that is not ordered with this access, as a unit and its number; unit -1: none. */
-  std::pair<int, uint32_t> conflict(Place &place, bool writes) {
-    const std::vector<uint32_t> &seen = now[size_t(unit)];
-    if (place.writer >= 0 && seen[size_t(place.writer)] < place.write)
-      return {place.writer, place.write};
+  std::pair<int, uint32_t> conflict(Accesses &place, size_t granule, bool writes) {
+    const std::vector<uint32_t> &seen = now[unit];
+    size_t writer = place.writer[granule];
+    if (seen[writer] < place.write[granule]) return {int(writer), place.write[granule]};
+    uint32_t *reads = &place.reads[granule * units];
     if (writes) {
-      for (size_t v = 0; v < place.reads.size(); v++)
-        if (seen[v] < place.reads[v]) return {int(v), place.reads[v]};
-      place.write = seen[size_t(unit)], place.writer = unit;
+      for (size_t v = 0; v < units; v++)
+        if (seen[v] < reads[v]) return {int(v), reads[v]};
+      place.write[granule] = seen[unit], place.writer[granule] = uint8_t(unit);
     } else {
-      if (place.reads.empty()) place.reads.resize(size_t(units));
-      place.reads[size_t(unit)] = seen[size_t(unit)];
+      reads[unit] = seen[unit];
     }
     return {-1, 0};
   }
@@ -136,7 +154,7 @@ struct Run {
   bool ordered(int place, int64_t first, int64_t last, int operand, int memory, bool writes,
                bool rows) {
     for (int64_t g = first; g <= last; g++) {
-      auto other = clocks.conflict(clocks.places[size_t(place)][size_t(g)], writes);
+      auto other = clocks.conflict(clocks.places[size_t(place)], size_t(g), writes);
       if (other.first >= 0) return race(other, operand, memory, rows, place, g, writes);
     }
     return true;
