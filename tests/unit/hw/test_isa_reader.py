@@ -360,6 +360,60 @@ BROKEN: dict[str, BrokenSet] = {
         ["unknown field {S.stride.r}"],
     ),
     "single brace": ("{r} {e}", "{r} { e", f"{IN_LOAD}.emit", ["twice"]),
+    "negative latency of an instruction": (
+        "latency_cycles = 3",
+        "latency_cycles = -3",
+        "instructions.store.latency_cycles",
+        ["at least 0"],
+    ),
+    "cycles as a negative number": (
+        "latency_cycles = 3",
+        "cycles = -3",
+        "instructions.store.cycles",
+        ["at least 0"],
+    ),
+    "smallest size above the largest": (
+        "min = 1, max = 8",
+        "min = 9, max = 8",
+        f"{IN_LOAD}.axes.r.min",
+        ["above max, 8"],
+    ),
+    "banks of a memory without banks": (
+        "banks = 4\n",
+        "",
+        f"{IN_PRODUCT}.banks_differ[0]",
+        ["buffer has one bank"],
+    ),
+    "in place of an unknown operand": (
+        "latency_cycles = 3",
+        'in_place = ["Q"]',
+        "instructions.store.in_place[0]",
+        ["allowed: S"],
+    ),
+    "lane of main memory": (
+        'operands.D = { memory = "main", dtype = "int8" }',
+        'operands.D = { memory = "main", dtype = "int8", any_lane = true }',
+        "instructions.store.operands.D.any_lane",
+        ["memories of rows"],
+    ),
+    "name that is no name": (
+        'rows = ["z"]',
+        'dimensions = ["z", "y 2"], rows = ["z"]',
+        f"{IN_PRODUCT}.operands.B.dimensions[1]",
+        ["is not a name"],
+    ),
+    "name of two dimensions": (
+        'rows = ["z"]',
+        'dimensions = ["q", "q"], rows = ["q"]',
+        f"{IN_PRODUCT}.operands.B.dimensions[1]",
+        ["q is there twice"],
+    ),
+    "axis of two dimensions": (
+        'expression = "C[x,y] += A[x,z] * B[z,y]"',
+        'expression = "C[x,y] += A[x,z] * B[y,y]"',
+        f"{IN_PRODUCT}.operands.B.dimensions",
+        ["y, y repeat an axis"],
+    ),
     # The whole machine.
     "register that nothing sets": (
         'operands.r = { memory = "step" }',
@@ -406,6 +460,18 @@ def test_a_set_has_instructions_and_not_too_many(tmp_path: Path) -> None:
     memories = "".join(f"[memories.m{n}]\nrows = 1\nrow_bytes = 1\n" for n in range(300))
     many = SMALL_SET.replace("[[channels]]", f"{memories}[[channels]]", 1)
     assert refusal(tmp_path, many).startswith("memories: 304 entries; allowed: up to 256")
+
+
+def test_operands_whose_places_would_take_long_to_check_are_refused(tmp_path: Path) -> None:
+    text = SMALL_SET.replace('expression = "D[r,e] = S[r,e]"\naxes = { r = 8', "EDIT")
+    text = text.replace("EDIT", 'expression = "D[200000*r,e] = S[r,e]"\naxes = { r = 8')
+    text = text.replace(
+        '{ memory = "main", dtype = "int8" }',
+        '{ memory = "main", dtype = "int8", dimensions = ["d", "e"] }',
+    )
+    assert refusal(tmp_path, text) == (
+        "instructions.store.operands.D: 11,200,008 elements; allowed: up to 1,048,576"
+    )
 
 
 @pytest.fixture(name="small")

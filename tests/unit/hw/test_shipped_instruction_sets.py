@@ -5,11 +5,13 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass, field
 
+import numpy as np
 import pytest
 
 from cpembed.hw.isa import InstructionSet, IsaInstruction, MemoryKind, Synchronization
 from cpembed.hw.isa_reader import available_instruction_sets, load_instruction_set
 from cpembed.hw.loader import available_targets
+from cpembed.ir.interpreter import interpret
 
 KIBI = 1024
 
@@ -162,6 +164,31 @@ def test_gemmini_writes_its_macros() -> None:
     assert "1u << 31 | {C.row}" in instructions["compute_first"].emit
     assert "5u << 29 | {S.row}" in instructions["mvout_sums"].emit
     assert "gemmini_extended_mvin({S.address}, {D.row}, {e}, {r})" in instructions["mvin_a"].emit
+
+
+def acc_scale(value: int, scale: float) -> int:
+    """Scale a sum as ``ACC_SCALE`` of include/gemmini_params.h does, step by step."""
+    product = np.float32(value) * np.float32(scale)
+    below = math.trunc(float(product))
+    beyond = below - 1 if product < 0 else below + 1
+    rest = abs(float(product) - below)
+    rounded = below if rest < 0.5 else beyond if rest > 0.5 else below if below % 2 == 0 else beyond
+    return max(-128, min(127, rounded))
+
+
+@pytest.mark.parametrize("name, floor", [("mvout", None), ("mvout_relu", 0)])
+def test_gemmini_scales_sums_as_its_macro_does(name: str, floor: int | None) -> None:
+    computation = load_instruction_set("gemmini").instructions[name].computation
+    rng = np.random.default_rng(3)
+    # Halves, which go to the even neighbour, and sums of every size.
+    for scale in (0.5, 0.25, 0.0173, 3e-5):
+        shape = computation.operand("S").shape
+        small, large = rng.integers(-600, 600, shape), rng.integers(-(2**31), 2**31, shape)
+        sums = np.where(rng.random(shape) < 0.7, small, large).astype(np.int32)
+        result = interpret(computation, {"S": sums, "s": np.array(scale, np.float32)})
+        floored = sums if floor is None else np.maximum(sums, floor)
+        expected = [acc_scale(int(value), scale) for value in floored.reshape(-1)]
+        assert result.reshape(-1).tolist() == expected
 
 
 def text_of(name: str) -> set[str]:
