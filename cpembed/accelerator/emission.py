@@ -24,6 +24,11 @@ from cpembed.ir.dtypes import dtype_info, storage_bytes
 from cpembed.ir.index import IndexExpr, IndexTerm
 
 _C_TYPES = {"float32": "float", "float64": "double", "bool": "uint8_t"}
+_KEYWORDS = frozenset(
+    "auto break case char const continue default do double else enum extern float for goto if "
+    "inline int long register restrict return short signed sizeof static struct switch typedef "
+    "union unsigned void volatile while".split()
+)
 _FUNCTION_ISSUES = 400
 """Maximum number of instructions of a function: compilers take long for larger ones."""
 
@@ -148,6 +153,8 @@ class _Text:
         for node in nodes:
             if isinstance(node, Loop):
                 _require_identifier(node.name, "loop")
+                if node.name in self._program.tensors:
+                    raise LoweringError(f"loop {node.name!r} has the name of a tensor: rename it")
                 yield (
                     f"{margin}for (ptrdiff_t {node.name} = 0; {node.name} < {node.extent}; "
                     f"{node.name}++) {{"
@@ -218,7 +225,7 @@ class _Text:
 
 
 def _require_identifier(name: str, kind: str) -> None:
-    if not re.fullmatch(r"[A-Za-z_]\w*", name, re.ASCII):
+    if not re.fullmatch(r"[A-Za-z_]\w*", name, re.ASCII) or name in _KEYWORDS:
         raise LoweringError(f"{kind} {name!r} cannot be a variable in C: rename it")
 
 
