@@ -35,7 +35,9 @@ _ROLES = ("input", "constant", "output", "temporary")
 _NAME = re.compile(r"[A-Za-z_][\w./:-]*", re.ASCII)
 _TITLE = re.compile(r"\S+(?: (?!#)\S+)*")
 _KEY = re.compile(r"[A-Za-z_]\w*(?:/\d{1,9})?(?:%\d{1,9})?", re.ASCII)
-_NUMBER = re.compile(r"[+-]?(?:\d+\.?\d*(?:[eE][+-]?\d+)?|\.\d+(?:[eE][+-]?\d+)?|inf|nan)", re.ASCII)
+_NUMBER = re.compile(
+    r"[+-]?(?:\d+\.?\d*(?:[eE][+-]?\d+)?|\.\d+(?:[eE][+-]?\d+)?|inf|nan)", re.ASCII
+)
 
 
 @dataclass
@@ -73,11 +75,10 @@ class _Line:
     @property
     def at_end(self) -> bool:
         self.skip()
-        return self.position >= len(self.text) or self.text[self.position] == "#" and self.is_comment()
-
-    def is_comment(self) -> bool:
-        """True if the '#' at this position begins a comment, not an immediate."""
-        return self.position == 0 or self.text[self.position - 1] in " \t"
+        rest = self.text[self.position :]
+        # A '#' after anything but a space begins an immediate.
+        begins = self.position == 0 or self.text[self.position - 1] in " \t"
+        return not rest or (rest[0] == "#" and begins)
 
     def accept(self, symbol: str) -> bool:
         self.skip()
@@ -90,16 +91,16 @@ class _Line:
         if not self.accept(symbol):
             self.fail(f"expected {symbol!r} {purpose}")
 
-    def match(self, pattern: re.Pattern[str], what: str) -> str:
+    def match(self, pattern: re.Pattern[str], description: str) -> str:
         self.skip()
         match = pattern.match(self.text, self.position)
         if match is None:
-            self.fail(f"expected {what}")
+            self.fail(f"expected {description}")
         self.position = match.end()
         return match.group()
 
-    def name(self, what: str) -> str:
-        return self.match(_NAME, what)
+    def name(self, description: str) -> str:
+        return self.match(_NAME, description)
 
     def word(self, word: str) -> bool:
         """Accept a word that is followed by no other letter, '=' or bracket."""
@@ -121,11 +122,11 @@ class _Line:
         self.position = reader.position
         return result
 
-    def integer(self, what: str, least: int = 0) -> int:
+    def integer(self, description: str, least: int = 0) -> int:
         start = self.mark()
         value = self.expression()
         if value.terms or value.constant < least:
-            self.fail(f"{what} is an integer of at least {least}", start)
+            self.fail(f"{description} is an integer of at least {least}", start)
         return value.constant
 
     def list_of(self, read: Callable[[], Any]) -> list[Any]:
@@ -138,8 +139,8 @@ class _Line:
             self.expect("]", "at the end of the list")
         return items
 
-    def integers(self, what: str) -> tuple[int, ...]:
-        values = self.list_of(lambda: self.integer(what))
+    def integers(self, description: str) -> tuple[int, ...]:
+        values = self.list_of(lambda: self.integer(description))
         if len(values) > _MAX_RANK:
             self.fail(f"more than {_MAX_RANK} dimensions")
         return tuple(values)
@@ -154,11 +155,24 @@ class _Line:
 
 
 def read_program(source: str, machine: InstructionSet, name: str = "program") -> Program:
-    """Read a program (:func:`cpembed.accelerator.assembly.parse`); ``name`` is that of its file."""
+    """Read a program (:func:`cpembed.accelerator.assembly.parse`).
+
+    Parameters
+    ----------
+    source : str
+        The text.
+    machine : InstructionSet
+        The machine that it is for.
+    name : str
+        Name of the file, for messages.
+
+    Raises
+    ------
+    ProgramError
+        With line and column, the problem and the remedy.
+    """
     if len(source) > LARGEST_TEXT:
-        raise ProgramError(
-            f"{name}: more than {LARGEST_TEXT:,} characters: write loops instead of their iterations"
-        )
+        raise ProgramError(f"{name}: more than {LARGEST_TEXT:,} characters: write loops")
     return _ProgramReader(machine, name).read(source)
 
 
@@ -242,7 +256,8 @@ class _ProgramReader:
             attributes[word] = self._attribute(line, word, start)
         zeros = (0,) * len(shape)
         defaults = {"order": tuple(range(len(shape))), "before": zeros, "after": zeros}
-        tensor = MainTensor(name, shape, dtype, **{**defaults, **attributes})
+        arguments: dict[str, Any] = {**defaults, **attributes}
+        tensor = MainTensor(name, shape, dtype, **arguments)
         self._check_tensor(line, tensor, column)
         self._tensors[name] = tensor
 
@@ -314,7 +329,7 @@ class _ProgramReader:
         axes = [axis.name for axis in instruction.axes]
         operands: dict[str, Address] = {}
         sizes: dict[str, tuple[IndexExpr, ...]] = {}
-        lists: dict[str, tuple[Any, ...]] = {}
+        lists: dict[str, Any] = {}
         while not line.at_end:
             start = line.mark()
             if line.word("if"):

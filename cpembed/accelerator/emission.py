@@ -1,9 +1,9 @@
 """The machine's own text of a program: C with loops around its instructions, and a manifest.
 
 Each instruction is written by its template (``emit``, documented in ``docs/accelerators.md``).
-Fields of a template become expressions of C over the loops' variables, so that a loop of the program
-is a loop of the text. Instructions without a template are calls of a function of that name, whose
-arguments are in the order of :func:`call_arguments`.
+Fields of a template become expressions of C over the loops' variables, so that a loop of the
+program is a loop of the text. Instructions without a template are calls of a function of that
+name, whose arguments are in the order of :func:`call_arguments`.
 """
 
 from __future__ import annotations
@@ -25,9 +25,12 @@ from cpembed.ir.index import IndexExpr, IndexTerm
 
 _C_TYPES = {"float32": "float", "float64": "double", "bool": "uint8_t"}
 _KEYWORDS = frozenset(
-    "auto break case char const continue default do double else enum extern float for goto if "
-    "inline int long register restrict return short signed sizeof static struct switch typedef "
-    "union unsigned void volatile while".split()
+    re.findall(
+        r"\w+",
+        "auto break case char const continue default do double else enum extern float for goto if "
+        "inline int long register restrict return short signed sizeof static struct switch "
+        "typedef union unsigned void volatile while",
+    )
 )
 _FUNCTION_ISSUES = 400
 """Maximum number of instructions of a function: compilers take long for larger ones."""
@@ -65,7 +68,21 @@ def manifest(program: Program, run: Run | None = None) -> dict[str, Any]:
 
 
 def save(program: Program, folder: Path, run: Run | None = None) -> tuple[str, ...]:
-    """Write ``program.c`` and ``manifest.json`` into a folder, and return their names."""
+    """Write a program in its machine's text, with its manifest.
+
+    Parameters
+    ----------
+    program : Program
+    folder : Path
+        Folder of the files, which is made if it does not exist.
+    run : Run, optional
+        A run, whose numbers the manifest has.
+
+    Returns
+    -------
+    tuple of str
+        Names of the files.
+    """
     make_folder(folder)
     text = json.dumps(manifest(program, run), indent=2)
     write_whole(folder / "program.c", c_text(program).encode())
@@ -221,7 +238,9 @@ class _Text:
 
     def _byte(self, address: Address) -> str:
         bits = dtype_info(self._program.tensors[address.tensor].dtype).storage_bits
-        return _c(address.base.times(bits // 8)) if bits >= 8 else f"{_c(address.base)} / {8 // bits}"
+        return (
+            _c(address.base.times(bits // 8)) if bits >= 8 else f"{_c(address.base)} / {8 // bits}"
+        )
 
 
 def _require_identifier(name: str, kind: str) -> None:
@@ -240,16 +259,16 @@ def _c_type(dtype: str) -> str:
 def _least(size: tuple[IndexExpr, ...]) -> str:
     text = _c(size[0])
     for expression in size[1:]:
-        other = _c(expression)
-        text = f"({text} < {other} ? {text} : {other})"
+        bound = _c(expression)
+        text = f"({text} < {bound} ? {text} : {bound})"
     return text
 
 
 def _c(expression: IndexExpr) -> str:
     """Write an index in C; quotients and remainders are of numbers that are not negative."""
-    parts: list[str] = []
-    for term in expression.terms:
-        parts.append(f"{' - ' if term.coefficient < 0 else ' + '}{_c_term(term)}")
+    parts = [
+        f"{' - ' if term.coefficient < 0 else ' + '}{_c_term(term)}" for term in expression.terms
+    ]
     if expression.constant or not parts:
         parts.append(f"{' - ' if expression.constant < 0 else ' + '}{abs(expression.constant)}")
     text = "".join(parts)
@@ -264,4 +283,3 @@ def _c_term(term: IndexTerm) -> str:
     if term.modulus is not None:
         body = f"({body} % {term.modulus})"
     return body if abs(term.coefficient) == 1 else f"{abs(term.coefficient)} * {body}"
-

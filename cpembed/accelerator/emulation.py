@@ -210,9 +210,8 @@ def _compare(computation: Computation, text: str, arrays: Mapping[str, Array]) -
     first = ""
     if differs.any():
         place = np.unravel_index(int(np.argmax(differs)), actual.shape)
-        first = (
-            f"{output.name}{[int(i) for i in place]} is {actual[place]} instead of {expected[place]}"
-        )
+        index = [int(i) for i in place]
+        first = f"{output.name}{index} is {actual[place]} instead of {expected[place]}"
     return Comparison(
         text,
         output.name,
@@ -238,7 +237,11 @@ def _from_file(path: Path, tensor: MainTensor) -> Array:
     try:
         file = io.BytesIO(content)
         version = np.lib.format.read_magic(file)
-        read = np.lib.format.read_array_header_1_0 if version == (1, 0) else np.lib.format.read_array_header_2_0
+        read = (
+            np.lib.format.read_array_header_1_0
+            if version == (1, 0)
+            else np.lib.format.read_array_header_2_0
+        )
         shape, _, dtype = read(file)
         if shape != tensor.shape or dtype not in (numpy_dtype(tensor.dtype), stored):
             raise ProgramError(
@@ -247,7 +250,9 @@ def _from_file(path: Path, tensor: MainTensor) -> Array:
             )
         array = np.load(io.BytesIO(content), allow_pickle=False)
     except (ValueError, EOFError) as error:
-        raise ProgramError(f"{path}: not an array of numpy: {error}; write it by numpy.save") from None
+        raise ProgramError(
+            f"{path}: not an array of numpy: {error}; write it by numpy.save"
+        ) from None
     array = as_typed(array, tensor.dtype)
     if is_integer(tensor.dtype) and array.size:
         low, high = dtype_info(tensor.dtype).integer_range

@@ -7,7 +7,9 @@ from dataclasses import dataclass, replace
 
 from cpembed.ir.index import IndexExpr, IndexTerm
 
-_TOKEN = re.compile(r"\s*(?:(?P<number>\d+)|(?P<name>[A-Za-z_]\w*)|(?P<symbol>//|[-+*%()]))", re.ASCII)
+_TOKEN = re.compile(
+    r"\s*(?:(?P<number>\d+)|(?P<name>[A-Za-z_]\w*)|(?P<symbol>//|[-+*%()]))", re.ASCII
+)
 _MAX_DIGITS = 18
 _MAX_NESTING = 64
 
@@ -78,7 +80,11 @@ class IndexReader:
             number = self._atom()
             if number.terms or number.constant < 1:
                 raise IndexSyntaxError(start, f"{symbol} takes a number of at least 1")
-            value = _divided(value, number.constant) if symbol == "//" else _remainder(value, number.constant)
+            value = (
+                _divided(value, number.constant)
+                if symbol == "//"
+                else _remainder(value, number.constant)
+            )
         return value
 
     def _atom(self) -> IndexExpr:

@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 
 from cpembed.accelerator.program import Address, Issue, Loop, Node, Program
 from cpembed.errors import ProgramError
-from cpembed.hw.isa import IMMEDIATE, IsaInstruction, InstructionSet, MemoryKind
+from cpembed.hw.isa import IMMEDIATE, InstructionSet, IsaInstruction, MemoryKind
 from cpembed.ir.dtypes import is_integer
 from cpembed.ir.index import IndexExpr
 
@@ -134,12 +134,13 @@ class Trace:
 
         operands: dict[str, Address] = {}
         for name, address in issue.operands.items():
-            found = {f: fields.positions.get((name, f)) for f in ("base", "lane", "value")}
-            base = found["base"] if found["base"] is not None else found["value"]
+            position = {f: fields.positions.get((name, f)) for f in ("base", "lane", "value")}
+            base = position["base"] if position["base"] is not None else position["value"]
+            lane = position["lane"]
             operands[name] = replace(
                 address,
                 base=constant(base) if base is not None and address.value is None else address.base,
-                lane=constant(found["lane"]) if found["lane"] is not None else address.lane,
+                lane=constant(lane) if lane is not None else address.lane,
             )
         sizes = {axis: (constant(position),) for axis, position in fields.sizes.items()}
         return Issue(instruction.name, operands, sizes, waits=issue.waits, signals=issue.signals)

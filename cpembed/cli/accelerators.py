@@ -13,9 +13,7 @@ from cpembed.errors import CpembedError
 _PATH = click.Path(path_type=Path)
 
 
-def _files(
-    ctx: click.Context, param: click.Parameter, values: tuple[str, ...]
-) -> dict[str, Path]:
+def _files(ctx: click.Context, param: click.Parameter, values: tuple[str, ...]) -> dict[str, Path]:
     """Return the files of ``NAME=FILE`` by name."""
     files: dict[str, Path] = {}
     for value in values:

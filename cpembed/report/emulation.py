@@ -12,13 +12,12 @@ from cpembed.provenance import Provenance
 def report(result: Emulation) -> Iterator[Block]:
     """Yield what ran and was compared, then a table of instructions, units and memories each."""
     run, machine = result.run, result.program.machine
-    microseconds = run.cycles / machine.clock_mhz
+    time = f"{run.cycles / machine.clock_mhz:,.1f} us at {machine.clock_mhz:,g} MHz"
     rows = [
         ("program", f"{result.program.name} on {machine.name}, {machine.synchronization}"),
-        ("cycles", f"{run.cycles:,.0f}, {Provenance.EMULATED}; {microseconds:,.1f} us at "
-         f"{machine.clock_mhz:,g} MHz"),
+        ("cycles", f"{run.cycles:,.0f}, {Provenance.EMULATED}; {time}"),
         ("energy", f"{run.energy_pj / 1e3:,.1f} nJ, as described"),
-    ]  # fmt: skip
+    ]
     if run.saturations:
         rows.append(("saturated", f"{run.saturations:,} steps of sums"))
     if result.comparison is not None:
@@ -63,7 +62,9 @@ def _comparison_text(comparison: Comparison) -> str:
             f"{comparison.differences:,} of {comparison.elements:,} elements of "
             f"{comparison.output} differ from {comparison.expression}"
         )
-    exact = "bit for bit equal to" if not comparison.largest_error else (
-        f"within rounding ({comparison.largest_error:.3g}) of"
+    exact = (
+        "bit for bit equal to"
+        if not comparison.largest_error
+        else (f"within rounding ({comparison.largest_error:.3g}) of")
     )
     return f"{comparison.output}, {comparison.elements:,} elements: {exact} {comparison.expression}"

@@ -437,7 +437,7 @@ struct Touched {
 
 struct Toucher {
   Touched &touched;
-  int index, bits, storage_bits;
+  int index, storage_bits;
   bool writes;
   ALWAYS_INLINE bool rows(int64_t row, int64_t, int64_t count, int64_t, int64_t) {
     touched.bits[size_t(2 * index + writes)] += count * storage_bits;

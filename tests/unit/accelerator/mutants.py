@@ -69,15 +69,11 @@ def _shifted(kind: MemoryKind, step: Callable[[random.Random, Program, str], int
 def _swapped_buffers(draw: random.Random, program: Program, issue: Issue) -> Issue | None:
     places = program.machine.instructions[issue.instruction].places
     names = _operands(program, issue, MemoryKind.ROWS)
-    pairs = [
-        (a, b) for a in names for b in names if a < b and places[a].memory == places[b].memory
-    ]
+    pairs = [(a, b) for a in names for b in names if a < b and places[a].memory == places[b].memory]
     if not pairs:
         return None
     a, b = draw.choice(pairs)
-    return replace(
-        issue, operands={**issue.operands, a: issue.operands[b], b: issue.operands[a]}
-    )
+    return replace(issue, operands={**issue.operands, a: issue.operands[b], b: issue.operands[a]})
 
 
 def _early_reuse(draw: random.Random, program: Program, issue: Issue) -> Issue | None:
@@ -173,7 +169,9 @@ def _other_instruction(draw: random.Random, program: Program, issue: Issue) -> I
         return places, [axis.name for axis in i.size_arguments]
 
     others = [
-        name for name in machine.instructions if name != used.name and shape(name) == shape(used.name)
+        name
+        for name in machine.instructions
+        if name != used.name and shape(name) == shape(used.name)
     ]
     return replace(issue, instruction=draw.choice(others)) if others else None
 

@@ -45,7 +45,8 @@ _SHAPES = (
     ("broadcast", "C[x,y] = A[y]", "xy", {"C": "x y", "A": "y"}),
     ("divide", "C[x,y] = A[x,y] / (B[x,y] * B[x,y] + 1.0)", "xy",
      {"C": "x y", "A": "x y", "B": "x y"}),
-    ("halves", "C[x] += A[x,0] * B[x,1] - A[x,1] * B[x,0]", "x", {"C": "x", "A": "x h", "B": "x h"}),
+    ("halves", "C[x] += A[x,0] * B[x,1] - A[x,1] * B[x,0]", "x",
+     {"C": "x", "A": "x h", "B": "x h"}),
 )  # fmt: skip
 _ONLY_FLOATS, _ONLY_INTEGERS = ("divide",), ("shift", "wrap")
 
@@ -96,11 +97,13 @@ def _transfers(memory: IsaMemory) -> list[IsaInstruction]:
     ]
 
 
-def _random_instruction(draw: random.Random, name: str, memories: list[IsaMemory]) -> IsaInstruction:
+def _random_instruction(
+    draw: random.Random, name: str, memories: list[IsaMemory]
+) -> IsaInstruction:
     while True:
         kind, expression, axes, dimensions = draw.choice(_SHAPES)
         is_float = draw.random() < 0.4
-        if kind in _ONLY_FLOATS and not is_float or kind in _ONLY_INTEGERS and is_float:
+        if (kind in _ONLY_FLOATS and not is_float) or (kind in _ONLY_INTEGERS and is_float):
             continue
         try:
             return _instruction(draw, name, kind, expression, axes, dimensions, memories, is_float)
@@ -181,7 +184,9 @@ def _random_place(
         strides: dict[str, Any] = {}
         for number, d in enumerate(order):
             last = number == len(order) - 1
-            strides[d] = draw.choice([1, 1, 2] if last else [StrideSource.ANY, StrideSource.DENSE, "stride", 5])
+            strides[d] = draw.choice(
+                [1, 1, 2] if last else [StrideSource.ANY, StrideSource.DENSE, "stride", 5]
+            )
         return place(where, dtype, names, strides=strides)
     memory = next(m for m in memories if m.name == where)
     lanes = memory.lanes(dtype)
@@ -227,7 +232,9 @@ def random_case(seed: int, isa: InstructionSet | None = None) -> Case:
         tensors[boot] = MainTensor.dense(boot, (size,), "int8", "input")
         tensors[dump] = MainTensor.dense(dump, (size,), "int8", "output")
         rows = memory.rows - (1 if draw.random() < 0.1 else 0)
-        body.append(_all_rows(f"load_{memory.name}", "b" + memory.name, rows, memory, "D", "S", boot))
+        body.append(
+            _all_rows(f"load_{memory.name}", "b" + memory.name, rows, memory, "D", "S", boot)
+        )
     body += _random_body(draw, isa, tensors, [], 2)
     for memory in isa.row_memories():
         body.append(
@@ -283,7 +290,9 @@ def _random_body(
             nodes.append(_set_stride(draw))
         else:
             names = [n for n in isa.instructions if n.startswith("op")]
-            nodes.append(_random_issue(draw, isa, isa.instructions[draw.choice(names)], tensors, loops))
+            nodes.append(
+                _random_issue(draw, isa, isa.instructions[draw.choice(names)], tensors, loops)
+            )
     return nodes
 
 
@@ -314,11 +323,15 @@ def _random_issue(
             address = Address(_expression(draw, loops, 5), name, strides=strides)
         else:
             lane = draw.choice([0, 0, 1, 2]) if place.any_lane else int(draw.random() < 0.02)
-            reach = _reach(instruction, operand.name, strides) + sum(2 * (o.extent - 1) for o in loops)
+            reach = _reach(instruction, operand.name, strides) + sum(
+                2 * (o.extent - 1) for o in loops
+            )
             # Mostly in one half for outputs, in the other for inputs, so that few overlap.
             half = memory.rows // 2 if operand.name in instruction.outputs else 0
             least = half if draw.random() < 0.95 else 0
-            room = (memory.rows if least or draw.random() < 0.1 else memory.rows // 2) - reach - least
+            room = (
+                (memory.rows if least or draw.random() < 0.1 else memory.rows // 2) - reach - least
+            )
             address = Address(
                 _expression(draw, loops, room - 1) + least,
                 lane=IndexExpr((), lane),

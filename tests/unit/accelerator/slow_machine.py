@@ -79,7 +79,9 @@ class SlowMachine:
             if sizes[axis.name] not in axis.allowed:
                 raise Undefined("size")
         places = {
-            name: self._elements(instruction, name, issue.operands.get(name, Address()), sizes, values)
+            name: self._elements(
+                instruction, name, issue.operands.get(name, Address()), sizes, values
+            )
             for name in (o.name for o in instruction.computation.operands)
         }
         self._check_banks(instruction, places)
@@ -312,7 +314,9 @@ class SlowMachine:
 
                     with np.errstate(all="ignore"):
                         value = evaluate(statement.value, element, wide=wide).astype(exact)
-                        total = self._combined(instruction, statement.reduction, dtype, total, value)
+                        total = self._combined(
+                            instruction, statement.reduction, dtype, total, value
+                        )
                 with np.errstate(all="ignore"):
                     elements[target] = stored(np.asarray(total), dtype)[()]
         return results
@@ -328,11 +332,10 @@ class SlowMachine:
             total = np.zeros((), value.dtype)
         function = {"add": np.add, "max": np.maximum, "min": np.minimum}[reduction]
         result = function(total, value)
-        if reduction == "add" and is_integer(dtype):
-            if instruction.saturates:
-                limited = np.clip(result, *dtype_info(dtype).integer_range)
-                self.saturations += int(limited != result)
-                return limited
+        if reduction == "add" and is_integer(dtype) and instruction.saturates:
+            limited = np.clip(result, *dtype_info(dtype).integer_range)
+            self.saturations += int(limited != result)
+            return limited
         return result
 
 

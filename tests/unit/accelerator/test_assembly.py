@@ -135,7 +135,7 @@ TENSOR = ".tensor A int8 [64] input\n"
 
 
 @pytest.mark.parametrize(
-    ("source", "problem"),
+    "source, problem",
     [
         (".tensor A int9 [64] input", "line 1, column 11: unknown element type int9"),
         (".tensor A int8 [0] input", "line 1, column 11: a size is an integer of at least 1"),
@@ -180,7 +180,11 @@ def test_loops_inside_of_each_other_are_limited() -> None:
         parse(source, MACHINE)
 
 
-@given(st.text(alphabet=st.sampled_from(list(".tensorloop iAD=[]{}#|+*/%(),;:0123456789\n\"'\\ mvin_"))))
+@given(
+    st.text(
+        alphabet=st.sampled_from(list(".tensorloop iAD=[]{}#|+*/%(),;:0123456789\n\"'\\ mvin_"))
+    )
+)
 @settings(max_examples=400, deadline=None)
 def test_any_text_is_read_or_refused(source: str) -> None:
     try:

@@ -38,9 +38,7 @@ def recording(machine: InstructionSet, program: Program) -> InstructionSet:
     """Return the machine with templates that record each call; addresses are element numbers."""
     instructions = {}
     for number, (name, instruction) in enumerate(machine.instructions.items()):
-        fields = [
-            f.replace(".address", ".element") for f in call_arguments(instruction, program)
-        ]
+        fields = [f.replace(".address", ".element") for f in call_arguments(instruction, program)]
         floats = {
             f"{n}.value" for n, p in instruction.places.items() if p.dtype.startswith("float")
         }
@@ -123,7 +121,7 @@ def test_gemminis_text_calls_its_macros() -> None:
 
 
 @pytest.mark.parametrize(
-    ("tensor", "loop", "problem"),
+    "tensor, loop, problem",
     [
         ("A.1", "i", "tensor 'A.1' cannot be a variable in C"),
         ("A", "int", "loop 'int' cannot be a variable in C"),
@@ -152,5 +150,3 @@ def test_the_manifest_has_every_number_of_the_run(tmp_path: Path) -> None:
         len(piece.issues) for piece in unroll(case.program)
     )
     assert [t["name"] for t in document["tensors"]] == list(case.program.tensors)
-
-

@@ -26,20 +26,29 @@ KINDS = {
 }
 
 
+def outcome(slow: SlowMachine) -> Undefined | None:
+    """Run a slow machine; return what is undefined in the program, if anything is."""
+    try:
+        slow.run()
+    except Undefined as error:
+        return error
+    return None
+
+
 def compare(seed: int) -> str:
     """Run a random program on both machines; return the kind of its fault, or nothing."""
     # Few machines, since each is compiled; many programs on each.
     case = random_case(seed, random_machine(random.Random(seed // 25)))
     slow = SlowMachine(case.program, case.buffers)
-    try:
-        slow.run()
-    except Undefined as error:
+    undefined = outcome(slow)
+    if undefined is not None:
         with pytest.raises(ExecutionFault) as fault:
             execute(case.program, case.buffers)
-        assert f"instruction {error.number} (" in str(fault.value), (seed, error.kind)
+        text = str(fault.value)
+        assert f"instruction {undefined.number} (" in text, (seed, undefined.kind)
         # One execution may have several faults, of which each machine names the first it sees.
-        assert any(kind in str(fault.value) for kind in KINDS.values()), (seed, error.kind)
-        return error.kind
+        assert any(kind in text for kind in KINDS.values()), (seed, undefined.kind)
+        return undefined.kind
     run = execute(case.program, case.buffers)
     for name, buffer in run.buffers.items():
         mask = slow.written[name]

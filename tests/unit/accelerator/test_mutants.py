@@ -29,12 +29,14 @@ loop i 3 {
       mvin S=A[1024*i + 16*k] D=scratchpad[16*(k%2)] r=min(16, 40 - 16*i) e=16
       set_stride D=stride V=#48
       mvin S=B[768*k + 16*j] D=scratchpad[64 + 16*(k%2)] r=16 e=16
-      matmul A=scratchpad[16*(k%2)] B=scratchpad[64 + 16*(k%2)] C=accumulator[16*(j%2)] x=min(16, 40 - 16*i) y=16 z=16
+      matmul A=scratchpad[16*(k%2)] B=scratchpad[64 + 16*(k%2)] C=accumulator[16*(j%2)] SIZES
     }
     mvout S=accumulator[16*(j%2)] D=C[768*i + 16*j; r=48] s=scale r=min(16, 40 - 16*i) e=16
   }
 }
 """
+
+PRODUCT = PRODUCT.replace("SIZES", "x=min(16, 40 - 16*i) y=16 z=16")
 
 PROGRAMS: dict[str, Program] = {
     "interlocked": parse(PRODUCT, systolic()),

@@ -92,9 +92,7 @@ def tensor() -> trace_module.Any:
 
 
 def test_a_program_that_is_too_long_is_refused_before_it_is_unrolled() -> None:
-    issue = Issue(
-        "set_stride", {"D": Address(), "V": Address(IndexExpr((), 4))}
-    )
+    issue = Issue("set_stride", {"D": Address(), "V": Address(IndexExpr((), 4))})
     body: tuple[Node, ...] = (issue,)
     for number in range(5):
         body = (Loop(f"l{number}", 10**6, body),)
@@ -103,7 +101,7 @@ def test_a_program_that_is_too_long_is_refused_before_it_is_unrolled() -> None:
 
 
 @pytest.mark.parametrize(
-    ("change", "problem"),
+    "change, problem",
     [
         ({"instruction": "fly"}, "systolic has no instruction 'fly'"),
         ({"guards": (IndexExpr.iterator("i"),)}, "uses i, and no loop around it"),
