@@ -252,8 +252,8 @@ class InstructionSet:
     channels : tuple of Channel
         Channels of a machine that is synchronized by channels.
     host : mapping of str to float
-        Figures of the processor beside the accelerator: ``cycles_per_element`` and others, by name,
-        for the steps that the instructions cannot do.
+        Figures of the processor beside the accelerator, for the steps that the instructions cannot
+        do: ``cycles_per_element``, ``cycles_per_mac`` and ``clock_mhz``, those that are described.
     preamble : str
         Text before the instructions' texts (``emit``), such as declarations of variables in them.
     warnings : tuple of str

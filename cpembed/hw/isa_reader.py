@@ -12,6 +12,8 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import msgspec
+
 from cpembed.errors import SpecError
 from cpembed.files import read_toml
 from cpembed.hw.isa import (
@@ -148,7 +150,7 @@ class _Reader:
             instructions=instructions,
             synchronization=table.synchronization,
             channels=channels,
-            host=dict(table.host),
+            host=self._host(),
             path=self.path,
             preamble=table.preamble,
             warnings=overflow_warnings(instructions.values()),
@@ -185,8 +187,12 @@ class _Reader:
         self._need_names(table.memories, ("memories",))
         problem = f"{IMMEDIATE} is the place of values in an instruction's word; rename the memory"
         self._need(IMMEDIATE not in table.memories, ("memories", IMMEDIATE), problem)
-        for name, value in table.host.items():
+        for name, value in self._host().items():
             self._need_number(value, ("host", name), zero=False)
+
+    def _host(self) -> dict[str, float]:
+        figures: dict[str, float | None] = msgspec.structs.asdict(self.table.host)
+        return {name: value for name, value in figures.items() if value is not None}
 
     def _memory(self, name: str, table: IsaMemoryTable) -> IsaMemory:
         key = ("memories", name)

@@ -13,6 +13,7 @@ from cpembed.hw.isa import InstructionSet
 from cpembed.hw.isa_reader import available_instruction_sets, load_instruction_set
 from cpembed.hw.isa_tables import (
     ChannelTable,
+    HostTable,
     InstructionSetTable,
     IsaInstructionTable,
     IsaMemoryTable,
@@ -51,7 +52,8 @@ def test_every_shipped_accelerator_is_listed() -> None:
 
 
 @pytest.mark.parametrize(
-    "table", [ChannelTable, InstructionSetTable, IsaInstructionTable, IsaMemoryTable, PlaceTable]
+    "table",
+    [ChannelTable, HostTable, InstructionSetTable, IsaInstructionTable, IsaMemoryTable, PlaceTable],
 )
 def test_every_key_is_listed(table: type[msgspec.Struct]) -> None:
     fields = set(table.__struct_encode_fields__) - {"memories", "instructions"}

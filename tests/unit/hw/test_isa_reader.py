@@ -94,6 +94,12 @@ BROKEN: dict[str, BrokenSet] = {
         "memories.main.bytes_per_cycle",
         ["above 0"],
     ),
+    "banks of main memory": (
+        'kind = "main"',
+        'kind = "main"\nbanks = 2',
+        "memories.main.banks",
+        ["leave it out"],
+    ),
     "negative latency": (
         "bytes_per_cycle = 8",
         "latency_cycles = -1",
@@ -105,6 +111,12 @@ BROKEN: dict[str, BrokenSet] = {
         "[host]\ncycles_per_element = 0\n[[channels]]",
         "host.cycles_per_element",
         ["above 0"],
+    ),
+    "unknown figure of the host": (
+        "[[channels]]",
+        "[host]\ncycles_per_elements = 4\n[[channels]]",
+        "host.cycles_per_elements",
+        ["unknown key", "did you mean cycles_per_element?"],
     ),
     # Units and channels.
     "unit twice": ('["dma", "array"]', '["dma", "array", "dma"]', "units", ["dma is there twice"]),
@@ -372,6 +384,7 @@ BROKEN: dict[str, BrokenSet] = {
         "instructions.store.cycles",
         ["at least 0"],
     ),
+    "smallest size of 0": ("min = 1, max", "min = 0, max", f"{IN_LOAD}.axes.r.min", ["1..65536"]),
     "smallest size above the largest": (
         "min = 1, max = 8",
         "min = 9, max = 8",

@@ -110,6 +110,7 @@ PROGRAM = """\
 .tensor A role=input dtype=int8 shape=3x2x16
 .tensor B role=weight dtype=int8 shape=2x2x16x16
 .tensor R role=input dtype=int32 shape=3x2x16
+.tensor V role=input dtype=int32 shape=2x16
 .tensor C role=output dtype=int8 shape=3x2x16
 
 .uop depth
@@ -123,16 +124,19 @@ dst=13 src=9 wgt=5
 .uop single
 dst=8 src=40
 dst=8 src=8
+dst=8 src=50
 
 .code
 load uop sram=0 dram=depth y=1 x=6 x_stride=6
-load uop sram=6 dram=single y=1 x=2 x_stride=2
+load uop sram=6 dram=single y=1 x=3 x_stride=3
 load acc sram=40 dram=R y=3 x=2 x_stride=2
+load acc sram=50 dram=V y=3 x=2 x_stride=0
 gemm uop_begin=6 uop_end=7 outer=3 inner=2 dst.outer=2 dst.inner=1 reset push.prev
 load inp sram=5 dram=A y=3 x=2 x_stride=2 pop.next
 load wgt sram=3 dram=B y=2 x=2 x_stride=2 push.next
 gemm uop_begin=0 uop_end=6 outer=2 inner=1 src.outer=1 wgt.outer=1 pop.prev
 alu add uop_begin=6 uop_end=7 LOOPS
+alu max uop_begin=8 uop_end=9 LOOPS
 alu OP uop_begin=7 uop_end=8 LOOPS immediate=IMM
 alu shr uop_begin=7 uop_end=8 LOOPS immediate=5 push.next
 store out sram=8 dram=C y=3 x=2 x_stride=2 pop.prev push.prev
@@ -147,6 +151,7 @@ def by_description(tensors: Mapping[str, Array], operation: str, immediate: int)
     loops = {"o": ROWS, "i": BLOCKS}
     sums = At(8, {"o": 2, "i": 1})
     memories.execute("load_acc", {"h": 3, "w": 2}, D=At(40), S=At("R", {"h": 32}))
+    memories.execute("load_acc_row", {"h": 3, "w": 2}, D=At(50), S=At("V"))
     memories.execute("gemm_reset", loops, C=sums)
     memories.execute("load_inp", {"h": 3, "w": 2}, D=At(5), S=At("A", {"h": 32}))
     memories.execute("load_wgt", {"h": 2, "w": 2}, D=At(3), S=At("B", {"h": 512}))
@@ -158,7 +163,8 @@ def by_description(tensors: Mapping[str, Array], operation: str, immediate: int)
         B=At(3, {"i": 2, "u": 1, "w": 0}),
     )
     memories.execute("alu_add", loops, D=sums, S=At(40, {"o": 2, "i": 1}))
-    memories.execute(f"alu_{operation}_immediate", loops, D=sums, v=immediate)
+    memories.execute("alu_max", loops, D=sums, S=At(50, {"o": 2, "i": 1}))
+    memories.execute(f"alu_{operation}_immediate", loops, D=sums, S=sums, v=immediate)
     memories.execute("alu_shr_immediate", loops, D=sums, S=sums, v=5)
     memories.execute("store", {"h": 3, "w": 2}, D=At("C", {"h": 32}), S=At(8))
     return memories.tensors["C"]
@@ -179,6 +185,7 @@ def test_programs_leave_what_the_simulator_leaves(
         "A": rng.integers(-128, 128, (ROWS, DEPTH, 16), np.int8),
         "B": rng.integers(-128, 128, (BLOCKS, DEPTH, 16, 16), np.int8),
         "R": rng.integers(-(2**20), 2**20, (ROWS, BLOCKS, 16), np.int32),
+        "V": rng.integers(-(2**17), 2**14, (BLOCKS, 16), np.int32),
     }
     program = assemble(
         PROGRAM.replace("LOOPS", LOOPS).replace("OP", operation).replace("IMM", str(immediate))
