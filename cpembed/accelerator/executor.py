@@ -81,6 +81,9 @@ class Run:
         Picojoules by memory, and those of the instructions themselves as ``instructions``.
     saturations : int
         Number of steps of sums that saturated.
+    wraps : int
+        Number of times that an execution made a sum of at most 32 bits leave its type, in which it
+        wraps around.
     warnings : tuple of str
     """
 
@@ -92,6 +95,7 @@ class Run:
     executions: Mapping[str, int]
     energy: Mapping[str, float]
     saturations: int = 0
+    wraps: int = 0
     warnings: tuple[str, ...] = ()
 
     @property
@@ -112,6 +116,7 @@ class Run:
             "executions": dict(self.executions),
             "energy_pj": {**self.energy, "total": self.energy_pj},
             "saturations": self.saturations,
+            "wraps": self.wraps,
             "warnings": list(self.warnings),
         }
 
@@ -143,8 +148,19 @@ def execute(
     """
     trace = unroll(program) if isinstance(program, Program) else program
     check_places(trace.program)
+    # Units with channels run ahead by any distance, so that all executions are held.
+    held = trace.executions if _has_channels(trace.program) else 0
+    if held * trace.width * 16 > LARGEST_MEMORY:
+        raise ProgramError(
+            f"{trace.program.name}: {held:,} executions are too many for a machine with channels: "
+            "emulate a part of the program"
+        )
     tensors = _buffers(trace.program, buffers or {})
     return _Execution(trace, tensors, seed).run()
+
+
+def _has_channels(program: Program) -> bool:
+    return program.machine.synchronization is Synchronization.CHANNELS
 
 
 def check_places(program: Program) -> None:
@@ -241,7 +257,7 @@ class _Execution:
         while succeeded and piece is not None:
             following = next(pieces, None)
             issues, records = piece.issues, piece.records
-            if self._machine.synchronization is Synchronization.CHANNELS:
+            if _has_channels(self._trace.program):
                 history.append((issues, records))
             else:
                 history = [(issues, records)]
@@ -261,7 +277,7 @@ class _Execution:
     def _fault(self, outcome: Outcome, history: list[tuple[Any, Any]]) -> str:
         # Of machines without channels, only the last piece is there; its first number is that of
         # all executions before.
-        is_partial = self._machine.synchronization is not Synchronization.CHANNELS
+        is_partial = not _has_channels(self._trace.program)
         executed = sum(self._counts.values())
         first = executed - sum(len(issues) for issues, _ in history) if is_partial else 0
 
@@ -285,7 +301,7 @@ class _Execution:
             np.zeros(units), np.zeros(memories), np.zeros(2 * memories, np.int64),
             np.zeros(channels, np.int64),
         )  # fmt: skip
-        if self._machine.synchronization is not Synchronization.CHANNELS:
+        if not _has_channels(self._trace.program):
             channels = 0
         pointers = [array.ctypes.data for array in arrays]
         library.executor_outcome(
@@ -326,6 +342,8 @@ class _Execution:
             for channel, count in zip(machine.channels, left.tolist(), strict=True)
             if count
         ]
+        if outcome.wraps:
+            warnings.append(f"{outcome.wraps} sums wrapped around: they are beyond their type")
         return Run(
             buffers={buffer.tensor.name: buffer.array for buffer in self._tensors},
             cycles=outcome.cycles,
@@ -339,5 +357,6 @@ class _Execution:
             executions=dict(executions),
             energy=energy,
             saturations=outcome.saturations,
+            wraps=outcome.wraps,
             warnings=tuple(warnings),
         )

@@ -10,6 +10,7 @@ from __future__ import annotations
 from cpembed.accelerator.operand_text import OperandText, size_arguments, size_parameters
 from cpembed.accelerator.statement_text import (
     combination,
+    counts_wraps,
     loop_order,
     start_value,
     value_term,
@@ -102,6 +103,7 @@ class _InstructionText:
         for operand in self._operands:
             if operand.name in written:
                 lines.append(operand.begin(start_value(self._instruction, operand.operand)))
+                lines.append(operand.keep() if self._counts(operand) else "")
             else:
                 lines.append(operand.read())
         arguments = "".join(f", v_{operand.name}" for operand in self._operands)
@@ -113,8 +115,12 @@ class _InstructionText:
             lines.append(f"  if ({full}) compute{number}(run{largest}{arguments});")
             sizes = size_arguments(self._instruction)
             lines.append(f"  else compute{number}(run{sizes}{arguments});")
+        lines += [operand.wraps() for operand in self._operands if self._counts(operand)]
         lines += [operand.write() for operand in self._operands if operand.name in written]
         return "\n".join([*filter(None, lines), "  return true;\n}"])
+
+    def _counts(self, operand: OperandText) -> bool:
+        return operand.is_output and counts_wraps(self._instruction, operand.operand)
 
     def _compute(self, number: int) -> str:
         statement = self._computation.statements[number]

@@ -275,7 +275,8 @@ class OperandText:
     # -- access -----------------------------------------------------------------------------------
 
     def storage(self) -> str:
-        return f"static thread_local std::vector<{self.type}> local_{self.name};"
+        type = f"std::vector<{self.type}>"
+        return f"static thread_local {type} local_{self.name}, before_{self.name};"
 
     def _allocate(self) -> str:
         return (
@@ -349,6 +350,21 @@ class OperandText:
         return (
             f"{self._allocate()}\n{self._fixed_lane()}"
             f"  std::fill_n(v_{self.name}, {self.elements}, {self.type}({start}));"
+        )
+
+    def keep(self) -> str:
+        """Copy an output's local array, to see later which sums wrapped around."""
+        return (
+            f"  {self.type} *old_{self.name} = local(before_{self.name}, {self.elements});\n"
+            f"  std::copy_n(v_{self.name}, {self.elements}, old_{self.name});"
+        )
+
+    def wraps(self) -> str:
+        """Count the sums that wrapped around since :meth:`keep`."""
+        low, high = dtype_info(self.operand.dtype).integer_range
+        return (
+            f"  run.wraps += wrapped_sums(old_{self.name}, v_{self.name}, {self.elements}, "
+            f"{low}, {high});"
         )
 
     def write(self) -> str:

@@ -77,9 +77,12 @@ class _Fault(ctypes.Structure):
 
 
 class Outcome(ctypes.Structure):
-    """Outcome of a run: its fault, if it has one, cycles and saturated steps."""
+    """Outcome of a run: its fault, if it has one, cycles, and sums that saturated or wrapped."""
 
-    _fields_ = (("fault", _Fault), ("cycles", ctypes.c_double), ("saturations", ctypes.c_int64))
+    _fields_ = (
+        ("fault", _Fault), ("cycles", ctypes.c_double), ("saturations", ctypes.c_int64),
+        ("wraps", ctypes.c_int64),
+    )  # fmt: skip
 
 
 _KINDS = {MemoryKind.MAIN: 0, MemoryKind.ROWS: 1, MemoryKind.REGISTER: 2}

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 
 from cpembed.accelerator.scalar_text import Term, element, integer, integer_literal, scalar
@@ -48,12 +49,31 @@ def combined_type(instruction: IsaInstruction, operand: Operand) -> str:
     low, high = dtype_info(operand.dtype).integer_range
     for statement, value, is_sum in zip(statements, values, sums, strict=True):
         # Sums that do not saturate wrap around in the output's bits, whenever that is done; and so
-        # does a value that is stored.
-        if is_sum and instruction.saturates:
+        # does a value that is stored. Whether they did can be told only if they change by fewer
+        # bits, or are exact.
+        if is_sum and not instruction.saturates:
+            reach = _largest_change(instruction, value)
+            low, high = (low, high) if reach < 2**31 else (low - reach, high + reach)
+        elif is_sum:
             low, high = _after_a_step(statement.reduction, (low, high), value)
-        elif not is_sum and statement.reduction is not None:
+        elif statement.reduction is not None:
             low, high = min(low, value.low), max(high, value.high)
     return integer("", low, high).type
+
+
+def _largest_change(instruction: IsaInstruction, value: Term) -> int:
+    """Bound how far one execution moves a sum."""
+    reductions = [a.name for a in instruction.computation.axes if a.kind is AxisKind.REDUCTION]
+    sizes = {axis.name: axis.largest or axis.maximum for axis in instruction.axes}
+    points = math.prod(sizes[name] for name in reductions)
+    return points * max(abs(value.low), abs(value.high))
+
+
+def counts_wraps(instruction: IsaInstruction, operand: Operand) -> bool:
+    """True for an output of integers whose sums may wrap around, which is counted."""
+    reduction = _statement_of(instruction, operand.name).reduction
+    is_narrow = is_integer(operand.dtype) and dtype_info(operand.dtype).bits <= 32
+    return reduction == "add" and is_narrow and not instruction.saturates
 
 
 def _after_a_step(reduction: str | None, bounds: tuple[int, int], value: Term) -> tuple[int, int]:

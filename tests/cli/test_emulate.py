@@ -23,6 +23,7 @@ DOCUMENT = {
     "executions": Map(int),
     "energy_pj": Map(NUMBER),
     "saturations": int,
+    "wraps": int,
     "warnings": [str],
     "comparison": {
         "expression": str,

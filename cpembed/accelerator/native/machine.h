@@ -141,7 +141,7 @@ struct Run {
   Fault fault{};
   int64_t number = 0;
   int32_t issue = 0;
-  int64_t saturations = 0;
+  int64_t saturations = 0, wraps = 0;
   Clocks clocks;
   std::vector<std::vector<std::pair<int64_t, int32_t>>> history;  // Executions of each unit.
 
@@ -178,6 +178,24 @@ template <class T>
 static ALWAYS_INLINE T *local(std::vector<T> &storage, int64_t elements) {
   if (int64_t(storage.size()) < elements) storage.resize(size_t(elements));
   return storage.data();
+}
+
+/* Sums that left their type in one execution. Those of 32 bits wrapped around in the local array, and
+   change by less than 31 bits; those of 64 bits are exact there. */
+static ALWAYS_INLINE int64_t wrapped_sums(const int32_t *before, const int32_t *after, int64_t count,
+                                          int64_t low, int64_t high) {
+  int64_t wraps = 0;
+  for (int64_t i = 0; i < count; i++) {
+    int64_t exact = int64_t(before[i]) + int32_t(uint32_t(after[i]) - uint32_t(before[i]));
+    wraps += exact < low || exact > high;
+  }
+  return wraps;
+}
+static ALWAYS_INLINE int64_t wrapped_sums(const int64_t *, const int64_t *after, int64_t count,
+                                          int64_t low, int64_t high) {
+  int64_t wraps = 0;
+  for (int64_t i = 0; i < count; i++) wraps += after[i] < low || after[i] > high;
+  return wraps;
 }
 
 /* Positions that were seen in this walk, for accesses that name an element repeatedly. */

@@ -11,7 +11,7 @@ enum Synchronization { kInOrder, kInterlocked, kChannels };
 struct Outcome {
   Fault fault;
   double cycles;
-  int64_t saturations;
+  int64_t saturations, wraps;
 };
 
 struct Queued {
@@ -69,7 +69,7 @@ class Executor {
     return true;
   }
 
-  Outcome outcome() const { return {run_.fault, timing_.total, run_.saturations}; }
+  Outcome outcome() const { return {run_.fault, timing_.total, run_.saturations, run_.wraps}; }
   const Timing &timing() const { return timing_; }
   int64_t signals_left(int channel) const { return int64_t(signals_[size_t(channel)].size()); }
 

@@ -57,7 +57,7 @@ class SlowMachine:
                 self.written[name] = margins.buffer(marks).astype(bool)
         self.moved = Counter[tuple[str, str]]()
         self.executions = Counter[str]()
-        self.saturations = 0
+        self.saturations = self.wraps = 0
 
     def run(self) -> None:
         number = 0
@@ -317,6 +317,10 @@ class SlowMachine:
                         total = self._combined(
                             instruction, statement.reduction, dtype, total, value
                         )
+                sums = statement.reduction == "add" and is_integer(dtype)
+                if sums and not instruction.saturates and dtype != "int64":
+                    low, high = dtype_info(dtype).integer_range
+                    self.wraps += not low <= int(total) <= high
                 with np.errstate(all="ignore"):
                     elements[target] = stored(np.asarray(total), dtype)[()]
         return results
