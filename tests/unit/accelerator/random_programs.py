@@ -75,7 +75,7 @@ def random_machine(draw: random.Random, name: str = "random") -> InstructionSet:
     ]  # fmt: skip
     for memory in memories[1:3]:
         instructions += _transfers(memory)
-    for number in range(draw.randint(2, 4)):
+    for number in range(draw.randint(10, 14)):
         instructions.append(_random_instruction(draw, f"op{number}", memories))
     return machine(
         name,

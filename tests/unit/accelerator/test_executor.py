@@ -7,8 +7,10 @@ import random
 import numpy as np
 import pytest
 
+from cpembed.accelerator.assembly import parse
 from cpembed.accelerator.executor import execute
 from cpembed.errors import ExecutionFault
+from tests.unit.accelerator.machines import instruction, machine, main, place, rows_memory
 from tests.unit.accelerator.random_programs import random_case, random_machine
 from tests.unit.accelerator.slow_machine import SlowMachine, Undefined
 
@@ -68,6 +70,39 @@ def compare(seed: int) -> str:
 @pytest.mark.parametrize("seed", range(50))
 def test_random_programs_on_random_machines(seed: int) -> None:
     compare(seed)
+
+
+def test_saturating_sums_go_through_their_points_in_the_order_of_the_axes() -> None:
+    # The neighbours in a row belong to the outer one of the reduced axes.
+    places = {
+        "A": place("rows", "int8", "x z y", lanes="x z y"),
+        "C": place("dram", "int8", "x", strides={"x": 1}),
+    }
+    unit = machine(
+        "saturating",
+        [main(), rows_memory("rows", 1, 8)],
+        ("u",),
+        [
+            instruction(
+                "load", "u", "D[e] = S[e]", {"e": 8},
+                {"D": place("rows", "int8", "e", lanes="e"),
+                 "S": place("dram", "int8", "e", strides={"e": 1})},
+            ),
+            instruction(
+                "sum", "u", "C[x] += A[x,z,y]", {"x": 2, "y": 2, "z": 2}, places,
+                accumulates=False, saturates=True,
+            ),
+        ],
+    )  # fmt: skip
+    source = (
+        ".tensor S int8 [8] input\n.tensor C int8 [2] output\n"
+        "load D=rows[0] S=S[0]\nsum A=rows[0] C=C[0]\n"
+    )
+    values = np.array([[[100, -100], [100, -100]], [[-100, 90], [-90, 80]]], np.int8)
+    run = execute(parse(source, unit), {"S": values.reshape(-1)})
+    # By y, then z: 100 + 100 = 127, - 100, - 100; and -100 - 90 = -128, + 90, + 80.
+    assert run.buffers["C"].tolist() == [-73, 42]
+    assert run.saturations == 2
 
 
 @pytest.mark.slow
