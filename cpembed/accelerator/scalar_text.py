@@ -182,7 +182,9 @@ def _saturated(term: Term, dtype: str) -> Term:
     info = dtype_info(dtype)
     if info.is_integer:
         low, high = info.integer_range
-        ends = f"{integer_literal(low)}, {integer_literal(high)}"
+        # The largest integer of 64 bits is no float64; the largest float64 below it is the limit.
+        last = min(high, 2**63 - 1024) if term.is_float else high
+        ends = f"{integer_literal(low)}, {integer_literal(last)}"
         function = "saturated" if term.is_float else "clamped"
         result = integer("", low, high)
         return Term(f"{result.type}({function}({term.text}, {ends}))", result.type, low, high)
