@@ -64,7 +64,9 @@ class Clocks:
             if channel.receiver != unit:
                 raise ObligationError(f"{place}: unit {unit} cannot wait on channel {name}")
             if not self._signals[name]:
-                raise ObligationError(f"{place} waits on {name}, on which nothing before it signals")
+                raise ObligationError(
+                    f"{place} waits on {name}, on which nothing before it signals"
+                )
             np.maximum(clock, self._signals[name].popleft(), out=clock)
         clock[number] += 1
         return number, clock.copy()

@@ -13,7 +13,7 @@ from functools import cached_property
 import islpy as isl
 
 from cpembed.accelerator.program import Program
-from cpembed.accelerator.proof.normal_form import Number
+from cpembed.accelerator.proof.terms import Number
 from cpembed.accelerator.proof.relations import (
     IssueRelations,
     Touch,
@@ -167,9 +167,7 @@ class Dataflow:
             for first, second in issue.facts.instruction.banks_differ:
                 self._check_banks(issue, first, second)
 
-    def _check_writes(
-        self, issue: IssueRelations, write: Touch, touches: Sequence[Touch]
-    ) -> None:
+    def _check_writes(self, issue: IssueRelations, write: Touch, touches: Sequence[Touch]) -> None:
         loops = issue.tuple_text("I")
         to_loops = isl.Map(f"{{ {write.source} -> {loops} }}")
         if not write.place.flat_range_product(to_loops).is_injective():

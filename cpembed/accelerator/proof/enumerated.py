@@ -15,9 +15,8 @@ from dataclasses import dataclass, replace
 from functools import cached_property
 
 import numpy as np
-from numpy.typing import NDArray
 
-from cpembed.accelerator.program import MainTensor, Program
+from cpembed.accelerator.program import ZERO, MainTensor, Program
 from cpembed.accelerator.proof.channels import Accesses, Clocks
 from cpembed.accelerator.proof.execution import Execution
 from cpembed.accelerator.proof.instances import (
@@ -30,7 +29,8 @@ from cpembed.accelerator.proof.instances import (
 )
 from cpembed.accelerator.proof.result import UndecidedError, ObligationError
 from cpembed.accelerator.proof.steps import Step, step
-from cpembed.accelerator.proof.tags import FIRST_ELEMENT, Tags
+from cpembed.accelerator.proof.chains import GENERATION, Chains
+from cpembed.accelerator.proof.tags import FIRST_ELEMENT, UNWRITTEN, Tags
 from cpembed.accelerator.proof.tensors import Tensors
 from cpembed.hw.isa import MemoryKind, Synchronization
 from cpembed.ir.dtypes import numpy_dtype
@@ -38,9 +38,6 @@ from cpembed.ir.expression import Access
 from cpembed.time_limit import check_time
 
 Number = int | float
-
-_LARGEST_DOMAIN = 1 << 31
-"""Number of points beyond which a sum is not enumerated."""
 
 
 @dataclass
@@ -108,7 +105,7 @@ class Enumeration:
         self._operands: dict[int, dict[str, OperandTrace]] = {}
         self._points: dict[int, dict[str, Split]] = {}
         self._steps: dict[tuple[int, tuple[tuple[str, Number], ...]], Step] = {}
-        self._covered: dict[int, NDArray[np.bool_]] = {}
+        self._chains: dict[int, Chains] = {}
 
     def run(self) -> None:
         """Follow every execution; raise :class:`ObligationError` at the first that is wrong."""
@@ -123,8 +120,6 @@ class Enumeration:
 
     def describe(self, time: int) -> str:
         """Describe an execution by its time."""
-        if time < 0:
-            return "the loader"
         return self.instances[int(self.which[time])].describe(int(self.iterations[time]))
 
     def _unit_bits(self) -> dict[str, int]:
@@ -168,7 +163,7 @@ class Enumeration:
         inside = element_numbers(tensor)
         is_loaded = name in self._loaded
         elements = self.tags.elements(name, tensor.dtype, inside[inside >= 0])
-        store.tags[inside >= 0] = elements if is_loaded else 0
+        store.tags[inside >= 0] = elements if is_loaded else UNWRITTEN
         return store
 
     @cached_property
@@ -196,7 +191,9 @@ class Enumeration:
             )
             level = self.tensors.final_level(name)
             levels = level if isinstance(level, int) else level[np.maximum(inside, 0)]
-            wrong = (store.tags != expected) | ((inside >= 0) & (store.levels != levels))
+            wrong = (store.tags != expected) | (
+                (inside >= 0) & (store.levels % GENERATION != levels)
+            )
             if wrong.any():
                 at = int(np.flatnonzero(wrong)[0])
                 raise ObligationError(
@@ -207,8 +204,8 @@ class Enumeration:
     def held(self, store: Store, place: int) -> str:
         """Describe what a place holds and who wrote it."""
         tag, writer = int(store.tags[place]), int(store.writers[place])
-        by = f", written by {self.describe(writer)}" if writer >= 0 else ", never written"
-        level = int(store.levels[place])
+        by = f", written by {self.describe(writer)}" if writer >= 0 else ", as at the beginning"
+        level = int(store.levels[place]) % GENERATION
         part = f" after {level} points" if level and tag >= FIRST_ELEMENT else ""
         return f"{self.tags.text(tag)}{part}{by}"
 
@@ -247,7 +244,8 @@ class Enumeration:
             key,
             parts,
             [0] * instances.count if is_register else instances.at_iterations(address.base),
-            instances.at_iterations(address.lane),
+            # Only rows have lanes.
+            instances.at_iterations(address.lane if memory.kind is MemoryKind.ROWS else ZERO),
             stride_sources(facts, name),
             () if content is None else tuple(Split(i, instances) for i in content.index),
             "" if content is None else content.tensor,
@@ -270,14 +268,11 @@ class Enumeration:
             self._steps[key] = step(self.instances[which].facts, constants)
         return self._steps[key]
 
-    def covered(self, number: int) -> NDArray[np.bool_]:
-        """Return which points of a statement have been executed."""
-        if number not in self._covered:
-            points = self.tensors.statement(number).computation.macs
-            if points > _LARGEST_DOMAIN:
-                raise UndecidedError(f"statement {number} has {points:,} points")
-            self._covered[number] = np.zeros(points, bool)
-        return self._covered[number]
+    def chains(self, number: int) -> Chains:
+        """Return the partial results of a statement."""
+        if number not in self._chains:
+            self._chains[number] = Chains(self.tensors.statement(number))
+        return self._chains[number]
 
 
 def element_numbers(tensor: MainTensor) -> Integers:

@@ -123,6 +123,7 @@ class Instances:
         self.sizes = self._sizes()
         self._elements: dict[tuple[str, Sizes, tuple[int, ...]], Elements] = {}
         self._grids: dict[Sizes, dict[str, Integers]] = {}
+        self._distinct: dict[Sizes, bool] = {}
 
     def _evaluate(self, index: IndexExpr) -> Any:
         unknown = set(index.iterators) - set(self.loop_values)
@@ -177,6 +178,17 @@ class Instances:
             grids = np.meshgrid(*(np.arange(size) for size in sizes), indexing="ij")
             self._grids[sizes] = {n: g.reshape(-1) for n, g in zip(names, grids, strict=True)}
         return self._grids[sizes]
+
+    def are_distinct(self, sizes: Sizes, indices: Mapping[str, IndexExpr]) -> bool:
+        """Return True if indices over the axes are different at all points of an execution."""
+        if sizes not in self._distinct:
+            grid, count = self.grid(sizes), self.points(sizes)
+            values = [np.asarray(index.evaluate(grid)) for index in indices.values()]
+            columns = np.zeros((1, count), np.int64)
+            if values:
+                columns = np.stack([np.broadcast_to(column, (count,)) for column in values])
+            self._distinct[sizes] = np.unique(columns, axis=1).shape[1] == count
+        return self._distinct[sizes]
 
     def points(self, sizes: Sizes) -> int:
         """Return the number of points of an execution of these sizes."""

@@ -15,7 +15,7 @@ import islpy as isl
 
 from cpembed.accelerator.program import Loop, MainTensor, Node, Program
 from cpembed.accelerator.proof.instances import stride_sources
-from cpembed.accelerator.proof.normal_form import Number
+from cpembed.accelerator.proof.terms import Number
 from cpembed.accelerator.proof.result import ObligationError, UndecidedError
 from cpembed.accelerator.proof.steps import IssueFacts, Step, step
 from cpembed.accelerator.proof.tensors import Tensors

@@ -15,10 +15,11 @@ from functools import cached_property
 import numpy as np
 
 from cpembed.accelerator.program import Content, Issue, Loop
-from cpembed.accelerator.proof.normal_form import Forms, Number, Pair, constant_value, matchings
+from cpembed.accelerator.proof.terms import Forms, Number, Pair, constant_value, matchings
 from cpembed.accelerator.proof.result import ObligationError
 from cpembed.accelerator.proof.tensors import Tensors
 from cpembed.hw.isa import IMMEDIATE, IsaInstruction, MemoryKind, OperandPlace
+from cpembed.ir.arithmetic import sums_floats
 from cpembed.ir.computation import Assignment
 from cpembed.ir.dtypes import dtype_info, holds, is_integer, numpy_dtype
 from cpembed.ir.expression import Access, Constant, Expression, Operation
@@ -89,7 +90,9 @@ class IssueFacts:
     @cached_property
     def assignment(self) -> Assignment:
         if len(self.instruction.computation.statements) != 1:
-            raise ObligationError(f"{self.text} has several statements, of which nothing can be claimed")
+            raise ObligationError(
+                f"{self.text} has several statements, of which nothing can be claimed"
+            )
         return self.instruction.computation.statement
 
     @property
@@ -158,6 +161,9 @@ class IssueFacts:
                     f"{self.text}: loop {name} has the name of another loop, axis or dimension: "
                     "rename it"
                 )
+        for axis in self.instruction.size_arguments:
+            if not self.issue.sizes.get(axis.name):
+                raise ObligationError(f"{self.text}: axis {axis.name} has no size")
         for operand in self.instruction.computation.operands:
             if operand.name not in self.issue.operands:
                 raise ObligationError(f"{self.text}: operand {operand.name} has no address")
@@ -220,8 +226,10 @@ def step(facts: IssueFacts, constants: Mapping[Access, Number]) -> Step:
     value = forms.normal(facts.assignment.value, constants)
     if facts.issue.meaning is not None:
         return _computing(facts, forms, constants)
-    if facts.assignment.reduction is None and isinstance(value, Constant):
-        return Step(Role.CONSTANT, value=stored_number(value.value, facts.dtype(facts.output)))
+    # Nothing checks what is read for a number: it may be any value of the operands' types.
+    number = folded(facts, constants)
+    if facts.assignment.reduction is None and number is not None:
+        return Step(Role.CONSTANT, value=stored_number(number, facts.dtype(facts.output)))
     if facts.assignment.reduction is None and isinstance(value, Access):
         return _move(facts, value)
     content = facts.content(facts.output)
@@ -371,6 +379,10 @@ def _matching(
     assert meaning is not None
     computation = facts.tensors.statement(meaning.statement).computation
     uniform = facts.tensors.uniform
+    # Arithmetic in float64 tells numbers apart that are equal as float32.
+    is_exact = sums_floats(computation.statement, computation.output.dtype) or any(
+        operand.dtype == "float64" for operand in computation.operands
+    )
 
     def agree(leaf: Expression, other: Expression) -> bool:
         tensor = computation.operand(other.operand).tensor if isinstance(other, Access) else None
@@ -380,7 +392,9 @@ def _matching(
         first = leaf.value if isinstance(leaf, Constant) else uniform.get(
             content.tensor if content else "")  # fmt: skip
         second = other.value if isinstance(other, Constant) else uniform.get(tensor or "")
-        return first is not None and second is not None and same_number(first, second)
+        if first is None or second is None:
+            return False
+        return same_number(first, second, is_exact=is_exact)
 
     first_pairs: tuple[Pair, ...] | None = None
     for count, pairs in enumerate(matchings(value, required, agree)):
@@ -428,11 +442,11 @@ def same_indices(first: tuple[IndexExpr, ...] | None, second: tuple[IndexExpr, .
     return all(a == b or a + b.times(-1) == zero for a, b in zip(first, second, strict=True))
 
 
-def same_number(first: Number, second: Number) -> bool:
-    """Return True if numbers are equal in expressions: floats as those of float32."""
+def same_number(first: Number, second: Number, *, is_exact: bool) -> bool:
+    """Return True if numbers are equal in expressions: floats as float32 if not exactly."""
     if isinstance(first, float) != isinstance(second, float):
         return False
-    return first == second or bool(np.float32(first) == np.float32(second))
+    return first == second or (not is_exact and bool(np.float32(first) == np.float32(second)))
 
 
 def stored_number(value: Number, dtype: str) -> Number:

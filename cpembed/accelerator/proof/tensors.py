@@ -38,7 +38,9 @@ class Tensors:
     def of(program: Program) -> Tensors:
         """Return the tensors; raise :class:`ObligationError` where program and specification differ."""
         if program.specification is None:
-            raise ObligationError(f"{program.name} has no specification: nothing says what it computes")
+            raise ObligationError(
+                f"{program.name} has no specification: nothing says what it computes"
+            )
         tensors = Tensors(program, program.specification)
         tensors.check()
         return tensors
@@ -55,11 +57,16 @@ class Tensors:
                     f"tensor {name} is {tensor.dtype}{list(tensor.shape)} in main memory and "
                     f"{operand.dtype}{list(operand.shape)} in the specification: make them equal"
                 )
+        self.check_written()
         for name in self.specification.outputs:
             if name not in self.program.tensors:
-                raise ObligationError(f"output {name} is no tensor in main memory: add it to the program")
+                raise ObligationError(
+                    f"output {name} is no tensor in main memory: add it to the program"
+                )
             if name not in self.writers:
-                raise ObligationError(f"output {name} is written by no statement of the specification")
+                raise ObligationError(
+                    f"output {name} is written by no statement of the specification"
+                )
 
     @cached_property
     def operands(self) -> dict[str, Operand]:
@@ -83,7 +90,9 @@ class Tensors:
         for number, statement in enumerate(self.specification.statements):
             writers.setdefault(statement.output.tensor, []).append(number)
             if statement.output.zero_outside:
-                raise ObligationError(f"{statement.computation} drops stores: bound its axes instead")
+                raise ObligationError(
+                    f"{statement.computation} drops stores: bound its axes instead"
+                )
         return writers
 
     def statement(self, number: int) -> Statement:
@@ -99,7 +108,9 @@ class Tensors:
             return self.operands[tensor].shape
         if tensor in self.program.tensors:
             return self.program.tensors[tensor].shape
-        raise ObligationError(f"tensor {tensor} is claimed, and the specification has none of this name")
+        raise ObligationError(
+            f"tensor {tensor} is claimed, and the specification has none of this name"
+        )
 
     def dtype(self, tensor: str) -> str:
         """Return the element type of a tensor."""
@@ -154,6 +165,12 @@ class Tensors:
     def _points(self) -> dict[int, Levels]:
         return {}
 
+    def check_written(self) -> None:
+        """Check that the statements write every element of what they write."""
+        for name in self.writers:
+            if not np.all(self.final_level(name)):
+                raise ObligationError(f"the statements leave elements of {name} unwritten")
+
     def neutral(self, number: int) -> int | float | None:
         """Return a value that changes no result when a statement's reduction goes on from it."""
         reduction = self.statement(number).computation.statement.reduction
@@ -203,8 +220,6 @@ def _points_per_element(statement: Statement) -> Levels:
     point: dict[str, Any] = dict(zip(names, (g.reshape(-1) for g in grids), strict=True))
     flat = flat_elements(store.index, shape, point)
     counts = np.bincount(np.atleast_1d(flat), minlength=math.prod(shape)) * reduced
-    if not counts.all():
-        raise ObligationError(f"{computation} leaves elements of {statement.output.tensor} unwritten")
     return counts.astype(np.int64)
 
 
