@@ -60,7 +60,7 @@ class Computing:
             self._check_read(read, domain)
         inside = self._output.inside
         beyond = self._ignored(domain, inside)
-        tags: Any = self._output.claims
+        tags = self._output.claims
         levels: Any
         if step.role is Role.COMPLETE:
             tensor = self._output.operand.tensor
@@ -317,7 +317,7 @@ class Computing:
         rows, inverse = np.unique(np.stack(columns, axis=-1), axis=0, return_inverse=True)
         results: list[Number | None] = []
         for row in rows.tolist():
-            numbers_read = {
+            numbers_read: dict[Access, Number] = {
                 read: numbers[number]
                 for read, numbers, number in zip(reads, values, row, strict=True)
                 if number != UNKNOWN

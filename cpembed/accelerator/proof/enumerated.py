@@ -27,7 +27,7 @@ from cpembed.accelerator.proof.instances import (
     stride_sources,
     trace_order,
 )
-from cpembed.accelerator.proof.result import UndecidedError, ObligationError
+from cpembed.accelerator.proof.result import ObligationError
 from cpembed.accelerator.proof.steps import Step, step
 from cpembed.accelerator.proof.chains import GENERATION, Chains
 from cpembed.accelerator.proof.tags import FIRST_ELEMENT, UNWRITTEN, Tags

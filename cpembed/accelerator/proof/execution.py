@@ -215,8 +215,8 @@ class Execution:
     def _write(self, touched: Touched, tags: Any, levels: Any) -> None:
         store, places, parts = touched.store, touched.places, touched.operand.parts
         if parts > 1:
-            tags = np.broadcast_to(tags, places.shape[:1])[:, None]
-            tags = np.where(tags > 0, tags + PART * np.arange(parts), tags)
+            column = np.broadcast_to(np.asarray(tags, np.int64), places.shape[:1])[:, None]
+            tags = np.where(column > 0, column + PART * np.arange(parts), column)
             levels = np.broadcast_to(levels, places.shape[:1])[:, None]
         store.tags[places] = tags
         store.levels[places] = levels

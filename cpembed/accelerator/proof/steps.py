@@ -96,6 +96,11 @@ class IssueFacts:
         return self.instruction.computation.statement
 
     @property
+    def is_wide(self) -> bool:
+        """True if it sums floats, which is defined in float64."""
+        return sums_floats(self.assignment, self.dtype(self.output))
+
+    @property
     def output(self) -> str:
         return self.assignment.store.operand
 
@@ -222,7 +227,7 @@ def step(facts: IssueFacts, constants: Mapping[Access, Number]) -> Step:
         for operand, content in facts.issue.contents.items()
         if content.tensor in facts.tensors.ranges
     }
-    forms = Forms(facts.effective_dtypes, ranges)
+    forms = Forms(facts.effective_dtypes, ranges, is_wide=facts.is_wide)
     value = forms.normal(facts.assignment.value, constants)
     if facts.issue.meaning is not None:
         return _computing(facts, forms, constants)
@@ -271,7 +276,8 @@ def _computing(facts: IssueFacts, forms: Forms, constants: Mapping[Access, Numbe
         for operand in computation.inputs
         if operand.tensor in facts.tensors.ranges
     }
-    target = Forms(dtypes, ranges)
+    is_wide = sums_floats(computation.statement, computation.output.dtype)
+    target = Forms(dtypes, ranges, is_wide=is_wide)
     required = target.normal(computation.statement.value)
     _check_type(facts, target, required)
     stored = same_indices(
@@ -458,4 +464,5 @@ def stored_number(value: Number, dtype: str) -> Number:
 def folded(facts: IssueFacts, constants: Mapping[Access, Number]) -> Number | None:
     """Return the instruction's value where these reads are numbers and the others anything."""
     dtypes = {name: place.dtype for name, place in facts.instruction.places.items()}
-    return constant_value(Forms(dtypes), facts.assignment.value, constants)
+    forms = Forms(dtypes, is_wide=facts.is_wide)
+    return constant_value(forms, facts.assignment.value, constants)

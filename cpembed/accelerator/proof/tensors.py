@@ -57,6 +57,13 @@ class Tensors:
                     f"tensor {name} is {tensor.dtype}{list(tensor.shape)} in main memory and "
                     f"{operand.dtype}{list(operand.shape)} in the specification: make them equal"
                 )
+        loaded = {*self.specification.inputs, *self.specification.constants}
+        for name, tensor in self.program.tensors.items():
+            if (tensor.role in ("input", "constant")) != (name in loaded):
+                raise ObligationError(
+                    f"tensor {name} is {tensor.role} in main memory, and "
+                    f"{'loaded' if name in loaded else 'computed'} in the specification"
+                )
         self.check_written()
         for name in self.specification.outputs:
             if name not in self.program.tensors:
@@ -133,13 +140,15 @@ class Tensors:
 
     @cached_property
     def ranges(self) -> Mapping[str, tuple[int, int]]:
-        """Least and largest element of each constant of integers, zero included."""
-        # Reads outside of a tensor are zero.
-        return {
-            name: (min(0, int(array.min())), max(0, int(array.max())))
-            for name, array in self.specification.constants.items()
-            if array.size and np.asarray(array).dtype.kind in "iu"
-        }
+        """Least and largest element of each constant of integers, with zero and the fill."""
+        # Reads outside of a tensor are zero, or the fill of its margins.
+        ranges: dict[str, tuple[int, int]] = {}
+        for name, array in self.specification.constants.items():
+            if array.size and np.asarray(array).dtype.kind in "iu":
+                main = self.main(name)
+                fill = int(main.fill) if main is not None else 0
+                ranges[name] = (min(0, fill, int(array.min())), max(0, fill, int(array.max())))
+        return ranges
 
     def level_before(self, number: int, tensor: str) -> Levels:
         """Return the level of a complete tensor as a statement reads it."""

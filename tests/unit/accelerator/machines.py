@@ -72,9 +72,7 @@ ANY = StrideSource.ANY
 
 
 def rows_memory(name: str, rows: int, row_bytes: int, **attributes: Any) -> IsaMemory:
-    return IsaMemory(
-        name=name, kind=MemoryKind.ROWS, rows=rows, row_bytes=row_bytes, **attributes
-    )
+    return IsaMemory(name=name, kind=MemoryKind.ROWS, rows=rows, row_bytes=row_bytes, **attributes)
 
 
 def machine(

@@ -221,9 +221,7 @@ class Product:
         if self.is_requantized:
             scale = Issue("set_scale", {"D": Address(), "V": Address(value=0.0078125)})
             body = (scale, *body)
-        return Program(
-            "product", machine or systolic(), self.tensors(), body, self.specification()
-        )
+        return Program("product", machine or systolic(), self.tensors(), body, self.specification())
 
 
 def statement(
@@ -343,8 +341,10 @@ def convolution(h: int = 6, w: int = 13, c: int = 16, k: int = 16) -> Program:
         {"r": (index(w),), "e": (index(k),)}, (index(-2, p0=1),),
         contents={"D": sums, "S": sums}, note="store",
     )  # fmt: skip
+
     def stride(value: int) -> Issue:
         return Issue("set_stride", {"D": Address(), "V": Address(index(value))})
+
     body = (
         stride(k), *load_weights, stride(c),
         Loop("p0", h + 2, (load_row, zero, *multiply, store)),
