@@ -78,8 +78,10 @@ class Clocks:
             if channel.sender != unit:
                 raise ObligationError(f"{place}: unit {unit} cannot signal on channel {name}")
             if len(self._signals[name]) >= channel.depth:
-                raise ObligationError(f"{place} signals on {name}, which holds {channel.depth} signals: "
-                               "its receiver has to take one before")  # fmt: skip
+                raise ObligationError(
+                    f"{place} signals on {name}, which holds {channel.depth} signals: "
+                    "its receiver has to take one before"
+                )
             self._signals[name].append(clock)
 
     def _channel(self, name: str, place: str) -> Any:

@@ -45,9 +45,11 @@ class Computing:
         self._values = [
             read
             for read in self._facts.assignment.reads
-            if read not in constants and read != step.previous and read.operand in reads
+            if read not in constants
+            and read != step.previous
+            and read.operand in reads
             and reads[read.operand].operand.content
-        ]  # fmt: skip
+        ]
         self._target = output.elements.numbers[self._facts.assignment.store]
 
     def run(self) -> None:

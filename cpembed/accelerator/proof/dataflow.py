@@ -13,7 +13,6 @@ from functools import cached_property
 import islpy as isl
 
 from cpembed.accelerator.program import Program
-from cpembed.accelerator.proof.terms import Number
 from cpembed.accelerator.proof.relations import (
     IssueRelations,
     Touch,
@@ -25,6 +24,7 @@ from cpembed.accelerator.proof.relations import (
 from cpembed.accelerator.proof.result import UndecidedError
 from cpembed.accelerator.proof.steps import Role, folded, stored_number
 from cpembed.accelerator.proof.tensors import Tensors
+from cpembed.accelerator.proof.terms import Number
 from cpembed.hw.isa import MemoryKind, Synchronization
 from cpembed.ir.dtypes import element_info
 from cpembed.ir.expression import Access
@@ -44,6 +44,7 @@ class Dataflow:
             raise UndecidedError("channels are decided on the trace")
         self.issues = issue_relations(program, tensors)
         self._touch_by_space: dict[str, Touch] = {}
+        self.spoiled_margins: list[str] = []
 
     def run(self) -> None:
         """Check every obligation; raise :class:`UndecidedError` at the first that is not shown."""
@@ -257,8 +258,10 @@ class Dataflow:
                 continue
             is_pair = any(access == read for read, _ in issue.step.pairs)
             if not is_pair or self._outside_value(issue, access) != 0:
-                raise UndecidedError(f"{issue.facts.text}: {access} is outside of its tensor, "
-                                     "where it may not be zero")  # fmt: skip
+                raise UndecidedError(
+                    f"{issue.facts.text}: {access} is outside of its tensor, "
+                    "where it may not be zero"
+                )
 
     def _value_reads(self, issue: IssueRelations) -> list[Access]:
         """Return the reads of elements, without that of a partial result."""
@@ -276,7 +279,7 @@ class Dataflow:
         content = issue.facts.content(access.operand)
         tensor = "" if content is None else content.tensor
         main = self.tensors.main(tensor)
-        if main is None or tensor in self._computed_outside:
+        if main is None or tensor in self._computed_outside | self.tensors.spoiled_margins:
             return None
         return stored_number(main.fill, main.dtype)
 
@@ -321,8 +324,9 @@ class Dataflow:
                 common = common.intersect(other)
             changing = changing.subtract(common)
         if not changing.is_empty():
-            raise UndecidedError(f"{facts.text} adds points beyond the statement's that may not be "
-                                 "neutral")  # fmt: skip
+            raise UndecidedError(
+                f"{facts.text} adds points beyond the statement's that may not be neutral"
+            )
 
     # -- layouts and dependences ------------------------------------------------------------------
 
@@ -339,7 +343,7 @@ class Dataflow:
             expected = touch.content.apply_range(places)
             if not touch.place.is_subset(expected):
                 raise UndecidedError(f"{touch.text} is elsewhere in {name} than the layout says")
-            if touch.is_write and (is_loaded or not touch.domain.is_subset(touch.inside)):
+            if touch.is_write and is_loaded:
                 raise UndecidedError(f"{touch.text} writes what the loader wrote")
 
     def _check_flow(self, memory: str, touches: Sequence[Touch]) -> None:
@@ -529,6 +533,8 @@ class Dataflow:
             if not writes:
                 raise UndecidedError(f"output {name} is never written")
             for touch in writes:
+                if not touch.domain.is_subset(touch.inside) and name in self._computed_outside:
+                    self.spoiled_margins.append(name)
                 self._check_last(touch)
                 if touch.relations.step.role is Role.CONTINUE or self._continues(touch):
                     raise UndecidedError(f"sums of {name} are formed in main memory")

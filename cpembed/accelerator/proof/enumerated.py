@@ -1,10 +1,10 @@
 """The obligations decided by execution on tags: every place holds the name of its value.
 
-The program's executions are followed in the order of the text. Instead of a number, each place of a
-memory holds a *tag*: an element of a tensor with its level, a number, or nothing known. An execution
-is compared with its claim on the tags that it really reads, and writes the tags of what it then has
-computed. Nothing is approximated, so this decides every program that is small enough to be
-enumerated.
+The program's executions are followed in the order of the text. Instead of a number, each place of
+a memory holds a *tag*: an element of a tensor with its level, a number, or a value that no claim
+describes. An execution is compared with its claim on the tags that it really reads, and writes the
+tags of what it then has computed. Nothing is approximated, so this decides every program that is
+small enough to be enumerated.
 """
 
 from __future__ import annotations
@@ -17,6 +17,7 @@ from functools import cached_property
 import numpy as np
 
 from cpembed.accelerator.program import ZERO, MainTensor, Program
+from cpembed.accelerator.proof.chains import GENERATION, Chains
 from cpembed.accelerator.proof.channels import Accesses, Clocks
 from cpembed.accelerator.proof.execution import Execution
 from cpembed.accelerator.proof.instances import (
@@ -29,8 +30,7 @@ from cpembed.accelerator.proof.instances import (
 )
 from cpembed.accelerator.proof.result import ObligationError
 from cpembed.accelerator.proof.steps import Step, step
-from cpembed.accelerator.proof.chains import GENERATION, Chains
-from cpembed.accelerator.proof.tags import FIRST_ELEMENT, UNWRITTEN, Tags
+from cpembed.accelerator.proof.tags import FIRST_ELEMENT, OTHER, UNWRITTEN, Tags
 from cpembed.accelerator.proof.tensors import Tensors
 from cpembed.hw.isa import MemoryKind, Synchronization
 from cpembed.ir.dtypes import numpy_dtype
@@ -106,6 +106,7 @@ class Enumeration:
         self._points: dict[int, dict[str, Split]] = {}
         self._steps: dict[tuple[int, tuple[tuple[str, Number], ...]], Step] = {}
         self._chains: dict[int, Chains] = {}
+        self.spoiled_margins: list[str] = []
 
     def run(self) -> None:
         """Follow every execution; raise :class:`ObligationError` at the first that is wrong."""
@@ -128,8 +129,9 @@ class Enumeration:
             for place in instances.facts.instruction.places.values():
                 memory = self.machine.memories.get(place.memory)
                 if memory is not None and memory.kind is MemoryKind.ROWS:
-                    bits = math.gcd(units.get(memory.name, 8 * memory.row_bytes),
-                                    element_bits(place.dtype))  # fmt: skip
+                    bits = math.gcd(
+                        units.get(memory.name, 8 * memory.row_bytes), element_bits(place.dtype)
+                    )
                     units[memory.name] = bits
         return units
 
@@ -159,7 +161,8 @@ class Enumeration:
         tensor = self.program.tensors[name]
         store = self._places(name, tensor.elements, 1, element_bits(tensor.dtype))
         store.tensor = tensor
-        store.tags[:] = self._fill(tensor)
+        is_spoiled = name in self.tensors.spoiled_margins
+        store.tags[:] = OTHER if is_spoiled else self._fill(tensor)
         inside = element_numbers(tensor)
         is_loaded = name in self._loaded
         elements = self.tags.elements(name, tensor.dtype, inside[inside >= 0])
@@ -183,23 +186,23 @@ class Enumeration:
         for name in self.tensors.specification.outputs:
             store = self.store(name, is_tensor=True)
             tensor = self.program.tensors[name]
-            inside = element_numbers(tensor)
-            expected = np.where(
-                inside >= 0,
-                self.tags.elements(name, tensor.dtype, np.maximum(inside, 0)),
-                self._fill(tensor),
-            )
+            numbers = element_numbers(tensor)
+            places = np.flatnonzero(numbers >= 0)
+            flat = numbers[places]
+            expected = self.tags.elements(name, tensor.dtype, flat)
             level = self.tensors.final_level(name)
-            levels = level if isinstance(level, int) else level[np.maximum(inside, 0)]
-            wrong = (store.tags != expected) | (
-                (inside >= 0) & (store.levels % GENERATION != levels)
-            )
+            levels = level if isinstance(level, int) else level[flat]
+            wrong = store.tags[places] != expected
+            wrong |= store.levels[places] % GENERATION != levels
             if wrong.any():
                 at = int(np.flatnonzero(wrong)[0])
+                place = int(places[at])
                 raise ObligationError(
-                    f"in the end {store.text(at)} has to hold {self.tags.text(int(expected[at]))} "
-                    f"and holds {self.held(store, at)}"
+                    f"in the end {store.text(place)} has to hold {self.tags.text(int(expected[at]))}"
+                    f", complete, and holds {self.held(store, place)}"
                 )
+            if (store.tags[numbers < 0] != self._fill(tensor)).any():
+                self.spoiled_margins.append(name)
 
     def held(self, store: Store, place: int) -> str:
         """Describe what a place holds and who wrote it."""
@@ -228,12 +231,15 @@ class Enumeration:
         key, parts = place.memory, 1
         if memory.kind is MemoryKind.MAIN:
             if address.tensor not in self.program.tensors:
-                raise ObligationError(f"{facts.text}: {name} is in main memory, and {address.tensor!r} is "
-                               "no tensor of the program")  # fmt: skip
+                raise ObligationError(
+                    f"{facts.text}: {name} is in main memory, and {address.tensor!r} is "
+                    "no tensor of the program"
+                )
             dtype = self.program.tensors[address.tensor].dtype
             if dtype != place.dtype:
-                raise ObligationError(f"{facts.text}: {name} is {place.dtype} and tensor "
-                               f"{address.tensor} is {dtype}")  # fmt: skip
+                raise ObligationError(
+                    f"{facts.text}: {name} is {place.dtype} and tensor {address.tensor} is {dtype}"
+                )
             key = f"tensor {address.tensor}"
         elif memory.kind is MemoryKind.ROWS:
             parts = element_bits(place.dtype) // self._units[memory.name]

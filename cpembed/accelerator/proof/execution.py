@@ -53,8 +53,9 @@ class Execution:
         }
         output = self._touched(self.facts.output)
         if not output.elements.are_distinct:
-            raise ObligationError(f"{self.text} writes several elements of {output.operand.name} to one "
-                           "place")  # fmt: skip
+            raise ObligationError(
+                f"{self.text} writes several elements of {output.operand.name} to one place"
+            )
         if self.enumeration.is_loaded(output.store.name) and output.store.tensor is not None:
             raise ObligationError(f"{self.text} writes {output.store.name}, which the loader wrote")
         self._check_written(reads, output)
@@ -151,8 +152,9 @@ class Execution:
             if not np.isin(first, second).any():
                 continue
             if name not in self.facts.instruction.in_place or not self._is_in_place(read, output):
-                raise ObligationError(f"{self.text} writes {output.operand.name} over {name}, which it "
-                               "reads")  # fmt: skip
+                raise ObligationError(
+                    f"{self.text} writes {output.operand.name} over {name}, which it reads"
+                )
 
     def _is_in_place(self, read: Touched, output: Touched) -> bool:
         if self.facts.assignment.reduction is not None:
@@ -174,8 +176,10 @@ class Execution:
             units = memory.bank_rows * first.store.row_units
             banks = np.intersect1d(first.places // units, second.places // units)
             if len(banks):
-                raise ObligationError(f"{self.text}: {pair[0]} and {pair[1]} are both in bank "
-                               f"{int(banks[0])} of {memory.name}")  # fmt: skip
+                raise ObligationError(
+                    f"{self.text}: {pair[0]} and {pair[1]} are both in bank "
+                    f"{int(banks[0])} of {memory.name}"
+                )
 
     def _check_order(self, reads: Mapping[str, Touched], output: Touched) -> None:
         """Check that synchronization orders the execution behind what it depends on."""
@@ -204,8 +208,10 @@ class Execution:
         assert output.store.accesses is not None
         place = output.store.accesses.write(output.places, unit, clock)
         if place is not None:
-            raise ObligationError(f"{self.text} writes {output.store.text(place)}, and no signal orders "
-                           "it behind the accesses before it")  # fmt: skip
+            raise ObligationError(
+                f"{self.text} writes {output.store.text(place)}, and no signal orders "
+                "it behind the accesses before it"
+            )
         clocks.end(name, clock, issue.signals, self.text)
 
     def write(self, touched: Touched, tags: Any, levels: Any) -> None:
@@ -233,8 +239,10 @@ class Execution:
         if not step.is_identical:
             for first, second in zip(source.index, output.index, strict=True):
                 if not np.array_equal(np.asarray(first)[of_source], second):
-                    raise ObligationError(f"{self.text} moves elements of {source.operand.tensor} to "
-                                   "where it claims others")  # fmt: skip
+                    raise ObligationError(
+                        f"{self.text} moves elements of {source.operand.tensor} to "
+                        "where it claims others"
+                    )
         self.require(source, source.claims, None if source.inside is None else source.inside)
         tags = output.claims
         if output.inside is not None:

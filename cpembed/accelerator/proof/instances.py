@@ -12,7 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from cpembed.accelerator.program import Loop, Node, Program
-from cpembed.accelerator.proof.result import UndecidedError, ObligationError
+from cpembed.accelerator.proof.result import ObligationError, UndecidedError
 from cpembed.accelerator.proof.steps import IssueFacts
 from cpembed.accelerator.proof.tensors import Tensors
 from cpembed.hw.isa import MemoryKind, OperandPlace, StrideSource
@@ -128,8 +128,10 @@ class Instances:
     def _evaluate(self, index: IndexExpr) -> Any:
         unknown = set(index.iterators) - set(self.loop_values)
         if unknown:
-            raise ObligationError(f"{self.facts.text}: {index} names {sorted(unknown)[0]}, which is no "
-                           "loop around the instruction")  # fmt: skip
+            raise ObligationError(
+                f"{self.facts.text}: {index} names {sorted(unknown)[0]}, which is no "
+                "loop around the instruction"
+            )
         return index.evaluate(self.loop_values)
 
     def at_iterations(self, index: IndexExpr) -> list[int]:
@@ -239,9 +241,13 @@ class Instances:
             np.broadcast_to(places, shape),
             np.broadcast_to(lanes, shape),
             numbers,
-            tuple(np.broadcast_to(np.asarray(s.inner.evaluate(dimensions)), shape)
-                  if s.mixed is None else np.zeros(shape, np.int64) for s in content),
-        )  # fmt: skip
+            tuple(
+                np.broadcast_to(np.asarray(s.inner.evaluate(dimensions)), shape)
+                if s.mixed is None
+                else np.zeros(shape, np.int64)
+                for s in content
+            ),
+        )
 
     def dimension_sizes(self, operand: str, sizes: Sizes) -> list[int]:
         """Return the size of each dimension of an operand in an execution of these sizes."""

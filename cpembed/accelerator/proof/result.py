@@ -38,12 +38,15 @@ class ProgramProof:
         What does not hold, in one line; empty if the program is proven.
     assumptions : tuple of str
         What the proof rests on beyond the description of the machine.
+    spoiled_margins : tuple of str
+        Outputs whose margins may hold something else than their fill in the end.
     """
 
     program: str
     obligations: tuple[Obligation, ...]
     refusal: str = ""
     assumptions: tuple[str, ...] = ()
+    spoiled_margins: tuple[str, ...] = ()
 
     @property
     def holds(self) -> bool:

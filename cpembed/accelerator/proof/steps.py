@@ -1,8 +1,8 @@
 """What one instruction of the text does to values: the part of the proof that needs no memory.
 
 A :class:`Step` compares an instruction's expression with the statement that its
-:class:`~cpembed.accelerator.program.Meaning` names. It is made once for each instruction of the text
-and each set of constants that its registers and immediates hold.
+:class:`~cpembed.accelerator.program.Meaning` names. It is made once for each instruction of the
+text and each set of constants that its registers and immediates hold.
 """
 
 from __future__ import annotations
@@ -15,9 +15,9 @@ from functools import cached_property
 import numpy as np
 
 from cpembed.accelerator.program import Content, Issue, Loop
-from cpembed.accelerator.proof.terms import Forms, Number, Pair, constant_value, matchings
 from cpembed.accelerator.proof.result import ObligationError
 from cpembed.accelerator.proof.tensors import Tensors
+from cpembed.accelerator.proof.terms import Forms, Number, Pair, constant_value, matchings
 from cpembed.hw.isa import IMMEDIATE, IsaInstruction, MemoryKind, OperandPlace
 from cpembed.ir.arithmetic import sums_floats
 from cpembed.ir.computation import Assignment
@@ -146,8 +146,10 @@ class IssueFacts:
             return {}
         extents = self.tensors.statement(meaning.statement).computation.extents
         if set(meaning.points) != set(extents):
-            raise ObligationError(f"{self.text}: points name {sorted(meaning.points)}, not the "
-                           f"statement's axes {sorted(extents)}")  # fmt: skip
+            raise ObligationError(
+                f"{self.text}: points name {sorted(meaning.points)}, not the "
+                f"statement's axes {sorted(extents)}"
+            )
         return meaning.points
 
     def point_element(self, access: Access) -> tuple[IndexExpr, ...]:
@@ -201,8 +203,10 @@ class IssueFacts:
             if content is not None:
                 dtype = self.tensors.dtype(content.tensor)
                 if is_integer(dtype) != is_integer(dtypes[operand]):
-                    raise ObligationError(f"{self.text}: {operand} is {dtypes[operand]} and cannot hold "
-                                   f"{content.tensor}, which is {dtype}")  # fmt: skip
+                    raise ObligationError(
+                        f"{self.text}: {operand} is {dtypes[operand]} and cannot hold "
+                        f"{content.tensor}, which is {dtype}"
+                    )
                 dtypes[operand] = dtype
         return dtypes
 
@@ -239,8 +243,10 @@ def step(facts: IssueFacts, constants: Mapping[Access, Number]) -> Step:
         return _move(facts, value)
     content = facts.content(facts.output)
     if content is not None:
-        raise ObligationError(f"{facts.text} computes {value} and has no meaning: nothing shows that "
-                       f"{facts.output} is {content.tensor}")  # fmt: skip
+        raise ObligationError(
+            f"{facts.text} computes {value} and has no meaning: nothing shows that "
+            f"{facts.output} is {content.tensor}"
+        )
     return Step(Role.OPAQUE)
 
 
@@ -249,12 +255,16 @@ def _move(facts: IssueFacts, read: Access) -> Step:
     if source is None or target is None:
         return Step(Role.OPAQUE)
     if source.tensor != target.tensor:
-        raise ObligationError(f"{facts.text} moves {source.tensor}, and claims that {facts.output} is "
-                       f"{target.tensor} afterwards")  # fmt: skip
+        raise ObligationError(
+            f"{facts.text} moves {source.tensor}, and claims that {facts.output} is "
+            f"{target.tensor} afterwards"
+        )
     dtype = facts.tensors.dtype(source.tensor)
     if not holds(facts.dtype(facts.output), dtype):
-        raise ObligationError(f"{facts.text}: {facts.output} is {facts.dtype(facts.output)}, which does "
-                       f"not hold all of {source.tensor}, {dtype}")  # fmt: skip
+        raise ObligationError(
+            f"{facts.text}: {facts.output} is {facts.dtype(facts.output)}, which does "
+            f"not hold all of {source.tensor}, {dtype}"
+        )
     elements = facts.element(read), facts.element(facts.assignment.store)
     return Step(Role.MOVE, previous=read, is_identical=same_indices(*elements))
 
@@ -268,8 +278,10 @@ def _computing(facts: IssueFacts, forms: Forms, constants: Mapping[Access, Numbe
     computation = statement.computation
     output = facts.content(facts.output)
     if output is None or output.tensor != statement.output.tensor:
-        raise ObligationError(f"{facts.text} is claimed to compute {computation}, and its output "
-                       f"{facts.output} holds {output.tensor if output else 'nothing claimed'}")  # fmt: skip
+        raise ObligationError(
+            f"{facts.text} is claimed to compute {computation}, and its output "
+            f"{facts.output} holds {output.tensor if output else 'nothing claimed'}"
+        )
     dtypes = {operand.name: operand.dtype for operand in computation.operands}
     ranges = {
         operand.name: facts.tensors.ranges[operand.tensor]
@@ -295,14 +307,16 @@ def _computing(facts: IssueFacts, forms: Forms, constants: Mapping[Access, Numbe
     if pairs is None:
         pairs = _matching(facts, *_with_uniform_constants(facts, forms, target, constants))
     if pairs is None:
-        raise ObligationError(f"{facts.text} computes {value}, which is not shown to be {required} of "
-                       f"{computation}")  # fmt: skip
+        raise ObligationError(
+            f"{facts.text} computes {value}, which is not shown to be {required} of {computation}"
+        )
     role = Role.COMPLETE if reduction is None else Role.BEGIN
     if own is not None and facts.instruction.accumulates:
         role = Role.CONTINUE
     if role is Role.BEGIN and statement.accumulates:
-        raise ObligationError(f"{facts.text} begins {computation} anew, which goes on from an earlier "
-                       f"statement")  # fmt: skip
+        raise ObligationError(
+            f"{facts.text} begins {computation} anew, which goes on from an earlier statement"
+        )
     return Step(role, meaning.statement, pairs, None, _identical(facts, pairs) and stored)
 
 
@@ -316,8 +330,10 @@ def _check_type(facts: IssueFacts, forms: Forms, value: Expression) -> None:
     reduction = computation.statement.reduction
     fits = bounds is not None and _fits(bounds, wanted_dtype) and _fits(bounds, dtype)
     if dtype != wanted_dtype and not (fits and reduction in (None, "max", "min")):
-        raise ObligationError(f"{facts.text}: {facts.output} is {dtype}, and {computation.output.tensor} "
-                       f"is {wanted_dtype}")  # fmt: skip
+        raise ObligationError(
+            f"{facts.text}: {facts.output} is {dtype}, and {computation.output.tensor} "
+            f"is {wanted_dtype}"
+        )
     if facts.instruction.saturates and reduction == "add" and facts.assignment.reduction:
         _check_saturation(facts, bounds, dtype)
 
@@ -331,8 +347,11 @@ def _check_saturation(facts: IssueFacts, bounds: tuple[int, int] | None, dtype: 
     for number in tensors.writers[tensor]:
         statement = tensors.statement(number)
         computation = statement.computation
-        ranges = {o.name: tensors.ranges[o.tensor] for o in computation.inputs
-                  if o.tensor in tensors.ranges}  # fmt: skip
+        ranges = {
+            o.name: tensors.ranges[o.tensor]
+            for o in computation.inputs
+            if o.tensor in tensors.ranges
+        }
         forms = Forms({o.name: o.dtype for o in computation.operands}, ranges)
         bounds = forms.range(forms.normal(computation.statement.value))
         if bounds is None:
@@ -340,8 +359,10 @@ def _check_saturation(facts: IssueFacts, bounds: tuple[int, int] | None, dtype: 
         count = int(np.max(tensors.points_per_element(number)))
         low, high = low + count * min(bounds[0], 0), high + count * max(bounds[1], 0)
     if bounds is None or not (is_integer(dtype) and _fits((low, high), dtype)):
-        raise ObligationError(f"{facts.text} saturates, and sums of {tensor} may leave {dtype}: shorten "
-                       "the sums, or accumulate in a wider type")  # fmt: skip
+        raise ObligationError(
+            f"{facts.text} saturates, and sums of {tensor} may leave {dtype}: shorten "
+            "the sums, or accumulate in a wider type"
+        )
 
 
 def _fits(bounds: tuple[int, int], dtype: str) -> bool:
@@ -395,8 +416,11 @@ def _matching(
         content = facts.content(leaf.operand) if isinstance(leaf, Access) else None
         if isinstance(leaf, Access) and tensor is not None:
             return content is not None and content.tensor == tensor
-        first = leaf.value if isinstance(leaf, Constant) else uniform.get(
-            content.tensor if content else "")  # fmt: skip
+        first = (
+            leaf.value
+            if isinstance(leaf, Constant)
+            else uniform.get(content.tensor if content else "")
+        )
         second = other.value if isinstance(other, Constant) else uniform.get(tensor or "")
         if first is None or second is None:
             return False

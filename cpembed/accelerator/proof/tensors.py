@@ -33,15 +33,19 @@ class Tensors:
 
     program: Program
     specification: Specification
+    spoiled_margins: frozenset[str] = frozenset()
 
     @staticmethod
-    def of(program: Program) -> Tensors:
-        """Return the tensors; raise :class:`ObligationError` where program and specification differ."""
+    def of(program: Program, spoiled_margins: frozenset[str] = frozenset()) -> Tensors:
+        """Return a program's tensors; raise :class:`ObligationError` where they contradict it.
+
+        Margins of ``spoiled_margins`` hold anything in the beginning.
+        """
         if program.specification is None:
             raise ObligationError(
                 f"{program.name} has no specification: nothing says what it computes"
             )
-        tensors = Tensors(program, program.specification)
+        tensors = Tensors(program, program.specification, spoiled_margins)
         tensors.check()
         return tensors
 
@@ -210,10 +214,9 @@ class Tensors:
         ]
         if not sums:
             return ()
-        return (
-            f"sums of floats ({', '.join(dict.fromkeys(sums))}) have the specification's terms, "
-            "in the program's order and rounded where it stores them",
-        )
+        names = ", ".join(dict.fromkeys(sums))
+        rounding = "in the program's order and rounded where it stores them"
+        return (f"sums of floats ({names}) have the specification's terms, {rounding}",)
 
 
 def _points_per_element(statement: Statement) -> Levels:

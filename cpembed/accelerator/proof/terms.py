@@ -1,9 +1,9 @@
 """Normal forms of an instruction's and a statement's expressions, and how the two match.
 
-Requantizations are first written alike (:mod:`cpembed.accelerator.normal_form`). The rules here add
-what a proof needs: numbers in place of registers, immediates and margins, and sums and products of
-integers, which are exact modulo 2^64, flattened and compared in any order. Operations on floats keep
-theirs, but for the two arguments of a commutative one.
+Requantizations are first written alike (:mod:`cpembed.accelerator.normal_form`). The rules here
+add what a proof needs: numbers in place of registers, immediates and margins, and sums and products
+of integers, which are exact modulo 2^64, flattened and compared in any order. Operations on floats
+keep theirs, but for the two arguments of a commutative one.
 """
 
 from __future__ import annotations
