@@ -289,10 +289,9 @@ class Dataflow:
         tensors: set[str] = set()
         for touches in self._by_issue.values():
             for touch in touches:
-                is_computed = touch.relations.step.role is not Role.MOVE
-                if touch.is_write and is_computed and touch.tensor:
-                    if not touch.domain.is_subset(touch.inside):
-                        tensors.add(touch.tensor)
+                is_computed = touch.is_write and touch.relations.step.role is not Role.MOVE
+                if is_computed and touch.tensor and not touch.domain.is_subset(touch.inside):
+                    tensors.add(touch.tensor)
         return tensors
 
     def _check_neutral(self, issue: IssueRelations, beyond: isl.Set) -> None:

@@ -197,9 +197,10 @@ class Enumeration:
             if wrong.any():
                 at = int(np.flatnonzero(wrong)[0])
                 place = int(places[at])
+                element = self.tags.text(int(expected[at]))
                 raise ObligationError(
-                    f"in the end {store.text(place)} has to hold {self.tags.text(int(expected[at]))}"
-                    f", complete, and holds {self.held(store, place)}"
+                    f"in the end {store.text(place)} has to hold {element}, complete, and holds "
+                    f"{self.held(store, place)}"
                 )
             if (store.tags[numbers < 0] != self._fill(tensor)).any():
                 self.spoiled_margins.append(name)

@@ -7,7 +7,7 @@ from dataclasses import replace
 from random import Random
 
 from cpembed.accelerator.program import Address, Content, Issue, Loop, Meaning, Node, Program
-from cpembed.ir.index import IndexExpr, IndexTerm
+from cpembed.ir.index import IndexExpr
 
 Body = tuple[Node, ...]
 
