@@ -78,10 +78,8 @@ from __future__ import annotations
 import time
 from collections.abc import Collection, Sequence
 
-import islpy as isl
-
 from cpembed.accelerator.program import Program
-from cpembed.accelerator.proof.dataflow import Dataflow
+from cpembed.accelerator.proof.dataflow import decide
 from cpembed.accelerator.proof.enumerated import Enumeration
 from cpembed.accelerator.proof.result import (
     Obligation,
@@ -92,7 +90,6 @@ from cpembed.accelerator.proof.result import (
 from cpembed.accelerator.proof.tensors import Tensors
 from cpembed.errors import InvariantError
 from cpembed.hw.isa import Synchronization
-from cpembed.ir.polyhedral import in_time
 from cpembed.time_limit import OutOfTime, check_time, within
 
 __all__ = ["Obligation", "ProgramProof", "prove", "require"]
@@ -151,12 +148,10 @@ def _proof(tensors: Tensors, isl_seconds: float) -> ProgramProof:
     started, program, reason = time.perf_counter(), tensors.program, ""
     if isl_seconds > 0:
         try:
-            spoiled = within(isl_seconds, lambda: in_time(_decided_by_isl, tensors))
+            spoiled = within(isl_seconds, lambda: decide(tensors))
             return _result(tensors, "isl", started, spoiled)
         except UndecidedError as error:
             reason = str(error)
-        except isl.Error as error:
-            reason = f"isl: {error}"
         except OutOfTime:
             # A surrounding limit is nobody's but the caller's.
             check_time()
@@ -170,21 +165,15 @@ def _proof(tensors: Tensors, isl_seconds: float) -> ProgramProof:
     return _result(tensors, "enumeration", started, enumeration.spoiled_margins)
 
 
-def _decided_by_isl(tensors: Tensors) -> list[str]:
-    dataflow = Dataflow(tensors.program, tensors)
-    dataflow.run()
-    return dataflow.spoiled_margins
-
-
 def _result(
-    tensors: Tensors, by: str, started: float, spoiled_margins: Sequence[str]
+    tensors: Tensors, mechanism: str, started: float, spoiled_margins: Sequence[str]
 ) -> ProgramProof:
     program, seconds = tensors.program, time.perf_counter() - started
     is_traced = program.machine.synchronization is Synchronization.CHANNELS
     order = Obligation("order", "trace" if is_traced else "machine", seconds if is_traced else 0.0)
     return ProgramProof(
         program.name,
-        (*(Obligation(name, by, seconds) for name in _VALUES), order),
+        (*(Obligation(name, mechanism, seconds) for name in _VALUES), order),
         "",
         tensors.assumptions,
         tuple(dict.fromkeys(spoiled_margins)),

@@ -146,7 +146,7 @@ class Computing:
             zero = self._enumeration.tags.number(0, touched.operand.dtype)
             claims = np.where(touched.inside, claims, zero)
         uniform = self._enumeration.tags.uniform(touched.operand.tensor, touched.operand.dtype)
-        if uniform is not None and all(read != own for own, _ in self._step.pairs):
+        if uniform is not None and all(read != access for access, _ in self._step.pairs):
             claims = np.full(claims.shape, uniform)
         required = touched.level(self._tensors.level_before(self._number, touched.operand.tensor))
         levels = required if touched.inside is None else np.where(touched.inside, required, 0)
@@ -186,7 +186,7 @@ class Computing:
                 f"{self._execution.text} goes on from {source.operand.name}, claimed to hold "
                 f"the last partial result of {self._enumeration.tags.text(int(claims[element]))}, "
                 f"and {source.store.text(place)} holds "
-                f"{self._enumeration.held(source.store, place)}"
+                f"{self._enumeration.held_text(source.store, place)}"
             )
         return begins, levels
 

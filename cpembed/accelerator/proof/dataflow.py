@@ -29,9 +29,37 @@ from cpembed.hw.isa import MemoryKind, Synchronization
 from cpembed.ir.dtypes import element_info
 from cpembed.ir.expression import Access
 from cpembed.ir.index import IndexExpr
+from cpembed.ir.polyhedral import in_time
 from cpembed.time_limit import check_time
 
 _SUMS = (Role.BEGIN, Role.CONTINUE)
+
+
+def decide(tensors: Tensors) -> list[str]:
+    """Decide a program within the surrounding time limit.
+
+    Returns
+    -------
+    list of str
+        Outputs whose margins may hold something else than their fill in the end.
+
+    Raises
+    ------
+    UndecidedError
+        If an obligation is not shown.
+    OutOfTime
+        When the limit is reached.
+    """
+
+    def attempt() -> list[str]:
+        dataflow = Dataflow(tensors.program, tensors)
+        dataflow.run()
+        return dataflow.spoiled_margins
+
+    try:
+        return in_time(attempt)
+    except isl.Error as error:
+        raise UndecidedError(f"isl: {error}") from error
 
 
 class Dataflow:
@@ -103,10 +131,10 @@ class Dataflow:
         for dependence in _maps(flow.get_must_dependence()):
             value = writers[_name(dependence, isl.dim_type.in_)][1]
             values[_name(dependence, isl.dim_type.out)].add(value)
-        for space, held in values.items():
+        for space, numbers in values.items():
             # An instruction that is never executed reads nothing.
-            if len(held) == 1:
-                readers[space].registers[name] = held.pop()
+            if len(numbers) == 1:
+                readers[space].registers[name] = numbers.pop()
 
     # -- places -----------------------------------------------------------------------------------
 
@@ -319,8 +347,8 @@ class Dataflow:
                 continue
             outside = [self._outside(issue, read) for read in subset]
             common = outside[0]
-            for other in outside[1:]:
-                common = common.intersect(other)
+            for points in outside[1:]:
+                common = common.intersect(points)
             changing = changing.subtract(common)
         if not changing.is_empty():
             raise UndecidedError(
@@ -425,11 +453,11 @@ class Dataflow:
             return
         role, number = source.relations.step.role, source.relations.step.number
         writers = self.tensors.writers[sink.tensor]
-        own = self._number(sink)
-        earlier = [n for n in writers if n < own]
-        if role in _SUMS and number == own:
+        sink_number = self._number(sink)
+        earlier = [n for n in writers if n < sink_number]
+        if role in _SUMS and number == sink_number:
             self._links.setdefault(source.space, []).append(dependence)
-        elif role is Role.COMPLETE and earlier == [number] and self._goes_on(own):
+        elif role is Role.COMPLETE and earlier == [number] and self._goes_on(sink_number):
             # What the earlier statement wrote is whole; the sum begins from it.
             self._begins.setdefault(sink.space, []).append(dependence.range())
         else:

@@ -200,18 +200,20 @@ class Enumeration:
                 element = self.tags.text(int(expected[at]))
                 raise ObligationError(
                     f"in the end {store.text(place)} has to hold {element}, complete, and holds "
-                    f"{self.held(store, place)}"
+                    f"{self.held_text(store, place)}"
                 )
             if (store.tags[numbers < 0] != self._fill(tensor)).any():
                 self.spoiled_margins.append(name)
 
-    def held(self, store: Store, place: int) -> str:
+    def held_text(self, store: Store, place: int) -> str:
         """Describe what a place holds and who wrote it."""
         tag, writer = int(store.tags[place]), int(store.writers[place])
-        by = f", written by {self.describe(writer)}" if writer >= 0 else ", as at the beginning"
+        writer_text = ", as at the beginning"
+        if writer >= 0:
+            writer_text = f", written by {self.describe(writer)}"
         level = int(store.levels[place]) % GENERATION
         part = f" after {level} points" if level and tag >= FIRST_ELEMENT else ""
-        return f"{self.tags.text(tag)}{part}{by}"
+        return f"{self.tags.text(tag)}{part}{writer_text}"
 
     def operands(self, which: int) -> dict[str, OperandTrace]:
         """Return the operands of an instruction of the text that lie in memories."""

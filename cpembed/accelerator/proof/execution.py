@@ -282,5 +282,5 @@ class Execution:
             claimed += f" of {level} points" if level else " as it is loaded"
         raise ObligationError(
             f"{self.text}: {touched.operand.name} is claimed to hold {claimed}, and "
-            f"{touched.store.text(place)} holds {self.enumeration.held(touched.store, place)}"
+            f"{touched.store.text(place)} holds {self.enumeration.held_text(touched.store, place)}"
         )

@@ -402,14 +402,14 @@ def layout(tensor: MainTensor) -> isl.Map:
         f"{-before} <= {name} < {size - before}"
         for name, before, size in zip(names, tensor.before, tensor.padded, strict=True)
     ]
-    seen: set[int] = set()
+    placed: set[int] = set()
     terms: list[str] = []
     for dimension, stride in zip(tensor.order, tensor.strides, strict=True):
         place, block = f"(c{dimension} + {tensor.before[dimension]})", tensor.blocks.get(dimension)
         if block is not None:
             inner = f"({place} mod {block})"
-            place = inner if dimension in seen else f"floor({place}/{block})"
-        seen.add(dimension)
+            place = inner if dimension in placed else f"floor({place}/{block})"
+        placed.add(dimension)
         terms.append(f"{stride} * {place}")
     condition = " and ".join(limits) or "true"
     target = " + ".join(terms) or "0"

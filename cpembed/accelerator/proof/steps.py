@@ -1,4 +1,4 @@
-"""What one instruction of the text does to values: the part of the proof that needs no memory.
+"""Effect of one instruction of the text on values: the part of the proof that needs no memory.
 
 A :class:`Step` compares an instruction's expression with the statement that its
 :class:`~cpembed.accelerator.program.Meaning` names. It is made once for each instruction of the
@@ -27,7 +27,7 @@ from cpembed.ir.index import IndexExpr
 
 
 class Role(StrEnum):
-    """What an instruction does to the tensors of the specification."""
+    """Effect of an instruction on the tensors of the specification."""
 
     CONSTANT = "constant"
     """It writes a number."""
@@ -189,10 +189,10 @@ class IssueFacts:
     def held_number(self, operand: str, value: Number) -> Number:
         """Return an immediate as an operand holds it."""
         dtype = self.dtype(operand)
-        held = stored_number(value, dtype)
-        if is_integer(dtype) and held != value:
+        number = stored_number(value, dtype)
+        if is_integer(dtype) and number != value:
             raise ObligationError(f"{self.text}: immediate {operand} is {value}, no {dtype}")
-        return held
+        return number
 
     @property
     def effective_dtypes(self) -> dict[str, str]:
@@ -295,10 +295,10 @@ def _computing(facts: IssueFacts, forms: Forms, constants: Mapping[Access, Numbe
     stored = same_indices(
         facts.element(facts.assignment.store), facts.point_element(computation.statement.store)
     )
-    reduction, own = computation.statement.reduction, facts.assignment.reduction
-    if own is not None and own != reduction:
-        raise ObligationError(f"{facts.text} reduces by {own}, and {computation} does not")
-    if own is None and reduction is not None:
+    reduction, performed = computation.statement.reduction, facts.assignment.reduction
+    if performed is not None and performed != reduction:
+        raise ObligationError(f"{facts.text} reduces by {performed}, and {computation} does not")
+    if performed is None and reduction is not None:
         continued = _separate(facts, forms, value, required)
         if continued is not None:
             previous, pairs, is_identical = continued
@@ -311,7 +311,7 @@ def _computing(facts: IssueFacts, forms: Forms, constants: Mapping[Access, Numbe
             f"{facts.text} computes {value}, which is not shown to be {required} of {computation}"
         )
     role = Role.COMPLETE if reduction is None else Role.BEGIN
-    if own is not None and facts.instruction.accumulates:
+    if performed is not None and facts.instruction.accumulates:
         role = Role.CONTINUE
     if role is Role.BEGIN and statement.accumulates:
         raise ObligationError(

@@ -76,10 +76,10 @@ def test_correct_programs_are_proven_by_both_mechanisms(name: str) -> None:
     program = PROGRAMS[name]()
     proof = by_isl(program)
     assert proof.holds, proof.refusal
-    assert proof.by == "isl"
+    assert proof.mechanism == "isl"
     enumerated = by_enumeration(program)
     assert enumerated.holds, enumerated.refusal
-    assert enumerated.by == "enumeration"
+    assert enumerated.mechanism == "enumeration"
     assert [o.name for o in proof.obligations] == [o.name for o in enumerated.obligations]
     assert results_are_right(program)
 
@@ -103,7 +103,7 @@ def test_random_programs_are_proven_by_both_mechanisms(seed: int) -> None:
     # In the other order the counter of double buffers is not the one of the text, and still right.
     for proof in (by_isl(program), by_enumeration(program)):
         assert proof.holds, (product, proof.refusal)
-    assert by_isl(program).by == "isl", product
+    assert by_isl(program).mechanism == "isl", product
 
 
 def test_random_convolutions_are_proven_by_both_mechanisms() -> None:
@@ -128,7 +128,7 @@ def check_mutants(seed: int, count: int) -> int:
             assert "\n" not in proof.refusal
             refused += 1
         else:
-            assert results_are_right(changed), (changed.name, kind, proof.by)
+            assert results_are_right(changed), (changed.name, kind, proof.mechanism)
     return refused
 
 
@@ -336,7 +336,7 @@ def test_a_sum_may_be_computed_again_from_its_beginning() -> None:
     twice = replace(program, body=(*program.body, *program.body))
     proof = prove(twice)
     assert proof.holds, proof.refusal
-    assert proof.by == "enumeration"
+    assert proof.mechanism == "enumeration"
     assert results_are_right(twice)
 
 
@@ -445,7 +445,7 @@ def test_signals_order_conflicting_accesses() -> None:
     program = with_channels(base, unrolled(base))
     proof = prove(program)
     assert proof.holds, proof.refusal
-    assert {o.name: o.by for o in proof.obligations}["order"] == "trace"
+    assert {o.name: o.mechanism for o in proof.obligations}["order"] == "trace"
     random, refused = Random(4), 0
     positions = [n for n, node in enumerate(program.body) if isinstance(node, Issue) and node.waits]
     for at in random.sample(positions, 12):
@@ -478,7 +478,7 @@ def test_a_wait_without_a_signal_is_refused() -> None:
 def test_isl_out_of_time_leaves_the_program_to_the_enumeration() -> None:
     proof = prove(Product(20, 24, 17).program(), isl_seconds=1e-6)
     assert proof.holds
-    assert proof.by == "enumeration"
+    assert proof.mechanism == "enumeration"
 
 
 def test_programs_of_any_size_are_proven_by_isl() -> None:
