@@ -122,7 +122,7 @@ def prove(
         The obligations that hold, or a refusal in one line: a wrong program is a result, no error.
     """
     try:
-        tensors = Tensors.of(program, frozenset(spoiled_margins))
+        tensors = Tensors.from_program(program, frozenset(spoiled_margins))
         return _proof(tensors, isl_seconds)
     except ObligationError as error:
         return ProgramProof(program.name, (), str(error))

@@ -12,7 +12,7 @@ from cpembed.accelerator.proof.chains import GENERATION
 from cpembed.accelerator.proof.instances import Integers
 from cpembed.accelerator.proof.result import ObligationError
 from cpembed.accelerator.proof.steps import Role, Step, folded, stored_number
-from cpembed.accelerator.proof.tags import FIRST_ELEMENT, OTHER
+from cpembed.accelerator.proof.tags import FIRST_ELEMENT, UNCLAIMED
 from cpembed.accelerator.proof.touched import UNKNOWN, Booleans, Touched
 from cpembed.ir.dtypes import dtype_info
 from cpembed.ir.expression import Access
@@ -260,7 +260,7 @@ class Computing:
                 f"{self._execution.text} adds the point {point}, which is none of the statement's, "
                 "to an element of the tensor, and reads no zeros there that would make it neutral"
             )
-        tags = np.full(count, OTHER, np.int64)
+        tags = np.full(count, UNCLAIMED, np.int64)
         if reduction is None:
             tags[targets] = self._number_tags(values)
             return tags
@@ -272,8 +272,8 @@ class Computing:
                 return tags
             tags[:] = self._enumeration.tags.number(start, self._output.operand.dtype)
         elif self._step.previous is None:
-            tags = np.where(self._output.tags < FIRST_ELEMENT, self._output.tags, OTHER)
-        return np.where(changed, OTHER, tags)
+            tags = np.where(self._output.tags < FIRST_ELEMENT, self._output.tags, UNCLAIMED)
+        return np.where(changed, UNCLAIMED, tags)
 
     def _is_neutral(self, values: list[Number | None]) -> Booleans:
         tensors, number = self._tensors, self._number
@@ -283,7 +283,7 @@ class Computing:
         dtype = self._output.operand.dtype
         tags: list[int] = []
         for value in values:
-            tags.append(OTHER)
+            tags.append(UNCLAIMED)
             if value is not None:
                 tags[-1] = self._enumeration.tags.number(stored_number(value, dtype), dtype)
         return tags

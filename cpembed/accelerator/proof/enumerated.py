@@ -30,7 +30,7 @@ from cpembed.accelerator.proof.instances import (
 )
 from cpembed.accelerator.proof.result import ObligationError
 from cpembed.accelerator.proof.steps import Step, step
-from cpembed.accelerator.proof.tags import FIRST_ELEMENT, OTHER, UNWRITTEN, Tags
+from cpembed.accelerator.proof.tags import FIRST_ELEMENT, UNCLAIMED, UNWRITTEN, Tags
 from cpembed.accelerator.proof.tensors import Tensors
 from cpembed.hw.isa import MemoryKind, Synchronization
 from cpembed.ir.dtypes import numpy_dtype
@@ -162,7 +162,7 @@ class Enumeration:
         store = self._places(name, tensor.elements, 1, element_bits(tensor.dtype))
         store.tensor = tensor
         is_spoiled = name in self.tensors.spoiled_margins
-        store.tags[:] = OTHER if is_spoiled else self._fill(tensor)
+        store.tags[:] = UNCLAIMED if is_spoiled else self._fill(tensor)
         inside = element_numbers(tensor)
         is_loaded = name in self._loaded
         elements = self.tags.elements(name, tensor.dtype, inside[inside >= 0])

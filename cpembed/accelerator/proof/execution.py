@@ -12,7 +12,7 @@ from cpembed.accelerator.proof.computing import Computing
 from cpembed.accelerator.proof.instances import Integers, dense_strides
 from cpembed.accelerator.proof.result import ObligationError
 from cpembed.accelerator.proof.steps import Role, Step, folded, stored_number
-from cpembed.accelerator.proof.tags import OTHER, PART, UNWRITTEN
+from cpembed.accelerator.proof.tags import PART, UNCLAIMED, UNWRITTEN
 from cpembed.accelerator.proof.touched import Booleans, Touched
 from cpembed.ir.expression import Access
 
@@ -66,7 +66,7 @@ class Execution:
             self._check_order(reads, output)
         match step.role:
             case Role.OPAQUE:
-                self._write(output, OTHER, 0)
+                self._write(output, UNCLAIMED, 0)
             case Role.CONSTANT:
                 self._write(output, self.tags.number(step.value, output.operand.dtype), 0)
             case Role.MOVE:
@@ -256,11 +256,11 @@ class Execution:
     ) -> Integers:
         """Return the tag of each element after a move of numbers; other values are others."""
         dtype, constants = output.operand.dtype, self._constants()
-        tags = [OTHER]
+        tags = [UNCLAIMED]
         for value in values:
             moved = folded(self.facts, {**constants, read: value})
             number = None if moved is None else stored_number(moved, dtype)
-            tags.append(OTHER if number is None else self.tags.number(number, dtype))
+            tags.append(UNCLAIMED if number is None else self.tags.number(number, dtype))
         return np.asarray(tags, np.int64)[which + 1]
 
     def require(

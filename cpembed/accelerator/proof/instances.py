@@ -319,7 +319,16 @@ def stride_sources(facts: IssueFacts, operand: str) -> list[int | str]:
 
 
 def dense_strides(place: OperandPlace, sizes: Mapping[str, int], position: int) -> int:
-    """Return the product of the sizes of the digits of rows inside of one."""
+    """Return the product of the sizes of the digits of rows inside of one.
+
+    Parameters
+    ----------
+    place : OperandPlace
+    sizes : mapping of str to int
+        Size of each dimension of the operand.
+    position : int
+        Position of the digit, outermost first.
+    """
     return math.prod(digit.size(sizes[digit.axis]) for digit in place.rows[position + 1 :])
 
 

@@ -168,12 +168,31 @@ class IssueFacts:
                     f"{self.text}: loop {name} has the name of another loop, axis or dimension: "
                     "rename it"
                 )
+        self._check_claims(set(names))
         for axis in self.instruction.size_arguments:
             if not self.issue.sizes.get(axis.name):
                 raise ObligationError(f"{self.text}: axis {axis.name} has no size")
         for operand in self.instruction.computation.operands:
             if operand.name not in self.issue.operands:
                 raise ObligationError(f"{self.text}: operand {operand.name} has no address")
+
+    def _check_claims(self, loops: set[str]) -> None:
+        """Check that claims are over the loops and what is inside of the instruction."""
+        for operand, content in self.issue.contents.items():
+            if operand not in self.instruction.places:
+                raise ObligationError(f"{self.text} has no operand {operand}, of which it claims")
+            self._check_iterators(content.index, loops.union(self.place(operand).dimensions))
+        axes = {axis.name for axis in self.instruction.axes}
+        self._check_iterators(tuple(self.points.values()), loops | axes)
+
+    def _check_iterators(self, indices: tuple[IndexExpr, ...], names: set[str]) -> None:
+        for index in indices:
+            unbound = [name for name in index.iterators if name not in names]
+            if unbound:
+                raise ObligationError(
+                    f"{self.text}: {index} of a claim names {unbound[0]}, which is neither a loop "
+                    "around the instruction nor inside of it"
+                )
 
     @cached_property
     def registers_read(self) -> frozenset[str]:
@@ -411,17 +430,18 @@ def _matching(
         operand.dtype == "float64" for operand in computation.operands
     )
 
-    def agree(leaf: Expression, other: Expression) -> bool:
-        tensor = computation.operand(other.operand).tensor if isinstance(other, Access) else None
+    def number(leaf: Expression, tensor: str) -> Number | None:
+        return leaf.value if isinstance(leaf, Constant) else uniform.get(tensor)
+
+    def agree(leaf: Expression, required_leaf: Expression) -> bool:
         content = facts.content(leaf.operand) if isinstance(leaf, Access) else None
-        if isinstance(leaf, Access) and tensor is not None:
-            return content is not None and content.tensor == tensor
-        first = (
-            leaf.value
-            if isinstance(leaf, Constant)
-            else uniform.get(content.tensor if content else "")
-        )
-        second = other.value if isinstance(other, Constant) else uniform.get(tensor or "")
+        tensor = "" if content is None else content.tensor
+        required_tensor = ""
+        if isinstance(required_leaf, Access):
+            required_tensor = computation.operand(required_leaf.operand).tensor
+        if isinstance(leaf, Access) and required_tensor:
+            return tensor == required_tensor
+        first, second = number(leaf, tensor), number(required_leaf, required_tensor)
         if first is None or second is None:
             return False
         return same_number(first, second, is_exact=is_exact)
@@ -461,7 +481,7 @@ def _with_uniform_constants(
 
 
 def _identical(facts: IssueFacts, pairs: tuple[Pair, ...]) -> bool:
-    return all(same_indices(facts.element(own), facts.point_element(s)) for own, s in pairs)
+    return all(same_indices(facts.element(read), facts.point_element(s)) for read, s in pairs)
 
 
 def same_indices(first: tuple[IndexExpr, ...] | None, second: tuple[IndexExpr, ...] | None) -> bool:
@@ -473,7 +493,14 @@ def same_indices(first: tuple[IndexExpr, ...] | None, second: tuple[IndexExpr, .
 
 
 def same_number(first: Number, second: Number, *, is_exact: bool) -> bool:
-    """Return True if numbers are equal in expressions: floats as float32 if not exactly."""
+    """Return True if numbers are equal in expressions.
+
+    Parameters
+    ----------
+    first, second : int or float
+    is_exact : bool
+        False if floats are compared as float32.
+    """
     if isinstance(first, float) != isinstance(second, float):
         return False
     return first == second or (not is_exact and bool(np.float32(first) == np.float32(second)))

@@ -15,7 +15,7 @@ Number = int | float
 
 UNWRITTEN = 0
 """Tag of a place that nothing has written."""
-OTHER = -1
+UNCLAIMED = -1
 """Tag of a value that no claim describes."""
 FIRST_ELEMENT = 1 << 24
 """Least tag of an element; less are numbers."""
@@ -46,8 +46,8 @@ class Tags:
         """Return the number that a tag names in a type; None for anything else."""
         if not 0 < tag < FIRST_ELEMENT:
             return None
-        value, held = self._values[tag - 1]
-        return value if held == dtype else None
+        value, stored_dtype = self._values[tag - 1]
+        return value if stored_dtype == dtype else None
 
     def first(self, tensor: str, dtype: str) -> int:
         """Return the tag of a tensor's first element, held in a type."""

@@ -36,7 +36,7 @@ class Tensors:
     spoiled_margins: frozenset[str] = frozenset()
 
     @staticmethod
-    def of(program: Program, spoiled_margins: frozenset[str] = frozenset()) -> Tensors:
+    def from_program(program: Program, spoiled_margins: frozenset[str] = frozenset()) -> Tensors:
         """Return a program's tensors; raise :class:`ObligationError` where they contradict it.
 
         Margins of ``spoiled_margins`` hold anything in the beginning.
@@ -205,7 +205,7 @@ class Tensors:
 
     @cached_property
     def assumptions(self) -> tuple[str, ...]:
-        """What equality means where the arithmetic of floats leaves it open."""
+        """Meaning of equality where the arithmetic of floats leaves it open."""
         sums = [
             statement.output.tensor
             for statement in self.specification.statements
@@ -238,7 +238,17 @@ def _points_per_element(statement: Statement) -> Levels:
 def flat_elements(
     index: tuple[IndexExpr, ...], shape: tuple[int, ...], values: Mapping[str, Any]
 ) -> NDArray[np.int64]:
-    """Return the row-major number of the element that each set of iterators names."""
+    """Return the row-major number of the element that each set of iterators names.
+
+    Parameters
+    ----------
+    index : tuple of IndexExpr
+        Index in each dimension.
+    shape : tuple of int
+        Shape of the tensor.
+    values : mapping of str to int or ndarray
+        Values of the iterators.
+    """
     flat: Any = np.zeros((), np.int64)
     for expression, size in zip(index, shape, strict=True):
         flat = flat * size + expression.evaluate(values)

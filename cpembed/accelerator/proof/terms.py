@@ -103,8 +103,8 @@ class Forms:
                 return dtype_info(dtype).integer_range
             case Operation(op, args):
                 bounds = [self.range(arg) for arg in args]
-                known = [b for b in bounds if b is not None]
-                return _operation_bounds(op, known) if len(known) == len(bounds) else None
+                finite = [b for b in bounds if b is not None]
+                return _operation_bounds(op, finite) if len(finite) == len(bounds) else None
 
     def _cast(self, cast: Cast, arg: Expression) -> Expression:
         if isinstance(arg, Constant):
@@ -275,17 +275,17 @@ def matchings(
             statement.saturate,
         ):
             yield from matchings(instruction.arg, statement.arg, agree)
-        case (Operation(op, args), Operation(name, others)) if op == name:
-            if len(args) == len(others):
+        case (Operation(op, args), Operation(name, required)) if op == name:
+            if len(args) == len(required):
                 is_commutative = OPERATIONS[op].commutative
-                yield from _arguments(args, others, is_commutative, agree)
+                yield from _arguments(args, required, is_commutative, agree)
         case _:
             return
 
 
 def _arguments(
     args: tuple[Expression, ...],
-    others: tuple[Expression, ...],
+    required: tuple[Expression, ...],
     is_commutative: bool,
     agree: Callable[[Expression, Expression], bool],
 ) -> Iterator[tuple[Pair, ...]]:
@@ -293,9 +293,9 @@ def _arguments(
     if not args:
         yield ()
         return
-    for position in range(len(others) if is_commutative else 1):
-        remaining = others[:position] + others[position + 1 :]
-        for first in matchings(args[0], others[position], agree):
+    for position in range(len(required) if is_commutative else 1):
+        remaining = required[:position] + required[position + 1 :]
+        for first in matchings(args[0], required[position], agree):
             for rest in _arguments(args[1:], remaining, is_commutative, agree):
                 yield (*first, *rest)
 
@@ -303,6 +303,15 @@ def _arguments(
 def constant_value(
     forms: Forms, expression: Expression, constants: Mapping[Access, Number]
 ) -> Number | None:
-    """Return the value of an expression where some reads are constants; None if it has several."""
+    """Return the value of an expression where some reads are numbers; None if it has several.
+
+    Parameters
+    ----------
+    forms : Forms
+        Types of the operands.
+    expression : Expression
+    constants : mapping of Access to number
+        Number of each of these reads; others may be anything.
+    """
     normal = forms.normal(expression, constants)
     return normal.value if isinstance(normal, Constant) else None

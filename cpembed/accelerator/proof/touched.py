@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 
 from cpembed.accelerator.proof.instances import Elements, Integers
 from cpembed.accelerator.proof.result import ObligationError
-from cpembed.accelerator.proof.tags import OTHER, PART, UNWRITTEN
+from cpembed.accelerator.proof.tags import PART, UNCLAIMED, UNWRITTEN
 from cpembed.accelerator.proof.tensors import Levels
 
 if TYPE_CHECKING:
@@ -64,7 +64,7 @@ class Touched:
             return tags
         agree = (tags - PART * np.arange(self.operand.parts) == tags[:, :1]).all(axis=1)
         # Parts of several elements are none; an element of which a part is missing is unwritten.
-        mixed = np.where((tags == UNWRITTEN).any(axis=1), UNWRITTEN, OTHER)
+        mixed = np.where((tags == UNWRITTEN).any(axis=1), UNWRITTEN, UNCLAIMED)
         return np.where(agree & (tags[:, 0] > 0), tags[:, 0], mixed)
 
     @cached_property
@@ -105,9 +105,9 @@ class Touched:
 
     @cached_property
     def claims(self) -> Integers:
-        """Tag of the claimed element, :data:`OTHER` outside of the tensor."""
+        """Tag of the claimed element, :data:`UNCLAIMED` outside of the tensor."""
         tags = self._execution.tags.elements(self.operand.tensor, self.operand.dtype, self.flat)
-        return tags if self.inside is None else np.where(self.inside, tags, OTHER)
+        return tags if self.inside is None else np.where(self.inside, tags, UNCLAIMED)
 
     def numbers(self) -> tuple[Integers, list[Number]]:
         """Return which number each element holds, -1 for anything else, and the numbers."""

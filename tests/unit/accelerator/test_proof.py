@@ -488,3 +488,17 @@ def test_programs_of_any_size_are_proven_by_isl() -> None:
     assert proof.holds, proof.refusal
     wrong = changed_issue(program, "multiply", moved("A", 1))
     assert "too large to be enumerated" in prove(wrong).refusal
+
+
+@pytest.mark.parametrize("claim", ["contents", "meaning"])
+def test_claims_over_names_that_are_nowhere_are_refused(claim: str) -> None:
+    def change(issue: Issue) -> Issue:
+        unbound = index(nowhere=1)
+        if claim == "contents":
+            return replace(issue, contents={**issue.contents, "A": Content("A", (unbound, unbound))})
+        assert issue.meaning is not None
+        points = {**issue.meaning.points, "k": unbound}
+        return replace(issue, meaning=Meaning(issue.meaning.statement, points))
+
+    program = changed_issue(PROGRAMS["product"](), "multiply", change)
+    assert "nowhere of a claim names nowhere" in prove(program).refusal
