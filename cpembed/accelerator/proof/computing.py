@@ -171,11 +171,10 @@ class Computing:
         count = self._output.level(self._tensors.points_per_element(self._number))
         goes_on = (tags == claims) & (levels > base) & (levels <= base + count)
         goes_on &= generations == last
-        neutral = self._tensors.neutral(self._number)
-        if neutral is not None and not self._statement.accumulates:
-            start = self._enumeration.tags.number(neutral, source.operand.dtype)
-            levels = np.where(tags == start, base, levels)
-            begins |= tags == start
+        if not self._statement.accumulates:
+            starts = self._neutral_numbers(source)[order]
+            levels = np.where(starts, base, levels)
+            begins |= starts
         right = begins | goes_on
         wrong = ~right if inside is None else ~right & inside
         if wrong.any():
@@ -189,6 +188,12 @@ class Computing:
                 f"{self._enumeration.held_text(source.store, place)}"
             )
         return begins, levels
+
+    def _neutral_numbers(self, source: Touched) -> Booleans:
+        """Return which elements hold a number from which a reduction may begin."""
+        which, numbers = source.numbers()
+        neutral = [False, *(self._tensors.is_neutral(self._number, n) for n in numbers)]
+        return np.asarray(neutral, bool)[which + 1]
 
     def _new_points(self, domain: Booleans | None) -> Integers:
         """Count the statement's points that are combined with each element, each once."""

@@ -275,8 +275,8 @@ class Dataflow:
         step = source.relations.step
         if sink.is_previous and step.role is Role.CONSTANT:
             statement = self.tensors.statement(self._number(sink))
-            neutral = self.tensors.neutral(self._number(sink))
-            if statement.accumulates or neutral is None or step.value != neutral:
+            is_neutral = self.tensors.is_neutral(self._number(sink), step.value)
+            if statement.accumulates or not is_neutral:
                 raise UndecidedError(f"{sink.text} goes on from the number {step.value}")
             if source.dtype != sink.dtype:
                 raise UndecidedError(f"{sink.text} is of another type than {source.text}")
