@@ -158,6 +158,8 @@ class Forms:
         numbers = [arg for arg in flat if isinstance(arg, Constant)]
         rest: list[Expression] = [arg for arg in flat if not isinstance(arg, Constant)]
         number = self._folded_numbers(op, numbers)
+        if number is not None and not rest:
+            return Constant(number)
         if number is not None and self._is_neutral(op, number, rest):
             number = None
         if number is not None and self._is_absorbing(op, number, rest):

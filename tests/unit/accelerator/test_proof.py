@@ -331,6 +331,13 @@ def test_outputs_whose_margins_are_overwritten_are_listed() -> None:
         assert proof.spoiled_margins == ("C",)
 
 
+@pytest.mark.parametrize("number, is_least", [(-128, True), (-127, False), (0, False)])
+def test_a_maximum_begins_from_the_least_number_of_its_type(number: int, is_least: bool) -> None:
+    program = pooling(begins_with=number)
+    for proof in (by_isl(program), by_enumeration(program)):
+        assert proof.holds == is_least, proof.refusal
+
+
 def test_a_sum_may_be_computed_again_from_its_beginning() -> None:
     program = Product(20, 24, 17).program()
     twice = replace(program, body=(*program.body, *program.body))
@@ -495,7 +502,9 @@ def test_claims_over_names_that_are_nowhere_are_refused(claim: str) -> None:
     def change(issue: Issue) -> Issue:
         unbound = index(nowhere=1)
         if claim == "contents":
-            return replace(issue, contents={**issue.contents, "A": Content("A", (unbound, unbound))})
+            return replace(
+                issue, contents={**issue.contents, "A": Content("A", (unbound, unbound))}
+            )
         assert issue.meaning is not None
         points = {**issue.meaning.points, "k": unbound}
         return replace(issue, meaning=Meaning(issue.meaning.statement, points))
