@@ -248,13 +248,19 @@ class _Normal:
 
     def _bounded(self, op: str, value: Expression, bound: float) -> Expression:
         inside = self._range(value)
-        if inside is not None and (bound <= inside[0] if op == "max" else bound >= inside[1]):
+        is_idle = inside is not None and (bound <= inside[0] if op == "max" else bound >= inside[1])
+        if isinstance(bound, float) and not self._is_float(value):
+            # The result is a float, also where the bound changes nothing.
+            if is_idle:
+                return self._cast("float32", value, saturate=True)
+            return Operation(op, (value, Constant(bound)))
+        if is_idle:
             return value
         match value:
             case Operation(inner, (nested, Constant(first))) if inner == op:
-                return self._bounded(
-                    op, nested, max(first, bound) if op == "max" else min(first, bound)
-                )
+                joint = max(first, bound) if op == "max" else min(first, bound)
+                is_float = isinstance(first, float) or isinstance(bound, float)
+                return self._bounded(op, nested, float(joint) if is_float else joint)
             case Operation("min", (nested, Constant(first))) if op == "max" and bound <= first:
                 # The lower bound first: min(max(x, a), b).
                 return self._bounded("min", self._bounded("max", nested, bound), first)

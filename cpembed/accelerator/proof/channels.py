@@ -64,7 +64,9 @@ class Clocks:
             if channel.receiver != unit:
                 raise ObligationError(f"{place}: unit {unit} cannot wait on channel {name}")
             if not self._signals[name]:
-                raise ObligationError(f"{place} waits on {name}, on which nothing before it signals")
+                raise ObligationError(
+                    f"{place} waits on {name}, on which nothing before it signals"
+                )
             np.maximum(clock, self._signals[name].popleft(), out=clock)
         clock[number] += 1
         return number, clock.copy()
@@ -76,8 +78,10 @@ class Clocks:
             if channel.sender != unit:
                 raise ObligationError(f"{place}: unit {unit} cannot signal on channel {name}")
             if len(self._signals[name]) >= channel.depth:
-                raise ObligationError(f"{place} signals on {name}, which holds {channel.depth} signals: "
-                               "its receiver has to take one before")  # fmt: skip
+                raise ObligationError(
+                    f"{place} signals on {name}, which holds {channel.depth} signals: "
+                    "its receiver has to take one before"
+                )
             self._signals[name].append(clock)
 
     def _channel(self, name: str, place: str) -> Any:

@@ -13,7 +13,7 @@ from functools import cached_property
 import islpy as isl
 
 from cpembed.accelerator.program import Program
-from cpembed.accelerator.proof.normal_form import Number
+from cpembed.accelerator.proof.meanings import Meanings
 from cpembed.accelerator.proof.relations import (
     IssueRelations,
     Touch,
@@ -23,15 +23,43 @@ from cpembed.accelerator.proof.relations import (
     union,
 )
 from cpembed.accelerator.proof.result import UndecidedError
-from cpembed.accelerator.proof.steps import Role, folded, stored_number
+from cpembed.accelerator.proof.steps import Role
 from cpembed.accelerator.proof.tensors import Tensors
+from cpembed.accelerator.proof.terms import Number
 from cpembed.hw.isa import MemoryKind, Synchronization
 from cpembed.ir.dtypes import element_info
-from cpembed.ir.expression import Access
 from cpembed.ir.index import IndexExpr
+from cpembed.ir.polyhedral import in_time
 from cpembed.time_limit import check_time
 
 _SUMS = (Role.BEGIN, Role.CONTINUE)
+
+
+def decide(tensors: Tensors) -> list[str]:
+    """Decide a program within the surrounding time limit.
+
+    Returns
+    -------
+    list of str
+        Outputs whose margins may hold something else than their fill in the end.
+
+    Raises
+    ------
+    UndecidedError
+        If an obligation is not shown.
+    OutOfTime
+        When the limit is reached.
+    """
+
+    def attempt() -> list[str]:
+        dataflow = Dataflow(tensors.program, tensors)
+        dataflow.run()
+        return dataflow.spoiled_margins
+
+    try:
+        return in_time(attempt)
+    except isl.Error as error:
+        raise UndecidedError(f"isl: {error}") from error
 
 
 class Dataflow:
@@ -44,6 +72,7 @@ class Dataflow:
             raise UndecidedError("channels are decided on the trace")
         self.issues = issue_relations(program, tensors)
         self._touch_by_space: dict[str, Touch] = {}
+        self.spoiled_margins: list[str] = []
 
     def run(self) -> None:
         """Check every obligation; raise :class:`UndecidedError` at the first that is not shown."""
@@ -52,9 +81,10 @@ class Dataflow:
         self._follow_registers()
         self._touch_memories()
         self._check_places()
+        self._meanings = Meanings(self.tensors, self._by_issue)
         for issue in self.issues:
             check_time()
-            self._check_meaning(issue)
+            self._meanings.check(issue)
         for memory, touches in self._by_memory.items():
             check_time()
             if memory.startswith("tensor "):
@@ -102,10 +132,10 @@ class Dataflow:
         for dependence in _maps(flow.get_must_dependence()):
             value = writers[_name(dependence, isl.dim_type.in_)][1]
             values[_name(dependence, isl.dim_type.out)].add(value)
-        for space, held in values.items():
+        for space, numbers in values.items():
             # An instruction that is never executed reads nothing.
-            if len(held) == 1:
-                readers[space].registers[name] = held.pop()
+            if len(numbers) == 1:
+                readers[space].registers[name] = numbers.pop()
 
     # -- places -----------------------------------------------------------------------------------
 
@@ -167,9 +197,7 @@ class Dataflow:
             for first, second in issue.facts.instruction.banks_differ:
                 self._check_banks(issue, first, second)
 
-    def _check_writes(
-        self, issue: IssueRelations, write: Touch, touches: Sequence[Touch]
-    ) -> None:
+    def _check_writes(self, issue: IssueRelations, write: Touch, touches: Sequence[Touch]) -> None:
         loops = issue.tuple_text("I")
         to_loops = isl.Map(f"{{ {write.source} -> {loops} }}")
         if not write.place.flat_range_product(to_loops).is_injective():
@@ -198,134 +226,6 @@ class Dataflow:
         if len(memories) == 1 and not banks[0].intersect(banks[1]).is_empty():
             raise UndecidedError(f"{issue.facts.text}: {first} and {second} share a bank")
 
-    # -- meaning ----------------------------------------------------------------------------------
-
-    def _check_meaning(self, issue: IssueRelations) -> None:
-        """Check that claims, instruction and statement agree at every point."""
-        facts, step = issue.facts, issue.step
-        if step.role is Role.MOVE and step.previous is not None:
-            read, written = facts.element(step.previous), facts.element(facts.assignment.store)
-            if not step.is_identical and not self._equal(issue, read, written, issue.points):
-                raise UndecidedError(f"{facts.text} moves other elements than it claims")
-        if step.number is None or issue.number not in self._by_issue:
-            return
-        statement = self.tensors.statement(step.number)
-        computation = statement.computation
-        extents = list(computation.extents.values())
-        points = issue.at_points("D", [facts.points[axis] for axis in computation.extents])
-        inside = points.intersect_range(box("D", extents)).domain()
-        stored = computation.statement.store
-        pairs = [*step.pairs, (facts.assignment.store, stored)]
-        if step.previous is not None:
-            pairs.append((step.previous, stored))
-        for access, required in pairs:
-            if not step.is_identical and not self._equal(
-                issue, facts.element(access), facts.point_element(required), inside
-            ):
-                raise UndecidedError(f"{facts.text}: {access} is not {required}")
-        self._check_zeros(issue, inside)
-        beyond = issue.points.subtract(inside)
-        if not beyond.is_empty():
-            self._check_neutral(issue, beyond)
-
-    def _equal(
-        self,
-        issue: IssueRelations,
-        first: tuple[IndexExpr, ...] | None,
-        second: tuple[IndexExpr, ...] | None,
-        points: isl.Set,
-    ) -> bool:
-        """Return True if tuples of indices are equal at points of the instruction."""
-        if first is None or second is None:
-            return False
-        left = issue.at_points("C", first)
-        right = issue.at_points("C", second)
-        return bool(left.intersect_domain(points).is_subset(right))
-
-    def _outside(self, issue: IssueRelations, access: Access) -> isl.Set:
-        """Return the points at which a read is claimed to be outside of its tensor."""
-        content = issue.facts.content(access.operand)
-        element = issue.facts.element(access)
-        if content is None or element is None:
-            raise UndecidedError(f"{issue.facts.text}: {access.operand} has no claim")
-        inside = issue.at_points("C", element)
-        shape = self.tensors.shape(content.tensor)
-        return issue.points.subtract(inside.intersect_range(box("C", shape)).domain())
-
-    def _check_zeros(self, issue: IssueRelations, inside: isl.Set) -> None:
-        """Check that reads outside of a tensor are zeros at the statement's points."""
-        for access in self._value_reads(issue):
-            if self._outside(issue, access).intersect(inside).is_empty():
-                continue
-            is_pair = any(access == read for read, _ in issue.step.pairs)
-            if not is_pair or self._outside_value(issue, access) != 0:
-                raise UndecidedError(f"{issue.facts.text}: {access} is outside of its tensor, "
-                                     "where it may not be zero")  # fmt: skip
-
-    def _value_reads(self, issue: IssueRelations) -> list[Access]:
-        """Return the reads of elements, without that of a partial result."""
-        facts = issue.facts
-        return [
-            read
-            for read in dict.fromkeys(facts.assignment.reads)
-            if read != issue.step.previous
-            and not facts.is_immediate(read.operand)
-            and not facts.is_register(read.operand)
-        ]
-
-    def _outside_value(self, issue: IssueRelations, access: Access) -> Number | None:
-        """Return the number that every read outside of a tensor yields; None if it is unknown."""
-        content = issue.facts.content(access.operand)
-        tensor = "" if content is None else content.tensor
-        main = self.tensors.main(tensor)
-        if main is None or tensor in self._computed_outside:
-            return None
-        return stored_number(main.fill, main.dtype)
-
-    @cached_property
-    def _computed_outside(self) -> set[str]:
-        """Tensors of which instructions compute elements outside of the shape."""
-        tensors: set[str] = set()
-        for touches in self._by_issue.values():
-            for touch in touches:
-                is_computed = touch.relations.step.role is not Role.MOVE
-                if touch.is_write and is_computed and touch.tensor:
-                    if not touch.domain.is_subset(touch.inside):
-                        tensors.add(touch.tensor)
-        return tensors
-
-    def _check_neutral(self, issue: IssueRelations, beyond: isl.Set) -> None:
-        """Check that points beyond the statement's change no element of its tensor."""
-        facts, step = issue.facts, issue.step
-        store = facts.element(facts.assignment.store)
-        assert store is not None
-        assert step.number is not None
-        statement = self.tensors.statement(step.number)
-        stored = issue.at_points("C", store).intersect_range(box("C", statement.output.shape))
-        changing = beyond.intersect(stored.domain())
-        if changing.is_empty():
-            return
-        if step.role is Role.COMPLETE or step.previous is not None:
-            raise UndecidedError(f"{facts.text} computes points beyond the statement's")
-        reads = self._value_reads(issue)
-        numbers = {read: self._outside_value(issue, read) for read in reads}
-        subsets = [(read,) for read in reads] + [tuple(reads)]
-        for subset in subsets:
-            values = {read: number for read in subset if (number := numbers[read]) is not None}
-            if len(values) < len(subset):
-                continue
-            value = folded(facts, {**issue.constants(), **values})
-            if value is None or not self.tensors.is_neutral(step.number, value):
-                continue
-            outside = [self._outside(issue, read) for read in subset]
-            common = outside[0]
-            for other in outside[1:]:
-                common = common.intersect(other)
-            changing = changing.subtract(common)
-        if not changing.is_empty():
-            raise UndecidedError(f"{facts.text} adds points beyond the statement's that may not be "
-                                 "neutral")  # fmt: skip
-
     # -- layouts and dependences ------------------------------------------------------------------
 
     def _check_layout(self, name: str, touches: Sequence[Touch]) -> None:
@@ -341,7 +241,7 @@ class Dataflow:
             expected = touch.content.apply_range(places)
             if not touch.place.is_subset(expected):
                 raise UndecidedError(f"{touch.text} is elsewhere in {name} than the layout says")
-            if touch.is_write and (is_loaded or not touch.domain.is_subset(touch.inside)):
+            if touch.is_write and is_loaded:
                 raise UndecidedError(f"{touch.text} writes what the loader wrote")
 
     def _check_flow(self, memory: str, touches: Sequence[Touch]) -> None:
@@ -375,8 +275,8 @@ class Dataflow:
         step = source.relations.step
         if sink.is_previous and step.role is Role.CONSTANT:
             statement = self.tensors.statement(self._number(sink))
-            neutral = self.tensors.neutral(self._number(sink))
-            if statement.accumulates or neutral is None or step.value != neutral:
+            is_neutral = self.tensors.is_neutral(self._number(sink), step.value)
+            if statement.accumulates or not is_neutral:
                 raise UndecidedError(f"{sink.text} goes on from the number {step.value}")
             if source.dtype != sink.dtype:
                 raise UndecidedError(f"{sink.text} is of another type than {source.text}")
@@ -424,11 +324,11 @@ class Dataflow:
             return
         role, number = source.relations.step.role, source.relations.step.number
         writers = self.tensors.writers[sink.tensor]
-        own = self._number(sink)
-        earlier = [n for n in writers if n < own]
-        if role in _SUMS and number == own:
+        sink_number = self._number(sink)
+        earlier = [n for n in writers if n < sink_number]
+        if role in _SUMS and number == sink_number:
             self._links.setdefault(source.space, []).append(dependence)
-        elif role is Role.COMPLETE and earlier == [number] and self._goes_on(own):
+        elif role is Role.COMPLETE and earlier == [number] and self._goes_on(sink_number):
             # What the earlier statement wrote is whole; the sum begins from it.
             self._begins.setdefault(sink.space, []).append(dependence.range())
         else:
@@ -531,6 +431,11 @@ class Dataflow:
             if not writes:
                 raise UndecidedError(f"output {name} is never written")
             for touch in writes:
+                if (
+                    not touch.domain.is_subset(touch.inside)
+                    and name in self._meanings.computed_outside
+                ):
+                    self.spoiled_margins.append(name)
                 self._check_last(touch)
                 if touch.relations.step.role is Role.CONTINUE or self._continues(touch):
                     raise UndecidedError(f"sums of {name} are formed in main memory")

@@ -1,10 +1,10 @@
 """The obligations decided by execution on tags: every place holds the name of its value.
 
-The program's executions are followed in the order of the text. Instead of a number, each place of a
-memory holds a *tag*: an element of a tensor with its level, a number, or nothing known. An execution
-is compared with its claim on the tags that it really reads, and writes the tags of what it then has
-computed. Nothing is approximated, so this decides every program that is small enough to be
-enumerated.
+The program's executions are followed in the order of the text. Instead of a number, each place of
+a memory holds a *tag*: an element of a tensor with its level, a number, or a value that no claim
+describes. An execution is compared with its claim on the tags that it really reads, and writes the
+tags of what it then has computed. Nothing is approximated, so this decides every program that is
+small enough to be enumerated.
 """
 
 from __future__ import annotations
@@ -15,9 +15,9 @@ from dataclasses import dataclass, replace
 from functools import cached_property
 
 import numpy as np
-from numpy.typing import NDArray
 
-from cpembed.accelerator.program import MainTensor, Program
+from cpembed.accelerator.program import ZERO, MainTensor, Program
+from cpembed.accelerator.proof.chains import GENERATION, Chains
 from cpembed.accelerator.proof.channels import Accesses, Clocks
 from cpembed.accelerator.proof.execution import Execution
 from cpembed.accelerator.proof.instances import (
@@ -28,9 +28,9 @@ from cpembed.accelerator.proof.instances import (
     stride_sources,
     trace_order,
 )
-from cpembed.accelerator.proof.result import UndecidedError, ObligationError
+from cpembed.accelerator.proof.result import ObligationError
 from cpembed.accelerator.proof.steps import Step, step
-from cpembed.accelerator.proof.tags import FIRST_ELEMENT, Tags
+from cpembed.accelerator.proof.tags import FIRST_ELEMENT, UNCLAIMED, UNWRITTEN, Tags
 from cpembed.accelerator.proof.tensors import Tensors
 from cpembed.hw.isa import MemoryKind, Synchronization
 from cpembed.ir.dtypes import numpy_dtype
@@ -38,9 +38,6 @@ from cpembed.ir.expression import Access
 from cpembed.time_limit import check_time
 
 Number = int | float
-
-_LARGEST_DOMAIN = 1 << 31
-"""Number of points beyond which a sum is not enumerated."""
 
 
 @dataclass
@@ -108,7 +105,8 @@ class Enumeration:
         self._operands: dict[int, dict[str, OperandTrace]] = {}
         self._points: dict[int, dict[str, Split]] = {}
         self._steps: dict[tuple[int, tuple[tuple[str, Number], ...]], Step] = {}
-        self._covered: dict[int, NDArray[np.bool_]] = {}
+        self._chains: dict[int, Chains] = {}
+        self.spoiled_margins: list[str] = []
 
     def run(self) -> None:
         """Follow every execution; raise :class:`ObligationError` at the first that is wrong."""
@@ -123,8 +121,6 @@ class Enumeration:
 
     def describe(self, time: int) -> str:
         """Describe an execution by its time."""
-        if time < 0:
-            return "the loader"
         return self.instances[int(self.which[time])].describe(int(self.iterations[time]))
 
     def _unit_bits(self) -> dict[str, int]:
@@ -133,8 +129,9 @@ class Enumeration:
             for place in instances.facts.instruction.places.values():
                 memory = self.machine.memories.get(place.memory)
                 if memory is not None and memory.kind is MemoryKind.ROWS:
-                    bits = math.gcd(units.get(memory.name, 8 * memory.row_bytes),
-                                    element_bits(place.dtype))  # fmt: skip
+                    bits = math.gcd(
+                        units.get(memory.name, 8 * memory.row_bytes), element_bits(place.dtype)
+                    )
                     units[memory.name] = bits
         return units
 
@@ -164,11 +161,12 @@ class Enumeration:
         tensor = self.program.tensors[name]
         store = self._places(name, tensor.elements, 1, element_bits(tensor.dtype))
         store.tensor = tensor
-        store.tags[:] = self._fill(tensor)
+        is_spoiled = name in self.tensors.spoiled_margins
+        store.tags[:] = UNCLAIMED if is_spoiled else self._fill(tensor)
         inside = element_numbers(tensor)
         is_loaded = name in self._loaded
         elements = self.tags.elements(name, tensor.dtype, inside[inside >= 0])
-        store.tags[inside >= 0] = elements if is_loaded else 0
+        store.tags[inside >= 0] = elements if is_loaded else UNWRITTEN
         return store
 
     @cached_property
@@ -188,29 +186,34 @@ class Enumeration:
         for name in self.tensors.specification.outputs:
             store = self.store(name, is_tensor=True)
             tensor = self.program.tensors[name]
-            inside = element_numbers(tensor)
-            expected = np.where(
-                inside >= 0,
-                self.tags.elements(name, tensor.dtype, np.maximum(inside, 0)),
-                self._fill(tensor),
-            )
+            numbers = element_numbers(tensor)
+            places = np.flatnonzero(numbers >= 0)
+            flat = numbers[places]
+            expected = self.tags.elements(name, tensor.dtype, flat)
             level = self.tensors.final_level(name)
-            levels = level if isinstance(level, int) else level[np.maximum(inside, 0)]
-            wrong = (store.tags != expected) | ((inside >= 0) & (store.levels != levels))
+            levels = level if isinstance(level, int) else level[flat]
+            wrong = store.tags[places] != expected
+            wrong |= store.levels[places] % GENERATION != levels
             if wrong.any():
                 at = int(np.flatnonzero(wrong)[0])
+                place = int(places[at])
+                element = self.tags.text(int(expected[at]))
                 raise ObligationError(
-                    f"in the end {store.text(at)} has to hold {self.tags.text(int(expected[at]))} "
-                    f"and holds {self.held(store, at)}"
+                    f"in the end {store.text(place)} has to hold {element}, complete, and holds "
+                    f"{self.held_text(store, place)}"
                 )
+            if (store.tags[numbers < 0] != self._fill(tensor)).any():
+                self.spoiled_margins.append(name)
 
-    def held(self, store: Store, place: int) -> str:
+    def held_text(self, store: Store, place: int) -> str:
         """Describe what a place holds and who wrote it."""
         tag, writer = int(store.tags[place]), int(store.writers[place])
-        by = f", written by {self.describe(writer)}" if writer >= 0 else ", never written"
-        level = int(store.levels[place])
+        writer_text = ", as at the beginning"
+        if writer >= 0:
+            writer_text = f", written by {self.describe(writer)}"
+        level = int(store.levels[place]) % GENERATION
         part = f" after {level} points" if level and tag >= FIRST_ELEMENT else ""
-        return f"{self.tags.text(tag)}{part}{by}"
+        return f"{self.tags.text(tag)}{part}{writer_text}"
 
     def operands(self, which: int) -> dict[str, OperandTrace]:
         """Return the operands of an instruction of the text that lie in memories."""
@@ -231,12 +234,15 @@ class Enumeration:
         key, parts = place.memory, 1
         if memory.kind is MemoryKind.MAIN:
             if address.tensor not in self.program.tensors:
-                raise ObligationError(f"{facts.text}: {name} is in main memory, and {address.tensor!r} is "
-                               "no tensor of the program")  # fmt: skip
+                raise ObligationError(
+                    f"{facts.text}: {name} is in main memory, and {address.tensor!r} is "
+                    "no tensor of the program"
+                )
             dtype = self.program.tensors[address.tensor].dtype
             if dtype != place.dtype:
-                raise ObligationError(f"{facts.text}: {name} is {place.dtype} and tensor "
-                               f"{address.tensor} is {dtype}")  # fmt: skip
+                raise ObligationError(
+                    f"{facts.text}: {name} is {place.dtype} and tensor {address.tensor} is {dtype}"
+                )
             key = f"tensor {address.tensor}"
         elif memory.kind is MemoryKind.ROWS:
             parts = element_bits(place.dtype) // self._units[memory.name]
@@ -247,7 +253,8 @@ class Enumeration:
             key,
             parts,
             [0] * instances.count if is_register else instances.at_iterations(address.base),
-            instances.at_iterations(address.lane),
+            # Only rows have lanes.
+            instances.at_iterations(address.lane if memory.kind is MemoryKind.ROWS else ZERO),
             stride_sources(facts, name),
             () if content is None else tuple(Split(i, instances) for i in content.index),
             "" if content is None else content.tensor,
@@ -270,14 +277,11 @@ class Enumeration:
             self._steps[key] = step(self.instances[which].facts, constants)
         return self._steps[key]
 
-    def covered(self, number: int) -> NDArray[np.bool_]:
-        """Return which points of a statement have been executed."""
-        if number not in self._covered:
-            points = self.tensors.statement(number).computation.macs
-            if points > _LARGEST_DOMAIN:
-                raise UndecidedError(f"statement {number} has {points:,} points")
-            self._covered[number] = np.zeros(points, bool)
-        return self._covered[number]
+    def chains(self, number: int) -> Chains:
+        """Return the partial results of a statement."""
+        if number not in self._chains:
+            self._chains[number] = Chains(self.tensors.statement(number))
+        return self._chains[number]
 
 
 def element_numbers(tensor: MainTensor) -> Integers:

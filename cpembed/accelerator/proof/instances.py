@@ -12,7 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from cpembed.accelerator.program import Loop, Node, Program
-from cpembed.accelerator.proof.result import UndecidedError, ObligationError
+from cpembed.accelerator.proof.result import ObligationError, UndecidedError
 from cpembed.accelerator.proof.steps import IssueFacts
 from cpembed.accelerator.proof.tensors import Tensors
 from cpembed.hw.isa import MemoryKind, OperandPlace, StrideSource
@@ -123,12 +123,15 @@ class Instances:
         self.sizes = self._sizes()
         self._elements: dict[tuple[str, Sizes, tuple[int, ...]], Elements] = {}
         self._grids: dict[Sizes, dict[str, Integers]] = {}
+        self._distinct: dict[Sizes, bool] = {}
 
     def _evaluate(self, index: IndexExpr) -> Any:
         unknown = set(index.iterators) - set(self.loop_values)
         if unknown:
-            raise ObligationError(f"{self.facts.text}: {index} names {sorted(unknown)[0]}, which is no "
-                           "loop around the instruction")  # fmt: skip
+            raise ObligationError(
+                f"{self.facts.text}: {index} names {sorted(unknown)[0]}, which is no "
+                "loop around the instruction"
+            )
         return index.evaluate(self.loop_values)
 
     def at_iterations(self, index: IndexExpr) -> list[int]:
@@ -177,6 +180,17 @@ class Instances:
             grids = np.meshgrid(*(np.arange(size) for size in sizes), indexing="ij")
             self._grids[sizes] = {n: g.reshape(-1) for n, g in zip(names, grids, strict=True)}
         return self._grids[sizes]
+
+    def are_distinct(self, sizes: Sizes, indices: Mapping[str, IndexExpr]) -> bool:
+        """Return True if indices over the axes are different at all points of an execution."""
+        if sizes not in self._distinct:
+            grid, count = self.grid(sizes), self.points(sizes)
+            values = [np.asarray(index.evaluate(grid)) for index in indices.values()]
+            columns = np.zeros((1, count), np.int64)
+            if values:
+                columns = np.stack([np.broadcast_to(column, (count,)) for column in values])
+            self._distinct[sizes] = np.unique(columns, axis=1).shape[1] == count
+        return self._distinct[sizes]
 
     def points(self, sizes: Sizes) -> int:
         """Return the number of points of an execution of these sizes."""
@@ -227,9 +241,13 @@ class Instances:
             np.broadcast_to(places, shape),
             np.broadcast_to(lanes, shape),
             numbers,
-            tuple(np.broadcast_to(np.asarray(s.inner.evaluate(dimensions)), shape)
-                  if s.mixed is None else np.zeros(shape, np.int64) for s in content),
-        )  # fmt: skip
+            tuple(
+                np.broadcast_to(np.asarray(s.inner.evaluate(dimensions)), shape)
+                if s.mixed is None
+                else np.zeros(shape, np.int64)
+                for s in content
+            ),
+        )
 
     def dimension_sizes(self, operand: str, sizes: Sizes) -> list[int]:
         """Return the size of each dimension of an operand in an execution of these sizes."""
@@ -301,7 +319,16 @@ def stride_sources(facts: IssueFacts, operand: str) -> list[int | str]:
 
 
 def dense_strides(place: OperandPlace, sizes: Mapping[str, int], position: int) -> int:
-    """Return the product of the sizes of the digits of rows inside of one."""
+    """Return the product of the sizes of the digits of rows inside of one.
+
+    Parameters
+    ----------
+    place : OperandPlace
+    sizes : mapping of str to int
+        Size of each dimension of the operand.
+    position : int
+        Position of the digit, outermost first.
+    """
     return math.prod(digit.size(sizes[digit.axis]) for digit in place.rows[position + 1 :])
 
 

@@ -15,10 +15,10 @@ import islpy as isl
 
 from cpembed.accelerator.program import Loop, MainTensor, Node, Program
 from cpembed.accelerator.proof.instances import stride_sources
-from cpembed.accelerator.proof.normal_form import Number
 from cpembed.accelerator.proof.result import ObligationError, UndecidedError
 from cpembed.accelerator.proof.steps import IssueFacts, Step, step
 from cpembed.accelerator.proof.tensors import Tensors
+from cpembed.accelerator.proof.terms import Number
 from cpembed.hw.instruction import TileDimension
 from cpembed.hw.isa import MemoryKind
 from cpembed.ir.expression import Access
@@ -70,8 +70,10 @@ class IssueRelations:
         all_names = {**self.loop_names, **(names or {})}
         unknown = set(index.iterators) - set(all_names)
         if unknown:
-            raise ObligationError(f"{self.facts.text}: {index} names {sorted(unknown)[0]}, which is "
-                                  "no loop around the instruction")  # fmt: skip
+            raise ObligationError(
+                f"{self.facts.text}: {index} names {sorted(unknown)[0]}, which is "
+                "no loop around the instruction"
+            )
         return f"({index_text(index, all_names)})"
 
     def tuple_text(self, name: str, *inner: str) -> str:
@@ -348,12 +350,15 @@ class Touch:
         accesses = self.facts.instruction.computation.access_maps[self.operand]
         extents = self.facts.instruction.extents
         return [
-            digit.size(1 + max(
-                access.index[place.dimensions.index(digit.axis)].bounds(extents)[1]
-                for access in accesses
-            ))
+            digit.size(
+                1
+                + max(
+                    access.index[place.dimensions.index(digit.axis)].bounds(extents)[1]
+                    for access in accesses
+                )
+            )
             for digit in place.lanes
-        ]  # fmt: skip
+        ]
 
     @property
     def iterations_to_places(self) -> isl.Map:
@@ -397,14 +402,14 @@ def layout(tensor: MainTensor) -> isl.Map:
         f"{-before} <= {name} < {size - before}"
         for name, before, size in zip(names, tensor.before, tensor.padded, strict=True)
     ]
-    seen: set[int] = set()
+    placed: set[int] = set()
     terms: list[str] = []
     for dimension, stride in zip(tensor.order, tensor.strides, strict=True):
         place, block = f"(c{dimension} + {tensor.before[dimension]})", tensor.blocks.get(dimension)
         if block is not None:
             inner = f"({place} mod {block})"
-            place = inner if dimension in seen else f"floor({place}/{block})"
-        seen.add(dimension)
+            place = inner if dimension in placed else f"floor({place}/{block})"
+        placed.add(dimension)
         terms.append(f"{stride} * {place}")
     condition = " and ".join(limits) or "true"
     target = " + ".join(terms) or "0"

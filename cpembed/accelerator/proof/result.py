@@ -1,4 +1,4 @@
-"""What a proof says: its obligations and how each was decided, or the first that does not hold."""
+"""Result of a proof: its obligations and how each was decided, or the first that fails."""
 
 from __future__ import annotations
 
@@ -13,14 +13,14 @@ class Obligation:
     ----------
     name : str
         Which of the obligations in :mod:`cpembed.accelerator.proof`.
-    by : str
+    mechanism : str
         Mechanism that decided it: ``isl``, ``enumeration``, ``trace`` or ``machine``.
     seconds : float
         Time that it took, in seconds; obligations decided in one pass share it.
     """
 
     name: str
-    by: str
+    mechanism: str
     seconds: float
 
 
@@ -38,12 +38,15 @@ class ProgramProof:
         What does not hold, in one line; empty if the program is proven.
     assumptions : tuple of str
         What the proof rests on beyond the description of the machine.
+    spoiled_margins : tuple of str
+        Outputs whose margins may hold something else than their fill in the end.
     """
 
     program: str
     obligations: tuple[Obligation, ...]
     refusal: str = ""
     assumptions: tuple[str, ...] = ()
+    spoiled_margins: tuple[str, ...] = ()
 
     @property
     def holds(self) -> bool:
@@ -51,9 +54,9 @@ class ProgramProof:
         return not self.refusal
 
     @property
-    def by(self) -> str:
-        """Mechanism that followed the values through the memories."""
-        return next((o.by for o in self.obligations if o.name == "dataflow"), "")
+    def mechanism(self) -> str:
+        """Mechanism that followed the values through the memories, ``isl`` or ``enumeration``."""
+        return next((o.mechanism for o in self.obligations if o.name == "dataflow"), "")
 
 
 class ObligationError(Exception):

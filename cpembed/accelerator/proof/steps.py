@@ -1,8 +1,8 @@
-"""What one instruction of the text does to values: the part of the proof that needs no memory.
+"""Effect of one instruction of the text on values: the part of the proof that needs no memory.
 
 A :class:`Step` compares an instruction's expression with the statement that its
-:class:`~cpembed.accelerator.program.Meaning` names. It is made once for each instruction of the text
-and each set of constants that its registers and immediates hold.
+:class:`~cpembed.accelerator.program.Meaning` names. It is made once for each instruction of the
+text and each set of constants that its registers and immediates hold.
 """
 
 from __future__ import annotations
@@ -15,10 +15,11 @@ from functools import cached_property
 import numpy as np
 
 from cpembed.accelerator.program import Content, Issue, Loop
-from cpembed.accelerator.proof.normal_form import Forms, Number, Pair, constant_value, matchings
 from cpembed.accelerator.proof.result import ObligationError
 from cpembed.accelerator.proof.tensors import Tensors
+from cpembed.accelerator.proof.terms import Forms, Number, Pair, constant_value, matchings
 from cpembed.hw.isa import IMMEDIATE, IsaInstruction, MemoryKind, OperandPlace
+from cpembed.ir.arithmetic import sums_floats
 from cpembed.ir.computation import Assignment
 from cpembed.ir.dtypes import dtype_info, holds, is_integer, numpy_dtype
 from cpembed.ir.expression import Access, Constant, Expression, Operation
@@ -26,7 +27,7 @@ from cpembed.ir.index import IndexExpr
 
 
 class Role(StrEnum):
-    """What an instruction does to the tensors of the specification."""
+    """Effect of an instruction on the tensors of the specification."""
 
     CONSTANT = "constant"
     """It writes a number."""
@@ -89,8 +90,15 @@ class IssueFacts:
     @cached_property
     def assignment(self) -> Assignment:
         if len(self.instruction.computation.statements) != 1:
-            raise ObligationError(f"{self.text} has several statements, of which nothing can be claimed")
+            raise ObligationError(
+                f"{self.text} has several statements, of which nothing can be claimed"
+            )
         return self.instruction.computation.statement
+
+    @property
+    def is_wide(self) -> bool:
+        """True if it sums floats, which is defined in float64."""
+        return sums_floats(self.assignment, self.dtype(self.output))
 
     @property
     def output(self) -> str:
@@ -138,8 +146,10 @@ class IssueFacts:
             return {}
         extents = self.tensors.statement(meaning.statement).computation.extents
         if set(meaning.points) != set(extents):
-            raise ObligationError(f"{self.text}: points name {sorted(meaning.points)}, not the "
-                           f"statement's axes {sorted(extents)}")  # fmt: skip
+            raise ObligationError(
+                f"{self.text}: points name {sorted(meaning.points)}, not the "
+                f"statement's axes {sorted(extents)}"
+            )
         return meaning.points
 
     def point_element(self, access: Access) -> tuple[IndexExpr, ...]:
@@ -158,9 +168,31 @@ class IssueFacts:
                     f"{self.text}: loop {name} has the name of another loop, axis or dimension: "
                     "rename it"
                 )
+        self._check_claims(set(names))
+        for axis in self.instruction.size_arguments:
+            if not self.issue.sizes.get(axis.name):
+                raise ObligationError(f"{self.text}: axis {axis.name} has no size")
         for operand in self.instruction.computation.operands:
             if operand.name not in self.issue.operands:
                 raise ObligationError(f"{self.text}: operand {operand.name} has no address")
+
+    def _check_claims(self, loops: set[str]) -> None:
+        """Check that claims are over the loops and what is inside of the instruction."""
+        for operand, content in self.issue.contents.items():
+            if operand not in self.instruction.places:
+                raise ObligationError(f"{self.text} has no operand {operand}, of which it claims")
+            self._check_iterators(content.index, loops.union(self.place(operand).dimensions))
+        axes = {axis.name for axis in self.instruction.axes}
+        self._check_iterators(tuple(self.points.values()), loops | axes)
+
+    def _check_iterators(self, indices: tuple[IndexExpr, ...], names: set[str]) -> None:
+        for index in indices:
+            unbound = [name for name in index.iterators if name not in names]
+            if unbound:
+                raise ObligationError(
+                    f"{self.text}: {index} of a claim names {unbound[0]}, which is neither a loop "
+                    "around the instruction nor inside of it"
+                )
 
     @cached_property
     def registers_read(self) -> frozenset[str]:
@@ -176,10 +208,10 @@ class IssueFacts:
     def held_number(self, operand: str, value: Number) -> Number:
         """Return an immediate as an operand holds it."""
         dtype = self.dtype(operand)
-        held = stored_number(value, dtype)
-        if is_integer(dtype) and held != value:
+        number = stored_number(value, dtype)
+        if is_integer(dtype) and number != value:
             raise ObligationError(f"{self.text}: immediate {operand} is {value}, no {dtype}")
-        return held
+        return number
 
     @property
     def effective_dtypes(self) -> dict[str, str]:
@@ -190,8 +222,10 @@ class IssueFacts:
             if content is not None:
                 dtype = self.tensors.dtype(content.tensor)
                 if is_integer(dtype) != is_integer(dtypes[operand]):
-                    raise ObligationError(f"{self.text}: {operand} is {dtypes[operand]} and cannot hold "
-                                   f"{content.tensor}, which is {dtype}")  # fmt: skip
+                    raise ObligationError(
+                        f"{self.text}: {operand} is {dtypes[operand]} and cannot hold "
+                        f"{content.tensor}, which is {dtype}"
+                    )
                 dtypes[operand] = dtype
         return dtypes
 
@@ -216,18 +250,22 @@ def step(facts: IssueFacts, constants: Mapping[Access, Number]) -> Step:
         for operand, content in facts.issue.contents.items()
         if content.tensor in facts.tensors.ranges
     }
-    forms = Forms(facts.effective_dtypes, ranges)
+    forms = Forms(facts.effective_dtypes, ranges, is_wide=facts.is_wide)
     value = forms.normal(facts.assignment.value, constants)
     if facts.issue.meaning is not None:
         return _computing(facts, forms, constants)
-    if facts.assignment.reduction is None and isinstance(value, Constant):
-        return Step(Role.CONSTANT, value=stored_number(value.value, facts.dtype(facts.output)))
+    # Nothing checks what is read for a number: it may be any value of the operands' types.
+    number = folded(facts, constants)
+    if facts.assignment.reduction is None and number is not None:
+        return Step(Role.CONSTANT, value=stored_number(number, facts.dtype(facts.output)))
     if facts.assignment.reduction is None and isinstance(value, Access):
         return _move(facts, value)
     content = facts.content(facts.output)
     if content is not None:
-        raise ObligationError(f"{facts.text} computes {value} and has no meaning: nothing shows that "
-                       f"{facts.output} is {content.tensor}")  # fmt: skip
+        raise ObligationError(
+            f"{facts.text} computes {value} and has no meaning: nothing shows that "
+            f"{facts.output} is {content.tensor}"
+        )
     return Step(Role.OPAQUE)
 
 
@@ -236,12 +274,16 @@ def _move(facts: IssueFacts, read: Access) -> Step:
     if source is None or target is None:
         return Step(Role.OPAQUE)
     if source.tensor != target.tensor:
-        raise ObligationError(f"{facts.text} moves {source.tensor}, and claims that {facts.output} is "
-                       f"{target.tensor} afterwards")  # fmt: skip
+        raise ObligationError(
+            f"{facts.text} moves {source.tensor}, and claims that {facts.output} is "
+            f"{target.tensor} afterwards"
+        )
     dtype = facts.tensors.dtype(source.tensor)
     if not holds(facts.dtype(facts.output), dtype):
-        raise ObligationError(f"{facts.text}: {facts.output} is {facts.dtype(facts.output)}, which does "
-                       f"not hold all of {source.tensor}, {dtype}")  # fmt: skip
+        raise ObligationError(
+            f"{facts.text}: {facts.output} is {facts.dtype(facts.output)}, which does "
+            f"not hold all of {source.tensor}, {dtype}"
+        )
     elements = facts.element(read), facts.element(facts.assignment.store)
     return Step(Role.MOVE, previous=read, is_identical=same_indices(*elements))
 
@@ -255,24 +297,27 @@ def _computing(facts: IssueFacts, forms: Forms, constants: Mapping[Access, Numbe
     computation = statement.computation
     output = facts.content(facts.output)
     if output is None or output.tensor != statement.output.tensor:
-        raise ObligationError(f"{facts.text} is claimed to compute {computation}, and its output "
-                       f"{facts.output} holds {output.tensor if output else 'nothing claimed'}")  # fmt: skip
+        raise ObligationError(
+            f"{facts.text} is claimed to compute {computation}, and its output "
+            f"{facts.output} holds {output.tensor if output else 'nothing claimed'}"
+        )
     dtypes = {operand.name: operand.dtype for operand in computation.operands}
     ranges = {
         operand.name: facts.tensors.ranges[operand.tensor]
         for operand in computation.inputs
         if operand.tensor in facts.tensors.ranges
     }
-    target = Forms(dtypes, ranges)
+    is_wide = sums_floats(computation.statement, computation.output.dtype)
+    target = Forms(dtypes, ranges, is_wide=is_wide)
     required = target.normal(computation.statement.value)
     _check_type(facts, target, required)
     stored = same_indices(
         facts.element(facts.assignment.store), facts.point_element(computation.statement.store)
     )
-    reduction, own = computation.statement.reduction, facts.assignment.reduction
-    if own is not None and own != reduction:
-        raise ObligationError(f"{facts.text} reduces by {own}, and {computation} does not")
-    if own is None and reduction is not None:
+    reduction, performed = computation.statement.reduction, facts.assignment.reduction
+    if performed is not None and performed != reduction:
+        raise ObligationError(f"{facts.text} reduces by {performed}, and {computation} does not")
+    if performed is None and reduction is not None:
         continued = _separate(facts, forms, value, required)
         if continued is not None:
             previous, pairs, is_identical = continued
@@ -281,14 +326,16 @@ def _computing(facts: IssueFacts, forms: Forms, constants: Mapping[Access, Numbe
     if pairs is None:
         pairs = _matching(facts, *_with_uniform_constants(facts, forms, target, constants))
     if pairs is None:
-        raise ObligationError(f"{facts.text} computes {value}, which is not shown to be {required} of "
-                       f"{computation}")  # fmt: skip
+        raise ObligationError(
+            f"{facts.text} computes {value}, which is not shown to be {required} of {computation}"
+        )
     role = Role.COMPLETE if reduction is None else Role.BEGIN
-    if own is not None and facts.instruction.accumulates:
+    if performed is not None and facts.instruction.accumulates:
         role = Role.CONTINUE
     if role is Role.BEGIN and statement.accumulates:
-        raise ObligationError(f"{facts.text} begins {computation} anew, which goes on from an earlier "
-                       f"statement")  # fmt: skip
+        raise ObligationError(
+            f"{facts.text} begins {computation} anew, which goes on from an earlier statement"
+        )
     return Step(role, meaning.statement, pairs, None, _identical(facts, pairs) and stored)
 
 
@@ -302,8 +349,10 @@ def _check_type(facts: IssueFacts, forms: Forms, value: Expression) -> None:
     reduction = computation.statement.reduction
     fits = bounds is not None and _fits(bounds, wanted_dtype) and _fits(bounds, dtype)
     if dtype != wanted_dtype and not (fits and reduction in (None, "max", "min")):
-        raise ObligationError(f"{facts.text}: {facts.output} is {dtype}, and {computation.output.tensor} "
-                       f"is {wanted_dtype}")  # fmt: skip
+        raise ObligationError(
+            f"{facts.text}: {facts.output} is {dtype}, and {computation.output.tensor} "
+            f"is {wanted_dtype}"
+        )
     if facts.instruction.saturates and reduction == "add" and facts.assignment.reduction:
         _check_saturation(facts, bounds, dtype)
 
@@ -317,8 +366,11 @@ def _check_saturation(facts: IssueFacts, bounds: tuple[int, int] | None, dtype: 
     for number in tensors.writers[tensor]:
         statement = tensors.statement(number)
         computation = statement.computation
-        ranges = {o.name: tensors.ranges[o.tensor] for o in computation.inputs
-                  if o.tensor in tensors.ranges}  # fmt: skip
+        ranges = {
+            o.name: tensors.ranges[o.tensor]
+            for o in computation.inputs
+            if o.tensor in tensors.ranges
+        }
         forms = Forms({o.name: o.dtype for o in computation.operands}, ranges)
         bounds = forms.range(forms.normal(computation.statement.value))
         if bounds is None:
@@ -326,8 +378,10 @@ def _check_saturation(facts: IssueFacts, bounds: tuple[int, int] | None, dtype: 
         count = int(np.max(tensors.points_per_element(number)))
         low, high = low + count * min(bounds[0], 0), high + count * max(bounds[1], 0)
     if bounds is None or not (is_integer(dtype) and _fits((low, high), dtype)):
-        raise ObligationError(f"{facts.text} saturates, and sums of {tensor} may leave {dtype}: shorten "
-                       "the sums, or accumulate in a wider type")  # fmt: skip
+        raise ObligationError(
+            f"{facts.text} saturates, and sums of {tensor} may leave {dtype}: shorten "
+            "the sums, or accumulate in a wider type"
+        )
 
 
 def _fits(bounds: tuple[int, int], dtype: str) -> bool:
@@ -371,16 +425,26 @@ def _matching(
     assert meaning is not None
     computation = facts.tensors.statement(meaning.statement).computation
     uniform = facts.tensors.uniform
+    # Arithmetic in float64 tells numbers apart that are equal as float32.
+    is_exact = sums_floats(computation.statement, computation.output.dtype) or any(
+        operand.dtype == "float64" for operand in computation.operands
+    )
 
-    def agree(leaf: Expression, other: Expression) -> bool:
-        tensor = computation.operand(other.operand).tensor if isinstance(other, Access) else None
+    def number(leaf: Expression, tensor: str) -> Number | None:
+        return leaf.value if isinstance(leaf, Constant) else uniform.get(tensor)
+
+    def agree(leaf: Expression, required_leaf: Expression) -> bool:
         content = facts.content(leaf.operand) if isinstance(leaf, Access) else None
-        if isinstance(leaf, Access) and tensor is not None:
-            return content is not None and content.tensor == tensor
-        first = leaf.value if isinstance(leaf, Constant) else uniform.get(
-            content.tensor if content else "")  # fmt: skip
-        second = other.value if isinstance(other, Constant) else uniform.get(tensor or "")
-        return first is not None and second is not None and same_number(first, second)
+        tensor = "" if content is None else content.tensor
+        required_tensor = ""
+        if isinstance(required_leaf, Access):
+            required_tensor = computation.operand(required_leaf.operand).tensor
+        if isinstance(leaf, Access) and required_tensor:
+            return tensor == required_tensor
+        first, second = number(leaf, tensor), number(required_leaf, required_tensor)
+        if first is None or second is None:
+            return False
+        return same_number(first, second, is_exact=is_exact)
 
     first_pairs: tuple[Pair, ...] | None = None
     for count, pairs in enumerate(matchings(value, required, agree)):
@@ -417,7 +481,7 @@ def _with_uniform_constants(
 
 
 def _identical(facts: IssueFacts, pairs: tuple[Pair, ...]) -> bool:
-    return all(same_indices(facts.element(own), facts.point_element(s)) for own, s in pairs)
+    return all(same_indices(facts.element(read), facts.point_element(s)) for read, s in pairs)
 
 
 def same_indices(first: tuple[IndexExpr, ...] | None, second: tuple[IndexExpr, ...] | None) -> bool:
@@ -428,11 +492,18 @@ def same_indices(first: tuple[IndexExpr, ...] | None, second: tuple[IndexExpr, .
     return all(a == b or a + b.times(-1) == zero for a, b in zip(first, second, strict=True))
 
 
-def same_number(first: Number, second: Number) -> bool:
-    """Return True if numbers are equal in expressions: floats as those of float32."""
+def same_number(first: Number, second: Number, *, is_exact: bool) -> bool:
+    """Return True if numbers are equal in expressions.
+
+    Parameters
+    ----------
+    first, second : int or float
+    is_exact : bool
+        False if floats are compared as float32.
+    """
     if isinstance(first, float) != isinstance(second, float):
         return False
-    return first == second or bool(np.float32(first) == np.float32(second))
+    return first == second or (not is_exact and bool(np.float32(first) == np.float32(second)))
 
 
 def stored_number(value: Number, dtype: str) -> Number:
@@ -444,4 +515,5 @@ def stored_number(value: Number, dtype: str) -> Number:
 def folded(facts: IssueFacts, constants: Mapping[Access, Number]) -> Number | None:
     """Return the instruction's value where these reads are numbers and the others anything."""
     dtypes = {name: place.dtype for name, place in facts.instruction.places.items()}
-    return constant_value(Forms(dtypes), facts.assignment.value, constants)
+    forms = Forms(dtypes, is_wide=facts.is_wide)
+    return constant_value(forms, facts.assignment.value, constants)

@@ -13,6 +13,10 @@ from cpembed.accelerator.proof.tensors import Tensors
 Integers = NDArray[np.int64]
 Number = int | float
 
+UNWRITTEN = 0
+"""Tag of a place that nothing has written."""
+UNCLAIMED = -1
+"""Tag of a value that no claim describes."""
 FIRST_ELEMENT = 1 << 24
 """Least tag of an element; less are numbers."""
 PART = 1 << 56
@@ -20,10 +24,7 @@ PART = 1 << 56
 
 
 class Tags:
-    """Tags of elements and of numbers, by the type in which a memory holds them.
-
-    0 is the tag of a place of which nothing is known.
-    """
+    """Tags of elements and of numbers, by the type in which a memory holds them."""
 
     def __init__(self, tensors: Tensors) -> None:
         self._tensors = tensors
@@ -45,8 +46,8 @@ class Tags:
         """Return the number that a tag names in a type; None for anything else."""
         if not 0 < tag < FIRST_ELEMENT:
             return None
-        value, held = self._values[tag - 1]
-        return value if held == dtype else None
+        value, stored_dtype = self._values[tag - 1]
+        return value if stored_dtype == dtype else None
 
     def first(self, tensor: str, dtype: str) -> int:
         """Return the tag of a tensor's first element, held in a type."""
@@ -73,8 +74,10 @@ class Tags:
 
     def text(self, tag: int) -> str:
         """Describe a tag."""
-        if tag == 0:
-            return "nothing known"
+        if tag == UNWRITTEN:
+            return "nothing"
+        if tag < 0:
+            return "a value that no claim describes"
         if tag < FIRST_ELEMENT:
             return f"the number {self._values[tag - 1][0]}"
         first, tensor, _ = next(r for r in reversed(self._ranges) if r[0] <= tag % PART)

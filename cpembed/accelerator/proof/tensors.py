@@ -33,13 +33,19 @@ class Tensors:
 
     program: Program
     specification: Specification
+    spoiled_margins: frozenset[str] = frozenset()
 
     @staticmethod
-    def of(program: Program) -> Tensors:
-        """Return the tensors; raise :class:`ObligationError` where program and specification differ."""
+    def from_program(program: Program, spoiled_margins: frozenset[str] = frozenset()) -> Tensors:
+        """Return a program's tensors; raise :class:`ObligationError` where they contradict it.
+
+        Margins of ``spoiled_margins`` hold anything in the beginning.
+        """
         if program.specification is None:
-            raise ObligationError(f"{program.name} has no specification: nothing says what it computes")
-        tensors = Tensors(program, program.specification)
+            raise ObligationError(
+                f"{program.name} has no specification: nothing says what it computes"
+            )
+        tensors = Tensors(program, program.specification, spoiled_margins)
         tensors.check()
         return tensors
 
@@ -55,11 +61,23 @@ class Tensors:
                     f"tensor {name} is {tensor.dtype}{list(tensor.shape)} in main memory and "
                     f"{operand.dtype}{list(operand.shape)} in the specification: make them equal"
                 )
+        loaded = {*self.specification.inputs, *self.specification.constants}
+        for name, tensor in self.program.tensors.items():
+            if (tensor.role in ("input", "constant")) != (name in loaded):
+                raise ObligationError(
+                    f"tensor {name} is {tensor.role} in main memory, and "
+                    f"{'loaded' if name in loaded else 'computed'} in the specification"
+                )
+        self.check_written()
         for name in self.specification.outputs:
             if name not in self.program.tensors:
-                raise ObligationError(f"output {name} is no tensor in main memory: add it to the program")
+                raise ObligationError(
+                    f"output {name} is no tensor in main memory: add it to the program"
+                )
             if name not in self.writers:
-                raise ObligationError(f"output {name} is written by no statement of the specification")
+                raise ObligationError(
+                    f"output {name} is written by no statement of the specification"
+                )
 
     @cached_property
     def operands(self) -> dict[str, Operand]:
@@ -83,7 +101,9 @@ class Tensors:
         for number, statement in enumerate(self.specification.statements):
             writers.setdefault(statement.output.tensor, []).append(number)
             if statement.output.zero_outside:
-                raise ObligationError(f"{statement.computation} drops stores: bound its axes instead")
+                raise ObligationError(
+                    f"{statement.computation} drops stores: bound its axes instead"
+                )
         return writers
 
     def statement(self, number: int) -> Statement:
@@ -99,7 +119,9 @@ class Tensors:
             return self.operands[tensor].shape
         if tensor in self.program.tensors:
             return self.program.tensors[tensor].shape
-        raise ObligationError(f"tensor {tensor} is claimed, and the specification has none of this name")
+        raise ObligationError(
+            f"tensor {tensor} is claimed, and the specification has none of this name"
+        )
 
     def dtype(self, tensor: str) -> str:
         """Return the element type of a tensor."""
@@ -122,13 +144,15 @@ class Tensors:
 
     @cached_property
     def ranges(self) -> Mapping[str, tuple[int, int]]:
-        """Least and largest element of each constant of integers, zero included."""
-        # Reads outside of a tensor are zero.
-        return {
-            name: (min(0, int(array.min())), max(0, int(array.max())))
-            for name, array in self.specification.constants.items()
-            if array.size and np.asarray(array).dtype.kind in "iu"
-        }
+        """Least and largest element of each constant of integers, with zero and the fill."""
+        # Reads outside of a tensor are zero, or the fill of its margins.
+        ranges: dict[str, tuple[int, int]] = {}
+        for name, array in self.specification.constants.items():
+            if array.size and np.asarray(array).dtype.kind in "iu":
+                main = self.main(name)
+                fill = int(main.fill) if main is not None else 0
+                ranges[name] = (min(0, fill, int(array.min())), max(0, fill, int(array.max())))
+        return ranges
 
     def level_before(self, number: int, tensor: str) -> Levels:
         """Return the level of a complete tensor as a statement reads it."""
@@ -154,6 +178,12 @@ class Tensors:
     def _points(self) -> dict[int, Levels]:
         return {}
 
+    def check_written(self) -> None:
+        """Check that the statements write every element of what they write."""
+        for name in self.writers:
+            if not np.all(self.final_level(name)):
+                raise ObligationError(f"the statements leave elements of {name} unwritten")
+
     def neutral(self, number: int) -> int | float | None:
         """Return a value that changes no result when a statement's reduction goes on from it."""
         reduction = self.statement(number).computation.statement.reduction
@@ -175,7 +205,7 @@ class Tensors:
 
     @cached_property
     def assumptions(self) -> tuple[str, ...]:
-        """What equality means where the arithmetic of floats leaves it open."""
+        """Meaning of equality where the arithmetic of floats leaves it open."""
         sums = [
             statement.output.tensor
             for statement in self.specification.statements
@@ -184,10 +214,9 @@ class Tensors:
         ]
         if not sums:
             return ()
-        return (
-            f"sums of floats ({', '.join(dict.fromkeys(sums))}) have the specification's terms, "
-            "in the program's order and rounded where it stores them",
-        )
+        names = ", ".join(dict.fromkeys(sums))
+        rounding = "in the program's order and rounded where it stores them"
+        return (f"sums of floats ({names}) have the specification's terms, {rounding}",)
 
 
 def _points_per_element(statement: Statement) -> Levels:
@@ -203,15 +232,23 @@ def _points_per_element(statement: Statement) -> Levels:
     point: dict[str, Any] = dict(zip(names, (g.reshape(-1) for g in grids), strict=True))
     flat = flat_elements(store.index, shape, point)
     counts = np.bincount(np.atleast_1d(flat), minlength=math.prod(shape)) * reduced
-    if not counts.all():
-        raise ObligationError(f"{computation} leaves elements of {statement.output.tensor} unwritten")
     return counts.astype(np.int64)
 
 
 def flat_elements(
     index: tuple[IndexExpr, ...], shape: tuple[int, ...], values: Mapping[str, Any]
 ) -> NDArray[np.int64]:
-    """Return the row-major number of the element that each set of iterators names."""
+    """Return the row-major number of the element that each set of iterators names.
+
+    Parameters
+    ----------
+    index : tuple of IndexExpr
+        Index in each dimension.
+    shape : tuple of int
+        Shape of the tensor.
+    values : mapping of str to int or ndarray
+        Values of the iterators.
+    """
     flat: Any = np.zeros((), np.int64)
     for expression, size in zip(index, shape, strict=True):
         flat = flat * size + expression.evaluate(values)

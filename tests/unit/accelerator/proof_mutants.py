@@ -7,7 +7,7 @@ from dataclasses import replace
 from random import Random
 
 from cpembed.accelerator.program import Address, Content, Issue, Loop, Meaning, Node, Program
-from cpembed.ir.index import IndexExpr, IndexTerm
+from cpembed.ir.index import IndexExpr
 
 Body = tuple[Node, ...]
 
@@ -153,9 +153,7 @@ def _content(issue: Issue, random: Random) -> Issue | None:
     at = random.randrange(len(content.index))
     index = list(content.index)
     index[at] = index[at] + 1
-    return replace(
-        issue, contents={**issue.contents, name: Content(content.tensor, tuple(index))}
-    )
+    return replace(issue, contents={**issue.contents, name: Content(content.tensor, tuple(index))})
 
 
 def _meaning(issue: Issue, random: Random) -> Issue | None:

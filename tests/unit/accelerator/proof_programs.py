@@ -19,7 +19,7 @@ from cpembed.accelerator.program import (
     Program,
 )
 from cpembed.accelerator.specification import Specification, Statement
-from cpembed.hw.isa import InstructionSet
+from cpembed.hw.isa import IMMEDIATE, InstructionSet
 from cpembed.ir.index import IndexExpr, IndexTerm
 from cpembed.ir.parser import parse_computation
 from tests.unit.accelerator.machines import ANY, instruction, place, systolic
@@ -221,9 +221,7 @@ class Product:
         if self.is_requantized:
             scale = Issue("set_scale", {"D": Address(), "V": Address(value=0.0078125)})
             body = (scale, *body)
-        return Program(
-            "product", machine or systolic(), self.tensors(), body, self.specification()
-        )
+        return Program("product", machine or systolic(), self.tensors(), body, self.specification())
 
 
 def statement(
@@ -297,16 +295,20 @@ def convolution(h: int = 6, w: int = 13, c: int = 16, k: int = 16) -> Program:
         "O": MainTensor.dense("O", (h, w, k), "int32", "output"),
     }
     rows = w + 2
-    weights_place = index(64, r=48, s=16)
-    load_weights = nest({"r": 3, "s": 3}, Issue(
-        "mvin",
-        {"D": Address(index(64, r0=48, s0=16)), "S": Address(index(r0=3 * c * k, s0=c * k), "W")},
-        {"r": (index(c),), "e": (index(k),)},
-        contents=dict.fromkeys(("D", "S"), Content(
-            "W", (index(r0=1), index(s0=1), index(r=1), index(e=1)))),
-        note="load W",
-    ))  # fmt: skip
-    load_weights = nest({"r0": 3, "s0": 3}, *load_weights[0].body[0].body)  # type: ignore[union-attr]
+    weights_content = Content("W", (index(r0=1), index(s0=1), index(r=1), index(e=1)))
+    load_weights = nest(
+        {"r0": 3, "s0": 3},
+        Issue(
+            "mvin",
+            {
+                "D": Address(index(64, r0=48, s0=16)),
+                "S": Address(index(r0=3 * c * k, s0=c * k), "W"),
+            },
+            {"r": (index(c),), "e": (index(k),)},
+            contents=dict.fromkeys(("D", "S"), weights_content),
+            note="load W",
+        ),
+    )
     slot = IndexExpr((IndexTerm.digit(index(p0=1), coefficient=16, modulus=3),))
     load_row = Issue(
         "mvin",
@@ -316,7 +318,6 @@ def convolution(h: int = 6, w: int = 13, c: int = 16, k: int = 16) -> Program:
                                                          index(e=1)))),
         note="load row",
     )  # fmt: skip
-    del weights_place
     row_slot = IndexExpr((IndexTerm.digit(index(-2, p0=1, r0=1), coefficient=16, modulus=3),))
     multiply = nest({"r0": 3, "s0": 3}, Issue(
         "matmul",
@@ -343,8 +344,10 @@ def convolution(h: int = 6, w: int = 13, c: int = 16, k: int = 16) -> Program:
         {"r": (index(w),), "e": (index(k),)}, (index(-2, p0=1),),
         contents={"D": sums, "S": sums}, note="store",
     )  # fmt: skip
+
     def stride(value: int) -> Issue:
         return Issue("set_stride", {"D": Address(), "V": Address(index(value))})
+
     body = (
         stride(k), *load_weights, stride(c),
         Loop("p0", h + 2, (load_row, zero, *multiply, store)),
@@ -352,8 +355,8 @@ def convolution(h: int = 6, w: int = 13, c: int = 16, k: int = 16) -> Program:
     return Program("convolution", systolic(), tensors, body, specification)
 
 
-def pooling(h: int = 8, w: int = 14, c: int = 16, fill: int = -128) -> Program:
-    """Return a 3x3 max-pooling with stride 2 whose image has margins of the least value."""
+def pooling(h: int = 8, w: int = 14, c: int = 16, *, begins_with: int | None = None) -> Program:
+    """Return a 3x3 max-pooling with stride 2, begun anew or from a number."""
     machine = systolic()
     pool = instruction(
         "pool", "execute", "C[x,y] max= A[2*x + z, y]", {"x": (1, 7), "y": 16, "z": 3},
@@ -367,16 +370,20 @@ def pooling(h: int = 8, w: int = 14, c: int = 16, fill: int = -128) -> Program:
         {"D": place("dram", "int8", "r e", strides={"r": ANY, "e": 1}),
          "S": place("scratchpad", "int8", "r e", rows="r", lanes="e", strides={"r": 1})},
     )  # fmt: skip
-    instructions = {**machine.instructions, "pool": pool, "pool_first": first, "mvout_byte": out}
+    begin = instruction(
+        "fill_bytes", "execute", "D[r,e] = V[]", {"r": (1, 16), "e": 16},
+        {"D": place("scratchpad", "int8", "r e", rows="r", lanes="e", strides={"r": 1}),
+         "V": place(IMMEDIATE, "int8")},
+    )  # fmt: skip
+    added = {i.name: i for i in (pool, first, out, begin)}
+    instructions = {**machine.instructions, **added}
     machine = replace(machine, instructions=instructions)
     p, q = h // 2, w // 2
-    # The image with its margins is the tensor's: the least value is no zero.
     image = parse_computation(
         "O[p,q,c] max= I[2*p + r, 2*q + s, c]",
         {"p": p, "q": q, "c": c, "r": 3, "s": 3}, dtypes={"I": "int8", "O": "int8"},
     )  # fmt: skip
     specification = Specification("pooling", (Statement(image),), ("I",), ("O",), {})
-    del fill
     tensors = {
         "I": MainTensor.dense("I", (h + 1, w + 1, c), "int8", "input"),
         "O": MainTensor.dense("O", (p, q, c), "int8", "output"),
@@ -410,11 +417,19 @@ def pooling(h: int = 8, w: int = 14, c: int = 16, fill: int = -128) -> Program:
         contents=dict.fromkeys(("D", "S"), Content("O", (index(p0=1), index(r=1), index(e=1)))),
         note="store",
     )
+    beginning: tuple[Issue, ...] = (issue("pool_first", index(), ()),)
+    if begins_with is not None:
+        number = Issue(
+            "fill_bytes", {"D": Address(index(100)), "V": Address(index(begins_with))},
+            {"r": (index(q),)}, contents={"D": Content("O", (index(p0=1), index(r=1), index(e=1)))},
+            note="begin with a number",
+        )  # fmt: skip
+        beginning = (number, issue("pool", index(), ()))
     body = (
         Issue("set_stride", {"D": Address(), "V": Address(index(c))}),
         Loop("p0", p, (
             *nest({"r0": 3}, load),
-            issue("pool_first", index(), ()),
+            *beginning,
             *nest({"r1": 2}, issue("pool", index(1, r1=1), ())),
             store,
         )),

@@ -1,18 +1,21 @@
-"""Normal forms of scalar expressions, and how an instruction's expression is that of a statement.
+"""Normal forms of an instruction's and a statement's expressions, and how the two match.
 
-Every rule keeps the value that :mod:`cpembed.ir.arithmetic` defines. Sums and products of integers
-are exact modulo 2^64, so they are flattened and their arguments are compared in any order;
-operations on floats keep theirs, but for the two arguments of a commutative one. A conversion is
-left out where the range of its argument shows that it changes nothing.
+Requantizations are first written alike (:mod:`cpembed.accelerator.normal_form`). The rules here
+add what a proof needs: numbers in place of registers, immediates and margins, and sums and products
+of integers, which are exact modulo 2^64, flattened and compared in any order. Operations on floats
+keep theirs, but for the two arguments of a commutative one.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
+from cpembed.accelerator.normal_form import Clamps, normal
 from cpembed.ir.arithmetic import evaluate
 from cpembed.ir.dtypes import dtype_info, holds, is_integer
 from cpembed.ir.expression import (
@@ -22,6 +25,7 @@ from cpembed.ir.expression import (
     Constant,
     Expression,
     Operation,
+    accesses,
     yields_float,
 )
 
@@ -30,8 +34,6 @@ Pair = tuple[Access, Access]
 Number = int | float
 
 _LARGEST_INTEGER = 2**63
-_EXACT_FLOAT32 = 2**24
-"""Bound up to which every integer is a float32."""
 
 
 class Forms:
@@ -43,26 +45,40 @@ class Forms:
         Element type of each operand.
     ranges : mapping of str to (int, int)
         Least and largest value of operands of integers, where they are closer than their type's.
+    is_wide : bool
+        True for sums of floats, which are computed in float64.
     """
 
-    def __init__(self, dtypes: Mapping[str, str], ranges: Mapping[str, Range] | None = None):
-        self._dtypes, self._ranges = dtypes, ranges or {}
+    def __init__(
+        self,
+        dtypes: Mapping[str, str],
+        ranges: Mapping[str, Range] | None = None,
+        *,
+        is_wide: bool = False,
+    ) -> None:
+        self._dtypes, self._ranges, self._is_wide = dtypes, ranges or {}, is_wide
 
     def normal(
         self, expression: Expression, constants: Mapping[Access, Number] | None = None
     ) -> Expression:
         """Return the normal form in which some reads are constants."""
         constants = constants or {}
+        operands = {access.operand for access in accesses(expression)} - {
+            access.operand for access in constants
+        }
+        expression = _substituted(expression, constants)
+        if not self._is_wide and all(self._dtypes[name] != "float64" for name in operands):
+            expression = normal(expression, self._dtypes, Clamps.INNERMOST)
+        return self._normal(expression)
+
+    def _normal(self, expression: Expression) -> Expression:
         match expression:
-            case Access():
-                value = constants.get(expression)
-                return expression if value is None else Constant(value)
-            case Constant():
+            case Access() | Constant():
                 return expression
             case Cast(arg=arg):
-                return self._cast(expression, self.normal(arg, constants))
+                return self._cast(expression, self._normal(arg))
             case Operation(op, args):
-                return self._operation(op, [self.normal(arg, constants) for arg in args])
+                return self._operation(op, [self._normal(arg) for arg in args])
 
     def range(self, expression: Expression) -> Range | None:
         """Return bounds of an expression of integers; None for floats and beyond 64 bits."""
@@ -87,39 +103,27 @@ class Forms:
                 return dtype_info(dtype).integer_range
             case Operation(op, args):
                 bounds = [self.range(arg) for arg in args]
-                known = [b for b in bounds if b is not None]
-                return _operation_bounds(op, known) if len(known) == len(bounds) else None
+                finite = [b for b in bounds if b is not None]
+                return _operation_bounds(op, finite) if len(finite) == len(bounds) else None
 
     def _cast(self, cast: Cast, arg: Expression) -> Expression:
         if isinstance(arg, Constant):
-            return _folded(Cast(cast.dtype, arg, cast.saturate))
+            return self._folded(Cast(cast.dtype, arg, cast.saturate))
         if is_integer(cast.dtype):
             low, high = dtype_info(cast.dtype).integer_range
             bounds = self.range(arg)
             if bounds is not None and low <= bounds[0] and bounds[1] <= high:
                 return arg
-            return self._unscaled(cast, arg) or Cast(cast.dtype, arg, cast.saturate)
+            return Cast(cast.dtype, arg, cast.saturate)
         if isinstance(arg, Access) and holds(cast.dtype, self._dtypes[arg.operand]):
             is_widest = dtype_info(cast.dtype).bits == 64
             if self.is_float(arg) and not is_widest:
                 return arg
         return Cast(cast.dtype, arg, cast.saturate)
 
-    def _unscaled(self, cast: Cast, arg: Expression) -> Expression | None:
-        """Return the conversion of an integer multiplied by 1.0 without the multiplication."""
-        if not (cast.saturate and isinstance(arg, Operation) and arg.op == "mul"):
-            return None
-        factors = [a for a in arg.args if a != Constant(1.0)]
-        if len(factors) != 1 or len(arg.args) != 2:
-            return None
-        bounds = self.range(factors[0])
-        if bounds is None or max(map(abs, bounds)) > _EXACT_FLOAT32:
-            return None
-        return self._cast(cast, factors[0])
-
     def _operation(self, op: str, args: list[Expression]) -> Expression:
         if all(isinstance(arg, Constant) for arg in args):
-            return _folded(Operation(op, tuple(args)))
+            return self._folded(Operation(op, tuple(args)))
         if OPERATIONS[op].is_float or any(self.is_float(arg) for arg in args):
             return self._float_operation(op, args)
         match op:
@@ -152,8 +156,10 @@ class Forms:
             same = isinstance(arg, Operation) and arg.op == op
             flat += arg.args if isinstance(arg, Operation) and same else (arg,)
         numbers = [arg for arg in flat if isinstance(arg, Constant)]
-        rest = [arg for arg in flat if not isinstance(arg, Constant)]
-        number = _folded_numbers(op, numbers)
+        rest: list[Expression] = [arg for arg in flat if not isinstance(arg, Constant)]
+        number = self._folded_numbers(op, numbers)
+        if number is not None and not rest:
+            return Constant(number)
         if number is not None and self._is_neutral(op, number, rest):
             number = None
         if number is not None and self._is_absorbing(op, number, rest):
@@ -162,49 +168,61 @@ class Forms:
             rest.append(Constant(number))
         return rest[0] if len(rest) == 1 else Operation(op, tuple(rest))
 
-    def _is_neutral(self, op: str, number: int, rest: list[Expression]) -> bool:
+    def _folded(self, expression: Expression) -> Expression:
+        """Return the value of an expression of constants."""
+
+        def no_read(access: Access) -> NDArray[Any]:
+            raise KeyError(access.operand)
+
+        with np.errstate(all="ignore"):
+            value = np.asarray(evaluate(expression, no_read, wide=self._is_wide)).item()
+        # NaN is equal to nothing, itself included: it stays an operation.
+        return expression if isinstance(value, float) and math.isnan(value) else Constant(value)
+
+    def _folded_numbers(self, op: str, numbers: list[Constant]) -> int | None:
+        if not numbers:
+            return None
+        folded = numbers[0]
+        for number in numbers[1:]:
+            result = self._folded(Operation(op, (folded, number)))
+            folded = result if isinstance(result, Constant) else folded
+        return int(folded.value)
+
+    def _is_neutral(self, op: str, number: int, rest: Sequence[Expression]) -> bool:
         if op in ("add", "mul"):
             return number == OPERATIONS[op].neutral
         bounds = self._joint(op, rest)
         return bounds is not None and (number <= bounds[0] if op == "max" else number >= bounds[1])
 
-    def _is_absorbing(self, op: str, number: int, rest: list[Expression]) -> bool:
+    def _is_absorbing(self, op: str, number: int, rest: Sequence[Expression]) -> bool:
         if op in ("add", "mul"):
             return op == "mul" and number == 0
         bounds = self._joint(op, rest)
         return bounds is not None and (number >= bounds[1] if op == "max" else number <= bounds[0])
 
-    def _joint(self, op: str, args: list[Expression]) -> Range | None:
+    def _joint(self, op: str, args: Sequence[Expression]) -> Range | None:
         bounds = [self.range(arg) for arg in args]
         if any(b is None for b in bounds):
             return None
         return _operation_bounds(op, [b for b in bounds if b is not None])
 
 
+def _substituted(expression: Expression, constants: Mapping[Access, Number]) -> Expression:
+    """Replace reads by numbers."""
+    match expression:
+        case Access():
+            value = constants.get(expression)
+            return expression if value is None else Constant(value)
+        case Constant():
+            return expression
+        case Cast(dtype, arg, saturate):
+            return Cast(dtype, _substituted(arg, constants), saturate)
+        case Operation(op, args):
+            return Operation(op, tuple(_substituted(arg, constants) for arg in args))
+
+
 def _is_number(expression: Expression, value: int) -> bool:
     return isinstance(expression, Constant) and expression.value == value
-
-
-def _folded(expression: Expression) -> Expression:
-    """Return the value of an expression of constants."""
-
-    def no_read(access: Access) -> np.ndarray:
-        raise KeyError(access.operand)
-
-    with np.errstate(all="ignore"):
-        value = np.asarray(evaluate(expression, no_read, wide=False)).item()
-    # NaN is equal to nothing, itself included: it stays an operation.
-    return expression if isinstance(value, float) and math.isnan(value) else Constant(value)
-
-
-def _folded_numbers(op: str, numbers: list[Constant]) -> int | None:
-    if not numbers:
-        return None
-    folded = numbers[0]
-    for number in numbers[1:]:
-        result = _folded(Operation(op, (folded, number)))
-        folded = result if isinstance(result, Constant) else folded
-    return int(folded.value)
 
 
 def _operation_bounds(op: str, bounds: list[Range]) -> Range | None:
@@ -259,17 +277,17 @@ def matchings(
             statement.saturate,
         ):
             yield from matchings(instruction.arg, statement.arg, agree)
-        case (Operation(op, args), Operation(name, others)) if op == name:
-            if len(args) == len(others):
+        case (Operation(op, args), Operation(name, required)) if op == name:
+            if len(args) == len(required):
                 is_commutative = OPERATIONS[op].commutative
-                yield from _arguments(args, others, is_commutative, agree)
+                yield from _arguments(args, required, is_commutative, agree)
         case _:
             return
 
 
 def _arguments(
     args: tuple[Expression, ...],
-    others: tuple[Expression, ...],
+    required: tuple[Expression, ...],
     is_commutative: bool,
     agree: Callable[[Expression, Expression], bool],
 ) -> Iterator[tuple[Pair, ...]]:
@@ -277,9 +295,9 @@ def _arguments(
     if not args:
         yield ()
         return
-    for position in range(len(others) if is_commutative else 1):
-        remaining = others[:position] + others[position + 1 :]
-        for first in matchings(args[0], others[position], agree):
+    for position in range(len(required) if is_commutative else 1):
+        remaining = required[:position] + required[position + 1 :]
+        for first in matchings(args[0], required[position], agree):
             for rest in _arguments(args[1:], remaining, is_commutative, agree):
                 yield (*first, *rest)
 
@@ -287,6 +305,15 @@ def _arguments(
 def constant_value(
     forms: Forms, expression: Expression, constants: Mapping[Access, Number]
 ) -> Number | None:
-    """Return the value of an expression where some reads are constants; None if it has several."""
+    """Return the value of an expression where some reads are numbers; None if it has several.
+
+    Parameters
+    ----------
+    forms : Forms
+        Types of the operands.
+    expression : Expression
+    constants : mapping of Access to number
+        Number of each of these reads; others may be anything.
+    """
     normal = forms.normal(expression, constants)
     return normal.value if isinstance(normal, Constant) else None
