@@ -27,6 +27,7 @@ if TYPE_CHECKING:
     from cpembed.cost.ranking import RankedCandidate
     from cpembed.driver.options import BackendName
     from cpembed.driver.result import SolveResult
+    from cpembed.targets.choice import ModelChoice
 
 READER_LEFT = 128 + signal.SIGPIPE
 """Exit code of a program whose reader went away, as shells report it."""
@@ -280,11 +281,23 @@ def print_notes(result: SolveResult) -> None:
             message(note)
 
 
-def print_waste(result: SolveResult, candidate: RankedCandidate | None) -> None:
-    """Print on stderr why a candidate leaves most of the unit idle, and what would use more."""
+def print_waste(
+    result: SolveResult, candidate: RankedCandidate | None, model: ModelChoice | None = None
+) -> None:
+    """Print on stderr why a candidate leaves most of the unit idle, and what would use more.
+
+    Parameters
+    ----------
+    result
+        Search of the candidate.
+    candidate
+        Candidate that runs, or the best one; None if there is none.
+    model
+        Candidates that were compared and rejected when it was chosen.
+    """
     from cpembed.driver.advice import empty_places
 
-    note = None if candidate is None else empty_places(result, candidate)
+    note = None if candidate is None else empty_places(result, candidate, model)
     if note is not None:
         message(note)
 

@@ -26,6 +26,7 @@ from cpembed.ir.computation import Computation
 from cpembed.ir.dtypes import dtype_info
 from cpembed.ir.ranges import overflowing, value_range
 from cpembed.resources import hardware_spec_files
+from cpembed.targets.choice import ModelChoice
 
 POOR = 0.5
 """Utilisation below which another order of the factors, or another target, is tried.
@@ -121,10 +122,21 @@ def overflow(workload: Computation) -> str | None:
     )
 
 
-def empty_places(solved: SolveResult, candidate: RankedCandidate) -> str | None:
+def empty_places(
+    solved: SolveResult, candidate: RankedCandidate, model: ModelChoice | None = None
+) -> str | None:
     """Return a note on where a candidate wastes the unit, and what would use more of it.
 
     None if at least :data:`POOR` of it is used.
+
+    Parameters
+    ----------
+    solved : SolveResult
+        Search of the candidate.
+    candidate : RankedCandidate
+        Candidate that runs.
+    model : ModelChoice, optional
+        Candidates that were compared and rejected when it was chosen.
     """
     used = candidate.overheads.utilisation
     if used >= POOR:
@@ -136,7 +148,9 @@ def empty_places(solved: SolveResult, candidate: RankedCandidate) -> str | None:
     best = max(solved.embeddings, key=lambda each: each.overheads.utilisation, default=candidate)
     remedies: list[str] = []
     if best.overheads.utilisation > used:
-        remedies.append(f"rank {best.rank} uses {best.overheads.utilisation:.1%}")
+        refusal = None if model is None else model.why_refused(best)
+        rejected = "" if refusal is None else f", and is rejected ({refusal})"
+        remedies.append(f"rank {best.rank} uses {best.overheads.utilisation:.1%}{rejected}")
     wider = solved.wider
     if wider is not None and wider.utilisation > max(used, best.overheads.utilisation):
         bound = "uses" if wider.searched else "might use up to"

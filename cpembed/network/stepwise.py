@@ -15,6 +15,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from cpembed.driver.advice import empty_places
 from cpembed.driver.options import KernelOptions
 from cpembed.driver.pipeline import choose
 from cpembed.driver.plan import Plan, Request, Selection
@@ -57,7 +58,7 @@ class StepResult:
     unit : str
         Unit of the times: us or cycles.
     reason : str, optional
-        Why the host, or another target, executed the operator.
+        Why the host, or another target, executed the operator, or why most of the unit is idle.
     stored : str
         Results that the target stored: sums, or sums that the host scaled.
     host : tuple of HostWork
@@ -256,7 +257,9 @@ class _ProductStep:
             amount=amount,
             estimated=selection.choice.estimated,
             unit=selection.plan.target.unit,
-            reason=None if selection.substitution is None else f"not on {self.target.spec.name}",
+            reason=empty_places(selection.solved, candidate, selection.choice.model)
+            if selection.substitution is None
+            else f"not on {self.target.spec.name}",
             stored="sums, scaled by the host" if self.kind.epilogue is not None else "sums",
         )
         return step, self._with_epilogue(sums, arrays)

@@ -284,7 +284,7 @@ def _bound_text(assignment: Assignment) -> str:
 
 
 def _doubts(network: Network) -> Iterator[str]:
-    """Yield wrong results, products without an instruction, and predictions that are far off."""
+    """Yield wrong results, products not on the unit or hardly filling it, wrong predictions."""
     for operator in network.operators:
         if operator.is_wrong:
             special = " with special values" if operator.verified else ""
@@ -292,6 +292,12 @@ def _doubts(network: Network) -> Iterator[str]:
     for operator in network.operators:
         if network.state(operator) is State.UNMATCHED:
             yield f"{operator.name}: no instruction: {operator.reason or 'unknown reason'}"
+    # The slowest first, since the others are only counted.
+    if network.totals.host_us is not None:
+        slowest = sorted(network.operators, key=lambda o: o.amount or 0.0, reverse=True)
+        for operator in slowest:
+            if operator.reason and network.state(operator) is State.EMBEDDED:
+                yield f"{operator.name}: {operator.reason}"
     # A large ratio of a few microseconds changes nothing.
     least = max(WORTH_US, WORTH_SHARE * network.operators_amount)
     for operator in network.operators:

@@ -74,6 +74,18 @@ def test_every_step_of_the_host_is_listed_with_its_time() -> None:
         assert all(work in text for work in works), name
 
 
+@needs_compiler
+def test_a_product_that_leaves_the_unit_idle_says_why() -> None:
+    rows = Product(gemm(m=1, n=32, k=32), (1, 32))
+    weights = {"w": np.ones((32, 32), np.int8)}
+    operators = (Operator("row", rows, ("x", "w"), ("y",)),)
+    graph = Graph("net", {"x": TensorType((1, 32), "int8")}, ("y",), weights, operators)
+    x, target = np.ones((1, 32), np.int8), load_hardware_spec("gemmini_16x16")
+    document = stepwise_document(run_stepwise(graph, target, {"x": x}, progress=silent))
+    text = "\n".join(str(block) for block in report(document))
+    assert "row: 6.2% of gemmini_16x16 is used: m of 1 takes 16 places of x" in text
+
+
 def test_estimates_grow_with_the_work() -> None:
     host = host_target(open_target(load_hardware_spec("gemmini_16x16")))
 
