@@ -28,7 +28,7 @@ def _names(_context: click.Context, _option: click.Parameter, text: str | None) 
 class ExploreArguments:
     """Command line of ``cpembed explore``, without what is passed on to the library."""
 
-    space: Path
+    space: str
     suite: str
     shapes: dict[str, tuple[int, ...]]
     method: Method
@@ -38,14 +38,43 @@ class ExploreArguments:
     save_target: Path | None
     certificate: Path | None
     plot: Path | None
+    page: Path | None
     fresh: bool
     as_json: bool
 
 
 @click.command("explore", cls=options.Subcommand)
-@click.argument("space", type=click.Path(path_type=Path), metavar="SPACE.toml")
+@click.argument("space", metavar="SPACE.toml|TARGET")
 @click.argument("suite", metavar="SUITE|MODEL")
 @model_options.shapes_option
+@click.option(
+    "--vary",
+    multiple=True,
+    metavar="KEY=VALUES",
+    help="A key of the target's file and its values, as in instruction.axes.x=8,16,32 or "
+    "memories.buffer.capacity_bytes=16KiB..256KiB*2; ranges are a..b, a..b+step and a..b*factor, "
+    "and absent removes the key. May be repeated.",
+)
+@click.option(
+    "--derive",
+    "derived",
+    multiple=True,
+    metavar="KEY=EXPRESSION",
+    help="A key that follows from others, as in machines.soc.compute.cycles=instruction.axes.x. "
+    "May be repeated.",
+)
+@click.option(
+    "--where",
+    multiple=True,
+    metavar="RELATION",
+    help="A relation that points have to satisfy, as in 'instruction.axes.x <= "
+    "instruction.axes.y'. May be repeated.",
+)
+@click.option("--machine", metavar="NAME", help="Machine of the target.  [default: the first one]")
+@click.option(
+    "--technology", metavar="NAME", help="Tables of the target's area and energy.  [default: 45nm]"
+)
+@options.constraints_option("Constraint set of the target's embeddings.  [default: its own]")
 @click.option("--layers", metavar="0,3,10-20", help="Only these layers of the suite.")
 @click.option(
     "--method",
@@ -64,8 +93,9 @@ class ExploreArguments:
     "--objectives",
     callback=_names,
     metavar="NAMES",
-    help="Objectives to minimise, as a comma list: cycles, time, energy, area, power, edp.  "
-    "[default: those of the space, else cycles,energy,area]",
+    help="Objectives to minimise, as a comma list: cycles, time, energy, area, power, edp, or "
+    "numbers that vary.  [default: those of the space, else cycles,energy,area; of a target "
+    "time,energy,area, or time without tables]",
 )
 @click.option(
     "--limit",
@@ -90,6 +120,9 @@ class ExploreArguments:
 )
 @options.file_option("--certificate", "Write the fate of every point as JSON (exact).")
 @options.file_option("--plot", "Draw the front into an SVG file.")
+@options.file_option(
+    "--page", "Write an HTML page of the points: parameters, and each layer's time and mapping."
+)
 @click.option("--fresh", is_flag=True, help="Start over instead of using stored results.")
 @options.folder_option("--results", "Folder that keeps costs.  [default: the user's cache folder]")
 @options.json_option
@@ -97,10 +130,13 @@ class ExploreArguments:
 def explore_command(arguments: ExploreArguments, **values: Any) -> int:
     """Find the machines of a space that are the best for the layers of SUITE.
 
-    They are a front, since no machine is the best in every respect. SPACE.toml names a family of
-    machines and the values of its parameters; SUITE is as for `bench`.
+    They are a front, since no machine is the best in every respect. The machines are those of a
+    TARGET, whose keys vary by --vary, or those of SPACE.toml: a family of machines, or a target,
+    and the values of parameters. SUITE is as for `bench`.
 
     Results are kept as they arrive: an interrupted exploration continues where it stopped.
+
+    cpembed explore my.toml resnet18 --vary instruction.axes.x=8,16,32 --page front.html
 
     cpembed explore vta.toml resnet50 --objectives cycles,energy,area
     cpembed explore gemm.toml resnet50 --limit power=2W --pick 17 --save-target core.toml
@@ -192,7 +228,7 @@ def _picked(result: ExploreResult, pick: int | None) -> EvaluatedPoint | None:
 def _write(
     result: ExploreResult, picked: EvaluatedPoint | None, arguments: ExploreArguments
 ) -> None:
-    """Write the files of ``--save-target``, ``--certificate`` and ``--plot``."""
+    """Write the files of ``--save-target``, ``--certificate``, ``--plot`` and ``--page``."""
     import json
 
     from cpembed.files import write_whole
@@ -209,6 +245,10 @@ def _write(
         from cpembed.report.plots import front_svg
 
         write_whole(arguments.plot, front_svg(result))
+    if arguments.page is not None:
+        from cpembed.report.exploration_page import page
+
+        write_whole(arguments.page, page(result.to_json()))
 
 
 @dataclass(frozen=True, kw_only=True)

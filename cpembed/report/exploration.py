@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import math
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING
 
 from cpembed.blocks import Block, Bullets, Header, Heading, Table
-from cpembed.report.messages import legend, listed, mapping_text
+from cpembed.report.messages import EMPTY, legend, listed, mapping_text
 from cpembed.wording import plural
 
 if TYPE_CHECKING:
@@ -19,10 +20,13 @@ if TYPE_CHECKING:
     from cpembed.exploration.shapes.question import LayerRow, NearShapes, ShapeResult
     from cpembed.targets.family import Value
 
+# Maximum number of reasons why points are no machines that are listed.
+_FLAWS = 3
+
 _FATES = {
     "dominated": "discarded: an evaluated point is at least as good as their bounds",
     "limit": "discarded: a bound exceeds a limit",
-    "no_software": "discarded: no program for a layer",
+    "no_software": "discarded: no program for any layer, or for one that was analysed",
     "failed": "failed to evaluate",
 }
 
@@ -30,7 +34,7 @@ _STATUS = {
     "proven": "the front of the space, proven for the programs that the family considers",
     "unproven": "the front so far: not all points are decided",
     "sampled": "the front of the evaluated points",
-    "infeasible": "no point of the space meets the limits and has programs for all layers",
+    "infeasible": "no point of the space meets the limits and has a program for a layer",
     "unknown": "no evaluated point meets the limits",
 }
 
@@ -51,9 +55,8 @@ def explore_report(
     """
     yield Header(_explore_summary(result))
     if result.front:
-        yield ""
-        yield Heading(f"Front: {plural(len(result.front), 'point')}")
-        yield _front(result, top)
+        yield from _fronts(result, top)
+        yield from _left_out(result)
     if picked is not None:
         yield ""
         yield Heading(f"Point {picked.number}")
@@ -82,6 +85,14 @@ def _explore_summary(result: ExploreResult) -> Iterator[tuple[str, str]]:
 def _exact(search: ExactSearch) -> Iterator[tuple[str, str]]:
     fates = Counter(verdict.fate for verdict in search.verdicts.values())
     yield "points", f"{search.points:,}, of which {search.machines:,} are machines"
+    flaws = Counter(
+        str(verdict.cause) for verdict in search.verdicts.values() if verdict.fate == "no_machine"
+    )
+    for flaw, number in flaws.most_common(_FLAWS):
+        yield "", f"{number:,} no machine: {flaw}"
+    if len(flaws) > _FLAWS:
+        rest = sum(flaws.values()) - sum(number for _, number in flaws.most_common(_FLAWS))
+        yield "", f"{rest:,} no machines for other reasons (--certificate lists all)"
     yield "evaluated", f"{fates['evaluated']:,}"
     for fate, text in _FATES.items():
         if fates[fate]:
@@ -111,19 +122,81 @@ def _hypervolume(result: ExploreResult, value: float, optimistic: float | None) 
     return f"{value:.4f}{gap} (share of the box below {reference})"
 
 
-def _front(result: ExploreResult, top: int | None) -> Table:
+def _fronts(result: ExploreResult, top: int | None) -> Iterator[Block]:
+    """Yield the front, in parts if its points compute different layers."""
+    layers, number = len(result.search.costing.layers), 0
+    coverages = dict.fromkeys(point.coverage for point in result.front)
+    for coverage in coverages:
+        points = [point for point in result.front if point.coverage == coverage]
+        shown = points if top is None else points[: max(0, top - number)]
+        number += len(points)
+        text = f"Front: {plural(len(points), 'point')}"
+        if len(coverage) < layers:
+            without = layers - len(coverage)
+            text += f" without {plural(without, 'layer')}, for which they have no software"
+        yield ""
+        yield Heading(text)
+        yield _front(result, shown)
+    if len(coverages) > 1:
+        yield "A point beats another one only if it computes all of its layers."
+
+
+def _left_out(result: ExploreResult) -> Iterator[Block]:
+    """Yield the layers that points of the front leave out, each reason once."""
+    reasons: dict[tuple[str, str], list[int]] = {}
+    for point in result.front:
+        for item in point.left_out:
+            reasons.setdefault((item.layer.label, item.reason), []).append(point.number)
+    if not reasons:
+        return
+    yield ""
+    yield Heading("Left out of the sums: layers without software")
+    yield Bullets(
+        f"{label}: {reason} ({_numbered(numbers, len(result.front))})"
+        for (label, reason), numbers in reasons.items()
+    )
+
+
+def _numbered(numbers: Sequence[int], points: int) -> str:
+    if len(numbers) == points:
+        return "all points"
+    return f"{'point' if len(numbers) == 1 else 'points'} {listed(numbers, _LISTED)}"
+
+
+def _front(result: ExploreResult, points: Sequence[EvaluatedPoint]) -> Table:
     names = list(result.space.parameters)
-    columns = [f"{_with_unit(objective)}>" for objective in result.objectives]
+    # A parameter that is an objective has its column there.
+    objectives = [o for o in result.objectives if o.name not in names]
+    columns = [f"{_with_unit(objective)}>" for objective in objectives]
     rows = [
         (
             f"{point.number}",
             *(_parameter(point.point[name]) for name in names),
-            *(_value(objective, point.value(objective)) for objective in result.objectives),
+            *(_value(objective, point.value(objective)) for objective in objectives),
             ", ".join(point.provenances),
         )
-        for point in result.front[:top]
+        for point in points
     ]
-    return Table(("#>", *(f"{name}>" for name in names), *columns, "costs are"), rows)
+    headings = [f"{name}>" for name in short_names(names)]
+    return Table(("#>", *headings, *columns, "costs are"), rows)
+
+
+def short_names(names: Sequence[str]) -> list[str]:
+    """Return the last parts of dotted names, as many as make each of them distinct.
+
+    >>> short_names(["instruction.axes.x", "memories.a.banks", "memories.b.banks"])
+    ['x', 'a.banks', 'b.banks']
+    """
+    parts = [name.split(".") for name in names]
+
+    def short(place: int) -> str:
+        for count in range(1, len(parts[place])):
+            tail = parts[place][-count:]
+            if sum(other[-count:] == tail for other in parts) == 1:
+                return ".".join(tail)
+        return names[place]
+
+    return [short(place) for place in range(len(names))]
 
 
 def _point_layers(point: EvaluatedPoint) -> Table:
@@ -134,13 +207,17 @@ def _point_layers(point: EvaluatedPoint) -> Table:
             each.layer.label,
             f"{each.layer.count}",
             f"{each.costs.cycles:,.0f}",
-            f"{each.costs.energy_pj * 1e-6:,.4g}",
+            _energy(each.costs.energy_pj),
             each.activity.provenance.value,
             each.choice.words,
         )
         for each in point.layers
     ]
     return Table(columns, rows)
+
+
+def _energy(energy_pj: float) -> str:
+    return EMPTY if math.isnan(energy_pj) else f"{energy_pj * 1e-6:,.4g}"
 
 
 def _with_unit(objective: Objective) -> str:

@@ -76,13 +76,14 @@ class Choice:
 
     ``key`` is unique among the choices of the layer on the group's machines, ``words`` describe it.
     ``payload`` is the family's own data, which can be pickled. Without ``activity``, the choice has
-    to be evaluated.
+    to be evaluated. ``details`` are figures for documents and pages.
     """
 
     key: str
     words: str
     payload: Any = None
     activity: Activity | None = None
+    details: Mapping[str, Any] = field(default_factory=dict[str, Any])
 
 
 class Family(ABC):

@@ -9,7 +9,8 @@ import pytest
 
 from cpembed.errors import SpecError
 from cpembed.exploration.objectives import read_limit, read_limits, read_objectives
-from cpembed.exploration.space import read_relation, read_space
+from cpembed.exploration.relations import read_relation
+from cpembed.exploration.space_file import read_space
 from tests.unit.exploration.cases import space
 
 GOOD = """
@@ -75,7 +76,7 @@ def test_numbers_of_points_are_their_order(tmp_path: Path) -> None:
         ("to = 8, step = 3", "to = 1", ["parameters.banks: from 2 is above to 1"]),
         ("to = 8, step = 3", "upto = 8", ["parameters.banks.upto: unknown key", "from, to"]),
         ("to = 8, step = 3", "step = 3", ["parameters.banks.to: is missing"]),
-        ("to = 8, step = 3", "to = 80000", ["parameters.banks: has more than 4,096 values"]),
+        ("to = 8, step = 3", "to = 80000", ["parameters.banks.to: has more than 4,096 values"]),
         ("from = 32", "from = 33", ["parameters.size.from: 33 is no power of two"]),
         ("powers_of_two = true", "powers_of_two = true, step = 2", ["parameters.size.step"]),
         ('dataflow = "os"', "rows = 8", ["fixed.rows: is a parameter too"]),

@@ -1,0 +1,384 @@
+"""The family of a person's own machine: a specification whose keys vary.
+
+A point gives values to keys of the specification's tables, which the ordinary loader builds in
+memory. A layer costs what ``cpembed solve --estimate --rank-by estimate`` says of it there: of the
+best embeddings by their overheads the one of the least time, by the one function that estimates
+(:func:`~cpembed.cost.machine.estimate.estimate_program`). A layer that nothing embeds, or whose
+embeddings the machine rejects, is left out with the reason.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Callable, Collection, Hashable, Mapping
+from dataclasses import dataclass, field
+from functools import lru_cache
+from typing import Any, ClassVar
+
+import msgspec
+
+from cpembed.cost.machine.estimate import Estimate, LevelEstimate, machine_of
+from cpembed.driver.bench_layers import NamedSuite, named_suite
+from cpembed.driver.estimate import estimate
+from cpembed.driver.named import default_dtypes, is_typed, typed_by_roles
+from cpembed.driver.options import EstimateOptions
+from cpembed.embedding.constraint_set import load_constraint_set
+from cpembed.errors import LoweringError, SpecError
+from cpembed.exploration.described.keys import ABSENT, read_key, replaced, require_place, value_at
+from cpembed.exploration.described.silicon import (
+    DEFAULT_TECHNOLOGY,
+    Silicon,
+    silicon,
+    tile_bytes,
+)
+from cpembed.hw.instruction import HardwareSpec
+from cpembed.hw.loader import build_hardware_spec
+from cpembed.hw.machine import Hierarchy
+from cpembed.hw.schema import Key
+from cpembed.hw.specification import SpecificationFile, Tables
+from cpembed.hw.toml_text import toml_text
+from cpembed.ir.computation import Computation
+from cpembed.provenance import Provenance
+from cpembed.targets.family import Activity, Choice, Costs, Family, Parameter, Point, Value
+from cpembed.targets.known import require_known
+from cpembed.workloads.suites import Layer
+
+PRESENT, REMOVED = "present", "absent"
+"""Words for a key as the file has it, and for a key that is removed."""
+
+
+class TileRow(msgspec.Struct, frozen=True):
+    """The tile that the memories of a level hold; see ``LevelTiling``."""
+
+    memories: list[str]
+    tile: dict[str, int]
+    order: list[str]
+    units: int
+
+
+class LayerSoftware(msgspec.Struct, frozen=True, kw_only=True):
+    """The best embedding of a layer on a machine, with its estimate.
+
+    ``cycles`` include packing and unpacking, ``packing_us`` is their part by operand. ``moved`` are
+    the bytes that each memory takes from its parent and gives to it.
+    """
+
+    embedding: str
+    mapping: str
+    constraints: str
+    executions: int
+    utilisation: float
+    cycles: float
+    us: float
+    packing_us: dict[str, float]
+    bound: str
+    exact: bool
+    levels: list[LevelEstimate]
+    tiling: list[TileRow]
+    moved: dict[str, tuple[float, float]]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Choices:
+    """What a space says of its target besides keys; None for the defaults.
+
+    ``machine`` is one of the target's, ``technology`` has the tables of area and energy,
+    ``constraints`` names the set of embeddings.
+    """
+
+    machine: str | None = None
+    technology: str | None = None
+    constraints: str | None = None
+
+
+class DescribedFamily(Family):
+    """Machines of a specification by the values of some of its keys.
+
+    ``labels`` has the values of each key by the words that stand for them in a point, ``file`` the
+    tables in which they are replaced.
+    """
+
+    name: ClassVar[str] = "described"
+    analysis: ClassVar[Any] = LayerSoftware
+    parameters: ClassVar[tuple[Parameter, ...]] = ()
+
+    def __init__(
+        self,
+        file: SpecificationFile,
+        labels: Mapping[str, Mapping[Value, Any]],
+        constants: Mapping[str, Value],
+        choices: Choices,
+    ) -> None:
+        self.file = file
+        self.labels = {name: dict(values) for name, values in labels.items()}
+        self.constants = dict(constants)
+        """Keys of the file that relations mention and that do not vary."""
+        self.machine = choices.machine
+        self.technology = choices.technology or DEFAULT_TECHNOLOGY
+        self.constraints = choices.constraints
+        self.needs_silicon = False
+        """True if a point without figures of area and energy is no machine."""
+        self._keys = {name: read_key(name) for name in self.labels}
+
+    @property
+    def base(self) -> HardwareSpec:
+        """The specification as it is in its file."""
+        return _spec_of(_Machine.of(self.file, self.file.merged))
+
+    @property
+    def default_objectives(self) -> tuple[str, ...]:
+        """Objectives where none are named: time, with energy and area where tables have them."""
+        try:
+            silicon(self.base, machine_of(self.base, self.machine), self.technology)
+        except SpecError:
+            return ("time",)
+        return "time", "energy", "area"
+
+    def suite(self, name: str, shapes: Mapping[str, Any] | None) -> NamedSuite:
+        """Return the layers of a suite or a model, which is prepared for the target."""
+        return named_suite(name, self.base, shapes)
+
+    # -- points -----------------------------------------------------------------------------------
+
+    def _described(self, point: Point) -> _Machine:
+        tables: Tables = self.file.merged
+        for name, key in self._keys.items():
+            if name not in point:
+                continue
+            label = point[name]
+            if label == PRESENT:
+                continue
+            # A derived value has no label.
+            value = self.labels[name].get(label, label)
+            tables = replaced(tables, key, ABSENT if label == REMOVED else value)
+        return _Machine.of(self.file, tables)
+
+    def spec(self, point: Point) -> HardwareSpec:
+        """Return the target of a point; raise :class:`SpecError` where there is none."""
+        return _spec_of(self._described(point))
+
+    def hierarchy(self, point: Point) -> Hierarchy:
+        """Return the machine of a point; raise :class:`SpecError` where there is none."""
+        return machine_of(self.spec(point), self.machine)
+
+    def silicon(self, point: Point) -> Silicon | None:
+        """Return area and energies of a point; None where no table has them."""
+        try:
+            return silicon(self.spec(point), self.hierarchy(point), self.technology)
+        except SpecError:
+            return None
+
+    def flaw(self, point: Point) -> str | None:
+        try:
+            spec, machine = self.spec(point), self.hierarchy(point)
+            if self.needs_silicon:
+                silicon(spec, machine, self.technology)
+        except SpecError as error:
+            return str(error).removeprefix(f"{self.file.path}: ")
+        return None
+
+    def clock_mhz(self, point: Point) -> float:
+        return self.hierarchy(point).clock_mhz
+
+    def area_um2(self, point: Point) -> float:
+        costs = self.silicon(point)
+        return float("nan") if costs is None else costs.area_um2
+
+    def leakage_w(self, point: Point) -> float:
+        costs = self.silicon(point)
+        return float("nan") if costs is None else costs.leakage_w
+
+    def energy_pj(self, point: Point, activity: Activity) -> float:
+        costs = self.silicon(point)
+        if costs is None:
+            return float("nan")
+        return costs.energy_pj(activity, self.hierarchy(point).clock_mhz)
+
+    def specification(self, point: Point) -> str:
+        """Return the tables of the point as TOML; comments of the file are not in it."""
+        values = ", ".join(f"{name} = {point[name]}" for name in self.labels if name in point)
+        head = f"# {self.file.path.name} with {values}.\n\n"
+        return head + toml_text(self._described(point).tables)
+
+    # -- layers -----------------------------------------------------------------------------------
+
+    def typed(self, layer: Layer) -> Computation:
+        return _typed(layer.workload(default_dtypes(self.base)), self.base, layer.label)
+
+    def group(self, point: Point) -> Hashable:
+        return self._described(point).digest, self.machine or "", self.constraints or ""
+
+    def analyse(self, point: Point, workload: Computation) -> LayerSoftware:
+        spec = self.spec(point)
+        if spec.instruction.dtypes != self.base.instruction.dtypes:
+            # typed() cannot know the point, so the element types are replaced here.
+            inputs = [operand.name for operand in (*workload.inputs, *workload.outputs)]
+            types = dict(zip(inputs, default_dtypes(spec), strict=False))
+            workload = _typed(workload.with_dtypes(types), spec, "")
+        constraints = None if self.constraints is None else load_constraint_set(self.constraints)
+        options = EstimateOptions(
+            machine=self.machine, rank_by="estimate", top=1, constraints=constraints
+        )
+        result = estimate(workload, spec, options)
+        if not result.solved.embeddings:
+            raise LoweringError(result.solved.why_nothing)
+        best, ranked = result.estimates[0], result.solved.embeddings[0]
+        # The first one by time: where it has no estimate, no candidate has.
+        if not isinstance(best, Estimate):
+            raise LoweringError(f"rejected by {result.machine.name}: {best}")
+        clock_mhz = result.machine.clock_mhz
+        return LayerSoftware(
+            embedding=ranked.candidate.identifier,
+            mapping="   ".join(ranked.candidate.embedding.axis_texts),
+            constraints=result.solved.constraints.name,
+            executions=ranked.overheads.calls,
+            utilisation=ranked.overheads.utilisation,
+            cycles=best.total_us * clock_mhz,
+            us=best.total_us,
+            packing_us=dict(best.packing_us),
+            bound=best.bound,
+            exact=best.exact,
+            levels=list(best.levels),
+            tiling=[
+                TileRow(list(t.memories), dict(t.tile), list(t.order), t.units) for t in best.tiling
+            ],
+            moved=dict(best.moved),
+        )
+
+    def bound(self, point: Point, analysis: LayerSoftware) -> Costs | None:
+        """Return the costs themselves: nothing is left to evaluate."""
+        activity = self._activity(point, analysis)
+        return Costs(activity.cycles, self.energy_pj(point, activity))
+
+    def choices(self, point: Point, analysis: LayerSoftware) -> tuple[Choice, ...]:
+        details = msgspec.to_builtins(analysis)
+        tiles = "; ".join(
+            f"{', '.join(row.memories)} {_sizes(row.tile)}" for row in reversed(analysis.tiling)
+        )
+        words = f"{analysis.mapping}{f' | {tiles}' if tiles else ''} ({analysis.bound})"
+        activity = self._activity(point, analysis)
+        return (Choice(analysis.embedding, words, None, activity, details),)
+
+    def evaluate(self, point: Point, workload: Computation, choice: Choice) -> Activity:
+        """Return the activity of the choice; no search calls this, as every choice has one."""
+        assert choice.activity is not None
+        return choice.activity
+
+    def _activity(self, point: Point, software: LayerSoftware) -> Activity:
+        """Return accesses by memory: transfers, and those of the unit to its operands' tiles."""
+        instruction = self.spec(point).instruction
+        counts: dict[str, float] = {"executions": float(software.executions)}
+
+        def add(name: str, amount: float) -> None:
+            counts[name] = counts.get(name, 0.0) + amount
+
+        for level in software.levels:
+            add(f"{level.memory}.read", level.read_bytes)
+            add(f"{level.memory}.written", level.written_bytes)
+        for memory, (taken, given) in software.moved.items():
+            add(f"{memory}.written", taken)
+            add(f"{memory}.read", given)
+        computation = instruction.computation
+        outputs = {operand.name for operand in computation.outputs}
+        accumulates = any(s.reduction is not None for s in computation.statements)
+        for operand in computation.operands:
+            scope = instruction.memory[operand.name].scope
+            accesses = tile_bytes(instruction, operand.name) * software.executions
+            if accumulates or operand.name not in outputs:
+                add(f"{scope}.read", accesses)
+            if operand.name in outputs:
+                add(f"{scope}.written", accesses)
+        return Activity(software.cycles, Provenance.ESTIMATED, counts)
+
+
+def described_family(
+    file: SpecificationFile,
+    labels: Mapping[str, Mapping[Value, Any]],
+    mentioned: Collection[str],
+    choices: Choices,
+    error: Callable[[str, str], SpecError],
+) -> DescribedFamily:
+    """Return the family of a specification, whose keys and values are checked.
+
+    Parameters
+    ----------
+    file
+        The specification.
+    labels
+        Values of the keys that vary or are set, by their labels; none for a key that an expression
+        sets.
+    mentioned
+        Names in relations and expressions; those that are scalar keys of the file are constants.
+    choices
+        The machine, the tables, and the constraint set.
+    error
+        Makes the error of a key from its name and the problem.
+
+    Raises
+    ------
+    SpecError
+        For the first fault.
+    """
+    tables = file.merged
+    base = _spec_of(_Machine.of(file, tables))
+    machine_of(base, choices.machine)
+    if choices.constraints is not None:
+        load_constraint_set(choices.constraints)
+    for name, by_label in labels.items():
+        key = read_key(name)
+        try:
+            require_place(tables, key)
+            for label, value in by_label.items():
+                _check_value(file, tables, key, label, value)
+        except SpecError as problem:
+            raise error(name, str(problem)) from None
+    constants: dict[str, Value] = {}
+    for name in sorted(set(mentioned) - set(labels)):
+        value = value_at(tables, read_key(name))
+        if isinstance(value, int | float | str):
+            constants[name] = value
+    named = {**labels, **{name: {value: value} for name, value in constants.items()}}
+    return DescribedFamily(file, named, constants, choices)
+
+
+def _check_value(
+    file: SpecificationFile, tables: Tables, key: Key, label: Value, value: Any
+) -> None:
+    """Check that a value has the type that its key has, before any point is built."""
+    if label == PRESENT:
+        if value_at(tables, key) is ABSENT:
+            raise SpecError(f"present: {file.path} has no such key")
+        return
+    changed = replaced(tables, key, ABSENT if label == REMOVED else value)
+    try:
+        file.with_tables(changed).table()
+    except SpecError as error:
+        raise SpecError(str(error).removeprefix(f"{file.path}: ")) from None
+
+
+@dataclass(frozen=True)
+class _Machine:
+    """Tables of a point, compared by their contents."""
+
+    digest: str
+    file: SpecificationFile = field(compare=False)
+    tables: Tables = field(compare=False)
+
+    @staticmethod
+    def of(file: SpecificationFile, tables: Tables) -> _Machine:
+        text = json.dumps([str(file.path.name), tables], sort_keys=True, default=str)
+        return _Machine(hashlib.sha256(text.encode()).hexdigest()[:32], file, tables)
+
+
+@lru_cache(maxsize=1 << 12)
+def _spec_of(machine: _Machine) -> HardwareSpec:
+    return require_known(build_hardware_spec(machine.file.with_tables(machine.tables)))
+
+
+def _typed(workload: Computation, spec: HardwareSpec, label: str) -> Computation:
+    return workload if is_typed([label]) else typed_by_roles(workload, spec.instruction)
+
+
+def _sizes(tile: Mapping[str, int]) -> str:
+    return " ".join(f"{name}:{size}" for name, size in tile.items()) or "one execution"
