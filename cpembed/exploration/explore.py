@@ -267,6 +267,7 @@ class ExploreResult:
                     "provenance": item.activity.provenance.value,
                     "choice": item.choice.key,
                     "software": item.choice.words,
+                    "counts": dict(item.activity.counts),
                     "details": dict(item.choice.details),
                 }
                 for item in point.layers

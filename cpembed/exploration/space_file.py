@@ -212,7 +212,7 @@ class _Reader:
             file = specification_file(target)
         labels: dict[str, Mapping[Value, Any]] = dict(self._values_of)
         labels |= {name: {value: value} for name, value in table.fixed.items()}
-        labels |= dict.fromkeys(self._derived, dict[Value, Any]())
+        labels |= {name: dict[Value, Any]() for name in self._derived}
         choices = Choices(
             machine=additions.machine or table.machine,
             technology=additions.technology or table.technology,

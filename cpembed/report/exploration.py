@@ -8,7 +8,7 @@ from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING
 
 from cpembed.blocks import Block, Bullets, Header, Heading, Table
-from cpembed.report.messages import EMPTY, legend, listed, mapping_text
+from cpembed.report.messages import EMPTY, legend, listed, mapping_text, short_names
 from cpembed.wording import plural
 
 if TYPE_CHECKING:
@@ -179,24 +179,6 @@ def _front(result: ExploreResult, points: Sequence[EvaluatedPoint]) -> Table:
     ]
     headings = [f"{name}>" for name in short_names(names)]
     return Table(("#>", *headings, *columns, "costs are"), rows)
-
-
-def short_names(names: Sequence[str]) -> list[str]:
-    """Return the last parts of dotted names, as many as make each of them distinct.
-
-    >>> short_names(["instruction.axes.x", "memories.a.banks", "memories.b.banks"])
-    ['x', 'a.banks', 'b.banks']
-    """
-    parts = [name.split(".") for name in names]
-
-    def short(place: int) -> str:
-        for count in range(1, len(parts[place])):
-            tail = parts[place][-count:]
-            if sum(other[-count:] == tail for other in parts) == 1:
-                return ".".join(tail)
-        return names[place]
-
-    return [short(place) for place in range(len(names))]
 
 
 def _point_layers(point: EvaluatedPoint) -> Table:

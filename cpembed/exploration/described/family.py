@@ -35,7 +35,7 @@ from cpembed.exploration.described.silicon import (
 from cpembed.hw.instruction import HardwareSpec
 from cpembed.hw.loader import build_hardware_spec
 from cpembed.hw.machine import Hierarchy
-from cpembed.hw.schema import Key
+from cpembed.hw.schema import Key, joined, key_path
 from cpembed.hw.specification import SpecificationFile, Tables
 from cpembed.hw.toml_text import toml_text
 from cpembed.ir.computation import Computation
@@ -329,6 +329,7 @@ def described_family(
         key = read_key(name)
         try:
             require_place(tables, key)
+            _require_known_key(file, tables, key)
             for label, value in by_label.items():
                 _check_value(file, tables, key, label, value)
         except SpecError as problem:
@@ -340,6 +341,21 @@ def described_family(
             constants[name] = value
     named = {**labels, **{name: {value: value} for name, value in constants.items()}}
     return DescribedFamily(file, named, constants, choices)
+
+
+def _require_known_key(file: SpecificationFile, tables: Tables, key: Key) -> None:
+    """Reject a key that is not in the file where a table has keys of any name, such as axes."""
+    if value_at(tables, key) is not ABSENT:
+        return
+    probe = (*key[:-1], "no such key")
+    try:
+        file.with_tables(replaced(tables, probe, 1)).table()
+    except SpecError as error:
+        # The keys of this table are a fixed list, so that a value of the key is checked by it.
+        if "unknown key" in str(error):
+            return
+    names = value_at(tables, key[:-1])
+    raise SpecError(f"there is no {key_path(key)}; allowed there: {joined(names)}")
 
 
 def _check_value(
