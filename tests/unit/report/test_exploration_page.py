@@ -31,10 +31,8 @@ def test_points_link_to_cards_that_name_parameters_layers_and_mappings() -> None
     elements = Elements(text)
     places = {e["id"] for e in elements.named("article")}
     links = [e["href"] for e in elements.named("a") if "data-point" in e]
-    assert (
-        {link.removeprefix("#") for link in links} == places
+    assert {link.removeprefix("#") for link in links} == places
     assert places == {f"point-{n}" for n in (1, 2, 3, 4)}
-    )
     titles = [e["aria-label"] for e in elements.named("a") if "point" in e.get("class", "").split()]
     assert any("instruction.axes.x = 1" in title and "time (µs): 30" in title for title in titles)
     texts = "\n".join(elements.texts)
