@@ -266,13 +266,15 @@ def _near(result: ShapeResult, near: NearShapes) -> Iterator[Block]:
         [" and ".join(map(str, shapes)), _cost(result, cost), f"{cost / best - 1:+.2%}"]
         for shapes, cost in near.sets[:_LISTED_NEAR]
     ]
-    yield Table(["shapes", "executions>", "more>"], rows)
+    unit = "time us>" if result.question.cost.is_time else "executions>"
+    yield Table(["shapes", unit, "more>"], rows)
     if len(near.sets) > _LISTED_NEAR:
         yield f"and {len(near.sets) - _LISTED_NEAR:,} more (--json lists them)"
 
 
 def _shape_layers(result: ShapeResult) -> Table:
     has_shapes, has_layouts = len(result.shapes) > 1, result.copies is not None
+    has_times = result.question.cost.is_time
     columns = ["#>", "layer", "count>", *["shape"] * has_shapes, "best embedding"]
     rows = [
         [
@@ -282,12 +284,22 @@ def _shape_layers(result: ShapeResult) -> Table:
             *[str(row.shape)] * has_shapes,
             mapping_text(row.embedded.embedding) + " (commuted)" * row.embedded.commuted,
             *[_layouts(row)] * has_layouts,
+            *_time_cells(row, has_times),
             f"{row.embedded.executions:,}",
             f"{row.embedded.utilisation:.1%}",
         ]
         for row in result.layers
     ]
-    return Table([*columns, *["reads and writes"] * has_layouts, "executions>", "used>"], rows)
+    columns += ["reads and writes"] * has_layouts
+    columns += ["time us>", "limited by"] if has_times else []
+    return Table([*columns, "executions>", "used>"], rows)
+
+
+def _time_cells(row: LayerRow, has_times: bool) -> list[str]:
+    estimate = row.embedded.estimate
+    if not has_times:
+        return []
+    return [EMPTY, ""] if estimate is None else [f"{estimate.total_us:,.4g}", estimate.bound]
 
 
 def _layouts(row: LayerRow) -> str:
@@ -312,7 +324,11 @@ def _shape_summary(result: ShapeResult) -> Iterator[tuple[str, str]]:
         yield "as good", listed(result.equal, _LISTED)
     state = "proven" if result.proven else f"not proven: at most {result.gap or 0:.2%} less"
     bytes_per_execution = question.cost.bytes_per_execution
-    if bytes_per_execution is None:
+    machine = question.cost.machine
+    if result.us is not None and machine is not None:
+        yield "executions", f"{result.executions:,}"
+        yield "time", f"{result.us:,.1f} us estimated for {machine.name}, {state}"
+    elif bytes_per_execution is None:
         yield "executions", f"{result.executions:,}, {state}"
     else:
         yield "executions", f"{result.executions:,}"
@@ -327,7 +343,8 @@ def _shape_summary(result: ShapeResult) -> Iterator[tuple[str, str]]:
     if next_cost is not None and cost:
         state = "" if result.sets.next_proven else ", not proven the next"
         shapes = " and ".join(map(str, result.sets.next_best))
-        more = f"{_cost(result, next_cost)} executions, {next_cost / cost - 1:+.2%}{state}"
+        unit = "us" if question.cost.is_time else "executions"
+        more = f"{_cost(result, next_cost)} {unit}, {next_cost / cost - 1:+.2%}{state}"
         yield "runner-up", f"{shapes}: {more}"
 
 
@@ -337,7 +354,12 @@ def _layer_count(result: ShapeResult) -> int:
 
 
 def _compared(result: ShapeResult) -> str:
-    kind = "powers of two" if result.question.scope.powers else "integers"
+    scope = result.question.scope
+    kind = "powers of two" if scope.powers else "integers"
+    if scope.multiples != (1, 1, 1):
+        factors = dict.fromkeys(scope.multiples)
+        shown = factors if len(factors) == 1 else scope.multiples
+        kind += f" that are multiples of {', '.join(map(str, shown))}"
     counts = result.counts
     text = f"{plural(counts.compared, 'shape')} of {kind}"
     if counts.not_dominated is not None:

@@ -19,8 +19,9 @@ from typing import Any, ClassVar
 import msgspec
 
 from cpembed.cost.machine.estimate import Estimate, LevelEstimate, machine_of
+from cpembed.cost.ranking import RankedCandidate
 from cpembed.driver.bench_layers import NamedSuite, named_suite
-from cpembed.driver.estimate import estimate
+from cpembed.driver.estimate import EstimateResult, estimate
 from cpembed.driver.named import default_dtypes, is_typed, typed_by_roles
 from cpembed.driver.options import EstimateOptions
 from cpembed.embedding.constraint_set import load_constraint_set
@@ -209,24 +210,39 @@ class DescribedFamily(Family):
     def group(self, point: Point) -> Hashable:
         return self._described(point).digest, self.machine or "", self.constraints or ""
 
-    def analyse(self, point: Point, workload: Computation) -> LayerSoftware:
+    def estimated(
+        self, point: Point, workload: Computation, timeout: float | None = None
+    ) -> EstimateResult:
+        """Search a layer on the machine of a point; its first candidate takes the least time.
+
+        Parameters
+        ----------
+        point
+            The point.
+        workload
+            The layer, on the element types of the file's instruction.
+        timeout
+            Time limit in seconds.
+        """
         spec = self.spec(point)
         if spec.instruction.dtypes != self.base.instruction.dtypes:
             # typed() cannot know the point, so the element types are replaced here.
-            inputs = [operand.name for operand in (*workload.inputs, *workload.outputs)]
-            types = dict(zip(inputs, default_dtypes(spec), strict=False))
+            names = [operand.name for operand in workload.operands]
+            types = dict(zip(names, default_dtypes(spec), strict=False))
             workload = _typed(workload.with_dtypes(types), spec, "")
         constraints = None if self.constraints is None else load_constraint_set(self.constraints)
         options = EstimateOptions(
-            machine=self.machine, rank_by="estimate", top=1, constraints=constraints
+            machine=self.machine,
+            rank_by="estimate",
+            top=1,
+            constraints=constraints,
+            timeout=timeout,
         )
-        result = estimate(workload, spec, options)
-        if not result.solved.embeddings:
-            raise LoweringError(result.solved.why_nothing)
-        best, ranked = result.estimates[0], result.solved.embeddings[0]
-        # The first one by time: where it has no estimate, no candidate has.
-        if not isinstance(best, Estimate):
-            raise LoweringError(f"rejected by {result.machine.name}: {best}")
+        return estimate(workload, spec, options)
+
+    def analyse(self, point: Point, workload: Computation) -> LayerSoftware:
+        result = self.estimated(point, workload)
+        best, ranked = best_candidate(result)
         clock_mhz = result.machine.clock_mhz
         return LayerSoftware(
             embedding=ranked.candidate.identifier,
@@ -290,6 +306,17 @@ class DescribedFamily(Family):
             if operand.name in outputs:
                 add(f"{scope}.written", accesses)
         return Activity(software.cycles, Provenance.ESTIMATED, counts)
+
+
+def best_candidate(result: EstimateResult) -> tuple[Estimate, RankedCandidate]:
+    """Return the candidate of the least time; raise :class:`LoweringError` if there is none."""
+    if not result.solved.embeddings:
+        raise LoweringError(result.solved.why_nothing)
+    best = result.estimates[0]
+    # The first one by time: where it has no estimate, no candidate has.
+    if not isinstance(best, Estimate):
+        raise LoweringError(f"rejected by {result.machine.name}: {best}")
+    return best, result.solved.embeddings[0]
 
 
 def described_family(

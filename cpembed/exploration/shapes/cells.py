@@ -18,6 +18,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from cpembed.cost.bounds import Lower, best_first
+from cpembed.cost.machine.estimate import Estimate
 from cpembed.cost.ranking import Candidate, Overheads, derive_candidate, overheads
 from cpembed.cost.search import LimitedSearch, RankedSearch, Ranker
 from cpembed.embedding.commute import Pairing
@@ -29,7 +30,8 @@ from cpembed.embedding.result import SearchResult, merged
 from cpembed.embedding.search import find_embeddings
 from cpembed.errors import InvariantError, TransformError
 from cpembed.exploration.shapes.choice import Columns, Costs, NearSets, SetChoice
-from cpembed.exploration.shapes.shape import Cost, Shape, instruction_of
+from cpembed.exploration.shapes.shape import PICOSECONDS, Cost, Shape, instruction_of
+from cpembed.hw.instruction import HardwareSpec, Instruction
 from cpembed.ir.computation import Computation
 from cpembed.runtime.cluster import Task, Workers
 from cpembed.steps import silent
@@ -92,11 +94,20 @@ def keyed_results(
 
 @dataclass(frozen=True)
 class Cell:
-    """A shape in a layer (on the element types of the instruction), under a constraint set."""
+    """A shape in a layer (on the element types of the instruction), under a constraint set.
+
+    ``spec`` has the element types and memories of the shapes; None for the template.
+    """
 
     workload: Computation
     constraints: ConstraintSet
     shape: Shape
+    spec: HardwareSpec | None = None
+
+    @property
+    def instruction(self) -> Instruction:
+        """The instruction of the shape."""
+        return instruction_of(self.shape, self.spec)
 
     @property
     def ideal(self) -> int:
@@ -123,6 +134,7 @@ class ProvenEmbedding:
 
     ``commuted``: the factors have each other's roles, because in their own nothing fits.
     ``first_ranked``: it is proven to be the first of the ranking among those of as few executions.
+    ``estimate`` is that of a described machine, where shapes are compared by time.
     """
 
     embedding: Embedding
@@ -132,6 +144,7 @@ class ProvenEmbedding:
     in_place: tuple[str, ...]
     commuted: bool
     first_ranked: bool
+    estimate: Estimate | None = None
 
     @staticmethod
     def prove(
@@ -198,7 +211,7 @@ def embed(cell: Cell, fewest: FewestExecutions) -> ProvenEmbedding:
 
 def _searches(cell: Cell, executions: int) -> Iterator[RankedSearch]:
     """Yield ranked searches for embeddings of so few executions, until one has a result."""
-    instruction = instruction_of(cell.shape)
+    instruction = cell.instruction
     ranker = Ranker(Pairing(cell.workload, instruction), cell.constraints, 1, silent)
     limits = SearchLimits(seconds=_ALL_SECONDS)
     # First all embeddings: small problems have few, and only then is the ranking that of `solve`.
@@ -241,7 +254,7 @@ def search_shape(cell: Cell, seconds: float | None) -> ShapeSearch:
     As :func:`~cpembed.driver.solve.solve` does, it commutes the factors where nothing fits in the
     roles that their order gives them.
     """
-    instruction = instruction_of(cell.shape)
+    instruction = cell.instruction
     constraints = replace(cell.constraints, weights=EXECUTIONS_ONLY)
     limits, clock = SearchLimits(seconds=seconds), Clock(seconds)
     result = find_embeddings(cell.workload, instruction, constraints, limits)
@@ -277,7 +290,7 @@ class ProgramWalk(ABC):
 
     def _derive_all(self) -> None:
         layouts: LayoutCache = {}
-        workload, instruction = self._cell.workload, instruction_of(self._cell.shape)
+        workload, instruction = self._cell.workload, self._cell.instruction
         embeddings = self._search.result.embeddings
         for item in best_first(workload, instruction, embeddings, EXECUTIONS_ONLY):
             check_time()
@@ -346,7 +359,14 @@ class CellResult:
         """Return the cost of the best embedding that was found."""
         if self.embedded is None:
             return math.inf
+        if self.embedded.estimate is not None:
+            return picoseconds(self.embedded.estimate.total_us)
         return cost.combined(self.embedded.executions, self.embedded.packing_bytes)
+
+
+def picoseconds(us: float) -> float:
+    """Return a time as a cost: whole picoseconds."""
+    return float(round(us * PICOSECONDS))
 
 
 def search_cell(cell: Cell, cost: Cost, seconds: float | None) -> CellResult:
@@ -361,6 +381,8 @@ def search_cell(cell: Cell, cost: Cost, seconds: float | None) -> CellResult:
     seconds
         Time limit; None for no limit.
     """
+    if cost.machine is not None:
+        return cost.machine.search(cell, seconds)
     clock = Clock(seconds)
     search = search_shape(cell, seconds)
     result = search.result
@@ -368,7 +390,7 @@ def search_cell(cell: Cell, cost: Cost, seconds: float | None) -> CellResult:
         return CellResult(math.inf)
     walk = _CheapestProgram(cell, search, cost)
     walk.run(clock)
-    bound = float(cell.ideal * cost.unit)
+    bound = float(cost.combined(cell.ideal, 0))
     # An interrupted search may lack the embedding of the least cost, so the walk bounds nothing.
     if result.complete:
         bound = max(bound, walk.bound)
@@ -400,6 +422,7 @@ class CellSearch:
     workers: Workers
     clock: Clock
     report: Callable[[int], None]
+    spec: HardwareSpec | None = None
 
 
 class CellTable:
@@ -418,6 +441,7 @@ class CellTable:
     ) -> None:
         self.results: dict[tuple[int, int], CellResult] = {}
         self._bounds, self._exact = bounds, exact
+        self._initial = bounds.copy()
         self._weights, self._search = weights, search
         # Costs of the best embeddings that were found; infinite where none was.
         self._costs = np.where(exact[:, None], bounds, np.inf)
@@ -484,10 +508,16 @@ class CellTable:
         seconds = None if left is None else max(left, MIN_SECONDS)
         calls: dict[tuple[int, int], Call] = {}
         for row, column in places[: _BATCH * search.workers.count]:
-            cell = Cell(search.workloads[row], search.constraints, search.shape(column))
+            shape = search.shape(column)
+            cell = Cell(search.workloads[row], search.constraints, shape, search.spec)
             calls[row, column] = (cell, search.cost, seconds), f"embedding {cell}"
         for place, result in keyed_results(search.workers, search_cell, calls):
             self.results[place] = result
+            value = result.cost(search.cost)
+            # Times do not come from the tables: a bound above one would make a proof worthless.
+            if search.cost.is_time and value < self._initial[place]:
+                raise InvariantError(f"{search.workloads[place[0]].name}: {value} ps, below the "
+                                     f"lower bound {self._initial[place]} ps")  # fmt: skip
             # A search that ran out of time may bound less than the table does.
             self._bounds[place] = max(self._bounds[place], result.bound)
             self._costs[place] = result.cost(search.cost)
