@@ -6,7 +6,7 @@ Otherwise each product is matched like a single workload, equal ones once.
 >>> from cpembed.graph.graph import Graph, Operator
 >>> from cpembed.graph.kinds.base import TensorType
 >>> from cpembed.graph.kinds import Apply, Elementwise, Input
->>> from cpembed.graph.kinds.product import Product
+>>> from cpembed.graph.kinds.product import Product, with_operand
 >>> from cpembed.driver.named import workload
 >>> product = Product(workload("gemm m=8 n=16 k=16"), (8, 16))
 >>> negated = Elementwise(Apply("neg", (Input(0),)), "int32")
@@ -30,7 +30,7 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
-from typing import Any
+from typing import Any, Literal
 
 from cpembed.blocks import Displayed
 from cpembed.driver.across import Figure, Line, Time, line
@@ -38,16 +38,18 @@ from cpembed.driver.matching import Match, match_in_worker, network_units, prepa
 from cpembed.driver.named import hardware_specs
 from cpembed.driver.options import KernelOptions
 from cpembed.driver.plan import Request
-from cpembed.errors import BackendUnavailable
+from cpembed.errors import BackendUnavailable, SpecError
 from cpembed.graph.graph import Graph, Operator
 from cpembed.graph.kinds.grouped import GroupedProduct
-from cpembed.graph.kinds.product import Product
+from cpembed.graph.kinds.product import Product, with_operand
 from cpembed.graph.loop import nested_operators
 from cpembed.hw.instruction import HardwareSpec
-from cpembed.ir.computation import Computation
+from cpembed.ir.computation import Computation, Operand
+from cpembed.ir.expression import Access
 from cpembed.network.attention import AttentionKernel
 from cpembed.network.build import uniquely_named
 from cpembed.network.executions import WEIGHT_ONLY
+from cpembed.network.layout import dimensions_of, is_convolution
 from cpembed.network.pair_executions import PairPolicy
 from cpembed.network.plan import SEARCH_LIMIT, NetworkPlan, Planning, plan_network
 from cpembed.network.product_kernels import utilisation
@@ -57,6 +59,9 @@ from cpembed.steps import Progress, silent
 from cpembed.targets.capabilities import links_here
 from cpembed.targets.registry import missing_for, open_target
 from cpembed.targets.units import FloatType, Units
+
+ImageLayout = Literal["NCHW", "NHWC"]
+"""Layout of images: channels before the rows and columns, or after them."""
 
 _NO_PRODUCT = "no product"
 
@@ -256,6 +261,7 @@ def match(
     prepares: bool = True,
     float_type: FloatType | None = None,
     pairs: PairPolicy = "auto",
+    layout: ImageLayout = "NCHW",
     progress: Progress = silent,
 ) -> MatchResult:
     """Return what computes each product of a network on each target.
@@ -279,12 +285,16 @@ def match(
         Type to which operands of float products are rounded, as in a network.
     pairs : PairPolicy, default "auto"
         Where pairs of operators are one kernel, as in a network.
+    layout : ImageLayout, default "NCHW"
+        Layout of the images of convolutions in the memory of targets that are searched product by
+        product; plans of networks choose the layouts themselves.
     progress : Progress, optional
 
     Raises
     ------
     SpecError
-        For a wrong target, and for two targets of one name; passes may raise other errors.
+        For a wrong target, for two targets of one name, and for another layout than the default
+        with a target whose networks are planned; passes may raise other errors.
     LoweringError
         If an operator has no kernel.
     """
@@ -293,8 +303,14 @@ def match(
     if not alternatives:
         units = [_without_alternatives(each) for each in units]
     results: list[TargetMatch] = []
-    for each in units:
-        is_planned = _is_planned(each)
+    planned = [_is_planned(each) for each in units]
+    if layout != "NCHW" and any(planned):
+        name = units[planned.index(True)].name
+        raise SpecError(
+            f"the plan of a network on {name} chooses the layout of each tensor: leave --layout "
+            "(layout=) out"
+        )
+    for each, is_planned in zip(units, planned, strict=True):
         # One operator for an attention, as in the network; a search knows its products only.
         prepared = prepared_for(graph, each, attends=is_planned) if prepares else graph
         network = uniquely_named(prepared)
@@ -303,7 +319,7 @@ def match(
             plan = plan_network(network, each, planning, progress)
             results.append(_of_plan(plan))
         else:
-            results.append(_of_searches(network, each.primary, timeout, progress))
+            results.append(_of_searches(network, each.primary, (timeout, layout), progress))
     return MatchResult(graph.name, sum(1 for _ in nested_operators(graph)), tuple(results))
 
 
@@ -365,7 +381,8 @@ def _match_of_product(kind: Product, plan: NetworkPlan, operator: Operator) -> M
         second = plan.executions[execution.fused_with or ""]
         us = us if second.kernel is not None else second.cost_us
     if not kernel.is_native:
-        return Match(reason=f"portable code: {kernel.reason}")
+        ended = "stopped" if kernel.stopped else "searched"
+        return Match(reason=f"portable code: {kernel.reason}", ended=ended)
     return Match(
         embedded_on=kernel.target,
         embedding=kernel.candidate.embedding,
@@ -377,9 +394,13 @@ def _match_of_product(kind: Product, plan: NetworkPlan, operator: Operator) -> M
 
 
 def _of_searches(
-    graph: Graph, spec: HardwareSpec, timeout: float | None, progress: Progress
+    graph: Graph,
+    spec: HardwareSpec,
+    options: tuple[float | None, ImageLayout],
+    progress: Progress,
 ) -> TargetMatch:
     """Search each product by itself, in the worker; equal ones once, whatever their names."""
+    timeout, layout = options
     matches: dict[str, Match] = {}
     by_workload: dict[Computation, Match] = {}
     nested = [(operator, inner) for operator, inner, _ in nested_operators(graph)]
@@ -387,6 +408,9 @@ def _of_searches(
     for number, (operator, inner) in enumerate(products):
         progress(f"{operator.name} on {spec.name}", number, len(products))
         request = _request(inner, operator, spec, timeout)
+        if layout == "NHWC":
+            last = channels_last(inner, operator, request.workload)
+            request = replace(request, workload=last)
         workload = _anonymous(request.workload)
         if workload not in by_workload:
             by_workload[workload] = match_in_worker(replace(request, workload=workload))
@@ -405,6 +429,56 @@ def _request(
         # Nothing executes the specification; it can still be embedded.
         assert isinstance(operator.kind, Product)
         return Request(operator.kind.computation, spec, KernelOptions(timeout=timeout))
+
+
+def channels_last(graph: Graph, operator: Operator, workload: Computation) -> Computation:
+    """Return the computation of a convolution on images, and weights, with the channels innermost.
+
+    Other products stay as they are. It is the computation that the operator's family makes of
+    ``layout=NHWC``, or ``NWC`` and ``NDHWC``.
+
+    Parameters
+    ----------
+    graph : Graph
+    operator : Operator
+        Product of the graph.
+    workload : Computation
+        Its computation, which may have padding in memory.
+    """
+    if not (isinstance(operator.kind, Product) and is_convolution(operator)):
+        return workload
+    image, weights = workload.inputs[0], workload.inputs[1]
+    output = workload.output
+    for operand, tensor in ((image, operator.inputs[0]), (output, operator.outputs[0])):
+        # Groups are two dimensions of an operand and one of its tensor, whatever is padded.
+        original = operator.kind.computation.operand(operand.name)
+        groups = dimensions_of(graph.types[tensor].shape, original.shape)
+        order = [d for group in (groups[0], *groups[2:], groups[1]) for d in group]
+        workload = _reordered(workload, operand, order)
+    # Filters first, then the window, then the channels that are summed.
+    stored = {name for index in workload.access(output.name).index for name in index.iterators}
+    window = {
+        name
+        for index in workload.access(image.name).index
+        for name in index.iterators
+        if len(index.iterators) > 1
+    } - stored
+
+    def rank(dimension: int) -> int:
+        names = set(workload.access(weights.name).index[dimension].iterators)
+        return 0 if names & stored else 1 if names & window else 2
+
+    order = sorted(range(len(weights.shape)), key=lambda d: (rank(d), d))
+    return _reordered(workload, weights, order)
+
+
+def _reordered(workload: Computation, operand: Operand, order: Sequence[int]) -> Computation:
+    """Return the computation with other dimensions of one operand's memory innermost."""
+    index = workload.access(operand.name).index
+    spread = tuple(operand.spread[d] for d in order) if operand.spread else ()
+    changed = replace(operand, shape=tuple(operand.shape[d] for d in order), spread=spread)
+    access = Access(operand.name, tuple(index[d] for d in order))
+    return with_operand(workload, changed, access)
 
 
 def _anonymous(computation: Computation) -> Computation:
