@@ -6,7 +6,7 @@ Otherwise each product is matched like a single workload, equal ones once.
 >>> from cpembed.graph.graph import Graph, Operator
 >>> from cpembed.graph.kinds.base import TensorType
 >>> from cpembed.graph.kinds import Apply, Elementwise, Input
->>> from cpembed.graph.kinds.product import Product, with_operand
+>>> from cpembed.graph.kinds.product import Product
 >>> from cpembed.driver.named import workload
 >>> product = Product(workload("gemm m=8 n=16 k=16"), (8, 16))
 >>> negated = Elementwise(Apply("neg", (Input(0),)), "int32")
@@ -41,16 +41,15 @@ from cpembed.driver.plan import Request
 from cpembed.errors import BackendUnavailable, SpecError
 from cpembed.graph.graph import Graph, Operator
 from cpembed.graph.kinds.grouped import GroupedProduct
-from cpembed.graph.kinds.product import Product, with_operand
+from cpembed.graph.kinds.product import Product
 from cpembed.graph.loop import nested_operators
 from cpembed.hw.instruction import HardwareSpec
-from cpembed.ir.computation import Computation, Operand
-from cpembed.ir.expression import Access
+from cpembed.ir.computation import Computation
 from cpembed.network.attention import AttentionKernel
 from cpembed.network.build import uniquely_named
 from cpembed.network.executions import WEIGHT_ONLY
-from cpembed.network.layout import dimensions_of, is_convolution
 from cpembed.network.pair_executions import PairPolicy
+from cpembed.network.physical_product import channels_last
 from cpembed.network.plan import SEARCH_LIMIT, NetworkPlan, Planning, plan_network
 from cpembed.network.product_kernels import utilisation
 from cpembed.network.stepwise import step_request
@@ -429,56 +428,6 @@ def _request(
         # Nothing executes the specification; it can still be embedded.
         assert isinstance(operator.kind, Product)
         return Request(operator.kind.computation, spec, KernelOptions(timeout=timeout))
-
-
-def channels_last(graph: Graph, operator: Operator, workload: Computation) -> Computation:
-    """Return the computation of a convolution on images, and weights, with the channels innermost.
-
-    Other products stay as they are. It is the computation that the operator's family makes of
-    ``layout=NHWC``, or ``NWC`` and ``NDHWC``.
-
-    Parameters
-    ----------
-    graph : Graph
-    operator : Operator
-        Product of the graph.
-    workload : Computation
-        Its computation, which may have padding in memory.
-    """
-    if not (isinstance(operator.kind, Product) and is_convolution(operator)):
-        return workload
-    image, weights = workload.inputs[0], workload.inputs[1]
-    output = workload.output
-    for operand, tensor in ((image, operator.inputs[0]), (output, operator.outputs[0])):
-        # Groups are two dimensions of an operand and one of its tensor, whatever is padded.
-        original = operator.kind.computation.operand(operand.name)
-        groups = dimensions_of(graph.types[tensor].shape, original.shape)
-        order = [d for group in (groups[0], *groups[2:], groups[1]) for d in group]
-        workload = _reordered(workload, operand, order)
-    # Filters first, then the window, then the channels that are summed.
-    stored = {name for index in workload.access(output.name).index for name in index.iterators}
-    window = {
-        name
-        for index in workload.access(image.name).index
-        for name in index.iterators
-        if len(index.iterators) > 1
-    } - stored
-
-    def rank(dimension: int) -> int:
-        names = set(workload.access(weights.name).index[dimension].iterators)
-        return 0 if names & stored else 1 if names & window else 2
-
-    order = sorted(range(len(weights.shape)), key=lambda d: (rank(d), d))
-    return _reordered(workload, weights, order)
-
-
-def _reordered(workload: Computation, operand: Operand, order: Sequence[int]) -> Computation:
-    """Return the computation with other dimensions of one operand's memory innermost."""
-    index = workload.access(operand.name).index
-    spread = tuple(operand.spread[d] for d in order) if operand.spread else ()
-    changed = replace(operand, shape=tuple(operand.shape[d] for d in order), spread=spread)
-    access = Access(operand.name, tuple(index[d] for d in order))
-    return with_operand(workload, changed, access)
 
 
 def _anonymous(computation: Computation) -> Computation:

@@ -250,7 +250,7 @@ class DescribedFamily(Family):
             constraints=result.solved.constraints.name,
             executions=ranked.overheads.calls,
             utilisation=ranked.overheads.utilisation,
-            cycles=best.total_us * clock_mhz,
+            cycles=best.cycles + sum(best.packing_us.values()) * clock_mhz,
             us=best.total_us,
             packing_us=dict(best.packing_us),
             bound=best.bound,

@@ -22,7 +22,8 @@ from cpembed.graph.kinds.product import Product
 from cpembed.hw.instruction import HardwareSpec
 from cpembed.ir.computation import Computation
 from cpembed.network import match as match_module
-from cpembed.network.match import MatchResult, channels_last, match
+from cpembed.network.match import MatchResult, match
+from cpembed.network.physical_product import channels_last
 from tests.unit.network.networks import macs, network
 
 VTA = "vta_1x16x16"
