@@ -121,6 +121,8 @@ class ExactSearch:
         self.bounded = False
         """True once all points that are not decided have bounds."""
         self._use_bounds = bounds
+        # A point whose costs are known is worth showing, even if another one beats it.
+        self._discards_dominated = bounds and not space.family.knows_costs
         # Both are iterators that a search which is ended and continued goes on with.
         self._places = space.places()
         self._unbounded: list[_Candidate] | None = None
@@ -346,7 +348,7 @@ class ExactSearch:
         self._coverages[point.number] = candidate.coverage
         self._decide(candidate, "evaluated", point.beyond and point.beyond.text)
         # A point above a limit is not on the front, so it discards nothing.
-        if point.beyond is not None or not self._use_bounds:
+        if point.beyond is not None or not self._discards_dominated:
             return
         vector = point.vector(self.objectives)
         for row in np.flatnonzero(covers(vector, self._bounds) & self._undecided):
@@ -356,7 +358,7 @@ class ExactSearch:
     # -- discarding -------------------------------------------------------------------------------
 
     def _discard_by_evaluated(self, candidate: _Candidate, bound: Vector) -> bool:
-        if not self._use_bounds:
+        if not self._discards_dominated:
             return False
         for point in self.evaluated:
             coverage = self._coverages.get(point.number, frozenset())

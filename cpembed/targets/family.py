@@ -104,6 +104,10 @@ class Family(ABC):
     inputs: ClassVar[tuple[str, str]] = ("int8", "int8")
     """Element types of the factors that the machines multiply; models are prepared for these."""
 
+    knows_costs: ClassVar[bool] = False
+    """True if analyses hold the costs themselves, so that nothing is saved by discarding a point
+    that another one beats."""
+
     def identity(self) -> str:
         """Return a digest of everything besides point and layer that results depend on.
 

@@ -19,6 +19,7 @@ from typing import Any, ClassVar
 import msgspec
 
 from cpembed.cost.machine.estimate import Estimate, LevelEstimate, machine_of
+from cpembed.cost.machine.technology import technology
 from cpembed.cost.ranking import RankedCandidate
 from cpembed.driver.bench_layers import NamedSuite, named_suite
 from cpembed.driver.estimate import EstimateResult, estimate
@@ -103,6 +104,7 @@ class DescribedFamily(Family):
     name: ClassVar[str] = "described"
     analysis: ClassVar[Any] = LayerSoftware
     parameters: ClassVar[tuple[Parameter, ...]] = ()
+    knows_costs: ClassVar[bool] = True
 
     def __init__(
         self,
@@ -348,8 +350,16 @@ def described_family(
         For the first fault.
     """
     tables = file.merged
+    # Another loader makes targets of these, and another search costs their layers: a family beside
+    # this one, for which the keys of `instructions` are found by their names already.
+    if "instructions" in tables:
+        raise SpecError(
+            f"{file.path}: instructions: machines of several instructions are not explored yet; "
+            "name a file with one [instruction]"
+        )
     base = _spec_of(_Machine.of(file, tables))
     machine_of(base, choices.machine)
+    technology(choices.technology or DEFAULT_TECHNOLOGY)
     if choices.constraints is not None:
         load_constraint_set(choices.constraints)
     for name, by_label in labels.items():
