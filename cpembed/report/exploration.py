@@ -12,7 +12,7 @@ from cpembed.report.messages import EMPTY, legend, listed, mapping_text, short_n
 from cpembed.wording import plural
 
 if TYPE_CHECKING:
-    from cpembed.exploration.exact import ExactSearch
+    from cpembed.exploration.exact import ExactSearch, Fate
     from cpembed.exploration.explore import ExploreResult
     from cpembed.exploration.objectives import EvaluatedPoint, Objective
     from cpembed.exploration.sampled import SampledSearch
@@ -20,8 +20,8 @@ if TYPE_CHECKING:
     from cpembed.exploration.shapes.question import LayerRow, NearShapes, ShapeResult
     from cpembed.targets.family import Value
 
-# Maximum number of reasons why points are no machines that are listed.
-_FLAWS = 3
+# Maximum number of reasons why points are no machines, or have no programs, that are listed.
+_REASONS = 3
 
 _FATES = {
     "dominated": "discarded: an evaluated point is at least as good as their bounds",
@@ -64,6 +64,7 @@ def explore_report(
 
 
 def _explore_summary(result: ExploreResult) -> Iterator[tuple[str, str]]:
+    from cpembed.exploration.described.family import DescribedFamily
     from cpembed.exploration.exact import ExactSearch
 
     space, search = result.space, result.search
@@ -76,6 +77,8 @@ def _explore_summary(result: ExploreResult) -> Iterator[tuple[str, str]]:
     yield "objectives", ", ".join(_with_unit(objective) for objective in result.objectives)
     if result.limits:
         yield "limits", ", ".join(limit.text for limit in result.limits)
+    if isinstance(space.family, DescribedFamily) and space.family.needs_silicon:
+        yield "tables", f"of {space.family.technology}, for area and energy"
     yield from _exact(search) if isinstance(search, ExactSearch) else _sampled(result, search)
     yield "status", _STATUS[result.status] + ", stopped by the time limit" * bool(result.stopped)
     if (volume := result.hypervolume()) is not None:
@@ -85,20 +88,24 @@ def _explore_summary(result: ExploreResult) -> Iterator[tuple[str, str]]:
 def _exact(search: ExactSearch) -> Iterator[tuple[str, str]]:
     fates = Counter(verdict.fate for verdict in search.verdicts.values())
     yield "points", f"{search.points:,}, of which {search.machines:,} are machines"
-    flaws = Counter(
-        str(verdict.cause) for verdict in search.verdicts.values() if verdict.fate == "no_machine"
-    )
-    for flaw, number in flaws.most_common(_FLAWS):
-        yield "", f"{number:,} no machine: {flaw}"
-    if len(flaws) > _FLAWS:
-        rest = sum(flaws.values()) - sum(number for _, number in flaws.most_common(_FLAWS))
-        yield "", f"{rest:,} no machines for other reasons (--certificate lists all)"
+    yield from _reasons(search, "no_machine", "no machine")
     yield "evaluated", f"{fates['evaluated']:,}"
     for fate, text in _FATES.items():
         if fates[fate]:
             yield "", f"{fates[fate]:,} {text}"
+    yield from _reasons(search, "no_software", "no program")
     if search.open:
         yield "", f"{len(search.open):,} neither evaluated nor discarded"
+
+
+def _reasons(search: ExactSearch, fate: Fate, text: str) -> Iterator[tuple[str, str]]:
+    """Yield the most frequent reasons of a fate."""
+    reasons = Counter(str(v.cause) for v in search.verdicts.values() if v.fate == fate)
+    for reason, number in reasons.most_common(_REASONS):
+        yield "", f"{number:,} {text}: {reason}"
+    if len(reasons) > _REASONS:
+        rest = sum(reasons.values()) - sum(number for _, number in reasons.most_common(_REASONS))
+        yield "", f"{rest:,} {text} for other reasons (--certificate lists all)"
 
 
 def _sampled(result: ExploreResult, search: SampledSearch) -> Iterator[tuple[str, str]]:
@@ -211,7 +218,7 @@ def _parameter(value: Value) -> str:
 
 
 def _value(objective: Objective, value: float) -> str:
-    return f"{value:,.0f}" if not objective.unit or value >= 1e4 else f"{value:.4g}"
+    return f"{value:,.0f}" if not objective.unit or value >= 1e6 else f"{value:,.6g}"
 
 
 # -- shapes ---------------------------------------------------------------------------------------
