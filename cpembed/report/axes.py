@@ -12,8 +12,8 @@ _TICKS = 5
 """Number of ticks that a linear axis has at least."""
 
 
-def number(value: float) -> str:
-    """Return a number with four digits, thousands apart.
+def number(value: float, digits: int = 4) -> str:
+    """Return a number with some digits at least, thousands apart.
 
     >>> number(12345.6), number(0.00012), number(3_400_000)
     ('12,346', '0.00012', '3,400,000')
@@ -22,8 +22,8 @@ def number(value: float) -> str:
         return f"{value:g}"
     if abs(value) >= 1e12 or abs(value) < 1e-5:
         return f"{value:.3g}"
-    digits = max(0, 3 - math.floor(math.log10(abs(value))))
-    text = f"{value:,.{digits}f}"
+    decimals = max(0, digits - 1 - math.floor(math.log10(abs(value))))
+    text = f"{value:,.{decimals}f}"
     return text.rstrip("0").rstrip(".") if "." in text else text
 
 

@@ -17,6 +17,9 @@ from cpembed.wording import plural
 MAX_CARDS = 400
 """Maximum number of points with a card; those of the front have one in any case."""
 
+# Digits of objectives, in which points of a front may differ little.
+_DIGITS = 6
+
 _DETAILS = (
     '<aside id="details" role="status" aria-label="The selected point">'
     '<button type="button" class="close">Close</button><div class="body"></div></aside>'
@@ -118,14 +121,16 @@ def _front(exploration: Exploration) -> Iterator[str]:
             "computes all of its layers.</p>"
         )
     names = list(exploration.space.parameters)
-    heads = ["#", *names, *map(label, exploration.objectives), *["left out"] * some_left_out]
+    # A parameter that is an objective has one column.
+    objectives = [key for key in exploration.objectives if key not in names]
+    heads = ["#", *names, *map(label, objectives), *["left out"] * some_left_out]
     yield '<div class="scroll" role="region" aria-labelledby="front-title" tabindex="0">'
     yield f'<table id="front"><thead><tr>{_cells("th", heads, head=True)}</tr></thead><tbody>'
     for point in map(points.__getitem__, exploration.front):
         link = f'<a href="#point-{point.number}" data-point="{point.number}">{point.number}</a>'
         values = [
             *(str(point.parameters.get(name, "")) for name in names),
-            *(number(point.objectives[key]) for key in exploration.objectives),
+            *(number(point.objectives[key], _DIGITS) for key in objectives),
             *[plural(len(point.left_out), "layer")] * some_left_out,
         ]
         cells = f'<td class="number">{link}</td>{_cells("td", values)}'
@@ -155,7 +160,11 @@ def _card(exploration: Exploration, point: PointRow) -> str:
     area = [] if point.area_um2 is None else [("area", f"{number(point.area_um2 * 1e-6)} mm²")]
     facts = [
         *((name, str(value)) for name, value in point.parameters.items()),
-        *((label(key), number(value)) for key, value in point.objectives.items()),
+        *(
+            (label(key), number(value, _DIGITS))
+            for key, value in point.objectives.items()
+            if key not in point.parameters
+        ),
         ("clock", f"{number(point.clock_mhz)} MHz"),
         *(area if "area_mm2" not in point.objectives else []),
         *([("above", point.beyond)] if point.beyond else []),
