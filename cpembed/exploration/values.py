@@ -97,7 +97,20 @@ def _range(match: re.Match[str]) -> list[int]:
 
 
 def step_range(first: int, last: int, step: int) -> range:
-    """Return the values from ``first`` to ``last``; raise :class:`SpecError` if it is not met."""
+    """Return the values of a range in steps.
+
+    Parameters
+    ----------
+    first, last
+        Both ends, which are values.
+    step
+        Difference between neighbours.
+
+    Raises
+    ------
+    SpecError
+        If ``last`` is not met.
+    """
     if first > last:
         raise SpecError(f"from {first} is above to {last}")
     if step < 1:
@@ -111,9 +124,19 @@ def step_range(first: int, last: int, step: int) -> range:
 
 
 def times_range(first: int, last: int, factor: int) -> Sequence[int]:
-    """Return the values from ``first`` to ``last``, each ``factor`` times the one before it.
+    """Return the values of a range by a factor.
 
-    Raises :class:`SpecError` if ``last`` is not met.
+    Parameters
+    ----------
+    first, last
+        Both ends, which are values.
+    factor
+        Ratio of neighbours.
+
+    Raises
+    ------
+    SpecError
+        If ``last`` is not met.
     """
     if first > last:
         raise SpecError(f"from {first} is above to {last}")

@@ -135,15 +135,15 @@ def _fronts(result: ExploreResult, top: int | None) -> Iterator[Block]:
     coverages = dict.fromkeys(point.coverage for point in result.front)
     for coverage in coverages:
         points = [point for point in result.front if point.coverage == coverage]
-        shown = points if top is None else points[: max(0, top - number)]
+        rows = points if top is None else points[: max(0, top - number)]
         number += len(points)
         text = f"Front: {plural(len(points), 'point')}"
         if len(coverage) < layers:
-            without = layers - len(coverage)
-            text += f" without {plural(without, 'layer')}, for which they have no software"
+            missing = layers - len(coverage)
+            text += f" without {plural(missing, 'layer')}, for which they have no software"
         yield ""
         yield Heading(text)
-        yield _front(result, shown)
+        yield _front(result, rows)
     if len(coverages) > 1:
         yield "A point beats another one only if it computes all of its layers."
 
@@ -365,8 +365,8 @@ def _compared(result: ShapeResult) -> str:
     kind = "powers of two" if scope.powers else "integers"
     if scope.multiples != (1, 1, 1):
         factors = dict.fromkeys(scope.multiples)
-        shown = factors if len(factors) == 1 else scope.multiples
-        kind += f" that are multiples of {', '.join(map(str, shown))}"
+        multiples = factors if len(factors) == 1 else scope.multiples
+        kind += f" that are multiples of {', '.join(map(str, multiples))}"
     counts = result.counts
     text = f"{plural(counts.compared, 'shape')} of {kind}"
     if counts.not_dominated is not None:

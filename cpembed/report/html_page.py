@@ -1,4 +1,4 @@
-"""What HTML pages share: a head that loads nothing, one script that may run, escaped texts."""
+"""Parts that HTML pages share: a head that loads nothing, one script that may run, escaped texts."""
 
 from __future__ import annotations
 

@@ -244,7 +244,7 @@ def short_names(names: Sequence[str]) -> list[str]:
     def short(place: int) -> str:
         for length in range(1, len(parts[place])):
             tail = parts[place][-length:]
-            if sum(other[-length:] == tail for other in parts) == 1:
+            if sum(each[-length:] == tail for each in parts) == 1:
                 return ".".join(tail)
         return names[place]
 

@@ -83,7 +83,7 @@ class LayerSoftware(msgspec.Struct, frozen=True, kw_only=True):
 
 @dataclass(frozen=True, kw_only=True)
 class Choices:
-    """What a space says of its target besides keys; None for the defaults.
+    """Choices of a space for its target besides keys; None for the defaults.
 
     ``machine`` is one of the target's, ``technology`` has the tables of area and energy,
     ``constraints`` names the set of embeddings.
@@ -127,7 +127,7 @@ class DescribedFamily(Family):
     @property
     def base(self) -> HardwareSpec:
         """The specification as it is in its file."""
-        return _spec_of(_Machine.of(self.file, self.file.merged))
+        return _spec_of(_Machine.from_tables(self.file, self.file.merged))
 
     @property
     def default_objectives(self) -> tuple[str, ...]:
@@ -155,7 +155,7 @@ class DescribedFamily(Family):
             # A derived value has no label.
             value = self.labels[name].get(label, label)
             tables = replaced(tables, key, ABSENT if label == REMOVED else value)
-        return _Machine.of(self.file, tables)
+        return _Machine.from_tables(self.file, tables)
 
     def spec(self, point: Point) -> HardwareSpec:
         """Return the target of a point; raise :class:`SpecError` where there is none."""
@@ -294,9 +294,9 @@ class DescribedFamily(Family):
         for level in software.levels:
             add(f"{level.memory}.read", level.read_bytes)
             add(f"{level.memory}.written", level.written_bytes)
-        for memory, (taken, given) in software.moved.items():
-            add(f"{memory}.written", taken)
-            add(f"{memory}.read", given)
+        for memory, (filled, drained) in software.moved.items():
+            add(f"{memory}.written", filled)
+            add(f"{memory}.read", drained)
         computation = instruction.computation
         outputs = {operand.name for operand in computation.outputs}
         accumulates = any(s.reduction is not None for s in computation.statements)
@@ -357,7 +357,7 @@ def described_family(
             f"{file.path}: instructions: machines of several instructions are not explored yet; "
             "name a file with one [instruction]"
         )
-    base = _spec_of(_Machine.of(file, tables))
+    base = _spec_of(_Machine.from_tables(file, tables))
     machine_of(base, choices.machine)
     technology(choices.technology or DEFAULT_TECHNOLOGY)
     if choices.constraints is not None:
@@ -419,7 +419,7 @@ class _Machine:
     tables: Tables = field(compare=False)
 
     @staticmethod
-    def of(file: SpecificationFile, tables: Tables) -> _Machine:
+    def from_tables(file: SpecificationFile, tables: Tables) -> _Machine:
         text = json.dumps([str(file.path.name), tables], sort_keys=True, default=str)
         return _Machine(hashlib.sha256(text.encode()).hexdigest()[:32], file, tables)
 

@@ -106,6 +106,15 @@ def replaced(tables: Tables, key: Key, value: Any) -> Tables:
     >>> replaced({"axes": {"x": 4, "y": 4}}, ("axes", "x"), 8)
     {'axes': {'x': 8, 'y': 4}}
 
+    Parameters
+    ----------
+    tables
+        The tables.
+    key
+        The key.
+    value
+        Its new value.
+
     Raises
     ------
     SpecError

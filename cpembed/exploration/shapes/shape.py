@@ -134,8 +134,7 @@ def _extents(
     least = [-(-smallest // multiple) * multiple for multiple in multiples]
     axes: list[list[int]] = []
     for place, multiple in enumerate(multiples):
-        others = math.prod(least[:place] + least[place + 1 :])
-        largest = macs // others
+        largest = macs // math.prod(least[:place] + least[place + 1 :])
         if powers:
             sizes = [2**k for k in range(macs.bit_length()) if smallest <= 2**k <= largest]
             axes.append([size for size in sizes if size % multiple == 0])
@@ -349,7 +348,17 @@ def save(
 
 
 def save_texts(path: Path, shapes: Sequence[Shape], texts: Sequence[str]) -> list[Path]:
-    """Write the texts of targets, all or none, and return their files."""
+    """Write the texts of targets, all or none, and return their files.
+
+    Parameters
+    ----------
+    path
+        The file of a single target, or the pattern of several names.
+    shapes
+        The shapes.
+    texts
+        The text of each shape's target.
+    """
     written: list[Path] = []
     try:
         for file, text in zip(_files_of(path, shapes), texts, strict=True):

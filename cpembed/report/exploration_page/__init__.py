@@ -148,12 +148,12 @@ def _cells(tag: str, texts: list[str], *, head: bool = False) -> str:
 
 def _cards(exploration: Exploration) -> Iterator[str]:
     front = [point for point in exploration.rows if point.number in exploration.front]
-    others = [point for point in exploration.rows if point.number not in exploration.front]
+    beaten = [point for point in exploration.rows if point.number not in exploration.front]
     room = max(0, MAX_CARDS - len(front))
-    for point in (*front, *others[:room]):
+    for point in (*front, *beaten[:room]):
         yield _card(exploration, point)
-    if others[room:]:
-        yield f"<p>{plural(len(others[room:]), 'more point')} without a card.</p>"
+    if beaten[room:]:
+        yield f"<p>{plural(len(beaten[room:]), 'more point')} without a card.</p>"
 
 
 def _card(exploration: Exploration, point: PointRow) -> str:

@@ -42,13 +42,21 @@ def summary(point: PointRow) -> str:
     """Return a line with a point's parameters and objectives."""
     parameters = ", ".join(f"{name} = {value}" for name, value in point.parameters.items())
     values = ", ".join(f"{label(key)}: {number(value)}" for key, value in point.objectives.items())
-    without = f"; without {len(point.left_out)} layers" if point.left_out else ""
+    left_out = f"; without {len(point.left_out)} layers" if point.left_out else ""
     above = f"; above {point.beyond}" if point.beyond else ""
-    return f"point {point.number}: {parameters}; {values}{without}{above}"
+    return f"point {point.number}: {parameters}; {values}{left_out}{above}"
 
 
 def plot(exploration: Exploration, first: str, second: str) -> str:
-    """Return the plot of two objectives; ``first`` is empty for the numbers of the points."""
+    """Return the plot of two objectives.
+
+    Parameters
+    ----------
+    exploration
+        The exploration.
+    first, second
+        Objectives across and up; the first is empty for the numbers of the points.
+    """
     points = sorted(exploration.rows, key=lambda p: kind(exploration, p) == "front")
     value = _value(first)
     xs, ys = [value(p) for p in points], [p.objectives[second] for p in points]
