@@ -1,4 +1,4 @@
-"""Parts that HTML pages share: a head that loads nothing, one script that may run, escaped texts."""
+"""Parts that HTML pages share: a head that loads nothing, the only script, escaped texts."""
 
 from __future__ import annotations
 
