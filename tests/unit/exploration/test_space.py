@@ -189,3 +189,23 @@ def test_two_limits_of_one_objective_are_refused() -> None:
 
 def test_objectives_keep_their_order() -> None:
     assert [one.name for one in read_objectives(["area", "cycles"])] == ["area", "cycles"]
+
+
+@pytest.mark.parametrize(
+    "text", ["memories.buffer.banks < 4", 'memories."buffer".banks < 4', 'memories . "buffer"']
+)
+def test_a_key_has_one_name_however_it_is_spelled(text: str) -> None:
+    if "<" not in text:
+        # Blanks between the parts are those of Python: an attribute is no key.
+        with pytest.raises(SpecError):
+            read_relation(text, {"memories.buffer"})
+        return
+    relation = read_relation(text, {"memories.buffer.banks"})
+    assert relation.names == {"memories.buffer.banks"}
+    assert relation.holds({"memories.buffer.banks": 3})
+    assert not relation.holds({"memories.buffer.banks": 4})
+
+
+def test_texts_of_relations_are_no_keys() -> None:
+    relation = read_relation('dataflow == "a.b"', {"dataflow"})
+    assert relation.holds({"dataflow": "a.b"})

@@ -30,6 +30,7 @@ from cpembed.exploration.shapes.timed import TimedMachine, open_timed
 from cpembed.hw.loader import load_hardware_spec
 from cpembed.runtime.cluster import open_workers
 from tests.unit.exploration.described.machines import TEXT, layers, written
+from tests.unit.exploration.described.test_agreement import random_machine
 
 WORDS = [
     "gemm m={a} n={b} k={c}",
@@ -42,9 +43,9 @@ DERIVED = [(), ("machines.soc.compute.cycles=x",), ("machines.soc.clock_mhz=4000
 
 
 def machine_of(folder: Path, seed: int, constraints: str | None = None) -> TimedMachine:
-    return open_timed(
-        str(written(folder)), derived=DERIVED[seed % len(DERIVED)], constraints=constraints
-    )
+    path = written(folder) if constraints is None else random_machine(folder, random.Random(seed))
+    derived = DERIVED[seed % len(DERIVED)]
+    return open_timed(str(path), derived=derived, constraints=constraints)
 
 
 def asked(suite: str, question: Question) -> ShapeResult:
