@@ -10,11 +10,10 @@ from dataclasses import dataclass, replace
 import numpy as np
 from numpy.typing import NDArray
 
+from cpembed.exploration.shapes.cell_table import CellSearch, CellTable
 from cpembed.exploration.shapes.cells import (
     Call,
     Cell,
-    CellSearch,
-    CellTable,
     FewestExecutions,
     NoProgramError,
     ProvenEmbedding,
