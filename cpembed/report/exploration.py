@@ -77,8 +77,11 @@ def _explore_summary(result: ExploreResult) -> Iterator[tuple[str, str]]:
     yield "objectives", ", ".join(_with_unit(objective) for objective in result.objectives)
     if result.limits:
         yield "limits", ", ".join(limit.text for limit in result.limits)
-    if isinstance(space.family, DescribedFamily) and space.family.needs_silicon:
-        yield "tables", f"of {space.family.technology}, for area and energy"
+    if isinstance(family := space.family, DescribedFamily):
+        if family.needs_silicon:
+            yield "tables", f"of {family.technology}, for area and energy"
+        elif family.silicon_flaw is not None:
+            yield "tables", f"no area and energy: {family.silicon_flaw}"
     yield from _exact(search) if isinstance(search, ExactSearch) else _sampled(result, search)
     yield "status", _STATUS[result.status] + ", stopped by the time limit" * bool(result.stopped)
     if (volume := result.hypervolume()) is not None:

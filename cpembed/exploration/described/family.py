@@ -132,11 +132,16 @@ class DescribedFamily(Family):
     @property
     def default_objectives(self) -> tuple[str, ...]:
         """Objectives where none are named: time, with energy and area where tables have them."""
+        return ("time", "energy", "area") if self.silicon_flaw is None else ("time",)
+
+    @property
+    def silicon_flaw(self) -> str | None:
+        """Reason why the file as it is has no area and energy; None if it has."""
         try:
             silicon(self.base, machine_of(self.base, self.machine), self.technology)
-        except SpecError:
-            return ("time",)
-        return "time", "energy", "area"
+        except SpecError as error:
+            return str(error)
+        return None
 
     def suite(self, name: str, shapes: Mapping[str, Any] | None) -> NamedSuite:
         """Return the layers of a suite or a model, which is prepared for the target."""
