@@ -58,7 +58,7 @@ class Verdict:
 
     ``cause`` is the number of the point that is at least as good as its bounds and computes all of
     its layers, a limit, or a layer without software; ``layers`` is the number of its layers that
-    were evaluated for it.
+    were evaluated for it, and ``left_out`` of those without software there.
     """
 
     number: int
@@ -66,6 +66,7 @@ class Verdict:
     cause: int | str | None = None
     bound: Vector | None = None
     layers: int = 0
+    left_out: int = 0
 
 
 @dataclass
@@ -398,7 +399,12 @@ class ExactSearch:
         bound = None if fate == "evaluated" else self._bound(candidate)
         evaluated = len(candidate.resolved & candidate.coverage)
         verdict = Verdict(
-            number=candidate.number, fate=fate, cause=cause, bound=bound, layers=evaluated
+            number=candidate.number,
+            fate=fate,
+            cause=cause,
+            bound=bound,
+            layers=evaluated,
+            left_out=len(candidate.resolved - candidate.coverage),
         )
         self.verdicts[candidate.number] = verdict
         del self._candidates[candidate.number]

@@ -234,6 +234,7 @@ class ExploreResult:
             "by": verdict.cause,
             "bound": bound,
             "layers_evaluated": verdict.layers,
+            "layers_left_out": verdict.left_out,
         }
 
     def _trials(self, search: SampledSearch) -> list[dict[str, Any]]:
