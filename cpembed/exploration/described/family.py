@@ -13,7 +13,8 @@ import hashlib
 import json
 from collections.abc import Callable, Collection, Hashable, Mapping
 from dataclasses import dataclass, field
-from functools import lru_cache
+from functools import cached_property, lru_cache
+from pathlib import Path
 from typing import Any, ClassVar
 
 import msgspec
@@ -123,6 +124,8 @@ class DescribedFamily(Family):
         self.needs_silicon = False
         """True if a point without figures of area and energy is no machine."""
         self._keys = {name: read_key(name) for name in self.labels}
+        self._machines: dict[tuple[tuple[str, Value], ...], _Machine] = {}
+        self._silicon: dict[str, Silicon | None] = {}
 
     @property
     def base(self) -> HardwareSpec:
@@ -149,7 +152,18 @@ class DescribedFamily(Family):
 
     # -- points -----------------------------------------------------------------------------------
 
+    def __getstate__(self) -> dict[str, Any]:
+        """Leave out what is cached of points: another process makes it anew."""
+        return {**self.__dict__, "_machines": {}, "_silicon": {}}
+
     def _described(self, point: Point) -> _Machine:
+        key = tuple(sorted(point.items()))
+        # A search asks for the same points again and again, once for each layer and objective.
+        if key not in self._machines:
+            self._machines[key] = self._made(point)
+        return self._machines[key]
+
+    def _made(self, point: Point) -> _Machine:
         tables: Tables = self.file.merged
         for name, key in self._keys.items():
             if name not in point:
@@ -172,10 +186,14 @@ class DescribedFamily(Family):
 
     def silicon(self, point: Point) -> Silicon | None:
         """Return area and energies of a point; None where no table has them."""
-        try:
-            return silicon(self.spec(point), self.hierarchy(point), self.technology)
-        except SpecError:
-            return None
+        key = self._described(point).digest
+        if key not in self._silicon:
+            try:
+                costs = silicon(self.spec(point), self.hierarchy(point), self.technology)
+            except SpecError:
+                costs = None
+            self._silicon[key] = costs
+        return self._silicon[key]
 
     def flaw(self, point: Point) -> str | None:
         try:
@@ -209,13 +227,21 @@ class DescribedFamily(Family):
         head = f"# {self.file.path.name} with {values}.\n\n"
         return head + toml_text(self._described(point).tables)
 
+    @cached_property
+    def _constraints_text(self) -> str:
+        """Name of the set; a file's contents, which may change under its name, by their digest."""
+        name = self.constraints or ""
+        if not name.endswith(".toml"):
+            return name
+        return hashlib.sha256(Path(name).read_bytes()).hexdigest()[:32]
+
     # -- layers -----------------------------------------------------------------------------------
 
     def typed(self, layer: Layer) -> Computation:
         return _typed(layer.workload(default_dtypes(self.base)), self.base, layer.label)
 
     def group(self, point: Point) -> Hashable:
-        return self._described(point).digest, self.machine or "", self.constraints or ""
+        return self._described(point).digest, self.machine or "", self._constraints_text
 
     def estimated(
         self, point: Point, workload: Computation, timeout: float | None = None
