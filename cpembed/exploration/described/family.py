@@ -160,10 +160,10 @@ class DescribedFamily(Family):
         key = tuple(sorted(point.items()))
         # A search asks for the same points again and again, once for each layer and objective.
         if key not in self._machines:
-            self._machines[key] = self._made(point)
+            self._machines[key] = self._built(point)
         return self._machines[key]
 
-    def _made(self, point: Point) -> _Machine:
+    def _built(self, point: Point) -> _Machine:
         tables: Tables = self.file.merged
         for name, key in self._keys.items():
             if name not in point:
