@@ -38,7 +38,7 @@ from cpembed.driver.matching import Match, match_in_worker, network_units, prepa
 from cpembed.driver.named import hardware_specs
 from cpembed.driver.options import KernelOptions
 from cpembed.driver.plan import Request
-from cpembed.errors import BackendUnavailable, SpecError
+from cpembed.errors import BackendUnavailable, LoweringError, SpecError
 from cpembed.graph.graph import Graph, Operator
 from cpembed.graph.kinds.grouped import GroupedProduct
 from cpembed.graph.kinds.product import Product
@@ -294,8 +294,6 @@ def match(
     SpecError
         For a wrong target, for two targets of one name, and for another layout than the default
         with a target whose networks are planned; passes may raise other errors.
-    LoweringError
-        If an operator has no kernel.
     """
     units = [network_units(target, float_type) for target in targets]
     hardware_specs([each.named for each in units if each.named is not None])
@@ -315,10 +313,15 @@ def match(
         network = uniquely_named(prepared)
         if is_planned:
             planning = Planning(timeout=timeout, pairs=pairs)
-            plan = plan_network(network, each, planning, progress)
-            results.append(_of_plan(plan))
-        else:
-            results.append(_of_searches(network, each.primary, (timeout, layout), progress))
+            try:
+                plan = plan_network(network, each, planning, progress)
+            except LoweringError:
+                # No network is compiled where an operator has no kernel; the searches name it.
+                pass
+            else:
+                results.append(_of_plan(plan))
+                continue
+        results.append(_of_searches(network, each.primary, (timeout, layout), progress))
     return MatchResult(graph.name, sum(1 for _ in nested_operators(graph)), tuple(results))
 
 

@@ -142,7 +142,9 @@ def test_isl_is_ended_by_its_operations() -> None:
 
 @pytest.mark.parametrize("watched", _WATCHERS)
 def test_a_search_with_a_limit_ends_and_leaves_no_thread(watched: Callable[[], Any]) -> None:
-    layer = workload("conv2d n=1 c=4 h=5 w=5 k=4 r=3 s=3 pad=1", target="wmma_f16_f16_32x8x16")
+    layer = workload(
+        "conv3d n=2 c=24 d=14 h=14 w=14 k=24 t=3 r=3 s=3 pad=1", target="wmma_f16_f16_32x8x16"
+    )
     before = set(threading.enumerate())
     started = time.perf_counter()
     with watched():

@@ -18,6 +18,10 @@ _VEX_ONLY = ("-avx512f",)
 """Attributes for CPUs without AVX-512: neither its 16 further registers nor EVEX encodings."""
 AVX2_ONLY = (*_VEX_ONLY, "-avxvnni")
 """Attributes for CPUs without AVX-VNNI either, which LLVM would use for sums of products."""
+# Stated although the processor has them: kernels of several instructions may be compiled as one,
+# and there none takes away what another one needs.
+AVX512 = ("+avx512f",)
+"""Attributes of kernels whose vectors have 512 bits."""
 
 
 def _vpdpbusd(registers: Registers, sums: str, first: str, second: str, signed_first: bool) -> str:
@@ -42,6 +46,7 @@ VPDPBUSD = DotProduct(
     timed="vpdpbusd",
     call=partial(_vpdpbusd, ZMM),
     total=partial(_integer_total, ZMM),
+    attributes=AVX512,
     store=write_narrow,
 )
 VPDPBUSD_YMM = replace(
@@ -53,7 +58,7 @@ VPDPBUSD_YMM = replace(
     timed="vpdpbusd_ymm",
     call=partial(_vpdpbusd, YMM),
     total=partial(_integer_total, YMM),
-    attributes=_VEX_ONLY,
+    attributes=(*_VEX_ONLY, "+avxvnni"),
     store=WRITE_YMM,
 )
 
@@ -227,6 +232,7 @@ VFMADD231PS = DotProduct(
     call=partial(_fused, ZMM),
     total=partial(_float_total, ZMM),
     functions=_total_function(ZMM),
+    attributes=AVX512,
     store=write_narrow,
 )
 VDPBF16PS = replace(

@@ -28,7 +28,14 @@ from cpembed.targets.cpu.lowering import BackEnd, Lowered
 from cpembed.targets.cpu.target import CpuTarget
 from cpembed.targets.x86 import amx
 from cpembed.targets.x86.calibrate import ThrottlingProbe, instruction_peak_gops
-from cpembed.targets.x86.dot_products import AVX2_ONLY, DOT_PRODUCTS, WRITE_YMM, YMM, ZMM
+from cpembed.targets.x86.dot_products import (
+    AVX2_ONLY,
+    AVX512,
+    DOT_PRODUCTS,
+    WRITE_YMM,
+    YMM,
+    ZMM,
+)
 from cpembed.targets.x86.down_converting_store import write_narrow
 from cpembed.targets.x86.features import missing_features
 from cpembed.transform.program import DerivedProgram
@@ -111,7 +118,7 @@ _LANES = LaneProduct(
     model_constants().lane_products,
     # With AVX512-VNNI, LLVM makes one VPDPWSSD of a product and a sum, and splits it again if that
     # shortens a chain. These kernels have many chains, so ports limit them, not latencies.
-    attributes=("+fast-dpwssd",),
+    attributes=("+fast-dpwssd", *AVX512),
     store=write_narrow,
 )
 _YMM_LANES = replace(
@@ -122,7 +129,9 @@ _YMM_LANES = replace(
     attributes=AVX2_ONLY,
     store=WRITE_YMM,
 )
-_FLOAT_LANES = LaneProduct("x86.fma_lanes", ZMM, "vfmadd231ps", 1.0, store=write_narrow)
+_FLOAT_LANES = LaneProduct(
+    "x86.fma_lanes", ZMM, "vfmadd231ps", 1.0, attributes=AVX512, store=write_narrow
+)
 _YMM_FLOAT_LANES = LaneProduct(
     "x86.avx2_fma_lanes", YMM, "vfmadd231ps_ymm", 1.0, attributes=AVX2_ONLY, store=WRITE_YMM
 )

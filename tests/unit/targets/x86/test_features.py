@@ -7,7 +7,9 @@ from dataclasses import replace
 import pytest
 
 from cpembed.hw.loader import load_hardware_spec
+from cpembed.network.operators.attention_tiles import merged
 from cpembed.targets.x86 import features
+from cpembed.targets.x86.dot_products import DOT_PRODUCTS
 
 AMX = load_hardware_spec("amx_int8")
 
@@ -49,3 +51,12 @@ def test_assumed_features_count_as_present(monkeypatch: pytest.MonkeyPatch) -> N
     assert features.missing_features(AMX) == ()
     other = replace(AMX, cpu_features=("amx_tile", "amx_fp16"))
     assert features.missing_features(other) == ("CPU feature amx_fp16",)
+
+
+def test_a_kernel_of_two_instructions_keeps_what_either_needs() -> None:
+    """Kernels for vectors of 256 bits take AVX-512 away, and the longer vectors need it."""
+    for dot in DOT_PRODUCTS.values():
+        needed = "avx512f" if dot.feature.startswith("avx512") else dot.feature.replace("_", "")
+        for other in DOT_PRODUCTS.values():
+            attributes = merged([other.attributes, dot.attributes])
+            assert f"-{needed}" not in attributes, (dot.name, other.name)
