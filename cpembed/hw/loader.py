@@ -79,25 +79,56 @@ def load_hardware_spec(name_or_path: str | Path) -> HardwareSpec:
     SpecError
         In one line: the file, the key, what is wrong and what is allowed.
     """
+    return _build(_path_of(name_or_path))
+
+
+def _path_of(name_or_path: str | Path) -> Path:
+    """Return the file of a target; raise :class:`SpecError` for an unknown name."""
     if isinstance(name_or_path, Path) or name_or_path.endswith(".toml") or "/" in name_or_path:
-        return _build(Path(name_or_path))
+        return Path(name_or_path)
     path = _named_file(name_or_path)
     if path is None and (path := instruction_set_file(name_or_path)) is None:
         raise SpecError(
             f"unknown target {name_or_path!r}{close_match(name_or_path, _named_files())}; "
             "`cpembed targets` lists them, and a path to a TOML file is a target too"
         )
-    return _build(path)
+    return path
+
+
+def specification_file(name_or_path: str | Path) -> SpecificationFile:
+    """Read the tables of a target by its name or from a TOML file, unchecked.
+
+    Parameters
+    ----------
+    name_or_path : str or Path
+        As for :func:`load_hardware_spec`.
+
+    Raises
+    ------
+    SpecError
+        If the name is unknown, or the file cannot be read.
+    """
+    return SpecificationFile.read(_path_of(name_or_path))
+
+
+def build_hardware_spec(file: SpecificationFile) -> HardwareSpec:
+    """Build a target from tables, which need not be those of its file.
+
+    Raises
+    ------
+    SpecError
+        As for :func:`load_hardware_spec`.
+    """
+    if describes_instruction_set(file.contents):
+        problem = "describes an accelerator of several instructions, and this takes a single one"
+        remedy = "give the file to `network --target` or `emulate --target`"
+        raise spec_error(str(file.path), ("instructions",), f"{problem}; {remedy}")
+    return _Builder(file).spec()
 
 
 @read_once
 def _build(path: Path) -> HardwareSpec:
-    file = SpecificationFile.read(path)
-    if describes_instruction_set(file.contents):
-        problem = "describes an accelerator of several instructions, and this takes a single one"
-        remedy = "give the file to `network --target` or `emulate --target`"
-        raise spec_error(str(path), ("instructions",), f"{problem}; {remedy}")
-    return _Builder(file).spec()
+    return build_hardware_spec(SpecificationFile.read(path))
 
 
 class _Builder:

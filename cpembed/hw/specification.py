@@ -159,6 +159,16 @@ class SpecificationFile:
         contents = read_toml(path)
         return SpecificationFile(path, contents, *_read_shared(path, contents))
 
+    @property
+    def merged(self) -> Tables:
+        """Tables of both files in one, which no longer names the file of shared machines."""
+        tables = _completed(self.contents, self.shared)
+        return {name: table for name, table in tables.items() if name != "machines_from"}
+
+    def with_tables(self, tables: Tables) -> SpecificationFile:
+        """Return the specification with other tables, whose faults are reported for this path."""
+        return SpecificationFile(self.path, tables, self.path, {})
+
     def table(self) -> HardwareTable:
         """Merge and type both files; raise :class:`SpecError` naming the file of the fault."""
         return convert_table(_completed(self.contents, self.shared), HardwareTable, self.place)

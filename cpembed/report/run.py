@@ -217,6 +217,10 @@ def _time_rows(result: RunResult) -> list[Row]:
     rows = result.details.rows()
     if not result.is_native:
         rows.append(("missing", "; ".join(result.missing)))
+    if (described := result.described) is not None:
+        total = duration(described.total_us)
+        text = f"{total} estimated for {described.machine}, limited by: {described.bound}"
+        rows.append(("described", text))
     if times.latency_us is None:
         return [*rows, ("latency", f"none: {times.provenance}, the numbers only")]
     latency = _quantiles_text(times.latency_us)

@@ -75,6 +75,8 @@ class Estimate:
     exact: bool
     """No tiling takes fewer cycles by this model, whatever its sizes, its orders and its division
     among units; else the tiling is the best of those that were compared."""
+    moved: Mapping[str, tuple[float, float]]
+    """Bytes that all units of each memory take from their parent, and give to it."""
     provenance: Provenance = Provenance.ESTIMATED
 
     @property
@@ -188,6 +190,10 @@ def estimate_program(
         tiling=_tiling(best.tilings, nest, machine),
         packing_us=packing,
         exact=best.exact,
+        moved={
+            name: (float(traffic.read_bytes[0]), float(traffic.write_bytes[0]))
+            for name, traffic in best.tilings.traffic.items()
+        },
     )
 
 
