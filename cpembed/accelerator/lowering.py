@@ -10,7 +10,7 @@ from cpembed.accelerator.emission import Lowering
 from cpembed.accelerator.pipeline import pipelined_cycles
 from cpembed.accelerator.problem import OperatorProblem, PlanningError, problem_variants
 from cpembed.accelerator.program import Program
-from cpembed.accelerator.template import Template, exact_template
+from cpembed.accelerator.template import Template, exact_template, is_possible
 from cpembed.accelerator.tiling import Candidate, SearchResult, Tiling, search, smallest_tiling
 from cpembed.hw.isa import InstructionSet
 
@@ -71,8 +71,10 @@ class OperatorPlan:
         return lowering.program(base_rows or {})
 
 
-_PLANS = 6
+_PLANS = 4
 """Maximum number of plans of an operator."""
+_LOWERED = 4
+"""Maximum number of variants of a problem whose programs are tried."""
 
 
 def operator_plans(problem: OperatorProblem, machine: InstructionSet) -> tuple[OperatorPlan, ...]:
@@ -89,13 +91,16 @@ def operator_plans(problem: OperatorProblem, machine: InstructionSet) -> tuple[O
         If the operator is rejected, with the reason and the remedy.
     """
     refusal: PlanningError | None = None
-    for alternative in problem_variants(problem):
+    lowered = 0
+    for variant in problem_variants(problem, is_possible):
         try:
-            plans = _plans(exact_template(alternative, machine))
+            template = exact_template(variant, machine)
+            lowered += 1
+            return _plans(template)
         except PlanningError as error:
             refusal = refusal or error
-            continue
-        return plans
+        if lowered == _LOWERED:
+            break
     raise refusal or PlanningError(f"rejected: {problem.specification.name} has no plan")
 
 

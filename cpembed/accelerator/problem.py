@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 
@@ -18,6 +18,9 @@ from cpembed.hw.isa import IsaInstruction
 from cpembed.ir.computation import AxisKind
 from cpembed.ir.expression import Access
 from cpembed.ir.index import IndexExpr
+
+_VARIANTS = 12
+"""Maximum number of variants of a problem that are tried."""
 
 
 class PlanningError(CpembedError):
@@ -44,23 +47,42 @@ class OperatorProblem:
     layouts: Mapping[str, MainTensor] = field(default_factory=dict[str, MainTensor])
 
 
-def problem_variants(problem: OperatorProblem) -> Iterator[OperatorProblem]:
+def problem_variants(
+    problem: OperatorProblem, is_possible: Callable[[Statement, Match], bool]
+) -> Iterator[OperatorProblem]:
     """Yield the problem, and variants whose instructions walk one axis instead of two at once.
 
     Fewer executions are no gain where no layout has both axes in neighbouring rows.
+
+    Parameters
+    ----------
+    problem : OperatorProblem
+    is_possible : callable
+        Test of a match by itself, for variants that no plan can have.
+
+    Yields
+    ------
+    OperatorProblem
+        Those with the fewest executions first.
     """
-    choices = [list(_single_axes(match)) for match in problem.matches]
-    variants = [replace(problem, matches=m) for m in itertools.product(*choices)]
-    yield from sorted(variants, key=_executions)
+    yield problem
+    choices = [
+        [(_executions(m), m) for m in _single_axes(match) if is_possible(statement, m)]
+        for statement, match in zip(problem.specification.statements, problem.matches, strict=True)
+    ]
+    combinations = sorted(
+        itertools.product(*choices), key=lambda choice: sum(count for count, _ in choice)
+    )
+    for combination in combinations[:_VARIANTS]:
+        matches = tuple(match for _, match in combination)
+        if matches != problem.matches:
+            yield replace(problem, matches=matches)
 
 
-def _executions(problem: OperatorProblem) -> int:
-    """Return the number of executions of all statements, with whole granules."""
-    total = 0
-    for match in problem.matches:
-        extents = match.statement.computation.extents
-        total += math.prod(-(-extent // match.tile(axis)) for axis, extent in extents.items())
-    return total
+def _executions(match: Match) -> int:
+    """Return the number of executions of a match, with whole granules."""
+    extents = match.statement.computation.extents
+    return math.prod(-(-extent // match.tile(axis)) for axis, extent in extents.items())
 
 
 def _single_axes(match: Match) -> Iterator[Match]:

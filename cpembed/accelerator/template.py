@@ -12,6 +12,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 
+from cpembed.accelerator.matching import Match
 from cpembed.accelerator.problem import (
     OperatorProblem,
     PlanningError,
@@ -20,6 +21,7 @@ from cpembed.accelerator.problem import (
     steps,
 )
 from cpembed.accelerator.program import MainTensor
+from cpembed.accelerator.specification import Statement
 from cpembed.accelerator.transfers import copy_paths
 from cpembed.hw.isa import InstructionSet, MemoryKind
 from cpembed.ir.dtypes import bits
@@ -139,12 +141,34 @@ def make_template(problem: OperatorProblem, machine: InstructionSet) -> Template
         If neither the problem nor a variant has a template, with the reason of the problem.
     """
     refusal: PlanningError | None = None
-    for variant in problem_variants(problem):
+    for variant in problem_variants(problem, is_possible):
         try:
             return exact_template(variant, machine)
         except PlanningError as error:
             refusal = refusal or error
     raise refusal or PlanningError("rejected: the operator has no statements")
+
+
+def is_possible(statement: Statement, match: Match) -> bool:
+    """Return False for a match whose operands no layout suits.
+
+    Parameters
+    ----------
+    statement : Statement
+    match : Match
+    """
+    axes = {axis.name: axis.name for axis in statement.computation.axes}
+    step = Step(0, statement, match, match.instruction, axes)
+    try:
+        for operand, place in match.instruction.places.items():
+            if place.dimensions and (place.rows or place.lanes):
+                for _ in _row_steps(step, operand):
+                    pass
+            elif place.dimensions:
+                _check_direct(step, operand)
+    except PlanningError:
+        return False
+    return True
 
 
 def exact_template(problem: OperatorProblem, machine: InstructionSet) -> Template:

@@ -45,8 +45,8 @@ def test_counts_are_those_of_an_execution(target: InstructionSet) -> None:
 
 
 def test_estimated_cycles_are_near_those_of_the_executor() -> None:
-    # Measured on 170 programs: the median of estimate over execution is 1.00, its range 0.66 to
-    # 1.42 (docs/accelerator-planning.md).
+    # On 144 programs the median of estimate over execution is 1.00, its range 0.66 to 1.33
+    # (docs/accelerator-planning.md).
     target = systolic(128, 48)
     ratios: list[float] = []
     for specification in random_specifications(11, 5):
