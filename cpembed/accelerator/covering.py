@@ -64,10 +64,10 @@ def covered(statement: Statement, machine: InstructionSet) -> Rewriting | None:
     if any(o.dtype == "float64" for o in computation.operands):
         return None
     cover = _Covering(machine, computation)
-    found = cover.best(computation.statement.value, computation.output.dtype, _DEEPEST)
-    if found is None:
+    step = cover.best(computation.statement.value, computation.output.dtype, _DEEPEST)
+    if step is None:
         return None
-    statements = cover.statements(found)
+    statements = cover.statements(step)
     read = {operand.name for s in statements for operand in s.reads}
     constants = {name: array for name, array in cover.constants.items() if name in read}
     return Rewriting(f"{len(statements)} single operations", tuple(statements), constants)
@@ -156,7 +156,9 @@ class _Covering:
             return
         self.compared += 1
         for leaves in itertools.islice(_unified(pattern, value), 8):
-            inner = [part for _, part in leaves if isinstance(part, Operation | Cast)]
+            inner: list[Expression] = [
+                part for _, part in leaves if isinstance(part, Operation | Cast)
+            ]
             if inner:
                 yield self._with_parts(value, dtype, inner, depth)
             rows = [
@@ -166,7 +168,9 @@ class _Covering:
             ]
             if rows:
                 for axes in self._vector_axes():
-                    names = {part: self._constant(part, axes) for part in rows}
+                    names: dict[Expression, Access] = {
+                        part: self._constant(part, axes) for part in rows
+                    }
                     yield self._with_parts(value, dtype, inner, depth, names)
 
     def _with_parts(
@@ -212,7 +216,9 @@ class _Covering:
             if len(earlier) != 1 + len(parts):
                 continue
             named = zip(parts, earlier[1:], strict=True)
-            reads = {part: self._read(part, name) for part, (name, _) in named}
+            reads: dict[Expression, Access] = {
+                part: self._read(part, name) for part, (name, _) in named
+            }
             step = self._matched(_replaced(addend, reads), dtype, op)
             if step is not None:
                 yield replace(step, earlier=tuple(earlier), goes_on=op)
@@ -297,8 +303,8 @@ class _Covering:
         computation = self._statement(value, dtype, goes_on)
         if computation is None:
             return None
-        found = matches(Statement(computation, bool(goes_on)), self.machine)
-        return _Step(value, dtype, found[0].cycles) if found else None
+        candidates = matches(Statement(computation, bool(goes_on)), self.machine)
+        return _Step(value, dtype, candidates[0].cycles) if candidates else None
 
     def _statement(
         self, value: Expression, dtype: str, goes_on: str = "", name: str = "_value"

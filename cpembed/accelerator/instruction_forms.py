@@ -111,19 +111,26 @@ def _forms(machine: InstructionSet, instruction: IsaInstruction) -> Iterator[Ins
         return
     scalars = frozenset(n for n in instruction.inputs if is_scalar(machine, instruction, n))
     choices = list(itertools.chain.from_iterable(_fixings(instruction, scalars)))
-    seen: set[Computation] = set()
+    computations: set[Computation] = set()
     sizes = range(min(len(choices), 4) + 1)
     for fixed in itertools.chain.from_iterable(itertools.combinations(choices, k) for k in sizes):
         form = _fixed(instruction, scalars, fixed)
-        if form is not None and form.computation not in seen:
-            seen.add(form.computation)
+        if form is not None and form.computation not in computations:
+            computations.add(form.computation)
             yield form
-        if len(seen) >= _MOST_FORMS:
+        if len(computations) >= _MOST_FORMS:
             return
 
 
 def is_scalar(machine: InstructionSet, instruction: IsaInstruction, operand: str) -> bool:
-    """True if an operand is a register's contents or an immediate."""
+    """True if an operand is a register's contents or an immediate.
+
+    Parameters
+    ----------
+    machine : InstructionSet
+    instruction : IsaInstruction
+    operand : str
+    """
     memory = instruction.places[operand].memory
     return memory == IMMEDIATE or machine.memories[memory].kind is MemoryKind.REGISTER
 
@@ -163,12 +170,12 @@ def _free_strides(instruction: IsaInstruction, operand: str) -> Iterator[str]:
         stride = place.strides.get(dimension)
         if dimension not in place.stride_keys or index.single_iterator is None:
             continue
-        if stride is not None and not isinstance(stride, int) and stride != StrideSource.DENSE:
+        if (
+            stride is not None and not isinstance(stride, int) and stride != StrideSource.DENSE
+        ) or (
+            stride is None and not (place.rows or place.lanes) and dimension != place.dimensions[-1]
+        ):
             yield dimension
-        elif stride is None and not (place.rows or place.lanes):
-            # In main memory all but the last dimension take any stride by default.
-            if dimension != place.dimensions[-1]:
-                yield dimension
 
 
 def _fixed(
@@ -264,7 +271,7 @@ def operations(computation: Computation) -> Operations:
     return computation.statement.reduction, tuple(sorted(counts.items()))
 
 
-# -- constants of a statement in registers and immediates -------------------------------------------
+# -- constants of a statement in registers and immediates ------------------------------------------
 
 
 @dataclass(frozen=True)
@@ -347,9 +354,9 @@ def _lifted(computation: Computation, choice: tuple[int, ...]) -> LiftedStatemen
         if isinstance(node, Operation):
             args: list[Expression] = []
             for place, arg in enumerate(node.args):
-                others = [a for k, a in enumerate(node.args) if k != place]
+                further = [a for k, a in enumerate(node.args) if k != place]
                 is_float = OPERATIONS[node.op].is_float or any(
-                    yields_float(a, dtypes) for a in others
+                    yields_float(a, dtypes) for a in further
                 )
                 args.append(changed(arg, is_float))
             return Operation(node.op, tuple(args))

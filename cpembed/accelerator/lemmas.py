@@ -86,7 +86,7 @@ def sum_with_delta(statement: Statement, name: str, axis: str, lanes: int) -> Re
         return None
     if not is_integer(computation.operand(value.operand).dtype):
         return None
-    split = _Split.of(computation, axis, lanes, (value,))
+    split = _Split.by_lanes(computation, axis, lanes, (value,))
     if split is None:
         return None
     dtype = computation.operand(value.operand).dtype
@@ -125,7 +125,7 @@ def block_diagonal(
     if factors is None:
         return None
     data, weights, axis = factors
-    split = _Split.of(computation, axis, lanes, (data,))
+    split = _Split.by_lanes(computation, axis, lanes, (data,))
     if split is None:
         return None
     array = constants[weights.operand].reshape(computation.operand(weights.operand).shape)
@@ -162,11 +162,11 @@ def _depthwise(
         if not all(is_integer(computation.operand(a.operand).dtype) for a in (data, weights)):
             continue
         for axis in computation.axes:
-            alone = [
+            channel_indices = [
                 [i for i in access.index if axis.name in i.iterators]
                 for access in (data, weights, computation.statement.store)
             ]
-            if all(len(i) == 1 and i[0].single_iterator == axis.name for i in alone):
+            if all(len(i) == 1 and i[0].single_iterator == axis.name for i in channel_indices):
                 return data, weights, axis.name
     return None
 
@@ -194,13 +194,13 @@ class _Split:
         return f"{self.axis}_out"
 
     @staticmethod
-    def of(
+    def by_lanes(
         computation: Computation, axis: str, lanes: int, reads: Sequence[Access]
     ) -> _Split | None:
-        """Return the split into the largest equal groups, None where the axis is not alone."""
+        """Return the split into the largest equal groups, None without any."""
         for access in (*reads, computation.statement.store):
-            alone = [i for i in access.index if axis in i.iterators]
-            if len(alone) != 1 or alone[0].single_iterator != axis:
+            channel_indices = [i for i in access.index if axis in i.iterators]
+            if len(channel_indices) != 1 or channel_indices[0].single_iterator != axis:
                 return None
         extent = computation.extents[axis]
         size = max(n for n in range(1, min(lanes, extent) + 1) if extent % n == 0)
@@ -266,7 +266,7 @@ def _with_value(
     )
 
 
-# -- transposed convolutions ------------------------------------------------------------------------
+# -- transposed convolutions -----------------------------------------------------------------------
 
 
 def by_phases(statement: Statement) -> Rewriting | None:

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property, lru_cache
 
@@ -23,6 +23,7 @@ from cpembed.accelerator.instruction_forms import (
     lifted_statements,
     operations,
 )
+from cpembed.accelerator.match_sizes import digit_choices
 from cpembed.accelerator.normal_form import Clamps, normal_computation, value_range
 from cpembed.accelerator.specification import Statement
 from cpembed.accelerator.structures import (
@@ -32,9 +33,7 @@ from cpembed.accelerator.structures import (
     structures,
 )
 from cpembed.embedding.embedding import Digit
-from cpembed.hw.instruction import InstructionAxis
 from cpembed.hw.isa import InstructionSet, IsaInstruction
-from cpembed.ir.accesses import is_neutral
 from cpembed.ir.computation import AxisKind, Computation
 from cpembed.ir.dtypes import dtype_info, is_integer
 from cpembed.ir.expression import Access
@@ -195,8 +194,8 @@ def match_statement(statement: Statement, machine: InstructionSet) -> Matching:
     key = id(machine), canonical, statement.accumulates
     if key not in _matchings:
         # The machine is kept, so that its identity stays its own.
-        found = _matched(Statement(canonical, statement.accumulates), machine)
-        _matchings[key] = machine, found
+        matching = _matched(Statement(canonical, statement.accumulates), machine)
+        _matchings[key] = machine, matching
     return _with_names(_matchings[key][1], statement, axes, operands)
 
 
@@ -218,8 +217,8 @@ def _matched(statement: Statement, machine: InstructionSet) -> Matching:
             rejections.append(_nearest(attempts))
     every.sort(key=lambda m: (lane_mismatches(m), m.cycles, m.executions, _digits(m)))
     rejections.sort(key=lambda rejection: rejection.distance)
-    shown = tuple(every[:_MOST_MATCHES])
-    return Matching(statement, shown, tuple(rejections), len(every) - len(shown), complete)
+    best = tuple(every[:_MOST_MATCHES])
+    return Matching(statement, best, tuple(rejections), len(every) - len(best), complete)
 
 
 def _with_names(
@@ -284,7 +283,7 @@ def _has_other_lanes(match: Match, name: str, access: Access) -> bool:
 
 
 def _distinct(candidates: Iterable[Match]) -> list[Match]:
-    """Keep, of the matches of an instruction, those that no other one extends to more axes.
+    """Keep, of the matches of an instruction, those that no larger_match one extends to more axes.
 
     Forms with fewer fixed arguments come first and stay.
     """
@@ -301,8 +300,8 @@ def _distinct(candidates: Iterable[Match]) -> list[Match]:
         match
         for (roles, family), match in best.items()
         if not any(
-            roles == others and family < larger and other.executions <= match.executions
-            for (others, larger), other in best.items()
+            roles == partner and family < larger and larger_match.executions <= match.executions
+            for (partner, larger), larger_match in best.items()
         )
     ]
 
@@ -408,7 +407,7 @@ def _match_lifted(statement: Statement, form: InstructionForm, lifted: LiftedSta
         if problem:
             reasons.append(problem)
             continue
-        for choice in _choices(statement, instruction, structure):
+        for choice in digit_choices(statement.computation, instruction, structure):
             match = _sized(statement, form, lifted, structure, choice)
             if isinstance(match, str):
                 reasons.append(match)
@@ -435,121 +434,6 @@ def _operand_problem(form: InstructionForm, lifted: LiftedStatement, structure: 
         elif lifted.computation.operand(access.operand).dtype != dtype:
             return f"its operand {name} is {dtype}"
     return ""
-
-
-# -- sizes ------------------------------------------------------------------------------------------
-
-
-def _choices(
-    statement: Statement, instruction: IsaInstruction, structure: Structure
-) -> Iterator[dict[str, tuple[Digit, ...]]]:
-    """Yield choices of digits for the axes of a structure."""
-    computation = statement.computation
-    options: list[list[tuple[Digit, ...]]] = []
-    for name, members in structure.axes:
-        axis = next(axis for axis in instruction.axes if axis.name == name)
-        axis_options = list(_axis_digits(computation, axis, members))
-        if not axis_options:
-            return
-        options.append(axis_options)
-    names = [name for name, _ in structure.axes]
-    for digits in itertools.product(*options):
-        yield dict(zip(names, digits, strict=True))
-
-
-def _axis_digits(
-    computation: Computation, axis: InstructionAxis, members: tuple[str, ...]
-) -> Iterator[tuple[Digit, ...]]:
-    """Yield the digits with the fewest executions on one axis, and on two if they have fewer."""
-    if not members:
-        if axis.minimum == 1:
-            yield ()
-        return
-    single = {name: _single(computation, axis, name) for name in members}
-    first = single[members[0]]
-    if first is not None:
-        yield (first,) if first.count > 1 or axis.minimum > 1 else ()
-    if len(members) == 2:
-        inner, outer = members
-        pair = _double(computation, axis, inner, outer)
-        if pair is None:
-            return
-        count = _executions(computation, pair)
-        alone = (
-            _executions(computation, (digit,)) if digit is not None else math.inf
-            for digit in single.values()
-        )
-        other = {inner: outer, outer: inner}
-        totals = [
-            single_count * computation.extents[other[name]]
-            for name, single_count in zip(single, alone, strict=True)
-        ]
-        if all(count < total for total in totals):
-            yield pair
-
-
-def _executions(computation: Computation, digits: tuple[Digit, ...]) -> int:
-    return math.prod(-(-computation.extents[digit.axis] // digit.count) for digit in digits)
-
-
-def _single(computation: Computation, axis: InstructionAxis, name: str) -> Digit | None:
-    """Return the digit on an axis with the fewest executions, None if every size is wrong."""
-    extent = computation.extents[name]
-    pads = _pads(computation, name)
-    sizes = _sizes(axis, extent)
-    for size in sizes:
-        rest = extent % size
-        if not rest or pads or (not axis.is_fixed and rest in _allowed(axis)):
-            return Digit(name, size)
-    return None
-
-
-def _double(
-    computation: Computation, axis: InstructionAxis, inner: str, outer: str
-) -> tuple[Digit, Digit] | None:
-    """Return digits on two axes with the fewest executions."""
-    extents = computation.extents
-    best: tuple[int, tuple[Digit, Digit]] | None = None
-    for count in _inner_counts(axis, extents[inner]):
-        if extents[inner] % count and not _pads(computation, inner):
-            continue
-        for size in _sizes(axis, count * extents[outer]):
-            if size % count or size == count:
-                continue
-            rest = extents[outer] % (size // count)
-            ends = not axis.is_fixed and rest * count in _allowed(axis)
-            if rest and not ends and not _pads(computation, outer):
-                continue
-            pair = (Digit(inner, count), Digit(outer, size // count))
-            executions = _executions(computation, pair)
-            if best is None or executions < best[0]:
-                best = executions, pair
-            break
-    return None if best is None else best[1]
-
-
-def _inner_counts(axis: InstructionAxis, extent: int) -> list[int]:
-    """Return the counts of an inner digit: parts of the extent, or of a fixed axis, largest first."""
-    limit = min(extent, axis.maximum)
-    counts = {n for n in range(2, min(limit, 256) + 1) if extent % n == 0 or axis.maximum % n == 0}
-    return sorted(counts | ({extent} if 1 < extent <= axis.maximum else set()), reverse=True)
-
-
-def _allowed(axis: InstructionAxis) -> range:
-    return range(axis.minimum, axis.maximum + 1, axis.step)
-
-
-def _sizes(axis: InstructionAxis, extent: int) -> Iterator[int]:
-    """Yield the sizes of an axis, with the fewest executions for an extent first."""
-    allowed = _allowed(axis)
-    # The smallest size that holds all of it, then smaller ones.
-    least = allowed[min(len(allowed) - 1, max(0, -(-(extent - axis.minimum) // axis.step)))]
-    yield from itertools.islice(range(least, axis.minimum - 1, -axis.step), 4096)
-
-
-@lru_cache(maxsize=4096)
-def _pads(computation: Computation, axis: str) -> bool:
-    return is_neutral(computation, axis)
 
 
 def _sized(

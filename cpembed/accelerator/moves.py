@@ -28,7 +28,7 @@ _LONGEST_CHAIN = 4
 
 
 class MoveKind(StrEnum):
-    """What a move does with the order of the elements."""
+    """Effect of a move on the order of the elements."""
 
     COPY = "copy"
     """Neighbours stay neighbours."""
@@ -257,14 +257,14 @@ def register_settings(machine: InstructionSet, register: str) -> tuple[IsaInstru
     register : str
         Name of a memory of kind register.
     """
-    found = [
+    settings = [
         instruction
         for instruction in machine.instructions.values()
         if instruction.is_configuration
         and any(instruction.places[name].memory == register for name in instruction.outputs)
         and all(instruction.places[name].memory == IMMEDIATE for name in instruction.inputs)
     ]
-    return tuple(sorted(found, key=lambda instruction: instruction.occupied_cycles({})))
+    return tuple(sorted(settings, key=lambda instruction: instruction.occupied_cycles({})))
 
 
 def unset_registers(machine: InstructionSet) -> tuple[str, ...]:

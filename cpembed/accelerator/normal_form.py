@@ -92,16 +92,34 @@ def _shifted(a: Range, b: Range) -> Range:
     return min(values), max(values)
 
 
+def _sums(a: Range, b: Range) -> Range:
+    return a[0] + b[0], a[1] + b[1]
+
+
+def _differences(a: Range, b: Range) -> Range:
+    return a[0] - b[1], a[1] - b[0]
+
+
+def _maxima(a: Range, b: Range) -> Range:
+    return max(a[0], b[0]), max(a[1], b[1])
+
+
+def _minima(a: Range, b: Range) -> Range:
+    return min(a[0], b[0]), min(a[1], b[1])
+
+
+def _negated(a: Range) -> Range:
+    return -a[1], -a[0]
+
+
+def _magnitudes(a: Range) -> Range:
+    return max(a[0], -a[1], 0), max(-a[0], a[1])
+
+
 _BOUNDS: Mapping[str, Callable[..., Range]] = {
-    "add": lambda a, b: (a[0] + b[0], a[1] + b[1]),
-    "sub": lambda a, b: (a[0] - b[1], a[1] - b[0]),
-    "mul": _products,
-    "max": lambda a, b: (max(a[0], b[0]), max(a[1], b[1])),
-    "min": lambda a, b: (min(a[0], b[0]), min(a[1], b[1])),
-    "neg": lambda a: (-a[1], -a[0]),
-    "abs": lambda a: (max(a[0], -a[1], 0), max(-a[0], a[1])),
-    "shr": _shifted,
-}
+    "add": _sums, "sub": _differences, "mul": _products, "max": _maxima, "min": _minima,
+    "neg": _negated, "abs": _magnitudes, "shr": _shifted,
+}  # fmt: skip
 """Bounds of each operation on integers from those of its arguments."""
 
 
@@ -149,7 +167,7 @@ def normal(expression: Expression, dtypes: Mapping[str, str], clamps: Clamps) ->
     clamps : Clamps
         Place of constant bounds beside saturating conversions.
     """
-    return _Normal(dtypes, clamps).of(expression)
+    return _Normal(dtypes, clamps).normalized(expression)
 
 
 @dataclass(frozen=True)
@@ -159,11 +177,11 @@ class _Normal:
     dtypes: Mapping[str, str]
     clamps: Clamps
 
-    def of(self, node: Expression) -> Expression:
+    def normalized(self, node: Expression) -> Expression:
         if isinstance(node, Cast):
-            return self._cast(node.dtype, self.of(node.arg), node.saturate)
+            return self._cast(node.dtype, self.normalized(node.arg), node.saturate)
         if isinstance(node, Operation):
-            return self._operation(node.op, tuple(map(self.of, node.args)))
+            return self._operation(node.op, tuple(map(self.normalized, node.args)))
         return node
 
     # -- conversions ------------------------------------------------------------------------------
@@ -215,8 +233,11 @@ class _Normal:
         match op, args:
             case (("mul" | "div"), (value, Constant(1))):
                 # The result of a product with a float, and of a division, is a float.
-                is_float = op == "div" or isinstance(args[1].value, float)  # pyright: ignore
+                is_float = op == "div" or self._is_float(args[1])
                 return self._cast("float32", value, saturate=True) if is_float else value
+            case "div", (value, Constant(divisor)) if _is_power_of_two(divisor):
+                # The same number, rounded once.
+                return self._operation("mul", (value, Constant(1.0 / divisor)))
             case (("add" | "sub" | "shr"), (value, Constant(int() as zero))) if (
                 zero == 0 and not self._is_float(value)
             ):
@@ -230,8 +251,8 @@ class _Normal:
         """Leave the conversion of integers to an operation that is one of floats anyway."""
         changed: list[Expression] = []
         for position, arg in enumerate(args):
-            others = [a for place, a in enumerate(args) if place != position]
-            is_float = OPERATIONS[op].is_float or any(map(self._is_float, others))
+            siblings = [a for place, a in enumerate(args) if place != position]
+            is_float = OPERATIONS[op].is_float or any(map(self._is_float, siblings))
             match arg:
                 case Cast("float32", inner, _) if is_float and not self._is_float(inner):
                     changed.append(inner)

@@ -289,5 +289,5 @@ def _largest(maps: Sequence[AxisMaps]) -> list[AxisMaps]:
         for m in maps
     ]
     return [
-        m for m, mine in zip(maps, axes, strict=True) if not any(mine < other for other in axes)
+        m for m, mine in zip(maps, axes, strict=True) if not any(mine < larger for larger in axes)
     ]

@@ -31,13 +31,25 @@ def alternatives(form: OperatorForm, machine: InstructionSet) -> Iterator[Operat
     machine : InstructionSet
         Machine whose products say how many channels a group has.
     """
-    plain = squeezed(form)
-    merged = flattened(plain)
-    for view in (merged, plain) if merged.tensors != plain.tensors else (plain,):
-        phased = _rewritten(view, lambda statement, _: by_phases(statement))
-        for base in (view,) if phased is None else (phased, view):
-            yield from _in_products(base, machine)
-            yield base
+    # First of all, since the steps of a spread operand belong to its original dimensions.
+    phased = _rewritten(form, lambda statement, _: by_phases(statement))
+    for base in (_without_steps(form),) if phased is None else (phased, _without_steps(form)):
+        plain = squeezed(base)
+        merged = flattened(plain)
+        for view in (merged, plain) if merged.tensors != plain.tensors else (plain,):
+            yield from _in_products(view, machine)
+            yield view
+
+
+def _without_steps(form: OperatorForm) -> OperatorForm:
+    """Return a form that reads the zeros between the elements of spread operands, too."""
+
+    def dense(statement: Statement) -> Statement:
+        computation = statement.computation.with_operands(lambda o: replace(o, spread=()))
+        return replace(statement, computation=computation)
+
+    statements = tuple(map(dense, form.specification.statements))
+    return replace(form, specification=replace(form.specification, statements=statements))
 
 
 def with_covered_statements(form: OperatorForm, machine: InstructionSet) -> OperatorForm:
@@ -88,7 +100,7 @@ def product_lanes(machine: InstructionSet) -> tuple[int, ...]:
         value = statement.value
         if statement.reduction != "add" or not isinstance(value, Operation) or value.op != "mul":
             continue
-        sizes = {kind: 1 for kind in AxisKind}
+        sizes = dict.fromkeys(AxisKind, 1)
         for axis in computation.axes:
             sizes[axis.kind] = max(sizes[axis.kind], axis.extent)
         lanes.add(min(sizes.values()))
@@ -166,7 +178,7 @@ def ordered(forms: Iterable[OperatorForm], machine: InstructionSet) -> tuple[Ope
 def _effort(form: OperatorForm, machine: InstructionSet) -> tuple[int, bool, float]:
     unmatched, cycles = 0, 0.0
     for statement in form.specification.statements:
-        found = matches(statement, machine)
-        unmatched += not found
-        cycles += found[0].cycles if found else 0.0
+        candidates = matches(statement, machine)
+        unmatched += not candidates
+        cycles += candidates[0].cycles if candidates else 0.0
     return unmatched, "overflow" in form.specification.deviation, cycles

@@ -8,18 +8,15 @@ import numpy as np
 
 from cpembed.accelerator.operators.forms import FormBuilder, Forms, NoForm, OperatorForm, number
 from cpembed.accelerator.operators.logical import dimension_order
-from cpembed.accelerator.operators.products import (
-    add_scaled,
-    bounded,
-    inexact_text,
-    scaled_addends,
-)
+from cpembed.accelerator.operators.product_parts import bounded
 from cpembed.accelerator.operators.scalar_texts import (
     INEXACT,
+    inexact_text,
     operations,
     scalar_text,
     without_rounding,
 )
+from cpembed.accelerator.operators.scaled_addends import add_scaled, scaled_addends
 from cpembed.graph.graph import Graph, Operator
 from cpembed.graph.kinds import (
     Apply,
@@ -183,7 +180,7 @@ def _integer_addends(
         yield builder.form(addends.label, addends.deviation)
 
 
-# -- quantization -----------------------------------------------------------------------------------
+# -- quantization ----------------------------------------------------------------------------------
 
 
 def quantize_forms(operator: Operator, graph: Graph) -> Forms:
@@ -280,7 +277,7 @@ def dequantize_forms(operator: Operator, graph: Graph) -> Forms:
     return (builder.form(""),)
 
 
-# -- tables -----------------------------------------------------------------------------------------
+# -- tables ----------------------------------------------------------------------------------------
 
 
 def table_forms(operator: Operator, graph: Graph) -> Forms:

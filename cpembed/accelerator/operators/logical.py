@@ -38,17 +38,17 @@ def images(graph: Graph) -> frozenset[str]:
 
 
 def _image_names(graph: Graph) -> frozenset[str]:
-    found = {n for operator in graph.operators for n in _windowed(operator, graph)}
+    names = {n for operator in graph.operators for n in _windowed(operator, graph)}
     while True:
         connected: set[str] = set()
         for operator in graph.operators:
-            alike = [n for n in _same_dimensions(operator, graph)]
-            if found.intersection(alike):
+            alike = _same_dimensions(operator, graph)
+            if names.intersection(alike):
                 rank = len(graph.types[operator.outputs[0]].shape)
                 connected.update(n for n in alike if len(graph.types[n].shape) == rank)
-        if connected <= found:
-            return frozenset(found)
-        found |= connected
+        if connected <= names:
+            return frozenset(names)
+        names |= connected
 
 
 def _windowed(operator: Operator, graph: Graph) -> Sequence[str]:

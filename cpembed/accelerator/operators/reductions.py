@@ -163,13 +163,13 @@ def _counts(kind: Pool, shape: Sequence[int]) -> np.ndarray[tuple[int, ...], np.
     return counts
 
 
-def _type(shape: Sequence[int]):  # noqa: ANN202
+def _type(shape: Sequence[int]):
     from cpembed.graph.kinds import TensorType
 
     return TensorType(tuple(shape), "int8")
 
 
-# -- reductions along axes --------------------------------------------------------------------------
+# -- reductions along axes -------------------------------------------------------------------------
 
 
 def reduce_forms(operator: Operator, graph: Graph) -> Forms:
@@ -195,8 +195,8 @@ def reduce_forms(operator: Operator, graph: Graph) -> Forms:
     names = {"X": builder.tensor(operator.inputs[0]), "Y": builder.tensor(operator.output)}
     extents = {f"i{d}": size for d, size in enumerate(source.shape)}
     read = ",".join(extents)
-    kept = [f"i{d}" if d not in axes else "0" for d in range(rank) if d not in axes or kind.keeps]
-    store = ",".join(kept)
+    stored = [f"i{d}" if d not in axes else "0" for d in range(rank) if d not in axes or kind.keeps]
+    store = ",".join(stored)
     results = {f"i{d}": size for d, size in enumerate(source.shape) if d not in axes}
     if kind.operation in ("max", "min"):
         builder.add(f"Y[{store}] {kind.operation}= X[{read}]", extents, names)
@@ -216,7 +216,7 @@ def reduce_forms(operator: Operator, graph: Graph) -> Forms:
     return (builder.form("", "at most 1 quantum" if integers else _FLOATS),)
 
 
-# -- softmax and normalizations ---------------------------------------------------------------------
+# -- softmax and normalizations --------------------------------------------------------------------
 
 
 def softmax_forms(operator: Operator, graph: Graph) -> Forms:
@@ -232,8 +232,8 @@ def softmax_forms(operator: Operator, graph: Graph) -> Forms:
     assert isinstance(kind, Softmax)
     source = graph.types[operator.inputs[0]]
     if kind.log or source.dtype != "float32":
-        what = "a logarithm" if kind.log else source.dtype
-        return NoForm(f"{operator.name}: softmax of {what} is no statement")
+        subject = "a logarithm" if kind.log else source.dtype
+        return NoForm(f"{operator.name}: softmax of {subject} is no statement")
     axis = axis_of(kind.axis, len(source.shape))
     return tuple(_softmax(operator, graph, axis, subtracts=s) for s in (True, False))
 

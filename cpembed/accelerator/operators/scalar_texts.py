@@ -85,3 +85,10 @@ def without_rounding(node: Scalar) -> Scalar:
     while isinstance(node, Apply) and node.operation == "round":
         node = node.arguments[0]
     return node
+
+
+def inexact_text(inexact: set[str] | frozenset[str]) -> str:
+    """Return the deviation of an expression with operations that are rounded differently."""
+    if not inexact:
+        return ""
+    return f"units in the last place of float32 in {', '.join(sorted(inexact))}"

@@ -44,18 +44,18 @@ def squeezed(form: OperatorForm) -> OperatorForm:
                 index = at_zero(number, access).index
                 moved = {d for d, i in enumerate(index) if i.terms or i.constant}
                 used.setdefault(name, set()).update(moved)
-    kept = {
+    places_of = {
         name: [d for d, size in enumerate(operand.shape) if size > 1 or d in used[name]]
         for name, operand in specification.operands.items()
     }
     shapes = {
         name: tuple(specification.operands[name].shape[d] for d in places)
-        for name, places in kept.items()
+        for name, places in places_of.items()
     }
 
     def changed(number: int, access: Access) -> Access:
         index = at_zero(number, access).index
-        return replace(access, index=tuple(index[d] for d in kept[access.operand]))
+        return replace(access, index=tuple(index[d] for d in places_of[access.operand]))
 
     axes = [tuple(a for a in c.axes if a.extent > 1) for c in computations]
     return _rebuilt(form, axes, shapes, changed)
@@ -97,7 +97,7 @@ def _rebuilt(
     )
 
 
-# -- neighbouring dimensions ------------------------------------------------------------------------
+# -- neighbouring dimensions -----------------------------------------------------------------------
 
 
 @dataclass

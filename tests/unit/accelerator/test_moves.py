@@ -1,0 +1,58 @@
+"""Moves of the shipped machines: chains between memories, and what sets registers."""
+
+from __future__ import annotations
+
+import pytest
+
+from cpembed.accelerator.moves import (
+    MoveKind,
+    move_chains,
+    moves,
+    register_settings,
+    unset_registers,
+)
+from cpembed.hw.isa_reader import load_instruction_set
+
+MACHINES = ("gemmini", "tpu_like", "nvdla_like", "ethos_u_like", "qkv_attention", "vta_isa")
+
+
+@pytest.mark.parametrize("name", MACHINES)
+def test_every_register_can_be_set(name: str) -> None:
+    machine = load_instruction_set(name)
+    assert unset_registers(machine) == ()
+
+
+def test_gemmini_reaches_its_array_by_its_scratchpad() -> None:
+    machine = load_instruction_set("gemmini")
+    chains = move_chains(machine, "dram", "array", source_dtype="int8")
+    assert chains[0].memories == ("dram", "scratchpad", "array")
+    assert [m.instruction.name for m in chains[0].moves][1] == "preload"
+    costs = [chain.cycles_per_element for chain in chains]
+    assert costs == sorted(costs)
+
+
+def test_a_broadcast_repeats_along_the_rows() -> None:
+    machine = load_instruction_set("gemmini")
+    chains = move_chains(machine, "dram", "accumulator", MoveKind.BROADCAST, source_dtype="int32")
+    assert {c.moves[-1].instruction.name for c in chains} >= {"mvin_bias", "mvin_sums"}
+    assert all(c.moves[-1].repeated == ("r",) for c in chains)
+
+
+def test_a_transposition_exchanges_rows_and_lanes() -> None:
+    machine = load_instruction_set("qkv_attention")
+    chains = move_chains(machine, "hbm", "d1", MoveKind.TRANSPOSE, source_dtype="bfloat16")
+    assert str(chains[0]) == "load_cm"
+    assert not move_chains(
+        load_instruction_set("gemmini"), "dram", "array", MoveKind.TRANSPOSE, source_dtype="int8"
+    )
+
+
+def test_products_and_conversions_that_lose_values_are_no_moves() -> None:
+    names = {m.instruction.name for m in moves(load_instruction_set("gemmini"))}
+    assert names.isdisjoint({"compute", "mvout", "mvout_relu", "mvin_add", "zero"})
+
+
+def test_a_register_is_set_by_its_own_instruction() -> None:
+    machine = load_instruction_set("gemmini")
+    names = [i.name for i in register_settings(machine, "scale_store")]
+    assert names == ["config_scale_store"]
