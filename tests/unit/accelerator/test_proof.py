@@ -12,12 +12,30 @@ import numpy as np
 import pytest
 
 from cpembed.accelerator.executor import execute
-from cpembed.accelerator.program import Address, Content, Issue, Loop, Meaning, Node, Program
+from cpembed.accelerator.program import (
+    Address,
+    Content,
+    Issue,
+    Loop,
+    MainTensor,
+    Meaning,
+    Node,
+    Program,
+)
 from cpembed.accelerator.proof import ProgramProof, prove, require
+from cpembed.accelerator.specification import Specification, Statement
 from cpembed.errors import BackendUnavailable, ExecutionFault, InvariantError
-from cpembed.hw.isa import Channel, InstructionSet, Synchronization
+from cpembed.hw.isa import IMMEDIATE, Channel, InstructionSet, Synchronization
 from cpembed.ir.index import IndexExpr
-from tests.unit.accelerator.machines import systolic
+from cpembed.ir.parser import parse_computation
+from tests.unit.accelerator.machines import (
+    instruction,
+    machine,
+    main,
+    place,
+    rows_memory,
+    systolic,
+)
 from tests.unit.accelerator.proof_mutants import mutant
 from tests.unit.accelerator.proof_programs import (
     Product,
@@ -359,6 +377,99 @@ def test_a_point_that_is_added_twice_is_refused() -> None:
 
     refusal = prove(replace(program, body=doubled(program.body))).refusal
     assert "a second time" in refusal
+
+
+@pytest.mark.parametrize("with_bias", [False, True])
+def test_a_sum_that_begins_anew_in_the_middle_is_refused(with_bias: bool) -> None:
+    program = Product(20, 24, 40, with_bias=with_bias).program()
+
+    def rewrite(node: Node) -> Node:
+        if not isinstance(node, Loop):
+            return node
+        if any(isinstance(n, Loop) and n.name == "k0" for n in node.body):
+            begin, tile, *rest = node.body
+            assert isinstance(tile, Loop)
+            return replace(node, body=(replace(tile, body=(begin, *tile.body)), *rest))
+        return replace(node, body=tuple(map(rewrite, node.body)))
+
+    wrong = replace(program, body=tuple(map(rewrite, program.body)))
+    proof = prove(wrong)
+    assert "is claimed to hold C[0, 0] of" in proof.refusal or "after" in proof.refusal
+    assert not results_are_right(wrong)
+
+
+def sum_of_rows(previous: tuple[int, int, int]) -> Program:
+    """Return a sum of three rows, each added to the partial sum in the row that is named."""
+    row = place("rows", "int32", "r e", rows="r", lanes="e", strides={"r": 1})
+    in_main = place("dram", "int32", "r e", strides={"r": 4, "e": 1})
+    axes = {"r": 1, "e": 4}
+    described = machine(
+        "vector",
+        [main(), rows_memory("rows", 16, 16)],
+        ("unit",),
+        [
+            instruction("read", "unit", "D[r,e] = S[r,e]", axes, {"D": row, "S": in_main}),
+            instruction("write", "unit", "D[r,e] = S[r,e]", axes, {"D": in_main, "S": row}),
+            instruction(
+                "zero",
+                "unit",
+                "D[r,e] = V[] * 0",
+                axes,
+                {"D": row, "V": place(IMMEDIATE, "int32")},
+            ),
+            instruction(
+                "add", "unit", "D[r,e] = P[r,e] + S[r,e]", axes, {"D": row, "P": row, "S": row}
+            ),
+        ],
+    )
+    sums = parse_computation(
+        "O[x,e] += X[k,e,x]", {"x": 1, "e": 4, "k": 3}, dtypes={"X": "int32", "O": "int32"}
+    )
+    result = Content("O", (index(r=1), index(e=1)))
+    body: list[Node] = [
+        Issue(
+            "zero", {"D": Address(index(8)), "V": Address()}, contents={"D": result}, note="begin"
+        )
+    ]
+    for k, source in enumerate(previous):
+        element = Content("X", (index(k), index(e=1), index(r=1)))
+        body += [
+            Issue(
+                "read",
+                {"D": Address(index(k)), "S": Address(index(4 * k), "X")},
+                contents={"D": element, "S": element},
+            ),
+            Issue(
+                "add",
+                {"D": Address(index(9 + k)), "P": Address(index(source)), "S": Address(index(k))},
+                contents={"D": result, "P": result, "S": element},
+                meaning=Meaning(0, {"x": index(r=1), "e": index(e=1), "k": index(k)}),
+                note=f"add row {k}",
+            ),
+        ]
+    body.append(
+        Issue(
+            "write",
+            {"D": Address(index(), "O"), "S": Address(index(11))},
+            contents={"D": result, "S": result},
+        )
+    )
+    tensors = {
+        "X": MainTensor.dense("X", (3, 4, 1), "int32", "input"),
+        "O": MainTensor.dense("O", (1, 4), "int32", "output"),
+    }
+    specification = Specification("sum", (Statement(sums),), ("X",), ("O",), {})
+    return Program("sum", described, tensors, tuple(body), specification)
+
+
+def test_partial_sums_may_move_and_form_one_chain() -> None:
+    for proof in (by_isl(sum_of_rows((8, 9, 10))), by_enumeration(sum_of_rows((8, 9, 10)))):
+        assert proof.holds, proof.refusal
+    assert by_isl(sum_of_rows((8, 9, 10))).mechanism == "isl"
+    # Two of them go on from one partial sum, or from the beginning.
+    for previous in ((8, 9, 9), (8, 8, 10), (8, 9, 8)):
+        assert not by_isl(sum_of_rows(previous)).holds
+        assert not by_enumeration(sum_of_rows(previous)).holds
 
 
 def test_bytes_of_a_wider_element_are_no_elements() -> None:
