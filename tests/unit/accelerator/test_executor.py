@@ -110,7 +110,7 @@ def test_saturating_sums_go_through_their_points_in_the_order_of_the_axes() -> N
 @pytest.mark.slow
 def test_many_random_programs_on_random_machines() -> None:
     kinds = [compare(seed) for seed in range(100, 1000)]
-    assert kinds.count("") > 300
+    assert kinds.count("") > 250
     assert len(set(kinds)) > 6
 
 
