@@ -152,7 +152,7 @@ def execute(
     stored = trace.executions if _has_channels(trace.program) else 0
     if stored * trace.width * 16 > LARGEST_MEMORY:
         raise ProgramError(
-            f"{trace.program.name}: {stored:,} executions are too many for a machine with channels: "
+            f"{trace.program.name}: {stored:,} executions are too many with channels: "
             "emulate a part of the program"
         )
     tensors = _buffers(trace.program, buffers or {})
