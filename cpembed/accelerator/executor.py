@@ -148,11 +148,11 @@ def execute(
     """
     trace = unroll(program) if isinstance(program, Program) else program
     check_places(trace.program)
-    # Units with channels run ahead by any distance, so that all executions are held.
-    held = trace.executions if _has_channels(trace.program) else 0
-    if held * trace.width * 16 > LARGEST_MEMORY:
+    # Units with channels run ahead by any distance, so that all executions are stored.
+    stored = trace.executions if _has_channels(trace.program) else 0
+    if stored * trace.width * 16 > LARGEST_MEMORY:
         raise ProgramError(
-            f"{trace.program.name}: {held:,} executions are too many for a machine with channels: "
+            f"{trace.program.name}: {stored:,} executions are too many with channels: "
             "emulate a part of the program"
         )
     tensors = _buffers(trace.program, buffers or {})

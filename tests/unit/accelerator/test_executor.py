@@ -9,7 +9,9 @@ import pytest
 
 from cpembed.accelerator.assembly import parse
 from cpembed.accelerator.executor import execute
+from cpembed.accelerator.program import Program
 from cpembed.errors import ExecutionFault
+from cpembed.hw.isa_reader import available_instruction_sets, load_instruction_set
 from tests.unit.accelerator.machines import instruction, machine, main, place, rows_memory
 from tests.unit.accelerator.random_programs import random_case, random_machine
 from tests.unit.accelerator.slow_machine import SlowMachine, Undefined
@@ -108,5 +110,13 @@ def test_saturating_sums_go_through_their_points_in_the_order_of_the_axes() -> N
 @pytest.mark.slow
 def test_many_random_programs_on_random_machines() -> None:
     kinds = [compare(seed) for seed in range(100, 1000)]
-    assert kinds.count("") > 300
+    assert kinds.count("") > 250
     assert len(set(kinds)) > 6
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", available_instruction_sets())
+def test_executors_of_the_accelerators_that_ship_compile(name: str) -> None:
+    isa = load_instruction_set(name)
+    run = execute(Program("nothing", isa, {}, ()))
+    assert (run.cycles, sum(run.executions.values())) == (0, 0)

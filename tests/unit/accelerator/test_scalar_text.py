@@ -85,9 +85,7 @@ def test_scalars_are_those_of_the_interpreter(source: str) -> None:
     lines.sort(key=lambda line: not line.startswith("."))
     run = execute(parse("\n".join(lines), unit), {"S": data})
     for name, (expression, target) in expressions(source).items():
-        computation = parse_computation(
-            expression, {"e": 65536}, dtypes={"S": source, "D": target}
-        )
+        computation = parse_computation(expression, {"e": 65536}, dtypes={"S": source, "D": target})
         with np.errstate(all="ignore"):
             expected = interpret(computation, {"S": data}).astype(np.float64)
         actual = run.buffers[name].astype(np.float64)
