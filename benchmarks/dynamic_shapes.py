@@ -225,7 +225,7 @@ def _serve(connection: Connection, path: Path, name: str, threads: int, clock: s
 
 def _rows(family: Family, compiled: CompiledFamily, options: argparse.Namespace) -> list[Row]:
     """Return the times at some sizes."""
-    sizes = list(dict.fromkeys(family.random_sizes(options.sizes, 1)))
+    sizes = list(family.random_sizes(options.sizes, 1))
     ranges = Timer.started(compiled.library, options.threads, options.clock)
     try:
         return [_row(family, ranges, at, options) for at in sizes]

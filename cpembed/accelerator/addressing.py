@@ -18,7 +18,7 @@ from cpembed.ir.index import IndexExpr, IndexTerm
 
 Array = NDArray[Any]
 
-_SAMPLES = 6
+_SAMPLES = 2
 """Number of random iterations of the loops at which strides are compared."""
 
 
@@ -62,7 +62,16 @@ class Binding:
 
 
 def bind_scalar(place: OperandPlace, tensor: str, value: float) -> Binding:
-    """Bind an operand without dimensions to a constant: an immediate or a register."""
+    """Bind an operand without dimensions to a constant: an immediate or a register.
+
+    Parameters
+    ----------
+    place : OperandPlace
+    tensor : str
+        Name of the tensor that holds the constant; empty for a number of the statement.
+    value : number
+        The constant.
+    """
     content = Content(tensor, ()) if tensor else None
     if place.memory != IMMEDIATE:
         return Binding(Address(), content, ((place.memory, value),))
@@ -79,6 +88,7 @@ def bind(
     tensor: str,
     axis_sizes: Mapping[str, int],
     loops: Mapping[str, int],
+    shrinking: frozenset[str] = frozenset(),
 ) -> Binding | None:
     """Bind an operand to elements of a tensor; None if the instruction cannot reach them.
 
@@ -97,27 +107,37 @@ def bind(
         Largest size of each axis in this use.
     loops : mapping of str to int
         Extent of each loop around the instruction.
+    shrinking : frozenset of str
+        Axes that have smaller sizes in some executions.
     """
     described = instruction.places[operand]
-    own = instruction.computation.access(operand).index
+    operand_index = instruction.computation.access(operand).index
     # All axes that the tensor's index depends on, though the operand's own index may lack them.
-    axes = list(dict.fromkeys(n for e in (*own, *index) for n in e.iterators if n in axis_sizes))
+    axes = list(
+        dict.fromkeys(n for e in (*operand_index, *index) for n in e.iterators if n in axis_sizes)
+    )
     grids = np.meshgrid(*(np.arange(axis_sizes[a]) for a in axes), indexing="ij")
     points = {a: np.asarray(g).reshape(-1) for a, g in zip(axes, grids, strict=True)}
     count = int(np.prod([axis_sizes[a] for a in axes]))
-    own_values = {
-        name: _values(e, points, count) for name, e in zip(described.dimensions, own, strict=True)
+    operand_values = {
+        name: _values(e, points, count)
+        for name, e in zip(described.dimensions, operand_index, strict=True)
     }
-    dimension_sizes = {name: 1 + int(v.max()) for name, v in own_values.items()}
+    dimension_sizes = {name: 1 + int(v.max()) for name, v in operand_values.items()}
+    smaller = frozenset(
+        name
+        for name, e in zip(described.dimensions, operand_index, strict=True)
+        if not shrinking.isdisjoint(e.iterators)
+    )
     fit = None
     for sample in _samples(loops):
         target, lanes = _relative(place, index, points, sample, count)
         if isinstance(place, InRows) and not described.lanes and not described.rows:
             lanes = np.zeros(count, np.int64)
-        here = fit_strides(described, own_values, dimension_sizes, target, lanes)
-        if here is None or (fit is not None and here != fit):
+        current = fit_strides(described, operand_values, dimension_sizes, target, lanes, smaller)
+        if current is None or (fit is not None and current != fit):
             return None
-        fit = here
+        fit = current
     if fit is None:
         return None
     zero = {a: IndexExpr() for a in axis_sizes}
@@ -145,7 +165,7 @@ def _samples(loops: Mapping[str, int]) -> Sequence[Mapping[str, int]]:
     if not loops:
         return ({},)
     generator = random.Random(0)
-    samples = [{n: 0 for n in loops}, {n: e - 1 for n, e in loops.items()}]
+    samples = [dict.fromkeys(loops, 0), {n: e - 1 for n, e in loops.items()}]
     samples += [{n: generator.randrange(e) for n, e in loops.items()} for _ in range(_SAMPLES)]
     return samples
 
@@ -179,13 +199,13 @@ def _digits(digits: Sequence[LayoutDigit], at: Sequence[Array], count: int) -> A
 
 def _main_values(tensor: MainTensor, at: Sequence[Array]) -> Array:
     total: Any = np.zeros(len(at[0]) if at else 1, np.int64)
-    seen = set[int]()
+    visited = set[int]()
     for dimension, stride in zip(tensor.order, tensor.strides, strict=True):
         value = at[dimension] + tensor.before[dimension]
         block = tensor.blocks.get(dimension)
         if block is not None:
-            value = value % block if dimension in seen else value // block
-        seen.add(dimension)
+            value = value % block if dimension in visited else value // block
+        visited.add(dimension)
         total = total + stride * value
     return total
 
@@ -199,10 +219,10 @@ def _content(
 ) -> Content:
     """Return the claim of an operand, in its own dimensions instead of the instruction's axes."""
     described = instruction.places[operand]
-    own = instruction.computation.access(operand).index
+    operand_index = instruction.computation.access(operand).index
     single = {
         e.single_iterator: name
-        for name, e in zip(described.dimensions, own, strict=True)
+        for name, e in zip(described.dimensions, operand_index, strict=True)
         if e.single_iterator
     }
     claimed: list[IndexExpr] = []
@@ -213,13 +233,15 @@ def _content(
             replaced = {a: IndexExpr.iterator(n) for a, n in single.items()}
             claimed.append(rest + IndexExpr.sum(moving).substitute(replaced))
             continue
-        claimed.append(rest + _window(described, own, IndexExpr.sum(moving)))
+        claimed.append(rest + _window(described, operand_index, IndexExpr.sum(moving)))
     return Content(tensor, tuple(claimed))
 
 
-def _window(place: OperandPlace, own: Sequence[IndexExpr], moving: IndexExpr) -> IndexExpr:
+def _window(
+    place: OperandPlace, operand_index: Sequence[IndexExpr], moving: IndexExpr
+) -> IndexExpr:
     """Return a sum of axes as a multiple of the dimension that the same sum indexes."""
-    for name, e in zip(place.dimensions, own, strict=True):
+    for name, e in zip(place.dimensions, operand_index, strict=True):
         for factor in (moving.terms[0].coefficient // max(1, t.coefficient) for t in e.terms):
             scaled = IndexExpr.sum(e.times(factor).terms)
             if factor and sorted(map(str, scaled.terms)) == sorted(map(str, moving.terms)):

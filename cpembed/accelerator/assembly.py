@@ -22,22 +22,19 @@ instruction are its note.
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from typing import Any
 
 from cpembed.accelerator.assembly_reader import read_program
 from cpembed.accelerator.program import (
     Address,
-    Content,
     Issue,
     Loop,
     MainTensor,
-    Meaning,
     Node,
     Program,
 )
 from cpembed.hw.isa import IMMEDIATE, InstructionSet, MemoryKind
-from cpembed.ir.dtypes import is_integer
 
 __all__ = ["issue_text", "parse", "text"]
 

@@ -32,7 +32,8 @@ LARGEST_TENSOR = 1 << 33
 _MAX_RANK, _MAX_LOOPS = 16, 32
 _ROLES = ("input", "constant", "output", "temporary")
 
-_NAME = re.compile(r"[A-Za-z_][\w.]*", re.ASCII)
+_NAME = re.compile(r"[A-Za-z_][\w./:-]*", re.ASCII)
+_TITLE = re.compile(r"\S+(?: (?!#)\S+)*")
 _KEY = re.compile(r"[A-Za-z_]\w*(?:/\d{1,9})?(?:%\d{1,9})?", re.ASCII)
 _NUMBER = re.compile(
     r"[+-]?(?:\d+\.?\d*(?:[eE][+-]?\d+)?|\.\d+(?:[eE][+-]?\d+)?|inf|nan)", re.ASCII
@@ -66,16 +67,18 @@ class _Line:
         while self.position < len(self.text) and self.text[self.position] in " \t":
             self.position += 1
 
+    def mark(self) -> int:
+        """Return the position of the next token."""
+        self.skip()
+        return self.position
+
     @property
     def at_end(self) -> bool:
         self.skip()
-        return (
-            self.position >= len(self.text) or self.text[self.position] == "#" and self.is_comment()
-        )
-
-    def is_comment(self) -> bool:
-        """True if the '#' at this position begins a comment, not an immediate."""
-        return self.position == 0 or self.text[self.position - 1] in " \t"
+        rest = self.text[self.position :]
+        # A '#' after anything but a space begins an immediate.
+        begins = self.position == 0 or self.text[self.position - 1] in " \t"
+        return not rest or (rest[0] == "#" and begins)
 
     def accept(self, symbol: str) -> bool:
         self.skip()
@@ -88,16 +91,16 @@ class _Line:
         if not self.accept(symbol):
             self.fail(f"expected {symbol!r} {purpose}")
 
-    def match(self, pattern: re.Pattern[str], what: str) -> str:
+    def match(self, pattern: re.Pattern[str], description: str) -> str:
         self.skip()
         match = pattern.match(self.text, self.position)
         if match is None:
-            self.fail(f"expected {what}")
+            self.fail(f"expected {description}")
         self.position = match.end()
         return match.group()
 
-    def name(self, what: str) -> str:
-        return self.match(_NAME, what)
+    def name(self, description: str) -> str:
+        return self.match(_NAME, description)
 
     def word(self, word: str) -> bool:
         """Accept a word that is followed by no other letter, '=' or bracket."""
@@ -119,11 +122,11 @@ class _Line:
         self.position = reader.position
         return result
 
-    def integer(self, what: str, least: int = 0) -> int:
-        start = self.position
+    def integer(self, description: str, least: int = 0) -> int:
+        start = self.mark()
         value = self.expression()
         if value.terms or value.constant < least:
-            self.fail(f"{what} is an integer of at least {least}", start)
+            self.fail(f"{description} is an integer of at least {least}", start)
         return value.constant
 
     def list_of(self, read: Callable[[], Any]) -> list[Any]:
@@ -136,8 +139,8 @@ class _Line:
             self.expect("]", "at the end of the list")
         return items
 
-    def integers(self, what: str) -> tuple[int, ...]:
-        values = self.list_of(lambda: self.integer(what))
+    def integers(self, description: str) -> tuple[int, ...]:
+        values = self.list_of(lambda: self.integer(description))
         if len(values) > _MAX_RANK:
             self.fail(f"more than {_MAX_RANK} dimensions")
         return tuple(values)
@@ -152,11 +155,24 @@ class _Line:
 
 
 def read_program(source: str, machine: InstructionSet, name: str = "program") -> Program:
-    """Read a program (:func:`cpembed.accelerator.assembly.parse`); ``name`` is that of its file."""
+    """Read a program (:func:`cpembed.accelerator.assembly.parse`).
+
+    Parameters
+    ----------
+    source : str
+        The text.
+    machine : InstructionSet
+        The machine that it is for.
+    name : str
+        Name of the file, for messages.
+
+    Raises
+    ------
+    ProgramError
+        With line and column, the problem and the remedy.
+    """
     if len(source) > LARGEST_TEXT:
-        raise ProgramError(
-            f"{name}: more than {LARGEST_TEXT:,} characters: write loops instead of their iterations"
-        )
+        raise ProgramError(f"{name}: more than {LARGEST_TEXT:,} characters: write loops")
     return _ProgramReader(machine, name).read(source)
 
 
@@ -200,10 +216,10 @@ class _ProgramReader:
     # -- directives and loops ---------------------------------------------------------------------
 
     def _directive(self, line: _Line) -> None:
-        column = line.position
+        column = line.mark()
         kind = line.name("program, machine or tensor after '.'")
         if kind == "program":
-            self._name = line.name("the name of the program")
+            self._name = line.match(_TITLE, "the name of the program")
         elif kind == "machine":
             name = line.name("the name of the machine")
             if name != self._machine.name:
@@ -218,10 +234,11 @@ class _ProgramReader:
             line.fail(f"unknown directive .{kind}: use .program .machine .tensor", column)
 
     def _tensor(self, line: _Line) -> None:
+        column = line.mark()
         name = line.name("the name of the tensor")
-        column = line.position
         if name in self._tensors:
             line.fail(f"tensor {name} is declared twice", column)
+        column = line.mark()
         dtype = line.name("its element type")
         if dtype not in INPUT_DTYPES:
             line.fail(f"unknown element type {dtype}: use one of {' '.join(DTYPES)}", column)
@@ -230,7 +247,7 @@ class _ProgramReader:
             line.fail("a size is an integer of at least 1", column)
         attributes: dict[str, Any] = {"role": "temporary"}
         while not line.at_end:
-            start = line.position
+            start = line.mark()
             word = line.name("a role, order=, before=, after=, blocks= or fill=")
             if word in _ROLES:
                 attributes["role"] = word
@@ -239,7 +256,8 @@ class _ProgramReader:
             attributes[word] = self._attribute(line, word, start)
         zeros = (0,) * len(shape)
         defaults = {"order": tuple(range(len(shape))), "before": zeros, "after": zeros}
-        tensor = MainTensor(name, shape, dtype, **{**defaults, **attributes})
+        arguments: dict[str, Any] = {**defaults, **attributes}
+        tensor = MainTensor(name, shape, dtype, **arguments)
         self._check_tensor(line, tensor, column)
         self._tensors[name] = tensor
 
@@ -283,7 +301,7 @@ class _ProgramReader:
             )
 
     def _open(self, line: _Line) -> None:
-        column = line.position
+        column = line.mark()
         name = line.name("the name of the loop")
         if any(block.name == name for block in self._blocks):
             line.fail(f"loop {name} is inside of another one of that name: rename it", column)
@@ -302,19 +320,18 @@ class _ProgramReader:
     # -- instructions -----------------------------------------------------------------------------
 
     def _issue(self, line: _Line) -> Issue:
-        column = line.position
+        column = line.mark()
         name = line.name("an instruction, loop, '}' or a directive")
         instruction = self._machine.instructions.get(name)
         if instruction is None:
             names = " ".join(self._machine.instructions)
             line.fail(f"{self._machine.name} has no instruction {name}: use {names}", column)
-        axes = {axis.name for axis in instruction.axes}
+        axes = [axis.name for axis in instruction.axes]
         operands: dict[str, Address] = {}
         sizes: dict[str, tuple[IndexExpr, ...]] = {}
-        lists: dict[str, tuple[Any, ...]] = {}
+        lists: dict[str, Any] = {}
         while not line.at_end:
-            line.skip()
-            start = line.position
+            start = line.mark()
             if line.word("if"):
                 lists["guards"] = self._several(line, line.expression)
             elif line.word("wait"):
@@ -364,7 +381,7 @@ class _ProgramReader:
         return items
 
     def _address(self, line: _Line, place: OperandPlace) -> Address:
-        column = line.position
+        column = line.mark()
         if place.memory == IMMEDIATE:
             return self._immediate(line)
         name = line.name(f"an operand in {place.memory}")
@@ -385,7 +402,7 @@ class _ProgramReader:
             address = replace(address, lane=line.expression())
         strides: dict[str, int] = {}
         while line.accept(";"):
-            start = line.position
+            start = line.mark()
             key = line.match(_KEY, "the name of a stride")
             if key not in place.stride_arguments:
                 arguments = " ".join(place.stride_arguments) or "none"

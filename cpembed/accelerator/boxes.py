@@ -40,7 +40,16 @@ def position(loops: Sequence[TileLoop], axis: str) -> IndexExpr:
 
 
 def tile_size(loops: Sequence[TileLoop], axis: str, extent: int) -> int:
-    """Return the largest number of values of an axis in an iteration of loops."""
+    """Return the largest number of values of an axis in an iteration of loops.
+
+    Parameters
+    ----------
+    loops : sequence of TileLoop
+    axis : str
+        Name of the axis.
+    extent : int
+        Number of its values without loops.
+    """
     return min([extent, *(loop.step for loop in loops if loop.axis == axis)])
 
 
@@ -49,13 +58,21 @@ def sizes(loops: Sequence[TileLoop], axis: str, extent: int) -> Size:
 
     It may be below 1, where an inner loop has more iterations than the last tile of an outer one
     needs.
+
+    Parameters
+    ----------
+    loops : sequence of TileLoop
+    axis : str
+        Name of the axis.
+    extent : int
+        Number of its values without loops.
     """
-    own = [loop for loop in loops if loop.axis == axis]
+    axis_loops = [loop for loop in loops if loop.axis == axis]
     largest = tile_size(loops, axis, extent)
     bounds = [IndexExpr((), largest)]
-    for number, loop in enumerate(own):
-        rest = position(own[number:], axis).times(-1) + loop.span
-        if rest.bounds(loop_extents(own))[0] < largest:
+    for number, loop in enumerate(axis_loops):
+        rest = position(axis_loops[number:], axis).times(-1) + loop.span
+        if rest.bounds(loop_extents(axis_loops))[0] < largest:
             bounds.append(rest)
     return tuple(bounds)
 

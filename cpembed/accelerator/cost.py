@@ -1,4 +1,4 @@
-"""What a program costs: executions, bytes and cycles, counted without executing it."""
+"""Cost of a program: executions, bytes and cycles, counted without executing it."""
 
 from __future__ import annotations
 
@@ -56,22 +56,22 @@ class IssueCost:
 
 
 def issue_cost(issue: Issue, loops: Sequence[Loop], machine: InstructionSet) -> IssueCost:
-    """Count the executions, cycles and bytes of one instruction of a program."""
+    """Count the executions, cycles and bytes of one instruction of a program.
+
+    Parameters
+    ----------
+    issue : Issue
+    loops : sequence of Loop
+        The loops around it.
+    machine : InstructionSet
+    """
     instruction = machine.instructions[issue.instruction]
     expressions = [*issue.guards, *(e for size in issue.sizes.values() for e in size)]
     varying = {name for e in expressions for name in e.iterators}
     repeats = math.prod(loop.extent for loop in loops if loop.name not in varying)
     inner = [loop for loop in loops if loop.name in varying]
-    grids = np.meshgrid(*(np.arange(loop.extent) for loop in inner), indexing="ij", sparse=True)
-    values = {loop.name: grid for loop, grid in zip(inner, grids, strict=True)}
-    shape = tuple(loop.extent for loop in inner)
-    executed = np.ones(shape, bool)
-    for guard in issue.guards:
-        executed &= _evaluated(guard, values) >= 0
-    sizes: dict[str, Any] = {
-        axis.name: _least(issue.sizes[axis.name], values, shape)[executed]
-        for axis in instruction.size_arguments
-    }
+    executed, sizes = executed_sizes(issue, inner, machine)
+    sizes = {a: np.broadcast_to(s, executed.shape)[executed] for a, s in sizes.items()}
     count = int(np.count_nonzero(executed))
     moved = {
         key: round(repeats * _total(elements, count))
@@ -81,15 +81,37 @@ def issue_cost(issue: Issue, loops: Sequence[Loop], machine: InstructionSet) -> 
     return IssueCost(repeats * count, repeats * occupied, moved)
 
 
+def executed_sizes(
+    issue: Issue, loops: Sequence[Loop], machine: InstructionSet
+) -> tuple[Array, dict[str, Any]]:
+    """Return in which iterations of loops an instruction is executed, and with which sizes.
+
+    The arrays have a dimension for each loop, and the sizes one of length 1 where they do not
+    depend on it.
+
+    Parameters
+    ----------
+    issue : Issue
+    loops : sequence of Loop
+        Loops around it; all on which its sizes and guards depend.
+    machine : InstructionSet
+    """
+    grids = np.meshgrid(*(np.arange(loop.extent) for loop in loops), indexing="ij", sparse=True)
+    values = {loop.name: grid for loop, grid in zip(loops, grids, strict=True)}
+    executed = np.ones(tuple(loop.extent for loop in loops), np.bool_)
+    for guard in issue.guards:
+        executed &= _evaluated(guard, values) >= 0
+    sizes: dict[str, Any] = {}
+    for axis in machine.instructions[issue.instruction].size_arguments:
+        least, *bounds = (_evaluated(e, values) for e in issue.sizes[axis.name])
+        for bound in bounds:
+            least = np.minimum(least, bound)
+        sizes[axis.name] = np.where(executed, least, 1) if np.ndim(least) else least
+    return executed, sizes
+
+
 def _evaluated(e: IndexExpr, values: Mapping[str, Any]) -> Any:
     return np.asarray(e.evaluate(values))
-
-
-def _least(size: Sequence[IndexExpr], values: Mapping[str, Any], shape: tuple[int, ...]) -> Array:
-    least = _evaluated(size[0], values)
-    for e in size[1:]:
-        least = np.minimum(least, _evaluated(e, values))
-    return np.broadcast_to(least, shape)
 
 
 def _total(value: Any, count: int) -> float:
@@ -178,6 +200,6 @@ def program_cost(program: Program, least: float = 0.0) -> ProgramCost:
     main_bytes = sum(moved.get((main.name, d), 0) for d in ("read", "written"))
     busiest = max(units.values())
     if machine.synchronization is Synchronization.IN_ORDER:
-        busiest = sum(units.values())
+        busiest = least = sum(units.values())
     cycles = max(busiest, main_bytes / main.bytes_per_cycle, least)
     return ProgramCost(executions, moved, units, main_bytes, cycles, energy)

@@ -52,7 +52,7 @@ def network_document(network: AcceleratorNetwork, run: NetworkRun | None = None)
         document["totals"] |= {
             "cycles": run.cycles,
             "us": run.cycles / machine.clock_mhz,
-            "energy_pj": math.fsum(step.run.energy_pj for step in run.steps),
+            "energy_pj": math.fsum(step.energy_pj for step in run.steps),
             "verified": run.is_right,
             "largest_deviation": max((step.deviation for step in run.steps), default=0.0),
         }
@@ -77,25 +77,30 @@ def _step(step: Step, runs: Mapping[str, StepRun]) -> dict[str, Any]:
 
 def _program(step: ProgramStep, outcome: StepRun | None) -> dict[str, Any]:
     entry: dict[str, Any] = {
-        "instructions": [match.instruction.name for match in step.plan.problem.matches],
-        "estimated_cycles": step.plan.cost.cycles,
-        "bound_cycles": step.plan.cycles_bound,
-        "gap": step.plan.gap,
-        "tilings": step.plan.compared,
+        "programs": [
+            {
+                "instructions": [match.instruction.name for match in plan.problem.matches],
+                "estimated_cycles": plan.cost.cycles,
+                "bound_cycles": plan.cycles_bound,
+                "tilings": plan.compared,
+            }
+            for plan in step.plans
+        ],
+        "estimated_cycles": step.cycles,
+        "bound_cycles": step.cycles_bound,
         "macs": _macs(step),
         "deviation": step.form.specification.deviation,
     }
     if outcome is not None:
-        run = outcome.run
         entry |= {
-            "cycles": run.cycles,
-            "unit_cycles": dict(run.unit_cycles),
+            "cycles": outcome.cycles,
+            "unit_cycles": outcome.total("unit_cycles"),
             "bytes": [
                 {"memory": memory, "direction": direction, "bytes": count}
-                for (memory, direction), count in run.moved.items()
+                for (memory, direction), count in outcome.total("moved").items()
             ],
-            "executions": dict(run.executions),
-            "energy_pj": run.energy_pj,
+            "executions": outcome.total("executions"),
+            "energy_pj": outcome.energy_pj,
             "verified": outcome.is_right,
             "error": outcome.error,
             "measured_deviation": outcome.deviation,

@@ -1,6 +1,6 @@
 """Execution of programs on this machine's processor: :func:`execute`.
 
-The executor is generated from the description of the machine (:mod:`cpembed.accelerator.machine_text`).
+The executor is generated from the machine's description (:mod:`cpembed.accelerator.machine_text`).
 Memories begin unwritten, and whatever the machine leaves undefined is a fault: one line that names
 the instruction, its number, the operand, the place and the remedy. Results are
 :attr:`~cpembed.provenance.Provenance.EMULATED`: numbers and counts are right, cycles are those of
@@ -22,7 +22,7 @@ from __future__ import annotations
 import ctypes
 from collections import Counter
 from collections.abc import Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from functools import lru_cache
 from pathlib import Path
 from typing import Any, Literal
@@ -30,11 +30,12 @@ from typing import Any, Literal
 import numpy as np
 
 from cpembed.accelerator.faults import fault_text
-from cpembed.accelerator.machine_text import machine_text, whole_row_memories
-from cpembed.accelerator.program import Array, MainTensor, Program
+from cpembed.accelerator.machine_text import machine_text
+from cpembed.accelerator.program import Array, Program
+from cpembed.accelerator.runtime_setup import Outcome, RuntimeSetup, TensorBuffer, fault_numbers
 from cpembed.accelerator.trace import Trace, unroll
 from cpembed.errors import ExecutionFault, ProgramError
-from cpembed.hw.isa import InstructionSet, MemoryKind, Synchronization
+from cpembed.hw.isa import InstructionSet, Synchronization
 from cpembed.ir.dtypes import numpy_dtype, size_bytes
 from cpembed.targets.executor.program import TextCompiler
 
@@ -80,6 +81,9 @@ class Run:
         Picojoules by memory, and those of the instructions themselves as ``instructions``.
     saturations : int
         Number of steps of sums that saturated.
+    wraps : int
+        Number of times that an execution made a sum of at most 32 bits leave its type, in which it
+        wraps around.
     warnings : tuple of str
     """
 
@@ -91,6 +95,7 @@ class Run:
     executions: Mapping[str, int]
     energy: Mapping[str, float]
     saturations: int = 0
+    wraps: int = 0
     warnings: tuple[str, ...] = ()
 
     @property
@@ -98,78 +103,22 @@ class Run:
         """Picojoules in total."""
         return sum(self.energy.values())
 
-
-class _Memory(ctypes.Structure):
-    _fields_ = (
-        ("rows", ctypes.c_int64), ("row_bytes", ctypes.c_int64), ("bank_rows", ctypes.c_int64),
-        ("bytes_per_cycle", ctypes.c_double), ("latency", ctypes.c_double),
-        ("kind", ctypes.c_int32), ("whole_rows", ctypes.c_int32),
-    )  # fmt: skip
-
-
-class _Tensor(ctypes.Structure):
-    _fields_ = (
-        ("bytes", ctypes.c_void_p), ("written", ctypes.c_void_p), ("elements", ctypes.c_int64),
-        ("element_bytes", ctypes.c_int32), ("writable", ctypes.c_int32),
-    )  # fmt: skip
-
-
-class _Instruction(ctypes.Structure):
-    _fields_ = (
-        ("latency", ctypes.c_double), ("coefficients", ctypes.c_int64),
-        ("unit", ctypes.c_int32), ("padding", ctypes.c_int32),
-    )  # fmt: skip
-
-
-class _Issue(ctypes.Structure):
-    _fields_ = (
-        ("instruction", ctypes.c_int32), ("waits", ctypes.c_int32), ("waits_end", ctypes.c_int32),
-        ("signals", ctypes.c_int32), ("signals_end", ctypes.c_int32),
-    )  # fmt: skip
-
-
-class _Setup(ctypes.Structure):
-    _fields_ = (
-        ("memories", ctypes.c_void_p), ("tensors", ctypes.c_void_p),
-        ("instructions", ctypes.c_void_p), ("coefficients", ctypes.c_void_p),
-        ("issues", ctypes.c_void_p), ("lists", ctypes.c_void_p), ("depths", ctypes.c_void_p),
-        ("seed", ctypes.c_uint64), ("memory_count", ctypes.c_int32),
-        ("tensor_count", ctypes.c_int32), ("instruction_count", ctypes.c_int32),
-        ("issue_count", ctypes.c_int32), ("unit_count", ctypes.c_int32),
-        ("channel_count", ctypes.c_int32), ("synchronization", ctypes.c_int32),
-        ("width", ctypes.c_int32),
-    )  # fmt: skip
-
-
-class Fault(ctypes.Structure):
-    """A fault as the runtime tells it (``native/machine.h``)."""
-
-    _fields_ = (
-        ("code", ctypes.c_int32), ("issue", ctypes.c_int32), ("operand", ctypes.c_int32),
-        ("memory", ctypes.c_int32), ("other_issue", ctypes.c_int32), ("detail", ctypes.c_int32),
-        ("number", ctypes.c_int64), ("row", ctypes.c_int64), ("lane", ctypes.c_int64),
-        ("first", ctypes.c_int64), ("second", ctypes.c_int64), ("other_number", ctypes.c_int64),
-    )  # fmt: skip
-
-
-class _Outcome(ctypes.Structure):
-    _fields_ = (("fault", Fault), ("cycles", ctypes.c_double), ("saturations", ctypes.c_int64))
-
-
-_KINDS = {MemoryKind.MAIN: 0, MemoryKind.ROWS: 1, MemoryKind.REGISTER: 2}
-_SYNCHRONIZATIONS = {
-    Synchronization.IN_ORDER: 0, Synchronization.INTERLOCKED: 1, Synchronization.CHANNELS: 2,
-}  # fmt: skip
-
-
-@dataclass
-class _Buffer:
-    """A tensor of a run: its elements, and which of them hold a value."""
-
-    tensor: MainTensor
-    array: Array
-    written: Array
-    is_writable: bool = field(default=True)
+    def to_json(self) -> dict[str, Any]:
+        """Return all numbers without the tensors."""
+        return {
+            "cycles": self.cycles,
+            "unit_cycles": dict(self.unit_cycles),
+            "memory_cycles": dict(self.memory_cycles),
+            "moved_bytes": [
+                {"memory": memory, "direction": direction, "bytes": count}
+                for (memory, direction), count in self.moved.items()
+            ],
+            "executions": dict(self.executions),
+            "energy_pj": {**self.energy, "total": self.energy_pj},
+            "saturations": self.saturations,
+            "wraps": self.wraps,
+            "warnings": list(self.warnings),
+        }
 
 
 def execute(
@@ -199,8 +148,19 @@ def execute(
     """
     trace = unroll(program) if isinstance(program, Program) else program
     check_places(trace.program)
+    # Units with channels run ahead by any distance, so that all executions are stored.
+    stored = trace.executions if _has_channels(trace.program) else 0
+    if stored * trace.width * 16 > LARGEST_MEMORY:
+        raise ProgramError(
+            f"{trace.program.name}: {stored:,} executions are too many with channels: "
+            "emulate a part of the program"
+        )
     tensors = _buffers(trace.program, buffers or {})
     return _Execution(trace, tensors, seed).run()
+
+
+def _has_channels(program: Program) -> bool:
+    return program.machine.synchronization is Synchronization.CHANNELS
 
 
 def check_places(program: Program) -> None:
@@ -232,8 +192,8 @@ def check_places(program: Program) -> None:
                 )
 
 
-def _buffers(program: Program, buffers: Mapping[str, Array]) -> list[_Buffer]:
-    result: list[_Buffer] = []
+def _buffers(program: Program, buffers: Mapping[str, Array]) -> list[TensorBuffer]:
+    result: list[TensorBuffer] = []
     for name, tensor in program.tensors.items():
         dtype = numpy_dtype(tensor.dtype)
         if tensor.role in ("input", "constant"):
@@ -246,11 +206,11 @@ def _buffers(program: Program, buffers: Mapping[str, Array]) -> list[_Buffer]:
                     f"{array.dtype}: pass {tensor.elements} of {tensor.dtype}"
                 )
             # A tensor that nobody writes: its elements hold values from the beginning.
-            result.append(_Buffer(tensor, array.copy(), np.ones(array.size, np.uint8), False))
+            result.append(TensorBuffer(tensor, array.copy(), np.ones(array.size, np.uint8), False))
             continue
         margins = replace(tensor, dtype="uint8", fill=1)
         written = margins.buffer(np.zeros(tensor.shape, np.uint8))
-        result.append(_Buffer(tensor, tensor.buffer(), written))
+        result.append(TensorBuffer(tensor, tensor.buffer(), written))
     return result
 
 
@@ -263,7 +223,7 @@ def _library(text: str) -> ctypes.CDLL:
         ctypes.c_void_p, ctypes.c_void_p, ctypes.c_void_p, ctypes.c_int64, ctypes.c_int,
     ]  # fmt: skip
     library.executor_outcome.argtypes = [
-        ctypes.c_void_p, ctypes.POINTER(_Outcome), ctypes.c_void_p, ctypes.c_void_p,
+        ctypes.c_void_p, ctypes.POINTER(Outcome), ctypes.c_void_p, ctypes.c_void_p,
         ctypes.c_void_p, ctypes.c_void_p, ctypes.c_int, ctypes.c_int, ctypes.c_int,
     ]  # fmt: skip
     return library
@@ -272,18 +232,16 @@ def _library(text: str) -> ctypes.CDLL:
 class _Execution:
     """A run and the numbers that it passes to the runtime."""
 
-    def __init__(self, trace: Trace, tensors: list[_Buffer], seed: int) -> None:
-        self._trace, self._tensors, self._seed = trace, tensors, seed
+    def __init__(self, trace: Trace, tensors: list[TensorBuffer], seed: int) -> None:
+        self._trace, self._tensors = trace, tensors
         self._machine: InstructionSet = trace.program.machine
         self._memories = list(self._machine.memories.values())
         self._counts = Counter[int]()
-        # Arrays that the runtime reads have to live as long as it does.
-        self._alive: list[Any] = []
+        self._setup = RuntimeSetup(trace, tensors, seed)
 
     def run(self) -> Run:
         library = _library(machine_text(self._machine))
-        setup = self._setup()
-        executor = library.executor_new(ctypes.byref(setup))
+        executor = library.executor_new(ctypes.byref(self._setup.structure))
         try:
             return self._run(library, executor)
         finally:
@@ -299,7 +257,7 @@ class _Execution:
         while succeeded and piece is not None:
             following = next(pieces, None)
             issues, records = piece.issues, piece.records
-            if self._machine.synchronization is Synchronization.CHANNELS:
+            if _has_channels(self._trace.program):
                 history.append((issues, records))
             else:
                 history = [(issues, records)]
@@ -307,20 +265,21 @@ class _Execution:
             succeeded = library.executor_feed(
                 executor, records.ctypes.data, issues.ctypes.data, len(issues), is_last
             )
-            self._counts.update(dict(enumerate(np.bincount(issues).tolist())))
+            counts: list[int] = np.bincount(issues).tolist()
+            self._counts.update(dict(enumerate(counts)))
             piece = following
         outcome, arrays = self._outcome(library, executor)
         if not succeeded:
-            raise ExecutionFault(self._fault(outcome.fault, history))
+            raise ExecutionFault(self._fault(outcome, history))
         self._check_outputs()
         return self._result(outcome, *arrays)
 
-    def _fault(self, fault: Fault, history: list[tuple[Any, Any]]) -> str:
+    def _fault(self, outcome: Outcome, history: list[tuple[Any, Any]]) -> str:
         # Of machines without channels, only the last piece is there; its first number is that of
         # all executions before.
-        is_partial = self._machine.synchronization is not Synchronization.CHANNELS
-        done = sum(self._counts.values())
-        first = done - sum(len(issues) for issues, _ in history) if is_partial else 0
+        is_partial = not _has_channels(self._trace.program)
+        executed = sum(self._counts.values())
+        first = executed - sum(len(issues) for issues, _ in history) if is_partial else 0
 
         def record(number: int) -> Any:
             position = number - first
@@ -330,19 +289,19 @@ class _Execution:
                 position -= len(issues)
             return None
 
-        return fault_text(self._trace, fault, record)
+        return fault_text(self._trace, fault_numbers(outcome), record)
 
     def _outcome(
         self, library: ctypes.CDLL, executor: int
-    ) -> tuple[_Outcome, tuple[Array, Array, Array, Array]]:
-        outcome = _Outcome()
+    ) -> tuple[Outcome, tuple[Array, Array, Array, Array]]:
+        outcome = Outcome()
         units, memories = len(self._machine.units), len(self._memories)
         channels = len(self._machine.channels)
         arrays = (
             np.zeros(units), np.zeros(memories), np.zeros(2 * memories, np.int64),
             np.zeros(channels, np.int64),
         )  # fmt: skip
-        if self._machine.synchronization is not Synchronization.CHANNELS:
+        if not _has_channels(self._trace.program):
             channels = 0
         pointers = [array.ctypes.data for array in arrays]
         library.executor_outcome(
@@ -363,11 +322,9 @@ class _Execution:
                 "store it"
             )
 
-    def _result(
-        self, outcome: _Outcome, busy: Array, paths: Array, bits: Array, left: Array
-    ) -> Run:
+    def _result(self, outcome: Outcome, busy: Array, paths: Array, bits: Array, left: Array) -> Run:
         machine = self._machine
-        executions = Counter({name: 0 for name in machine.instructions})
+        executions = Counter(dict.fromkeys(machine.instructions, 0))
         for number, count in self._counts.items():
             executions[self._trace.issues[number].instruction] += count
         moved: dict[tuple[str, Direction], int] = {}
@@ -385,6 +342,8 @@ class _Execution:
             for channel, count in zip(machine.channels, left.tolist(), strict=True)
             if count
         ]
+        if outcome.wraps:
+            warnings.append(f"{outcome.wraps} sums wrapped around: they are beyond their type")
         return Run(
             buffers={buffer.tensor.name: buffer.array for buffer in self._tensors},
             cycles=outcome.cycles,
@@ -398,93 +357,6 @@ class _Execution:
             executions=dict(executions),
             energy=energy,
             saturations=outcome.saturations,
+            wraps=outcome.wraps,
             warnings=tuple(warnings),
         )
-
-    # -- numbers for the runtime ------------------------------------------------------------------
-
-    def _keep(self, array: Any) -> int:
-        self._alive.append(array)
-        return ctypes.addressof(array)
-
-    def _setup(self) -> _Setup:
-        machine = self._machine
-        return _Setup(
-            memories=self._keep(self._memory_array()),
-            tensors=self._keep(self._tensor_array()),
-            **self._instruction_arrays(),
-            **self._issue_arrays(),
-            depths=self._keep(_array(ctypes.c_int64, [c.depth for c in machine.channels])),
-            seed=self._seed % 2**64,
-            memory_count=len(self._memories),
-            tensor_count=len(self._tensors),
-            instruction_count=len(machine.instructions),
-            issue_count=len(self._trace.issues),
-            unit_count=len(machine.units),
-            channel_count=len(machine.channels),
-            synchronization=_SYNCHRONIZATIONS[machine.synchronization],
-            width=self._trace.width,
-        )
-
-    def _memory_array(self) -> Any:
-        whole_rows = whole_row_memories(self._machine)
-        entries = [
-            _Memory(
-                rows=memory.rows,
-                row_bytes=memory.row_bytes,
-                bank_rows=max(1, memory.bank_rows),
-                bytes_per_cycle=memory.bytes_per_cycle,
-                latency=memory.latency_cycles,
-                kind=_KINDS[memory.kind],
-                whole_rows=whole_rows.get(memory.name, False),
-            )
-            for memory in self._memories
-        ]
-        return _array(_Memory, entries)
-
-    def _tensor_array(self) -> Any:
-        entries = [
-            _Tensor(
-                bytes=buffer.array.ctypes.data,
-                written=buffer.written.ctypes.data,
-                elements=buffer.tensor.elements,
-                element_bytes=size_bytes(buffer.tensor.dtype),
-                writable=buffer.is_writable,
-            )
-            for buffer in self._tensors
-        ]
-        return _array(_Tensor, entries)
-
-    def _instruction_arrays(self) -> dict[str, int]:
-        coefficients: list[float] = []
-        entries: list[_Instruction] = []
-        for instruction in self._machine.instructions.values():
-            unit = self._machine.units.index(instruction.unit)
-            entries.append(_Instruction(instruction.latency_cycles, len(coefficients), unit, 0))
-            coefficients += [coefficient for _, coefficient in instruction.cycles]
-        return {
-            "instructions": self._keep(_array(_Instruction, entries)),
-            "coefficients": self._keep(_array(ctypes.c_double, coefficients)),
-        }
-
-    def _issue_arrays(self) -> dict[str, int]:
-        instructions = list(self._machine.instructions)
-        channels = [channel.name for channel in self._machine.channels]
-        lists: list[int] = []
-        entries: list[_Issue] = []
-        for issue in self._trace.issues:
-            first = len(lists)
-            lists += [channels.index(name) for name in issue.waits]
-            middle = len(lists)
-            lists += [channels.index(name) for name in issue.signals]
-            number = instructions.index(issue.instruction)
-            entries.append(_Issue(number, first, middle, middle, len(lists)))
-        return {
-            "issues": self._keep(_array(_Issue, entries)),
-            "lists": self._keep(_array(ctypes.c_int32, lists)),
-        }
-
-
-def _array(kind: Any, entries: list[Any]) -> Any:
-    # At least one: an empty array has no address.
-    return (kind * max(1, len(entries)))(*entries)

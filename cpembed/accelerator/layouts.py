@@ -1,4 +1,4 @@
-"""Where the elements of tensors lie: rows and lanes of a memory, or elements of main memory.
+"""Layouts of tensors: rows and lanes of a memory, or elements of main memory.
 
 A :class:`RowLayout` says which row and lane holds an element. :func:`fit_strides` decides whether
 an instruction can address a box of elements that lie in such a layout, and with which strides.
@@ -74,6 +74,18 @@ def digit(
 ) -> IndexExpr:
     """Return ``(index // divisor) % modulus``, without the operations that change nothing.
 
+    Parameters
+    ----------
+    index : IndexExpr
+        Nonnegative index.
+    divisor : int
+    modulus : int, optional
+        None for no remainder.
+    extents : mapping of str to int
+        Extent of each iterator of the index.
+
+    Examples
+    --------
     >>> i = IndexExpr.sum([IndexTerm("g", 16), IndexTerm("i")])
     >>> str(digit(i, 16, None, {"g": 4, "i": 16})), str(digit(i, 1, 16, {"g": 4, "i": 16}))
     ('g', 'i')
@@ -122,16 +134,25 @@ def _weighted(
 def main_element(
     tensor: MainTensor, index: Sequence[IndexExpr], extents: Mapping[str, int]
 ) -> IndexExpr:
-    """Return the place of an element in the buffer of a tensor in main memory."""
-    total, seen = IndexExpr(), set[int]()
+    """Return the place of an element in the buffer of a tensor in main memory.
+
+    Parameters
+    ----------
+    tensor : MainTensor
+    index : sequence of IndexExpr
+        Index along each dimension.
+    extents : mapping of str to int
+        Extent of each iterator of the index.
+    """
+    total, visited = IndexExpr(), set[int]()
     for dimension, stride in zip(tensor.order, tensor.strides, strict=True):
         position = index[dimension] + tensor.before[dimension]
         block = tensor.blocks.get(dimension)
-        if block is not None and dimension not in seen:
+        if block is not None and dimension not in visited:
             position = digit(position, block, None, extents)
         elif block is not None:
             position = digit(position, 1, block, extents)
-        seen.add(dimension)
+        visited.add(dimension)
         total += position.times(stride)
     return total
 
@@ -154,6 +175,7 @@ def fit_strides(
     sizes: Mapping[str, int],
     target: Array,
     lanes: Array | None,
+    shrinking: frozenset[str] = frozenset(),
 ) -> StrideFit | None:
     """Return the strides with which an operand reaches given rows and lanes; None if it cannot.
 
@@ -168,6 +190,8 @@ def fit_strides(
         Row (in main memory: element), relative to the first, at every point.
     lanes : ndarray, optional
         Lane at every point, relative to the first; None in main memory.
+    shrinking : frozenset of str
+        Dimensions that are smaller in some executions, by which dense strides become smaller too.
     """
     if lanes is not None and not np.array_equal(_lanes(place, index, sizes), lanes):
         return None
@@ -178,14 +202,17 @@ def fit_strides(
     arguments: dict[str, int] = {}
     registers: list[tuple[str, int | None]] = []
     reached = np.zeros_like(target)
-    for position, (key, value, _) in enumerate(digits):
+    for position, (key, value, size) in enumerate(digits):
         source = place.strides.get(key, _default(position, digits, lanes is None))
-        others = [v for k, v, _ in digits if k != key]
-        needed = _needed(value, others, target)
+        remaining = [v for k, v, _ in digits if k != key]
+        needed = _needed(value, remaining, target)
         if isinstance(source, int):
             stride = source
         elif source == StrideSource.DENSE:
             stride = math.prod(size for _, _, size in digits[position + 1 :])
+            inside = {name.split("/")[0].split("%")[0] for name, _, _ in digits[position + 1 :]}
+            if size > 1 and not shrinking.isdisjoint(inside):
+                return None
         else:
             stride = needed or 0
             if source == StrideSource.ANY:
@@ -214,11 +241,11 @@ def _lanes(place: OperandPlace, index: Mapping[str, Array], sizes: Mapping[str, 
     return total
 
 
-def _needed(value: Array, others: Sequence[Array], target: Array) -> int | None:
+def _needed(value: Array, remaining: Sequence[Array], target: Array) -> int | None:
     """Return the target's value where one digit is 1 and the others are 0."""
     first = value == 1
-    for other in others:
-        first &= other == 0
+    for digit_value in remaining:
+        first &= digit_value == 0
     at = np.flatnonzero(first)
     return int(target.reshape(-1)[at[0]]) if at.size else None
 

@@ -8,9 +8,9 @@ and its estimated time; a change of layout that is not a mere view is host work 
 
 from __future__ import annotations
 
-import itertools
 import math
-from collections.abc import Iterator, Sequence
+import re
+from collections.abc import Hashable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -18,29 +18,55 @@ from numpy.typing import NDArray
 
 from cpembed.accelerator.host import copy_us, host_us
 from cpembed.accelerator.lowering import OperatorPlan, operator_plans
-from cpembed.accelerator.matching import match_statement
-from cpembed.accelerator.operators import is_view, operator_forms
-from cpembed.accelerator.operators.forms import GraphTensor, NoForm, OperatorForm
+from cpembed.accelerator.matching import Match, match_statement
+from cpembed.accelerator.operator_search import OperatorSearch, Plans, segment
+from cpembed.accelerator.operators import is_view, specifications
+from cpembed.accelerator.operators.forms import (
+    GraphTensor,
+    NoForm,
+    OperatorForm,
+    renamed_operands,
+)
 from cpembed.accelerator.problem import OperatorProblem, PlanningError
 from cpembed.accelerator.program import MainTensor, Program
+from cpembed.accelerator.specification import Statement
 from cpembed.graph.graph import Graph, Operator
 from cpembed.hw.isa import InstructionSet
 from cpembed.steps import Progress, silent
 
-_MATCHES = 3
-"""Maximum number of matches of one statement that are planned."""
-_PROBLEMS = 6
-"""Maximum number of combinations of matches of an operator that are planned."""
-
 
 @dataclass(frozen=True)
 class ProgramStep:
-    """Operator that the accelerator executes."""
+    """Operator that the accelerator executes.
+
+    Attributes
+    ----------
+    plans : tuple of OperatorPlan
+        Plans of consecutive statements, in one program each. Between two programs, tensors that
+        only the specification has are in main memory.
+    programs : tuple of Program
+        Program of each plan.
+    """
 
     operator: Operator
     form: OperatorForm
-    plan: OperatorPlan
-    program: Program
+    plans: tuple[OperatorPlan, ...]
+    programs: tuple[Program, ...]
+
+    @property
+    def cycles(self) -> float:
+        """Estimated cycles of all programs."""
+        return math.fsum(plan.cost.cycles for plan in self.plans)
+
+    @property
+    def cycles_bound(self) -> float:
+        """Lower bound on the cycles of programs of these statements with these instructions."""
+        return math.fsum(plan.cycles_bound for plan in self.plans)
+
+    def layout(self, name: str, *, is_read: bool) -> MainTensor:
+        """Return the layout of a tensor of the specification that programs read or write."""
+        programs = self.programs if is_read else self.programs[::-1]
+        return next(p.tensors[name] for p in programs if name in p.tensors)
 
 
 @dataclass(frozen=True)
@@ -101,12 +127,12 @@ class AcceleratorNetwork:
     @property
     def cycles(self) -> float:
         """Estimated cycles of all programs, one after the other."""
-        return math.fsum(step.plan.cost.cycles for step in self.programs)
+        return math.fsum(step.cycles for step in self.programs)
 
     @property
     def bound_cycles(self) -> float:
         """Lower bound on the cycles of all programs that have these specifications and matches."""
-        return math.fsum(step.plan.cycles_bound for step in self.programs)
+        return math.fsum(step.cycles_bound for step in self.programs)
 
 
 def plan_network(
@@ -127,10 +153,14 @@ def plan_network(
 
 @dataclass(frozen=True)
 class _Planned:
-    """Best plan of an operator with the form that it computes."""
+    """Best plans of an operator with the form that they compute."""
 
     form: OperatorForm
-    plan: OperatorPlan
+    plans: Plans
+
+    @property
+    def cycles(self) -> float:
+        return math.fsum(plan.cost.cycles for plan in self.plans)
 
 
 class _Planner:
@@ -142,6 +172,7 @@ class _Planner:
         self.progress = progress
         self.plans: dict[str, _Planned] = {}
         self.reasons: dict[str, str] = {}
+        self.outcomes: dict[Hashable, Plans | str] = {}
         self.layouts: dict[GraphTensor, MainTensor] = {}
         self.available: dict[str, list[tuple[GraphTensor, MainTensor] | None]] = {}
 
@@ -164,38 +195,66 @@ class _Planner:
 
     def _plan_operator(self, operator: Operator) -> None:
         """Keep the best plan of an operator, or the reason why there is none."""
-        forms = operator_forms(operator, self.graph)
+        forms = specifications(operator, self.graph, self.machine)
         if isinstance(forms, NoForm):
             self.reasons[operator.name] = forms.reason
             return
         best: _Planned | None = None
-        for form in forms:
-            matchings = [match_statement(s, self.machine) for s in form.specification.statements]
-            reason = next((m.reason for m in matchings if not m.matches), "")
-            if reason:
-                self.reasons.setdefault(operator.name, reason)
+        for form in map(canonical, forms):
+            plans = self._equal_plans(form) or self._searched(form)
+            if isinstance(plans, str):
+                # The reason of the first form, which is the nearest to the operator.
+                self.reasons.setdefault(operator.name, plans)
                 continue
-            combinations = itertools.product(*(m.matches[:_MATCHES] for m in matchings))
-            for matches in itertools.islice(combinations, _PROBLEMS):
-                try:
-                    plans = operator_plans(
-                        OperatorProblem(form.specification, matches), self.machine
-                    )
-                except PlanningError as error:
-                    self.reasons[operator.name] = str(error)
-                    continue
-                if plans and (best is None or plans[0].cost.cycles < best.plan.cost.cycles):
-                    best = _Planned(form, plans[0])
+            planned = _Planned(form, plans)
+            if best is None or planned.cycles < best.cycles:
+                best = planned
         if best is not None:
             self.plans[operator.name] = best
+
+    def _equal_plans(self, form: OperatorForm) -> Plans | str | None:
+        """Return the plans of an equal form, with this one's constants; None if there are none."""
+        outcome = self.outcomes.get(signature(form))
+        if outcome is None or isinstance(outcome, str):
+            return outcome
+        plans: list[OperatorPlan] = []
+        first = 0
+        for plan in outcome:
+            after = first + len(plan.problem.matches)
+            part = segment(form.specification, first, after)
+            matches = [
+                self._equal_match(*pair)
+                for pair in zip(part.statements, plan.problem.matches, strict=True)
+            ]
+            if None in matches:
+                return None
+            problem = OperatorProblem(part, tuple(m for m in matches if m is not None))
+            plans.append(replace(plan, problem=problem))
+            first = after
+        return tuple(plans)
+
+    def _equal_match(self, statement: Statement, match: Match) -> Match | None:
+        """Return the match of a statement by the same instruction along the same axes."""
+        candidates = match_statement(statement, self.machine).matches
+        return next(
+            (m for m in candidates if m.instruction is match.instruction and m.axes == match.axes),
+            None,
+        )
+
+    def _searched(self, form: OperatorForm) -> Plans | str:
+        """Return the best plans of a form, or why there are none."""
+        outcome = OperatorSearch(form.specification, self.machine).plans()
+        self.outcomes[signature(form)] = outcome
+        return outcome
 
     def _decide_layouts(self) -> None:
         """Decide the layout of each tensor from those of all programs that read or write it."""
         needs: dict[GraphTensor, list[MainTensor]] = {}
         for planned in self.plans.values():
-            tensors = planned.plan.program().tensors
-            for name, tensor in planned.form.tensors.items():
-                needs.setdefault(tensor, []).append(tensors[name])
+            for plan in planned.plans:
+                for name, layout in plan.program().tensors.items():
+                    if name in planned.form.tensors:
+                        needs.setdefault(planned.form.tensors[name], []).append(layout)
         self.layouts = {tensor: merged_layout(layouts) for tensor, layouts in needs.items()}
 
     def _steps(self, operator: Operator) -> Iterator[Step]:
@@ -213,12 +272,12 @@ class _Planner:
             return
         form = step.form
         for name in form.specification.inputs:
-            tensor, layout = form.tensors[name], step.program.tensors[name]
+            tensor, layout = form.tensors[name], step.layout(name, is_read=True)
             yield from self._conversion(tensor, layout, f"{operator.name} reads it so")
         yield step
         for name in form.specification.outputs:
             tensor = form.tensors[name]
-            self.available[tensor.name] = [(tensor, step.program.tensors[name])]
+            self.available[tensor.name] = [(tensor, step.layout(name, is_read=False))]
 
     def _program_step(self, operator: Operator) -> ProgramStep | HostStep:
         """Return the step with the layouts that programs agree on, or of the host."""
@@ -226,22 +285,30 @@ class _Planner:
         if planned is None:
             reason = self.reasons.get(operator.name, "no tiling fits the memories")
             return HostStep(operator, reason, host_us(operator, self.graph.types, self.machine))
-        form, plan = planned.form, planned.plan
-        layouts = {
-            name: replace(self.layouts[tensor], name=name) for name, tensor in form.tensors.items()
-        }
-        problem = replace(plan.problem, layouts=layouts)
+        form = planned.form
+        layouts = {name: self.layouts[tensor] for name, tensor in form.tensors.items()}
+        layouts |= _temporary_layouts(planned)
+        plans = tuple(self._agreed(plan, layouts) for plan in planned.plans)
+        return ProgramStep(operator, form, plans, tuple(plan.program() for plan in plans))
+
+    def _agreed(self, plan: OperatorPlan, layouts: Mapping[str, MainTensor]) -> OperatorPlan:
+        """Return a plan with the layouts that programs agree on, if there is one."""
+        specification = plan.problem.specification
+        roles = {**dict.fromkeys(specification.inputs, "input")}
+        roles |= dict.fromkeys(specification.outputs, "output")
+        own = {n: replace(layouts[n], name=n, role=r) for n, r in roles.items() if n in layouts}
+        problem = replace(plan.problem, layouts=own)
         try:
             # The same tiling, if instructions can address the layouts that are agreed on.
             agreed = replace(plan, problem=problem)
-            return ProgramStep(operator, form, agreed, agreed.program())
+            agreed.program()
+            return agreed
         except PlanningError:
             pass
         try:
-            (agreed, *_) = operator_plans(problem, self.machine)
-        except (PlanningError, ValueError):
-            agreed = plan
-        return ProgramStep(operator, form, agreed, agreed.program())
+            return operator_plans(problem, self.machine)[0]
+        except PlanningError:
+            return plan
 
     def _conversion(
         self, tensor: GraphTensor, layout: MainTensor, reason: str
@@ -255,6 +322,58 @@ class _Planner:
                 return
         self.available[name].append((tensor, layout))
         yield LayoutStep(name, layout, reason, copy_us(layout.elements, self.machine))
+
+
+def _temporary_layouts(planned: _Planned) -> dict[str, MainTensor]:
+    """Return the layouts of tensors that only the specification has, between its programs."""
+    needs: dict[str, list[MainTensor]] = {}
+    for plan in planned.plans:
+        for name, layout in plan.program().tensors.items():
+            if name not in planned.form.tensors and layout.role != "constant":
+                needs.setdefault(name, []).append(layout)
+    return {name: merged_layout(layouts) for name, layouts in needs.items()}
+
+
+def canonical(form: OperatorForm) -> OperatorForm:
+    """Return a form whose tensors are named by their roles, so that equal operators are equal."""
+    specification = form.specification
+    roles = {**dict.fromkeys(specification.inputs, "input")}
+    roles |= dict.fromkeys(specification.constants, "constant")
+    roles |= dict.fromkeys(specification.outputs, "output")
+    names = {
+        name: f"{roles.get(name, 'temporary')}{number}"
+        for number, name in enumerate(specification.operands)
+    }
+    statements = tuple(
+        replace(s, computation=renamed_operands(s.computation, names))
+        for s in specification.statements
+    )
+    renamed = replace(
+        specification,
+        statements=statements,
+        inputs=tuple(names[name] for name in specification.inputs),
+        outputs=tuple(names[name] for name in specification.outputs),
+        constants={names[name]: array for name, array in specification.constants.items()},
+    )
+    return OperatorForm(renamed, {names[name]: tensor for name, tensor in form.tensors.items()})
+
+
+def signature(form: OperatorForm) -> Hashable:
+    """Return what the plan of a canonical form depends on: all but its floating-point numbers."""
+    specification = form.specification
+    statements = tuple(
+        (
+            _FLOAT.sub("#", str(statement.computation.statement)),
+            statement.accumulates,
+            tuple(statement.computation.extents.items()),
+            tuple(replace(operand) for operand in statement.computation.operands),
+        )
+        for statement in specification.statements
+    )
+    return statements, specification.inputs, specification.outputs, tuple(specification.constants)
+
+
+_FLOAT = re.compile(r"\d+\.\d*(e[-+]?\d+)?")
 
 
 def merged_layout(layouts: Sequence[MainTensor]) -> MainTensor:

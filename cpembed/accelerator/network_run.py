@@ -7,8 +7,10 @@ the operator's definition, so that a difference is reported where it arises.
 from __future__ import annotations
 
 import math
+from collections import Counter
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from typing import Any
 
 import numpy as np
 
@@ -36,15 +38,32 @@ class StepRun:
     """
 
     step: ProgramStep
-    run: Run
+    runs: tuple[Run, ...]
     error: float
     tolerance: float
     deviation: float
 
     @property
     def is_right(self) -> bool:
-        """True if the program computes its specification."""
+        """True if the programs compute their specification."""
         return self.error <= self.tolerance
+
+    @property
+    def cycles(self) -> float:
+        """Cycles of all programs, one after the other."""
+        return math.fsum(run.cycles for run in self.runs)
+
+    @property
+    def energy_pj(self) -> float:
+        """Picojoules of all programs."""
+        return math.fsum(run.energy_pj for run in self.runs)
+
+    def total(self, counts: str) -> dict[Any, float]:
+        """Return the sums over all programs of a mapping that each :class:`Run` has."""
+        totals: Counter[Any] = Counter()
+        for run in self.runs:
+            totals.update(getattr(run, counts))
+        return dict(totals)
 
 
 @dataclass(frozen=True)
@@ -57,7 +76,7 @@ class NetworkRun:
     @property
     def cycles(self) -> float:
         """Cycles of all programs, one after the other."""
-        return math.fsum(step.run.cycles for step in self.steps)
+        return math.fsum(step.cycles for step in self.steps)
 
     @property
     def is_right(self) -> bool:
@@ -103,7 +122,7 @@ def run_network(
         outcome, results = _run_step(network, step, values, seed)
         for name, array in zip(operator.outputs, defined, strict=True):
             deviation = _difference(results[name], array)
-            outcome = StepRun(step, outcome.run, outcome.error, outcome.tolerance, deviation)
+            outcome = replace(outcome, deviation=max(outcome.deviation, deviation))
         values |= results
         outcomes.append(outcome)
     return NetworkRun({name: values[name] for name in graph.outputs}, tuple(outcomes))
@@ -113,25 +132,33 @@ def _run_step(
     network: AcceleratorNetwork, step: ProgramStep, values: Mapping[str, Array], seed: int
 ) -> tuple[StepRun, dict[str, Array]]:
     """Execute one program; return its outcome and its outputs in the graph's shapes."""
-    program, form = step.program, step.form
+    form = step.form
     specification, types = form.specification, network.graph.types
     arrays = {
         name: form.tensors[name].logical(values[form.tensors[name].name])
         for name in specification.inputs
     }
     contents = {**specification.constants, **arrays}
-    buffers = {name: tensor.buffer(contents.get(name)) for name, tensor in program.tensors.items()}
-    run = execute(program, buffers, seed)
+    runs: list[Run] = []
+    for program in step.programs:
+        buffers = {
+            name: tensor.buffer(contents.get(name)) for name, tensor in program.tensors.items()
+        }
+        run = execute(program, buffers, seed)
+        assert program.specification is not None
+        for name in program.specification.outputs:
+            contents[name] = program.tensors[name].array(run.buffers[name])
+        runs.append(run)
     expected = specification.evaluate(arrays)
     error = tolerance = 0.0
     results: dict[str, Array] = {}
     for name in specification.outputs:
-        actual = program.tensors[name].array(run.buffers[name])
+        actual = contents[name]
         error = max(error, _difference(actual, expected[name]))
         tolerance = max(tolerance, _tolerance(expected[name]))
         tensor = form.tensors[name]
         results[tensor.name] = tensor.graph_array(actual, types[tensor.name].shape)
-    return StepRun(step, run, error, tolerance, 0.0), results
+    return StepRun(step, tuple(runs), error, tolerance, 0.0), results
 
 
 def _difference(actual: Array, expected: Array) -> float:

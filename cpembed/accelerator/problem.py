@@ -1,9 +1,11 @@
-"""The planner's problem for one operator: statements, instructions for them, and homes of tensors."""
+"""The planner's problem for one operator: statements, their instructions, homes of tensors."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field
+import itertools
+import math
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 
 from cpembed.accelerator.layouts import RowLayout
@@ -17,6 +19,9 @@ from cpembed.ir.computation import AxisKind
 from cpembed.ir.expression import Access
 from cpembed.ir.index import IndexExpr
 
+_VARIANTS = 12
+"""Maximum number of variants of a problem that are tried."""
+
 
 class PlanningError(CpembedError):
     """An operator that the planner rejects, with the reason and the remedy in one line."""
@@ -24,7 +29,7 @@ class PlanningError(CpembedError):
 
 @dataclass(frozen=True)
 class OperatorProblem:
-    """What one operator computes, with which instructions, and where its tensors are.
+    """Statements of one operator, their instructions, and the homes of its tensors.
 
     Attributes
     ----------
@@ -40,6 +45,59 @@ class OperatorProblem:
     matches: tuple[Match, ...]
     homes: Mapping[str, RowLayout] = field(default_factory=dict[str, RowLayout])
     layouts: Mapping[str, MainTensor] = field(default_factory=dict[str, MainTensor])
+
+
+def problem_variants(
+    problem: OperatorProblem, is_possible: Callable[[Statement, Match], bool]
+) -> Iterator[OperatorProblem]:
+    """Yield the problem, and variants whose instructions walk one axis instead of two at once.
+
+    Fewer executions are no gain where no layout has both axes in neighbouring rows.
+
+    Parameters
+    ----------
+    problem : OperatorProblem
+    is_possible : callable
+        Test of a match by itself, for variants that no plan can have.
+
+    Yields
+    ------
+    OperatorProblem
+        Those with the fewest executions first.
+    """
+    yield problem
+    choices = [
+        [(_executions(m), m) for m in _single_axes(match) if is_possible(statement, m)]
+        for statement, match in zip(problem.specification.statements, problem.matches, strict=True)
+    ]
+    combinations = sorted(
+        itertools.product(*choices), key=lambda choice: sum(count for count, _ in choice)
+    )
+    for combination in combinations[:_VARIANTS]:
+        matches = tuple(match for _, match in combination)
+        if matches != problem.matches:
+            yield replace(problem, matches=matches)
+
+
+def _executions(match: Match) -> int:
+    """Return the number of executions of a match, with whole granules."""
+    extents = match.statement.computation.extents
+    return math.prod(-(-extent // match.tile(axis)) for axis, extent in extents.items())
+
+
+def _single_axes(match: Match) -> Iterator[Match]:
+    options: list[list[tuple[Digit, ...]]] = []
+    extents = match.statement.computation.extents
+    axes = {axis.name: axis for axis in match.instruction.axes}
+    for name, digits in match.axes.items():
+        variants = [digits]
+        if len(digits) > 1:
+            for d in digits:
+                count = min(axes[name].maximum, extents[d.axis])
+                variants.append((Digit(d.axis, count),))
+        options.append(variants)
+    for choice in itertools.product(*options):
+        yield replace(match, axes=dict(zip(match.axes, choice, strict=True)))
 
 
 @dataclass(frozen=True)
@@ -142,18 +200,18 @@ def _shared_axes(statements: tuple[Statement, ...]) -> dict[_AxisKey, str]:
     for first, second in _tied(statements):
         left, right = group[first], group[second]
         # Two axes of one statement stay apart: a tile of one is not a tile of the other.
-        apart = {n for n, _ in left}.isdisjoint(n for n, _ in right)
-        if left is not right and apart and extents[first] == extents[second]:
+        is_disjoint = {n for n, _ in left}.isdisjoint(n for n, _ in right)
+        if left is not right and is_disjoint and extents[first] == extents[second]:
             left |= right
             for key in right:
                 group[key] = left
     names: dict[_AxisKey, str] = {}
-    taken = set[str]()
+    used_names = set[str]()
     for key, members in group.items():
         if key in names:
             continue
-        name = key[1] if key[1] not in taken else f"{key[1]}{key[0]}"
-        taken.add(name)
+        name = key[1] if key[1] not in used_names else f"{key[1]}{key[0]}"
+        used_names.add(name)
         names |= dict.fromkeys(members, name)
     return names
 
@@ -168,7 +226,10 @@ def _tied(statements: tuple[Statement, ...]) -> Iterator[tuple[_AxisKey, _AxisKe
             if tensor not in written:
                 continue
             writer, index = written[tensor]
-            for there, here in zip(index, access.index, strict=True):
-                if there.single_iterator and here.single_iterator:
-                    yield (writer, there.single_iterator), (number, here.single_iterator)
+            for writer_index, reader_index in zip(index, access.index, strict=True):
+                if writer_index.single_iterator and reader_index.single_iterator:
+                    yield (
+                        (writer, writer_index.single_iterator),
+                        (number, reader_index.single_iterator),
+                    )
         written.setdefault(statement.output.tensor, (number, store.index))

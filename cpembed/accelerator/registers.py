@@ -1,4 +1,4 @@
-"""Configuration of registers: instructions that set them, as far out in the loops as they can be."""
+"""Configuration of registers: instructions that set them, as far out in the loops as possible."""
 
 from __future__ import annotations
 
@@ -44,14 +44,14 @@ def _configured(body: Sequence[Node], machine: InstructionSet, state: State) -> 
             needs.setdefault(register, set())
             if value is not None:
                 needs[register].add(value)
-        wanted: dict[str, Value] = {}
+        required: dict[str, Value] = {}
         for register, values in needs.items():
             if len(values) == 1:
-                wanted[register] = next(iter(values))
+                required[register] = next(iter(values))
             elif not values and state.get(register) is None:
                 # Any value will do, but a register that was never set holds none.
-                wanted[register] = 0
-        yield from _settings(wanted, machine, state)
+                required[register] = 0
+        yield from _settings(required, machine, state)
         if isinstance(node, BoundIssue):
             yield _plain(node)
         elif isinstance(node, Loop):
@@ -78,26 +78,26 @@ def _plain(issue: BoundIssue) -> Issue:
 
 
 def _settings(
-    wanted: Mapping[str, Value], machine: InstructionSet, state: State
+    required: Mapping[str, Value], machine: InstructionSet, state: State
 ) -> Iterator[Issue]:
     """Yield the instructions that bring registers to values, and update the state."""
-    missing = {r: v for r, v in wanted.items() if state.get(r) != v}
+    missing = {r: v for r, v in required.items() if state.get(r) != v}
     while missing:
         register = next(iter(missing))
         instruction, sets = _setter(machine, register)
         operands: dict[str, Value] = {}
-        for other, operand in sets.items():
+        for target, operand in sets.items():
             # Other registers of the same instruction keep the value that they have.
-            value = missing.pop(other, state.get(other))
+            value = missing.pop(target, state.get(target))
             operands[operand] = 0 if value is None else value
-            state[other] = operands[operand]
+            state[target] = operands[operand]
         bound = {
             operand: bind_scalar(instruction.places[operand], "", value).address
             for operand, value in operands.items()
         }
         outputs = {
-            other: bind_scalar(instruction.places[o], "", 0).address
-            for other, o in (
+            target: bind_scalar(instruction.places[o], "", 0).address
+            for target, o in (
                 (instruction.computation.operand(s.store.operand).name, s.store.operand)
                 for s in instruction.computation.statements
             )

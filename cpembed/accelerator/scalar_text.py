@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass
 
 from cpembed.ir.dtypes import dtype_info, is_integer
@@ -35,10 +35,17 @@ def integer(text: str, low: int, high: int) -> Term:
     """Return a term of the narrowest type in which all values of a range are exact.
 
     What leaves 64 bits wraps around in them.
+
+    Parameters
+    ----------
+    text : str
+        The text of the value.
+    low, high : int
+        The least and the largest value.
     """
-    if -_LARGEST_INT32 - 1 <= low and high <= _LARGEST_INT32:
+    if low >= -_LARGEST_INT32 - 1 and high <= _LARGEST_INT32:
         return Term(text, "int32_t", low, high)
-    if -_LARGEST_INT64 - 1 <= low and high <= _LARGEST_INT64:
+    if low >= -_LARGEST_INT64 - 1 and high <= _LARGEST_INT64:
         return Term(text, "int64_t", low, high)
     return Term(text, "int64_t", -_LARGEST_INT64 - 1, _LARGEST_INT64)
 
@@ -58,9 +65,7 @@ def local_type(dtype: str) -> str:
     return "double" if dtype == "float64" else "float"
 
 
-def scalar(
-    expression: Expression, read: Callable[[Access], Term], dtypes: Mapping[str, str], *, wide: bool
-) -> Term:
+def scalar(expression: Expression, read: Callable[[Access], Term], *, wide: bool) -> Term:
     """Return the text of an expression.
 
     Parameters
@@ -69,8 +74,6 @@ def scalar(
         The value of a statement.
     read
         Function from an access to the term of the element that it reads.
-    dtypes
-        Element type of each operand.
     wide
         True in sums into an output of floats, in which floats are float64.
     """
@@ -86,7 +89,7 @@ def scalar(
             text = f"{value!r}" if value == value and abs(value) != float("inf") else "NAN"
             return Term(text, "double") if wide else Term(f"{text}f", "float")
         case Cast():
-            term = scalar(expression.arg, read, dtypes, wide=False)
+            term = scalar(expression.arg, read, wide=False)
             result = (
                 _saturated(term, expression.dtype)
                 if expression.saturate
@@ -94,7 +97,7 @@ def scalar(
             )
             return Term(f"double({result.text})", "double") if wide and result.is_float else result
         case Operation():
-            args = [scalar(arg, read, dtypes, wide=wide) for arg in expression.args]
+            args = [scalar(arg, read, wide=wide) for arg in expression.args]
             return _operation(expression.op, args)
 
 
@@ -179,7 +182,9 @@ def _saturated(term: Term, dtype: str) -> Term:
     info = dtype_info(dtype)
     if info.is_integer:
         low, high = info.integer_range
-        ends = f"{_literal(low)}, {_literal(high)}"
+        # The largest integer of 64 bits is no float64; the largest float64 below it is the limit.
+        last = min(high, 2**63 - 1024) if term.is_float else high
+        ends = f"{integer_literal(low)}, {integer_literal(last)}"
         function = "saturated" if term.is_float else "clamped"
         result = integer("", low, high)
         return Term(f"{result.type}({function}({term.text}, {ends}))", result.type, low, high)
@@ -218,7 +223,8 @@ def _cast(term: Term, dtype: str) -> Term:
     return _rounded(text, dtype)
 
 
-def _literal(value: int) -> str:
+def integer_literal(value: int) -> str:
+    """Return an integer of 64 bits; the least one is no literal of C++."""
     if value == -_LARGEST_INT64 - 1:
         return "INT64_MIN"
     return f"int64_t({value}LL)"

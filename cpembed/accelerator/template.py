@@ -8,12 +8,20 @@ tile of the main statement's output, before or after it.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 
-from cpembed.accelerator.problem import OperatorProblem, PlanningError, Step, steps
+from cpembed.accelerator.matching import Match
+from cpembed.accelerator.problem import (
+    OperatorProblem,
+    PlanningError,
+    Step,
+    problem_variants,
+    steps,
+)
 from cpembed.accelerator.program import MainTensor
+from cpembed.accelerator.specification import Statement
 from cpembed.accelerator.transfers import copy_paths
 from cpembed.hw.isa import InstructionSet, MemoryKind
 from cpembed.ir.dtypes import bits
@@ -68,7 +76,7 @@ class BufferSpec:
 
 @dataclass(frozen=True)
 class Template:
-    """What all plans of an operator have in common.
+    """Common part of all plans of an operator.
 
     Attributes
     ----------
@@ -95,6 +103,16 @@ class Template:
     direct: tuple[tuple[int, str], ...]
     scalars: tuple[tuple[int, str], ...] = field(default=())
 
+    @cached_property
+    def fine(self) -> frozenset[str]:
+        """Axes that may be tiled below the size of an execution: not in lanes, and not padded."""
+        in_lanes = set[str]()
+        for buffer in self.buffers:
+            for dimension, _ in buffer.lanes:
+                in_lanes.update(buffer.index[dimension].iterators)
+        padded = frozenset[str]().union(*(step.padded for step in self.steps))
+        return (self.spatial | self.reductions) - in_lanes - padded
+
     def buffer(self, tensor: str, memory: str) -> BufferSpec:
         """Return the buffer of a tensor in a memory."""
         return next(b for b in self.buffers if b.key == (tensor, memory))
@@ -110,7 +128,56 @@ def shared_index(step: Step, access: Access) -> tuple[IndexExpr, ...]:
 
 
 def make_template(problem: OperatorProblem, machine: InstructionSet) -> Template:
-    """Return the template of an operator.
+    """Return the template of an operator, or of the first of its variants that has one.
+
+    Parameters
+    ----------
+    problem : OperatorProblem
+    machine : InstructionSet
+
+    Raises
+    ------
+    PlanningError
+        If neither the problem nor a variant has a template, with the reason of the problem.
+    """
+    refusal: PlanningError | None = None
+    for variant in problem_variants(problem, is_possible):
+        try:
+            return exact_template(variant, machine)
+        except PlanningError as error:
+            refusal = refusal or error
+    raise refusal or PlanningError("rejected: the operator has no statements")
+
+
+def is_possible(statement: Statement, match: Match) -> bool:
+    """Return False for a match whose operands no layout suits.
+
+    Parameters
+    ----------
+    statement : Statement
+    match : Match
+    """
+    axes = {axis.name: axis.name for axis in statement.computation.axes}
+    step = Step(0, statement, match, match.instruction, axes)
+    try:
+        for operand, place in match.instruction.places.items():
+            if place.dimensions and (place.rows or place.lanes):
+                for _ in _row_steps(step, operand):
+                    pass
+            elif place.dimensions:
+                _check_direct(step, operand)
+    except PlanningError:
+        return False
+    return True
+
+
+def exact_template(problem: OperatorProblem, machine: InstructionSet) -> Template:
+    """Return the template of an operator with its matches as they are.
+
+    Parameters
+    ----------
+    problem : OperatorProblem
+    machine : InstructionSet
 
     Raises
     ------
@@ -128,6 +195,7 @@ def make_template(problem: OperatorProblem, machine: InstructionSet) -> Template
             if name in step.padded:
                 padding[name] = math.lcm(padding.get(name, 1), step.granules[name])
     extents = {a: -(-e // padding.get(a, 1)) * padding.get(a, 1) for a, e in true_extents.items()}
+    _check_sums(all_steps)
     main = _main_statement(all_steps)
     spatial, reductions = _tiled_axes(all_steps, main)
     granules = {
@@ -141,6 +209,7 @@ def make_template(problem: OperatorProblem, machine: InstructionSet) -> Template
             if not place.dimensions:
                 scalars.append((step.number, operand))
             elif place.memory == machine.main.name:
+                _check_direct(step, operand)
                 direct.append((step.number, operand))
     return Template(
         problem,
@@ -158,6 +227,33 @@ def make_template(problem: OperatorProblem, machine: InstructionSet) -> Template
     )
 
 
+def _check_sums(all_steps: tuple[Step, ...]) -> None:
+    """Check that sums go on in the memory in which they begin."""
+    memories: dict[str, str] = {}
+    for step in all_steps:
+        (operand,) = step.instruction.outputs
+        tensor, memory = step.tensor(operand), step.instruction.places[operand].memory
+        if step.statement.accumulates and memories.get(tensor, memory) != memory:
+            raise PlanningError(
+                f"rejected: {tensor} begins in {memories[tensor]} and goes on in {memory}: use an "
+                f"instruction that begins it in {memory}"
+            )
+        memories[tensor] = memory
+
+
+def _check_direct(step: Step, operand: str) -> None:
+    """Check that an operand in main memory does not walk parts of two dimensions at once."""
+    shape = step.statement.computation.operand(step.access(operand).operand).shape
+    for axis in step.instruction.axes:
+        traversed = [w for w in _moves(step, axis.name, operand) if w[2] > 1]
+        if any(count < shape[dimension] for dimension, _, count in traversed[1:]):
+            raise PlanningError(
+                f"rejected: {step.instruction.name} walks parts of two dimensions of "
+                f"{step.tensor(operand)} in main memory at once, which have no common stride: "
+                "walk one of them"
+            )
+
+
 def _main_statement(all_steps: tuple[Step, ...]) -> int:
     """Return the statement with the most points; the first reduction of them."""
     return max(
@@ -172,10 +268,10 @@ def _main_statement(all_steps: tuple[Step, ...]) -> int:
 
 def _tiled_axes(all_steps: tuple[Step, ...], main: int) -> tuple[frozenset[str], frozenset[str]]:
     step = all_steps[main]
-    others = [s for s in all_steps if s.number != main]
+    other_steps = [s for s in all_steps if s.number != main]
     spatial = frozenset(step.axes.values()) - step.reductions
-    for other in others:
-        spatial &= frozenset(other.axes.values()) - other.reductions
+    for other_step in other_steps:
+        spatial &= frozenset(other_step.axes.values()) - other_step.reductions
     for temporary, index in _temporary_indices(all_steps):
         del temporary
         # A tile of a temporary that is read beside its own index would need its neighbours.
@@ -184,8 +280,8 @@ def _tiled_axes(all_steps: tuple[Step, ...], main: int) -> tuple[frozenset[str],
             if any(e != first or e.single_iterator is None for e in rest) or not first.terms:
                 spatial -= names
     reductions = step.reductions
-    for other in others:
-        reductions -= frozenset(other.axes.values())
+    for other_step in other_steps:
+        reductions -= frozenset(other_step.axes.values())
     return spatial, reductions
 
 
@@ -309,11 +405,11 @@ def _requirements(
     row_steps: dict[int, int] = {}
     for number, operand in users:
         step = all_steps[number]
-        own = _lanes(step, operand)
+        use_lanes = _lanes(step, operand)
         if lanes is None:
-            lanes = own
-        elif lanes != own:
-            lanes = _merged(lanes, own, tensor)
+            lanes = use_lanes
+        elif lanes != use_lanes:
+            lanes = _merged(lanes, use_lanes, tensor)
         for dimension, distance in _row_steps(step, operand):
             if row_steps.setdefault(dimension, distance) != distance:
                 raise PlanningError(
@@ -337,13 +433,13 @@ def _merged(
 def _moves(step: Step, axis: str, operand: str) -> list[tuple[int, int, int]]:
     """Return dimension, distance and count of each digit that an instruction's axis walks."""
     access = step.access(operand)
-    walked: list[tuple[int, int, int]] = []
+    traversed: list[tuple[int, int, int]] = []
     for d in step.digits(axis):
         for dimension, e in enumerate(access.index):
             coefficient = e.coefficient(d.axis)
             if coefficient:
-                walked.append((dimension, coefficient * d.stride, d.count))
-    return walked
+                traversed.append((dimension, coefficient * d.stride, d.count))
+    return traversed
 
 
 def _lanes(step: Step, operand: str) -> tuple[tuple[int, int], ...]:
@@ -361,17 +457,17 @@ def _lanes(step: Step, operand: str) -> tuple[tuple[int, int], ...]:
             )
         size = d.size(1 + e.bounds(step.instruction.extents)[1])
         digits = step.digits(e.single_iterator)
-        walked = _moves(step, e.single_iterator, operand)
-        if len(digits) == 1 and walked:
-            dimension, distance, _ = walked[0]
+        traversed = _moves(step, e.single_iterator, operand)
+        if len(digits) == 1 and traversed:
+            dimension, distance, _ = traversed[0]
             if distance != 1:
                 raise PlanningError(
                     f"rejected: {step.tensor(operand)} has a step of {distance} in the "
                     f"lanes of {step.instruction.name}: use a layout with neighbours in a row"
                 )
             lanes.append((dimension, size))
-        elif walked:
-            lanes += [(dimension, count) for dimension, _, count in walked]
+        elif traversed:
+            lanes += [(dimension, count) for dimension, _, count in traversed]
     return tuple(lanes)
 
 
@@ -384,21 +480,41 @@ def _row_steps(step: Step, operand: str) -> Iterator[tuple[int, int]]:
     in_lanes = {index[d.axis].single_iterator for d in place.lanes}
     for d in place.rows:
         for name in index[d.axis].iterators:
-            if name not in in_lanes and any(e in lanes for e, _, n in _moves(step, name, operand)):
+            if name not in in_lanes and any(e in lanes for e, _, _ in _moves(step, name, operand)):
                 raise PlanningError(
                     f"rejected: {step.instruction.name} walks rows and lanes of "
                     f"{step.tensor(operand)} along the same dimension: copy its windows ahead"
                 )
     for d in place.rows:
         e = index[d.axis]
-        if e.single_iterator is None or place.strides.get(str(d), 1) not in (1, "dense"):
+        if e.single_iterator is None:
             continue
         digits = step.digits(e.single_iterator)
-        walked = _moves(step, e.single_iterator, operand)
-        if len(digits) == 1 and len(walked) == 1:
-            dimension, distance, count = walked[0]
+        traversed = _moves(step, e.single_iterator, operand)
+        has_stride = place.strides.get(str(d), 1) not in (1, "dense")
+        if len(digits) == 1 and len(traversed) == 1 and not has_stride:
+            dimension, distance, count = traversed[0]
             if distance > 1 and count > 1 and dimension not in lanes:
                 yield dimension, distance
+        elif len(digits) > 1:
+            yield from _row_blocks(step, operand, traversed)
+
+
+def _row_blocks(
+    step: Step, operand: str, traversed: Sequence[tuple[int, int, int]]
+) -> Iterator[tuple[int, int]]:
+    """Yield the blocks of dimensions that one axis of an instruction walks together."""
+    for dimension, distance, count in traversed:
+        e = step.access(operand).index[dimension]
+        extents = step.statement.computation.extents
+        windows = [t for t in e.terms if t.coefficient % count and extents[t.iterator] > 1]
+        if count > 1 and (distance != 1 or len(windows) > 1):
+            raise PlanningError(
+                f"rejected: {step.instruction.name} walks windows of {step.tensor(operand)} along "
+                "two dimensions at once, which no layout has in neighbouring rows: use one axis"
+            )
+        if count > 1:
+            yield dimension, count
 
 
 def default_layouts(template: Template, tensor: str, ends: Mapping[int, int]) -> list[MainTensor]:
@@ -406,6 +522,14 @@ def default_layouts(template: Template, tensor: str, ends: Mapping[int, int]) ->
 
     Constants are packed with blocks of lanes outermost, so that a box is contiguous; other tensors
     have their lanes last.
+
+    Parameters
+    ----------
+    template : Template
+    tensor : str
+        Name of the tensor.
+    ends : mapping of int to int
+        End of the last transfer along dimensions in which transfers reach beyond the elements.
     """
     specification = template.problem.specification
     if tensor in template.problem.layouts:
@@ -416,6 +540,7 @@ def default_layouts(template: Template, tensor: str, ends: Mapping[int, int]) ->
     for dimension, end in ends.items():
         after[dimension] = max(after[dimension], end - shape[dimension])
     lanes = next((b.lanes for b in template.buffers if b.tensor == tensor), ())
+    last = _contiguous(template, tensor)
     role = "temporary"
     if tensor in specification.constants:
         role = "constant"
@@ -424,12 +549,12 @@ def default_layouts(template: Template, tensor: str, ends: Mapping[int, int]) ->
     elif tensor in specification.outputs:
         role = "output"
     lane_dimensions = tuple(d for d, _ in lanes)
-    others = tuple(d for d in range(len(shape)) if d not in lane_dimensions)
+    outer_dimensions = tuple(d for d in range(len(shape)) if d not in lane_dimensions)
     plain = MainTensor(
         tensor,
         shape,
         operand.dtype,
-        (*others, *lane_dimensions),
+        (*outer_dimensions, *lane_dimensions),
         tuple(before),
         tuple(after),
         role=role,
@@ -439,15 +564,33 @@ def default_layouts(template: Template, tensor: str, ends: Mapping[int, int]) ->
         tensor,
         shape,
         operand.dtype,
-        (*lane_dimensions, *others, *lane_dimensions),
+        (*lane_dimensions, *outer_dimensions, *lane_dimensions),
         tuple(before),
         tuple(after),
         blocks,
         role=role,
     )
     if not blocks:
-        return [plain]
+        orders = [tuple(range(len(shape)))]
+        orders += [(*(d for d in orders[0] if d != e), e) for e in last if e != len(shape) - 1]
+        return [replace(plain, order=order) for order in orders]
     return [blocked, plain] if role == "constant" else [plain, blocked]
+
+
+def _contiguous(template: Template, tensor: str) -> list[int]:
+    """Return the dimensions that instructions walk in steps of one element of main memory."""
+    dimensions: list[int] = []
+    for number, operand in template.direct:
+        step = template.steps[number]
+        if step.tensor(operand) != tensor:
+            continue
+        place = step.instruction.places[operand]
+        index = step.instruction.computation.access(operand).index
+        for position, (name, e) in enumerate(zip(place.dimensions, index, strict=True)):
+            is_last = position == len(index) - 1
+            if place.strides.get(name, 1 if is_last else "any") == 1 and e.single_iterator:
+                dimensions += [d for d, _, _ in _moves(step, e.single_iterator, operand)]
+    return list(dict.fromkeys(dimensions))
 
 
 def _margins(

@@ -7,7 +7,7 @@ put in program order. Long programs are unrolled piece by piece, so that memory 
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from itertools import pairwise
@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 
 from cpembed.accelerator.program import Address, Issue, Loop, Node, Program
 from cpembed.errors import ProgramError
-from cpembed.hw.isa import IMMEDIATE, IsaInstruction, InstructionSet, MemoryKind
+from cpembed.hw.isa import IMMEDIATE, InstructionSet, IsaInstruction, MemoryKind
 from cpembed.ir.dtypes import is_integer
 from cpembed.ir.index import IndexExpr
 
@@ -134,12 +134,13 @@ class Trace:
 
         operands: dict[str, Address] = {}
         for name, address in issue.operands.items():
-            found = {f: fields.positions.get((name, f)) for f in ("base", "lane", "value")}
-            base = found["base"] if found["base"] is not None else found["value"]
+            position = {f: fields.positions.get((name, f)) for f in ("base", "lane", "value")}
+            base = position["base"] if position["base"] is not None else position["value"]
+            lane = position["lane"]
             operands[name] = replace(
                 address,
                 base=constant(base) if base is not None and address.value is None else address.base,
-                lane=constant(found["lane"]) if found["lane"] is not None else address.lane,
+                lane=constant(lane) if lane is not None else address.lane,
             )
         sizes = {axis: (constant(position),) for axis, position in fields.sizes.items()}
         return Issue(instruction.name, operands, sizes, waits=issue.waits, signals=issue.signals)
@@ -232,39 +233,51 @@ def unroll(program: Program) -> Trace:
         If an instruction, an operand, a channel or a loop of the program does not exist, or there
         are more than :data:`LARGEST_PROGRAM` executions.
     """
-    machine = program.machine
-    channels = {channel.name: channel for channel in machine.channels}
     for loops, issue in program.issues():
-        if issue.instruction not in machine.instructions:
-            raise ProgramError(
-                f"{program.name}: {machine.name} has no instruction {issue.instruction!r}: use "
-                f"{' '.join(machine.instructions)}"
-            )
-        instruction = machine.instructions[issue.instruction]
-        for channel, end in (
-            *((c, "receiver") for c in issue.waits),
-            *((c, "sender") for c in issue.signals),
-        ):
-            unit = getattr(channels.get(channel), end, None)
-            if unit != instruction.unit:
+        names = [loop.name for loop in loops]
+        for name in names:
+            if names.count(name) > 1:
                 raise ProgramError(
-                    f"{program.name}: {issue.instruction}, of unit {instruction.unit}, cannot use "
-                    f"channel {channel!r}, whose {end} is {unit or 'not described'}"
+                    f"{program.name}: loop {name} is inside of another one of that name: rename it"
                 )
-        names = {loop.name for loop in loops}
-        for expression in _expressions(issue):
-            unbound = [name for name in expression.iterators if name not in names]
-            if unbound:
-                raise ProgramError(
-                    f"{program.name}: {issue.instruction} uses {unbound[0]}, and no loop around it "
-                    "has that name"
-                )
+        problem = _problem(program.machine, issue, names)
+        if problem is not None:
+            raise ProgramError(f"{program.name}: {problem}")
     trace = Trace(program)
     if trace.executions > LARGEST_PROGRAM:
         raise ProgramError(
             f"{program.name}: more than {LARGEST_PROGRAM:,} executions: use shorter loops"
         )
     return trace
+
+
+def _problem(machine: InstructionSet, issue: Issue, loops: Sequence[str]) -> str | None:
+    """Return what an instruction of the text names that does not exist; None if all exists."""
+    name = issue.instruction
+    if name not in machine.instructions:
+        return f"{machine.name} has no instruction {name!r}: use {' '.join(machine.instructions)}"
+    instruction = machine.instructions[name]
+    channels = {channel.name: channel for channel in machine.channels}
+    for channel, end in (
+        *((c, "receiver") for c in issue.waits),
+        *((c, "sender") for c in issue.signals),
+    ):
+        unit = getattr(channels.get(channel), end, None)
+        if unit != instruction.unit:
+            return (
+                f"{name}, of unit {instruction.unit}, cannot use channel {channel!r}, whose {end} "
+                f"is {unit or 'not described'}"
+            )
+    for expression in _expressions(issue):
+        for iterator in expression.iterators:
+            if iterator not in loops:
+                return f"{name} uses {iterator}, and no loop around it has that name"
+    arguments = {axis.name for axis in instruction.size_arguments}
+    for axis, size in issue.sizes.items():
+        fixed = instruction.extents.get(axis)
+        if axis not in arguments and size != (IndexExpr((), fixed or 0),):
+            return f"{name} has no size {axis} that is an argument: leave it out"
+    return None
 
 
 def _expressions(issue: Issue) -> Iterator[IndexExpr]:

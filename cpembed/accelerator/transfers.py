@@ -7,11 +7,11 @@ import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
-from cpembed.accelerator.addressing import Binding, InMain, InRows, Place, bind
+from cpembed.accelerator.addressing import Binding, InMain, InRows, Place, bind, bind_scalar
 from cpembed.accelerator.boxes import Box, guards
 from cpembed.accelerator.problem import PlanningError
 from cpembed.accelerator.program import Issue, Loop, Node, Size
-from cpembed.hw.isa import InstructionSet, IsaInstruction, MemoryKind
+from cpembed.hw.isa import IMMEDIATE, InstructionSet, IsaInstruction, MemoryKind
 from cpembed.ir.expression import Access, Cast, Constant, Expression
 from cpembed.ir.index import IndexExpr, IndexTerm
 
@@ -20,7 +20,7 @@ from cpembed.ir.index import IndexExpr, IndexTerm
 class CopyInstruction:
     """An instruction that copies elements from one memory to another, unchanged.
 
-    One that fills a memory with zeros has no source: its name and its memory are empty.
+    One that fills a memory with zeros has no source, or an immediate: its memory is empty.
     """
 
     instruction: IsaInstruction
@@ -38,11 +38,13 @@ def copy_instructions(machine: InstructionSet) -> tuple[CopyInstruction, ...]:
         if len(statements) != 1 or statements[0].reduction is not None or not instruction.axes:
             continue
         places, destination = instruction.places, statements[0].store.operand
-        if statements[0].value == Constant(0):
+        filled = _filled(instruction, statements[0].value)
+        if filled is not None:
             place = places[destination]
             copies.append(
-                CopyInstruction(instruction, "", destination, ("", place.memory), place.dtype)
+                CopyInstruction(instruction, filled, destination, ("", place.memory), place.dtype)
             )
+            continue
         source = _copied(statements[0].value)
         if source is None or len(instruction.inputs) != 1:
             continue
@@ -52,6 +54,15 @@ def copy_instructions(machine: InstructionSet) -> tuple[CopyInstruction, ...]:
                 CopyInstruction(instruction, source, destination, pair, places[source].dtype)
             )
     return tuple(copies)
+
+
+def _filled(instruction: IsaInstruction, value: Expression) -> str | None:
+    """Return the immediate that an instruction fills with, empty for 0; None if it does not."""
+    if value == Constant(0):
+        return ""
+    if isinstance(value, Access) and instruction.places[value.operand].memory == IMMEDIATE:
+        return value.operand
+    return None
 
 
 def _copied(value: Expression) -> str | None:
@@ -66,12 +77,23 @@ def _are_addressed(machine: InstructionSet, names: Sequence[str]) -> bool:
 
 
 def copy_paths(machine: InstructionSet, start: str, end: str, dtype: str) -> list[tuple[str, ...]]:
-    """List the shortest chains of memories through which copies lead, the shortest first."""
+    """List the shortest chains of memories through which copies lead.
+
+    Parameters
+    ----------
+    machine : InstructionSet
+    start, end : str
+        Names of the first and the last memory.
+    dtype : str
+        Element type.
+    """
     edges = {c.memories for c in copy_instructions(machine) if c.dtype == dtype}
     complete: list[tuple[str, ...]] = []
-    frontier = [(start,)]
+    frontier: list[tuple[str, ...]] = [(start,)]
     while frontier and not complete:
-        longer = [(*p, b) for p in frontier for a, b in edges if a == p[-1] and b not in p]
+        longer: list[tuple[str, ...]] = [
+            (*p, b) for p in frontier for a, b in edges if a == p[-1] and b not in p
+        ]
         complete = sorted(p for p in longer if p[-1] == end)
         frontier = sorted(longer)
     return complete
@@ -117,6 +139,7 @@ class Transfer:
     source: Place | None
     destination: Place
     note: str = ""
+    value: int | float = 0
 
 
 @dataclass(frozen=True)
@@ -213,7 +236,7 @@ def _chunks(transfer: Transfer, dimension: int, size: int, largest: int) -> list
             continue
         for d in place.layout.lanes:
             if d.dimension == dimension and d.modulus is not None:
-                pairs.append((1, min(largest, size, d.modulus)))
+                pairs += [(1, min(largest, size, d.modulus))]
         steps = [d.modulus for d in place.layout.rows if d.dimension == dimension and d.modulus]
         pairs += [(step, min(largest, -(-size // step))) for step in steps]
         is_split = [d.divisor for d in place.layout.rows if d.dimension == dimension]
@@ -277,22 +300,37 @@ def _bindings(
     loops: Mapping[str, int],
     offsets: Mapping[int, int] | None = None,
 ) -> dict[str, Binding] | None:
-    index, own = _index(transfer, walks, offsets or {})
-    extents = {**loops, **{loop.name: loop.extent for loop in own}}
+    index, copy_loops = _index(transfer, walks, offsets or {})
+    extents = {**loops, **{loop.name: loop.extent for loop in copy_loops}}
     sizes = {a.name: a.maximum if a.is_fixed else 1 for a in copy.instruction.axes}
     sizes |= {w.axis: w.chunk for w in walks}
+    shrinking = frozenset(w.axis for w in walks if not w.is_fixed and _shrinks(transfer.box, w))
     bound: dict[str, Binding] = {}
     for operand, place in (
         (copy.source, transfer.source),
         (copy.destination, transfer.destination),
     ):
         if place is None:
+            # A fill has its value in itself, where that is 0, or in an immediate.
+            if operand:
+                place_of = copy.instruction.places[operand]
+                bound[operand] = bind_scalar(place_of, "", transfer.value)
+            elif transfer.value:
+                return None
             continue
-        binding = bind(copy.instruction, operand, index, place, transfer.tensor, sizes, extents)
+        binding = bind(
+            copy.instruction, operand, index, place, transfer.tensor, sizes, extents, shrinking
+        )
         if binding is None:
             return None
         bound[operand] = binding
     return bound
+
+
+def _shrinks(box: Box, walk: _Walk) -> bool:
+    """True if some chunks of a walk are smaller than others."""
+    size = box.largest[walk.dimension]
+    return len(box.sizes[walk.dimension]) > 1 or bool(size % (walk.chunk * walk.step))
 
 
 def _nodes(
@@ -324,22 +362,22 @@ def _nest(
     outer: Mapping[str, int],
     names: Names,
 ) -> Node:
-    _, own = _index(transfer, walks, offsets)
-    extents = {**outer, **{loop.name: loop.extent for loop in own}}
+    _, copy_loops = _index(transfer, walks, offsets)
+    extents = {**outer, **{loop.name: loop.extent for loop in copy_loops}}
     by_dimension = {w.dimension: w for w in walks}
     sizes: dict[str, Size] = {}
     conditions: list[IndexExpr] = []
     run_time = {a.name for a in copy.instruction.size_arguments}
-    for dimension, bounds in enumerate(transfer.box.sizes):
+    for dimension, box_bounds in enumerate(transfer.box.sizes):
         walk = by_dimension.get(dimension)
-        loop = next((x for x in own if x.dimension == dimension), None)
+        loop = next((x for x in copy_loops if x.dimension == dimension), None)
         offset, step = offsets.get(dimension, 0), 1 if walk is None else walk.step
         chunk = 1 if walk is None else walk.chunk
-        bounds = tuple(_steps(b + -offset, step, extents) for b in bounds)
+        bounds = tuple(_steps(b + -offset, step, extents) for b in box_bounds)
+        before = IndexExpr()
         if loop is not None:
             before = IndexExpr((IndexTerm(loop.name, -chunk),))
-            bounds = tuple(b + before for b in bounds)
-        smallest = [b for b in bounds if b.bounds(extents)[0] < chunk]
+        smallest = [b for b in (b + before for b in bounds) if b.bounds(extents)[0] < chunk]
         conditions += guards(tuple(smallest), extents)
         if walk is not None and walk.axis in run_time:
             sizes[walk.axis] = (
@@ -356,9 +394,9 @@ def _nest(
         note=transfer.note,
         registers=tuple(r for b in bindings.values() for r in b.registers),
     )
-    for loop in reversed(own):
+    for loop in reversed(copy_loops):
         node = Loop(loop.name, loop.extent, (node,))
-    return renamed(node, {loop.name: names.new("t") for loop in own})
+    return renamed(node, {loop.name: names.new("t") for loop in copy_loops})
 
 
 def _steps(size: IndexExpr, step: int, extents: Mapping[str, int]) -> IndexExpr:

@@ -54,6 +54,7 @@ SUBCOMMANDS: dict[str, tuple[str, str]] = {
         "exploration",
         "Find the shape of a matrix product that computes a suite in the fewest executions.",
     ),
+    "emulate": ("accelerators", "Execute the assembly of an accelerator; report faults and costs."),
     **TARGET_COMMANDS,
     "targets": ("search", "List the targets and whether this machine executes them."),
     "processors": ("search", "List the processors that libraries may be built for."),

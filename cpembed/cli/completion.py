@@ -13,7 +13,7 @@ from click.shell_completion import CompletionItem
 
 from cpembed.errors import CpembedError
 from cpembed.plugins import Group, plugin_files
-from cpembed.resources import constraint_files, hardware_spec_files
+from cpembed.resources import accelerator_files, constraint_files, hardware_spec_files
 
 Items = list[CompletionItem]
 
@@ -46,6 +46,7 @@ def _suites() -> Iterable[str]:
 
 targets = _completion(lambda: _with_plugins("cpembed.hw_specs", ["native", *hardware_spec_files()]))
 constraint_sets = _completion(lambda: _with_plugins("cpembed.constraint_sets", constraint_files()))
+accelerators = _completion(lambda: _with_plugins("cpembed.accelerators", accelerator_files()))
 suites = _completion(_suites)
 
 

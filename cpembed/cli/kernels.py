@@ -60,6 +60,9 @@ def run_command(
         return output.print_solved(result, as_json=as_json, verbose=verbose)
     # Messages come first: a reader of stdout may leave while the result is printed.
     output.print_notes(result.solved)
+    # Portable code leaves the unit idle altogether.
+    if not result.missing and settings.backend != "generic":
+        output.print_waste(result.solved, result.candidate, result.choice.model)
     consequence = "portable code verified the program, and no time of the instruction was measured"
     code = output.print_missing(result.missing, settings.backend, consequence)
     from cpembed.report.run import report

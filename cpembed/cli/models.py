@@ -15,6 +15,7 @@ from cpembed.files import write_whole
 
 if TYPE_CHECKING:
     from cpembed.graph.family import Family
+    from cpembed.network.match import ImageLayout
     from cpembed.network.pair_executions import PairPolicy
     from cpembed.network.parts import PartsResult
     from cpembed.network.plan import Planning, Policy
@@ -43,6 +44,7 @@ class MatchArguments:
     float_type: FloatType | None
     alternatives: bool
     pairs: PairPolicy
+    layout: ImageLayout
     timeout: float
     as_json: bool
 
@@ -60,6 +62,14 @@ class MatchArguments:
     "alternatives that its file names and to other units of its processor.",
 )
 @model_options.pairs_option
+@click.option(
+    "--layout",
+    type=click.Choice(["NCHW", "NHWC"]),
+    default="NCHW",
+    show_default=True,
+    help="Layout of the images of convolutions in main memory, on targets that are searched "
+    "product by product.",
+)
 @options.timeout_option("Stop each search after S seconds.", SECONDS)
 @options.json_option
 @options.pass_as(MatchArguments)
@@ -73,6 +83,7 @@ def match_command(arguments: MatchArguments) -> int:
     cpembed match resnet18.onnx --target avx512_vnni
     cpembed match bert.onnx --target amx_int8 --target vta_1x16x16 --shape ids=1,128
     cpembed match resnet18.onnx --cpu sapphirerapids
+    cpembed match resnet18.onnx --target my_npu.toml --layout NHWC
     """
     from cpembed.frontends import load_model
     from cpembed.network.match import match
@@ -94,6 +105,7 @@ def match_command(arguments: MatchArguments) -> int:
             timeout=arguments.timeout,
             float_type=arguments.float_type,
             pairs=arguments.pairs,
+            layout=arguments.layout,
             progress=bar,
         )
     from cpembed.report.network import match_report

@@ -24,8 +24,10 @@ if TYPE_CHECKING:
     from rich.status import Status
 
     from cpembed.blocks import Block
+    from cpembed.cost.ranking import RankedCandidate
     from cpembed.driver.options import BackendName
     from cpembed.driver.result import SolveResult
+    from cpembed.targets.choice import ModelChoice
 
 READER_LEFT = 128 + signal.SIGPIPE
 """Exit code of a program whose reader went away, as shells report it."""
@@ -214,6 +216,7 @@ def print_solved(result: SolveResult, *, as_json: bool, verbose: bool = False) -
     """
     from cpembed.report.solve import report
 
+    print_waste(result, result.best)
     return print_result(result, result, lambda: report(result, verbose=verbose), as_json=as_json)
 
 
@@ -270,12 +273,33 @@ def _search_messages(result: SolveResult) -> int:
 
 
 def print_notes(result: SolveResult) -> None:
-    """Print on stderr what has no effect on this workload, and which declaration would have."""
-    from cpembed.driver.advice import idle_padding, undeclared_stride
+    """Print on stderr what has no effect on this workload, and sums that can overflow."""
+    from cpembed.driver.advice import idle_padding, overflow, undeclared_stride
 
-    for note in (idle_padding(result), undeclared_stride(result)):
+    for note in (idle_padding(result), undeclared_stride(result), overflow(result.workload)):
         if note is not None:
             message(note)
+
+
+def print_waste(
+    result: SolveResult, candidate: RankedCandidate | None, model: ModelChoice | None = None
+) -> None:
+    """Print on stderr why a candidate leaves most of the unit idle, and what would use more.
+
+    Parameters
+    ----------
+    result
+        Search of the candidate.
+    candidate
+        Candidate that runs, or the best one; None if there is none.
+    model
+        Candidates that were compared and rejected when it was chosen.
+    """
+    from cpembed.driver.advice import empty_places
+
+    note = None if candidate is None else empty_places(result, candidate, model)
+    if note is not None:
+        message(note)
 
 
 def print_missing(missing: Sequence[str], backend: BackendName, consequence: str) -> int:

@@ -194,6 +194,7 @@ def explain_command(arguments: ExplainArguments, **values: Any) -> int:
                 output.message(f"{path} is not written: there is nothing to draw")
         return output.print_solved(result, as_json=arguments.as_json, verbose=arguments.verbose)
     output.print_notes(result.solved)
+    output.print_waste(result.solved, result.candidate)
     _draw(result, arguments.svg, arguments.html)
     from cpembed.report.explain import report
 

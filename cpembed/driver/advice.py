@@ -1,4 +1,4 @@
-"""Advice on a search's result: padding without effect, missing strides, a better order.
+"""Advice on a search's result: what has no effect, what loses numbers or time, and the remedy.
 
 >>> from cpembed.driver.solve import solve
 >>> from cpembed.driver.named import workload
@@ -9,8 +9,10 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import replace
 
+from cpembed.cost.ranking import RankedCandidate
 from cpembed.driver.named import with_commuted_types
 from cpembed.driver.options import DEFAULT_CONSTRAINTS, SolveOptions
 from cpembed.driver.presets import WELL_USED
@@ -20,7 +22,11 @@ from cpembed.embedding.constraints.base import slides
 from cpembed.embedding.problem import EmbeddingProblem
 from cpembed.errors import WorkloadError
 from cpembed.hw.instruction import OperandMemory, StrideRule
+from cpembed.ir.computation import Computation
+from cpembed.ir.dtypes import dtype_info
+from cpembed.ir.ranges import overflowing, value_range
 from cpembed.resources import hardware_spec_files
+from cpembed.targets.choice import ModelChoice
 
 POOR = 0.5
 """Utilisation below which another order of the factors, or another target, is tried.
@@ -92,6 +98,93 @@ def undeclared_stride(solved: SolveResult) -> str | None:
         f"{' and '.join(declarations)}; windows are then read in place, and {DEFAULT_CONSTRAINTS} "
         f"uses {in_place.utilisation:.1%} of the instruction instead of {before:.1%}"
     )
+
+
+def overflow(workload: Computation) -> str | None:
+    """Return a note if the type of a result does not hold all of its sums, in exact arithmetic."""
+    statements = overflowing(workload)
+    if not statements:
+        return None
+    statement, (low, high) = statements[0]
+    output = workload.operand(statement.store.operand)
+    values = value_range(workload, statement)
+    assert values is not None
+    points = high // values[1] if values[1] else low // values[0]
+    ranges = ((dtype, dtype_info(dtype).integer_range) for dtype in ("int16", "int32", "int64"))
+    wide = next((dtype for dtype, (a, b) in ranges if a <= low and high <= b), None)
+    remedy = "keep the inputs' values small"
+    remedy += f", or give {output.name} {wide} where the target has it" if wide else ""
+    sums = f"{points:,} values of {values[0]:,} to {values[1]:,} make "
+    largest = dtype_info(output.dtype).integer_range[1]
+    return (
+        f"{output.name} can overflow: {sums if points > 1 else ''}{low:,} to {high:,}, and "
+        f"{output.dtype} wraps around beyond {largest:,}: {remedy}"
+    )
+
+
+def empty_places(
+    solved: SolveResult, candidate: RankedCandidate, model: ModelChoice | None = None
+) -> str | None:
+    """Return a note on where a candidate wastes the unit, and what would use more of it.
+
+    None if at least :data:`POOR` of it is used.
+
+    Parameters
+    ----------
+    solved : SolveResult
+        Search of the candidate.
+    candidate : RankedCandidate
+        Candidate that runs.
+    model : ModelChoice, optional
+        Candidates that were compared and rejected when it was chosen.
+    """
+    used = candidate.overheads.utilisation
+    if used >= POOR:
+        return None
+    reasons = _unfilled(solved, candidate)
+    if not reasons:
+        return None
+    text = f"{used:.1%} of {solved.target.instruction.name} is used: {', '.join(reasons)}"
+    best = max(solved.embeddings, key=lambda each: each.overheads.utilisation, default=candidate)
+    remedies: list[str] = []
+    if best.overheads.utilisation > used:
+        refusal = None if model is None else model.why_refused(best)
+        rejected = "" if refusal is None else f", and is rejected ({refusal})"
+        remedies.append(f"rank {best.rank} uses {best.overheads.utilisation:.1%}{rejected}")
+    wider = solved.wider
+    if wider is not None and wider.utilisation > max(used, best.overheads.utilisation):
+        bound = "uses" if wider.searched else "might use up to"
+        remedies.append(f"--constraints {wider.constraints} {bound} {wider.utilisation:.1%}")
+    return f"{text}; {', '.join(remedies) or 'extents in multiples of the places fill them'}"
+
+
+def _unfilled(solved: SolveResult, candidate: RankedCandidate) -> list[str]:
+    """Return where places of the instruction's axes stay empty, the worst first."""
+    embedding, extents = candidate.embedding, solved.workload.extents
+    reasons: list[tuple[float, str]] = []
+    for axis in solved.target.instruction.axes:
+        digits = embedding.digits.get(axis.name, ())
+        extent_used = embedding.extents.get(axis.name, 1)
+        share = extent_used / axis.maximum
+        texts: list[str] = []
+        for digit in digits:
+            members = embedding.flattened.get(digit.axis, (digit.axis,))
+            # A target's variant may have axes of its own.
+            if not extents.keys() >= set(members):
+                return []
+            extent = math.prod(extents[member] for member in members)
+            block = digit.count * digit.stride
+            blocks = -(-extent // block)
+            share *= extent / (blocks * block)
+            if extent < blocks * block:
+                times = f"{blocks} x " if blocks > 1 else ""
+                texts.append(f"{digit.axis} of {extent} takes {times}{block} places of {axis.name}")
+        if extent_used < axis.maximum:
+            fed = " ".join(digit.axis for digit in digits) or "nothing"
+            texts.append(f"{fed} fills {extent_used} of {axis.maximum} places of {axis.name}")
+        if share < 1:
+            reasons.append((share, " and ".join(texts)))
+    return [text for _, text in sorted(reasons)]
 
 
 def better_order(solved: SolveResult) -> str | None:

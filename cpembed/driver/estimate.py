@@ -9,12 +9,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Any
 
 from cpembed.blocks import Displayed
 from cpembed.codegen.packing import packed_before
 from cpembed.cost.machine.estimate import Estimate, estimate_program, machine_of
+from cpembed.cost.machine.nest import execution_nest
 from cpembed.cost.ranking import RankedCandidate
 from cpembed.driver.named import hardware_spec
 from cpembed.driver.options import EstimateOptions, RankBy, merged
@@ -27,6 +29,9 @@ from cpembed.hw.machine import Hierarchy
 from cpembed.ir.computation import Computation
 from cpembed.time_limit import Clock
 from cpembed.transform.program import DerivedProgram
+
+_ROUNDING = 1 - 1e-9
+"""Factor of lower bounds, which are sums in floating point."""
 
 AMONG = 64
 """Number of the best candidates by overheads that are estimated to find those of the least time."""
@@ -47,7 +52,8 @@ class EstimateResult(Displayed):
     ranked_by : str
         ``overheads`` or ``estimate``: what orders the candidates.
     considered : int
-        Number of candidates with an estimate.
+        Number of candidates that were compared: those with an estimate, and those that a lower
+        bound tells to be slower.
     """
 
     solved: SolveResult
@@ -105,6 +111,8 @@ def estimate(
     clock, spec = Clock(options.timeout), hardware_spec(target, workload)
     machine = machine_of(spec, options.machine)
     estimated: dict[int, tuple[DerivedProgram, Estimate | str]] = {}
+    # Numbers of candidates that a lower bound tells to be slower, by set that was searched.
+    slower: list[int] = []
 
     def estimate_of(item: RankedCandidate) -> Estimate | str:
         program = item.program
@@ -114,6 +122,10 @@ def estimate(
         return estimated[id(program)][1]
 
     def fastest(ranked: tuple[RankedCandidate, ...]) -> tuple[RankedCandidate, ...]:
+        if top is not None:
+            possible = _possible(ranked, machine, top, lambda item: _time(estimate_of(item)))
+            slower.append(len(ranked) - len(possible))
+            ranked = possible
         return tuple(sorted(ranked, key=lambda item: _time(estimate_of(item)))[:top])
 
     # Estimates take longer than overheads: all are estimated only if all are to be returned.
@@ -132,7 +144,7 @@ def estimate(
             solved = replace(solved, wider=None)
     solved = explained(solved, clock, progress)
     estimates = tuple(estimate_of(item) for item in solved.embeddings)
-    considered = sum(isinstance(time, Estimate) for _, time in estimated.values())
+    considered = sum(isinstance(time, Estimate) for _, time in estimated.values()) + sum(slower)
     return EstimateResult(solved, machine, estimates, rank_by, considered)
 
 
@@ -146,6 +158,44 @@ def described_estimate(program: DerivedProgram, spec: HardwareSpec) -> Estimate 
     except SpecError:
         return None
     return estimate if isinstance(estimate, Estimate) else None
+
+
+def least_us(program: DerivedProgram, machine: Hierarchy) -> float:
+    """Return a lower bound of a program's estimate: all units execute it all the time."""
+    calls = execution_nest(program, machine.layouts).calls
+    return calls * machine.compute.cycles / machine.levels[0][0].units / machine.clock_mhz
+
+
+def _possible(
+    ranked: tuple[RankedCandidate, ...],
+    machine: Hierarchy,
+    top: int,
+    time: Callable[[RankedCandidate], float],
+) -> tuple[RankedCandidate, ...]:
+    """Return the candidates that can be among the fastest, in their order.
+
+    Parameters
+    ----------
+    ranked
+        The candidates.
+    machine
+        The machine.
+    top
+        Number of the fastest candidates that are asked for.
+    time
+        Returns the estimated time of a candidate.
+    """
+    # Most candidates take longer by their executions alone than the fastest one takes: an estimate,
+    # which takes a hundred times as long as its bound, would tell nothing more.
+    bounds = [least_us(item.program, machine) for item in ranked]
+    times: list[float] = []
+    possible: list[int] = []
+    for place in sorted(range(len(ranked)), key=lambda n: bounds[n]):
+        if len(times) >= top and bounds[place] * _ROUNDING > sorted(times)[top - 1]:
+            break
+        times.append(time(ranked[place]))
+        possible.append(place)
+    return tuple(ranked[place] for place in sorted(possible))
 
 
 def _estimate(program: DerivedProgram, machine: Hierarchy) -> Estimate | str:

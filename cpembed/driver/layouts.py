@@ -248,8 +248,10 @@ def _estimated_times(selection: Selection) -> Times | None:
     """
     spec, program = selection.solved.target, selection.ranked.program
     scored = selection.choice.scored if selection.plan.native else None
-    if scored is not None and "moves_us" in scored.parts:
-        return Times(scored.parts["us"], scored.parts["moves_us"], call=scored.cost)
+    # A model in microseconds has packing in its cost, and some have it by itself.
+    if scored is not None and selection.plan.target.unit == "us":
+        parts = scored.parts
+        return Times(parts.get("us"), parts.get("moves_us"), call=scored.cost)
     described = described_estimate(program, spec)
     if described is None:
         return None

@@ -55,7 +55,8 @@ class Match:
     moved_bytes : int, optional
         Bytes that packing and unpacking read and write.
     reason : str, optional
-        Reason why nothing was found, or why an alternative is selected.
+        Reason why nothing was found, why an alternative is selected, or that a limit stopped the
+        search, so that a better embedding may be missing.
     retyped : bool
         True if the computation is not embedded because of its element types, and would be on types
         that the instruction takes; the reason names these.
@@ -113,6 +114,7 @@ class Match:
             "estimated": None if self.estimated is None else self.estimated.to_json(),
             "moved_bytes": self.moved_bytes,
             "reason": self.reason,
+            "ended": self.ended,
             "retyped": self.retyped,
             "seconds": self.seconds,
         }
@@ -259,6 +261,11 @@ def _match_of_selection(selection: Selection, spec: HardwareSpec) -> Match:
                 reason += f", which would be used to {solved.utilisation:.1%}"
         else:
             reason = solved.why_nothing
+    solved = selection.solved
+    ended = "searched" if solved.top_proven else "stopped"
+    if ended == "stopped":
+        stopped = f"stopped by the {solved.stopped_by}: a better embedding may be missing"
+        reason = stopped if reason is None else f"{reason}; {stopped}"
     return Match(
         embedded_on=selection.solved.target.name,
         embedding=ranked.candidate.embedding,
@@ -266,6 +273,7 @@ def _match_of_selection(selection: Selection, spec: HardwareSpec) -> Match:
         estimated=_estimated(selection),
         moved_bytes=ranked.overheads.packing_bytes,
         reason=reason,
+        ended=ended,
     )
 
 

@@ -47,6 +47,8 @@ from pathlib import Path
 from cpembed.cost.ranking import RankedCandidate
 from cpembed.driver.advice import POOR
 from cpembed.driver.candidate_id import identified
+from cpembed.driver.estimate import estimate
+from cpembed.driver.options import EstimateOptions, SearchOptions, shared
 from cpembed.driver.plan import (
     AnyTarget,
     Plan,
@@ -67,6 +69,7 @@ from cpembed.steps import silent, step
 from cpembed.targets.capabilities import Weighing, details, with_variants
 from cpembed.targets.choice import Choice, built_first, choices
 from cpembed.targets.outputs import save, save_trace, stored_type
+from cpembed.targets.portable import PortableTarget
 from cpembed.targets.registry import open_target
 from cpembed.targets.tuner import tuning_record
 from cpembed.targets.verification import verified
@@ -199,6 +202,10 @@ class Searches:
 def search(request: Request, target: AnyTarget) -> Searches:
     """Search for the named candidate, or each constraint set that counts for the target."""
     options = request.options
+    if _is_described(request, target):
+        fastest = EstimateOptions(rank_by="estimate", top=1, **shared(options, SearchOptions))
+        result = estimate(request.workload, target.spec, fastest, progress=request.progress)
+        return Searches(result.solved, (result.solved,))
     if options.identifier is not None:
         solved, candidate = identified(
             request.workload, target.spec, options.identifier, options, progress=request.progress
@@ -212,6 +219,16 @@ def search(request: Request, target: AnyTarget) -> Searches:
     if request.explains and not compares:
         solved = explained(solved, clock, request.progress)
     return Searches(solved, results)
+
+
+def _is_described(request: Request, target: AnyTarget) -> bool:
+    """Return True if estimates of a described machine choose the candidate.
+
+    They do where nothing executes the target and its file describes a machine, so that all commands
+    state the time of the same candidate.
+    """
+    nothing_executes = isinstance(target, PortableTarget) and bool(request.execution.missing)
+    return nothing_executes and bool(target.spec.machines) and not request.options.named_candidate
 
 
 def schedule(request: Request, searched: Searches, plan: Plan) -> Sequence[Choice]:

@@ -4,13 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from functools import cached_property
 from typing import Any
 
 import msgspec
 
 from cpembed.blocks import Displayed
 from cpembed.codegen.epilogue import Epilogue
+from cpembed.cost.machine.estimate import Estimate
 from cpembed.cost.ranking import RankedCandidate
+from cpembed.driver.estimate import described_estimate
 from cpembed.driver.plan import AnyTarget, Compared, MethodError, Substitution
 from cpembed.driver.result import SolveResult, workload_json
 from cpembed.ir.computation import Computation
@@ -189,6 +192,13 @@ class RunResult(Displayed):
         """True if the target's instruction was used."""
         return self.backend != PORTABLE
 
+    @cached_property
+    def described(self) -> Estimate | None:
+        """Estimate of the described machine, where nothing executes the target; else None."""
+        if self.is_native:
+            return None
+        return described_estimate(self.candidate.program, self.solved.target)
+
     @property
     def provenance(self) -> Provenance:
         """Origin of the times."""
@@ -235,7 +245,9 @@ class RunResult(Displayed):
             document["whole_us"] = msgspec.to_builtins(times.whole_us)
         latency = msgspec.to_builtins(times.latency_us)
         if not self.is_native:
-            return document | {"generic_latency_us": latency, "missing": list(self.missing)}
+            described = None if self.described is None else self.described.to_json()
+            missing = {"generic_latency_us": latency, "missing": list(self.missing)}
+            return document | missing | {"described": described}
         if self.provenance is Provenance.MEASURED:
             document |= {"latency_us": latency, "gops": times.gops}
         expected = self.expectation

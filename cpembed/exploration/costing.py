@@ -175,6 +175,14 @@ class LayerCosts:
 
 
 @dataclass(frozen=True)
+class LeftOut:
+    """A layer that has no software at a point, and why."""
+
+    layer: LayerWork
+    reason: str
+
+
+@dataclass(frozen=True)
 class Request:
     """A request for the analysis of a layer, or for the evaluation of a choice of software.
 

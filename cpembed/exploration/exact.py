@@ -56,8 +56,9 @@ Fate = Literal["evaluated", "dominated", "limit", "no_machine", "no_software", "
 class Verdict:
     """The fate of a point.
 
-    ``cause`` is the number of the point that is at least as good as its bounds, a limit, or the
-    layer without software; ``layers`` is the number of its layers that were evaluated for it.
+    ``cause`` is the number of the point that is at least as good as its bounds and computes all of
+    its layers, a limit, or a layer without software; ``layers`` is the number of its layers that
+    were evaluated for it, and ``left_out`` of those without software there.
     """
 
     number: int
@@ -65,6 +66,7 @@ class Verdict:
     cause: int | str | None = None
     bound: Vector | None = None
     layers: int = 0
+    left_out: int = 0
 
 
 @dataclass
@@ -72,7 +74,8 @@ class _Candidate:
     """A machine that is neither evaluated nor discarded.
 
     ``layers`` are lower bounds of its layers' costs, each as often as the network has it, or the
-    costs themselves for those that are ``resolved``; ``row`` is its row in the table of bounds.
+    costs themselves for those that are ``resolved``; layers without software are in no sum and
+    not in ``coverage``. ``row`` is its row in the table of bounds.
     """
 
     number: int
@@ -81,6 +84,7 @@ class _Candidate:
     machine: Machine
     layers: list[Costs] = field(default_factory=list[Costs])
     resolved: set[int] = field(default_factory=set[int])
+    coverage: frozenset[int] = frozenset()
     row: int | None = None
 
 
@@ -111,11 +115,15 @@ class ExactSearch:
         self.limits = tuple(limits)
         self.verdicts: dict[int, Verdict] = {}
         self.evaluated: list[EvaluatedPoint] = []
+        # Places of the layers that evaluated points compute, by number.
+        self._coverages: dict[int, frozenset[int]] = {}
         self.points = 0
         self.machines = 0
         self.bounded = False
         """True once all points that are not decided have bounds."""
         self._use_bounds = bounds
+        # A point whose costs are known is worth showing, even if another one beats it.
+        self._discards_dominated = bounds and not space.family.knows_costs
         # Both are iterators that a search which is ended and continued goes on with.
         self._places = space.places()
         self._unbounded: list[_Candidate] | None = None
@@ -226,16 +234,23 @@ class ExactSearch:
     def _bound_layers(self, candidate: _Candidate) -> bool:
         """Compute lower bounds; False where the point is decided by that."""
         bounds: list[Costs] = []
-        for layer in self.costing.layers:
+        left_out: set[int] = set()
+        for place, layer in enumerate(self.costing.layers):
             if self.costing.is_failed(candidate.point, layer):
                 self._decide(candidate, "failed", layer.label)
                 return False
             bound = self.costing.bound(candidate.point, layer)
             if bound is None:
-                self._decide(candidate, "no_software", layer.label)
-                return False
+                left_out.add(place)
+                bound = Costs(0.0, 0.0)
             bounds.append(bound.times(layer.count) if self._use_bounds else Costs(0.0, 0.0))
-        candidate.layers = bounds
+        if len(left_out) == len(bounds):
+            first = self.costing.layers[0]
+            reason = self.costing.why_none(candidate.point, first)
+            self._decide(candidate, "no_software", f"{first.label}: {reason}")
+            return False
+        candidate.layers, candidate.resolved = bounds, left_out
+        candidate.coverage = frozenset(range(len(bounds))) - left_out
         return True
 
     # -- evaluating the most promising point ------------------------------------------------------
@@ -331,35 +346,42 @@ class ExactSearch:
         point = self.space.evaluated(candidate.place, self.costing, self.limits)
         assert point is not None, "its layers have costs"
         self.evaluated.append(point)
+        self._coverages[point.number] = candidate.coverage
         self._decide(candidate, "evaluated", point.beyond and point.beyond.text)
         # A point above a limit is not on the front, so it discards nothing.
-        if point.beyond is not None or not self._use_bounds:
+        if point.beyond is not None or not self._discards_dominated:
             return
         vector = point.vector(self.objectives)
         for row in np.flatnonzero(covers(vector, self._bounds) & self._undecided):
-            self._discard(self._bounded[row], point.number, vector)
+            if self._bounded[row].coverage <= candidate.coverage:
+                self._discard(self._bounded[row], candidate.number, vector, candidate.coverage)
 
     # -- discarding -------------------------------------------------------------------------------
 
     def _discard_by_evaluated(self, candidate: _Candidate, bound: Vector) -> bool:
-        if not self._use_bounds:
+        if not self._discards_dominated:
             return False
         for point in self.evaluated:
-            if point.beyond is None:
+            coverage = self._coverages.get(point.number, frozenset())
+            # Sums over different layers are not comparable.
+            if point.beyond is None and candidate.coverage <= coverage:
                 vector = point.vector(self.objectives)
                 if all(a <= b for a, b in zip(vector, bound, strict=True)) and self._discard(
-                    candidate, point.number, vector
+                    candidate, point.number, vector, coverage
                 ):
                     return True
         return False
 
-    def _discard(self, candidate: _Candidate, number: int, vector: Vector) -> bool:
+    def _discard(
+        self, candidate: _Candidate, number: int, vector: Vector, coverage: frozenset[int]
+    ) -> bool:
         """Discard a candidate whose bounds are no better than an evaluated point.
 
         Of points that may be equal the one with the smaller number remains, whichever is evaluated
         first, so that the front does not depend on the order.
         """
-        if vector == self._bound(candidate) and number > candidate.number:
+        is_later = number > candidate.number and coverage == candidate.coverage
+        if vector == self._bound(candidate) and is_later:
             return False
         self._decide(candidate, "dominated", number)
         return True
@@ -375,9 +397,14 @@ class ExactSearch:
     def _decide(self, candidate: _Candidate, fate: Fate, cause: int | str | None) -> None:
         # The certificate lists the bounds with which a point was discarded.
         bound = None if fate == "evaluated" else self._bound(candidate)
-        resolved = len(candidate.resolved)
+        evaluated = len(candidate.resolved & candidate.coverage)
         verdict = Verdict(
-            number=candidate.number, fate=fate, cause=cause, bound=bound, layers=resolved
+            number=candidate.number,
+            fate=fate,
+            cause=cause,
+            bound=bound,
+            layers=evaluated,
+            left_out=len(candidate.resolved - candidate.coverage),
         )
         self.verdicts[candidate.number] = verdict
         del self._candidates[candidate.number]

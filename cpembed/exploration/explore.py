@@ -8,6 +8,7 @@
 from __future__ import annotations
 
 import json
+import math
 import time
 from collections import Counter
 from collections.abc import Generator, Mapping, Sequence
@@ -20,8 +21,10 @@ from cpembed.driver.bench import select_layers
 from cpembed.driver.bench_layers import NamedSuite, prepared_suite
 from cpembed.errors import WorkloadError
 from cpembed.exploration.costing import Costing, LayerWork, Method, Row, store_for
+from cpembed.exploration.described.family import DescribedFamily
 from cpembed.exploration.exact import ExactSearch, Verdict
 from cpembed.exploration.objectives import (
+    COUNTED,
     EvaluatedPoint,
     Limit,
     Objective,
@@ -36,7 +39,8 @@ from cpembed.exploration.objectives import (
     worst,
 )
 from cpembed.exploration.sampled import SampledSearch, SamplingOptions
-from cpembed.exploration.space import Space, read_space
+from cpembed.exploration.space import Space
+from cpembed.exploration.space_file import Additions, read_space
 from cpembed.graph.passes import prepare
 from cpembed.runtime.cluster import Workers
 from cpembed.runtime.measurement.environment import provenance
@@ -45,24 +49,6 @@ from cpembed.stores import ResultStore
 from cpembed.targets.family import Family
 
 Status = Literal["proven", "unproven", "sampled", "infeasible", "unknown"]
-
-COUNTED = {
-    "cycles": "of all layers one after the other, each as often as the network has it",
-    "time_us": "cycles at the machine's clock",
-    "energy_mj": "of all layers, leakage included",
-    "area_mm2": "of the machine, as its family counts it",
-    "power_w": "energy over time",
-    "edp_mj_ms": "energy times time",
-    "hypervolume": "what the front dominates of the box between the origin and the reference "
-    "point, as a share of that box; each objective is divided by the reference's, which is the "
-    "largest value among the evaluated points within the limits, and the bounds of those that were "
-    "discarded by such points",
-    "hypervolume.optimistic": "the same of the front and the lower bounds of all points that are "
-    "neither evaluated nor discarded",
-    "hypervolume.over_trials": "after each trial, by the reference of all of them",
-    "certificate.discarded": "bound: lower bounds of the objectives when the point was discarded, "
-    "of power its leakage; by: the number of a point that is at least as good in all of them",
-}
 
 
 @dataclass(frozen=True)
@@ -127,12 +113,18 @@ class ExploreResult:
         """Return the evaluated point with a number."""
         return next((point for point in self.evaluated if point.number == number), None)
 
+    @cached_property
+    def _comparable(self) -> list[EvaluatedPoint]:
+        """The evaluated points that compute as many layers as any point does."""
+        most = max((len(point.layers) for point in self.evaluated), default=0)
+        return [point for point in self.evaluated if len(point.layers) == most]
+
     # -- hypervolumes -----------------------------------------------------------------------------
 
     @cached_property
     def reference(self) -> Vector | None:
         """The largest value of each objective within the limits; None where no point is."""
-        vectors = [self.vector(point) for point in self.evaluated if point.beyond is None]
+        vectors = [self.vector(point) for point in self._comparable if point.beyond is None]
         if vectors and isinstance(self.search, ExactSearch):
             verdicts = self.search.verdicts.values()
             # Bounds leave only the better points to be evaluated. Without the discarded points the
@@ -146,23 +138,28 @@ class ExploreResult:
             return None
         document: dict[str, Any] = {
             "reference": keyed(self.objectives, self.reference),
-            "value": hypervolume([self.vector(point) for point in self.front], self.reference),
+            "value": hypervolume(self._front_vectors(), self.reference),
         }
         if isinstance(self.search, SampledSearch):
             document["over_trials"] = self._over_trials(self.search, self.reference)
         else:
             bounds = [bound for _, bound in self.search.open] if self.search.bounded else []
-            vectors = [*map(self.vector, self.front), *bounds]
+            vectors = [*self._front_vectors(), *bounds]
             document["optimistic"] = hypervolume(vectors, self.reference)
         return document
+
+    def _front_vectors(self) -> list[Vector]:
+        most = max((len(point.layers) for point in self.evaluated), default=0)
+        return [self.vector(point) for point in self.front if len(point.layers) == most]
 
     def _over_trials(self, search: SampledSearch, reference: Vector) -> list[float]:
         vectors: list[Vector] = []
         volumes: list[float] = []
         # Each trial is measured by the final reference, so that the curve never falls.
         for trial in search.trials:
-            if trial.point is not None and trial.point.beyond is None and not trial.repeated:
-                vectors.append(self.vector(trial.point))
+            point = trial.point if not trial.repeated else None
+            if point is not None and point.beyond is None and point in self._comparable:
+                vectors.append(self.vector(point))
             # A trial without a new point leaves the front as it is.
             elif volumes:
                 volumes.append(volumes[-1])
@@ -184,6 +181,7 @@ class ExploreResult:
                 "combinations": space.combinations,
                 "parameters": {name: list(values) for name, values in space.parameters.items()},
                 "fixed": dict(space.fixed),
+                "derived": {name: each.text for name, each in space.derived.items()},
                 "where": [relation.text for relation in space.relations],
             },
             "suite": self.suite,
@@ -231,10 +229,12 @@ class ExploreResult:
         bound = None if verdict.bound is None else keyed(self.objectives, verdict.bound)
         return {
             "number": verdict.number,
+            "parameters": self.space.varied(self.space.point(self.space.place(verdict.number))),
             "fate": verdict.fate,
             "by": verdict.cause,
             "bound": bound,
             "layers_evaluated": verdict.layers,
+            "layers_left_out": verdict.left_out,
         }
 
     def _trials(self, search: SampledSearch) -> list[dict[str, Any]]:
@@ -254,24 +254,35 @@ class ExploreResult:
             "parameters": self.space.varied(point.point),
             "objectives": keyed(self.objectives, self.vector(point)),
             "cycles": point.costs.cycles,
-            "energy_pj": point.costs.energy_pj,
+            "energy_pj": _number(point.costs.energy_pj),
             "clock_mhz": point.machine.clock_mhz,
-            "area_um2": point.machine.area_um2,
-            "leakage_w": point.machine.leakage_w,
+            "area_um2": _number(point.machine.area_um2),
+            "leakage_w": _number(point.machine.leakage_w),
             "beyond": None if point.beyond is None else point.beyond.text,
             "provenance": list(point.provenances),
             "layers": [
                 {
                     "index": item.layer.index,
                     "cycles": item.costs.cycles,
-                    "energy_pj": item.costs.energy_pj,
+                    "energy_pj": _number(item.costs.energy_pj),
                     "provenance": item.activity.provenance.value,
                     "choice": item.choice.key,
                     "software": item.choice.words,
+                    "counts": dict(item.activity.counts),
+                    "details": dict(item.choice.details),
                 }
                 for item in point.layers
             ],
+            "left_out": [
+                {"index": item.layer.index, "layer": item.layer.label, "reason": item.reason}
+                for item in point.left_out
+            ],
         }
+
+
+def _number(value: float) -> float | None:
+    """Return a number for a document; None for one that no table has."""
+    return None if math.isnan(value) else value
 
 
 @dataclass
@@ -353,19 +364,35 @@ class ExploreOptions(SamplingOptions):
     """Time limit in seconds."""
     results: Path | None = None
     """Folder of the store; None for the default."""
+    vary: Sequence[str] = ()
+    """Parameters besides those of the space's file, such as ``instruction.axes.x=8,16..64*2``."""
+    derived: Sequence[str] = ()
+    """Values that follow from others, such as ``machines.soc.compute.cycles=instruction.axes.x``.
+    """
+    where: Sequence[str] = ()
+    """Relations besides those of the space's file."""
+    machine: str | None = None
+    """Machine of a target whose keys vary; None for that of the space, else the first one."""
+    technology: str | None = None
+    """Tables of area and energy of such a target; None for those of the space, else 45nm."""
+    constraints: str | None = None
+    """Constraint set of such a target's embeddings; None for the target's own."""
     fresh: bool = False
     """True to remove the stored answers for the family and the suite."""
 
 
 def open_exploration(
-    space: Space | Path, suite: str, options: ExploreOptions | None = None, **keywords: Any
+    space: Space | Path | str,
+    suite: str,
+    options: ExploreOptions | None = None,
+    **keywords: Any,
 ) -> Exploration:
     """Return an exploration, with the costs that earlier ones have stored for the same layers.
 
     Parameters
     ----------
     space
-        The space or its file.
+        The space or its file, or a target by its name or file, of which ``vary`` names keys.
     suite
         The name of a shipped suite, a table of layers as CSV, or a model.
     options
@@ -384,14 +411,17 @@ def open_exploration(
     """
     started = time.perf_counter()
     options = replace(options or ExploreOptions(), **keywords)
-    space = space if isinstance(space, Space) else read_space(space)
-    names = options.objectives
-    objectives = space.objectives if names is None else read_objectives(names)
+    if not isinstance(space, Space):
+        names = ("vary", "derived", "where", "machine", "technology", "constraints")
+        space = read_space(space, Additions(**{name: getattr(options, name) for name in names}))
+    objectives = space.objectives
+    if options.objectives is not None:
+        objectives = read_objectives(options.objectives, space.numeric)
     limits = _limits(space, read_limits(options.limits))
-    first, second = space.family.inputs
-    floats = "bfloat16" if "bfloat16" in (first, second) else "float32"
-    prepared = partial(prepare, first=first, second=second, floats=floats)
-    layer_suite = prepared_suite(suite, prepared, options.shapes)
+    if isinstance(space.family, DescribedFamily):
+        measured = {o.name for o in (*objectives, *(limit.objective for limit in limits))}
+        space.family.needs_silicon = bool(measured & {"energy", "area", "power", "edp"})
+    layer_suite = _suite(space.family, suite, options.shapes)
     works = _layer_works(space.family, layer_suite, options.layers)
     store = store_for(space.family, layer_suite.name, layer_suite.digest, options.results)
     # Before anything is computed: a store that cannot be written is an error at once.
@@ -411,6 +441,15 @@ def open_exploration(
         started=started,
         timeout=options.timeout,
     )
+
+
+def _suite(family: Family, name: str, shapes: Mapping[str, Sequence[int]] | None) -> NamedSuite:
+    """Return the layers of a suite or a model, which is prepared for the machines."""
+    if isinstance(family, DescribedFamily):
+        return family.suite(name, shapes)
+    first, second = family.inputs
+    floats = "bfloat16" if "bfloat16" in (first, second) else "float32"
+    return prepared_suite(name, partial(prepare, first=first, second=second, floats=floats), shapes)
 
 
 def _layer_works(family: Family, suite: NamedSuite, layers: str | None) -> tuple[LayerWork, ...]:

@@ -10,17 +10,17 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
 from importlib.util import find_spec
 
 import numpy as np
 import numpy.typing as npt
 
 from cpembed.errors import BackendUnavailable, SpecError
-from cpembed.exploration.costing import LayerCosts
+from cpembed.exploration.costing import LayerCosts, LeftOut
 from cpembed.hw.schema import close_match, joined
-from cpembed.targets.family import Costs, Family, Point
+from cpembed.targets.family import Costs, Family, Point, Value
 
 
 @dataclass(frozen=True)
@@ -30,11 +30,12 @@ class Machine:
     clock_mhz: float
     area_um2: float
     leakage_w: float
+    point: Point = field(default_factory=dict[str, Value], compare=False)
 
     @classmethod
     def at(cls, family: Family, point: Point) -> Machine:
         """Return the properties of a point of a family."""
-        return cls(family.clock_mhz(point), family.area_um2(point), family.leakage_w(point))
+        return cls(family.clock_mhz(point), family.area_um2(point), family.leakage_w(point), point)
 
     def time_us(self, costs: Costs) -> float:
         """Return the time of cycles in microseconds."""
@@ -109,6 +110,29 @@ OBJECTIVES = {
 DEFAULT_OBJECTIVES = ("cycles", "energy", "area")
 """Names of the objectives of a space that names none."""
 
+COUNTED = {
+    "cycles": "of all layers one after the other, each as often as the network has it",
+    "time_us": "cycles at the machine's clock",
+    "energy_mj": "of all layers, leakage included",
+    "area_mm2": "of the machine, as its family counts it",
+    "power_w": "energy over time",
+    "edp_mj_ms": "energy times time",
+    "hypervolume": "what the front dominates of the box between the origin and the reference "
+    "point, as a share of that box; each objective is divided by the reference's, which is the "
+    "largest value among the evaluated points within the limits, and the bounds of those that were "
+    "discarded by such points",
+    "left_out": "layers of a point that no embedding serves there, or whose embeddings the machine "
+    "rejects: they are in none of its sums. A point is on the front if no other one that computes "
+    "all of its layers is at least as good; hypervolumes are of the points that compute the most "
+    "layers",
+    "hypervolume.optimistic": "the same of the front and the lower bounds of all points that are "
+    "neither evaluated nor discarded",
+    "hypervolume.over_trials": "after each trial, by the reference of all of them",
+    "certificate.discarded": "bound: lower bounds of the objectives when the point was discarded, "
+    "of power its leakage; by: the number of a point that is at least as good in all of them",
+}
+"""Explanations of the members of documents."""
+
 # NAME = NUMBER UNIT, the number with an optional fraction and exponent. ASCII, because \d and \w of
 # Unicode accept digits and letters that no unit has.
 _LIMIT = re.compile(r"\s*(\w+)\s*=\s*(\d+(?:\.\d*)?(?:[eE][+-]?\d+)?|\.\d+)\s*(\w*)\s*", re.ASCII)
@@ -126,22 +150,47 @@ class Limit:
         return self.text
 
 
-def read_objectives(names: Iterable[str]) -> tuple[Objective, ...]:
+def read_objectives(
+    names: Iterable[str], parameters: Collection[str] = ()
+) -> tuple[Objective, ...]:
     """Return objectives by their names, in the same order.
 
-    Raises :class:`SpecError` for an unknown name, one that comes twice, and where there is none.
+    Parameters
+    ----------
+    names
+        Names of objectives, or of ``parameters`` whose values are to be small.
+    parameters
+        Names of the numeric parameters of a space.
+
+    Raises
+    ------
+    SpecError
+        For an unknown name, one that comes twice, and where there is none.
     """
     objectives: list[Objective] = []
+    allowed = joined((*OBJECTIVES, *parameters))
     for name in names:
-        if name not in OBJECTIVES:
-            close = close_match(name, OBJECTIVES)
-            raise SpecError(f"unknown objective {name!r}{close}; allowed: {joined(OBJECTIVES)}")
-        if OBJECTIVES[name] in objectives:
+        if any(objective.name == name for objective in objectives):
             raise SpecError(f"objective {name!r} is given twice: keep one")
-        objectives.append(OBJECTIVES[name])
+        if name in OBJECTIVES:
+            objectives.append(OBJECTIVES[name])
+        elif name in parameters:
+            objectives.append(_parameter_objective(name))
+        else:
+            close = close_match(name, (*OBJECTIVES, *parameters))
+            raise SpecError(f"unknown objective {name!r}{close}; allowed: {allowed}")
     if not objectives:
-        raise SpecError(f"no objective is given; allowed: {joined(OBJECTIVES)}")
+        raise SpecError(f"no objective is given; allowed: {allowed}")
     return tuple(objectives)
+
+
+def _parameter_objective(name: str) -> Objective:
+    """Return the objective that a parameter is small; a value is its own bound."""
+
+    def value(machine: Machine, _costs: Costs) -> float:
+        return float(machine.point[name])
+
+    return Objective(name=name, key=name, label=name, units={"": 1.0}, value=value, bound=value)
 
 
 def read_limit(text: str) -> Limit:
@@ -201,9 +250,10 @@ class Step:
 
 @dataclass(frozen=True)
 class EvaluatedPoint:
-    """An evaluated point of a space, with the costs of all layers.
+    """An evaluated point of a space, with the costs of the layers that have software there.
 
-    ``number`` is the point's in its space, ``beyond`` the first limit that it is above.
+    ``number`` is the point's in its space, ``beyond`` the first limit that it is above. The layers
+    that are ``left_out`` are in no sum.
     """
 
     number: int
@@ -213,6 +263,12 @@ class EvaluatedPoint:
     layers: tuple[LayerCosts, ...]
     costs: Costs
     beyond: Limit | None
+    left_out: tuple[LeftOut, ...] = ()
+
+    @property
+    def coverage(self) -> frozenset[int]:
+        """Numbers of the layers that have software."""
+        return frozenset(item.layer.index for item in self.layers)
 
     def value(self, objective: Objective) -> float:
         return objective.value(self.machine, self.costs)
@@ -238,13 +294,19 @@ def front_of(
 ) -> list[EvaluatedPoint]:
     """Return the front of the points within the limits, ordered by the first objective.
 
-    Of equal points the one with the smallest number is in it.
+    A point beats another one only if it computes all of that one's layers: sums over different
+    layers are not comparable. Of equal points the one with the smallest number is in it.
     """
     within = sorted((p for p in points if p.beyond is None), key=lambda p: p.number)
-    vectors = [point.vector(objectives) for point in within]
-    return sorted(
-        (within[position] for position in front(vectors)), key=lambda p: p.vector(objectives)
-    )
+    members: list[EvaluatedPoint] = []
+    for coverage in {point.coverage for point in within}:
+        # Larger coverages first: of points with equal values they remain.
+        rivals = sorted(
+            (p for p in within if p.coverage >= coverage), key=lambda p: -len(p.coverage)
+        )
+        vectors = [point.vector(objectives) for point in rivals]
+        members += [rivals[place] for place in front(vectors) if rivals[place].coverage == coverage]
+    return sorted(members, key=lambda p: (-len(p.coverage), p.vector(objectives), p.number))
 
 
 def keyed(objectives: Sequence[Objective], vector: Vector) -> dict[str, float]:

@@ -17,10 +17,17 @@ from typing import TYPE_CHECKING, Any
 
 from cpembed.errors import BackendUnavailable
 from cpembed.exploration.costing import Costing, LayerWork, Method, Request
-from cpembed.exploration.objectives import EvaluatedPoint, Limit, Objective, Place, Step
+from cpembed.exploration.objectives import (
+    EvaluatedPoint,
+    Limit,
+    Objective,
+    Place,
+    Step,
+    Vector,
+)
 from cpembed.exploration.space import Space
 from cpembed.runtime.cluster import Workers
-from cpembed.targets.family import Point
+from cpembed.targets.family import Costs, Point
 
 if TYPE_CHECKING:
     from optuna.distributions import BaseDistribution
@@ -45,7 +52,7 @@ _MAX_VISITED = 20_000
 class Trial:
     """A point of a space, with its number there.
 
-    ``point`` is None where a layer has no software, or an evaluation failed, for a ``reason``.
+    ``point`` is None where no layer has software, or an evaluation failed, for a ``reason``.
     ``repeated``: an earlier trial has evaluated it; ``nearest``: it replaces a proposal that had
     been evaluated.
     """
@@ -171,12 +178,13 @@ class SampledSearch:
                     yield point, layer, request
 
     def _reason(self, point: Point) -> str | None:
-        """Return the reason why an analysed point has no costs, or None."""
-        for layer in self.costing.layers:
+        """Return the reason why an analysed point has no costs of any layer, or None."""
+        layers = self.costing.layers
+        for layer in layers:
             if self.costing.is_failed(point, layer):
                 return f"{layer.label}: failed"
-            if self.costing.bound(point, layer) is None:
-                return f"{layer.label}: {self.costing.why_none(point, layer)}"
+        if all(self.costing.bound(point, layer) is None for layer in layers):
+            return f"{layers[0].label}: {self.costing.why_none(point, layers[0])}"
         return None
 
     def _trial(self, place: Place, nearest: bool) -> Trial:
@@ -286,13 +294,25 @@ class SampledSearch:
             self._study.tell(proposal, self._worst())
         else:
             # Logarithms, because ratios of machines are what counts.
-            self._study.tell(proposal, [_log(value) for value in point.vector(self.objectives)])
+            self._study.tell(proposal, [_log(value) for value in self._comparable(point)])
+
+    def _comparable(self, point: EvaluatedPoint) -> Vector:
+        """Return objectives as if the layers that a point leaves out cost what its others do.
+
+        Without that, the machine that computes the least would look the best to the method. Each
+        multiply-accumulate counts alike.
+        """
+        macs = sum(layer.workload.macs * layer.count for layer in self.costing.layers)
+        computed = sum(item.layer.workload.macs * item.layer.count for item in point.layers)
+        share = macs / computed if point.left_out and computed else 1.0
+        costs = Costs(point.costs.cycles * share, point.costs.energy_pj * share)
+        return tuple(objective.value(point.machine, costs) for objective in self.objectives)
 
     def _worst(self) -> list[float]:
         points = [trial.point for trial in self.trials if trial.point is not None]
         return [
-            max((_log(point.value(objective)) for point in points), default=0.0)
-            for objective in self.objectives
+            max((_log(self._comparable(point)[place]) for point in points), default=0.0)
+            for place in range(len(self.objectives))
         ]
 
 

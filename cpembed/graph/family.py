@@ -156,11 +156,17 @@ class Family:
         return ", ".join(f"{name}={r[0]}..{r[-1]}" for name, r in self.ranges.items())
 
     def random_sizes(self, count: int, seed: int) -> Iterator[Sizes]:
-        """Yield both ends of the ranges, then random sizes, ``count`` in all."""
+        """Yield both ends of the ranges, then random sizes: ``count`` in all, each once."""
         random = np.random.default_rng(seed)
-        ends = dict.fromkeys((self.largest, self.least))
+        count = min(count, math.prod(map(len, self.ranges.values())))
         drawn = (
             tuple(int(random.integers(r[0], r[-1] + 1)) for r in self.ranges.values())
             for _ in itertools.count()
         )
-        yield from itertools.islice(itertools.chain(ends, drawn), count)
+        sizes: set[Sizes] = set()
+        for at in itertools.chain((self.largest, self.least), drawn):
+            if len(sizes) == count:
+                return
+            if at not in sizes:
+                sizes.add(at)
+                yield at

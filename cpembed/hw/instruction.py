@@ -59,7 +59,11 @@ class InstructionAxis:
 
 
 class StrideRule(StrEnum):
-    """Allowed distance in memory of consecutive elements along an instruction axis."""
+    """Allowed distance of consecutive elements along an instruction axis, where it reads them.
+
+    That is main memory for an instruction of a processor, and the scratchpad that a transfer fills
+    for a unit with scratchpads.
+    """
 
     UNIT = "unit"
     """The distance in the tile itself: the tile is dense in memory."""
@@ -286,6 +290,9 @@ class HardwareSpec:
         File of the specification.
     memories : mapping of str to int or None
         Capacity in bytes of every scope, including those without operands; None if not limited.
+    row_elements : mapping of str to int
+        Elements of a row of each scope that is addressed by rows; a row holds no more than the last
+        dimension of a tile.
     machine : MemoryInterface or None
         The unit's path to main memory; None where the processor moves the data.
     machines : mapping of str to Hierarchy
@@ -302,6 +309,7 @@ class HardwareSpec:
     constraints: str | None = None
     path: str = ""
     memories: Mapping[str, int | None] = field(default_factory=dict[str, int | None])
+    row_elements: Mapping[str, int] = field(default_factory=dict[str, int])
     machine: MemoryInterface | None = None
     machines: Mapping[str, Hierarchy] = field(default_factory=dict[str, Hierarchy])
 

@@ -21,7 +21,7 @@ from cpembed.ir.dtypes import dtype_info
 
 
 class MemoryKind(StrEnum):
-    """What an address of a memory names."""
+    """Meaning of an address of a memory."""
 
     MAIN = "main"
     """An element of a named tensor."""
@@ -36,7 +36,7 @@ IMMEDIATE = "immediate"
 
 
 class StrideSource(StrEnum):
-    """Where an instruction takes the distance between two indices of a dimension from."""
+    """Source of the distance between two indices of a dimension."""
 
     ANY = "any"
     """An argument of the instruction."""
@@ -45,7 +45,7 @@ class StrideSource(StrEnum):
 
 
 class Synchronization(StrEnum):
-    """How units that execute in parallel are kept in order."""
+    """Order of instructions on units that execute in parallel."""
 
     IN_ORDER = "in_order"
     """An instruction begins when the one before it has ended."""
@@ -105,7 +105,7 @@ class IsaMemory:
 
 @dataclass(frozen=True, kw_only=True)
 class OperandPlace:
-    """How an operand of an instruction lies in a memory.
+    """Place of an instruction's operand in a memory.
 
     In a memory of rows, element ``i`` of an operand lies in row ``base + sum(stride * digit)`` over
     ``rows`` and in lane ``base_lane + sum(digit)``, mixed radix, over ``lanes``. In main memory it
@@ -252,8 +252,8 @@ class InstructionSet:
     channels : tuple of Channel
         Channels of a machine that is synchronized by channels.
     host : mapping of str to float
-        Figures of the processor beside the accelerator: ``cycles_per_element`` and others, by name,
-        for the steps that the instructions cannot do.
+        Figures of the processor beside the accelerator, for the steps that the instructions cannot
+        do: ``cycles_per_element``, ``cycles_per_mac`` and ``clock_mhz``, those that are described.
     preamble : str
         Text before the instructions' texts (``emit``), such as declarations of variables in them.
     warnings : tuple of str

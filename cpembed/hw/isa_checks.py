@@ -6,6 +6,7 @@ from collections.abc import Iterable, Iterator
 
 from cpembed.hw.isa import IMMEDIATE, InstructionSet, IsaInstruction, MemoryKind
 from cpembed.hw.schema import Key, joined, spec_error
+from cpembed.ir.computation import Operand
 from cpembed.ir.dtypes import dtype_info, is_integer
 from cpembed.ir.expression import Access, Cast, Constant, Expression, Operation
 
@@ -85,7 +86,7 @@ def _check_fed(machine: InstructionSet) -> None:
             )
             remedy = "add an instruction that loads it, fills it, or has accumulate = false"
         elif writers:
-            problem = f"reads {joined(empty)}, which only {joined(writers)} write"
+            problem = f"reads {joined(empty)}, written only by {joined(writers)}, which waits too"
             remedy = "add an instruction that loads from main memory"
         else:
             problem = f"reads {joined(empty)}, which no instruction writes"
@@ -142,12 +143,18 @@ def _overflows(instruction: IsaInstruction) -> Iterator[str]:
         limits = ((high, bounds[1]), (-low, -bounds[0]))
         counts = [limit // step for limit, step in limits if step > 0]
         if counts and min(counts) < _ENOUGH_SUMMANDS:
-            summands = f"{min(counts):,} summands" if min(counts) else "not even one summand"
-            memory = instruction.places[output.name].memory
-            yield (
-                f"{instruction.name}: {output.name} ({output.dtype} in {memory}) holds any "
-                f"{summands} of {value}; longer sums may wrap around"
-            )
+            yield _overflow_line(instruction, output, value, min(counts))
+
+
+def _overflow_line(
+    instruction: IsaInstruction, output: Operand, value: Expression, summands: int
+) -> str:
+    memory = instruction.places[output.name].memory
+    begin = f"{instruction.name}: {output.name} ({output.dtype} in {memory}) "
+    if summands == 0:
+        return f"{begin}may be too small for a single {value}"
+    count = f"{summands:,} summand{'s' if summands > 1 else ''}"
+    return f"{begin}holds any {count} of {value}; longer sums may wrap around"
 
 
 def value_range(expression: Expression, dtypes: dict[str, str]) -> tuple[int, int] | None:
@@ -182,14 +189,14 @@ def value_range(expression: Expression, dtypes: dict[str, str]) -> tuple[int, in
 
 
 def _operation_range(op: str, ranges: list[tuple[int, int]]) -> tuple[int, int] | None:
-    (low, high), *others = ranges
+    (low, high), *further = ranges
     if op == "neg":
         return -high, -low
     if op == "abs":
         return (0 if low <= 0 <= high else min(abs(low), abs(high))), max(abs(low), abs(high))
-    if len(others) != 1:
+    if len(further) != 1:
         return None
-    (other_low, other_high) = others[0]
+    (other_low, other_high) = further[0]
     if op == "add":
         return low + other_low, high + other_high
     if op == "sub":

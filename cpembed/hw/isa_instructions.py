@@ -209,8 +209,8 @@ class InstructionReader:
             self._need(reduces or getattr(self.table, field) is default, (field,), problem)
         outputs = [instruction.computation.operand(name) for name in instruction.outputs]
         problem = "floats do not saturate: leave the key out, or give an integer output"
-        whole = all(is_integer(output.dtype) for output in outputs)
-        self._need(whole or not instruction.saturates, ("saturate",), problem)
+        are_integers = all(is_integer(output.dtype) for output in outputs)
+        self._need(are_integers or not instruction.saturates, ("saturate",), problem)
         for output in outputs:
             problem = "is written, so it needs a memory; an immediate is read only"
             key = ("operands", output.name, "memory")
@@ -259,5 +259,5 @@ class InstructionReader:
             if field is None:
                 continue
             problem = f"unknown field {{{field}}}{close_match(field, sorted(allowed))}"
-            known = field in allowed and not specification and not conversion
-            self._need(known, ("emit",), f"{problem}; allowed: {joined(sorted(allowed))}")
+            is_valid = field in allowed and not specification and not conversion
+            self._need(is_valid, ("emit",), f"{problem}; allowed: {joined(sorted(allowed))}")

@@ -19,8 +19,9 @@ from cpembed.ir.dtypes import is_integer, storage_bytes
 
 _MAX_STRIDE = 2**32
 """Maximum distance between neighbours along a dimension."""
-_MAX_ELEMENTS = 2**22
-"""Maximum number of elements of an operand in rows of a memory."""
+# Places are enumerated; real instructions have operands of up to some hundred thousand elements.
+_MAX_ELEMENTS = 2**20
+"""Maximum number of elements of an operand whose places are checked."""
 
 _DIGIT = re.compile(r"([A-Za-z_]\w*)(?:/(\d{1,9}))?(?:%(\d{1,9}))?", re.ASCII)
 
@@ -62,45 +63,57 @@ class PlaceReader:
             Name of the operand.
         axes : mapping of str to InstructionAxis
         """
-        table, dtype = self.table, computation.operand(operand).dtype
-        memory = self.memories.get(table.memory)
-        shape = computation.operand(operand).shape
+        memory = self.memories.get(self.table.memory)
+        dtype = computation.operand(operand).dtype
         dimensions = self._dimensions(computation, operand)
         if memory is None or memory.kind is MemoryKind.REGISTER:
             self._check_scalar(dimensions)
-            return OperandPlace(memory=table.memory, dtype=dtype)
+            return OperandPlace(memory=self.table.memory, dtype=dtype)
+        is_main = memory.kind is MemoryKind.MAIN
+        shape = computation.operand(operand).shape
         sizes = dict(zip(dimensions, shape, strict=True))
-        if memory.kind is MemoryKind.MAIN:
-            for field in ("rows", "lanes"):
-                problem = "is for memories of rows; main memory has `stride` by dimension"
-                self._need(not getattr(table, field), (field,), problem)
-            problem = "is for memories of rows: leave it out"
-            self._need(not table.any_lane, ("any_lane",), problem)
-            strides = self._strides(dimensions, StrideSource.ANY)
-            return OperandPlace(
-                memory=memory.name, dtype=dtype, dimensions=dimensions, strides=strides
-            )
+        place = self._main_place(dtype, dimensions) if is_main else self._row_place(dtype, sizes)
+        # Several elements of an input may be one element of main memory, as in a broadcast.
+        is_written = operand in {output.name for output in computation.outputs}
+        if is_main and not is_written:
+            return place
+        problem = f"{math.prod(shape):,} elements; allowed: up to {_MAX_ELEMENTS:,}"
+        self._need(math.prod(shape) <= _MAX_ELEMENTS, (), problem)
+        if not is_main:
+            self._check_lanes(place, sizes, memory)
+            self._check_rows(place, sizes, memory)
+        self._check_overlaps(place, computation, operand, axes)
+        return place
+
+    def _main_place(self, dtype: str, dimensions: tuple[str, ...]) -> OperandPlace:
+        """Return a place in main memory."""
+        table = self.table
+        for field in ("rows", "lanes", "any_lane"):
+            problem = "is for memories of rows; main memory has `stride` by dimension"
+            self._need(not getattr(table, field), (field,), problem)
+        strides = self._strides(dimensions, StrideSource.ANY)
+        return OperandPlace(
+            memory=table.memory, dtype=dtype, dimensions=dimensions, strides=strides
+        )
+
+    def _row_place(self, dtype: str, sizes: Mapping[str, int]) -> OperandPlace:
+        """Return a place in a memory of rows, each element of which is named once."""
+        table = self.table
         rows, lanes = (
             tuple(self._digit(field, n, text, sizes) for n, text in enumerate(texts))
             for field, texts in (("rows", table.rows), ("lanes", table.lanes))
         )
         for dimension, size in sizes.items():
             self._check_digits(dimension, size, (*rows, *lanes))
-        problem = f"{math.prod(shape):,} elements; allowed: up to {_MAX_ELEMENTS:,}"
-        self._need(math.prod(shape) <= _MAX_ELEMENTS, (), problem)
-        place = OperandPlace(
-            memory=memory.name,
+        return OperandPlace(
+            memory=table.memory,
             dtype=dtype,
-            dimensions=dimensions,
+            dimensions=tuple(sizes),
             rows=rows,
             lanes=lanes,
             strides=self._strides(tuple(map(str, rows)), StrideSource.DENSE),
             any_lane=table.any_lane,
         )
-        self._check_lanes(place, sizes, memory)
-        self._check_rows(place, sizes, memory)
-        self._check_overlaps(place, computation, operand, axes)
-        return place
 
     def _error(self, key: Key, problem: str) -> SpecError:
         return spec_error(self.path, (*self.key, *key), problem)
@@ -279,13 +292,14 @@ def first_overlap(
     Parameters
     ----------
     place : OperandPlace
-        Place in a memory of rows.
+        Place in a memory of rows, or in main memory.
     sizes : mapping of str to int
         Size of each dimension.
     """
     if not place.dimensions:
         return None
-    counts = {str(digit): digit.size(sizes[digit.axis]) for digit in place.rows}
+    rows = place.rows if place.rows or place.lanes else tuple(map(TileDimension, place.dimensions))
+    counts = {str(digit): digit.size(sizes[digit.axis]) for digit in rows}
     fixed = fixed_strides(place, counts)
     shape = tuple(sizes[name] for name in place.dimensions)
     index = dict(zip(place.dimensions, np.indices(shape).reshape(len(shape), -1), strict=True))
@@ -296,10 +310,10 @@ def first_overlap(
 
     # One number for each place: the row, then each digit that is kept apart.
     number = sum(
-        (values(d) * fixed[str(d)] for d in place.rows if str(d) in fixed),
+        (values(d) * fixed[str(d)] for d in rows if str(d) in fixed),
         np.zeros(math.prod(shape), np.int64),
     )
-    for digit in (*place.lanes, *(d for d in place.rows if str(d) not in fixed)):
+    for digit in (*place.lanes, *(d for d in rows if str(d) not in fixed)):
         number = number * digit.size(sizes[digit.axis]) + values(digit)
     order = np.argsort(number, kind="stable")
     equal = np.flatnonzero(np.diff(number[order]) == 0)

@@ -12,6 +12,8 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import msgspec
+
 from cpembed.errors import SpecError
 from cpembed.files import read_toml
 from cpembed.hw.isa import (
@@ -148,7 +150,7 @@ class _Reader:
             instructions=instructions,
             synchronization=table.synchronization,
             channels=channels,
-            host=dict(table.host),
+            host=self._host(),
             path=self.path,
             preamble=table.preamble,
             warnings=overflow_warnings(instructions.values()),
@@ -167,14 +169,14 @@ class _Reader:
 
     def _need_names(self, names: Iterable[str], key: Key) -> None:
         """Check that names are spelled as names, and each only once."""
-        seen: set[str] = set()
+        earlier: set[str] = set()
         for name in names:
             problem = f"{name!r} is not a name; allowed: a letter, then letters, digits, _ . -"
             self._need(bool(NAME.fullmatch(name)), key, problem)
-            self._need(name not in seen, key, f"{name} is there twice; rename one of them")
-            seen.add(name)
-        problem = f"{len(seen)} entries; allowed: up to {_MAX_ENTRIES}"
-        self._need(len(seen) <= _MAX_ENTRIES, key, problem)
+            self._need(name not in earlier, key, f"{name} is there twice; rename one of them")
+            earlier.add(name)
+        problem = f"{len(earlier)} entries; allowed: up to {_MAX_ENTRIES}"
+        self._need(len(earlier) <= _MAX_ENTRIES, key, problem)
 
     def _check_header(self) -> None:
         table = self.table
@@ -185,8 +187,12 @@ class _Reader:
         self._need_names(table.memories, ("memories",))
         problem = f"{IMMEDIATE} is the place of values in an instruction's word; rename the memory"
         self._need(IMMEDIATE not in table.memories, ("memories", IMMEDIATE), problem)
-        for name, value in table.host.items():
+        for name, value in self._host().items():
             self._need_number(value, ("host", name), zero=False)
+
+    def _host(self) -> dict[str, float]:
+        figures: dict[str, float | None] = msgspec.structs.asdict(self.table.host)
+        return {name: value for name, value in figures.items() if value is not None}
 
     def _memory(self, name: str, table: IsaMemoryTable) -> IsaMemory:
         key = ("memories", name)

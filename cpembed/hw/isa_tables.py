@@ -67,6 +67,14 @@ class IsaInstructionTable(msgspec.Struct, frozen=True, forbid_unknown_fields=Tru
     banks_differ: list[list[str]] = []
 
 
+class HostTable(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """``[host]``: the processor beside the accelerator."""
+
+    cycles_per_element: float | None = None
+    cycles_per_mac: float | None = None
+    clock_mhz: float | None = None
+
+
 class InstructionSetTable(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
     """A file of an instruction set: all of its tables."""
 
@@ -80,5 +88,5 @@ class InstructionSetTable(msgspec.Struct, frozen=True, forbid_unknown_fields=Tru
     instructions: list[IsaInstructionTable]
     synchronization: Synchronization = Synchronization.INTERLOCKED
     channels: list[ChannelTable] = []
-    host: dict[str, float] = {}
+    host: HostTable = HostTable()
     preamble: str = ""

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from functools import partial
 from pathlib import Path
 
@@ -27,7 +27,7 @@ from cpembed.hw.machine_reader import read_hierarchies
 from cpembed.hw.schema import Key, close_match, joined, spec_error
 from cpembed.hw.specification import AxisTable, SpecificationFile
 from cpembed.ir.computation import Computation
-from cpembed.ir.dtypes import INPUT_DTYPES, size_bytes
+from cpembed.ir.dtypes import INPUT_DTYPES, storage_bytes
 from cpembed.ir.grammar import ParsedBody, parse_body
 from cpembed.ir.parser import parse_computation
 from cpembed.plugins import plugin_file, plugin_files
@@ -79,25 +79,56 @@ def load_hardware_spec(name_or_path: str | Path) -> HardwareSpec:
     SpecError
         In one line: the file, the key, what is wrong and what is allowed.
     """
+    return _build(_path_of(name_or_path))
+
+
+def _path_of(name_or_path: str | Path) -> Path:
+    """Return the file of a target; raise :class:`SpecError` for an unknown name."""
     if isinstance(name_or_path, Path) or name_or_path.endswith(".toml") or "/" in name_or_path:
-        return _build(Path(name_or_path))
+        return Path(name_or_path)
     path = _named_file(name_or_path)
     if path is None and (path := instruction_set_file(name_or_path)) is None:
         raise SpecError(
             f"unknown target {name_or_path!r}{close_match(name_or_path, _named_files())}; "
             "`cpembed targets` lists them, and a path to a TOML file is a target too"
         )
-    return _build(path)
+    return path
+
+
+def specification_file(name_or_path: str | Path) -> SpecificationFile:
+    """Read the tables of a target by its name or from a TOML file, unchecked.
+
+    Parameters
+    ----------
+    name_or_path : str or Path
+        As for :func:`load_hardware_spec`.
+
+    Raises
+    ------
+    SpecError
+        If the name is unknown, or the file cannot be read.
+    """
+    return SpecificationFile.read(_path_of(name_or_path))
+
+
+def build_hardware_spec(file: SpecificationFile) -> HardwareSpec:
+    """Build a target from tables, which need not be those of its file.
+
+    Raises
+    ------
+    SpecError
+        As for :func:`load_hardware_spec`.
+    """
+    if describes_instruction_set(file.contents):
+        problem = "describes an accelerator of several instructions, and this takes a single one"
+        remedy = "give the file to `network --target` or `emulate --target`"
+        raise spec_error(str(file.path), ("instructions",), f"{problem}; {remedy}")
+    return _Builder(file).spec()
 
 
 @read_once
 def _build(path: Path) -> HardwareSpec:
-    file = SpecificationFile.read(path)
-    if describes_instruction_set(file.contents):
-        problem = "describes an accelerator of several instructions, and this takes a single one"
-        remedy = "give the file to `network --target` or `emulate --target`"
-        raise spec_error(str(path), ("instructions",), f"{problem}; {remedy}")
-    return _Builder(file).spec()
+    return build_hardware_spec(SpecificationFile.read(path))
 
 
 class _Builder:
@@ -107,6 +138,7 @@ class _Builder:
         self.path = str(file.path)
         self.place = file.place
         self.table = file.table()
+        self.capacities: dict[str, int | None] = {}
 
     def error(self, key: Key, problem: str) -> SpecError:
         return spec_error(self.path, key, problem)
@@ -124,6 +156,7 @@ class _Builder:
         self._check_header()
         # Names first: the expression can be parsed only when each axis has an extent.
         self._check_names(self._body())
+        self.capacities = {scope: self._capacity(scope) for scope in table.memories}
         axes = {name: self._axis(name, value) for name, value in table.instruction.axes.items()}
         operations = math.prod(axis.maximum for axis in axes.values())
         problem = f"{operations:,} operations in one instruction; allowed: {MAX_OPERATIONS:,}"
@@ -157,10 +190,15 @@ class _Builder:
             alternatives=self._alternatives(),
             constraints=table.constraints,
             path=self.path,
-            memories={scope: memory.capacity_bytes for scope, memory in table.memories.items()},
+            memories=self.capacities,
+            row_elements={
+                scope: memory.row_elements
+                for scope, memory in table.memories.items()
+                if memory.row_elements is not None
+            },
             machine=interface,
             machines=read_hierarchies(
-                self.place, table.machines, table.memories, instruction, interface
+                self.place, table.machines, self.capacities, instruction, interface
             ),
         )
 
@@ -348,7 +386,7 @@ class _Builder:
             tile=tile,
             strides=dict(table.stride),
             alignment_bytes=alignment,
-            capacity_bytes=self.table.memories[table.scope].capacity_bytes,
+            capacity_bytes=self.capacities[table.scope],
         )
 
     def _check_strides(
@@ -363,6 +401,42 @@ class _Builder:
             problem = f"{axis} is split in the tile; allowed for a split axis: unit"
             self.need(undivided or rule is not StrideRule.ANY, key, problem)
 
+    def _capacity(self, scope: str) -> int | None:
+        """Return the bytes of a scope, which may be given as its number of rows."""
+        memory, key = self.table.memories[scope], ("memories", scope)
+        for name in ("capacity_bytes", "row_elements", "rows"):
+            value = getattr(memory, name)
+            problem = f"{value} is not allowed; allowed: at least 1"
+            self.need(value is None or value >= 1, (*key, name), problem)
+        if memory.rows is None:
+            return memory.capacity_bytes
+        problem = "is missing: `rows` counts rows of so many elements"
+        self.need(memory.row_elements is not None, (*key, "row_elements"), problem)
+        problem = "the number of rows gives the capacity: leave one of both out"
+        self.need(memory.capacity_bytes is None, (*key, "capacity_bytes"), problem)
+        dtypes = {
+            dtype
+            for name, operand in self.table.operands.items()
+            if operand.scope == scope
+            for dtype in self._dtypes(name)
+        }
+        row_bytes = {storage_bytes(memory.row_elements or 0, dtype) for dtype in dtypes}
+        problem = f"rows of {joined(sorted(dtypes))} have different sizes: give capacity_bytes"
+        self.need(len(row_bytes) <= 1, (*key, "rows"), problem)
+        return memory.rows * row_bytes.pop() if row_bytes else None
+
+    def _check_rows(self, scope: str, instruction: Instruction, operands: Sequence[str]) -> None:
+        """Check that the last dimension of each tile fits a row."""
+        row = self.table.memories[scope].row_elements
+        for name in operands if row else ():
+            tile, shape = instruction.memory[name].tile, instruction.tile_shape(name)
+            key = ("operands", name, "tile")
+            problem = f"has no axis for the rows of {scope}; allowed: at least one axis"
+            self.need(bool(tile), key, problem)
+            problem = f"{tile[-1]} has {shape[-1]} elements, and a row of {scope} holds {row}"
+            problem += f"; allowed: row_elements of at least {shape[-1]}"
+            self.need(shape[-1] <= (row or 0), key, problem)
+
     def _check_memories(self, instruction: Instruction) -> None:
         """Check that a scope holds the tiles of all its operands at once."""
         for scope, memory in self.table.memories.items():
@@ -374,22 +448,27 @@ class _Builder:
                 raise self.error(key, f"{problem}; say with `holds` what else it is for")
             problem = f"it holds {joined(operands)}: leave the key out"
             self.need(not operands or memory.holds is None, (*key, "holds"), problem)
-            capacity = memory.capacity_bytes
+            self._check_rows(scope, instruction, operands)
+            capacity = self.capacities[scope]
             if capacity is None:
                 continue
-            size_key = (*key, "capacity_bytes")
-            self.need(capacity >= 1, size_key, f"{capacity} is not allowed; allowed: at least 1")
-            sizes = {name: _largest_tile_bytes(instruction, name) for name in operands}
+            size_key = (*key, "capacity_bytes" if memory.rows is None else "rows")
+            row = memory.row_elements or 0
+            sizes = {name: _largest_tile_bytes(instruction, name, row) for name in operands}
             for name, size in sizes.items():
                 problem = f"takes {size} bytes, {scope} holds {capacity}"
                 self.need(size <= capacity, ("operands", name, "tile"), problem)
             # An execution reads and writes all tiles at once.
             total = sum(sizes.values())
-            problem = f"{capacity} is too small for the tiles of {joined(operands)} together"
+            size = (
+                f"{capacity} is" if memory.rows is None else f"{memory.rows} ({capacity} bytes) is"
+            )
+            problem = f"{size} too small for the tiles of {joined(operands)} together"
             self.need(total <= capacity, size_key, f"{problem}, {total} bytes")
 
 
-def _largest_tile_bytes(instruction: Instruction, operand: str) -> int:
+def _largest_tile_bytes(instruction: Instruction, operand: str, row: int) -> int:
     # At the largest extents and in the widest type: whatever is chosen has to fit.
-    elements = math.prod(instruction.tile_shape(operand))
-    return elements * max(size_bytes(dtype) for dtype in instruction.dtypes[operand])
+    shape = instruction.tile_shape(operand)
+    elements = math.prod((*shape[:-1], max(row, shape[-1]))) if shape else 1
+    return max(storage_bytes(elements, dtype) for dtype in instruction.dtypes[operand])

@@ -10,7 +10,8 @@ from cpembed.errors import SpecError
 from cpembed.hw.instruction import Instruction
 from cpembed.hw.machine import ComputeUnit, Hierarchy, Memory, MemoryInterface, Mesh
 from cpembed.hw.schema import Key, close_match, joined, spec_error
-from cpembed.hw.specification import HierarchyTable, LevelTable, MemoryTable
+from cpembed.hw.specification import HierarchyTable, LevelTable
+from cpembed.ir.dtypes import storage_bytes
 
 # Far beyond any machine.
 _MAX_NUMBER = 2.0**50
@@ -23,7 +24,7 @@ _MAX_MESH = 64
 def read_hierarchies(
     place: Callable[[Key], str],
     tables: Mapping[str, HierarchyTable],
-    scopes: Mapping[str, MemoryTable],
+    capacities: Mapping[str, int | None],
     instruction: Instruction,
     interface: MemoryInterface | None,
 ) -> dict[str, Hierarchy]:
@@ -35,8 +36,8 @@ def read_hierarchies(
         Maps a key to the path of the file that holds it, for error messages.
     tables : mapping of str to HierarchyTable
         ``[machines]`` by name.
-    scopes : mapping of str to MemoryTable
-        ``[memories]`` of the file; their capacities need not be repeated in a machine.
+    capacities : mapping of str to int or None
+        Bytes of each scope of ``[memories]``; they need not be repeated in a machine.
     instruction : Instruction
         The instruction that the machines execute.
     interface : MemoryInterface or None
@@ -54,7 +55,9 @@ def read_hierarchies(
     """
     scopes_in_use = tuple(dict.fromkeys(m.scope for m in instruction.memory.values()))
     return {
-        name: _Reader(place, name, table, scopes, interface).hierarchy(scopes_in_use, instruction)
+        name: _Reader(place, name, table, capacities, interface).hierarchy(
+            scopes_in_use, instruction
+        )
         for name, table in tables.items()
     }
 
@@ -66,7 +69,7 @@ class _Reader:
     place: Callable[[Key], str]
     name: str
     table: HierarchyTable
-    scopes: Mapping[str, MemoryTable]
+    capacities: Mapping[str, int | None]
     interface: MemoryInterface | None
 
     def error(self, key: Key, problem: str) -> SpecError:
@@ -100,6 +103,7 @@ class _Reader:
             layouts=table.layouts,
         )
         self._check_units(machine)
+        self._check_capacities(machine, instruction)
         return machine
 
     def _positive(self, key: Key, value: float | None, *, zero: bool = False) -> None:
@@ -187,8 +191,8 @@ class _Reader:
             while (parent := tables[name].parent) is not None:
                 level += 1
                 # A path that is longer than there are memories goes round in a circle.
-                problem = "leads back to it; allowed: a memory farther from the unit"
-                self.need(level <= len(tables), ("memories", scope, "parent"), problem)
+                if level > len(tables):
+                    raise self._circle(scope)
                 problem = f"{parent} holds an operand itself; allowed: another memory"
                 self.need(parent not in operands, ("memories", name, "parent"), problem)
                 levels[parent] = max(levels.get(parent, 0), level)
@@ -197,6 +201,15 @@ class _Reader:
             problem = f"feeds no operand; the operands are in {joined(operands)}"
             self.need(name in levels, ("memories", name), problem)
         return dict(sorted(levels.items(), key=lambda entry: entry[1]))
+
+    def _circle(self, scope: str) -> SpecError:
+        """Return the error of a path that never reaches main memory, with its circle."""
+        tables, path = self.table.memories, [scope]
+        while (parent := tables[path[-1]].parent) is not None and parent not in path:
+            path.append(parent)
+        problem = f"{' -> '.join([*path, parent or ''])} goes round in a circle; allowed: a memory"
+        key = ("memories", path[-1], "parent")
+        return self.error(key, f"{problem} farther from the unit, or none for main memory")
 
     def _memory(self, name: str, level: int) -> Memory:
         table, key = self.table.memories[name], ("memories", name)
@@ -242,11 +255,25 @@ class _Reader:
 
     def _capacity(self, name: str) -> int | None:
         capacity = self.table.memories[name].capacity_bytes
-        declared = self.scopes[name].capacity_bytes if name in self.scopes else None
+        declared = self.capacities.get(name)
         problem = f'it is in [memories."{name}"]: leave the key out'
         twice = capacity is not None and declared is not None
         self.need(not twice, ("memories", name, "capacity_bytes"), problem)
         return declared if capacity is None else capacity
+
+    def _check_capacities(self, machine: Hierarchy, instruction: Instruction) -> None:
+        """Check that the memories on the way of an operand hold its tile."""
+        for operand, side in instruction.memory.items():
+            elements = math.prod(instruction.tile_shape(operand))
+            tile_bytes = min(
+                storage_bytes(elements, dtype) for dtype in instruction.dtypes[operand]
+            )
+            _, *path = machine.path(side.scope)
+            for memory in path:
+                capacity = memory.capacity_bytes
+                problem = f"{capacity} is too small for a tile of {operand}, {tile_bytes} bytes"
+                key = ("memories", memory.name, "capacity_bytes")
+                self.need(capacity is None or capacity >= tile_bytes, key, problem)
 
     def _check_units(self, machine: Hierarchy) -> None:
         """Check that units of a level are equally many, and shared evenly by those above."""

@@ -52,6 +52,9 @@ class MemoryTable(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """``[memories."SCOPE"]``: a register file or buffer that holds operands' tiles."""
 
     capacity_bytes: int | None = None
+    # Of a memory that is addressed by rows: elements of a row, and instead of its bytes its rows.
+    row_elements: int | None = None
+    rows: int | None = None
     # Purpose of a memory without operands.
     holds: str | None = None
 
@@ -155,6 +158,16 @@ class SpecificationFile:
         """Read both files; raise :class:`SpecError`, in one line, if one cannot be read."""
         contents = read_toml(path)
         return SpecificationFile(path, contents, *_read_shared(path, contents))
+
+    @property
+    def merged(self) -> Tables:
+        """Tables of both files in one, which no longer names the file of shared machines."""
+        tables = _completed(self.contents, self.shared)
+        return {name: table for name, table in tables.items() if name != "machines_from"}
+
+    def with_tables(self, tables: Tables) -> SpecificationFile:
+        """Return the specification with other tables, whose faults are reported for this path."""
+        return SpecificationFile(self.path, tables, self.path, {})
 
     def table(self) -> HardwareTable:
         """Merge and type both files; raise :class:`SpecError` naming the file of the fault."""

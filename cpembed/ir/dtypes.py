@@ -122,7 +122,13 @@ INPUT_DTYPES: dict[str, DType] = DTYPES | {
 }
 """Element types of inputs: also those of bytes whose values need fewer bits."""
 
-ELEMENT_DTYPES: dict[str, DType] = INPUT_DTYPES | {
+# What processors store has a byte a value, and floats of 16 bits or more.
+_OF_UNITS = ("float8_e4m3fn", "float8_e5m2", "int4", "uint4")
+"""Types of single operators, and of units with memories of their own."""
+
+ELEMENT_DTYPES: dict[str, DType] = {
+    name: dtype for name, dtype in INPUT_DTYPES.items() if name not in _OF_UNITS
+} | {
     dtype.name: dtype
     for dtype in (
         DType("bool", 1, DTypeKind.UNSIGNED, "int32"),
@@ -217,6 +223,24 @@ def accumulator(*dtypes: str) -> str:
     ('int32', 'float32')
     """
     return max((dtype_info(name).accumulator for name in dtypes), key=_WIDENING.index)
+
+
+def per_byte(name: str) -> int:
+    """Return the number of values that share a byte of a machine's memory.
+
+    >>> per_byte("int4"), per_byte("int8"), per_byte("float32")
+    (2, 1, 1)
+    """
+    return max(1, 8 // element_info(name).storage_bits)
+
+
+def element_bytes(name: str) -> float:
+    """Return the bytes of a machine's memory that a value takes: half a byte of four bits.
+
+    >>> element_bytes("int4"), element_bytes("bfloat16")
+    (0.5, 2.0)
+    """
+    return element_info(name).storage_bits / 8
 
 
 def storage_bytes(elements: int, dtype: str) -> int:

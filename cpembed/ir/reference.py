@@ -26,7 +26,7 @@ from cpembed.ir.arithmetic import (
     sums_floats,
 )
 from cpembed.ir.computation import Computation, Operand
-from cpembed.ir.dtypes import dtype_info, holds, is_integer, numpy_dtype
+from cpembed.ir.dtypes import as_stored, dtype_info, holds, is_integer, numpy_dtype
 from cpembed.ir.expression import Access, Cast, Expression, Operation
 from cpembed.ir.index import flat_index, row_major_strides
 from cpembed.ir.interpreter import Array, check_inputs, interpret, start_value
@@ -250,7 +250,9 @@ def _view(computation: Computation, access: Access, array: Array) -> _View:
     strides = tuple(map(flat_access.coefficient, axes))
     flat = padded.reshape(-1)
     shape = tuple(computation.extents.values())
-    return _View(axes, as_strided(flat[origin // padded.itemsize :], shape, strides))
+    # numpy makes no strided views of some types of ml_dtypes, but of their bits.
+    bits = as_stored(flat[origin // padded.itemsize :])
+    return _View(axes, as_strided(bits, shape, strides).view(padded.dtype))
 
 
 def _ones(computation: Computation) -> _View:

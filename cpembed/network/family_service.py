@@ -278,7 +278,7 @@ def check_sizes(
     float_type : str, default "float32"
         Type to which operands of float products are rounded.
     """
-    samples = sampled(family, dict.fromkeys(family.random_sizes(CHECKS, seed)), seed)
+    samples = sampled(family, family.random_sizes(CHECKS, seed), seed)
     outputs = library_outputs(family, compiled, samples)
     return compared(family, samples, outputs, progress, float_type=float_type)
 

@@ -120,7 +120,7 @@ class FamilyVariants:
         """Verify instances and sizes on this machine."""
         family = self.family
         runs = [instance_run(p, self.request, 0, self.progress) for p in plan.instances]
-        samples = sampled(family, dict.fromkeys(family.random_sizes(CHECKS, 0)), 0)
+        samples = sampled(family, family.random_sizes(CHECKS, 0), 0)
         with tempfile.TemporaryDirectory(prefix="cpembed-") as scratch:
             library = write_library(program, Path(scratch), Contents(False, False))
             compiled = CompiledFamily.with_interface(family, units, library)
@@ -178,7 +178,7 @@ class FamilyVariants:
         family = self.family
         drawn = (
             at
-            for at in dict.fromkeys(family.random_sizes(_DRAWN, 0))
+            for at in family.random_sizes(_DRAWN, 0)
             if multiplications(family.graph(at)) <= EMULATED // CHECKS
         )
         return [*itertools.islice(drawn, CHECKS)] or [family.least]

@@ -30,7 +30,7 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
-from typing import Any
+from typing import Any, Literal
 
 from cpembed.blocks import Displayed
 from cpembed.driver.across import Figure, Line, Time, line
@@ -38,7 +38,7 @@ from cpembed.driver.matching import Match, match_in_worker, network_units, prepa
 from cpembed.driver.named import hardware_specs
 from cpembed.driver.options import KernelOptions
 from cpembed.driver.plan import Request
-from cpembed.errors import BackendUnavailable, LoweringError
+from cpembed.errors import BackendUnavailable, LoweringError, SpecError
 from cpembed.graph.graph import Graph, Operator
 from cpembed.graph.kinds.grouped import GroupedProduct
 from cpembed.graph.kinds.product import Product
@@ -49,6 +49,7 @@ from cpembed.network.attention import AttentionKernel
 from cpembed.network.build import uniquely_named
 from cpembed.network.executions import WEIGHT_ONLY
 from cpembed.network.pair_executions import PairPolicy
+from cpembed.network.physical_product import channels_last
 from cpembed.network.plan import SEARCH_LIMIT, NetworkPlan, Planning, plan_network
 from cpembed.network.product_kernels import utilisation
 from cpembed.network.stepwise import step_request
@@ -57,6 +58,9 @@ from cpembed.steps import Progress, silent
 from cpembed.targets.capabilities import links_here
 from cpembed.targets.registry import missing_for, open_target
 from cpembed.targets.units import FloatType, Units
+
+ImageLayout = Literal["NCHW", "NHWC"]
+"""Layout of images: channels before the rows and columns, or after them."""
 
 _NO_PRODUCT = "no product"
 
@@ -256,6 +260,7 @@ def match(
     prepares: bool = True,
     float_type: FloatType | None = None,
     pairs: PairPolicy = "auto",
+    layout: ImageLayout = "NCHW",
     progress: Progress = silent,
 ) -> MatchResult:
     """Return what computes each product of a network on each target.
@@ -279,20 +284,30 @@ def match(
         Type to which operands of float products are rounded, as in a network.
     pairs : PairPolicy, default "auto"
         Where pairs of operators are one kernel, as in a network.
+    layout : ImageLayout, default "NCHW"
+        Layout of the images of convolutions in the memory of targets that are searched product by
+        product; plans of networks choose the layouts themselves.
     progress : Progress, optional
 
     Raises
     ------
     SpecError
-        For a wrong target, and for two targets of one name; passes may raise other errors.
+        For a wrong target, for two targets of one name, and for another layout than the default
+        with a target whose networks are planned; passes may raise other errors.
     """
     units = [network_units(target, float_type) for target in targets]
     hardware_specs([each.named for each in units if each.named is not None])
     if not alternatives:
         units = [_without_alternatives(each) for each in units]
     results: list[TargetMatch] = []
-    for each in units:
-        is_planned = _is_planned(each)
+    planned = [_is_planned(each) for each in units]
+    if layout != "NCHW" and any(planned):
+        name = units[planned.index(True)].name
+        raise SpecError(
+            f"the plan of a network on {name} chooses the layout of each tensor: leave --layout "
+            "(layout=) out"
+        )
+    for each, is_planned in zip(units, planned, strict=True):
         # One operator for an attention, as in the network; a search knows its products only.
         prepared = prepared_for(graph, each, attends=is_planned) if prepares else graph
         network = uniquely_named(prepared)
@@ -306,7 +321,7 @@ def match(
             else:
                 results.append(_of_plan(plan))
                 continue
-        results.append(_of_searches(network, each.primary, timeout, progress))
+        results.append(_of_searches(network, each.primary, (timeout, layout), progress))
     return MatchResult(graph.name, sum(1 for _ in nested_operators(graph)), tuple(results))
 
 
@@ -368,7 +383,8 @@ def _match_of_product(kind: Product, plan: NetworkPlan, operator: Operator) -> M
         second = plan.executions[execution.fused_with or ""]
         us = us if second.kernel is not None else second.cost_us
     if not kernel.is_native:
-        return Match(reason=f"portable code: {kernel.reason}")
+        ended = "stopped" if kernel.stopped else "searched"
+        return Match(reason=f"portable code: {kernel.reason}", ended=ended)
     return Match(
         embedded_on=kernel.target,
         embedding=kernel.candidate.embedding,
@@ -380,9 +396,13 @@ def _match_of_product(kind: Product, plan: NetworkPlan, operator: Operator) -> M
 
 
 def _of_searches(
-    graph: Graph, spec: HardwareSpec, timeout: float | None, progress: Progress
+    graph: Graph,
+    spec: HardwareSpec,
+    options: tuple[float | None, ImageLayout],
+    progress: Progress,
 ) -> TargetMatch:
     """Search each product by itself, in the worker; equal ones once, whatever their names."""
+    timeout, layout = options
     matches: dict[str, Match] = {}
     by_workload: dict[Computation, Match] = {}
     nested = [(operator, inner) for operator, inner, _ in nested_operators(graph)]
@@ -390,6 +410,9 @@ def _of_searches(
     for number, (operator, inner) in enumerate(products):
         progress(f"{operator.name} on {spec.name}", number, len(products))
         request = _request(inner, operator, spec, timeout)
+        if layout == "NHWC":
+            last = channels_last(inner, operator, request.workload)
+            request = replace(request, workload=last)
         workload = _anonymous(request.workload)
         if workload not in by_workload:
             by_workload[workload] = match_in_worker(replace(request, workload=workload))

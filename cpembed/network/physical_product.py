@@ -14,11 +14,12 @@ from functools import lru_cache
 
 from cpembed.codegen.epilogue import Epilogue, Placement
 from cpembed.errors import LoweringError
+from cpembed.graph.graph import Graph, Operator
 from cpembed.graph.kinds.product import Product, with_operand
 from cpembed.ir.computation import Axis, Computation, Operand, changed_accesses
 from cpembed.ir.expression import Access
 from cpembed.ir.index import IndexExpr, IndexTerm
-from cpembed.network.layout import Layout, dimensions_of
+from cpembed.network.layout import Layout, dimensions_of, is_convolution
 
 
 @dataclass(frozen=True)
@@ -191,3 +192,53 @@ def _placement(shape: Sequence[int], layout: Layout) -> Placement:
     placed = Placement.inside(outer, before, shape)
     assert placed.elements == math.prod(layout.physical_shape)
     return placed
+
+
+def channels_last(graph: Graph, operator: Operator, workload: Computation) -> Computation:
+    """Return the computation of a convolution on images, and weights, with the channels innermost.
+
+    Other products stay as they are. It is the computation that the operator's family makes of
+    ``layout=NHWC``, or ``NWC`` and ``NDHWC``.
+
+    Parameters
+    ----------
+    graph : Graph
+    operator : Operator
+        Product of the graph.
+    workload : Computation
+        Its computation, which may have padding in memory.
+    """
+    if not (isinstance(operator.kind, Product) and is_convolution(operator)):
+        return workload
+    image, weights = workload.inputs[0], workload.inputs[1]
+    output = workload.output
+    for operand, tensor in ((image, operator.inputs[0]), (output, operator.outputs[0])):
+        # Groups are two dimensions of an operand and one of its tensor, whatever is padded.
+        original = operator.kind.computation.operand(operand.name)
+        groups = dimensions_of(graph.types[tensor].shape, original.shape)
+        order = [d for group in (groups[0], *groups[2:], groups[1]) for d in group]
+        workload = _reordered(workload, operand, order)
+    # Filters first, then the window, then the channels that are summed.
+    stored = {name for index in workload.access(output.name).index for name in index.iterators}
+    window = {
+        name
+        for index in workload.access(image.name).index
+        for name in index.iterators
+        if len(index.iterators) > 1
+    } - stored
+
+    def rank(dimension: int) -> int:
+        names = set(workload.access(weights.name).index[dimension].iterators)
+        return 0 if names & stored else 1 if names & window else 2
+
+    order = sorted(range(len(weights.shape)), key=lambda d: (rank(d), d))
+    return _reordered(workload, weights, order)
+
+
+def _reordered(workload: Computation, operand: Operand, order: Sequence[int]) -> Computation:
+    """Return the computation with other dimensions of one operand's memory innermost."""
+    index = workload.access(operand.name).index
+    spread = tuple(operand.spread[d] for d in order) if operand.spread else ()
+    changed = replace(operand, shape=tuple(operand.shape[d] for d in order), spread=spread)
+    access = Access(operand.name, tuple(index[d] for d in order))
+    return with_operand(workload, changed, access)

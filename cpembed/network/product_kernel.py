@@ -35,6 +35,8 @@ class ProductKernel:
     extended : str or None
         Type of the first factor's bytes if they are extended to 16 bits in memory before the
         kernel.
+    stopped : bool
+        True for portable code that stands in because a limit stopped the search of a unit.
     """
 
     spec: HardwareSpec | None
@@ -46,6 +48,7 @@ class ProductKernel:
     moved_bytes: int = 0
     reason: str | None = None
     extended: str | None = None
+    stopped: bool = False
 
     @property
     def is_native(self) -> bool:

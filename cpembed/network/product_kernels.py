@@ -41,6 +41,9 @@ from cpembed.targets.tuner import record_identity
 from cpembed.targets.units import Units, with_alternatives
 
 # Specification of portable code for products that embed nothing else: vector times number.
+_NOT_IN_TIME = "no embedding found in time"
+"""Reason of a search that a limit stopped."""
+
 _FALLBACK = "axpy"
 
 # Numbers of lanes of portable code in the order in which they are searched: wide vectors are
@@ -82,6 +85,7 @@ def choose_product_kernel(
         candidates = [each for spec in candidates for each in with_alternatives(spec)]
     best = None if in_place else _extended(workload, units, epilogue, timeout)
     reasons: list[str] = []
+    stopped = False
     if units.named is not None and units.named not in candidates:
         reasons.append(f"{units.name}: {_types_text(workload)} is not multiplied")
     for spec in candidates:
@@ -90,6 +94,7 @@ def choose_product_kernel(
             continue
         kernel = _kernel_on(spec, workload, epilogue, timeout, in_place)
         if isinstance(kernel, str):
+            stopped = stopped or kernel == _NOT_IN_TIME
             reasons.append(f"{spec.name}: {kernel}")
         elif best is None or kernel.cost_us < best.cost_us:
             best = kernel
@@ -100,7 +105,7 @@ def choose_product_kernel(
         reason = "; ".join(reasons) or f"no unit multiplies {_types_text(workload)}"
         if in_place:
             raise LoweringError(f"{workload}: no kernel takes {', '.join(in_place)}: {reason}")
-        return _portable(workload, epilogue, reason)
+        return replace(_portable(workload, epilogue, reason), stopped=stopped)
     # A named target that does not run is the reason to name; of equal units none is.
     preferred = reasons if units.named is not None else []
     return replace(best, reason="; ".join([*preferred, *filter(None, [best.reason])]) or None)
@@ -207,7 +212,7 @@ def _choice_or_reason(request: Request) -> Selection | str:
         return outcome
     if outcome.status is Status.INFEASIBLE:
         return "no embedding"
-    return "no embedding found in time"
+    return _NOT_IN_TIME
 
 
 def _alternative_reason(selection: Selection) -> str:

@@ -1,7 +1,8 @@
 """Run a network product by product, on a target that no library of this machine holds.
 
-The target is simulated or emulated. The host computes the rest by its definition, untimed:
-operators between products, and epilogues that the target cannot compute.
+The target is simulated or emulated. The host computes the rest by its definition: operators between
+products, and epilogues that the target cannot compute. Each such step is listed with the time that
+a kernel of it is estimated to take (:mod:`cpembed.network.host_work`).
 """
 
 from __future__ import annotations
@@ -14,6 +15,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from cpembed.driver.advice import empty_places
 from cpembed.driver.options import KernelOptions
 from cpembed.driver.pipeline import choose
 from cpembed.driver.plan import Plan, Request, Selection
@@ -23,6 +25,7 @@ from cpembed.graph.kinds import Product, TensorType
 from cpembed.hw.instruction import HardwareSpec
 from cpembed.ir.computation import Computation
 from cpembed.ir.dtypes import is_integer
+from cpembed.network.host_work import HostWork, host_target, operator_on_host, product_on_host
 from cpembed.network.layout import Layout, is_convolution, padding_of
 from cpembed.network.observation import Verdict, difference
 from cpembed.network.physical_product import physical_product
@@ -55,9 +58,11 @@ class StepResult:
     unit : str
         Unit of the times: us or cycles.
     reason : str, optional
-        Why the host, or another target, executed the operator.
+        Why the host, or another target, executed the operator, or why most of the unit is idle.
     stored : str
         Results that the target stored: sums, or sums that the host scaled.
+    host : tuple of HostWork
+        Steps of the operator that the host executes.
     """
 
     operator: Operator
@@ -71,6 +76,7 @@ class StepResult:
     unit: str = "us"
     reason: str | None = None
     stored: str = ""
+    host: tuple[HostWork, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -118,6 +124,7 @@ def run_stepwise(
     """
     check_inputs(graph, inputs)
     machine = open_target(target)
+    host = host_target(machine)
     selections: dict[Computation, Selection | str] = {}
     values: dict[str, Array] = {**graph.constants, **inputs}
     steps: list[StepResult] = []
@@ -136,7 +143,11 @@ def run_stepwise(
         error = max(difference(a, b) for a, b in zip(results, expected, strict=True))
         verdict = Verdict(operator.name, error, _tolerance(operator, expected))
         step = StepResult(operator, verdict) if step is None else replace(step, verdict=verdict)
-        steps.append(step)
+        if isinstance(operator.kind, Product) and step.executed_on is not None:
+            works = product_on_host(operator.kind, graph.types[operator.inputs[0]], host)
+        else:
+            works = (operator_on_host(graph, operator, host),)
+        steps.append(replace(step, host=works))
         # Later operators read the target's results, as they would in a library.
         values |= zip(operator.outputs, results, strict=True)
     outputs = {name: values[name] for name in graph.outputs}
@@ -246,8 +257,10 @@ class _ProductStep:
             amount=amount,
             estimated=selection.choice.estimated,
             unit=selection.plan.target.unit,
-            reason=None if selection.substitution is None else f"not on {self.target.spec.name}",
-            stored="sums, stored anew by the host" if self.kind.epilogue is not None else "sums",
+            reason=empty_places(selection.solved, candidate, selection.choice.model)
+            if selection.substitution is None
+            else f"not on {self.target.spec.name}",
+            stored="sums, scaled by the host" if self.kind.epilogue is not None else "sums",
         )
         return step, self._with_epilogue(sums, arrays)
 
@@ -344,6 +357,7 @@ def stepwise_document(run: StepwiseRun) -> dict[str, Any]:
             "embedded": sum(s.executed_on is not None for s in products),
             "on_target": sum(s.executed_on == run.target.name for s in products),
             "macs": sum(_macs(s.operator) for s in products),
+            "host_us": sum(work.us for step in run.steps for work in step.host),
             "conversions": 0,
         },
         "assignment": None,
@@ -378,6 +392,7 @@ def _step_document(graph: Graph, step: StepResult) -> dict[str, Any]:
         f"estimated_{step.unit}": step.estimated,
         f"{step.unit}": step.amount,
         "stored": step.stored,
+        "host": [work.to_json() for work in step.host],
         "verified": step.verdict.verified if is_compared else None,
         "max_error": step.verdict.max_error if is_compared else None,
     }

@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
+import math
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING
 
 from cpembed.blocks import Block, Bullets, Header, Heading, Table
-from cpembed.report.messages import legend, listed, mapping_text
+from cpembed.report.messages import EMPTY, legend, listed, mapping_text, short_names
 from cpembed.wording import plural
 
 if TYPE_CHECKING:
-    from cpembed.exploration.exact import ExactSearch
+    from cpembed.exploration.exact import ExactSearch, Fate
     from cpembed.exploration.explore import ExploreResult
     from cpembed.exploration.objectives import EvaluatedPoint, Objective
     from cpembed.exploration.sampled import SampledSearch
@@ -19,10 +20,13 @@ if TYPE_CHECKING:
     from cpembed.exploration.shapes.question import LayerRow, NearShapes, ShapeResult
     from cpembed.targets.family import Value
 
+# Maximum number of reasons why points are no machines, or have no programs, that are listed.
+_REASONS = 3
+
 _FATES = {
     "dominated": "discarded: an evaluated point is at least as good as their bounds",
     "limit": "discarded: a bound exceeds a limit",
-    "no_software": "discarded: no program for a layer",
+    "no_software": "discarded: no program for any layer, or for one that was analysed",
     "failed": "failed to evaluate",
 }
 
@@ -30,7 +34,7 @@ _STATUS = {
     "proven": "the front of the space, proven for the programs that the family considers",
     "unproven": "the front so far: not all points are decided",
     "sampled": "the front of the evaluated points",
-    "infeasible": "no point of the space meets the limits and has programs for all layers",
+    "infeasible": "no point of the space meets the limits and has a program for a layer",
     "unknown": "no evaluated point meets the limits",
 }
 
@@ -51,9 +55,8 @@ def explore_report(
     """
     yield Header(_explore_summary(result))
     if result.front:
-        yield ""
-        yield Heading(f"Front: {plural(len(result.front), 'point')}")
-        yield _front(result, top)
+        yield from _fronts(result, top)
+        yield from _left_out(result)
     if picked is not None:
         yield ""
         yield Heading(f"Point {picked.number}")
@@ -61,6 +64,7 @@ def explore_report(
 
 
 def _explore_summary(result: ExploreResult) -> Iterator[tuple[str, str]]:
+    from cpembed.exploration.described.family import DescribedFamily
     from cpembed.exploration.exact import ExactSearch
 
     space, search = result.space, result.search
@@ -73,6 +77,11 @@ def _explore_summary(result: ExploreResult) -> Iterator[tuple[str, str]]:
     yield "objectives", ", ".join(_with_unit(objective) for objective in result.objectives)
     if result.limits:
         yield "limits", ", ".join(limit.text for limit in result.limits)
+    if isinstance(family := space.family, DescribedFamily):
+        if family.needs_silicon:
+            yield "tables", f"of {family.technology}, for area and energy"
+        elif family.silicon_flaw is not None:
+            yield "tables", f"no area and energy: {family.silicon_flaw}"
     yield from _exact(search) if isinstance(search, ExactSearch) else _sampled(result, search)
     yield "status", _STATUS[result.status] + ", stopped by the time limit" * bool(result.stopped)
     if (volume := result.hypervolume()) is not None:
@@ -82,12 +91,24 @@ def _explore_summary(result: ExploreResult) -> Iterator[tuple[str, str]]:
 def _exact(search: ExactSearch) -> Iterator[tuple[str, str]]:
     fates = Counter(verdict.fate for verdict in search.verdicts.values())
     yield "points", f"{search.points:,}, of which {search.machines:,} are machines"
+    yield from _reasons(search, "no_machine", "no machine")
     yield "evaluated", f"{fates['evaluated']:,}"
     for fate, text in _FATES.items():
         if fates[fate]:
             yield "", f"{fates[fate]:,} {text}"
+    yield from _reasons(search, "no_software", "no program")
     if search.open:
         yield "", f"{len(search.open):,} neither evaluated nor discarded"
+
+
+def _reasons(search: ExactSearch, fate: Fate, text: str) -> Iterator[tuple[str, str]]:
+    """Yield the most frequent reasons of a fate."""
+    reasons = Counter(str(v.cause) for v in search.verdicts.values() if v.fate == fate)
+    for reason, number in reasons.most_common(_REASONS):
+        yield "", f"{number:,} {text}: {reason}"
+    if len(reasons) > _REASONS:
+        rest = sum(reasons.values()) - sum(number for _, number in reasons.most_common(_REASONS))
+        yield "", f"{rest:,} {text} for other reasons (--certificate lists all)"
 
 
 def _sampled(result: ExploreResult, search: SampledSearch) -> Iterator[tuple[str, str]]:
@@ -111,19 +132,63 @@ def _hypervolume(result: ExploreResult, value: float, optimistic: float | None) 
     return f"{value:.4f}{gap} (share of the box below {reference})"
 
 
-def _front(result: ExploreResult, top: int | None) -> Table:
+def _fronts(result: ExploreResult, top: int | None) -> Iterator[Block]:
+    """Yield the front, in parts if its points compute different layers."""
+    layers, number = len(result.search.costing.layers), 0
+    coverages = dict.fromkeys(point.coverage for point in result.front)
+    for coverage in coverages:
+        points = [point for point in result.front if point.coverage == coverage]
+        rows = points if top is None else points[: max(0, top - number)]
+        number += len(points)
+        text = f"Front: {plural(len(points), 'point')}"
+        if len(coverage) < layers:
+            missing = layers - len(coverage)
+            text += f" without {plural(missing, 'layer')}, for which they have no software"
+        yield ""
+        yield Heading(text)
+        yield _front(result, rows)
+    if len(coverages) > 1:
+        yield "A point beats another one only if it computes all of its layers."
+
+
+def _left_out(result: ExploreResult) -> Iterator[Block]:
+    """Yield the layers that points of the front leave out, each reason once."""
+    reasons: dict[tuple[str, str], list[int]] = {}
+    for point in result.front:
+        for item in point.left_out:
+            reasons.setdefault((item.layer.label, item.reason), []).append(point.number)
+    if not reasons:
+        return
+    yield ""
+    yield Heading("Left out of the sums: layers without software")
+    yield Bullets(
+        f"{label}: {reason} ({_numbered(numbers, len(result.front))})"
+        for (label, reason), numbers in reasons.items()
+    )
+
+
+def _numbered(numbers: Sequence[int], points: int) -> str:
+    if len(numbers) == points:
+        return "all points"
+    return f"{'point' if len(numbers) == 1 else 'points'} {listed(numbers, _LISTED)}"
+
+
+def _front(result: ExploreResult, points: Sequence[EvaluatedPoint]) -> Table:
     names = list(result.space.parameters)
-    columns = [f"{_with_unit(objective)}>" for objective in result.objectives]
+    # A parameter that is an objective has its column there.
+    objectives = [o for o in result.objectives if o.name not in names]
+    columns = [f"{_with_unit(objective)}>" for objective in objectives]
     rows = [
         (
             f"{point.number}",
             *(_parameter(point.point[name]) for name in names),
-            *(_value(objective, point.value(objective)) for objective in result.objectives),
+            *(_value(objective, point.value(objective)) for objective in objectives),
             ", ".join(point.provenances),
         )
-        for point in result.front[:top]
+        for point in points
     ]
-    return Table(("#>", *(f"{name}>" for name in names), *columns, "costs are"), rows)
+    headings = [f"{name}>" for name in short_names(names)]
+    return Table(("#>", *headings, *columns, "costs are"), rows)
 
 
 def _point_layers(point: EvaluatedPoint) -> Table:
@@ -134,13 +199,17 @@ def _point_layers(point: EvaluatedPoint) -> Table:
             each.layer.label,
             f"{each.layer.count}",
             f"{each.costs.cycles:,.0f}",
-            f"{each.costs.energy_pj * 1e-6:,.4g}",
+            _energy(each.costs.energy_pj),
             each.activity.provenance.value,
             each.choice.words,
         )
         for each in point.layers
     ]
     return Table(columns, rows)
+
+
+def _energy(energy_pj: float) -> str:
+    return EMPTY if math.isnan(energy_pj) else f"{energy_pj * 1e-6:,.4g}"
 
 
 def _with_unit(objective: Objective) -> str:
@@ -152,7 +221,7 @@ def _parameter(value: Value) -> str:
 
 
 def _value(objective: Objective, value: float) -> str:
-    return f"{value:,.0f}" if not objective.unit or value >= 1e4 else f"{value:.4g}"
+    return f"{value:,.0f}" if not objective.unit or value >= 1e6 else f"{value:,.6g}"
 
 
 # -- shapes ---------------------------------------------------------------------------------------
@@ -207,13 +276,15 @@ def _near(result: ShapeResult, near: NearShapes) -> Iterator[Block]:
         [" and ".join(map(str, shapes)), _cost(result, cost), f"{cost / best - 1:+.2%}"]
         for shapes, cost in near.sets[:_LISTED_NEAR]
     ]
-    yield Table(["shapes", "executions>", "more>"], rows)
+    unit = "time us>" if result.question.cost.is_time else "executions>"
+    yield Table(["shapes", unit, "more>"], rows)
     if len(near.sets) > _LISTED_NEAR:
         yield f"and {len(near.sets) - _LISTED_NEAR:,} more (--json lists them)"
 
 
 def _shape_layers(result: ShapeResult) -> Table:
     has_shapes, has_layouts = len(result.shapes) > 1, result.copies is not None
+    has_times = result.question.cost.is_time
     columns = ["#>", "layer", "count>", *["shape"] * has_shapes, "best embedding"]
     rows = [
         [
@@ -223,12 +294,22 @@ def _shape_layers(result: ShapeResult) -> Table:
             *[str(row.shape)] * has_shapes,
             mapping_text(row.embedded.embedding) + " (commuted)" * row.embedded.commuted,
             *[_layouts(row)] * has_layouts,
+            *_time_cells(row, has_times),
             f"{row.embedded.executions:,}",
             f"{row.embedded.utilisation:.1%}",
         ]
         for row in result.layers
     ]
-    return Table([*columns, *["reads and writes"] * has_layouts, "executions>", "used>"], rows)
+    columns += ["reads and writes"] * has_layouts
+    columns += ["time us>", "limited by"] if has_times else []
+    return Table([*columns, "executions>", "used>"], rows)
+
+
+def _time_cells(row: LayerRow, has_times: bool) -> list[str]:
+    estimate = row.embedded.estimate
+    if not has_times:
+        return []
+    return [EMPTY, ""] if estimate is None else [f"{estimate.total_us:,.4g}", estimate.bound]
 
 
 def _layouts(row: LayerRow) -> str:
@@ -253,7 +334,11 @@ def _shape_summary(result: ShapeResult) -> Iterator[tuple[str, str]]:
         yield "as good", listed(result.equal, _LISTED)
     state = "proven" if result.proven else f"not proven: at most {result.gap or 0:.2%} less"
     bytes_per_execution = question.cost.bytes_per_execution
-    if bytes_per_execution is None:
+    machine = question.cost.machine
+    if result.us is not None and machine is not None:
+        yield "executions", f"{result.executions:,}"
+        yield "time", f"{result.us:,.1f} us estimated for {machine.name}, {state}"
+    elif bytes_per_execution is None:
         yield "executions", f"{result.executions:,}, {state}"
     else:
         yield "executions", f"{result.executions:,}"
@@ -268,7 +353,8 @@ def _shape_summary(result: ShapeResult) -> Iterator[tuple[str, str]]:
     if next_cost is not None and cost:
         state = "" if result.sets.next_proven else ", not proven the next"
         shapes = " and ".join(map(str, result.sets.next_best))
-        more = f"{_cost(result, next_cost)} executions, {next_cost / cost - 1:+.2%}{state}"
+        unit = "us" if question.cost.is_time else "executions"
+        more = f"{_cost(result, next_cost)} {unit}, {next_cost / cost - 1:+.2%}{state}"
         yield "runner-up", f"{shapes}: {more}"
 
 
@@ -278,7 +364,12 @@ def _layer_count(result: ShapeResult) -> int:
 
 
 def _compared(result: ShapeResult) -> str:
-    kind = "powers of two" if result.question.scope.powers else "integers"
+    scope = result.question.scope
+    kind = "powers of two" if scope.powers else "integers"
+    if scope.multiples != (1, 1, 1):
+        factors = dict.fromkeys(scope.multiples)
+        multiples = factors if len(factors) == 1 else scope.multiples
+        kind += f" that are multiples of {', '.join(map(str, multiples))}"
     counts = result.counts
     text = f"{plural(counts.compared, 'shape')} of {kind}"
     if counts.not_dominated is not None:

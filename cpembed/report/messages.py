@@ -231,3 +231,21 @@ def share_text(part: float, total: float) -> str:
 def macs_text(macs: int) -> str:
     """Return a number of MACs as ``115.6 M``; empty for none."""
     return count(macs) if macs else ""
+
+
+def short_names(names: Sequence[str]) -> list[str]:
+    """Return the last parts of dotted names, as many as make each of them distinct.
+
+    >>> short_names(["instruction.axes.x", "memories.a.banks", "memories.b.banks"])
+    ['x', 'a.banks', 'b.banks']
+    """
+    parts = [name.split(".") for name in names]
+
+    def short(place: int) -> str:
+        for length in range(1, len(parts[place])):
+            tail = parts[place][-length:]
+            if sum(each[-length:] == tail for each in parts) == 1:
+                return ".".join(tail)
+        return names[place]
+
+    return [short(place) for place in range(len(names))]

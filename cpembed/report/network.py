@@ -40,6 +40,10 @@ def report(document: Mapping[str, Any]) -> Iterator[Block]:
     yield _operators(network)
     yield ""
     yield Header(_totals(network))
+    if any(operator.host for operator in network.operators):
+        yield ""
+        yield Heading("On the host")
+        yield _host_steps(network)
     if network.assignment is not None:
         yield ""
         yield Heading("Choice of layouts")
@@ -95,7 +99,7 @@ def _row(network: Network, operator: Operator, total: float, mark: str) -> tuple
     return (
         operator.name,
         operator.computation,
-        operator.embedded_on or no_instruction,
+        operator.embedded_on or ("host" if operator.host else no_instruction),
         network.tensor(operator.outputs[0]).layout if operator.outputs else "",
         percent(operator.utilisation),
         count(operator.macs) if operator.macs else "",
@@ -105,6 +109,33 @@ def _row(network: Network, operator: Operator, total: float, mark: str) -> tuple
         "" if operator.ratio is None else f"x{operator.ratio:.2f}",
         " ".join(filter(None, (mark if time else "", fused, wrong))),
     )
+
+
+def _host_steps(network: Network) -> Table:
+    """Return the steps that the host executes, each with its estimated time."""
+    return Table(
+        ("operator", "step", "estimated>"),
+        (
+            (
+                operator.name,
+                step.work,
+                "" if step.estimated_us is None else duration(step.estimated_us),
+            )
+            for operator in network.operators
+            for step in operator.host
+        ),
+        {"operator": _OPERATOR_WIDTH},
+    )
+
+
+def _host_text(network: Network) -> str:
+    """Return how many operators the host executes, or parts of, and its estimated time."""
+    entire = sum(bool(o.host) and o.embedded_on is None for o in network.operators)
+    partly = sum(bool(o.host) and o.embedded_on is not None for o in network.operators)
+    numbers = [f"{plural(entire, 'operator')}"] if entire else []
+    numbers += [f"steps after {plural(partly, 'product')}"] if partly else []
+    time = "" if network.totals.host_us is None else f": {duration(network.totals.host_us)}"
+    return f"{' and '.join(numbers)}{time} estimated on one thread of this processor"
 
 
 def _totals(network: Network) -> list[tuple[str, str]]:
@@ -139,7 +170,10 @@ def _totals(network: Network) -> list[tuple[str, str]]:
         ratio = ""
         if sums.measured_us and sums.predicted_us:
             ratio = f"; measured: x{sums.measured_us / sums.predicted_us:.2f} of it"
-        rows.append(("predicted", duration(sums.predicted_us) + ratio))
+        place = f", the products on {network.target}" if sums.host_us is not None else ""
+        rows.append(("predicted", duration(sums.predicted_us) + place + ratio))
+    if sums.host_us is not None and any(operator.host for operator in network.operators):
+        rows.append(("host", _host_text(network)))
     conversions = sum(len(tensor.conversions) for tensor in network.tensors.values())
     if conversions:
         copies = f"{plural(conversions, 'copy', 'copies')} to another layout"
@@ -250,7 +284,7 @@ def _bound_text(assignment: Assignment) -> str:
 
 
 def _doubts(network: Network) -> Iterator[str]:
-    """Yield wrong results, products without an instruction, and predictions that are far off."""
+    """Yield wrong results, products not on the unit or hardly filling it, wrong predictions."""
     for operator in network.operators:
         if operator.is_wrong:
             special = " with special values" if operator.verified else ""
@@ -258,6 +292,12 @@ def _doubts(network: Network) -> Iterator[str]:
     for operator in network.operators:
         if network.state(operator) is State.UNMATCHED:
             yield f"{operator.name}: no instruction: {operator.reason or 'unknown reason'}"
+    # The slowest first, since the others are only counted.
+    if network.totals.host_us is not None:
+        slowest = sorted(network.operators, key=lambda o: o.amount or 0.0, reverse=True)
+        for operator in slowest:
+            if operator.reason and network.state(operator) is State.EMBEDDED:
+                yield f"{operator.name}: {operator.reason}"
     # A large ratio of a few microseconds changes nothing.
     least = max(WORTH_US, WORTH_SHARE * network.operators_amount)
     for operator in network.operators:

@@ -14,10 +14,12 @@ from itertools import combinations
 from typing import TYPE_CHECKING, Any
 
 from cpembed.errors import BackendUnavailable
+from cpembed.report.messages import short_names
 
 if TYPE_CHECKING:
     from cpembed.driver.bench_rows import BenchRow
     from cpembed.exploration.explore import ExploreResult
+    from cpembed.exploration.objectives import EvaluatedPoint
 
 _LAYER_INCHES, _MINIMUM_INCHES, _BASELINE_HEIGHT = 0.32, 5.0, 3.2
 # Width of a bar, as a share of the distance between two layers.
@@ -29,7 +31,13 @@ _DISTURBED = "disturbed by other work on the machine (hatched), not in the means
 _SERIES = (("packing excluded", ""), ("packing counted", "_with_packing"))
 
 # Inches of a plot of two objectives.
-_FRONT_WIDTH, _FRONT_HEIGHT = 4.2, 3.4
+_FRONT_WIDTH, _FRONT_HEIGHT = 4.6, 3.6
+
+# Inches of a line below the plots.
+_LINE_HEIGHT = 0.13
+
+# Maximum number of points of a front whose parameters are listed below.
+_NAMED_POINTS = 24
 
 
 def require_matplotlib() -> None:
@@ -112,8 +120,8 @@ def _draw_ratios(axes: Any, name: str, rows: Sequence[tuple[int, Any]]) -> None:
 def front_svg(result: ExploreResult) -> str:
     """Return a plot of the evaluated points for each pair of objectives.
 
-    Points above a limit are hollow. Sampling methods have one more plot, of the hypervolume over
-    the trials.
+    Points above a limit are hollow; those of the front have their numbers and parameters. Sampling
+    methods have one more plot, of the hypervolume over the trials.
     """
     require_matplotlib()
     from matplotlib.figure import Figure
@@ -123,7 +131,14 @@ def front_svg(result: ExploreResult) -> str:
     over_trials = (result.hypervolume() or {}).get("over_trials")
     parts = len(pairs) + bool(over_trials)
     with _reproducible():
-        figure = Figure(figsize=(_FRONT_WIDTH * parts, _FRONT_HEIGHT), layout="constrained")
+        named = [_point_name(result, point) for point in result.front[:_NAMED_POINTS]]
+        named += [f"and {len(result.front) - _NAMED_POINTS} more"] * (
+            len(result.front) > _NAMED_POINTS
+        )
+        height = _FRONT_HEIGHT + _LINE_HEIGHT * len(named)
+        figure = Figure(figsize=(_FRONT_WIDTH * parts, height), layout="constrained")
+        # Below the plots, as names beside marks would lie on each other.
+        figure.supxlabel("\n".join(named), fontsize=7, x=0.01, ha="left")
         for part, (first, second) in enumerate(pairs):
             _draw_front(figure.add_subplot(1, parts, part + 1), result, first, second)
         if over_trials:
@@ -154,10 +169,47 @@ def _draw_front(axes: Any, result: ExploreResult, first: int, second: int) -> No
             vectors = [result.vector(point) for point in points]
             xs, ys = [v[first] for v in vectors], [v[second] for v in vectors]
             axes.scatter(xs, ys, s=14, label=label, **look)
-    for objective, scale, label in (
-        (result.objectives[first], axes.set_xscale, axes.set_xlabel),
-        (result.objectives[second], axes.set_yscale, axes.set_ylabel),
+    for objective, place, axis, label in (
+        (result.objectives[first], first, axes.xaxis, axes.set_xlabel),
+        (result.objectives[second], second, axes.yaxis, axes.set_ylabel),
     ):
-        scale("log")
+        _draw_axis(axis, [result.vector(point)[place] for point in result.evaluated])
         label(f"{objective.label} {f'({objective.unit})' if objective.unit else ''}".strip())
+    axes.tick_params(labelsize=7)
+    for point in result.front[:_NAMED_POINTS]:
+        vector = result.vector(point)
+        place = vector[first], vector[second]
+        offset = {"xytext": (3, 3), "textcoords": "offset points"}
+        axes.annotate(f"{point.number}", place, fontsize=6, **offset)
     axes.legend(fontsize=7, frameon=False)
+
+
+def _draw_axis(axis: Any, values: Sequence[float]) -> None:
+    """Give an axis round ticks with thousands, and logarithms where the span is large."""
+    from matplotlib.ticker import FixedLocator, NullLocator
+
+    from cpembed.report.axes import number, scale
+
+    if not values:
+        return
+    drawn = scale(min(values), max(values))
+    axes = axis.axes
+    is_x = axis is axes.xaxis
+    (axes.set_xscale if is_x else axes.set_yscale)("log" if drawn.logarithmic else "linear")
+    (axes.set_xlim if is_x else axes.set_ylim)(drawn.first, drawn.last)
+    # After the scale, which sets locators of its own.
+    axis.set_major_locator(FixedLocator(drawn.ticks))
+    axis.set_minor_locator(NullLocator())
+    axis.set_major_formatter(lambda value, _: number(value))
+
+
+def _point_name(result: ExploreResult, point: EvaluatedPoint) -> str:
+    """Return the number of a point with the values of its parameters, by their short names."""
+    names = list(result.space.parameters)
+    pairs = zip(short_names(names), names, strict=True)
+    values = ", ".join(f"{short} {_text(point.point[name])}" for short, name in pairs)
+    return f"{point.number}: {values}"
+
+
+def _text(value: Any) -> str:
+    return f"{value:,}" if isinstance(value, int | float) else str(value)

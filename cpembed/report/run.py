@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
@@ -24,6 +25,8 @@ if TYPE_CHECKING:
     from cpembed.driver.layout_rows import LayoutRow, LayoutsResult
 
 _EXACT = "bit for bit equal to the reference"
+_REASONS = 3
+"""Maximum number of reasons of rejected candidates that are listed."""
 
 
 def report(result: RunResult, *, verbose: bool = False) -> Iterator[Block]:
@@ -147,7 +150,20 @@ def schedule_rows(
             included = " for a product, without the parts around it"
         time = f"{amount(choice.scored.cost, target.unit)} by estimate{included}"
         rows.append(("chosen", time + _comparison(target, choice.model, choice.scored.cost, first)))
+        rows += _rejected_rows(choice.model, first)
     return rows
+
+
+def _rejected_rows(model: ModelChoice, first: RankedCandidate | None) -> list[Row]:
+    """Return why candidates were rejected, each reason once, but for that of rank 1."""
+    of_first = None if first is None else model.why_refused(first)
+    reasons = Counter(reason for _, reason in model.refused if reason != of_first)
+    rows = [
+        ("rejected", f"{wording.plural(number, 'candidate')}: {reason}")
+        for reason, number in reasons.most_common(_REASONS)
+    ]
+    more = len(reasons) - len(rows)
+    return [*rows, *([("", f"and {wording.plural(more, 'other reason')}")] if more > 0 else [])]
 
 
 def _comparison(
@@ -201,6 +217,10 @@ def _time_rows(result: RunResult) -> list[Row]:
     rows = result.details.rows()
     if not result.is_native:
         rows.append(("missing", "; ".join(result.missing)))
+    if (described := result.described) is not None:
+        total = duration(described.total_us)
+        text = f"{total} estimated for {described.machine}, limited by: {described.bound}"
+        rows.append(("described", text))
     if times.latency_us is None:
         return [*rows, ("latency", f"none: {times.provenance}, the numbers only")]
     latency = _quantiles_text(times.latency_us)

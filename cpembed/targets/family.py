@@ -76,13 +76,14 @@ class Choice:
 
     ``key`` is unique among the choices of the layer on the group's machines, ``words`` describe it.
     ``payload`` is the family's own data, which can be pickled. Without ``activity``, the choice has
-    to be evaluated.
+    to be evaluated. ``details`` are figures for documents and pages.
     """
 
     key: str
     words: str
     payload: Any = None
     activity: Activity | None = None
+    details: Mapping[str, Any] = field(default_factory=dict[str, Any])
 
 
 class Family(ABC):
@@ -102,6 +103,10 @@ class Family(ABC):
 
     inputs: ClassVar[tuple[str, str]] = ("int8", "int8")
     """Element types of the factors that the machines multiply; models are prepared for these."""
+
+    knows_costs: ClassVar[bool] = False
+    """True if analyses hold the costs themselves, so that nothing is saved by discarding a point
+    that another one beats."""
 
     def identity(self) -> str:
         """Return a digest of everything besides point and layer that results depend on.

@@ -318,8 +318,8 @@ def _option_row(field: dataclasses.Field[Any]) -> str:
 
 
 def targets_page() -> str:
-    """Tables of the targets and of the constraint sets that ship, from their files."""
-    from cpembed.resources import constraint_files, hardware_spec_files
+    """Tables of the targets, accelerators and constraint sets that ship, from their files."""
+    from cpembed.resources import accelerator_files, constraint_files, hardware_spec_files
 
     lines = [
         "# Targets and constraint sets that ship",
@@ -336,6 +336,13 @@ def targets_page() -> str:
         back_end = _code(table["backend"]) if "backend" in table else "none: can be solved"
         description = _cell(table["description"])
         lines.append(f"| `{name}` | {description} | {expression} | {back_end} |")
+    lines += ["", "## Accelerators", "", "| accelerator | description | instructions |"]
+    lines.append("| --- | --- | --- |")
+    for name, table in _tables(accelerator_files()):
+        instructions = ", ".join(
+            f"`{instruction['name']}`" for instruction in table["instructions"]
+        )
+        lines.append(f"| `{name}` | {_cell(table['description'])} | {instructions} |")
     lines += ["", "## Constraint sets", "", "| set | description |", "| --- | --- |"]
     for name, table in _tables(constraint_files()):
         lines.append(f"| `{name}` | {_cell(table['description'])} |")

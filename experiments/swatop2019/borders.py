@@ -16,7 +16,8 @@ from typing import Any
 import numpy as np
 
 from cpembed.runtime.tuning.space import Scored
-from cpembed.targets.scratchpad.boxes import Axis, BoxProduct, Form, Operand
+from cpembed.targets.scratchpad.boxes import Axis, BoxProduct, Operand
+from cpembed.targets.scratchpad.forms import Form
 from cpembed.targets.scratchpad.model import Work
 from cpembed.targets.scratchpad.schedule import Plan, Schedule
 

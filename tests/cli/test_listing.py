@@ -7,6 +7,7 @@ from importlib.metadata import version
 import pytest
 
 from cpembed.cli import SUBCOMMANDS
+from cpembed.hw.isa_reader import available_instruction_sets
 from cpembed.hw.loader import available_targets
 from cpembed.workloads.operators import OPERATORS
 from tests.cli.calling import Caller, in_a_process
@@ -29,6 +30,23 @@ def test_targets_say_what_is_missing_here(cpembed: Caller) -> None:
     text = cpembed("targets").out
     assert all(name in text for name in listed)
     assert "simulated (vta)" in text
+
+
+def test_accelerators_are_listed_beside_the_targets(cpembed: Caller) -> None:
+    listed = {a["name"]: a for a in cpembed("targets", "--json").json["accelerators"]}
+    assert tuple(listed) == available_instruction_sets()
+    gemmini = listed["gemmini"]
+    assert gemmini["memories"]["scratchpad"] == {"rows": 16_384, "row_bytes": 16, "banks": 4}
+    assert gemmini["instructions"]["compute"] == "C[x, y] += (A[x, z] * W[z, y])"
+    text = cpembed("targets").out
+    assert all(name in text for name in listed)
+
+
+def test_a_single_instruction_takes_no_accelerator(cpembed: Caller) -> None:
+    called = cpembed("solve", "gemm", "m=8", "n=8", "k=8", "--target", "gemmini")
+    assert called.code == 2
+    assert "describes an accelerator of several instructions" in called.err
+    assert called.err.count("\n") == 1
 
 
 def test_a_target_whose_features_are_there_is_available(

@@ -63,12 +63,20 @@ def test_the_package_comes_from_the_wheel(installed, tmp_path):
     assert evaluate(installed, "cpembed.__file__", tmp_path).startswith(str(installed))
 
 
-@pytest.mark.parametrize("kind", ["constraints", "hw_specs"])
-def test_the_wheel_carries_the_data_folders_inside_the_package(installed, tmp_path, kind):
-    listing = {"constraints": "constraint_files", "hw_specs": "hardware_spec_files"}[kind]
+@pytest.mark.parametrize(
+    "kind, folder, listing",
+    [
+        ("constraints", "constraints", "constraint_files"),
+        ("hw_specs", "hw_specs", "hardware_spec_files"),
+        ("hw_specs", "hw_specs/accelerators", "accelerator_files"),
+    ],
+)
+def test_the_wheel_carries_the_data_folders_inside_the_package(
+    installed, tmp_path, kind, folder, listing
+):
     names = evaluate(installed, f"*resources.{listing}()", tmp_path).split()
-    assert names == sorted(path.stem for path in (CHECKOUT / kind).glob("*.toml"))
-    assert names, f"{kind}/ holds no .toml file"
+    assert names == sorted(path.stem for path in (CHECKOUT / folder).glob("*.toml"))
+    assert names, f"{folder}/ holds no .toml file"
     directory = evaluate(installed, f"resources.data_directory('{kind}')", tmp_path)
     assert directory.startswith(str(installed))
 

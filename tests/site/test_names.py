@@ -20,7 +20,10 @@ FILE = re.compile(r"`((?:[\w.-]+/)+[\w.-]+\.py)`")
 FOREIGN = {"cpembed.vta.execute", "cpembed.execute", "cpembed.layer"}
 """Functions of compiled modules and an operator of PyTorch, named like parts of the package."""
 
-GROUPS = {"constraint_sets", "constraints", "families", "hw_specs", "operators", "targets"}
+GROUPS = {
+    *("accelerators", "constraint_sets", "constraints", "families", "hw_specs", "operators"),
+    "targets",
+}
 """Groups of entry points."""
 
 

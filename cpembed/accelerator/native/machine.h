@@ -31,6 +31,7 @@ enum FaultCode {
   kDeadlock,
   kFullChannel,
   kImmediate,
+  kTwice,
 };
 
 struct MemorySetup {
@@ -74,33 +75,51 @@ struct Fault {
   int64_t number, row, lane, first, second, other_number;
 };
 
-/* What was the last to write, and of each unit the last to read: numbers of its executions. */
+/* Zeros that take memory only where they are touched. */
+template <class T>
+class Zeros {
+ public:
+  explicit Zeros(size_t count) : values_(static_cast<T *>(calloc(count + 1, sizeof(T)))) {
+    if (values_ == nullptr) abort();
+  }
+  Zeros(Zeros &&other) noexcept : values_(other.values_) { other.values_ = nullptr; }
+  Zeros(const Zeros &) = delete;
+  ~Zeros() { free(values_); }
+  T &operator[](size_t i) { return values_[i]; }
+
+ private:
+  T *values_;
+};
+
+/* For each granule of a memory or tensor, the execution that wrote it last, by its unit and its
+   number there from 1, and of each unit the last one that read it. */
+struct Accesses {
+  Zeros<uint32_t> write, reads;
+  Zeros<uint8_t> writer;
+  Accesses(size_t granules, size_t units)
+      : write(granules), reads(granules * units), writer(granules) {}
+};
+
+/* Vector clocks of the units. */
 class Clocks {
  public:
   bool enabled = false;
-  int units = 0, unit = 0;
+  size_t units = 0, unit = 0;
   std::vector<std::vector<uint32_t>> now;  // By unit: of each unit, what happened before.
-
-  struct Place {
-    uint32_t write = 0;
-    int32_t writer = -1;
-    std::vector<uint32_t> reads;
-  };
-  /* By memory or tensor, by granule. */
-  std::vector<std::vector<Place>> places;
+  std::vector<Accesses> places;            // By memory, then by tensor.
 
   /* The execution that is not ordered with this access, as a unit and its number; unit -1: none. */
-  std::pair<int, uint32_t> conflict(Place &place, bool writes) {
-    const std::vector<uint32_t> &seen = now[size_t(unit)];
-    if (place.writer >= 0 && seen[size_t(place.writer)] < place.write)
-      return {place.writer, place.write};
+  std::pair<int, uint32_t> conflict(Accesses &place, size_t granule, bool writes) {
+    const std::vector<uint32_t> &seen = now[unit];
+    size_t writer = place.writer[granule];
+    if (seen[writer] < place.write[granule]) return {int(writer), place.write[granule]};
+    uint32_t *reads = &place.reads[granule * units];
     if (writes) {
-      for (size_t v = 0; v < place.reads.size(); v++)
-        if (seen[v] < place.reads[v]) return {int(v), place.reads[v]};
-      place.write = seen[size_t(unit)], place.writer = unit;
+      for (size_t v = 0; v < units; v++)
+        if (seen[v] < reads[v]) return {int(v), reads[v]};
+      place.write[granule] = seen[unit], place.writer[granule] = uint8_t(unit);
     } else {
-      if (place.reads.empty()) place.reads.resize(size_t(units));
-      place.reads[size_t(unit)] = seen[size_t(unit)];
+      reads[unit] = seen[unit];
     }
     return {-1, 0};
   }
@@ -122,7 +141,7 @@ struct Run {
   Fault fault{};
   int64_t number = 0;
   int32_t issue = 0;
-  int64_t saturations = 0;
+  int64_t saturations = 0, wraps = 0;
   Clocks clocks;
   std::vector<std::vector<std::pair<int64_t, int32_t>>> history;  // Executions of each unit.
 
@@ -135,7 +154,7 @@ struct Run {
   bool ordered(int place, int64_t first, int64_t last, int operand, int memory, bool writes,
                bool rows) {
     for (int64_t g = first; g <= last; g++) {
-      auto other = clocks.conflict(clocks.places[size_t(place)][size_t(g)], writes);
+      auto other = clocks.conflict(clocks.places[size_t(place)], size_t(g), writes);
       if (other.first >= 0) return race(other, operand, memory, rows, place, g, writes);
     }
     return true;
@@ -159,6 +178,24 @@ template <class T>
 static ALWAYS_INLINE T *local(std::vector<T> &storage, int64_t elements) {
   if (int64_t(storage.size()) < elements) storage.resize(size_t(elements));
   return storage.data();
+}
+
+/* Sums that left their type in one execution. Those of 32 bits wrapped around in the local array, and
+   change by less than 31 bits; those of 64 bits are exact there. */
+static ALWAYS_INLINE int64_t wrapped_sums(const int32_t *before, const int32_t *after, int64_t count,
+                                          int64_t low, int64_t high) {
+  int64_t wraps = 0;
+  for (int64_t i = 0; i < count; i++) {
+    int64_t exact = int64_t(before[i]) + int32_t(uint32_t(after[i]) - uint32_t(before[i]));
+    wraps += exact < low || exact > high;
+  }
+  return wraps;
+}
+static ALWAYS_INLINE int64_t wrapped_sums(const int64_t *, const int64_t *after, int64_t count,
+                                          int64_t low, int64_t high) {
+  int64_t wraps = 0;
+  for (int64_t i = 0; i < count; i++) wraps += after[i] < low || after[i] > high;
+  return wraps;
 }
 
 /* Positions that were seen in this walk, for accesses that name an element repeatedly. */
@@ -359,6 +396,31 @@ static inline bool apart(std::vector<Span> &input, std::vector<Span> &output, bo
   return true;
 }
 
+/* True if strides certainly keep all elements apart: each exceeds what the smaller ones reach. */
+struct Step {
+  int64_t stride, size;
+};
+template <size_t kCount>
+static ALWAYS_INLINE bool spread(Step (&&steps)[kCount]) {
+  for (Step &s : steps) s.stride = s.size == 1 ? INT64_MAX : std::abs(s.stride);
+  std::sort(steps, steps + kCount, [](const Step &a, const Step &b) { return a.stride < b.stride; });
+  int64_t reach = 0;
+  for (const Step &s : steps) {
+    if (s.size == 1) break;
+    if (s.stride <= reach) return false;
+    reach += s.stride * (s.size - 1);
+  }
+  return true;
+}
+
+/* The first place that two spans share; null if there is none. */
+static inline const Span *shared(std::vector<Span> &spans) {
+  std::sort(spans.begin(), spans.end());
+  for (size_t i = 1; i < spans.size(); i++)
+    if (spans[i].first <= spans[i - 1].last) return &spans[i];
+  return nullptr;
+}
+
 // ---------------------------------------------------------------------- what is touched
 
 /* Rows, registers and lines of main memory by number, for the times at which they are ready. */
@@ -393,7 +455,7 @@ struct Touched {
 
 struct Toucher {
   Touched &touched;
-  int index, bits, storage_bits;
+  int index, storage_bits;
   bool writes;
   ALWAYS_INLINE bool rows(int64_t row, int64_t, int64_t count, int64_t, int64_t) {
     touched.bits[size_t(2 * index + writes)] += count * storage_bits;

@@ -11,7 +11,7 @@ enum Synchronization { kInOrder, kInterlocked, kChannels };
 struct Outcome {
   Fault fault;
   double cycles;
-  int64_t saturations;
+  int64_t saturations, wraps;
 };
 
 struct Queued {
@@ -69,7 +69,7 @@ class Executor {
     return true;
   }
 
-  Outcome outcome() const { return {run_.fault, timing_.total, run_.saturations}; }
+  Outcome outcome() const { return {run_.fault, timing_.total, run_.saturations, run_.wraps}; }
   const Timing &timing() const { return timing_; }
   int64_t signals_left(int channel) const { return int64_t(signals_[size_t(channel)].size()); }
 
@@ -87,15 +87,16 @@ class Executor {
     received_.resize(size_t(setup.channel_count));
     run_.history.resize(units);
     Clocks &clocks = run_.clocks;
-    clocks.enabled = true, clocks.units = int(units);
+    clocks.enabled = true, clocks.units = units;
     clocks.now.assign(units, std::vector<uint32_t>(units));
     for (const Memory &memory : run_.memories) {
       const MemorySetup &s = memory.setup;
-      int64_t granules = s.kind == kRegister ? 1 : s.kind == kRows ? s.whole_rows ? s.rows : s.rows * s.row_bytes : 0;
-      clocks.places.emplace_back(size_t(granules));
+      int64_t granules = s.kind == kRegister ? 1 : 0;
+      if (s.kind == kRows) granules = s.whole_rows ? s.rows : s.rows * s.row_bytes;
+      clocks.places.emplace_back(size_t(granules), units);
     }
     for (const TensorSetup &tensor : run_.tensors)
-      clocks.places.emplace_back(size_t(tensor.writable ? tensor.elements : 0));
+      clocks.places.emplace_back(size_t(tensor.writable ? tensor.elements : 0), units);
   }
 
   bool is_ready(size_t unit) const {
@@ -137,7 +138,7 @@ class Executor {
     const IssueSetup &issue = run_.setup.issues[head.issue];
     run_.number = head.number, run_.issue = head.issue;
     std::vector<uint32_t> &now = run_.clocks.now[unit];
-    run_.clocks.unit = int(unit);
+    run_.clocks.unit = unit;
     now[unit]++;
     run_.history[unit].push_back({head.number, head.issue});
     for (int w = issue.waits; w < issue.waits_end; w++) {

@@ -18,7 +18,7 @@ from cpembed.cost.machine.traffic import Tilings
 from cpembed.errors import SpecError
 from cpembed.hw.instruction import HardwareSpec
 from cpembed.hw.machine import Hierarchy, Layouts
-from cpembed.ir.dtypes import size_bytes
+from cpembed.ir.dtypes import element_bytes
 from cpembed.provenance import Provenance
 from cpembed.transform.program import DerivedProgram, PackedOperand
 
@@ -75,6 +75,8 @@ class Estimate:
     exact: bool
     """No tiling takes fewer cycles by this model, whatever its sizes, its orders and its division
     among units; else the tiling is the best of those that were compared."""
+    moved: Mapping[str, tuple[float, float]]
+    """Bytes that all units of each memory take from their parent, and give to it."""
     provenance: Provenance = Provenance.ESTIMATED
 
     @property
@@ -188,6 +190,10 @@ def estimate_program(
         tiling=_tiling(best.tilings, nest, machine),
         packing_us=packing,
         exact=best.exact,
+        moved={
+            name: (float(traffic.read_bytes[0]), float(traffic.write_bytes[0]))
+            for name, traffic in best.tilings.traffic.items()
+        },
     )
 
 
@@ -220,7 +226,7 @@ def _packing_cycles(operand: PackedOperand, scope: str, machine: Hierarchy) -> f
 
     Both are in main memory. A piece is contiguous in both layouts.
     """
-    size = size_bytes(operand.dtype)
+    size = element_bytes(operand.dtype)
     original, packed = math.prod(operand.original_shape) * size, operand.elements * size
     piece = contiguous_elements(operand) * size
     path, longest = machine.path(scope), 0.0

@@ -20,7 +20,7 @@ from numpy.typing import NDArray
 
 from cpembed.hw.machine import Hierarchy, Layouts, Memory, TransferUnit
 from cpembed.ir.computation import AxisKind
-from cpembed.ir.dtypes import size_bytes
+from cpembed.ir.dtypes import element_bytes
 from cpembed.ir.expression import Operation
 from cpembed.ir.index import IndexExpr, IndexTerm
 from cpembed.transform.program import DerivedProgram, Loop, PackedOperand
@@ -41,8 +41,8 @@ class TileOperand:
 
     name: str
     scope: str
-    element_bytes: int
-    held_bytes: int
+    element_bytes: float
+    held_bytes: float
     dimensions: tuple[tuple[IndexExpr, int], ...]
     loops: frozenset[str]
     is_output: bool
@@ -162,9 +162,9 @@ def execution_nest(program: DerivedProgram, layouts: Layouts = Layouts.PACKED) -
             TileOperand(
                 name=packed.name,
                 scope=program.instruction.memory[role.name].scope,
-                element_bytes=size_bytes(packed.dtype),
+                element_bytes=element_bytes(packed.dtype),
                 # An operand may be narrower in memory than in the registers of the instruction.
-                held_bytes=max(size_bytes(packed.dtype), size_bytes(role.dtype)),
+                held_bytes=max(element_bytes(packed.dtype), element_bytes(role.dtype)),
                 dimensions=dimensions,
                 loops=frozenset(moving & {loop.name for loop in loops}),
                 is_output=role.name in outputs,

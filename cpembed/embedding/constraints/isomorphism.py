@@ -246,6 +246,9 @@ def _distinct(images: Coordinates) -> bool:
     nodes = images.shape[-1]
     if nodes <= 1:
         return True
+    if not len(images):
+        # An operand without dimensions: all nodes have its only element as their image.
+        return False
     # One number for each image, different for different ones.
     flat = images.reshape(len(images), -1)
     lows, highs = flat.min(axis=1).tolist(), flat.max(axis=1).tolist()

@@ -1,23 +1,19 @@
-"""Cells of the cost table by search: a cell is one shape in one layer.
+"""One cell of the cost table by search: a shape in a layer.
 
-Where packing counts, and under constraint sets whose executions no table holds, cells are searched.
-Every cell begins with a lower bound. The best set by the bounds is looked up, and the cells that it
-rests on are searched, which raises their bounds to costs. A set whose cells are all searched is the
-best of all, since no other set is below its bounds; most cells are never searched.
+Where packing or time counts, and under constraint sets whose executions no table holds, cells are
+searched; which of them, :mod:`cpembed.exploration.shapes.cell_table` decides.
 """
 
 from __future__ import annotations
 
 import math
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from typing import Any, TypeVar
 
-import numpy as np
-from numpy.typing import NDArray
-
 from cpembed.cost.bounds import Lower, best_first
+from cpembed.cost.machine.estimate import Estimate
 from cpembed.cost.ranking import Candidate, Overheads, derive_candidate, overheads
 from cpembed.cost.search import LimitedSearch, RankedSearch, Ranker
 from cpembed.embedding.commute import Pairing
@@ -28,8 +24,8 @@ from cpembed.embedding.embedding import Embedding
 from cpembed.embedding.result import SearchResult, merged
 from cpembed.embedding.search import find_embeddings
 from cpembed.errors import InvariantError, TransformError
-from cpembed.exploration.shapes.choice import Columns, Costs, NearSets, SetChoice
-from cpembed.exploration.shapes.shape import Cost, Shape, instruction_of
+from cpembed.exploration.shapes.shape import PICOSECONDS, Cost, Shape, instruction_of
+from cpembed.hw.instruction import HardwareSpec, Instruction
 from cpembed.ir.computation import Computation
 from cpembed.runtime.cluster import Task, Workers
 from cpembed.steps import silent
@@ -55,10 +51,6 @@ moves the fewest bytes is the result."""
 
 _FEW_MAPS = 64
 """Maximum number of axis maps of each component, where the time limits leave no embedding."""
-
-_BATCH = 4
-"""Number of cells that are searched at a time, for each worker."""
-
 
 Key = TypeVar("Key")
 
@@ -92,11 +84,20 @@ def keyed_results(
 
 @dataclass(frozen=True)
 class Cell:
-    """A shape in a layer (on the element types of the instruction), under a constraint set."""
+    """A shape in a layer (on the element types of the instruction), under a constraint set.
+
+    ``spec`` has the element types and memories of the shapes; None for the template.
+    """
 
     workload: Computation
     constraints: ConstraintSet
     shape: Shape
+    spec: HardwareSpec | None = None
+
+    @property
+    def instruction(self) -> Instruction:
+        """The instruction of the shape."""
+        return instruction_of(self.shape, self.spec)
 
     @property
     def ideal(self) -> int:
@@ -123,6 +124,7 @@ class ProvenEmbedding:
 
     ``commuted``: the factors have each other's roles, because in their own nothing fits.
     ``first_ranked``: it is proven to be the first of the ranking among those of as few executions.
+    ``estimate`` is that of a described machine, where shapes are compared by time.
     """
 
     embedding: Embedding
@@ -132,6 +134,7 @@ class ProvenEmbedding:
     in_place: tuple[str, ...]
     commuted: bool
     first_ranked: bool
+    estimate: Estimate | None = None
 
     @staticmethod
     def prove(
@@ -198,7 +201,7 @@ def embed(cell: Cell, fewest: FewestExecutions) -> ProvenEmbedding:
 
 def _searches(cell: Cell, executions: int) -> Iterator[RankedSearch]:
     """Yield ranked searches for embeddings of so few executions, until one has a result."""
-    instruction = instruction_of(cell.shape)
+    instruction = cell.instruction
     ranker = Ranker(Pairing(cell.workload, instruction), cell.constraints, 1, silent)
     limits = SearchLimits(seconds=_ALL_SECONDS)
     # First all embeddings: small problems have few, and only then is the ranking that of `solve`.
@@ -241,7 +244,7 @@ def search_shape(cell: Cell, seconds: float | None) -> ShapeSearch:
     As :func:`~cpembed.driver.solve.solve` does, it commutes the factors where nothing fits in the
     roles that their order gives them.
     """
-    instruction = instruction_of(cell.shape)
+    instruction = cell.instruction
     constraints = replace(cell.constraints, weights=EXECUTIONS_ONLY)
     limits, clock = SearchLimits(seconds=seconds), Clock(seconds)
     result = find_embeddings(cell.workload, instruction, constraints, limits)
@@ -277,7 +280,7 @@ class ProgramWalk(ABC):
 
     def _derive_all(self) -> None:
         layouts: LayoutCache = {}
-        workload, instruction = self._cell.workload, instruction_of(self._cell.shape)
+        workload, instruction = self._cell.workload, self._cell.instruction
         embeddings = self._search.result.embeddings
         for item in best_first(workload, instruction, embeddings, EXECUTIONS_ONLY):
             check_time()
@@ -346,7 +349,14 @@ class CellResult:
         """Return the cost of the best embedding that was found."""
         if self.embedded is None:
             return math.inf
+        if self.embedded.estimate is not None:
+            return picoseconds(self.embedded.estimate.total_us)
         return cost.combined(self.embedded.executions, self.embedded.packing_bytes)
+
+
+def picoseconds(us: float) -> float:
+    """Return a time as a cost: whole picoseconds."""
+    return float(round(us * PICOSECONDS))
 
 
 def search_cell(cell: Cell, cost: Cost, seconds: float | None) -> CellResult:
@@ -361,6 +371,8 @@ def search_cell(cell: Cell, cost: Cost, seconds: float | None) -> CellResult:
     seconds
         Time limit; None for no limit.
     """
+    if cost.machine is not None:
+        return cost.machine.search(cell, seconds)
     clock = Clock(seconds)
     search = search_shape(cell, seconds)
     result = search.result
@@ -368,7 +380,7 @@ def search_cell(cell: Cell, cost: Cost, seconds: float | None) -> CellResult:
         return CellResult(math.inf)
     walk = _CheapestProgram(cell, search, cost)
     walk.run(clock)
-    bound = float(cell.ideal * cost.unit)
+    bound = float(cost.combined(cell.ideal, 0))
     # An interrupted search may lack the embedding of the least cost, so the walk bounds nothing.
     if result.complete:
         bound = max(bound, walk.bound)
@@ -380,117 +392,3 @@ def search_cell(cell: Cell, cost: Cost, seconds: float | None) -> CellResult:
     first = bound >= cost.combined(paid.calls, paid.packing_bytes)
     proven = ProvenEmbedding.prove(candidate, paid, commuted=search.commuted, first_ranked=first)
     return CellResult(bound, proven)
-
-
-# ------------------------------------------------------------------------------ the best sets
-
-
-@dataclass(frozen=True, kw_only=True)
-class CellSearch:
-    """The parameters of searches of cells.
-
-    ``workloads`` holds the computation of each row, ``shape`` returns the shape of a column;
-    ``report`` is called with the number of cells searched.
-    """
-
-    workloads: Sequence[Computation]
-    shape: Callable[[int], Shape]
-    constraints: ConstraintSet
-    cost: Cost
-    workers: Workers
-    clock: Clock
-    report: Callable[[int], None]
-
-
-class CellTable:
-    """Lower bounds and costs of cells, a row per computation and a column per shape.
-
-    Searches raise the ``bounds``; those of ``exact`` rows are costs, which need no search.
-    ``weights`` say how often the network has each row.
-    """
-
-    def __init__(
-        self,
-        bounds: NDArray[np.float64],
-        exact: NDArray[np.bool_],
-        weights: NDArray[np.float64],
-        search: CellSearch,
-    ) -> None:
-        self.results: dict[tuple[int, int], CellResult] = {}
-        self._bounds, self._exact = bounds, exact
-        self._weights, self._search = weights, search
-        # Costs of the best embeddings that were found; infinite where none was.
-        self._costs = np.where(exact[:, None], bounds, np.inf)
-
-    @property
-    def weighted_costs(self) -> Costs:
-        """Costs of the embeddings that were found, each as often as the network has its row."""
-        return self._costs * self._weights[:, None]
-
-    def best(self, choose: Callable[[Costs], SetChoice]) -> SetChoice:
-        """Return the best set and the runner-up, or the best ones when the time is over.
-
-        ``choose`` returns those by weighted costs.
-        """
-        while True:
-            choice = choose(self._bounds * self._weights[:, None])
-            # The runner-up's cells only where the best set has none left.
-            places: list[tuple[int, int]] = []
-            for columns in choice.sets:
-                places = places or self._open_places(columns)
-            if not places and all(map(self._is_settled, choice.sets)):
-                return choice
-            if not places or self._search.clock.is_over:
-                break
-            self._run(places)
-        # The time is over. Costs are of embeddings that exist; the bounds still say how far the
-        # best of them can be from the best of all.
-        by_costs = choose(self.weighted_costs)
-        least = choice.costs[-1] if len(choice.costs) > 1 else math.inf
-        proven = len(by_costs.costs) > 1 and by_costs.costs[1] <= least
-        return SetChoice(by_costs.sets, by_costs.costs, choice.bound, proven)
-
-    def near(self, choose: Callable[[Costs], NearSets]) -> NearSets:
-        """Return the sets within a limit, or those so far when the time is over.
-
-        ``choose`` returns those by weighted costs.
-        """
-        while True:
-            near = choose(self._bounds * self._weights[:, None])
-            sets = [columns for columns, _ in near.sets]
-            places = list(dict.fromkeys(place for s in sets for place in self._open_places(s)))
-            if not places and all(map(self._is_settled, sets)):
-                return near
-            if not places or self._search.clock.is_over:
-                return replace(choose(self.weighted_costs), complete=False)
-            self._run(places)
-
-    def _open_places(self, columns: Columns) -> list[tuple[int, int]]:
-        """Return the cells that a set rests on and that are not searched, the most costly first."""
-        best: list[int] = self._bounds[:, columns].argmin(axis=1).tolist()
-        places = [(row, columns[n]) for row, n in enumerate(best)]
-        unsearched = [p for p in places if p not in self.results and not self._exact[p[0]]]
-        return sorted(unsearched, key=lambda place: -self._bounds[place] * self._weights[place[0]])
-
-    def _is_settled(self, columns: Columns) -> bool:
-        """True if no embeddings of a set can cost less than those that were found."""
-        least = self._bounds[:, columns].min(axis=1)
-        return bool((self._costs[:, columns].min(axis=1) <= least).all())
-
-    def _run(self, places: Sequence[tuple[int, int]]) -> None:
-        """Search a batch of the first cells, which may make the rest unnecessary."""
-        search = self._search
-        left = search.clock.left()
-        seconds = None if left is None else max(left, MIN_SECONDS)
-        calls: dict[tuple[int, int], Call] = {}
-        for row, column in places[: _BATCH * search.workers.count]:
-            cell = Cell(search.workloads[row], search.constraints, search.shape(column))
-            calls[row, column] = (cell, search.cost, seconds), f"embedding {cell}"
-        for place, result in keyed_results(search.workers, search_cell, calls):
-            self.results[place] = result
-            # A search that ran out of time may bound less than the table does.
-            self._bounds[place] = max(self._bounds[place], result.bound)
-            self._costs[place] = result.cost(search.cost)
-            if math.isfinite(self._costs[place]):
-                self._bounds[place] = min(self._bounds[place], self._costs[place])
-            search.report(len(self.results))

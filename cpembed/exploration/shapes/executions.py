@@ -34,6 +34,7 @@ from cpembed.embedding.flatten import adds_tiles, candidate_groups
 from cpembed.embedding.problem import EmbeddingProblem, LabelMismatch
 from cpembed.errors import InvariantError, WorkloadError
 from cpembed.exploration.shapes.shape import AXES, Extents, Scope, representative
+from cpembed.hw.instruction import HardwareSpec, Instruction
 from cpembed.ir.computation import Computation
 
 TABULATED = (
@@ -274,7 +275,10 @@ class LayerExecutions:
 
 
 def layer_executions(
-    workload: Computation, constraints: ConstraintSet, scope: Scope
+    workload: Computation,
+    constraints: ConstraintSet,
+    scope: Scope,
+    spec: HardwareSpec | None = None,
 ) -> LayerExecutions:
     """Return the fewest instruction executions that the layer needs on each shape.
 
@@ -289,33 +293,40 @@ def layer_executions(
         embedding with the factors in their order, the two factors are swapped, as in ``solve``.
     scope
         Instruction shapes to evaluate.
+    spec
+        Specification with the element types and memories of all shapes; None for the template.
     """
-    table = _tabulated(workload, constraints, scope)
+    instruction = representative(spec)
+    table = _tabulated(workload, constraints, scope, instruction)
     if table.reason is not None:
         return table
     if table.obstacle is not None:
-        table = replace(table, executions=_lower_bounds(workload, constraints, scope))
+        table = replace(table, executions=_lower_bounds(workload, constraints, scope, instruction))
     elif constraints.get("dataflow") and not constraints.commutes:
-        table = _with_commuted(table, workload, constraints, scope)
+        table = _with_commuted(table, workload, constraints, scope, instruction)
     if np.isinf(table.executions).all():
         return replace(table, reason=f"no shape fits under {constraints.name}", obstacle=None)
     return table
 
 
 def _with_commuted(
-    table: LayerExecutions, workload: Computation, constraints: ConstraintSet, scope: Scope
+    table: LayerExecutions,
+    workload: Computation,
+    constraints: ConstraintSet,
+    scope: Scope,
+    instruction: Instruction,
 ) -> LayerExecutions:
     """Add the executions with commuted factors of shapes that do not fit without."""
     if not np.isinf(table.executions).any():
         return table
-    second = _tabulated(workload, constraints.with_commuted_operands(), scope)
+    second = _tabulated(workload, constraints.with_commuted_operands(), scope, instruction)
     commuted = np.isinf(table.executions) & np.isfinite(second.executions)
     executions = np.where(commuted, second.executions, table.executions)
     return replace(table, executions=executions, commuted=commuted)
 
 
 def _lower_bounds(
-    workload: Computation, constraints: ConstraintSet, scope: Scope
+    workload: Computation, constraints: ConstraintSet, scope: Scope, instruction: Instruction
 ) -> NDArray[np.float64]:
     """Return lower bounds of the executions where tables do not hold them."""
     # Without the constraints that tables do not cover there are more embeddings, also with the
@@ -325,16 +336,18 @@ def _lower_bounds(
     relaxed = constraints.removing(*omitted)
     if relaxed.get("dataflow") is not None:
         relaxed = relaxed.with_commuted_operands()
-    table = _tabulated(workload, relaxed, scope)
+    table = _tabulated(workload, relaxed, scope, instruction)
     return ideal if table.reason or table.obstacle else np.maximum(ideal, table.executions)
 
 
-def _tabulated(workload: Computation, constraints: ConstraintSet, scope: Scope) -> LayerExecutions:
+def _tabulated(
+    workload: Computation, constraints: ConstraintSet, scope: Scope, instruction: Instruction
+) -> LayerExecutions:
     """Return the executions under one constraint set; infinite where tables do not hold them."""
     count = len(scope.shapes)
     unfit = LayerExecutions(np.full(count, np.inf), np.zeros(count, np.bool_))
     try:
-        problems = Pairing(workload, representative()).problems(constraints.commutes)
+        problems = Pairing(workload, instruction).problems(constraints.commutes)
     except WorkloadError as error:
         return replace(unfit, reason=str(error))
     if isinstance(problems, LabelMismatch):

@@ -10,11 +10,10 @@ from dataclasses import dataclass, replace
 import numpy as np
 from numpy.typing import NDArray
 
+from cpembed.exploration.shapes.cell_table import CellSearch, CellTable
 from cpembed.exploration.shapes.cells import (
     Call,
     Cell,
-    CellSearch,
-    CellTable,
     FewestExecutions,
     NoProgramError,
     ProvenEmbedding,
@@ -180,7 +179,7 @@ class _Finder:
     ) -> None:
         self.question, self.workers, self.report = question, workers, report
         self.clock, self._started = Clock(question.timeout), time.perf_counter()
-        self.layers = read_layers(model)
+        self.layers = read_layers(model, question.spec)
         self.tables = tabulate(self.layers, question, workers, report)
         self.computations = [n for n, table in enumerate(self.tables) if table.reason is None]
         self.columns = question.admitted()
@@ -201,7 +200,8 @@ class _Finder:
                 not_dominated=0,
             )
         # Tables hold executions only, and none for constraints that judge whole instructions.
-        packing = self.question.cost.bytes_per_execution is not None
+        cost = self.question.cost
+        packing = cost.bytes_per_execution is not None or cost.is_time
         if packing or any(self.tables[n].obstacle is not None for n in self.computations):
             return self.by_search(exact=not packing)
         return self._by_tables()
@@ -236,7 +236,14 @@ class _Finder:
         """
         question, tables, rows = self.question, self.tables, self.computations
         # Executions without bytes of packing bound the cost from below.
-        bounds = np.stack([tables[n].executions[self.columns] * question.cost.unit for n in rows])
+        executions = [tables[n].executions[self.columns] for n in rows]
+        machine = question.cost.machine
+        if machine is None:
+            bounds = np.stack(executions) * question.cost.unit
+        else:
+            shapes = [self.shape(int(column)) for column in self.columns]
+            workloads = [self.layers.workloads[n] for n in rows]
+            bounds = machine.bounds(shapes, workloads, np.stack(executions))
         weights = np.array([self.layers.weight(n) for n in rows], np.float64)
         in_tables = [exact and tables[n].obstacle is None for n in rows]
         search = CellSearch(
@@ -247,6 +254,7 @@ class _Finder:
             workers=self.workers,
             clock=self.clock,
             report=lambda count: self.report(f"searching: {count:,} shapes in layers", 0, 1),
+            spec=question.spec,
         )
         table = CellTable(bounds, np.array(in_tables, np.bool_), weights, search)
         choice = table.best(lambda costs: question.choose(costs, self._macs, self.clock))
@@ -298,7 +306,8 @@ class _Finder:
         calls: dict[int, Call] = {}
         for computation, column in columns.items():
             table, workload = self.tables[computation], self.layers.workloads[computation]
-            cell = Cell(workload, self.question.constraints, self.shape(column))
+            question = self.question
+            cell = Cell(workload, question.constraints, self.shape(column), question.spec)
             fewest = FewestExecutions(int(table.executions[column]), bool(table.commuted[column]))
             calls[computation] = (cell, fewest), f"embedding {cell}"
         embedded: dict[int, ProvenEmbedding] = {}

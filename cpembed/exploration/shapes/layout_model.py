@@ -39,7 +39,7 @@ from cpembed.exploration.shapes.network import (
     Use,
     tensor_layout,
 )
-from cpembed.exploration.shapes.shape import Shape, instruction_of
+from cpembed.exploration.shapes.shape import Shape
 from cpembed.time_limit import Clock
 from cpembed.transform.program import DerivedProgram, PackedOperand
 
@@ -121,7 +121,7 @@ def mappings_of(
 
 def prove_mapping(cell: Cell, mapping: LayerMapping) -> ProvenEmbedding:
     """Return the embedding of a mapping of a cell with its program proven."""
-    candidate = derive_candidate(cell.workload, instruction_of(cell.shape), mapping.embedding)
+    candidate = derive_candidate(cell.workload, cell.instruction, mapping.embedding)
     cost = overheads(candidate.program)
     return ProvenEmbedding.prove(candidate, cost, commuted=mapping.commuted, first_ranked=True)
 

@@ -85,7 +85,7 @@ class LayoutSearch:
     ) -> None:
         self._network, self._question, self._shapes = network, question, shapes
         self._clock = clock
-        self._unit = question.cost.unit
+        self._unit = question.cost.bytes_per_execution or 1
         self._bounds = executions * self._unit
         self._uses = range(len(network.uses))
         self._weights = np.array([network.weight(use) for use in self._uses], np.float64)

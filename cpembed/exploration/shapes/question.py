@@ -27,7 +27,16 @@ from cpembed.exploration.shapes.choice import (
 )
 from cpembed.exploration.shapes.executions import LayerExecutions, layer_executions
 from cpembed.exploration.shapes.layout_model import Copy
-from cpembed.exploration.shapes.shape import Cost, LayerSet, Scope, Shape, ShapedLayer, tile_bytes
+from cpembed.exploration.shapes.shape import (
+    Cost,
+    LayerSet,
+    Scope,
+    Shape,
+    ShapedLayer,
+    template_of,
+    tile_bytes,
+)
+from cpembed.hw.instruction import HardwareSpec
 from cpembed.runtime.cluster import Workers
 from cpembed.steps import Progress
 from cpembed.time_limit import Clock
@@ -59,13 +68,22 @@ class Question:
     from one layout to another, and constants are packed ahead of time."""
     within: float | None = None
     """All sets that cost at most so many percent more than the best are listed."""
+    dtypes: tuple[str, ...] | None = None
+    """Element types of A, B and C; None for int8, int8 and int32, or those of a machine."""
+
+    @property
+    def spec(self) -> HardwareSpec:
+        """The element types and memories of all shapes."""
+        if self.cost.machine is not None:
+            return self.cost.machine.spec
+        return template_of(self.dtypes)
 
     def admitted(self) -> NDArray[np.int64]:
         """Return the columns of the shapes that the buffer and the total of a set admit."""
         shapes = self.scope.shapes
         admitted = np.ones(len(shapes), np.bool_)
         if self.buffer_bytes is not None:
-            admitted &= tile_bytes(shapes) <= self.buffer_bytes
+            admitted &= tile_bytes(shapes, self.spec) <= self.buffer_bytes
         if self.total_macs is not None:
             # A larger shape is in no set of the total.
             admitted &= shapes.prod(axis=1) <= self.total_macs
@@ -123,7 +141,10 @@ def tabulate(
         Called after each table.
     """
     calls = {
-        n: ((workload, question.constraints, question.scope), f"executions of {workload.name}")
+        n: (
+            (workload, question.constraints, question.scope, question.spec),
+            f"executions of {workload.name}",
+        )
         for n, workload in enumerate(layers.workloads)
     }
     tables: dict[int, LayerExecutions] = {}
@@ -184,6 +205,8 @@ class LayerRow:
             "exchanged": embedded.commuted,
             "first_of_ties": embedded.first_ranked,
             "layouts": None if self.layouts is None else list(self.layouts),
+            "us": None if embedded.estimate is None else embedded.estimate.total_us,
+            "estimate": None if embedded.estimate is None else embedded.estimate.to_json(),
             "embedding": {
                 "id": embedded.embedding.identifier(),
                 "family": {axis: list(axes) for axis, axes in embedded.embedding.family.items()},
@@ -359,8 +382,22 @@ class ShapeResult(Displayed):
         executions = sum(row.embedded.executions * row.layer.count for row in rows)
         return sum(row.layer.count for row in rows), executions
 
+    @property
+    def us(self) -> float | None:
+        """Estimated time of all layers, each times its count; None where times do not count."""
+        if not self.layers or not self.question.cost.is_time:
+            return None
+        return sum(
+            row.embedded.estimate.total_us * row.layer.count
+            for row in self.layers
+            if row.embedded.estimate is not None
+        )
+
     def in_executions(self, cost: float | None) -> float | None:
-        """Return a cost in executions; bytes of packing count as the executions they are worth."""
+        """Return a cost in executions, or in microseconds where times are compared.
+
+        Bytes of packing count as the executions they are worth.
+        """
         return None if cost is None or math.isinf(cost) else cost / self.question.cost.unit
 
     def to_json(self) -> dict[str, Any]:
@@ -373,6 +410,13 @@ class ShapeResult(Displayed):
             "shapes": question.count,
             "powers_of_two": scope.powers,
             "smallest": scope.smallest,
+            "multiples": list(scope.multiples),
+            "dtypes": [
+                self.question.spec.instruction.dtypes[operand.name][0]
+                for operand in self.question.spec.instruction.computation.operands
+            ],
+            "machine": None if question.cost.machine is None else question.cost.machine.name,
+            "unit": "us" if question.cost.is_time else "executions",
             "bytes_per_execution": question.cost.bytes_per_execution,
             "buffer_bytes": question.buffer_bytes,
             "total_macs": question.total_macs,
@@ -381,6 +425,7 @@ class ShapeResult(Displayed):
             "gap": self.gap,
             "cost": self.in_executions(sets.cost),
             "bound": self.in_executions(sets.bound),
+            "us": self.us,
             "executions": self.executions,
             "packing_bytes": self.packing_bytes if self.layers else None,
             "ideal": self.ideal if self.layers else None,

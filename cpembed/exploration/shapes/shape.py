@@ -6,11 +6,13 @@ A shape is a value; its target can be saved as a file. The layers are those of a
 from __future__ import annotations
 
 import contextlib
+import math
 import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cache, lru_cache
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import numpy as np
 from numpy.typing import NDArray
@@ -22,11 +24,15 @@ from cpembed.files import write_whole
 from cpembed.graph.graph import Graph
 from cpembed.hw.instruction import HardwareSpec, Instruction, InstructionAxis
 from cpembed.hw.loader import MAX_OPERATIONS, load_hardware_spec
+from cpembed.hw.schema import close_match
 from cpembed.ir.computation import Computation
-from cpembed.ir.dtypes import size_bytes
+from cpembed.ir.dtypes import INPUT_DTYPES, size_bytes
 from cpembed.resources import constraint_files
 from cpembed.workloads.suites import Layer
 from cpembed.workloads.user_suites import ComputedLayer
+
+if TYPE_CHECKING:
+    from cpembed.exploration.shapes.timed import TimedMachine
 
 AXES = ("x", "y", "z")
 """Names of the rows, columns and steps of ``C[x,y] += A[x,z] * B[z,y]``."""
@@ -63,7 +69,13 @@ class Shape:
         return f"{self.x}x{self.y}x{self.z}"
 
 
-def shapes_within(macs: int, *, powers: bool = False, smallest: int = 1) -> Extents:
+def shapes_within(
+    macs: int,
+    *,
+    powers: bool = False,
+    smallest: int = 1,
+    multiples: tuple[int, int, int] = (1, 1, 1),
+) -> Extents:
     """Return all triples of extents whose product is at most ``macs``, ascending.
 
     Parameters
@@ -74,6 +86,8 @@ def shapes_within(macs: int, *, powers: bool = False, smallest: int = 1) -> Exte
         True for powers of two only.
     smallest
         Minimum extent.
+    multiples
+        Numbers of which the extents of x, y and z are multiples.
 
     Raises
     ------
@@ -82,62 +96,83 @@ def shapes_within(macs: int, *, powers: bool = False, smallest: int = 1) -> Exte
     """
     if not 1 <= macs <= MAX_OPERATIONS:
         raise WorkloadError(f"macs is {macs:,}: an instruction has 1 to {MAX_OPERATIONS:,}")
-    if smallest < 1 or smallest**3 > macs:
-        raise WorkloadError(
-            f"no shape of extents of {smallest} or more has {macs:,} multiply-accumulates or "
-            "fewer: allow smaller extents"
-        )
-    if powers:
-        sizes = [2**k for k in range(macs.bit_length()) if 2**k >= smallest]
-    else:
-        sizes = list(range(smallest, macs // smallest**2 + 1))
+    if smallest < 1 or min(multiples) < 1:
+        raise WorkloadError("extents, and what they are multiples of, are 1 or more")
+    first, second, third = _extents(macs, powers, smallest, multiples)
     blocks: list[Extents] = []
-    count, values = 0, np.array(sizes, np.int64)
-    for x in sizes:
-        for y in sizes:
-            if x * y * smallest > macs:
-                break
+    count, values = 0, np.array(third, np.int64)
+    for x in first:
+        for y in second:
             last = int(np.searchsorted(values, macs // (x * y), side="right"))
+            if not last:
+                break
             count += last
             # Counted while they are listed, so that a large budget fails before its memory is
             # allocated.
             if count > MAX_SHAPES:
                 raise WorkloadError(
                     f"more than {MAX_SHAPES:,} shapes have {macs:,} multiply-accumulates or "
-                    "fewer: allow powers of two only"
+                    "fewer: allow powers of two, or multiples, only"
                 )
             block = np.empty((last, 3), np.int64)
             block[:, 0], block[:, 1], block[:, 2] = x, y, values[:last]
             blocks.append(block)
-    shapes = np.concatenate(blocks) if blocks else np.empty((0, 3), np.int64)
-    if not len(shapes):
+    if not blocks:
+        several = "" if multiples == (1, 1, 1) else f", multiples of {multiples},"
         raise WorkloadError(
-            f"no shape of extents of {smallest} or more has {macs:,} multiply-accumulates or "
-            "fewer: allow smaller extents"
+            f"no shape of extents of {smallest} or more{several} has {macs:,} "
+            "multiply-accumulates or fewer: allow smaller extents"
         )
-    return shapes
+    return np.concatenate(blocks)
+
+
+def _extents(
+    macs: int, powers: bool, smallest: int, multiples: tuple[int, int, int]
+) -> tuple[list[int], list[int], list[int]]:
+    """Return the extents of each axis that occur in a shape, ascending."""
+    # The smallest that each axis can have bounds the others.
+    least = [-(-smallest // multiple) * multiple for multiple in multiples]
+    axes: list[list[int]] = []
+    for place, multiple in enumerate(multiples):
+        largest = macs // math.prod(least[:place] + least[place + 1 :])
+        if powers:
+            sizes = [2**k for k in range(macs.bit_length()) if smallest <= 2**k <= largest]
+            axes.append([size for size in sizes if size % multiple == 0])
+        else:
+            axes.append(list(range(least[place], largest + 1, multiple)))
+    return axes[0], axes[1], axes[2]
+
+
+PICOSECONDS = 1e6
+"""Picoseconds of a microsecond: the costs of times, since the solver adds integers."""
 
 
 @dataclass(frozen=True)
 class Cost:
-    """The measure of a shape: executions, or executions and bytes of packing.
+    """The measure of a shape: executions, or executions and bytes of packing, or time.
 
     ``bytes_per_execution`` says how many bytes that packing and unpacking move are worth an
     execution; None if they do not count. A cost is an integer: executions, or executions times
-    ``bytes_per_execution`` plus bytes.
+    ``bytes_per_execution`` plus bytes; where ``machine`` is set, picoseconds of its estimates.
     """
 
     bytes_per_execution: int | None = None
+    machine: TimedMachine | None = None
 
     @property
-    def unit(self) -> int:
-        """The cost of one execution."""
-        return self.bytes_per_execution or 1
+    def unit(self) -> float:
+        """The cost of one execution, or of a microsecond."""
+        return self.bytes_per_execution or (1 if self.machine is None else PICOSECONDS)
+
+    @property
+    def is_time(self) -> bool:
+        """True where costs are times."""
+        return self.machine is not None
 
     def combined(self, executions: int, packing_bytes: int) -> int:
         """Return the cost of executions with packing."""
         moved = 0 if self.bytes_per_execution is None else packing_bytes
-        return executions * self.unit + moved
+        return executions * (self.bytes_per_execution or 1) + moved
 
 
 @dataclass(frozen=True)
@@ -145,12 +180,13 @@ class Scope:
     """The shapes that are compared.
 
     They have at most ``macs`` multiply-accumulates and extents of at least ``smallest``, which are
-    powers of two only where ``powers`` is set.
+    powers of two only where ``powers`` is set, and ``multiples`` of three numbers.
     """
 
     macs: int
     powers: bool = False
     smallest: int = 1
+    multiples: tuple[int, int, int] = (1, 1, 1)
 
     @property
     def shapes(self) -> Extents:
@@ -165,7 +201,9 @@ class Scope:
 
 @lru_cache(maxsize=2)
 def _shapes(scope: Scope) -> Extents:
-    return shapes_within(scope.macs, powers=scope.powers, smallest=scope.smallest)
+    return shapes_within(
+        scope.macs, powers=scope.powers, smallest=scope.smallest, multiples=scope.multiples
+    )
 
 
 @cache
@@ -174,19 +212,48 @@ def template() -> HardwareSpec:
     return load_hardware_spec(TEMPLATE)
 
 
-def representative() -> Instruction:
-    """Return a small instruction that stands for all shapes where only the axes' roles matter."""
-    return _instruction("matrix_product", {name: InstructionAxis(name, 1, 4) for name in AXES})
+def template_of(dtypes: Sequence[str] | None = None) -> HardwareSpec:
+    """Return the specification of all shapes with other element types of A, B and C.
+
+    Raises :class:`WorkloadError` for anything but three known types.
+    """
+    if dtypes is None:
+        return template()
+    spec = template()
+    operands = spec.instruction.computation.operands
+    for dtype in dtypes:
+        if dtype not in INPUT_DTYPES:
+            near = close_match(dtype, INPUT_DTYPES)
+            raise WorkloadError(f"unknown element type {dtype!r}{near}")
+    if len(dtypes) != len(operands):
+        raise WorkloadError(f"{','.join(dtypes)}: name the element types of A, B and C")
+    types = {operand.name: dtype for operand, dtype in zip(operands, dtypes, strict=True)}
+    computation = spec.instruction.computation.with_dtypes(types)
+    instruction = replace(
+        spec.instruction,
+        computation=computation,
+        dtypes={name: (dtype,) for name, dtype in types.items()},
+    )
+    return replace(spec, instruction=instruction)
 
 
-def instruction_of(shape: Shape) -> Instruction:
-    """Return the instruction of a shape."""
+def representative(spec: HardwareSpec | None = None) -> Instruction:
+    """Return a small instruction that stands for all shapes where only the axes' roles matter.
+
+    ``spec`` has its element types and memories; None for the template.
+    """
+    axes = {name: InstructionAxis(name, 1, 4) for name in AXES}
+    return _instruction("matrix_product", axes, spec or template())
+
+
+def instruction_of(shape: Shape, spec: HardwareSpec | None = None) -> Instruction:
+    """Return the instruction of a shape, on the element types and memories of a specification."""
     axes = {name: InstructionAxis(name, size, size) for name, size in shape.extents.items()}
-    return _instruction(f"gemm_{shape}", axes)
+    return _instruction(f"gemm_{shape}", axes, spec or template())
 
 
-def _instruction(name: str, axes: Mapping[str, InstructionAxis]) -> Instruction:
-    first = template().instruction
+def _instruction(name: str, axes: Mapping[str, InstructionAxis], spec: HardwareSpec) -> Instruction:
+    first = spec.instruction
     sizes = {axis.name: axis.maximum for axis in axes.values()}
     # The template is configurable to any extent that the shape or the template itself has.
     most = max(*sizes.values(), *first.extents.values())
@@ -197,33 +264,50 @@ def _instruction(name: str, axes: Mapping[str, InstructionAxis]) -> Instruction:
     )
 
 
-def target_of(shape: Shape, constraints: str | None = None) -> HardwareSpec:
-    """Return the target of a shape: the template's element types and memories, without machines.
+def target_of(
+    shape: Shape, constraints: str | None = None, spec: HardwareSpec | None = None
+) -> HardwareSpec:
+    """Return the target of a shape, without machines.
 
-    ``constraints`` names the target's default constraint set.
+    Parameters
+    ----------
+    shape
+        The shape.
+    constraints
+        Name of the target's default constraint set.
+    spec
+        Specification with the element types and memories; None for the template.
     """
-    spec, name = template(), f"gemm_{shape}"
+    spec, name = spec or template(), f"gemm_{shape}"
     return replace(
         spec,
         name=name,
-        description=f"virtual matrix product, {shape}, int8 x int8 -> int32",
-        instruction=instruction_of(shape),
+        description=_description(shape, spec),
+        instruction=instruction_of(shape, spec),
         constraints=constraints,
         path="",
         machines={},
     )
 
 
-def tile_bytes(shapes: Extents) -> NDArray[np.int64]:
+def _description(shape: Shape, spec: HardwareSpec) -> str:
+    first, second, result = (
+        spec.instruction.dtypes[operand.name][0]
+        for operand in spec.instruction.computation.operands
+    )
+    return f"virtual matrix product, {shape}, {first} x {second} -> {result}"
+
+
+def tile_bytes(shapes: Extents, spec: HardwareSpec | None = None) -> NDArray[np.int64]:
     """Return the bytes of the tiles of all operands of each shape."""
-    instruction = template().instruction
+    instruction = (spec or template()).instruction
     columns = {axis: shapes[:, place] for place, axis in enumerate(AXES)}
     total = np.zeros(len(shapes), np.int64)
     for operand in instruction.computation.operands:
         elements = np.ones(len(shapes), np.int64)
         for axis in instruction.memory[operand.name].axes:
             elements = elements * columns[axis]
-        total += elements * size_bytes(operand.dtype)
+        total += elements * size_bytes(instruction.dtypes[operand.name][0])
     return total
 
 
@@ -243,7 +327,9 @@ def _files_of(path: Path, shapes: Sequence[Shape]) -> list[Path]:
     return [path.with_name(f"{path.stem}_{shape}{path.suffix}") for shape in shapes]
 
 
-def save(path: Path, shapes: Sequence[Shape], constraints: str) -> list[Path]:
+def save(
+    path: Path, shapes: Sequence[Shape], constraints: str, spec: HardwareSpec | None = None
+) -> list[Path]:
     """Write all of the targets, or none, and return their files.
 
     Parameters
@@ -254,8 +340,25 @@ def save(path: Path, shapes: Sequence[Shape], constraints: str) -> list[Path]:
         The shapes.
     constraints
         The name of the constraint set under which they were found.
+    spec
+        Specification with the element types and memories; None for the template.
     """
-    texts = [_target_text(shape, constraints) for shape in shapes]
+    texts = [_target_text(shape, constraints, spec or template()) for shape in shapes]
+    return save_texts(path, shapes, texts)
+
+
+def save_texts(path: Path, shapes: Sequence[Shape], texts: Sequence[str]) -> list[Path]:
+    """Write the texts of targets, all or none, and return their files.
+
+    Parameters
+    ----------
+    path
+        The file of a single target, or the pattern of several names.
+    shapes
+        The shapes.
+    texts
+        The text of each shape's target.
+    """
     written: list[Path] = []
     try:
         for file, text in zip(_files_of(path, shapes), texts, strict=True):
@@ -270,15 +373,15 @@ def save(path: Path, shapes: Sequence[Shape], constraints: str) -> list[Path]:
     return written
 
 
-def _target_text(shape: Shape, constraints: str) -> str:
+def _target_text(shape: Shape, constraints: str, spec: HardwareSpec) -> str:
     """Return the text of a target. It names shipped constraint sets only: a path is the user's."""
-    instruction = template().instruction
+    instruction = spec.instruction
     lines = [
         "# The matrix product of BLAS level 3 in a shape that `cpembed shape` found: no hardware",
         "# executes it.",
         "",
         f'name = "gemm_{shape}"',
-        f'description = "virtual matrix product, {shape}, int8 x int8 -> int32"',
+        f'description = "{_description(shape, spec)}"',
         f'source = "found by cpembed shape; {template().source}"',
     ]
     # A path is the user's, and the file may go elsewhere.
@@ -341,18 +444,21 @@ class LayerSet:
         return sum(layer.count for layer in self.layers if layer.computation == computation)
 
 
-def read_layers(model: Model) -> LayerSet:
+def read_layers(model: Model, spec: HardwareSpec | None = None) -> LayerSet:
     """Return the layers of a suite or a model, on the element types of the instruction.
+
+    ``spec`` has these; None for the template.
 
     Raises :class:`WorkloadError` if the suite is unknown, or a layer does not have the layout.
     """
     # Every shape has the template's element types, so that layers are typed once.
-    suite = named_suite(model.name, template(), model.inputs)
+    spec = spec or template()
+    suite = named_suite(model.name, spec, model.inputs)
     numbers: dict[Computation, int] = {}
     layers: list[ShapedLayer] = []
     products: dict[Computation, int] = {}
     for layer in suite.layers:
-        workload = _typed(layer, model.layout)
+        workload = _typed(layer, model.layout, spec)
         # Layers of the same computation differ in their names after the first word.
         number = numbers.setdefault(replace(workload, name=workload.name.split()[0]), len(numbers))
         layers.append(
@@ -363,9 +469,8 @@ def read_layers(model: Model) -> LayerSet:
     return LayerSet(suite.name, tuple(layers), tuple(numbers), suite.graph, of_product=products)
 
 
-def _typed(layer: Layer, layout: str) -> Computation:
+def _typed(layer: Layer, layout: str, spec: HardwareSpec) -> Computation:
     """Return a layer on the element types of the instruction, unless it names its own."""
-    spec = template()
     if isinstance(layer, ComputedLayer):
         return layer_workload(layer, layout, spec)
     workload = layer.workload(default_dtypes(spec), layout)

@@ -5,20 +5,17 @@ The page shows totals, the picture, the choice of layouts, the table of operator
 
 from __future__ import annotations
 
-import base64
-import hashlib
-from collections.abc import Iterable, Iterator, Mapping
-from importlib.resources import files
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
 from cpembed.files import write_whole
+from cpembed.report.html_page import definitions, html, page_head, script_text
 from cpembed.report.network_page.document import Assignment, Network, Operator, State, read
 from cpembed.report.network_page.picture import (
     SYMBOLS,
     UNKNOWN,
     describe,
-    html,
     macs,
     picture,
     share,
@@ -47,15 +44,11 @@ def page(document: Mapping[str, Any]) -> str:
     """Return the page of a document of ``cpembed network --json``."""
     network = read(document)
     # In the page itself, so that the file may be sent around.
-    style, script = _file("page.css"), _file("page.js")
+    script = script_text("network_page/page.js")
     title = html(f"{network.network} on {network.target}")
     return "\n".join(
         [
-            '<!DOCTYPE html>\n<html lang="en">\n<head>\n<meta charset="utf-8">',
-            '<meta name="viewport" content="width=device-width, initial-scale=1">',
-            _policy(script),
-            '<link rel="icon" href="data:,">',
-            f"<title>{title}</title>\n<style>\n{style}</style>\n</head>\n<body>",
+            page_head(title, script),
             '<a class="skip" href="#layers-title">To the table of layers</a>',
             _header(network, title),
             '<main>\n<section aria-label="Totals">',
@@ -75,15 +68,6 @@ def page(document: Mapping[str, Any]) -> str:
             f"<script>{script}</script>\n</body>\n</html>\n",
         ]
     )
-
-
-def _policy(script: str) -> str:
-    """Return the policy by which only the page's own script runs, whatever names contain."""
-    # The browser runs a script of this digest alone: a name with markup stays text.
-    digest = base64.b64encode(hashlib.sha256(script.encode()).digest()).decode()
-    styles = "default-src 'none'; img-src data:; style-src 'unsafe-inline'"
-    rules = f"{styles}; script-src 'sha256-{digest}'"
-    return f'<meta http-equiv="Content-Security-Policy" content="{rules}">'
 
 
 def _header(network: Network, title: str) -> str:
@@ -122,11 +106,7 @@ def _machine(network: Network) -> list[str]:
         return []
     items = network.machine.items()
     facts = ((name, UNKNOWN if value is None else str(value)) for name, value in items)
-    return ["<section>\n<h2>Machine</h2>", _definitions(facts), "</section>"]
-
-
-def _file(name: str) -> str:
-    return files(__package__ or __name__).joinpath(name).read_text(encoding="utf-8")
+    return ["<section>\n<h2>Machine</h2>", definitions(facts), "</section>"]
 
 
 # -- sections -------------------------------------------------------------------------------------
@@ -214,7 +194,7 @@ def _assignment(assignment: Assignment | None) -> list[str]:
         ("choices", UNKNOWN if assignment.options is None else f"{assignment.options:,}"),
         ("solved in", UNKNOWN if assignment.seconds is None else f"{assignment.seconds:.3g} s"),
     ]
-    table = f'<table class="costs">{rows}</table>{_definitions(facts)}'
+    table = f'<table class="costs">{rows}</table>{definitions(facts)}'
     return ["<section>\n<h2>Choice of layouts</h2>", table, "</section>"]
 
 
@@ -222,13 +202,6 @@ def _proven(assignment: Assignment) -> str:
     is_rounded = assignment.proven and assignment.gap
     rounded = f", up to {assignment.gap:.1g} of it by rounding" if is_rounded else ""
     return yes(assignment.proven).lower() + rounded
-
-
-def _definitions(rows: Iterable[tuple[str, str]]) -> str:
-    inner = "".join(
-        f"<div><dt>{html(name)}</dt><dd>{html(value)}</dd></div>" for name, value in rows
-    )
-    return f'<dl class="facts">{inner}</dl>'
 
 
 _COLUMNS = (
@@ -306,7 +279,7 @@ def _cards(network: Network) -> Iterator[str]:
         yield (
             f'<article class="card {network.state(operator).value}" id="op-{number}" '
             f'data-op="{number}" tabindex="-1">'
-            f"<h3>{html(operator.name)}</h3>{_definitions(rows)}</article>"
+            f"<h3>{html(operator.name)}</h3>{definitions(rows)}</article>"
         )
 
 

@@ -41,6 +41,13 @@ class Tensor(msgspec.Struct, frozen=True):
     conversions: tuple[Conversion, ...] = ()
 
 
+class HostWork(msgspec.Struct, frozen=True):
+    """Step of an operator that the host executes, with its estimated time in microseconds."""
+
+    work: str
+    estimated_us: float | None = None
+
+
 class MethodError(msgspec.Struct, frozen=True):
     """Root mean squares of a method's error against float64, and that of sums in float32."""
 
@@ -86,6 +93,7 @@ class Operator(msgspec.Struct, frozen=True):
     max_error: float | None = None
     method: str | None = None
     error: MethodError | None = None
+    host: tuple[HostWork, ...] = ()
 
     @property
     def is_rewritten(self) -> bool:
@@ -160,6 +168,7 @@ class Totals(msgspec.Struct, frozen=True):
     products: int | None = None
     weight_only: int | None = None
     macs: int | None = None
+    host_us: float | None = None
 
 
 class Assignment(msgspec.Struct, frozen=True):

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
-from html import escape
 
+from cpembed.report.html_page import html
 from cpembed.report.network_page.document import Conversion, Network, Operator, State, Tensor
 from cpembed.report.network_page.layering import Placed, Point, Sizes, place
 from cpembed.wording import amount, count
@@ -178,18 +178,6 @@ def describe(tensor: Tensor) -> str:
 # -- texts ----------------------------------------------------------------------------------------
 
 UNKNOWN = "-"
-
-
-def html(text: object) -> str:
-    r"""Return a text escaped for an element or an attribute: names of a model may contain anything.
-
-    Characters that cannot be printed become replacement characters.
-
-    >>> html("<b>'x'\x00")
-    '&lt;b&gt;&#x27;x&#x27;\ufffd'
-    """
-    printable = "".join(c if c.isprintable() else "\ufffd" for c in str(text))
-    return escape(printable)
 
 
 def short(text: str, length: int) -> str:

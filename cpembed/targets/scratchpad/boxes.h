@@ -7,6 +7,7 @@ struct box {
   int dimensions;
   long first[BOX_DIMENSIONS], held[BOX_DIMENSIONS], size[BOX_DIMENSIONS];
   long step[BOX_DIMENSIONS], apart[BOX_DIMENSIONS];
+  long row; /* places of the scratchpad that the innermost dimension takes; 0: those held */
 };
 
 static long least(long a, long b) { return a < b ? a : b; }
@@ -17,7 +18,7 @@ static long share(long points, long granule, long parts) {
 }
 
 /* Start the transfers of a box between main memory, where the operand begins at `memory`, and the
-   scratchpad, where the box is dense. What lies outside of the operand is zero there, and is not
+   scratchpad, where the box is dense, or in rows. What lies outside of the operand is zero there, and is not
    stored. Returns how many transfers there are. */
 static int move_box(int put, char *here, char *memory, const struct box *b, long element,
                     dma_reply *reply) {
@@ -36,7 +37,7 @@ static int move_box(int put, char *here, char *memory, const struct box *b, long
       skipped += skip * whole;
       if (count > 1) held[n] = count, apart[n] = b->apart[d], dense[n] = whole, n++;
     }
-    whole *= b->held[d];
+    whole *= d == b->dimensions - 1 && b->row ? b->row : b->held[d];
   }
   if (!put && cut) zero(here, whole);
   if (!inside) return 0;

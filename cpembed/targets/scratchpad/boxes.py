@@ -8,7 +8,7 @@ dimensions of a call are distances in the box.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
@@ -16,7 +16,7 @@ from typing import Any
 from cpembed.codegen.packing import packed_before
 from cpembed.errors import LoweringError
 from cpembed.ir.computation import AxisKind, Computation
-from cpembed.ir.dtypes import size_bytes
+from cpembed.ir.dtypes import per_byte, size_bytes
 from cpembed.ir.expression import Cast, Expression, Operation
 from cpembed.ir.index import IndexExpr
 from cpembed.targets.scratchpad.machine import ScratchpadMachine
@@ -76,7 +76,19 @@ class Operand:
 
     @property
     def element_bytes(self) -> int:
+        """Bytes of an element in an array of numpy, and where it is emulated."""
         return size_bytes(self.dtype)
+
+    @property
+    def per_byte(self) -> int:
+        """Number of elements that share a byte of the machine's memories."""
+        return per_byte(self.dtype)
+
+    def bytes_of(self, elements: Any) -> Any:
+        """Return the bytes of the machine that so many elements take."""
+        if self.per_byte == 1:
+            return elements * self.element_bytes
+        return -(-elements // self.per_byte)
 
     @cached_property
     def axes(self) -> tuple[str, ...]:
@@ -173,10 +185,22 @@ def _operand(
     workload, name = program.workload, program.roles[role]
     operand, access = workload.operand(name), workload.access(name)
     if any(not index.is_affine for index in access.index):
-        raise LoweringError(f"{name} has indices that are no sums of axes: its tiles are no boxes")
+        raise LoweringError(
+            f"{name} has indices that are no sums of axes, so that its tiles are no boxes: index "
+            "it by sums of axes times integers"
+        )
     is_output = name == workload.output.name
     if is_output and any(len(index.iterators) > 1 for index in access.index):
-        raise LoweringError(f"{name} adds up what several points store; tiles would overlap")
+        raise LoweringError(
+            f"{name} adds up what several points store, so that tiles would overlap: index each of "
+            "its dimensions by one axis"
+        )
+    if per_byte(operand.dtype) > 1 and not _has_whole_bytes(program, role):
+        raise LoweringError(
+            f"{per_byte(operand.dtype)} elements of {name} share a byte, which a transfer moves "
+            f"whole: its last dimension has to be one axis of an even extent that {role} walks in "
+            "even numbers of points"
+        )
     return Operand(
         name=name,
         tensor=operand.tensor,
@@ -191,6 +215,18 @@ def _operand(
     )
 
 
+def _has_whole_bytes(program: DerivedProgram, role: str) -> bool:
+    """True if boxes of an operand begin and end with bytes of several elements."""
+    operand = program.workload.operand(program.roles[role])
+    index, count = program.workload.access(operand.name).index, per_byte(operand.dtype)
+    axis = index[-1].single_iterator if index else None
+    granules = {
+        digit.axis: digit.count for digits in program.embedding.digits.values() for digit in digits
+    }
+    granule = granules.get(axis or "", 1)
+    return axis is not None and granule % count == operand.shape[-1] % count == 0
+
+
 def _axis(program: DerivedProgram, machine: ScratchpadMachine, name: str) -> Axis:
     axis = next(a for a in program.workload.axes if a.name == name)
     reduction = axis.kind is AxisKind.REDUCTION
@@ -203,13 +239,18 @@ def _axis(program: DerivedProgram, machine: ScratchpadMachine, name: str) -> Axi
         if left != 1:
             raise LoweringError(
                 f"{lane}: the mesh cuts it into {machine.parts(lane)} parts, its digits "
-                f"{' x '.join(str(d.count) for d in digits)} into {machine.parts(lane) // left}"
+                f"{' x '.join(str(d.count) for d in digits)} into "
+                f"{machine.parts(lane) // left}: give its axes extents in multiples of "
+                f"{machine.parts(lane)}"
             )
         for number, digit in enumerate(digits):
             if digit.axis != name:
                 continue
             if digit.stride != 1:
-                raise LoweringError(f"{lane} walks {name} in steps of {digit.stride}: no box")
+                raise LoweringError(
+                    f"{lane} walks {name} in steps of {digit.stride}, which is no box: use "
+                    "--constraints boxes"
+                )
             weight = math.prod(parts[:number])
             return Axis(
                 name, axis.extent, reduction, lane,
@@ -231,7 +272,8 @@ def _require_harmless_padding(product: BoxProduct) -> None:
         )
         if not harmless:
             raise LoweringError(
-                f"{axis.name} is padded to a multiple of {axis.granule}: no factor is zero there"
+                f"{axis.name} is padded to a multiple of {axis.granule}, where no factor is zero: "
+                f"give it an extent in multiples of {axis.granule}"
             )
 
 
@@ -250,10 +292,21 @@ class BoxDimension:
     """Size of the operand's dimension."""
     stride_bytes: int
     """Bytes between neighbouring places in main memory."""
+    number: int = 0
+    """Number of the operand's dimension."""
+    blocked: int = 0
+    """Number of points of a block, if the places of this dimension are blocks of an axis."""
+    within: int = 0
+    """Number of places, if this dimension is that of one axis within a block."""
+    room: int = 0
+    """Number of places after which the next row of the scratchpad begins; 0 if it is dense."""
 
     def places(self, pe_points: Mapping[str, Any]) -> Any:
         """Return the number of places for the points that a PE holds by axis, or arrays of them."""
-        return 1 + sum(factor * (pe_points[name] - 1) for name, factor in self.walks.items())
+        if self.within:
+            return self.within
+        places = 1 + sum(factor * (pe_points[name] - 1) for name, factor in self.walks.items())
+        return places // self.blocked if self.blocked else places
 
 
 @dataclass(frozen=True)
@@ -271,19 +324,28 @@ class Box:
         return tuple(dimension.places(pe_points) for dimension in self.dimensions)
 
     def elements(self, pe_points: Mapping[str, Any]) -> Any:
-        return math.prod(self.places(pe_points))
+        """Return the number of elements of the scratchpad that the box takes."""
+        return math.prod(d.room or d.places(pe_points) for d in self.dimensions)
 
     def walk(self, axis: str) -> tuple[tuple[int, int], ...]:
-        """Return the dimensions that an axis walks, with the places of its step."""
+        """Return the dimensions that an axis walks, within a block, with the places of its step."""
         return tuple(
             (number, dimension.walks[axis])
             for number, dimension in enumerate(self.dimensions)
-            if axis in dimension.walks
+            if axis in dimension.walks and not dimension.blocked
         )
+
+    def block_dimension(self, axis: str) -> int | None:
+        """Return the dimension whose places are blocks of an axis; None if it has none."""
+        for number, dimension in enumerate(self.dimensions):
+            if dimension.blocked and axis in dimension.walks:
+                return number
+        return None
 
     def stride(self, axis: str, places: Sequence[int]) -> int:
         """Return the elements between neighbours along an axis, in a box of so many places."""
-        return sum(factor * math.prod(places[number + 1 :]) for number, factor in self.walk(axis))
+        sizes = [d.room or size for d, size in zip(self.dimensions, places, strict=True)]
+        return sum(factor * math.prod(sizes[number + 1 :]) for number, factor in self.walk(axis))
 
     def _unit_dimension(self, axis: str) -> int | None:
         """Return the only dimension that an axis walks, if it does so place by place."""
@@ -308,140 +370,3 @@ class Box:
         """True if neighbours along an axis are neighbours in the box."""
         number = self._unit_dimension(axis)
         return number is not None and not any(d.walks for d in self.dimensions[number + 1 :])
-
-
-@dataclass(frozen=True)
-class Form:
-    """The boxes of a product, whatever the sizes of its tiles are.
-
-    They follow from the axes of which a PE holds one point of a tile (``single``), and more of all
-    others; ``ahead`` if constant operands are in main memory box after box.
-    """
-
-    product: BoxProduct
-    single: frozenset[str]
-    ahead: bool
-
-    @cached_property
-    def boxes(self) -> tuple[Box, Box, Box]:
-        a, b, c = map(self._box, self.product.operands)
-        return a, b, c
-
-    @cached_property
-    def chains(self) -> Mapping[str, tuple[Axis, ...]]:
-        """Axes that one execution covers by instruction axis, innermost first.
-
-        Raises :class:`LoweringError` if the points of a granule have no constant stride.
-        """
-        return {lane: self._chain(lane) for lane in self.product.lanes if lane}
-
-    @cached_property
-    def repeated(self) -> tuple[Axis, ...]:
-        """Axes of which a PE holds several points that an execution does not cover."""
-        covered = set[str]()
-        # An instruction of fixed size is executed for one granule after the other.
-        if self.product.machine.sized:
-            covered = {axis.name for chain in self.chains.values() for axis in chain}
-        axes = self.product.axes.values()
-        return tuple(a for a in axes if a.name not in covered and a.name not in self.single)
-
-    def _boxes_of(self, lane: str) -> tuple[Box, Box]:
-        """Return the boxes that an instruction axis moves in."""
-        a, b, c = self.boxes
-        x, y, _ = self.product.lanes
-        return (a, c) if lane == x else (b, c) if lane == y else (a, b)
-
-    def _box(self, operand: Operand) -> Box:
-        tiled = operand.constant and self.ahead
-        dimensions = self._tiled_dimensions if tiled else self._dimensions
-        return Box(operand, tuple(dimensions(operand)), tiled)
-
-    def _dimensions(self, operand: Operand) -> Iterator[BoxDimension]:
-        for index, size, stride in zip(operand.index, operand.shape, operand.strides, strict=True):
-            factors = {name: index.coefficient(name) for name in index.iterators}
-            if any(factor < 0 for factor in factors.values()):
-                raise LoweringError(f"{operand.name} is walked backwards: {index}")
-            # Places that no held point reaches, as those between the steps of a stride, are no part
-            # of the box.
-            walks = {name: f for name, f in factors.items() if name not in self.single}
-            step = math.gcd(*walks.values()) if walks else 1
-            yield BoxDimension(
-                walks={name: factor // step for name, factor in walks.items()},
-                starts=factors,
-                constant=index.constant,
-                step=step,
-                size=size,
-                stride_bytes=step * stride,
-            )
-
-    def _tiled_dimensions(self, operand: Operand) -> Iterator[BoxDimension]:
-        """Yield a dimension for each axis of an operand that is packed ahead."""
-        program = self.product.program
-        # First the axes that only tiles walk, then in the order of the instruction's tile, the
-        # digits of one instruction axis from the outermost: so an execution walks the box
-        # contiguously.
-        order = program.instruction.memory[operand.role].axes
-        ranks = {
-            digit.axis: -number
-            for digits in program.embedding.digits.values()
-            for number, digit in enumerate(digits)
-        }
-
-        def rank(name: str) -> tuple[int, bool, int]:
-            lane = self.product.lane_of(name) or ""
-            return order.index(lane) if lane in order else -1, name in ranks, ranks.get(name, 0)
-
-        for name in sorted(operand.axes, key=rank):
-            yield BoxDimension(
-                walks={} if name in self.single else {name: 1},
-                starts={name: 1},
-                constant=0,
-                step=1,
-                size=self.product.axes[name].extent,
-                stride_bytes=0,
-            )
-
-    def _chain(self, lane: str) -> tuple[Axis, ...]:
-        digits = self.product.program.embedding.digits[lane]
-        embedded = [self.product.axes[digit.axis] for digit in digits]
-        if not self.product.machine.sized:
-            return self._granule_axes(lane, embedded)
-        required = [axis for axis in embedded if axis.grain > 1]
-        chains = [c for c in self._chains_of(lane) if all(axis in c for axis in required)]
-        if not chains:
-            names = " and ".join(axis.name for axis in required)
-            raise LoweringError(f"{lane}: {names} are not walked by one index of the scratchpad")
-        return max(chains, key=lambda chain: (math.prod(a.granule for a in chain), len(chain)))
-
-    def _chains_of(self, lane: str) -> Iterator[tuple[Axis, ...]]:
-        """Yield sequences of axes that one index walks in both boxes, innermost first."""
-        yield ()
-        axes = [a for a in self.product.axes_of_lane(lane) if a.name not in self.single]
-        boxes = self._boxes_of(lane)
-        for first in axes:
-            slides = any(box.own_dimension(first.name) is None for box in boxes)
-            if lane == self.product.lanes[2] and slides:
-                # Rows and columns of a factor would share elements.
-                continue
-            chain = [first]
-            while outer := next(
-                (
-                    axis
-                    for axis in axes
-                    if axis not in chain
-                    and all(box.follows(axis.name, chain[-1].name) for box in boxes)
-                ),
-                None,
-            ):
-                chain.append(outer)
-            yield tuple(chain)
-
-    def _granule_axes(self, lane: str, embedded: Sequence[Axis]) -> tuple[Axis, ...]:
-        # Axes of one point cost no index of the instruction.
-        axes = tuple(axis for axis in embedded if axis.granule > 1)
-        if len(axes) > 1:
-            raise LoweringError(
-                f"{lane}: an instruction of fixed size walks one axis, not "
-                f"{' and '.join(axis.name for axis in axes)}"
-            )
-        return axes

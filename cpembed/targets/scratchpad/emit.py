@@ -9,7 +9,7 @@ its sizes (swATOP 4.5.3); only a granule that is not full is filled up with zero
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from functools import cache
 from pathlib import Path
 
@@ -21,7 +21,17 @@ C_TYPES = {
     "float32": "float",
     "float64": "double",
     **{f"{sign}int{bits}": f"{sign}int{bits}_t" for sign in ("", "u") for bits in (8, 16, 32, 64)},
+    # Emulated with one in each byte.
+    "int4": "int8_t",
+    "uint4": "uint8_t",
 }
+"""Type of each element that C has a type for."""
+
+WIDENED = {"float16": "h", "bfloat16": "b", "float8_e4m3fn": "e", "float8_e5m2": "d"}
+"""Types of ``elements.h``, which are widened to float32, with the letter of their code there."""
+
+NARROWED = ("float16", "bfloat16")
+"""Widened types that an output may have: each addition is rounded to it."""
 
 
 def as_text(lines: Iterable[str]) -> str:
@@ -51,12 +61,22 @@ def _factor(factor: int) -> str:
     return "" if factor == 1 else f"{factor} * "
 
 
-def _c_type(operand: Operand) -> str:
-    if operand.dtype not in C_TYPES:
+@cache
+def elements_text() -> str:
+    """Return ``elements.h``, which is a part of texts whose elements C has no type for."""
+    return (Path(__file__).parent / "native" / "elements.h").read_text(encoding="utf-8")
+
+
+def _c_type(operand: Operand, *, sized: bool) -> str:
+    """Return the type of an operand's elements; raise :class:`LoweringError` if there is none."""
+    dtype = operand.dtype
+    sums = {"int32", "int64", "float32", "float64"} if sized else {*C_TYPES, *NARROWED}
+    if operand.is_output and dtype not in sums - {"int4", "uint4"}:
         raise LoweringError(
-            f"{operand.name} is of {operand.dtype}; in C there are {', '.join(C_TYPES)}"
+            f"{operand.name} is of {dtype}, in which no sums are kept: give the output one of "
+            f"{', '.join(sorted(sums - {'int4', 'uint4'}))}"
         )
-    return C_TYPES[operand.dtype]
+    return dtype if dtype in WIDENED else C_TYPES[dtype]
 
 
 class _Writer:
@@ -67,7 +87,8 @@ class _Writer:
         self.machine, self.form = plan.product.machine, plan.form
         self.axes = list(plan.product.axes.values())
         self.names = {axis.name: _identifier(axis.name) for axis in self.axes}
-        self.types = [_c_type(operand) for operand in self.product.operands]
+        sized = self.machine.sized
+        self.types = [_c_type(operand, sized=sized) for operand in self.product.operands]
         self.operands = [_identifier(operand.name) for operand in self.product.operands]
 
     def write(self) -> str:
@@ -92,11 +113,13 @@ class _Writer:
             f"   Scratchpads of a PE: {memories}. */",
             "#include <stdint.h>",
         ]
-        if self.machine.sized:
-            lines += [
-                f"#define ELEMENT_{letter} {kind}"
-                for letter, kind in zip("ABC", self.types, strict=True)
-            ]
+        if any(kind in WIDENED for kind in self.types):
+            lines.append(elements_text())
+        for letter, kind in zip("ABC", self.types, strict=True) if self.machine.sized else ():
+            lines.append(f"#define ELEMENT_{letter} {kind}")
+            if kind in WIDENED:
+                code = f"'{WIDENED[kind]}' * 256 + sizeof({kind})"
+                lines.append(f"#define ELEMENT_CODE_{letter} ({code})")
         dimensions = max(1, *(len(box.dimensions) for box in self.form.boxes))
         lines += ['#include "scratchpad.h"', "", f"#define BOX_DIMENSIONS {dimensions}"]
         return "\n".join([*lines, boxes_text()])
@@ -141,18 +164,24 @@ class _Writer:
         extents = {axis.name: axis.maximum for axis in instruction.axes}
         parameters, touches, elements = list[str](), list[str](), list[str]()
         for letter, operand, kind in zip("abc", self.product.operands, self.types, strict=True):
-            lanes = instruction.memory[operand.role].axes
+            distances = self.machine.distances[operand.role]
             parameters.append(f"{'const ' * (not operand.is_output)}{kind} *{letter}")
-            parameters += [f"long {letter}_{lane}" for lane in lanes]
-            # One check a row, since only the last axis of a tile is contiguous.
-            rows, last = lanes[:-1], lanes[-1] if lanes else None
-            row = " + ".join([letter, *(f"at_{lane} * {letter}_{lane}" for lane in rows)])
+            # A distance that the instruction fixes is none of its parameters.
+            parameters += [f"long {letter}_{n}" for n, fixed in distances.items() if fixed is None]
+            places = {
+                lane: f"at_{lane} * {letter}_{lane}" if fixed is None else f"at_{lane} * {fixed}"
+                for lane, fixed in distances.items()
+            }
+            # One check a row, where the last axis of a tile is contiguous.
+            rows, length = list(distances), 1
+            if rows and distances[rows[-1]] == 1:
+                length = extents[rows.pop()]
+            row = " + ".join([letter, *(places[lane] for lane in rows)])
             loops = "".join(f"{self._loop(lane, extents[lane])} " for lane in rows)
-            size = f"{extents[last] if last else 1} * sizeof({kind})"
-            touches.append(f"  {loops}touch_read({row}, {size});")
+            touches.append(f"  {loops}touch_read({row}, {length} * sizeof({kind}));")
             if operand.is_output:
-                touches.append(f"  {loops}touch_write({row}, {size});")
-            terms = [f"at_{lane} * {letter}_{lane}" for lane in lanes]
+                touches.append(f"  {loops}touch_write({row}, {length} * sizeof({kind}));")
+            terms = list(places.values())
             elements.append(f"{letter}[{' + '.join(terms) or '0'}]")
         sizes = ", ".join(str(extents.get(lane, 1)) for lane in self.product.lanes)
         yield from ("", f"/* {instruction.computation}. */")
@@ -160,8 +189,16 @@ class _Writer:
         yield from (*touches, f'  touch_call("{instruction.name}", {sizes});')
         for depth, (lane, extent) in enumerate(extents.items(), 1):
             yield f"{'  ' * depth}{self._loop(lane, extent)}"
-        (a, b, c), kind = elements, self.types[2]
-        yield from (f"{'  ' * (len(extents) + 1)}{c} += ({kind}){a} * ({kind}){b};", "}")
+        indent, (a, b, c), kind = "  " * (len(extents) + 1), elements, self.types[2]
+        a, b = (
+            f"value_of_{factor}({element})" if factor in WIDENED else element
+            for factor, element in zip(self.types[:2], (a, b), strict=True)
+        )
+        if kind in WIDENED:
+            yield f"{indent}{c} = {kind}_of(value_of_{kind}({c}) + {a} * {b});"
+        else:
+            yield f"{indent}{c} += ({kind}){a} * ({kind}){b};"
+        yield "}"
 
     @staticmethod
     def _loop(lane: str, extent: int) -> str:
@@ -181,25 +218,55 @@ class _Writer:
         if box.tiled:
             yield from self._tiled_transfer(box, kind)
         else:
-            yield f"  struct box b = {{.dimensions = {len(box.dimensions)}}};"
-            for number, dimension in enumerate(box.dimensions):
-                yield from self._dimension(operand, number, dimension)
-            stores = int(operand.is_output)
-            yield f"  return move_box({stores}, here, memory, &b, sizeof({kind}), reply);"
+            yield from self._transfer(box, kind)
         yield "}"
 
-    def _dimension(self, operand: Operand, number: int, dimension: BoxDimension) -> Iterator[str]:
-        first = [
-            f"{_factor(factor)}({self._start(operand, name)})"
-            for name, factor in dimension.starts.items()
-        ]
+    def _transfer(self, box: Box, kind: str) -> Iterator[str]:
+        """Yield the transfer of a box from main memory's own layout, block after block."""
+        blocks = [d for d in box.dimensions if d.blocked]
+        within = [d for d in box.dimensions if not d.blocked]
+        stores, cut = int(box.operand.is_output), dict[str, str]()
+        if blocks:
+            yield "  int transfers = 0;"
+        for dimension in blocks:
+            (name,) = dimension.walks
+            n = cut[name] = self.names[name]
+            step = dimension.blocked
+            yield f"  for (long at_{n} = 0; at_{n} < t->held_{n}; at_{n} += {step})"
+        indent = "  "
+        if blocks:
+            yield "  {"
+            indent = "    "
+        yield f"{indent}struct box b = {{.dimensions = {len(within)}}};"
+        for number, dimension in enumerate(within):
+            yield from (indent + line for line in self._dimension(box, number, dimension, cut))
+        if within and within[-1].room:
+            yield f"{indent}b.row = {within[-1].room};"
+        call = f"move_box({stores}, here, memory, &b, sizeof({kind}), reply)"
+        if not blocks:
+            yield f"  return {call};"
+            return
+        size = " * ".join([*self._factors(box, "t->", len(blocks) - 1), f"(long)sizeof({kind})"])
+        yield f"    transfers += {call};"
+        yield f"    here += {size};"
+        yield from ("  }", "  return transfers;")
+
+    def _dimension(
+        self, box: Box, number: int, dimension: BoxDimension, cut: Mapping[str, str]
+    ) -> Iterator[str]:
+        """Yield a dimension of a transfer; ``cut`` are the axes of which it moves one block."""
+        first: list[str] = []
+        for name, factor in dimension.starts.items():
+            start = self._start(box.operand, name)
+            start += f" + at_{cut[name]}" if name in cut else ""
+            first.append(f"{_factor(factor)}({start})")
         if dimension.constant or not first:
             first.append(str(dimension.constant))
-        yield f"  b.first[{number}] = {' + '.join(first)};"
-        yield f"  b.held[{number}] = {self._places(dimension, 't->')};"
-        yield f"  b.size[{number}] = {dimension.size};"
+        yield f"b.first[{number}] = {' + '.join(first)};"
+        yield f"b.held[{number}] = {self._places(dimension, 't->')};"
+        yield f"b.size[{number}] = {dimension.size};"
         step, stride = dimension.step, dimension.stride_bytes
-        yield f"  b.step[{number}] = {step}, b.apart[{number}] = {stride};"
+        yield f"b.step[{number}] = {step}, b.apart[{number}] = {stride};"
 
     def _start(self, operand: Operand, name: str) -> str:
         """Return the first point of this PE's part."""
@@ -230,6 +297,11 @@ class _Writer:
 
     def _places(self, dimension: BoxDimension, tile: str) -> str:
         """Return the number of places of a box's dimension; ``tile`` is "t->" or "now."."""
+        if dimension.within:
+            return str(dimension.within)
+        if dimension.blocked:
+            (name,) = dimension.walks
+            return f"{tile}held_{self.names[name]} / {dimension.blocked}"
         walks = [(factor, f"{tile}held_{self.names[n]}") for n, factor in dimension.walks.items()]
         if [factor for factor, _ in walks] == [1]:
             return walks[0][1]
@@ -238,9 +310,9 @@ class _Writer:
     def _factors(self, box: Box, tile: str, after: int = -1) -> list[str]:
         """Return the numbers of places of the dimensions after one, which multiply to a stride."""
         places = [
-            self._places(dimension, tile)
+            str(dimension.room) if dimension.room else self._places(dimension, tile)
             for dimension in box.dimensions[after + 1 :]
-            if dimension.walks
+            if dimension.walks or dimension.room
         ]
         return [f"({text})" if " " in text else text for text in places]
 
@@ -265,7 +337,12 @@ class _Writer:
         for axis in self.form.repeated:
             n = self.names[axis.name]
             for terms, letter, box in zip(addresses, "abc", self.form.boxes, strict=True):
-                if box.walk(axis.name):
+                blocks = box.block_dimension(axis.name)
+                if blocks is not None:
+                    distance = " * ".join(self._factors(box, "t->", blocks))
+                    yield f"  const long {letter}_{n} = {distance};"
+                    terms.append(f"at_{n} / {axis.grain} * {letter}_{n}")
+                elif box.walk(axis.name):
                     yield f"  const long {letter}_{n} = {self._stride(box, axis)};"
                     terms.append(f"at_{n} * {letter}_{n}")
         depth = 1
@@ -309,7 +386,9 @@ class _Writer:
         arguments: list[str] = []
         for address, box in zip(addresses, self.form.boxes, strict=True):
             arguments.append(address)
-            for lane in self.product.program.instruction.memory[box.operand.role].axes:
+            for lane, distance in self.machine.distances[box.operand.role].items():
+                if distance is not None:
+                    continue
                 chain = self.form.chains.get(lane, ())
                 arguments.append(self._stride(box, chain[0]) if chain else "0")
         return f"{self._instruction_name()}({', '.join(arguments)})"
@@ -321,7 +400,11 @@ class _Writer:
         yield from ("", "void kernel(const struct arguments *a) {")
         for buffer, n in zip(buffers, names, strict=True):
             memory, count = buffer.box.operand.memory, len(buffer.offsets)
-            places = ", ".join(f"scratchpad({memory}, {offset})" for offset in buffer.offsets)
+            # Where elements share a byte of the machine, each has one in the emulated memory.
+            scale = self.machine.spread[memory]
+            places = ", ".join(
+                f"scratchpad({memory}, {offset * scale})" for offset in buffer.offsets
+            )
             yield f"  char *{n}_box[{count}] = {{{places}}};"
             yield f"  dma_reply {n}_reply[{count}] = {{0}};"
             yield f"  int {n}_moving[{count}] = {{0}}, {n}_in = 0;"

@@ -13,7 +13,7 @@ import ctypes
 import itertools
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import astuple, dataclass
+from dataclasses import astuple, dataclass, replace
 from functools import lru_cache
 from pathlib import Path
 from typing import Any, Literal
@@ -23,7 +23,7 @@ import numpy as np
 
 from cpembed.errors import ExecutionFault, LoweringError
 from cpembed.files import make_folder, write_whole
-from cpembed.ir.dtypes import numpy_dtype
+from cpembed.ir.dtypes import as_stored, numpy_dtype
 from cpembed.targets.executor.program import ALIGNMENT, Arena, Array, LoadedText, TextCompiler
 from cpembed.targets.scratchpad.boxes import Axis, Box
 from cpembed.targets.scratchpad.emit import c_text
@@ -188,6 +188,7 @@ class _Array(ctypes.Structure):
         ("base", ctypes.c_void_p),
         ("bytes", ctypes.c_int64),
         ("writable", ctypes.c_int32),
+        ("per_byte", ctypes.c_int32),
     )
 
 
@@ -207,7 +208,14 @@ class Program(LoadedText):
         super().__init__(COMPILER, source, library)
         self._functions.executor_counters.restype = ctypes.c_char_p
 
-    def run(self, shape: Shape, arrays: Sequence[Array], *, seed: int = 0) -> Counters:
+    def run(
+        self,
+        shape: Shape,
+        arrays: Sequence[Array],
+        *,
+        seed: int = 0,
+        per_byte: Sequence[int] = (),
+    ) -> Counters:
         """Run the kernel.
 
         Parameters
@@ -219,6 +227,9 @@ class Program(LoadedText):
             not read-only. They are placed at multiples of 256 bytes with gaps between them.
         seed
             Seed of the order in which processing elements run and transfers arrive.
+        per_byte
+            For each array, elements that share a byte of the machine, though each has one here:
+            bytes and transactions are counted as the machine's. Default: 1.
 
         Returns
         -------
@@ -236,7 +247,10 @@ class Program(LoadedText):
             )
         arena = Arena.with_copies("the kernel", list(enumerate(arrays)))
         operands = (_Array * max(1, len(arrays)))(
-            *(_Array(b.address, b.bytes, b.array.flags.writeable) for b in arena.buffers)
+            *(
+                _Array(b.address, b.bytes, b.array.flags.writeable, shared)
+                for b, shared in zip(arena.buffers, per_byte or [1] * len(arrays), strict=True)
+            )
         )
         memories = (ctypes.c_int64 * len(shape.memories))(*shape.memories)
         request = _Run(
@@ -292,7 +306,9 @@ def shape_of(machine: ScratchpadMachine, element_bytes: int = 4) -> Shape:
     return Shape(
         rows=machine.rows,
         columns=machine.columns,
-        memories=machine.capacities,
+        memories=tuple(
+            size * scale for size, scale in zip(machine.capacities, machine.spread, strict=True)
+        ),
         transaction_bytes=machine.engine.transaction_bytes,
         alignment_bytes=machine.alignment_bytes,
         fifo_depth=FIFO_DEPTH,
@@ -322,13 +338,17 @@ class ScratchpadProgram:
             array = np.ascontiguousarray(inputs[operand.tensor], numpy_dtype(operand.dtype))
             array = in_tiles(self.plan, box, array) if box.tiled else array.reshape(-1)
             # The executor reports a kernel that writes a read-only array.
+            array = as_stored(array)
             array.flags.writeable = False
             arrays.append(array)
         output = product.output
         result = np.zeros(output.shape, numpy_dtype(output.dtype))
-        arrays.append(result.reshape(-1))
+        arrays.append(as_stored(result.reshape(-1)))
         shape = shape_of(product.machine, output.element_bytes)
-        self.counters = compile_text(self.text).run(shape, arrays, seed=seed)
+        shared = [operand.per_byte for operand in product.operands]
+        counters = compile_text(self.text).run(shape, arrays, seed=seed, per_byte=shared)
+        peaks = zip(counters.peaks, product.machine.spread, strict=True)
+        self.counters = replace(counters, peaks=tuple(-(-peak // scale) for peak, scale in peaks))
         return result
 
 
@@ -401,26 +421,48 @@ def part_of(box: Box, axis: Axis, row: int, column: int) -> int:
 
 
 def _box_values(box: Box, array: Array, first: Mapping[str, int], places: tuple[int, ...]) -> Array:
-    """Return the values of a box each of whose dimensions one axis walks."""
-    names = [next(iter(dimension.starts)) for dimension in box.dimensions]
-    starts = [first[name] + np.arange(count) for name, count in zip(names, places, strict=True)]
-    grid = dict(zip(names, np.meshgrid(*starts, indexing="ij"), strict=True))
+    """Return the values of a box each of whose dimensions one axis walks, in rows where it has."""
+    offsets = [
+        np.arange(count) * (dimension.blocked or 1)
+        for dimension, count in zip(box.dimensions, places, strict=True)
+    ]
+    points: dict[str, Any] = dict(first)
     inside = np.ones(places, bool)
+    # Of an axis that is cut, one dimension counts blocks and another one the points of a block.
+    for dimension, grid in zip(box.dimensions, np.meshgrid(*offsets, indexing="ij"), strict=True):
+        for name in dimension.starts:
+            points[name] = points[name] + grid
     index: list[Any] = []
     for expression, size in zip(box.operand.index, box.operand.shape, strict=True):
-        coordinate = np.asarray(expression.evaluate(grid)) + np.zeros(places, np.int64)
+        coordinate = np.asarray(expression.evaluate(points)) + np.zeros(places, np.int64)
         inside &= (coordinate >= 0) & (coordinate < size)
         # Any element will do outside of the operand, where the value becomes zero below.
         index.append(np.clip(coordinate, 0, size - 1))
-    for dimension, values in zip(box.dimensions, grid.values(), strict=True):
+    for dimension in box.dimensions:
         # Points that only complete the last granule are none of the axis.
-        inside &= values < dimension.size
-    return np.where(inside, array[tuple(index)], array.dtype.type(0))
+        for name in dimension.starts:
+            inside &= points[name] < dimension.size
+    values = np.where(inside, array[tuple(index)], np.zeros((), array.dtype))
+    room = box.dimensions[-1].room if box.dimensions else 0
+    if not room:
+        return values
+    rows = np.zeros((*places[:-1], room), array.dtype)
+    rows[..., : places[-1]] = values
+    return rows
 
 
 def save(artifact: ScratchpadProgram, path: Path) -> None:
-    """Write ``kernel.c``, ``scratchpad.h`` and ``plan.json`` into a folder."""
+    """Write ``kernel.c``, ``scratchpad.h`` and ``plan.json`` into a folder.
+
+    Raises :class:`~cpembed.errors.LoweringError` where elements share a byte.
+    """
     plan = artifact.plan
+    shared = [o for o in plan.product.operands if o.per_byte > 1]
+    if shared:
+        raise LoweringError(
+            f"{shared[0].name} is of {shared[0].dtype}, of which {shared[0].per_byte} share a "
+            "byte: they are emulated with a byte each, and such a text is not saved"
+        )
     machine = plan.product.machine
     document = {
         "workload": str(plan.product.program.unfused),

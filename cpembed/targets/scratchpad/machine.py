@@ -10,10 +10,10 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from cpembed.cost.machine.estimate import machine_of
-from cpembed.hw.instruction import HardwareSpec, Instruction
+from cpembed.hw.instruction import HardwareSpec, Instruction, StrideRule
 from cpembed.hw.machine import Hierarchy, Mesh, Overlapping
 from cpembed.hw.schema import spec_error
-from cpembed.ir.dtypes import size_bytes
+from cpembed.ir.dtypes import per_byte, size_bytes
 
 VECTOR_BYTES = 16
 """Bytes of a vector of the mesh's registers: four elements of float32."""
@@ -66,6 +66,13 @@ class ScratchpadMachine:
     """Maximum points of each axis in one execution; empty if an execution is one granule."""
     lanes: Lanes
     """Instruction axes by the operands that they move."""
+    distances: Mapping[str, Mapping[str, int | None]]
+    """For each operand, elements between neighbours along each axis of its tile, in the tile's
+    order; None where the instruction takes any distance."""
+    spread: tuple[int, ...]
+    """For each memory, bytes that emulate one of its bytes: several where elements share bytes."""
+    row_elements: Mapping[str, int]
+    """Elements of a row of each operand's memory; 0 if it has none."""
 
     @property
     def engine(self) -> Engine:
@@ -126,7 +133,31 @@ def scratchpad_machine(spec: HardwareSpec, name: str | None = None) -> Scratchpa
         call_cycles=described.compute.call_cycles,
         largest={a.name: a.largest for a in spec.instruction.axes if a.largest is not None},
         lanes=lanes,
+        spread=tuple(
+            max(
+                per_byte(dtype)
+                for name, dtypes in spec.instruction.dtypes.items()
+                if scopes[name] == scope
+                for dtype in dtypes
+            )
+            for scope in memories
+        ),
+        distances={name: _distances(spec, name) for name in scopes},
+        row_elements={name: spec.row_elements.get(scope, 0) for name, scope in scopes.items()},
     )
+
+
+def _distances(spec: HardwareSpec, operand: str) -> dict[str, int | None]:
+    """Return the distances along the axes of an operand's tile; None for those that are free."""
+    memory = spec.instruction.memory[operand]
+    extents, distances, distance = spec.instruction.extents, dict[str, int | None](), 1
+    row = spec.row_elements.get(memory.scope, 0)
+    for dimension in reversed(memory.tile):
+        rule = memory.stride_rule(dimension.axis)
+        distances[dimension.axis] = distance if rule is StrideRule.UNIT else None
+        distance *= row or extents[dimension.axis]
+        row = 0
+    return dict(reversed(distances.items()))
 
 
 def _engine(machine: Hierarchy, spec: HardwareSpec, operand: str) -> Engine:
@@ -170,6 +201,7 @@ def _checked_lanes(spec: HardwareSpec, machine: Hierarchy) -> Lanes:
             "an instruction of fixed size is executed by one element: give its axes as "
             "{ multiple, max }, or leave the mesh out",
         )
+    _check_tiles(spec, sized=bool(sized))
     _check_transfers(spec, machine)
     if sized:
         if machine.mesh is not None:
@@ -203,6 +235,36 @@ def _axes(instruction: Instruction) -> Mapping[str, tuple[str, ...]]:
         )
         for operand in (*computation.inputs, computation.output)
     }
+
+
+def _check_tiles(spec: HardwareSpec, *, sized: bool) -> None:
+    """Raise :class:`SpecError` for tiles that boxes in a scratchpad cannot be."""
+    for name, memory in spec.instruction.memory.items():
+        key = ("operands", name)
+        split = next((d for d in memory.tile if str(d) != d.axis), None)
+        if split is not None:
+            raise spec_error(
+                spec.path,
+                (*key, "tile"),
+                f"{split} is a part of {split.axis}, and boxes hold axes whole; allowed: "
+                f"{split.axis}",
+            )
+        row = spec.row_elements.get(memory.scope, 0)
+        rule = memory.stride_rule(memory.tile[-1].axis) if memory.tile else StrideRule.ANY
+        if row and (not memory.tile or rule is StrideRule.ANY):
+            raise spec_error(
+                spec.path,
+                (*key, "tile"),
+                f"{memory.scope} has rows, of which the last axis of a tile fills one: name one "
+                "whose stride is unit",
+            )
+        if sized and (row or any(memory.stride_rule(a) is StrideRule.UNIT for a in memory.axes)):
+            raise spec_error(
+                spec.path,
+                (*key, "stride"),
+                "a primitive of any size takes matrices by rows or by columns, at any leading "
+                f"dimension; declare any for {' and '.join(memory.axes)}, in a memory without rows",
+            )
 
 
 def _check_transfers(spec: HardwareSpec, machine: Hierarchy) -> None:

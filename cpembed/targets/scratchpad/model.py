@@ -8,7 +8,7 @@ bytes; filling scratchpads with zeros takes no time.
 from __future__ import annotations
 
 import math
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
@@ -16,7 +16,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from cpembed.targets.scratchpad.boxes import Axis, Box, BoxDimension, Form
+from cpembed.targets.scratchpad.boxes import Axis, Box, BoxDimension
+from cpembed.targets.scratchpad.forms import Form
 
 Numbers = NDArray[np.float64]
 Points = Mapping[str, Any]
@@ -82,7 +83,8 @@ def pattern(box: Box, pe_points: Points, cut: Collection[int] = ()) -> Pattern:
     counting, calling, gaps = np.zeros(1, bool), np.zeros(1, bool), np.zeros(1, bool)
     if box.tiled:
         return Pattern(ones, ones, np.asarray(box.elements(pe_points)) * element, stride)
-    for number, dimension in reversed(list(enumerate(box.dimensions))):
+    transferred = [(n, d) for n, d in enumerate(box.dimensions) if not d.blocked]
+    for number, dimension in reversed(transferred):
         places = np.asarray(dimension.places(pe_points), np.float64)
         distance, several = dimension.stride_bytes, places > 1
         # A dimension extends the block, begins or extends the blocks of a call, or repeats calls.
@@ -95,8 +97,12 @@ def pattern(box: Box, pe_points: Points, cut: Collection[int] = ()) -> Pattern:
         blocks = np.where(begins | extends, blocks * places, blocks)
         calls = np.where(repeats, calls * places, calls)
         counting, calling = counting | begins, calling | repeats
-        if number in cut:
+        if number in cut or dimension.room > dimension.within:
             gaps = gaps | several
+    # Each block is transferred by itself.
+    for dimension in box.dimensions:
+        if dimension.blocked:
+            calls = calls * np.asarray(dimension.places(pe_points), np.float64)
     return Pattern(calls, blocks, block, stride)
 
 
@@ -107,6 +113,8 @@ def _places_beyond(form: Form, box: Box) -> dict[int, tuple[int, int]]:
     """
     axes, beyond = form.product.axes, dict[int, tuple[int, int]]()
     for number, dimension in enumerate(box.dimensions):
+        if dimension.blocked:
+            continue
         last = dimension.constant
         for name, factor in dimension.starts.items():
             granules = -(-axes[name].extent // axes[name].granule)
@@ -162,7 +170,9 @@ class Work:
 
         def transfer(cut: Collection[int]) -> tuple[Numbers, Numbers]:
             calls = pattern(box, self.pe_points, cut)
-            moved = calls.moved(engine.transaction_bytes) * machine.elements
+            # Bytes of a pattern are those of arrays of numpy, which elements do not share.
+            shared = box.operand.per_byte
+            moved = calls.moved(engine.transaction_bytes * shared) / shared * machine.elements
             return calls.calls * engine.latency_cycles + moved / engine.bytes_per_cycle, moved
 
         beyond, inner = _places_beyond(self.form, box), transfer(())
@@ -221,19 +231,21 @@ class Work:
             moved_bytes=moved_bytes,
         )
 
-    def room(self, buffers: int, placed: int) -> list[Numbers]:
+    def room(self, buffers: int, placed: Callable[[Box], int]) -> list[Numbers]:
         """Return the bytes of each memory of a PE.
 
-        A box that a loop moves has so many ``buffers``, another one has one; ``placed`` is their
+        A box that a loop moves has so many ``buffers``, another one has one; ``placed`` gives their
         alignment in bytes.
         """
         used = [np.zeros(1) for _ in self.form.product.machine.memories]
         for box in self.form.boxes:
-            size = np.asarray(box.elements(self.pe_points)) * float(box.operand.element_bytes)
-            room = np.ceil(size / placed) * placed
+            size = box.operand.bytes_of(np.asarray(box.elements(self.pe_points), np.float64))
+            alignment = placed(box)
+            room = np.ceil(size / alignment) * alignment
             number = np.where(self._moves(box), buffers, 1)
             memory = box.operand.memory
-            used[memory] = used[memory] + room * number
+            # Buffers follow each other, each at multiples of its own alignment.
+            used[memory] = np.ceil(used[memory] / alignment) * alignment + room * number
         return used
 
     def _moves(self, box: Box) -> Any:

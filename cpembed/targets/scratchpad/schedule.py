@@ -3,15 +3,25 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
 from functools import cached_property
 
 from cpembed.errors import InvariantError, LoweringError
-from cpembed.targets.scratchpad.boxes import Axis, Box, BoxProduct, Form
+from cpembed.ir.index import IndexExpr
+from cpembed.targets.scratchpad.boxes import Axis, Box, BoxDimension, BoxProduct
+from cpembed.targets.scratchpad.forms import Form, with_last
+from cpembed.targets.scratchpad.machine import ScratchpadMachine
 from cpembed.transform.proof.lemmas import covers_once
 
 PLACED_BYTES = 32
 """Alignment of buffers in a scratchpad in bytes: a vector of 256 bits."""
+
+
+def placed_bytes(machine: ScratchpadMachine, box: Box) -> int:
+    """Return the alignment of an operand's buffers in bytes: also whole rows of its memory."""
+    row_bytes = box.operand.bytes_of(machine.row_elements[box.operand.role])
+    return math.lcm(PLACED_BYTES, row_bytes or 1)
 
 
 @dataclass(frozen=True)
@@ -81,15 +91,18 @@ class Plan:
     @cached_property
     def buffers(self) -> tuple[Buffer, Buffer, Buffer]:
         """Buffers of the operands, one after the other in each memory."""
-        free = [0] * len(self.product.machine.memories)
+        product = self.product
+        free = [0] * len(product.machine.memories)
         buffers: list[Buffer] = []
         for box in self.form.boxes:
-            size = box.elements(self.pe_points) * box.operand.element_bytes
-            aligned = -(-size // PLACED_BYTES) * PLACED_BYTES
+            size = box.operand.bytes_of(box.elements(self.pe_points))
+            placed = placed_bytes(product.machine, box)
+            aligned = -(-size // placed) * placed
             # What no loop moves is transferred once, so that it needs no second buffer.
             moves = any(axis.name in box.operand.axes for axis in self.loops)
             memory, count = box.operand.memory, self.schedule.buffers if moves else 1
-            offsets = tuple(free[memory] + number * aligned for number in range(count))
+            first = -(-free[memory] // placed) * placed
+            offsets = tuple(first + number * aligned for number in range(count))
             free[memory] = offsets[-1] + aligned
             buffers.append(Buffer(box, size, offsets))
         return buffers[0], buffers[1], buffers[2]
@@ -142,7 +155,7 @@ def check_form(form: Form) -> None:
     """Raise :class:`LoweringError` if the instruction cannot walk the boxes.
 
     A primitive of any size needs a contiguous vectorised dimension in C, and a contiguous dimension
-    in each factor; an instruction of fixed size needs what its tile says.
+    in each factor; an instruction of fixed size needs what its tile says, into which boxes are cut.
     """
     product, chains = form.product, form.chains
     x, y, z = product.lanes
@@ -155,17 +168,17 @@ def check_form(form: Form) -> None:
     if product.machine.sized:
         # gemm of scratchpad.h vectorises along x.
         if not is_unit(c, x):
-            raise LoweringError(f"{x} is not contiguous in {c.operand.name}")
+            raise LoweringError(
+                f"{x} is not contiguous in {c.operand.name}, and the primitive computes vectors "
+                f"along it: {with_last(c.operand, chains[x][0].name)} would do"
+            )
         for box, lane in ((a, x), (b, y)):
             if not is_unit(box, lane) and not is_unit(box, z):
-                raise LoweringError(f"neither {lane} nor {z} is contiguous in {box.operand.name}")
-        return
-    memory = product.program.instruction.memory
-    for box in form.boxes:
-        for lane in memory[box.operand.role].axes:
-            if memory[box.operand.role].stride_rule(lane).value == "any" or is_unit(box, lane):
-                continue
-            raise LoweringError(f"{lane} is not contiguous in {box.operand.name}")
+                remedy = with_last(box.operand, chains[lane][0].name)
+                raise LoweringError(
+                    f"neither {lane} nor {z} is contiguous in {box.operand.name}, and the "
+                    f"primitive takes rows or columns: {remedy} would do"
+                )
 
 
 def loop_orders(product: BoxProduct) -> tuple[tuple[str, ...], ...]:
@@ -191,12 +204,15 @@ def require_proven(plan: Plan) -> None:
     1. *tiles*: along each axis, tiles, parts of the mesh and places reach every point exactly once
        (decided by isl); so the iteration domain, their product, is covered exactly once.
     2. *boxes*: the place of a point in a box is the element that the workload's access names: both
-       are the same affine function of tile, part and place, and every place is in the box.
+       are the same affine function of tile, part and place, and every place is in the box. An axis
+       that is cut into blocks has a place for each of its blocks and for each point of a block.
     3. *stored once*: an output's box has an axis of its own for each dimension, so that what one PE
        stores of a tile no other stores (by 1).
     4. *padding*: a point beyond a reduction axis multiplies zero (checked when a program is
        lowered); one beyond another axis is a result that is not stored, as its place is beyond the
        output.
+    5. *distances*: along each axis of a tile whose distance the instruction fixes, neighbours in
+       the box are that far apart, whatever the tile's size.
     """
     failed = [
         f"tiles of {axis.name}"
@@ -204,9 +220,10 @@ def require_proven(plan: Plan) -> None:
         if not covers_once(axis.extent, plan.tile[axis.name], axis.granule, axis.parts)
     ]
     for box in plan.form.boxes:
-        proven = _has_own_dimensions(box) if box.tiled else _follows_access(box, plan)
+        proven = _has_own_dimensions(box, plan) if box.tiled else _follows_access(box, plan)
         if not proven:
             failed.append(f"the box of {box.operand.name}")
+        failed += [f"the distance of {lane} in {box.operand.name}" for lane in _far(box, plan)]
     output = plan.form.boxes[2].operand
     axes = [index.single_iterator for index in output.index]
     if None in axes or len(set(axes)) < len(axes):
@@ -218,23 +235,78 @@ def require_proven(plan: Plan) -> None:
 
 def _follows_access(box: Box, plan: Plan) -> bool:
     """True if ``index(start + place) = first + step * box place`` for every axis."""
-    for dimension, index in zip(box.dimensions, box.operand.index, strict=True):
-        if dimension.constant != index.constant or set(dimension.starts) != set(index.iterators):
-            return False
-        for name, factor in dimension.starts.items():
-            # The factor of a place is that of the index by the step, and an axis that the box does
-            # not walk has one place.
-            walked_factor = dimension.walks.get(name, 0) * dimension.step
-            has_one_place = plan.pe_points[name] == 1
-            if factor != index.coefficient(name) or not (walked_factor == factor or has_one_place):
-                return False
-        last = sum(f * (plan.pe_points[name] - 1) for name, f in dimension.walks.items())
-        if dimension.places(plan.pe_points) != last + 1:
-            return False
-    return True
+    by_number: dict[int, list[BoxDimension]] = {}
+    for dimension in box.dimensions:
+        if dimension.starts or not dimension.within:
+            by_number.setdefault(dimension.number, []).append(dimension)
+    return len(by_number) == len(box.operand.index) and all(
+        _follows_index(by_number[number], index, plan)
+        for number, index in enumerate(box.operand.index)
+    )
 
 
-def _has_own_dimensions(box: Box) -> bool:
-    """True if every axis of the operand is a dimension of its own, whose places are its points."""
-    names = [tuple(dimension.starts.items()) for dimension in box.dimensions]
-    return sorted(names) == sorted(((name, 1),) for name in box.operand.axes)
+def _follows_index(dimensions: Sequence[BoxDimension], index: IndexExpr, plan: Plan) -> bool:
+    """True if the dimensions of a box that come from one of the operand are its places."""
+    first = dimensions[0]
+    if len(dimensions) == 2 and not _is_cut(dimensions[0], dimensions[1], plan):
+        return False
+    if len(dimensions) > 2 or (len(dimensions) == 1 and (first.blocked or first.within)):
+        return False
+    if first.constant != index.constant or set(first.starts) != set(index.iterators):
+        return False
+    for name, factor in first.starts.items():
+        # The factor of a place is that of the index by the step, and an axis that the box does
+        # not walk has one place.
+        walked_factor = first.walks.get(name, 0) * first.step
+        has_one_place = plan.pe_points[name] == 1
+        if factor != index.coefficient(name) or not (walked_factor == factor or has_one_place):
+            return False
+    last = sum(f * (plan.pe_points[name] - 1) for name, f in first.walks.items())
+    return math.prod(d.places(plan.pe_points) for d in dimensions) == last + 1
+
+
+def _is_cut(blocks: BoxDimension, within: BoxDimension, plan: Plan) -> bool:
+    """True if two dimensions are the blocks of one axis and the points of a block."""
+    same = replace(blocks, blocked=0) == replace(within, within=0, room=0)
+    if not same or list(blocks.walks.values()) != [1]:
+        return False
+    (name,) = blocks.walks
+    granule = plan.product.axes[name].granule
+    return blocks.blocked == within.within == granule and plan.pe_points[name] % granule == 0
+
+
+def _has_own_dimensions(box: Box, plan: Plan) -> bool:
+    """True if every axis of the operand has dimensions of its own, whose places are its points."""
+    by_axis: dict[str, list[BoxDimension]] = {}
+    for dimension in box.dimensions:
+        if not dimension.starts and dimension.within == 1:
+            continue
+        if list(dimension.starts.values()) != [1]:
+            return False
+        by_axis.setdefault(next(iter(dimension.starts)), []).append(dimension)
+    return sorted(by_axis) == sorted(box.operand.axes) and all(
+        _is_cut(dimensions[0], dimensions[1], plan)
+        if len(dimensions) == 2
+        else len(dimensions) == 1 and not (dimensions[0].blocked or dimensions[0].within)
+        for dimensions in by_axis.values()
+    )
+
+
+def _far(box: Box, plan: Plan) -> list[str]:
+    """Return the instruction axes along which neighbours have another distance than they need."""
+    machine, axes = plan.product.machine, plan.product.axes
+    if machine.sized:
+        return []
+    failed: list[str] = []
+    # A distance is a product of places, which grow with a tile: the same in the least and in the
+    # full one, it is the same in all.
+    full = plan.pe_points
+    least = {name: min(points, axes[name].granule) for name, points in full.items()}
+    for lane, distance in machine.distances[box.operand.role].items():
+        chain = plan.form.chains.get(lane, ())
+        if distance is None or not chain:
+            continue
+        distances = {box.stride(chain[0].name, box.places(points)) for points in (least, full)}
+        if distances != {distance}:
+            failed.append(lane)
+    return failed

@@ -12,22 +12,23 @@ import itertools
 import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cached_property, partial
 from random import Random
 
 import numpy as np
 
 from cpembed.errors import LoweringError
 from cpembed.runtime.tuning.space import Scored, Space
-from cpembed.targets.scratchpad.boxes import Axis, BoxProduct, Form
+from cpembed.targets.scratchpad.boxes import Axis, BoxProduct
+from cpembed.targets.scratchpad.forms import Form
 from cpembed.targets.scratchpad.model import Numbers, Times, Work
 from cpembed.targets.scratchpad.schedule import (
-    PLACED_BYTES,
     Plan,
     Schedule,
     check,
     check_form,
     loop_orders,
+    placed_bytes,
 )
 
 MAX_COMBINATIONS = 200_000
@@ -131,7 +132,8 @@ def _fits(work: Work, buffers: int) -> np.ndarray:
     """True if the boxes, with ``buffers`` of each that moves, fit the scratchpads together."""
     machine = work.form.product.machine
     fits = np.ones(1, bool)
-    for used, room in zip(work.room(buffers, PLACED_BYTES), machine.capacities, strict=True):
+    placed = partial(placed_bytes, machine)
+    for used, room in zip(work.room(buffers, placed), machine.capacities, strict=True):
         fits = fits & (used <= room)
     for lane, largest in machine.largest.items():
         chain = work.form.chains.get(lane, ())
@@ -167,7 +169,7 @@ class ScratchpadSpace(Space[Schedule]):
         machine, axes = self.product.machine, self.product.axes.values()
         executing = machine.cycles * math.prod(-(-a.extent // a.granule) for a in axes)
         moving = sum(
-            o.element_bytes * math.prod(o.shape) / machine.engines[o.role].bytes_per_cycle
+            o.bytes_of(math.prod(o.shape)) / machine.engines[o.role].bytes_per_cycle
             for o in self.product.operands
         )
         return max(executing, moving) / machine.clock_mhz
@@ -214,7 +216,7 @@ class ScratchpadSpace(Space[Schedule]):
             fitting = True
             best.add(Work(form, tiles), tiles, loop_orders(self.product))
         if not best.candidates:
-            reason = reasons[0] if reasons and not fitting else self._no_room()
+            reason = reasons[-1] if reasons and not fitting else self._no_room()
             if self.below < math.inf:
                 reason = f"no schedule below {self.below:.4g} us"
             raise LoweringError(f"{self.product.machine.name}: {reason}")
@@ -231,8 +233,14 @@ class ScratchpadSpace(Space[Schedule]):
     def _no_room(self) -> str:
         machine = self.product.machine
         rooms = zip(machine.memories, machine.capacities, strict=True)
-        return "not even the least tile fits " + ", ".join(
-            f"the {room:,} bytes of {name} in each PE" for name, room in rooms
+        axes = self.product.axes
+        order, *_ = loop_orders(self.product)
+        tile = tuple((name, axis.granule) for name, axis in axes.items())
+        least = Plan(self.product, Schedule(tile, order, min(self.buffers), self.ahead)).used
+        return "not even the least tile fits: " + ", ".join(
+            f"it takes {used:,} of the {room:,} bytes of {name} in each PE"
+            for used, (name, room) in zip(least, rooms, strict=True)
+            if used > room or len(least) == 1
         )
 
     def scored(self, schedule: Schedule) -> Scored[Schedule]:

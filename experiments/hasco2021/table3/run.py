@@ -21,7 +21,7 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-from cpembed.exploration.exact import ExactSearch
+from cpembed.exploration.exact import ExactSearch, Verdict
 from cpembed.exploration.explore import open_exploration
 from cpembed.hw.instruction import HardwareSpec
 from cpembed.runtime.cluster import Task, Workers, open_workers
@@ -177,6 +177,11 @@ def best_machine(
     return spec, [int(layer.activity.cycles) for layer in best.layers], about
 
 
+def _computes_all(verdict: Verdict) -> bool:
+    """True if a machine within the area has software for all layers."""
+    return verdict.fate in ("evaluated", "dominated") and not verdict.left_out
+
+
 def _machines(search: ExactSearch) -> dict[str, Any]:
     """Return the numbers of machines by their fates.
 
@@ -189,12 +194,16 @@ def _machines(search: ExactSearch) -> dict[str, Any]:
     rows = {
         2 ** int(space.point(place)["log_batch"])
         for place in space.places()
-        if search.verdicts[space.number(place)].fate in ("evaluated", "dominated")
+        if _computes_all(search.verdicts[space.number(place)])
     }
+    partly = sum(
+        verdict.left_out > 0 and verdict.fate in ("evaluated", "dominated")
+        for verdict in search.verdicts.values()
+    )
     return {
         "machines": search.machines,
         "within": within,
-        "with_software": within - fates["no_software"],
+        "with_software": within - fates["no_software"] - partly,
         "rows": sorted(rows),
         "evaluated": fates["evaluated"],
     }

@@ -104,13 +104,17 @@ def register(name: str, dtype: str) -> IsaMemory:
     return IsaMemory(name=name, kind=MemoryKind.REGISTER, dtype=dtype, row_bytes=8)
 
 
+def channel(name: str, sender: str, receiver: str, depth: int = 1 << 30) -> Channel:
+    return Channel(name=name, sender=sender, receiver=receiver, depth=depth)
+
+
 def systolic(
     synchronization: Synchronization = Synchronization.INTERLOCKED,
     *,
     bytes_per_cycle: float = 16.0,
     latency: float = 40.0,
     channels: tuple[Channel, ...] = (),
-    depth: int = 4,
+    distinct_banks: bool = True,
 ) -> InstructionSet:
     """Return a machine like Gemmini: 16x16 products, a scratchpad and an accumulator."""
     sizes = {"x": (1, 16), "y": (1, 16), "z": (1, 16)}
@@ -154,7 +158,7 @@ def systolic(
                 "C": place("accumulator", "int32", "x y", rows="x", lanes="y"),
             },
             cycles=(((), 16.0),), latency_cycles=3.0, energy_pj=100.0,
-            banks_differ=(("A", "B"),),
+            banks_differ=(("A", "B"),) if distinct_banks else (),
         ),
         instruction(
             "mvout", "store", "D[r,e] = int8(S[r,e] * s[])", tile,

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import math
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import lru_cache
@@ -11,10 +12,15 @@ from typing import Any
 
 import numpy as np
 
+from cpembed.accelerator.lowering import OperatorPlan, operator_plans
+from cpembed.accelerator.matching import match_statement
+from cpembed.accelerator.problem import OperatorProblem, PlanningError
 from cpembed.accelerator.program import Address, Issue, Loop, Program
+from cpembed.accelerator.specification import Specification, Statement
 from cpembed.hw.instruction import InstructionAxis, TileDimension
 from cpembed.hw.isa import (
     IMMEDIATE,
+    Channel,
     InstructionSet,
     IsaInstruction,
     IsaMemory,
@@ -108,18 +114,20 @@ def machine(
     memories: Sequence[IsaMemory],
     instructions: Sequence[IsaInstruction],
     synchronization: Synchronization = Synchronization.INTERLOCKED,
+    channels: Sequence[tuple[str, str]] = (),
 ) -> InstructionSet:
     units = tuple(dict.fromkeys(i.unit for i in instructions))
     return InstructionSet(
         name=name,
         description="",
         source="",
-        evidence=Evidence.ASSUMED if hasattr(Evidence, "ASSUMED") else next(iter(Evidence)),
+        evidence=next(iter(Evidence)),
         clock_mhz=1000,
         memories={m.name: m for m in memories},
         units=units,
         instructions={i.name: i for i in instructions},
         synchronization=synchronization,
+        channels=tuple(Channel(name=f"{a}_{b}", sender=a, receiver=b) for a, b in channels),
     )
 
 
@@ -133,7 +141,7 @@ def systolic(
     variant: bool = True,
     bytes_per_cycle: float = 16.0,
 ) -> InstructionSet:
-    """A machine with a scratchpad, accumulators and a requantizing store, in the manner of Gemmini."""
+    """A machine with a scratchpad, accumulators and a store that shifts, like Gemmini."""
     low = lanes if fixed else 1
     tile = {"r": (low, lanes), "e": (low, lanes)}
     load = "load_stride" if registers else "any"
@@ -144,7 +152,6 @@ def systolic(
         "B": place("scratchpad", "int8", "k j", "k", "j", k=1),
         "C": place("accumulator", "int32", "i j", "i", "j", i=1),
     }
-    scale = place("scale", "float32") if registers else place(IMMEDIATE, "float32")
     memories = [
         main(bytes_per_cycle),
         memory("scratchpad", rows, lanes),
@@ -184,9 +191,7 @@ def systolic(
         instruction(
             "mvout",
             "store",
-            "D[r,e] = cast(max(round(S[r,e] * s[]), 0.0), int8)"
-            if False
-            else "D[r,e] = S[r,e] >> 3",
+            "D[r,e] = S[r,e] >> 3",
             tile,
             {
                 "D": place("dram", "int8", "r e", r=store, e=1),
@@ -206,7 +211,6 @@ def systolic(
             cycles={"1": 4, "r": 1},
         ),
     ]
-    del scale
     if variant:
         begin = next(i for i in instructions if i.name == "matmul")
         instructions.append(replace(begin, name="matmul_begin", accumulates=False))
@@ -222,18 +226,18 @@ def systolic(
         )
     if registers:
         memories += [register("load_stride"), register("store_stride")]
-        for name in ("load_stride", "store_stride"):
-            instructions.append(
-                IsaInstruction(
-                    name=f"config_{name}",
-                    unit="load" if name == "load_stride" else "store",
-                    axes=(),
-                    computation=parse_computation(
-                        "R[] = v[]", {}, name=name, dtypes={"R": "int32", "v": "int32"}
-                    ),
-                    places={"R": place(name, "int32"), "v": place(IMMEDIATE, "int32")},
-                )
+        instructions += [
+            IsaInstruction(
+                name=f"config_{name}",
+                unit="load" if name == "load_stride" else "store",
+                axes=(),
+                computation=parse_computation(
+                    "R[] = v[]", {}, name=name, dtypes={"R": "int32", "v": "int32"}
+                ),
+                places={"R": place(name, "int32"), "v": place(IMMEDIATE, "int32")},
             )
+            for name in ("load_stride", "store_stride")
+        ]
     return machine("systolic", memories, instructions)
 
 
@@ -247,11 +251,11 @@ class Interpreter:
 
     program: Program
     buffers: dict[str, Any]
-    rows: dict[str, Any] = field(default_factory=dict)
-    valid: dict[str, Any] = field(default_factory=dict)
-    registers: dict[str, float] = field(default_factory=dict)
-    executions: dict[str, int] = field(default_factory=dict)
-    moved: dict[tuple[str, str], int] = field(default_factory=dict)
+    rows: dict[str, Any] = field(default_factory=dict[str, Any])
+    valid: dict[str, Any] = field(default_factory=dict[str, Any])
+    registers: dict[str, float] = field(default_factory=dict[str, float])
+    executions: dict[str, int] = field(default_factory=dict[str, int])
+    moved: dict[tuple[str, str], int] = field(default_factory=dict[tuple[str, str], int])
 
     def run(self) -> dict[str, Any]:
         for m in self.program.machine.row_memories():
@@ -293,19 +297,19 @@ class Interpreter:
                 reduction = next(
                     s.reduction for s in computation.statements if s.store.operand == operand.name
                 )
-                combine = {"add": np.add, "max": np.maximum, "min": np.minimum}[reduction]
+                combine = {"add": np.add, "max": np.maximum, "min": np.minimum}[reduction or "add"]
                 result = combine(old[operand.name], result).astype(result.dtype)
             self._write(isa, operand, issue.operands[operand.name], values, result)
 
     def _where(self, isa: Any, operand: Any, address: Address, values: Any) -> Any:
         place = isa.places[operand.name]
-        grids = np.indices(operand.shape)
-        index = dict(zip(place.dimensions, grids, strict=True))
+        grids: list[Any] = list(np.indices(tuple(map(int, operand.shape))))
+        index: dict[str, Any] = dict(zip(place.dimensions, grids, strict=True))
         sizes = dict(zip(place.dimensions, operand.shape, strict=True))
         in_main = self.program.machine.memories[place.memory].kind is MemoryKind.MAIN
         keys = place.dimensions if in_main else tuple(map(str, place.rows))
         digits = place.dimensions if in_main else place.rows
-        at = np.full(operand.shape, address.base.evaluate(values))
+        at: Any = np.full(operand.shape, address.base.evaluate(values))
         for number, (key, d) in enumerate(zip(keys, digits, strict=True)):
             source = place.strides.get(key)
             if source is None:
@@ -411,5 +415,87 @@ def execute(program: Program, inputs: Mapping[str, Any]) -> dict[str, Any]:
     return {n: t.array(interpreter.buffers[n]) for n, t in program.tensors.items()}
 
 
-def all_points(extents: Mapping[str, int]) -> itertools.product[tuple[int, ...]]:
-    return itertools.product(*(range(e) for e in extents.values()))
+def statement(
+    text: str,
+    dtypes: Mapping[str, str],
+    extents: Mapping[str, int],
+    *,
+    accumulates: bool = False,
+    shapes: Mapping[str, Sequence[int]] | None = None,
+) -> Statement:
+    names = set(re.findall(r"([A-Za-z_]\w*)\[", text))
+    shapes = shapes or {}
+    computation = parse_computation(
+        text,
+        extents,
+        dtypes={n: t for n, t in dtypes.items() if n in names},
+        shapes=shapes,
+        zero_outside=tuple(shapes),
+    )
+    return Statement(computation, accumulates)
+
+
+def plans(specification: Specification, machine: InstructionSet) -> tuple[OperatorPlan, ...]:
+    """Return the plans of the first combination of matches that has some."""
+    matchings = [match_statement(s, machine).matches for s in specification.statements]
+    refusal: PlanningError | None = None
+    for matches in itertools.product(*matchings):
+        try:
+            return operator_plans(OperatorProblem(specification, matches), machine)
+        except PlanningError as error:
+            refusal = refusal or error
+    raise refusal or PlanningError("a statement has no match")
+
+
+def random_arrays(specification: Specification, seed: int) -> dict[str, Any]:
+    generator = np.random.default_rng(seed)
+    operands = specification.operands
+    return {
+        name: generator.integers(-100, 100, operands[name].shape).astype(
+            numpy_dtype(operands[name].dtype)
+        )
+        for name in specification.inputs
+    }
+
+
+def product(m: int, n: int, k: int, *, bias: bool = True, seed: int = 0) -> Specification:
+    """A product of matrices, shifted to bytes."""
+    dtypes = {"acc": "int32", "bias": "int32", "A": "int8", "B": "int8", "out": "int8"}
+    generator = np.random.default_rng(seed)
+    constants: dict[str, Any] = {"B": generator.integers(-100, 100, (k, n)).astype(np.int8)}
+    statements = [
+        statement(
+            "acc[i,j] += A[i,k] * B[k,j]", dtypes, {"i": m, "j": n, "k": k}, accumulates=bias
+        ),
+        statement("out[i,j] = acc[i,j] >> 3", dtypes, {"i": m, "j": n}),
+    ]
+    if bias:
+        statements.insert(0, statement("acc[i,j] = bias[j]", dtypes, {"i": m, "j": n}))
+        constants["bias"] = generator.integers(-1000, 1000, n).astype(np.int32)
+    return Specification("product", tuple(statements), ("A",), ("out",), constants)
+
+
+def convolution(
+    p: int, q: int, c: int, k: int, r: int, s: int, stride: int, pad: int, seed: int = 0
+) -> Specification:
+    """A convolution with padding, channels last, shifted to bytes."""
+    dtypes = {"acc": "int32", "bias": "int32", "X": "int8", "W": "int8", "out": "int8"}
+    h, w = (p - 1) * stride + r - 2 * pad, (q - 1) * stride + s - 2 * pad
+    generator = np.random.default_rng(seed)
+    outer = {"p": p, "q": q, "k": k}
+    statements = (
+        statement("acc[p,q,k] = bias[k]", dtypes, outer),
+        statement(
+            f"acc[p,q,k] += X[{stride}*p+r-{pad}, {stride}*q+s-{pad}, c] * W[r,s,c,k]",
+            dtypes,
+            outer | {"r": r, "s": s, "c": c},
+            accumulates=True,
+            shapes={"X": (h, w, c)},
+        ),
+        statement("out[p,q,k] = acc[p,q,k] >> 3", dtypes, outer),
+    )
+    constants = {
+        "W": generator.integers(-100, 100, (r, s, c, k)).astype(np.int8),
+        "bias": generator.integers(-1000, 1000, k).astype(np.int32),
+    }
+    return Specification("convolution", statements, ("X",), ("out",), constants)

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import replace
 
 import pytest
 
-from cpembed.driver.advice import better_order, idle_padding
+from cpembed.driver.advice import better_order, empty_places, idle_padding, overflow
 from cpembed.driver.named import workload
 from cpembed.driver.result import SolveResult
 from cpembed.driver.solve import solve
@@ -76,3 +77,66 @@ def test_padding_of_an_axis_that_is_not_there_is_noticed(
         and f"strict: padding.axes names {named} which gemm does not have (axes m n k): "
         "no effect here"
     )
+
+
+@pytest.mark.parametrize(
+    "words, note",
+    [
+        (
+            "gemm m=64 n=64 k=140000",
+            (
+                "C can overflow: 140,000 values of -16,256 to 16,384 make -2,275,840,000 to "
+                "2,293,760,000, and int32 wraps around beyond 2,147,483,647: keep the inputs' "
+                "values small, or give C int64 where the target has it"
+            ),
+        ),
+        ("gemm m=64 n=64 k=131071", None),
+    ],
+)
+def test_sums_that_can_overflow_are_named(words: str, note: str | None) -> None:
+    assert overflow(workload(words, "gemmini_16x16")) == note
+
+
+@pytest.mark.parametrize(
+    "words, target, note",
+    [
+        (
+            "gemm m=1 n=64 k=64",
+            "gemmini_16x16",
+            (
+                "6.2% of gemmini_16x16 is used: m of 1 takes 16 places of x; extents in multiples "
+                "of the places fill them"
+            ),
+        ),
+        ("gemm m=64 n=64 k=64", "gemmini_16x16", None),
+        ("gemm m=15 n=15 k=15", "gemmini_16x16", None),
+        (
+            "gemm m=17 n=64 k=4",
+            "gemmini_16x16",
+            (
+                "13.3% of gemmini_16x16 is used: k of 4 takes 16 places of z, m of 17 takes 2 x 16 "
+                "places of x; extents in multiples of the places fill them"
+            ),
+        ),
+    ],
+)
+def test_places_that_stay_empty_have_a_reason(words: str, target: str, note: str | None) -> None:
+    result = solve(workload(words, target), target, top=1)
+    (best,) = result.embeddings
+    assert empty_places(result, best) == note
+    if note is not None:
+        # The places that are named are all that is lost.
+        shares = [1 / 16] if "m=1 " in words else [4 / 16, 17 / 32]
+        assert best.overheads.utilisation == pytest.approx(math.prod(shares))
+
+
+def test_a_wasteful_candidate_is_shown_beside_a_better_one() -> None:
+    words, target = "conv2d n=1 c=8 h=8 w=8 k=16 r=3 s=3", "gemmini_16x16"
+    result = solve(workload(words, target), target, top=None)
+    worst = min(result.embeddings, key=lambda each: each.overheads.utilisation)
+    best = max(result.embeddings, key=lambda each: each.overheads.utilisation)
+    assert worst.overheads.utilisation < best.overheads.utilisation
+    note = empty_places(result, worst)
+    assert note is not None
+    assert f"rank {best.rank} uses {best.overheads.utilisation:.1%}" in note
+    assert "--constraints fused might use up to" in (empty_places(result, best) or "")

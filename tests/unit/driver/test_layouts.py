@@ -7,6 +7,7 @@ import pytest
 
 from cpembed.driver.layout_rows import LayoutRow, LayoutsResult, Times, run_bytes, why_best
 from cpembed.driver.layouts import blocks, compare_layouts
+from cpembed.driver.matching import matched
 from cpembed.driver.named import hardware_spec, workload
 from cpembed.driver.options import KernelOptions
 from cpembed.driver.pipeline import choose
@@ -185,3 +186,26 @@ def test_disturbed_times_are_said() -> None:
     found = LayoutsResult("w", VTA, (row("a", 5, 1), LayoutRow("b", {}, VTA, times=times)))
     assert any("disturbed b" in part for part in layouts_report(found) if isinstance(part, str))
     assert found.to_json()["layouts"][1]["times"]["noisy"]
+
+
+@pytest.mark.parametrize("target", ["gemmini_16x16", "nvdla_small", VTA, "wmma_s8"])
+@pytest.mark.parametrize("words", [CONV, "gemm m=32 n=48 k=64"])
+def test_layouts_and_match_state_the_time_of_what_runs(target: str, words: str) -> None:
+    spec = hardware_spec(target)
+    layer = workload(words, spec)
+    alone = choose(Request(layer, spec, KernelOptions(untuned=True)))
+    match = matched(Request(layer, spec)).estimated
+    assert isinstance(alone, Selection)
+    assert match is not None
+    assert match.amount == alone.choice.estimated
+    row = next(row for row in compare_layouts(words, spec).rows if _is_plain(row))
+    assert row.times is not None
+    if match.unit == "us":
+        assert row.times.total == match.us == alone.choice.estimated
+    else:
+        assert (row.times.cycles, row.times.contraction) == (match.amount, match.us)
+
+
+def _is_plain(row: LayoutRow) -> bool:
+    """True for the layout that an operator has by default."""
+    return set(row.settings.values()) <= {"NCHW", "0"}

@@ -16,7 +16,8 @@ from cpembed.exploration.objectives import (
     read_objectives,
 )
 from cpembed.exploration.sampled import SampledSearch
-from cpembed.exploration.space import Space, read_space
+from cpembed.exploration.space import Space
+from cpembed.exploration.space_file import read_space
 from cpembed.runtime.cluster import Workers, open_workers
 from cpembed.targets import family
 from cpembed.targets.family import Family

@@ -25,6 +25,7 @@ def chance(*parts: Any) -> float:
 class SyntheticFamily(Family):
     """``rows`` and ``dataflow`` make a group, ``banks`` and ``size`` the rest of a point.
 
+    ``lacking`` leaves layers without software, in the analysis or at some sizes only;
     ``coarse`` rounds costs, so that many points are equal; ``slack`` is how far bounds are below
     costs; ``tuned`` choices have to be evaluated, the others are estimated at once. Evaluations are
     counted in the file that the environment names, if any, and take as long as it says.
@@ -41,6 +42,7 @@ class SyntheticFamily(Family):
         Parameter("coarse", "costs are multiples of it", 1),
         Parameter("slack", "bounds are below costs by up to this share", 0.3),
         Parameter("tuned", "choices that are evaluated", 2),
+        Parameter("lacking", "share of the layers that have no software", 0),
     )
 
     def identity(self) -> str:
@@ -73,6 +75,8 @@ class SyntheticFamily(Family):
     def analyse(self, point: Point, workload: Computation) -> Any:
         if workload.macs == 6:
             raise WorkloadError("six multiply-accumulates have no software here")
+        if chance("lacking", self.group(point), workload.name) < float(point["lacking"]) / 2:
+            raise WorkloadError("bad luck")
         return workload.name, workload.macs
 
     def bound(self, point: Point, analysis: Any) -> Costs | None:
@@ -85,6 +89,9 @@ class SyntheticFamily(Family):
         return Costs(cycles, energy)
 
     def choices(self, point: Point, analysis: Any) -> tuple[Choice, ...]:
+        lacks = chance("room", self._seed(point), point["size"], analysis)
+        if lacks < float(point["lacking"]) / 2:
+            return ()
         # What fits depends on the size, as it does on machines with memories.
         count = 3 if int(point["size"]) >= 64 else 2
         names = [f"c{n}" for n in range(count)]

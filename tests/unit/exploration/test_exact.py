@@ -11,7 +11,7 @@ from cpembed.errors import InvariantError, SpecError
 from cpembed.exploration.costing import Costing
 from cpembed.exploration.exact import ExactSearch
 from cpembed.exploration.objectives import OBJECTIVES, Machine, read_objectives
-from cpembed.exploration.space import read_space
+from cpembed.exploration.space_file import read_space
 from cpembed.runtime.cluster import open_workers
 from cpembed.targets.family import Costs, Point
 from tests.unit.exploration.cases import exact, front, run, space, works
@@ -132,13 +132,48 @@ def test_open_points_have_bounds_that_hold(tmp_path: Path) -> None:
         assert all(a <= b for a, b in zip(bound, true[number], strict=True))
 
 
-def test_a_layer_without_software_leaves_no_machine(tmp_path: Path) -> None:
+def test_a_layer_without_software_is_named_and_in_no_sum(tmp_path: Path) -> None:
     made = space(tmp_path)
     layers = works(made.family, ((8, 16, 16, 1), (1, 2, 3, 1)))
     found = exact(made, "cycles", layers=layers)
+    alone = exact(made, "cycles", layers=layers[:1])
+    assert front(found) == front(alone)
+    for point in found.evaluated:
+        assert [item.layer.label for item in point.left_out] == ["gemm m=1 n=2 k=3"]
+        assert "six multiply-accumulates" in point.left_out[0].reason
+
+
+def test_a_machine_without_software_for_any_layer_is_none(tmp_path: Path) -> None:
+    made = space(tmp_path)
+    found = exact(made, "cycles", layers=works(made.family, ((1, 2, 3, 1),)))
     assert not found.evaluated
     reasons = {v.cause for v in found.verdicts.values() if v.fate == "no_software"}
-    assert reasons == {"gemm m=1 n=2 k=3"}
+    assert reasons == {"gemm m=1 n=2 k=3: six multiply-accumulates have no software here"}
+
+
+@pytest.mark.quick(4)
+@pytest.mark.parametrize("seed", range(24))
+def test_fronts_compare_only_what_computes_as_much(tmp_path: Path, seed: int) -> None:
+    made = space(tmp_path, seed=seed, coarse=[1, 2000][seed % 2], lacking=[0.2, 0.6][seed // 12])
+    objectives = ["cycles,energy,area", "cycles,area"][seed % 2]
+    everything = exact(made, objectives, bounds=False)
+    found = exact(made, objectives)
+    assert found.is_proven
+    rows = [(p.number, p.coverage, p.vector(found.objectives)) for p in everything.evaluated]
+    assert len({coverage for _, coverage, _ in rows}) > 1
+    # Written anew: a rival computes at least the same layers, and is better somewhere or earlier.
+    expected = {
+        number
+        for number, coverage, vector in rows
+        if not any(
+            other != number
+            and covered >= coverage
+            and all(a <= b for a, b in zip(rival, vector, strict=True))
+            and (covered != coverage or rival != vector or other < number)
+            for other, covered, rival in rows
+        )
+    }
+    assert {number for number, _ in front(found)} == expected
 
 
 def test_area_limits_come_before_any_analysis(tmp_path: Path) -> None:

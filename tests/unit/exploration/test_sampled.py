@@ -11,7 +11,8 @@ from cpembed.errors import BackendUnavailable
 from cpembed.exploration.costing import Costing, Method
 from cpembed.exploration.objectives import front_of, read_limits, read_objectives
 from cpembed.exploration.sampled import SampledSearch, SamplingOptions
-from cpembed.exploration.space import Space, read_space
+from cpembed.exploration.space import Space
+from cpembed.exploration.space_file import read_space
 from cpembed.runtime.cluster import open_workers
 from tests.unit.exploration.cases import exact, front, run, space, works
 

@@ -9,7 +9,8 @@ import pytest
 
 from cpembed.errors import SpecError
 from cpembed.exploration.objectives import read_limit, read_limits, read_objectives
-from cpembed.exploration.space import read_relation, read_space
+from cpembed.exploration.relations import read_relation
+from cpembed.exploration.space_file import read_space
 from tests.unit.exploration.cases import space
 
 GOOD = """
@@ -75,7 +76,7 @@ def test_numbers_of_points_are_their_order(tmp_path: Path) -> None:
         ("to = 8, step = 3", "to = 1", ["parameters.banks: from 2 is above to 1"]),
         ("to = 8, step = 3", "upto = 8", ["parameters.banks.upto: unknown key", "from, to"]),
         ("to = 8, step = 3", "step = 3", ["parameters.banks.to: is missing"]),
-        ("to = 8, step = 3", "to = 80000", ["parameters.banks: has more than 4,096 values"]),
+        ("to = 8, step = 3", "to = 80000", ["parameters.banks.to: has more than 4,096 values"]),
         ("from = 32", "from = 33", ["parameters.size.from: 33 is no power of two"]),
         ("powers_of_two = true", "powers_of_two = true, step = 2", ["parameters.size.step"]),
         ('dataflow = "os"', "rows = 8", ["fixed.rows: is a parameter too"]),
@@ -188,3 +189,23 @@ def test_two_limits_of_one_objective_are_refused() -> None:
 
 def test_objectives_keep_their_order() -> None:
     assert [one.name for one in read_objectives(["area", "cycles"])] == ["area", "cycles"]
+
+
+@pytest.mark.parametrize(
+    "text", ["memories.buffer.banks < 4", 'memories."buffer".banks < 4', 'memories . "buffer"']
+)
+def test_a_key_has_one_name_however_it_is_spelled(text: str) -> None:
+    if "<" not in text:
+        # Blanks between the parts are those of Python: an attribute is no key.
+        with pytest.raises(SpecError):
+            read_relation(text, {"memories.buffer"})
+        return
+    relation = read_relation(text, {"memories.buffer.banks"})
+    assert relation.names == {"memories.buffer.banks"}
+    assert relation.holds({"memories.buffer.banks": 3})
+    assert not relation.holds({"memories.buffer.banks": 4})
+
+
+def test_texts_of_relations_are_no_keys() -> None:
+    relation = read_relation('dataflow == "a.b"', {"dataflow"})
+    assert relation.holds({"dataflow": "a.b"})

@@ -187,3 +187,11 @@ def test_a_float_is_converted_before_it_is_stored_as_an_integer(value):
     with pytest.raises(WorkloadError, match=r"C is int8 and its value is a float: write int8\("):
         parse_computation(f"C[x] = {value}", {"x": 4}, dtypes=types)
     parse_computation(f"C[x] = int8({value})", {"x": 4}, dtypes=types)
+
+
+def test_only_instructions_have_values_without_operands() -> None:
+    with pytest.raises(WorkloadError, match="the value reads no operand"):
+        parse_computation("D[x] = 0", {"x": 4})
+    computation = parse_computation("D[x] = 3; E[x] = 4", {"x": 4}, takes_constants=True)
+    assert computation.inputs == ()
+    assert [operand.dtype for operand in computation.outputs] == ["int8", "int8"]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import replace
 from typing import Any
 
@@ -15,11 +16,14 @@ from cpembed.driver.plan import Request
 from cpembed.driver.solve import solve
 from cpembed.embedding.cpsat import Status
 from cpembed.errors import CrashError, SpecError
+from cpembed.graph.graph import Graph, Operator
+from cpembed.graph.kinds.base import TensorType
 from cpembed.graph.kinds.product import Product
 from cpembed.hw.instruction import HardwareSpec
 from cpembed.ir.computation import Computation
 from cpembed.network import match as match_module
 from cpembed.network.match import MatchResult, match
+from cpembed.network.physical_product import channels_last
 from tests.unit.network.networks import macs, network
 
 VTA = "vta_1x16x16"
@@ -230,3 +234,80 @@ def test_a_network_without_products_has_no_use() -> None:
     graph = replace(network("n", {"a": FULL}), operators=(), outputs=())
     found = only(match(graph, [VTA], prepares=False))
     assert (found.products, found.line.use, found.line.use_by_macs) == (0, None, None)
+
+
+FAMILIES = [
+    ("conv2d", "n=2 c={c} h=9 w=7 k={k} r=3 s=2", "NHWC"),
+    ("conv2d", "n=1 c={c} h=9 w=7 k={k} r=1 s=1 stride=2", "NHWC"),
+    ("conv2d", "n=1 c={c} h=8 w=8 k={k} r=3 s=3 pad=1 groups=3", "NHWC"),
+    ("depthwise", "n=1 c={c} h=8 w=9 r=3 s=3 pad=1", "NHWC"),
+    ("depthwise", "n=1 c={c} h=8 w=9 r=3 s=3 m=2", "NHWC"),
+    ("conv1d", "n=1 c={c} w=9 k={k} s=3", "NWC"),
+    ("conv3d", "n=1 c={c} d=5 h=6 w=7 k={k} t=2 r=3 s=1", "NDHWC"),
+]
+
+
+@pytest.mark.parametrize("family, sizes, layout", FAMILIES)
+def test_channels_last_is_the_layout_of_the_operators_family(
+    family: str, sizes: str, layout: str
+) -> None:
+    words = f"{family} {sizes.format(c=4, k=5)}"
+    plain, expected = workload(words), workload(f"{words} layout={layout}")
+    names = [operand.name for operand in plain.operands]
+
+    def tensor(name: str, *, is_image: bool) -> tuple[int, ...]:
+        """The shape of an operand's tensor, in which groups and channels are one dimension."""
+        shape = list(plain.operand(name).shape)
+        extra = len(shape) - (len(layout) if is_image else len(shape))
+        return (shape[0], math.prod(shape[1 : 2 + extra]), *shape[2 + extra :])
+
+    image, weights, output = names
+    graph = Graph(
+        "g",
+        {
+            image: TensorType(tensor(image, is_image=True), "int8"),
+            weights: TensorType(plain.operand(weights).shape, "int8"),
+        },
+        ("o",),
+        operators=(
+            Operator(
+                "conv", Product(plain, tensor(output, is_image=True)), (image, weights), ("o",)
+            ),
+        ),
+    )
+    last = channels_last(graph, graph.operators[0], plain)
+    assert last.access_maps == expected.access_maps
+    assert {o.name: o.shape for o in last.operands} == {o.name: o.shape for o in expected.operands}
+
+
+def test_a_planned_target_has_no_layout_of_images() -> None:
+    with pytest.raises(SpecError, match="chooses the layout of each tensor"):
+        match(network("n", {"a": FULL}), [hardware_spec("native")], prepares=False, layout="NHWC")
+
+
+def test_a_layout_decides_what_is_read_in_place() -> None:
+    """A unit that reads channels side by side has them where they are innermost."""
+    net = network("n", {"a": "conv2d n=1 c=16 h=10 w=10 k=16 r=3 s=3"})
+    first, last = (
+        only(match(net, [VTA], prepares=False, layout=layout)).matched[0].match
+        for layout in ("NCHW", "NHWC")
+    )
+    words = "conv2d n=1 c=16 h=10 w=10 k=16 r=3 s=3"
+    for match_of, layout in ((first, "NCHW"), (last, "NHWC")):
+        assert match_of is not None
+        alone = matched(Request(workload(f"{words} layout={layout}", VTA), VTA))
+        assert match_of.utilisation == alone.utilisation
+        assert match_of.moved_bytes == alone.moved_bytes
+
+
+def test_a_limit_after_a_first_embedding_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
+    usual = plan_module.searches
+
+    def searches(*given: Any, **more: Any) -> Any:
+        return tuple(replace(result, top_proven=False) for result in usual(*given, **more))
+
+    monkeypatch.setattr(plan_module, "searches", searches)
+    found = matched(Request(workload(FULL, VTA), VTA, KernelOptions(timeout=20)))
+    assert (found.outcome, found.ended) == ("yes", "stopped")
+    assert found.reason == "stopped by the time limit: a better embedding may be missing"
+    assert found.to_json()["ended"] == "stopped"

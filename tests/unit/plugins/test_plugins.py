@@ -11,8 +11,9 @@ from cpembed.cli import main
 from cpembed.embedding.constraint_set import ConstraintSet, load_constraint_set
 from cpembed.embedding.constraints import CONSTRAINTS
 from cpembed.errors import CpembedError, SpecError, WorkloadError
+from cpembed.hw.isa_reader import available_instruction_sets, load_instruction_set
 from cpembed.hw.loader import available_targets, load_hardware_spec
-from cpembed.resources import hardware_spec_files
+from cpembed.resources import accelerator_files, hardware_spec_files
 from cpembed.workloads.naming import parse_workload
 from cpembed.workloads.operators import OPERATORS, available_operators, find_operator
 from tests.unit.plugins.conftest import Install
@@ -160,6 +161,14 @@ def test_targets_of_another_distribution(install: Install, value: str) -> None:
     assert set(available_targets()) == {*hardware_spec_files(), "my_unit"}
     with pytest.raises(SpecError, match="did you mean my_unit"):
         load_hardware_spec("my_unti")
+
+
+def test_accelerators_of_another_distribution(install: Install) -> None:
+    text = accelerator_files()["qkv_attention"].read_text(encoding="utf-8")
+    files = {"my_isa/__init__.py": "", "my_isa/my_machine.toml": text}
+    install("my-isa", {"cpembed.accelerators": {"mine": "my_isa"}}, files)
+    assert "gemm" in load_instruction_set("my_machine").instructions
+    assert set(available_instruction_sets()) == {*accelerator_files(), "my_machine"}
 
 
 BROKEN = {

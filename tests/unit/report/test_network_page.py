@@ -102,7 +102,7 @@ def test_nothing_is_loaded_from_elsewhere() -> None:
         or (tag == "link" and not attributes["href"].startswith("data:"))
     ]
     assert not loading
-    style = files("cpembed.report.network_page").joinpath("page.css").read_text()
+    style = files("cpembed.report").joinpath("page.css").read_text()
     assert "url(" not in style
     assert "@import" not in style
 
@@ -239,7 +239,7 @@ def contrast(first: str, second: str) -> float:
 
 def themes() -> list[dict[str, str]]:
     """The light colours and the dark ones."""
-    style = files("cpembed.report.network_page").joinpath("page.css").read_text()
+    style = files("cpembed.report").joinpath("page.css").read_text()
     found = re.findall(r"--([\w-]+): light-dark\((#\w{6}), (#\w{6})\);", style)
     return [{name: pair[number] for name, *pair in found} for number in (0, 1)]
 

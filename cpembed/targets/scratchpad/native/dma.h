@@ -53,9 +53,10 @@ static void require_reply(const volatile int *reply, const char *what, Site site
 
 static void count_transfer(const Transfer &t) {
   Moved &moved = tally.moved[{t.array->operand, t.get}];
-  moved.transfers++, moved.bytes += uint64_t(t.size);
+  moved.transfers++, moved.bytes += uint64_t(t.size / t.array->per_byte);
   auto base = reinterpret_cast<uintptr_t>(t.array->base) + uintptr_t(t.start);
-  uintptr_t granule = uintptr_t(shape.transaction_bytes);
+  // Of elements that share a byte, each has one here: so many bytes are a transaction.
+  uintptr_t granule = uintptr_t(shape.transaction_bytes * t.array->per_byte);
   for (long done = 0; done < t.size; done += t.block, base += uintptr_t(t.stride))
     moved.transactions += (base + uintptr_t(t.block) - 1) / granule - base / granule + 1;
 }

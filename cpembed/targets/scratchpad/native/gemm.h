@@ -46,13 +46,46 @@ static void touch_block(const Block &b, const void *p, bool writes, const char *
   }
 }
 
+/* Floats that C++ has no type for; elements.h has the same for texts. Widening is exact. */
+namespace narrow {
+#include "elements.h"
+}
+
 /* Elements of `from`, rows (of the vectorised or the other dimension) by depth, as type T with the
    rows contiguous. `step` and `across`: elements between rows, and between depths. */
-template <class T, class From>
-static void pack(T *to, const void *from, long rows, long depth, long step, long across) {
-  auto source = static_cast<const From *>(from);
+template <class T, class From, class Value>
+static void pack_as(T *to, const unsigned char *from, long rows, long depth, long step, long across,
+                    Value value) {
+  auto source = reinterpret_cast<const From *>(from);
   for (long d = 0; d < depth; d++)
-    for (long r = 0; r < rows; r++) to[d * rows + r] = T(source[r * step + d * across]);
+    for (long r = 0; r < rows; r++) to[d * rows + r] = T(value(source[r * step + d * across]));
+}
+
+/* The same of elements of a type by its code; false where there is no such type. */
+template <class T>
+static bool pack(T *to, long type, const unsigned char *from, long rows, long depth, long step,
+                 long across) {
+  auto plain = [](auto x) { return x; };
+#define PACK(kind, bytes, From, value)                                         \
+  case kind * 256 + bytes:                                                     \
+    pack_as<T, From>(to, from, rows, depth, step, across, value);              \
+    return true;
+  switch (type) {
+    PACK('f', 4, float, plain)
+    PACK('f', 8, double, plain)
+    PACK('i', 1, int8_t, plain)
+    PACK('i', 2, int16_t, plain)
+    PACK('i', 4, int32_t, plain)
+    PACK('i', 8, int64_t, plain)
+    PACK('u', 1, uint8_t, plain)
+    PACK('u', 2, uint16_t, plain)
+    PACK('h', 2, narrow::float16, narrow::value_of_float16)
+    PACK('b', 2, narrow::bfloat16, narrow::value_of_bfloat16)
+    PACK('e', 1, narrow::float8_e4m3fn, narrow::value_of_float8_e4m3fn)
+    PACK('d', 1, narrow::float8_e5m2, narrow::value_of_float8_e5m2)
+  }
+#undef PACK
+  return false;
 }
 
 /* W elements that lie anywhere. */
@@ -96,8 +129,9 @@ static void product(const T *v, long nv, const T *e, long ne, long depth, T *c, 
   columns_of<1>(i, v, nv, e, ne, depth, c, ldc);
 }
 
-template <class A, class B, class C>
-static void multiply(const Gemm &call) {
+/* False where an operand has a type that there is no conversion of. */
+template <class C>
+static bool multiply(const Gemm &call) {
   auto [m, n, k, lda, ldb, ldc, variant, ta, tb, tc] = call.same;
   long rows = shape.rows, columns = shape.columns;
   long mb = m / rows, nb = n / columns, steps = std::lcm(rows, columns), depth = k / steps;
@@ -108,12 +142,12 @@ static void multiply(const Gemm &call) {
     long from_column = step * columns / steps, from_row = step * rows / steps;
     long a_first = step % (steps / columns) * depth, b_first = step % (steps / rows) * depth;
     for (long r = 0; r < rows; r++) {
-      auto from = reinterpret_cast<const A *>(gemms[size_t(r * columns + from_column)].a);
-      pack<C, A>(&a[size_t(r * mb * depth)], from + a_first * a_k, mb, depth, a_row, a_k);
+      auto from = gemms[size_t(r * columns + from_column)].a + a_first * a_k * (ta % 256);
+      if (!pack(&a[size_t(r * mb * depth)], ta, from, mb, depth, a_row, a_k)) return false;
     }
     for (long s = 0; s < columns; s++) {
-      auto from = reinterpret_cast<const B *>(gemms[size_t(from_row * columns + s)].b);
-      pack<C, B>(&b[size_t(s * nb * depth)], from + b_first * b_k, nb, depth, b_column, b_k);
+      auto from = gemms[size_t(from_row * columns + s)].b + b_first * b_k * (tb % 256);
+      if (!pack(&b[size_t(s * nb * depth)], tb, from, nb, depth, b_column, b_k)) return false;
     }
     for (long i = 0; i < rows * columns; i++) {
       auto to = reinterpret_cast<C *>(gemms[size_t(i)].c);
@@ -124,6 +158,7 @@ static void multiply(const Gemm &call) {
         product(own_a, mb, own_b, nb, depth, to, ldc);
     }
   }
+  return true;
 }
 
 /* The vectorised operand is sent in vectors of several elements, the other one in vectors that hold
@@ -182,20 +217,14 @@ extern "C" void scratchpad_gemm(int m, int n, int k, const void *a, long lda, co
   gemms[size_t(pe->number)] = call;
   if (!meet(kInGemm, call.site)) return;
   if (!check_queues("at a gemm")) executor_switch(&pe->stack, scheduler);
-  auto is = [&](int x, int y, int z) { return type_a == x && type_b == y && type_c == z; };
-  constexpr int f = 'f' * 256, i = 'i' * 256, u = 'u' * 256;
-  if (is(f + 4, f + 4, f + 4))
-    multiply<float, float, float>(call);
-  else if (is(f + 8, f + 8, f + 8))
-    multiply<double, double, double>(call);
-  else if (is(i + 1, i + 1, i + 4))
-    multiply<int8_t, int8_t, int32_t>(call);
-  else if (is(u + 1, i + 1, i + 4))
-    multiply<uint8_t, int8_t, int32_t>(call);
-  else if (is(i + 2, i + 2, i + 4))
-    multiply<int16_t, int16_t, int32_t>(call);
-  else
-    fail("gemm at {at:%u} has types that there is no product of", call.site);
+  bool done = false;
+  switch (type_c) {
+    case 'f' * 256 + 4: done = multiply<float>(call); break;
+    case 'f' * 256 + 8: done = multiply<double>(call); break;
+    case 'i' * 256 + 4: done = multiply<int32_t>(call); break;
+    case 'i' * 256 + 8: done = multiply<int64_t>(call); break;
+  }
+  if (!done) fail("gemm at {at:%u} has types that there is no product of", call.site);
   count_gemm(call);
   release();
 }

@@ -16,6 +16,7 @@ struct Array {
   long bytes;
   int operand;
   bool writable;
+  int per_byte;  // Elements of a byte of the machine, each of which has a byte here.
   std::unique_ptr<Cell, void (*)(void *)> cells{nullptr, free};
 };
 
@@ -28,8 +29,8 @@ class MainMemory {
     granule_ = shape.alignment_bytes % 4 == 0 ? 4 : shape.alignment_bytes % 2 == 0 ? 2 : 1;
   }
 
-  void add(unsigned char *base, long bytes, int operand, bool writable) {
-    Array made{base, bytes, operand, writable};
+  void add(unsigned char *base, long bytes, int operand, bool writable, int per_byte) {
+    Array made{base, bytes, operand, writable, per_byte};
     // An address space that is only backed by memory where it is used.
     size_t count = writable ? size_t(bytes / granule_ + 2) : 1;
     made.cells.reset(static_cast<Cell *>(calloc(count, sizeof(Cell))));

@@ -8,7 +8,7 @@ extern "C" {
 struct ExecutorArray {
   unsigned char *base;
   int64_t bytes;
-  int32_t writable;
+  int32_t writable, per_byte;
 };
 
 struct ExecutorRun {
@@ -123,7 +123,7 @@ extern "C" __attribute__((visibility("default"))) const char *executor_run(const
   operands = arguments{};
   for (int i = 0; i < run->array_count; i++) {
     const ExecutorArray &a = run->arrays[i];
-    main_memory.add(a.base, a.bytes, i, a.writable);
+    main_memory.add(a.base, a.bytes, i, a.writable, a.per_byte);
     operands.operand[i] = a.base;
   }
   if (!begin_pes()) return fault_text;

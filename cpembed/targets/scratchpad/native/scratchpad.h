@@ -93,8 +93,15 @@ void zero(void *at, long bytes);
 #define B_COLUMN_MAJOR 2
 #define VECTORISED_OVER_N 4
 #ifdef SCRATCHPAD_EXECUTOR
+/* Of types that are structures, the text says the code itself. */
+#ifndef ELEMENT_CODE_A
+#define ELEMENT_CODE_A ELEMENT_CODE(ELEMENT_A)
+#endif
+#ifndef ELEMENT_CODE_B
+#define ELEMENT_CODE_B ELEMENT_CODE(ELEMENT_B)
+#endif
 #define gemm(...) \
-  scratchpad_gemm(__VA_ARGS__, ELEMENT_CODE(ELEMENT_A), ELEMENT_CODE(ELEMENT_B), ELEMENT_CODE(ELEMENT_C))
+  scratchpad_gemm(__VA_ARGS__, ELEMENT_CODE_A, ELEMENT_CODE_B, ELEMENT_CODE(ELEMENT_C))
 #else
 void gemm(int m, int n, int k, const void *a, long lda, const void *b, long ldb, void *c, long ldc,
           int variant);

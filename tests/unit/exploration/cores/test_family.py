@@ -14,7 +14,7 @@ from cpembed.driver.estimate import estimate
 from cpembed.errors import LoweringError
 from cpembed.exploration.cores.description import Core
 from cpembed.exploration.cores.family import CoreAnalysis, survey
-from cpembed.exploration.space import read_space
+from cpembed.exploration.space_file import read_space
 from cpembed.hw.loader import load_hardware_spec
 from cpembed.ir.parser import parse_computation
 from cpembed.provenance import Provenance

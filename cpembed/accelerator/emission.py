@@ -1,0 +1,402 @@
+"""Programs of tilings: loops, transfers, executions and configuration, with their claims."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+
+from cpembed.accelerator.addressing import Binding, InMain, InRows, Place, bind_scalar
+from cpembed.accelerator.boxes import TileLoop, guards, loop_extents, sizes
+from cpembed.accelerator.buffers import Buffer, Buffers
+from cpembed.accelerator.channels import with_signals
+from cpembed.accelerator.executions import (
+    bind_operand,
+    execution_sizes,
+    granule_loops,
+    neutral_value,
+    points,
+    variant,
+)
+from cpembed.accelerator.problem import PlanningError, Step
+from cpembed.accelerator.program import Issue, Loop, MainTensor, Meaning, Node, Program
+from cpembed.accelerator.registers import with_configuration
+from cpembed.accelerator.template import BufferSpec, Template, default_layouts
+from cpembed.accelerator.tiling import Key, Tiling
+from cpembed.accelerator.transfers import BoundIssue, Names, Transfer, plan_copy
+from cpembed.hw.isa import IsaInstruction, MemoryKind, Synchronization
+from cpembed.ir.index import IndexExpr, IndexTerm
+
+
+class Lowering:
+    """Makes the program of a tiling.
+
+    Parameters
+    ----------
+    template : Template
+    tiling : Tiling
+    checks_rows : bool
+        True to reject buffers that do not fit in their memories.
+    """
+
+    def __init__(self, template: Template, tiling: Tiling, *, checks_rows: bool = True) -> None:
+        self.checks_rows = checks_rows
+        self.template = template
+        self.tiling = tiling
+        self.names = Names()
+        self.rounding: dict[Key, dict[int, int]] = {}
+        self._prepare()
+
+    def _prepare(self) -> None:
+        self.main: dict[str, MainTensor] = dict(self.template.problem.layouts)
+        self.buffers = Buffers(
+            self.template, self.tiling, self.rounding, checks_rows=self.checks_rows
+        )
+
+    # Executions
+
+    def _execution(
+        self,
+        step: Step,
+        instruction: IsaInstruction,
+        loops: Sequence[TileLoop],
+        base_rows: Mapping[str, int],
+        conditions: tuple[IndexExpr, ...] = (),
+    ) -> Issue:
+        """Return the instruction that computes a statement in an iteration of loops."""
+        bindings: dict[str, Binding] = {}
+        for operand, described in step.instruction.places.items():
+            tensor = step.tensor(operand)
+            if not described.dimensions:
+                bindings[operand] = self._scalar(step, operand, tensor)
+                continue
+            if self.template.machine.memories[described.memory].kind is MemoryKind.MAIN:
+                binding = self._bind_main(step, operand, tensor, loops)
+            else:
+                place = self.buffers.place(self.buffers.table[tensor, described.memory], base_rows)
+                binding = bind_operand(self.template, step, operand, place, loops)
+            if binding is None:
+                raise PlanningError(
+                    f"rejected: {instruction.name} cannot address {tensor} in "
+                    f"{described.memory} as operand {operand}: use another layout"
+                )
+            bindings[operand] = binding
+        extents = loop_extents(loops)
+        checks: list[IndexExpr] = list(conditions)
+        for axis in step.axes.values():
+            checks += guards(sizes(loops, axis, self.template.extents[axis]), extents)
+        return BoundIssue(
+            instruction.name,
+            {name: b.address for name, b in bindings.items()},
+            execution_sizes(self.template, step, loops),
+            tuple(dict.fromkeys(checks)),
+            contents={n: b.content for n, b in bindings.items() if b.content is not None},
+            meaning=Meaning(step.number, points(step, loops)),
+            note=str(step.statement.computation),
+            registers=tuple(r for b in bindings.values() for r in b.registers),
+        )
+
+    def _scalar(self, step: Step, operand: str, tensor: str) -> Binding:
+        place = step.instruction.places[operand]
+        if operand in step.match.values:
+            return bind_scalar(place, "", step.match.values[operand])
+        constant = self.template.problem.specification.constants.get(tensor)
+        if constant is None or constant.size != 1:
+            raise PlanningError(
+                f"rejected: {operand} of {step.instruction.name} is one number, and "
+                f"{tensor or 'the statement'} is not a constant of one element: use an instruction "
+                "that reads it from rows"
+            )
+        return bind_scalar(place, tensor, constant.reshape(-1)[0].item())
+
+    def _bind_main(
+        self, step: Step, operand: str, tensor: str, loops: Sequence[TileLoop]
+    ) -> Binding | None:
+        """Bind an operand in main memory; a layout that is not decided becomes the first fit."""
+        decided = self.main.get(tensor)
+        options = (
+            [decided]
+            if decided
+            else default_layouts(self.template, tensor, self.buffers.reach(tensor))
+        )
+        for layout in options:
+            binding = bind_operand(self.template, step, operand, InMain(layout), loops)
+            if binding is not None:
+                self.main[tensor] = layout
+                return binding
+        return None
+
+    def statement_nodes(
+        self, step: Step, outer: Sequence[TileLoop], base_rows: Mapping[str, int]
+    ) -> tuple[Node, ...]:
+        """Return the executions of a statement inside of loops."""
+        inner = granule_loops(self.template, step, outer)
+        body = self._reduced(step, (*outer, *inner), inner, base_rows)
+        for loop in reversed(inner):
+            body = (Loop(loop.name, loop.extent, body),)
+        return body
+
+    def _reduced(
+        self,
+        step: Step,
+        loops: Sequence[TileLoop],
+        inner: Sequence[TileLoop],
+        base_rows: Mapping[str, int],
+    ) -> tuple[Node, ...]:
+        """Return the execution of a statement, and the one that begins its sums if it needs one."""
+        reduction = step.statement.computation.statement.reduction
+        instruction = step.instruction
+        if reduction is None:
+            return (self._execution(step, instruction, loops, base_rows),)
+        around = [
+            loop
+            for loop in loops
+            if loop.axis in step.reductions
+            and loop.extent > 1
+            and (loop in inner or step.number == self.template.main)
+        ]
+        if step.statement.accumulates:
+            if not instruction.accumulates:
+                raise PlanningError(
+                    f"rejected: {instruction.name} begins sums anew, and "
+                    f"{step.statement.computation} goes on from a bias: use an instruction that "
+                    "accumulates"
+                )
+            return (self._execution(step, instruction, loops, base_rows),)
+        begins = (
+            instruction
+            if not instruction.accumulates
+            else variant(self.template, instruction, False)
+        )
+        goes_on = (
+            instruction if instruction.accumulates else variant(self.template, instruction, True)
+        )
+        if not around:
+            # Without an instruction that begins sums, something else has set them to zero.
+            return (self._execution(step, begins or instruction, loops, base_rows),)
+        if goes_on is None:
+            raise PlanningError(
+                f"rejected: {instruction.name} begins sums anew, and "
+                f"{step.statement.computation} needs several executions for a sum: describe an "
+                "instruction that accumulates"
+            )
+        if begins is None:
+            return (self._execution(step, goes_on, loops, base_rows),)
+        total = IndexExpr.sum([IndexTerm(loop.name) for loop in around])
+        return (
+            self._execution(step, begins, loops, base_rows, (total.times(-1),)),
+            self._execution(step, goes_on, loops, base_rows, (total + -1,)),
+        )
+
+    def needs_fill(self, step: Step) -> bool:
+        """True if a statement's sums have to be set to zero by another instruction."""
+        reduction = step.statement.computation.statement.reduction
+        if reduction is None or step.statement.accumulates:
+            return False
+        instruction = step.instruction
+        return instruction.accumulates and variant(self.template, instruction, False) is None
+
+    # The program
+
+    def program(self, base_rows: Mapping[str, int]) -> Program:
+        """Return the program, with each memory's buffers from a row on."""
+        template = self.template
+        body = with_configuration(self._settled_body(base_rows), template.machine)
+        if template.machine.synchronization is Synchronization.CHANNELS:
+            body = with_signals(body, template.machine, self._unit_copies(body))
+        tensors = dict(self.main)
+        return Program(
+            template.problem.specification.name,
+            template.machine,
+            tensors,
+            body,
+            template.problem.specification,
+        )
+
+    def _unit_copies(self, body: Sequence[Node]) -> dict[str, int]:
+        """Return the least number of copies of the buffers that each unit writes repeatedly."""
+        machine = self.template.machine
+        units: dict[str, int] = {}
+        regions = [
+            (b.spec.memory, b.offset, b.offset + b.rows, b.copies)
+            for b in self.buffers.table.values()
+            if b.depth and not b.spec.is_home
+        ]
+        program = Program("", machine, {}, tuple(body))
+        for loops, issue in program.issues():
+            if any(guard.terms for guard in issue.guards) and issue.meaning is None:
+                raise PlanningError(
+                    "rejected: the last tiles have fewer transfers than others, between which "
+                    f"{machine.name} waits: use tiles of equal sizes"
+                )
+            instruction = machine.instructions[issue.instruction]
+            zero = {loop.name: IndexExpr() for loop in loops}
+            for operand in instruction.outputs:
+                row = issue.operands[operand].base.substitute(zero).constant
+                for memory, first, end, copies in regions:
+                    if instruction.places[operand].memory == memory and first <= row < end:
+                        units[instruction.unit] = min(units.get(instruction.unit, 2), copies)
+        return units
+
+    def _settled_body(self, base_rows: Mapping[str, int]) -> tuple[Node, ...]:
+        """Return the program's nodes, once buffers have room for whole chunks of all copies."""
+        while True:
+            before = {key: dict(sizes) for key, sizes in self.rounding.items()}
+            self.names = Names()
+            body = self._body(0, base_rows)
+            if self.rounding == before:
+                return body
+            self._prepare()
+
+    def _body(self, depth: int, base_rows: Mapping[str, int]) -> tuple[Node, ...]:
+        """Return what is inside of a number of the main statement's loops."""
+        template = self.template
+        nodes: list[Node] = []
+        for buffer in self.buffers.table.values():
+            if buffer.depth == depth and buffer.spec.load and not self._is_produced(buffer.spec):
+                nodes += self._load(buffer, base_rows)
+        at_output = depth == self.tiling.output_depth
+        if at_output:
+            for step in template.steps[: template.main]:
+                nodes += self._chain_step(step, base_rows)
+            if self.needs_fill(template.main_step):
+                nodes += self._fill(template.main_step, base_rows)
+            nodes += self._moves(template.main, base_rows)
+        if depth < len(self.buffers.all_loops):
+            loop = self.buffers.all_loops[depth]
+            nodes.append(Loop(loop.name, loop.extent, self._body(depth + 1, base_rows)))
+        else:
+            nodes += self._reduced(
+                template.main_step, self.buffers.all_loops, self.buffers.all_loops, base_rows
+            )
+        if at_output:
+            nodes += self._stores(template.main, base_rows)
+            for step in template.steps[template.main + 1 :]:
+                nodes += self._moves(step.number, base_rows)
+                nodes += self._chain_step(step, base_rows)
+        return tuple(nodes)
+
+    def _chain_step(self, step: Step, base_rows: Mapping[str, int]) -> Iterator[Node]:
+        if step.number < self.template.main:
+            yield from self._moves(step.number, base_rows)
+        if self.needs_fill(step):
+            yield from self._fill(step, base_rows)
+        outer = self.buffers.loops[: self.tiling.output_depth]
+        yield from self.statement_nodes(step, outer, base_rows)
+        yield from self._stores(step.number, base_rows)
+
+    def _is_produced(self, spec: BufferSpec) -> bool:
+        """True if a statement of this operator writes the tensor before the buffer gets it."""
+        written = {s.statement.output.tensor for s in self.template.steps}
+        return spec.tensor in written
+
+    def _moves(self, number: int, base_rows: Mapping[str, int]) -> Iterator[Node]:
+        """Yield the moves of tensors that earlier statements wrote to where a statement reads."""
+        for buffer in self.buffers.table.values():
+            spec = buffer.spec
+            first = min((n for n, _ in spec.uses), default=-1)
+            if first == number and spec.load and self._is_produced(spec):
+                yield from self._load(buffer, base_rows)
+
+    def _load(self, buffer: Buffer, base_rows: Mapping[str, int]) -> Iterator[Node]:
+        spec = buffer.spec
+        destination = self.buffers.place(buffer, base_rows)
+        yield from self._copy(
+            spec, spec.load, self._home(spec.tensor, spec.load[0], base_rows), destination, buffer
+        )
+
+    def _home(self, tensor: str, memory: str, base_rows: Mapping[str, int]) -> Place | None:
+        """Return where a tensor is in a memory; None where its layout is not decided."""
+        if (tensor, memory) in self.buffers.table:
+            return self.buffers.place(self.buffers.table[tensor, memory], base_rows)
+        home = self.template.problem.homes.get(tensor)
+        if home is not None and home.memory == memory:
+            rank = len(self.template.problem.specification.operands[tensor].shape)
+            return InRows(home, (IndexExpr(),) * rank)
+        return InMain(self.main[tensor]) if tensor in self.main else None
+
+    def _copy(
+        self,
+        spec: BufferSpec,
+        path: tuple[str, ...],
+        source: Place | None,
+        destination: Place | None,
+        buffer: Buffer,
+    ) -> tuple[Node, ...]:
+        """Return a copy; a layout in main memory that is not decided becomes the first fit."""
+        if len(path) != 2:
+            raise PlanningError(
+                f"rejected: {spec.tensor} moves through {' and '.join(path[1:-1])}, which the "
+                "planner has no buffer in: describe a direct copy"
+            )
+        outer = self.buffers.outer(buffer)
+        extents = loop_extents(outer)
+        box = self.buffers.box(spec, buffer.depth)
+        verb = "store" if destination is None or isinstance(destination, InMain) else "load"
+        missing = source is None or destination is None
+        candidates: list[MainTensor | None] = [None]
+        if missing:
+            candidates = [
+                *default_layouts(self.template, spec.tensor, self.buffers.reach(spec.tensor))
+            ]
+        refusal: PlanningError | None = None
+        for layout in candidates:
+            place = InMain(layout) if layout is not None else None
+            transfer = Transfer(
+                spec.tensor,
+                box,
+                source or place,
+                destination or place or source,  # pyright: ignore[reportArgumentType]
+                f"{verb} {spec.tensor}",
+            )
+            try:
+                plan = plan_copy(
+                    self.template.machine, transfer, (path[0], path[1]), spec.dtype, extents
+                )
+            except PlanningError as error:
+                refusal = refusal or error
+                continue
+            self.rounding[spec.key] = {**self.rounding.get(spec.key, {}), **plan.rounding}
+            if layout is not None:
+                self.main[spec.tensor] = layout
+            return plan.nodes(self.names)
+        raise refusal or PlanningError(f"rejected: {spec.tensor} has no layout in main memory")
+
+    def _stores(self, number: int, base_rows: Mapping[str, int]) -> Iterator[Node]:
+        for buffer in self.buffers.table.values():
+            spec = buffer.spec
+            if not spec.store or not any(
+                n == number and o in self.template.steps[n].instruction.outputs
+                for n, o in spec.uses
+            ):
+                continue
+            yield from self._copy(
+                spec,
+                spec.store,
+                self.buffers.place(buffer, base_rows),
+                self._home(spec.tensor, spec.store[-1], base_rows),
+                buffer,
+            )
+
+    def _fill(self, step: Step, base_rows: Mapping[str, int]) -> Iterator[Node]:
+        operand = step.instruction.outputs[0]
+        key = step.tensor(operand), step.instruction.places[operand].memory
+        buffer = self.buffers.table[key]
+        transfer = Transfer(
+            key[0],
+            self.buffers.box(buffer.spec, buffer.depth),
+            None,
+            self.buffers.place(buffer, base_rows),
+            f"begin {key[0]} with the neutral element",
+            neutral_value(step.statement.computation.statement.reduction, buffer.spec.dtype),
+        )
+        plan = plan_copy(
+            self.template.machine,
+            transfer,
+            ("", key[1]),
+            buffer.spec.dtype,
+            loop_extents(self.buffers.outer(buffer)),
+        )
+        self.rounding[buffer.spec.key] = {
+            **self.rounding.get(buffer.spec.key, {}),
+            **plan.rounding,
+        }
+        yield from plan.nodes(self.names)

@@ -1,0 +1,316 @@
+"""Estimated cycles of a program whose units work in parallel, from its parts.
+
+A *part* is a loop nest whose instructions all belong to one unit: a transfer, or the executions of
+one tile. Parts are timed in the order of the text. One begins when its unit is free and the first
+of what it reads is there; it ends when all of that was there; what it overwrites has been read.
+"""
+
+from __future__ import annotations
+
+import math
+from bisect import bisect_right
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from cpembed.accelerator.cost import executed_sizes, moved_bytes
+from cpembed.accelerator.program import Address, Issue, Loop, Node, Program
+from cpembed.hw.isa import InstructionSet, IsaInstruction, MemoryKind, Synchronization
+from cpembed.ir.index import IndexExpr
+
+Array = NDArray[Any]
+
+_MOST_PARTS = 6000
+"""Maximum number of executions of parts that are timed; further ones are extrapolated."""
+
+Region = tuple[str, int]
+"""Memory and first row of a buffer, or of one of its copies."""
+
+
+@dataclass(frozen=True)
+class _Access:
+    """Rows that a part touches: the first of them, and how often it passes over all of them."""
+
+    memory: str
+    base: IndexExpr
+    passes: int
+
+
+@dataclass(frozen=True)
+class _Part:
+    """A nest of one unit: its cycles, bytes and executions in every iteration around it."""
+
+    unit: str
+    loops: tuple[str, ...]
+    shape: tuple[int, ...]
+    cycles: Array
+    path: Array
+    count: Array
+    latency: float
+    reads: tuple[_Access, ...]
+    writes: tuple[_Access, ...]
+    accumulates: bool
+
+
+@dataclass
+class _State:
+    """When units are free, and regions ready and released, and when the path is taken.
+
+    Transfers that come later in the text, of another unit, may be ahead of others in time.
+    """
+
+    unit_free: dict[str, float]
+    path: list[tuple[float, float]]
+    first_ready: dict[Region, float]
+    last_ready: dict[Region, float]
+    first_released: dict[Region, float]
+    last_released: dict[Region, float]
+    executed: int = 0
+    busy: float = 0.0
+    end: float = 0.0
+
+
+def pipelined_cycles(program: Program, regions: Sequence[Region]) -> float:
+    """Estimate the cycles of a program.
+
+    Parameters
+    ----------
+    program : Program
+    regions : sequence of (str, int)
+        Memory and first row of each copy of each buffer.
+
+    Returns
+    -------
+    float
+        Cycles until everything has ended.
+    """
+    machine = program.machine
+    if machine.synchronization is Synchronization.IN_ORDER:
+        return math.inf
+    rows: dict[str, list[int]] = {}
+    for memory, row in sorted(set(regions)):
+        rows.setdefault(memory, []).append(row)
+    tree = [_prepared(node, (), machine) for node in program.body]
+    state = _State(dict.fromkeys(machine.units, 0.0), [], {}, {}, {}, {})
+    total = sum(_weight(node) for node in tree)
+    for node in tree:
+        _run(node, {}, state, rows)
+    end = state.end
+    if state.executed >= _MOST_PARTS:
+        return end * max(1.0, total / state.busy)
+    return end
+
+
+_Tree = _Part | tuple[Loop, tuple[Any, ...]]
+
+
+def _weight(node: _Tree) -> float:
+    """Return the cycles of all executions of a node."""
+    if isinstance(node, _Part):
+        return float(np.sum(np.broadcast_to(node.cycles, node.shape)))
+    return sum(_weight(inner) for inner in node[1])
+
+
+def _prepared(node: Node, outer: tuple[Loop, ...], machine: InstructionSet) -> _Tree:
+    issues = list(_issues(node, ()))
+    units = {machine.instructions[issue.instruction].unit for _, issue in issues}
+    if len(units) == 1:
+        return _part(issues, outer, machine)
+    assert isinstance(node, Loop)
+    inner = tuple(_prepared(n, (*outer, node), machine) for n in node.body)
+    return node, inner
+
+
+def _issues(node: Node, loops: tuple[Loop, ...]) -> Iterator[tuple[tuple[Loop, ...], Issue]]:
+    if isinstance(node, Loop):
+        for inner in node.body:
+            yield from _issues(inner, (*loops, node))
+    else:
+        yield loops, node
+
+
+def _passes(address: Address, span: int, loops: Sequence[Loop]) -> int:
+    """Return how often loops pass over the rows that an address walks.
+
+    A loop that moves the address by less than the rows of one execution passes over them again.
+    """
+    base = address.base
+    reach = {t.iterator: abs(t.coefficient) for t in base.terms if t.inner is None}
+    moving = [
+        n
+        for n, loop in enumerate(loops)
+        if loop.name in base.iterators and reach.get(loop.name, span) >= span
+    ]
+    outer = loops[: moving[-1]] if moving else loops
+    return math.prod(loop.extent for n, loop in enumerate(outer) if n not in moving)
+
+
+def _span(instruction: IsaInstruction, operand: str, address: Address) -> int:
+    """Return the number of rows from the first to the last one of an operand."""
+    place = instruction.places[operand]
+    index = instruction.computation.access(operand).index
+    sizes = {
+        name: 1 + e.bounds(instruction.extents)[1]
+        for name, e in zip(place.dimensions, index, strict=True)
+    }
+    span = 1
+    for d in place.rows:
+        described = place.strides.get(str(d), 1)
+        stride = described if isinstance(described, int) else address.strides.get(str(d), 1)
+        span += stride * (d.size(sizes[d.axis]) - 1)
+    return span
+
+
+def _varying(issue: Issue) -> set[str]:
+    expressions = [*issue.guards, *(e for size in issue.sizes.values() for e in size)]
+    return {name for e in expressions for name in e.iterators}
+
+
+def _part(
+    issues: Sequence[tuple[tuple[Loop, ...], Issue]],
+    outer: tuple[Loop, ...],
+    machine: InstructionSet,
+) -> _Part:
+    shape = tuple(loop.extent for loop in outer)
+    cycles, path, count = np.zeros(shape), np.zeros(shape), np.zeros(shape)
+    latency = 0.0
+    reads: dict[tuple[str, str], _Access] = {}
+    writes: dict[tuple[str, str], _Access] = {}
+    accumulates = False
+    main = machine.main
+    for inner, issue in issues:
+        instruction = machine.instructions[issue.instruction]
+        # Loops on which neither sizes nor guards depend repeat an execution as it is.
+        varying = _varying(issue)
+        traversed = [loop for loop in (*outer, *inner) if loop.name in varying]
+        repeats = math.prod(loop.extent for loop in inner if loop.name not in varying)
+        executed, sizes = executed_sizes(issue, traversed, machine)
+        moved = moved_bytes(instruction, machine, sizes)
+        through = sum(moved.get((main.name, d), 0) for d in ("read", "written"))
+        slow = np.maximum(instruction.occupied_cycles(sizes), through / main.bytes_per_cycle)
+        rest = tuple(n for n, loop in enumerate(traversed) if loop in inner)
+        places = tuple(loop.extent if loop.name in varying else 1 for loop in outer)
+        through = through / main.bytes_per_cycle
+        count += repeats * executed.sum(axis=rest).reshape(places)
+        cycles += repeats * (executed * slow).sum(axis=rest).reshape(places)
+        path += repeats * (executed * through).sum(axis=rest).reshape(places)
+        late = instruction.latency_cycles
+        if moved.get((main.name, "read")) is not None:
+            late += main.latency_cycles
+        latency = max(latency, late)
+        zero = {loop.name: IndexExpr() for loop in inner}
+        for operand, address in issue.operands.items():
+            memory = instruction.places[operand].memory
+            kind = machine.memories[memory].kind if memory in machine.memories else None
+            if kind is not MemoryKind.ROWS:
+                continue
+            target = writes if operand in instruction.outputs else reads
+            base = address.base.substitute(zero)
+            span = _span(instruction, operand, address)
+            access = _Access(memory, base, _passes(address, span, inner))
+            target.setdefault((memory, str(base)), access)
+        accumulates |= any(s.reduction for s in instruction.computation.statements)
+    return _Part(
+        machine.instructions[issues[0][1].instruction].unit,
+        tuple(loop.name for loop in outer),
+        shape,
+        cycles,
+        path,
+        count,
+        latency,
+        tuple(reads.values()),
+        tuple(writes.values()),
+        accumulates,
+    )
+
+
+def _run(
+    node: _Tree, values: dict[str, int], state: _State, rows: Mapping[str, Sequence[int]]
+) -> None:
+    if state.executed >= _MOST_PARTS:
+        return
+    if isinstance(node, _Part):
+        _execute(node, values, state, rows)
+        return
+    loop, body = node
+    for value in range(loop.extent):
+        values[loop.name] = value
+        for inner in body:
+            _run(inner, values, state, rows)
+    del values[loop.name]
+
+
+def _regions(
+    accesses: Sequence[_Access],
+    values: Mapping[str, int],
+    rows: Mapping[str, Sequence[int]],
+) -> list[tuple[Region, int]]:
+    """Return the buffers that accesses touch, each with the number of passes."""
+    touched: list[tuple[Region, int]] = []
+    for access in accesses:
+        starts = rows.get(access.memory, ())
+        place = bisect_right(starts, access.base.evaluate(values)) - 1
+        row = starts[place] if place >= 0 else -1
+        touched.append(((access.memory, row), access.passes))
+    return touched
+
+
+def _carried(state: _State, start: float, path: float) -> float:
+    """Take the path for a time in the gaps that others leave, and return the end."""
+    least = min(state.unit_free.values())
+    intervals = [interval for interval in state.path if interval[1] > least]
+    at, left, gaps = start, path, list[tuple[float, float]]()
+    for first, last in intervals:
+        if last <= at:
+            continue
+        if first > at:
+            gap = min(left, first - at)
+            gaps.append((at, at + gap))
+            left -= gap
+            if left <= 0:
+                break
+        at = max(at, last)
+    if left > 0:
+        gaps.append((at, at + left))
+    state.path = sorted([*intervals, *gaps])
+    return gaps[-1][1]
+
+
+def _execute(
+    part: _Part, values: Mapping[str, int], state: _State, rows: Mapping[str, Sequence[int]]
+) -> None:
+    at = tuple(values[name] for name in part.loops)
+    count = float(part.count[at])
+    if not count:
+        return
+    cycles, path = float(part.cycles[at]), float(part.path[at])
+    piece = cycles / count
+    reads = _regions(part.reads, values, rows)
+    writes = _regions(part.writes, values, rows)
+    start = state.unit_free[part.unit]
+    # What is passed over several times has to be complete in the first pass, and is released, or
+    # complete, in the last one.
+    end = 0.0
+    for region, passes in [*reads, *(writes if part.accumulates else ())]:
+        start = max(start, state.first_ready.get(region, 0.0))
+        end = max(end, state.last_ready.get(region, 0.0) + cycles * (1 - 1 / passes) + piece)
+    for region, passes in writes:
+        start = max(start, state.first_released.get(region, 0.0))
+        end = max(end, state.last_released.get(region, 0.0) + cycles * (1 - 1 / passes) + piece)
+    end = max(end, start + cycles)
+    if path:
+        end = max(end, _carried(state, start, path))
+    state.unit_free[part.unit] = end
+    for region, passes in reads:
+        first = max(start, end - cycles / passes) + piece
+        state.first_released[region] = max(state.first_released.get(region, 0.0), first)
+        state.last_released[region] = max(state.last_released.get(region, 0.0), end)
+    for region, passes in writes:
+        state.first_ready[region] = max(start, end - cycles / passes) + piece + part.latency
+        state.last_ready[region] = end + part.latency
+    state.executed += 1
+    state.busy += cycles
+    state.end = max(state.end, end + part.latency)

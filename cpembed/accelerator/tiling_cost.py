@@ -1,0 +1,398 @@
+"""Rows, bytes and cycles of all tilings of an operator at once, in numpy."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+
+from cpembed.accelerator.problem import Step
+from cpembed.accelerator.template import BufferSpec, Template, element_bits
+from cpembed.accelerator.tiling_grid import Grid, Key, LoopOrder
+from cpembed.accelerator.transfers import copy_instructions
+from cpembed.hw.isa import IsaInstruction, MemoryKind, Synchronization
+
+
+@dataclass(frozen=True)
+class CopyCost:
+    """Cycles of copying a buffer's boxes: which dimension each axis of the copy walks."""
+
+    instruction: IsaInstruction
+    walks: Mapping[str, tuple[int, int]]
+
+
+@dataclass
+class Costs:
+    """Rows, bytes and cycles of every tiling of a grid."""
+
+    template: Template
+    order: LoopOrder
+    grid: Grid
+    count: int
+    unit_cycles: dict[str, Any] = field(default_factory=dict[str, Any])
+    transfer_cycles: dict[Key, Any] = field(default_factory=dict[Key, Any])
+    bytes_moved: Any = 0.0
+    chain_cycles: Any = 0.0
+    chain_latency: float = 0.0
+    latency: dict[Key, float] = field(default_factory=dict[Key, float])
+    fill: Any = 0.0
+    rounding: dict[Key, dict[int, int]] = field(default_factory=dict[Key, dict[int, int]])
+    waits: dict[Key, Any] = field(default_factory=dict[Key, Any])
+    _needed: dict[Key, tuple[Any, Any]] = field(default_factory=dict[Key, tuple[Any, Any]])
+
+    def __post_init__(self) -> None:
+        self.bytes_moved = np.zeros(self.count)
+        for spec in self.template.buffers:
+            if spec.is_home:
+                continue
+            for path, is_store in ((spec.load, False), (spec.store, True)):
+                if path:
+                    self._add_transfer(spec, (path[-2], path[-1]), is_store)
+        for step in self.template.steps:
+            self._add_statement(step)
+
+    def _levels(self, depth: int, axis: str) -> int:
+        """Return the number of loops of an axis outside of a depth."""
+        return sum(slot.axis == axis for slot in self.order.loops[:depth])
+
+    def _depth(self, spec: BufferSpec) -> int:
+        if spec.role == "main":
+            return self.order.depths[spec.key]
+        return self.order.output_depth
+
+    def _box(self, spec: BufferSpec, depth: int) -> list[Any]:
+        """Return the largest size of a buffer's box along each dimension."""
+        if spec.role == "granule":
+            granules = self.template.main_step.granules
+            return [
+                1 + sum(t.coefficient * (granules[t.iterator] - 1) for t in e.terms)
+                for e in spec.index
+            ]
+        return [
+            1
+            + sum(
+                t.coefficient * (self.grid.size(t.iterator, self._levels(depth, t.iterator)) - 1)
+                for t in e.terms
+            )
+            for e in spec.index
+        ]
+
+    def _rows(self, spec: BufferSpec) -> Any:
+        lanes = dict(spec.lanes)
+        rounding = self.rounding.get(spec.key, {})
+        rows: Any = 1
+        for dimension, largest in enumerate(self._box(spec, self._depth(spec))):
+            unit = lanes.get(dimension, 1)
+            step = spec.steps.get(dimension, 1)
+            chunk = rounding.get(dimension, 1)
+            size = -(-largest // chunk) * chunk
+            rows = rows * (-(-size // unit)) if step == 1 else rows * (-(-size // step) * step)
+        return rows
+
+    def rows(self, copies: Mapping[Key, int]) -> dict[str, Any]:
+        """Return the rows that all buffers need of each memory."""
+        needed: dict[str, Any] = {}
+        for spec in self.template.buffers:
+            if spec.is_home:
+                continue
+            rows, has_second = self._needs(spec)
+            if copies.get(spec.key, 1) > 1:
+                # A buffer that is filled once has no second copy.
+                rows = rows * has_second
+            needed[spec.memory] = needed.get(spec.memory, 0) + rows
+        return needed
+
+    def _needs(self, spec: BufferSpec) -> tuple[Any, Any]:
+        """Return the rows of a buffer, and by how many copies it is multiplied if it has two."""
+        if spec.key not in self._needed:
+            rows = self._rows(spec) + np.zeros(self.count, np.int64)
+            self._needed[spec.key] = rows, np.where(self._visits(spec) > 1, 2, 1)
+        return self._needed[spec.key]
+
+    def _visits(self, spec: BufferSpec) -> Any:
+        """Return how often a buffer gets new contents."""
+        if spec.role == "granule":
+            axes = self.template.main_step.axes.values()
+            granules = self.template.main_step.granules
+            return math.prod(-(-self.template.extents[a] // granules[a]) for a in axes)
+        depth = self._depth(spec)
+        is_read = spec.role == "main" or bool(spec.load)
+        counts = self._counts(spec, depth, is_read)
+        return math.prod(counts.values()) + np.zeros(self.count)
+
+    def _counts(self, spec: BufferSpec, depth: int, hoists: bool) -> dict[str, Any]:
+        """Return for each axis by how many of its tiles the number of visits is multiplied."""
+        counts: dict[str, Any] = {}
+        inside = np.zeros(self.count, bool)
+        for slot in reversed(self.order.loops[:depth]):
+            levels = slot.level + 1
+            tiles = self.grid.count(slot.axis, levels) + np.zeros(self.count, np.int64)
+            outer = self.grid.count(slot.axis, levels - 1)
+            if slot.axis in spec.axes or not hoists:
+                inside |= tiles > outer
+                counts.setdefault(slot.axis, tiles)
+            else:
+                # The innermost of an axis's loops that repeat the visit has all of its tiles.
+                repeated = np.where(inside, tiles, 1)
+                before = counts.get(slot.axis)
+                counts[slot.axis] = (
+                    repeated if before is None else np.where(before > 1, before, repeated)
+                )
+        return counts
+
+    def _add_transfer(self, spec: BufferSpec, memories: tuple[str, str], is_store: bool) -> None:
+        depth = self._depth(spec)
+        if spec.role == "granule":
+            lengths, repeats = self._granule_lengths(spec)
+        else:
+            lengths, repeats = self._lengths(spec, depth, not is_store)
+        cost = _copy_cost(self.template, spec, memories)
+        bytes_each = element_bits(spec.dtype) / 8
+        elements = repeats * math.prod(total for total, _ in lengths)
+        moved = elements * bytes_each
+        bandwidth = math.inf
+        main = self.template.machine.main
+        if main.name in memories:
+            self.bytes_moved = self.bytes_moved + moved
+            bandwidth = main.bytes_per_cycle
+        if cost is None:
+            return
+        fixed = {a.name: a.maximum for a in cost.instruction.axes if a.is_fixed}
+        self.rounding[spec.key] = {
+            dimension: fixed[a] for a, (dimension, _) in cost.walks.items() if a in fixed
+        }
+        cycles = repeats * _cycles(cost, lengths)
+        unit = cost.instruction.unit
+        self.unit_cycles[unit] = self.unit_cycles.get(unit, 0.0) + np.maximum(
+            cycles, moved / bandwidth
+        )
+        slow = np.maximum(cycles, moved / bandwidth)
+        self.transfer_cycles[spec.key] = self.transfer_cycles.get(spec.key, 0.0) + slow
+        self.latency[spec.key] = cost.instruction.latency_cycles
+        if memories[0] == main.name:
+            self.latency[spec.key] += main.latency_cycles
+        visits = np.maximum(1, self._visits(spec))
+        self.waits[spec.key] = visits * self.latency[spec.key]
+        first = slow / visits
+        self.fill = self.fill + first + (main.latency_cycles if main.name in memories else 0.0)
+
+    def _lengths(
+        self, spec: BufferSpec, depth: int, hoists: bool
+    ) -> tuple[list[tuple[Any, Any]], Any]:
+        """Return sums over all visits of each dimension's length, and of its parts of a chunk.
+
+        The second result is the number of visits for each box: the tiles of other axes.
+        """
+        counts = self._counts(spec, depth, hoists)
+        lengths: list[tuple[Any, Any]] = []
+        box = self._box(spec, depth)
+        for e, size in zip(spec.index, box, strict=True):
+            tiles = {t.iterator: counts.get(t.iterator, 1) for t in e.terms}
+            everything = math.prod(tiles.values())
+            total: Any = everything * (1 - sum(t.coefficient for t in e.terms))
+            for t in e.terms:
+                factor = math.prod(v for a, v in tiles.items() if a != t.iterator)
+                total = total + t.coefficient * self.template.extents[t.iterator] * factor
+            lengths.append((total, (everything, size)))
+        repeats = math.prod(v for a, v in counts.items() if a not in spec.axes)
+        return lengths, repeats
+
+    def _granule_lengths(self, spec: BufferSpec) -> tuple[list[tuple[Any, Any]], Any]:
+        step = self.template.main_step
+        extents = self.template.extents
+        lengths: list[tuple[Any, Any]] = []
+        for e in spec.index:
+            tiles = {
+                a: self.grid.executions(a, self.levels_of(a), step.granules[a]) for a in e.iterators
+            }
+            everything = math.prod(tiles.values())
+            total: Any = everything * (1 - sum(t.coefficient for t in e.terms))
+            for t in e.terms:
+                factor = math.prod(v for a, v in tiles.items() if a != t.iterator)
+                total = total + t.coefficient * extents[t.iterator] * factor
+            size = 1 + sum(t.coefficient * (step.granules[t.iterator] - 1) for t in e.terms)
+            lengths.append((total, (everything, size)))
+        repeats: Any = 1
+        for axis in step.axes.values():
+            if axis not in spec.axes:
+                levels = self.levels_of(axis)
+                repeats = repeats * self.grid.count(axis, levels)
+        return lengths, repeats
+
+    def levels_of(self, axis: str) -> int:
+        """Return the number of tile loops of an axis."""
+        return self._levels(len(self.order.loops), axis)
+
+    def _add_statement(self, step: Step) -> None:
+        depth = self.order.output_depth
+        factors: dict[str, tuple[Any, Any]] = {}
+        repeats: Any = 1
+        is_main = step.number == self.template.main
+        step_axes = set(step.axes.values())
+        for axis in {slot.axis for slot in self.order.loops} - step_axes:
+            if not is_main and self._levels(depth, axis):
+                repeats = repeats * self.grid.count(axis, self._levels(depth, axis))
+        for axis in step_axes:
+            extent = self.template.extents[axis]
+            granule = step.granules[axis]
+            levels = self.levels_of(axis) if is_main else self._levels(depth, axis)
+            factors[axis] = self.grid.executions(axis, levels, granule), extent
+        cycles = repeats * statement_cycles(step, factors)
+        moved: Any = 0.0
+        main = self.template.machine.main
+        for operand, place in step.instruction.places.items():
+            memory = self.template.machine.memories.get(place.memory)
+            if memory is not None and memory.kind is MemoryKind.MAIN and place.dimensions:
+                moved = moved + repeats * _direct_bytes(step, operand, factors)
+        self.bytes_moved = self.bytes_moved + moved
+        cycles = np.maximum(cycles, moved / main.bytes_per_cycle) + np.zeros(self.count)
+        unit = step.instruction.unit
+        self.unit_cycles[unit] = self.unit_cycles.get(unit, 0.0) + cycles
+        if is_main:
+            self.main_cycles = cycles
+        else:
+            self.chain_cycles = self.chain_cycles + cycles
+            self.chain_latency += step.instruction.latency_cycles
+            if _reads_main(self.template, step):
+                self.chain_latency += main.latency_cycles
+            self.fill = self.fill + cycles / self._output_tiles()
+
+    def cycles(self, copies: Mapping[Key, int]) -> Any:
+        """Return the cycles of every tiling with these numbers of copies."""
+        machine = self.template.machine
+        path = self.bytes_moved / machine.main.bytes_per_cycle
+        if machine.synchronization is Synchronization.IN_ORDER:
+            return sum(self.unit_cycles.values()) + np.zeros(self.count)
+        # A buffer without a second copy is filled while nothing uses it. With two, a fill has to
+        # wait for the use of the fill before the last one: two rounds take at least a fill, its
+        # latency and a use.
+        serial, both, latency = self.main_cycles, self.main_cycles, np.zeros(self.count)
+        outputs_alternate = False
+        for spec in self.template.buffers:
+            is_single = copies.get(spec.key, 1) == 1
+            if spec.role in ("output", "chain"):
+                outputs_alternate |= not is_single
+            if spec.key not in self.transfer_cycles:
+                continue
+            waits = self.waits[spec.key]
+            if is_single:
+                serial = serial + self.transfer_cycles[spec.key] + waits
+            both = both + self.transfer_cycles[spec.key]
+            latency = np.maximum(latency, waits)
+        tiles = self._output_tiles()
+        chain = self.chain_cycles + tiles * self.chain_latency
+        if not outputs_alternate:
+            serial = serial + chain
+        both = both + self.chain_cycles
+        latency = np.maximum(latency, tiles * self.chain_latency)
+        busiest = np.maximum.reduce(
+            [path, serial, (both + latency) / 2, *self.unit_cycles.values()]
+        )
+        return busiest + self.fill
+
+    def _output_tiles(self) -> Any:
+        """Return the number of tiles of the main statement's output."""
+        depth = self.order.output_depth
+        axes = {slot.axis for slot in self.order.loops}
+        return math.prod(self.grid.count(a, self._levels(depth, a)) for a in axes)
+
+
+def statement_cycles(step: Step, factors: Mapping[str, tuple[Any, Any]]) -> Any:
+    """Return the cycles of all executions of a statement: a sum over the unit's polynomial."""
+    total: Any = 0.0
+    for axes, coefficient in step.instruction.cycles:
+        product: Any = coefficient
+        traversed = set[str]()
+        for name in axes:
+            digits = step.digits(name)
+            axis = next(a for a in step.instruction.axes if a.name == name)
+            shared = [step.axes[d.axis] for d in digits]
+            if axis.is_fixed or len(digits) != 1:
+                size = axis.maximum if axis.is_fixed else math.prod(d.count for d in digits)
+                product = product * max(1, size)
+            elif shared[0] not in traversed:
+                product = product * factors[shared[0]][1]
+                traversed.add(shared[0])
+        for shared, (count, _) in factors.items():
+            if shared not in traversed:
+                product = product * count
+        total = total + product
+    return total
+
+
+def _reads_main(template: Template, step: Step) -> bool:
+    """True if a statement's instruction reads main memory."""
+    main = template.machine.main.name
+    return any(step.instruction.places[o].memory == main for o in step.instruction.inputs)
+
+
+def _direct_bytes(step: Step, operand: str, factors: Mapping[str, tuple[Any, Any]]) -> Any:
+    """Return the bytes that all executions move of an operand in main memory."""
+    place = step.instruction.places[operand]
+    step_axes = step.instruction.computation.access(operand).index
+    elements: Any = element_bits(place.dtype) / 8
+    traversed = set[str]()
+    extents = step.instruction.extents
+    for e in step_axes:
+        name = e.single_iterator
+        digits = step.digits(name or "")
+        axis = next((a for a in step.instruction.axes if a.name == name), None)
+        if axis is None or axis.is_fixed or len(digits) != 1:
+            size = 1 + e.bounds(extents)[1]
+            elements = elements * (
+                1 if axis is not None and not axis.is_fixed and not digits else size
+            )
+        else:
+            shared = step.axes[digits[0].axis]
+            elements = elements * factors[shared][1]
+            traversed.add(shared)
+    for shared, (count, _) in factors.items():
+        if shared not in traversed:
+            elements = elements * count
+    return elements
+
+
+def _copy_cost(template: Template, spec: BufferSpec, memories: tuple[str, str]) -> CopyCost | None:
+    """Return the copy that moves a buffer, with the dimensions that its axes walk."""
+    lanes = dict(spec.lanes)
+    box = [1 + e.bounds(template.extents)[1] - e.bounds(template.extents)[0] for e in spec.index]
+    best: tuple[float, CopyCost] | None = None
+    for copy in copy_instructions(template.machine):
+        if copy.memories != memories or copy.dtype != spec.dtype:
+            continue
+        place = copy.instruction.places[copy.destination]
+        lane_axes = {d.axis for d in place.lanes}
+        rows = sorted((d for d in range(len(box)) if d not in lanes), key=lambda d: -box[d])
+        lane_dimensions = [d for d, _ in reversed(spec.lanes)]
+        walks: dict[str, tuple[int, int]] = {}
+        for axis in reversed(copy.instruction.axes):
+            pool = lane_dimensions if axis.name in lane_axes else rows
+            if pool:
+                dimension = pool.pop(0)
+                walks[axis.name] = dimension, axis.maximum
+        cost = CopyCost(copy.instruction, walks)
+        cycles = float(_cycles(cost, [(size, (1, size)) for size in box]))
+        if best is None or cycles < best[0]:
+            best = cycles, cost
+    return best[1] if best else None
+
+
+def _cycles(cost: CopyCost, lengths: Sequence[tuple[Any, Any]]) -> Any:
+    """Return the cycles of all copies of boxes, from the sums of their lengths."""
+    total: Any = 0.0
+    by_dimension = {dimension: (a, chunk) for a, (dimension, chunk) in cost.walks.items()}
+    fixed = {a.name for a in cost.instruction.axes if a.is_fixed}
+    for axes, coefficient in cost.instruction.cycles:
+        product: Any = coefficient
+        for dimension, (length, (boxes, size)) in enumerate(lengths):
+            axis, chunk = by_dimension.get(dimension, ("", 1))
+            if axis in axes and axis not in fixed:
+                product = product * length
+            else:
+                parts = length if chunk == 1 else boxes * -(-size // chunk)
+                product = product * parts * (chunk if axis in axes else 1)
+        total = total + product
+    return total

@@ -1,0 +1,114 @@
+"""``cpembed emulate``: programs of accelerators, executed on this machine."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import click
+
+from cpembed.cli import options, output
+from cpembed.cli.completion import accelerators
+from cpembed.errors import CpembedError
+
+_PATH = click.Path(path_type=Path)
+
+
+def _files(ctx: click.Context, param: click.Parameter, values: tuple[str, ...]) -> dict[str, Path]:
+    """Return the files of ``NAME=FILE`` by name."""
+    files: dict[str, Path] = {}
+    for value in values:
+        name, separator, path = value.partition("=")
+        if not separator or not name or not path:
+            raise click.BadParameter(f"{value!r}: write NAME=FILE", ctx, param)
+        if name in files:
+            raise click.BadParameter(f"{name} is given more than once: keep one", ctx, param)
+        files[name] = Path(path)
+    return files
+
+
+@click.command("emulate", cls=options.Subcommand)
+@click.argument("path", metavar="PROGRAM", type=_PATH)
+@click.option(
+    "--target",
+    required=True,
+    shell_complete=accelerators,
+    metavar="NAME|FILE",
+    help="Accelerator: a shipped name, or a TOML file with [[instructions]].",
+)
+@click.option(
+    "--input",
+    "inputs",
+    multiple=True,
+    callback=_files,
+    metavar="NAME=FILE",
+    help="Elements of an input or constant, a file of numpy (.npy) in the shape that the program "
+    "declares. Others are random.",
+)
+@click.option(
+    "--output",
+    "outputs",
+    multiple=True,
+    callback=_files,
+    metavar="NAME=FILE",
+    help="Write a tensor after the run to a file of numpy (.npy).",
+)
+@click.option(
+    "--against",
+    metavar="EXPRESSION",
+    help="Compare an output with an expression over the program's tensors: bit for bit for "
+    "integers, up to rounding for floats.",
+)
+@options.seed_option("Seed of random inputs, and of the order of units with channels.")
+@options.folder_option("--save", "Write the program in the machine's own text, with a manifest.")
+@options.json_option
+def emulate_command(
+    *,
+    path: Path,
+    target: str,
+    inputs: dict[str, Path],
+    outputs: dict[str, Path],
+    against: str | None,
+    seed: int,
+    save: Path | None,
+    as_json: bool,
+) -> int:
+    """Execute the assembly of an accelerator and report faults, bytes, cycles and energy.
+
+    What the machine leaves undefined ends the run with one line: a read of rows that were never
+    written, a place outside of a memory, units that race. The assembly is described in
+    docs/emulate.md.
+
+    cpembed emulate product.s --target gemmini
+    cpembed emulate product.s --target gemmini --against "C[x,y] += A[x,z] * B[z,y]"
+    """
+    import numpy as np
+
+    from cpembed.accelerator.machine_code import save as save_text
+    from cpembed.accelerator.emulation import emulate, read_assembly
+    from cpembed.hw.isa_reader import load_instruction_set
+    from cpembed.ir.dtypes import as_stored
+
+    program = read_assembly(path, load_instruction_set(target))
+    for name in outputs:
+        if name not in program.tensors:
+            raise CpembedError(
+                f"{path} declares no tensor {name}: use {' '.join(program.tensors) or 'none'}"
+            )
+    result = emulate(program, inputs, seed=seed, against=against)
+    for name, file in outputs.items():
+        array = program.tensors[name].array(result.run.buffers[name])
+        np.save(file, as_stored(np.ascontiguousarray(array)), allow_pickle=False)
+    if save is not None:
+        save_text(program, save, result.run)
+    for warning in result.run.warnings:
+        output.message(warning)
+    from cpembed.report.emulation import report
+
+    output.print_report(result, lambda: report(result), as_json=as_json)
+    if result.comparison is not None and result.comparison.differences:
+        output.message(
+            f"{path}: {result.comparison.first}, and {result.comparison.differences - 1:,} more of "
+            f"{result.comparison.elements:,} elements differ"
+        )
+        return 1
+    return 0
