@@ -17,7 +17,8 @@ TEXTS = (
     "int8(max(A[x], 0) * 0.25)", "int8(max(A[x] * 0.25, 0))", "S[x] / 8.0", "A[x] / 0.25",
     "int8(float32(A[x]) / 4.0)", "max(max(B[x], 3), 5)", "max(min(B[x], 90), 0 - 90)",
     "int8(A[x] >> 0)", "uint8(max(S[x], 0))", "int8(S[x] * 1.0)",
-    "max(int8(A[x] * S[x]), 5)", "min(int8(A[x] * S[x]), 0 - 5)", "max(A[x], 0.0)", "int8(float32(A[x] + B[x]) * float32(B[x]))",
+    "max(int8(A[x] * S[x]), 5)", "min(int8(A[x] * S[x]), 0 - 5)",
+    "max(A[x], 0.0)", "int8(float32(A[x] + B[x]) * float32(B[x]))",
 )  # fmt: skip
 
 
