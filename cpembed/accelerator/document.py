@@ -14,32 +14,43 @@ from cpembed.accelerator.network import (
     Step,
     ViewStep,
 )
+from cpembed.accelerator.network_proof import StepProof
 from cpembed.accelerator.network_run import NetworkRun, StepRun
 from cpembed.graph.kinds import Product
 from cpembed.provenance import Provenance
 
 
-def network_document(network: AcceleratorNetwork, run: NetworkRun | None = None) -> dict[str, Any]:
-    """Return the document of a planned network, with what a run counted if there was one.
+def network_document(
+    network: AcceleratorNetwork,
+    run: NetworkRun | None = None,
+    proofs: Mapping[str, StepProof] | None = None,
+) -> dict[str, Any]:
+    """Return the document of a planned network, with what a run counted and what was proven.
 
     Parameters
     ----------
     network : AcceleratorNetwork
     run : NetworkRun, optional
         Outcome of a run of the same network.
+    proofs : mapping of str to StepProof, optional
+        Proofs of its programs by operator.
     """
     machine = network.machine
     runs = {} if run is None else {s.step.operator.name: s for s in run.steps}
+    proofs = proofs or {}
     host = [step.us for step in network.on_host]
     unknown = sum(us is None for us in host)
     document: dict[str, Any] = {
         "network": network.graph.name,
         "target": machine.name,
+        "main_memory": machine.main.name,
         "clock_mhz": machine.clock_mhz,
         "provenance": (Provenance.ESTIMATED if run is None else Provenance.EMULATED).value,
-        "steps": [_step(step, runs) for step in network.steps],
+        "steps": [_step(step, runs, proofs) for step in network.steps],
         "totals": {
-            "programs": len(network.programs),
+            "programs": sum(len(step.programs) for step in network.programs),
+            "operators_on_machine": len(network.programs),
+            "operators_proven": sum(proof.holds for proof in proofs.values()),
             "host_steps": len(network.on_host),
             "estimated_cycles": network.cycles,
             "bound_cycles": network.bound_cycles,
@@ -59,7 +70,9 @@ def network_document(network: AcceleratorNetwork, run: NetworkRun | None = None)
     return document
 
 
-def _step(step: Step, runs: Mapping[str, StepRun]) -> dict[str, Any]:
+def _step(
+    step: Step, runs: Mapping[str, StepRun], proofs: Mapping[str, StepProof]
+) -> dict[str, Any]:
     if isinstance(step, LayoutStep):
         return {
             "kind": "layout",
@@ -72,7 +85,21 @@ def _step(step: Step, runs: Mapping[str, StepRun]) -> dict[str, Any]:
         return {"kind": "view", **entry}
     if isinstance(step, HostStep):
         return {"kind": "host", **entry, "reason": step.reason, "estimated_us": step.us}
-    return {"kind": "program", **entry, **_program(step, runs.get(step.operator.name))}
+    name = step.operator.name
+    document = {"kind": "program", **entry, **_program(step, runs.get(name))}
+    if name in proofs:
+        proof = proofs[name]
+        document |= {
+            "proven": proof.holds,
+            "proof": {
+                "mechanisms": list(proof.mechanisms),
+                "refusal": proof.refusal,
+                "assumptions": list(
+                    dict.fromkeys(a for outcome in proof.proofs for a in outcome.assumptions)
+                ),
+            },
+        }
+    return document
 
 
 def _program(step: ProgramStep, outcome: StepRun | None) -> dict[str, Any]:
@@ -80,6 +107,7 @@ def _program(step: ProgramStep, outcome: StepRun | None) -> dict[str, Any]:
         "programs": [
             {
                 "instructions": [match.instruction.name for match in plan.problem.matches],
+                "conditions": [c for match in plan.problem.matches for c in match.conditions],
                 "estimated_cycles": plan.cost.cycles,
                 "bound_cycles": plan.cycles_bound,
                 "tilings": plan.compared,

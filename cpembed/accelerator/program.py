@@ -155,8 +155,9 @@ class Content:
         Tensor of the specification; of an accumulator, the tensor whose sums it holds.
     index : tuple of IndexExpr
         Index of the tensor's element that an element of the operand holds, over the loops around
-        the instruction and the operand's dimensions (:attr:`~cpembed.hw.isa.OperandPlace.dimensions`).
-        Outside of the tensor's shape it is the fill of its margins.
+        the instruction and the operand's dimensions, named as in
+        :attr:`~cpembed.hw.isa.OperandPlace.dimensions`. Outside of the tensor's shape it is the
+        fill of its margins.
     """
 
     tensor: str

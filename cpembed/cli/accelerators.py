@@ -83,8 +83,8 @@ def emulate_command(
     """
     import numpy as np
 
-    from cpembed.accelerator.machine_code import save as save_text
     from cpembed.accelerator.emulation import emulate, read_assembly
+    from cpembed.accelerator.machine_code import save as save_text
     from cpembed.hw.isa_reader import load_instruction_set
     from cpembed.ir.dtypes import as_stored
 

@@ -219,6 +219,12 @@ def network_command(arguments: NetworkArguments) -> int:
     cpembed network bert.onnx --target amx_int8 --threads 2 --input tokens.npz --output results
     cpembed network resnet18.onnx --cpu sapphirerapids --plan-only
     """
+    from cpembed.hw.isa_reader import names_instruction_set
+
+    if names_instruction_set(arguments.target):
+        from cpembed.cli.accelerator_models import network_on_accelerator
+
+        return network_on_accelerator(arguments)
     options.use_threads(arguments.threads)
     _check_plan_only(arguments)
     from cpembed.targets.processors import built_for_name

@@ -86,6 +86,19 @@ def load_instruction_set(name_or_path: str | Path) -> InstructionSet:
     return _load(path)
 
 
+def names_instruction_set(name_or_path: str) -> bool:
+    """Return True for the name of an instruction set, and for a TOML file that describes one.
+
+    A file that cannot be read is none, so that whoever reads it next says why.
+    """
+    if name_or_path.endswith(".toml") or "/" in name_or_path:
+        try:
+            return describes_instruction_set(read_toml(Path(name_or_path)))
+        except SpecError:
+            return False
+    return instruction_set_file(name_or_path) is not None
+
+
 @read_once
 def _load(path: Path) -> InstructionSet:
     return read_instruction_set(read_toml(path), str(path))

@@ -1,0 +1,103 @@
+"""``cpembed network`` on accelerators that are described by their instruction sets."""
+
+from __future__ import annotations
+
+import json
+import re
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import click
+
+from cpembed.cli import output
+from cpembed.files import make_folder, write_whole
+
+if TYPE_CHECKING:
+    from cpembed.accelerator.network import AcceleratorNetwork
+    from cpembed.cli.models import NetworkArguments
+
+WRONG = 1
+"""Exit code of wrong results, which are a bug of cpembed."""
+
+
+def network_on_accelerator(arguments: NetworkArguments) -> int:
+    """Plan a network for an accelerator, prove its programs and emulate them.
+
+    Parameters
+    ----------
+    arguments : NetworkArguments
+        Command line, whose target is an instruction set.
+
+    Returns
+    -------
+    int
+        Exit code.
+    """
+    from cpembed.accelerator.document import network_document
+    from cpembed.accelerator.network import plan_network
+    from cpembed.accelerator.network_proof import prove_network
+    from cpembed.accelerator.network_run import run_network
+    from cpembed.frontends import load_model
+    from cpembed.graph.passes import prepare
+    from cpembed.hw.isa_reader import load_instruction_set
+    from cpembed.network.inputs import random_inputs, read_inputs, write_outputs
+    from cpembed.report.accelerator import accelerator_report
+
+    _check(arguments)
+    # Before the model is read, which may take seconds.
+    machine = load_instruction_set(arguments.target)
+    graph = load_model(
+        arguments.model, arguments.shapes or None, arguments.outputs, constants=arguments.constants
+    )
+    graph = prepare(graph, first="int8", second="int8")
+    file = arguments.input_file
+    inputs = random_inputs(graph, arguments.seed) if file is None else read_inputs(graph, file)
+    run = None
+    with output.Bar() as bar:
+        network = plan_network(graph, machine, bar)
+        proofs = None if arguments.no_verify else prove_network(network, bar)
+        if not arguments.plan_only:
+            run = run_network(network, inputs, arguments.seed, bar)
+    document = network_document(network, run, proofs)
+    if arguments.output is not None and run is not None:
+        write_outputs(arguments.output, run.outputs)
+    if arguments.save is not None:
+        _save(network, arguments.save)
+        write_whole(arguments.save / "network.json", json.dumps(document, indent=2) + "\n")
+    if arguments.as_json:
+        output.print_json(document)
+    else:
+        output.print_text(*accelerator_report(document))
+    if run is None or run.is_right:
+        return 0
+    names = ", ".join(step.step.operator.name for step in run.steps if not step.is_right)
+    output.message(f"programs differ from their specification ({names}): please report this")
+    return WRONG
+
+
+def _check(arguments: NetworkArguments) -> None:
+    """Reject options that mean nothing on an accelerator."""
+    unused = {
+        "--cpu": arguments.processor,
+        "--threads": arguments.threads,
+        "--fallback": arguments.fallback,
+        "--report": arguments.report,
+        "--trace": arguments.trace,
+    }
+    for option, value in unused.items():
+        if value is not None:
+            raise click.UsageError(
+                f"{option} is of processors, and {arguments.target} is an accelerator: leave it out"
+            )
+
+
+def _save(network: AcceleratorNetwork, folder: Path) -> None:
+    """Write each program in the machine's text, in a folder of its operator."""
+    from cpembed.accelerator.machine_code import save
+
+    make_folder(folder)
+    for number, step in enumerate(network.programs):
+        label = re.sub(r"[^A-Za-z0-9_.-]", "_", step.operator.name)
+        for part, program in enumerate(step.programs):
+            suffix = f".{part}" if len(step.programs) > 1 else ""
+            save(program, folder / f"{number:03}_{label}{suffix}")

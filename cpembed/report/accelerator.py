@@ -1,0 +1,108 @@
+"""Report of a network on an accelerator, from its document."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+from cpembed.blocks import Block, Bullets, Header, Heading, Table
+from cpembed.wording import count, duration, plural
+
+_OPERATOR_WIDTH, _REASON_WIDTH = 36, 60
+
+
+def accelerator_report(document: Mapping[str, Any]) -> Iterator[Block]:
+    """Yield the programs with their costs, what the host does and why, and the totals.
+
+    Parameters
+    ----------
+    document : mapping
+        Document of :func:`cpembed.accelerator.document.network_document`.
+    """
+    programs = [step for step in document["steps"] if step["kind"] == "program"]
+    yield Heading(f"On {document['target']}")
+    yield Table(
+        ("operator", "kind", "instructions", "cycles>", "bound>", "main memory>", "proven"),
+        (_program_row(step, document["main_memory"]) for step in programs),
+        {"operator": _OPERATOR_WIDTH},
+    )
+    host = [step for step in document["steps"] if step["kind"] in ("host", "layout")]
+    if host:
+        yield ""
+        yield Heading("On the host, by estimate")
+        yield Table(
+            ("operator", "work", "time>", "reason"),
+            (_host_row(step) for step in host),
+            {"operator": _OPERATOR_WIDTH, "reason": _REASON_WIDTH},
+        )
+    refusals = [
+        f"{step['operator']}: {step['proof']['refusal']}"
+        for step in programs
+        if not step.get("proven", True)
+    ]
+    if refusals:
+        yield ""
+        yield Heading("Not proven")
+        yield Bullets(refusals)
+    yield ""
+    yield Header(_totals(document))
+
+
+def _program_row(step: Mapping[str, Any], main_memory: str) -> tuple[str, ...]:
+    names = [name for program in step["programs"] for name in program["instructions"]]
+    moved = [e["bytes"] for e in step.get("bytes", ()) if e["memory"] == main_memory]
+    cycles = step.get("cycles", step["estimated_cycles"])
+    return (
+        step["operator"],
+        step["label"],
+        " ".join(dict.fromkeys(names)),
+        f"{cycles:,.0f}",
+        f"{step['bound_cycles']:,.0f}",
+        f"{count(sum(moved))}B" if moved else "-",
+        _proven_text(step),
+    )
+
+
+def _proven_text(step: Mapping[str, Any]) -> str:
+    if "proven" not in step:
+        return "-"
+    return ", ".join(step["proof"]["mechanisms"]) if step["proven"] else "no"
+
+
+def _host_row(step: Mapping[str, Any]) -> tuple[str, ...]:
+    time = "not described" if step["estimated_us"] is None else duration(step["estimated_us"])
+    if step["kind"] == "layout":
+        return step["tensor"], "layout", time, step["reason"]
+    return step["operator"], step["label"], time, step["reason"]
+
+
+def _totals(document: Mapping[str, Any]) -> list[tuple[str, str]]:
+    totals = document["totals"]
+    cycles = totals.get("cycles", totals["estimated_cycles"])
+    time = f"{duration(cycles / document['clock_mhz'])} at {document['clock_mhz']:,g} MHz"
+    on_machine = plural(totals["operators_on_machine"], "operator")
+    rows = [
+        ("machine", f"{on_machine} in {plural(totals['programs'], 'program')}"),
+        (
+            "cycles",
+            f"{cycles:,.0f}, {document['provenance']}; {time}",
+        ),
+        ("bound", f"{totals['bound_cycles']:,.0f} cycles, of the same statements and instructions"),
+        ("products", f"{count(totals['macs'])} multiply-accumulates of the operators"),
+    ]
+    if "energy_pj" in totals:
+        rows.append(("energy", f"{totals['energy_pj'] / 1e6:,.3g} uJ, as described"))
+    host = f"{plural(totals['host_steps'], 'step')}, {duration(totals['host_us'])} by estimate"
+    if totals["host_steps_without_estimate"]:
+        host += f"; {totals['host_steps_without_estimate']} without an estimate"
+    rows.append(("host", host))
+    if "verified" in totals:
+        verdict = "every program equals its specification" if totals["verified"] else "no"
+        deviation = totals["largest_deviation"]
+        if deviation:
+            verdict += f"; at most {deviation:g} from the operator's own definition"
+        rows.append(("verified", verdict))
+    proven = sum(step.get("proven", False) for step in document["steps"])
+    if any("proven" in step for step in document["steps"]):
+        rows.append(("proven", f"{proven} of {on_machine}"))
+    return rows
