@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import random
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -11,7 +12,7 @@ import pytest
 from cpembed.cost.machine.nest import ExecutionNest
 from cpembed.cost.machine.search import best_tilings
 from cpembed.cost.machine.times import cycles as modelled
-from cpembed.cost.machine.traffic import LevelTiles, Tilings, cut, untiled
+from cpembed.cost.machine.traffic import HeldTile, Tilings, cut, dealt, untiled
 from cpembed.errors import TransformError
 from cpembed.hw.machine import Hierarchy
 from tests.unit.cost.machine.simulated import (
@@ -38,8 +39,9 @@ def cut_as(nest: ExecutionNest, levels: list[Level], m: Hierarchy) -> Tilings:
     for level in reversed(range(len(levels))):
         level_cut = levels[level]
         sizes = {name: np.array([float(size)]) for name, size in level_cut.tile.items()}
-        inner = LevelTiles.filling(level, sizes, nest, m)
-        (tilings,) = cut(tilings, inner, level_cut.parts, [level_cut.order], nest, m)
+        tile = HeldTile(sizes, frozenset(operand.name for operand in nest.operands))
+        blocks = dealt(tilings.sizes, sizes, level_cut.parts, m.fan_out(level))
+        (tilings,) = cut(tilings, level, [tile], blocks, [[level_cut.order]], nest, m)
     return tilings
 
 
@@ -128,8 +130,16 @@ def test_few_rows_lose_little_and_do_not_claim_more(nest: ExecutionNest, m: Hier
 
 def test_units_share_the_parallel_loops() -> None:
     nest = gemm(8, 8, 8)
-    single = best_tilings(nest, machine(64, 1024)).tilings
-    four = best_tilings(nest, machine(64, 1024, units=(4, 1))).tilings
+    # A fast main memory, so that computing decides.
+    one, several = (machine(64, 1024, units=units) for units in ((1, 1), (4, 1)))
+    fast = {"read_bytes": 1e3, "write_bytes": 1e3}
+    single, four = (
+        best_tilings(
+            nest,
+            replace(m, memories={n: replace(v, **fast) for n, v in m.memories.items()}),
+        ).tilings
+        for m in (one, several)
+    )
     assert single.share[0] == 1
     assert four.share[0] == 0.25
     assert four.busy[0][0] == 4
