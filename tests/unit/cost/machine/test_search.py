@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 
 from cpembed.cost.machine.nest import ExecutionNest
+from cpembed.cost.machine.refinement import Decisions
 from cpembed.cost.machine.search import best_tilings
 from cpembed.cost.machine.times import cycles as modelled
 from cpembed.cost.machine.traffic import HeldTile, Tilings, cut, dealt, untiled
@@ -20,11 +21,13 @@ from tests.unit.cost.machine.simulated import (
     all_parts,
     all_tilings,
     conv,
+    cut_ranges,
     cycles,
     gemm,
     machine,
     simulate,
 )
+from tests.unit.cost.machine.test_bounds import random_decisions
 
 
 def random_nest(kind: str, rng: random.Random) -> ExecutionNest:
@@ -153,3 +156,56 @@ def test_a_sum_is_not_shared() -> None:
 def test_what_does_not_fit_is_named() -> None:
     with pytest.raises(TransformError, match=r"one execution takes 4 bytes of c, which has room"):
         best_tilings(gemm(2, 2, 2), machine(2))
+
+
+def staged_bytes(nest: ExecutionNest, decisions: Decisions) -> dict[str, tuple[int, int]]:
+    """Return the bytes read and written of each operand of a product, tile after tile.
+
+    A tile of an operand is moved where its place is reached with another tile than before.
+    """
+    names = [loop.name for loop in nest.loops]
+    read, written = dict.fromkeys("ABC", 0), dict.fromkeys("ABC", 0)
+    contents: dict[str, object] = {}
+    sums = set[object]()
+
+    def run(number: int, path: list[dict[str, range]]) -> None:
+        if number == len(decisions.stages):
+            return
+        _, operands = decisions.stages[number]
+        sizes = dict(zip(names, decisions.sizes[number, :, 0].astype(int).tolist(), strict=True))
+        for tile in cut_ranges(path[-1], sizes, decisions.orders[number]):
+            inside = [*path, tile]
+            for operand in nest.operands:
+                if operand.name not in operands:
+                    continue
+                loops = sorted(operand.loops)
+                region = tuple(tuple(ranges[name] for name in loops) for ranges in inside)
+                if contents.get(operand.name) == region:
+                    continue
+                contents[operand.name] = region
+                size = operand.element_bytes
+                for name in loops:
+                    size *= len(tile[name])
+                if operand.is_output:
+                    written[operand.name] += size
+                    read[operand.name] += size if region in sums else 0
+                    sums.add(region)
+                else:
+                    read[operand.name] += size
+            run(number + 1, inside)
+
+    run(0, [{loop.name: range(loop.extent) for loop in nest.loops}])
+    return {name: (read[name], written[name]) for name in "ABC"}
+
+
+@pytest.mark.parametrize("seed", range(60))
+def test_operands_held_inside_each_other_move_as_in_a_run(seed: int) -> None:
+    """One level in three stages of any sizes, from each of which one operand is held."""
+    rng = random.Random(3000 + seed)
+    nest, m = gemm(rng.randint(2, 7), rng.randint(2, 7), rng.randint(2, 7)), machine(10**6)
+    decisions = random_decisions(nest, m, rng, 1)
+    tilings, expected = decisions.tilings(nest, m), staged_bytes(nest, decisions)
+    for name, (read, written) in expected.items():
+        traffic = tilings.traffic[name.lower()]
+        assert traffic.read_bytes[0] == read, name
+        assert traffic.write_bytes[0] == written, name
