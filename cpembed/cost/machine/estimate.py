@@ -13,8 +13,8 @@ import numpy as np
 
 from cpembed.cost.machine.energy import Energies, energies_or_reason
 from cpembed.cost.machine.nest import ExecutionNest, execution_nest
-from cpembed.cost.machine.objective import Cost, Objective, Price
-from cpembed.cost.machine.search import ROWS, best_tilings, cycles_cost
+from cpembed.cost.machine.objective import Cost, Objective, Price, cycles_cost
+from cpembed.cost.machine.search import ROWS, best_tilings
 from cpembed.cost.machine.times import MemoryTime, compute_time, memory_times
 from cpembed.cost.machine.traffic import Tilings
 from cpembed.errors import SpecError

@@ -18,6 +18,7 @@ from functools import cached_property
 import numpy as np
 from numpy.typing import NDArray
 
+from cpembed.errors import TransformError
 from cpembed.hw.machine import Hierarchy, Layouts, Memory, TransferUnit
 from cpembed.ir.computation import AxisKind
 from cpembed.ir.dtypes import size_bytes
@@ -179,6 +180,19 @@ class ExecutionNest:
     def has_reduction(self) -> bool:
         """True if executions add to the same outputs."""
         return any(loop.kind is AxisKind.REDUCTION for loop in self.loops)
+
+
+def check_one_execution(nest: ExecutionNest, machine: Hierarchy) -> None:
+    """Raise :class:`TransformError` if a memory is too small for one execution."""
+    ones = {loop.name: np.ones(1) for loop in nest.loops}
+    for memory in machine.memories.values():
+        operands = nest.operands_in(memory, machine)
+        needed = float(nest.filled_bytes(memory, operands, ones)[0])
+        if memory.parent is not None and needed > memory.tile_capacity:
+            raise TransformError(
+                f"one execution takes {needed:,.0f} bytes of {memory.name}, which has room for "
+                f"{memory.tile_capacity:,.0f}"
+            )
 
 
 def execution_nest(program: DerivedProgram, layouts: Layouts = Layouts.PACKED) -> ExecutionNest:

@@ -73,6 +73,18 @@ class Cost:
         return self.combined(time, self.amount(tilings))
 
 
+def cycles_cost(machine: Hierarchy) -> Cost:
+    """Return the cost in cycles; among equals, bytes count by the time that each takes."""
+    prices: dict[str, Price] = {}
+    for memory in machine.memories.values():
+        if memory.parent is not None:
+            parent = machine.memories[memory.parent]
+            read = min(parent.read_bytes * parent.units, parent.child_read_bytes * memory.units)
+            write = min(parent.write_bytes * parent.units, parent.child_write_bytes * memory.units)
+            prices[memory.name] = Price(1 / read, 1 / write)
+    return Cost(Objective.CYCLES, prices)
+
+
 def enclosing_cycles(
     tilings: Tilings, nest: ExecutionNest, machine: Hierarchy, inside: Floats
 ) -> Floats:

@@ -14,6 +14,7 @@ from dataclasses import fields
 import numpy as np
 from numpy.typing import NDArray
 
+from cpembed.cost.machine.divisions import dealings, dealt
 from cpembed.cost.machine.nest import ExecutionNest, Floats
 from cpembed.cost.machine.passes import Integers
 from cpembed.cost.machine.sizes import cuts, thinned
@@ -22,8 +23,6 @@ from cpembed.cost.machine.traffic import (
     HeldTile,
     Tilings,
     cut,
-    dealings,
-    dealt,
     joined,
     orders,
     untiled,

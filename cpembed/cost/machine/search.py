@@ -25,13 +25,13 @@ from cpembed.cost.machine.bounds import (
     level_operands,
     moving_loops,
 )
-from cpembed.cost.machine.nest import ExecutionNest, Floats
-from cpembed.cost.machine.objective import Cost, Objective, Price, enclosing_cycles
+from cpembed.cost.machine.divisions import balanced, dealt
+from cpembed.cost.machine.nest import ExecutionNest, Floats, check_one_execution
+from cpembed.cost.machine.objective import Cost, cycles_cost, enclosing_cycles
 from cpembed.cost.machine.passes import Integers, Stage
 from cpembed.cost.machine.refinement import Decisions, neighbours, reordered
 from cpembed.cost.machine.sampling import tilings_for
-from cpembed.cost.machine.traffic import HeldTile, Tilings, balanced, cut, dealt, untiled
-from cpembed.errors import TransformError
+from cpembed.cost.machine.traffic import HeldTile, Tilings, cut, untiled
 from cpembed.hw.machine import Hierarchy
 from cpembed.ir.computation import AxisKind
 
@@ -181,31 +181,6 @@ def _different(tilings: Tilings, cost: Floats) -> list[int]:
         return [int(order[0])]
     _, first = np.unique(np.stack(columns)[:, order], axis=1, return_index=True)
     return [int(order[n]) for n in np.sort(first)[:_STARTS]]
-
-
-def cycles_cost(machine: Hierarchy) -> Cost:
-    """Return the cost in cycles; among equals, bytes count by the time that each takes."""
-    prices: dict[str, Price] = {}
-    for memory in machine.memories.values():
-        if memory.parent is not None:
-            parent = machine.memories[memory.parent]
-            read = min(parent.read_bytes * parent.units, parent.child_read_bytes * memory.units)
-            write = min(parent.write_bytes * parent.units, parent.child_write_bytes * memory.units)
-            prices[memory.name] = Price(1 / read, 1 / write)
-    return Cost(Objective.CYCLES, prices)
-
-
-def check_one_execution(nest: ExecutionNest, machine: Hierarchy) -> None:
-    """Raise :class:`TransformError` if a memory is too small for one execution."""
-    ones = {loop.name: np.ones(1) for loop in nest.loops}
-    for memory in machine.memories.values():
-        operands = nest.operands_in(memory, machine)
-        needed = float(nest.filled_bytes(memory, operands, ones)[0])
-        if memory.parent is not None and needed > memory.tile_capacity:
-            raise TransformError(
-                f"one execution takes {needed:,.0f} bytes of {memory.name}, which has room for "
-                f"{memory.tile_capacity:,.0f}"
-            )
 
 
 def loop_order(

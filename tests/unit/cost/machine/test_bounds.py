@@ -9,9 +9,9 @@ import pytest
 
 from cpembed.cost.machine.bounds import Bounds, Grid, level_operands, moving_loops
 from cpembed.cost.machine.nest import ExecutionNest
-from cpembed.cost.machine.objective import Cost, Objective, Price
+from cpembed.cost.machine.objective import Cost, Objective, Price, cycles_cost
 from cpembed.cost.machine.refinement import Decisions
-from cpembed.cost.machine.search import best_tilings, cycles_cost, loop_order
+from cpembed.cost.machine.search import best_tilings, loop_order
 from cpembed.hw.machine import Hierarchy
 from tests.unit.cost.machine.test_invariants import random_extents, random_machine, random_product
 

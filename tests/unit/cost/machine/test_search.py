@@ -9,11 +9,12 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
+from cpembed.cost.machine.divisions import dealt
 from cpembed.cost.machine.nest import ExecutionNest
 from cpembed.cost.machine.refinement import Decisions
 from cpembed.cost.machine.search import best_tilings
 from cpembed.cost.machine.times import cycles as modelled
-from cpembed.cost.machine.traffic import HeldTile, Tilings, cut, dealt, untiled
+from cpembed.cost.machine.traffic import HeldTile, Tilings, cut, untiled
 from cpembed.errors import TransformError
 from cpembed.hw.machine import Hierarchy
 from tests.unit.cost.machine.simulated import (
