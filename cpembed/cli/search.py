@@ -71,9 +71,12 @@ def solve_command(arguments: SolveArguments, **values: Any) -> int:
     # None derives all: only then is a front complete.
     count = None if arguments.every or pareto else arguments.top or TOP
     settings = options.options_from(EstimateOptions, {**values, "top": count})
-    if arguments.estimated or settings.machine is not None or settings.rank_by == "estimate":
+    estimated = arguments.estimated or settings.machine is not None
+    if estimated or settings.rank_by == "estimate" or settings.objective != "cycles":
         if pareto:
-            excluded = "--pareto weighs no times: leave out --estimate, --machine and --rank-by"
+            excluded = (
+                "--pareto weighs no times: leave out --estimate, --machine, --rank-by, --objective"
+            )
             raise click.UsageError(excluded, click.get_current_context())
         resolved = options.subject(words, target, settings)
         return _print_estimates(resolved, arguments)

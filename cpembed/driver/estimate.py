@@ -118,7 +118,7 @@ def estimate(
         program = item.program
         if id(program) not in estimated:
             # The program is kept, so that no other gets its id.
-            estimated[id(program)] = program, _estimate(program, machine)
+            estimated[id(program)] = program, _estimate(program, machine, options.objective)
         return estimated[id(program)][1]
 
     def fastest(ranked: tuple[RankedCandidate, ...]) -> tuple[RankedCandidate, ...]:
@@ -198,12 +198,18 @@ def _possible(
     return tuple(ranked[place] for place in sorted(possible))
 
 
-def _estimate(program: DerivedProgram, machine: Hierarchy) -> Estimate | str:
+def _estimate(
+    program: DerivedProgram, machine: Hierarchy, objective: str = "cycles"
+) -> Estimate | str:
+    ahead = packed_before(program.workload)
     try:
-        return estimate_program(program, machine, ahead=packed_before(program.workload))
+        return estimate_program(program, machine, ahead=ahead, objective=objective)
     except TransformError as error:
         return str(error)
 
 
 def _time(estimate: Estimate | str) -> float:
-    return estimate.total_us if isinstance(estimate, Estimate) else float("inf")
+    """Return what candidates are ranked by: the time, or another objective's cost."""
+    if not isinstance(estimate, Estimate):
+        return float("inf")
+    return estimate.total_us if estimate.objective == "cycles" else estimate.cost

@@ -38,6 +38,7 @@ BackendName = Literal["auto", "native", "generic"]
 MethodName = Literal["auto", "implicit", "explicit", "winograd_2x2", "winograd_4x4"]
 FormulationName = Literal["auto", "digits", "scalar", "portfolio"]
 RankBy = Literal["overheads", "estimate"]
+Objective = Literal["cycles", "bytes", "energy", "edp"]
 ObjectiveName = Literal["total", "kernel"]
 
 METHODS: tuple[MethodName, ...] = get_args(MethodName)
@@ -143,6 +144,11 @@ class EstimateOptions(SolveOptions):
         "overheads",
         "What orders the candidates; with estimate those of the least time come first.",
         choices=get_args(RankBy),
+    )
+    objective: Objective = option(
+        "cycles",
+        "What the tiles are to have the least of; edp is the product of energy and cycles.",
+        choices=get_args(Objective),
     )
 
 

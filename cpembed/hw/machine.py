@@ -83,12 +83,15 @@ class ComputeUnit:
     call_cycles : tuple of (axis names, float)
         Additional cycles of an execution: coefficients of products of the sizes of these axes
         (swATOP 4.6, equation 2).
+    energy_pj : float or None
+        Energy of an execution; None where the technology's is to be used.
     """
 
     cycles: float
     latency_cycles: float
     issues_per_cycle: float = math.inf
     call_cycles: tuple[tuple[tuple[str, ...], float], ...] = ()
+    energy_pj: float | None = None
 
 
 @dataclass(frozen=True)
@@ -142,6 +145,8 @@ class Memory:
         Name of the instruction that fills it; empty for a cache.
     transfer_unit : TransferUnit
         Amount of data that one transfer moves.
+    read_pj_per_byte, write_pj_per_byte : float or None
+        Energy of a byte that is read or written; None where the technology's is to be used.
     """
 
     name: str
@@ -160,6 +165,8 @@ class Memory:
     overlap: Overlapping = Overlapping.HARDWARE
     transfer: str = ""
     transfer_unit: TransferUnit = TransferUnit.REGION
+    read_pj_per_byte: float | None = None
+    write_pj_per_byte: float | None = None
 
     @property
     def tile_capacity(self) -> float:

@@ -163,7 +163,8 @@ class _Reader:
         latency = table.cycles if table.latency_cycles is None else table.latency_cycles
         issues = table.issues_per_cycle or math.inf
         calls = self._call_cycles(instruction)
-        return ComputeUnit(table.cycles, latency, issues, call_cycles=calls)
+        self._positive(("compute", "energy_pj"), table.energy_pj, zero=True)
+        return ComputeUnit(table.cycles, latency, issues, calls, table.energy_pj)
 
     def _levels(self, operands: Sequence[str]) -> dict[str, int]:
         """Return the level of each memory, ascending.
@@ -218,7 +219,8 @@ class _Reader:
         for field in LevelTable.__struct_fields__:
             if "per_cycle" in field:
                 self._positive((*key, field), getattr(table, field))
-        self._positive((*key, "latency_cycles"), table.latency_cycles, zero=True)
+        for field in ("latency_cycles", "read_pj_per_byte", "write_pj_per_byte"):
+            self._positive((*key, field), getattr(table, field), zero=True)
         # What the file's [machine] says of the bus to main memory need not be repeated: it is the
         # path out of the root, and the burst granule of the memories right below it.
         interface = self.interface
@@ -251,6 +253,8 @@ class _Reader:
             overlap=table.overlap,
             transfer=table.transfer,
             transfer_unit=table.moves,
+            read_pj_per_byte=table.read_pj_per_byte,
+            write_pj_per_byte=table.write_pj_per_byte,
         )
 
     def _capacity(self, name: str) -> int | None:

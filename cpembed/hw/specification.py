@@ -70,6 +70,7 @@ class ComputeTable(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     latency_cycles: float | None = None
     issues_per_cycle: float | None = None
     call_cycles: dict[str, float] = {}
+    energy_pj: float | None = None
 
 
 class MeshTable(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -102,6 +103,8 @@ class LevelTable(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     overlap: Overlapping = Overlapping.HARDWARE
     transfer: str = ""
     moves: TransferUnit = TransferUnit.REGION
+    read_pj_per_byte: float | None = None
+    write_pj_per_byte: float | None = None
 
 
 class HierarchyTable(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):

@@ -5,13 +5,15 @@ from __future__ import annotations
 import itertools
 import math
 from collections.abc import Collection, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import msgspec
 import numpy as np
 
+from cpembed.cost.machine.energy import Energies, energies_or_reason
 from cpembed.cost.machine.nest import ExecutionNest, execution_nest
+from cpembed.cost.machine.objective import Cost, Objective, Price, cycles_cost
 from cpembed.cost.machine.search import ROWS, best_tilings
 from cpembed.cost.machine.times import MemoryTime, compute_time, memory_times
 from cpembed.cost.machine.traffic import Tilings
@@ -44,17 +46,29 @@ class LevelEstimate(msgspec.Struct, frozen=True, kw_only=True):
 
 
 @dataclass(frozen=True)
+class HeldTiles:
+    """Operands that a level holds at one place, with the tile there and the loops around it."""
+
+    operands: tuple[str, ...]
+    tile: Mapping[str, int]
+    order: tuple[str, ...]
+
+
+@dataclass(frozen=True)
 class LevelTiling:
     """Tile that the memories of a level hold, in iterations by loop.
 
     ``order`` are the loops around it within the next tile, the innermost first. Loops of one
-    iteration are left out. ``units`` is the number of the level's units that have work.
+    iteration are left out. ``units`` is the number of the level's units that have work. ``held``
+    are the places of operands that are held one inside the other, the outermost first; ``tile`` is
+    that of the innermost one, ``order`` that around the outermost.
     """
 
     memories: tuple[str, ...]
     tile: Mapping[str, int]
     order: tuple[str, ...]
     units: int
+    residency: tuple[HeldTiles, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -72,11 +86,20 @@ class Estimate:
     """Times and tiles by level, innermost first."""
     packing_us: Mapping[str, float]
     """Additional time of packing or unpacking, by operand."""
+    objective: Objective
+    """Quantity that the tiling has the least of."""
+    cost: float
+    least_cost: float
+    """Cost of the tiling by the objective, and a lower bound on that of every tiling."""
+    gap: float
+    """Fraction by which another tiling could cost less by this model, at most."""
     exact: bool
-    """No tiling takes fewer cycles by this model, whatever its sizes, its orders and its division
-    among units; else the tiling is the best of those that were compared."""
+    """No tiling costs less by this model, whatever its sizes, orders, places of operands and
+    division among units."""
     moved: Mapping[str, tuple[float, float]]
     """Bytes that all units of each memory take from their parent, and give to it."""
+    energy_pj: Mapping[str, float]
+    """Energy of executions and by memory; empty if there are no figures."""
     provenance: Provenance = Provenance.ESTIMATED
 
     @property
@@ -100,10 +123,19 @@ class Estimate:
                     "tile": dict(level.tile),
                     "order": list(level.order),
                     "units": level.units,
+                    "held": [
+                        {"operands": list(h.operands), "tile": dict(h.tile), "order": list(h.order)}
+                        for h in level.residency
+                    ],
                 }
                 for level in self.tiling
             ],
+            "objective": self.objective.value,
+            "cost": self.cost,
+            "least_cost": self.least_cost,
+            "gap": self.gap,
             "exact": self.exact,
+            "energy_pj": dict(self.energy_pj),
         }
 
 
@@ -133,6 +165,7 @@ def estimate_program(
     *,
     ahead: Collection[str] = (),
     rows: int = ROWS,
+    objective: str = "cycles",
 ) -> Estimate:
     """Estimate the time of a program on a machine, with the best tiling.
 
@@ -145,15 +178,22 @@ def estimate_program(
     ahead : collection of str
         Operands that are packed once, ahead of time, and cost nothing.
     rows : int
-        Maximum number of tilings of a level that are compared for each order of the loops.
+        Limit of the work of the search (:func:`~cpembed.cost.machine.search.best_tilings`).
+    objective : str
+        What the tiling is to have the least of: ``cycles``, ``bytes`` to and from main memory,
+        ``energy``, or ``edp``, the product of energy and cycles.
 
     Raises
     ------
     TransformError
         A memory is too small for one execution.
+    SpecError
+        The objective needs energies, and there are no figures.
     """
     nest = execution_nest(program, machine.layouts)
-    best = best_tilings(nest, machine, rows)
+    energies = energies_or_reason(machine, program.instruction, nest)
+    cost = objective_cost(Objective(objective), nest, machine, energies)
+    best = best_tilings(nest, machine, rows, cost)
     computing = compute_time(best.tilings, nest, machine)
     times = list(memory_times(best.tilings, nest, machine, computing.longest))
     # The outermost memory that others are filled from includes all below it.
@@ -189,12 +229,50 @@ def estimate_program(
         ),
         tiling=_tiling(best.tilings, nest, machine),
         packing_us=packing,
+        objective=cost.objective,
+        cost=best.cost,
+        least_cost=best.bound,
+        gap=best.gap,
         exact=best.exact,
         moved={
             name: (float(traffic.read_bytes[0]), float(traffic.write_bytes[0]))
             for name, traffic in best.tilings.traffic.items()
         },
+        energy_pj={}
+        if isinstance(energies, str)
+        else energies.by_component(best.tilings, nest, machine),
     )
+
+
+def objective_cost(
+    objective: Objective, nest: ExecutionNest, machine: Hierarchy, energies: Energies | str
+) -> Cost:
+    """Return the cost by an objective; raise :class:`SpecError` if there are no energies for it.
+
+    Parameters
+    ----------
+    objective : Objective
+        What is to be least.
+    nest : ExecutionNest
+        Nest that is tiled.
+    machine : Hierarchy
+        Machine with its memories.
+    energies : Energies or str
+        Energies of the machine, or the reason why there are none.
+    """
+    if objective is Objective.CYCLES:
+        return cycles_cost(machine)
+    if objective is Objective.BYTES:
+        outermost = machine.root.name
+        prices = {
+            memory.name: Price(float(memory.parent == outermost), float(memory.parent == outermost))
+            for memory in machine.memories.values()
+            if memory.parent is not None
+        }
+        return Cost(objective, prices)
+    if isinstance(energies, str):
+        raise SpecError(f"{machine.name} has no energies: {energies}")
+    return Cost(objective, energies.prices(machine), energies.fixed(nest))
 
 
 def _bound(computing: str, times: list[MemoryTime]) -> str:
@@ -208,17 +286,30 @@ def _bound(computing: str, times: list[MemoryTime]) -> str:
 
 
 def _tiling(tilings: Tilings, nest: ExecutionNest, machine: Hierarchy) -> tuple[LevelTiling, ...]:
-    levels: list[LevelTiling] = []
+    levels: dict[int, LevelTiling] = {}
     around = {loop.name: loop.extent for loop in nest.loops}
-    for stage, busy in zip(tilings.stages, reversed(tilings.busy[:-1]), strict=True):
+    for stage in tilings.stages:
         tile = {name: int(size[0]) for name, size in stage.sizes.items()}
         order = sorted(tile, key=lambda name, ranks=stage.ranks: float(ranks[name][0]))
         outside = tuple(name for name in order if tile[name] < around[name])
-        names = tuple(memory.name for memory in machine.levels[stage.level])
         several = {name: size for name, size in tile.items() if size > 1}
-        levels.append(LevelTiling(names, several, outside, round(busy[0])))
+        residency = HeldTiles(tuple(sorted(stage.operands)), several, outside)
+        before = levels.get(stage.level)
+        if before is None:
+            names = tuple(memory.name for memory in machine.levels[stage.level])
+            units = round(tilings.busy[stage.level][0])
+            levels[stage.level] = LevelTiling(names, several, outside, units, (residency,))
+        elif outside:
+            levels[stage.level] = replace(
+                before, tile=several, residency=(*before.residency, residency)
+            )
+        else:
+            # Held where those before are, in tiles of the same size.
+            *before_last, last = before.residency
+            joint = replace(last, operands=tuple(sorted((*last.operands, *residency.operands))))
+            levels[stage.level] = replace(before, residency=(*before_last, joint))
         around = tile
-    return tuple(reversed(levels))
+    return tuple(levels[level] for level in sorted(levels))
 
 
 def _packing_cycles(operand: PackedOperand, scope: str, machine: Hierarchy) -> float:

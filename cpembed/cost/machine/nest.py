@@ -18,6 +18,7 @@ from functools import cached_property
 import numpy as np
 from numpy.typing import NDArray
 
+from cpembed.errors import TransformError
 from cpembed.hw.machine import Hierarchy, Layouts, Memory, TransferUnit
 from cpembed.ir.computation import AxisKind
 from cpembed.ir.dtypes import element_bytes
@@ -55,6 +56,28 @@ class TileOperand:
         total = np.ones(1)
         for index, extent in self.dimensions:
             total = total * _touched(index, extent, sizes)[0]
+        return total
+
+    def least_elements(self, sizes: Sizes) -> Floats:
+        """Return a lower bound on the elements of the box that a tile touches.
+
+        Exact where :meth:`elements` is.
+        """
+        names = [name for index, _ in self.dimensions for name in index.iterators]
+        total, counted = np.ones(1), set[str]()
+        for index, extent in self.dimensions:
+            if _is_exact(index) and all(names.count(name) == 1 for name in index.iterators):
+                total = total * _touched(index, extent, sizes)[0]
+                continue
+            # Positions that differ in one iterator alone differ; an iterator counts in one
+            # dimension only.
+            most = np.ones(1)
+            for term in index.terms:
+                # Values of a digit of an expression may have gaps.
+                if term.inner is None and not counted & {term.iterator}:
+                    most = np.maximum(most, np.minimum(_values(term, sizes), extent))
+            counted |= set(index.iterators)
+            total = total * most
         return total
 
     def moved_bytes(self, sizes: Sizes, granule: int) -> Floats:
@@ -127,21 +150,49 @@ class ExecutionNest:
     def filled_bytes(self, memory: Memory, operands: Sequence[TileOperand], sizes: Sizes) -> Floats:
         """Return the bytes of a memory that a tile of these operands occupies."""
         total = np.zeros(1)
-        all_sizes = {**self.fixed, **sizes}
         for operand in operands:
-            if memory.transfer_unit is not TransferUnit.REGION:
-                each = self.execution_bytes(operand, memory.granule_bytes)
-                total = total + self.execution_tiles(operand, sizes) * each
-            else:
-                in_registers = operand.scope == memory.name
-                element = operand.held_bytes if in_registers else operand.element_bytes
-                total = total + operand.elements(all_sizes) * element
+            total = total + self.occupied_bytes(memory, operand, sizes)
         return total
+
+    def occupied_bytes(self, memory: Memory, operand: TileOperand, sizes: Sizes) -> Floats:
+        """Return the bytes of a memory that a tile of one operand occupies."""
+        if memory.transfer_unit is not TransferUnit.REGION:
+            each = self.execution_bytes(operand, memory.granule_bytes)
+            return self.execution_tiles(operand, sizes) * each
+        in_registers = operand.scope == memory.name
+        element = operand.held_bytes if in_registers else operand.element_bytes
+        return operand.elements({**self.fixed, **sizes}) * element
+
+    def windowed(self, operand: TileOperand) -> tuple[str, ...]:
+        """Return the loops whose consecutive tiles of an operand can overlap.
+
+        They share a dimension with another iterator, as rows and taps of a convolution do.
+        """
+        extents = {**self.axes, **{loop.name: loop.extent for loop in self.loops}}
+        loops: dict[str, None] = {}
+        for index, _ in operand.dimensions:
+            moving = [term for term in index.terms if any(extents[n] > 1 for n in term.iterators)]
+            if len(moving) > 1:
+                loops |= dict.fromkeys(name for term in moving for name in term.iterators)
+        return tuple(name for name in loops if name in operand.loops)
 
     @property
     def has_reduction(self) -> bool:
         """True if executions add to the same outputs."""
         return any(loop.kind is AxisKind.REDUCTION for loop in self.loops)
+
+
+def check_one_execution(nest: ExecutionNest, machine: Hierarchy) -> None:
+    """Raise :class:`TransformError` if a memory is too small for one execution."""
+    ones = {loop.name: np.ones(1) for loop in nest.loops}
+    for memory in machine.memories.values():
+        operands = nest.operands_in(memory, machine)
+        needed = float(nest.filled_bytes(memory, operands, ones)[0])
+        if memory.parent is not None and needed > memory.tile_capacity:
+            raise TransformError(
+                f"one execution takes {needed:,.0f} bytes of {memory.name}, which has room for "
+                f"{memory.tile_capacity:,.0f}"
+            )
 
 
 def execution_nest(program: DerivedProgram, layouts: Layouts = Layouts.PACKED) -> ExecutionNest:
@@ -185,6 +236,10 @@ def _dimensions(
 
 def _touched(index: IndexExpr, extent: int, sizes: Sizes) -> tuple[Floats, Floats]:
     """Return the positions along a dimension that a tile touches, and their span, ends included."""
+    if len(index.terms) == 1:
+        values = _values(index.terms[0], sizes)
+        span = np.minimum(1.0 + abs(index.terms[0].coefficient) * (values - 1), extent)
+        return np.minimum(values, span), span
     terms = sorted(index.terms, key=lambda term: abs(term.coefficient))
     pairs = [(abs(term.coefficient), _values(term, sizes)) for term in terms]
     span = np.ones(1)
@@ -192,6 +247,11 @@ def _touched(index: IndexExpr, extent: int, sizes: Sizes) -> tuple[Floats, Float
         span = span + step * (values - 1)
     span = np.minimum(span, extent)
     return np.minimum(_sums(pairs), span), span
+
+
+def _is_exact(index: IndexExpr) -> bool:
+    """True if the positions that an index touches are counted exactly."""
+    return len(index.terms) <= 2 and all(term.is_affine for term in index.terms)
 
 
 def _sums(pairs: Sequence[tuple[int, Floats]]) -> Floats:

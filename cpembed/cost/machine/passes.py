@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 
 import numpy as np
@@ -27,13 +27,14 @@ class Stage:
 
     ``parts`` are the numbers of blocks into which the tiles of a loop are dealt to the units of
     ``level`` (empty for one unit), ``ranks`` the positions of the loops over tiles, 0 for the
-    innermost.
+    innermost. ``operands`` are those that the level holds in these tiles.
     """
 
     level: int
     sizes: Mapping[str, Floats]
     parts: Mapping[str, Floats]
     ranks: Mapping[str, Floats]
+    operands: frozenset[str] = frozenset()
 
 
 Scopes = tuple[float, ...]
@@ -88,13 +89,22 @@ class _Classes:
 
 
 class LoopCuts:
-    """Loop of ``extent`` iterations, cut by ``stages`` in each of ``rows`` tilings."""
+    """Loop of ``extent`` iterations, cut by ``stages`` in each of ``rows`` tilings.
+
+    The tiles of the stage ``swept`` count as one that moves over all of them.
+    """
 
     def __init__(
-        self, name: str, extent: int, stages: Sequence[Stage], scopes: Scopes, rows: int
+        self,
+        name: str,
+        extent: int,
+        stages: Sequence[Stage],
+        scopes: Scopes,
+        rows: int,
+        swept: int | None = None,
     ) -> None:
         self.name, self.extent, self.rows = name, extent, rows
-        self.scopes = scopes
+        self.scopes, self._swept = scopes, swept
         begin = _Classes(
             np.arange(rows),
             np.full(rows, float(extent)),
@@ -103,8 +113,19 @@ class LoopCuts:
         )
         self._prefixes = [begin]
         self._stages = stages
+        self._cuts_any = [bool(np.any(self.several(n))) for n in range(len(stages))]
         for number in range(len(stages)):
             self._prefixes.append(self._cut(self._prefixes[-1], number, first=False))
+
+    def several(self, number: int) -> NDArray[np.bool_]:
+        """Return the rows in which a stage has several tiles of the loop."""
+        size = self._stages[number].sizes[self.name]
+        around = self._stages[number - 1].sizes[self.name] if number else float(self.extent)
+        return np.asarray(size < around)
+
+    def swept(self, number: int) -> LoopCuts:
+        """Return the loop with the tiles of a stage as one that moves over all of them."""
+        return LoopCuts(self.name, self.extent, self._stages, self.scopes, self.rows, number)
 
     @cached_property
     def classes(self) -> _Classes:
@@ -129,8 +150,12 @@ class LoopCuts:
 
         Each has the first tile of the stages inside, on all units that are counted.
         """
-        depths = range(len(self._prefixes))
-        return np.stack([self._first_after(depth).totals(self.rows) for depth in depths])
+        visits = [self._prefixes[-1].totals(self.rows)]
+        for depth in reversed(range(len(self._stages))):
+            # Without a cut there is one tile, which is the first one.
+            is_cut = self._cuts_any[depth]
+            visits.append(self._first_after(depth).totals(self.rows) if is_cut else visits[-1])
+        return np.stack(visits[::-1])
 
     @cached_property
     def iterations(self) -> Floats:
@@ -139,6 +164,8 @@ class LoopCuts:
         return classes.totals(self.rows, classes.size)
 
     def _cut(self, classes: _Classes, number: int, *, first: bool) -> _Classes:
+        if not self._cuts_any[number]:
+            return classes
         stage = self._stages[number]
         piece = stage.sizes[self.name][classes.row]
         parts = stage.parts.get(self.name)
@@ -150,6 +177,9 @@ class LoopCuts:
             first_unit = np.array([stage.level >= scope for scope in self.scopes])
             classes = classes.split(block, first_unit, None)
             piece = stage.sizes[self.name][classes.row]
+        if self._swept is not None and number >= self._swept and not first:
+            several = classes.size > piece
+            return replace(classes, last=np.where(several, number, classes.last))
         return classes.split(piece, np.full(len(self.scopes), first), number)
 
 

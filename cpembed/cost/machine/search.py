@@ -1,69 +1,113 @@
-"""Search for the tiling of a nest that takes the fewest cycles on a machine.
+"""Search for the mapping of a nest with the least cost on a machine, with a lower bound.
 
-Levels are decided from main memory inwards. For each level, all tile sizes are compared if they are
-few; else those that cut the enclosing tile into equal parts, or a grid of them. The best few
-continue to the next level.
+Levels are decided from main memory inwards, best first. At each level the cells of tile sizes
+(:mod:`cpembed.cost.machine.bounds`) are tried in the order of their bounds; of a cell, its smallest
+tiles, in every order in which operands are held, inside one another in slices as large as fit or of
+single iterations, dealt to units in several ways. What costs more by its bound than the best
+complete mapping is never looked at. Coarse grids of tile sizes come first, finer ones after them.
 """
 
 from __future__ import annotations
 
+import heapq
+import itertools
 import math
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, fields
-from functools import cache
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 
 import numpy as np
+from numpy.typing import NDArray
 
-from cpembed.cost.machine.nest import ExecutionNest, Floats
-from cpembed.cost.machine.passes import Integers
-from cpembed.cost.machine.times import cycles
-from cpembed.cost.machine.traffic import (
-    LevelTiles,
-    Tilings,
-    cut,
-    dealings,
-    joined,
-    orders,
-    untiled,
+from cpembed.cost.machine.bounds import (
+    Bounds,
+    Grid,
+    HoldOrder,
+    level_operands,
+    moving_loops,
 )
-from cpembed.errors import TransformError
+from cpembed.cost.machine.divisions import balanced, dealt
+from cpembed.cost.machine.nest import ExecutionNest, Floats, check_one_execution
+from cpembed.cost.machine.objective import Cost, cycles_cost, enclosing_cycles
+from cpembed.cost.machine.passes import Integers, Stage
+from cpembed.cost.machine.refinement import Decisions, neighbours, reordered
+from cpembed.cost.machine.sampling import tilings_for
+from cpembed.cost.machine.traffic import HeldTile, Tilings, cut, untiled
 from cpembed.hw.machine import Hierarchy
+from cpembed.ir.computation import AxisKind
 
 ROWS = 4096
-"""Maximum number of tilings of a level that are compared for each order of the loops."""
+"""Maximum number of tilings that are counted tile by tile in the finest grid."""
 
-_BEAM = 8
-"""Minimum number of tilings that continue to the next level, however many tiles that has."""
+_CELLS = 8
+"""Maximum number of cells of tile sizes for each tiling that is counted."""
 
-_RESOLUTION = 1.05
-"""Ratio of times that are distinguished before the innermost tiles are decided."""
+_HALVINGS = 8
+"""Number of sizes of slices that are tried in each cell."""
 
-_ORDERS = 64
-"""Maximum ratio of tilings to the beam's width at which duplicates are searched for right away."""
+_VARIANTS = 6
+"""Number of other slices that are tried in each cell."""
 
-_EQUALS = 4
-"""Factor by which the beam is widened before tilings with equal prospects are dropped."""
+_COARSER = 8
+"""Ratio of the limits of work on the grids of tile sizes, of which coarse ones come first."""
+
+_TILES = 8
+"""Number of cells that are tried at a time."""
+
+_LEAVES = 32
+"""Number of cells that are tried at a time at the innermost level."""
+
+_CLASS = 1.02
+"""Ratio of bounds that are equally promising, so that deeper nodes come first."""
+
+_STARTS = 2
+"""Number of sampled tilings that are refined."""
+
+_LEVEL = 12
+"""Number of classes of bounds by which a node may be worse than one a level farther out."""
+
+_SOFT = 0.25
+"""Weight of the time of all transfers, one after the other, in the prospect of a tiling, whose
+bound says nothing of those that are not the slowest."""
+
+_CHILDREN = 48
+"""Maximum number of tilings of a node that are remembered each time."""
+
+_CALL = 64
+"""Number of tilings that take as long to count as what is done once for many of them."""
+
+_ENOUGH = 5e-3
+"""Gap at which larger limits than :data:`_SMALL` are not tried."""
+
+_SMALL = 512
+"""Limit of the work of a search that takes some tenths of a second."""
+
+_PROVEN = 1e-9
+"""Maximum gap of a cost that is proven to be the least, for rounding errors."""
 
 
 @dataclass(frozen=True)
 class BestTilings:
-    """Best tilings, one a row.
-
-    ``exact`` is true if no other tiling takes fewer cycles than the first one, whatever its sizes,
-    its orders and its division among units.
-    """
+    """Best tilings, in one row, with their cost and a lower bound on that of all tilings."""
 
     tilings: Tilings
-    exact: bool
+    cost: float
+    bound: float
+
+    @property
+    def gap(self) -> float:
+        """Fraction by which another tiling could cost less, at most."""
+        return max(0.0, 1.0 - self.bound / self.cost) if self.cost > 0 else 0.0
+
+    @property
+    def exact(self) -> bool:
+        """True if no tiling costs less, whatever its sizes, orders, places and division."""
+        return self.gap <= _PROVEN
 
 
 def best_tilings(
-    nest: ExecutionNest, machine: Hierarchy, rows: int = ROWS, count: int = 1
+    nest: ExecutionNest, machine: Hierarchy, rows: int = ROWS, cost: Cost | None = None
 ) -> BestTilings:
-    """Return the tilings of the fewest cycles, the best first.
-
-    Of tilings with equal cycles, those that move the fewest bytes and those with the largest tiles
-    take turns.
+    """Return the tiling of the least cost; of those with equal cycles, one that moves few bytes.
 
     Parameters
     ----------
@@ -72,300 +116,381 @@ def best_tilings(
     machine : Hierarchy
         Machine with its memories.
     rows : int
-        Maximum number of tilings of a level that are compared for each order of the loops.
-    count : int
-        Number of tilings.
+        Limit of the work: the number of tilings that are counted tile by tile in the finest grid,
+        rounded down to a power of 8. A larger one never costs more.
+    cost : Cost, optional
+        What to have the least of; cycles by default.
 
     Raises
     ------
     TransformError
         A memory is too small for one execution.
     """
-    # A lower bound on the cycles of all tilings that were dropped.
-    dropped, exact, tilings = math.inf, True, untiled(nest)
-    # From main memory inwards: the traffic of an outer level does not depend on the inner ones.
+    check_one_execution(nest, machine)
+    cost = cost or cycles_cost(machine)
+    best = _Best(nest, machine, cost)
+    best.update(_single(nest, machine))
+    # Each limit goes on with the best of those before it, so that a larger one is never worse.
+    for limit in (_COARSER**n for n in range(1, 20) if _COARSER**n <= max(rows, _COARSER)):
+        tolerance = _ENOUGH if limit > _SMALL else _PROVEN
+        if best.cost > best.bound * (1 + tolerance):
+            _improve(best, limit)
+    assert best.tilings is not None
+    return BestTilings(best.tilings, best.cost, min(best.bound, best.cost))
+
+
+def _improve(best: _Best, limit: int) -> None:
+    """Search for better tilings, with a limit of the work."""
+    nest, machine, cost = best.nest, best.machine, best.pricing
+    bounds = Bounds(nest, machine, Grid.for_nest(nest, limit * _CELLS), cost)
+    best.bound = max(best.bound, bounds.least)
+    _Search(bounds, best, limit).run()
+    if best.cost <= best.bound * (1 + _PROVEN) or not nest.loops:
+        return
+    # A sample of tilings that hold all operands at one place: in deep hierarchies, of which the
+    # limit leaves most tilings out, some of them are better than what the search reaches.
+    sample = tilings_for(nest, [machine], limit)
+    rows = _different(sample, cost.value(sample, nest, machine))
+    starts = [_staged(sample.select([row]), nest, machine) for row in rows]
+    assert best.tilings is not None
+    for start in (best.tilings, *starts):
+        if best.cost > best.bound * (1 + _PROVEN):
+            best.refine(start, limit // 4)
+
+
+def _single(nest: ExecutionNest, machine: Hierarchy) -> Tilings:
+    """Return the tiling with tiles of one execution, which fits every machine."""
+    tilings, ones = untiled(nest), {loop.name: np.ones(1) for loop in nest.loops}
     for level in reversed(range(len(machine.levels) - 1)):
-        candidates, is_complete, is_guess = _cut(tilings, level, nest, machine, rows)
-        beam = _beam(nest, machine, level, rows, _BEAM) if level else count
-        tilings, least = _best(candidates, beam, nest, [machine], rough=level > 0)
-        if level:
-            # The traffic of a memory that is filled past the level is a guess, no bound.
-            dropped = min(dropped, -math.inf if is_guess and least < math.inf else least)
-        exact = exact and is_complete
-    fewest = float(cycles(tilings.select([0]), nest, machine)[0])
-    return BestTilings(tilings, exact and fewest <= dropped)
+        resident = level_operands(nest, machine, level)
+        tiles = [HeldTile(ones, frozenset([name])) for name in resident]
+        loops = [[tuple(ones)] * len(resident)]
+        (tilings,) = cut(tilings, level, tiles, {}, loops, nest, machine)
+    return tilings
 
 
-def tilings_for(
-    nest: ExecutionNest, machines: Sequence[Hierarchy], rows: int = ROWS, beam: int = _BEAM
-) -> Tilings:
-    """Return tilings for machines that differ in bandwidths and latencies only.
+def _different(tilings: Tilings, cost: Floats) -> list[int]:
+    """Return some of the best rows, which differ in more than the innermost tiles."""
+    columns = [
+        column
+        for stage in tilings.stages[:-1]
+        for column in (*stage.sizes.values(), *stage.parts.values())
+    ]
+    order = np.argsort(cost, kind="stable")
+    if not columns:
+        return [int(order[0])]
+    _, first = np.unique(np.stack(columns)[:, order], axis=1, return_index=True)
+    return [int(order[n]) for n in np.sort(first)[:_STARTS]]
 
-    They are all innermost tilings of the outer ones that are best for each of the machines.
+
+def loop_order(
+    resident: HoldOrder, nest: ExecutionNest, loops: Mapping[str, frozenset[str]]
+) -> tuple[str, ...]:
+    """Return loops, innermost first: those that leave the first of the operands in place.
 
     Parameters
     ----------
+    resident : sequence of str
+        Operands that are held from a stage on inwards, the outermost first.
     nest : ExecutionNest
-        Nest to tile.
-    machines : sequence of Hierarchy
-        Machines.
-    rows : int
-        Maximum number of tilings of a level that are compared for each order of the loops.
-    beam : int
-        Number of outer tilings that continue to the next level, unless all can.
-
-    Raises
-    ------
-    TransformError
-        A memory is too small for one execution.
+        Nest with the loops.
+    loops : mapping of str to set of str
+        Loops that move each operand.
     """
-    tilings, candidates, machine = untiled(nest), list[Tilings](), machines[0]
-    for level in reversed(range(len(machine.levels) - 1)):
-        candidates, _, _ = _cut(tilings, level, nest, machine, rows)
-        if level:
-            width = _beam(nest, machine, level, rows, beam)
-            tilings, _ = _best(candidates, width, nest, machines, rough=True)
-    return joined(candidates)
+    windowed = {name for operand in nest.operands for name in nest.windowed(operand)}
+    return tuple(
+        sorted(
+            (loop.name for loop in nest.loops),
+            key=lambda name: (*(name in loops[o] for o in resident), name not in windowed),
+        )
+    )
 
 
-def _cut(
-    tilings: Tilings, level: int, nest: ExecutionNest, machine: Hierarchy, rows: int
-) -> tuple[list[Tilings], bool, bool]:
-    """Return tilings with one more level.
+@dataclass
+class _Best:
+    """The best complete tilings so far."""
 
-    Two flags follow: whether these are all that matter, and whether some of their traffic is a
-    guess until more levels are cut.
-    """
-    ordered, all_orders = orders(nest)
-    sizes = _Sizes(nest, machine, level)
-    outer, inside, all_sizes = sizes.within(tilings, max(1, rows // tilings.rows))
-    inner = LevelTiles.filling(level, inside, nest, machine)
-    divisions, all_divisions = dealings(nest, machine.fan_out(level))
-    candidates = [
-        tiling for parts in divisions for tiling in cut(outer, inner, parts, ordered, nest, machine)
-    ]
-    return candidates, all_orders and all_sizes and all_divisions, bool(inner.comes_again)
+    nest: ExecutionNest
+    machine: Hierarchy
+    pricing: Cost
+    bound: float = -math.inf
+    cost: float = math.inf
+    tilings: Tilings | None = None
+    counted: int = 0
+    _key: tuple[float, float, float] = (math.inf, math.inf, math.inf)
 
+    def update(self, tilings: Tilings) -> bool:
+        """Keep the best of some tilings if it is better, and return whether it is."""
+        self.counted += tilings.rows + _CALL
+        cost = np.round(self.pricing.value(tilings, self.nest, self.machine), 6)
+        amount = self.pricing.amount(tilings)
+        size = -math.prod(tilings.sizes.values(), start=np.ones(tilings.rows))
+        row = int(np.lexsort((size, amount, cost))[0])
+        key = float(cost[row]), float(amount[row]), float(size[row])
+        if key >= self._key:
+            return False
+        self._key, self.tilings = key, tilings.select([row])
+        self.cost = float(self.pricing.value(self.tilings, self.nest, self.machine)[0])
+        return True
 
-def _beam(nest: ExecutionNest, machine: Hierarchy, level: int, rows: int, least: int) -> int:
-    """Return the number of tilings that continue to the next level: all tiles there fit in each."""
-    return max(least, rows // math.prod(_Sizes(nest, machine, level - 1).largest))
+    def refine(self, start: Tilings, limit: int) -> None:
+        """Replace one tiling by better ones that differ in one decision, again and again.
 
-
-def _best(
-    candidates: list[Tilings],
-    beam: int,
-    nest: ExecutionNest,
-    machines: Sequence[Hierarchy],
-    *,
-    rough: bool,
-) -> tuple[Tilings, float]:
-    """Return the best rows for each machine, and the fewest cycles of those that are left out.
-
-    With ``rough``, times that differ by little are equal, since inner levels are undecided.
-    """
-    if rough and sum(tilings.rows for tilings in candidates) <= beam * _ORDERS:
-        # Few candidates: before sizes are compared at all, drop those that made the same decisions.
-        every = joined(candidates)
-        distinct = _first_of_each([every.share, *_choices(every)])
-        if len(distinct) <= beam:
-            return every.select(distinct), math.inf
-    counts = [tilings.rows for tilings in candidates]
-    number: Integers = np.repeat(np.arange(len(candidates)), counts)
-    row: Integers = np.concatenate([np.arange(count) for count in counts])
-    measures = [
-        np.concatenate([_measures(tilings, nest, machine) for tilings in candidates], axis=1)
-        for machine in machines
-    ]
-    # Rows with equal prospects are neighbours: take more of them, then drop duplicates.
-    ranked = [_in_turn(m, np.arange(len(row)), rough=rough) for m in measures]
-    first = _mixed(ranked)[: beam * _EQUALS]
-    selected = [first[number[first] == n] for n in range(len(candidates))]
-    places = np.concatenate(selected)
-    parts = [t.select(row[at]) for t, at in zip(candidates, selected, strict=True)]
-    tilings = joined([part for part in parts if part.rows])
-    distinct = _distinct(tilings)
-    measured = [_measures(tilings, nest, machine) for machine in machines]
-    order = _mixed([_in_turn(m, distinct, rough=rough) for m in measured])[:beam]
-    is_dropped = np.ones(len(row), bool)
-    is_dropped[places[order]] = False
-    least = float(measures[0][0, is_dropped].min()) if is_dropped.any() else math.inf
-    return tilings.select(order), least
-
-
-def _measures(tilings: Tilings, nest: ExecutionNest, machine: Hierarchy) -> Floats:
-    """Return cycles, bytes moved and, negated, iterations in a tile.
-
-    Times are rounded, so that those which differ by rounding errors are equal.
-    """
-    moved = np.zeros(tilings.rows)
-    for traffic in tilings.traffic.values():
-        moved = moved + traffic.read_bytes + traffic.write_bytes
-    time = np.round(cycles(tilings, nest, machine), 6)
-    return np.stack([time, moved, -math.prod(tilings.sizes.values(), start=np.ones(tilings.rows))])
-
-
-def _in_turn(measures: Floats, rows: Sequence[int] | Integers, *, rough: bool) -> Integers:
-    """Return rows by time; of equal ones, the fewest bytes and the largest tile take turns."""
-    indices = np.asarray(rows, np.intp)
-    time, moved, size = measures[:, indices]
-    if rough:
-        # Inner levels are undecided, so that small differences of time say nothing: classes of 5 %.
-        time = np.floor(np.log(time / time.min()) / math.log(_RESOLUTION))
-    # A large tile leaves the most to share and to keep farther in.
-    orders = np.lexsort((size, moved, time)), np.lexsort((moved, size, time))
-    return indices[_mixed(orders)]
-
-
-def _mixed(orders: Sequence[Integers]) -> Integers:
-    """Return the first of each order, then the second of each, and so on, without repetitions."""
-    mixed: Integers = np.stack(orders, axis=1).ravel()
-    _, first = np.unique(mixed, return_index=True)
-    return mixed[np.sort(first)]
-
-
-def _distinct(tilings: Tilings) -> list[int]:
-    """Return one row of those with equal prospects: all that times depend on."""
-    columns = [*tilings.sizes.values(), tilings.share, tilings.waits, *tilings.busy]
-    # Also the transfers: rows that move the same bytes in fewer of them wait for main memory less.
-    for traffic in (*tilings.traffic.values(), *tilings.first.values()):
-        columns += [getattr(traffic, column.name) for column in fields(traffic)]
-    return _first_of_each(columns)
-
-
-def _choices(tilings: Tilings) -> list[Floats]:
-    """Return all decisions of tilings: sizes, parts and ranks of each stage."""
-    return [
-        column
-        for stage in tilings.stages
-        for named in (stage.sizes, stage.parts, stage.ranks)
-        for column in named.values()
-    ]
-
-
-def _first_of_each(columns: Sequence[Floats]) -> list[int]:
-    """Return the first of rows that are equal in all columns, ascending."""
-    _, first = np.unique(np.round(np.stack(columns), 6), axis=1, return_index=True)
-    return sorted(first.tolist())
-
-
-class _Sizes:
-    """Tile sizes of a level."""
-
-    def __init__(self, nest: ExecutionNest, machine: Hierarchy, level: int) -> None:
-        self.nest = nest
-        self.memories = [
-            (memory, nest.operands_in(memory, machine)) for memory in machine.levels[level]
-        ]
-        self._check()
-        self._largest = self._largest_sizes()
-
-    def within(self, outer: Tilings, limit: int) -> tuple[Tilings, dict[str, Floats], bool]:
-        """Return rows of ``outer``, repeated, with tile sizes in each, and whether all that fit.
-
-        There are about ``limit`` of each row at most.
+        About ``limit`` tilings are counted.
         """
-        is_complete, grids = True, list[np.ndarray]()
-        names = [loop.name for loop in self.nest.loops]
-        for row in range(outer.rows):
-            around = {name: int(outer.sizes[name][row]) for name in names}
-            most = [int(min(size, self._largest[name])) for name, size in around.items()]
-            # All sizes if they are few, else those that cut the enclosing tile into equal parts:
-            # any other size needs as many tiles as a smaller one of these.
-            options = [list(range(1, size + 1)) for size in most]
-            if math.prod(most) > limit:
-                is_complete = False
-                options = [
-                    [size for size in _cuts(around[name]) if size <= largest]
-                    for name, largest in zip(names, most, strict=True)
-                ]
-            thinned = _thinned(options, limit)
-            # The first column is the row of the enclosing tile.
-            grid = np.meshgrid([row], *thinned, indexing="ij")
-            grids.append(np.stack([axis.ravel() for axis in grid]))
-        table = np.concatenate(grids, axis=1)
-        sizes = {name: table[n].astype(np.float64) for n, name in enumerate(names, 1)}
-        fitting = np.flatnonzero(np.broadcast_to(self._fits(sizes), (table.shape[1],)))
-        inside = {name: values[fitting] for name, values in sizes.items()}
-        return outer.select(table[0][fitting]), inside, is_complete
+        names = tuple(loop.name for loop in self.nest.loops)
+        levels, local = len(self.machine.levels) - 1, _Best(self.nest, self.machine, self.pricing)
+        better = local.update(start) and bool(names)
+        while better and local.counted < limit:
+            assert local.tilings is not None
+            decisions, better = Decisions.from_tilings(local.tilings, names, levels), False
+            for changed in neighbours(decisions, self.nest, self.machine):
+                better = self._step(local, changed) or better
+            if not better:
+                for changed in reordered(decisions, self.machine, self._loop_order):
+                    better = self._step(local, changed) or better
+        if local.tilings is not None:
+            self.update(local.tilings)
 
-    @property
-    def largest(self) -> list[int]:
-        """Largest size of each loop that fits with the others at 1."""
-        return [int(self._largest[loop.name]) for loop in self.nest.loops]
+    def _step(self, local: _Best, changed: Decisions) -> bool:
+        fitting = changed.select(changed.fit(self.nest, self.machine))
+        if not fitting.sizes.shape[2]:
+            return False
+        return local.update(fitting.tilings(self.nest, self.machine))
 
-    def _largest_sizes(self) -> dict[str, float]:
-        """Return the largest size by loop that fits with the others at 1."""
-        loops = self.nest.loops
-        sizes = [np.arange(1.0, loop.extent + 1) for loop in loops]
-        parts = np.cumsum([0, *map(len, sizes)])
-        every = {loop.name: np.ones(parts[-1]) for loop in loops}
-        for n, loop in enumerate(loops):
-            every[loop.name][parts[n] : parts[n + 1]] = sizes[n]
-        fits = np.broadcast_to(self._fits(every), (parts[-1],))
-        return {
-            loop.name: float(sizes[n][fits[parts[n] : parts[n + 1]]].max())
-            for n, loop in enumerate(loops)
+    def _loop_order(self, resident: Sequence[str]) -> tuple[str, ...]:
+        return loop_order(tuple(resident), self.nest, moving_loops(self.nest))
+
+
+def _staged(tilings: Tilings, nest: ExecutionNest, machine: Hierarchy) -> Tilings:
+    """Return a tiling with as many stages at each level as it has operands, of equal sizes."""
+    stages = list[Stage]()
+    for stage in tilings.stages:
+        operands = level_operands(nest, machine, stage.level)
+        for number, name in enumerate(operands):
+            parts = dict[str, Floats]() if number else stage.parts
+            stages.append(replace(stage, parts=parts, operands=frozenset([name])))
+    return replace(tilings, stages=tuple(stages))
+
+
+@dataclass(order=True)
+class _Node:
+    """A tiling down to ``level``, whose cells of the next level are tried from ``tried`` on."""
+
+    rank: tuple[float, ...]
+    bound: float = field(compare=False)
+    level: int = field(compare=False)
+    tilings: Tilings = field(compare=False)
+    row: int = field(compare=False)
+    cells: Integers | None = field(default=None, compare=False)
+    position: int = field(default=0, compare=False)
+    turns: int = field(default=0, compare=False)
+    prospect: float = field(default=0.0, compare=False)
+
+
+class _Search:
+    """Best-first search on a grid of tile sizes."""
+
+    def __init__(self, bounds: Bounds, best: _Best, limit: int) -> None:
+        self.bounds, self.best, self.limit = bounds, best, limit
+        self.nest, self.machine, self.cost = bounds.nest, bounds.machine, bounds.cost
+        self.counted = 0
+        self._heap = list[_Node]()
+        self._number = itertools.count()
+        self._loops = moving_loops(self.nest)
+        windowed = (name for operand in self.nest.operands for name in self.nest.windowed(operand))
+        self._windowed = tuple(dict.fromkeys(windowed))
+        self._cuts = self._window_cuts()
+
+    def _window_cuts(self) -> list[tuple[frozenset[str], frozenset[str]]]:
+        """Return pairs of loops over windows: those that are cut for all slices, and the last."""
+        kinds = {loop.name: loop.kind for loop in self.nest.loops}
+        spatial = (name for name in self._windowed if kinds[name] is AxisKind.SPATIAL)
+        every = frozenset(self._windowed)
+        singles = (frozenset([name]) for name in self._windowed)
+        sets = dict.fromkeys((frozenset[str](), *singles, frozenset(spatial), every))
+        pairs = [(outer, inner) for outer in sets for inner in sets if outer <= inner]
+        return sorted(pairs, key=lambda pair: (len(pair[0]), len(pair[1])))
+
+    def run(self) -> None:
+        """Search until nothing can be better or the limit is reached."""
+        start = untiled(self.nest)
+        self._push(_Node((), self.bounds.least, len(self.machine.levels) - 1, start, 0))
+        while self._heap and self.counted < self.limit:
+            node = heapq.heappop(self._heap)
+            if node.bound >= self.best.cost:
+                continue
+            if node.cells is None:
+                node.tilings = node.tilings.select([node.row])
+                node.row, node.cells = 0, self._cells(node)
+            count = _TILES if node.level > 1 else _LEAVES
+            cells = node.cells[:, node.position : node.position + count]
+            if not cells.shape[1]:
+                continue
+            promising = cells[:, self._cell_bounds(node, cells) < self.best.cost]
+            node.position += count
+            if promising.shape[1]:
+                self._expand(node, promising)
+                node.turns += 1
+            self._push(node)
+
+    def _push(self, node: _Node) -> None:
+        # Each turn of a node makes room for others of its class.
+        order = math.log(max(node.prospect, node.bound, 1e-30)) / math.log(_CLASS)
+        node.rank = (
+            math.floor(order) + node.turns + _LEVEL * node.level,
+            node.level,
+            node.prospect,
+            next(self._number),
+        )
+        heapq.heappush(self._heap, node)
+
+    # ------------------------------------------------------------------------------ cells
+
+    def _cells(self, node: _Node) -> Integers:
+        """Return the cells of the next level, a column for each, those of the least bound first."""
+        level, grid = node.level - 1, self.bounds.grid
+        last = grid.cells(node.tilings.room)
+        part = tuple(slice(0, int(place[0]) + 1) for place in last)
+        cycles, amounts = self.bounds.cycles[level][part], self.bounds.amounts[level][part]
+        decided = float(self.cost.amount(node.tilings)[0])
+        key = self.cost.combined(np.round(cycles, 3), amounts + decided).ravel()
+        if not self.cost.counts_bytes:
+            key = key + _SOFT * amounts.ravel()
+        order = np.lexsort((-np.arange(key.size), amounts.ravel(), key))
+        order = order[np.isfinite(key[order])]
+        return np.stack(np.unravel_index(order, cycles.shape))
+
+    def _cell_bounds(self, node: _Node, cells: Integers) -> Floats:
+        """Return the bounds of cells inside a node's tiling."""
+        level, place = node.level - 1, tuple(cells)
+        inside = np.broadcast_to(self.bounds.cycles[level][place], cells.shape[1:])
+        count: int = cells.shape[1]
+        outer = node.tilings.select(np.zeros(count, np.intp))
+        time = enclosing_cycles(outer, self.nest, self.machine, inside)
+        amount = self.cost.amount(outer) + self.bounds.amounts[level][place]
+        return self.cost.combined(time, amount)
+
+    def _expand(self, node: _Node, cells: Integers) -> None:
+        """Count the tilings of cells, and remember those that can be the best."""
+        level = node.level - 1
+        for tilings in self._tilings(node.tilings, level, cells):
+            self.counted += tilings.rows + _CALL
+            if not level:
+                self.best.update(tilings)
+                continue
+            bounds, amounts = self._bounds(tilings, level)
+            prospects = bounds if self.cost.counts_bytes else bounds + _SOFT * amounts
+            order = np.argsort(prospects, kind="stable")
+            order = order[bounds[order] < self.best.cost]
+            # Of tilings with equal prospects, one is enough.
+            keys = np.stack([*tilings.sizes.values(), tilings.share, np.round(bounds, 3)])[:, order]
+            _, firsts = np.unique(keys, axis=1, return_index=True)
+            for row in order[np.sort(firsts)[:_CHILDREN]]:
+                node = _Node((), float(bounds[row]), level, tilings, int(row))
+                self._push(replace(node, prospect=float(prospects[row])))
+
+    def _bounds(self, tilings: Tilings, level: int) -> tuple[Floats, Floats]:
+        """Return the bounds of tilings down to a level, and those of their linear amounts."""
+        place = self.bounds.grid.cells(tilings.room)
+        amount = self.cost.amount(tilings) + self.bounds.inside_amounts[level - 1][place]
+        time = self.bounds.cycles_of(tilings, self.nest, self.machine)
+        return self.cost.combined(time, amount), amount
+
+    # ------------------------------------------------------------------------------ tilings
+
+    def _tilings(self, outer: Tilings, level: int, cells: Integers) -> Iterator[Tilings]:
+        """Yield tilings with one more level, for each order in which operands are held."""
+        grid = self.bounds.grid
+        # Of a tile that is larger than the one outside, only what leaves operands in place counts.
+        tile = {
+            name: np.minimum(grid.sizes[n][cells[n]], outer.sizes[name])
+            for n, name in enumerate(grid.names)
         }
+        for order in self.bounds.orders[level]:
+            stages = self._stages(order, level, tile)
+            if not stages:
+                continue
+            units = self.machine.fan_out(level)
+            around = {name: float(outer.sizes[name][0]) for name in grid.names}
+            divisions = balanced(self.nest, around, units)
+            many = [dealt(outer.sizes, stages[0], parts, units) for parts in divisions]
+            rows = len(next(iter(stages[0].values()))) if grid.names else 1
+            blocks = {
+                name: np.concatenate([np.broadcast_to(b[name], (rows,)) for b in many])
+                for name in divisions[0]
+            }
+            repeated = [
+                {name: np.tile(sizes, len(divisions)) for name, sizes in stage.items()}
+                for stage in stages
+            ]
+            tiles = [
+                HeldTile(sizes, frozenset([resident]))
+                for sizes, resident in zip(repeated, order, strict=True)
+            ]
+            every = outer.select(np.zeros(int(rows) * len(divisions), np.intp))
+            orders = [loop_order(order[n:], self.nest, self._loops) for n in range(len(order))]
+            yield from cut(every, level, tiles, blocks, [orders], self.nest, self.machine)
 
-    def _fits(self, sizes: Mapping[str, Floats]) -> np.ndarray:
-        fits = np.ones(1, bool)
-        for memory, operands in self.memories:
-            filled = self.nest.filled_bytes(memory, operands, sizes)
+    def _stages(
+        self, order: HoldOrder, level: int, tile: Mapping[str, Floats]
+    ) -> list[dict[str, Floats]]:
+        """Return the tile sizes of each operand's stage, with slices of two sizes in each cell."""
+        if not tile:
+            return [{} for _ in order]
+        stages = self._sliced(order, tile)
+        fits = self._fits(order, level, stages)
+        rows = np.flatnonzero(fits.any(axis=0))
+        if not len(rows):
+            return []
+        # The largest equal slices that fit, the first others that do, and single iterations.
+        selected = np.zeros_like(fits)
+        selected[np.argmax(fits, axis=0)[rows], rows] = True
+        single = fits[_HALVINGS:]
+        selected[_HALVINGS:] |= single & (np.cumsum(single, axis=0) <= _VARIANTS)
+        selected[-1] |= fits[-1]
+        variants, cells = np.nonzero(selected)
+        columns = [sizes[variants, cells] for stage in stages for sizes in stage.values()]
+        table = iter(np.unique(np.stack(columns), axis=1))
+        return [{name: next(table) for name in tile} for _ in order]
+
+    def _sliced(self, order: HoldOrder, tile: Mapping[str, Floats]) -> list[dict[str, Floats]]:
+        """Return the sizes of each operand's stage as ``[slices, cell]``.
+
+        The first slices are halved more and more often, all loops alike. Of the others, which are
+        of single iterations, those of loops over windows are left out more and more rarely:
+        windows that are cut overlap. The last ones are of single iterations of all loops.
+        """
+        stages: list[dict[str, Floats]] = [{} for _ in order]
+        for place, (name, sizes) in enumerate(tile.items()):
+            grid_sizes = self.bounds.grid.sizes[place]
+            staying = [n for n, resident in enumerate(order) if name not in self._loops[resident]]
+            for n, stage in enumerate(stages):
+                divisors = np.array(self._divisors(name, is_last=n == len(order) - 1))[:, None]
+                if staying and n <= staying[-1]:
+                    divisors = np.ones_like(divisors)
+                smaller = np.maximum(np.ceil(sizes / divisors), 1.0)
+                slices = grid_sizes[np.searchsorted(grid_sizes, smaller, "right") - 1]
+                # Tiles may be smaller than their cell.
+                is_tile = divisors == 1
+                stage[name] = np.where(is_tile, sizes, np.minimum(slices, sizes))
+        return stages
+
+    def _divisors(self, name: str, *, is_last: bool) -> list[float]:
+        """Return the number of slices of a loop, in the operand's stage farthest in or before."""
+        halved = [2.0**n for n in range(_HALVINGS)]
+        if name not in self._windowed:
+            return halved + [math.inf] * len(self._cuts)
+        return halved + [math.inf if name in pair[is_last] else 1.0 for pair in self._cuts]
+
+    def _fits(
+        self, order: HoldOrder, level: int, stages: list[dict[str, Floats]]
+    ) -> NDArray[np.bool_]:
+        fits = np.ones(next(iter(stages[0].values())).shape, bool)
+        for memory in self.machine.levels[level]:
+            filled = np.zeros(1)
+            for operand in self.nest.operands_in(memory, self.machine):
+                sizes = stages[order.index(operand.name)]
+                filled = filled + self.nest.occupied_bytes(memory, operand, sizes)
             fits = fits & (filled <= memory.tile_capacity)
         return fits
-
-    def _check(self) -> None:
-        ones = {loop.name: np.ones(1) for loop in self.nest.loops}
-        for memory, operands in self.memories:
-            needed = self.nest.filled_bytes(memory, operands, ones)[0]
-            if needed > memory.tile_capacity:
-                raise TransformError(
-                    f"one execution takes {needed:,.0f} bytes of {memory.name}, which has room for "
-                    f"{memory.tile_capacity:,.0f}"
-                )
-
-
-@cache
-def _cuts(extent: int) -> list[int]:
-    """Return the sizes of an extent's parts for every number of parts, ascending.
-
-    >>> _cuts(7)
-    [1, 2, 3, 4, 7]
-    """
-    sizes, size = [extent], extent
-    while size > 1:
-        count = -(-extent // (size - 1))
-        size = -(-extent // count)
-        sizes.append(size)
-    return sizes[::-1]
-
-
-def _thinned(options: list[list[int]], limit: int) -> list[list[int]]:
-    """Return fewer options of each loop, with at most ``limit`` combinations.
-
-    Sizes that are no divisors are dropped first, then sizes between close neighbours, which leaves
-    a geometric series with the smallest and the largest.
-    """
-    thinned = list(options)
-    for place in sorted(range(len(thinned)), key=lambda n: -len(thinned[n])):
-        if math.prod(map(len, thinned)) <= limit:
-            return thinned
-        divisors = [size for size in thinned[place] if thinned[place][-1] % size == 0]
-        if len(divisors) > 3:
-            thinned[place] = divisors
-    while math.prod(map(len, thinned)) > limit:
-        place = max(range(len(thinned)), key=lambda n: len(thinned[n]))
-        if len(thinned[place]) <= 1:
-            break
-        thinned[place] = _drop_size(thinned[place])
-    return thinned
-
-
-def _drop_size(sizes: list[int]) -> list[int]:
-    """Drop the size whose neighbours are closest to each other; of two, the larger."""
-    if len(sizes) == 2:
-        return sizes[:1]
-    gaps = [sizes[n + 1] / sizes[n - 1] for n in range(1, len(sizes) - 1)]
-    drop = 1 + gaps.index(min(gaps))
-    return sizes[:drop] + sizes[drop + 1 :]

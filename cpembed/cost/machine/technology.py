@@ -165,6 +165,11 @@ class Technology:
             cycle_ns=cycle,
         )
 
+    def nearest_sram(self, capacity_bytes: float, width_bits: int = 64) -> Sram:
+        """Return the bank of the table's nearest capacity, interpolated inside of the table."""
+        sizes = self._capacities[width_bits]
+        return self.sram(min(max(capacity_bytes, sizes[0]), sizes[-1]), width_bits)
+
     def _bank(self, capacity: float, width: float) -> _Bank:
         """Return a bank, interpolated between up to four rows of the table."""
         widths = sorted({row[0] for row in self.sram_rows})

@@ -2,8 +2,10 @@
 
 A tiling is decided from main memory inwards. At each boundary between two levels, the tile of the
 outer one is cut into tiles of the inner one: loops over these, in some order, some of them shared
-by the units of the inner level. Transfers are counted tile by tile
-(:mod:`cpembed.cost.machine.passes`).
+by the units of the inner level. A level may be cut in several stages, each inside the one before:
+an operand is held from one of them on, so that one can stay while slices of another stream by.
+Transfers are counted tile by tile (:mod:`cpembed.cost.machine.passes`); where consecutive tiles
+overlap, as windows of a convolution do, only what is new is transferred.
 """
 
 from __future__ import annotations
@@ -20,22 +22,10 @@ from numpy.typing import NDArray
 from cpembed.cost.machine.nest import ExecutionNest, Floats, TileOperand
 from cpembed.cost.machine.passes import Integers, LoopCuts, OperandTiles, Scopes, Stage
 from cpembed.hw.machine import Hierarchy, Memory, Overlapping, TransferUnit
-from cpembed.ir.computation import AxisKind
 
 _PERMUTED = 3
 """Maximum number of sets of loops that leave an operand in place of which all orders are compared;
 of more, each is compared as the innermost."""
-
-_SHARED = 2
-"""Number of the longest parallel loops that units share in turn if not all divisions are
-compared."""
-
-_DEALT = 16
-"""Maximum number of divisions of the parallel loops among units of which all are compared."""
-
-Parts = Mapping[str, int]
-"""Maximum number of blocks into which the tiles of each loop are dealt to units; earlier loops get
-theirs first."""
 
 
 @dataclass(frozen=True)
@@ -63,7 +53,9 @@ class Tilings:
     ``sizes`` are the tiles of that level, in iterations by loop, and ``stages`` the cuts so far,
     the outermost first. ``share`` is the fraction of all executions that the first unit does,
     ``waits`` the number of these that follow each other because they add to the same outputs, and
-    ``busy`` the number of units of each level that have work, the innermost first. ``traffic`` is
+    ``busy`` the number of units of each level that have work, the innermost first. ``room`` are the
+    iterations of each loop through which a memory farther in can leave an operand in place: those
+    of the tile in which the operand is held. ``traffic`` is
     that of each memory; ``first`` that of the first tiles, for memories that are filled while
     another tile is computed.
     """
@@ -73,6 +65,7 @@ class Tilings:
     share: Floats
     busy: tuple[Floats, ...]
     waits: Floats
+    room: Mapping[str, Floats]
     traffic: Mapping[str, Traffic] = field(default_factory=dict[str, Traffic])
     first: Mapping[str, Traffic] = field(default_factory=dict[str, Traffic])
 
@@ -110,6 +103,7 @@ def _combined(
             named([s.sizes for s in every]),
             named([s.parts for s in every]),
             named([s.ranks for s in every]),
+            every[0].operands,
         )
 
     def traffic(mappings: Sequence[Mapping[str, Traffic]]) -> dict[str, Traffic]:
@@ -126,56 +120,29 @@ def _combined(
         share=function([t.share for t in tilings]),
         busy=tuple(function([t.busy[n] for t in tilings]) for n in range(len(first.busy))),
         waits=function([t.waits for t in tilings]),
+        room=named([t.room for t in tilings]),
         traffic=traffic([t.traffic for t in tilings]),
         first=traffic([t.first for t in tilings]),
     )
 
 
 @dataclass(frozen=True)
-class LevelTiles:
-    """Tile sizes of a level, a row for each tiling.
+class HeldTile:
+    """Tile sizes of a stage, a row for each tiling, and the operands that a level holds from it."""
 
-    The level also fills memories farther in whose parent is farther out. ``comes_again`` names
-    those without room for such a tile, whose data is then likely to be loaded again with each tile.
-    """
-
-    level: int
     sizes: Mapping[str, Floats]
-    memories: tuple[Memory, ...]
-    comes_again: Mapping[str, NDArray[np.bool_]]
-
-    @staticmethod
-    def filling(
-        level: int, sizes: Mapping[str, Floats], nest: ExecutionNest, machine: Hierarchy
-    ) -> LevelTiles:
-        """Return tiles of a level, 0 for the innermost, with the memories that they fill."""
-        units = machine.levels[level][0].units
-        filled = tuple(
-            memory
-            for memory in machine.memories.values()
-            if memory.parent is not None
-            and memory.level <= level < machine.memories[memory.parent].level
-        )
-        again: dict[str, NDArray[np.bool_]] = {}
-        for memory in filled:
-            # A memory farther in, with a parent farther out, is filled past this level, though its
-            # own tiles are cut later.
-            if memory.level < level:
-                room = memory.tile_capacity * memory.units // units
-                operands = nest.operands_in(memory, machine)
-                again[memory.name] = nest.filled_bytes(memory, operands, sizes) > room
-        return LevelTiles(level, sizes, filled, again)
+    operands: frozenset[str]
 
 
 def untiled(nest: ExecutionNest) -> Tilings:
     """Return the tiling of main memory, which holds everything."""
     ones = np.ones(1)
     sizes = {loop.name: ones * loop.extent for loop in nest.loops}
-    return Tilings(sizes, stages=(), share=ones, busy=(ones,), waits=ones)
+    return Tilings(sizes, stages=(), share=ones, busy=(ones,), waits=ones, room=sizes)
 
 
-def orders(nest: ExecutionNest) -> tuple[list[tuple[str, ...]], bool]:
-    """Return orders of loops, innermost first, and whether one of them is optimal."""
+def orders(nest: ExecutionNest) -> list[tuple[str, ...]]:
+    """Return orders of loops, innermost first; one is optimal unless there are many operands."""
     # Only the sets of loops that leave an operand in place tell orders apart.
     names = [loop.name for loop in nest.loops]
     staying = dict.fromkeys(frozenset(names) - operand.loops for operand in nest.operands)
@@ -189,59 +156,18 @@ def orders(nest: ExecutionNest) -> tuple[list[tuple[str, ...]], bool]:
         tuple(sorted(names, key=lambda name: tuple(name not in loops for loops in priority)))
         for priority in priorities
     )
-    return list(different), len(sets) <= _PERMUTED
-
-
-def dealings(nest: ExecutionNest, units: int) -> tuple[list[Parts], bool]:
-    """Return divisions of the parallel loops' tiles among units, and whether these are all.
-
-    Units may be left idle.
-    """
-    # Reductions are not shared: units would have to add up partial sums.
-    parallel = sorted(
-        (loop for loop in nest.loops if loop.kind is AxisKind.SPATIAL),
-        key=lambda loop: -loop.extent,
-    )
-    if units == 1 or not parallel:
-        return [{}], True
-    every: list[Parts] = []
-    for parts in _products([loop.extent for loop in parallel], units):
-        every.append({loop.name: n for loop, n in zip(parallel, parts, strict=True)})
-        if len(every) > _DEALT:
-            return _some_dealings([loop.name for loop in parallel], units), False
-    return every, True
-
-
-def _products(most: Sequence[int], units: int) -> Iterator[tuple[int, ...]]:
-    """Yield all tuples of positive numbers up to these, whose product is at most ``units``."""
-    if not most:
-        yield ()
-        return
-    for first in range(1, min(most[0], units) + 1):
-        for rest in _products(most[1:], units // first):
-            yield first, *rest
-
-
-def _some_dealings(names: Sequence[str], units: int) -> list[Parts]:
-    """Return divisions that give each of the longest loops all units or fewer, the rest the others.
-
-    The first one uses a single unit.
-    """
-    divisions: list[Parts] = [dict.fromkeys(names, 1)]
-    for first in names[:_SHARED]:
-        for limit in dict.fromkeys((units, units // 2, math.isqrt(units))):
-            rest = dict.fromkeys((name for name in names if name != first), units)
-            divisions.append({first: limit, **rest})
-    return divisions
+    return list(different)
 
 
 def cut(
     outer: Tilings,
-    inner: LevelTiles,
-    parts: Parts,
-    loop_orders: Sequence[Sequence[str]],
+    level: int,
+    tiles: Sequence[HeldTile],
+    parts: Mapping[str, Floats],
+    loop_orders: Sequence[Sequence[Sequence[str]]],
     nest: ExecutionNest,
     machine: Hierarchy,
+    guessed: Mapping[str, NDArray[np.bool_]] | None = None,
 ) -> Iterator[Tilings]:
     """Yield the tilings with one more level, for each order of the loops.
 
@@ -249,57 +175,76 @@ def cut(
     ----------
     outer : Tilings
         Tilings down to the level outside.
-    inner : LevelTiles
-        Tiles of the level, row by row.
-    parts : Parts
-        Division of the tiles among units.
-    loop_orders : sequence of sequence of str
-        Orders of the loops over tiles, innermost first.
+    level : int
+        Level that is cut, 0 for the innermost.
+    tiles : sequence of HeldTile
+        Tiles of the level's stages, the outermost first; all operands are held by one of them.
+    parts : mapping of str to array
+        Number of blocks into which the tiles of each loop in the first stage are dealt to units.
+    loop_orders : sequence of sequence of sequence of str
+        For each result the orders of the loops over tiles of each stage, innermost loops first.
     nest : ExecutionNest
         Nest that is tiled.
     machine : Hierarchy
         Machine with its memories.
+    guessed : mapping of str to array, optional
+        Memories farther in whose traffic is guessed: what passes by the level is loaded with its
+        tiles, and again in each iteration of the rows that are true.
     """
     rows = outer.rows
-    stage = Stage(inner.level, inner.sizes, _dealt(outer, inner, parts, machine), {})
+    stages = [
+        Stage(level, tile.sizes, {} if number else parts, {}, tile.operands)
+        for number, tile in enumerate(tiles)
+    ]
     # Sizes and divisions do not depend on the order of the loops: regions serve all orders.
-    regions = _Regions((*outer.stages, stage), inner, rows, nest, machine)
-    busy, waits = regions.busy, regions.waits
+    memories = [*machine.levels[level], *(machine.memories[name] for name in guessed or ())]
+    regions = _Regions((*outer.stages, *stages), memories, rows, nest, machine)
+    busy, waits, room = regions.busy, regions.waits, _room(outer, tiles, nest)
     first = {
         memory.name: regions.first(memory)
-        for memory in inner.memories
+        for memory in memories
         # Only a double-buffered memory waits for its first tile and then no more.
         if memory.effective_overlap is Overlapping.DOUBLE_BUFFER
     }
-    for order in loop_orders:
-        ranks = _ranks(order, outer.sizes, inner.sizes, rows)
-        history = [*(s.ranks for s in outer.stages), ranks]
-        traffic = {memory.name: regions.moved(memory, history) for memory in inner.memories}
+    around = [outer.sizes, *(tile.sizes for tile in tiles)]
+    for stage_orders in loop_orders:
+        ranks = [
+            _ranks(order, *pair, rows)
+            for order, pair in zip(stage_orders, itertools.pairwise(around), strict=True)
+        ]
+        history = [*(s.ranks for s in outer.stages), *ranks]
+        moved = {
+            memory.name: regions.moved(memory, history, (guessed or {}).get(memory.name))
+            for memory in memories
+        }
+        ordered = [replace(s, ranks=rank) for s, rank in zip(stages, ranks, strict=True)]
         yield Tilings(
-            sizes=inner.sizes,
-            stages=(*outer.stages, replace(stage, ranks=ranks)),
+            sizes=tiles[-1].sizes,
+            stages=(*outer.stages, *ordered),
             share=regions.share[0],
             busy=(busy, *outer.busy),
             waits=waits,
-            traffic={**outer.traffic, **traffic},
+            room=room,
+            traffic={**outer.traffic, **moved},
             first={**outer.first, **first},
         )
 
 
-def _dealt(
-    outer: Tilings, inner: LevelTiles, parts: Parts, machine: Hierarchy
-) -> dict[str, Floats]:
-    """Return the number of blocks into which each loop is dealt, in the order of ``parts``.
-
-    A loop gets no more than it has tiles; the loops after it divide the units that are left.
-    """
-    dealt = dict[str, Floats]()
-    units = np.full(outer.rows, float(machine.fan_out(inner.level)))
-    for name, most in parts.items():
-        tiles = np.ceil(outer.sizes[name] / inner.sizes[name])
-        dealt[name] = np.minimum(np.minimum(units, most), tiles)
-        units = np.floor(units / dealt[name])
-    return dealt
+def _room(outer: Tilings, tiles: Sequence[HeldTile], nest: ExecutionNest) -> dict[str, Floats]:
+    """Return the iterations through which memories farther in can leave operands in place."""
+    room = {name: np.array(sizes) for name, sizes in tiles[-1].sizes.items()}
+    for operand in nest.operands:
+        resident = next((tile.sizes for tile in tiles if operand.name in tile.operands), None)
+        stays = np.ones(outer.rows, bool)
+        if resident is not None:
+            # An operand that is cut here is replaced in the loops around.
+            for name in operand.loops:
+                stays = stays & (resident[name] == outer.sizes[name])
+        for name in room.keys() - operand.loops:
+            inside = outer.room[name] if resident is None else resident[name]
+            most = np.where(stays, outer.room[name], inside)
+            room[name] = np.maximum(room[name], most)
+    return room
 
 
 def _ranks(
@@ -314,79 +259,94 @@ def _ranks(
     return ranks
 
 
-def _scopes(stages: Sequence[Stage], inner: LevelTiles, machine: Hierarchy) -> Scopes:
+def _scopes(stages: Sequence[Stage], memories: Sequence[Memory], machine: Hierarchy) -> Scopes:
     """Return the units to count: the first one, those below the first of each parent, and all.
 
     One scope suffices if nothing is dealt out.
     """
     if not any(stage.parts for stage in stages):
         return (0.0,)
-    parents = {machine.memories[memory.parent or ""].level for memory in inner.memories}
+    parents = {machine.memories[memory.parent or ""].level for memory in memories}
     return (0.0, *(float(level) for level in sorted(parents)), math.inf)
 
 
 class _Regions:
-    """Regions that a level's tiles occupy in all memories that they fill."""
+    """Regions that a level's tiles occupy in the memories of the level."""
 
     def __init__(
         self,
         stages: Sequence[Stage],
-        inner: LevelTiles,
+        memories: Sequence[Memory],
         rows: int,
         nest: ExecutionNest,
         machine: Hierarchy,
     ) -> None:
-        self._inner, self._rows, self._nest, self._machine = inner, rows, nest, machine
-        self._scopes = scopes = _scopes(stages, inner, machine)
-        self._cuts = cuts = {
-            loop.name: LoopCuts(loop.name, loop.extent, stages, scopes, rows=rows)
-            for loop in nest.loops
+        self._rows, self._nest, self._machine = rows, nest, machine
+        self._scopes = scopes = _scopes(stages, memories, machine)
+        # An operand is moved by the loops down to the stage that holds it.
+        self._cuts = {
+            number: {
+                loop.name: LoopCuts(loop.name, loop.extent, stages[: number + 1], scopes, rows)
+                for loop in nest.loops
+            }
+            for number, stage in enumerate(stages)
+            if stage.level == stages[-1].level
         }
+        self._last = self._cuts[len(stages) - 1]
+        self._depths = {name: number for number in self._cuts for name in stages[number].operands}
         self._regions = {
             memory.name: [
-                _Region(operand, memory, OperandTiles(operand, cuts, scopes, rows), nest)
+                _Region(operand, memory, self._cuts, self._depths[operand.name], scopes, nest, rows)
                 for operand in nest.operands_in(memory, machine)
             ]
-            for memory in inner.memories
+            for memory in memories
         }
 
     @cached_property
     def share(self) -> Floats:
         """Fraction of all executions that units do, as ``[scope, row]``."""
         iterations = np.ones((len(self._scopes), self._rows))
-        for loop in self._cuts.values():
+        for loop in self._last.values():
             iterations = iterations * loop.iterations
         return iterations / math.prod(loop.extent for loop in self._nest.loops)
 
     @property
     def busy(self) -> Floats:
         """Number of units that have work."""
-        firsts = (loop.visits[0, -1] for loop in self._cuts.values())
+        firsts = (loop.visits[0, -1] for loop in self._last.values())
         return math.prod(firsts, start=np.ones(self._rows))
 
     @property
     def waits(self) -> Floats:
-        """Executions of the first unit that follow each other: the reductions of each output."""
+        """Executions of the first unit that follow each other: the reductions of each output.
+
+        Those that add to the elements of one tile of the output take turns.
+        """
         waits = np.zeros(self._rows)
         for operand in self._nest.operands:
             if operand.is_output:
+                cuts = self._cuts.get(self._depths.get(operand.name, -1), self._last)
                 each = (
                     loop.visits[-1, 0] if name in operand.loops else loop.iterations[0]
-                    for name, loop in self._cuts.items()
+                    for name, loop in cuts.items()
                 )
                 waits = np.maximum(waits, math.prod(each, start=np.ones(self._rows)))
         return waits
 
     def first(self, memory: Memory) -> Traffic:
         """Return the traffic of the first tile of each unit."""
-        regions = self._regions[memory.name]
-        return self._exchanged(memory, [r.first(self._cuts, self._scopes) for r in regions])
+        return self._exchanged(memory, [r.first() for r in self._regions[memory.name]])
 
-    def moved(self, memory: Memory, ranks: Sequence[Mapping[str, Floats]]) -> Traffic:
+    def moved(
+        self,
+        memory: Memory,
+        ranks: Sequence[Mapping[str, Floats]],
+        again: NDArray[np.bool_] | None,
+    ) -> Traffic:
         """Return the traffic of all tiles, with these positions of the loops of each stage."""
-        calls, again = self._nest.calls * self.share, self._inner.comes_again.get(memory.name)
+        calls = self._nest.calls * self.share
         regions = self._regions[memory.name]
-        return self._exchanged(memory, [r.moved(ranks, again, calls) for r in regions])
+        return self._exchanged(memory, [r.moved(ranks, calls, again) for r in regions])
 
     def _exchanged(self, memory: Memory, figures: Sequence[Floats]) -> Traffic:
         total = sum(figures, start=np.zeros((4, len(self._scopes), self._rows)))
@@ -404,11 +364,21 @@ class _Region:
     """Part of an operand in a memory, tile by tile: bytes, and the transfers that move them."""
 
     def __init__(
-        self, operand: TileOperand, memory: Memory, tiles: OperandTiles, nest: ExecutionNest
+        self,
+        operand: TileOperand,
+        memory: Memory,
+        cuts: Mapping[int, Mapping[str, LoopCuts]],
+        depth: int,
+        scopes: Scopes,
+        nest: ExecutionNest,
+        rows: int,
     ) -> None:
-        self.operand, self.memory, self.tiles, self._nest = operand, memory, tiles, nest
+        self.operand, self.memory, self._nest = operand, memory, nest
+        self._cuts, self._depth, self._scopes = cuts, depth, scopes
+        self._rows = rows
+        self.tiles = OperandTiles(operand, cuts[depth], scopes, rows)
         self._streams = memory.transfer_unit is TransferUnit.EXECUTION and not operand.is_output
-        self._bytes, self._each = self._sizes(tiles)
+        self._bytes, self._each = self._sizes(self.tiles)
 
     def _sizes(self, tiles: OperandTiles) -> tuple[Floats, Floats]:
         """Return bytes and transfers of each tile."""
@@ -420,9 +390,11 @@ class _Region:
             each = nest.execution_tiles(operand, tiles.sizes)
         return nest.execution_bytes(operand, granule) * each, each
 
-    def first(self, cuts: Mapping[str, LoopCuts], scopes: Scopes) -> Floats:
+    def first(self) -> Floats:
         """Return the result of :meth:`moved` for the first tile of each unit."""
-        tiles = OperandTiles(self.operand, cuts, scopes, self.tiles.rows, first=True)
+        tiles = OperandTiles(
+            self.operand, self._cuts[self._depth], self._scopes, self._rows, first=True
+        )
         size, each = self._sizes(tiles)
         moved, transfers = tiles.totals(tiles.distinct * size), tiles.totals(tiles.distinct * each)
         none = np.zeros_like(moved)
@@ -433,12 +405,12 @@ class _Region:
     def moved(
         self,
         ranks: Sequence[Mapping[str, Floats]],
-        again: NDArray[np.bool_] | None,
         calls: Floats,
+        again: NDArray[np.bool_] | None,
     ) -> Floats:
         """Return bytes read and written, and transfers likewise, as ``[figure, scope, row]``.
 
-        In rows of ``again``, a tile is loaded again with each iteration; ``calls`` are executions.
+        ``calls`` are executions; in rows of ``again``, each iteration loads a tile again.
         """
         none = np.zeros_like(calls)
         if self._streams:
@@ -448,9 +420,43 @@ class _Region:
         if again is not None:
             count = np.where(np.broadcast_to(again, (tiles.rows,))[tiles.row], tiles.every, count)
         if not self.operand.is_output:
-            moved = tiles.totals(count * self._bytes), none, tiles.totals(count * self._each), none
-            return np.stack(moved)
+            read = self._swept(ranks, tiles.totals(count * self._bytes))
+            return np.stack([read, none, tiles.totals(count * self._each), none])
         # Incomplete sums are read again.
         back = count - tiles.distinct
         figures = back * self._bytes, count * self._bytes, back * self._each, count * self._each
         return np.stack([tiles.totals(figure) for figure in figures])
+
+    def _swept(self, ranks: Sequence[Mapping[str, Floats]], moved: Floats) -> Floats:
+        """Return the bytes read where consecutive tiles keep what they have in common."""
+        if self.memory.transfer_unit is not TransferUnit.REGION:
+            return moved
+        windowed, operand = self._nest.windowed(self.operand), self.operand
+        cuts = self._cuts[self._depth]
+        for number in (stage for stage in self._cuts if stage <= self._depth):
+            for name in windowed:
+                is_innermost = self._sweeps(name, number, ranks)
+                if not is_innermost.any():
+                    continue
+                loop = cuts[name].swept(number)
+                tiles = OperandTiles(operand, {**cuts, name: loop}, self._scopes, self._rows)
+                new = tiles.totals(tiles.moves(ranks) * self._sizes(tiles)[0])
+                moved = np.where(is_innermost, np.minimum(moved, new), moved)
+        return moved
+
+    def _sweeps(
+        self, name: str, number: int, ranks: Sequence[Mapping[str, Floats]]
+    ) -> NDArray[np.bool_]:
+        """Return the rows in which the loop goes on to the next tile of the operand first.
+
+        That is the innermost of the loops over its tiles, which are those of stage ``number``.
+        """
+        cuts = self._cuts[self._depth]
+        sweeps = cuts[name].several(number)
+        for moving in self.operand.loops:
+            for stage in range(number + 1, self._depth + 1):
+                sweeps = sweeps & ~cuts[moving].several(stage)
+            if moving != name:
+                is_outside = ranks[number][moving] > ranks[number][name]
+                sweeps = sweeps & (is_outside | ~cuts[moving].several(number))
+        return sweeps

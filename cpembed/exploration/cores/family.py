@@ -1,7 +1,9 @@
 """The family of cores: embeddings and tilings of a layer, searched once for a group of points.
 
 The points of a group differ in bandwidth, latency and clock alone. The embeddings that execute the
-least are tiled by the neutral model (:mod:`cpembed.cost.machine`). An analysis holds all tilings
+least are tiled by the neutral model (:mod:`cpembed.cost.machine`); a memory holds the tiles of all
+operands at one place, where ``solve --estimate`` may hold slices of one inside another's. An
+analysis holds all tilings
 that move no more than any other one, and a point takes the one of the fewest cycles by its own DMA
 and banks. So more banks, or a wider DMA, never take longer; nor does a scratchpad of twice the
 size, from 64 KiB, which inherits the tilings of the smaller one.
@@ -21,7 +23,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from cpembed.cost.machine.nest import ExecutionNest, Floats, execution_nest
-from cpembed.cost.machine.search import best_tilings, tilings_for
+from cpembed.cost.machine.sampling import tilings_for
 from cpembed.cost.machine.times import compute_time, memory_times
 from cpembed.cost.machine.traffic import Tilings, joined, orders
 from cpembed.cost.search import find_best
@@ -159,7 +161,7 @@ def _search(core: Core, workload: Computation) -> Iterator[Scheduled]:
                 )
                 for banks, bits, latency in references
             ]
-            refined = _REFINED if core.local_bytes else _ROWS * len(orders(program.nest)[0])
+            refined = _REFINED if core.local_bytes else _ROWS * len(orders(program.nest))
             try:
                 tilings = tilings_for(program.nest, machines, _ROWS, refined)
             except TransformError:
@@ -303,8 +305,8 @@ def survey(core: Core, workload: Computation) -> list[tuple[str, float]]:
         for name in (SINGLE,) if core.banks == 1 else (SINGLE, DOUBLE):
             machine = _machine(core, name)
             with suppress(TransformError):
-                best = best_tilings(program.nest, machine, _ROWS).tilings
-                times.append(float(_cycles(best, program.nest, machine)[0][0]))
+                tilings = tilings_for(program.nest, [machine], _ROWS)
+                times.append(float(_cycles(tilings, program.nest, machine)[0].min()))
         if times:
             surveyed.append((program.family, min(times)))
     return surveyed

@@ -158,11 +158,29 @@ def simulate(executions: ExecutionNest, hierarchy: Hierarchy, levels: Sequence[L
                 if memory.level != level or memory.parent is None:
                     continue
                 key = (memory.name, operand.name, unit)
-                if contents.get(key) == region:
+                before = contents.get(key)
+                if before == region:
                     continue
                 contents[key] = region
                 place = (memory.name, unit)
-                size = touched(operand, executions, path[-1]) * operand.element_bytes
+                elements = touched(operand, executions, path[-1])
+                if not operand.is_output and before is not None and before[:-1] == region[:-1]:
+                    swept = innermost(operand, levels, level, executions)
+                    names = sorted(operand.loops)
+                    moving = [
+                        name
+                        for name, old, new in zip(names, before[-1], region[-1], strict=True)
+                        if old != new
+                    ]
+                    # Another pass begins at the first tile again, of which nothing is kept.
+                    goes_on = all(
+                        new.start >= old.start
+                        for old, new in zip(before[-1], region[-1], strict=True)
+                    )
+                    if goes_on and moving == [swept]:
+                        old = dict(zip(names, before[-1], strict=True))
+                        elements -= touched(operand, executions, old)
+                size = len(elements) * operand.element_bytes
                 again = (*key, region) in written
                 written.add((*key, region))
                 if operand.is_output:
@@ -224,20 +242,31 @@ def cut_ranges(ranges: Ranges, tile: Mapping[str, int], order: Sequence[str]) ->
         yield dict(zip(outermost_first, combination, strict=True))
 
 
-def touched(operand: TileOperand, executions: ExecutionNest, ranges: Ranges) -> int:
-    """Elements, counted one by one."""
+def innermost(
+    operand: TileOperand, levels: Sequence[Level], level: int, executions: ExecutionNest
+) -> str | None:
+    """The innermost loop over several tiles of an operand, along which overlaps are kept."""
+    full = {loop.name: loop.extent for loop in executions.loops}
+    around = levels[level + 1].tile if level + 1 < len(levels) else full
+    tile = levels[level].tile
+    several = [n for n in levels[level].order if n in operand.loops and tile[n] < around[n]]
+    return several[0] if several else None
+
+
+def touched(
+    operand: TileOperand, executions: ExecutionNest, ranges: Ranges
+) -> set[tuple[int, ...]]:
+    """Elements, one by one."""
     loops = sorted(operand.loops)
     fixed = dict.fromkeys(executions.axes, 0)
     points = itertools.product(*(ranges[name] for name in loops))
-    return len(
-        {
-            tuple(
-                index.evaluate({**fixed, **dict(zip(loops, point, strict=True))})
-                for index, _ in operand.dimensions
-            )
-            for point in points
-        }
-    )
+    return {
+        tuple(
+            index.evaluate({**fixed, **dict(zip(loops, point, strict=True))})
+            for index, _ in operand.dimensions
+        )
+        for point in points
+    }
 
 
 def cycles(counted: Counted, executions: ExecutionNest, hierarchy: Hierarchy) -> float:
@@ -290,7 +319,7 @@ def fits(
     ranges = {name: range(size) for name, size in tile.items()}
     for memory in hierarchy.levels[level]:
         used = sum(
-            touched(o, executions, ranges) * o.element_bytes
+            len(touched(o, executions, ranges)) * o.element_bytes
             for o in executions.operands
             if memory in hierarchy.path(o.scope)
         )

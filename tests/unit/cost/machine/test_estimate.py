@@ -50,7 +50,8 @@ def test_a_small_product_is_loaded_computed_and_stored() -> None:
     assert estimate.bound == "write to dram"
     assert estimate.us == estimate.cycles / 100
     assert estimate.provenance is Provenance.ESTIMATED
-    assert estimate.exact
+    # A bound knows tiles and slices, but not how the first transfers depend on their number.
+    assert estimate.least_cost <= estimate.cycles <= 1.1 * estimate.least_cost
 
 
 def test_a_large_product_is_bound_by_computing() -> None:

@@ -4,14 +4,17 @@ from __future__ import annotations
 
 import itertools
 import random
+from dataclasses import replace
 
 import numpy as np
 import pytest
 
+from cpembed.cost.machine.divisions import dealt
 from cpembed.cost.machine.nest import ExecutionNest
+from cpembed.cost.machine.refinement import Decisions
 from cpembed.cost.machine.search import best_tilings
 from cpembed.cost.machine.times import cycles as modelled
-from cpembed.cost.machine.traffic import LevelTiles, Tilings, cut, untiled
+from cpembed.cost.machine.traffic import HeldTile, Tilings, cut, untiled
 from cpembed.errors import TransformError
 from cpembed.hw.machine import Hierarchy
 from tests.unit.cost.machine.simulated import (
@@ -19,11 +22,13 @@ from tests.unit.cost.machine.simulated import (
     all_parts,
     all_tilings,
     conv,
+    cut_ranges,
     cycles,
     gemm,
     machine,
     simulate,
 )
+from tests.unit.cost.machine.test_bounds import random_decisions
 
 
 def random_nest(kind: str, rng: random.Random) -> ExecutionNest:
@@ -38,8 +43,9 @@ def cut_as(nest: ExecutionNest, levels: list[Level], m: Hierarchy) -> Tilings:
     for level in reversed(range(len(levels))):
         level_cut = levels[level]
         sizes = {name: np.array([float(size)]) for name, size in level_cut.tile.items()}
-        inner = LevelTiles.filling(level, sizes, nest, m)
-        (tilings,) = cut(tilings, inner, level_cut.parts, [level_cut.order], nest, m)
+        tile = HeldTile(sizes, frozenset(operand.name for operand in nest.operands))
+        blocks = dealt(tilings.sizes, sizes, level_cut.parts, m.fan_out(level))
+        (tilings,) = cut(tilings, level, [tile], blocks, [[level_cut.order]], nest, m)
     return tilings
 
 
@@ -128,8 +134,16 @@ def test_few_rows_lose_little_and_do_not_claim_more(nest: ExecutionNest, m: Hier
 
 def test_units_share_the_parallel_loops() -> None:
     nest = gemm(8, 8, 8)
-    single = best_tilings(nest, machine(64, 1024)).tilings
-    four = best_tilings(nest, machine(64, 1024, units=(4, 1))).tilings
+    # A fast main memory, so that computing decides.
+    one, several = (machine(64, 1024, units=units) for units in ((1, 1), (4, 1)))
+    fast = {"read_bytes": 1e3, "write_bytes": 1e3}
+    single, four = (
+        best_tilings(
+            nest,
+            replace(m, memories={n: replace(v, **fast) for n, v in m.memories.items()}),
+        ).tilings
+        for m in (one, several)
+    )
     assert single.share[0] == 1
     assert four.share[0] == 0.25
     assert four.busy[0][0] == 4
@@ -143,3 +157,56 @@ def test_a_sum_is_not_shared() -> None:
 def test_what_does_not_fit_is_named() -> None:
     with pytest.raises(TransformError, match=r"one execution takes 4 bytes of c, which has room"):
         best_tilings(gemm(2, 2, 2), machine(2))
+
+
+def staged_bytes(nest: ExecutionNest, decisions: Decisions) -> dict[str, tuple[int, int]]:
+    """Return the bytes read and written of each operand of a product, tile after tile.
+
+    A tile of an operand is moved where its place is reached with another tile than before.
+    """
+    names = [loop.name for loop in nest.loops]
+    read, written = dict.fromkeys("ABC", 0), dict.fromkeys("ABC", 0)
+    contents: dict[str, object] = {}
+    sums = set[object]()
+
+    def run(number: int, path: list[dict[str, range]]) -> None:
+        if number == len(decisions.stages):
+            return
+        _, operands = decisions.stages[number]
+        sizes = dict(zip(names, decisions.sizes[number, :, 0].astype(int).tolist(), strict=True))
+        for tile in cut_ranges(path[-1], sizes, decisions.orders[number]):
+            inside = [*path, tile]
+            for operand in nest.operands:
+                if operand.name not in operands:
+                    continue
+                loops = sorted(operand.loops)
+                region = tuple(tuple(ranges[name] for name in loops) for ranges in inside)
+                if contents.get(operand.name) == region:
+                    continue
+                contents[operand.name] = region
+                size = operand.element_bytes
+                for name in loops:
+                    size *= len(tile[name])
+                if operand.is_output:
+                    written[operand.name] += size
+                    read[operand.name] += size if region in sums else 0
+                    sums.add(region)
+                else:
+                    read[operand.name] += size
+            run(number + 1, inside)
+
+    run(0, [{loop.name: range(loop.extent) for loop in nest.loops}])
+    return {name: (read[name], written[name]) for name in "ABC"}
+
+
+@pytest.mark.parametrize("seed", range(60))
+def test_operands_held_inside_each_other_move_as_in_a_run(seed: int) -> None:
+    """One level in three stages of any sizes, from each of which one operand is held."""
+    rng = random.Random(3000 + seed)
+    nest, m = gemm(rng.randint(2, 7), rng.randint(2, 7), rng.randint(2, 7)), machine(10**6)
+    decisions = random_decisions(nest, m, rng, 1)
+    tilings, expected = decisions.tilings(nest, m), staged_bytes(nest, decisions)
+    for name, (read, written) in expected.items():
+        traffic = tilings.traffic[name.lower()]
+        assert traffic.read_bytes[0] == read, name
+        assert traffic.write_bytes[0] == written, name

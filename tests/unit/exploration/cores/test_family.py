@@ -79,7 +79,9 @@ def test_cycles_are_those_of_the_specifications_machine(
         assert found.solved.constraints.name == "cut_boxes"
         times += [e.cycles for e in found.estimates if not isinstance(e, str)]
         assert not any(e.packing_us for e in found.estimates if not isinstance(e, str))
-    assert activity(given, PRODUCT).cycles == pytest.approx(min(times), rel=0.01)
+    # The estimate may hold slices of one operand inside another one's tile.
+    assert min(times) <= activity(given, PRODUCT).cycles * (1 + 1e-9)
+    assert activity(given, PRODUCT).cycles == pytest.approx(min(times), rel=0.1)
 
 
 def test_a_product_that_fits_moves_each_operand_once() -> None:

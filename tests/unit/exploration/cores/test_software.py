@@ -10,7 +10,8 @@ from contextlib import suppress
 import numpy as np
 import pytest
 
-from cpembed.cost.machine.search import best_tilings, tilings_for
+from cpembed.cost.machine.sampling import tilings_for
+from cpembed.cost.machine.search import best_tilings
 from cpembed.cost.machine.times import cycles
 from cpembed.errors import TransformError
 from cpembed.exploration.cores import family
@@ -27,9 +28,8 @@ def fastest(core: Core, workload: Computation) -> float:
         for name in (SINGLE,) if core.banks == 1 else (SINGLE, DOUBLE):
             machine = family._machine(core, name)
             with suppress(TransformError):
-                best = best_tilings(program.nest, machine, 200_000)
-                assert best.exact
-                found.append(float(cycles(best.tilings, program.nest, machine)[0]))
+                every = tilings_for(program.nest, [machine], 200_000, beam=10**6)
+                found.append(float(cycles(every, program.nest, machine).min()))
     return min(found)
 
 
@@ -42,12 +42,12 @@ def test_no_tiling_in_fewer_transfers_is_lost(words: str, bits: int, latency: in
     core = Core.at(point(**small | here))
     machine = family._machine(core, SINGLE)
     for program in family._distinct(core, FAMILY.typed(layer(words)), None)[1]:
-        best = best_tilings(program.nest, machine, 200_000)
+        best = best_tilings(program.nest, machine)
         every = cycles(
             tilings_for(program.nest, [machine], 200_000, beam=10**6), program.nest, machine
         )
-        assert best.exact
-        assert cycles(best.tilings, program.nest, machine)[0] == pytest.approx(every.min())
+        # The search may also hold slices of one operand inside another one's tile.
+        assert best.bound <= best.cost <= every.min() * (1 + 1e-9)
 
 
 POINTS = list(itertools.product((1, 2, 5), (8, 32, 128, 1024), (0, 100, 3000)))

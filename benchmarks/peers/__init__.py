@@ -1,0 +1,1 @@
+"""Scripts that run other mappers in environments of their own."""

@@ -1,0 +1,122 @@
+"""One layer mapped by ZigZag; runs in its own environment, which has no cpembed.
+
+Reads a request from standard input and writes the figures of the best mapping to standard output,
+both as JSON (``benchmarks/mappers.py``).
+"""
+
+import contextlib
+import json
+import sys
+import time
+from pathlib import Path
+
+import yaml
+from zigzag.api import get_hardware_performance_zigzag
+
+BEYOND = 1_000_000
+"""Bits a cycle of what is no bottleneck."""
+
+
+def main() -> None:
+    """Answer the request on standard input."""
+    request = json.load(sys.stdin)
+    objective, unit = request["objective"], request["unit"]
+    word = 8 * int(unit["memory_bytes"])
+    # An access is of the width of a port, so that the energies of main memory count bytes.
+    memory = word / 8
+    machine = {
+        "name": "unit",
+        "memories": {
+            "buffer": store(8 * unit["buffer_bytes"], BEYOND, 0),
+            "dram": store(10**12, word, memory),
+        },
+        "operational_array": {
+            "input_precision": [8, 8],
+            "unit_energy": 0,
+            "unit_area": 1,
+            "dimensions": ["D1"],
+            "sizes": [1],
+        },
+    }
+    mapping = [
+        {
+            "name": "default",
+            "spatial_mapping": {"D1": ["K, 1"]},
+            "memory_operand_links": {"O": "O", "W": "I2", "I": "I1"},
+        }
+    ]
+    for name, value in (("machine", machine), ("mapping", mapping), ("layer", [layer(request)])):
+        Path(f"{name}.yaml").write_text(yaml.safe_dump(value, sort_keys=False), encoding="utf-8")
+    begin = time.perf_counter()
+    with contextlib.redirect_stdout(sys.stderr):
+        energy, latency, _ = get_hardware_performance_zigzag(
+            "layer.yaml",
+            "machine.yaml",
+            "mapping.yaml",
+            opt="latency" if objective == "cycles" else "energy",
+            dump_folder="out",
+            lpf_limit=6,
+            loma_show_progress_bar=False,
+        )
+    seconds = time.perf_counter() - begin
+    print(json.dumps({"cycles": float(latency), "bytes": float(energy), "seconds": seconds}))
+
+
+def store(size: int, width: int, cost: float) -> dict:
+    """Return a memory of one port, of a width in bits and a cost of each access."""
+    transfers = ("fh", "tl")
+    allocation = [f"{operand}, {each}" for operand in ("I1", "I2") for each in transfers]
+    allocation += [f"O, {each}" for each in ("fh", "tl", "fl", "th")]
+    return {
+        "size": size,
+        "r_cost": cost,
+        "w_cost": cost,
+        "area": 0,
+        "latency": 1,
+        "auto_cost_extraction": False,
+        "operands": ["I1", "I2", "O"],
+        "ports": [
+            {
+                "name": "rw_port_1",
+                "type": "read_write",
+                "bandwidth_min": width,
+                "bandwidth_max": width,
+                "allocation": allocation,
+            }
+        ],
+        "served_dimensions": ["D1"],
+    }
+
+
+def layer(request: dict) -> dict:
+    """Return the layer, whose elements are blocks of the unit."""
+    loops = request["loops"]
+    bits = {name: 8 * size for name, size in request["sizes"].items()}
+    values = {
+        "id": 0,
+        "operand_precision": {"W": bits["B"], "I": bits["A"], "O": bits["C"], "O_final": bits["C"]},
+        "operand_source": {"I": 0, "W": 0},
+    }
+    if request["kind"] == "gemm":
+        return {
+            **values,
+            "operator_type": "Gemm",
+            "equation": "O[b][k]+=I[b][c]*W[c][k]",
+            "dimension_relations": [],
+            "loop_dims": ["B", "K", "C"],
+            "loop_sizes": [loops["m"], loops["n"], loops["k"]],
+        }
+    return {
+        **values,
+        "operator_type": "Conv",
+        "equation": "O[b][k][oy][ox]+=W[k][c][fy][fx]*I[b][c][iy][ix]",
+        "dimension_relations": ["ix=1*ox+1*fx", "iy=1*oy+1*fy"],
+        "loop_dims": ["B", "K", "C", "OY", "OX", "FY", "FX"],
+        "loop_sizes": [1, *(loops[name] for name in ("k", "c", "p", "q", "r", "s"))],
+        "pr_loop_dims": ["IX", "IY"],
+        "pr_loop_sizes": [loops["q"] + loops["s"] - 1, loops["p"] + loops["r"] - 1],
+        "padding": [[0, 0], [0, 0]],
+    }
+
+
+main()
