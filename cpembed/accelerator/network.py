@@ -296,8 +296,10 @@ class _Planner:
         specification = plan.problem.specification
         roles = {**dict.fromkeys(specification.inputs, "input")}
         roles |= dict.fromkeys(specification.outputs, "output")
-        own = {n: replace(layouts[n], name=n, role=r) for n, r in roles.items() if n in layouts}
-        problem = replace(plan.problem, layouts=own)
+        agreed_layouts = {
+            n: replace(layouts[n], name=n, role=r) for n, r in roles.items() if n in layouts
+        }
+        problem = replace(plan.problem, layouts=agreed_layouts)
         try:
             # The same tiling, if instructions can address the layouts that are agreed on.
             agreed = replace(plan, problem=problem)

@@ -164,15 +164,15 @@ def _lane_dimensions(match: Match) -> dict[str, frozenset[int]]:
         place = instruction.places[operand]
         index = instruction.computation.access(operand).index
         lanes = {index[place.dimensions.index(digit.axis)] for digit in place.lanes}
-        walked = {
+        lane_axes = {
             digit.axis
             for expression in lanes
             for axis in expression.iterators
             for digit in match.axes.get(axis, ())
             if digit.count > 1
         }
-        if walked:
+        if lane_axes:
             dimensions[access.operand] = frozenset(
-                d for d, e in enumerate(access.index) if walked.intersection(e.iterators)
+                d for d, e in enumerate(access.index) if lane_axes.intersection(e.iterators)
             )
     return dimensions

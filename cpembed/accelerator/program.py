@@ -73,13 +73,13 @@ class MainTensor:
     @cached_property
     def places(self) -> tuple[int, ...]:
         """Size of each place of the buffer, outermost first."""
-        seen: set[int] = set()
+        placed: set[int] = set()
         sizes: list[int] = []
         for dimension in self.order:
             size, block = self.padded[dimension], self.blocks.get(dimension)
             if block is not None:
-                size = block if dimension in seen else size // block
-            seen.add(dimension)
+                size = block if dimension in placed else size // block
+            placed.add(dimension)
             sizes.append(size)
         return tuple(sizes)
 
@@ -119,11 +119,11 @@ class MainTensor:
     @cached_property
     def _axes(self) -> tuple[int, ...]:
         first = np.cumsum([0, *(2 if d in self.blocks else 1 for d in range(len(self.shape)))])
-        seen: set[int] = set()
+        placed: set[int] = set()
         axes: list[int] = []
         for dimension in self.order:
-            axes.append(int(first[dimension]) + (dimension in seen))
-            seen.add(dimension)
+            axes.append(int(first[dimension]) + (dimension in placed))
+            placed.add(dimension)
         return tuple(axes)
 
 

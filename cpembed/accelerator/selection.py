@@ -267,9 +267,9 @@ class _Model:
             row = self._rectangle(home.memory, home.rows, present, first, final)
         return _Stay(present, first, final, row)
 
-    def _use(self, stay: _Stay, number: int, by: cp_model.IntVar | None = None) -> None:
-        """Require a stay at an operator, if ``by`` is taken."""
-        conditions = [] if by is None else [by]
+    def _use(self, stay: _Stay, number: int, condition: cp_model.IntVar | None = None) -> None:
+        """Require a stay at an operator, if ``condition`` holds."""
+        conditions = [] if condition is None else [condition]
         self.model.add(stay.present == 1).only_enforce_if(*conditions)
         self.model.add(stay.first <= number).only_enforce_if(*conditions)
         self.model.add(stay.final >= number).only_enforce_if(*conditions)
@@ -350,9 +350,9 @@ class _Model:
             {
                 memory: solver.value(row)
                 for (number, k, memory), row in self.working.items()
-                if (number, k) == (n, taken)
+                if (number, k) == (n, execution_number)
             }
-            for n, taken in enumerate(numbers)
+            for n, execution_number in enumerate(numbers)
         )
         # Each cost was rounded to the nearest unit, so the bound may be off by half of one each.
         slack = len(self.costs) / 2 * self.unit

@@ -12,8 +12,8 @@ from pathlib import Path
 import pytest
 
 from cpembed.accelerator.assembly import parse
-from cpembed.accelerator.machine_code import c_text, call_arguments, save
 from cpembed.accelerator.executor import execute
+from cpembed.accelerator.machine_code import c_text, call_arguments, save
 from cpembed.accelerator.program import Loop, Node, Program
 from cpembed.accelerator.trace import unroll
 from cpembed.errors import LoweringError
