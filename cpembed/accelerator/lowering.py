@@ -73,7 +73,7 @@ class OperatorPlan:
 
 _PLANS = 4
 """Maximum number of plans of an operator."""
-_LOWERED = 4
+_LOWERED = 6
 """Maximum number of variants of a problem whose programs are tried."""
 
 

@@ -27,7 +27,7 @@ from cpembed.accelerator.operators.forms import (
     OperatorForm,
     renamed_operands,
 )
-from cpembed.accelerator.problem import OperatorProblem, PlanningError
+from cpembed.accelerator.problem import PlanningError
 from cpembed.accelerator.program import MainTensor, Program
 from cpembed.accelerator.specification import Statement
 from cpembed.graph.graph import Graph, Operator
@@ -228,8 +228,10 @@ class _Planner:
             ]
             if None in matches:
                 return None
-            problem = OperatorProblem(part, tuple(m for m in matches if m is not None))
-            plans.append(replace(plan, problem=problem))
+            of_part = tuple(m for m in matches if m is not None)
+            plans.append(
+                replace(plan, problem=replace(plan.problem, specification=part, matches=of_part))
+            )
             first = after
         return tuple(plans)
 

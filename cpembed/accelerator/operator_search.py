@@ -30,6 +30,7 @@ class OperatorSearch:
         self.specification = specification
         self.machine = machine
         self.matchings = [match_statement(s, machine) for s in self.specification.statements]
+        self.keeps_order = True
         self.outcomes: dict[tuple[int, int], OperatorPlan | str] = {}
 
     def plans(self) -> Plans | str:
@@ -37,9 +38,13 @@ class OperatorSearch:
         reason = next((m.reason for m in self.matchings if not m.matches), "")
         if reason:
             return reason
-        plans = self._from(0)
-        if plans is not None:
-            return plans
+        for keeps_order in (True, False):
+            # Another order of dimensions is the last resort: other operators do not read it.
+            self.keeps_order = keeps_order
+            self.outcomes.clear()
+            plans = self._from(0)
+            if plans is not None:
+                return plans
         outcome = self.outcomes[0, len(self.matchings)]
         assert isinstance(outcome, str)
         return outcome
@@ -87,7 +92,7 @@ class OperatorSearch:
         """Return the plan of the first combination that has one, or why the first has none."""
         reason = ""
         for matches in combinations:
-            problem = OperatorProblem(part, matches)
+            problem = OperatorProblem(part, matches, keeps_order=self.keeps_order)
             try:
                 # Most combinations that no tiling fits have no template either.
                 make_template(problem, self.machine)

@@ -39,12 +39,16 @@ class OperatorProblem:
         Tensors that are in rows before (inputs) or stay there afterwards (outputs).
     layouts : mapping of str to MainTensor
         Tensors whose layout in main memory is decided already.
+    keeps_order : bool
+        True if all other tensors but constants have their dimensions in their own order there, as
+        other operators find them; False if any order may be chosen.
     """
 
     specification: Specification
     matches: tuple[Match, ...]
     homes: Mapping[str, RowLayout] = field(default_factory=dict[str, RowLayout])
     layouts: Mapping[str, MainTensor] = field(default_factory=dict[str, MainTensor])
+    keeps_order: bool = False
 
 
 def problem_variants(
@@ -66,9 +70,15 @@ def problem_variants(
         Those with the fewest executions first.
     """
     yield problem
+    statements = problem.specification.statements
+    # Statements after each other find a tensor in the same rows, so they change together first.
+    for position in (-1, 0):
+        alike = tuple(_single_axis(match, position) for match in problem.matches)
+        if alike != problem.matches and all(map(is_possible, statements, alike)):
+            yield replace(problem, matches=alike)
     choices = [
         [(_executions(m), m) for m in _single_axes(match) if is_possible(statement, m)]
-        for statement, match in zip(problem.specification.statements, problem.matches, strict=True)
+        for statement, match in zip(statements, problem.matches, strict=True)
     ]
     combinations = sorted(
         itertools.product(*choices), key=lambda choice: sum(count for count, _ in choice)
@@ -83,6 +93,20 @@ def _executions(match: Match) -> int:
     """Return the number of executions of a match, with whole granules."""
     extents = match.statement.computation.extents
     return math.prod(-(-extent // match.tile(axis)) for axis, extent in extents.items())
+
+
+def _single_axis(match: Match, position: int) -> Match:
+    """Return a match whose axes walk only the digit at one position of those that they walk."""
+    axes = {axis.name: axis for axis in match.instruction.axes}
+    extents = match.statement.computation.extents
+    digits = {name: (d[position],) if d else () for name, d in match.axes.items()}
+    sizes = {
+        name: tuple(Digit(d.axis, min(axes[name].maximum, extents[d.axis])) for d in single)
+        if len(match.axes[name]) > 1
+        else single
+        for name, single in digits.items()
+    }
+    return replace(match, axes=sizes)
 
 
 def _single_axes(match: Match) -> Iterator[Match]:

@@ -559,6 +559,8 @@ def default_layouts(template: Template, tensor: str, ends: Mapping[int, int]) ->
         tuple(after),
         role=role,
     )
+    if template.problem.keeps_order and role != "constant":
+        return [replace(plain, order=tuple(range(len(shape))))]
     blocks = dict(lanes)
     blocked = MainTensor(
         tensor,
