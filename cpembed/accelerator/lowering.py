@@ -75,6 +75,8 @@ _PLANS = 4
 """Maximum number of plans of an operator."""
 _LOWERED = 6
 """Maximum number of variants of a problem whose programs are tried."""
+_NEAR = 1.0
+"""Gap of a plan from which on no further variant is tried."""
 
 
 def operator_plans(problem: OperatorProblem, machine: InstructionSet) -> tuple[OperatorPlan, ...]:
@@ -91,17 +93,24 @@ def operator_plans(problem: OperatorProblem, machine: InstructionSet) -> tuple[O
         If the operator is rejected, with the reason and the remedy.
     """
     refusal: PlanningError | None = None
+    best: tuple[OperatorPlan, ...] = ()
     lowered = 0
     for variant in problem_variants(problem, is_possible):
         try:
             template = exact_template(variant, machine)
             lowered += 1
-            return _plans(template)
+            plans = _plans(template)
         except PlanningError as error:
             refusal = refusal or error
-        if lowered == _LOWERED:
+        else:
+            if not best or plans[0].cost.cycles < best[0].cost.cycles:
+                best = plans
+        # Further variants are worth their time only while the plan is far from its bound.
+        if lowered == _LOWERED or (best and best[0].gap < _NEAR):
             break
-    raise refusal or PlanningError(f"rejected: {problem.specification.name} has no plan")
+    if not best:
+        raise refusal or PlanningError(f"rejected: {problem.specification.name} has no plan")
+    return best
 
 
 def _plans(template: Template) -> tuple[OperatorPlan, ...]:
