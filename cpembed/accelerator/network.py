@@ -10,12 +10,21 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Hashable, Iterator, Mapping, Sequence
+from collections.abc import Hashable, Iterator, Mapping
 from dataclasses import dataclass, replace
+from functools import cached_property
 
 import numpy as np
 from numpy.typing import NDArray
 
+from cpembed.accelerator.form_choice import (
+    Candidate,
+    FormChooser,
+    LayoutKey,
+    View,
+    layout_key,
+    merged_layout,
+)
 from cpembed.accelerator.host import copy_us, host_us
 from cpembed.accelerator.lowering import OperatorPlan, operator_plans
 from cpembed.accelerator.matching import Match, match_statement
@@ -151,6 +160,10 @@ def plan_network(
     return _Planner(graph, machine, progress).network()
 
 
+_FORMS = 8
+"""Maximum number of forms of an operator among which layouts are chosen."""
+
+
 @dataclass(frozen=True)
 class _Planned:
     """Best plans of an operator with the form that they compute."""
@@ -162,6 +175,20 @@ class _Planned:
     def cycles(self) -> float:
         return math.fsum(plan.cost.cycles for plan in self.plans)
 
+    @cached_property
+    def views(self) -> dict[str, View]:
+        """Tensor of the graph, with its layout, of each tensor of the form."""
+        views: dict[str, View] = {}
+        for plan in self.plans:
+            for name, layout in plan.program().tensors.items():
+                if name in self.form.tensors:
+                    views.setdefault(name, (self.form.tensors[name], layout))
+        return views
+
+    @cached_property
+    def candidate(self) -> Candidate:
+        return Candidate(self.cycles, tuple(self.views.values()))
+
 
 class _Planner:
     """Plans of all operators of a network, equal ones once."""
@@ -170,10 +197,11 @@ class _Planner:
         self.graph = graph
         self.machine = machine
         self.progress = progress
+        self.forms: dict[str, list[_Planned]] = {}
         self.plans: dict[str, _Planned] = {}
         self.reasons: dict[str, str] = {}
         self.outcomes: dict[Hashable, Plans | str] = {}
-        self.layouts: dict[GraphTensor, MainTensor] = {}
+        self.layouts: Mapping[LayoutKey, MainTensor] = {}
         self.available: dict[str, list[tuple[GraphTensor, MainTensor] | None]] = {}
 
     def network(self) -> AcceleratorNetwork:
@@ -182,7 +210,7 @@ class _Planner:
             self.progress(operator.name, number, len(operators))
             if not is_view(operator, self.graph):
                 self._plan_operator(operator)
-        self._decide_layouts()
+        self._choose_forms()
         # A caller's arrays are row-major.
         for name in self.graph.inputs:
             self.available[name] = [_row_major(self.graph, name)]
@@ -199,7 +227,7 @@ class _Planner:
         if isinstance(forms, NoForm):
             self.reasons[operator.name] = forms.reason
             return
-        best: _Planned | None = None
+        best: dict[Hashable, _Planned] = {}
         for form in map(canonical, forms):
             plans = self._equal_plans(form) or self._searched(form)
             if isinstance(plans, str):
@@ -207,10 +235,12 @@ class _Planner:
                 self.reasons.setdefault(operator.name, plans)
                 continue
             planned = _Planned(form, plans)
-            if best is None or planned.cycles < best.cycles:
-                best = planned
-        if best is not None:
-            self.plans[operator.name] = best
+            # Forms that find all tensors in the same layouts differ in their cycles alone.
+            key = tuple(sorted(planned.candidate.keys.items()))
+            if key not in best or planned.cycles < best[key].cycles:
+                best[key] = planned
+        if best:
+            self.forms[operator.name] = sorted(best.values(), key=lambda p: p.cycles)[:_FORMS]
 
     def _equal_plans(self, form: OperatorForm) -> Plans | str | None:
         """Return the plans of an equal form, with this one's constants; None if there are none."""
@@ -249,15 +279,17 @@ class _Planner:
         self.outcomes[signature(form)] = outcome
         return outcome
 
-    def _decide_layouts(self) -> None:
-        """Decide the layout of each tensor from those of all programs that read or write it."""
-        needs: dict[GraphTensor, list[MainTensor]] = {}
-        for planned in self.plans.values():
-            for plan in planned.plans:
-                for name, layout in plan.program().tensors.items():
-                    if name in planned.form.tensors:
-                        needs.setdefault(planned.form.tensors[name], []).append(layout)
-        self.layouts = {tensor: merged_layout(layouts) for tensor, layouts in needs.items()}
+    def _choose_forms(self) -> None:
+        """Choose a form for each operator, and with it the layouts that programs agree on."""
+        graph = self.graph
+        ends = {name: _row_major(graph, name) for name in (*graph.inputs, *graph.outputs)}
+        candidates = {name: [p.candidate for p in forms] for name, forms in self.forms.items()}
+        chooser = FormChooser(
+            graph, self.machine, candidates, ends, lambda a, b: _has_bytes_of(graph, a, b)
+        )
+        choice = chooser.choice()
+        self.layouts = choice.layouts
+        self.plans = {name: self.forms[name][n] for name, n in choice.numbers.items()}
 
     def _steps(self, operator: Operator) -> Iterator[Step]:
         """Yield the step of an operator after the changes of layout that it needs."""
@@ -288,7 +320,7 @@ class _Planner:
             reason = self.reasons.get(operator.name, "no tiling fits the memories")
             return HostStep(operator, reason, host_us(operator, self.graph.types, self.machine))
         form = planned.form
-        layouts = {name: self.layouts[tensor] for name, tensor in form.tensors.items()}
+        layouts = {name: self.layouts[layout_key(v)] for name, v in planned.views.items()}
         layouts |= _temporary_layouts(planned)
         plans = tuple(self._agreed(plan, layouts) for plan in planned.plans)
         return ProgramStep(operator, form, plans, tuple(plan.program() for plan in plans))
@@ -378,20 +410,6 @@ def signature(form: OperatorForm) -> Hashable:
 
 
 _FLOAT = re.compile(r"\d+\.\d*(e[-+]?\d+)?")
-
-
-def merged_layout(layouts: Sequence[MainTensor]) -> MainTensor:
-    """Return a layout that serves all of some layouts of one tensor.
-
-    The order of the first is kept, with the largest margins of all.
-    """
-    first = layouts[0]
-    return replace(
-        first,
-        before=tuple(map(max, *(layout.before for layout in layouts), first.before)),
-        after=tuple(map(max, *(layout.after for layout in layouts), first.after)),
-        fill=next((layout.fill for layout in layouts if layout.fill), first.fill),
-    )
 
 
 def _row_major(graph: Graph, name: str) -> tuple[GraphTensor, MainTensor]:

@@ -1,0 +1,165 @@
+"""Choice of one form for each operator, such that few tensors change their layout.
+
+An operator may have several forms, whose programs find a tensor in different layouts: pixels as one
+dimension, or rows and columns with margins. Layouts are chosen over the whole network, with the
+cycles of programs and of changes of layout, by :mod:`cpembed.network.assignment`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+
+from cpembed.accelerator.host import copy_us
+from cpembed.accelerator.operators.forms import GraphTensor
+from cpembed.accelerator.program import MainTensor
+from cpembed.graph.graph import Graph, Operator
+from cpembed.hw.isa import InstructionSet
+from cpembed.network.assignment.problem import ANY, Node, Option, Problem, Tensor
+from cpembed.network.assignment.solve import assign
+
+LayoutKey = tuple[GraphTensor, tuple[int, ...], tuple[tuple[int, int], ...]]
+"""Shape of a graph's tensor in a specification, with the order and the blocks of its layout."""
+
+View = tuple[GraphTensor, MainTensor]
+
+# Without figures of the host, changes of layout cost more than the slowest one that is described.
+_CYCLES_PER_ELEMENT = 16.0
+
+
+def layout_key(view: View) -> LayoutKey:
+    """Return what two layouts have in common that differ in margins alone."""
+    tensor, layout = view
+    return tensor, layout.order, tuple(sorted(layout.blocks.items()))
+
+
+@dataclass(frozen=True)
+class Candidate:
+    """Form of an operator with its cycles, and the layouts in which its programs find tensors."""
+
+    cycles: float
+    views: tuple[View, ...]
+
+    @property
+    def keys(self) -> dict[str, LayoutKey]:
+        """Layout of each tensor of the graph."""
+        return {tensor.name: layout_key((tensor, layout)) for tensor, layout in self.views}
+
+
+@dataclass(frozen=True)
+class FormChoice:
+    """Chosen candidates, by operator, and layouts with the margins that all candidates need.
+
+    ``bound`` is a lower bound on the cycles of every choice among the candidates.
+    """
+
+    numbers: Mapping[str, int]
+    layouts: Mapping[LayoutKey, MainTensor]
+    bound: float
+    proven: bool
+
+
+@dataclass
+class FormChooser:
+    """Search for the choice.
+
+    Attributes
+    ----------
+    candidates : mapping of str to sequence of Candidate
+        Candidates of each operator that the machine executes.
+    row_major : mapping of str to View
+        Layouts of the network's inputs and outputs.
+    are_equal : callable
+        Test whether two layouts have the same bytes.
+    """
+
+    graph: Graph
+    machine: InstructionSet
+    candidates: Mapping[str, Sequence[Candidate]]
+    row_major: Mapping[str, View]
+    are_equal: Callable[[View, View], bool]
+    layouts: dict[LayoutKey, MainTensor] = field(default_factory=dict[LayoutKey, MainTensor])
+    keys: dict[str, list[LayoutKey]] = field(default_factory=dict[str, "list[LayoutKey]"])
+
+    def choice(self) -> FormChoice:
+        """Return the choice of the fewest cycles."""
+        views = [v for cs in self.candidates.values() for c in cs for v in c.views]
+        for view in (*views, *self.row_major.values()):
+            self._add(view)
+        nodes = tuple(map(self._node, self.graph.operators))
+        names = dict.fromkeys(self.graph.inputs)
+        names |= dict.fromkeys(name for node in nodes for name in node.writes)
+        assignment = assign(Problem(nodes, tuple(map(self._tensor, names))))
+        numbers = {name: assignment.options[name] for name in self.candidates}
+        return FormChoice(numbers, self.layouts, assignment.bound, assignment.proven)
+
+    def _add(self, view: View) -> None:
+        key = layout_key(view)
+        layout = view[1]
+        present = self.layouts.get(key)
+        if present is None:
+            self.keys.setdefault(view[0].name, []).append(key)
+            self.layouts[key] = layout
+        else:
+            self.layouts[key] = merged_layout([present, layout])
+
+    def _node(self, operator: Operator) -> Node:
+        reads = tuple(
+            name for name in dict.fromkeys(operator.inputs) if not self.graph.is_constant(name)
+        )
+        ports = (*reads, *operator.outputs)
+        options = tuple(
+            Option(str(number), tuple(self._number(candidate, p) for p in ports), candidate.cycles)
+            for number, candidate in enumerate(self.candidates.get(operator.name, ()))
+        )
+        free = (Option("host", (ANY,) * len(ports), 0.0),)
+        return Node(operator.name, reads, operator.outputs, options or free)
+
+    def _number(self, candidate: Candidate, name: str) -> int:
+        key = candidate.keys.get(name)
+        return ANY if key is None else self.keys[name].index(key)
+
+    def _tensor(self, name: str) -> Tensor:
+        keys = self.keys.get(name, [])
+        layouts = [(key[0], self.layouts[key]) for key in keys]
+        cycles = self._copy_cycles(name)
+        conversion = {
+            (a, b): 0.0 if self.are_equal(first, second) else cycles
+            for a, first in enumerate(layouts)
+            for b, second in enumerate(layouts)
+            if a != b
+        }
+        row_major = None
+        if name in self.row_major:
+            row_major = keys.index(layout_key(self.row_major[name]))
+        return Tensor(
+            name,
+            tuple(map(str, range(max(1, len(keys))))),
+            conversion,
+            row_major if name in self.graph.inputs else None,
+            () if name not in self.graph.outputs or row_major is None else (row_major,),
+        )
+
+    def _copy_cycles(self, name: str) -> float:
+        elements = self.graph.types[name].elements
+        us = copy_us(elements, self.machine)
+        return _CYCLES_PER_ELEMENT * elements if us is None else us * self.machine.clock_mhz
+
+
+def merged_layout(layouts: Sequence[MainTensor]) -> MainTensor:
+    """Return a layout that serves all of some layouts of one tensor.
+
+    The order of the first is kept, with the largest margins of all.
+
+    Parameters
+    ----------
+    layouts : sequence of MainTensor
+        Layouts of tensors of one shape.
+    """
+    first = layouts[0]
+    return replace(
+        first,
+        before=tuple(map(max, *(layout.before for layout in layouts), first.before)),
+        after=tuple(map(max, *(layout.after for layout in layouts), first.after)),
+        fill=next((layout.fill for layout in layouts if layout.fill), first.fill),
+    )
