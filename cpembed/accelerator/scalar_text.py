@@ -140,7 +140,8 @@ def _integer_operation(op: str, args: list[Term]) -> Term:
     if op == "shr":
         if args[1].low >= 0 and args[1].high < 32:
             return integer(f"({args[0].text} >> {args[1].text})", low, high)
-        return integer(f"shifted({args[0].text}, {args[1].text})", low, high)
+        # Shifted in 64 bits, whatever the result needs.
+        return integer(f"{result.type}(shifted({args[0].text}, {args[1].text}))", low, high)
     # In the wider of the types of arguments and result.
     types = {result.type, *(arg.type for arg in args)}
     type = "int64_t" if "int64_t" in types else "int32_t"

@@ -1,23 +1,25 @@
-"""``cpembed network`` on accelerators that are described by their instruction sets."""
+"""``cpembed network`` and ``run`` on accelerators that instruction sets describe."""
 
 from __future__ import annotations
 
 import json
 import re
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import click
 
 from cpembed.cli import output
+from cpembed.errors import LoweringError
 from cpembed.files import make_folder, write_whole
 
 if TYPE_CHECKING:
     from cpembed.accelerator.network import AcceleratorNetwork
     from cpembed.cli.models import NetworkArguments
 
-WRONG = 1
-"""Exit code of wrong results, which are a bug of cpembed."""
+WRONG, INFEASIBLE = 1, 3
+"""Exit codes of wrong results, which are a bug of cpembed, and of workloads without a program."""
 
 
 def network_on_accelerator(arguments: NetworkArguments) -> int:
@@ -72,6 +74,47 @@ def network_on_accelerator(arguments: NetworkArguments) -> int:
         return 0
     names = ", ".join(step.step.operator.name for step in run.steps if not step.is_right)
     output.message(f"programs differ from their specification ({names}): please report this")
+    return WRONG
+
+
+def run_on_accelerator(words: Sequence[str], target: str, seed: int, *, as_json: bool) -> int:
+    """Plan a workload for an accelerator, prove its programs and emulate them.
+
+    Parameters
+    ----------
+    words : sequence of str
+        Words of the workload.
+    target : str
+        Name or file of the instruction set.
+    seed : int
+        Seed of the data.
+    as_json : bool
+        Print the document instead of the report.
+
+    Returns
+    -------
+    int
+        Exit code.
+    """
+    from cpembed.accelerator.workload import run_workload
+    from cpembed.hw.isa_reader import load_instruction_set
+    from cpembed.report.accelerator import workload_report
+    from cpembed.workloads.naming import parse_workload
+
+    machine = load_instruction_set(target)
+    workload = parse_workload(list(words))
+    try:
+        result = run_workload(workload, machine, seed)
+    except LoweringError as error:
+        # All instructions and all tilings of the planner's template were considered.
+        output.message(str(error))
+        return INFEASIBLE
+    output.print_report(result, lambda: workload_report(result), as_json=as_json)
+    if result.is_right:
+        return 0
+    output.message(
+        f"the result differs from the reference by {result.error:.3g}: please report this"
+    )
     return WRONG
 
 

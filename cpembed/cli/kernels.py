@@ -46,7 +46,14 @@ def run_command(
     cpembed run deepbench:11 --target avx512_vnni
     cpembed run deepbench:11 --target vta_1x16x16 --trace timeline.json
     cpembed run gemm m=64 n=64 k=64 --target gemm_16x16x16 --backend generic
+    cpembed run conv2d n=1 c=64 h=14 w=14 k=64 r=3 s=3 layout=NHWC --target gemmini
     """
+    from cpembed.hw.isa_reader import names_instruction_set
+
+    if names_instruction_set(target):
+        from cpembed.cli.accelerator_models import run_on_accelerator
+
+        return run_on_accelerator(words, target, values["seed"] or 0, as_json=as_json)
     options.use_threads(threads)
     from cpembed.driver.result import SolveResult
     from cpembed.driver.run import run

@@ -3,10 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from cpembed.blocks import Block, Bullets, Header, Heading, Table
+from cpembed.provenance import Provenance
 from cpembed.wording import count, duration, plural
+
+if TYPE_CHECKING:
+    from cpembed.accelerator.workload import WorkloadRun
 
 _OPERATOR_WIDTH, _REASON_WIDTH = 36, 60
 
@@ -46,6 +50,61 @@ def accelerator_report(document: Mapping[str, Any]) -> Iterator[Block]:
         yield Bullets(refusals)
     yield ""
     yield Header(_totals(document))
+
+
+def workload_report(result: WorkloadRun) -> Iterator[Block]:
+    """Yield the programs of one workload with their costs.
+
+    Parameters
+    ----------
+    result : WorkloadRun
+    """
+    machine = result.machine
+    time = f"{duration(result.cycles / machine.clock_mhz)} at {machine.clock_mhz:,g} MHz"
+    matches = [str(match) for plan in result.plans for match in plan.problem.matches]
+    moved = result.total("moved").items()
+    main = sum(count for (memory, _), count in moved if memory == machine.main.name)
+    tensors = [item for program in result.programs for item in program.tensors.items()]
+    packed = ", ".join(name for name, tensor in tensors if tensor.role == "constant")
+    rows = [
+        ("workload", str(result.workload)),
+        ("target", f"{machine.name}, {machine.synchronization}"),
+        *((f"program {n}", text) for n, text in enumerate(matches)),
+        ("cycles", f"{result.cycles:,.0f}, {Provenance.EMULATED}; {time}"),
+        ("bound", f"{result.bound:,.0f} cycles of programs with these instructions"),
+        ("main memory", f"{main:,.0f} bytes" + (f"; {packed} packed ahead" if packed else "")),
+        ("energy", f"{sum(run.energy_pj for run in result.runs) / 1e3:,.1f} nJ, as described"),
+        ("proven", _proofs_text(result)),
+        ("verified", _verified_text(result)),
+    ]
+    yield Header(rows)
+    yield ""
+    yield Table(
+        ("instruction", "executions>"),
+        [(name, f"{n:,.0f}") for name, n in result.total("executions").items() if n],
+    )
+    yield ""
+    yield Table(
+        ("unit", "busy cycles>", "share>"),
+        [
+            (unit, f"{busy:,.0f}", f"{busy / result.cycles:.1%}" if result.cycles else "-")
+            for unit, busy in result.total("unit_cycles").items()
+        ],
+    )
+
+
+def _proofs_text(result: WorkloadRun) -> str:
+    refusal = next((proof.refusal for proof in result.proofs if not proof.holds), "")
+    mechanisms = ", ".join(dict.fromkeys(proof.mechanism for proof in result.proofs))
+    return f"no: {refusal}" if refusal else f"yes, by {mechanisms}"
+
+
+def _verified_text(result: WorkloadRun) -> str:
+    if not result.is_right:
+        return f"no: largest error {result.error:.3g}"
+    if not result.tolerance:
+        return "yes, bit for bit equal to the reference"
+    return f"yes, largest error {result.error:.3g}, within rounding of the reference"
 
 
 def _program_row(step: Mapping[str, Any], main_memory: str) -> tuple[str, ...]:

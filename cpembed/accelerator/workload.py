@@ -1,0 +1,151 @@
+"""One workload on an accelerator: planned, proven, emulated and compared with the reference."""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from cpembed.accelerator.executor import Run, execute
+from cpembed.accelerator.lowering import OperatorPlan
+from cpembed.accelerator.operator_search import OperatorSearch
+from cpembed.accelerator.program import Array, Program
+from cpembed.accelerator.proof import ProgramProof, prove
+from cpembed.accelerator.specification import Specification, Statement
+from cpembed.errors import LoweringError
+from cpembed.hw.isa import InstructionSet
+from cpembed.ir.computation import Computation
+from cpembed.ir.dtypes import is_integer
+from cpembed.ir.reference import random_inputs, reference
+from cpembed.provenance import Provenance
+
+# Programs add in another order than the reference, which rounds once.
+_RELATIVE = 2e-5
+
+
+@dataclass(frozen=True)
+class WorkloadRun:
+    """Outcome of a workload on an accelerator.
+
+    Attributes
+    ----------
+    plans, programs, proofs, runs : tuple
+        One of each for every program, which follow each other.
+    error, tolerance : float
+        Largest difference from the reference, and the one that rounding explains (0 for integers).
+    """
+
+    workload: Computation
+    machine: InstructionSet
+    plans: tuple[OperatorPlan, ...]
+    programs: tuple[Program, ...]
+    proofs: tuple[ProgramProof, ...]
+    runs: tuple[Run, ...]
+    error: float
+    tolerance: float
+
+    @property
+    def cycles(self) -> float:
+        """Cycles of all programs, one after the other."""
+        return math.fsum(run.cycles for run in self.runs)
+
+    @property
+    def bound(self) -> float:
+        """Lower bound on the cycles of programs with these instructions."""
+        return math.fsum(plan.cycles_bound for plan in self.plans)
+
+    @property
+    def is_right(self) -> bool:
+        """True if the result is that of the reference."""
+        return self.error <= self.tolerance
+
+    def total(self, counts: str) -> dict[Any, float]:
+        """Return the sums over all programs of a mapping that each run has."""
+        totals: Counter[Any] = Counter()
+        for run in self.runs:
+            totals.update(getattr(run, counts))
+        return dict(totals)
+
+    def to_json(self) -> dict[str, Any]:
+        """Return the document of ``run --json``."""
+        return {
+            "workload": str(self.workload),
+            "target": self.machine.name,
+            "provenance": Provenance.EMULATED.value,
+            "programs": [
+                {
+                    "matches": [str(match) for match in plan.problem.matches],
+                    "proven": proof.holds,
+                    "mechanism": proof.mechanism,
+                    "refusal": proof.refusal,
+                    "tilings": plan.compared,
+                }
+                for plan, proof in zip(self.plans, self.proofs, strict=True)
+            ],
+            "cycles": self.cycles,
+            "bound_cycles": self.bound,
+            "estimated_cycles": math.fsum(plan.cost.cycles for plan in self.plans),
+            "us": self.cycles / self.machine.clock_mhz,
+            "unit_cycles": self.total("unit_cycles"),
+            "executions": self.total("executions"),
+            "bytes": [
+                {"memory": memory, "direction": direction, "bytes": count}
+                for (memory, direction), count in self.total("moved").items()
+            ],
+            "energy_pj": math.fsum(run.energy_pj for run in self.runs),
+            "verified": self.is_right,
+            "max_error": self.error,
+            "tolerance": self.tolerance,
+        }
+
+
+def run_workload(workload: Computation, machine: InstructionSet, seed: int = 0) -> WorkloadRun:
+    """Plan a workload, prove its programs and emulate them on random data.
+
+    Parameters
+    ----------
+    workload : Computation
+        Workload of one statement. Inputs after the first one are packed ahead, as weights are,
+        unless they are computed anew for every call.
+    machine : InstructionSet
+    seed : int, default 0
+        Seed of the data, and of the order of units that signals leave open.
+
+    Raises
+    ------
+    LoweringError
+        If no instructions compute it, or no tiling fits; the message says why.
+    """
+    arrays = random_inputs(workload, seed)
+    constant = {o.name for o in workload.inputs[1:] if not o.varies}
+    specification = Specification(
+        workload.name,
+        (Statement(workload),),
+        tuple(o.name for o in workload.inputs if o.name not in constant),
+        tuple(o.name for o in workload.outputs),
+        {name: arrays[name] for name in constant},
+    )
+    plans = OperatorSearch(specification, machine).plans()
+    if isinstance(plans, str):
+        raise LoweringError(plans)
+    programs = tuple(plan.program() for plan in plans)
+    contents: dict[str, Array] = dict(arrays)
+    runs: list[Run] = []
+    for program in programs:
+        buffers = {n: tensor.buffer(contents.get(n)) for n, tensor in program.tensors.items()}
+        run = execute(program, buffers, seed)
+        assert program.specification is not None
+        for name in program.specification.outputs:
+            contents[name] = program.tensors[name].array(run.buffers[name])
+        runs.append(run)
+    expected = reference(workload, arrays)
+    actual = contents[workload.output.name].astype(np.float64)
+    error = float(np.abs(actual - expected.astype(np.float64)).max(initial=0.0))
+    tolerance = 0.0
+    if not is_integer(workload.output.dtype):
+        tolerance = _RELATIVE * float(np.abs(expected.astype(np.float64)).max(initial=0.0))
+    proofs = tuple(map(prove, programs))
+    return WorkloadRun(workload, machine, plans, programs, proofs, tuple(runs), error, tolerance)

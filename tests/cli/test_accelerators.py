@@ -1,0 +1,59 @@
+"""Workloads and networks on accelerators that instruction sets describe, through the front door."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from tests.cli.calling import Caller
+
+TINY = str(Path(__file__).parents[1] / "targets" / "tiny_accelerator.toml")
+
+
+@pytest.mark.parametrize(
+    "workload",
+    [
+        ("gemm", "m=13", "n=9", "k=21"),
+        ("gemm", "m=64", "n=32", "k=16"),
+        ("conv2d", "n=1", "c=8", "h=7", "w=6", "k=8", "r=3", "s=3", "pad=1", "layout=NHWC"),
+        ("conv2d", "n=1", "c=16", "h=9", "w=9", "k=8", "r=1", "s=1", "stride=2", "layout=NHWC"),
+    ],
+)
+def test_a_workload_is_planned_proven_and_emulated(
+    cpembed: Caller, workload: tuple[str, ...]
+) -> None:
+    document = cpembed("run", *workload, "--target", TINY, "--seed", "3", "--json").json
+    assert document["provenance"] == "emulated"
+    assert document["verified"] is True
+    assert document["max_error"] == 0
+    assert all(program["proven"] for program in document["programs"])
+    assert document["bound_cycles"] <= document["cycles"]
+    assert sum(document["unit_cycles"].values()) <= 3 * document["cycles"]
+    moved = {(e["memory"], e["direction"]): e["bytes"] for e in document["bytes"]}
+    if workload[0] == "gemm":
+        m, n, k = (int(word[2:]) for word in workload[1:])
+        # Each input is read once at least, and each sum of four bytes is stored once.
+        assert moved["main", "read"] >= m * k + k * n
+        assert moved["main", "write"] >= 4 * m * n
+
+
+def test_the_report_names_the_proof(cpembed: Caller) -> None:
+    text = cpembed("run", "gemm", "m=8", "n=8", "k=8", "--target", TINY).out
+    assert "yes, bit for bit equal to the reference" in text
+    assert "proven       yes" in text
+
+
+def test_what_no_instruction_computes_is_infeasible_with_the_reason(cpembed: Caller) -> None:
+    called = cpembed("run", "gemm", "m=8", "n=8", "k=8", "dtype=float32", "--target", TINY)
+    assert called.code == 3
+    assert called.err.count("\n") == 1
+    assert "float32" in called.err
+
+
+def test_options_of_processors_are_refused(cpembed: Caller, tmp_path: Path) -> None:
+    model = tmp_path / "model.onnx"
+    model.write_bytes(b"")
+    called = cpembed("network", str(model), "--target", TINY, "--threads", "2")
+    assert called.code == 2
+    assert "--threads" in called.err
