@@ -24,8 +24,8 @@ from cpembed.errors import ProgramError
 from cpembed.ir.index import IndexExpr, IndexTerm
 from tests.unit.accelerator.machines import systolic
 from tests.unit.accelerator.random_programs import random_case
-from tests.unit.accelerator.test_channels import MACHINE as WITH_CHANNELS
-from tests.unit.accelerator.test_channels import SOURCE
+from tests.unit.accelerator.test_channel_orders import MACHINE as WITH_CHANNELS
+from tests.unit.accelerator.test_channel_orders import SOURCE
 from tests.unit.accelerator.test_trace import affine, random_body
 
 MACHINE = systolic()

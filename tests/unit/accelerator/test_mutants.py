@@ -11,8 +11,8 @@ from cpembed.accelerator.program import Program
 from cpembed.hw.isa import Synchronization
 from tests.unit.accelerator.machines import systolic
 from tests.unit.accelerator.mutants import CHANGES, mutants, verdict
-from tests.unit.accelerator.test_channels import MACHINE as WITH_CHANNELS
-from tests.unit.accelerator.test_channels import SOURCE
+from tests.unit.accelerator.test_channel_orders import MACHINE as WITH_CHANNELS
+from tests.unit.accelerator.test_channel_orders import SOURCE
 
 # Two buffers each, an edge that is no multiple of the tile, a scale, and a residual sum.
 PRODUCT = """
