@@ -1,4 +1,4 @@
-"""``cpembed network`` and ``run`` on accelerators that instruction sets describe."""
+"""``cpembed network``, ``match``, ``run`` and ``solve`` on accelerators of instruction sets."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from cpembed.files import make_folder, write_whole
 
 if TYPE_CHECKING:
     from cpembed.accelerator.network import AcceleratorNetwork
-    from cpembed.cli.models import NetworkArguments
+    from cpembed.cli.models import MatchArguments, NetworkArguments
 
 WRONG, INFEASIBLE = 1, 3
 """Exit codes of wrong results, which are a bug of cpembed, and of workloads without a program."""
@@ -116,6 +116,80 @@ def run_on_accelerator(words: Sequence[str], target: str, seed: int, *, as_json:
         f"the result differs from the reference by {result.error:.3g}: please report this"
     )
     return WRONG
+
+
+def solve_on_accelerator(
+    words: Sequence[str], target: str, top: int | None, *, as_json: bool
+) -> int:
+    """Print the instructions of an accelerator that compute a workload, and how.
+
+    Parameters
+    ----------
+    words : sequence of str
+        Words of the workload.
+    target : str
+        Name or file of the instruction set.
+    top : int or None
+        Number of matches that are printed; None for all.
+    as_json : bool
+        Print the document instead of the report.
+
+    Returns
+    -------
+    int
+        Exit code: that of an infeasible workload if nothing matches.
+    """
+    from cpembed.accelerator.matching import match_statement
+    from cpembed.accelerator.specification import Statement
+    from cpembed.hw.isa_reader import load_instruction_set
+    from cpembed.report.accelerator import matches_document, matches_report
+    from cpembed.workloads.naming import parse_workload
+
+    machine = load_instruction_set(target)
+    matching = match_statement(Statement(parse_workload(list(words))), machine)
+    document = matches_document(matching, machine, top)
+    if as_json:
+        output.print_json(document)
+    elif matching.matches:
+        output.print_text(*matches_report(document))
+    else:
+        output.message(matching.reason)
+    return 0 if matching.matches else INFEASIBLE
+
+
+def match_on_accelerators(arguments: MatchArguments) -> int:
+    """Show what of a network each accelerator computes, as ``cpembed network`` would.
+
+    Parameters
+    ----------
+    arguments : MatchArguments
+        Command line, all of whose targets are instruction sets.
+
+    Returns
+    -------
+    int
+        Exit code.
+    """
+    from cpembed.accelerator.document import network_document
+    from cpembed.accelerator.network import plan_network
+    from cpembed.frontends import load_model
+    from cpembed.graph.passes import prepare
+    from cpembed.hw.isa_reader import load_instruction_set
+    from cpembed.report.accelerator import accelerator_report
+
+    machines = [load_instruction_set(target) for target in arguments.targets]
+    graph = load_model(
+        arguments.model, arguments.shapes or None, arguments.outputs, constants=arguments.constants
+    )
+    graph = prepare(graph, first="int8", second="int8")
+    with output.Bar() as bar:
+        documents = [network_document(plan_network(graph, m, bar)) for m in machines]
+    if arguments.as_json:
+        output.print_json({"network": graph.name, "targets": documents})
+        return 0
+    for document in documents:
+        output.print_text(*accelerator_report(document))
+    return 0
 
 
 def _check(arguments: NetworkArguments) -> None:

@@ -85,6 +85,18 @@ def match_command(arguments: MatchArguments) -> int:
     cpembed match resnet18.onnx --cpu sapphirerapids
     cpembed match resnet18.onnx --target my_npu.toml --layout NHWC
     """
+    from cpembed.hw.isa_reader import names_instruction_set
+
+    accelerators = [target for target in arguments.targets if names_instruction_set(target)]
+    if accelerators:
+        if len(accelerators) < len(arguments.targets):
+            raise click.UsageError(
+                f"{accelerators[0]} is an accelerator of several instructions: match it in a "
+                "command of its own"
+            )
+        from cpembed.cli.accelerator_models import match_on_accelerators
+
+        return match_on_accelerators(arguments)
     from cpembed.frontends import load_model
     from cpembed.network.match import match
     from cpembed.targets.processors import built_for_name

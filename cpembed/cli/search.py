@@ -70,6 +70,12 @@ def solve_command(arguments: SolveArguments, **values: Any) -> int:
     options.require_one(top=arguments.top is not None, all=arguments.every, pareto=pareto)
     # None derives all: only then is a front complete.
     count = None if arguments.every or pareto else arguments.top or TOP
+    from cpembed.hw.isa_reader import names_instruction_set
+
+    if names_instruction_set(target):
+        from cpembed.cli.accelerator_models import solve_on_accelerator
+
+        return solve_on_accelerator(words, target, count, as_json=arguments.as_json)
     settings = options.options_from(EstimateOptions, {**values, "top": count})
     estimated = arguments.estimated or settings.machine is not None
     if estimated or settings.rank_by == "estimate" or settings.objective != "cycles":

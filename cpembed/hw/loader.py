@@ -121,7 +121,7 @@ def build_hardware_spec(file: SpecificationFile) -> HardwareSpec:
     """
     if describes_instruction_set(file.contents):
         problem = "describes an accelerator of several instructions, and this takes a single one"
-        remedy = "give the file to `network --target` or `emulate --target`"
+        remedy = "give the file to `solve`, `run`, `match`, `network` or `emulate` with `--target`"
         raise spec_error(str(file.path), ("instructions",), f"{problem}; {remedy}")
     return _Builder(file).spec()
 

@@ -10,7 +10,9 @@ from cpembed.provenance import Provenance
 from cpembed.wording import count, duration, plural
 
 if TYPE_CHECKING:
+    from cpembed.accelerator.matching import Matching
     from cpembed.accelerator.workload import WorkloadRun
+    from cpembed.hw.isa import InstructionSet
 
 _OPERATOR_WIDTH, _REASON_WIDTH = 36, 60
 
@@ -89,6 +91,74 @@ def workload_report(result: WorkloadRun) -> Iterator[Block]:
         [
             (unit, f"{busy:,.0f}", f"{busy / result.cycles:.1%}" if result.cycles else "-")
             for unit, busy in result.total("unit_cycles").items()
+        ],
+    )
+
+
+def matches_document(
+    matching: Matching, machine: InstructionSet, top: int | None
+) -> dict[str, Any]:
+    """Return the document of ``solve --json`` for an instruction set.
+
+    Parameters
+    ----------
+    matching : Matching
+    machine : InstructionSet
+    top : int or None
+        Number of matches; None for all.
+    """
+    return {
+        "workload": str(matching.statement.computation),
+        "target": machine.name,
+        "complete": matching.complete and not matching.left_out,
+        "count": len(matching.matches) + matching.left_out,
+        "matches": [
+            {
+                "instruction": match.instruction.name,
+                "axes": {name: list(map(str, digits)) for name, digits in match.axes.items()},
+                "operands": match.operands,
+                "executions": match.executions,
+                "cycles": match.cycles,
+                "utilization": match.utilization,
+                "conditions": list(match.conditions),
+            }
+            for match in matching.matches[:top]
+        ],
+        "rejections": [
+            {"instruction": rejection.instruction, "reason": rejection.reason}
+            for rejection in matching.rejections
+        ],
+    }
+
+
+def matches_report(document: Mapping[str, Any]) -> Iterator[Block]:
+    """Yield the matches of a workload with their executions.
+
+    Parameters
+    ----------
+    document : mapping
+        Document of :func:`matches_document`.
+    """
+    ended = "complete" if document["complete"] else "not complete"
+    yield Header(
+        [
+            ("workload", document["workload"]),
+            ("target", document["target"]),
+            ("matches", f"{document['count']}, {ended}"),
+        ]
+    )
+    yield ""
+    yield Table(
+        ("instruction", "axes", "executions>", "cycles>", "used>"),
+        [
+            (
+                match["instruction"],
+                ", ".join(f"{n} <- {' '.join(d) or '1'}" for n, d in match["axes"].items()),
+                f"{match['executions']:,}",
+                f"{match['cycles']:,.0f}",
+                f"{match['utilization']:.1%}",
+            )
+            for match in document["matches"]
         ],
     )
 

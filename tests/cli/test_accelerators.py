@@ -57,3 +57,15 @@ def test_options_of_processors_are_refused(cpembed: Caller, tmp_path: Path) -> N
     called = cpembed("network", str(model), "--target", TINY, "--threads", "2")
     assert called.code == 2
     assert "--threads" in called.err
+
+
+def test_solve_lists_the_instructions_that_compute_a_workload(cpembed: Caller) -> None:
+    call = ("solve", "gemm", "m=64", "n=32", "k=16", "--target", TINY)
+    document = cpembed(*call, "--json").json
+    (match, *_) = document["matches"]
+    assert match["instruction"] == "product"
+    # One execution multiplies 8 x 8 by 8 x 8, on as many rows as the machine takes at once.
+    assert match["executions"] * 64 * 64 >= 64 * 32 * 16
+    assert "product" in cpembed(*call).out
+    called = cpembed("solve", "gemm", "m=8", "n=8", "k=8", "dtype=float32", "--target", TINY)
+    assert called.code == 3
