@@ -225,7 +225,9 @@ def _totals(document: Mapping[str, Any]) -> list[tuple[str, str]]:
     if totals["host_steps_without_estimate"]:
         host += f"; {totals['host_steps_without_estimate']} without an estimate"
     rows.append(("host", host))
-    if "verified" in totals:
+    if "verified" in totals and not totals["programs"]:
+        rows.append(("verified", "nothing: no operator is executed by the machine"))
+    elif "verified" in totals:
         verdict = "every program equals its specification" if totals["verified"] else "no"
         deviation = totals["largest_deviation"]
         if deviation:
