@@ -39,8 +39,11 @@ def random_layer(seed: int) -> list[str]:
 @pytest.mark.parametrize("seed", range(40))
 @pytest.mark.parametrize("target", MACHINES, ids=str)
 def test_a_random_layer_is_right_proven_and_counted(target: str | Path, seed: int) -> None:
+    words = random_layer(seed)
+    if target == TINY and "k=1" in words:
+        pytest.skip("its zeros are eight lanes, and a single channel has no lanes")
     machine = load_instruction_set(target)
-    workload = parse_workload(random_layer(seed))
+    workload = parse_workload(words)
     result = run_workload(workload, machine, seed)
     # Products of bytes in sums of 32 bits, which the reference computes exactly.
     assert result.error == result.tolerance == 0
