@@ -69,3 +69,28 @@ def test_solve_lists_the_instructions_that_compute_a_workload(cpembed: Caller) -
     assert "product" in cpembed(*call).out
     called = cpembed("solve", "gemm", "m=8", "n=8", "k=8", "dtype=float32", "--target", TINY)
     assert called.code == 3
+
+
+def test_explore_costs_a_layer_as_run_estimates_it(cpembed: Caller) -> None:
+    """Where nothing sets sums to zero, the layer is left out with the reason."""
+    vary = (
+        "--vary",
+        "memories.main.bytes_per_cycle=4,8",
+        "--vary",
+        "instructions.zero_sums=present,absent",
+    )
+    call = ("explore", TINY, "unit16", "--layers", "15", *vary, "--fresh", "--json")
+    document = cpembed(*call).json
+    costs = {
+        row["parameters"]["memories.main.bytes_per_cycle"]: row["cycles"]
+        for row in document["rows"]
+        if row["parameters"]["instructions.zero_sums"] == "present"
+    }
+    layer = document["layers"][0]["layer"].split()
+    estimated = cpembed("run", *layer, "--target", TINY, "--json").json["estimated_cycles"]
+    # The file has eight bytes a cycle.
+    assert costs[8] == estimated
+    assert costs[4] >= costs[8]
+    # No point without zeros is a result, and the document says why.
+    assert len(document["rows"]) == 2
+    assert "zeros to sums" in str(document)

@@ -14,6 +14,7 @@ import json
 from collections.abc import Callable, Collection, Hashable, Mapping
 from dataclasses import dataclass, field
 from functools import cached_property, lru_cache
+from importlib import import_module
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -36,6 +37,7 @@ from cpembed.exploration.described.silicon import (
     tile_bytes,
 )
 from cpembed.hw.instruction import HardwareSpec
+from cpembed.hw.isa_reader import describes_instruction_set
 from cpembed.hw.loader import build_hardware_spec
 from cpembed.hw.machine import Hierarchy
 from cpembed.hw.schema import Key, joined, key_path
@@ -49,6 +51,10 @@ from cpembed.workloads.suites import Layer
 
 PRESENT, REMOVED = "present", "absent"
 """Words for a key as the file has it, and for a key that is removed."""
+
+# A string, since the planner of accelerators is above the exploration and imported only for them.
+ACCELERATORS = "cpembed.accelerator.family:accelerator_family"
+"""Function that makes the family of a file with ``[[instructions]]``."""
 
 
 class TileRow(msgspec.Struct, frozen=True):
@@ -155,6 +161,14 @@ class DescribedFamily(Family):
     def __getstate__(self) -> dict[str, Any]:
         """Leave out what is cached of points: another process makes it anew."""
         return {**self.__dict__, "_machines": {}, "_silicon": {}}
+
+    def tables(self, point: Point) -> Tables:
+        """Return the contents of the file with the values of a point."""
+        return self._described(point).tables
+
+    def digest(self, point: Point) -> str:
+        """Return a digest of the contents of the file with the values of a point."""
+        return self._described(point).digest
 
     def _described(self, point: Point) -> _Machine:
         key = tuple(sorted(point.items()))
@@ -273,7 +287,7 @@ class DescribedFamily(Family):
         )
         return estimate(workload, spec, options)
 
-    def analyse(self, point: Point, workload: Computation) -> LayerSoftware:
+    def analyse(self, point: Point, workload: Computation) -> Any:
         result = self.estimated(point, workload)
         best, ranked = best_candidate(result)
         clock_mhz = result.machine.clock_mhz
@@ -381,13 +395,11 @@ def described_family(
         For the first fault.
     """
     tables = file.merged
-    # Another loader makes targets of these, and another search costs their layers: a family beside
-    # this one, for which the keys of `instructions` are found by their names already.
-    if "instructions" in tables:
-        raise SpecError(
-            f"{file.path}: instructions: machines of several instructions are not explored yet; "
-            "name a file with one [instruction]"
-        )
+    # Another reader makes machines of these, and another search costs their layers.
+    if describes_instruction_set(tables):
+        module, _, function = ACCELERATORS.partition(":")
+        made: Callable[..., DescribedFamily] = getattr(import_module(module), function)
+        return made(file, labels, mentioned, choices, error)
     base = _spec_of(_Machine.from_tables(file, tables))
     machine_of(base, choices.machine)
     technology(choices.technology or DEFAULT_TECHNOLOGY)
@@ -402,13 +414,27 @@ def described_family(
                 _check_value(file, tables, key, label, value)
         except SpecError as problem:
             raise error(name, str(problem)) from None
+    constants = constants_of(tables, set(mentioned) - set(labels))
+    named = {**labels, **{name: {value: value} for name, value in constants.items()}}
+    return DescribedFamily(file, named, constants, choices)
+
+
+def constants_of(tables: Tables, names: Collection[str]) -> dict[str, Value]:
+    """Return the values of names that are scalar keys of a file.
+
+    Parameters
+    ----------
+    tables
+        Contents of the file.
+    names
+        Names in relations and expressions.
+    """
     constants: dict[str, Value] = {}
-    for name in sorted(set(mentioned) - set(labels)):
+    for name in sorted(names):
         value = value_at(tables, read_key(name))
         if isinstance(value, int | float | str):
             constants[name] = value
-    named = {**labels, **{name: {value: value} for name, value in constants.items()}}
-    return DescribedFamily(file, named, constants, choices)
+    return constants
 
 
 def _require_known_key(file: SpecificationFile, tables: Tables, key: Key) -> None:
