@@ -1,6 +1,6 @@
 """Commands that the pages show, with what they print.
 
-A fenced block ``console`` is a transcript: ``$ cpembed …`` and its output. A block with
+A fenced block ``console`` is a transcript: ``$ cpembed …`` or ``$ python …`` and its output. A block with
 ``title="FILE"`` is a file that later commands of the page read. As a script this file executes the
 commands of the pages in their order and rewrites their outputs::
 
@@ -39,7 +39,7 @@ class Transcript:
     Attributes
     ----------
     command : str
-        The command line, ``cpembed`` included.
+        The command line with its first word, ``cpembed`` or ``python``.
     documented : str
         What the page shows of its output.
     printed : str
@@ -81,7 +81,7 @@ def transcripts(page: str, folder: Path) -> Iterator[Transcript]:
         if title := re.search(r'title="([^"]+)"', info):
             (folder / title[1]).write_text(body, encoding="utf-8")
         elif "console" in info:
-            for part in re.split(r"^(?=\$ cpembed )", body, flags=re.MULTILINE):
+            for part in re.split(r"^(?=\$ (?:cpembed|python) )", body, flags=re.MULTILINE):
                 if part.startswith("$ "):
                     # A command goes on where its line ends with a backslash.
                     match = re.match(r"\$ ((?:[^\n]*\\\n)*[^\n]*)\n", part)
@@ -97,7 +97,7 @@ def transcripts(page: str, folder: Path) -> Iterator[Transcript]:
 def printed(command: str, folder: Path) -> str:
     """Return what a command prints, the messages of a failed one included."""
     words = shlex.split(command.replace("\\\n", " "))
-    assert words[0] == "cpembed", command
+    assert words[0] in ("cpembed", "python"), command
     environment = {
         **os.environ,
         "PYTHONPATH": str(ROOT),
@@ -105,7 +105,7 @@ def printed(command: str, folder: Path) -> str:
         "CPEMBED_CALIBRATION_DIR": str(folder / "calibration"),
     }
     process = subprocess.run(
-        [sys.executable, "-m", "cpembed", *words[1:]],
+        [sys.executable, *(["-m", "cpembed"] if words[0] == "cpembed" else []), *words[1:]],
         cwd=folder, env=environment, text=True, capture_output=True, timeout=TIMEOUT, check=False,
     )  # fmt: skip
     assert process.returncode in (0, 3), (
