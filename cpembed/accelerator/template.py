@@ -470,13 +470,17 @@ def _lanes(step: Step, operand: str) -> tuple[tuple[int, int], ...]:
         digits = step.digits(e.single_iterator)
         traversed = _moves(step, e.single_iterator, operand)
         if len(digits) == 1 and traversed:
-            dimension, distance, _ = traversed[0]
+            dimension, distance, count = traversed[0]
             if distance != 1:
                 raise PlanningError(
                     f"rejected: {step.tensor(operand)} has a step of {distance} in the "
                     f"lanes of {step.instruction.name}: use a layout with neighbours in a row"
                 )
-            lanes.append((dimension, size))
+            # Executions that leave lanes empty begin a row each.
+            tensor = step.statement.computation.operand(step.access(operand).operand)
+            extent = tensor.shape[dimension]
+            is_part = count < size and count < extent and extent % count == 0
+            lanes.append((dimension, count if is_part else size))
         elif traversed:
             lanes += [(dimension, count) for dimension, _, count in traversed]
     return tuple(lanes)
