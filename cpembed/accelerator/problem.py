@@ -69,6 +69,7 @@ def problem_variants(
     OperatorProblem
         Those with the fewest executions first.
     """
+    problem = _with_common_lanes(problem)
     yield problem
     statements = problem.specification.statements
     # Statements after each other find a tensor in the same rows, so they change together first.
@@ -87,6 +88,55 @@ def problem_variants(
         matches = tuple(match for _, match in combination)
         if matches != problem.matches:
             yield replace(problem, matches=matches)
+
+
+def _with_common_lanes(problem: OperatorProblem) -> OperatorProblem:
+    """Return the problem with equal parts of a row where no row suits unequal ones.
+
+    Groups of 12 channels do not lie in rows of 16 without one of them in two rows, so that all
+    statements take 12 of the 16 lanes.
+    """
+    written = {s.output.tensor for s in problem.specification.statements}
+    counts: dict[tuple[str, int], set[int]] = {}
+    for match in problem.matches:
+        for axis, dimension in _lane_axes(match):
+            if dimension[0] in written:
+                counts.setdefault(dimension, set()).add(match.axes[axis][0].count)
+    smallest = {
+        dimension: min(parts)
+        for dimension, parts in counts.items()
+        if any(part % min(parts) for part in parts)
+    }
+    if not smallest:
+        return problem
+    matches: list[Match] = []
+    for match in problem.matches:
+        axes = dict(match.axes)
+        for axis, dimension in _lane_axes(match):
+            (digit,) = match.axes[axis]
+            count = smallest.get(dimension, digit.count)
+            size = next(a for a in match.instruction.axes if a.name == axis)
+            if count < digit.count and not size.is_fixed and not count % size.step:
+                axes[axis] = (Digit(digit.axis, max(count, size.minimum), digit.stride),)
+        matches.append(replace(match, axes=axes))
+    return replace(problem, matches=tuple(matches))
+
+
+def _lane_axes(match: Match) -> Iterator[tuple[str, tuple[str, int]]]:
+    """Yield the axes of one digit that walk lanes, with the tensor's dimension that they walk."""
+    computation = match.statement.computation
+    for operand, access in match.accesses.items():
+        place = match.instruction.places[operand]
+        index = match.instruction.computation.access(operand).index
+        for lane in place.lanes:
+            axis = index[place.dimensions.index(lane.axis)].single_iterator
+            digits = match.axes.get(axis, ()) if axis is not None else ()
+            if axis is None or len(digits) != 1:
+                continue
+            tensor = computation.operand(access.operand).tensor
+            for dimension, expression in enumerate(access.index):
+                if expression.coefficient(digits[0].axis) == 1:
+                    yield axis, (tensor, dimension)
 
 
 def _executions(match: Match) -> int:

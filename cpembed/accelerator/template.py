@@ -198,9 +198,9 @@ def exact_template(problem: OperatorProblem, machine: InstructionSet) -> Templat
     _check_sums(all_steps)
     main = _main_statement(all_steps)
     spatial, reductions = _tiled_axes(all_steps, main)
-    granules = {
-        a: min(all_steps[main].granules[a], extents[a]) for a in all_steps[main].axes.values()
-    }
+    granules = {a: min(_granule(all_steps, main, a), extents[a]) for a in spatial | reductions}
+    for axis in all_steps[main].axes.values():
+        granules.setdefault(axis, min(all_steps[main].granules[axis], extents[axis]))
     buffers = tuple(_buffers(problem, machine, all_steps, main))
     direct: list[tuple[int, str]] = []
     scalars: list[tuple[int, str]] = []
@@ -224,6 +224,17 @@ def exact_template(problem: OperatorProblem, machine: InstructionSet) -> Templat
         buffers,
         tuple(direct),
         tuple(scalars),
+    )
+
+
+def _granule(all_steps: tuple[Step, ...], main: int, axis: str) -> int:
+    """Return the smallest tile of an axis that every statement executes on within the tile.
+
+    A statement that covers an axis in whole granules would reach beyond a smaller tile.
+    """
+    return math.lcm(
+        all_steps[main].granules[axis],
+        *(step.granules[axis] for step in all_steps if axis in step.padded),
     )
 
 
@@ -459,13 +470,17 @@ def _lanes(step: Step, operand: str) -> tuple[tuple[int, int], ...]:
         digits = step.digits(e.single_iterator)
         traversed = _moves(step, e.single_iterator, operand)
         if len(digits) == 1 and traversed:
-            dimension, distance, _ = traversed[0]
+            dimension, distance, count = traversed[0]
             if distance != 1:
                 raise PlanningError(
                     f"rejected: {step.tensor(operand)} has a step of {distance} in the "
                     f"lanes of {step.instruction.name}: use a layout with neighbours in a row"
                 )
-            lanes.append((dimension, size))
+            # Executions that leave lanes empty begin a row each.
+            tensor = step.statement.computation.operand(step.access(operand).operand)
+            extent = tensor.shape[dimension]
+            is_part = count < size and count < extent and extent % count == 0
+            lanes.append((dimension, count if is_part else size))
         elif traversed:
             lanes += [(dimension, count) for dimension, _, count in traversed]
     return tuple(lanes)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -288,10 +289,11 @@ class Costs:
             serial = serial + chain
         both = both + self.chain_cycles
         latency = np.maximum(latency, tiles * self.chain_latency)
-        busiest = np.maximum.reduce(
-            [path, serial, (both + latency) / 2, *self.unit_cycles.values()]
+        # What no tiling changes is a number, not an array.
+        busiest = functools.reduce(
+            np.maximum, (path, serial, (both + latency) / 2, *self.unit_cycles.values())
         )
-        return busiest + self.fill
+        return busiest + self.fill + np.zeros(self.count)
 
     def _output_tiles(self) -> Any:
         """Return the number of tiles of the main statement's output."""
