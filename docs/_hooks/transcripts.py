@@ -1,8 +1,8 @@
 """Commands that the pages show, with what they print.
 
-A fenced block ``console`` is a transcript: ``$ cpembed …`` or ``$ python …`` and its output. A block with
-``title="FILE"`` is a file that later commands of the page read. As a script this file executes the
-commands of the pages in their order and rewrites their outputs::
+A fenced block ``console`` is a transcript: ``$ cpembed …`` or ``$ python …`` and its output. A
+block with ``title="FILE"`` is a file that later commands of the page read. As a script this file
+executes the commands of the pages in their order and rewrites their outputs::
 
     python docs/_hooks/transcripts.py docs/tutorial.md
 

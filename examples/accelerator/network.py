@@ -44,7 +44,10 @@ def convolution(x: str, depth: int, channels: int, size: int, stride: int = 1) -
     bias = RANDOM.integers(-200, 200, channels).astype(np.int32)
     filters = node("DequantizeLinear", constant(weights), constant(scale), constant(np.int8(0)))
     offsets = node(
-        "DequantizeLinear", constant(bias), constant(scale * np.float32(0.05)), constant(np.int32(0))
+        "DequantizeLinear",
+        constant(bias),
+        constant(scale * np.float32(0.05)),
+        constant(np.int32(0)),
     )
     pads, strides = [size // 2] * 4, [stride] * 2
     return node("Conv", x, filters, offsets, kernel_shape=[size] * 2, pads=pads, strides=strides)

@@ -26,6 +26,18 @@ def test_a_page_shows_what_its_commands_print(name: str, tmp_path: Path) -> None
     assert not old, f"run `python docs/_hooks/transcripts.py docs/{name}`"
 
 
+def test_the_page_on_accelerators_shows_what_its_commands_print(tmp_path: Path) -> None:
+    page = (ROOT / "docs" / "how-to" / "accelerator.md").read_text(encoding="utf-8")
+    executed = list(transcripts.transcripts(page, tmp_path))
+    assert len(executed) == 5
+    old = [item.command for item in executed if not item.is_current]
+    assert not old, "run `python docs/_hooks/transcripts.py docs/how-to/accelerator.md`"
+    for name in ("npu.toml", "network.py"):
+        example = ROOT / "examples" / "accelerator" / name
+        assert (tmp_path / name).read_text(encoding="utf-8") == example.read_text(encoding="utf-8")
+    assert (tmp_path / "programs" / "000_conv4" / "program.c").is_file()
+
+
 @pytest.mark.slow
 def test_the_examples_in_python_of_the_tutorial_give_what_it_shows() -> None:
     result = doctest.testfile(
