@@ -16,10 +16,11 @@ from cpembed.accelerator.executions import (
     points,
     variant,
 )
+from cpembed.accelerator.main_layouts import default_layouts
 from cpembed.accelerator.problem import PlanningError, Step
 from cpembed.accelerator.program import Issue, Loop, MainTensor, Meaning, Node, Program
 from cpembed.accelerator.registers import with_configuration
-from cpembed.accelerator.template import BufferSpec, Template, default_layouts
+from cpembed.accelerator.template import BufferSpec, Template
 from cpembed.accelerator.tiling import Key, Tiling
 from cpembed.accelerator.transfers import BoundIssue, Names, Transfer, plan_copy
 from cpembed.hw.isa import IsaInstruction, MemoryKind, Synchronization

@@ -8,11 +8,12 @@ tile of the main statement's output, before or after it.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
 from functools import cached_property
 
 from cpembed.accelerator.matching import Match
+from cpembed.accelerator.operand_rows import lane_blocks, row_distances, walked_steps
 from cpembed.accelerator.problem import (
     OperatorProblem,
     PlanningError,
@@ -20,7 +21,6 @@ from cpembed.accelerator.problem import (
     problem_variants,
     steps,
 )
-from cpembed.accelerator.program import MainTensor
 from cpembed.accelerator.specification import Statement
 from cpembed.accelerator.transfers import copy_paths
 from cpembed.hw.isa import InstructionSet, MemoryKind
@@ -162,7 +162,7 @@ def is_possible(statement: Statement, match: Match) -> bool:
     try:
         for operand, place in match.instruction.places.items():
             if place.dimensions and (place.rows or place.lanes):
-                for _ in _row_steps(step, operand):
+                for _ in row_distances(step, operand):
                     pass
             elif place.dimensions:
                 _check_direct(step, operand)
@@ -256,7 +256,7 @@ def _check_direct(step: Step, operand: str) -> None:
     """Check that an operand in main memory does not walk parts of two dimensions at once."""
     shape = step.statement.computation.operand(step.access(operand).operand).shape
     for axis in step.instruction.axes:
-        traversed = [w for w in _moves(step, axis.name, operand) if w[2] > 1]
+        traversed = [w for w in walked_steps(step, axis.name, operand) if w[2] > 1]
         if any(count < shape[dimension] for dimension, _, count in traversed[1:]):
             raise PlanningError(
                 f"rejected: {step.instruction.name} walks parts of two dimensions of "
@@ -416,12 +416,12 @@ def _requirements(
     row_steps: dict[int, int] = {}
     for number, operand in users:
         step = all_steps[number]
-        use_lanes = _lanes(step, operand)
+        use_lanes = lane_blocks(step, operand)
         if lanes is None:
             lanes = use_lanes
         elif lanes != use_lanes:
             lanes = _merged(lanes, use_lanes, tensor)
-        for dimension, distance in _row_steps(step, operand):
+        for dimension, distance in row_distances(step, operand):
             if row_steps.setdefault(dimension, distance) != distance:
                 raise PlanningError(
                     f"rejected: two statements read {tensor} with different steps along dimension "
@@ -439,192 +439,6 @@ def _merged(
             "a row: move it between two buffers by an instruction that transposes"
         )
     return tuple((d, max(a, b)) for (d, a), (_, b) in zip(first, second, strict=True))
-
-
-def _moves(step: Step, axis: str, operand: str) -> list[tuple[int, int, int]]:
-    """Return dimension, distance and count of each digit that an instruction's axis walks."""
-    access = step.access(operand)
-    traversed: list[tuple[int, int, int]] = []
-    for d in step.digits(axis):
-        for dimension, e in enumerate(access.index):
-            coefficient = e.coefficient(d.axis)
-            if coefficient:
-                traversed.append((dimension, coefficient * d.stride, d.count))
-    return traversed
-
-
-def _lanes(step: Step, operand: str) -> tuple[tuple[int, int], ...]:
-    place = step.instruction.places[operand]
-    index = dict(
-        zip(place.dimensions, step.instruction.computation.access(operand).index, strict=True)
-    )
-    lanes: list[tuple[int, int]] = []
-    for d in place.lanes:
-        e = index[d.axis]
-        if e.single_iterator is None:
-            raise PlanningError(
-                f"rejected: {step.instruction.name} has a window in the lanes of {operand}, "
-                "which the planner does not lay out"
-            )
-        size = d.size(1 + e.bounds(step.instruction.extents)[1])
-        digits = step.digits(e.single_iterator)
-        traversed = _moves(step, e.single_iterator, operand)
-        if len(digits) == 1 and traversed:
-            dimension, distance, count = traversed[0]
-            if distance != 1:
-                raise PlanningError(
-                    f"rejected: {step.tensor(operand)} has a step of {distance} in the "
-                    f"lanes of {step.instruction.name}: use a layout with neighbours in a row"
-                )
-            # Executions that leave lanes empty begin a row each.
-            tensor = step.statement.computation.operand(step.access(operand).operand)
-            extent = tensor.shape[dimension]
-            is_part = count < size and count < extent and extent % count == 0
-            lanes.append((dimension, count if is_part else size))
-        elif traversed:
-            lanes += [(dimension, count) for dimension, _, count in traversed]
-    return tuple(lanes)
-
-
-def _row_steps(step: Step, operand: str) -> Iterator[tuple[int, int]]:
-    place = step.instruction.places[operand]
-    index = dict(
-        zip(place.dimensions, step.instruction.computation.access(operand).index, strict=True)
-    )
-    lanes = {dimension for dimension, _ in _lanes(step, operand)}
-    in_lanes = {index[d.axis].single_iterator for d in place.lanes}
-    for d in place.rows:
-        for name in index[d.axis].iterators:
-            if name not in in_lanes and any(e in lanes for e, _, _ in _moves(step, name, operand)):
-                raise PlanningError(
-                    f"rejected: {step.instruction.name} walks rows and lanes of "
-                    f"{step.tensor(operand)} along the same dimension: copy its windows ahead"
-                )
-    for d in place.rows:
-        e = index[d.axis]
-        if e.single_iterator is None:
-            continue
-        digits = step.digits(e.single_iterator)
-        traversed = _moves(step, e.single_iterator, operand)
-        has_stride = place.strides.get(str(d), 1) not in (1, "dense")
-        if len(digits) == 1 and len(traversed) == 1 and not has_stride:
-            dimension, distance, count = traversed[0]
-            if distance > 1 and count > 1 and dimension not in lanes:
-                yield dimension, distance
-        elif len(digits) > 1:
-            yield from _row_blocks(step, operand, traversed)
-
-
-def _row_blocks(
-    step: Step, operand: str, traversed: Sequence[tuple[int, int, int]]
-) -> Iterator[tuple[int, int]]:
-    """Yield the blocks of dimensions that one axis of an instruction walks together."""
-    for dimension, distance, count in traversed:
-        e = step.access(operand).index[dimension]
-        extents = step.statement.computation.extents
-        windows = [t for t in e.terms if t.coefficient % count and extents[t.iterator] > 1]
-        if count > 1 and (distance != 1 or len(windows) > 1):
-            raise PlanningError(
-                f"rejected: {step.instruction.name} walks windows of {step.tensor(operand)} along "
-                "two dimensions at once, which no layout has in neighbouring rows: use one axis"
-            )
-        if count > 1:
-            yield dimension, count
-
-
-def default_layouts(template: Template, tensor: str, ends: Mapping[int, int]) -> list[MainTensor]:
-    """List layouts of a tensor in main memory, the best first, that reach to these ends.
-
-    Constants are packed with blocks of lanes outermost, so that a box is contiguous; other tensors
-    have their lanes last.
-
-    Parameters
-    ----------
-    template : Template
-    tensor : str
-        Name of the tensor.
-    ends : mapping of int to int
-        End of the last transfer along dimensions in which transfers reach beyond the elements.
-    """
-    specification = template.problem.specification
-    if tensor in template.problem.layouts:
-        return [template.problem.layouts[tensor]]
-    operand = specification.operands[tensor]
-    shape = operand.shape
-    before, after = _margins(template, tensor, shape)
-    for dimension, end in ends.items():
-        after[dimension] = max(after[dimension], end - shape[dimension])
-    lanes = next((b.lanes for b in template.buffers if b.tensor == tensor), ())
-    last = _contiguous(template, tensor)
-    role = "temporary"
-    if tensor in specification.constants:
-        role = "constant"
-    elif tensor in specification.inputs:
-        role = "input"
-    elif tensor in specification.outputs:
-        role = "output"
-    lane_dimensions = tuple(d for d, _ in lanes)
-    outer_dimensions = tuple(d for d in range(len(shape)) if d not in lane_dimensions)
-    plain = MainTensor(
-        tensor,
-        shape,
-        operand.dtype,
-        (*outer_dimensions, *lane_dimensions),
-        tuple(before),
-        tuple(after),
-        role=role,
-    )
-    if template.problem.keeps_order and role != "constant":
-        return [replace(plain, order=tuple(range(len(shape))))]
-    blocks = dict(lanes)
-    blocked = MainTensor(
-        tensor,
-        shape,
-        operand.dtype,
-        (*lane_dimensions, *outer_dimensions, *lane_dimensions),
-        tuple(before),
-        tuple(after),
-        blocks,
-        role=role,
-    )
-    if not blocks:
-        orders = [tuple(range(len(shape)))]
-        orders += [(*(d for d in orders[0] if d != e), e) for e in last if e != len(shape) - 1]
-        return [replace(plain, order=order) for order in orders]
-    return [blocked, plain] if role == "constant" else [plain, blocked]
-
-
-def _contiguous(template: Template, tensor: str) -> list[int]:
-    """Return the dimensions that instructions walk in steps of one element of main memory."""
-    dimensions: list[int] = []
-    for number, operand in template.direct:
-        step = template.steps[number]
-        if step.tensor(operand) != tensor:
-            continue
-        place = step.instruction.places[operand]
-        index = step.instruction.computation.access(operand).index
-        for position, (name, e) in enumerate(zip(place.dimensions, index, strict=True)):
-            is_last = position == len(index) - 1
-            if place.strides.get(name, 1 if is_last else "any") == 1 and e.single_iterator:
-                dimensions += [d for d, _, _ in _moves(step, e.single_iterator, operand)]
-    return list(dict.fromkeys(dimensions))
-
-
-def _margins(
-    template: Template, tensor: str, shape: tuple[int, ...]
-) -> tuple[list[int], list[int]]:
-    """Return the positions before and after the elements that instructions may touch."""
-    before, after = [0] * len(shape), [0] * len(shape)
-    for step in template.steps:
-        computation = step.statement.computation
-        for access in (*computation.reads, computation.statement.store):
-            if computation.operand(access.operand).tensor != tensor:
-                continue
-            for dimension, e in enumerate(shared_index(step, access)):
-                low, high = e.bounds(template.extents)
-                before[dimension] = max(before[dimension], -low)
-                after[dimension] = max(after[dimension], high + 1 - shape[dimension])
-    return before, after
 
 
 def element_bits(dtype: str) -> int:

@@ -398,8 +398,8 @@ def described_family(
     # Another reader makes machines of these, and another search costs their layers.
     if describes_instruction_set(tables):
         module, _, function = ACCELERATORS.partition(":")
-        made: Callable[..., DescribedFamily] = getattr(import_module(module), function)
-        return made(file, labels, mentioned, choices, error)
+        make_family: Callable[..., DescribedFamily] = getattr(import_module(module), function)
+        return make_family(file, labels, mentioned, choices, error)
     base = _spec_of(_Machine.from_tables(file, tables))
     machine_of(base, choices.machine)
     technology(choices.technology or DEFAULT_TECHNOLOGY)
