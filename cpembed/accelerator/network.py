@@ -323,7 +323,11 @@ class _Planner:
         layouts = {name: self.layouts[layout_key(v)] for name, v in planned.views.items()}
         layouts |= _temporary_layouts(planned)
         plans = tuple(self._agreed(plan, layouts) for plan in planned.plans)
-        return ProgramStep(operator, form, plans, tuple(plan.program() for plan in plans))
+        programs = tuple(plan.program() for plan in plans)
+        if not _agree_on_temporaries(form, programs):
+            reason = "its programs need a tensor between them in different layouts"
+            return HostStep(operator, reason, host_us(operator, self.graph.types, self.machine))
+        return ProgramStep(operator, form, plans, programs)
 
     def _agreed(self, plan: OperatorPlan, layouts: Mapping[str, MainTensor]) -> OperatorPlan:
         """Return a plan with the layouts that programs agree on, if there is one."""
@@ -368,6 +372,18 @@ def _temporary_layouts(planned: _Planned) -> dict[str, MainTensor]:
             if name not in planned.form.tensors and layout.role != "constant":
                 needs.setdefault(name, []).append(layout)
     return {name: merged_layout(layouts) for name, layouts in needs.items()}
+
+
+def _agree_on_temporaries(form: OperatorForm, programs: Sequence[Program]) -> bool:
+    """Return True if programs find tensors that only the specification has in one layout."""
+    layouts: dict[str, MainTensor] = {}
+    for program in programs:
+        for name, tensor in program.tensors.items():
+            plain = replace(tensor, role="")
+            is_temporary = name not in form.tensors and tensor.role != "constant"
+            if is_temporary and layouts.setdefault(name, plain) != plain:
+                return False
+    return True
 
 
 def canonical(form: OperatorForm) -> OperatorForm:

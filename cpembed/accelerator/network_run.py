@@ -15,7 +15,9 @@ from typing import Any
 import numpy as np
 
 from cpembed.accelerator.executor import Run, execute
-from cpembed.accelerator.network import AcceleratorNetwork, ProgramStep
+from cpembed.accelerator.network import AcceleratorNetwork, LayoutStep, ProgramStep
+from cpembed.accelerator.operators.forms import GraphTensor
+from cpembed.accelerator.program import MainTensor
 from cpembed.graph.graph import Array, check_inputs
 from cpembed.ir.dtypes import is_integer
 from cpembed.steps import Progress, silent
@@ -111,6 +113,7 @@ def run_network(
     check_inputs(graph, inputs)
     values: dict[str, Array] = {**graph.constants, **inputs}
     programs = {step.operator.name: step for step in network.programs}
+    memory = MainMemory(network)
     outcomes: list[StepRun] = []
     for number, operator in enumerate(graph.operators):
         progress(operator.name, number, len(graph.operators))
@@ -119,7 +122,7 @@ def run_network(
         if step is None:
             values |= zip(operator.outputs, defined, strict=True)
             continue
-        outcome, results = _run_step(network, step, values, seed)
+        outcome, results = _run_step(memory, step, values, seed)
         for name, array in zip(operator.outputs, defined, strict=True):
             deviation = _difference(results[name], array)
             outcome = replace(outcome, deviation=max(outcome.deviation, deviation))
@@ -128,26 +131,73 @@ def run_network(
     return NetworkRun({name: values[name] for name in graph.outputs}, tuple(outcomes))
 
 
+class MainMemory:
+    """Buffers as programs leave them, with whatever their margins hold."""
+
+    def __init__(self, network: AcceleratorNetwork) -> None:
+        self.types = network.graph.types
+        self.buffers: dict[str, tuple[GraphTensor, MainTensor, Array]] = {}
+        # Tensors that the host brings into another layout, by the operators that follow.
+        self.changed: dict[str, set[str]] = {}
+        names: set[str] = set()
+        for step in network.steps:
+            if isinstance(step, LayoutStep):
+                names.add(step.tensor)
+            else:
+                self.changed[step.operator.name] = names
+                names = set()
+
+    def begin(self, step: ProgramStep) -> None:
+        """Drop the buffers that the host replaces before a step."""
+        for name in self.changed.get(step.operator.name, ()):
+            self.buffers.pop(name, None)
+
+    def buffer(self, tensor: GraphTensor, layout: MainTensor, array: Array) -> Array:
+        """Return the buffer that a program reads: the one that is there, or a new one."""
+        kept = self.buffers.get(tensor.name)
+        if kept is not None and kept[0] == tensor and _alike(kept[1], layout):
+            return kept[2]
+        return layout.buffer(tensor.logical(array))
+
+    def keep(self, tensor: GraphTensor, layout: MainTensor, buffer: Array) -> None:
+        """Keep what a program wrote."""
+        self.buffers[tensor.name] = tensor, layout, buffer
+
+
+def _alike(first: MainTensor, second: MainTensor) -> bool:
+    return replace(first, name="", role="") == replace(second, name="", role="")
+
+
 def _run_step(
-    network: AcceleratorNetwork, step: ProgramStep, values: Mapping[str, Array], seed: int
+    memory: MainMemory, step: ProgramStep, values: Mapping[str, Array], seed: int
 ) -> tuple[StepRun, dict[str, Array]]:
     """Execute one program; return its outcome and its outputs in the graph's shapes."""
-    form = step.form
-    specification, types = form.specification, network.graph.types
+    form, types = step.form, memory.types
+    specification = form.specification
+    memory.begin(step)
     arrays = {
         name: form.tensors[name].logical(values[form.tensors[name].name])
         for name in specification.inputs
     }
     contents = {**specification.constants, **arrays}
     runs: list[Run] = []
+    # Tensors between the programs of the step.
+    inside: dict[str, Array] = {}
     for program in step.programs:
         buffers = {
-            name: tensor.buffer(contents.get(name)) for name, tensor in program.tensors.items()
+            name: memory.buffer(form.tensors[name], layout, values[form.tensors[name].name])
+            if name in arrays
+            else inside.get(name, layout.buffer(contents.get(name)))
+            for name, layout in program.tensors.items()
         }
         run = execute(program, buffers, seed)
         assert program.specification is not None
         for name in program.specification.outputs:
             contents[name] = program.tensors[name].array(run.buffers[name])
+            if name in form.tensors:
+                memory.keep(form.tensors[name], program.tensors[name], run.buffers[name])
+            else:
+                inside[name] = run.buffers[name]
         runs.append(run)
     expected = specification.evaluate(arrays)
     error = tolerance = 0.0

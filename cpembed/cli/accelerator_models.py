@@ -57,7 +57,10 @@ def network_on_accelerator(arguments: NetworkArguments) -> int:
     run = None
     with output.Bar() as bar:
         network = plan_network(graph, machine, bar)
-        proofs = None if arguments.no_verify else prove_network(network, bar)
+        proofs = None
+        if not arguments.no_verify:
+            proven = prove_network(network, bar)
+            network, proofs = proven.network, proven.proofs
         if not arguments.plan_only:
             run = run_network(network, inputs, arguments.seed, bar)
     document = network_document(network, run, proofs)

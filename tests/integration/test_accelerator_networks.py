@@ -44,7 +44,7 @@ def check(network: AcceleratorNetwork, host: frozenset[str]) -> None:
         allowed = 1 if step.step.form.specification.deviation else step.tolerance
         assert step.is_right, step.step.operator.name
         assert step.deviation <= allowed, step.step.operator.name
-    refusals = {n: p.refusal for n, p in prove_network(network).items() if not p.holds}
+    refusals = {n: p.refusal for n, p in prove_network(network).proofs.items() if not p.holds}
     assert not refusals
 
 
