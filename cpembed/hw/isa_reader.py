@@ -31,7 +31,7 @@ from cpembed.hw.isa_tables import ChannelTable, InstructionSetTable, IsaMemoryTa
 from cpembed.hw.schema import Key, close_match, convert_table, joined, spec_error
 from cpembed.ir.dtypes import DTYPES, size_bytes
 from cpembed.plugins import plugin_file, plugin_files
-from cpembed.resources import accelerator_files, read_once
+from cpembed.resources import accelerator_files, hardware_spec_files, read_once
 
 NAME = re.compile(r"[A-Za-z][A-Za-z0-9_.-]*")
 """Names of instruction sets, memories, units, channels and instructions."""
@@ -96,6 +96,9 @@ def names_instruction_set(name_or_path: str) -> bool:
             return describes_instruction_set(read_toml(Path(name_or_path)))
         except SpecError:
             return False
+    # Before distributions are looked through, which is slow.
+    if name_or_path in hardware_spec_files():
+        return False
     return instruction_set_file(name_or_path) is not None
 
 

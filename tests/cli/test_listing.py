@@ -43,7 +43,7 @@ def test_accelerators_are_listed_beside_the_targets(cpembed: Caller) -> None:
 
 
 def test_a_single_instruction_takes_no_accelerator(cpembed: Caller) -> None:
-    called = cpembed("solve", "gemm", "m=8", "n=8", "k=8", "--target", "gemmini")
+    called = cpembed("layouts", "gemm", "m=8", "n=8", "k=8", "--target", "gemmini")
     assert called.code == 2
     assert "describes an accelerator of several instructions" in called.err
     assert called.err.count("\n") == 1
