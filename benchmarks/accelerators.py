@@ -119,6 +119,7 @@ def main() -> None:
     parser.add_argument("models", nargs="+", type=Path)
     parser.add_argument("--target", action="append", required=True)
     parser.add_argument("--output", type=Path, default=FOLDER)
+    parser.add_argument("--note", default="", help="a sentence on the models for the page")
     options = parser.parse_args()
     rows: list[dict[str, Any]] = []
     for target in options.target:
@@ -128,6 +129,8 @@ def main() -> None:
     document = {**provenance(), "rows": rows}
     write_document(options.output / "accelerators.json", document)
     lines = provenance_lines(document, "emulated")
+    if options.note:
+        lines.append(f"- {options.note}")
     write_whole(options.output / "accelerators.md", page(rows, lines))
 
 
