@@ -154,9 +154,9 @@ class MainMemory:
 
     def buffer(self, tensor: GraphTensor, layout: MainTensor, array: Array) -> Array:
         """Return the buffer that a program reads: the one that is there, or a new one."""
-        kept = self.buffers.get(tensor.name)
-        if kept is not None and kept[0] == tensor and _alike(kept[1], layout):
-            return kept[2]
+        present = self.buffers.get(tensor.name)
+        if present is not None and present[0] == tensor and _alike(present[1], layout):
+            return present[2]
         return layout.buffer(tensor.logical(array))
 
     def keep(self, tensor: GraphTensor, layout: MainTensor, buffer: Array) -> None:
