@@ -124,7 +124,7 @@ class AcceleratorFamily(DescribedFamily):
                 key = f"{memory}.{direction}"
                 moved[key] = moved.get(key, 0.0) + count
         return LayerPrograms(
-            mapping="; ".join(str(match) for plan in plans for match in plan.problem.matches),
+            mapping="; ".join(line for plan in plans for line in plan.problem.instruction_lines),
             cycles=math.fsum(plan.cost.cycles for plan in plans),
             bound_cycles=math.fsum(plan.cycles_bound for plan in plans),
             energy_pj=math.fsum(plan.cost.energy_pj for plan in plans),

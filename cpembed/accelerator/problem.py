@@ -50,6 +50,18 @@ class OperatorProblem:
     layouts: Mapping[str, MainTensor] = field(default_factory=dict[str, MainTensor])
     keeps_order: bool = False
 
+    @property
+    def instruction_lines(self) -> tuple[str, ...]:
+        """Instruction of each statement with the digits of its axes, a line each.
+
+        The lines have no executions: tiles may take smaller ones than the largest of a match.
+        """
+        return tuple(
+            f"{match.instruction.name}: "
+            + ", ".join(f"{a} <- {' '.join(map(str, d)) or '1'}" for a, d in match.axes.items())
+            for match in self.matches
+        )
+
 
 def problem_variants(
     problem: OperatorProblem, is_possible: Callable[[Statement, Match], bool]
@@ -78,7 +90,7 @@ def problem_variants(
         if alike != problem.matches and all(map(is_possible, statements, alike)):
             yield replace(problem, matches=alike)
     choices = [
-        [(_executions(m), m) for m in _single_axes(match) if is_possible(statement, m)]
+        [(m.executions, m) for m in _single_axes(match) if is_possible(statement, m)]
         for statement, match in zip(statements, problem.matches, strict=True)
     ]
     combinations = sorted(
@@ -118,7 +130,7 @@ def _with_common_lanes(problem: OperatorProblem) -> OperatorProblem:
             size = next(a for a in match.instruction.axes if a.name == axis)
             if count < digit.count and not size.is_fixed and not count % size.step:
                 axes[axis] = (Digit(digit.axis, max(count, size.minimum), digit.stride),)
-        matches.append(replace(match, axes=axes))
+        matches.append(_with_axes(match, axes))
     return replace(problem, matches=tuple(matches))
 
 
@@ -139,6 +151,14 @@ def _lane_axes(match: Match) -> Iterator[tuple[str, tuple[str, int]]]:
                     yield axis, (tensor, dimension)
 
 
+def _with_axes(match: Match, axes: Mapping[str, tuple[Digit, ...]]) -> Match:
+    """Return a match with other digits, and with the executions that these need."""
+    if axes == match.axes:
+        return match
+    variant = replace(match, axes=axes)
+    return replace(variant, executions=_executions(variant))
+
+
 def _executions(match: Match) -> int:
     """Return the number of executions of a match, with whole granules."""
     extents = match.statement.computation.extents
@@ -156,7 +176,7 @@ def _single_axis(match: Match, position: int) -> Match:
         else single
         for name, single in digits.items()
     }
-    return replace(match, axes=sizes)
+    return _with_axes(match, sizes)
 
 
 def _single_axes(match: Match) -> Iterator[Match]:
@@ -171,7 +191,7 @@ def _single_axes(match: Match) -> Iterator[Match]:
                 variants.append((Digit(d.axis, count),))
         options.append(variants)
     for choice in itertools.product(*options):
-        yield replace(match, axes=dict(zip(match.axes, choice, strict=True)))
+        yield _with_axes(match, dict(zip(match.axes, choice, strict=True)))
 
 
 @dataclass(frozen=True)

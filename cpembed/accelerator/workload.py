@@ -54,7 +54,7 @@ class WorkloadRun:
 
     @property
     def bound(self) -> float:
-        """Lower bound on the cycles of programs with these instructions."""
+        """Lower bound on the cycles of programs with the same matches."""
         return math.fsum(plan.cycles_bound for plan in self.plans)
 
     @property
@@ -77,7 +77,7 @@ class WorkloadRun:
             "provenance": Provenance.EMULATED.value,
             "programs": [
                 {
-                    "matches": [str(match) for match in plan.problem.matches],
+                    "matches": list(plan.problem.instruction_lines),
                     "proven": proof.holds,
                     "mechanism": proof.mechanism,
                     "refusal": proof.refusal,

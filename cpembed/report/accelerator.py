@@ -63,7 +63,7 @@ def workload_report(result: WorkloadRun) -> Iterator[Block]:
     """
     machine = result.machine
     time = f"{duration(result.cycles / machine.clock_mhz)} at {machine.clock_mhz:,g} MHz"
-    matches = [str(match) for plan in result.plans for match in plan.problem.matches]
+    matches = [line for plan in result.plans for line in plan.problem.instruction_lines]
     moved = result.total("moved").items()
     main = sum(count for (memory, _), count in moved if memory == machine.main.name)
     tensors = [item for program in result.programs for item in program.tensors.items()]
@@ -73,7 +73,7 @@ def workload_report(result: WorkloadRun) -> Iterator[Block]:
         ("target", f"{machine.name}, {machine.synchronization}"),
         *((f"program {n}", text) for n, text in enumerate(matches)),
         ("cycles", f"{result.cycles:,.0f}, {Provenance.EMULATED}; {time}"),
-        ("bound", f"{result.bound:,.0f} cycles of programs with these instructions"),
+        ("bound", f"{result.bound:,.0f} cycles of every program with these matches"),
         ("main memory", f"{main:,.0f} bytes" + (f"; {packed} packed ahead" if packed else "")),
         ("energy", f"{sum(run.energy_pj for run in result.runs) / 1e3:,.1f} nJ, as described"),
         ("proven", _proofs_text(result)),
@@ -216,7 +216,7 @@ def _totals(document: Mapping[str, Any]) -> list[tuple[str, str]]:
             "cycles",
             f"{cycles:,.0f}, {document['provenance']}; {time}",
         ),
-        ("bound", f"{totals['bound_cycles']:,.0f} cycles, of the same statements and instructions"),
+        ("bound", f"{totals['bound_cycles']:,.0f} cycles, of every program with the same matches"),
         ("products", f"{count(totals['macs'])} multiply-accumulates of the operators"),
     ]
     if "energy_pj" in totals:
