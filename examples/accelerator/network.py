@@ -54,9 +54,11 @@ def convolution(x: str, depth: int, channels: int, size: int, stride: int = 1) -
 
 
 def network() -> onnx.ModelProto:
-    """Return a convolution, a residual block and a classifier by a 1x1 convolution."""
+    """Return a convolution, max pooling, a residual block and a 1x1 convolution."""
     x = quantized("image", 0.05)
     x = quantized(node("Relu", convolution(x, 16, 32, 3, stride=2)), 0.05)
+    pooled = node("MaxPool", x, kernel_shape=[3] * 2, pads=[1] * 4, strides=[2] * 2)
+    x = quantized(pooled, 0.05)
     y = quantized(node("Relu", convolution(x, 32, 32, 3)), 0.05)
     y = quantized(convolution(y, 32, 32, 3), 0.05)
     x = quantized(node("Relu", node("Add", x, y)), 0.05)
@@ -64,7 +66,7 @@ def network() -> onnx.ModelProto:
     graph = helper.make_graph(
         NODES,
         "small",
-        [helper.make_tensor_value_info("image", TensorProto.FLOAT, [1, 16, 16, 16])],
+        [helper.make_tensor_value_info("image", TensorProto.FLOAT, [1, 16, 32, 32])],
         [helper.make_tensor_value_info(x, TensorProto.FLOAT, [1, 16, 8, 8])],
         CONSTANTS,
     )

@@ -35,7 +35,8 @@ def test_the_page_on_accelerators_shows_what_its_commands_print(tmp_path: Path) 
     for name in ("npu.toml", "network.py"):
         example = ROOT / "examples" / "accelerator" / name
         assert (tmp_path / name).read_text(encoding="utf-8") == example.read_text(encoding="utf-8")
-    assert (tmp_path / "programs" / "000_conv4" / "program.c").is_file()
+    code = (tmp_path / "programs" / "001_maxpool8" / "program.c").read_text(encoding="utf-8")
+    assert f"```c\n{code[code.index('void ') :]}```" in page
 
 
 @pytest.mark.slow
