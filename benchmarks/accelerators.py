@@ -78,8 +78,8 @@ COLUMNS = (
     "network", "machine", "operators", "proven", "on the host", "cycles", "bound", "verified",
     "planning s", "proving s", "emulating s",
 )  # fmt: skip
-NOTE = """Cycles are emulated, one program after the other; the bound is that of the same statements
-and instructions. Seconds are wall clock, on a machine that may have had other work."""
+NOTE = """Cycles are emulated, one program after the other; the bound is that of every program with
+the same matches. Seconds are wall clock, on a machine that may have had other work."""
 
 
 def page(rows: list[dict[str, Any]], lines: list[str]) -> str:
