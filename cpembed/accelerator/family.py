@@ -15,7 +15,7 @@ from typing import Any, ClassVar
 import msgspec
 
 from cpembed.accelerator.operator_search import OperatorSearch
-from cpembed.accelerator.specification import Specification, Statement
+from cpembed.accelerator.workload import workload_specification
 from cpembed.driver.bench_layers import NamedSuite, prepared_suite
 from cpembed.errors import LoweringError, SpecError
 from cpembed.exploration.described.family import (
@@ -104,14 +104,7 @@ class AcceleratorFamily(DescribedFamily):
 
     def analyse(self, point: Point, workload: Computation) -> LayerPrograms:
         machine = self.machine_of(point)
-        constants = {o.name: None for o in workload.inputs[1:] if not o.varies}
-        specification = Specification(
-            workload.name,
-            (Statement(workload),),
-            tuple(o.name for o in workload.inputs if o.name not in constants),
-            tuple(o.name for o in workload.outputs),
-            constants,  # pyright: ignore[reportArgumentType]
-        )
+        specification = workload_specification(workload)
         plans = OperatorSearch(specification, machine).plans()
         if isinstance(plans, str):
             raise LoweringError(plans)

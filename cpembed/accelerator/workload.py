@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections import Counter
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -18,7 +19,7 @@ from cpembed.accelerator.specification import Specification, Statement
 from cpembed.errors import LoweringError
 from cpembed.hw.isa import InstructionSet
 from cpembed.ir.computation import Computation
-from cpembed.ir.dtypes import is_integer
+from cpembed.ir.dtypes import is_integer, numpy_dtype
 from cpembed.ir.reference import random_inputs, reference
 from cpembed.provenance import Provenance
 
@@ -102,6 +103,35 @@ class WorkloadRun:
         }
 
 
+def workload_specification(
+    workload: Computation, arrays: Mapping[str, Array] | None = None
+) -> Specification:
+    """Return the specification of a workload whose weights are packed ahead.
+
+    Parameters
+    ----------
+    workload : Computation
+        Workload of one statement. Inputs after the first one are weights, unless they vary.
+    arrays : mapping of str to ndarray, optional
+        Values of the weights; by default zeros, which tilings do not depend on.
+    """
+    weights = [o for o in workload.inputs[1:] if not o.varies]
+    names = {operand.name for operand in weights}
+    constants = {
+        o.name: np.broadcast_to(np.zeros((), numpy_dtype(o.dtype)), o.shape)
+        if arrays is None
+        else arrays[o.name]
+        for o in weights
+    }
+    return Specification(
+        workload.name,
+        (Statement(workload),),
+        tuple(o.name for o in workload.inputs if o.name not in names),
+        tuple(o.name for o in workload.outputs),
+        constants,
+    )
+
+
 def run_workload(workload: Computation, machine: InstructionSet, seed: int = 0) -> WorkloadRun:
     """Plan a workload, prove its programs and emulate them on random data.
 
@@ -120,14 +150,7 @@ def run_workload(workload: Computation, machine: InstructionSet, seed: int = 0) 
         If no instructions compute it, or no tiling fits; the message says why.
     """
     arrays = random_inputs(workload, seed)
-    constant = {o.name for o in workload.inputs[1:] if not o.varies}
-    specification = Specification(
-        workload.name,
-        (Statement(workload),),
-        tuple(o.name for o in workload.inputs if o.name not in constant),
-        tuple(o.name for o in workload.outputs),
-        {name: arrays[name] for name in constant},
-    )
+    specification = workload_specification(workload, arrays)
     plans = OperatorSearch(specification, machine).plans()
     if isinstance(plans, str):
         raise LoweringError(plans)
