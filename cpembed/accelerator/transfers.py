@@ -294,7 +294,8 @@ def _index(
         if steps > 1:
             loops.append(_CopyLoop(f"?{dimension}", steps, dimension))
             terms.append(IndexTerm(f"?{dimension}", stride))
-        if walk is not None:
+        # One element a chunk leaves the axis at 0, and the operand may not have the axis at all.
+        if walk is not None and walk.chunk > 1:
             terms.append(IndexTerm(walk.axis, walk.step))
         index.append(start + IndexExpr.sum(terms, offset))
     return index, loops
