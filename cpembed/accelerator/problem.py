@@ -186,8 +186,7 @@ def _single_axes(match: Match) -> Iterator[Match]:
     for name, digits in match.axes.items():
         variants = [digits]
         if len(digits) > 1:
-            for d in digits:
-                variants.append((Digit(d.axis, axes[name].rounded(extents[d.axis])),))
+            variants += [(Digit(d.axis, axes[name].rounded(extents[d.axis])),) for d in digits]
         options.append(variants)
     for choice in itertools.product(*options):
         yield _with_axes(match, dict(zip(match.axes, choice, strict=True)))

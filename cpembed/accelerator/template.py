@@ -124,8 +124,12 @@ class Template:
         conflicts = set(self._bank_conflicts())
         groups: dict[tuple[str, str], int] = {}
         for buffer in self.buffers:
-            taken = {g for key, g in groups.items() if {(key, buffer.key), (buffer.key, key)} & conflicts}
-            groups[buffer.key] = next(n for n in itertools.count() if n not in taken)
+            used_groups = {
+                number
+                for key, number in groups.items()
+                if (key, buffer.key) in conflicts or (buffer.key, key) in conflicts
+            }
+            groups[buffer.key] = next(n for n in itertools.count() if n not in used_groups)
         return groups
 
     def _bank_conflicts(self) -> Iterator[tuple[tuple[str, str], tuple[str, str]]]:

@@ -80,7 +80,10 @@ LAYERS: Mapping[str, Sequence[tuple[str, ...]]] = {
         ("Y[i,j] = int8(A[i,j] + B[i,j])",),
     ],
     "softmax": [
-        ("M[i] max= X[i,j]", "G[i,j] = exp(X[i,j] - M[i])", "H[i] += G[i,j]", "P[i,j] = G[i,j] / H[i]"),
+        (
+            "M[i] max= X[i,j]", "G[i,j] = exp(X[i,j] - M[i])", "H[i] += G[i,j]",
+            "P[i,j] = G[i,j] / H[i]",
+        ),
         ("I[i,j] = exp(C[i,j])", "J[i] += I[i,j]", "K[i,j] = I[i,j] / J[i]"),
     ],
 }  # fmt: skip
@@ -89,7 +92,9 @@ LAYERS: Mapping[str, Sequence[tuple[str, ...]]] = {
 EXTENTS = {"p": 4, "q": 5, "r": 3, "s": 3, "c": 8}
 
 
-def specification(name: str, statements: Sequence[str], extents: Mapping[str, int]) -> Specification:
+def specification(
+    name: str, statements: Sequence[str], extents: Mapping[str, int]
+) -> Specification:
     """Return the specification of statements; weights and biases are constants."""
     dtypes = {letter: dtype for dtype, letters in DTYPES.items() for letter in letters}
     window = next((s for s in statements if "+r" in s), "")
@@ -101,9 +106,7 @@ def specification(name: str, statements: Sequence[str], extents: Mapping[str, in
         output = text[0]
         shapes = {"A": image} if text == window else {}
         used = {axis: extents[axis] for axis in extents if axis in axes}
-        parsed.append(
-            statement(text, dtypes, used, accumulates=output in begun, shapes=shapes)
-        )
+        parsed.append(statement(text, dtypes, used, accumulates=output in begun, shapes=shapes))
         begun.add(output)
     read = {o.tensor for s in parsed for o in s.reads} - begun
     operands = {o.tensor: o for s in parsed for o in s.computation.operands}

@@ -66,7 +66,10 @@ class _Machine:
     def _axis(self, size: int, *, fixed: bool = False) -> Any:
         if fixed or size == 1 or not (self.runtime or self.chance(0.2)):
             return size
-        return {"max": size, **({"min": 2, "step": 2} if size % 2 == 0 and self.chance(0.1) else {})}
+        return {
+            "max": size,
+            **({"min": 2, "step": 2} if size % 2 == 0 and self.chance(0.1) else {}),
+        }
 
     def _memory(self, name: str, row_bytes: int) -> None:
         banks = self.draw.choice([1, 1, 2, 4])
@@ -191,7 +194,7 @@ class _Machine:
         used = [axis for axis in sizes if axis in expression.replace("max", "")]
         # Fixed lanes read whole granules, and run-time ones exactly what there is.
         axes = {axis: self._axis(sizes[axis]) for axis in used}
-        place_a = (
+        place_a: Table = (
             self._rows(a, "int8", "", "x") if "product" in self.shape
             else {"memory": a, "dtype": "int8", "rows": ["x"], "lanes": []}
             if self.shape == "row by element"
@@ -212,9 +215,7 @@ class _Machine:
         self.begins_anew = self.chance(0.4)
         self._add("product", "array", expression, dict(axes), **keys)
         if self.begins_anew:
-            self._add(
-                "first_product", "array", expression, dict(axes), **keys, accumulate=False
-            )
+            self._add("first_product", "array", expression, dict(axes), **keys, accumulate=False)
 
     def _add_beginnings(self) -> None:
         """Add what begins sums: zeros, biases, or loads of sums."""

@@ -113,7 +113,7 @@ def unsound(name: str, layer: str, seed: int, count: int) -> tuple[list[str], Co
     return wrong, counts
 
 
-@pytest.mark.parametrize("name", (TINY, WITH_CHANNELS), ids=("tiny", "channels"))
+@pytest.mark.parametrize("name", [TINY, WITH_CHANNELS], ids=("tiny", "channels"))
 def test_no_wrong_mutant_of_small_machines_is_proven(name: str) -> None:
     total = Counter[str]()
     for seed, layer in enumerate(programs(name)):
