@@ -46,7 +46,8 @@ VALUES: tuple[Any, ...] = (
 
 def paths(node: Any, prefix: tuple[Any, ...] = ()) -> Iterator[tuple[Any, ...]]:
     """Yield the keys that lead to every value."""
-    for key, value in node.items() if isinstance(node, dict) else enumerate(node):
+    items: Any = node.items() if hasattr(node, "items") else enumerate(node)
+    for key, value in items:
         yield (*prefix, key)
         if isinstance(value, dict | list):
             yield from paths(value, (*prefix, key))
@@ -63,7 +64,8 @@ def damaged(original: dict[str, Any], draw: random.Random) -> tuple[str, dict[st
     tables = copy.deepcopy(original)
     places = list(paths(tables))
     path = draw.choice(places)
-    parent, key = value_at(tables, path[:-1]), path[-1]
+    parent: Any = value_at(tables, path[:-1])
+    key = path[-1]
     kind = draw.choice(["delete", "value", "number", "rename", "swap", "repeat", "text", "drop"])
     if kind == "delete":
         del parent[key]
@@ -76,7 +78,7 @@ def damaged(original: dict[str, Any], draw: random.Random) -> tuple[str, dict[st
         value_at(tables, path[:-1])[path[-1]] = draw.choice(
             [0, -1, -number, 2 * number, 1_000_003 * number, number + 1, number / 2, 2**62, 1e18]
         )
-    elif kind == "rename" and isinstance(parent, dict):
+    elif kind == "rename" and hasattr(parent, "items"):
         parent[draw.choice(["zz", "name", "memory", "Ü", "max", "r", "e"])] = parent.pop(key)
     elif kind == "swap":
         alike = [p for p in places if type(value_at(tables, p)) is type(parent[key])]
@@ -86,7 +88,7 @@ def damaged(original: dict[str, Any], draw: random.Random) -> tuple[str, dict[st
         # What was exchanged with something inside of itself is there no more.
         if path[: len(other)] != other:
             parent[key] = second
-    elif kind == "repeat" and isinstance(parent, list):
+    elif kind == "repeat" and hasattr(parent, "append"):
         parent.append(copy.deepcopy(parent[key]))
     elif kind == "text":
         path = draw.choice([p for p in places if isinstance(value_at(tables, p), str)])
