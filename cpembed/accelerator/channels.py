@@ -203,21 +203,24 @@ class _Turns:
 
     def _not_first(self, nodes: tuple[Node, ...], loops: tuple[Loop, ...]) -> tuple[Node, ...]:
         """Take the wait for room out of the first iteration of loops."""
-        index = IndexExpr.sum([IndexTerm(loop.name) for loop in loops])
+        names = {loop.name for loop in loops}
 
-        def change(node: Node) -> Iterator[Node]:
+        def change(node: Node, around: tuple[str, ...]) -> Iterator[Node]:
             if isinstance(node, Loop):
-                yield replace(node, body=tuple(n for b in node.body for n in change(b)))
+                inside = (*around, node.name) if node.name in names else around
+                yield replace(node, body=tuple(n for b in node.body for n in change(b, inside)))
                 return
             is_waiting = self.back in node.waits
             if not is_waiting or self.machine.instructions[node.instruction].unit != self.first:
                 yield node
                 return
+            # What comes ahead of inner rounds waits outside of their loops.
+            index = IndexExpr.sum([IndexTerm(name) for name in around])
             waits = tuple(w for w in node.waits if w != self.back)
             yield replace(node, guards=(*node.guards, index + -1))
             yield replace(node, guards=(*node.guards, index.times(-1)), waits=waits)
 
-        return tuple(n for node in nodes for n in change(node))
+        return tuple(n for node in nodes for n in change(node, (loops[0].name,)))
 
 
 def _changed(

@@ -7,10 +7,12 @@ from pathlib import Path
 import pytest
 
 from tests.cli.calling import Caller
+from tests.compilers import needs_executor
 
 TINY = str(Path(__file__).parents[1] / "targets" / "tiny_accelerator.toml")
 
 
+@needs_executor
 @pytest.mark.parametrize(
     "workload",
     [
@@ -38,6 +40,7 @@ def test_a_workload_is_planned_proven_and_emulated(
         assert moved["main", "write"] >= 4 * m * n
 
 
+@needs_executor
 def test_the_report_names_the_proof(cpembed: Caller) -> None:
     text = cpembed("run", "gemm", "m=8", "n=8", "k=8", "--target", TINY).out
     assert "yes, bit for bit equal to the reference" in text
@@ -71,6 +74,7 @@ def test_solve_lists_the_instructions_that_compute_a_workload(cpembed: Caller) -
     assert called.code == 3
 
 
+@needs_executor
 def test_explore_costs_a_layer_as_run_estimates_it(cpembed: Caller) -> None:
     """Where nothing sets sums to zero, the layer is left out with the reason."""
     vary = (

@@ -8,6 +8,7 @@ import pytest
 from cpembed.accelerator.executor import execute
 from cpembed.accelerator.specification import Specification
 from cpembed.hw.isa import InstructionSet
+from tests.compilers import needs_executor
 from tests.unit.accelerator.toys import (
     Interpreter,
     convolution,
@@ -29,6 +30,7 @@ def random_specifications(seed: int, count: int) -> list[Specification]:
     return specifications
 
 
+@needs_executor
 @pytest.mark.parametrize("target", [systolic(96, 32), systolic(96, 32, registers=True)])
 def test_counts_are_those_of_an_execution(target: InstructionSet) -> None:
     for specification in random_specifications(3, 2):
@@ -44,6 +46,7 @@ def test_counts_are_those_of_an_execution(target: InstructionSet) -> None:
             assert moved == interpreter.moved
 
 
+@needs_executor
 def test_estimated_cycles_are_near_those_of_the_executor() -> None:
     # On 144 programs the median of estimate over execution is 1.00, its range 0.66 to 1.33
     # (docs/accelerator-planning.md).
