@@ -196,7 +196,10 @@ class _Times:
     @property
     def among(self) -> int:
         """Number of the best candidates by overheads among which the fastest are looked for."""
-        return AMONG if self.executes is None else self.executes.policy.considered
+        if self.executes is None or not self.executes.policy.compares_always:
+            return AMONG
+        # Those among which `run` chooses, so that the fastest here is what it executes.
+        return self.executes.policy.considered
 
     @property
     def count(self) -> int:

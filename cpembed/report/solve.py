@@ -84,7 +84,7 @@ def estimate_report(result: EstimateResult, *, verbose: bool = False) -> Iterato
     if result.ranked_by == "estimate":
         order = f"the fastest of {wording.plural(result.considered, 'candidate')}"
     is_modelled = result.is_by_back_end
-    origin = "of the back end's programs" if is_modelled else "from the description alone"
+    origin = "for the back end's programs" if is_modelled else "from the description alone"
     yield _header(
         solved,
         verbose,
@@ -115,14 +115,14 @@ def estimate_report(result: EstimateResult, *, verbose: bool = False) -> Iterato
     yield from _left_out(solved)
     yield messages.legend(item.candidate.embedding for item in solved.embeddings)
     yield "rank: by overheads; used: share of the instruction's MACs that is useful"
-    if is_modelled:
-        yield (
-            "time: of the program that `cpembed run` executes, as `match` and `layouts` state it; "
-            "any program: the least that the description allows, whatever program is written"
-        )
     if is_unpacked:
         yield "nothing is packed: transfers fetch boxes of the operands in their original layouts"
         return
+    if is_modelled:
+        yield (
+            "any program: the least time that the description allows; time: that of the program of "
+            "`cpembed run`"
+        )
     yield (
         "time: with packing and unpacking, which packing shows alone; weights are packed ahead\n"
         "packed: operands that packing copies; the others are used in place"
