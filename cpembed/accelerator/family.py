@@ -57,9 +57,10 @@ _ENERGY = "energy_pj"
 class LayerPrograms(msgspec.Struct, frozen=True, kw_only=True):
     """Best programs of a layer on a machine, with their estimates.
 
-    ``moved`` are bytes by memory and direction, ``executions`` those of each instruction,
-    ``energy_pj`` picojoules by level. ``conversions`` are changes of layout that the host makes for
-    the layer, which are in no sum.
+    ``moved`` are bytes by memory and direction, ``main_bytes`` those read from main memory and
+    written to it, ``instructions`` the executions of each instruction, ``energy_pj`` picojoules by
+    level. ``conversions`` are changes of layout that the host makes for the layer, which are in no
+    sum.
     """
 
     mapping: str
@@ -67,8 +68,9 @@ class LayerPrograms(msgspec.Struct, frozen=True, kw_only=True):
     bound_cycles: float
     bound: str
     energy_pj: dict[str, float]
-    executions: dict[str, int]
+    instructions: dict[str, int]
     moved: dict[str, float]
+    main_bytes: tuple[float, float]
     conversions: list[str]
 
 
@@ -247,13 +249,15 @@ def _programs(
             moved[key] = moved.get(key, 0.0) + size
         for unit, cycles in plan.cost.unit_cycles.items():
             units[unit] = units.get(unit, 0.0) + cycles
+    main = machine.main.name
     return LayerPrograms(
         mapping="; ".join(line for plan in plans for line in plan.problem.instruction_lines),
         cycles=math.fsum(plan.cost.cycles for plan in plans),
         bound_cycles=math.fsum(plan.cycles_bound for plan in plans),
         bound=f"unit {max(units, key=lambda unit: units[unit])}" if units else "",
         energy_pj=energy_table(machine).by_level(executions, moved),
-        executions=executions,
+        instructions=executions,
+        main_bytes=(moved.get((main, "read"), 0.0), moved.get((main, "written"), 0.0)),
         moved={f"{memory}.{direction}": size for (memory, direction), size in moved.items()},
         conversions=list(conversions),
     )

@@ -1,8 +1,9 @@
 """The family of a person's own machine: a specification whose keys vary.
 
 A point gives values to keys of the specification's tables, which the ordinary loader builds in
-memory. A layer costs what ``cpembed solve --estimate --machine NAME --rank-by estimate`` says of it there: of the
-best embeddings by their overheads the one of the least time, by the one function that estimates
+memory. A layer costs what ``cpembed solve --estimate --machine NAME --rank-by estimate`` says of it
+there: of the best embeddings by their overheads the one of the least time, by the one function that
+estimates the best program on a description
 (:func:`~cpembed.cost.machine.estimate.estimate_program`). A layer that nothing embeds, or whose
 embeddings the machine rejects, is left out with the reason.
 """
@@ -317,6 +318,11 @@ class DescribedFamily(Family):
 
     def choices(self, point: Point, analysis: LayerSoftware) -> tuple[Choice, ...]:
         details = msgspec.to_builtins(analysis)
+        costs = self.silicon(point)
+        if costs is not None:
+            clock_mhz = self.hierarchy(point).clock_mhz
+            activity = self._activity(point, analysis)
+            details["energy_pj"] = costs.energy_by_level(activity, clock_mhz)
         tiles = "; ".join(
             f"{', '.join(row.memories)} {_sizes(row.tile)}" for row in reversed(analysis.tiling)
         )
