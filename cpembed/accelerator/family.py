@@ -28,9 +28,8 @@ from cpembed.accelerator.network import (
     ProgramStep,
     plan_network,
 )
-from cpembed.accelerator.operator_search import OperatorSearch
 from cpembed.accelerator.operators import is_view
-from cpembed.accelerator.workload import workload_specification
+from cpembed.accelerator.workload import workload_plans
 from cpembed.driver.bench_layers import MODELS, NamedSuite, prepared_suite
 from cpembed.errors import LoweringError, SpecError, WorkloadError
 from cpembed.exploration.described.family import (
@@ -160,8 +159,7 @@ class AcceleratorFamily(DescribedFamily):
             assert self.model is not None
             outcome = _outcomes(self.digest(point), self.model, machine)[workload.name]
         else:
-            plans = OperatorSearch(workload_specification(workload), machine).plans()
-            outcome = plans if isinstance(plans, str) else _programs(plans, machine)
+            outcome = _programs(workload_plans(workload, machine), machine)
         if isinstance(outcome, str):
             raise LoweringError(outcome)
         return outcome
