@@ -65,7 +65,7 @@ def test_options_of_processors_are_refused(cpembed: Caller, tmp_path: Path) -> N
 @pytest.mark.parametrize(
     "option", [("run", "--output", "int8"), ("run", "--timeout", "3"), ("solve", "--pareto")]
 )
-def test_options_of_processors_are_refused(cpembed: Caller, option: tuple[str, ...]) -> None:
+def test_options_of_searches_are_refused(cpembed: Caller, option: tuple[str, ...]) -> None:
     command, *words = option
     called = cpembed(command, "gemm", "m=8", "n=8", "k=8", "--target", TINY, *words)
     assert called.code == 2
