@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from cpembed.codegen.plan import KernelPlan
-from cpembed.graph.kinds.caches import CacheUpdate
+from cpembed.graph.kinds.lines import CacheUpdate
 from cpembed.network.operators.emission import Kernel, Operands
 
 _SAME = "cpembed_is_same_memory"
