@@ -349,7 +349,7 @@ class MethodError:
         Largest output in size.
     bound : float
         Largest bound of the method for data of these magnitudes
-        (:func:`~cpembed.transform.methods.winograd.bound`).
+        (:func:`~cpembed.transform.methods.error_growth.bound`).
     """
 
     largest: float

@@ -35,13 +35,8 @@ from cpembed.network.operators.attention_tiles import TileProduct, Tiles
 from cpembed.network.operators.emission import Operands
 from cpembed.network.operators.nest import PlacedTensor
 from cpembed.network.operators.tiled_kernel import AttentionPlan
-from cpembed.network.product_kernel import ProductKernel
-from cpembed.network.product_kernels import (
-    KernelRequest,
-    ProductKernels,
-    least_unit_us,
-    recorded_kernel,
-)
+from cpembed.network.product_kernel import ProductKernel, recorded_kernel
+from cpembed.network.product_kernels import KernelRequest, ProductKernels, least_unit_us
 from cpembed.targets.capabilities import AnyTarget, host_times
 from cpembed.targets.registry import open_target
 
