@@ -169,7 +169,7 @@ def _parameters(nest: Nest) -> list[str]:
 def _packed(
     script: Script, nest: Nest, tasks: tuple[str, str], *, stages: bool
 ) -> Generator[tuple[str, str]]:
-    """Write the packing of what tasks read; yield the first task and the end of those to run."""
+    """Write the packing of operands that tasks read; yield the first and the end of the tasks."""
     if nest.packing is None:
         yield tasks
         return

@@ -209,7 +209,7 @@ def _estimate(
 
 
 def _time(estimate: Estimate | str) -> float:
-    """Return what candidates are ranked by: the time, or another objective's cost."""
+    """Return the cost by which candidates are ranked: the time, or another objective's."""
     if not isinstance(estimate, Estimate):
         return float("inf")
     return estimate.total_us if estimate.objective == "cycles" else estimate.cost

@@ -1,4 +1,4 @@
-"""Search of the digit model: which problems it takes, its components, what is judged on nodes.
+"""Search of the digit model: the problems that it takes, its components, checks on nodes.
 
 Instruction axes that no constraint couples have solutions of their own, which combine freely: the
 embeddings are the product. Most problems fall apart like this. Where several digits move one index

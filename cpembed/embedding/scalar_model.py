@@ -34,7 +34,7 @@ class DigitChoice:
 
 @dataclass
 class ScalarModel:
-    """Variables of the embedding problem and what constraints share while they post.
+    """Variables of the embedding problem, and state that constraints share while they post.
 
     Attributes
     ----------

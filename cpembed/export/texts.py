@@ -259,7 +259,7 @@ def _call(call: Call, first: int, prefix: str) -> str:
 
 
 def _loops(program: Program, numbers: Mapping[str, int]) -> tuple[list[str], list[str]]:
-    """Return the rows of loops and of what they move."""
+    """Return the table rows of loops and of the buffers that they move."""
     moves: list[str] = []
     rows: list[str] = []
     for number, loop in enumerate(program.loops):

@@ -70,7 +70,7 @@ _PART_KEYS, _PART_COST = 128, 0.02
 
 @dataclass(frozen=True)
 class AttentionKernel:
-    """Kernel of an attention, with what it was made of.
+    """Kernel of an attention, with its parts.
 
     Attributes
     ----------

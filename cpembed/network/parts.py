@@ -55,7 +55,7 @@ def parts_of(graph: Graph) -> list[Part]:
 
 
 def _graph_of(graph: Graph, operators: Sequence[Operator], number: int) -> Graph:
-    """Return some operators as a graph, whose outputs are what the others read of theirs."""
+    """Return some operators as a graph, whose outputs are the tensors that other operators read."""
     written = [name for operator in operators for name in operator.outputs]
     names = {operator.name for operator in operators}
     readers = [operator for operator in graph.operators if operator.name not in names]
@@ -149,7 +149,7 @@ class PartsResult:
 
 
 _ROUNDS = 7
-"""Number of calls of a foreign operator, of which the median counts."""
+"""Number of calls of a foreign operator, whose median time is reported."""
 
 
 def run_parts(

@@ -157,7 +157,7 @@ def _check(proto: Any, content: bytes, path: Path) -> None:
 
 
 def _checkable(proto: Any, content: bytes) -> Any:
-    """Return what the checker reads: the file's bytes, or a model without what it would reject."""
+    """Return the checker's input: the file's bytes, or a model without parts that it rejects."""
     import onnx
 
     outputs, tensors = proto.graph.output, proto.graph.initializer

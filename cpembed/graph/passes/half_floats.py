@@ -31,7 +31,7 @@ def has_half_floats(graph: Graph) -> bool:
 
 
 def widen_half_floats(graph: Graph) -> Graph:
-    """Return a graph that computes in float32 what this one computes in float16.
+    """Return the graph with its computations in float16 done in float32.
 
     Inputs and outputs keep their type; results in between are no longer rounded to float16, nor
     overflow it.
