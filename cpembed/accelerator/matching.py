@@ -63,7 +63,8 @@ class Match:
     executions : int
         Number of executions, with padded ones.
     conditions : tuple of str
-        What has to hold besides: one line each.
+        What has to hold besides, one line each. A match promises none of it: the proof of the
+        program decides it with the values of constants, and refuses the program where it fails.
     notes : tuple of str
         Remarks for readers: fixed arguments and padding.
     """

@@ -97,4 +97,4 @@ def test_explore_costs_a_layer_as_run_estimates_it(cpembed: Caller) -> None:
     assert costs[4] >= costs[8]
     # No point without zeros is a result, and the document says why.
     assert len(document["rows"]) == 2
-    assert "zeros to sums" in str(document)
+    assert "begins O in sums with 0" in str(document)
