@@ -435,7 +435,8 @@ def _path(
     if not paths:
         raise PlanningError(
             f"rejected: {machine.name} has no copies of {dtype} from {start} to {end}, "
-            f"where {tensor} is needed: describe a load, or a move between the two"
+            f"where {tensor} is needed: describe "
+            f"{'a store' if end == machine.main.name else 'a load'}, or a move between the two"
         )
     return paths[0]
 
