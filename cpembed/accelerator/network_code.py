@@ -322,13 +322,13 @@ class _Writer:
             pointers.append(place.pointer)
             self.places[tensor] = [place]
         shapes = [f"{n}: {graph.types[n]}" for n in (*operator.inputs, *operator.outputs)]
-        what, types = operator.kind.label, "; ".join(shapes)
+        label, types = operator.kind.label, "; ".join(shapes)
         self.externals.append(
             {
                 "name": name,
                 "operator": operator.name,
                 "declaration": f"void {name}({', '.join(parameters)});",
-                "computes": f"{what}: {operator.kind}",
+                "computes": f"{label}: {operator.kind}",
                 "tensors": types,
             }
         )
@@ -383,8 +383,6 @@ class _Writer:
         document = {
             "workspace_bytes": self.workspace,
             "constants_bytes": len(self.constants),
-            "constants_sha256": hashlib.sha256(self.constants).hexdigest(),
-            "source_sha256": hashlib.sha256(text.encode()).hexdigest(),
             "inputs": [{"name": n, **_type(graph.types[n])} for n in graph.inputs],
             "outputs": [{"name": n, **_type(graph.types[n])} for n in graph.outputs],
             "functions_to_write": self.externals,

@@ -88,7 +88,8 @@ def compiled(code: NetworkCode, folder: Path, extra: str = "") -> ctypes.CDLL:
 def array_at(pointer: int, dtype: str, elements: int) -> np.ndarray:
     """Return the elements at an address as an array that shares them."""
     size = elements * numpy_dtype(dtype).itemsize
-    return np.frombuffer((ctypes.c_char * size).from_address(pointer), numpy_dtype(dtype))
+    memory = (ctypes.c_uint8 * size).from_address(pointer)
+    return np.ctypeslib.as_array(memory).view(numpy_dtype(dtype))
 
 
 def called(
