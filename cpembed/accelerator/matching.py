@@ -434,6 +434,11 @@ def _operand_problem(form: InstructionForm, lifted: LiftedStatement, structure: 
                 return f"its operand {name}, {dtype}, cannot hold {value}"
         elif lifted.computation.operand(access.operand).dtype != dtype:
             return f"its operand {name} is {dtype}"
+        elif name in form.scalars and any(
+            lifted.computation.extents[axis] > 1 for axis in access.iterators
+        ):
+            axes = ", ".join(access.iterators)
+            return f"its operand {name} is one number and {access.operand} has one for each {axes}"
     return ""
 
 

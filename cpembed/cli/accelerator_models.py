@@ -128,7 +128,7 @@ def run_on_accelerator(words: Sequence[str], target: str, seed: int, *, as_json:
 
 
 def solve_on_accelerator(
-    words: Sequence[str], target: str, top: int | None, *, as_json: bool
+    words: Sequence[str], target: str, top: int | None, *, estimated: bool, as_json: bool
 ) -> int:
     """Print the instructions of an accelerator that compute a workload, and how.
 
@@ -140,6 +140,8 @@ def solve_on_accelerator(
         Name or file of the instruction set.
     top : int or None
         Number of matches that are printed; None for all.
+    estimated : bool
+        Plan the programs, too, and print their estimated costs.
     as_json : bool
         Print the document instead of the report.
 
@@ -150,14 +152,22 @@ def solve_on_accelerator(
     """
     from cpembed.accelerator.matching import match_statement
     from cpembed.accelerator.specification import Statement
+    from cpembed.accelerator.workload import plan_document, workload_plans
     from cpembed.hw.isa_reader import load_instruction_set
     from cpembed.report.accelerator import matches_document, matches_report
     from cpembed.workloads.naming import parse_workload
 
     _refuse_options(target, "top", "every")
     machine = load_instruction_set(target)
-    matching = match_statement(Statement(parse_workload(list(words))), machine)
+    workload = parse_workload(list(words))
+    matching = match_statement(Statement(workload), machine)
     document = matches_document(matching, machine, top)
+    if estimated and matching.matches:
+        try:
+            document["plan"] = plan_document(workload_plans(workload, machine), machine)
+        except LoweringError as error:
+            # Instructions match, and no tiling of them fits: what matches is still printed.
+            document["plan"] = {"reason": str(error)}
     if as_json:
         output.print_json(document)
     elif matching.matches:
