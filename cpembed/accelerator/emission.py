@@ -106,7 +106,8 @@ class Lowering:
                 f"{tensor or 'the statement'} is not a constant of one element: describe "
                 f"{operand} in a memory of rows with an axis of size 1"
             )
-        return bind_scalar(place, tensor, constant.reshape(-1)[0].item())
+        rank = len(self.template.problem.specification.operands[tensor].shape)
+        return bind_scalar(place, tensor, constant.reshape(-1)[0].item(), rank)
 
     def _bind_main(
         self, step: Step, operand: str, tensor: str, loops: Sequence[TileLoop]
