@@ -179,8 +179,8 @@ class _Reader:
             raise spec_error(self.path, key, problem)
 
     def _need_number(self, value: float, key: Key, *, zero: bool = True) -> None:
-        allowed = "a number of at least 0" if zero else "a number above 0"
-        problem = f"{value} is not allowed; allowed: {allowed}"
+        allowed = "from 0" if zero else "above 0, up"
+        problem = f"{value} is not allowed; allowed: a number {allowed} to {_MAX_NUMBER:g}"
         self._need((zero and value == 0) or 0 < value <= _MAX_NUMBER, key, problem)
 
     def _need_names(self, names: Iterable[str], key: Key) -> None:
