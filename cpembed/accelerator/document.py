@@ -147,6 +147,15 @@ def _program(step: ProgramStep, outcome: StepRun | None) -> dict[str, Any]:
         "bound_cycles": step.cycles_bound,
         "macs": _macs(step),
         "deviation": step.form.specification.deviation,
+        "host": [
+            {
+                "after_programs": part.after,
+                "statements": [str(s.computation) for s in part.specification.statements],
+                "reason": part.reason,
+                "estimated_us": part.us,
+            }
+            for part in step.host
+        ],
     }
     if outcome is not None:
         entry |= {

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 import click
+from click.core import ParameterSource
 
 from cpembed.cli import output
 from cpembed.errors import LoweringError
@@ -45,7 +46,11 @@ def network_on_accelerator(arguments: NetworkArguments) -> int:
     from cpembed.network.inputs import random_inputs, read_inputs, write_outputs
     from cpembed.report.accelerator import accelerator_report
 
-    _check(arguments)
+    _refuse_options(
+        arguments.target,
+        "shapes", "outputs", "constants", "input_file", "seed", "no_verify", "plan_only",
+        "output", "save",
+    )  # fmt: skip
     # Before the model is read, which may take seconds.
     machine = load_instruction_set(arguments.target)
     graph = load_model(
@@ -104,6 +109,7 @@ def run_on_accelerator(words: Sequence[str], target: str, seed: int, *, as_json:
     from cpembed.report.accelerator import workload_report
     from cpembed.workloads.naming import parse_workload
 
+    _refuse_options(target, "seed")
     machine = load_instruction_set(target)
     workload = parse_workload(list(words))
     try:
@@ -151,6 +157,7 @@ def solve_on_accelerator(
     from cpembed.report.accelerator import matches_document, matches_report
     from cpembed.workloads.naming import parse_workload
 
+    _refuse_options(target, "top", "every")
     machine = load_instruction_set(target)
     workload = parse_workload(list(words))
     matching = match_statement(Statement(workload), machine)
@@ -190,6 +197,7 @@ def match_on_accelerators(arguments: MatchArguments) -> int:
     from cpembed.hw.isa_reader import load_instruction_set
     from cpembed.report.accelerator import accelerator_report
 
+    _refuse_options(", ".join(arguments.targets), "targets", "shapes", "outputs", "constants")
     machines = [load_instruction_set(target) for target in arguments.targets]
     graph = load_model(
         arguments.model, arguments.shapes or None, arguments.outputs, constants=arguments.constants
@@ -205,19 +213,26 @@ def match_on_accelerators(arguments: MatchArguments) -> int:
     return 0
 
 
-def _check(arguments: NetworkArguments) -> None:
-    """Reject options that mean nothing on an accelerator."""
-    unused = {
-        "--cpu": arguments.processor,
-        "--threads": arguments.threads,
-        "--fallback": arguments.fallback,
-        "--report": arguments.report,
-        "--trace": arguments.trace,
-    }
-    for option, value in unused.items():
-        if value is not None:
+def _refuse_options(target: str, *used: str) -> None:
+    """Reject options of the command line that mean nothing on an accelerator.
+
+    Parameters
+    ----------
+    target : str
+        Name or file of the instruction set.
+    *used : str
+        Names of the command's parameters that are used.
+    """
+    context = click.get_current_context()
+    for parameter in context.command.params:
+        name = parameter.name or ""
+        if not isinstance(parameter, click.Option) or name in {"target", "as_json", *used}:
+            continue
+        if context.get_parameter_source(name) is ParameterSource.COMMANDLINE:
             raise click.UsageError(
-                f"{option} is of processors, and {arguments.target} is an accelerator: leave it out"
+                f"{parameter.opts[0]} means nothing for {target}, an accelerator of several "
+                "instructions: leave it out",
+                context,
             )
 
 

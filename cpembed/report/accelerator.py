@@ -33,13 +33,13 @@ def accelerator_report(document: Mapping[str, Any]) -> Iterator[Block]:
         (_program_row(step, document["main_memory"]) for step in programs),
         {"operator": _OPERATOR_WIDTH},
     )
-    host = [step for step in document["steps"] if step["kind"] in ("host", "layout")]
+    host = [row for step in document["steps"] for row in _host_rows(step)]
     if host:
         yield ""
         yield Heading("On the host, by estimate")
         yield Table(
             ("operator", "work", "time>", "reason"),
-            (_host_row(step) for step in host),
+            host,
             {"operator": _OPERATOR_WIDTH, "reason": _REASON_WIDTH},
         )
     refusals = [
@@ -238,11 +238,25 @@ def _proven_text(step: Mapping[str, Any]) -> str:
     return ", ".join(step["proof"]["mechanisms"]) if step["proven"] else "no"
 
 
-def _host_row(step: Mapping[str, Any]) -> tuple[str, ...]:
-    time = "not described" if step["estimated_us"] is None else duration(step["estimated_us"])
-    if step["kind"] == "layout":
-        return step["tensor"], "layout", time, step["reason"]
-    return step["operator"], step["label"], time, step["reason"]
+def _host_rows(step: Mapping[str, Any]) -> Iterator[tuple[str, ...]]:
+    """Yield the host's work of a step: all of it, or the statements that no program computes."""
+    match step["kind"]:
+        case "layout":
+            yield step["tensor"], "layout", _time_text(step), step["reason"]
+        case "host":
+            yield step["operator"], step["label"], _time_text(step), step["reason"]
+        case "program":
+            for part in step["host"]:
+                count_of = plural(len(part["statements"]), "statement")
+                work = f"{count_of} after program {part['after_programs']}"
+                yield step["operator"], work, _time_text(part), part["reason"]
+        case _:
+            pass
+
+
+def _time_text(work: Mapping[str, Any]) -> str:
+    us = work["estimated_us"]
+    return "not described" if us is None else duration(us)
 
 
 def _totals(document: Mapping[str, Any]) -> list[tuple[str, str]]:
