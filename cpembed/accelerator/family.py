@@ -147,13 +147,13 @@ class AcceleratorFamily(DescribedFamily):
 
     def tables(self, point: Point) -> Tables:
         """Return the file of a point, without what the point has no use or no room for."""
-        return self._of(point).tables
+        return self._machine(point).tables
 
     def machine_of(self, point: Point) -> InstructionSet:
         """Return the machine of a point; raise :class:`SpecError` where there is none."""
-        return self._of(point).machine
+        return self._machine(point).machine
 
-    def _of(self, point: Point) -> _Adapted:
+    def _machine(self, point: Point) -> _Adapted:
         digest = self.digest(point)
         if digest not in self._adapted:
             self._adapted[digest] = _adapted(super().tables(point), str(self.file.path))
@@ -193,10 +193,10 @@ class AcceleratorFamily(DescribedFamily):
             assert self.model is not None
             outcome = _outcomes(self.digest(point), self.model, machine)[workload.name]
             if isinstance(outcome, LayerPrograms):
-                outcome = msgspec.structs.replace(outcome, absent=self._of(point).absent)
+                outcome = msgspec.structs.replace(outcome, absent=self._machine(point).absent)
         else:
             outcome = _programs(workload_plans(workload, machine), machine)
-            outcome = msgspec.structs.replace(outcome, absent=self._of(point).absent)
+            outcome = msgspec.structs.replace(outcome, absent=self._machine(point).absent)
         if isinstance(outcome, str):
             raise LoweringError(outcome)
         return outcome

@@ -1,4 +1,4 @@
-"""How much of an instruction's peak rate a match uses, and what keeps it from more."""
+"""Share of an instruction's peak rate that a match uses, and what keeps it from more."""
 
 from __future__ import annotations
 
@@ -52,6 +52,5 @@ def unfilled(match: Match) -> tuple[str, ...]:
             share = extent / (blocks * block)
             if blocks > 1 and share < 1:
                 text = f"{digit.axis} of {extent} takes {blocks} x {block} places of {axis}"
-                whole = f"; multiples of {block} leave none empty"
-                reasons.append((share, text + whole))
+                reasons.append((share, f"{text}; multiples of {block} leave none empty"))
     return tuple(text for _, text in sorted(reasons))

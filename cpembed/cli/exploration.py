@@ -352,7 +352,7 @@ def _save_shapes(path: Path, result: ShapeResult) -> list[Path]:
     "multiples",
     callback=_multiples,
     default="1",
-    metavar="N|x=N,y=N,z=N",
+    metavar="N|X,Y,Z|x=N,y=N",
     help="Only extents that are multiples of N.",
 )
 @click.option(

@@ -81,9 +81,9 @@ def with_constants(tables: Mapping[str, Any], place: str) -> Mapping[str, Any]:
 
 def _text(text: str, values: Mapping[str, Number]) -> str | Number:
     """Return a string with numbers in place of references, or the number that it is."""
-    whole = _REFERENCE.fullmatch(text)
-    if whole is not None:
-        return _value(whole[1] or whole[2], values)
+    reference = _REFERENCE.fullmatch(text)
+    if reference is not None:
+        return _value(reference[1] or reference[2], values)
     return _REFERENCE.sub(lambda match: str(_value(match[1] or match[2], values)), text)
 
 
