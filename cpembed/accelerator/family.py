@@ -43,7 +43,7 @@ from cpembed.graph.graph import Graph
 from cpembed.graph.kinds.product import Product
 from cpembed.graph.passes import prepare
 from cpembed.hw.isa import InstructionSet
-from cpembed.hw.isa_reader import read_instruction_set
+from cpembed.hw.isa_reader import read_instruction_set, typed_tables
 from cpembed.hw.specification import SpecificationFile, Tables
 from cpembed.provenance import Provenance
 from cpembed.targets.family import Activity, Choice, Costs, OperatorWork, Point, Value, Work
@@ -364,10 +364,12 @@ def accelerator_family(
         try:
             require_place(file.merged, key)
             for label, value in by_label.items():
-                # Values may be right only together; each has to keep the file readable as tables.
-                replaced(file.merged, key, ABSENT if label == REMOVED else value)
+                # Values may be right only together; each has to be of the key's type.
+                tables = replaced(file.merged, key, ABSENT if label == REMOVED else value)
+                typed_tables(tables, str(file.path))
         except SpecError as problem:
-            raise error(name, str(problem)) from None
+            text = str(problem).removeprefix(f"{file.path}: ").removeprefix(f"{name}: ")
+            raise error(name, text) from None
     constants = constants_of(file.merged, set(mentioned) - set(labels))
     named = {**labels, **{name: {value: value} for name, value in constants.items()}}
     return AcceleratorFamily(file, named, constants, choices)

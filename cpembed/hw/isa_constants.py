@@ -62,11 +62,12 @@ def with_constants(tables: Mapping[str, Any], place: str) -> Mapping[str, Any]:
         if isinstance(value, bool) or not isinstance(value, int | float):
             raise spec_error(place, (KEY, name), f"{value!r} is no number: {problem}")
     values = cast(dict[str, Number], constants)
+    used = set[str]()
 
     def replaced(value: Any, key: tuple[str, ...]) -> Any:
         if isinstance(value, str):
             try:
-                return _text(value, values)
+                return _text(value, values, used)
             except SpecError as error:
                 raise spec_error(place, key, str(error)) from None
         if isinstance(value, list):
@@ -76,11 +77,21 @@ def with_constants(tables: Mapping[str, Any], place: str) -> Mapping[str, Any]:
             return {str(replaced(n, key)): replaced(each, (*key, n)) for n, each in items}
         return value
 
-    return {name: replaced(value, (name,)) for name, value in tables.items() if name != KEY}
+    contents = {name: replaced(value, (name,)) for name, value in tables.items() if name != KEY}
+    for name in values:
+        if name not in used:
+            near = close_match(name, used)
+            raise spec_error(place, (KEY, name), f"nothing uses ${name}{near}: leave it out")
+    return contents
 
 
-def _text(text: str, values: Mapping[str, Number]) -> str | Number:
-    """Return a string with numbers in place of references, or the number that it is."""
+def _text(text: str, values: Mapping[str, Number], used: set[str]) -> str | Number:
+    """Return a string with numbers in place of references, or the number that it is.
+
+    Names of constants are added to ``used``.
+    """
+    for match in _REFERENCE.finditer(text):
+        used.update(name for name in values if name in re.findall(r"\w+", match[0]))
     reference = _REFERENCE.fullmatch(text)
     if reference is not None:
         return _value(reference[1] or reference[2], values)

@@ -50,9 +50,9 @@ def test_files_without_constants_are_as_they_are() -> None:
     ],
 )
 def test_references_are_numbers_or_parts_of_texts(text: str, value: Any) -> None:
-    assert with_constants({"constants": {"dim": 6}, "key": [text]}, "a.toml") == {"key": [value]}
-    tables = {"constants": {"dim": 6}, "table": {text: 1}}
-    assert with_constants(tables, "a.toml") == {"table": {str(value): 1}}
+    tables = {"constants": {"dim": 6}, "key": [text, "$dim"], "table": {text: 1}}
+    replaced = {"key": [value, 6], "table": {str(value): 1}}
+    assert with_constants(tables, "a.toml") == replaced
 
 
 @pytest.mark.parametrize(
@@ -63,6 +63,10 @@ def test_references_are_numbers_or_parts_of_texts(text: str, value: Any) -> None
         ({"rows": "$(dim.__class__)"}, "is no expression"),
         ({"rows": "$(1//(dim-6))"}, "is no expression"),
         ({"rows": "$(dim*99999999999999999)"}, "which is no size"),
+        (
+            {"rows": "$dim", "constants": {"dim": 6, "dimm": 8}},
+            "constants.dimm: nothing uses $dimm",
+        ),
         ({"constants": {"dim": "6"}}, "constants.dim: '6' is no number"),
         ({"constants": 3}, "constants: must be a table of numbers"),
     ],
