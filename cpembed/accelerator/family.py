@@ -226,7 +226,11 @@ def _adapted(tables: Tables, path: str) -> _Adapted:
         except SpecError as error:
             smaller = _without_unusable(tables, error)
             if smaller is None:
-                raise
+                if not absent:
+                    raise
+                # What is wrong now may follow from what did not fit.
+                text = str(error).removeprefix(f"{path}: ")
+                raise SpecError(f"{path}: {'; '.join(absent)}; without these, {text}") from None
             tables = smaller
             absent.append(str(error).removeprefix(f"{path}: "))
 
