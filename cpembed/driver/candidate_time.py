@@ -38,7 +38,7 @@ class CandidateTime:
     Attributes
     ----------
     origin : str
-        :data:`BACK_END` or :data:`DESCRIPTION`.
+        ``BACK_END`` or ``DESCRIPTION``.
     total_us : float
         Microseconds with packing and unpacking, but for what is packed ahead.
     us : float or None
