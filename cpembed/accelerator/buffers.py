@@ -7,10 +7,11 @@ from dataclasses import dataclass, replace
 
 from cpembed.accelerator.addressing import InRows, Place
 from cpembed.accelerator.boxes import Box, TileLoop, box_of, loop_extents
+from cpembed.accelerator.buffer_specs import BufferSpec
 from cpembed.accelerator.executions import bind_operand, granule_loops, tile_loops
 from cpembed.accelerator.layouts import RowLayout, row_layouts
 from cpembed.accelerator.problem import PlanningError, Step
-from cpembed.accelerator.template import BufferSpec, Template
+from cpembed.accelerator.template import Template
 from cpembed.accelerator.tiling import Key, Tiling
 from cpembed.ir.index import IndexExpr, IndexTerm
 
@@ -76,8 +77,8 @@ class Buffers:
             outer = self.loops[: self.tiling.output_depth]
         if spec.role == "output":
             return len(outer)
-        written = any(o in self.template.steps[n].instruction.outputs for n, o in spec.uses)
-        if written or spec.is_home:
+        is_written = spec.is_outgoing or self.template.last_writer(spec) is not None
+        if is_written or spec.is_home:
             return len(outer)
         depth = len(outer)
         while depth and outer[depth - 1].axis not in spec.axes:

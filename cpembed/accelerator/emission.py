@@ -6,6 +6,7 @@ from collections.abc import Iterator, Mapping, Sequence
 
 from cpembed.accelerator.addressing import Binding, InMain, InRows, Place, bind_scalar
 from cpembed.accelerator.boxes import TileLoop, guards, loop_extents, sizes
+from cpembed.accelerator.buffer_specs import BufferSpec
 from cpembed.accelerator.buffers import Buffer, Buffers
 from cpembed.accelerator.channels import with_signals
 from cpembed.accelerator.executions import (
@@ -20,7 +21,7 @@ from cpembed.accelerator.main_layouts import default_layouts
 from cpembed.accelerator.problem import PlanningError, Step
 from cpembed.accelerator.program import Issue, Loop, MainTensor, Meaning, Node, Program
 from cpembed.accelerator.registers import with_configuration
-from cpembed.accelerator.template import BufferSpec, Template
+from cpembed.accelerator.template import Template
 from cpembed.accelerator.tiling import Key, Tiling
 from cpembed.accelerator.transfers import BoundIssue, Names, Transfer, plan_copy
 from cpembed.hw.isa import IsaInstruction, MemoryKind, Synchronization
@@ -293,9 +294,11 @@ class Lowering:
         """Yield the moves of tensors that earlier statements wrote to where a statement reads."""
         for buffer in self.buffers.table.values():
             spec = buffer.spec
-            first = min((n for n, _ in spec.uses), default=-1)
-            if first == number and spec.load and self._is_produced(spec):
+            if spec.is_outgoing or not spec.load or not self._is_produced(spec):
+                continue
+            if spec.first_use == number:
                 yield from self._load(buffer, base_rows)
+                yield from self._store(buffer, base_rows)
 
     def _load(self, buffer: Buffer, base_rows: Mapping[str, int]) -> Iterator[Node]:
         spec = buffer.spec
@@ -323,11 +326,6 @@ class Lowering:
         buffer: Buffer,
     ) -> tuple[Node, ...]:
         """Return a copy; a layout in main memory that is not decided becomes the first fit."""
-        if len(path) != 2:
-            raise PlanningError(
-                f"rejected: {spec.tensor} moves through {' and '.join(path[1:-1])}, which the "
-                "planner has no buffer in: describe a direct copy"
-            )
         outer = self.buffers.outer(buffer)
         extents = loop_extents(outer)
         box = self.buffers.box(spec, buffer.depth)
@@ -362,13 +360,19 @@ class Lowering:
         raise refusal or PlanningError(f"rejected: {spec.tensor} has no layout in main memory")
 
     def _stores(self, number: int, base_rows: Mapping[str, int]) -> Iterator[Node]:
+        """Yield the stores of what a statement completes, through other memories if need be."""
         for buffer in self.buffers.table.values():
             spec = buffer.spec
-            if not spec.store or not any(
-                n == number and o in self.template.steps[n].instruction.outputs
-                for n, o in spec.uses
-            ):
-                continue
+            if spec.is_outgoing and spec.stage == number:
+                yield from self._load(buffer, base_rows)
+                yield from self._store(buffer, base_rows)
+            elif self.template.last_writer(spec) == number:
+                yield from self._store(buffer, base_rows)
+
+    def _store(self, buffer: Buffer, base_rows: Mapping[str, int]) -> Iterator[Node]:
+        """Yield the copies of a buffer to where its tensor stays; none where it stays there."""
+        spec = buffer.spec
+        if spec.store:
             yield from self._copy(
                 spec,
                 spec.store,

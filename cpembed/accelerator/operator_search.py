@@ -136,7 +136,7 @@ def _combinations(matchings: Sequence[Matching]) -> Iterator[Iterator[tuple[Matc
     """Yield, for each match of the largest statement, combinations with one match of each other.
 
     The fewest cycles come first. Matches that need a tensor with different dimensions in the lanes
-    of a row are not combined.
+    of a row of one memory are not combined.
     """
     largest = max(matchings, key=lambda m: m.statement.computation.macs)
     for match in sorted(largest.matches, key=lambda m: m.cycles):
@@ -148,7 +148,7 @@ def _combinations(matchings: Sequence[Matching]) -> Iterator[Iterator[tuple[Matc
 
 
 def _consistent(
-    choices: Sequence[Sequence[Match]], lanes: Mapping[str, frozenset[int]]
+    choices: Sequence[Sequence[Match]], lanes: Mapping[_Place, frozenset[int]]
 ) -> Iterator[tuple[Match, ...]]:
     """Yield one match of each choice such that all agree on the dimensions in lanes."""
     if not choices:
@@ -161,10 +161,14 @@ def _consistent(
                 yield match, *matches
 
 
-def _lane_dimensions(match: Match) -> dict[str, frozenset[int]]:
+_Place = tuple[str, str]
+"""Tensor, and memory in which an instruction finds it."""
+
+
+def _lane_dimensions(match: Match) -> dict[_Place, frozenset[int]]:
     """Return the dimensions of tensors that executions find in the lanes of a row."""
     instruction = match.instruction
-    dimensions: dict[str, frozenset[int]] = {}
+    dimensions: dict[_Place, frozenset[int]] = {}
     for operand, access in match.accesses.items():
         place = instruction.places[operand]
         index = instruction.computation.access(operand).index
@@ -177,7 +181,7 @@ def _lane_dimensions(match: Match) -> dict[str, frozenset[int]]:
             if digit.count > 1
         }
         if lane_axes:
-            dimensions[access.operand] = frozenset(
+            dimensions[access.operand, place.memory] = frozenset(
                 d for d, e in enumerate(access.index) if lane_axes.intersection(e.iterators)
             )
     return dimensions

@@ -10,8 +10,9 @@ from typing import Any
 
 import numpy as np
 
+from cpembed.accelerator.buffer_specs import BufferSpec
 from cpembed.accelerator.problem import Step
-from cpembed.accelerator.template import BufferSpec, Template, element_bits
+from cpembed.accelerator.template import Template, element_bits
 from cpembed.accelerator.tiling_grid import Grid, Key, LoopOrder
 from cpembed.accelerator.transfers import copy_instructions
 from cpembed.hw.isa import IsaInstruction, MemoryKind, Synchronization
