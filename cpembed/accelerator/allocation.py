@@ -53,8 +53,7 @@ def _filled_at(template: Template, spec: BufferSpec) -> int:
     """Return the moment at which a buffer gets its contents."""
     if spec.is_outgoing:
         return _MOMENTS * spec.first_use + 2
-    begins_sums = template.steps[spec.first_use].reductions
-    is_written = not spec.load and not begins_sums
+    is_written = not spec.load and not template.needs_fill(template.steps[spec.first_use])
     return _MOMENTS * spec.first_use + is_written
 
 
@@ -96,6 +95,20 @@ def overwritten(template: Template, lived: Mapping[Key, Lifetime]) -> dict[Key, 
             if is_last and key[1] == output[1] and key not in pairs.values():
                 pairs.setdefault(output, key)
     return pairs
+
+
+def moments(template: Template) -> dict[Key, range]:
+    """Return the moments at which each buffer has rows of its own.
+
+    A buffer that is written over another one has none while the other one is still needed.
+
+    Parameters
+    ----------
+    template : Template
+    """
+    lived = lifetimes(template)
+    heirs = overwritten(template, lived)
+    return {key: range(t.first + (key in heirs), t.last + 1) for key, t in lived.items()}
 
 
 @dataclass(frozen=True)

@@ -6,11 +6,12 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
 from cpembed.accelerator.addressing import InRows, Place
+from cpembed.accelerator.allocation import Need, lifetimes, overwritten, placed
 from cpembed.accelerator.boxes import Box, TileLoop, box_of, loop_extents
 from cpembed.accelerator.buffer_specs import BufferSpec
 from cpembed.accelerator.executions import bind_operand, granule_loops, tile_loops
 from cpembed.accelerator.layouts import RowLayout, row_layouts
-from cpembed.accelerator.problem import PlanningError, Step
+from cpembed.accelerator.problem import CapacityError, PlanningError, Step
 from cpembed.accelerator.template import Template
 from cpembed.accelerator.tiling import Key, Tiling
 from cpembed.ir.index import IndexExpr, IndexTerm
@@ -135,6 +136,23 @@ class Buffers:
 
     def _allocate(self) -> None:
         """Give each buffer its offset among the rows of its memory."""
+        offsets = self._shared() if self.template.problem.reuses_rows else self._apart()
+        self.rows: dict[str, int] = {}
+        for key, offset in offsets.items():
+            buffer = self.table[key] = replace(self.table[key], offset=offset)
+            end = offset + buffer.rows
+            self.rows[buffer.spec.memory] = max(self.rows.get(buffer.spec.memory, 0), end)
+        for name, rows in self.rows.items():
+            memory = self.template.machine.memories[name]
+            if self.checks_rows and rows > memory.rows:
+                raise CapacityError(
+                    f"rejected: the buffers need {rows} rows of {name}, which has {memory.rows}: "
+                    "use smaller tiles"
+                )
+
+    def _apart(self) -> dict[Key, int]:
+        """Return offsets at which all buffers lie one after the other."""
+        offsets: dict[Key, int] = {}
         used: dict[str, int] = {}
         groups = self.template.bank_groups
         latest: dict[str, int] = {}
@@ -148,13 +166,46 @@ class Buffers:
                 latest[memory.name] = groups[key]
                 offset = -(-offset // memory.bank_rows) * memory.bank_rows
             used[memory.name] = offset + buffer.rows
-            self.table[key] = replace(buffer, offset=offset)
-            if self.checks_rows and used[memory.name] > memory.rows:
-                raise PlanningError(
-                    f"rejected: the buffers need {used[memory.name]} rows of {memory.name}, which "
-                    f"has {memory.rows}: use smaller tiles"
-                )
-        self.rows = used
+            offsets[key] = offset
+        return offsets
+
+    def _shared(self) -> dict[Key, int]:
+        """Return offsets at which buffers lie where others are not needed any more."""
+        lived = lifetimes(self.template)
+        heirs = overwritten(self.template, lived)
+        places: dict[tuple[str, int], list[Key]] = {}
+        groups = self.template.bank_groups
+        first: dict[Key, Key] = {}
+        needs: dict[Key, Need] = {}
+        for key, buffer in self.table.items():
+            if buffer.spec.is_home:
+                continue
+            is_kept = buffer.copies > 1 or buffer.depth < self.tiling.output_depth
+            need = Need(buffer.rows, None if is_kept else lived[key])
+            origin = first.get(heirs[key]) if key in heirs else None
+            before = None if origin is None else needs[origin]
+            if (
+                origin is not None
+                and before is not None
+                and before.lifetime is not None
+                and need.lifetime is not None
+                and self.table[heirs[key]].layout == buffer.layout
+                and groups[origin] == groups[key]
+            ):
+                first[key] = origin
+                needs[origin] = replace(before, lifetime=before.lifetime.joined(need.lifetime))
+                continue
+            first[key], needs[key] = key, need
+            places.setdefault((buffer.spec.memory, groups[key]), []).append(key)
+        offsets: dict[Key, int] = {}
+        used: dict[str, int] = {}
+        for (name, group), keys in sorted(places.items()):
+            bank = self.template.machine.memories[name].bank_rows
+            start = -(-used.get(name, 0) // bank) * bank if group else 0
+            for key, row in zip(keys, placed([needs[k] for k in keys]), strict=True):
+                offsets[key] = start + row
+                used[name] = max(used.get(name, 0), start + row + needs[key].rows)
+        return {key: offsets[origin] for key, origin in first.items()}
 
     def place(self, buffer: Buffer, base_rows: Mapping[str, int]) -> InRows:
         """Return where a buffer's box lies, over the loops around it."""

@@ -15,7 +15,6 @@ from cpembed.accelerator.executions import (
     granule_loops,
     neutral_value,
     points,
-    variant,
 )
 from cpembed.accelerator.main_layouts import default_layouts
 from cpembed.accelerator.problem import PlanningError, Step
@@ -166,10 +165,10 @@ class Lowering:
         begins = (
             instruction
             if not instruction.accumulates
-            else variant(self.template, instruction, False)
+            else self.template.variant(instruction, False)
         )
         goes_on = (
-            instruction if instruction.accumulates else variant(self.template, instruction, True)
+            instruction if instruction.accumulates else self.template.variant(instruction, True)
         )
         if not around:
             # Without an instruction that begins sums, something else has set them to zero.
@@ -187,14 +186,6 @@ class Lowering:
             self._execution(step, begins, loops, base_rows, (total.times(-1),)),
             self._execution(step, goes_on, loops, base_rows, (total + -1,)),
         )
-
-    def needs_fill(self, step: Step) -> bool:
-        """True if a statement's sums have to be set to zero by another instruction."""
-        reduction = step.statement.computation.statement.reduction
-        if reduction is None or step.statement.accumulates:
-            return False
-        instruction = step.instruction
-        return instruction.accumulates and variant(self.template, instruction, False) is None
 
     # The program
 
@@ -253,13 +244,14 @@ class Lowering:
         template = self.template
         nodes: list[Node] = []
         for buffer in self.buffers.table.values():
-            if buffer.depth == depth and buffer.spec.load and not self._is_produced(buffer.spec):
+            is_first = buffer.depth == depth and not self._waits(buffer)
+            if is_first and buffer.spec.load and not self._is_produced(buffer.spec):
                 nodes += self._load(buffer, base_rows)
         at_output = depth == self.tiling.output_depth
         if at_output:
             for step in template.steps[: template.main]:
                 nodes += self._chain_step(step, base_rows)
-            if self.needs_fill(template.main_step):
+            if template.needs_fill(template.main_step):
                 nodes += self._fill(template.main_step, base_rows)
             nodes += self._moves(template.main, base_rows)
         if depth < len(self.buffers.all_loops):
@@ -279,7 +271,7 @@ class Lowering:
     def _chain_step(self, step: Step, base_rows: Mapping[str, int]) -> Iterator[Node]:
         if step.number < self.template.main:
             yield from self._moves(step.number, base_rows)
-        if self.needs_fill(step):
+        if self.template.needs_fill(step):
             yield from self._fill(step, base_rows)
         outer = self.buffers.loops[: self.tiling.output_depth]
         yield from self.statement_nodes(step, outer, base_rows)
@@ -290,13 +282,19 @@ class Lowering:
         written = {s.statement.output.tensor for s in self.template.steps}
         return spec.tensor in written
 
+    def _waits(self, buffer: Buffer) -> bool:
+        """True if a buffer is loaded for its first use, because other buffers have its rows."""
+        return self.template.problem.reuses_rows and buffer.depth == self.tiling.output_depth
+
     def _moves(self, number: int, base_rows: Mapping[str, int]) -> Iterator[Node]:
-        """Yield the moves of tensors that earlier statements wrote to where a statement reads."""
+        """Yield the moves of tensors to where a statement reads them first.
+
+        They are those that earlier statements wrote, and those that wait for rows.
+        """
         for buffer in self.buffers.table.values():
             spec = buffer.spec
-            if spec.is_outgoing or not spec.load or not self._is_produced(spec):
-                continue
-            if spec.first_use == number:
+            is_moved = self._is_produced(spec) or self._waits(buffer)
+            if is_moved and spec.load and not spec.is_outgoing and spec.first_use == number:
                 yield from self._load(buffer, base_rows)
                 yield from self._store(buffer, base_rows)
 

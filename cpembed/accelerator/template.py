@@ -24,7 +24,7 @@ from cpembed.accelerator.problem import (
     steps,
 )
 from cpembed.accelerator.specification import Statement
-from cpembed.hw.isa import InstructionSet
+from cpembed.hw.isa import InstructionSet, IsaInstruction
 from cpembed.ir.dtypes import bits
 from cpembed.ir.index import IndexExpr
 
@@ -102,6 +102,32 @@ class Template:
     def buffer(self, tensor: str, memory: str) -> BufferSpec:
         """Return the buffer of a tensor in a memory."""
         return next(b for b in self.buffers if b.key == (tensor, memory))
+
+    def variant(self, instruction: IsaInstruction, accumulates: bool) -> IsaInstruction | None:
+        """Return the instruction that differs only in whether it goes on from its output.
+
+        Parameters
+        ----------
+        instruction : IsaInstruction
+        accumulates : bool
+            True for the one that goes on.
+        """
+        for alternative in self.machine.instructions.values():
+            if (
+                alternative.accumulates == accumulates
+                and alternative.name != instruction.name
+                and alternative.computation.statements == instruction.computation.statements
+                and alternative.places == instruction.places
+                and alternative.axes == instruction.axes
+            ):
+                return alternative
+        return None
+
+    def needs_fill(self, step: Step) -> bool:
+        """True if a statement's sums have to be set to zero by another instruction."""
+        if step.statement.computation.statement.reduction is None or step.statement.accumulates:
+            return False
+        return step.instruction.accumulates and self.variant(step.instruction, False) is None
 
     def last_writer(self, spec: BufferSpec) -> int | None:
         """Return the statement that completes a buffer; None if instructions only read it."""

@@ -19,7 +19,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from cpembed.accelerator.bounds import bounds
-from cpembed.accelerator.problem import PlanningError
+from cpembed.accelerator.problem import CapacityError
 from cpembed.accelerator.template import Template
 from cpembed.accelerator.tiling_cost import Costs
 from cpembed.accelerator.tiling_grid import (
@@ -121,7 +121,7 @@ def search(template: Template) -> SearchResult:
             compared += count
             best = _front([*best, *candidates])
     if not best:
-        raise PlanningError(_too_large(template, shortest))
+        raise CapacityError(_too_large(template, shortest))
     best.sort(key=lambda c: (c.cycles, c.bytes_moved, c.capacity_bytes))
     cycles, moved = bounds(template)
     return SearchResult(tuple(best), compared, cycles, moved)

@@ -10,6 +10,7 @@ from typing import Any
 
 import numpy as np
 
+from cpembed.accelerator.allocation import moments
 from cpembed.accelerator.buffer_specs import BufferSpec
 from cpembed.accelerator.problem import Step
 from cpembed.accelerator.template import Template, element_bits
@@ -44,8 +45,15 @@ class Costs:
     rounding: dict[Key, dict[int, int]] = field(default_factory=dict[Key, dict[int, int]])
     waits: dict[Key, Any] = field(default_factory=dict[Key, Any])
     _needed: dict[Key, tuple[Any, Any]] = field(default_factory=dict[Key, tuple[Any, Any]])
+    _lived: Mapping[Key, range] = field(default_factory=dict[Key, range])
+    _moments: Sequence[int] = (0,)
 
     def __post_init__(self) -> None:
+        if self.template.problem.reuses_rows:
+            self._lived = moments(self.template)
+            self._moments = sorted({lived.start for lived in self._lived.values()})
+        else:
+            self._lived = {spec.key: range(1) for spec in self.template.buffers}
         self.bytes_moved = np.zeros(self.count)
         for spec in self.template.buffers:
             if spec.is_home:
@@ -98,15 +106,22 @@ class Costs:
         """Return the rows that all buffers need of each memory."""
         groups = self.template.bank_groups
         needed: dict[tuple[str, int], Any] = {}
-        for spec in self.template.buffers:
-            if spec.is_home:
-                continue
-            rows, has_second = self._needs(spec)
-            if copies.get(spec.key, 1) > 1:
-                # A buffer that is filled once has no second copy.
-                rows = rows * has_second
-            group = spec.memory, groups[spec.key]
-            needed[group] = needed.get(group, 0) + rows
+        for moment in self._moments:
+            total: dict[tuple[str, int], Any] = {}
+            for spec in self.template.buffers:
+                if spec.is_home:
+                    continue
+                rows, has_second = self._needs(spec)
+                is_doubled = copies.get(spec.key, 1) > 1
+                if is_doubled:
+                    # A buffer that is filled once has no second copy.
+                    rows = rows * has_second
+                if not is_doubled and moment not in self._lived[spec.key]:
+                    rows = rows * (self._visits(spec) < self._output_tiles())
+                group = spec.memory, groups[spec.key]
+                total[group] = total.get(group, 0) + rows
+            for group, rows in total.items():
+                needed[group] = np.maximum(needed.get(group, 0), rows)
         totals: dict[str, Any] = {}
         # Each group begins at a bank, so that all but the last one take whole banks.
         for memory, number in sorted(needed):
