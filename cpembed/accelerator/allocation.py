@@ -68,7 +68,7 @@ def _lifetime(template: Template, spec: BufferSpec) -> Lifetime:
             last = max(last, _filled_at(template, reader))
             if reader.role == "granule":
                 # It is filled anew for each execution.
-                last = max(last, _MOMENTS * template.main + 1)
+                last = max(last, _MOMENTS * reader.first_use + 1)
     return Lifetime(first, last)
 
 

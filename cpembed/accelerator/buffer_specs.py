@@ -8,7 +8,7 @@ the neighbours of one end are not those of the other, one of the moves transpose
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from functools import cached_property
 
@@ -41,8 +41,8 @@ class BufferSpec:
         Memories from which the tensor is moved here, and from here on; empty if it is not.
     role : str
         ``main``: the main statement alone uses it, and it has a residency of its own; ``chain``:
-        it lives as long as a tile of the main statement's output; ``granule``: it holds what one
-        execution needs.
+        it lives as long as a tile of the main statement's output; ``granule``: one statement uses
+        it, and it holds what one of its executions needs.
     stage : int, optional
         Statement before which the tensor passes through on its way in, or after which it does on
         its way out.
@@ -201,10 +201,14 @@ class _Builder:
         chain = self._chain(source, spec.memory, spec)
         memories = chain.memories
         spec = replace(spec, load=memories[-2:])
-        if len(memories) > 2 and spec.role == "main":
+        role = spec.role
+        if self._holds_granules(spec):
             # What one execution needs lies in a small memory, the tensor's tile in a large one.
-            is_granule = len(memories) == 3 and _holds_granules(self.machine, memories)
-            spec = replace(spec, role="granule" if is_granule else "chain")
+            spec = replace(spec, role="granule")
+            role = role if len(memories) == 3 else "chain"
+        elif len(memories) > 2:
+            role = "chain"
+            spec = replace(spec, role=role)
         parts: list[BufferSpec] = []
         for place in range(1, len(memories) - 1):
             if (spec.tensor, memories[place]) in self.uses:
@@ -216,11 +220,17 @@ class _Builder:
                 lanes=self._lanes_at(chain, place, spec),
                 steps={},
                 load=memories[place - 1 : place + 1],
-                role="main" if spec.role == "granule" else spec.role,
+                role=role,
                 stage=spec.first_use,
             )
             parts.append(part)
         return [*parts, spec]
+
+    def _holds_granules(self, spec: BufferSpec) -> bool:
+        """True for a buffer of one statement that is filled from a larger one."""
+        first, last = (self.machine.memories[m] for m in spec.load)
+        is_smaller = (last.capacity_bytes or 0) < (first.capacity_bytes or 0)
+        return first.kind is MemoryKind.ROWS and is_smaller and len({n for n, _ in spec.uses}) == 1
 
     def _outgoing(self, spec: BufferSpec) -> tuple[tuple[str, ...], list[BufferSpec]] | None:
         """Return where a buffer's tensor is stored to, and the buffers on its way to its home."""
@@ -308,12 +318,6 @@ class _Builder:
 def _is_copy(move: Move) -> bool:
     """True for an instruction that copies as it is, without values in its registers."""
     return not move.form.values and move.source_dtype == move.target_dtype
-
-
-def _holds_granules(machine: InstructionSet, path: Sequence[str]) -> bool:
-    """True if the last memory of a chain is the smaller of the two that hold the tensor."""
-    first, last = (machine.memories[m] for m in path[1:])
-    return (last.capacity_bytes or 0) < (first.capacity_bytes or 0)
 
 
 def _producer_memory(step: Step, tensor: str) -> str:

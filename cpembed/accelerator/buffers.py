@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from cpembed.accelerator.addressing import InRows, Place
@@ -71,7 +71,7 @@ class Buffers:
     def node_depth(self, spec: BufferSpec) -> int:
         """Return the number of loops outside of the point where a buffer gets its contents."""
         if spec.role == "granule":
-            outer = self.all_loops
+            outer = self.loops_of(spec)
         elif spec.role == "main":
             outer = self.loops[: self.tiling.depths.get(spec.key, 0)]
         else:
@@ -82,13 +82,21 @@ class Buffers:
         if is_written or spec.is_home:
             return len(outer)
         depth = len(outer)
-        while depth and outer[depth - 1].axis not in spec.axes:
+        # What a statement writes in each tile is moved in each tile.
+        least = self.tiling.output_depth if self.template.is_written(spec.tensor) else 0
+        while depth > least and outer[depth - 1].axis not in spec.axes:
             depth -= 1
         return depth
 
+    def loops_of(self, spec: BufferSpec) -> tuple[TileLoop, ...]:
+        """Return the loops around the executions of a buffer's statement, or of the main one."""
+        if spec.role == "granule":
+            return self._step_loops(self.template.steps[spec.first_use])
+        return self.all_loops
+
     def box(self, spec: BufferSpec, depth: int) -> Box:
-        """Return the box of a buffer inside of a number of the main statement's loops."""
-        return box_of(spec.index, self.all_loops[:depth], self.template.extents)
+        """Return the box of a buffer inside of a number of loops."""
+        return box_of(spec.index, self.loops_of(spec)[:depth], self.template.extents)
 
     def _make(self) -> dict[Key, Buffer]:
         buffers: dict[Key, Buffer] = {}
@@ -213,14 +221,14 @@ class Buffers:
             return InRows(buffer.layout, (IndexExpr(),) * len(buffer.spec.index))
         base = IndexExpr((), base_rows.get(buffer.spec.memory, 0) + buffer.offset)
         if buffer.copies > 1:
-            base += self._parity(buffer.depth).times(buffer.layout.count)
+            base += self._parity(self.outer(buffer)).times(buffer.layout.count)
         return InRows(buffer.layout, self.box(buffer.spec, buffer.depth).starts, base)
 
-    def _parity(self, depth: int) -> IndexExpr:
-        """Return the number of the iteration of the outer loops, modulo 2."""
+    def _parity(self, loops: Sequence[TileLoop]) -> IndexExpr:
+        """Return the number of the iteration of loops, modulo 2."""
         terms: list[IndexTerm] = []
         count = 1
-        for loop in reversed(self.all_loops[:depth]):
+        for loop in reversed(loops):
             if count % 2 and loop.extent > 1:
                 terms.append(IndexTerm(loop.name, 1))
             count *= loop.extent
@@ -241,7 +249,7 @@ class Buffers:
 
     def outer(self, buffer: Buffer) -> tuple[TileLoop, ...]:
         """Return the loops around the point where a buffer gets its contents."""
-        return self.all_loops[: buffer.depth]
+        return self.loops_of(buffer.spec)[: buffer.depth]
 
     def reach(self, tensor: str) -> dict[int, int]:
         """Return the end of the last chunk of copies along the dimensions of a tensor."""

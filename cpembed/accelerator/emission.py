@@ -22,7 +22,7 @@ from cpembed.accelerator.program import Issue, Loop, MainTensor, Meaning, Node, 
 from cpembed.accelerator.registers import with_configuration
 from cpembed.accelerator.template import Template
 from cpembed.accelerator.tiling import Key, Tiling
-from cpembed.accelerator.transfers import BoundIssue, Names, Transfer, plan_copy
+from cpembed.accelerator.transfers import BoundIssue, CopyPlan, Names, Transfer, plan_copy
 from cpembed.hw.isa import IsaInstruction, MemoryKind, Synchronization
 from cpembed.ir.index import IndexExpr, IndexTerm
 
@@ -130,10 +130,31 @@ class Lowering:
     ) -> tuple[Node, ...]:
         """Return the executions of a statement inside of loops."""
         inner = granule_loops(self.template, step, outer)
-        body = self._reduced(step, (*outer, *inner), inner, base_rows)
-        for loop in reversed(inner):
-            body = (Loop(loop.name, loop.extent, body),)
-        return body
+        return tuple(self._nest(step, outer, inner, 0, base_rows))
+
+    def _nest(
+        self,
+        step: Step,
+        outer: Sequence[TileLoop],
+        inner: Sequence[TileLoop],
+        depth: int,
+        base_rows: Mapping[str, int],
+    ) -> Iterator[Node]:
+        """Yield what is inside of a number of a statement's inner loops."""
+        if depth:
+            yield from self._granules(step, len(outer) + depth, base_rows)
+        if depth == len(inner):
+            yield from self._reduced(step, (*outer, *inner), inner, base_rows)
+        else:
+            body = tuple(self._nest(step, outer, inner, depth + 1, base_rows))
+            yield Loop(inner[depth].name, inner[depth].extent, body)
+
+    def _granules(self, step: Step, depth: int, base_rows: Mapping[str, int]) -> Iterator[Node]:
+        """Yield the moves of what single executions of a statement need, inside of its loops."""
+        for buffer in self.buffers.table.values():
+            is_granule = buffer.spec.role == "granule" and buffer.spec.first_use == step.number
+            if is_granule and buffer.depth == depth:
+                yield from self._load(buffer, base_rows)
 
     def _reduced(
         self,
@@ -244,9 +265,10 @@ class Lowering:
         template = self.template
         nodes: list[Node] = []
         for buffer in self.buffers.table.values():
-            is_first = buffer.depth == depth and not self._waits(buffer)
-            if is_first and buffer.spec.load and not self._is_produced(buffer.spec):
+            if buffer.depth == depth and buffer.spec.load and not self._waits(buffer):
                 nodes += self._load(buffer, base_rows)
+        if depth > self.tiling.output_depth:
+            nodes += self._granules(template.main_step, depth, base_rows)
         at_output = depth == self.tiling.output_depth
         if at_output:
             for step in template.steps[: template.main]:
@@ -277,14 +299,19 @@ class Lowering:
         yield from self.statement_nodes(step, outer, base_rows)
         yield from self._stores(step.number, base_rows)
 
-    def _is_produced(self, spec: BufferSpec) -> bool:
-        """True if a statement of this operator writes the tensor before the buffer gets it."""
-        written = {s.statement.output.tensor for s in self.template.steps}
-        return spec.tensor in written
-
     def _waits(self, buffer: Buffer) -> bool:
-        """True if a buffer is loaded for its first use, because other buffers have its rows."""
-        return self.template.problem.reuses_rows and buffer.depth == self.tiling.output_depth
+        """True if a buffer is not filled at the beginning of the loops' body that it is in.
+
+        Either an earlier statement writes its tensor, or other buffers have its rows before, or it
+        is filled for single executions.
+        """
+        reuses = self.template.problem.reuses_rows and buffer.depth == self.tiling.output_depth
+        is_written = self.template.is_written(buffer.spec.tensor)
+        return reuses or is_written or self._is_inside(buffer)
+
+    def _is_inside(self, buffer: Buffer) -> bool:
+        """True if a buffer is filled in the loops over the executions of its statement."""
+        return buffer.spec.role == "granule" and buffer.depth > self.tiling.output_depth
 
     def _moves(self, number: int, base_rows: Mapping[str, int]) -> Iterator[Node]:
         """Yield the moves of tensors to where a statement reads them first.
@@ -293,8 +320,9 @@ class Lowering:
         """
         for buffer in self.buffers.table.values():
             spec = buffer.spec
-            is_moved = self._is_produced(spec) or self._waits(buffer)
-            if is_moved and spec.load and not spec.is_outgoing and spec.first_use == number:
+            if not spec.load or spec.is_outgoing or spec.first_use != number:
+                continue
+            if self._waits(buffer) and not self._is_inside(buffer):
                 yield from self._load(buffer, base_rows)
                 yield from self._store(buffer, base_rows)
 
@@ -351,7 +379,7 @@ class Lowering:
             except PlanningError as error:
                 refusal = refusal or error
                 continue
-            self.rounding[spec.key] = {**self.rounding.get(spec.key, {}), **plan.rounding}
+            self._round(spec, plan)
             if layout is not None:
                 self.main[spec.tensor] = layout
             return plan.nodes(self.names)
@@ -398,8 +426,10 @@ class Lowering:
             buffer.spec.dtype,
             loop_extents(self.buffers.outer(buffer)),
         )
-        self.rounding[buffer.spec.key] = {
-            **self.rounding.get(buffer.spec.key, {}),
-            **plan.rounding,
-        }
+        self._round(buffer.spec, plan)
         yield from plan.nodes(self.names)
+
+    def _round(self, spec: BufferSpec, plan: CopyPlan) -> None:
+        """Give a buffer room for the whole chunks of a copy."""
+        if plan.rounding:
+            self.rounding[spec.key] = {**self.rounding.get(spec.key, {}), **plan.rounding}

@@ -6,6 +6,7 @@ import itertools
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 
+from cpembed.accelerator.crossings import crossing_tensors
 from cpembed.accelerator.lowering import OperatorPlan, operator_plans
 from cpembed.accelerator.matching import Match, Matching, match_statement
 from cpembed.accelerator.problem import OperatorProblem, PlanningError
@@ -30,6 +31,7 @@ class OperatorSearch:
         self.specification = specification
         self.machine = machine
         self.matchings = [match_statement(s, machine) for s in self.specification.statements]
+        self.crossings = crossing_tensors(self.matchings, machine)
         self.keeps_order = True
         self.outcomes: dict[tuple[int, int], OperatorPlan | str] = {}
 
@@ -50,11 +52,15 @@ class OperatorSearch:
         return outcome
 
     def _from(self, first: int) -> Plans | None:
-        """Return the plans of the statements from ``first`` on, the longest first program."""
+        """Return the plans of the statements from ``first`` on, the longest first program.
+
+        A longer program saves nothing where the results pass through main memory in any case.
+        """
         count = len(self.matchings)
         if first == count:
             return ()
-        for after in range(count, first, -1):
+        end = self._last_end(first)
+        for after in (*range(end, first, -1), *range(count, end, -1)):
             if after < count and self.specification.statements[after].accumulates:
                 # Sums stay where they are until they are complete.
                 continue
@@ -63,6 +69,19 @@ class OperatorSearch:
             if rest is not None and not isinstance(plan, str):
                 return plan, *rest
         return None
+
+    def _last_end(self, first: int) -> int:
+        """Return the first end at which all results pass through main memory in any case."""
+        count = len(self.matchings)
+        statements = self.specification.statements
+        for after in range(first + 1, count):
+            written = {s.output.tensor for s in statements[first:after]}
+            read = {o.tensor for s in statements[after:] for o in s.reads}
+            read |= {s.output.tensor for s in statements[after:] if s.accumulates}
+            passed = written & read
+            if passed and passed <= self.crossings and not statements[after].accumulates:
+                return after
+        return count
 
     def _segment(self, first: int, after: int) -> OperatorPlan | str:
         if (first, after) not in self.outcomes:

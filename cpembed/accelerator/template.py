@@ -129,6 +129,10 @@ class Template:
             return False
         return step.instruction.accumulates and self.variant(step.instruction, False) is None
 
+    def is_written(self, tensor: str) -> bool:
+        """True if a statement of this operator writes a tensor."""
+        return any(step.statement.output.tensor == tensor for step in self.steps)
+
     def last_writer(self, spec: BufferSpec) -> int | None:
         """Return the statement that completes a buffer; None if instructions only read it."""
         writers = (n for n, o in spec.uses if o in self.steps[n].instruction.outputs)

@@ -318,12 +318,16 @@ def _copy_options(template: Template) -> list[dict[Key, int]]:
     """List the numbers of copies of the buffers that are compared."""
     if template.machine.synchronization is Synchronization.IN_ORDER:
         return [{}]
-    main = [b.key for b in template.buffers if b.role in ("main", "granule")]
+    main = [
+        b.key
+        for b in template.buffers
+        if b.role == "main" or (b.role == "granule" and b.first_use == template.main)
+    ]
     # A unit waits in each round for room in all of its buffers, so that one with a single copy
     # makes it wait as if no buffer had two.
     is_joint = template.machine.synchronization is Synchronization.CHANNELS
     groups: list[tuple[Key, ...]] = [tuple(main)] if is_joint and main else [(k,) for k in main]
-    outputs = tuple(b.key for b in template.buffers if b.role in ("chain", "output"))
+    outputs = tuple(b.key for b in template.buffers if b.key not in main)
     if outputs:
         groups.append(outputs)
     options: list[dict[Key, int]] = []

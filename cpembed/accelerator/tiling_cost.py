@@ -76,7 +76,7 @@ class Costs:
     def _box(self, spec: BufferSpec, depth: int) -> list[Any]:
         """Return the largest size of a buffer's box along each dimension."""
         if spec.role == "granule":
-            granules = self.template.main_step.granules
+            granules = self.template.steps[spec.first_use].granules
             return [
                 1 + sum(t.coefficient * (granules[t.iterator] - 1) for t in e.terms)
                 for e in spec.index
@@ -140,9 +140,11 @@ class Costs:
     def _visits(self, spec: BufferSpec) -> Any:
         """Return how often a buffer gets new contents."""
         if spec.role == "granule":
-            axes = self.template.main_step.axes.values()
-            granules = self.template.main_step.granules
-            return math.prod(-(-self.template.extents[a] // granules[a]) for a in axes)
+            step = self.template.steps[spec.first_use]
+            granules = step.granules
+            return math.prod(
+                -(-self.template.extents[a] // granules[a]) for a in step.axes.values()
+            )
         depth = self._depth(spec)
         is_read = spec.role == "main" or bool(spec.load)
         counts = self._counts(spec, depth, is_read)
@@ -226,12 +228,13 @@ class Costs:
         return lengths, repeats
 
     def _granule_lengths(self, spec: BufferSpec) -> tuple[list[tuple[Any, Any]], Any]:
-        step = self.template.main_step
+        step = self.template.steps[spec.first_use]
         extents = self.template.extents
         lengths: list[tuple[Any, Any]] = []
         for e in spec.index:
             tiles = {
-                a: self.grid.executions(a, self.levels_of(a), step.granules[a]) for a in e.iterators
+                a: self.grid.executions(a, self._levels_around(step, a), step.granules[a])
+                for a in e.iterators
             }
             everything = math.prod(tiles.values())
             total: Any = everything * (1 - sum(t.coefficient for t in e.terms))
@@ -243,9 +246,15 @@ class Costs:
         repeats: Any = 1
         for axis in step.axes.values():
             if axis not in spec.axes:
-                levels = self.levels_of(axis)
+                levels = self._levels_around(step, axis)
                 repeats = repeats * self.grid.count(axis, levels)
         return lengths, repeats
+
+    def _levels_around(self, step: Step, axis: str) -> int:
+        """Return the number of tile loops of an axis around a statement's executions."""
+        if step.number == self.template.main:
+            return self.levels_of(axis)
+        return self._levels(self.order.output_depth, axis)
 
     def levels_of(self, axis: str) -> int:
         """Return the number of tile loops of an axis."""
@@ -263,7 +272,7 @@ class Costs:
         for axis in step_axes:
             extent = self.template.extents[axis]
             granule = step.granules[axis]
-            levels = self.levels_of(axis) if is_main else self._levels(depth, axis)
+            levels = self._levels_around(step, axis)
             factors[axis] = self.grid.executions(axis, levels, granule), extent
         cycles = repeats * statement_cycles(step, factors)
         moved: Any = 0.0
