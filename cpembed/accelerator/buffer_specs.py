@@ -12,7 +12,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from functools import cached_property
 
-from cpembed.accelerator.moves import Move, MoveChain, MoveKind, move_chains
+from cpembed.accelerator.moves import MoveChain, MoveKind, move_chains
 from cpembed.accelerator.operand_rows import lane_blocks, row_distances
 from cpembed.accelerator.problem import OperatorProblem, PlanningError, Step
 from cpembed.hw.isa import InstructionSet, MemoryKind
@@ -272,7 +272,7 @@ class _Builder:
                 kind,
                 source_dtype=spec.dtype,
                 target_dtype=spec.dtype,
-                accepts=_is_copy,
+                accepts=lambda move: move.is_plain,
             )
             if chains:
                 return chains[0]
@@ -313,11 +313,6 @@ class _Builder:
             for name, e in zip(described.dimensions, index, strict=True)
         }
         return ((neighbours, math.prod(d.size(sizes[d.axis]) for d in described.lanes)),)
-
-
-def _is_copy(move: Move) -> bool:
-    """True for an instruction that copies as it is, without values in its registers."""
-    return not move.form.values and move.source_dtype == move.target_dtype
 
 
 def _producer_memory(step: Step, tensor: str) -> str:

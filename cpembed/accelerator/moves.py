@@ -71,6 +71,11 @@ class Move:
         return self.form.instruction
 
     @property
+    def is_plain(self) -> bool:
+        """True for a copy as it is, without values in registers or another element type."""
+        return not self.form.values and self.source_dtype == self.target_dtype
+
+    @property
     def dimensions(self) -> int:
         """Number of dimensions that one execution copies."""
         return len(self.instruction.axes)

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 
+from cpembed.accelerator.combinations import Combinations
 from cpembed.accelerator.crossings import crossing_tensors
 from cpembed.accelerator.lowering import OperatorPlan, operator_plans
 from cpembed.accelerator.matching import Match, Matching, match_statement
@@ -93,8 +94,8 @@ class OperatorSearch:
         """Return the best plan of one program, or why there is none."""
         best: OperatorPlan | None = None
         reason, planned = "", 0
-        for combinations in _combinations(matchings):
-            plan = self._first_plan(part, combinations)
+        for combinations in Combinations(part, matchings, self.machine, self.keeps_order):
+            plan = self._first_plan(part, itertools.islice(combinations, _COMBINATIONS))
             if isinstance(plan, str):
                 reason = reason or plan
                 continue
@@ -149,58 +150,3 @@ def segment(specification: Specification, first: int, after: int) -> Specificati
         ),
         constants={n: a for n, a in specification.constants.items() if n in read},
     )
-
-
-def _combinations(matchings: Sequence[Matching]) -> Iterator[Iterator[tuple[Match, ...]]]:
-    """Yield, for each match of the largest statement, combinations with one match of each other.
-
-    The fewest cycles come first. Matches that need a tensor with different dimensions in the lanes
-    of a row of one memory are not combined.
-    """
-    largest = max(matchings, key=lambda m: m.statement.computation.macs)
-    for match in sorted(largest.matches, key=lambda m: m.cycles):
-        choices = [
-            (match,) if matching is largest else sorted(matching.matches, key=lambda m: m.cycles)
-            for matching in matchings
-        ]
-        yield itertools.islice(_consistent(choices, {}), _COMBINATIONS)
-
-
-def _consistent(
-    choices: Sequence[Sequence[Match]], lanes: Mapping[_Place, frozenset[int]]
-) -> Iterator[tuple[Match, ...]]:
-    """Yield one match of each choice such that all agree on the dimensions in lanes."""
-    if not choices:
-        yield ()
-        return
-    for match in choices[0]:
-        dimensions = _lane_dimensions(match)
-        if all(lanes.get(tensor, place) == place for tensor, place in dimensions.items()):
-            for matches in _consistent(choices[1:], {**lanes, **dimensions}):
-                yield match, *matches
-
-
-_Place = tuple[str, str]
-"""Tensor, and memory in which an instruction finds it."""
-
-
-def _lane_dimensions(match: Match) -> dict[_Place, frozenset[int]]:
-    """Return the dimensions of tensors that executions find in the lanes of a row."""
-    instruction = match.instruction
-    dimensions: dict[_Place, frozenset[int]] = {}
-    for operand, access in match.accesses.items():
-        place = instruction.places[operand]
-        index = instruction.computation.access(operand).index
-        lanes = {index[place.dimensions.index(digit.axis)] for digit in place.lanes}
-        lane_axes = {
-            digit.axis
-            for expression in lanes
-            for axis in expression.iterators
-            for digit in match.axes.get(axis, ())
-            if digit.count > 1
-        }
-        if lane_axes:
-            dimensions[access.operand, place.memory] = frozenset(
-                d for d, e in enumerate(access.index) if lane_axes.intersection(e.iterators)
-            )
-    return dimensions
