@@ -18,10 +18,10 @@ from dataclasses import dataclass, field, replace
 import numpy as np
 
 from cpembed.accelerator.instruction_forms import InstructionForm, instruction_forms
-from cpembed.accelerator.lemmas import Rewriting
+from cpembed.accelerator.lemmas import Rewriting, rewritten
 from cpembed.accelerator.matching import matches, written_forms
 from cpembed.accelerator.normal_form import value_range
-from cpembed.accelerator.specification import Array, Statement
+from cpembed.accelerator.specification import Array, Specification, Statement
 from cpembed.hw.isa import InstructionSet
 from cpembed.ir.computation import Assignment, AxisKind, Computation, Operand
 from cpembed.ir.dtypes import dtype_info, is_integer
@@ -71,6 +71,25 @@ def covered(statement: Statement, machine: InstructionSet) -> Rewriting | None:
     read = {operand.name for s in statements for operand in s.reads}
     constants = {name: array for name, array in cover.constants.items() if name in read}
     return Rewriting(f"{len(statements)} single operations", tuple(statements), constants)
+
+
+def with_covered_statements(
+    specification: Specification, machine: InstructionSet
+) -> Specification:
+    """Return a specification in which several instructions compute what no single one does.
+
+    Statements that have no covering stay.
+
+    Parameters
+    ----------
+    specification : Specification
+    machine : InstructionSet
+    """
+
+    def cover(statement: Statement, _: Mapping[str, Array]) -> Rewriting | None:
+        return None if matches(statement, machine) else covered(statement, machine)
+
+    return rewritten(specification, cover) or specification
 
 
 @dataclass(frozen=True)

@@ -7,6 +7,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import replace
 
 from cpembed.accelerator.combinations import Combinations
+from cpembed.accelerator.covering import with_covered_statements
 from cpembed.accelerator.crossings import crossing_tensors
 from cpembed.accelerator.lowering import OperatorPlan, operator_plans
 from cpembed.accelerator.matching import Match, Matching, match_statement
@@ -26,10 +27,13 @@ Plans = tuple[OperatorPlan, ...]
 
 
 class OperatorSearch:
-    """Search for plans of a specification's statements, in as few programs as can be planned."""
+    """Search for plans of a specification's statements, in as few programs as can be planned.
+
+    What no single instruction computes is covered by several, with statements of their own.
+    """
 
     def __init__(self, specification: Specification, machine: InstructionSet) -> None:
-        self.specification = specification
+        self.specification = with_covered_statements(specification, machine)
         self.machine = machine
         self.matchings = [match_statement(s, machine) for s in self.specification.statements]
         self.crossings = crossing_tensors(self.matchings, machine)

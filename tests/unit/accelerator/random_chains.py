@@ -5,6 +5,8 @@ from __future__ import annotations
 import random
 import re
 
+import numpy as np
+
 from cpembed.accelerator.specification import Specification, Statement
 from cpembed.ir.parser import parse_computation
 
@@ -28,6 +30,9 @@ class Chain:
         self.extents: dict[str, int] = {}
         self.texts: list[str] = []
         self.inputs: list[str] = []
+        self.constants: list[str] = []
+        self.has_weights = generator.random() < 0.5
+        self.shifts = generator.random() < 0.3
         self.rows, self.columns = self._axis(), self._axis()
         self.result = self._input(self.rows, self.columns)
 
@@ -55,12 +60,16 @@ class Chain:
         """Multiply bytes by a matrix, and scale the sums to bytes."""
         inner, self.columns = self.columns, self._axis()
         factor = self._input(inner, self.columns)
+        if self.has_weights:
+            self.constants.append(self.inputs.pop())
         axes = (self.rows, self.columns)
         sums = self._write("int32", axes, f"+= {self.result} * {factor}")
+        if self.shifts:
+            shifted = f"{sums} >> {self.generator.randint(6, 12)}"
+            self.result = self._write("int8", axes, f"= int8(min(max({shifted}, -128), 127))")
+            return
         scale = 2.0 ** -self.generator.randint(6, 12)
         clipped = self.generator.choice((f"{sums} * {scale!r}", f"max({sums}, 0) * {scale!r}"))
-        if self.generator.random() < 0.5:
-            clipped = f"{sums} * {scale!r}"
         self.result = self._write("int8", axes, f"= int8({clipped})")
 
     def binary(self) -> None:
@@ -92,12 +101,15 @@ class Chain:
 
     def specification(self) -> Specification:
         """Return the statements."""
+        statements = tuple(map(self._statement, self.texts))
+        shapes = {o.tensor: o.shape for s in statements for o in s.reads}
+        numbers = np.random.default_rng(self.generator.randrange(2**31))
         return Specification(
             "chain",
-            tuple(map(self._statement, self.texts)),
+            statements,
             tuple(self.inputs),
             (self.result.split("[")[0],),
-            {},
+            {n: numbers.integers(-128, 128, shapes[n]).astype(np.int8) for n in self.constants},
         )
 
     def _statement(self, text: str) -> Statement:
