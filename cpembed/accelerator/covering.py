@@ -157,7 +157,8 @@ class _Covering:
                     return
                 yield from self._by_pattern(form, written, dtype, depth)
             yield from self._in_place(written, dtype, depth)
-        yield self._narrowed(value, dtype, depth)
+            for wide in (written, *_bounded(written, self.dtypes)):
+                yield self._narrowed(wide, dtype, depth)
 
     def _forms(self) -> Iterator[InstructionForm]:
         for name in self.machine.instructions:
@@ -394,6 +395,17 @@ def _is_int32(value: Constant) -> bool:
     """True unless a constant is an integer that int32 cannot hold."""
     low, high = dtype_info("int32").integer_range
     return isinstance(value.value, float) or low <= value.value <= high
+
+
+def _bounded(value: Expression, dtypes: Mapping[str, str]) -> Iterator[Expression]:
+    """Yield a conversion of an integer that saturates as a minimum and a maximum."""
+    match value:
+        case Cast(dtype, arg, True) if is_integer(dtype) and not yields_float(arg, dtypes):
+            low, high = dtype_info(dtype).integer_range
+            least = Operation("max", (arg, Constant(low)))
+            yield Operation("min", (least, Constant(high)))
+        case _:
+            return
 
 
 def _same_root(pattern: Expression, value: Expression) -> bool:
