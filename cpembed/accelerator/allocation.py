@@ -30,13 +30,13 @@ class Lifetime:
     first: int
     last: int
 
-    def meets(self, other: Lifetime) -> bool:
+    def meets(self, second: Lifetime) -> bool:
         """True if there is a moment at which both are needed."""
-        return self.first <= other.last and other.first <= self.last
+        return self.first <= second.last and second.first <= self.last
 
-    def joined(self, other: Lifetime) -> Lifetime:
+    def joined(self, second: Lifetime) -> Lifetime:
         """Return the lifetime of contents that take the place of each other."""
-        return Lifetime(min(self.first, other.first), max(self.last, other.last))
+        return Lifetime(min(self.first, second.first), max(self.last, second.last))
 
 
 def lifetimes(template: Template) -> dict[Key, Lifetime]:
@@ -121,11 +121,11 @@ class Need:
     rows: int
     lifetime: Lifetime | None
 
-    def meets(self, other: Need) -> bool:
+    def meets(self, second: Need) -> bool:
         """True if there is a moment at which both are needed."""
-        if self.lifetime is None or other.lifetime is None:
+        if self.lifetime is None or second.lifetime is None:
             return True
-        return self.lifetime.meets(other.lifetime)
+        return self.lifetime.meets(second.lifetime)
 
 
 def placed(needs: Sequence[Need]) -> list[int]:
@@ -140,13 +140,13 @@ def placed(needs: Sequence[Need]) -> list[int]:
     offsets: dict[int, int] = {}
     for number in sorted(range(len(needs)), key=lambda n: (-needs[n].rows, n)):
         need = needs[number]
-        taken = sorted(
-            (offset, offset + needs[other].rows)
-            for other, offset in offsets.items()
-            if need.meets(needs[other])
+        occupied = sorted(
+            (offset, offset + needs[earlier].rows)
+            for earlier, offset in offsets.items()
+            if need.meets(needs[earlier])
         )
         row = 0
-        for start, end in taken:
+        for start, end in occupied:
             if start >= row + need.rows:
                 break
             row = max(row, end)

@@ -86,7 +86,11 @@ def shared_index(step: Step, access: Access) -> tuple[IndexExpr, ...]:
 
 
 def buffer_specs(
-    problem: OperatorProblem, machine: InstructionSet, all_steps: tuple[Step, ...], main: int
+    problem: OperatorProblem,
+    machine: InstructionSet,
+    all_steps: tuple[Step, ...],
+    main: int,
+    smallest: Mapping[str, int],
 ) -> tuple[BufferSpec, ...]:
     """Return the buffers of an operator.
 
@@ -98,6 +102,8 @@ def buffer_specs(
         The operator's statements.
     main : int
         Number of the main statement.
+    smallest : mapping of str to int
+        Size of each shared axis in the smallest tile of the main statement.
 
     Raises
     ------
@@ -105,7 +111,7 @@ def buffer_specs(
         If a tensor cannot reach the memory of an operand, or instructions need it in different
         layouts.
     """
-    return tuple(_Builder(problem, machine, all_steps, main).specs())
+    return tuple(_Builder(problem, machine, all_steps, main, smallest).specs())
 
 
 class _Builder:
@@ -117,9 +123,10 @@ class _Builder:
         machine: InstructionSet,
         all_steps: tuple[Step, ...],
         main: int,
+        smallest: Mapping[str, int],
     ) -> None:
         self.problem, self.machine = problem, machine
-        self.steps, self.main = all_steps, main
+        self.steps, self.main, self.smallest = all_steps, main, smallest
         self.uses: dict[tuple[str, str], list[tuple[int, str]]] = {}
         for step in all_steps:
             for operand, place in step.instruction.places.items():
@@ -198,7 +205,8 @@ class _Builder:
             return [spec]
         if spec.tensor in self.written:
             source = _producer_memory(self.written[spec.tensor], spec.tensor)
-        chain = self._chain(source, spec.memory, spec)
+        chains = self._chains(source, spec.memory, spec)
+        chain = next((c for c in chains if self._fits(spec, c)), chains[0])
         memories = chain.memories
         spec = replace(spec, load=memories[-2:])
         role = spec.role
@@ -232,12 +240,24 @@ class _Builder:
         is_smaller = (last.capacity_bytes or 0) < (first.capacity_bytes or 0)
         return first.kind is MemoryKind.ROWS and is_smaller and len({n for n, _ in spec.uses}) == 1
 
+    def _fits(self, spec: BufferSpec, chain: MoveChain) -> bool:
+        """True if the smallest tile of a tensor leaves room, or parts of it come from elsewhere."""
+        if self._holds_granules(replace(spec, load=chain.memories[-2:])):
+            return True
+        blocks = dict(spec.lanes)
+        rows = 1
+        for dimension, e in enumerate(spec.index):
+            size = 1 + sum(abs(t.coefficient) * (self.smallest[t.iterator] - 1) for t in e.terms)
+            rows *= -(-size // blocks.get(dimension, 1))
+        # The other half is for other tensors, or for a second copy.
+        return 2 * rows <= self.machine.memories[spec.memory].rows
+
     def _outgoing(self, spec: BufferSpec) -> tuple[tuple[str, ...], list[BufferSpec]] | None:
         """Return where a buffer's tensor is stored to, and the buffers on its way to its home."""
         end = self._start(spec.tensor)
         if spec.tensor not in self.problem.specification.outputs or end == spec.memory:
             return None
-        memories = self._chain(spec.memory, end, spec).memories
+        memories = self._chains(spec.memory, end, spec)[0].memories
         if len(memories) == 2:
             return memories, []
         last_writer = max(n for n, o in spec.uses if o in self.steps[n].instruction.outputs)
@@ -256,8 +276,8 @@ class _Builder:
         ]
         return (), parts
 
-    def _chain(self, source: str, target: str, spec: BufferSpec) -> MoveChain:
-        """Return the cheapest moves of a tensor between two memories."""
+    def _chains(self, source: str, target: str, spec: BufferSpec) -> tuple[MoveChain, ...]:
+        """Return moves of a tensor between two memories, the cheapest first."""
         first = self._neighbours(spec.tensor, source)
         last = self._neighbours(spec.tensor, target)
         kinds = (MoveKind.COPY,)
@@ -275,7 +295,7 @@ class _Builder:
                 accepts=lambda move: move.is_plain,
             )
             if chains:
-                return chains[0]
+                return chains
         raise PlanningError(
             f"rejected: {self.machine.name} has no copies of {spec.dtype} from {source} to "
             f"{target}, where {spec.tensor} is needed: describe a load, or a move between the two"

@@ -144,7 +144,7 @@ class Buffers:
 
     def _allocate(self) -> None:
         """Give each buffer its offset among the rows of its memory."""
-        offsets = self._shared() if self.template.problem.reuses_rows else self._apart()
+        offsets = self._shared() if self.template.problem.reuses_rows else self._consecutive()
         self.rows: dict[str, int] = {}
         for key, offset in offsets.items():
             buffer = self.table[key] = replace(self.table[key], offset=offset)
@@ -158,7 +158,7 @@ class Buffers:
                     "use smaller tiles"
                 )
 
-    def _apart(self) -> dict[Key, int]:
+    def _consecutive(self) -> dict[Key, int]:
         """Return offsets at which all buffers lie one after the other."""
         offsets: dict[Key, int] = {}
         used: dict[str, int] = {}

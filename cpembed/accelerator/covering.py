@@ -73,9 +73,7 @@ def covered(statement: Statement, machine: InstructionSet) -> Rewriting | None:
     return Rewriting(f"{len(statements)} single operations", tuple(statements), constants)
 
 
-def with_covered_statements(
-    specification: Specification, machine: InstructionSet
-) -> Specification:
+def with_covered_statements(specification: Specification, machine: InstructionSet) -> Specification:
     """Return a specification in which several instructions compute what no single one does.
 
     Statements that have no covering stay.

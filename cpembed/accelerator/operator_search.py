@@ -97,16 +97,16 @@ class OperatorSearch:
     def _plan(self, part: Specification, matchings: Sequence[Matching]) -> OperatorPlan | str:
         """Return the best plan of one program, or why there is none."""
         best: OperatorPlan | None = None
-        reason, planned = "", 0
+        reason, compared = "", 0
         for combinations in Combinations(part, matchings, self.machine, self.keeps_order):
             plan = self._first_plan(part, itertools.islice(combinations, _COMBINATIONS))
             if isinstance(plan, str):
                 reason = reason or plan
-                continue
-            planned += 1
-            if best is None or plan.cost.cycles < best.cost.cycles:
+            elif best is None or plan.cost.cycles < best.cost.cycles:
                 best = plan
-            if planned == _PLANS:
+            # Once there is a plan, matches without one count, too.
+            compared += best is not None
+            if compared == _PLANS:
                 break
         return best or reason
 

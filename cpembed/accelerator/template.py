@@ -217,7 +217,8 @@ def exact_template(problem: OperatorProblem, machine: InstructionSet) -> Templat
     granules = {a: min(_granule(all_steps, main, a), extents[a]) for a in spatial | reductions}
     for axis in all_steps[main].axes.values():
         granules.setdefault(axis, min(all_steps[main].granules[axis], extents[axis]))
-    buffers = buffer_specs(problem, machine, all_steps, main)
+    smallest = {**extents, **{a: granules[a] for a in spatial | reductions}}
+    buffers = buffer_specs(problem, machine, all_steps, main, smallest)
     direct: list[tuple[int, str]] = []
     scalars: list[tuple[int, str]] = []
     for step in all_steps:
