@@ -298,7 +298,9 @@ class _Builder:
                 return chains
         raise PlanningError(
             f"rejected: {self.machine.name} has no copies of {spec.dtype} from {source} to "
-            f"{target}, where {spec.tensor} is needed: describe a load, or a move between the two"
+            f"{target}, where {spec.tensor} is needed: describe "
+            f"{'a store' if target == self.machine.main.name else 'a load'}, or a move between the "
+            "two"
         )
 
     def _neighbours(self, tensor: str, memory: str) -> int | None:

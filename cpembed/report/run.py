@@ -221,6 +221,12 @@ def _time_rows(result: RunResult) -> list[Row]:
         total = duration(described.total_us)
         text = f"{total} estimated for {described.machine}, limited by: {described.bound}"
         rows.append(("described", text))
+    estimated = result.time
+    if result.is_native and estimated is not None and estimated.cycles is not None:
+        # Cycles are those of the device; the other commands state them with packing.
+        parts = f"{duration(estimated.total_us)} on {estimated.machine or 'this machine'}"
+        moving = duration(estimated.moving_us or 0.0)
+        rows.append(("estimated", f"{parts}, of which packing and unpacking {moving}"))
     if times.latency_us is None:
         return [*rows, ("latency", f"none: {times.provenance}, the numbers only")]
     latency = _quantiles_text(times.latency_us)

@@ -112,6 +112,11 @@ class Target(ABC, Generic[L, S, A]):
     def __init__(self, spec: HardwareSpec) -> None:
         self.spec = spec
 
+    @property
+    def described_machine(self) -> str | None:
+        """Name of the described machine that its estimates are for; None for the host itself."""
+        return None
+
     @abstractmethod
     def missing(self) -> tuple[str, ...]:
         """Return a message for each thing that this machine lacks to execute the instruction."""

@@ -2,7 +2,7 @@
 
 The machine is a person's own specification of a matrix product. A shape replaces the extents of its
 axes, and expressions may set further keys, such as the cycles of an execution. The time of a layer
-is that of ``solve --estimate --rank-by estimate`` on that machine.
+is that of ``solve --estimate --machine NAME --rank-by estimate`` there.
 """
 
 from __future__ import annotations

@@ -122,6 +122,10 @@ class ScratchpadTarget(Target[BoxProduct, Schedule, ScratchpadProgram]):
         return COMPILER.missing()
 
     @property
+    def described_machine(self) -> str | None:
+        return self.machine.name
+
+    @property
     def methods(self) -> ScratchpadMethods:
         return ScratchpadMethods(self.machine)
 
