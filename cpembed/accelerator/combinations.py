@@ -122,19 +122,20 @@ def _cheapest(choices: Sequence[Sequence[_Choice]]) -> Iterator[tuple[Match, ...
     """Yield one match of each choice such that all agree on lanes, the cheapest first."""
     least = [min((c.cost for c in options), default=math.inf) for options in choices]
     rest = [*itertools.accumulate(reversed([*least, 0.0]))][::-1]
-    order = itertools.count()
-    # A partial combination costs at least what it has and the least of what is missing.
-    queue: list[tuple[float, int, tuple[_Choice, ...]]] = [(rest[0], 0, ())]
+    # A partial combination costs at least what it has and the least of what is missing. Of equal
+    # costs, the positions among the choices decide.
+    queue: list[tuple[float, tuple[int, ...]]] = [(rest[0], ())]
     states = 0
     while queue and states < _MOST_STATES:
-        bound, _, combination = heapq.heappop(queue)
+        bound, positions = heapq.heappop(queue)
+        combination = [options[n] for n, options in zip(positions, choices, strict=False)]
         if len(combination) == len(choices):
             yield tuple(choice.match for choice in combination)
             continue
         states += 1
         lanes = {place: d for choice in combination for place, d in choice.lanes.items()}
-        position = len(combination)
-        for choice in choices[position]:
+        depth = len(combination)
+        for number, choice in enumerate(choices[depth]):
             if all(lanes.get(place, d) == d for place, d in choice.lanes.items()):
-                total = bound - least[position] + choice.cost
-                heapq.heappush(queue, (total, -next(order), (*combination, choice)))
+                total = bound - least[depth] + choice.cost
+                heapq.heappush(queue, (total, (*positions, number)))

@@ -18,6 +18,8 @@ from cpembed.hw.isa import InstructionSet
 
 _COMBINATIONS = 16
 """Maximum number of combinations that are tried for each match of the largest statement."""
+_FAILURES = 4
+"""Number of matches without a plan after which the best plan is taken."""
 _PLANS = 2
 """Number of matches of the largest statement of which the best plans are compared."""
 
@@ -38,6 +40,7 @@ class OperatorSearch:
         self.matchings = [match_statement(s, machine) for s in self.specification.statements]
         self.crossings = crossing_tensors(self.matchings, machine)
         self.keeps_order = True
+        self.best: dict[int, Plans | None] = {}
         self.outcomes: dict[tuple[int, int], OperatorPlan | str] = {}
 
     def plans(self) -> Plans | str:
@@ -49,6 +52,7 @@ class OperatorSearch:
             # Another order of dimensions is the last resort: other operators do not read it.
             self.keeps_order = keeps_order
             self.outcomes.clear()
+            self.best.clear()
             plans = self._from(0)
             if plans is not None:
                 return plans
@@ -57,15 +61,28 @@ class OperatorSearch:
         return outcome
 
     def _from(self, first: int) -> Plans | None:
-        """Return the plans of the statements from ``first`` on, the longest first program.
+        """Return the plans of the statements from ``first`` on, those with the longest programs.
 
-        A longer program saves nothing where the results pass through main memory in any case.
+        Where all results pass through main memory in any case, two programs are an alternative.
         """
         count = len(self.matchings)
         if first == count:
             return ()
-        end = self._last_end(first)
-        for after in (*range(end, first, -1), *range(count, end, -1)):
+        if first not in self.best:
+            end = self._last_end(first)
+            options = [self._longest(first, count)]
+            if end < count:
+                options.append(self._longest(first, end))
+            # Results that pass through main memory in any case cost no more in two programs.
+            self.best[first] = min(
+                (plans for plans in options if plans is not None), key=_cost, default=None
+            )
+        return self.best[first]
+
+    def _longest(self, first: int, end: int) -> Plans | None:
+        """Return the plans of the statements from ``first`` on, the longest program to an end."""
+        for after in range(end, first, -1):
+            count = len(self.matchings)
             if after < count and self.specification.statements[after].accumulates:
                 # Sums stay where they are until they are complete.
                 continue
@@ -97,16 +114,17 @@ class OperatorSearch:
     def _plan(self, part: Specification, matchings: Sequence[Matching]) -> OperatorPlan | str:
         """Return the best plan of one program, or why there is none."""
         best: OperatorPlan | None = None
-        reason, compared = "", 0
+        reason, planned, failed = "", 0, 0
         for combinations in Combinations(part, matchings, self.machine, self.keeps_order):
             plan = self._first_plan(part, itertools.islice(combinations, _COMBINATIONS))
             if isinstance(plan, str):
                 reason = reason or plan
-            elif best is None or plan.cost.cycles < best.cost.cycles:
-                best = plan
-            # Once there is a plan, matches without one count, too.
-            compared += best is not None
-            if compared == _PLANS:
+                failed += best is not None
+            else:
+                planned += 1
+                if best is None or plan.cost.cycles < best.cost.cycles:
+                    best = plan
+            if planned == _PLANS or failed == _FAILURES:
                 break
         return best or reason
 
@@ -124,6 +142,11 @@ class OperatorSearch:
             except PlanningError as error:
                 reason = reason or str(error)
         return reason or "rejected: no combination of instructions fits"
+
+
+def _cost(plans: Plans) -> tuple[float, int]:
+    """Return the cycles and bytes of plans, by which they are compared."""
+    return sum(p.cost.cycles for p in plans), sum(p.cost.main_bytes for p in plans)
 
 
 def segment(specification: Specification, first: int, after: int) -> Specification:
