@@ -33,6 +33,7 @@ from cpembed.accelerator.workload import workload_plans
 from cpembed.driver.bench_layers import MODELS, NamedSuite, prepared_suite
 from cpembed.errors import LoweringError, SpecError, WorkloadError
 from cpembed.exploration.described.family import (
+    PRESENT,
     REMOVED,
     Choices,
     DescribedFamily,
@@ -368,6 +369,8 @@ def accelerator_family(
         try:
             require_place(file.merged, key)
             for label, value in by_label.items():
+                if label == PRESENT:
+                    continue
                 # Values may be right only together; each has to be of the key's type.
                 tables = replaced(file.merged, key, ABSENT if label == REMOVED else value)
                 typed_tables(tables, str(file.path))

@@ -152,7 +152,7 @@ def solve_on_accelerator(
     from cpembed.report.accelerator import matches_document, matches_report
     from cpembed.workloads.naming import parse_workload
 
-    _refuse_options(target, "top", "every")
+    _refuse_options(target, "top", "every", "estimated")
     machine = load_instruction_set(target)
     workload = parse_workload(list(words))
     matching = match_statement(Statement(workload), machine)

@@ -108,3 +108,33 @@ def test_explore_costs_a_layer_as_run_estimates_it(cpembed: Caller) -> None:
     # No point without zeros is a result, and the document says why.
     assert len(document["rows"]) == 2
     assert "begins O in sums with 0" in str(document)
+
+
+@pytest.mark.parametrize(
+    "vary, said",
+    [
+        ("memories.scratchpad.rows=abc", "is a string ('abc'), must be an integer"),
+        ("constants.dim=8,x", "'x' is no number"),
+        ("constants.dimm=8", "nothing uses $dimm (did you mean dim?)"),
+        ("instructions.mvin_c=absent", "there is no instructions.mvin_c"),
+    ],
+)
+def test_wrong_keys_of_an_instruction_set_are_one_line(
+    cpembed: Caller, vary: str, said: str
+) -> None:
+    called = cpembed("explore", "gemmini", "unit16", "--layers", "15", "--vary", vary)
+    assert called.code == 2
+    assert said in called.err
+    assert called.err.count("\n") == 1
+
+
+def test_solve_estimates_what_run_plans(cpembed: Caller) -> None:
+    call = ("solve", "gemm", "m=8", "n=8", "k=8", "--target", TINY, "--estimate")
+    plan = cpembed(*call, "--json").json["plan"]
+    assert plan["cycles"] >= plan["bound_cycles"] > 0
+    out = cpembed(*call).out
+    assert f"estimated  {plan['cycles']:,.0f} cycles" in out
+    assert "dram" not in plan["energy_by_level_pj"]
+    assert plan["energy_by_level_pj"]["main"] == 20 * sum(
+        each["bytes"] for each in plan["bytes"] if each["memory"] == "main"
+    )

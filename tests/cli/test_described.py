@@ -106,8 +106,11 @@ def test_wrong_words_are_one_line(
 @pytest.mark.parametrize(
     "more, words_of_error",
     [
-        (["--multiple", "0"], "is neither a number"),
-        (["--multiple", "w=4"], "is neither a number"),
+        (["--multiple", "0"], "is no number"),
+        (["--multiple", "w=4"], "is no number"),
+        (["--multiple", "4,4"], "give one number for all axes, three for x, y and z, or names"),
+        (["--multiple", "4,4,64"], "multiples of (4, 4, 64)"),
+        (["--target", "tpu_like"], "an instruction set has no shape to compare"),
         (["--machine", "soc"], "need --target"),
         (["--target", "gemmini_16x16", "--packing", "4"], "counts packing by its time"),
         (["--target", "gemmini_16x16", "--dtypes", "int8,int8,int32"], "types of its own"),
@@ -121,3 +124,12 @@ def test_wrong_shapes_are_one_line(
     called = cpembed("shape", words[1], "--macs", "64", *more)
     assert called.code == 2
     assert words_of_error in called.err
+
+
+def test_a_derived_key_that_is_misspelt_is_said(cpembed: Caller, words: list[str]) -> None:
+    """No shape is a machine with it, which is no reason to allow more shapes."""
+    derived = ("--derive", "machines.soc.compute.cycle=x")
+    called = cpembed("shape", words[1], "--macs", "64", "--target", words[0], *derived)
+    assert called.code == 2
+    assert "--derive machines.soc.compute.cycle: unknown key" in called.err
+    assert "did you mean cycles?" in called.err
