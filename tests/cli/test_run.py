@@ -143,7 +143,7 @@ def test_results_are_stored_as_asked(
 @pytest.mark.parametrize("dtype", ["uint8", "int8", "int32", "float32", "bfloat16"])
 def test_sums_are_requantized_as_asked(cpembed: Caller, dtype: str) -> None:
     target = ("--target", "avx512_vnni", "--backend", "generic", "--output", dtype)
-    for steps in (("--bias", "--scale", "--relu"), ("--scale",), ("--bias",)):
+    for steps in (("--bias", "--relu"), ("--scale",)):
         called = cpembed("run", *GEMM, *target, *steps, "--json")
         assert (called.code, called.json["verified"]) == (0, True)
         taken = [f"--{name}" for name in ("bias", "scale", "relu") if called.json[name]]
