@@ -61,7 +61,7 @@ class OperatorWork:
 
 
 Work = Computation | OperatorWork
-"""What a layer computes."""
+"""Computation of a layer."""
 
 
 @dataclass(frozen=True)
