@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 
 from cpembed.accelerator.problem import PlanningError, Step
+from cpembed.ir.index import IndexExpr
 
 
 def walked_steps(step: Step, axis: str, operand: str) -> list[tuple[int, int, int]]:
@@ -27,6 +28,11 @@ def walked_steps(step: Step, axis: str, operand: str) -> list[tuple[int, int, in
     return traversed
 
 
+def _index_by_dimension(step: Step, operand: str) -> dict[str, IndexExpr]:
+    index = step.instruction.computation.access(operand).index
+    return dict(zip(step.instruction.places[operand].dimensions, index, strict=True))
+
+
 def lane_blocks(step: Step, operand: str) -> tuple[tuple[int, int], ...]:
     """Return the dimensions of a tensor in the lanes of a row, with the elements in one row.
 
@@ -43,9 +49,7 @@ def lane_blocks(step: Step, operand: str) -> tuple[tuple[int, int], ...]:
         If no layout has the lanes that the instruction reads.
     """
     place = step.instruction.places[operand]
-    index = dict(
-        zip(place.dimensions, step.instruction.computation.access(operand).index, strict=True)
-    )
+    index = _index_by_dimension(step, operand)
     lanes: list[tuple[int, int]] = []
     for d in place.lanes:
         e = index[d.axis]
@@ -90,9 +94,7 @@ def row_distances(step: Step, operand: str) -> Iterator[tuple[int, int]]:
         If no layout has the rows that the instruction reads.
     """
     place = step.instruction.places[operand]
-    index = dict(
-        zip(place.dimensions, step.instruction.computation.access(operand).index, strict=True)
-    )
+    index = _index_by_dimension(step, operand)
     lanes = {dimension for dimension, _ in lane_blocks(step, operand)}
     in_lanes = {index[d.axis].single_iterator for d in place.lanes}
     for d in place.rows:

@@ -65,10 +65,10 @@ workers_options: Callable[[Any], Any] = combined(
 """Options of the processes or machines that do the work."""
 
 
-def workers_of(*, measures: bool = False, compiles: bool = True) -> Workers:
+def workers_of(*, compiles: bool = True) -> Workers:
     """Open the workers of :data:`workers_options`, a context manager.
 
-    ``measures`` and ``compiles`` are those of :func:`~cpembed.runtime.cluster.open_workers`.
+    ``compiles`` is that of :func:`~cpembed.runtime.cluster.open_workers`.
     """
     workers, cluster, tls = _worker_setting("workers"), _worker_setting("cluster"), certificates()
     require_one(workers=workers is not None, cluster=cluster is not None)
@@ -79,7 +79,7 @@ def workers_of(*, measures: bool = False, compiles: bool = True) -> Workers:
         warning = exposed(scheduler_address(cluster, "tls" if tls.is_given else "tcp"))
         if warning is not None:
             message(warning)
-    return open_workers(workers, cluster, measures=measures, compiles=compiles, tls=tls)
+    return open_workers(workers, cluster, compiles=compiles, tls=tls)
 
 
 def certificates() -> Tls:

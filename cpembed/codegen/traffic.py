@@ -119,12 +119,7 @@ class Reuse:
         return self.footprints[moving - 1][number] * self._trips[moving - 1] * again
 
 
-def touched_lines(
-    operand: KernelOperand,
-    extents: Mapping[str, int],
-    line_bytes: int,
-    steps: Mapping[str, int] | None = None,
-) -> int:
+def touched_lines(operand: KernelOperand, extents: Mapping[str, int], line_bytes: int) -> int:
     """Return the number of lines of an operand that loops touch.
 
     Parameters
@@ -135,10 +130,8 @@ def touched_lines(
         Iterations by loop; loops that are not named stand still.
     line_bytes : int
         Size of a cache line.
-    steps : mapping of str to int, optional
-        Points of an iteration by loop; 1 by default.
     """
-    ((pieces, lines),) = _pieces_by_level(operand, extents, (), steps or {}, line_bytes)
+    ((pieces, lines),) = _pieces_by_level(operand, extents, (), {}, line_bytes)
     return pieces * lines
 
 

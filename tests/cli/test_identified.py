@@ -8,16 +8,14 @@ from typing import Any
 
 import pytest
 
-from cpembed.hw.loader import load_hardware_spec
 from cpembed.targets import choice
 from cpembed.targets.choice import ModelChoice
-from cpembed.targets.x86.features import missing_features
 from tests.cli.calling import Caller
+from tests.features import needs
 
 GEMM = ("gemm", "m=8", "n=60", "k=200", "--target", "vta_1x16x16")
 LAYER = ("conv2d", "n=1", "c=4", "h=6", "w=6", "k=16", "r=3", "s=3", "--target", "avx512_vnni")
-VNNI_MISSING = missing_features(load_hardware_spec("avx512_vnni"))
-needs_vnni = pytest.mark.skipif(bool(VNNI_MISSING), reason=f"missing: {', '.join(VNNI_MISSING)}")
+needs_vnni = needs("avx512_vnni")
 
 
 @pytest.mark.slow

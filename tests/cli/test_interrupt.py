@@ -17,14 +17,12 @@ import msgspec
 import pytest
 
 from cpembed.driver import bench_maker
-from cpembed.driver.named import hardware_spec
-from cpembed.targets.registry import missing_for
 from tests.cli.calling import Called, Caller, in_a_process
+from tests.features import needs
 
 pytestmark = pytest.mark.skipif(sys.platform == "win32", reason="signals are POSIX's")
 
-MISSING = missing_for(hardware_spec("avx512_vnni"))
-needs_vnni = pytest.mark.skipif(bool(MISSING), reason=f"missing: {', '.join(MISSING)}")
+needs_vnni = needs("avx512_vnni")
 
 GEMM = ("gemm", "m=8", "n=32", "k=32")
 VTA = ("--target", "vta_1x16x16")
@@ -195,6 +193,7 @@ except BaseException as error:
     script = f"""
 import sys
 from cpembed.cli import interrupt
+from tests.features import needs
 sys.path.insert(0, {str(tmp_path)!r})
 with interrupt.interruptible(then_ignored=True):
     import printing

@@ -4,15 +4,12 @@ from __future__ import annotations
 
 import pytest
 
-from cpembed.driver.named import hardware_spec
-from cpembed.targets.x86.features import missing_features
 from tests.cli.calling import Caller
 from tests.cli.schema import NUMBER, Map, assert_matches
+from tests.features import needs
 
 TARGET = "avx2_f32"
-needs_fma = pytest.mark.skipif(
-    bool(missing_features(hardware_spec(TARGET))), reason=f"{TARGET} does not execute here"
-)
+needs_fma = needs(TARGET)
 LAYER = ("conv2d", "n=1", "c=16", "h=8", "w=8", "k=16", "r=3", "s=3", "pad=1", "dtype=float32")
 METHOD = {
     "name": str,

@@ -8,20 +8,18 @@ from pathlib import Path
 import pytest
 
 from cpembed.driver import tune as api
-from cpembed.hw.loader import load_hardware_spec
 from cpembed.runtime.tuning.database import DIRECTORY_VARIABLE
 from cpembed.targets.cpu import tuning
 from cpembed.targets.cpu.isolated_measure import IsolatedMeasurer
 from cpembed.targets.cpu.measure import Failed, Timeable, Timed
-from cpembed.targets.x86.features import missing_features
 from tests.cli.calling import Called, Caller
 from tests.cli.schema import NUMBER, QUANTILES, TUNED, Map, assert_matches
+from tests.features import needs
 
 GEMM = ("gemm", "m=32", "n=32", "k=64")
 VNNI = ("--target", "avx512_vnni")
 VTA = ("--target", "vta_1x16x16")
-MISSING = missing_features(load_hardware_spec("avx512_vnni"))
-needs_vnni = pytest.mark.skipif(bool(MISSING), reason=f"missing: {', '.join(MISSING)}")
+needs_vnni = needs("avx512_vnni")
 
 TRIAL = {
     "embedding": {"axes": Map([{"axis": str, "count": int, "stride": int}])},

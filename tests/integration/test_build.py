@@ -22,10 +22,7 @@ from cpembed.codegen.plan import KernelPlan
 from cpembed.driver.build import build, call_library, verify_library
 from cpembed.driver.build_result import BuildResult
 from cpembed.driver.named import workload
-from cpembed.driver.options import KernelOptions
-from cpembed.driver.pipeline import choose
-from cpembed.driver.plan import Request
-from cpembed.driver.result import SolveResult
+from cpembed.driver.solve import solve
 from cpembed.errors import BackendUnavailable, InvariantError
 from cpembed.export.library import compiler, write_library
 from cpembed.export.loader import Library, LibraryError
@@ -161,10 +158,8 @@ def test_both_factors_are_inputs_where_both_vary(tmp_path: Path) -> None:
 def test_tiles_are_linked_where_they_cannot_run(tmp_path: Path) -> None:
     spec = load_hardware_spec("amx_int8")
     layer = wanted("amx_int8", "gemm m=40 n=32 k=128")
-    found = choose(Request(layer, spec, KernelOptions(backend="generic")))
-    assert not isinstance(found, SolveResult)
+    program = solve(layer, spec, top=1).embeddings[0].candidate.program
     target = open_target(spec)
-    program = found.ranked.program
     lowered = target.lower(program)
     kernel = target.planned(lowered, target.space(lowered).best().schedule)
     assert kernel is not None

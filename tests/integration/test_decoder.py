@@ -16,10 +16,9 @@ import onnxruntime
 
 from cpembed.frontends import load_model
 from cpembed.graph.graph import evaluate
-from cpembed.hw.loader import load_hardware_spec
-from cpembed.targets.registry import missing_for
 from examples.decoder.generate import Decoder, main
 from examples.decoder.model import Config, save
+from tests.features import needs
 
 SMALL = Config(
     vocabulary=64, width=64, layers=1, heads=4, kv_heads=2, head_width=16, hidden=96, context=16
@@ -61,7 +60,7 @@ def test_the_graph_has_the_logits_of_onnx_runtime(level: int, tmp_path: Path) ->
     np.testing.assert_allclose(results["keys.0"], referee.caches["past_keys.0"], 1e-2, tolerance)
 
 
-@pytest.mark.skipif(bool(missing_for(load_hardware_spec("avx2_f32"))), reason="no AVX2 and FMA")
+@needs("avx2_f32")
 @pytest.mark.slow
 @pytest.mark.parametrize("level", [0, 4])
 def test_a_prompt_and_tokens_after_it(level: int, tmp_path: Path) -> None:

@@ -8,7 +8,6 @@ import numpy as np
 import pytest
 
 import cpembed
-from cpembed.driver.named import hardware_spec
 from cpembed.errors import InvariantError
 from cpembed.graph import kinds
 from cpembed.graph.family import Family
@@ -19,14 +18,12 @@ from cpembed.ir.dtypes import ELEMENT_DTYPES, is_integer
 from cpembed.network.build import compile_model
 from cpembed.network.compiled_model import VERIFY_VARIABLE
 from cpembed.network.inputs import random_inputs, special_inputs
-from cpembed.targets.x86.features import missing_features
+from tests.features import needs
 
 TARGET = "avx2_f32"
 DTYPES = sorted(name for name, dtype in ELEMENT_DTYPES.items() if dtype.bits in (1, 8, 16, 32, 64))
 
-needs_target = pytest.mark.skipif(
-    bool(missing_features(hardware_spec(TARGET))), reason=f"{TARGET} does not run here"
-)
+needs_target = needs(TARGET)
 
 
 def of_every_type() -> Graph:

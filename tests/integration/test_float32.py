@@ -18,7 +18,7 @@ from cpembed.hw.instruction import HardwareSpec
 from cpembed.ir.reference import random_inputs
 from cpembed.runtime.measurement.verification import Expected
 from cpembed.targets.cpu.target import build, schedule_space
-from cpembed.targets.x86.features import missing_features
+from tests.features import needs
 from tests.random_workloads import layer
 from tests.running import check_candidates, check_schedules
 
@@ -48,16 +48,7 @@ CASES = {
     ),
     "avx512_bf16_outer": ("x86.fma_widened", COLUMNS),
 }
-TARGETS = [
-    pytest.param(
-        (spec := hardware_spec(name)),
-        id=name,
-        marks=pytest.mark.skipif(
-            bool(missing_features(spec)), reason=f"missing: {', '.join(missing_features(spec))}"
-        ),
-    )
-    for name in CASES
-]
+TARGETS = [pytest.param(hardware_spec(name), id=name, marks=needs(name)) for name in CASES]
 
 
 @pytest.mark.quick(5)

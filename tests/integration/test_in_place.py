@@ -15,16 +15,9 @@ from cpembed.errors import LoweringError
 from cpembed.ir.reference import random_inputs, reference
 from cpembed.targets.cpu.target import build, schedule_space
 from cpembed.targets.cpu.variants import with_variants
-from cpembed.targets.x86.features import missing_features
+from tests.features import needs
 
-TARGETS = [
-    pytest.param(
-        name,
-        marks=pytest.mark.skipif(bool(lacks), reason=f"missing: {', '.join(lacks)}"),
-    )
-    for name in ("avx512_vnni", "amx_int8")
-    for lacks in [missing_features(hardware_spec(name))]
-]
+TARGETS = [pytest.param(name, marks=needs(name)) for name in ("avx512_vnni", "amx_int8")]
 
 LAYERS = [
     "conv2d n=1 c=80 h=9 w=11 k=32 r=3 s=3 layout=NHWC",

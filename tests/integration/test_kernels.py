@@ -29,15 +29,14 @@ from cpembed.workloads.convolutions import conv1d, conv2d, conv3d
 from cpembed.workloads.einsum import gemm
 from cpembed.workloads.suites import suite as shipped_suite
 from tests.emulation.amx_cases import CASES, SLOW_CASES, STORED
+from tests.features import needs
 from tests.running import verify
 from tests.unit.codegen.handwritten import conv2d_program, gemm_program
 
 ROOT = Path(__file__).parents[2]
 VNNI = load_hardware_spec("avx512_vnni")
 
-needs_vnni = pytest.mark.skipif(
-    bool(missing_features(VNNI)), reason=f"missing: {', '.join(missing_features(VNNI))}"
-)
+needs_vnni = needs(VNNI)
 
 
 def vnni_conv(*sizes: int, **options: Any) -> DerivedProgram:

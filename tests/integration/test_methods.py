@@ -34,14 +34,12 @@ from cpembed.export.loader import Library
 from cpembed.ir.computation import Computation
 from cpembed.ir.reference import random_inputs, reference
 from cpembed.runtime.measurement.verification import Verification
-from cpembed.targets.x86.features import missing_features
 from cpembed.transform.methods.error_growth import bound, running_bound
 from cpembed.transform.methods.winograd import Winograd, winograd
+from tests.features import needs
 
 AVX2 = hardware_spec("avx2_f32")
-needs_fma = pytest.mark.skipif(
-    bool(missing_features(AVX2)), reason=f"missing: {', '.join(missing_features(AVX2))}"
-)
+needs_fma = needs(AVX2)
 
 LAYERS = [
     "conv2d n=1 c=16 h=8 w=8 k=16 r=3 s=3 pad=1 layout=NHWC",

@@ -14,7 +14,6 @@ import numpy as np
 import pytest
 
 from cpembed.codegen.epilogue import Epilogue, Residual
-from cpembed.driver.named import hardware_spec
 from cpembed.driver.options import MethodName
 from cpembed.errors import BackendUnavailable
 from cpembed.export.layout import workspace_of
@@ -30,14 +29,11 @@ from cpembed.network.plan import Planning
 from cpembed.network.product_executions import ProductExecutions
 from cpembed.network.service import NetworkRequest, NetworkResult, network, network_plan
 from cpembed.report.network import report
-from cpembed.targets.x86.features import missing_features
 from cpembed.transform.methods.error_growth import MOST_GROWTH
+from tests.features import needs
 
 TARGET = "avx2_f32"
-needs_fma = pytest.mark.skipif(
-    bool(missing_features(hardware_spec(TARGET))),
-    reason=f"missing: {', '.join(missing_features(hardware_spec(TARGET)))}",
-)
+needs_fma = needs(TARGET)
 
 
 @dataclass

@@ -16,20 +16,13 @@ from cpembed.errors import LoweringError
 from cpembed.ir.reference import random_inputs, reference
 from cpembed.targets.cpu.target import build, schedule_space
 from cpembed.targets.cpu.variants import with_variants
-from cpembed.targets.x86.features import missing_features
+from tests.features import needs
 
 SPECS = {
     name: hardware_spec(name)
     for name in ("avx512_vnni", "amx_int8", "amx_bf16", "avx512_int8", "avx512_bf16")
 }
-TARGETS = [
-    pytest.param(
-        name,
-        marks=pytest.mark.skipif(bool(lacks), reason=f"missing: {', '.join(lacks)}"),
-    )
-    for name, spec in SPECS.items()
-    for lacks in [missing_features(spec)]
-]
+TARGETS = [pytest.param(name, marks=needs(spec)) for name, spec in SPECS.items()]
 LAYERS = {
     "avx512_vnni": ("gemm m=1 n=16 k=768", "conv2d n=1 c=24 h=3 w=3 k=16 r=3 s=3 layout=NHWC"),
     "amx_int8": ("gemm m=5 n=16 k=768", "conv2d n=1 c=72 h=4 w=4 k=16 r=3 s=3 pad=1"),

@@ -98,7 +98,7 @@ def compare(given: Computation, made: CudaKernels, seed: int) -> None:
         assert expected.judge_stored(found, epilogue, vectors).verified, (given, order)
 
 
-@pytest.mark.quick(60)
+@pytest.mark.quick(32)
 @pytest.mark.parametrize("constraints", SETS)
 @pytest.mark.parametrize("target", TARGETS)
 @pytest.mark.parametrize("name", WORKLOADS)

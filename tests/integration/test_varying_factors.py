@@ -5,20 +5,17 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from cpembed.driver.named import hardware_spec
 from cpembed.frontends.products import Window, convolution
 from cpembed.graph.graph import Graph, Operator, evaluate
 from cpembed.graph.kinds import Product, TensorType
 from cpembed.network.build import compile_model
 from cpembed.network.inputs import random_inputs
-from cpembed.targets.x86.features import missing_features
+from tests.features import needs
 
 TARGET = "avx2_f32"
 
 
-@pytest.mark.skipif(
-    bool(missing_features(hardware_spec(TARGET))), reason=f"{TARGET} does not run here"
-)
+@needs(TARGET)
 @pytest.mark.quick(2)
 @pytest.mark.parametrize("seed", range(8))
 def test_convolutions_by_computed_weights(seed: int) -> None:

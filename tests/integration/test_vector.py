@@ -29,16 +29,13 @@ from cpembed.runtime.measurement.verification import Expected
 from cpembed.runtime.tuning.database import DIRECTORY_VARIABLE
 from cpembed.targets.cpu.calibration import default_calibration
 from cpembed.targets.cpu.target import build, schedule_space
-from cpembed.targets.x86.features import missing_features
 from cpembed.workloads.suites import Layer
-from tests.features import require_features
+from tests.features import needs, require_features
 from tests.running import check_candidates, check_schedules, exact_inputs
 
 INT8, BF16 = hardware_spec("avx512_int8"), hardware_spec("avx512_bf16_fma")
 
-needs_vectors = pytest.mark.skipif(
-    bool(missing_features(INT8)), reason=f"missing: {', '.join(missing_features(INT8))}"
-)
+needs_vectors = needs(INT8)
 
 LAYERS = [
     "depthwise n=1 c=32 h=9 w=11 r=3 s=3 pad=1",

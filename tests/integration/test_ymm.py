@@ -21,7 +21,7 @@ from cpembed.errors import LoweringError, WorkloadError
 from cpembed.hw.instruction import HardwareSpec
 from cpembed.ir.dtypes import numpy_dtype
 from cpembed.targets.cpu.target import build, schedule_space
-from cpembed.targets.x86.features import missing_features
+from tests.features import needs
 from tests.random_workloads import layer
 from tests.running import check_candidates, check_schedules
 
@@ -53,16 +53,7 @@ TYPES = {
     "avx2_int7": ["dtype=uint7,int8", "dtype=uint8,int7", "dtype=uint7,int7"],
 }
 
-TARGETS = [
-    pytest.param(
-        (spec := hardware_spec(name)),
-        id=name,
-        marks=pytest.mark.skipif(
-            bool(missing_features(spec)), reason=f"missing: {', '.join(missing_features(spec))}"
-        ),
-    )
-    for name in BACK_ENDS
-]
+TARGETS = [pytest.param(hardware_spec(name), id=name, marks=needs(name)) for name in BACK_ENDS]
 
 COLUMNS = [
     "conv2d n=1 c=5 h=9 w=7 k=13 r=3 s=3 pad=1",

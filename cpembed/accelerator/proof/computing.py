@@ -11,8 +11,9 @@ import numpy as np
 from cpembed.accelerator.proof.chains import GENERATION
 from cpembed.accelerator.proof.instances import Integers
 from cpembed.accelerator.proof.result import ObligationError
-from cpembed.accelerator.proof.steps import Role, Step, folded, stored_number
+from cpembed.accelerator.proof.steps import Role, Step, folded
 from cpembed.accelerator.proof.tags import FIRST_ELEMENT, UNCLAIMED
+from cpembed.accelerator.proof.terms import stored_number
 from cpembed.accelerator.proof.touched import UNKNOWN, Booleans, Touched
 from cpembed.ir.dtypes import dtype_info
 from cpembed.ir.expression import Access

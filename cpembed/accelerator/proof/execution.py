@@ -11,8 +11,9 @@ from cpembed.accelerator.proof.chains import GENERATION
 from cpembed.accelerator.proof.computing import Computing
 from cpembed.accelerator.proof.instances import Integers, dense_strides
 from cpembed.accelerator.proof.result import ObligationError
-from cpembed.accelerator.proof.steps import Role, Step, folded, stored_number
+from cpembed.accelerator.proof.steps import Role, Step, folded
 from cpembed.accelerator.proof.tags import PART, UNCLAIMED, UNWRITTEN
+from cpembed.accelerator.proof.terms import stored_number
 from cpembed.accelerator.proof.touched import Booleans, Touched
 from cpembed.ir.expression import Access
 

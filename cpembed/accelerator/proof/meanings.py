@@ -9,9 +9,9 @@ import islpy as isl
 
 from cpembed.accelerator.proof.relations import IssueRelations, Touch, box
 from cpembed.accelerator.proof.result import UndecidedError
-from cpembed.accelerator.proof.steps import Role, folded, stored_number
+from cpembed.accelerator.proof.steps import Role, folded
 from cpembed.accelerator.proof.tensors import Tensors
-from cpembed.accelerator.proof.terms import Number
+from cpembed.accelerator.proof.terms import Number, stored_number
 from cpembed.ir.expression import Access
 from cpembed.ir.index import IndexExpr
 

@@ -17,11 +17,20 @@ import numpy as np
 from cpembed.accelerator.program import Content, Issue, Loop
 from cpembed.accelerator.proof.result import ObligationError
 from cpembed.accelerator.proof.tensors import Tensors
-from cpembed.accelerator.proof.terms import Forms, Number, Pair, constant_value, matchings
+from cpembed.accelerator.proof.terms import (
+    Forms,
+    Number,
+    Pair,
+    constant_value,
+    matchings,
+    same_indices,
+    same_number,
+    stored_number,
+)
 from cpembed.hw.isa import IMMEDIATE, IsaInstruction, MemoryKind, OperandPlace
 from cpembed.ir.arithmetic import sums_floats
 from cpembed.ir.computation import Assignment
-from cpembed.ir.dtypes import dtype_info, holds, is_integer, numpy_dtype
+from cpembed.ir.dtypes import dtype_info, holds, is_integer
 from cpembed.ir.expression import Access, Constant, Expression, Operation
 from cpembed.ir.index import IndexExpr
 
@@ -482,34 +491,6 @@ def _with_uniform_constants(
 
 def _identical(facts: IssueFacts, pairs: tuple[Pair, ...]) -> bool:
     return all(same_indices(facts.element(read), facts.point_element(s)) for read, s in pairs)
-
-
-def same_indices(first: tuple[IndexExpr, ...] | None, second: tuple[IndexExpr, ...] | None) -> bool:
-    """Return True if tuples of index expressions are equal as sums of terms."""
-    if first is None or second is None or len(first) != len(second):
-        return False
-    zero = IndexExpr()
-    return all(a == b or a + b.times(-1) == zero for a, b in zip(first, second, strict=True))
-
-
-def same_number(first: Number, second: Number, *, is_exact: bool) -> bool:
-    """Return True if numbers are equal in expressions.
-
-    Parameters
-    ----------
-    first, second : int or float
-    is_exact : bool
-        False if floats are compared as float32.
-    """
-    if isinstance(first, float) != isinstance(second, float):
-        return False
-    return first == second or (not is_exact and bool(np.float32(first) == np.float32(second)))
-
-
-def stored_number(value: Number, dtype: str) -> Number:
-    """Return a number as an element of a type."""
-    with np.errstate(all="ignore"):
-        return np.asarray(value).astype(numpy_dtype(dtype)).item()
 
 
 def folded(facts: IssueFacts, constants: Mapping[Access, Number]) -> Number | None:

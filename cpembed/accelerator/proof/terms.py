@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 
 from cpembed.accelerator.normal_form import Clamps, normal
 from cpembed.ir.arithmetic import evaluate
-from cpembed.ir.dtypes import dtype_info, holds, is_integer
+from cpembed.ir.dtypes import dtype_info, holds, is_integer, numpy_dtype
 from cpembed.ir.expression import (
     OPERATIONS,
     Access,
@@ -28,6 +28,7 @@ from cpembed.ir.expression import (
     accesses,
     yields_float,
 )
+from cpembed.ir.index import IndexExpr
 
 Range = tuple[int, int]
 Pair = tuple[Access, Access]
@@ -317,3 +318,31 @@ def constant_value(
     """
     normal = forms.normal(expression, constants)
     return normal.value if isinstance(normal, Constant) else None
+
+
+def same_indices(first: tuple[IndexExpr, ...] | None, second: tuple[IndexExpr, ...] | None) -> bool:
+    """Return True if tuples of index expressions are equal as sums of terms."""
+    if first is None or second is None or len(first) != len(second):
+        return False
+    zero = IndexExpr()
+    return all(a == b or a + b.times(-1) == zero for a, b in zip(first, second, strict=True))
+
+
+def same_number(first: Number, second: Number, *, is_exact: bool) -> bool:
+    """Return True if numbers are equal in expressions.
+
+    Parameters
+    ----------
+    first, second : int or float
+    is_exact : bool
+        False if floats are compared as float32.
+    """
+    if isinstance(first, float) != isinstance(second, float):
+        return False
+    return first == second or (not is_exact and bool(np.float32(first) == np.float32(second)))
+
+
+def stored_number(value: Number, dtype: str) -> Number:
+    """Return a number as an element of a type."""
+    with np.errstate(all="ignore"):
+        return np.asarray(value).astype(numpy_dtype(dtype)).item()

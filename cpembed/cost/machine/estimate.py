@@ -164,7 +164,6 @@ def estimate_program(
     machine: Hierarchy,
     *,
     ahead: Collection[str] = (),
-    rows: int = ROWS,
     objective: str = "cycles",
 ) -> Estimate:
     """Estimate the time of a program on a machine, with the best tiling.
@@ -177,8 +176,6 @@ def estimate_program(
         Machine with its memories.
     ahead : collection of str
         Operands that are packed once, ahead of time, and cost nothing.
-    rows : int
-        Limit of the work of the search (:func:`~cpembed.cost.machine.search.best_tilings`).
     objective : str
         What the tiling is to have the least of: ``cycles``, ``bytes`` to and from main memory,
         ``energy``, or ``edp``, the product of energy and cycles.
@@ -193,7 +190,7 @@ def estimate_program(
     nest = execution_nest(program, machine.layouts)
     energies = energies_or_reason(machine, program.instruction, nest)
     cost = objective_cost(Objective(objective), nest, machine, energies)
-    best = best_tilings(nest, machine, rows, cost)
+    best = best_tilings(nest, machine, ROWS, cost)
     computing = compute_time(best.tilings, nest, machine)
     times = list(memory_times(best.tilings, nest, machine, computing.longest))
     # The outermost memory that others are filled from includes all below it.

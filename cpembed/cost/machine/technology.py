@@ -22,6 +22,8 @@ from cpembed.errors import SpecError
 from cpembed.hw.schema import close_match, joined, read_table
 
 _FOLDER = Path(__file__).parent / "technologies"
+_WIDTH_BITS = 64
+"""Width of the accesses to a bank whose width is not stated."""
 
 
 class Unit(msgspec.Struct, frozen=True):
@@ -165,10 +167,10 @@ class Technology:
             cycle_ns=cycle,
         )
 
-    def nearest_sram(self, capacity_bytes: float, width_bits: int = 64) -> Sram:
+    def nearest_sram(self, capacity_bytes: float) -> Sram:
         """Return the bank of the table's nearest capacity, interpolated inside of the table."""
-        sizes = self._capacities[width_bits]
-        return self.sram(min(max(capacity_bytes, sizes[0]), sizes[-1]), width_bits)
+        sizes = self._capacities[_WIDTH_BITS]
+        return self.sram(min(max(capacity_bytes, sizes[0]), sizes[-1]), _WIDTH_BITS)
 
     def _bank(self, capacity: float, width: float) -> _Bank:
         """Return a bank, interpolated between up to four rows of the table."""

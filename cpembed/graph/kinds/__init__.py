@@ -3,7 +3,7 @@
 The set is small and closed: front ends translate every model into it.
 """
 
-from cpembed.graph.kinds.attention import Attention
+from cpembed.graph.kinds.attention import Attention, QuantizedAttention
 from cpembed.graph.kinds.base import Foreign, Kind, TensorType
 from cpembed.graph.kinds.elementwise import (
     Dequantize,
@@ -32,7 +32,6 @@ from cpembed.graph.kinds.movement import (
     Transpose,
 )
 from cpembed.graph.kinds.product import Product
-from cpembed.graph.kinds.quantized_attention import QuantizedAttention
 from cpembed.graph.kinds.reductions import LayerNorm, Pool, Reduce, Softmax
 from cpembed.ir.scalars import Apply, Input, Number, Scalar
 

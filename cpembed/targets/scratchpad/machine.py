@@ -100,12 +100,12 @@ class ScratchpadMachine:
         return max(sizes, default=1)
 
 
-def scratchpad_machine(spec: HardwareSpec, name: str | None = None) -> ScratchpadMachine:
-    """Return a machine of a specification; default: its first.
+def scratchpad_machine(spec: HardwareSpec) -> ScratchpadMachine:
+    """Return the first machine of a specification.
 
     Raises :class:`SpecError` for what is missing, and for what cannot be executed here.
     """
-    described = machine_of(spec, name)
+    described = machine_of(spec)
     lanes = _checked_lanes(spec, described)
     scopes = {operand: tile.scope for operand, tile in spec.instruction.memory.items()}
     # Operands of one scope share a memory.

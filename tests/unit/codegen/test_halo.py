@@ -16,7 +16,7 @@ from cpembed.driver.solve import solve
 from cpembed.hw.instruction import HardwareSpec
 from cpembed.targets.cpu.schedules import apply_knobs
 from cpembed.targets.cpu.target import schedule_space
-from cpembed.targets.x86.features import missing_features
+from tests.features import needs
 from tests.running import check_schedules
 
 VNNI, VECTOR = hardware_spec("avx512_vnni"), hardware_spec("avx512_int8")
@@ -107,11 +107,7 @@ def test_a_condition_is_where_its_loop_is_and_only_where_it_can_fail() -> None:
 @pytest.mark.parametrize("seed", range(8))
 @pytest.mark.parametrize(
     "target",
-    [
-        pytest.param(spec, marks=pytest.mark.skipif(bool(missing), reason=f"missing: {missing}"))
-        for spec in (VNNI, BF16)
-        for missing in [missing_features(spec)]
-    ],
+    [pytest.param(spec, marks=needs(spec)) for spec in (VNNI, BF16)],
 )
 def test_kernels_that_leave_out_steps_are_right(target: HardwareSpec, seed: int) -> None:
     """Half of them have channels that no padding completes, so that images can be read without."""

@@ -23,7 +23,7 @@ from cpembed.targets.cpu import lowering as kernel
 from cpembed.targets.cpu import target as cpu_target
 from cpembed.targets.cpu.calibration import calibration
 from cpembed.targets.cpu.target import build, schedule_space
-from cpembed.targets.x86.features import missing_features
+from tests.features import needs
 from tests.running import verify
 from tests.unit.codegen.prefetched import nest_of as asked_nest_of
 from tests.unit.codegen.prefetched import prefetched_places
@@ -155,7 +155,7 @@ def test_results_are_written_in_the_order_of_memory() -> None:
     assert strides == sorted(strides, reverse=True)
 
 
-@pytest.mark.skipif(bool(missing_features(VECTORS)), reason="this CPU lacks what vectors take")
+@needs(VECTORS)
 @pytest.mark.parametrize("dtype", ["int32", "float32", "uint8"])
 def test_vectors_that_ask_compute_the_same(dtype: str, monkeypatch: pytest.MonkeyPatch) -> None:
     machine = replace(calibration(), cache_bytes=(1 << 9, 1 << 10, 1 << 20))

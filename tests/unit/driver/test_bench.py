@@ -27,8 +27,8 @@ from cpembed.resources import constraint_files, hardware_spec_files
 from cpembed.runtime.measurement import environment
 from cpembed.runtime.measurement.runner import Quantiles
 from cpembed.targets.vta.target import VtaTarget
-from cpembed.targets.x86.features import missing_features
 from cpembed.workloads.suites import Layer, suite
+from tests.features import needs
 
 VTA = "vta_1x16x16"
 VNNI = load_hardware_spec("avx512_vnni")
@@ -423,9 +423,7 @@ def test_deepbench_on_vta_embeds_all_but_the_layers_with_few_channels(tmp_path: 
 
 
 @pytest.mark.slow
-@pytest.mark.skipif(
-    bool(missing_features(VNNI)), reason=f"missing: {', '.join(missing_features(VNNI))}"
-)
+@needs(VNNI)
 @pytest.mark.parametrize("layout", ["NCHW", "NHWC"])
 def test_deepbench_layers_run_on_vnni_bit_for_bit(tmp_path: Path, layout: str) -> None:
     bench = open_bench("deepbench", VNNI, layers="0,9,14,27,48,81", layout=layout, results=tmp_path)

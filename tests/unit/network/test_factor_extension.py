@@ -31,12 +31,10 @@ from cpembed.network.shared_choices import (
 )
 from cpembed.steps import silent
 from cpembed.targets.units import Units
-from cpembed.targets.x86.features import missing_features
+from tests.features import needs
 
 AVX2 = Units(None, tuple(map(hardware_spec, ("avx2_int8", "avx2_int16"))))
-needs_avx2 = pytest.mark.skipif(
-    bool(missing_features(hardware_spec("avx2_int16"))), reason="missing: CPU feature avx2"
-)
+needs_avx2 = needs("avx2_int16")
 
 
 def test_factors_of_bytes_alone_are_extended() -> None:

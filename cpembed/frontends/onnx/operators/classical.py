@@ -26,7 +26,7 @@ from cpembed.frontends.expressions import (
 from cpembed.frontends.onnx.call import Call, Translation
 from cpembed.graph.kinds import Gather, Reduce, Softmax
 
-_TRANSFORMS = ("NONE", "SOFTMAX", "LOGISTIC")
+TRANSFORMS = ("NONE", "SOFTMAX", "LOGISTIC")
 """Functions of a model's scores that are read; the format has two more."""
 
 
@@ -50,6 +50,23 @@ def _per_feature(call: Call, name: str, values: list[float]) -> str:
 
 def _features(call: Call) -> str:
     return call.cast(call.input(), "float32")
+
+
+def feature_rows(call: Call) -> str:
+    """Return the features as float32 rows."""
+    x = _features(call)
+    return call.reshaped(x, (1, *call.shape(x))) if call.rank() == 1 else x
+
+
+def transformed_scores(call: Call, scores: str) -> str:
+    """Emit the function of a model's scores that ``post_transform`` names."""
+    match call.text("post_transform", "NONE", TRANSFORMS):
+        case "SOFTMAX":
+            return call.emit(Softmax(1), scores)
+        case "LOGISTIC":
+            return call.elementwise(apply("sigmoid", X), scores)
+        case _:
+            return scores
 
 
 def _scaler(call: Call) -> str:
@@ -97,24 +114,18 @@ def _feature_extractor(call: Call) -> str:
 
 
 def _linear_regressor(call: Call) -> str:
-    x, targets = _features(call), call.integer("targets", 1)
-    rows = call.reshaped(x, (1, *call.shape(x))) if call.rank() == 1 else x
+    rows, targets = feature_rows(call), call.integer("targets", 1)
     coefficients = np.asarray(_numbers(call, "coefficients"), np.float32)
     if coefficients.size != targets * call.shape(rows)[-1]:
         raise WorkloadError(
-            f"{coefficients.size} coefficients of {targets} targets for features {call.shape(x)}"
+            f"{coefficients.size} coefficients of {targets} targets for features "
+            f"{call.shape(call.input())}"
         )
     weights = call.tensor(coefficients.reshape(targets, -1))
     scores = call.matmul(rows, weights, transposed=True)
     if intercepts := _numbers(call, "intercepts"):
         scores = call.elementwise(add(X, Y), scores, call.tensor(np.asarray(intercepts), "float32"))
-    match call.text("post_transform", "NONE", _TRANSFORMS):
-        case "SOFTMAX":
-            return call.emit(Softmax(1), scores)
-        case "LOGISTIC":
-            return call.elementwise(apply("sigmoid", X), scores)
-        case _:
-            return scores
+    return transformed_scores(call, scores)
 
 
 TABLE: dict[str, Translation] = {

@@ -27,12 +27,12 @@ from cpembed.frontends.expressions import (
     where,
 )
 from cpembed.frontends.onnx.call import Call, Translation
-from cpembed.graph.kinds import Concat, Gather, Input, Reduce, Scalar, Softmax
+from cpembed.frontends.onnx.operators.classical import TRANSFORMS, feature_rows, transformed_scores
+from cpembed.graph.kinds import Concat, Gather, Input, Reduce, Scalar
 
 Array = NDArray[Any]
 
 _MODES = ("BRANCH_LEQ", "BRANCH_LT", "BRANCH_GTE", "BRANCH_GT", "BRANCH_EQ", "BRANCH_NEQ", "LEAF")
-_TRANSFORMS = ("NONE", "SOFTMAX", "LOGISTIC")
 _MOST_NODES = 1 << 24
 """Maximum number of weights of all nodes."""
 
@@ -204,12 +204,6 @@ def _leaves(call: Call, trees: Trees, x: str) -> str:
     return node
 
 
-def _rows(call: Call) -> str:
-    """Return the features as float32 rows."""
-    x = call.cast(call.input(), "float32")
-    return call.reshaped(x, (1, *call.shape(x))) if call.rank() == 1 else x
-
-
 def _scores(call: Call, x: str, prefix: str, targets: int, operation: str) -> str:
     """Emit the scores [rows, targets], with the base values."""
     trees = _trees(call, call.shape(x)[1])
@@ -229,27 +223,17 @@ def _scores(call: Call, x: str, prefix: str, targets: int, operation: str) -> st
     return scores
 
 
-def _transformed(call: Call, scores: str) -> str:
-    match call.text("post_transform", "NONE", _TRANSFORMS):
-        case "SOFTMAX":
-            return call.emit(Softmax(1), scores)
-        case "LOGISTIC":
-            return call.elementwise(apply("sigmoid", X), scores)
-        case _:
-            return scores
-
-
 def _regressor(call: Call) -> str:
     functions = ("SUM", "AVERAGE", "MIN", "MAX")
     operation = call.text("aggregate_function", "SUM", functions)
     targets = call.integer("n_targets", 1)
-    return _transformed(call, _scores(call, _rows(call), "target", targets, operation))
+    return transformed_scores(call, _scores(call, feature_rows(call), "target", targets, operation))
 
 
 def _classifier(call: Call) -> Sequence[str]:
     labels = _list(call, "classlabels_int64s")
     names = _list(call, "classlabels_strings")
-    count, x = len(labels) or len(names), _rows(call)
+    count, x = len(labels) or len(names), feature_rows(call)
     if names and call.is_read[0]:
         call.reject("labels are texts, and a network holds numbers: read the scores alone")
     identifiers = {int(k) for k in _list(call, "class_ids")}
@@ -258,7 +242,7 @@ def _classifier(call: Call) -> Sequence[str]:
     else:
         scores = _scores(call, x, "class", count, "SUM")
         place = call.emit(Reduce("argmax", (1,), False), scores)
-        scores = _transformed(call, scores)
+        scores = transformed_scores(call, scores)
     if not labels:
         return place, scores
     return call.emit(Gather(0), call.tensor(np.array(labels, np.int64)), place), scores
@@ -267,7 +251,7 @@ def _classifier(call: Call) -> Sequence[str]:
 def _of_two_classes(call: Call, x: str, target: int) -> tuple[str, str]:
     """Emit the scores of two classes, and the place of the label, if leaves weight one of them."""
     weights = _list(call, "class_weights")
-    transform = call.text("post_transform", "NONE", _TRANSFORMS)
+    transform = call.text("post_transform", "NONE", TRANSFORMS)
     if _list(call, "base_values") or transform == "SOFTMAX":
         call.reject("base_values or SOFTMAX of a classifier with weights of one class are not read")
     # Weights of the first class alone are those of the second, whose complement the first one is.
@@ -281,7 +265,7 @@ def _of_two_classes(call: Call, x: str, target: int) -> tuple[str, str]:
         is_probability = is_share and transform == "NONE"
         complement = sub(1.0, X) if is_probability else apply("neg", X)
         scores = call.emit(Concat(1), call.elementwise(complement, score), score)
-    return _transformed(call, scores), place
+    return transformed_scores(call, scores), place
 
 
 TABLE: dict[str, Translation] = {

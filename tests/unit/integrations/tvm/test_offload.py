@@ -7,9 +7,8 @@ from tvm import relax
 from tvm.relax import op
 
 from cpembed.errors import BackendUnavailable
-from cpembed.hw.loader import load_hardware_spec
 from cpembed.integrations import tvm as plugin
-from cpembed.targets.registry import missing_for
+from tests.features import needs
 from tests.unit.integrations.tvm.modules import module_of, random, run
 
 
@@ -175,7 +174,7 @@ def test_a_target_that_nothing_executes_is_refused():
         plugin.offload("gemm_16x16x16")
 
 
-@pytest.mark.skipif(bool(missing_for(load_hardware_spec("avx512_vnni"))), reason="no AVX512-VNNI")
+@needs("avx512_vnni")
 @pytest.mark.parametrize("varies", [False, True])
 def test_any_target_executes_operators_of_a_module(varies):
     shape, weights = (1, 8, 9, 9), random(1, (20, 8, 3, 3))

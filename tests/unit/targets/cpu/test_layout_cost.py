@@ -20,8 +20,8 @@ from cpembed.targets.cpu import lowering as kernel
 from cpembed.targets.cpu.calibration import default_calibration
 from cpembed.targets.cpu.estimate import cache_affine, threads_worth, transform_us
 from cpembed.targets.cpu.target import build, schedule_space
-from cpembed.targets.x86.features import missing_features
 from cpembed.transform.program import DerivedProgram
+from tests.features import needs
 
 VNNI = hardware_spec("avx512_vnni")
 BATCHED = "batched_gemm b=6 m=20 n=50 k=30 trans_b=1"
@@ -92,7 +92,7 @@ def test_what_is_kept_near_is_not_handed_over() -> None:
     assert transform_us(factor, MACHINE, 2, affine=True) < transform_us(factor, MACHINE, 2)
 
 
-@pytest.mark.skipif(bool(missing_features(VNNI)), reason="this CPU has no AVX512-VNNI")
+@needs(VNNI)
 @pytest.mark.parametrize("threads, packing", [("2", 2), ("3", 3), ("4", 1)])
 def test_kernels_pack_so(threads: str, packing: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """The second factor of six products; four threads have no equal parts."""

@@ -12,9 +12,7 @@ from cpembed.ir.reference import random_inputs, reference
 from cpembed.targets.cpu.register_blocks import lane_roles, useful_depth
 from cpembed.targets.cpu.target import build, schedule_space
 from cpembed.targets.x86.amx import plan
-from cpembed.targets.x86.features import missing_features
-
-LACKS = missing_features(hardware_spec("amx_int8"))
+from tests.features import needs
 
 
 def candidates(layer: str, target: str) -> list[RankedCandidate]:
@@ -66,7 +64,7 @@ def test_tiles_leave_out_padding(target: str, layer: str, axis: str, depth: int,
     assert wanted <= shapes <= {*wanted, (0, 0)}
 
 
-@pytest.mark.skipif(bool(LACKS), reason=f"missing: {', '.join(LACKS)}")
+@needs("amx_int8")
 @pytest.mark.parametrize("s", [1, 20, 63])
 def test_the_rest_of_the_depth_adds_nothing(s: int) -> None:
     spec = hardware_spec("amx_int8")

@@ -18,13 +18,12 @@ from cpembed.ir.dtypes import numpy_dtype
 from cpembed.ir.reference import random_inputs, reference
 from cpembed.targets.cpu.target import build
 from cpembed.targets.x86 import features
-from cpembed.targets.x86.features import missing_features
+from tests.features import needs
 from tests.running import verify
 
 AMX, BF16 = hardware_spec("amx_int8"), hardware_spec("amx_bf16")
 LAYER = "conv2d n=1 c=64 h=9 w=7 k=192 r=3 s=3 layout=NHWC"
-LACKS = missing_features(AMX)
-runs = pytest.mark.skipif(bool(LACKS), reason=f"missing: {', '.join(LACKS)}")
+runs = needs(AMX)
 
 
 def kernel(
@@ -72,7 +71,7 @@ INSTRUCTIONS = {"uint8": "vpmovusdb", "int8": "vpmovsdb", "int32": "vcvtps2dq"}
 
 
 @pytest.mark.quick(5)
-@pytest.mark.skipif(bool(missing_features(VNNI)), reason="this CPU has no AVX512-VNNI")
+@needs(VNNI)
 @pytest.mark.parametrize("dtype", ["uint8", "int8", "int32", "bfloat16"])
 @pytest.mark.parametrize("relu", [False, True])
 @pytest.mark.parametrize("layer, target", [(DEPTHWISE, VECTORS), (LAYER, VNNI)])
@@ -99,7 +98,7 @@ def test_scaled_sums_of_vectors(dtype: str, relu: bool, layer: str, target: Hard
         assert {0 if relu else low, high} <= set(np.unique(expected).tolist())
 
 
-@pytest.mark.skipif(bool(missing_features(VNNI)), reason="this CPU has no AVX512-VNNI")
+@needs(VNNI)
 @pytest.mark.parametrize("layer, target", [(DEPTHWISE, VECTORS), (LAYER, VNNI)])
 def test_bfloat16_is_converted_by_an_instruction_where_there_is_one(
     layer: str, target: HardwareSpec, monkeypatch: pytest.MonkeyPatch
