@@ -19,6 +19,9 @@ from cpembed.cost.machine.traffic import HeldTile, Tilings, cut, untiled
 from cpembed.errors import SpecError, TransformError
 from cpembed.hw.machine import Hierarchy, Overlapping
 
+_BYTES = 1e-5
+"""Weight of the time of transfers between schedules of equal cycles."""
+
 _STEPS = 4
 """Number of capacities that are distinguished between one and its double."""
 
@@ -40,6 +43,11 @@ class Use:
     written_apart: float = 0.0
     transfers: float = 0.0
     energy: float = 0.0
+
+    @property
+    def moved(self) -> float:
+        """Bytes to and from main memory."""
+        return self.read + self.written + self.read_apart + self.written_apart
 
     def __add__(self, other: Use) -> Use:
         return Use(
@@ -107,12 +115,29 @@ class OperatorCosts:
 
     # ------------------------------------------------------------------------------ totals
 
+    def rank(self, number: int, use: Use) -> float:
+        """Return the cost by which schedules are compared: of equal cycles, few bytes are better.
+
+        Parameters
+        ----------
+        number : int
+            Operator.
+        use : Use
+            Its use.
+        """
+        value = self.value(number, use)
+        if self.objective is Objective.CYCLES:
+            read, write = self._bandwidth(self.block.operators[number].machine)
+            reading, writing = use.read + use.read_apart, use.written + use.written_apart
+            value += _BYTES * (reading / read + writing / write)
+        return value
+
     def value(self, number: int, use: Use) -> float:
         """Return the cost of an operator by the objective."""
         if self.objective is Objective.ENERGY:
             return use.energy
         if self.objective is Objective.BYTES:
-            return use.read + use.written + use.read_apart + use.written_apart
+            return use.moved
         return self.cycles(number, use)
 
     def cycles(self, number: int, use: Use) -> float:
@@ -243,9 +268,7 @@ class OperatorCosts:
             machine = replace(machine, memories={**machine.memories, memory.name: memory})
         if all(operand.home for operand in nest.operands):
             return self._inside(nest, operator)
-        if capacity == math.inf and (
-            self.overlaps or self.objective is not Objective.CYCLES
-        ):
+        if capacity == math.inf and (self.overlaps or self.objective is not Objective.CYCLES):
             # Everything fits, so that nothing is moved twice, and the rest is as on chip.
             use = self._inside(nest, operator)
             for tensor in operator.tensors:

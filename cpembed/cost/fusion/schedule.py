@@ -3,9 +3,9 @@
 A :class:`Sequence` executes its parts one after the other; a part is an operator or a
 :class:`FusedLoop`, whose body is a sequence again, executed for each tile. Some tensors are in the
 memory on chip during a part, in tiles of the loops around, and stay there for the next part if they
-are on chip then too. Where the part does not produce them, they are loaded once; where they are read
-elsewhere, or are results, they are stored once. All other tensors are moved between the memories by
-the operators, which tile them as :mod:`cpembed.cost.machine` does.
+are on chip then too. Where the part does not produce them, they are loaded once; where they are
+read elsewhere, or are results, they are stored once. All other tensors are moved between the
+memories by the operators, which tile them as :mod:`cpembed.cost.machine` does.
 """
 
 from __future__ import annotations
@@ -81,7 +81,7 @@ def part_operators(part: Part) -> tuple[int, ...]:
 def unfused(block: Block) -> Sequence:
     """Return the schedule in which every tensor goes through main memory."""
     parts = tuple(range(len(block.operators)))
-    return Sequence(parts, (frozenset(),) * len(parts))
+    return Sequence(parts, (frozenset[str](),) * len(parts))
 
 
 class Evaluation:
@@ -99,6 +99,10 @@ class Evaluation:
     def value(self, uses: Mapping[int, Use]) -> float:
         """Return the cost of all operators by the objective."""
         return sum(self.costs.value(number, use) for number, use in uses.items())
+
+    def rank(self, uses: Mapping[int, Use]) -> float:
+        """Return the cost by which schedules are compared."""
+        return sum(self.costs.rank(number, use) for number, use in uses.items())
 
     def _sequence(
         self, sequence: Sequence, extents: Extents, free: float, resident: frozenset[str]
@@ -127,7 +131,9 @@ class Evaluation:
         for name, begin, end in sequence.stays():
             size = block.tensor_bytes(name, extents)
             source, readers = block.producers.get(name, -1), block.readers.get(name, ())
-            operators = [n for part in sequence.parts[begin : end + 1] for n in part_operators(part)]
+            operators = [
+                n for part in sequence.parts[begin : end + 1] for n in part_operators(part)
+            ]
             if source not in operators:
                 reader = next(n for n in operators if n in readers)
                 yield reader, self.costs.apart(reader, size, is_output=False)

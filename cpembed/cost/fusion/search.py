@@ -13,7 +13,7 @@ from __future__ import annotations
 import itertools
 import math
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
 
 from cpembed.cost.fusion.block import Block, OperatorAxis, tensor_bytes
@@ -38,10 +38,6 @@ _STREAMS = 1 / 16
 _INPUTS = 3
 """Maximum number of tensors from main memory, the smallest ones, that a loop may keep on chip."""
 
-DEBUG=1
-T0=time.monotonic()
-def fused_text(s):
-    return '['+', '.join(str(p) if isinstance(p,int) else 'for '+min(p.axes)[1]+':'+str(p.tile)+fused_text(p.body) for p in s.parts)+' keep '+' '.join('/'.join(sorted(r)) for r in s.resident)+']'
 _PROVEN = 1e-9
 """Maximum gap of a cost that is proven to be the least, for rounding errors."""
 
@@ -65,6 +61,8 @@ class FusedBlock:
         Lower bound on the cost of every schedule, fused or not.
     searches : int
         Number of mappings of operators that were searched for.
+    costs : OperatorCosts
+        Costs of the operators.
     """
 
     schedule: Sequence
@@ -74,11 +72,20 @@ class FusedBlock:
     unfused_cost: float
     bound: float
     searches: int
+    costs: OperatorCosts
+
+    def cycles(self, number: int, use: Use) -> float:
+        """Return the cycles of an operator with everything that it moves."""
+        return self.costs.cycles(number, use)
 
     @property
     def gap(self) -> float:
         """Fraction by which another schedule could cost less, at most."""
         return max(0.0, 1.0 - self.bound / self.cost) if self.cost > 0 else 0.0
+
+
+_Prefix = tuple[float, tuple[Part, ...], tuple[frozenset[str], ...]]
+"""Estimate of the first parts of a schedule, these parts, and the tensors on chip during each."""
 
 
 @dataclass(frozen=True)
@@ -112,7 +119,7 @@ def fuse(
     objective: Objective = Objective.CYCLES,
     *,
     rows: int = ROWS,
-    seconds: float = math.inf,
+    seconds: float | None = None,
 ) -> FusedBlock:
     """Search for the schedule of a block with the least cost.
 
@@ -124,15 +131,15 @@ def fuse(
         Quantity to minimize: cycles, bytes to and from main memory, or energy.
     rows : int
         Limit of the work of each search for the mapping of an operator.
-    seconds : float
-        Time after which no further schedule is tried.
+    seconds : float, optional
+        Time after which no further schedule is tried; by default there is no limit.
 
     Raises
     ------
     SpecError
         Not all operands pass one memory next to main memory, or there are no energies.
     """
-    end = time.monotonic() + seconds
+    end = math.inf if seconds is None else time.monotonic() + seconds
     costs = OperatorCosts(block, objective, rows)
     return _FusionSearch(costs, end).run()
 
@@ -143,7 +150,8 @@ class _FusionSearch:
         self.evaluation = Evaluation(costs)
         count = len(self.block.operators)
         self.inside = [costs.inside_bound(number, costs.block.extents) for number in range(count)]
-        self.least = [costs.value(number, use) for number, use in enumerate(self.inside)]
+        self.least = [costs.rank(number, use) for number, use in enumerate(self.inside)]
+        self._exact: dict[tuple[Part, frozenset[str], frozenset[str]], float] = {}
         self._joint: dict[tuple[int, int], list[frozenset[OperatorAxis]]] = {}
 
     def run(self) -> FusedBlock:
@@ -151,34 +159,48 @@ class _FusionSearch:
         start = unfused(self.block)
         first = self.evaluation.uses(start)
         assert first is not None
-        unfused_cost = cost = self.evaluation.value(first)
-        best, uses, bound = start, first, self._bound()
-        seen = {start}
+        best, uses, rank = start, first, self.evaluation.rank(first)
+        least, seen = self._bound(self.costs.rank), {start}
         for _ in range(_ROUNDS):
-            if cost <= bound * (1 + _PROVEN) or time.monotonic() > self.end:
+            if rank <= least * (1 + _PROVEN) or time.monotonic() > self.end:
                 break
-            estimate, schedule = self._best(cost)
-            if schedule is None or schedule in seen or estimate >= cost * (1 - _PROVEN):
+            estimate, schedule = self._best(rank)
+            if schedule is None or schedule in seen or estimate >= rank * (1 - _PROVEN):
                 break
             seen.add(schedule)
             exact = self.evaluation.uses(schedule)
-            value = math.inf if exact is None else self.evaluation.value(exact)
-            if DEBUG: print(estimate, value, cost, bound, fused_text(schedule), time.monotonic()-T0, self.costs.searches, flush=True)
-            if exact is not None and value < cost:
-                best, uses, cost = schedule, exact, value
-        best, uses, cost = self._refined(best, uses, cost)
+            self._remember(schedule, exact)
+            if exact is not None and self.evaluation.rank(exact) < rank:
+                best, uses, rank = schedule, exact, self.evaluation.rank(exact)
+        best, uses = self._refined(best, uses, rank)
+        cost = self.evaluation.value(uses)
         return FusedBlock(
             schedule=best,
             uses=uses,
             unfused_uses=first,
             cost=cost,
-            unfused_cost=unfused_cost,
-            bound=min(bound, cost),
+            unfused_cost=self.evaluation.value(first),
+            bound=min(self._bound(self.costs.value), cost),
             searches=self.costs.searches,
+            costs=self.costs,
         )
 
-    def _bound(self) -> float:
-        """Return a lower bound on all schedules.
+    def _remember(self, schedule: Sequence, uses: Mapping[int, Use] | None) -> None:
+        """Remember the exact costs of a schedule's parts."""
+        before = frozenset[str]()
+        for part, names in zip(schedule.parts, schedule.resident, strict=True):
+            numbers = part_operators(part)
+            if uses is not None:
+                value = sum(self.costs.rank(number, uses[number]) for number in numbers)
+                self._exact[part, names, names - before] = value
+            before = frozenset(
+                name
+                for name in names
+                if any(n > numbers[-1] for n in self.block.readers.get(name, ()))
+            )
+
+    def _bound(self, cost: Callable[[int, Use], float]) -> float:
+        """Return a lower bound on the cost of all schedules.
 
         Each operator costs no less than with its intermediates on chip, for nothing; an input of
         several operators may be loaded by any of them, and is counted for none but in sums.
@@ -194,15 +216,15 @@ class _FusionSearch:
                 size = block.tensor_bytes(tensor.name, block.extents)
                 use += self.costs.apart(number, size, is_output=tensor.is_output)
             if self.costs.objective is not Objective.CYCLES or self.costs.overlaps:
-                total += self.costs.value(number, use)
+                total += cost(number, use)
             else:
-                total += self.costs.value(number, self.inside[number])
+                total += cost(number, self.inside[number])
         if self.costs.objective is not Objective.CYCLES:
             for name in shared - set(block.producers):
                 reader = block.readers[name][0]
                 size = block.tensor_bytes(name, block.extents)
                 use = self.costs.apart(reader, size, is_output=False)
-                total += self.costs.value(reader, use)
+                total += cost(reader, use)
         return total
 
     # ------------------------------------------------------------------------ dynamic programming
@@ -211,7 +233,9 @@ class _FusionSearch:
         """Return the least estimate below a limit, and its schedule."""
         count = len(self.block.operators)
         suffix = [sum(self.least[n:]) for n in range(count + 1)]
-        table: list[dict[frozenset[str], tuple[float, tuple[Part, ...], tuple[frozenset[str], ...]]]]
+        table: list[
+            dict[frozenset[str], tuple[float, tuple[Part, ...], tuple[frozenset[str], ...]]]
+        ]
         table = [{} for _ in range(count + 1)]
         table[0][frozenset()] = 0.0, (), ()
         for begin in range(count):
@@ -279,18 +303,23 @@ class _FusionSearch:
                 charges[number] = charges.get(number, Use()) + use
         part = _Part(begin, end, live, free, charges)
         if begin == end:
+            if (begin, live, kept) in self._exact:
+                return self._exact[begin, live, kept], begin
             return self._operator(begin, part, _Tiles((), (), (), block.extents), live, free), begin
         best: tuple[float, Part | None] = math.inf, None
         for tiles in self._tiles(part):
-            value = 0.0
-            for number in range(begin, end + 1):
+            loops = self._loops(part, tiles)
+            value = self._exact.get((loops, live, kept), 0.0)
+            numbers = range(begin, end + 1) if not value else range(0)
+            for number in numbers:
                 inside = self._internal(part, number) | live | tiles.held
                 room = free - self._held_bytes(part, tiles) - self._live_bytes(part, number, tiles)
                 value += self._operator(number, part, tiles, inside, room)
                 if value >= min(limit, best[0]):
                     break
             else:
-                best = value, self._loops(part, tiles)
+                if value < best[0]:
+                    best = value, loops
         return best
 
     def _charge(self, name: str, begin: int, end: int) -> tuple[int, Use | None]:
@@ -350,9 +379,7 @@ class _FusionSearch:
             if self.block.operators[n].axes[axis].is_reduction
         )
 
-    def _largest(
-        self, part: _Part, axes: tuple[frozenset[OperatorAxis], ...]
-    ) -> Iterator[_Tiles]:
+    def _largest(self, part: _Part, axes: tuple[frozenset[OperatorAxis], ...]) -> Iterator[_Tiles]:
         """Yield for each size of the outer loop the largest tiles that fit."""
         for outer in self._halvings(axes[0]):
             if len(axes) == 1:
@@ -461,21 +488,21 @@ class _FusionSearch:
         if is_exact and exact is None:
             return math.inf
         if exact is not None:
-            return self.costs.value(number, exact.times(count) + use)
+            return self.costs.rank(number, exact.times(count) + use)
         for tensor in operator.tensors:
             if tensor.name in inside:
                 continue
             size = tensor_bytes(operator, number, tensor, tiles.extents) * count
             use += self.costs.apart(number, size, is_output=tensor.is_output)
-        return self.costs.value(
+        return self.costs.rank(
             number, self.costs.inside_bound(number, tiles.extents).times(count) + use
         )
 
     # ---------------------------------------------------------------------------------- refinement
 
     def _refined(
-        self, best: Sequence, uses: dict[int, Use], cost: float
-    ) -> tuple[Sequence, dict[int, Use], float]:
+        self, best: Sequence, uses: dict[int, Use], rank: float
+    ) -> tuple[Sequence, dict[int, Use]]:
         """Return a schedule with other tile sizes as long as one of them costs less."""
         improved = True
         while improved and time.monotonic() < self.end:
@@ -484,13 +511,13 @@ class _FusionSearch:
                 for size in self._neighbours(loop):
                     changed = _resized(best, loop, size)
                     exact = self.evaluation.uses(changed)
-                    if exact is not None and self.evaluation.value(exact) < cost * (1 - _PROVEN):
-                        best, uses, cost = changed, exact, self.evaluation.value(exact)
+                    if exact is not None and self.evaluation.rank(exact) < rank * (1 - _PROVEN):
+                        best, uses, rank = changed, exact, self.evaluation.rank(exact)
                         improved = True
                         break
                 if improved:
                     break
-        return best, uses, cost
+        return best, uses
 
     def _neighbours(self, loop: FusedLoop) -> list[int]:
         granule = self.block.granule(loop.axes)
@@ -512,8 +539,3 @@ def _resized(sequence: Sequence, loop: FusedLoop, size: int) -> Sequence:
         return part
 
     return replace(sequence, parts=tuple(changed(part) for part in sequence.parts))
-
-
-def fused_groups(sequence: Sequence) -> list[tuple[int, ...]]:
-    """Return the operators of each part of a schedule."""
-    return [part_operators(part) for part in sequence.parts]
