@@ -49,7 +49,7 @@ def main() -> None:
         Path(f"{name}.yaml").write_text(yaml.safe_dump(value, sort_keys=False), encoding="utf-8")
     begin = time.perf_counter()
     with contextlib.redirect_stdout(sys.stderr):
-        energy, latency, _ = get_hardware_performance_zigzag(
+        energy, latency, evaluations = get_hardware_performance_zigzag(
             "layer.yaml",
             "machine.yaml",
             "mapping.yaml",
@@ -59,7 +59,16 @@ def main() -> None:
             loma_show_progress_bar=False,
         )
     seconds = time.perf_counter() - begin
-    print(json.dumps({"cycles": float(latency), "bytes": float(energy), "seconds": seconds}))
+    # Its latency is the sum of these four parts.
+    evaluation = evaluations[0][0]
+    parts = {
+        "computing": float(evaluation.ideal_temporal_cycle),
+        "stalls": float(evaluation.stall_slack_comb),
+        "loading": float(evaluation.data_onloading_cycle),
+        "storing": float(evaluation.data_offloading_cycle),
+    }
+    figures = {"cycles": float(latency), "bytes": float(energy), "seconds": seconds}
+    print(json.dumps({**figures, "parts": parts}))
 
 
 def store(size: int, width: int, cost: float) -> dict:

@@ -64,10 +64,10 @@ def _figures(totals: dict[str, float], clock_mhz: float) -> tuple[str, str, str,
 
 def _lines(result: FusionResult, sequence: Sequence, indent: str) -> Iterator[str]:
     for part, names in zip(sequence.parts, sequence.resident, strict=True):
-        kept = f"    [{' '.join(sorted(names))}]" if names else ""
+        tensors = f"    [{' '.join(sorted(names))}]" if names else ""
         if isinstance(part, FusedLoop):
             axes = " ".join(dict.fromkeys(axis for _, axis in sorted(part.axes)))
-            yield f"{indent}for {axes} in tiles of {part.tile:,}:{kept}"
+            yield f"{indent}for {axes} in tiles of {part.tile:,}:{tensors}"
             yield from _lines(result, part.body, f"{indent}    ")
         else:
-            yield f"{indent}{result.block.operators[part].name}{kept}"
+            yield f"{indent}{result.block.operators[part].name}{tensors}"

@@ -80,7 +80,7 @@ class BlockOperator:
         axes: dict[str, TiledAxis] = {}
         users = _users(program)
         for axis in program.workload.axes:
-            loop, granule = _walked(program.axis_map[axis.name], set(loops))
+            loop, granule = _loop_and_step(program.axis_map[axis.name], set(loops))
             if loops.get(loop, 1) == 1 or users.get(loop) != 1:
                 loop, granule = "", axis.extent
             reduces = axis.kind is not AxisKind.SPATIAL
@@ -117,7 +117,7 @@ def _users(program: DerivedProgram) -> dict[str, int]:
     return users
 
 
-def _walked(index: IndexExpr, loops: set[str]) -> tuple[str, int]:
+def _loop_and_step(index: IndexExpr, loops: set[str]) -> tuple[str, int]:
     """Return the loop that walks an axis, and its step; an empty name if there are several."""
     moving = [term for term in index.terms if set(term.iterators) & loops]
     if len(moving) != 1 or not moving[0].is_affine or index.constant:

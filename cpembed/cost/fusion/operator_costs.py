@@ -31,7 +31,7 @@ class Use:
     """Cycles, bytes and energy of an operator; sums of several executions add up.
 
     ``inside`` are the cycles without the path to main memory, ``total`` those with it, of
-    executions one after the other. Bytes are read from main memory and written to it, ``apart``
+    executions one after the more. Bytes are read from main memory and written to it, ``apart``
     those of tensors that are loaded or stored apart from the executions, in ``transfers``.
     """
 
@@ -49,16 +49,16 @@ class Use:
         """Bytes to and from main memory."""
         return self.read + self.written + self.read_apart + self.written_apart
 
-    def __add__(self, other: Use) -> Use:
+    def __add__(self, more: Use) -> Use:
         return Use(
-            self.inside + other.inside,
-            self.total + other.total,
-            self.read + other.read,
-            self.written + other.written,
-            self.read_apart + other.read_apart,
-            self.written_apart + other.written_apart,
-            self.transfers + other.transfers,
-            self.energy + other.energy,
+            self.inside + more.inside,
+            self.total + more.total,
+            self.read + more.read,
+            self.written + more.written,
+            self.read_apart + more.read_apart,
+            self.written_apart + more.written_apart,
+            self.transfers + more.transfers,
+            self.energy + more.energy,
         )
 
     def times(self, count: float) -> Use:
@@ -165,7 +165,7 @@ class OperatorCosts:
         read, write = 1 / root.read_bytes, 1 / root.write_bytes
         return 1 / max(read, 1 / root.child_read_bytes), 1 / max(write, 1 / root.child_write_bytes)
 
-    def apart(self, number: int, size: float, *, is_output: bool) -> Use:
+    def transfer(self, number: int, size: float, *, is_output: bool) -> Use:
         """Return the use of a tensor that is loaded or stored by transfers of its own.
 
         Parameters
@@ -274,7 +274,7 @@ class OperatorCosts:
             for tensor in operator.tensors:
                 if tensor.name not in resident:
                     size = tensor_bytes(operator, number, tensor, extents)
-                    use += self._whole(number, size, is_output=tensor.is_output)
+                    use += self._streamed(number, size, is_output=tensor.is_output)
             return use
         try:
             check_one_execution(nest, machine)
@@ -284,12 +284,12 @@ class OperatorCosts:
         best = best_tilings(nest, machine, self.rows, self._cost(nest, operator))
         return self._summed(best.tilings, nest, operator, machine)
 
-    def _whole(self, number: int, size: float, *, is_output: bool) -> Use:
+    def _streamed(self, number: int, size: float, *, is_output: bool) -> Use:
         """Return the use of a tensor that is moved once while the operator is executed."""
-        apart = self.apart(number, size, is_output=is_output)
-        moved = replace(apart, read_apart=0.0, written_apart=0.0, transfers=0.0)
-        cycles = self.cycles(number, apart)
-        return replace(moved, read=apart.read_apart, written=apart.written_apart, total=cycles)
+        use = self.transfer(number, size, is_output=is_output)
+        moved = replace(use, read_apart=0.0, written_apart=0.0, transfers=0.0)
+        cycles = self.cycles(number, use)
+        return replace(moved, read=use.read_apart, written=use.written_apart, total=cycles)
 
     def _inside(self, nest: ExecutionNest, operator: BlockOperator) -> Use:
         """Return the use of a nest whose operands are all on chip."""

@@ -136,9 +136,9 @@ class Evaluation:
             ]
             if source not in operators:
                 reader = next(n for n in operators if n in readers)
-                yield reader, self.costs.apart(reader, size, is_output=False)
+                yield reader, self.costs.transfer(reader, size, is_output=False)
             elif name in block.results or any(n not in operators for n in readers):
-                yield source, self.costs.apart(source, size, is_output=True)
+                yield source, self.costs.transfer(source, size, is_output=True)
 
     def _loop(
         self, loop: FusedLoop, extents: Extents, free: float, resident: frozenset[str]
