@@ -25,7 +25,7 @@ from cpembed.transform.program import DerivedProgram
 
 CHAIN = ("T[a,b] += X[a,c] * W[c,b]", "U[a,d] += T[a,b] * V[b,d]", "Y[a,e] += U[a,d] * Z[d,e]")
 
-_TARGET = """
+TARGET = """
 name = "unit"
 description = "One product a cycle"
 source = "Made up"
@@ -78,7 +78,7 @@ write_pj_per_byte = 30
 @pytest.fixture(scope="module", name="spec")
 def _spec(tmp_path_factory: pytest.TempPathFactory) -> HardwareSpec:
     path = tmp_path_factory.mktemp("fusion") / "unit.toml"
-    path.write_text(_TARGET)
+    path.write_text(TARGET)
     return load_hardware_spec(path)
 
 
