@@ -54,8 +54,9 @@ class TileOperand:
     def passes(self, memory: Memory, machine: Hierarchy) -> bool:
         """Return True if tiles of the operand move between a memory and its parent."""
         path = machine.path(self.scope)
-        names = [each.name for each in path]
-        return memory in path[: names.index(self.home) if self.home else len(path)]
+        if not self.home:
+            return memory in path
+        return memory in path[: [each.name for each in path].index(self.home)]
 
     def elements(self, sizes: Sizes) -> Floats:
         """Return the elements of the box that a tile touches.
