@@ -11,7 +11,6 @@ from cpembed.accelerator.problem import Step
 from cpembed.accelerator.program import Size
 from cpembed.accelerator.template import Template
 from cpembed.accelerator.tiling import Tiling
-from cpembed.hw.isa import IsaInstruction
 from cpembed.ir.dtypes import dtype_info, is_integer
 from cpembed.ir.index import IndexExpr, IndexTerm
 
@@ -92,7 +91,7 @@ def axis_sizes(template: Template, step: Step, loops: Sequence[TileLoop]) -> dic
         count = math.prod(d.count for d in digits) if digits else axis.minimum
         if axis.is_fixed:
             count = axis.maximum
-        elif len(digits) == 1:
+        elif len(digits) == 1 and axis.takes_any_size:
             shared = step.axes[digits[0].axis]
             count = min(count, tile_size(loops, shared, template.extents[shared]))
         largest[axis.name] = count
@@ -151,7 +150,7 @@ def execution_sizes(template: Template, step: Step, loops: Sequence[TileLoop]) -
     arguments: dict[str, Size] = {}
     for axis in step.instruction.size_arguments:
         digits = step.digits(axis.name)
-        if len(digits) != 1:
+        if len(digits) != 1 or not axis.takes_any_size:
             count = math.prod(d.count for d in digits) if digits else axis.minimum
             arguments[axis.name] = (IndexExpr((), count),)
             continue
@@ -172,27 +171,3 @@ def neutral_value(reduction: str | None, dtype: str) -> int | float:
         return -math.inf if reduction == "max" else math.inf
     low, high = dtype_info(dtype).integer_range
     return low if reduction == "max" else high
-
-
-def variant(
-    template: Template, instruction: IsaInstruction, accumulates: bool
-) -> IsaInstruction | None:
-    """Return the instruction that differs only in whether it goes on from what the output holds.
-
-    Parameters
-    ----------
-    template : Template
-    instruction : IsaInstruction
-    accumulates : bool
-        True for the one that goes on.
-    """
-    for alternative in template.machine.instructions.values():
-        if (
-            alternative.accumulates == accumulates
-            and alternative.name != instruction.name
-            and alternative.computation.statements == instruction.computation.statements
-            and alternative.places == instruction.places
-            and alternative.axes == instruction.axes
-        ):
-            return alternative
-    return None

@@ -63,7 +63,8 @@ class Match:
     executions : int
         Number of executions, with padded ones.
     conditions : tuple of str
-        What has to hold besides: one line each.
+        What has to hold besides, one line each. A match promises none of it: the proof of the
+        program decides it with the values of constants, and refuses the program where it fails.
     notes : tuple of str
         Remarks for readers: fixed arguments and padding.
     """
@@ -191,18 +192,11 @@ def match_statement(statement: Statement, machine: InstructionSet) -> Matching:
         The matches, and a reason for each instruction without one.
     """
     canonical, axes, operands = canonical_names(statement.computation)
-    key = id(machine), canonical, statement.accumulates
-    if key not in _matchings:
-        # The machine is kept, so that its identity stays its own.
-        matching = _matched(Statement(canonical, statement.accumulates), machine)
-        _matchings[key] = machine, matching
-    return _with_names(_matchings[key][1], statement, axes, operands)
+    matching = _matched(Statement(canonical, statement.accumulates), machine)
+    return _with_names(matching, statement, axes, operands)
 
 
-_matchings: dict[tuple[int, Computation, bool], tuple[InstructionSet, Matching]] = {}
-"""Matchings of statements in canonical names, with their machine."""
-
-
+@lru_cache(maxsize=8192)
 def _matched(statement: Statement, machine: InstructionSet) -> Matching:
     """Match a statement with every form of every instruction."""
     every: list[Match] = []
@@ -433,6 +427,11 @@ def _operand_problem(form: InstructionForm, lifted: LiftedStatement, structure: 
                 return f"its operand {name}, {dtype}, cannot hold {value}"
         elif lifted.computation.operand(access.operand).dtype != dtype:
             return f"its operand {name} is {dtype}"
+        elif name in form.scalars and any(
+            lifted.computation.extents[axis] > 1 for axis in access.iterators
+        ):
+            axes = ", ".join(access.iterators)
+            return f"its operand {name} is one number and {access.operand} has one for each {axes}"
     return ""
 
 

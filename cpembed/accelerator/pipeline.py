@@ -8,7 +8,7 @@ of what it reads is there; it ends when all of that was there; what it overwrite
 from __future__ import annotations
 
 import math
-from bisect import bisect_right
+from bisect import bisect_left, bisect_right
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -41,11 +41,15 @@ class _Access:
 
 @dataclass(frozen=True)
 class _Part:
-    """A nest of one unit: its cycles, bytes and executions in every iteration around it."""
+    """A nest of one unit: its cycles, bytes and executions in every iteration around it.
+
+    The arrays have length 1 along loops on which nothing depends; ``repeats`` is the number of
+    iterations of those.
+    """
 
     unit: str
-    loops: tuple[str, ...]
-    shape: tuple[int, ...]
+    loops: tuple[str | None, ...]
+    repeats: int
     cycles: Array
     path: Array
     count: Array
@@ -59,11 +63,13 @@ class _Part:
 class _State:
     """When units are free, and regions ready and released, and when the path is taken.
 
-    Transfers that come later in the text, of another unit, may be ahead of others in time.
+    Transfers that come later in the text, of another unit, may be ahead of others in time. The path
+    is taken in intervals that do not overlap.
     """
 
     unit_free: dict[str, float]
-    path: list[tuple[float, float]]
+    path_starts: list[float]
+    path_ends: list[float]
     first_ready: dict[Region, float]
     last_ready: dict[Region, float]
     first_released: dict[Region, float]
@@ -94,7 +100,7 @@ def pipelined_cycles(program: Program, regions: Sequence[Region]) -> float:
     for memory, row in sorted(set(regions)):
         rows.setdefault(memory, []).append(row)
     tree = [_prepared(node, (), machine) for node in program.body]
-    state = _State(dict.fromkeys(machine.units, 0.0), [], {}, {}, {}, {})
+    state = _State(dict.fromkeys(machine.units, 0.0), [], [], {}, {}, {}, {})
     total = sum(_weight(node) for node in tree)
     for node in tree:
         _run(node, {}, state, rows)
@@ -110,7 +116,7 @@ _Tree = _Part | tuple[Loop, tuple[Any, ...]]
 def _weight(node: _Tree) -> float:
     """Return the cycles of all executions of a node."""
     if isinstance(node, _Part):
-        return float(np.sum(np.broadcast_to(node.cycles, node.shape)))
+        return node.repeats * float(np.sum(node.cycles))
     return sum(_weight(inner) for inner in node[1])
 
 
@@ -174,7 +180,8 @@ def _part(
     outer: tuple[Loop, ...],
     machine: InstructionSet,
 ) -> _Part:
-    shape = tuple(loop.extent for loop in outer)
+    everything = {name for _, issue in issues for name in _varying(issue)}
+    shape = tuple(loop.extent if loop.name in everything else 1 for loop in outer)
     cycles, path, count = np.zeros(shape), np.zeros(shape), np.zeros(shape)
     latency = 0.0
     reads: dict[tuple[str, str], _Access] = {}
@@ -215,8 +222,8 @@ def _part(
         accumulates |= any(s.reduction for s in instruction.computation.statements)
     return _Part(
         machine.instructions[issues[0][1].instruction].unit,
-        tuple(loop.name for loop in outer),
-        shape,
+        tuple(loop.name if loop.name in everything else None for loop in outer),
+        math.prod(loop.extent for loop in outer if loop.name not in everything),
         cycles,
         path,
         count,
@@ -260,29 +267,24 @@ def _regions(
 
 def _carried(state: _State, start: float, path: float) -> float:
     """Take the path for a time in the gaps that others leave, and return the end."""
-    least = min(state.unit_free.values())
-    intervals = [interval for interval in state.path if interval[1] > least]
-    at, left, gaps = start, path, list[tuple[float, float]]()
-    for first, last in intervals:
-        if last <= at:
-            continue
-        if first > at:
-            gap = min(left, first - at)
-            gaps.append((at, at + gap))
-            left -= gap
-            if left <= 0:
-                break
-        at = max(at, last)
-    if left > 0:
-        gaps.append((at, at + left))
-    state.path = sorted([*intervals, *gaps])
-    return gaps[-1][1]
+    starts, ends = state.path_starts, state.path_ends
+    first = last = bisect_left(ends, start)
+    end = start
+    while last < len(starts) and end + path > starts[last]:
+        path -= max(0.0, starts[last] - end)
+        end = max(end, ends[last])
+        last += 1
+    end += path
+    # One interval takes the place of those that it joins.
+    begin = min(start, starts[first]) if first < last else start
+    starts[first:last], ends[first:last] = [begin], [end]
+    return end
 
 
 def _execute(
     part: _Part, values: Mapping[str, int], state: _State, rows: Mapping[str, Sequence[int]]
 ) -> None:
-    at = tuple(values[name] for name in part.loops)
+    at = tuple(0 if name is None else values[name] for name in part.loops)
     count = float(part.count[at])
     if not count:
         return

@@ -27,6 +27,10 @@ class PlanningError(CpembedError):
     """An operator that the planner rejects, with the reason and the remedy in one line."""
 
 
+class CapacityError(PlanningError):
+    """An operator whose buffers do not fit in the rows of a memory."""
+
+
 @dataclass(frozen=True)
 class OperatorProblem:
     """Statements of one operator, their instructions, and the homes of its tensors.
@@ -42,6 +46,9 @@ class OperatorProblem:
     keeps_order : bool
         True if all other tensors but constants have their dimensions in their own order there, as
         other operators find them; False if any order may be chosen.
+    reuses_rows : bool
+        True if buffers may have the rows of others whose contents nothing needs any more; units
+        then wait for each other more often.
     """
 
     specification: Specification
@@ -49,6 +56,7 @@ class OperatorProblem:
     homes: Mapping[str, RowLayout] = field(default_factory=dict[str, RowLayout])
     layouts: Mapping[str, MainTensor] = field(default_factory=dict[str, MainTensor])
     keeps_order: bool = False
+    reuses_rows: bool = False
 
     @property
     def instruction_lines(self) -> tuple[str, ...]:
@@ -171,7 +179,7 @@ def _single_axis(match: Match, position: int) -> Match:
     extents = match.statement.computation.extents
     digits = {name: (d[position],) if d else () for name, d in match.axes.items()}
     sizes = {
-        name: tuple(Digit(d.axis, min(axes[name].maximum, extents[d.axis])) for d in single)
+        name: tuple(Digit(d.axis, axes[name].rounded(extents[d.axis])) for d in single)
         if len(match.axes[name]) > 1
         else single
         for name, single in digits.items()
@@ -186,9 +194,7 @@ def _single_axes(match: Match) -> Iterator[Match]:
     for name, digits in match.axes.items():
         variants = [digits]
         if len(digits) > 1:
-            for d in digits:
-                count = min(axes[name].maximum, extents[d.axis])
-                variants.append((Digit(d.axis, count),))
+            variants += [(Digit(d.axis, axes[name].rounded(extents[d.axis])),) for d in digits]
         options.append(variants)
     for choice in itertools.product(*options):
         yield _with_axes(match, dict(zip(match.axes, choice, strict=True)))
@@ -241,8 +247,7 @@ class Step:
         padded = set[str]()
         for axis in self.instruction.axes:
             digits = self.digits(axis.name)
-            fixed = axis.is_fixed or axis.step > 1 or axis.minimum > 1 or len(digits) > 1
-            if fixed:
+            if not axis.takes_any_size or len(digits) > 1:
                 padded.update(self.axes[d.axis] for d in digits)
         return frozenset(padded)
 

@@ -88,7 +88,7 @@ class InstructionReader:
             in_place=frozenset(table.in_place),
         )
         for field in ("latency_cycles", "energy_pj"):
-            self._need_number(getattr(table, field), (field,))
+            self._need_number(getattr(table, field) or 0.0, (field,))
         self._check_sums(instruction)
         self._check_pairs(instruction)
         self._check_emit(instruction)
@@ -102,7 +102,7 @@ class InstructionReader:
             raise self._error(key, problem)
 
     def _need_number(self, value: float, key: Key) -> None:
-        problem = f"{value} is not allowed; allowed: a number of at least 0"
+        problem = f"{value} is not allowed; allowed: a number from 0 to {_MAX_CYCLES:g}"
         self._need(0 <= value <= _MAX_CYCLES, key, problem)
 
     def _body(self) -> ParsedBody:
