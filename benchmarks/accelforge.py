@@ -38,8 +38,8 @@ Differences:
 - The bound is that of our model, in which operands are held one inside the other, windows keep what
   consecutive tiles share, and units share parallel loops alone.
 
-Not compared: fusion of several operators (its joined mappings of a transformer block), networks
-between memories, leakage and area. Nothing here fuses in an estimate.
+Fused operators are compared in [fusion.md](fusion.md). Not compared: networks between memories,
+leakage and area.
 """
 
 

@@ -232,7 +232,17 @@ def largest_error(
     arrays: Mapping[str, NDArray[Any]],
     contents: Mapping[str, NDArray[Any]],
 ) -> tuple[float, float]:
-    """Return the largest difference of an output from numpy's, and its tolerance."""
+    """Return the largest difference of an output from numpy's, and its tolerance.
+
+    Parameters
+    ----------
+    specification : Specification
+        Statements that numpy evaluates.
+    arrays : mapping of str to array
+        Inputs and constants.
+    contents : mapping of str to array
+        Outputs of the program.
+    """
     expected = specification.evaluate(arrays)
     error = tolerance = 0.0
     for name in specification.outputs:

@@ -67,13 +67,33 @@ class Case:
 
 
 def gemm(m: int, n: int, k: int, unit: Unit) -> Case:
-    """Return a product in multiples of the unit."""
+    """Return a product in multiples of the unit.
+
+    Parameters
+    ----------
+    m, n, k : int
+        Rows, columns and depth, in elements.
+    unit : Unit
+        Machine.
+    """
     loops = {"m": m // unit.rows, "n": n // 16, "k": k // 16}
     return Case(f"gemm m={m} n={n} k={k}", unit, loops)
 
 
 def conv(c: int, size: int, k: int, window: int, unit: Unit) -> Case:
-    """Return a convolution of a square image without padding; ``size`` is the output's."""
+    """Return a convolution of a square image without padding.
+
+    Parameters
+    ----------
+    c, k : int
+        Channels of the image and of the output.
+    size : int
+        Rows and columns of the output.
+    window : int
+        Rows and columns of the window.
+    unit : Unit
+        Machine.
+    """
     image = size + window - 1
     words = f"conv2d n=1 c={c} h={image} w={image} k={k} r={window} s={window}"
     loops = {"k": k // 16, "p": size, "q": size, "c": c // 16, "r": window, "s": window}
@@ -155,7 +175,13 @@ write_pj_per_byte = {memory_pj}
 
 
 def figures_of_case(case: Case) -> dict[str, dict[str, Any]]:
-    """Return our figures by objective: bytes, cycles, energy, seconds, and the gap."""
+    """Return our figures by objective: bytes, cycles, energy, seconds, and the gap.
+
+    Parameters
+    ----------
+    case : Case
+        Layer on a machine.
+    """
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "unit.toml"
         path.write_text(_TARGET.format(**asdict(case.unit)), encoding="utf-8")
@@ -173,7 +199,13 @@ def figures_of_case(case: Case) -> dict[str, dict[str, Any]]:
 
 
 def figures(estimate: Estimate) -> dict[str, float]:
-    """Return the quantities that are compared."""
+    """Return the quantities that are compared.
+
+    Parameters
+    ----------
+    estimate : Estimate
+        Estimate of a layer.
+    """
     outermost = estimate.levels[-1]
     return {
         "bytes": outermost.read_bytes + outermost.written_bytes,
@@ -183,7 +215,17 @@ def figures(estimate: Estimate) -> dict[str, float]:
 
 
 def peer_python(folder: Path, python: str, requirements: tuple[str, ...]) -> Path:
-    """Return the Python of an environment with packages, which is made if there is none."""
+    """Return the Python of an environment with packages, which is made if there is none.
+
+    Parameters
+    ----------
+    folder : Path
+        Folder of the environment.
+    python : str
+        Python that makes it; empty for this one.
+    requirements : tuple of str
+        Packages with their versions.
+    """
     executable = folder / "bin" / "python"
     if not executable.exists():
         if python:
@@ -195,7 +237,19 @@ def peer_python(folder: Path, python: str, requirements: tuple[str, ...]) -> Pat
 
 
 def peer(executable: Path, script: Path, request: dict[str, Any], limit: float) -> dict[str, Any]:
-    """Return a peer's answer to a request, or why there is none."""
+    """Return a peer's answer to a request, or why there is none.
+
+    Parameters
+    ----------
+    executable : Path
+        Python of the peer's environment.
+    script : Path
+        Script that answers requests on standard input.
+    request : dict
+        Layer, machine and objective.
+    limit : float
+        Seconds after which the script is ended.
+    """
     with tempfile.TemporaryDirectory() as folder:
         try:
             result = subprocess.run(
@@ -216,7 +270,15 @@ def peer(executable: Path, script: Path, request: dict[str, Any], limit: float) 
 
 
 def request(case: Case, objective: str) -> dict[str, Any]:
-    """Return what a peer needs to know of a layer on a machine."""
+    """Return what a peer needs to know of a layer on a machine.
+
+    Parameters
+    ----------
+    case : Case
+        Layer on a machine.
+    objective : str
+        ``bytes``, ``cycles`` or ``energy``.
+    """
     return {
         "kind": case.kind,
         "loops": case.loops,
@@ -228,7 +290,13 @@ def request(case: Case, objective: str) -> dict[str, Any]:
 
 
 def rows(results: list[dict[str, Any]]) -> list[str]:
-    """Return the lines of a table: a row for each layer and objective."""
+    """Return the lines of a table: a row for each layer and objective.
+
+    Parameters
+    ----------
+    results : list of dict
+        Figures of both sides.
+    """
     lines = [
         "| layer | machine | objective | ours | theirs | ratio | bound | ours, s | theirs, s |",
         "| --- | --- | --- | --- | --- | --- | --- | --- | --- |",
@@ -251,14 +319,26 @@ def rows(results: list[dict[str, Any]]) -> list[str]:
 
 
 def environment(versions: dict[str, str]) -> list[str]:
-    """Return the lines on commit, versions and processor."""
+    """Return the lines on commit, versions and processor.
+
+    Parameters
+    ----------
+    versions : dict of str to str
+        Version of each peer, by its package.
+    """
     names = ", ".join(f"{name} {version}" for name, version in versions.items())
     machine = f"{platform.machine()}, {os.cpu_count()} processors, one process on each side"
     return [f"Commit {commit(ROOT)}; {names}; Python {platform.python_version()}; {machine}."]
 
 
 def progress(text: str) -> None:
-    """Print a line on standard error."""
+    """Print a line on standard error.
+
+    Parameters
+    ----------
+    text : str
+        Line.
+    """
     print(text, file=sys.stderr, flush=True)
 
 
@@ -280,7 +360,13 @@ class Peer:
 
 
 def arguments(parser: argparse.ArgumentParser) -> argparse.Namespace:
-    """Return the arguments of a comparison."""
+    """Return the arguments of a comparison.
+
+    Parameters
+    ----------
+    parser : argparse.ArgumentParser
+        Parser, to which the arguments are added.
+    """
     parser.add_argument("--peers", type=Path, required=True, help="folder of the environment")
     parser.add_argument("--python", default="", help="Python that makes it, by default this one")
     parser.add_argument("--only", default="", help="word in the layers that are compared")
@@ -289,7 +375,17 @@ def arguments(parser: argparse.ArgumentParser) -> argparse.Namespace:
 
 
 def compare(side: Peer, options: argparse.Namespace, output: Path) -> None:
-    """Compare all layers, and write a document and a page after each."""
+    """Compare all layers, and write a document and a page after each.
+
+    Parameters
+    ----------
+    side : Peer
+        Other mapper.
+    options : argparse.Namespace
+        Arguments of :func:`arguments`.
+    output : Path
+        Document and page, without their suffixes.
+    """
     executable = peer_python(
         options.peers.absolute() / f"{side.package}-{side.version}",
         options.python,

@@ -16,6 +16,9 @@ from zigzag.api import get_hardware_performance_zigzag
 BEYOND = 1_000_000
 """Bits a cycle of what is no bottleneck."""
 
+PORTS = {"read": "r", "write": "w", "read_write": "rw"}
+"""Beginning of the name of a port of each type."""
+
 
 def main() -> None:
     """Answer the request on standard input."""
@@ -27,8 +30,8 @@ def main() -> None:
     machine = {
         "name": "unit",
         "memories": {
-            "buffer": store(8 * unit["buffer_bytes"], BEYOND, 0),
-            "dram": store(10**12, word, memory),
+            "buffer": store(8 * unit["buffer_bytes"], BEYOND, 0, is_shared=False),
+            "dram": store(10**12, word, memory, is_shared=True),
         },
         "operational_array": {
             "input_precision": [8, 8],
@@ -59,14 +62,32 @@ def main() -> None:
             loma_show_progress_bar=False,
         )
     seconds = time.perf_counter() - begin
-    print(json.dumps({"cycles": float(latency), "bytes": float(energy), "seconds": seconds}))
+    # Its latency is the sum of these parts.
+    document = json.loads(Path("out/Layer0_complete.json").read_text(encoding="utf-8"))
+    figures = {"cycles": float(latency), "bytes": float(energy), "seconds": seconds}
+    print(json.dumps({**figures, "parts": document["outputs"]["latency"]}))
 
 
-def store(size: int, width: int, cost: float) -> dict:
-    """Return a memory of one port, of a width in bits and a cost of each access."""
-    transfers = ("fh", "tl")
-    allocation = [f"{operand}, {each}" for operand in ("I1", "I2") for each in transfers]
+def store(size: int, width: int, cost: float, *, is_shared: bool) -> dict:
+    """Return a memory of a width in bits and a cost of each access.
+
+    One port serves everything, or each movement of an operand has a port of its own: every access
+    takes a port for at least a cycle, however wide the port is.
+    """
+    allocation = [f"{operand}, {each}" for operand in ("I1", "I2") for each in ("fh", "tl")]
     allocation += [f"O, {each}" for each in ("fh", "tl", "fl", "th")]
+    groups = [allocation] if is_shared else [[each] for each in allocation]
+    kinds = ["read_write"] if is_shared else [kind(group[0]) for group in groups]
+    ports = [
+        {
+            "name": f"{PORTS[kinds[number - 1]]}_port_{number}",
+            "type": kinds[number - 1],
+            "bandwidth_min": width,
+            "bandwidth_max": width,
+            "allocation": group,
+        }
+        for number, group in enumerate(groups, start=1)
+    ]
     return {
         "size": size,
         "r_cost": cost,
@@ -75,17 +96,14 @@ def store(size: int, width: int, cost: float) -> dict:
         "latency": 1,
         "auto_cost_extraction": False,
         "operands": ["I1", "I2", "O"],
-        "ports": [
-            {
-                "name": "rw_port_1",
-                "type": "read_write",
-                "bandwidth_min": width,
-                "bandwidth_max": width,
-                "allocation": allocation,
-            }
-        ],
+        "ports": ports,
         "served_dimensions": ["D1"],
     }
+
+
+def kind(movement: str) -> str:
+    """Return the type of the port of a movement: from above or below it writes, else it reads."""
+    return "write" if movement.split(", ")[1].startswith("f") else "read"
 
 
 def layer(request: dict) -> dict:

@@ -50,6 +50,7 @@ SUBCOMMANDS: dict[str, tuple[str, str]] = {
     "tune": ("kernels", "Find the fastest embedding and schedule of a workload, and keep them."),
     "worker": ("worker", "Join a cluster and execute its tasks."),
     "explore": ("exploration", "Find the machines of a space that are the best for a suite."),
+    "fuse": ("fusion", "Schedule a block of operators on a machine: what stays on chip."),
     "shape": (
         "exploration",
         "Find the shape of a matrix product that computes a suite in the fewest executions.",

@@ -37,7 +37,9 @@ class TileOperand:
     """Operand of the nest: an index and an extent for each dimension, row-major.
 
     ``scope`` is the memory from which the instruction reads it, where an element has
-    ``held_bytes``; elsewhere it has ``element_bytes``. ``loops`` are those that move it.
+    ``held_bytes``; elsewhere it has ``element_bytes``. ``loops`` are those that move it. ``home``
+    is the memory that has the operand in full before and after the program, if that is not main
+    memory.
     """
 
     name: str
@@ -47,6 +49,14 @@ class TileOperand:
     dimensions: tuple[tuple[IndexExpr, int], ...]
     loops: frozenset[str]
     is_output: bool
+    home: str = ""
+
+    def passes(self, memory: Memory, machine: Hierarchy) -> bool:
+        """Return True if tiles of the operand move between a memory and its parent."""
+        path = machine.path(self.scope)
+        if not self.home:
+            return memory in path
+        return memory in path[: [each.name for each in path].index(self.home)]
 
     def elements(self, sizes: Sizes) -> Floats:
         """Return the elements of the box that a tile touches.
@@ -141,7 +151,7 @@ class ExecutionNest:
 
     def operands_in(self, memory: Memory, machine: Hierarchy) -> list[TileOperand]:
         """Return the operands that pass through a memory."""
-        return [o for o in self.operands if memory in machine.path(o.scope)]
+        return [o for o in self.operands if o.passes(memory, machine)]
 
     def execution_tiles(self, operand: TileOperand, sizes: Sizes) -> Floats:
         """Return the number of different tiles of single executions in a tile of many."""

@@ -31,6 +31,7 @@ from cpembed.cost.machine.objective import Cost, cycles_cost, enclosing_cycles
 from cpembed.cost.machine.passes import Integers, Stage
 from cpembed.cost.machine.refinement import Decisions, neighbours, reordered
 from cpembed.cost.machine.sampling import tilings_for
+from cpembed.cost.machine.times import cycles
 from cpembed.cost.machine.traffic import HeldTile, Tilings, cut, untiled
 from cpembed.hw.machine import Hierarchy
 from cpembed.ir.computation import AxisKind
@@ -223,7 +224,7 @@ class _Best:
         """Keep the best of some tilings if it is better, and return whether it is."""
         self.counted += tilings.rows + _CALL
         cost = np.round(self.pricing.value(tilings, self.nest, self.machine), 6)
-        amount = self.pricing.amount(tilings)
+        amount = self._second(tilings, cost)
         size = -math.prod(tilings.sizes.values(), start=np.ones(tilings.rows))
         row = int(np.lexsort((size, amount, cost))[0])
         key = float(cost[row]), float(amount[row]), float(size[row])
@@ -232,6 +233,15 @@ class _Best:
         self._key, self.tilings = key, tilings.select([row])
         self.cost = float(self.pricing.value(self.tilings, self.nest, self.machine)[0])
         return True
+
+    def _second(self, tilings: Tilings, cost: Floats) -> Floats:
+        """Return what decides between equal costs: bytes of equal cycles, else cycles."""
+        if self.pricing.counts_cycles:
+            return self.pricing.amount(tilings)
+        second = np.full(tilings.rows, math.inf)
+        rows = np.flatnonzero(cost == cost.min())
+        second[rows] = cycles(tilings.select(rows), self.nest, self.machine)
+        return second
 
     def refine(self, start: Tilings, limit: int) -> None:
         """Replace one tiling by better ones that differ in one decision, again and again.

@@ -11,6 +11,7 @@ import pytest
 
 from cpembed.cost.machine.divisions import dealt
 from cpembed.cost.machine.nest import ExecutionNest
+from cpembed.cost.machine.objective import Cost, Objective, Price
 from cpembed.cost.machine.refinement import Decisions
 from cpembed.cost.machine.search import best_tilings
 from cpembed.cost.machine.times import cycles as modelled
@@ -210,3 +211,20 @@ def test_operands_held_inside_each_other_move_as_in_a_run(seed: int) -> None:
         traffic = tilings.traffic[name.lower()]
         assert traffic.read_bytes[0] == read, name
         assert traffic.write_bytes[0] == written, name
+
+
+def test_operands_at_home_on_chip_move_no_further() -> None:
+    nest, hierarchy = gemm(4, 3, 5), machine(12, 40, units=(1, 1))
+    root, outer = hierarchy.root.name, hierarchy.levels[1][0].name
+    prices = {
+        name: Price(float(memory.parent == root), float(memory.parent == root))
+        for name, memory in hierarchy.memories.items()
+    }
+    cost = Cost(Objective.BYTES, prices)
+    homes = tuple(replace(o, home=outer if o.name == "A" else "") for o in nest.operands)
+    moved = best_tilings(nest, hierarchy, cost=cost)
+    at_home = best_tilings(replace(nest, operands=homes), hierarchy, cost=cost)
+    size = next(o for o in nest.operands if o.name == "A").element_bytes
+    # The 4 x 5 elements of A no longer come from main memory, and leave room for the others.
+    assert at_home.cost <= moved.cost - 4 * 5 * size
+    assert at_home.tilings.traffic[outer].total_read[0] > 0

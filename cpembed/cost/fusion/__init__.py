@@ -1,0 +1,1 @@
+"""Fusion of a block of operators on a described machine: intermediates that stay on chip."""
