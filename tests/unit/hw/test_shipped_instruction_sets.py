@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass, field
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -14,6 +15,7 @@ from cpembed.hw.loader import available_targets
 from cpembed.ir.interpreter import interpret
 
 KIBI = 1024
+EXAMPLES = Path(__file__).parents[3] / "examples" / "accelerator"
 
 
 @dataclass(frozen=True)
@@ -199,3 +201,11 @@ def text_of(name: str) -> set[str]:
 @pytest.mark.parametrize("operation", ["exp(", "erf(", "rsqrt(", "max=", "int8(", " / "])
 def test_the_tpu_like_computes_what_networks_need(operation: str) -> None:
     assert any(operation in text for text in text_of("tpu_like"))
+
+
+@pytest.mark.parametrize("name", ["npu", "dsp"])
+def test_examples_are_read_without_a_warning(name: str) -> None:
+    example = load_instruction_set(EXAMPLES / f"{name}.toml")
+    assert example.name == name
+    assert not example.warnings
+    assert all(i.emit.startswith(f"{name}_") for i in example.instructions.values())
