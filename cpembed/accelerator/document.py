@@ -140,6 +140,7 @@ def _program(step: ProgramStep, outcome: StepRun | None) -> dict[str, Any]:
                 "estimated_cycles": plan.cost.cycles,
                 "bound_cycles": plan.cycles_bound,
                 "tilings": plan.compared,
+                "rows": dict(plan.working_rows),
             }
             for plan in step.plans
         ],

@@ -103,10 +103,11 @@ class Lowering:
         if constant is None or constant.size != 1:
             raise PlanningError(
                 f"rejected: {operand} of {step.instruction.name} is one number, and "
-                f"{tensor or 'the statement'} is not a constant of one element: use an instruction "
-                "that reads it from rows"
+                f"{tensor or 'the statement'} is not a constant of one element: describe "
+                f"{operand} in a memory of rows with an axis of size 1"
             )
-        return bind_scalar(place, tensor, constant.reshape(-1)[0].item())
+        rank = len(self.template.problem.specification.operands[tensor].shape)
+        return bind_scalar(place, tensor, constant.reshape(-1)[0].item(), rank)
 
     def _bind_main(
         self, step: Step, operand: str, tensor: str, loops: Sequence[TileLoop]

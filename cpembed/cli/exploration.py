@@ -26,16 +26,22 @@ def _names(_context: click.Context, _option: click.Parameter, text: str | None) 
 
 
 def _multiples(context: click.Context, option: click.Parameter, text: str) -> tuple[int, int, int]:
-    """Return what the extents of x, y and z are multiples of: one number, or one by axis."""
+    """Return what the extents of x, y and z are multiples of: one number, three, or by axis."""
     numbers = {"x": 1, "y": 1, "z": 1}
-    for part in text.split(","):
+    parts = text.split(",")
+    if len(parts) == len(numbers) and "=" not in text:
+        parts = [f"{axis}={part.strip()}" for axis, part in zip(numbers, parts, strict=True)]
+    elif len(parts) > 1 and not all("=" in part for part in parts):
+        problem = f"{text!r}: give one number for all axes, three for x, y and z, or names: x=1,y=8"
+        raise click.BadParameter(problem, context, option)
+    for part in parts:
         axis, equals, number = part.strip().rpartition("=")
         if (
             not number.isdecimal()
             or not 1 <= int(number) <= 65_536
             or (equals and axis not in numbers)
         ):
-            problem = f"{text!r} is neither a number, such as 4, nor one by axis, such as x=1,y=8"
+            problem = f"{text!r} is no number, such as 4, nor three, nor by axis, such as x=1,y=8"
             raise click.BadParameter(problem, context, option)
         numbers |= {axis: int(number)} if equals else dict.fromkeys(numbers, int(number))
     return numbers["x"], numbers["y"], numbers["z"]
@@ -43,7 +49,7 @@ def _multiples(context: click.Context, option: click.Parameter, text: str) -> tu
 
 @dataclass(frozen=True, kw_only=True)
 class ExploreArguments:
-    """Command line of ``cpembed explore``, without what is passed on to the library."""
+    """Command line of ``cpembed explore``, without options that the library takes."""
 
     space: str
     suite: str
@@ -203,7 +209,7 @@ def explore_command(arguments: ExploreArguments, **values: Any) -> int:
 
 
 def _check(arguments: ExploreArguments) -> None:
-    """Raise errors on options before hours are spent on what cannot be written."""
+    """Raise errors early on options with which results cannot be written."""
     from cpembed.report.plots import require_matplotlib
 
     method, problem = arguments.method, None
@@ -295,7 +301,7 @@ class ShapeArguments:
 
 
 def _check_shape(arguments: ShapeArguments) -> None:
-    """Raise errors on options before hours are spent on what cannot be written or compared."""
+    """Raise errors early on options with which results cannot be written or compared."""
     from cpembed.exploration.shapes.shape import check_file
 
     if arguments.save is not None:
@@ -346,7 +352,7 @@ def _save_shapes(path: Path, result: ShapeResult) -> list[Path]:
     "multiples",
     callback=_multiples,
     default="1",
-    metavar="N|x=N,y=N,z=N",
+    metavar="N|X,Y,Z|x=N,y=N",
     help="Only extents that are multiples of N.",
 )
 @click.option(

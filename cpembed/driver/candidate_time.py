@@ -24,8 +24,11 @@ from cpembed.targets.choice import choices
 from cpembed.targets.registry import open_target
 from cpembed.transform.program import DerivedProgram
 
-BACK_END, DESCRIPTION = "back end", "description"
-"""Origins of a time: the model of the back end's program, or the description of the machine."""
+BACK_END = "back end"
+"""Origin of a time that is that of a back end's program, by its model."""
+
+DESCRIPTION = "description"
+"""Origin of a time that is that of the best program by the description of a machine."""
 
 
 @dataclass(frozen=True)
@@ -35,7 +38,7 @@ class CandidateTime:
     Attributes
     ----------
     origin : str
-        :data:`BACK_END` or :data:`DESCRIPTION`.
+        ``BACK_END`` or ``DESCRIPTION``.
     total_us : float
         Microseconds with packing and unpacking, but for what is packed ahead.
     us : float or None
@@ -124,7 +127,17 @@ def scheduled_time(
 def description_estimate(
     program: DerivedProgram, machine: Hierarchy, objective: str = "cycles"
 ) -> Estimate | str:
-    """Estimate a program by the description of a machine, or return why there is no estimate."""
+    """Estimate a program by the description of a machine, or return why there is no estimate.
+
+    Parameters
+    ----------
+    program : DerivedProgram
+        Program whose tiling is searched; weights are packed ahead.
+    machine : Hierarchy
+        Machine with its memories.
+    objective : str, default "cycles"
+        What the tiling is to have the least of.
+    """
     ahead = packed_before(program.workload)
     try:
         return estimate_program(program, machine, ahead=ahead, objective=objective)

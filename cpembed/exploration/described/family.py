@@ -160,7 +160,7 @@ class DescribedFamily(Family):
     # -- points -----------------------------------------------------------------------------------
 
     def __getstate__(self) -> dict[str, Any]:
-        """Leave out what is cached of points: another process makes it anew."""
+        """Leave out cached results of points, which another process computes anew."""
         return {**self.__dict__, "_machines": {}, "_silicon": {}}
 
     def tables(self, point: Point) -> Tables:
@@ -240,7 +240,7 @@ class DescribedFamily(Family):
         """Return the tables of the point as TOML; comments of the file are not in it."""
         values = ", ".join(f"{name} = {point[name]}" for name in self.labels if name in point)
         head = f"# {self.file.path.name} with {values}.\n\n"
-        return head + toml_text(self._described(point).tables)
+        return head + toml_text(self.tables(point))
 
     @cached_property
     def _constraints_text(self) -> str:
