@@ -67,7 +67,7 @@ def smallest_rows(seed: int, dtype: str, memory: str) -> list[tuple[int, bool]]:
         plans = OperatorSearch(specification, small).plans()
         if isinstance(plans, str) or len(plans) > 1:
             break
-        (plan,) = last = plans
+        last, plan = plans, plans[0]
         assert prove(plan.program()).refusal == ""
         assert plan.rows[memory] <= limit
         outcomes.append((plan.rows[memory], plan.problem.reuses_rows))
