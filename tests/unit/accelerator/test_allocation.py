@@ -65,9 +65,9 @@ def smallest_rows(seed: int, dtype: str, memory: str) -> list[tuple[int, bool]]:
         smaller = replace(machine.memories[memory], rows=limit, banks=1)
         small = replace(machine, memories={**machine.memories, memory: smaller})
         plans = OperatorSearch(specification, small).plans()
-        if isinstance(plans, str) or len(plans) > 1:
+        if isinstance(plans, str) or len(plans) != 1:
             break
-        last, plan = plans, plans[0]
+        last, (plan,) = plans, plans
         assert prove(plan.program()).refusal == ""
         assert plan.rows[memory] <= limit
         outcomes.append((plan.rows[memory], plan.problem.reuses_rows))
