@@ -208,6 +208,11 @@ class _Builder:
         chains = self._chains(source, spec.memory, spec)
         chain = next((c for c in chains if self._fits(spec, c)), chains[0])
         memories = chain.memories
+        if self.machine.main.name in memories[1:-1]:
+            raise PlanningError(
+                f"rejected: {spec.tensor} moves from {source} to {spec.memory} through "
+                f"{self.machine.main.name}: store it in one program and load it in the next"
+            )
         spec = replace(spec, load=memories[-2:])
         role = spec.role
         if self._holds_granules(spec):

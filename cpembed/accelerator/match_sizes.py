@@ -12,12 +12,15 @@ import math
 from collections.abc import Iterator
 from functools import lru_cache
 
+from cpembed.accelerator.normal_form import value_range
+from cpembed.accelerator.specification import Statement
 from cpembed.accelerator.structures import Structure
 from cpembed.embedding.embedding import Digit
 from cpembed.hw.instruction import InstructionAxis
 from cpembed.hw.isa import IsaInstruction
 from cpembed.ir.accesses import is_neutral
-from cpembed.ir.computation import Computation
+from cpembed.ir.computation import AxisKind, Computation
+from cpembed.ir.dtypes import dtype_info, is_integer
 
 
 def digit_choices(
@@ -138,3 +141,28 @@ def _sizes(axis: InstructionAxis, extent: int) -> Iterator[int]:
 @lru_cache(maxsize=4096)
 def _pads(computation: Computation, axis: str) -> bool:
     return is_neutral(computation, axis)
+
+
+def sum_conditions(statement: Statement, instruction: IsaInstruction) -> tuple[str, ...]:
+    """Return what has to hold for the sums of an instruction to be those of the statement.
+
+    Parameters
+    ----------
+    statement : Statement
+    instruction : IsaInstruction
+    """
+    computation = statement.computation
+    if computation.statement.reduction != "add" or not instruction.saturates:
+        return ()
+    dtypes = {operand.name: operand.dtype for operand in computation.operands}
+    output = computation.output.dtype
+    bounds = value_range(computation.statement.value, dtypes)
+    if not is_integer(output) or bounds is None:
+        return ()
+    reduced = [axis.extent for axis in computation.axes if axis.kind is AxisKind.REDUCTION]
+    largest = math.prod(reduced) * max(-bounds[0], bounds[1])
+    limit = dtype_info(output).integer_range[1]
+    begun = "their initial value and " if statement.accumulates else ""
+    if largest <= limit and not statement.accumulates:
+        return ()
+    return (f"{begun}sums of up to {largest:,.0f} stay within {output}, where it saturates",)

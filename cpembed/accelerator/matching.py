@@ -23,8 +23,8 @@ from cpembed.accelerator.instruction_forms import (
     lifted_statements,
     operations,
 )
-from cpembed.accelerator.match_sizes import digit_choices
-from cpembed.accelerator.normal_form import Clamps, normal_computation, value_range
+from cpembed.accelerator.match_sizes import digit_choices, sum_conditions
+from cpembed.accelerator.normal_form import Clamps, normal_computation
 from cpembed.accelerator.specification import Statement
 from cpembed.accelerator.structures import (
     Structure,
@@ -35,7 +35,6 @@ from cpembed.accelerator.structures import (
 from cpembed.embedding.embedding import Digit
 from cpembed.hw.isa import InstructionSet, IsaInstruction
 from cpembed.ir.computation import AxisKind, Computation
-from cpembed.ir.dtypes import dtype_info, is_integer
 from cpembed.ir.expression import Access
 
 _MOST_MATCHES = 64
@@ -481,7 +480,7 @@ def _sized(
         values,
         in_place,
         math.prod(steps.values()),
-        _conditions(statement, instruction),
+        sum_conditions(statement, instruction),
         (*form.notes, *padded),
     )
 
@@ -495,22 +494,3 @@ def _ends_short(
         if digits and digits[-1].axis == name:
             return not axis.is_fixed
     return False
-
-
-def _conditions(statement: Statement, instruction: IsaInstruction) -> tuple[str, ...]:
-    """Return what has to hold for the sums of an instruction to be those of the statement."""
-    computation = statement.computation
-    if computation.statement.reduction != "add" or not instruction.saturates:
-        return ()
-    dtypes = {operand.name: operand.dtype for operand in computation.operands}
-    output = computation.output.dtype
-    bounds = value_range(computation.statement.value, dtypes)
-    if not is_integer(output) or bounds is None:
-        return ()
-    reduced = [axis.extent for axis in computation.axes if axis.kind is AxisKind.REDUCTION]
-    largest = math.prod(reduced) * max(-bounds[0], bounds[1])
-    limit = dtype_info(output).integer_range[1]
-    begun = "their initial value and " if statement.accumulates else ""
-    if largest <= limit and not statement.accumulates:
-        return ()
-    return (f"{begun}sums of up to {largest:,.0f} stay within {output}, where it saturates",)

@@ -18,6 +18,8 @@ from cpembed.hw.isa import InstructionSet
 
 _COMBINATIONS = 16
 """Maximum number of combinations that are tried for each match of the largest statement."""
+_SMALL = 4
+"""Ratio of points from which on statements are small beside others, and may follow in a program."""
 _FAILURES = 4
 """Number of matches without a plan after which the best plan is taken."""
 _PLANS = 2
@@ -70,14 +72,19 @@ class OperatorSearch:
             return ()
         if first not in self.best:
             end = self._last_end(first)
-            options = [self._longest(first, count)]
-            if end < count:
-                options.append(self._longest(first, end))
-            # Results that pass through main memory in any case cost no more in two programs.
+            ends = [end] if end == count or self._is_large(first, end) else [count, end]
+            options = (self._longest(first, last) for last in ends)
             self.best[first] = min(
                 (plans for plans in options if plans is not None), key=_cost, default=None
             )
+            if self.best[first] is None and count not in ends:
+                self.best[first] = self._longest(first, count)
         return self.best[first]
+
+    def _is_large(self, first: int, end: int) -> bool:
+        """True if what follows an end is large beside what is before it."""
+        points = [s.computation.macs for s in self.specification.statements[first:]]
+        return _SMALL * max(points[end - first :]) > max(points[: end - first])
 
     def _longest(self, first: int, end: int) -> Plans | None:
         """Return the plans of the statements from ``first`` on, the longest program to an end."""
