@@ -35,7 +35,7 @@ class CandidateTime:
     Attributes
     ----------
     origin : str
-        :data:`BACK_END` or :data:`DESCRIPTION`.
+        ``BACK_END`` or ``DESCRIPTION``.
     total_us : float
         Microseconds with packing and unpacking, but for what is packed ahead.
     us : float or None
@@ -124,7 +124,15 @@ def scheduled_time(
 def description_estimate(
     program: DerivedProgram, machine: Hierarchy, objective: str = "cycles"
 ) -> Estimate | str:
-    """Estimate a program by the description of a machine, or return why there is no estimate."""
+    """Estimate a program by the description of a machine, or return why there is no estimate.
+
+    Parameters
+    ----------
+    program : DerivedProgram
+    machine : Hierarchy
+    objective : str, default "cycles"
+        What the estimate's cost is: ``cycles``, ``energy`` or ``edp``.
+    """
     ahead = packed_before(program.workload)
     try:
         return estimate_program(program, machine, ahead=ahead, objective=objective)

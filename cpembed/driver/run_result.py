@@ -217,7 +217,8 @@ class RunResult(Displayed):
         amount = self.choice.estimated
         if amount is None or amount == float("inf"):
             return None
-        parts = self.choice.scored.parts if self.choice.scored else {}
+        scored = self.choice.scored
+        parts: Mapping[str, float] = {} if scored is None else scored.parts
         return scheduled_time(self.target, self.candidate.program, amount, parts)
 
     @property

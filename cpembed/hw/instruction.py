@@ -281,7 +281,7 @@ class Instruction:
 
 @dataclass(frozen=True)
 class HardwareSpec:
-    """A target: one instruction, its memories, and what executes it.
+    """A target: one instruction, its memories, and its back end.
 
     Attributes
     ----------

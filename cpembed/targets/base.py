@@ -1,4 +1,4 @@
-"""The interface of a target: what the commands need from every machine.
+"""The interface of a target: operations that the commands need of every machine.
 
 A target is an object made from a hardware specification. Its six abstract methods turn a derived
 program into something that runs. Whatever only some machines can do (tuning, libraries, traces,

@@ -61,7 +61,7 @@ class OperatorWork:
 
 
 Work = Computation | OperatorWork
-"""What a layer computes."""
+"""Computation of a layer."""
 
 
 @dataclass(frozen=True)
@@ -161,7 +161,7 @@ class Family(ABC):
 
     @abstractmethod
     def group(self, point: Point) -> Hashable:
-        """Return what an analysis depends on, equal for points that share it.
+        """Return the key of an analysis, equal for points that share it.
 
         Its ``repr`` is complete and the same in every process.
         """

@@ -160,7 +160,7 @@ class DescribedFamily(Family):
     # -- points -----------------------------------------------------------------------------------
 
     def __getstate__(self) -> dict[str, Any]:
-        """Leave out what is cached of points: another process makes it anew."""
+        """Leave out cached results of points, which another process computes anew."""
         return {**self.__dict__, "_machines": {}, "_silicon": {}}
 
     def tables(self, point: Point) -> Tables:

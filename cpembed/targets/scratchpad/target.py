@@ -43,7 +43,7 @@ class ScratchpadDetails(Details):
     machine: str
     estimated_us: float
     parts: Mapping[str, float]
-    """Estimated microseconds of the product by what they are spent on."""
+    """Estimated microseconds of the product by activity."""
     counters: Counters
     """Counters of the product."""
     operands: tuple[str, ...]
