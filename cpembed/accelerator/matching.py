@@ -371,13 +371,13 @@ def _nearest(attempts: Iterable[_Attempt]) -> Rejection:
 def _other_operations(statement: Statement, form: InstructionForm) -> Rejection:
     """Return which operations a statement and an instruction do not share."""
     required, available = operations(statement.computation), form.operations
-    counts, others = dict(required[1]), dict(available[1])
-    shared = [name for name in counts if name in others]
-    copies = not counts and not others and bool(form.instruction.axes)
+    counts, present = dict(required[1]), dict(available[1])
+    shared = [name for name in counts if name in present]
+    copies = not counts and not present and bool(form.instruction.axes)
     reduces = required[0] is not None and required[0] == available[0]
     is_alike = bool(shared) or reduces or copies
-    lacks = [name for name in counts if counts[name] > others.get(name, 0)]
-    adds = [name for name in others if others[name] > counts.get(name, 0)]
+    lacks = [name for name in counts if counts[name] > present.get(name, 0)]
+    adds = [name for name in present if present[name] > counts.get(name, 0)]
     parts: list[str] = []
     if required[0] != available[0]:
         parts.append(f"reduces by {available[0]}" if available[0] else "reduces nothing")
@@ -449,8 +449,8 @@ def _operand_problem(form: InstructionForm, lifted: LiftedStatement, structure: 
                 return f"its operand {name} is no register and no immediate, for {value}"
             if not lifted.takes(access.operand, dtype):
                 return f"its operand {name}, {dtype}, cannot hold {value}"
-        elif (other := lifted.computation.operand(access.operand).dtype) != dtype:
-            return f"its operand {name} is {dtype} and {access.operand} is {other}"
+        elif (actual := lifted.computation.operand(access.operand).dtype) != dtype:
+            return f"its operand {name} is {dtype} and {access.operand} is {actual}"
         elif name in form.scalars and any(
             lifted.computation.extents[axis] > 1 for axis in access.iterators
         ):

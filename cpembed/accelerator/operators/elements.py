@@ -300,10 +300,9 @@ def table_forms(operator: Operator, graph: Graph) -> Forms:
     first = int(np.iinfo(source).min)
     points = np.arange(first, first + 256)
     entries = np.asarray(kind.entries, kind.dtype)
-    forms = [
-        _tabulated(operator, graph, kind.dtype, text)
-        for text in _scaled_texts(points, entries, kind.dtype)
-    ]
+    texts = list(_scaled_texts(points, entries, kind.dtype))
+    forms = [_tabulated(operator, graph, kind.dtype, text) for text in texts]
+    forms += [_through_sums(operator, graph, kind.dtype, text) for text in texts]
     expressed = _expressed(operator, graph, kind, points)
     if expressed is not None:
         forms.append(expressed)
@@ -332,6 +331,18 @@ def _expressed(operator: Operator, graph: Graph, kind: Table, points: Array) -> 
     if distance > 1:
         return None
     return _tabulated(operator, graph, kind.dtype, text, "at most 1 quantum" if distance else "")
+
+
+def _through_sums(operator: Operator, graph: Graph, dtype: str, text: str) -> OperatorForm:
+    """Return the form in which an accumulator holds the bytes, for stores that scale sums."""
+    builder = FormBuilder(operator, graph)
+    output, extents = _output(builder, operator, graph)
+    names = {"Y": output, "S": builder.temporary("sums", builder.shapes[output], "int32")}
+    index = ",".join(extents)
+    read = _read(builder, graph, operator.inputs[0], extents, names, floats=False)
+    builder.add(f"S[{index}] = {read}", extents, names)
+    builder.add(f"Y[{index}] = {text.format(x=f'S[{index}]')}", extents, names)
+    return builder.form("through sums")
 
 
 def _tabulated(

@@ -69,20 +69,22 @@ def _bytes_of(sums: Operand, composed: str) -> list[Statement]:
         names = {placeholder: tensor for placeholder, (tensor, _) in operands.items()}
         return Statement(renamed_operands(computation, names))
 
-    statements: list[Statement] = []
+    # All shifts come before all stores, so that two units take turns once.
+    shifts: list[Statement] = []
+    stores: list[Statement] = []
     parts: dict[str, tuple[str, str]] = {}
     for byte in range(_BYTES):
         source = sums.tensor, "int32"
         if byte:
             shifted = f"{sums.tensor}.shifted{byte}", "int32"
             text = f"T[{index}] = S[{index}] >> {8 * byte}"
-            statements.append(statement(text, {"T": shifted, "S": source}))
+            shifts.append(statement(text, {"T": shifted, "S": source}))
             source = shifted
         parts[f"B{byte}"] = f"{sums.tensor}.byte{byte}", "int8"
         text = f"B{byte}[{index}] = cast(S[{index}], int8)"
-        statements.append(statement(text, {f"B{byte}": parts[f"B{byte}"], "S": source}))
+        stores.append(statement(text, {f"B{byte}": parts[f"B{byte}"], "S": source}))
     value = f"B{_BYTES - 1}[{index}]"
     for byte in reversed(range(_BYTES - 1)):
         value = f"({value} * 256 + cast(B{byte}[{index}], uint8))"
-    statements.append(statement(f"T[{index}] = {value}", {"T": (composed, "int32"), **parts}))
-    return statements
+    composition = statement(f"T[{index}] = {value}", {"T": (composed, "int32"), **parts})
+    return [*shifts, *stores, composition]
