@@ -203,7 +203,8 @@ class _Covering:
         earlier: dict[Expression, tuple[str, _Step]] = {}
         for part in parts:
             part_dtype = self._dtype_of(part)
-            if part_dtype is None:
+            # An expression of constants alone has no axes to be a tensor over.
+            if part_dtype is None or not any(isinstance(n, Access) for n in walk(part)):
                 return None
             step = self.best(part, part_dtype, depth - 1)
             if step is None:

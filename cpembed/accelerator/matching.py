@@ -39,6 +39,8 @@ from cpembed.ir.expression import Access
 
 _MOST_MATCHES = 64
 """Maximum number of matches of a statement."""
+_UNLIKE = 1000
+"""Distance of an instruction that shares no operation and no reduction with a statement."""
 
 
 @dataclass(frozen=True)
@@ -150,10 +152,12 @@ class Matching:
         if self.matches:
             return ""
         text = f"rejected: no instruction computes {self.statement.computation}"
-        if not self.rejections:
-            return text
+        remedy = "describe an instruction with this expression, or the host computes it"
+        if not self.rejections or self.rejections[0].distance >= _UNLIKE:
+            return f"{text}, and none has an operation of it: {remedy}"
         nearest = self.rejections[0]
-        return f"{text}; the nearest instruction is {nearest.instruction} because {nearest.reason}"
+        reason = f"the nearest is {nearest.instruction}, but {nearest.reason}"
+        return f"{text}; {reason}: {remedy}"
 
     @property
     def coverage(self) -> str:
@@ -206,7 +210,8 @@ def _matched(statement: Statement, machine: InstructionSet) -> Matching:
         complete = complete and all(attempt.complete for attempt in attempts)
         merged = _distinct(m for attempt in attempts for m in attempt.matches)
         every += merged
-        if not merged and attempts:
+        # What sets a register computes no tensor.
+        if not merged and attempts and not machine.instructions[name].is_configuration:
             rejections.append(_nearest(attempts))
     every.sort(key=lambda m: (lane_mismatches(m), m.cycles, m.executions, _digits(m)))
     rejections.sort(key=lambda rejection: rejection.distance)
@@ -363,8 +368,27 @@ def _nearest(attempts: Iterable[_Attempt]) -> Rejection:
 
 
 def _other_operations(statement: Statement, form: InstructionForm) -> Rejection:
-    distance = 4 + difference(operations(statement.computation), form.operations)
-    return Rejection(form.instruction.name, f"it computes {form.computation}", distance)
+    """Return which operations a statement and an instruction do not share."""
+    required, available = operations(statement.computation), form.operations
+    counts, present = dict(required[1]), dict(available[1])
+    shared = [name for name in counts if name in present]
+    copies = not counts and not present and bool(form.instruction.axes)
+    reduces = required[0] is not None and required[0] == available[0]
+    is_alike = bool(shared) or reduces or copies
+    lacks = [name for name in counts if counts[name] > present.get(name, 0)]
+    adds = [name for name in present if present[name] > counts.get(name, 0)]
+    parts: list[str] = []
+    if required[0] != available[0]:
+        parts.append(f"reduces by {available[0]}" if available[0] else "reduces nothing")
+    if lacks:
+        parts.append(f"lacks {' and '.join(lacks)}")
+    if adds:
+        parts.append(f"has {' and '.join(adds)} besides")
+    if not parts:
+        parts.append("has other constants")
+    distance = 4 + difference(required, available) + (0 if is_alike else _UNLIKE)
+    reason = f"it {', '.join(parts)} ({form.computation})"
+    return Rejection(form.instruction.name, reason, distance)
 
 
 def difference(left: Operations, right: Operations) -> int:
@@ -424,8 +448,8 @@ def _operand_problem(form: InstructionForm, lifted: LiftedStatement, structure: 
                 return f"its operand {name} is no register and no immediate, for {value}"
             if not lifted.takes(access.operand, dtype):
                 return f"its operand {name}, {dtype}, cannot hold {value}"
-        elif lifted.computation.operand(access.operand).dtype != dtype:
-            return f"its operand {name} is {dtype}"
+        elif (actual := lifted.computation.operand(access.operand).dtype) != dtype:
+            return f"its operand {name} is {dtype} and {access.operand} is {actual}"
         elif name in form.scalars and any(
             lifted.computation.extents[axis] > 1 for axis in access.iterators
         ):

@@ -261,8 +261,13 @@ class _Planner:
             self._add(best, operator, form, self._planned(form, self.outcomes))
         if not best:
             alone_us = host_us(operator, self.graph.types, self.machine)
-            for form in canonical_forms[:_DIVIDED_FORMS]:
-                self._add(best, operator, form, self._planned(form, self.divisions, alone_us))
+            divided_forms = 0
+            for form in canonical_forms:
+                division = self._planned(form, self.divisions, alone_us)
+                self._add(best, operator, form, division)
+                divided_forms += not isinstance(division, str)
+                if divided_forms == _DIVIDED_FORMS:
+                    break
         if best:
             self.forms[operator.name] = sorted(best.values(), key=lambda p: p.cycles)[:_FORMS]
 

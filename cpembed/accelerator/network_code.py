@@ -74,15 +74,15 @@ class _Place:
         elements = np.arange(1, math.prod(self.shape) + 1).reshape(self.shape)
         return replace(self.layout, dtype="int64", fill=0).buffer(self.view.logical(elements))
 
-    def holds(self, other: _Place) -> bool:
-        """True if a program that needs the other buffer may use this one."""
-        if not self.is_exact or self.layout.dtype != other.layout.dtype:
+    def holds(self, place: _Place) -> bool:
+        """True if a program that needs another buffer may use this one, margins included."""
+        if not self.is_exact or self.layout.dtype != place.layout.dtype:
             return False
-        if self.layout.elements != other.layout.elements:
+        if self.layout.elements != place.layout.elements:
             return False
         numbers = self.numbers()
-        same_fill = self.layout.fill == other.layout.fill or bool(numbers.all())
-        return same_fill and np.array_equal(numbers, other.numbers())
+        same_fill = self.layout.fill == place.layout.fill or bool(numbers.all())
+        return same_fill and np.array_equal(numbers, place.numbers())
 
 
 def network_code(
@@ -182,14 +182,14 @@ class _Writer:
             self.constants += contents
         return f"((const {_element_type(layout)} *)(loaded + {self.offsets[digest]}))"
 
-    def _readable(self, key: str, wanted: _Place, text: str) -> str:
+    def _readable(self, key: str, target: _Place, text: str) -> str:
         """Return the pointer to a tensor in a layout, to which it is copied if it is not there."""
         for place in self.places.get(key, []):
-            if place.holds(wanted):
+            if place.holds(target):
                 return place.pointer
-        self._copy(key, self._add(wanted, text), text)
-        self.places[key].append(wanted)
-        return wanted.pointer
+        self._copy(key, self._add(target, text), text)
+        self.places[key].append(target)
+        return target.pointer
 
     def _copy(self, name: str, target: _Place, text: str) -> None:
         key = self._root(name)
@@ -309,13 +309,13 @@ class _Writer:
         pointers: list[str] = []
         parameters: list[str] = []
         for number, tensor in enumerate(operator.inputs):
-            wanted = self._row_major(tensor, "")
-            parameters.append(f"const {_element_type(wanted.layout)} *input{number}")
+            target = self._row_major(tensor, "")
+            parameters.append(f"const {_element_type(target.layout)} *input{number}")
             if graph.is_constant(tensor):
-                pointers.append(self._constant(wanted.layout, graph.constants[tensor]))
+                pointers.append(self._constant(target.layout, graph.constants[tensor]))
             else:
                 text = f"{operator.name} reads {tensor}"
-                pointers.append(self._readable(self._root(tensor), wanted, text))
+                pointers.append(self._readable(self._root(tensor), target, text))
         for number, tensor in enumerate(operator.outputs):
             place = self._add(self._row_major(tensor, ""), f"{operator.name} writes {tensor}")
             parameters.append(f"{_element_type(place.layout)} *output{number}")

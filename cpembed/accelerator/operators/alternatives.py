@@ -17,6 +17,7 @@ from cpembed.accelerator.lemmas import (
 )
 from cpembed.accelerator.matching import matches
 from cpembed.accelerator.operators.forms import OperatorForm
+from cpembed.accelerator.operators.narrow_stores import sums_as_bytes
 from cpembed.accelerator.operators.views import flattened, squeezed
 from cpembed.accelerator.specification import Array, Statement
 from cpembed.hw.isa import InstructionSet
@@ -41,6 +42,9 @@ def alternatives(form: OperatorForm, machine: InstructionSet) -> Iterator[Operat
         for view in (merged, plain) if merged.tensors != plain.tensors else (plain,):
             yield from _in_products(view, machine)
             yield view
+            narrow = sums_as_bytes(view, machine)
+            if narrow is not None:
+                yield narrow
 
 
 def _without_steps(form: OperatorForm) -> OperatorForm:

@@ -17,6 +17,7 @@ from cpembed.accelerator.operators.scalar_texts import (
     without_rounding,
 )
 from cpembed.accelerator.operators.scaled_addends import add_scaled, scaled_addends
+from cpembed.accelerator.specification import Array
 from cpembed.graph.graph import Graph, Operator
 from cpembed.graph.kinds import (
     Apply,
@@ -30,6 +31,8 @@ from cpembed.graph.kinds import (
 )
 from cpembed.graph.kinds.base import axis_of
 from cpembed.ir.dtypes import is_integer
+from cpembed.ir.parser import parse_computation
+from cpembed.ir.reference import reference
 
 
 def elementwise_forms(operator: Operator, graph: Graph) -> Forms:
@@ -281,7 +284,9 @@ def dequantize_forms(operator: Operator, graph: Graph) -> Forms:
 
 
 def table_forms(operator: Operator, graph: Graph) -> Forms:
-    """Return the forms of a table that is a scaled and bounded number.
+    """Return the forms of a table: a scaled and bounded number, or the expression that it holds.
+
+    The expression is computed for all 256 numbers, so that its largest distance is known.
 
     Parameters
     ----------
@@ -295,10 +300,12 @@ def table_forms(operator: Operator, graph: Graph) -> Forms:
     first = int(np.iinfo(source).min)
     points = np.arange(first, first + 256)
     entries = np.asarray(kind.entries, kind.dtype)
-    forms = [
-        _tabulated(operator, graph, kind.dtype, text)
-        for text in _scaled_texts(points, entries, kind.dtype)
-    ]
+    texts = list(_scaled_texts(points, entries, kind.dtype))
+    forms = [_tabulated(operator, graph, kind.dtype, text) for text in texts]
+    forms += [_through_sums(operator, graph, kind.dtype, text) for text in texts]
+    expressed = _expressed(operator, graph, kind, points)
+    if expressed is not None:
+        forms.append(expressed)
     if forms:
         return tuple(forms)
     return NoForm(
@@ -307,13 +314,46 @@ def table_forms(operator: Operator, graph: Graph) -> Forms:
     )
 
 
-def _tabulated(operator: Operator, graph: Graph, dtype: str, text: str) -> OperatorForm:
+def _expressed(operator: Operator, graph: Graph, kind: Table, points: Array) -> OperatorForm | None:
+    """Return the form with a table's expression, if it is at most one quantum from each entry."""
+    if kind.expression is None or kind.dtype not in ("int8", "uint8"):
+        return None
+    text = scalar_text(without_rounding(kind.expression), ["float32({x})"], floats=True)
+    if text is None:
+        return None
+    text = f"{kind.dtype}({text})"
+    source = graph.types[operator.inputs[0]].dtype
+    computation = parse_computation(
+        f"Y[i] = {text.format(x='X[i]')}", {"i": 256}, dtypes={"X": source, "Y": kind.dtype}
+    )
+    values = reference(computation, {"X": points.astype(source)}).astype(np.int64)
+    distance = int(np.abs(values - np.asarray(kind.entries, np.int64)).max())
+    if distance > 1:
+        return None
+    return _tabulated(operator, graph, kind.dtype, text, "at most 1 quantum" if distance else "")
+
+
+def _through_sums(operator: Operator, graph: Graph, dtype: str, text: str) -> OperatorForm:
+    """Return the form in which an accumulator holds the bytes, for stores that scale sums."""
+    builder = FormBuilder(operator, graph)
+    output, extents = _output(builder, operator, graph)
+    names = {"Y": output, "S": builder.temporary("sums", builder.shapes[output], "int32")}
+    index = ",".join(extents)
+    read = _read(builder, graph, operator.inputs[0], extents, names, floats=False)
+    builder.add(f"S[{index}] = {read}", extents, names)
+    builder.add(f"Y[{index}] = {text.format(x=f'S[{index}]')}", extents, names)
+    return builder.form("through sums")
+
+
+def _tabulated(
+    operator: Operator, graph: Graph, dtype: str, text: str, deviation: str = ""
+) -> OperatorForm:
     builder = FormBuilder(operator, graph)
     output, extents = _output(builder, operator, graph)
     names = {"Y": output}
     read = _read(builder, graph, operator.inputs[0], extents, names, floats=False)
     builder.add(f"Y[{','.join(extents)}] = {text.format(x=read)}", extents, names)
-    return builder.form("")
+    return builder.form("", deviation)
 
 
 def _scaled_texts(

@@ -6,7 +6,7 @@ Arithmetic is float32 unless every input is an integer or a Boolean.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import numpy as np
 
@@ -174,11 +174,19 @@ class DynamicQuantize(Kind):
 class Table(Kind):
     """Function of an integer of eight bits as a lookup table.
 
-    ``entries`` has 256 values of type ``dtype``, from the least input to the largest.
+    Attributes
+    ----------
+    entries : tuple of float or int
+        256 values of type ``dtype``, from the least input to the largest.
+    dtype : str
+    expression : Scalar, optional
+        Expression in float32 from which integer entries were rounded and saturated, for machines
+        that compute it; the entries are what counts.
     """
 
     entries: tuple[float | int, ...]
     dtype: str
+    expression: Scalar | None = field(default=None, compare=False, repr=False)
 
     @property
     def is_shift(self) -> bool:

@@ -9,6 +9,7 @@ tensor of bytes become tables of their 256 values.
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -16,7 +17,17 @@ import numpy as np
 from cpembed.codegen.epilogue import BYTES
 from cpembed.graph import kinds
 from cpembed.graph.graph import Graph, Operator
-from cpembed.graph.kinds import Dequantize, Elementwise, Input, Kind, Quantize, Scalar, Table
+from cpembed.graph.kinds import (
+    Apply,
+    Dequantize,
+    Elementwise,
+    Input,
+    Kind,
+    Number,
+    Quantize,
+    Scalar,
+    Table,
+)
 from cpembed.graph.passes.element_types import DISTANCE, conversion
 from cpembed.graph.passes.epilogue_matching import UNLIMITED, before_clip
 from cpembed.graph.passes.expressions import apply, combines_inputs, magnitudes
@@ -313,7 +324,8 @@ def tabulate(graph: Graph) -> Graph:
         if is_identity and rewriting.redirect(operator.output, function.source):
             continue
         if result.dtype in BYTES:
-            table = Table(tuple(function.values.tolist()), result.dtype)
+            entries = tuple(function.values.tolist())
+            table = Table(entries, result.dtype, function.expression)
             if operator.inputs != (function.source,) or operator.kind != table:
                 rewriting.replace(
                     operator, replace(operator, kind=table, inputs=(function.source,))
@@ -323,10 +335,15 @@ def tabulate(graph: Graph) -> Graph:
 
 @dataclass(frozen=True)
 class _Function:
-    """Results for each of the 256 values of the tensor ``source``, in ascending order."""
+    """Results for each of the 256 values of the tensor ``source``, in ascending order.
+
+    ``expression`` computes them in float32, before a result of bytes is rounded and saturated; None
+    where operators are no such expression.
+    """
 
     source: str
     values: Array
+    expression: Scalar | None
 
     @property
     def is_identity(self) -> bool:
@@ -357,7 +374,7 @@ def _function(
         if name in functions:
             inputs.append(functions[name])
         elif graph.types[name].dtype in BYTES and not graph.is_constant(name):
-            inputs.append(_Function(name, _every_value(graph.types[name].dtype)))
+            inputs.append(_Function(name, _every_value(graph.types[name].dtype), Input(0)))
         else:
             return None
     # Functions of two tensors would need 65,536 entries.
@@ -365,4 +382,35 @@ def _function(
     if len(sources) != 1:
         return None
     (values,) = operator.kind.evaluate([function.values for function in inputs])
-    return _Function(sources.pop(), values)
+    expression = _composed(operator.kind, [function.expression for function in inputs])
+    return _Function(sources.pop(), values, expression)
+
+
+def _composed(kind: Kind, inputs: Sequence[Scalar | None]) -> Scalar | None:
+    """Return the expression of a kind's result over those of its inputs."""
+    arguments = [argument for argument in inputs if argument is not None]
+    if len(arguments) < len(inputs):
+        return None
+    match kind:
+        case Dequantize(scale=(scale,), zero_point=(zero,)):
+            # Positive numbers are constants of statements, negative ones differences.
+            operation = "sub" if zero > 0 else "add"
+            distance = Number(float(abs(zero)))
+            centred = Apply(operation, (arguments[0], distance)) if zero else arguments[0]
+            return Apply("mul", (centred, Number(scale)))
+        case Quantize(scale=(scale,), zero_point=(0,)):
+            return Apply("div", (arguments[0], Number(scale)))
+        case Elementwise(expression, "float32"):
+            return _substituted(expression, arguments)
+        case _:
+            return None
+
+
+def _substituted(node: Scalar, inputs: Sequence[Scalar]) -> Scalar:
+    match node:
+        case Input(number):
+            return inputs[number]
+        case Apply(operation, arguments):
+            return Apply(operation, tuple(_substituted(a, inputs) for a in arguments))
+        case _:
+            return node

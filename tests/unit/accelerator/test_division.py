@@ -73,6 +73,21 @@ def test_sums_are_the_machines_and_scales_by_channel_the_hosts(epilogue: Epilogu
     assert prove_network(network).proofs["product"].holds
 
 
+@needs_executor
+def test_sums_of_a_machine_that_stores_bytes_are_composed_by_the_host() -> None:
+    # VTA stores the lower eight bits of an accumulator and has no products with scales.
+    network = plan_network(product_graph(PER_CHANNEL), load_instruction_set("vta_isa"))
+    (step,) = network.programs
+    (part,) = step.host
+    assert [s.output.dtype for s in part.specification.statements] == ["int32", "int8"]
+    random = np.random.default_rng(3)
+    x = random.integers(-128, 128, (ROWS, DEPTH)).astype(np.int8)
+    run = run_network(network, {"x": x})
+    inputs = [x, *(network.graph.constants[name] for name in step.operator.inputs[1:])]
+    np.testing.assert_array_equal(run.outputs["y"], step.operator.kind.evaluate(inputs)[0])
+    assert prove_network(network).proofs["product"].holds
+
+
 def test_a_host_that_is_faster_alone_computes_the_whole_operator() -> None:
     # No time for an element or a product: any program is slower.
     network = planned(product_graph(PER_CHANNEL), elements=0.0)

@@ -32,7 +32,7 @@ from cpembed.graph.kinds import (
 )
 from cpembed.graph.passes import prepare
 from cpembed.hw.isa_reader import load_instruction_set
-from tests.random_networks import random_network
+from tests.random_networks import UNARY, random_network
 
 
 def arrays_of(operator: Operator, graph: Graph, seed: int) -> dict[str, np.ndarray]:
@@ -162,6 +162,23 @@ def test_tables_of_scaled_numbers_are_statements() -> None:
     refused = specifications(graph.operators[0], graph, load_instruction_set("gemmini"))
     assert isinstance(refused, NoForm)
     assert "table" in refused.reason
+
+
+@pytest.mark.parametrize("unary", range(len(UNARY)))
+@pytest.mark.parametrize("seed", range(2))
+def test_tables_of_activations_are_statements_again(unary: int, seed: int) -> None:
+    net = random_network(seed, 0)
+    x = net.input((3, 7), "int8")
+    y = net.quantize(net.elementwise(UNARY[unary], net.floats(x)), "int8")
+    # A zero point of the result has no expression; the entries are what counts.
+    net.operators[-1] = replace(
+        net.operators[-1], kind=Quantize((net.quantized[y][0],), (0,), "int8")
+    )
+    graph = prepare(net.graph(y), first="int8", second="int8")
+    (operator,) = graph.operators
+    assert isinstance(operator.kind, Table)
+    assert operator.kind.expression is not None
+    assert check(operator, graph, "tpu_like")
 
 
 def test_reshapes_that_move_elements_are_no_views() -> None:
