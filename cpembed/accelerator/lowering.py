@@ -67,8 +67,18 @@ class OperatorPlan:
 
     def program(self, base_rows: Mapping[str, int] | None = None) -> Program:
         """Return the program, with the buffers in each memory from a row on (0 by default)."""
+        return self.placed(base_rows or {})[0]
+
+    def placed(self, base_rows: Mapping[str, int]) -> tuple[Program, list[tuple[str, int]]]:
+        """Return the program, and memory and first row of each copy of each of its buffers.
+
+        Parameters
+        ----------
+        base_rows : mapping of str to int
+            First row of the buffers in each memory; 0 where it is missing.
+        """
         lowering = Lowering(exact_template(self.problem, self.machine), self.tiling)
-        return lowering.program(base_rows or {})
+        return lowering.program(base_rows), lowering.buffers.regions(base_rows)
 
 
 _PLANS = 4
@@ -99,7 +109,7 @@ def operator_plans(problem: OperatorProblem, machine: InstructionSet) -> tuple[O
         try:
             template = exact_template(variant, machine)
             lowered += 1
-            plans = _plans(template)
+            plans = template_plans(template)
         except PlanningError as error:
             refusal = refusal or error
         else:
@@ -113,10 +123,31 @@ def operator_plans(problem: OperatorProblem, machine: InstructionSet) -> tuple[O
     return best
 
 
-def _plans(template: Template) -> tuple[OperatorPlan, ...]:
+def check_addresses(template: Template) -> None:
+    """Check that instructions can address the tensors of a template in its smallest tiles.
+
+    Raises
+    ------
+    PlanningError
+        If they cannot.
+    """
+    Lowering(template, smallest_tiling(template), checks_rows=False).program({})
+
+
+def template_plans(template: Template) -> tuple[OperatorPlan, ...]:
+    """Return plans of a template, the fastest first, each of which needs fewer rows than the last.
+
+    Parameters
+    ----------
+    template : Template
+
+    Raises
+    ------
+    PlanningError
+        If no tiling has a program.
+    """
     # Most of what is refused is refused for every tiling, and at once for the smallest.
-    smallest = Lowering(template, smallest_tiling(template), checks_rows=False)
-    smallest.program({})
+    check_addresses(template)
     result = search(template)
     plans: list[OperatorPlan] = []
     refusal: PlanningError | None = None
@@ -138,7 +169,7 @@ def _plan(template: Template, candidate: Candidate, result: SearchResult) -> Ope
         template.machine,
         candidate.tiling,
         dict(lowering.buffers.rows),
-        program_cost(program, pipelined_cycles(program, lowering.buffers.regions())),
+        program_cost(program, pipelined_cycles(program, lowering.buffers.regions({}))),
         result.cycles_bound,
         result.bytes_bound,
         result.compared,

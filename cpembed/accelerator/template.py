@@ -330,7 +330,7 @@ def _buffers(
         lanes, row_steps = _requirements(all_steps, tensor, users)
         dtype = first.instruction.places[operand].dtype
         home = problem.homes.get(tensor)
-        start = machine.main.name if home is None else home.memory
+        start = machine.main.name if home is None else home.layout.memory
         load: tuple[str, ...] = ()
         store: tuple[str, ...] = ()
         produced_here = any(

@@ -15,7 +15,7 @@ from cpembed.errors import LoweringError
 from cpembed.files import make_folder, write_whole
 
 if TYPE_CHECKING:
-    from cpembed.accelerator.network import AcceleratorNetwork
+    from cpembed.accelerator.network_steps import AcceleratorNetwork
     from cpembed.cli.models import MatchArguments, NetworkArguments
 
 WRONG, INFEASIBLE = 1, 3
@@ -75,7 +75,7 @@ def network_on_accelerator(arguments: NetworkArguments) -> int:
         output.print_text(*accelerator_report(document))
     if run is None or run.is_right:
         return 0
-    names = ", ".join(step.step.operator.name for step in run.steps if not step.is_right)
+    names = ", ".join(step.step.name for step in run.steps if not step.is_right)
     output.message(f"programs differ from their specification ({names}): please report this")
     return WRONG
 
@@ -217,7 +217,7 @@ def _save(network: AcceleratorNetwork, folder: Path) -> None:
 
     make_folder(folder)
     for number, step in enumerate(network.programs):
-        label = re.sub(r"[^A-Za-z0-9_.-]", "_", step.operator.name)
+        label = re.sub(r"[^A-Za-z0-9_.-]", "_", step.name)
         for part, program in enumerate(step.programs):
             suffix = f".{part}" if len(step.programs) > 1 else ""
             save(program, folder / f"{number:03}_{label}{suffix}")
