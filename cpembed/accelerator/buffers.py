@@ -95,7 +95,7 @@ class Buffers:
             copies = self.tiling.copies.get(spec.key, 1) if depth else 1
             if spec.is_home:
                 home = self.template.problem.homes[spec.tensor]
-                buffers[spec.key] = Buffer(spec, home.layout, 1, 0)
+                buffers[spec.key] = Buffer(spec, home.layout, 1, depth)
                 continue
             layout = self._layout(spec, depth)
             buffers[spec.key] = Buffer(spec, layout, copies, depth)

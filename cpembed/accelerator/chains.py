@@ -13,6 +13,7 @@ import math
 from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
+from cpembed.accelerator.addressing import InRows
 from cpembed.accelerator.chain_programs import Part, joined
 from cpembed.accelerator.cost import program_cost
 from cpembed.accelerator.homes import (
@@ -45,14 +46,15 @@ from cpembed.accelerator.selection import (
     select,
 )
 from cpembed.accelerator.template import Template, exact_template
-from cpembed.graph.graph import Graph
 from cpembed.hw.isa import InstructionSet, Synchronization
 from cpembed.ir.dtypes import bits
 
 _SECONDS = 10.0
 """Seconds of the selection of one chain; what it takes longer for has a bound that it states."""
-_TENSORS = 3
+_TENSORS = 2
 """Number of tensors of an operator up to which all combinations of their homes are planned."""
+_PLANS = 2
+"""Number of plans for each combination: the fastest, and one with few rows."""
 _LARGE = 0.25
 """Part of a memory from which on smaller plans of an operator in main memory are planned too."""
 
@@ -115,7 +117,8 @@ class ChainPlanner:
 
     Parameters
     ----------
-    graph : Graph
+    outputs : sequence of str
+        Results of the network.
     machine : InstructionSet
     signature : callable
         What the plans of a form depend on: plans of forms with equal ones are equal.
@@ -123,11 +126,11 @@ class ChainPlanner:
 
     def __init__(
         self,
-        graph: Graph,
+        outputs: Sequence[str],
         machine: InstructionSet,
         signature: Callable[[OperatorForm], Hashable],
     ) -> None:
-        self.graph = graph
+        self.outputs = outputs
         self.machine = machine
         self.signature = signature
         self.variants: dict[Hashable, tuple[OperatorPlan, ...]] = {}
@@ -171,7 +174,7 @@ class _Operator:
 
     def local(self, key: str) -> str:
         """Return the name that the plan has for a tensor of the run."""
-        return next(name for name, other in self.names.items() if other == key)
+        return next(name for name, in_run in self.names.items() if in_run == key)
 
 
 @dataclass(frozen=True)
@@ -224,8 +227,15 @@ class _RunPlanner:
             next(k for k, e in enumerate(problem.operators[n]) if e is execution)
             for n, execution in enumerate(selection.executions)
         ]
-        chosen = [variants[n][k] for n, k in enumerate(numbers)]
-        return [self._step(first, last, chosen, selection) for first, last in self._groups(chosen)]
+        selected = [variants[n][k] for n, k in enumerate(numbers)]
+        steps: list[ProgramStep] = []
+        for first, last in self._groups(selected):
+            single = self.programs[first : last + 1]
+            step = self._step(first, last, selected, selection)
+            # Costs of a selection are those of its parts; the program's own estimate decides.
+            is_faster = step.cycles <= math.fsum(s.cycles for s in single)
+            steps += [step] if is_faster else single
+        return steps
 
     # The run
 
@@ -299,7 +309,7 @@ class _RunPlanner:
     def _needed(self, group: Sequence[ProgramStep]) -> set[str]:
         """Return the graph's tensors that steps outside of a group read."""
         inside = {id(step) for step in group}
-        needed = set(self.planner.graph.outputs)
+        needed = set(self.planner.outputs)
         for step in self.all_steps:
             if isinstance(step, LayoutStep):
                 needed.add(step.tensor)
@@ -334,13 +344,13 @@ class _RunPlanner:
         if kind not in self.planner.variants:
             # Each beyond the rows of its memory, so that no two of them overlap.
             first = {memory: self.machine.memories[memory].rows for memory in self._memories(homes)}
-            apart = {}
+            homes_beyond: dict[str, InRows] = {}
             for name, home in homes.items():
-                apart[name] = home.moved(first[home.memory])
+                homes_beyond[name] = home.moved(first[home.memory])
                 first[home.memory] += home.rows
             try:
-                template = exact_template(replace(problem, homes=apart), self.machine)
-                self.planner.variants[kind] = template_plans(template)
+                template = exact_template(replace(problem, homes=homes_beyond), self.machine)
+                self.planner.variants[kind] = template_plans(template, _PLANS)
             except PlanningError:
                 self.planner.variants[kind] = ()
         return tuple(replace(plan, problem=problem) for plan in self.planner.variants[kind])
@@ -393,11 +403,11 @@ class _RunPlanner:
 
     # Programs
 
-    def _groups(self, chosen: Sequence[_Variant]) -> Iterator[tuple[int, int]]:
+    def _groups(self, selected: Sequence[_Variant]) -> Iterator[tuple[int, int]]:
         """Yield the first and the last step of each group between which nothing is on chip."""
         joins = set[int]()
         for tensor in self.tensors.values():
-            users = [n for n, v in enumerate(chosen) if tensor.key in v.on_chip]
+            users = [n for n, v in enumerate(selected) if tensor.key in v.on_chip]
             if users:
                 steps = self.operators[users[0]].step, self.operators[users[-1]].step
                 joins.update(range(*steps))
@@ -408,12 +418,12 @@ class _RunPlanner:
                 first = step + 1
 
     def _step(
-        self, first: int, last: int, chosen: Sequence[_Variant], selection: Selection
+        self, first: int, last: int, selected: Sequence[_Variant], selection: Selection
     ) -> ProgramStep:
         """Return the program of some steps of the run."""
         if first == last:
             numbers = [n for n, o in enumerate(self.operators) if o.step == first]
-            if not any(chosen[n].on_chip for n in numbers):
+            if not any(selected[n].on_chip for n in numbers):
                 return self.programs[first]
         group = self.programs[first : last + 1]
         needed = self._needed(group)
@@ -424,7 +434,7 @@ class _RunPlanner:
         for number, operator in enumerate(self.operators):
             if not first <= operator.step <= last:
                 continue
-            variant = chosen[number]
+            variant = selected[number]
             homes = {
                 operator.local(key): self.tensors[key].home.moved(selection.rows[key, _CHIP])
                 for key in variant.on_chip
@@ -446,9 +456,6 @@ class _RunPlanner:
         results = {k for k, t in self.graph_tensors.items() if t.name in needed}
         name = f"{group[0].name} to {group[-1].name}" if first < last else group[0].name
         form, program, cost = joined(parts, name, results, layouts, self.graph_tensors)
-        apart = math.fsum(step.cycles for step in group)
-        if cost.cycles > apart:
-            raise AssertionError((cost.cycles, apart))
         return ProgramStep(
             tuple(operator for step in group for operator in step.operators),
             form,
@@ -457,7 +464,7 @@ class _RunPlanner:
             (cost,),
             Chain(
                 tuple(residents),
-                apart,
+                math.fsum(step.cycles for step in group),
                 sum(step.main_bytes for step in group),
                 selection.cost,
                 selection.bound,

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
@@ -166,10 +165,10 @@ def _home_in(
             return None
         place = InRows(rows_layout, starts)
         # Beyond the rows of the memory, so that no buffer of the program has the same rows.
-        apart = replace(place, layout=rows_layout.moved(rows))
-        if not writer.accepts(apart):
+        beyond = replace(place, layout=rows_layout.moved(rows))
+        if not writer.accepts(beyond):
             continue
-        accepting = tuple(n for n, use in suited.items() if use.accepts(apart))
+        accepting = tuple(n for n, use in suited.items() if use.accepts(beyond))
         if accepting:
             home = CandidateHome(place, accepting, margins, layout.fill)
             try:
@@ -261,11 +260,6 @@ def store_nodes(place: InRows, layout: MainTensor, machine: InstructionSet) -> t
     memories = place.layout.memory, machine.main.name
     nodes = plan_copy(machine, transfer, memories, layout.dtype, {}).nodes(Names())
     return with_configuration(nodes, machine)
-
-
-def bytes_of(layout: MainTensor, bits: int) -> int:
-    """Return the bytes of a tensor's elements."""
-    return math.prod(layout.shape) * bits // 8
 
 
 def subsets(names: Sequence[str], largest: int) -> Iterator[tuple[str, ...]]:

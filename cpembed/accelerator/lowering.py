@@ -109,6 +109,8 @@ def operator_plans(problem: OperatorProblem, machine: InstructionSet) -> tuple[O
         try:
             template = exact_template(variant, machine)
             lowered += 1
+            # Most of what is refused is refused for every tiling, and at once for the smallest.
+            check_addresses(template)
             plans = template_plans(template)
         except PlanningError as error:
             refusal = refusal or error
@@ -134,24 +136,24 @@ def check_addresses(template: Template) -> None:
     Lowering(template, smallest_tiling(template), checks_rows=False).program({})
 
 
-def template_plans(template: Template) -> tuple[OperatorPlan, ...]:
+def template_plans(template: Template, count: int = _PLANS) -> tuple[OperatorPlan, ...]:
     """Return plans of a template, the fastest first, each of which needs fewer rows than the last.
 
     Parameters
     ----------
     template : Template
+    count : int
+        Maximum number of plans, from 2 on.
 
     Raises
     ------
     PlanningError
         If no tiling has a program.
     """
-    # Most of what is refused is refused for every tiling, and at once for the smallest.
-    check_addresses(template)
     result = search(template)
     plans: list[OperatorPlan] = []
     refusal: PlanningError | None = None
-    for candidate in _spread(result.candidates):
+    for candidate in _spread(result.candidates, count):
         try:
             plans.append(_plan(template, candidate, result))
         except PlanningError as error:
@@ -190,11 +192,13 @@ def _plan_front(plans: Sequence[OperatorPlan]) -> tuple[OperatorPlan, ...]:
     return tuple(front)
 
 
-def _spread(candidates: Sequence[Candidate]) -> list[Candidate]:
+def _spread(candidates: Sequence[Candidate], count: int) -> list[Candidate]:
     """Return the fastest candidates, and others spread over the rest of the front."""
-    if len(candidates) <= _PLANS:
+    if len(candidates) <= count:
         return list(candidates)
-    half = _PLANS // 2
+    half = count // 2
+    if half == 1:
+        return [candidates[0], candidates[-1]]
     rest = candidates[half:]
     step = (len(rest) - 1) / (half - 1)
     return [*candidates[:half], *(rest[round(k * step)] for k in range(half))]

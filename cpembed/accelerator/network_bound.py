@@ -92,6 +92,6 @@ def _needed(run: Sequence[ProgramStep], steps: Sequence[Step], graph: Graph) -> 
             needed.add(step.tensor)
         elif isinstance(step, HostStep):
             needed.update(step.operator.inputs)
-        elif isinstance(step, ProgramStep) and all(step is not other for other in run):
+        elif isinstance(step, ProgramStep) and not any(step is program for program in run):
             needed.update(name for o in step.operators for name in o.inputs)
     return needed

@@ -36,7 +36,7 @@ class Resident:
 
 @dataclass(frozen=True)
 class Chain:
-    """What a program of several operators keeps on chip, and what that saves.
+    """Tensors that a program of several operators keeps on chip, and what that saves.
 
     Attributes
     ----------
