@@ -92,6 +92,8 @@ class _Run:
         return True
 
     def _takes_program(self, step: ProgramStep) -> bool:
+        if step.host:
+            return False
         specification, tensors = step.form.specification, step.form.tensors
         for name in specification.inputs:
             tensor = tensors[name]
@@ -462,8 +464,9 @@ class _RunPlanner:
             tuple(part.plan for part in parts),
             (program,),
             (cost,),
-            Chain(
+            chain=Chain(
                 tuple(residents),
+                tuple(step.operators[0].name for step in group for _ in step.plans),
                 math.fsum(step.cycles for step in group),
                 sum(step.main_bytes for step in group),
                 selection.cost,

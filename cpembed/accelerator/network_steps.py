@@ -6,6 +6,7 @@ import math
 from dataclasses import dataclass
 
 from cpembed.accelerator.cost import ProgramCost
+from cpembed.accelerator.division import HostPart
 from cpembed.accelerator.lowering import OperatorPlan
 from cpembed.accelerator.operators.forms import OperatorForm
 from cpembed.accelerator.program import MainTensor, Program
@@ -41,6 +42,8 @@ class Chain:
     Attributes
     ----------
     residents : tuple of Resident
+    operators : tuple of str
+        Name of the operator of each plan.
     cycles_apart : float
         Estimated cycles of the operators in programs of their own, one after the other.
     bytes_apart : int
@@ -51,6 +54,7 @@ class Chain:
     """
 
     residents: tuple[Resident, ...]
+    operators: tuple[str, ...]
     cycles_apart: float
     bytes_apart: int
     selected_cycles: float
@@ -73,6 +77,8 @@ class ProgramStep:
         Program of each plan; one of all plans of a chain.
     costs : tuple of ProgramCost
         What each program costs.
+    host : tuple of HostPart
+        Statements that the host computes before, between and after the programs.
     chain : Chain, optional
         What stays on chip between the plans of one program.
     """
@@ -82,6 +88,7 @@ class ProgramStep:
     plans: tuple[OperatorPlan, ...]
     programs: tuple[Program, ...]
     costs: tuple[ProgramCost, ...]
+    host: tuple[HostPart, ...] = ()
     chain: Chain | None = None
 
     @property
@@ -112,6 +119,10 @@ class ProgramStep:
         Of a chain, tensors that stay on chip are not counted.
         """
         return math.fsum(plan.cycles_bound for plan in self.plans)
+
+    def has(self, name: str) -> bool:
+        """Return True if a program reads or writes a tensor of the specification."""
+        return any(name in program.tensors for program in self.programs)
 
     def layout(self, name: str, *, is_read: bool) -> MainTensor:
         """Return the layout of a tensor of the specification that programs read or write."""
@@ -174,9 +185,15 @@ class AcceleratorNetwork:
         return tuple(step for step in self.steps if isinstance(step, ProgramStep))
 
     @property
-    def on_host(self) -> tuple[HostStep | LayoutStep, ...]:
-        """Steps of the host that take time."""
-        return tuple(step for step in self.steps if isinstance(step, HostStep | LayoutStep))
+    def on_host(self) -> tuple[HostStep | LayoutStep | HostPart, ...]:
+        """Steps of the host that take time, and its parts of the accelerator's steps."""
+        steps: list[HostStep | LayoutStep | HostPart] = []
+        for step in self.steps:
+            if isinstance(step, ProgramStep):
+                steps += step.host
+            elif isinstance(step, HostStep | LayoutStep):
+                steps.append(step)
+        return tuple(steps)
 
     @property
     def cycles(self) -> float:

@@ -62,6 +62,16 @@ def test_options_of_processors_are_refused(cpembed: Caller, tmp_path: Path) -> N
     assert "--threads" in called.err
 
 
+@pytest.mark.parametrize(
+    "option", [("run", "--output", "int8"), ("run", "--timeout", "3"), ("solve", "--pareto")]
+)
+def test_options_of_searches_are_refused(cpembed: Caller, option: tuple[str, ...]) -> None:
+    command, *words = option
+    called = cpembed(command, "gemm", "m=8", "n=8", "k=8", "--target", TINY, *words)
+    assert called.code == 2
+    assert f"{words[0]} means nothing for" in called.err
+
+
 def test_solve_lists_the_instructions_that_compute_a_workload(cpembed: Caller) -> None:
     call = ("solve", "gemm", "m=64", "n=32", "k=16", "--target", TINY)
     document = cpembed(*call, "--json").json
@@ -97,4 +107,4 @@ def test_explore_costs_a_layer_as_run_estimates_it(cpembed: Caller) -> None:
     assert costs[4] >= costs[8]
     # No point without zeros is a result, and the document says why.
     assert len(document["rows"]) == 2
-    assert "zeros to sums" in str(document)
+    assert "begins O in sums with 0" in str(document)

@@ -34,7 +34,7 @@ def test_the_page_on_accelerators_shows_what_its_commands_print(tmp_path: Path) 
     assert len(executed) == 5
     old = [item.command for item in executed if not item.is_current]
     assert not old, "run `python docs/_hooks/transcripts.py docs/how-to/accelerator.md`"
-    for name in ("npu.toml", "network.py"):
+    for name in ("npu.toml", "network.py", "product.s"):
         example = ROOT / "examples" / "accelerator" / name
         assert (tmp_path / name).read_text(encoding="utf-8") == example.read_text(encoding="utf-8")
     code = (tmp_path / "programs" / "001_maxpool8" / "program.c").read_text(encoding="utf-8")
