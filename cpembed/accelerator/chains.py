@@ -448,7 +448,9 @@ class _RunPlanner:
                     continue
                 base = selection.rows[key, _CHIP]
                 after += self._margins(tensor, base)
-                layouts[key] = tensor.layout
+                if key in copied or tensor.home.margins:
+                    # The program's tensor says what margins hold, though it may be on chip only.
+                    layouts[key] = tensor.layout
                 residents.append(self._resident(tensor, base))
                 if key in copied:
                     after += self._store(tensor, base)

@@ -130,7 +130,14 @@ class _Text:
     def __init__(self, program: Program) -> None:
         self._program = program
         self._functions: list[str] = []
-        for name in program.tensors:
+        addressed = {a.tensor for _, issue in program.issues() for a in issue.operands.values()}
+        # Tensors that are on chip only have no pointer.
+        self._tensors = {
+            name: tensor
+            for name, tensor in program.tensors.items()
+            if name in addressed or tensor.role != "temporary"
+        }
+        for name in self._tensors:
             _require_identifier(name, "tensor")
 
     def text(self) -> str:
@@ -149,7 +156,7 @@ class _Text:
         tensors = [
             f"{'const ' if tensor.role in ('input', 'constant') else ''}"
             f"{_c_type(tensor.dtype)} *{name}"
-            for name, tensor in self._program.tensors.items()
+            for name, tensor in self._tensors.items()
         ]
         return ", ".join([*tensors, *(f"ptrdiff_t {loop}" for loop in loops)]) or "void"
 
@@ -164,7 +171,7 @@ class _Text:
                 body = self._body(nodes[first : first + _FUNCTION_ISSUES], 1, loops)
                 lines = [f"static void {name}({self._parameters(loops)}) {{", *body, "}\n"]
                 self._functions[number] = "\n".join(lines)
-                arguments = ", ".join([*self._program.tensors, *loops])
+                arguments = ", ".join([*self._tensors, *loops])
                 yield f"{margin}{name}({arguments});"
             return
         for node in nodes:
