@@ -42,7 +42,12 @@ class CpembedError(Exception):
 
 
 class SpecError(CpembedError):
-    """A hardware specification or a constraint set is wrong (file, key, allowed values)."""
+    """A hardware specification or a constraint set is wrong (file, key, allowed values).
+
+    ``key`` is the path of the value in the file, where one value is wrong.
+    """
+
+    key: tuple[str | int, ...] = ()
 
 
 class WorkloadError(CpembedError):

@@ -60,7 +60,7 @@ class Binding:
     registers: tuple[tuple[str, int | float | None], ...] = ()
 
 
-def bind_scalar(place: OperandPlace, tensor: str, value: float) -> Binding:
+def bind_scalar(place: OperandPlace, tensor: str, value: float, rank: int = 0) -> Binding:
     """Bind an operand without dimensions to a constant: an immediate or a register.
 
     Parameters
@@ -70,8 +70,10 @@ def bind_scalar(place: OperandPlace, tensor: str, value: float) -> Binding:
         Name of the tensor that holds the constant; empty for a number of the statement.
     value : number
         The constant.
+    rank : int, default 0
+        Number of dimensions of the tensor, each of one element.
     """
-    content = Content(tensor, ()) if tensor else None
+    content = Content(tensor, (IndexExpr(),) * rank) if tensor else None
     if place.memory != IMMEDIATE:
         return Binding(Address(), content, ((place.memory, value),))
     if isinstance(value, int):

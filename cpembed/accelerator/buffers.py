@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from cpembed.accelerator.addressing import InRows, Place
+from cpembed.accelerator.allocation import Need, lifetimes, overwritten, placed
 from cpembed.accelerator.boxes import Box, TileLoop, box_of, loop_extents
+from cpembed.accelerator.buffer_specs import BufferSpec
 from cpembed.accelerator.executions import bind_operand, granule_loops, tile_loops
 from cpembed.accelerator.layouts import RowLayout, row_layouts
-from cpembed.accelerator.problem import PlanningError, Step
-from cpembed.accelerator.template import BufferSpec, Template
+from cpembed.accelerator.problem import CapacityError, PlanningError, Step
+from cpembed.accelerator.template import Template
 from cpembed.accelerator.tiling import Key, Tiling
 from cpembed.ir.index import IndexExpr, IndexTerm
 
@@ -69,24 +71,32 @@ class Buffers:
     def node_depth(self, spec: BufferSpec) -> int:
         """Return the number of loops outside of the point where a buffer gets its contents."""
         if spec.role == "granule":
-            outer = self.all_loops
+            outer = self.loops_of(spec)
         elif spec.role == "main":
             outer = self.loops[: self.tiling.depths.get(spec.key, 0)]
         else:
             outer = self.loops[: self.tiling.output_depth]
         if spec.role == "output":
             return len(outer)
-        written = any(o in self.template.steps[n].instruction.outputs for n, o in spec.uses)
-        if written or spec.is_home:
+        is_written = spec.is_outgoing or self.template.last_writer(spec) is not None
+        if is_written or spec.is_home:
             return len(outer)
         depth = len(outer)
-        while depth and outer[depth - 1].axis not in spec.axes:
+        # What a statement writes in each tile is moved in each tile.
+        least = self.tiling.output_depth if self.template.is_written(spec.tensor) else 0
+        while depth > least and outer[depth - 1].axis not in spec.axes:
             depth -= 1
         return depth
 
+    def loops_of(self, spec: BufferSpec) -> tuple[TileLoop, ...]:
+        """Return the loops around the executions of a buffer's statement, or of the main one."""
+        if spec.role == "granule":
+            return self._step_loops(self.template.steps[spec.first_use])
+        return self.all_loops
+
     def box(self, spec: BufferSpec, depth: int) -> Box:
-        """Return the box of a buffer inside of a number of the main statement's loops."""
-        return box_of(spec.index, self.all_loops[:depth], self.template.extents)
+        """Return the box of a buffer inside of a number of loops."""
+        return box_of(spec.index, self.loops_of(spec)[:depth], self.template.extents)
 
     def _make(self) -> dict[Key, Buffer]:
         buffers: dict[Key, Buffer] = {}
@@ -134,6 +144,23 @@ class Buffers:
 
     def _allocate(self) -> None:
         """Give each buffer its offset among the rows of its memory."""
+        offsets = self._shared() if self.template.problem.reuses_rows else self._consecutive()
+        self.rows: dict[str, int] = {}
+        for key, offset in offsets.items():
+            buffer = self.table[key] = replace(self.table[key], offset=offset)
+            end = offset + buffer.rows
+            self.rows[buffer.spec.memory] = max(self.rows.get(buffer.spec.memory, 0), end)
+        for name, rows in self.rows.items():
+            memory = self.template.machine.memories[name]
+            if self.checks_rows and rows > memory.rows:
+                raise CapacityError(
+                    f"rejected: the buffers need {rows} rows of {name}, which has {memory.rows}: "
+                    "use smaller tiles"
+                )
+
+    def _consecutive(self) -> dict[Key, int]:
+        """Return offsets at which all buffers lie one after the other."""
+        offsets: dict[Key, int] = {}
         used: dict[str, int] = {}
         groups = self.template.bank_groups
         latest: dict[str, int] = {}
@@ -147,13 +174,46 @@ class Buffers:
                 latest[memory.name] = groups[key]
                 offset = -(-offset // memory.bank_rows) * memory.bank_rows
             used[memory.name] = offset + buffer.rows
-            self.table[key] = replace(buffer, offset=offset)
-            if self.checks_rows and used[memory.name] > memory.rows:
-                raise PlanningError(
-                    f"rejected: the buffers need {used[memory.name]} rows of {memory.name}, which "
-                    f"has {memory.rows}: use smaller tiles"
-                )
-        self.rows = used
+            offsets[key] = offset
+        return offsets
+
+    def _shared(self) -> dict[Key, int]:
+        """Return offsets at which buffers lie where others are not needed any more."""
+        lived = lifetimes(self.template)
+        heirs = overwritten(self.template, lived)
+        places: dict[tuple[str, int], list[Key]] = {}
+        groups = self.template.bank_groups
+        first: dict[Key, Key] = {}
+        needs: dict[Key, Need] = {}
+        for key, buffer in self.table.items():
+            if buffer.spec.is_home:
+                continue
+            is_kept = buffer.copies > 1 or buffer.depth < self.tiling.output_depth
+            need = Need(buffer.rows, None if is_kept else lived[key])
+            origin = first.get(heirs[key]) if key in heirs else None
+            before = None if origin is None else needs[origin]
+            if (
+                origin is not None
+                and before is not None
+                and before.lifetime is not None
+                and need.lifetime is not None
+                and self.table[heirs[key]].layout == buffer.layout
+                and groups[origin] == groups[key]
+            ):
+                first[key] = origin
+                needs[origin] = replace(before, lifetime=before.lifetime.joined(need.lifetime))
+                continue
+            first[key], needs[key] = key, need
+            places.setdefault((buffer.spec.memory, groups[key]), []).append(key)
+        offsets: dict[Key, int] = {}
+        used: dict[str, int] = {}
+        for (name, group), keys in sorted(places.items()):
+            bank = self.template.machine.memories[name].bank_rows
+            start = -(-used.get(name, 0) // bank) * bank if group else 0
+            for key, row in zip(keys, placed([needs[k] for k in keys]), strict=True):
+                offsets[key] = start + row
+                used[name] = max(used.get(name, 0), start + row + needs[key].rows)
+        return {key: offsets[origin] for key, origin in first.items()}
 
     def place(self, buffer: Buffer, base_rows: Mapping[str, int]) -> InRows:
         """Return where a buffer's box lies, over the loops around it."""
@@ -161,14 +221,14 @@ class Buffers:
             return self.template.problem.homes[buffer.spec.tensor]
         base = IndexExpr((), base_rows.get(buffer.spec.memory, 0) + buffer.offset)
         if buffer.copies > 1:
-            base += self._parity(buffer.depth).times(buffer.layout.count)
+            base += self._parity(self.outer(buffer)).times(buffer.layout.count)
         return InRows(buffer.layout, self.box(buffer.spec, buffer.depth).starts, base)
 
-    def _parity(self, depth: int) -> IndexExpr:
-        """Return the number of the iteration of the outer loops, modulo 2."""
+    def _parity(self, loops: Sequence[TileLoop]) -> IndexExpr:
+        """Return the number of the iteration of loops, modulo 2."""
         terms: list[IndexTerm] = []
         count = 1
-        for loop in reversed(self.all_loops[:depth]):
+        for loop in reversed(loops):
             if count % 2 and loop.extent > 1:
                 terms.append(IndexTerm(loop.name, 1))
             count *= loop.extent
@@ -187,7 +247,7 @@ class Buffers:
 
     def outer(self, buffer: Buffer) -> tuple[TileLoop, ...]:
         """Return the loops around the point where a buffer gets its contents."""
-        return self.all_loops[: buffer.depth]
+        return self.loops_of(buffer.spec)[: buffer.depth]
 
     def reach(self, tensor: str) -> dict[int, int]:
         """Return the end of the last chunk of copies along the dimensions of a tensor."""

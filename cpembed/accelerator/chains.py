@@ -140,8 +140,9 @@ class ChainPlanner:
 
     def steps(self, steps: Sequence[Step]) -> list[Step]:
         """Return the steps with chains in place of the programs that they are made of."""
-        if self.machine.synchronization is Synchronization.CHANNELS:
-            # Signals count the rounds of one program.
+        in_banks = any(i.banks_differ for i in self.machine.instructions.values())
+        if in_banks or self.machine.synchronization is Synchronization.CHANNELS:
+            # Signals count the rounds of one program; buffers in banks begin at their first row.
             return list(steps)
         chained: list[Step] = []
         run = _Run()

@@ -60,21 +60,30 @@ def with_signals(
 def _check_units(nodes: Sequence[Node], machine: InstructionSet) -> None:
     """Check that units that share a memory have channels between them."""
     joined = {(c.sender, c.receiver) for c in machine.channels}
-    touched = {
-        unit: (
-            _touched(nodes, machine, unit, "written"),
-            _touched(nodes, machine, unit, "read"),
-        )
-        for unit in machine.units
-    }
+    touched = {unit: _touched_by(nodes, machine, unit) for unit in machine.units}
     for first, second in itertools.combinations(machine.units, 2):
-        (a_writes, a_reads), (b_writes, b_reads) = touched[first], touched[second]
-        shared = sorted((a_writes & (b_writes | b_reads)) | (b_writes & a_reads))
+        shared = sorted(_shared(touched[first], touched[second]))
         if shared and not {(first, second), (second, first)} <= joined:
             raise PlanningError(
                 f"rejected: {first} and {second} share {', '.join(shared)}, and {machine.name} has "
                 "no channels in both directions between them: use instructions of other units"
             )
+
+
+def _touched_by(
+    nodes: Sequence[Node], machine: InstructionSet, unit: str
+) -> tuple[set[str], set[str]]:
+    """Return the memories of rows that a unit writes, and those that it reads."""
+    return (
+        _touched(nodes, machine, unit, "written"),
+        _touched(nodes, machine, unit, "read"),
+    )
+
+
+def _shared(first: tuple[set[str], set[str]], second: tuple[set[str], set[str]]) -> set[str]:
+    """Return the memories that two units touch and one of them writes."""
+    (a_writes, a_reads), (b_writes, b_reads) = first, second
+    return (a_writes & (b_writes | b_reads)) | (b_writes & a_reads)
 
 
 def _touched(nodes: Sequence[Node], machine: InstructionSet, unit: str, direction: str) -> set[str]:
@@ -95,9 +104,11 @@ def _touched(nodes: Sequence[Node], machine: InstructionSet, unit: str, directio
 def _pairs(nodes: Sequence[Node], machine: InstructionSet) -> list[tuple[str, str]]:
     """Return pairs of units with channels between them, the one that begins each round first."""
     pairs: list[tuple[str, str]] = []
+    touched = {unit: _touched_by(nodes, machine, unit) for unit in machine.units}
     for joined in dict.fromkeys(frozenset((c.sender, c.receiver)) for c in machine.channels):
         order = _round_order(nodes, joined, machine)
-        if len(order) == 2:
+        # Units that work on different memories need not wait for each other.
+        if len(order) == 2 and _shared(touched[order[0]], touched[order[1]]):
             pairs.append((order[0], order[1]))
     return pairs
 
@@ -135,6 +146,8 @@ class _Turns:
         self.machine = machine
         self.first, self.second = first, second
         self.forward, self.back, self.copies = forward, back, copies
+        # Units of the runs of a round, in their order.
+        self.round_units: list[str] = []
 
     def placed(
         self, nodes: tuple[Node, ...], outer: tuple[Loop, ...]
@@ -157,7 +170,15 @@ class _Turns:
         before, after = nodes[:at], nodes[at + 1 :]
         self._check_outside(nodes, (*before, *after), after)
         inner, below = self.placed(loop.body, (*outer, loop))
-        if any(self.first in _units(node, self.machine) for node in before):
+        is_before = any(self.first in _units(node, self.machine) for node in before)
+        # A unit that ends a round has waited for the other one by then.
+        if is_before and self.round_units[-1:] != [self.first]:
+            if len(self.round_units) > 2:
+                raise PlanningError(
+                    f"rejected: {self.first} and {self.second} take turns several times in a "
+                    f"round, and {self.first} works ahead of the rounds, for which the planner has "
+                    "no waits: use instructions of one unit"
+                )
             # What comes ahead of the rounds belongs to the first of them, and waits in its place.
             before = self._waiting(before, outer, (loop, *below))
             inner = self._not_first(inner, (loop, *below))
@@ -182,13 +203,56 @@ class _Turns:
         return lambda node: set(units) <= set(_units(node, self.machine))
 
     def _round(self, nodes: tuple[Node, ...], outer: tuple[Loop, ...]) -> tuple[Node, ...]:
+        runs = self._runs(nodes)
+        self.round_units = [unit for unit, _ in runs]
+        if len(runs) > 2:
+            return self._long_round(nodes, runs, outer)
         nodes = self._waiting(nodes, outer, ())
         nodes = _changed(nodes, self._has(self.first), _last, signals=self.forward)
         nodes = _changed(nodes, self._has(self.second), _first, waits=self.forward)
         return _changed(nodes, self._has(self.second), _last, signals=self.back)
 
+    def _runs(self, nodes: Sequence[Node]) -> list[tuple[str, list[int]]]:
+        """Return each unit's nodes between those of the other one, in the order of a round."""
+        runs: list[tuple[str, list[int]]] = []
+        for n, node in enumerate(nodes):
+            for unit in (self.first, self.second):
+                if unit not in _units(node, self.machine):
+                    continue
+                if not runs or runs[-1][0] != unit:
+                    runs.append((unit, []))
+                runs[-1][1].append(n)
+        return runs
+
+    def _long_round(
+        self,
+        nodes: tuple[Node, ...],
+        runs: Sequence[tuple[str, list[int]]],
+        outer: tuple[Loop, ...],
+    ) -> tuple[Node, ...]:
+        """Return a round in which units take turns more than once: each run waits for the last.
+
+        Where one unit begins and ends a round, its own order keeps rounds apart.
+        """
+        body: list[tuple[Node, ...]] = [(node,) for node in nodes]
+        channel = {self.first: self.forward, self.second: self.back}
+        for (sender, sent), (receiver, received) in itertools.pairwise(runs):
+            name = channel[sender]
+            last, first = sent[-1], received[0]
+            body[last] = _changed(body[last], self._has(sender), _last, signals=name)
+            body[first] = _changed(body[first], self._has(receiver), _first, waits=name)
+        result = tuple(n for part in body for n in part)
+        if runs[0][0] == runs[-1][0]:
+            return result
+        result = _changed(result, self._has(self.second), _last, signals=self.back)
+        return self._waiting(result, outer, (), copies=1)
+
     def _waiting(
-        self, nodes: tuple[Node, ...], outer: tuple[Loop, ...], inner: tuple[Loop, ...]
+        self,
+        nodes: tuple[Node, ...],
+        outer: tuple[Loop, ...],
+        inner: tuple[Loop, ...],
+        copies: int | None = None,
     ) -> tuple[Node, ...]:
         """Make the first unit wait, in all rounds but the first ones, for room in its buffers."""
         terms: list[IndexTerm] = []
@@ -196,9 +260,10 @@ class _Turns:
         for loop in reversed(outer):
             terms.append(IndexTerm(loop.name, stride))
             stride *= loop.extent
-        if stride <= self.copies:
+        copies = copies or self.copies
+        if not outer or stride <= copies:
             return nodes
-        room = IndexExpr.sum(terms, -self.copies)
+        room = IndexExpr.sum(terms, -copies)
         return _changed(nodes, self._has(self.first), _first, waits=self.back, only=room)
 
     def _not_first(self, nodes: tuple[Node, ...], loops: tuple[Loop, ...]) -> tuple[Node, ...]:

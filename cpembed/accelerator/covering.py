@@ -18,10 +18,10 @@ from dataclasses import dataclass, field, replace
 import numpy as np
 
 from cpembed.accelerator.instruction_forms import InstructionForm, instruction_forms
-from cpembed.accelerator.lemmas import Rewriting
+from cpembed.accelerator.lemmas import Rewriting, rewritten
 from cpembed.accelerator.matching import matches, written_forms
 from cpembed.accelerator.normal_form import value_range
-from cpembed.accelerator.specification import Array, Statement
+from cpembed.accelerator.specification import Array, Specification, Statement
 from cpembed.hw.isa import InstructionSet
 from cpembed.ir.computation import Assignment, AxisKind, Computation, Operand
 from cpembed.ir.dtypes import dtype_info, is_integer
@@ -71,6 +71,23 @@ def covered(statement: Statement, machine: InstructionSet) -> Rewriting | None:
     read = {operand.name for s in statements for operand in s.reads}
     constants = {name: array for name, array in cover.constants.items() if name in read}
     return Rewriting(f"{len(statements)} single operations", tuple(statements), constants)
+
+
+def with_covered_statements(specification: Specification, machine: InstructionSet) -> Specification:
+    """Return a specification in which several instructions compute what no single one does.
+
+    Statements that have no covering stay.
+
+    Parameters
+    ----------
+    specification : Specification
+    machine : InstructionSet
+    """
+
+    def cover(statement: Statement, _: Mapping[str, Array]) -> Rewriting | None:
+        return None if matches(statement, machine) else covered(statement, machine)
+
+    return rewritten(specification, cover) or specification
 
 
 @dataclass(frozen=True)
@@ -138,7 +155,8 @@ class _Covering:
                     return
                 yield from self._by_pattern(form, written, dtype, depth)
             yield from self._in_place(written, dtype, depth)
-        yield self._narrowed(value, dtype, depth)
+            for wide in (written, *_bounded(written, self.dtypes)):
+                yield self._narrowed(wide, dtype, depth)
 
     def _forms(self) -> Iterator[InstructionForm]:
         for name in self.machine.instructions:
@@ -375,6 +393,17 @@ def _is_int32(value: Constant) -> bool:
     """True unless a constant is an integer that int32 cannot hold."""
     low, high = dtype_info("int32").integer_range
     return isinstance(value.value, float) or low <= value.value <= high
+
+
+def _bounded(value: Expression, dtypes: Mapping[str, str]) -> Iterator[Expression]:
+    """Yield a conversion of an integer that saturates as a minimum and a maximum."""
+    match value:
+        case Cast(dtype, arg, True) if is_integer(dtype) and not yields_float(arg, dtypes):
+            low, high = dtype_info(dtype).integer_range
+            least = Operation("max", (arg, Constant(low)))
+            yield Operation("min", (least, Constant(high)))
+        case _:
+            return
 
 
 def _same_root(pattern: Expression, value: Expression) -> bool:

@@ -161,6 +161,7 @@ def _program(step: ProgramStep, outcome: StepRun | None) -> dict[str, Any]:
                 "bound_cycles": math.fsum(plan.cycles_bound for plan in plans),
                 "main_bytes": cost.main_bytes,
                 "tilings": sum(plan.compared for plan in plans),
+                "rows": _most_rows(plans),
             }
             for plans, cost in zip(step.plans_of_programs, step.costs, strict=True)
         ],
@@ -193,6 +194,12 @@ def _program(step: ProgramStep, outcome: StepRun | None) -> dict[str, Any]:
             "measured_deviation": outcome.deviation,
         }
     return entry
+
+
+def _most_rows(plans: Sequence[OperatorPlan]) -> dict[str, int]:
+    """Return the most rows of each memory that a plan works in."""
+    memories = dict.fromkeys(name for plan in plans for name in plan.working_rows)
+    return {m: max(plan.working_rows.get(m, 0) for plan in plans) for m in memories}
 
 
 def _matches(plans: Sequence[OperatorPlan]) -> Iterator[Match]:

@@ -6,6 +6,7 @@ from collections.abc import Iterator, Mapping, Sequence
 
 from cpembed.accelerator.addressing import Binding, InMain, Place, bind_scalar
 from cpembed.accelerator.boxes import TileLoop, guards, loop_extents, sizes
+from cpembed.accelerator.buffer_specs import BufferSpec
 from cpembed.accelerator.buffers import Buffer, Buffers
 from cpembed.accelerator.channels import with_signals
 from cpembed.accelerator.executions import (
@@ -14,15 +15,14 @@ from cpembed.accelerator.executions import (
     granule_loops,
     neutral_value,
     points,
-    variant,
 )
 from cpembed.accelerator.main_layouts import default_layouts
 from cpembed.accelerator.problem import PlanningError, Step
 from cpembed.accelerator.program import Issue, Loop, MainTensor, Meaning, Node, Program
 from cpembed.accelerator.registers import with_configuration
-from cpembed.accelerator.template import BufferSpec, Template
+from cpembed.accelerator.template import Template
 from cpembed.accelerator.tiling import Key, Tiling
-from cpembed.accelerator.transfers import BoundIssue, Names, Transfer, plan_copy
+from cpembed.accelerator.transfers import BoundIssue, CopyPlan, Names, Transfer, plan_copy
 from cpembed.hw.isa import IsaInstruction, MemoryKind, Synchronization
 from cpembed.ir.index import IndexExpr, IndexTerm
 
@@ -103,10 +103,11 @@ class Lowering:
         if constant is None or constant.size != 1:
             raise PlanningError(
                 f"rejected: {operand} of {step.instruction.name} is one number, and "
-                f"{tensor or 'the statement'} is not a constant of one element: use an instruction "
-                "that reads it from rows"
+                f"{tensor or 'the statement'} is not a constant of one element: describe "
+                f"{operand} in a memory of rows with an axis of size 1"
             )
-        return bind_scalar(place, tensor, constant.reshape(-1)[0].item())
+        rank = len(self.template.problem.specification.operands[tensor].shape)
+        return bind_scalar(place, tensor, constant.reshape(-1)[0].item(), rank)
 
     def _bind_main(
         self, step: Step, operand: str, tensor: str, loops: Sequence[TileLoop]
@@ -130,10 +131,31 @@ class Lowering:
     ) -> tuple[Node, ...]:
         """Return the executions of a statement inside of loops."""
         inner = granule_loops(self.template, step, outer)
-        body = self._reduced(step, (*outer, *inner), inner, base_rows)
-        for loop in reversed(inner):
-            body = (Loop(loop.name, loop.extent, body),)
-        return body
+        return tuple(self._nest(step, outer, inner, 0, base_rows))
+
+    def _nest(
+        self,
+        step: Step,
+        outer: Sequence[TileLoop],
+        inner: Sequence[TileLoop],
+        depth: int,
+        base_rows: Mapping[str, int],
+    ) -> Iterator[Node]:
+        """Yield what is inside of a number of a statement's inner loops."""
+        if depth:
+            yield from self._granules(step, len(outer) + depth, base_rows)
+        if depth == len(inner):
+            yield from self._reduced(step, (*outer, *inner), inner, base_rows)
+        else:
+            body = tuple(self._nest(step, outer, inner, depth + 1, base_rows))
+            yield Loop(inner[depth].name, inner[depth].extent, body)
+
+    def _granules(self, step: Step, depth: int, base_rows: Mapping[str, int]) -> Iterator[Node]:
+        """Yield the moves of what single executions of a statement need, inside of its loops."""
+        for buffer in self.buffers.table.values():
+            is_granule = buffer.spec.role == "granule" and buffer.spec.first_use == step.number
+            if is_granule and buffer.depth == depth:
+                yield from self._load(buffer, base_rows)
 
     def _reduced(
         self,
@@ -165,10 +187,10 @@ class Lowering:
         begins = (
             instruction
             if not instruction.accumulates
-            else variant(self.template, instruction, False)
+            else self.template.variant(instruction, False)
         )
         goes_on = (
-            instruction if instruction.accumulates else variant(self.template, instruction, True)
+            instruction if instruction.accumulates else self.template.variant(instruction, True)
         )
         if not around:
             # Without an instruction that begins sums, something else has set them to zero.
@@ -186,14 +208,6 @@ class Lowering:
             self._execution(step, begins, loops, base_rows, (total.times(-1),)),
             self._execution(step, goes_on, loops, base_rows, (total + -1,)),
         )
-
-    def needs_fill(self, step: Step) -> bool:
-        """True if a statement's sums have to be set to zero by another instruction."""
-        reduction = step.statement.computation.statement.reduction
-        if reduction is None or step.statement.accumulates:
-            return False
-        instruction = step.instruction
-        return instruction.accumulates and variant(self.template, instruction, False) is None
 
     # The program
 
@@ -252,13 +266,15 @@ class Lowering:
         template = self.template
         nodes: list[Node] = []
         for buffer in self.buffers.table.values():
-            if buffer.depth == depth and buffer.spec.load and not self._is_produced(buffer.spec):
+            if buffer.depth == depth and buffer.spec.load and not self._waits(buffer):
                 nodes += self._load(buffer, base_rows)
+        if depth > self.tiling.output_depth:
+            nodes += self._granules(template.main_step, depth, base_rows)
         at_output = depth == self.tiling.output_depth
         if at_output:
             for step in template.steps[: template.main]:
                 nodes += self._chain_step(step, base_rows)
-            if self.needs_fill(template.main_step):
+            if template.needs_fill(template.main_step):
                 nodes += self._fill(template.main_step, base_rows)
             nodes += self._moves(template.main, base_rows)
         if depth < len(self.buffers.all_loops):
@@ -278,24 +294,38 @@ class Lowering:
     def _chain_step(self, step: Step, base_rows: Mapping[str, int]) -> Iterator[Node]:
         if step.number < self.template.main:
             yield from self._moves(step.number, base_rows)
-        if self.needs_fill(step):
+        if self.template.needs_fill(step):
             yield from self._fill(step, base_rows)
         outer = self.buffers.loops[: self.tiling.output_depth]
         yield from self.statement_nodes(step, outer, base_rows)
         yield from self._stores(step.number, base_rows)
 
-    def _is_produced(self, spec: BufferSpec) -> bool:
-        """True if a statement of this operator writes the tensor before the buffer gets it."""
-        written = {s.statement.output.tensor for s in self.template.steps}
-        return spec.tensor in written
+    def _waits(self, buffer: Buffer) -> bool:
+        """True if a buffer is not filled at the beginning of the loops' body that it is in.
+
+        Either an earlier statement writes its tensor, or other buffers have its rows before, or it
+        is filled for single executions.
+        """
+        reuses = self.template.problem.reuses_rows and buffer.depth == self.tiling.output_depth
+        is_written = self.template.is_written(buffer.spec.tensor)
+        return reuses or is_written or self._is_inside(buffer)
+
+    def _is_inside(self, buffer: Buffer) -> bool:
+        """True if a buffer is filled in the loops over the executions of its statement."""
+        return buffer.spec.role == "granule" and buffer.depth > self.tiling.output_depth
 
     def _moves(self, number: int, base_rows: Mapping[str, int]) -> Iterator[Node]:
-        """Yield the moves of tensors that earlier statements wrote to where a statement reads."""
+        """Yield the moves of tensors to where a statement reads them first.
+
+        They are those that earlier statements wrote, and those that wait for rows.
+        """
         for buffer in self.buffers.table.values():
             spec = buffer.spec
-            first = min((n for n, _ in spec.uses), default=-1)
-            if first == number and spec.load and self._is_produced(spec):
+            if not spec.load or spec.is_outgoing or spec.first_use != number:
+                continue
+            if self._waits(buffer) and not self._is_inside(buffer):
                 yield from self._load(buffer, base_rows)
+                yield from self._store(buffer, base_rows)
 
     def _load(self, buffer: Buffer, base_rows: Mapping[str, int]) -> Iterator[Node]:
         spec = buffer.spec
@@ -322,11 +352,6 @@ class Lowering:
         buffer: Buffer,
     ) -> tuple[Node, ...]:
         """Return a copy; a layout in main memory that is not decided becomes the first fit."""
-        if len(path) != 2:
-            raise PlanningError(
-                f"rejected: {spec.tensor} moves through {' and '.join(path[1:-1])}, which the "
-                "planner has no buffer in: describe a direct copy"
-            )
         outer = self.buffers.outer(buffer)
         extents = loop_extents(outer)
         box = self.buffers.box(spec, buffer.depth)
@@ -354,20 +379,26 @@ class Lowering:
             except PlanningError as error:
                 refusal = refusal or error
                 continue
-            self.rounding[spec.key] = {**self.rounding.get(spec.key, {}), **plan.rounding}
+            self._round(spec, plan)
             if layout is not None:
                 self.main[spec.tensor] = layout
             return plan.nodes(self.names)
         raise refusal or PlanningError(f"rejected: {spec.tensor} has no layout in main memory")
 
     def _stores(self, number: int, base_rows: Mapping[str, int]) -> Iterator[Node]:
+        """Yield the stores of what a statement completes, through other memories if need be."""
         for buffer in self.buffers.table.values():
             spec = buffer.spec
-            if not spec.store or not any(
-                n == number and o in self.template.steps[n].instruction.outputs
-                for n, o in spec.uses
-            ):
-                continue
+            if spec.is_outgoing and spec.stage == number:
+                yield from self._load(buffer, base_rows)
+                yield from self._store(buffer, base_rows)
+            elif self.template.last_writer(spec) == number:
+                yield from self._store(buffer, base_rows)
+
+    def _store(self, buffer: Buffer, base_rows: Mapping[str, int]) -> Iterator[Node]:
+        """Yield the copies of a buffer to where its tensor stays; none where it stays there."""
+        spec = buffer.spec
+        if spec.store:
             yield from self._copy(
                 spec,
                 spec.store,
@@ -395,8 +426,10 @@ class Lowering:
             buffer.spec.dtype,
             loop_extents(self.buffers.outer(buffer)),
         )
-        self.rounding[buffer.spec.key] = {
-            **self.rounding.get(buffer.spec.key, {}),
-            **plan.rounding,
-        }
+        self._round(buffer.spec, plan)
         yield from plan.nodes(self.names)
+
+    def _round(self, spec: BufferSpec, plan: CopyPlan) -> None:
+        """Give a buffer room for the whole chunks of a copy."""
+        if plan.rounding:
+            self.rounding[spec.key] = {**self.rounding.get(spec.key, {}), **plan.rounding}

@@ -96,10 +96,10 @@ def energy_table(machine: InstructionSet, name: str = "45nm") -> EnergyTable:
         for instruction in machine.instructions.values()
     }
     described = [i.energy_pj is not None for i in machine.instructions.values()]
-    tabled = f"{name}: multiplications and additions of expressions"
+    tabled = f"{name}: operations of expressions"
     sources[INSTRUCTIONS] = "the file" if all(described) else tabled
     if any(described) and not all(described):
-        sources[INSTRUCTIONS] = f"the file, and where it says nothing {tabled}"
+        sources[INSTRUCTIONS] = f"the file, else {tabled}"
     return EnergyTable(byte_pj, execution_pj, sources)
 
 

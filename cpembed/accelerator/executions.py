@@ -11,7 +11,6 @@ from cpembed.accelerator.problem import Step
 from cpembed.accelerator.program import Size
 from cpembed.accelerator.template import Template
 from cpembed.accelerator.tiling import Tiling
-from cpembed.hw.isa import IsaInstruction
 from cpembed.ir.dtypes import dtype_info, is_integer
 from cpembed.ir.index import IndexExpr, IndexTerm
 
@@ -172,27 +171,3 @@ def neutral_value(reduction: str | None, dtype: str) -> int | float:
         return -math.inf if reduction == "max" else math.inf
     low, high = dtype_info(dtype).integer_range
     return low if reduction == "max" else high
-
-
-def variant(
-    template: Template, instruction: IsaInstruction, accumulates: bool
-) -> IsaInstruction | None:
-    """Return the instruction that differs only in whether it goes on from what the output holds.
-
-    Parameters
-    ----------
-    template : Template
-    instruction : IsaInstruction
-    accumulates : bool
-        True for the one that goes on.
-    """
-    for alternative in template.machine.instructions.values():
-        if (
-            alternative.accumulates == accumulates
-            and alternative.name != instruction.name
-            and alternative.computation.statements == instruction.computation.statements
-            and alternative.places == instruction.places
-            and alternative.axes == instruction.axes
-        ):
-            return alternative
-    return None

@@ -43,8 +43,8 @@ from cpembed.graph.graph import Graph
 from cpembed.graph.kinds.product import Product
 from cpembed.graph.passes import prepare
 from cpembed.hw.isa import InstructionSet
-from cpembed.hw.isa_reader import read_instruction_set
-from cpembed.hw.specification import SpecificationFile
+from cpembed.hw.isa_reader import read_instruction_set, typed_tables
+from cpembed.hw.specification import SpecificationFile, Tables
 from cpembed.provenance import Provenance
 from cpembed.targets.family import Activity, Choice, Costs, OperatorWork, Point, Value, Work
 from cpembed.workloads.suites import Layer
@@ -59,7 +59,7 @@ class LayerPrograms(msgspec.Struct, frozen=True, kw_only=True):
     ``moved`` are bytes by memory and direction, ``main_bytes`` those read from main memory and
     written to it, ``instructions`` the executions of each instruction, ``energy_pj`` picojoules by
     level. ``conversions`` are changes of layout that the host makes for the layer, which are in no
-    sum.
+    sum; ``absent`` is what the machine lacks beside what the point removes, with reasons.
     """
 
     mapping: str
@@ -71,6 +71,7 @@ class LayerPrograms(msgspec.Struct, frozen=True, kw_only=True):
     moved: dict[str, float]
     main_bytes: tuple[float, float]
     conversions: list[str]
+    absent: list[str] = []
 
 
 @dataclass(frozen=True)
@@ -78,6 +79,15 @@ class _OperatorLayer(Layer):
     """An operator of a model, as a layer."""
 
     work: OperatorWork | None = None
+
+
+@dataclass(frozen=True)
+class _Adapted:
+    """Machine of a point, with its file and what was left out of it, with reasons."""
+
+    tables: Tables
+    machine: InstructionSet
+    absent: list[str]
 
 
 @dataclass(frozen=True)
@@ -97,6 +107,20 @@ class AcceleratorFamily(DescribedFamily):
     name: ClassVar[str] = "accelerator"
     analysis: ClassVar[Any] = LayerPrograms
     model: _Model | None = None
+    _adapted: dict[str, _Adapted]
+
+    def __init__(
+        self,
+        file: SpecificationFile,
+        labels: Mapping[str, Mapping[Value, Any]],
+        constants: Mapping[str, Value],
+        choices: Choices,
+    ) -> None:
+        super().__init__(file, labels, constants, choices)
+        self._adapted = {}
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {**super().__getstate__(), "_adapted": {}}
 
     @property
     def default_objectives(self) -> tuple[str, ...]:
@@ -121,9 +145,19 @@ class AcceleratorFamily(DescribedFamily):
         contents.update(repr((self.model.shapes, layers)).encode())
         return NamedSuite(Path(name).name, layers, contents.hexdigest(), graph)
 
+    def tables(self, point: Point) -> Tables:
+        """Return the file of a point, without what the point has no use or no room for."""
+        return self._machine(point).tables
+
     def machine_of(self, point: Point) -> InstructionSet:
         """Return the machine of a point; raise :class:`SpecError` where there is none."""
-        return read_instruction_set(self.tables(point), str(self.file.path))
+        return self._machine(point).machine
+
+    def _machine(self, point: Point) -> _Adapted:
+        digest = self.digest(point)
+        if digest not in self._adapted:
+            self._adapted[digest] = _adapted(super().tables(point), str(self.file.path))
+        return self._adapted[digest]
 
     def flaw(self, point: Point) -> str | None:
         try:
@@ -158,8 +192,11 @@ class AcceleratorFamily(DescribedFamily):
         if isinstance(workload, OperatorWork):
             assert self.model is not None
             outcome = _outcomes(self.digest(point), self.model, machine)[workload.name]
+            if isinstance(outcome, LayerPrograms):
+                outcome = msgspec.structs.replace(outcome, absent=self._machine(point).absent)
         else:
             outcome = _programs(workload_plans(workload, machine), machine)
+            outcome = msgspec.structs.replace(outcome, absent=self._machine(point).absent)
         if isinstance(outcome, str):
             raise LoweringError(outcome)
         return outcome
@@ -173,6 +210,48 @@ class AcceleratorFamily(DescribedFamily):
         activity = Activity(analysis.cycles, Provenance.ESTIMATED, counts)
         details = msgspec.to_builtins(analysis)
         return (Choice(analysis.mapping, analysis.mapping, None, activity, details),)
+
+
+def _adapted(tables: Tables, path: str) -> _Adapted:
+    """Return the machine of tables, without what it has no use or no room for.
+
+    A register that no instruction reads any more is left out with the instructions that set it, and
+    an instruction whose operand is larger than a memory. Raises :class:`SpecError` for any other
+    fault.
+    """
+    absent: list[str] = []
+    while True:
+        try:
+            return _Adapted(tables, read_instruction_set(tables, path), absent)
+        except SpecError as error:
+            smaller = _without_unusable(tables, error)
+            if smaller is None:
+                if not absent:
+                    raise
+                # What is wrong now may follow from what did not fit.
+                text = str(error).removeprefix(f"{path}: ")
+                raise SpecError(f"{path}: {'; '.join(absent)}; without these, {text}") from None
+            tables = smaller
+            absent.append(str(error).removeprefix(f"{path}: "))
+
+
+def _without_unusable(tables: Tables, error: SpecError) -> Tables | None:
+    """Return tables without the instruction or the register of an error; None for other errors."""
+    match error.key:
+        case ("memories", str(name)) if "no instruction reads it" in str(error):
+            setters = [
+                each["name"]
+                for each in tables["instructions"]
+                if name in {place.get("memory") for place in each["operands"].values()}
+            ]
+            removed = [("memories", name), *(("instructions", setter) for setter in setters)]
+        case ("instructions", str(name), "operands", str(), "rows") if "takes" in str(error):
+            removed = [("instructions", name)]
+        case _:
+            return None
+    for key in removed:
+        tables = replaced(tables, key, ABSENT)
+    return tables
 
 
 def _prepared(graph: Graph) -> Graph:
@@ -320,10 +399,12 @@ def accelerator_family(
         try:
             require_place(file.merged, key)
             for label, value in by_label.items():
-                # Values may be right only together; each has to keep the file readable as tables.
-                replaced(file.merged, key, ABSENT if label == REMOVED else value)
+                # Values may be right only together; each has to be of the key's type.
+                tables = replaced(file.merged, key, ABSENT if label == REMOVED else value)
+                typed_tables(tables, str(file.path))
         except SpecError as problem:
-            raise error(name, str(problem)) from None
+            text = str(problem).removeprefix(f"{file.path}: ").removeprefix(f"{name}: ")
+            raise error(name, text) from None
     constants = constants_of(file.merged, set(mentioned) - set(labels))
     named = {**labels, **{name: {value: value} for name, value in constants.items()}}
     return AcceleratorFamily(file, named, constants, choices)

@@ -87,10 +87,7 @@ class InstructionForm:
         return (*values, *strides)
 
 
-_FORMS: dict[tuple[int, str], tuple[InstructionSet, tuple[InstructionForm, ...]]] = {}
-"""Forms by machine and instruction; machines are kept so that their identity stays theirs."""
-
-
+@lru_cache(maxsize=4096)
 def instruction_forms(machine: InstructionSet, name: str) -> tuple[InstructionForm, ...]:
     """Return the forms of an instruction that has one statement, the unchanged one first.
 
@@ -100,10 +97,7 @@ def instruction_forms(machine: InstructionSet, name: str) -> tuple[InstructionFo
     name : str
         Name of the instruction.
     """
-    key = (id(machine), name)
-    if key not in _FORMS:
-        _FORMS[key] = (machine, tuple(_forms(machine, machine.instructions[name])))
-    return _FORMS[key][1]
+    return tuple(_forms(machine, machine.instructions[name]))
 
 
 def _forms(machine: InstructionSet, instruction: IsaInstruction) -> Iterator[InstructionForm]:

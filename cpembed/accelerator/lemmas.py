@@ -7,12 +7,12 @@ hold. Its docstring has the proof; the tests compare both sides on random elemen
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
 
-from cpembed.accelerator.specification import Array, Statement
+from cpembed.accelerator.specification import Array, Specification, Statement
 from cpembed.ir.computation import (
     Assignment,
     Axis,
@@ -33,6 +33,46 @@ class Rewriting:
     label: str
     statements: tuple[Statement, ...]
     constants: Mapping[str, Array]
+
+
+Lemma = Callable[[Statement, Mapping[str, Array]], Rewriting | None]
+"""Rewriting of a statement over constants of these values; None where it does not apply."""
+
+
+def rewritten(specification: Specification, lemma: Lemma) -> Specification | None:
+    """Return a specification with a lemma applied to every statement that it takes.
+
+    Parameters
+    ----------
+    specification : Specification
+    lemma : callable
+        Gets a statement and the specification's constants.
+
+    Returns
+    -------
+    Specification or None
+        None where the lemma takes no statement.
+    """
+    statements: list[Statement] = []
+    constants = dict(specification.constants)
+    labels: dict[str, None] = {}
+    for statement in specification.statements:
+        rewriting = lemma(statement, specification.constants)
+        if rewriting is None:
+            statements.append(statement)
+            continue
+        statements += rewriting.statements
+        constants |= rewriting.constants
+        labels[rewriting.label] = None
+    if not labels:
+        return None
+    read = {operand.tensor for s in statements for operand in s.reads}
+    return replace(
+        specification,
+        name=", ".join((specification.name, *labels)),
+        statements=tuple(statements),
+        constants={n: a for n, a in constants.items() if n in read},
+    )
 
 
 def sum_with_ones(statement: Statement, name: str) -> Rewriting | None:

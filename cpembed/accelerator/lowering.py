@@ -3,16 +3,21 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from cpembed.accelerator.cost import ProgramCost, program_cost
 from cpembed.accelerator.emission import Lowering
 from cpembed.accelerator.pipeline import pipelined_cycles
-from cpembed.accelerator.problem import OperatorProblem, PlanningError, problem_variants
+from cpembed.accelerator.problem import (
+    CapacityError,
+    OperatorProblem,
+    PlanningError,
+    problem_variants,
+)
 from cpembed.accelerator.program import Program
 from cpembed.accelerator.template import Template, exact_template, is_possible
 from cpembed.accelerator.tiling import Candidate, SearchResult, Tiling, search, smallest_tiling
-from cpembed.hw.isa import InstructionSet
+from cpembed.hw.isa import InstructionSet, Synchronization
 
 
 @dataclass(frozen=True)
@@ -102,6 +107,20 @@ def operator_plans(problem: OperatorProblem, machine: InstructionSet) -> tuple[O
     PlanningError
         If the operator is rejected, with the reason and the remedy.
     """
+    order = machine.synchronization
+    if order is Synchronization.IN_ORDER:
+        # No unit waits for another one there, so that rows are reused at no cost.
+        return _variant_plans(replace(problem, reuses_rows=True), machine)
+    try:
+        return _variant_plans(problem, machine)
+    except CapacityError:
+        if order is Synchronization.CHANNELS:
+            raise
+        return _variant_plans(replace(problem, reuses_rows=True), machine)
+
+
+def _variant_plans(problem: OperatorProblem, machine: InstructionSet) -> tuple[OperatorPlan, ...]:
+    """Return the plans of the best variant of a problem."""
     refusal: PlanningError | None = None
     best: tuple[OperatorPlan, ...] = ()
     lowered = 0

@@ -19,7 +19,7 @@ from cpembed.accelerator.executor import Run
 from cpembed.accelerator.program import Address, Issue, Loop, MainTensor, Node, Program
 from cpembed.errors import LoweringError
 from cpembed.files import make_folder, write_whole
-from cpembed.hw.isa import IMMEDIATE, IsaInstruction, MemoryKind
+from cpembed.hw.isa import IMMEDIATE, InstructionSet, IsaInstruction, MemoryKind
 from cpembed.ir.dtypes import dtype_info, storage_bytes
 from cpembed.ir.index import IndexExpr, IndexTerm
 
@@ -47,7 +47,34 @@ def c_text(program: Program) -> str:
     LoweringError
         If the name of a tensor or a loop is none in C.
     """
-    return _Text(program).text()
+    # Prefixed, since a preamble may define functions of any name.
+    name = "run_" + re.sub(r"\W", "_", program.name)
+    return preamble(program.machine) + _Text(program, "part").functions(name)
+
+
+def preamble(machine: InstructionSet) -> str:
+    """Return the text before the functions of a machine's programs."""
+    parts = ["#include <stddef.h>", "#include <stdint.h>", ""]
+    if machine.preamble:
+        parts += [machine.preamble.rstrip(), ""]
+    return "\n".join(parts) + "\n"
+
+
+def program_function(program: Program, name: str) -> str:
+    """Return a program as a static function, with a pointer for each of its tensors.
+
+    Parameters
+    ----------
+    program : Program
+    name : str
+        Name of the function.
+
+    Raises
+    ------
+    LoweringError
+        If the name of a tensor or a loop is none in C.
+    """
+    return _Text(program, f"{name}_part").functions(name, "static ")
 
 
 def manifest(program: Program, run: Run | None = None) -> dict[str, Any]:
@@ -127,36 +154,23 @@ def _tensor_document(tensor: MainTensor) -> dict[str, Any]:
 
 
 class _Text:
-    def __init__(self, program: Program) -> None:
-        self._program = program
+    def __init__(self, program: Program, part: str) -> None:
+        self._program, self._part = program, part
         self._functions: list[str] = []
-        addressed = {a.tensor for _, issue in program.issues() for a in issue.operands.values()}
-        # Tensors that are on chip only have no pointer.
-        self._tensors = {
-            name: tensor
-            for name, tensor in program.tensors.items()
-            if name in addressed or tensor.role != "temporary"
-        }
-        for name in self._tensors:
+        for name in program.tensors:
             _require_identifier(name, "tensor")
 
-    def text(self) -> str:
-        program = self._program
-        parts = ["#include <stddef.h>", "#include <stdint.h>", ""]
-        if program.machine.preamble:
-            parts += [program.machine.preamble.rstrip(), ""]
-        # Prefixed, since a preamble may define functions of any name.
-        name = "run_" + re.sub(r"\W", "_", program.name)
-        body = list(self._body(program.body, 1, []))
-        parts += self._functions
-        parts += [f"void {name}({self._parameters([])}) {{", *body, "}"]
-        return "\n".join(parts) + "\n"
+    def functions(self, name: str, qualifier: str = "") -> str:
+        """Return the program as a function, after those of its parts."""
+        body = list(self._body(self._program.body, 1, []))
+        head = f"{qualifier}void {name}({self._parameters([])}) {{"
+        return "\n".join([*self._functions, head, *body, "}"]) + "\n"
 
     def _parameters(self, loops: list[str]) -> str:
         tensors = [
             f"{'const ' if tensor.role in ('input', 'constant') else ''}"
-            f"{_c_type(tensor.dtype)} *{name}"
-            for name, tensor in self._tensors.items()
+            f"{c_type(tensor.dtype)} *{name}"
+            for name, tensor in self._program.tensors.items()
         ]
         return ", ".join([*tensors, *(f"ptrdiff_t {loop}" for loop in loops)]) or "void"
 
@@ -165,13 +179,13 @@ class _Text:
         if len(nodes) > _FUNCTION_ISSUES:
             # Parts of a long sequence become functions of their own.
             for first in range(0, len(nodes), _FUNCTION_ISSUES):
-                name = f"part{len(self._functions)}"
+                name = f"{self._part}{len(self._functions)}"
                 self._functions.append("")
                 number = len(self._functions) - 1
                 body = self._body(nodes[first : first + _FUNCTION_ISSUES], 1, loops)
                 lines = [f"static void {name}({self._parameters(loops)}) {{", *body, "}\n"]
                 self._functions[number] = "\n".join(lines)
-                arguments = ", ".join([*self._tensors, *loops])
+                arguments = ", ".join([*self._program.tensors, *loops])
                 yield f"{margin}{name}({arguments});"
             return
         for node in nodes:
@@ -202,7 +216,7 @@ class _Text:
         if issue.note:
             yield f"{margin}// {' '.join(issue.note.split())}"
         if issue.guards:
-            guards = " && ".join(f"{_c(guard)} >= 0" for guard in issue.guards)
+            guards = " && ".join(f"{index_c(guard)} >= 0" for guard in issue.guards)
             text = f"if ({guards}) {{ {text} }}"
         yield from (f"{margin}{line}" for line in text.splitlines())
 
@@ -225,11 +239,11 @@ class _Text:
             return str(address.strides[attribute.removeprefix("stride.")])
         match attribute:
             case "row" | "element":
-                return _c(address.base)
+                return index_c(address.base)
             case "lane":
-                return _c(address.lane)
+                return index_c(address.lane)
             case "value":
-                return _c(address.base) if address.value is None else repr(address.value)
+                return index_c(address.base) if address.value is None else repr(address.value)
             case "tensor":
                 return address.tensor
             case "byte":
@@ -241,12 +255,14 @@ class _Text:
         tensor = self._program.tensors[address.tensor]
         if dtype_info(tensor.dtype).storage_bits < 8:
             return f"({address.tensor} + {self._byte(address)})"
-        return f"({address.tensor} + {_c(address.base)})"
+        return f"({address.tensor} + {index_c(address.base)})"
 
     def _byte(self, address: Address) -> str:
         bits = dtype_info(self._program.tensors[address.tensor].dtype).storage_bits
         return (
-            _c(address.base.times(bits // 8)) if bits >= 8 else f"{_c(address.base)} / {8 // bits}"
+            index_c(address.base.times(bits // 8))
+            if bits >= 8
+            else f"{index_c(address.base)} / {8 // bits}"
         )
 
 
@@ -255,7 +271,13 @@ def _require_identifier(name: str, kind: str) -> None:
         raise LoweringError(f"{kind} {name!r} cannot be a variable in C: rename it")
 
 
-def _c_type(dtype: str) -> str:
+def c_type(dtype: str) -> str:
+    """Return the type in C of a tensor's elements.
+
+    Parameters
+    ----------
+    dtype : str
+    """
     info = dtype_info(dtype)
     if info.is_integer:
         # Two values of four bits are a byte.
@@ -264,14 +286,14 @@ def _c_type(dtype: str) -> str:
 
 
 def _least(size: tuple[IndexExpr, ...]) -> str:
-    text = _c(size[0])
+    text = index_c(size[0])
     for expression in size[1:]:
-        bound = _c(expression)
+        bound = index_c(expression)
         text = f"({text} < {bound} ? {text} : {bound})"
     return text
 
 
-def _c(expression: IndexExpr) -> str:
+def index_c(expression: IndexExpr) -> str:
     """Write an index in C; quotients and remainders are of numbers that are not negative."""
     parts = [
         f"{' - ' if term.coefficient < 0 else ' + '}{_c_term(term)}" for term in expression.terms
@@ -284,7 +306,7 @@ def _c(expression: IndexExpr) -> str:
 
 
 def _c_term(term: IndexTerm) -> str:
-    body = term.iterator if term.inner is None else _c(term.inner)
+    body = term.iterator if term.inner is None else index_c(term.inner)
     if term.divisor != 1:
         body = f"({body} / {term.divisor})"
     if term.modulus is not None:

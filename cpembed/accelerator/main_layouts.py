@@ -5,9 +5,10 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import replace
 
+from cpembed.accelerator.buffer_specs import shared_index
 from cpembed.accelerator.operand_rows import walked_steps
 from cpembed.accelerator.program import MainTensor
-from cpembed.accelerator.template import Template, shared_index
+from cpembed.accelerator.template import Template
 
 
 def default_layouts(template: Template, tensor: str, ends: Mapping[int, int]) -> list[MainTensor]:

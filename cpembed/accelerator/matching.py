@@ -192,18 +192,11 @@ def match_statement(statement: Statement, machine: InstructionSet) -> Matching:
         The matches, and a reason for each instruction without one.
     """
     canonical, axes, operands = canonical_names(statement.computation)
-    key = id(machine), canonical, statement.accumulates
-    if key not in _matchings:
-        # The machine is kept, so that its identity stays its own.
-        matching = _matched(Statement(canonical, statement.accumulates), machine)
-        _matchings[key] = machine, matching
-    return _with_names(_matchings[key][1], statement, axes, operands)
+    matching = _matched(Statement(canonical, statement.accumulates), machine)
+    return _with_names(matching, statement, axes, operands)
 
 
-_matchings: dict[tuple[int, Computation, bool], tuple[InstructionSet, Matching]] = {}
-"""Matchings of statements in canonical names, with their machine."""
-
-
+@lru_cache(maxsize=8192)
 def _matched(statement: Statement, machine: InstructionSet) -> Matching:
     """Match a statement with every form of every instruction."""
     every: list[Match] = []

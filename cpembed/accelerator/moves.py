@@ -10,9 +10,10 @@ from __future__ import annotations
 import heapq
 import itertools
 import math
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from enum import StrEnum
+from functools import lru_cache
 
 from cpembed.accelerator.instruction_forms import InstructionForm, instruction_forms
 from cpembed.hw.isa import IMMEDIATE, InstructionSet, IsaInstruction, MemoryKind, OperandPlace
@@ -70,6 +71,11 @@ class Move:
         return self.form.instruction
 
     @property
+    def is_plain(self) -> bool:
+        """True for a copy as it is, without values in registers or another element type."""
+        return not self.form.values and self.source_dtype == self.target_dtype
+
+    @property
     def dimensions(self) -> int:
         """Number of dimensions that one execution copies."""
         return len(self.instruction.axes)
@@ -102,6 +108,7 @@ class MoveChain:
         return ", ".join(move.instruction.name for move in self.moves)
 
 
+@lru_cache(maxsize=64)
 def moves(machine: InstructionSet) -> tuple[Move, ...]:
     """Return all moves of a machine.
 
@@ -193,6 +200,7 @@ def move_chains(
     *,
     source_dtype: str,
     target_dtype: str = "",
+    accepts: Callable[[Move], bool] = lambda move: True,
 ) -> tuple[MoveChain, ...]:
     """Return the cheapest chains of moves from a memory to a memory.
 
@@ -208,6 +216,8 @@ def move_chains(
         Element type in the first memory.
     target_dtype : str, optional
         Element type in the last memory; by default any.
+    accepts : callable, optional
+        Test of a move by itself; by default all are accepted.
 
     Returns
     -------
@@ -216,7 +226,7 @@ def move_chains(
         in one element type. Empty where no chain exists.
     """
     edges: dict[tuple[str, str], list[Move]] = {}
-    for move in moves(machine):
+    for move in filter(accepts, moves(machine)):
         edges.setdefault((move.source, move.source_dtype), []).append(move)
     # Paths in the order of their costs: with positive costs, the first ones are the cheapest.
     order = itertools.count()

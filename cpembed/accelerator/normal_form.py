@@ -216,6 +216,11 @@ class _Normal:
                 # Zeros of either sign are the integer 0.
                 bounded = self._operation("max", (value, Constant(0)))
                 return Cast(dtype, Operation("mul", (bounded, Constant(factor))), saturate=True)
+            case Operation("mul", (Operation("max", (value, Constant(0))), Constant(factor))) if (
+                self.clamps in (Clamps.INSIDE, Clamps.OUTSIDE) and factor > 0
+            ):
+                scaled = self._operation("mul", (value, Constant(factor)))
+                return self._cast(dtype, self._operation("max", (scaled, Constant(0))), True)
             case Operation(("max" | "min") as op, (value, Constant(bound))) if (
                 self.clamps is Clamps.OUTSIDE and _commutes(op, bound, limits)
             ):

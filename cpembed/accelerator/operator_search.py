@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 
+from cpembed.accelerator.combinations import Combinations
+from cpembed.accelerator.covering import with_covered_statements
+from cpembed.accelerator.crossings import crossing_tensors
 from cpembed.accelerator.lowering import OperatorPlan, operator_plans
 from cpembed.accelerator.matching import Match, Matching, match_statement
 from cpembed.accelerator.problem import OperatorProblem, PlanningError
@@ -15,6 +18,8 @@ from cpembed.hw.isa import InstructionSet
 
 _COMBINATIONS = 16
 """Maximum number of combinations that are tried for each match of the largest statement."""
+_FAILURES = 4
+"""Number of matches without a plan after which the best plan is taken."""
 _PLANS = 2
 """Number of matches of the largest statement of which the best plans are compared."""
 
@@ -24,13 +29,18 @@ Plans = tuple[OperatorPlan, ...]
 
 
 class OperatorSearch:
-    """Search for plans of a specification's statements, in as few programs as can be planned."""
+    """Search for plans of a specification's statements, in as few programs as can be planned.
+
+    What no single instruction computes is covered by several, with statements of their own.
+    """
 
     def __init__(self, specification: Specification, machine: InstructionSet) -> None:
-        self.specification = specification
+        self.specification = with_covered_statements(specification, machine)
         self.machine = machine
         self.matchings = [match_statement(s, machine) for s in self.specification.statements]
+        self.crossings = crossing_tensors(self.matchings, machine)
         self.keeps_order = True
+        self.best: dict[int, Plans | None] = {}
         self.outcomes: dict[tuple[int, int], OperatorPlan | str] = {}
 
     def plans(self) -> Plans | str:
@@ -42,6 +52,7 @@ class OperatorSearch:
             # Another order of dimensions is the last resort: other operators do not read it.
             self.keeps_order = keeps_order
             self.outcomes.clear()
+            self.best.clear()
             plans = self._from(0)
             if plans is not None:
                 return plans
@@ -50,11 +61,28 @@ class OperatorSearch:
         return outcome
 
     def _from(self, first: int) -> Plans | None:
-        """Return the plans of the statements from ``first`` on, the longest first program."""
+        """Return the plans of the statements from ``first`` on, those with the longest programs.
+
+        Where all results pass through main memory in any case, two programs are an alternative.
+        """
         count = len(self.matchings)
         if first == count:
             return ()
-        for after in range(count, first, -1):
+        if first not in self.best:
+            end = self._last_end(first)
+            options = [self._longest(first, count)]
+            if end < count:
+                options.append(self._longest(first, end))
+            # Results that pass through main memory in any case cost no more in two programs.
+            self.best[first] = min(
+                (plans for plans in options if plans is not None), key=_cost, default=None
+            )
+        return self.best[first]
+
+    def _longest(self, first: int, end: int) -> Plans | None:
+        """Return the plans of the statements from ``first`` on, the longest program to an end."""
+        for after in range(end, first, -1):
+            count = len(self.matchings)
             if after < count and self.specification.statements[after].accumulates:
                 # Sums stay where they are until they are complete.
                 continue
@@ -63,6 +91,19 @@ class OperatorSearch:
             if rest is not None and not isinstance(plan, str):
                 return plan, *rest
         return None
+
+    def _last_end(self, first: int) -> int:
+        """Return the first end at which all results pass through main memory in any case."""
+        count = len(self.matchings)
+        statements = self.specification.statements
+        for after in range(first + 1, count):
+            written = {s.output.tensor for s in statements[first:after]}
+            read = {o.tensor for s in statements[after:] for o in s.reads}
+            read |= {s.output.tensor for s in statements[after:] if s.accumulates}
+            passed = written & read
+            if passed and passed <= self.crossings and not statements[after].accumulates:
+                return after
+        return count
 
     def _segment(self, first: int, after: int) -> OperatorPlan | str:
         if (first, after) not in self.outcomes:
@@ -73,16 +114,17 @@ class OperatorSearch:
     def _plan(self, part: Specification, matchings: Sequence[Matching]) -> OperatorPlan | str:
         """Return the best plan of one program, or why there is none."""
         best: OperatorPlan | None = None
-        reason, planned = "", 0
-        for combinations in _combinations(matchings):
-            plan = self._first_plan(part, combinations)
+        reason, planned, failed = "", 0, 0
+        for combinations in Combinations(part, matchings, self.machine, self.keeps_order):
+            plan = self._first_plan(part, itertools.islice(combinations, _COMBINATIONS))
             if isinstance(plan, str):
                 reason = reason or plan
-                continue
-            planned += 1
-            if best is None or plan.cost.cycles < best.cost.cycles:
-                best = plan
-            if planned == _PLANS:
+                failed += best is not None
+            else:
+                planned += 1
+                if best is None or plan.cost.cycles < best.cost.cycles:
+                    best = plan
+            if planned == _PLANS or failed == _FAILURES:
                 break
         return best or reason
 
@@ -100,6 +142,11 @@ class OperatorSearch:
             except PlanningError as error:
                 reason = reason or str(error)
         return reason or "rejected: no combination of instructions fits"
+
+
+def _cost(plans: Plans) -> tuple[float, int]:
+    """Return the cycles and bytes of plans, by which they are compared."""
+    return sum(p.cost.cycles for p in plans), sum(p.cost.main_bytes for p in plans)
 
 
 def segment(specification: Specification, first: int, after: int) -> Specification:
@@ -130,54 +177,3 @@ def segment(specification: Specification, first: int, after: int) -> Specificati
         ),
         constants={n: a for n, a in specification.constants.items() if n in read},
     )
-
-
-def _combinations(matchings: Sequence[Matching]) -> Iterator[Iterator[tuple[Match, ...]]]:
-    """Yield, for each match of the largest statement, combinations with one match of each other.
-
-    The fewest cycles come first. Matches that need a tensor with different dimensions in the lanes
-    of a row are not combined.
-    """
-    largest = max(matchings, key=lambda m: m.statement.computation.macs)
-    for match in sorted(largest.matches, key=lambda m: m.cycles):
-        choices = [
-            (match,) if matching is largest else sorted(matching.matches, key=lambda m: m.cycles)
-            for matching in matchings
-        ]
-        yield itertools.islice(_consistent(choices, {}), _COMBINATIONS)
-
-
-def _consistent(
-    choices: Sequence[Sequence[Match]], lanes: Mapping[str, frozenset[int]]
-) -> Iterator[tuple[Match, ...]]:
-    """Yield one match of each choice such that all agree on the dimensions in lanes."""
-    if not choices:
-        yield ()
-        return
-    for match in choices[0]:
-        dimensions = _lane_dimensions(match)
-        if all(lanes.get(tensor, place) == place for tensor, place in dimensions.items()):
-            for matches in _consistent(choices[1:], {**lanes, **dimensions}):
-                yield match, *matches
-
-
-def _lane_dimensions(match: Match) -> dict[str, frozenset[int]]:
-    """Return the dimensions of tensors that executions find in the lanes of a row."""
-    instruction = match.instruction
-    dimensions: dict[str, frozenset[int]] = {}
-    for operand, access in match.accesses.items():
-        place = instruction.places[operand]
-        index = instruction.computation.access(operand).index
-        lanes = {index[place.dimensions.index(digit.axis)] for digit in place.lanes}
-        lane_axes = {
-            digit.axis
-            for expression in lanes
-            for axis in expression.iterators
-            for digit in match.axes.get(axis, ())
-            if digit.count > 1
-        }
-        if lane_axes:
-            dimensions[access.operand] = frozenset(
-                d for d, e in enumerate(access.index) if lane_axes.intersection(e.iterators)
-            )
-    return dimensions

@@ -27,6 +27,10 @@ class PlanningError(CpembedError):
     """An operator that the planner rejects, with the reason and the remedy in one line."""
 
 
+class CapacityError(PlanningError):
+    """An operator whose buffers do not fit in the rows of a memory."""
+
+
 @dataclass(frozen=True)
 class OperatorProblem:
     """Statements of one operator, their instructions, and the homes of its tensors.
@@ -42,6 +46,9 @@ class OperatorProblem:
     keeps_order : bool
         True if all other tensors but constants have their dimensions in their own order there, as
         other operators find them; False if any order may be chosen.
+    reuses_rows : bool
+        True if buffers may have the rows of others whose contents nothing needs any more; units
+        then wait for each other more often.
     """
 
     specification: Specification
@@ -49,6 +56,7 @@ class OperatorProblem:
     homes: Mapping[str, InRows] = field(default_factory=dict[str, InRows])
     layouts: Mapping[str, MainTensor] = field(default_factory=dict[str, MainTensor])
     keeps_order: bool = False
+    reuses_rows: bool = False
 
     @property
     def instruction_lines(self) -> tuple[str, ...]:

@@ -1,4 +1,8 @@
-"""Scalar expressions of instructions as C++, in the arithmetic of :mod:`cpembed.ir.arithmetic`."""
+"""Scalar expressions as C and C++, in the arithmetic of :mod:`cpembed.ir.arithmetic`.
+
+Both languages have the functions that the texts call, in ``native/numbers.h`` and in the C of
+:mod:`~cpembed.accelerator.host_code`; numbers of fewer than 32 bits that are floats are C++ only.
+"""
 
 from __future__ import annotations
 
@@ -28,7 +32,7 @@ class Term:
 
     def converted(self, type: str) -> str:
         """Return the value in another type."""
-        return self.text if self.type == type else f"{type}({self.text})"
+        return self.text if self.type == type else f"(({type})({self.text}))"
 
 
 def integer(text: str, low: int, high: int) -> Term:
@@ -80,7 +84,7 @@ def scalar(expression: Expression, read: Callable[[Access], Term], *, wide: bool
     match expression:
         case Access():
             term = read(expression)
-            return Term(f"double({term.text})", "double") if wide and term.is_float else term
+            return Term(f"((double)({term.text}))", "double") if wide and term.is_float else term
         case Constant(int() as value):
             return integer(
                 f"{value}" if abs(value) <= _LARGEST_INT32 else f"{value}LL", value, value
@@ -95,15 +99,17 @@ def scalar(expression: Expression, read: Callable[[Access], Term], *, wide: bool
                 if expression.saturate
                 else _cast(term, expression.dtype)
             )
-            return Term(f"double({result.text})", "double") if wide and result.is_float else result
+            return (
+                Term(f"((double)({result.text}))", "double") if wide and result.is_float else result
+            )
         case Operation():
             args = [scalar(arg, read, wide=wide) for arg in expression.args]
             return _operation(expression.op, args)
 
 
 _FLOAT_FUNCTIONS = {
-    "exp": "std::exp({})", "sqrt": "std::sqrt({})", "rsqrt": "1.0 / std::sqrt({})",
-    "tanh": "std::tanh({})", "erf": "std::erf({})",
+    "exp": "exp({})", "sqrt": "sqrt({})", "rsqrt": "1.0 / sqrt({})",
+    "tanh": "tanh({})", "erf": "erf({})",
 }  # fmt: skip
 
 
@@ -113,7 +119,7 @@ def _operation(op: str, args: list[Term]) -> Term:
     type = "double" if any(arg.type == "double" for arg in args) else "float"
     texts = [arg.converted(type) for arg in args]
     if op in _FLOAT_FUNCTIONS:
-        return Term(f"{type}({_FLOAT_FUNCTIONS[op].format(f'double({texts[0]})')})", type)
+        return Term(f"(({type})({_FLOAT_FUNCTIONS[op].format(f'(double)({texts[0]})')}))", type)
     return Term(_symbolic(op, texts), type)
 
 
@@ -129,7 +135,7 @@ def _symbolic(op: str, texts: list[str]) -> str:
         case "neg":
             return f"(-{texts[0]})"
         case "abs":
-            return f"std::abs({texts[0]})"
+            return f"magnitude({texts[0]})"
         case _:
             raise NotImplementedError(op)
 
@@ -141,13 +147,13 @@ def _integer_operation(op: str, args: list[Term]) -> Term:
         if args[1].low >= 0 and args[1].high < 32:
             return integer(f"({args[0].text} >> {args[1].text})", low, high)
         # Shifted in 64 bits, whatever the result needs.
-        return integer(f"{result.type}(shifted({args[0].text}, {args[1].text}))", low, high)
+        return integer(f"(({result.type})(shifted({args[0].text}, {args[1].text})))", low, high)
     # In the wider of the types of arguments and result.
     types = {result.type, *(arg.type for arg in args)}
     type = "int64_t" if "int64_t" in types else "int32_t"
     text = _symbolic(op, [arg.converted(type) for arg in args])
     if type != result.type:
-        text = f"{result.type}({text})"
+        text = f"(({result.type})({text}))"
     return Term(text, result.type, result.low, result.high)
 
 
@@ -188,10 +194,10 @@ def _saturated(term: Term, dtype: str) -> Term:
         ends = f"{integer_literal(low)}, {integer_literal(last)}"
         function = "saturated" if term.is_float else "clamped"
         result = integer("", low, high)
-        return Term(f"{result.type}({function}({term.text}, {ends}))", result.type, low, high)
+        return Term(f"(({result.type})({function}({term.text}, {ends})))", result.type, low, high)
     if dtype == "float64":
         return Term(term.converted("double"), "double")
-    text = term.text if term.is_float else f"float({term.text})"
+    text = term.text if term.is_float else f"(float)({term.text})"
     if dtype in _LARGEST_FLOAT8:
         text = f"limited({text}, {_LARGEST_FLOAT8[dtype]})"
     return _rounded(text, dtype)
@@ -199,8 +205,8 @@ def _saturated(term: Term, dtype: str) -> Term:
 
 def _rounded(text: str, dtype: str) -> Term:
     if dtype in _SMALL_FLOATS:
-        return Term(f"float(rounded_to<{dtype}>({text}))", "float")
-    return Term(f"float({text})", "float")
+        return Term(f"((float)(rounded_to<{dtype}>({text})))", "float")
+    return Term(f"((float)({text}))", "float")
 
 
 def _cast(term: Term, dtype: str) -> Term:
@@ -213,8 +219,8 @@ def _cast(term: Term, dtype: str) -> Term:
             signed = "true" if low else "false"
             text = f"wrapped({text}, {info.bits}, {signed})"
         else:
-            text = f"{info.name}_t({text})"
-        return Term(f"{result.type}({text})", result.type, low, high)
+            text = f"({info.name}_t)({text})"
+        return Term(f"(({result.type})({text}))", result.type, low, high)
     if dtype == "float64":
         return Term(term.converted("double"), "double")
     # Libraries convert to these types by way of float32.
@@ -228,4 +234,4 @@ def integer_literal(value: int) -> str:
     """Return an integer of 64 bits; the least one is no literal of C++."""
     if value == -_LARGEST_INT64 - 1:
         return "INT64_MIN"
-    return f"int64_t({value}LL)"
+    return f"(int64_t)({value}LL)"

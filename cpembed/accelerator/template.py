@@ -13,8 +13,9 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
 
+from cpembed.accelerator.buffer_specs import BufferSpec, buffer_specs, shared_index
 from cpembed.accelerator.matching import Match
-from cpembed.accelerator.operand_rows import lane_blocks, row_distances, walked_steps
+from cpembed.accelerator.operand_rows import row_distances, walked_steps
 from cpembed.accelerator.problem import (
     OperatorProblem,
     PlanningError,
@@ -23,56 +24,9 @@ from cpembed.accelerator.problem import (
     steps,
 )
 from cpembed.accelerator.specification import Statement
-from cpembed.accelerator.transfers import copy_paths
-from cpembed.hw.isa import InstructionSet, MemoryKind
+from cpembed.hw.isa import InstructionSet, IsaInstruction
 from cpembed.ir.dtypes import bits
-from cpembed.ir.expression import Access
 from cpembed.ir.index import IndexExpr
-
-
-@dataclass(frozen=True)
-class BufferSpec:
-    """A tensor in rows of a memory while statements use it there.
-
-    Attributes
-    ----------
-    index : tuple of IndexExpr
-        Index along each dimension over the shared axes.
-    uses : tuple of (int, str)
-        Statement and operand of its instruction.
-    lanes : tuple of (int, int)
-        Dimensions in the lanes of a row, with their blocks, outermost first.
-    steps : mapping of int to int
-        Distance of elements in neighbouring rows, of dimensions where it is not 1.
-    load, store : tuple of str
-        Memories through which the tensor comes from, or goes to, its home; empty if it does not.
-    role : str
-        ``main``: the main statement alone uses it, and it has a residency of its own; ``chain``:
-        it lives as long as a tile of the main statement's output; ``granule``: it holds what one
-        execution needs.
-    """
-
-    tensor: str
-    memory: str
-    dtype: str
-    index: tuple[IndexExpr, ...]
-    uses: tuple[tuple[int, str], ...]
-    lanes: tuple[tuple[int, int], ...]
-    steps: Mapping[int, int]
-    load: tuple[str, ...]
-    store: tuple[str, ...]
-    role: str
-    is_home: bool = False
-
-    @property
-    def key(self) -> tuple[str, str]:
-        """Tensor and memory."""
-        return self.tensor, self.memory
-
-    @cached_property
-    def axes(self) -> frozenset[str]:
-        """Shared axes on which the box depends."""
-        return frozenset(n for e in self.index for n in e.iterators)
 
 
 @dataclass(frozen=True)
@@ -149,14 +103,44 @@ class Template:
         """Return the buffer of a tensor in a memory."""
         return next(b for b in self.buffers if b.key == (tensor, memory))
 
+    def variant(self, instruction: IsaInstruction, accumulates: bool) -> IsaInstruction | None:
+        """Return the instruction that differs only in whether it goes on from its output.
+
+        Parameters
+        ----------
+        instruction : IsaInstruction
+        accumulates : bool
+            True for the one that goes on.
+        """
+        for alternative in self.machine.instructions.values():
+            if (
+                alternative.accumulates == accumulates
+                and alternative.name != instruction.name
+                and alternative.computation.statements == instruction.computation.statements
+                and alternative.places == instruction.places
+                and alternative.axes == instruction.axes
+            ):
+                return alternative
+        return None
+
+    def needs_fill(self, step: Step) -> bool:
+        """True if a statement's sums have to be set to zero by another instruction."""
+        if step.statement.computation.statement.reduction is None or step.statement.accumulates:
+            return False
+        return step.instruction.accumulates and self.variant(step.instruction, False) is None
+
+    def is_written(self, tensor: str) -> bool:
+        """True if a statement of this operator writes a tensor."""
+        return any(step.statement.output.tensor == tensor for step in self.steps)
+
+    def last_writer(self, spec: BufferSpec) -> int | None:
+        """Return the statement that completes a buffer; None if instructions only read it."""
+        writers = (n for n, o in spec.uses if o in self.steps[n].instruction.outputs)
+        return max(writers, default=None)
+
     @property
     def main_step(self) -> Step:
         return self.steps[self.main]
-
-
-def shared_index(step: Step, access: Access) -> tuple[IndexExpr, ...]:
-    """Return an access of a statement over the shared axes."""
-    return tuple(e.rename(lambda name: step.axes[name]) for e in access.index)
 
 
 def make_template(problem: OperatorProblem, machine: InstructionSet) -> Template:
@@ -233,7 +217,8 @@ def exact_template(problem: OperatorProblem, machine: InstructionSet) -> Templat
     granules = {a: min(_granule(all_steps, main, a), extents[a]) for a in spatial | reductions}
     for axis in all_steps[main].axes.values():
         granules.setdefault(axis, min(all_steps[main].granules[axis], extents[axis]))
-    buffers = tuple(_buffers(problem, machine, all_steps, main))
+    smallest = {**extents, **{a: granules[a] for a in spatial | reductions}}
+    buffers = buffer_specs(problem, machine, all_steps, main, smallest)
     direct: list[tuple[int, str]] = []
     scalars: list[tuple[int, str]] = []
     for step in all_steps:
@@ -341,137 +326,6 @@ def _temporary_indices(
             if tensor in written:
                 uses.setdefault(tensor, []).append(shared_index(step, access))
     yield from uses.items()
-
-
-def _buffers(
-    problem: OperatorProblem, machine: InstructionSet, all_steps: tuple[Step, ...], main: int
-) -> Iterator[BufferSpec]:
-    specification = problem.specification
-    uses: dict[tuple[str, str], list[tuple[int, str]]] = {}
-    for step in all_steps:
-        for operand, place in step.instruction.places.items():
-            memory = machine.memories.get(place.memory)
-            if place.dimensions and memory is not None and memory.kind is MemoryKind.ROWS:
-                tensor = step.tensor(operand)
-                uses.setdefault((tensor, place.memory), []).append((step.number, operand))
-    written = {s.statement.output.tensor: s for s in all_steps}
-    for (tensor, memory), users in uses.items():
-        number, operand = users[0]
-        first = all_steps[number]
-        index = shared_index(first, first.access(operand))
-        lanes, row_steps = _requirements(all_steps, tensor, users)
-        dtype = first.instruction.places[operand].dtype
-        home = problem.homes.get(tensor)
-        start = machine.main.name if home is None else home.layout.memory
-        load: tuple[str, ...] = ()
-        store: tuple[str, ...] = ()
-        produced_here = any(
-            all_steps[n].tensor(o) == tensor and o in all_steps[n].instruction.outputs
-            for n, o in users
-        )
-        if not produced_here and start != memory:
-            source = start
-            if tensor in written:
-                source = _producer_memory(written[tensor], tensor)
-            load = _path(machine, source, memory, dtype, tensor)
-        if tensor in specification.outputs and produced_here and start != memory:
-            store = _path(machine, memory, start, dtype, tensor)
-        only_main = all(n == main for n, _ in users)
-        is_chain = not only_main or (
-            tensor in written and tensor != all_steps[main].statement.output.tensor
-        )
-        role = "chain" if is_chain else "main"
-        if tensor == all_steps[main].statement.output.tensor:
-            role = "output"
-        if role == "main" and len(load) == 3 and _holds_granules(machine, load):
-            yield BufferSpec(tensor, load[1], dtype, index, (), lanes, {}, load[:2], (), "main")
-            yield BufferSpec(
-                tensor,
-                memory,
-                dtype,
-                index,
-                tuple(users),
-                lanes,
-                row_steps,
-                load[1:],
-                (),
-                "granule",
-            )
-            continue
-        yield BufferSpec(
-            tensor,
-            memory,
-            dtype,
-            index,
-            tuple(users),
-            lanes,
-            row_steps,
-            load,
-            store,
-            role,
-            home is not None and start == memory,
-        )
-
-
-def _holds_granules(machine: InstructionSet, path: tuple[str, ...]) -> bool:
-    """True if the last memory of a chain is the smaller of the two that hold the tensor."""
-    first, last = (machine.memories[m] for m in path[1:])
-    return (last.capacity_bytes or 0) < (first.capacity_bytes or 0)
-
-
-def _producer_memory(step: Step, tensor: str) -> str:
-    for operand in step.instruction.outputs:
-        if step.tensor(operand) == tensor:
-            return step.instruction.places[operand].memory
-    raise PlanningError(f"rejected: no operand of {step.instruction.name} writes {tensor}")
-
-
-def _path(
-    machine: InstructionSet, start: str, end: str, dtype: str, tensor: str
-) -> tuple[str, ...]:
-    if start == end:
-        return ()
-    paths = copy_paths(machine, start, end, dtype)
-    if not paths:
-        raise PlanningError(
-            f"rejected: {machine.name} has no copies of {dtype} from {start} to {end}, "
-            f"where {tensor} is needed: describe "
-            f"{'a store' if end == machine.main.name else 'a load'}, or a move between the two"
-        )
-    return paths[0]
-
-
-def _requirements(
-    all_steps: tuple[Step, ...], tensor: str, users: list[tuple[int, str]]
-) -> tuple[tuple[tuple[int, int], ...], dict[int, int]]:
-    """Return the lanes and the steps in rows that all uses of a buffer need."""
-    lanes: tuple[tuple[int, int], ...] | None = None
-    row_steps: dict[int, int] = {}
-    for number, operand in users:
-        step = all_steps[number]
-        use_lanes = lane_blocks(step, operand)
-        if lanes is None:
-            lanes = use_lanes
-        elif lanes != use_lanes:
-            lanes = _merged(lanes, use_lanes, tensor)
-        for dimension, distance in row_distances(step, operand):
-            if row_steps.setdefault(dimension, distance) != distance:
-                raise PlanningError(
-                    f"rejected: two statements read {tensor} with different steps along dimension "
-                    f"{dimension}: give it a buffer for each"
-                )
-    return lanes or (), row_steps
-
-
-def _merged(
-    first: tuple[tuple[int, int], ...], second: tuple[tuple[int, int], ...], tensor: str
-) -> tuple[tuple[int, int], ...]:
-    if [d for d, _ in first] != [d for d, _ in second]:
-        raise PlanningError(
-            f"rejected: two instructions need {tensor} with different dimensions in the lanes of "
-            "a row: move it between two buffers by an instruction that transposes"
-        )
-    return tuple((d, max(a, b)) for (d, a), (_, b) in zip(first, second, strict=True))
 
 
 def element_bits(dtype: str) -> int:

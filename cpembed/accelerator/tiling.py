@@ -19,7 +19,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from cpembed.accelerator.bounds import bounds
-from cpembed.accelerator.problem import PlanningError
+from cpembed.accelerator.problem import CapacityError
 from cpembed.accelerator.template import Template
 from cpembed.accelerator.tiling_cost import Costs
 from cpembed.accelerator.tiling_grid import (
@@ -121,7 +121,7 @@ def search(template: Template) -> SearchResult:
             compared += count
             best = _front([*best, *candidates])
     if not best:
-        raise PlanningError(_too_large(template, shortest))
+        raise CapacityError(_too_large(template, shortest))
     best.sort(key=lambda c: (c.cycles, c.bytes_moved, c.capacity_bytes))
     cycles, moved = bounds(template)
     return SearchResult(tuple(best), compared, cycles, moved)
@@ -319,12 +319,16 @@ def _copy_options(template: Template) -> list[dict[Key, int]]:
     if template.machine.synchronization is Synchronization.IN_ORDER:
         return [{}]
     moved = [b for b in template.buffers if not b.is_home]
-    main = [b.key for b in moved if b.role in ("main", "granule")]
+    main = [
+        b.key
+        for b in moved
+        if b.role == "main" or (b.role == "granule" and b.first_use == template.main)
+    ]
     # A unit waits in each round for room in all of its buffers, so that one with a single copy
     # makes it wait as if no buffer had two.
     is_joint = template.machine.synchronization is Synchronization.CHANNELS
     groups: list[tuple[Key, ...]] = [tuple(main)] if is_joint and main else [(k,) for k in main]
-    outputs = tuple(b.key for b in moved if b.role in ("chain", "output"))
+    outputs = tuple(b.key for b in moved if b.key not in main)
     if outputs:
         groups.append(outputs)
     options: list[dict[Key, int]] = []

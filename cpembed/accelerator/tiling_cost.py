@@ -10,8 +10,10 @@ from typing import Any
 
 import numpy as np
 
+from cpembed.accelerator.allocation import moments
+from cpembed.accelerator.buffer_specs import BufferSpec
 from cpembed.accelerator.problem import Step
-from cpembed.accelerator.template import BufferSpec, Template, element_bits
+from cpembed.accelerator.template import Template, element_bits
 from cpembed.accelerator.tiling_grid import Grid, Key, LoopOrder
 from cpembed.accelerator.transfers import copy_instructions
 from cpembed.hw.isa import IsaInstruction, MemoryKind, Synchronization
@@ -43,8 +45,15 @@ class Costs:
     rounding: dict[Key, dict[int, int]] = field(default_factory=dict[Key, dict[int, int]])
     waits: dict[Key, Any] = field(default_factory=dict[Key, Any])
     _needed: dict[Key, tuple[Any, Any]] = field(default_factory=dict[Key, tuple[Any, Any]])
+    _lived: Mapping[Key, range] = field(default_factory=dict[Key, range])
+    _moments: Sequence[int] = (0,)
 
     def __post_init__(self) -> None:
+        if self.template.problem.reuses_rows:
+            self._lived = moments(self.template)
+            self._moments = sorted({lived.start for lived in self._lived.values()})
+        else:
+            self._lived = {spec.key: range(1) for spec in self.template.buffers}
         self.bytes_moved = np.zeros(self.count)
         for spec in self.template.buffers:
             if spec.is_home:
@@ -67,7 +76,7 @@ class Costs:
     def _box(self, spec: BufferSpec, depth: int) -> list[Any]:
         """Return the largest size of a buffer's box along each dimension."""
         if spec.role == "granule":
-            granules = self.template.main_step.granules
+            granules = self.template.steps[spec.first_use].granules
             return [
                 1 + sum(t.coefficient * (granules[t.iterator] - 1) for t in e.terms)
                 for e in spec.index
@@ -97,15 +106,22 @@ class Costs:
         """Return the rows that all buffers need of each memory."""
         groups = self.template.bank_groups
         needed: dict[tuple[str, int], Any] = {}
-        for spec in self.template.buffers:
-            if spec.is_home:
-                continue
-            rows, has_second = self._needs(spec)
-            if copies.get(spec.key, 1) > 1:
-                # A buffer that is filled once has no second copy.
-                rows = rows * has_second
-            group = spec.memory, groups[spec.key]
-            needed[group] = needed.get(group, 0) + rows
+        for moment in self._moments:
+            total: dict[tuple[str, int], Any] = {}
+            for spec in self.template.buffers:
+                if spec.is_home:
+                    continue
+                rows, has_second = self._needs(spec)
+                is_doubled = copies.get(spec.key, 1) > 1
+                if is_doubled:
+                    # A buffer that is filled once has no second copy.
+                    rows = rows * has_second
+                if not is_doubled and moment not in self._lived[spec.key]:
+                    rows = rows * (self._visits(spec) < self._output_tiles())
+                group = spec.memory, groups[spec.key]
+                total[group] = total.get(group, 0) + rows
+            for group, rows in total.items():
+                needed[group] = np.maximum(needed.get(group, 0), rows)
         totals: dict[str, Any] = {}
         # Each group begins at a bank, so that all but the last one take whole banks.
         for memory, number in sorted(needed):
@@ -124,9 +140,11 @@ class Costs:
     def _visits(self, spec: BufferSpec) -> Any:
         """Return how often a buffer gets new contents."""
         if spec.role == "granule":
-            axes = self.template.main_step.axes.values()
-            granules = self.template.main_step.granules
-            return math.prod(-(-self.template.extents[a] // granules[a]) for a in axes)
+            step = self.template.steps[spec.first_use]
+            granules = step.granules
+            return math.prod(
+                -(-self.template.extents[a] // granules[a]) for a in step.axes.values()
+            )
         depth = self._depth(spec)
         is_read = spec.role == "main" or bool(spec.load)
         counts = self._counts(spec, depth, is_read)
@@ -210,12 +228,13 @@ class Costs:
         return lengths, repeats
 
     def _granule_lengths(self, spec: BufferSpec) -> tuple[list[tuple[Any, Any]], Any]:
-        step = self.template.main_step
+        step = self.template.steps[spec.first_use]
         extents = self.template.extents
         lengths: list[tuple[Any, Any]] = []
         for e in spec.index:
             tiles = {
-                a: self.grid.executions(a, self.levels_of(a), step.granules[a]) for a in e.iterators
+                a: self.grid.executions(a, self._levels_around(step, a), step.granules[a])
+                for a in e.iterators
             }
             everything = math.prod(tiles.values())
             total: Any = everything * (1 - sum(t.coefficient for t in e.terms))
@@ -227,9 +246,15 @@ class Costs:
         repeats: Any = 1
         for axis in step.axes.values():
             if axis not in spec.axes:
-                levels = self.levels_of(axis)
+                levels = self._levels_around(step, axis)
                 repeats = repeats * self.grid.count(axis, levels)
         return lengths, repeats
+
+    def _levels_around(self, step: Step, axis: str) -> int:
+        """Return the number of tile loops of an axis around a statement's executions."""
+        if step.number == self.template.main:
+            return self.levels_of(axis)
+        return self._levels(self.order.output_depth, axis)
 
     def levels_of(self, axis: str) -> int:
         """Return the number of tile loops of an axis."""
@@ -247,7 +272,7 @@ class Costs:
         for axis in step_axes:
             extent = self.template.extents[axis]
             granule = step.granules[axis]
-            levels = self.levels_of(axis) if is_main else self._levels(depth, axis)
+            levels = self._levels_around(step, axis)
             factors[axis] = self.grid.executions(axis, levels, granule), extent
         cycles = repeats * statement_cycles(step, factors)
         moved: Any = 0.0

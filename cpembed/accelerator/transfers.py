@@ -6,6 +6,7 @@ import itertools
 import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import lru_cache
 
 from cpembed.accelerator.addressing import Binding, InMain, InRows, Place, bind, bind_scalar
 from cpembed.accelerator.boxes import Box, guards
@@ -30,6 +31,7 @@ class CopyInstruction:
     dtype: str
 
 
+@lru_cache(maxsize=64)
 def copy_instructions(machine: InstructionSet) -> tuple[CopyInstruction, ...]:
     """List the instructions that copy."""
     copies: list[CopyInstruction] = []
@@ -74,29 +76,6 @@ def _copied(value: Expression) -> str | None:
 def _are_addressed(machine: InstructionSet, names: Sequence[str]) -> bool:
     kinds = (MemoryKind.MAIN, MemoryKind.ROWS)
     return all(n in machine.memories and machine.memories[n].kind in kinds for n in names)
-
-
-def copy_paths(machine: InstructionSet, start: str, end: str, dtype: str) -> list[tuple[str, ...]]:
-    """List the shortest chains of memories through which copies lead.
-
-    Parameters
-    ----------
-    machine : InstructionSet
-    start, end : str
-        Names of the first and the last memory.
-    dtype : str
-        Element type.
-    """
-    edges = {c.memories for c in copy_instructions(machine) if c.dtype == dtype}
-    complete: list[tuple[str, ...]] = []
-    frontier: list[tuple[str, ...]] = [(start,)]
-    while frontier and not complete:
-        longer: list[tuple[str, ...]] = [
-            (*p, b) for p in frontier for a, b in edges if a == p[-1] and b not in p
-        ]
-        complete = sorted(p for p in longer if p[-1] == end)
-        frontier = sorted(longer)
-    return complete
 
 
 @dataclass

@@ -2,10 +2,7 @@
 
 from __future__ import annotations
 
-import json
-import re
 from collections.abc import Sequence
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 import click
@@ -13,10 +10,8 @@ from click.core import ParameterSource
 
 from cpembed.cli import output
 from cpembed.errors import LoweringError
-from cpembed.files import make_folder, write_whole
 
 if TYPE_CHECKING:
-    from cpembed.accelerator.network_steps import AcceleratorNetwork
     from cpembed.cli.models import MatchArguments, NetworkArguments
 
 WRONG, INFEASIBLE = 1, 3
@@ -38,6 +33,7 @@ def network_on_accelerator(arguments: NetworkArguments) -> int:
     """
     from cpembed.accelerator.document import network_document
     from cpembed.accelerator.network import plan_network
+    from cpembed.accelerator.network_files import save_network
     from cpembed.accelerator.network_proof import prove_network
     from cpembed.accelerator.network_run import run_network
     from cpembed.frontends import load_model
@@ -72,8 +68,7 @@ def network_on_accelerator(arguments: NetworkArguments) -> int:
     if arguments.output is not None and run is not None:
         write_outputs(arguments.output, run.outputs)
     if arguments.save is not None:
-        _save(network, arguments.save)
-        write_whole(arguments.save / "network.json", json.dumps(document, indent=2) + "\n")
+        save_network(network, arguments.save, document, run)
     if arguments.as_json:
         output.print_json(document)
     else:
@@ -234,15 +229,3 @@ def _refuse_options(target: str, *used: str) -> None:
                 "instructions: leave it out",
                 context,
             )
-
-
-def _save(network: AcceleratorNetwork, folder: Path) -> None:
-    """Write each program in the machine's text, in a folder of its operator."""
-    from cpembed.accelerator.machine_code import save
-
-    make_folder(folder)
-    for number, step in enumerate(network.programs):
-        label = re.sub(r"[^A-Za-z0-9_.-]", "_", step.name)
-        for part, program in enumerate(step.programs):
-            suffix = f".{part}" if len(step.programs) > 1 else ""
-            save(program, folder / f"{number:03}_{label}{suffix}")

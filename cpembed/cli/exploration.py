@@ -26,16 +26,22 @@ def _names(_context: click.Context, _option: click.Parameter, text: str | None) 
 
 
 def _multiples(context: click.Context, option: click.Parameter, text: str) -> tuple[int, int, int]:
-    """Return the divisors of the extents of x, y and z: one number, or one by axis."""
+    """Return what the extents of x, y and z are multiples of: one number, three, or by axis."""
     numbers = {"x": 1, "y": 1, "z": 1}
-    for part in text.split(","):
+    parts = text.split(",")
+    if len(parts) == len(numbers) and "=" not in text:
+        parts = [f"{axis}={part.strip()}" for axis, part in zip(numbers, parts, strict=True)]
+    elif len(parts) > 1 and not all("=" in part for part in parts):
+        problem = f"{text!r}: give one number for all axes, three for x, y and z, or names: x=1,y=8"
+        raise click.BadParameter(problem, context, option)
+    for part in parts:
         axis, equals, number = part.strip().rpartition("=")
         if (
             not number.isdecimal()
             or not 1 <= int(number) <= 65_536
             or (equals and axis not in numbers)
         ):
-            problem = f"{text!r} is neither a number, such as 4, nor one by axis, such as x=1,y=8"
+            problem = f"{text!r} is no number, such as 4, nor three, nor by axis, such as x=1,y=8"
             raise click.BadParameter(problem, context, option)
         numbers |= {axis: int(number)} if equals else dict.fromkeys(numbers, int(number))
     return numbers["x"], numbers["y"], numbers["z"]
@@ -346,7 +352,7 @@ def _save_shapes(path: Path, result: ShapeResult) -> list[Path]:
     "multiples",
     callback=_multiples,
     default="1",
-    metavar="N|x=N,y=N,z=N",
+    metavar="N|X,Y,Z|x=N,y=N",
     help="Only extents that are multiples of N.",
 )
 @click.option(

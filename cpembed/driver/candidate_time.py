@@ -24,8 +24,11 @@ from cpembed.targets.choice import choices
 from cpembed.targets.registry import open_target
 from cpembed.transform.program import DerivedProgram
 
-BACK_END, DESCRIPTION = "back end", "description"
-"""Origins of a time: the model of the back end's program, or the description of the machine."""
+BACK_END = "back end"
+"""Origin of a time that is that of a back end's program, by its model."""
+
+DESCRIPTION = "description"
+"""Origin of a time that is that of the best program by the description of a machine."""
 
 
 @dataclass(frozen=True)
@@ -129,9 +132,11 @@ def description_estimate(
     Parameters
     ----------
     program : DerivedProgram
+        Program whose tiling is searched; weights are packed ahead.
     machine : Hierarchy
+        Machine with its memories.
     objective : str, default "cycles"
-        What the estimate's cost is: ``cycles``, ``energy`` or ``edp``.
+        What the tiling is to have the least of.
     """
     ahead = packed_before(program.workload)
     try:

@@ -218,7 +218,7 @@ class RunResult(Displayed):
         if amount is None or amount == float("inf"):
             return None
         scored = self.choice.scored
-        parts: Mapping[str, float] = {} if scored is None else scored.parts
+        parts = dict[str, float]() if scored is None else scored.parts
         return scheduled_time(self.target, self.candidate.program, amount, parts)
 
     @property

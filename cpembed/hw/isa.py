@@ -239,9 +239,11 @@ class Channel:
     depth: int = 1 << 30
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True, eq=False)
 class InstructionSet:
     """An accelerator: its memories, its units and its instructions.
+
+    An instruction set is equal to itself alone, so that caches can have it in their keys.
 
     Attributes
     ----------

@@ -102,7 +102,7 @@ class InstructionReader:
             raise self._error(key, problem)
 
     def _need_number(self, value: float, key: Key) -> None:
-        problem = f"{value} is not allowed; allowed: a number of at least 0"
+        problem = f"{value} is not allowed; allowed: a number from 0 to {_MAX_CYCLES:g}"
         self._need(0 <= value <= _MAX_CYCLES, key, problem)
 
     def _body(self) -> ParsedBody:

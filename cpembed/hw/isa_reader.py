@@ -26,6 +26,7 @@ from cpembed.hw.isa import (
     Synchronization,
 )
 from cpembed.hw.isa_checks import check_flow, overflow_warnings
+from cpembed.hw.isa_constants import with_constants
 from cpembed.hw.isa_instructions import InstructionReader
 from cpembed.hw.isa_tables import ChannelTable, InstructionSetTable, IsaMemoryTable
 from cpembed.hw.schema import Key, close_match, convert_table, joined, spec_error
@@ -135,7 +136,25 @@ def read_instruction_set(tables: Mapping[str, Any], place: str) -> InstructionSe
     if "instruction" in tables and "instructions" not in tables:
         problem = "describes a single instruction, as `cpembed solve --target FILE` takes it"
         raise spec_error(place, ("instruction",), f"{problem}; allowed here: [[instructions]]")
-    return _Reader(place, convert_table(tables, InstructionSetTable, lambda _: place)).read()
+    return _Reader(place, typed_tables(tables, place)).read()
+
+
+def typed_tables(tables: Mapping[str, Any], place: str) -> InstructionSetTable:
+    """Return the contents of a file as typed tables, with constants replaced, checked no further.
+
+    Parameters
+    ----------
+    tables : mapping
+        The contents, as TOML gives them.
+    place : str
+        Path of the file, for messages.
+
+    Raises
+    ------
+    SpecError
+        For a key that is unknown or missing, and for a value of another type.
+    """
+    return convert_table(with_constants(tables, place), InstructionSetTable, lambda _: place)
 
 
 class _Reader:
@@ -179,8 +198,8 @@ class _Reader:
             raise spec_error(self.path, key, problem)
 
     def _need_number(self, value: float, key: Key, *, zero: bool = True) -> None:
-        allowed = "a number of at least 0" if zero else "a number above 0"
-        problem = f"{value} is not allowed; allowed: {allowed}"
+        allowed = "from 0" if zero else "above 0, up"
+        problem = f"{value} is not allowed; allowed: a number {allowed} to {_MAX_NUMBER:g}"
         self._need((zero and value == 0) or 0 < value <= _MAX_NUMBER, key, problem)
 
     def _need_names(self, names: Iterable[str], key: Key) -> None:

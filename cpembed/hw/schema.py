@@ -34,7 +34,9 @@ def spec_error(path: str, key: Key, problem: str) -> SpecError:
         What is wrong and what is allowed.
     """
     # Split and joined, because values of the file that it quotes may have line breaks.
-    return SpecError(f"{path}: " + " ".join(f"{key_path(key)}: {problem}".split()))
+    error = SpecError(f"{path}: " + " ".join(f"{key_path(key)}: {problem}".split()))
+    error.key = key
+    return error
 
 
 def key_path(key: Key) -> str:

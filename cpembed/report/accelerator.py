@@ -6,6 +6,7 @@ from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING, Any
 
 from cpembed.accelerator.energy import energy_table
+from cpembed.accelerator.occupancy import POOR, peak_share, unfilled
 from cpembed.blocks import Block, Bullets, Header, Heading, Table
 from cpembed.provenance import Provenance
 from cpembed.wording import count, duration, plural
@@ -135,6 +136,8 @@ def matches_document(
                 "executions": match.executions,
                 "cycles": match.cycles,
                 "utilization": match.utilization,
+                "peak_share": peak_share(match),
+                "unfilled": list(unfilled(match)),
                 "conditions": list(match.conditions),
             }
             for match in matching.matches[:top]
@@ -165,18 +168,23 @@ def matches_report(document: Mapping[str, Any]) -> Iterator[Block]:
     )
     yield ""
     yield Table(
-        ("instruction", "axes", "executions>", "its cycles>", "used>"),
+        ("instruction", "axes", "executions>", "its cycles>", "of its peak>"),
         [
             (
                 match["instruction"],
                 ", ".join(f"{n} <- {' '.join(d) or '1'}" for n, d in match["axes"].items()),
                 f"{match['executions']:,}",
                 f"{match['cycles']:,.0f}",
-                f"{match['utilization']:.1%}",
+                f"{match['peak_share']:.1%}",
             )
             for match in document["matches"]
         ],
     )
+    best = document["matches"][0]
+    if best["peak_share"] < POOR and best["unfilled"]:
+        yield ""
+        yield Heading(f"What keeps {best['instruction']} from more")
+        yield Bullets(best["unfilled"])
 
 
 def _plan_rows(plan: Mapping[str, Any] | None) -> list[tuple[str, str]]:

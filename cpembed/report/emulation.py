@@ -5,8 +5,10 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from cpembed.accelerator.emulation import Comparison, Emulation
+from cpembed.accelerator.energy import energy_table
 from cpembed.blocks import Block, Header, Heading, Table
 from cpembed.provenance import Provenance
+from cpembed.report.accelerator import energy_rows
 
 
 def report(result: Emulation) -> Iterator[Block]:
@@ -16,7 +18,7 @@ def report(result: Emulation) -> Iterator[Block]:
     rows = [
         ("program", f"{result.program.name} on {machine.name}, {machine.synchronization}"),
         ("cycles", f"{run.cycles:,.0f}, {Provenance.EMULATED}; {time}"),
-        ("energy", f"{run.energy_pj / 1e3:,.1f} nJ, as described"),
+        *energy_rows(run.energy, energy_table(machine).sources),
     ]
     if run.saturations:
         rows.append(("saturated", f"{run.saturations:,} steps of sums"))

@@ -61,7 +61,7 @@ class OperatorWork:
 
 
 Work = Computation | OperatorWork
-"""Computation of a layer."""
+"""Computation of a layer, or an operator of a network."""
 
 
 @dataclass(frozen=True)

@@ -164,6 +164,10 @@ static ALWAYS_INLINE int64_t shifted(int64_t value, int64_t by) {
 }
 
 template <class T>
+static ALWAYS_INLINE T magnitude(T value) {
+  return std::abs(value);
+}
+template <class T>
 static ALWAYS_INLINE T larger(T a, T b) {
   return a > b || a != a ? a : b;
 }

@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import replace
 
-from cpembed.accelerator.covering import covered
+from cpembed.accelerator.covering import with_covered_statements
 from cpembed.accelerator.lemmas import (
+    Lemma,
     Rewriting,
     block_diagonal,
     by_phases,
+    rewritten,
     sum_with_delta,
     sum_with_ones,
 )
@@ -50,23 +52,6 @@ def _without_steps(form: OperatorForm) -> OperatorForm:
 
     statements = tuple(map(dense, form.specification.statements))
     return replace(form, specification=replace(form.specification, statements=statements))
-
-
-def with_covered_statements(form: OperatorForm, machine: InstructionSet) -> OperatorForm:
-    """Return a form in which statements that no instruction computes are several that some do.
-
-    Statements that have no covering stay.
-
-    Parameters
-    ----------
-    form : OperatorForm
-    machine : InstructionSet
-    """
-
-    def cover(statement: Statement, _: Mapping[str, Array]) -> Rewriting | None:
-        return None if matches(statement, machine) else covered(statement, machine)
-
-    return _rewritten(form, cover) or form
 
 
 def _in_products(form: OperatorForm, machine: InstructionSet) -> Iterator[OperatorForm]:
@@ -129,33 +114,10 @@ def _ones(statement: Statement, constants: Mapping[str, Array]) -> Rewriting | N
     return sum_with_ones(statement, _constant_name(statement, "ones"))
 
 
-def _rewritten(
-    form: OperatorForm, lemma: Callable[[Statement, Mapping[str, Array]], Rewriting | None]
-) -> OperatorForm | None:
+def _rewritten(form: OperatorForm, lemma: Lemma) -> OperatorForm | None:
     """Return a form with a lemma applied to every statement that it takes; None if to none."""
-    specification = form.specification
-    statements: list[Statement] = []
-    constants = dict(specification.constants)
-    labels: dict[str, None] = {}
-    for statement in specification.statements:
-        rewriting = lemma(statement, specification.constants)
-        if rewriting is None:
-            statements.append(statement)
-            continue
-        statements += rewriting.statements
-        constants |= rewriting.constants
-        labels[rewriting.label] = None
-    if not labels:
-        return None
-    read = {operand.tensor for s in statements for operand in s.reads}
-    name = ", ".join((specification.name, *labels))
-    changed = replace(
-        specification,
-        name=name,
-        statements=tuple(statements),
-        constants={n: a for n, a in constants.items() if n in read},
-    )
-    return OperatorForm(changed, form.tensors)
+    changed = rewritten(form.specification, lemma)
+    return None if changed is None else OperatorForm(changed, form.tensors)
 
 
 def ordered(forms: Iterable[OperatorForm], machine: InstructionSet) -> tuple[OperatorForm, ...]:
@@ -171,7 +133,10 @@ def ordered(forms: Iterable[OperatorForm], machine: InstructionSet) -> tuple[Ope
     """
     every = list(forms)
     if all(_effort(form, machine)[0] for form in every):
-        every = [with_covered_statements(form, machine) for form in every]
+        every = [
+            replace(form, specification=with_covered_statements(form.specification, machine))
+            for form in every
+        ]
     return tuple(sorted(every, key=lambda form: _effort(form, machine)))
 
 

@@ -240,7 +240,7 @@ class DescribedFamily(Family):
         """Return the tables of the point as TOML; comments of the file are not in it."""
         values = ", ".join(f"{name} = {point[name]}" for name in self.labels if name in point)
         head = f"# {self.file.path.name} with {values}.\n\n"
-        return head + toml_text(self._described(point).tables)
+        return head + toml_text(self.tables(point))
 
     @cached_property
     def _constraints_text(self) -> str:

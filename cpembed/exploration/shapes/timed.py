@@ -28,6 +28,7 @@ from cpembed.exploration.described.keys import read_key
 from cpembed.exploration.relations import Expression, names_in, read_expression
 from cpembed.exploration.shapes.shape import AXES, PICOSECONDS, Shape, template
 from cpembed.hw.instruction import HardwareSpec
+from cpembed.hw.isa_reader import describes_instruction_set
 from cpembed.hw.loader import specification_file
 from cpembed.hw.machine import Hierarchy
 from cpembed.hw.schema import key_path
@@ -220,6 +221,11 @@ def open_timed(
         For a target of another instruction, an unknown machine, or a wrong key.
     """
     file = specification_file(target)
+    if describes_instruction_set(file.merged):
+        raise SpecError(
+            f"{file.path}: instructions: an instruction set has no shape to compare; vary its axes "
+            "by `cpembed explore --vary instructions.NAME.axes.x.max=8,16`"
+        )
     texts: dict[str, str] = {}
     for text in derived:
         name, equals, expression = text.partition("=")
@@ -245,7 +251,21 @@ def open_timed(
         except SpecError as error:
             raise SpecError(f"--derive {name}: {error}") from None
         names.add(name)
-    return TimedMachine(family, expressions)
+    timed = TimedMachine(family, expressions)
+    _require_keys(timed)
+    return timed
+
+
+def _require_keys(timed: TimedMachine) -> None:
+    """Reject derived keys that no shape makes a machine of.
+
+    Raises :class:`SpecError` if the shape of the file itself is none with them because of a key.
+    """
+    extents = timed.spec.instruction.extents
+    flaw = timed.family.flaw(timed.point(Shape(*(extents[axis] for axis in AXES))))
+    # Another flaw may be one of this shape alone, such as a tile that fits no memory.
+    if flaw is not None and any(flaw.startswith(f"{name}: unknown key") for name in timed.derived):
+        raise SpecError(f"--derive {flaw}")
 
 
 def _require_product(spec: HardwareSpec) -> None:

@@ -174,11 +174,23 @@ def _card(exploration: Exploration, point: PointRow) -> str:
         [
             f'<article class="card" {place}>',
             f"<h3>Point {point.number}</h3>{definitions(facts)}",
+            *_absent(point),
             *_layers(exploration, point),
             *_left_out(point),
             "</article>",
         ]
     )
+
+
+def _absent(point: PointRow) -> Iterator[str]:
+    """Yield what the machine of a point lacks beside what the point removes."""
+    reasons = dict.fromkeys(reason for row in point.layers for reason in row.details.absent)
+    if not reasons:
+        return
+    yield "<p>Left out of this machine, because nothing uses it or it does not fit:</p><ul>"
+    for reason in reasons:
+        yield f"<li>{html(reason)}</li>"
+    yield "</ul>"
 
 
 def _layers(exploration: Exploration, point: PointRow) -> Iterator[str]:

@@ -47,6 +47,7 @@ class Details(msgspec.Struct, frozen=True):
     energy_pj: dict[str, float] = {}
     main_bytes: tuple[float, float] | None = None
     conversions: list[str] = []
+    absent: list[str] = []
 
 
 class LayerRow(msgspec.Struct, frozen=True):

@@ -13,40 +13,15 @@ import pytest
 
 from cpembed.accelerator.assembly import parse
 from cpembed.accelerator.executor import execute
-from cpembed.accelerator.machine_code import c_text, call_arguments, save
-from cpembed.accelerator.program import Loop, Node, Program
+from cpembed.accelerator.machine_code import c_text, save
+from cpembed.accelerator.program import Loop, Node
 from cpembed.accelerator.trace import unroll
 from cpembed.errors import LoweringError
 from cpembed.host_compiler import compiler_command
-from cpembed.hw.isa import InstructionSet
 from cpembed.hw.isa_reader import load_instruction_set
 from tests.compilers import needs_executor
 from tests.unit.accelerator.random_programs import random_case, random_machine
-from tests.unit.accelerator.slow_machine import iterations
-
-# Calls are recorded as numbers, in an array that the test reads.
-PREAMBLE = """
-long long calls[1 << 16];
-long long count;
-static void record(int number, int arguments, const long long *values) {
-  calls[count++] = number;
-  for (int i = 0; i < arguments; i++) calls[count++] = values[i];
-}
-"""
-
-
-def recording(machine: InstructionSet, program: Program) -> InstructionSet:
-    """Return the machine with templates that record each call; addresses are element numbers."""
-    instructions = {}
-    for number, (name, instruction) in enumerate(machine.instructions.items()):
-        fields = [f.replace(".address", ".element") for f in call_arguments(instruction, program)]
-        floats = {
-            f"{n}.value" for n, p in instruction.places.items() if p.dtype.startswith("float")
-        }
-        values = ", ".join(f"(long long)({{{f}}}{' * 4' if f in floats else ''})" for f in fields)
-        template = f"record({number}, {len(fields)}, (long long[]){{{{{values or '0'}}}}});"
-        instructions[name] = replace(instruction, emit=template)
-    return replace(machine, instructions=instructions, preamble=PREAMBLE)
+from tests.unit.accelerator.recorded_calls import expected_calls, recorded, recording
 
 
 def compiled(text: str, folder: Path) -> ctypes.CDLL:
@@ -57,39 +32,13 @@ def compiled(text: str, folder: Path) -> ctypes.CDLL:
     return ctypes.CDLL(str(folder / "program.so"))
 
 
-def expected_calls(program: Program) -> list[int]:
-    """Evaluate the arguments of each execution, in the order of the templates."""
-    numbers = {name: n for n, name in enumerate(program.machine.instructions)}
-    calls: list[int] = []
-    for issue, values in iterations(program.body, {}):
-        calls.append(numbers[issue.instruction])
-        instruction = program.machine.instructions[issue.instruction]
-        for field in call_arguments(instruction, program):
-            name, _, attribute = field.partition(".")
-            if not attribute:
-                calls.append(min(e.evaluate(values) for e in issue.sizes[name]))
-                continue
-            address = issue.operands[name]
-            if attribute.startswith("stride."):
-                calls.append(address.strides[attribute.removeprefix("stride.")])
-            elif attribute == "lane":
-                calls.append(address.lane.evaluate(values))
-            elif address.value is not None:
-                calls.append(int(address.value * 4))
-            else:
-                calls.append(address.base.evaluate(values))
-    return calls
-
-
 @pytest.mark.parametrize("seed", range(6))
 def test_compiled_text_issues_the_same_instructions(seed: int, tmp_path: Path) -> None:
     program = random_case(seed, random_machine(random.Random(seed))).program
     program = replace(program, machine=recording(program.machine, program))
     library = compiled(c_text(program), tmp_path)
     library.run_random(*[None] * len(program.tensors))
-    count = ctypes.c_longlong.in_dll(library, "count").value
-    calls = (ctypes.c_longlong * (1 << 16)).in_dll(library, "calls")
-    assert calls[:count] == expected_calls(program)
+    assert recorded(library) == expected_calls(program)
 
 
 def test_a_long_sequence_becomes_several_functions(tmp_path: Path) -> None:
@@ -105,7 +54,7 @@ def test_a_long_sequence_becomes_several_functions(tmp_path: Path) -> None:
     assert text.count("static void part") == 3
     library = compiled(text, tmp_path)
     library.run_random(*[None] * len(program.tensors))
-    assert ctypes.c_longlong.in_dll(library, "count").value == len(expected_calls(program))
+    assert len(recorded(library)) == len(expected_calls(program))
 
 
 def test_gemminis_text_calls_its_macros() -> None:

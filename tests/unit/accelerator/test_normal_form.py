@@ -18,6 +18,7 @@ TEXTS = (
     "int8(float32(A[x]) / 4.0)", "max(max(B[x], 3), 5)", "max(min(B[x], 90), 0 - 90)",
     "int8(A[x] >> 0)", "uint8(max(S[x], 0))", "int8(S[x] * 1.0)",
     "max(int8(A[x] * S[x]), 5)", "min(int8(A[x] * S[x]), 0 - 5)",
+    "int8(max(S[x], 0) * 0.25)", "int8(max(S[x], 0) * 100000000000.0)",
     "max(A[x], 0.0)", "int8(float32(A[x] + B[x]) * float32(B[x]))",
 )  # fmt: skip
 
@@ -53,3 +54,12 @@ def test_equal_requantizations_are_written_alike() -> None:
         for t in texts
     }
     assert forms == {"int8((max(A[x], 0) * 0.5))"}
+
+
+def test_a_scale_behind_a_bound_comes_before_it_too() -> None:
+    texts = ("int8(max(A[x], 0) * 0.5)", "int8(max(A[x] * 0.5, 0))")
+    forms = {
+        str(normal(parse_body(f"C[x] = {t}").statements[0].value, DTYPES, Clamps.INSIDE))
+        for t in texts
+    }
+    assert forms == {"int8(max((A[x] * 0.5), 0.0))"}

@@ -24,7 +24,9 @@ from tests.unit.accelerator.toys import statement
 pytestmark = needs_executor
 
 DTYPES = {"A": "int8", "B": "int8", "E": "int8", "Y": "int8", "S": "int32", "b": "int32"}
-SEEDS = [s for s in range(80) if random_machine(s).synchronization is not Synchronization.CHANNELS]
+SEEDS = range(80)
+TURNS = (3, 41, 49)
+"""Machines with channels, of which one unit begins sums and stores them."""
 
 
 def convolution(draw: random.Random) -> list[str]:
@@ -130,6 +132,13 @@ def test_layers_on_a_random_machine_are_right_proven_and_counted(seed: int) -> N
     machine = random_machine(seed)
     for specification in specifications(seed, machine):
         check(specification, machine)
+
+
+@pytest.mark.parametrize("seed", TURNS)
+def test_a_unit_may_begin_and_end_what_another_one_works_on(seed: int) -> None:
+    machine = random_machine(seed)
+    assert machine.synchronization is Synchronization.CHANNELS
+    assert sum(check(s, machine) for s in specifications(seed, machine)) > 1
 
 
 @pytest.mark.slow

@@ -104,7 +104,7 @@ BROKEN: dict[str, BrokenSet] = {
         "bytes_per_cycle = 8",
         "latency_cycles = -1",
         "memories.main.latency_cycles",
-        ["at least 0"],
+        ["from 0"],
     ),
     "figure of the host": (
         "[[channels]]",
@@ -358,7 +358,7 @@ BROKEN: dict[str, BrokenSet] = {
         f'{IN_LOAD}.cycles."r*q"',
         ["allowed: 1, r, e"],
     ),
-    "negative cycles": ('"1" = 2', '"1" = -2', f"{IN_LOAD}.cycles.1", ["at least 0"]),
+    "negative cycles": ('"1" = 2', '"1" = -2', f"{IN_LOAD}.cycles.1", ["from 0"]),
     "unknown field of a text": (
         "{D.row} {S.address}",
         "{D.rows} {S.address}",
@@ -376,13 +376,13 @@ BROKEN: dict[str, BrokenSet] = {
         "latency_cycles = 3",
         "latency_cycles = -3",
         "instructions.store.latency_cycles",
-        ["at least 0"],
+        ["from 0"],
     ),
     "cycles as a negative number": (
         "latency_cycles = 3",
         "cycles = -3",
         "instructions.store.cycles",
-        ["at least 0"],
+        ["from 0"],
     ),
     "smallest size of 0": ("min = 1, max", "min = 0, max", f"{IN_LOAD}.axes.r.min", ["1..65536"]),
     "smallest size above the largest": (

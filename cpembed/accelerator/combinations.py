@@ -1,0 +1,141 @@
+"""Combinations of matches, one for each statement of a program, the cheapest first."""
+
+from __future__ import annotations
+
+import heapq
+import itertools
+import math
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+
+from cpembed.accelerator.matching import Match, Matching
+from cpembed.accelerator.moves import MoveKind, move_chains
+from cpembed.accelerator.operand_rows import lane_blocks
+from cpembed.accelerator.problem import OperatorProblem, PlanningError, Step
+from cpembed.accelerator.specification import Specification
+from cpembed.hw.isa import InstructionSet, MemoryKind
+
+_MOST_STATES = 2000
+"""Maximum number of partial combinations that are extended."""
+
+_Place = tuple[str, str]
+"""Tensor, and memory in which an instruction finds it."""
+
+
+@dataclass(frozen=True)
+class _Choice:
+    """A match, with the dimensions in lanes of each of its tensors, outermost first."""
+
+    match: Match
+    cost: float
+    lanes: Mapping[_Place, tuple[int, ...]]
+
+
+class Combinations:
+    """Combinations of matches of consecutive statements.
+
+    Matches that need a tensor with different dimensions in the lanes of a memory's rows are not
+    combined. A combination costs the cycles of its matches, and those of inputs and outputs whose
+    neighbours in main memory are not those of a row: without a move that transposes, they are
+    copied one by one.
+
+    Parameters
+    ----------
+    specification : Specification
+    matchings : sequence of Matching
+        Matches of its statements.
+    machine : InstructionSet
+    keeps_order : bool
+        True if tensors but constants have their dimensions in their own order in main memory.
+    """
+
+    def __init__(
+        self,
+        specification: Specification,
+        matchings: Sequence[Matching],
+        machine: InstructionSet,
+        keeps_order: bool,
+    ) -> None:
+        self.machine = machine
+        self.problem = OperatorProblem(specification, (), keeps_order=keeps_order)
+        self.choices = [self._choices(matching) for matching in matchings]
+        self.largest = max(
+            range(len(matchings)), key=lambda n: matchings[n].statement.computation.macs
+        )
+
+    def __iter__(self) -> Iterator[Iterator[tuple[Match, ...]]]:
+        """Yield, for each match of the largest statement, its combinations, the cheapest first."""
+        for choice in self.choices[self.largest]:
+            choices = [*self.choices]
+            choices[self.largest] = [choice]
+            yield _cheapest(choices)
+
+    def _choices(self, matching: Matching) -> list[_Choice]:
+        choices = [choice for match in matching.matches for choice in self._choice(match)]
+        return sorted(choices, key=lambda choice: choice.cost)
+
+    def _choice(self, match: Match) -> Iterator[_Choice]:
+        """Yield a match as a choice, unless it contradicts itself."""
+        axes = {axis.name: axis.name for axis in match.statement.computation.axes}
+        step = Step(0, match.statement, match, match.instruction, axes)
+        lanes: dict[_Place, tuple[int, ...]] = {}
+        cost = match.cycles
+        for operand, place in match.instruction.places.items():
+            memory = self.machine.memories.get(place.memory)
+            if not place.dimensions or memory is None or memory.kind is not MemoryKind.ROWS:
+                continue
+            try:
+                dimensions = tuple(d for d, _ in lane_blocks(step, operand))
+            except PlanningError:
+                # A variant with other digits may have them.
+                continue
+            if lanes.setdefault((step.tensor(operand), memory.name), dimensions) != dimensions:
+                return
+            cost += self._transposition(step, operand, dimensions)
+        yield _Choice(match, cost, lanes)
+
+    def _transposition(self, step: Step, operand: str, lanes: tuple[int, ...]) -> float:
+        """Return the cycles of moving an operand whose neighbours lie elsewhere in main memory."""
+        specification, tensor = self.problem.specification, step.tensor(operand)
+        is_input, is_output = (
+            tensor in names for names in (specification.inputs, specification.outputs)
+        )
+        shape = specification.operands[tensor].shape
+        if not self.problem.keeps_order or not (is_input or is_output) or not lanes:
+            return 0.0
+        if lanes[-1] == len(shape) - 1 or shape[lanes[-1]] == 1 or shape[-1] == 1:
+            return 0.0
+        place, main = step.instruction.places[operand], self.machine.main.name
+        ends = (main, place.memory) if is_input else (place.memory, main)
+        chains = move_chains(
+            self.machine,
+            *ends,
+            MoveKind.TRANSPOSE,
+            source_dtype=place.dtype,
+            target_dtype=place.dtype,
+            accepts=lambda move: move.is_plain,
+        )
+        return math.prod(shape) * (chains[0].cycles_per_element if chains else 1.0)
+
+
+def _cheapest(choices: Sequence[Sequence[_Choice]]) -> Iterator[tuple[Match, ...]]:
+    """Yield one match of each choice such that all agree on lanes, the cheapest first."""
+    least = [min((c.cost for c in options), default=math.inf) for options in choices]
+    rest = [*itertools.accumulate(reversed([*least, 0.0]))][::-1]
+    # A partial combination costs at least what it has and the least of what is missing. Of equal
+    # costs, the positions among the choices decide.
+    queue: list[tuple[float, tuple[int, ...]]] = [(rest[0], ())]
+    states = 0
+    while queue and states < _MOST_STATES:
+        bound, positions = heapq.heappop(queue)
+        combination = [options[n] for n, options in zip(positions, choices, strict=False)]
+        if len(combination) == len(choices):
+            yield tuple(choice.match for choice in combination)
+            continue
+        states += 1
+        lanes = {place: d for choice in combination for place, d in choice.lanes.items()}
+        depth = len(combination)
+        for number, choice in enumerate(choices[depth]):
+            if all(lanes.get(place, d) == d for place, d in choice.lanes.items()):
+                total = bound - least[depth] + choice.cost
+                heapq.heappush(queue, (total, (*positions, number)))
