@@ -49,7 +49,7 @@ from cpembed.accelerator.template import Template, exact_template
 from cpembed.hw.isa import InstructionSet, Synchronization
 from cpembed.ir.dtypes import bits
 
-_SECONDS = 10.0
+_SECONDS = 4.0
 """Seconds of the selection of one chain; what it takes longer for has a bound that it states."""
 _TENSORS = 2
 """Number of tensors of an operator up to which all combinations of their homes are planned."""
