@@ -4,6 +4,8 @@ Operators are planned one after the other. All programs that read or write a ten
 layout in main memory, in which margins hold the padding that readers need. An operator whose
 statements no instructions compute, or that no plan fits, is executed by the host, with the reason
 and its estimated time; a change of layout that is not a mere view is host work too.
+Where memories and instructions allow it, tensors then stay on chip between operators, which become
+one program (:mod:`~cpembed.accelerator.chains`).
 """
 
 from __future__ import annotations
