@@ -60,6 +60,10 @@ def measured(model: Path, target: str) -> dict[str, Any]:
         "proven": totals["operators_proven"],
         "host": [f"{s.get('operator', s.get('tensor'))} ({s['kind']})" for s in host],
         "cycles": totals["cycles"],
+        "estimated_cycles": totals["estimated_cycles"],
+        "estimated_cycles_apart": _without_chains(document, "estimated_cycles"),
+        "main_bytes": totals["main_bytes"],
+        "main_bytes_apart": totals["main_bytes"] + totals["main_bytes_saved"],
         "bound_cycles": totals["bound_cycles"],
         "macs": totals["macs"],
         "verified": totals["verified"],
@@ -74,18 +78,27 @@ def measured(model: Path, target: str) -> dict[str, Any]:
     }
 
 
+def _without_chains(document: dict[str, Any], key: str) -> float:
+    """Return an estimate of all programs if each operator had one of its own."""
+    programs = [step for step in document["steps"] if step["kind"] == "program"]
+    return sum(step.get("chain", {}).get(f"{key}_apart", step[key]) for step in programs)
+
+
 COLUMNS = (
-    "network", "machine", "operators", "proven", "on the host", "cycles", "bound", "verified",
+    "network", "machine", "operators", "proven", "on the host", "cycles", "bound", "estimate",
+    "estimate apart", "bytes", "bytes apart", "verified",
     "planning s", "proving s", "emulating s",
 )  # fmt: skip
-NOTE = """Cycles are emulated, one program after the other; the bound is that of every program with
-the same matches. Seconds are wall clock, on a machine that may have had other work."""
+NOTE = """Cycles are emulated, one program after the other; the bound is that of every plan of the
+network with the same matches. Estimates and bytes of main memory are given for programs of one
+operator each (apart) too, between which all tensors go through main memory. Seconds are wall clock,
+on a machine that may have had other work."""
 
 
 def page(rows: list[dict[str, Any]], lines: list[str]) -> str:
     """Return the page of results."""
     text = ["# Networks on accelerators", "", *lines, "", NOTE, ""]
-    text += [f"| {' | '.join(COLUMNS)} |", "| --- " * 2 + "| --: " * 9 + "|"]
+    text += [f"| {' | '.join(COLUMNS)} |", "| --- " * 2 + "| --: " * 13 + "|"]
     text += [f"| {' | '.join(cells(row))} |" for row in rows]
     for row in rows:
         if row["host"] or row["refusals"]:
@@ -108,6 +121,10 @@ def cells(row: dict[str, Any]) -> list[str]:
         str(len(row["host"])),
         f"{row['cycles']:,.0f}",
         f"{row['bound_cycles']:,.0f}",
+        f"{row['estimated_cycles']:,.0f}",
+        f"{row['estimated_cycles_apart']:,.0f}",
+        f"{row['main_bytes']:,}",
+        f"{row['main_bytes_apart']:,}",
         verified,
         *map(str, row["seconds"].values()),
     ]

@@ -20,10 +20,29 @@ def bounds(template: Template) -> tuple[float, float]:
     specification = template.problem.specification
     homes = template.problem.homes
     moved = 0.0
-    for name, operand in specification.operands.items():
+    for name in specification.operands:
         outside = name in specification.inputs or name in specification.constants
-        if (outside or name in specification.outputs) and name not in homes and operand.shape:
-            moved += _touched(template, name) * element_bits(operand.dtype) / 8
+        if (outside or name in specification.outputs) and name not in homes:
+            moved += touched_bytes(template, name)
+    units = unit_cycles(template)
+    moved = max(moved, _product_bytes(template))
+    busiest = max(units.values())
+    if template.machine.synchronization is Synchronization.IN_ORDER:
+        busiest = sum(units.values())
+    return max(busiest, moved / template.machine.main.bytes_per_cycle), moved
+
+
+def touched_bytes(template: Template, tensor: str) -> float:
+    """Return a lower bound of the bytes of a tensor that the statements read or write.
+
+    A number without dimensions has none: instructions may hold it as an immediate.
+    """
+    operand = template.problem.specification.operands[tensor]
+    return _touched(template, tensor) * element_bits(operand.dtype) / 8 if operand.shape else 0.0
+
+
+def unit_cycles(template: Template) -> dict[str, float]:
+    """Return the cycles of each unit that the executions of all statements take."""
     units: dict[str, float] = {}
     for step in template.steps:
         factors: dict[str, tuple[Any, Any]] = {
@@ -32,11 +51,7 @@ def bounds(template: Template) -> tuple[float, float]:
         }
         unit = step.instruction.unit
         units[unit] = units.get(unit, 0.0) + float(statement_cycles(step, factors))
-    moved = max(moved, _product_bytes(template))
-    busiest = max(units.values())
-    if template.machine.synchronization is Synchronization.IN_ORDER:
-        busiest = sum(units.values())
-    return max(busiest, moved / template.machine.main.bytes_per_cycle), moved
+    return units
 
 
 def _touched(template: Template, tensor: str) -> int:

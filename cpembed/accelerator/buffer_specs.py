@@ -196,7 +196,7 @@ class _Builder:
     def _start(self, tensor: str) -> str:
         """Return the memory in which a tensor lies before, or stays afterwards."""
         home = self.problem.homes.get(tensor)
-        return self.machine.main.name if home is None else home.memory
+        return self.machine.main.name if home is None else home.layout.memory
 
     def _incoming(self, spec: BufferSpec) -> list[BufferSpec]:
         """Return a buffer of a tensor that comes from elsewhere, after those on its way."""
@@ -315,7 +315,7 @@ class _Builder:
             return lanes[-1][0] if lanes else None
         home = self.problem.homes.get(tensor)
         if home is not None and home.memory == memory:
-            return next((d.dimension for d in home.lanes if d.stride == 1), None)
+            return next((d.dimension for d in home.layout.lanes if d.stride == 1), None)
         specification = self.problem.specification
         if tensor in self.problem.layouts:
             return self.problem.layouts[tensor].order[-1]

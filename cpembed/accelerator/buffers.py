@@ -105,7 +105,7 @@ class Buffers:
             copies = self.tiling.copies.get(spec.key, 1) if depth else 1
             if spec.is_home:
                 home = self.template.problem.homes[spec.tensor]
-                buffers[spec.key] = Buffer(spec, home, 1, 0)
+                buffers[spec.key] = Buffer(spec, home.layout, 1, depth)
                 continue
             layout = self._layout(spec, depth)
             buffers[spec.key] = Buffer(spec, layout, copies, depth)
@@ -218,7 +218,7 @@ class Buffers:
     def place(self, buffer: Buffer, base_rows: Mapping[str, int]) -> InRows:
         """Return where a buffer's box lies, over the loops around it."""
         if buffer.spec.is_home:
-            return InRows(buffer.layout, (IndexExpr(),) * len(buffer.spec.index))
+            return self.template.problem.homes[buffer.spec.tensor]
         base = IndexExpr((), base_rows.get(buffer.spec.memory, 0) + buffer.offset)
         if buffer.copies > 1:
             base += self._parity(self.outer(buffer)).times(buffer.layout.count)
@@ -236,16 +236,14 @@ class Buffers:
             return IndexExpr()
         return IndexExpr((IndexTerm.digit(IndexExpr.sum(terms), modulus=2),))
 
-    def regions(self) -> list[tuple[str, int]]:
+    def regions(self, base_rows: Mapping[str, int]) -> list[tuple[str, int]]:
         """Return memory and first row of each copy of each buffer."""
-        return [
-            (
-                b.spec.memory,
-                b.offset + (b.layout.base if b.spec.is_home else 0) + n * b.layout.count,
-            )
-            for b in self.table.values()
-            for n in range(b.copies)
-        ]
+        regions: list[tuple[str, int]] = []
+        for b in self.table.values():
+            memory = b.spec.memory
+            first = b.layout.base if b.spec.is_home else base_rows.get(memory, 0) + b.offset
+            regions += [(memory, first + n * b.layout.count) for n in range(b.copies)]
+        return regions
 
     def outer(self, buffer: Buffer) -> tuple[TileLoop, ...]:
         """Return the loops around the point where a buffer gets its contents."""

@@ -3,20 +3,22 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 from cpembed.accelerator.energy import EnergyTable, energy_table
-from cpembed.accelerator.network import (
+from cpembed.accelerator.lowering import OperatorPlan
+from cpembed.accelerator.matching import Match
+from cpembed.accelerator.network_proof import StepProof
+from cpembed.accelerator.network_run import NetworkRun, StepRun
+from cpembed.accelerator.network_steps import (
     AcceleratorNetwork,
-    HostStep,
+    Chain,
     LayoutStep,
     ProgramStep,
     Step,
     ViewStep,
 )
-from cpembed.accelerator.network_proof import StepProof
-from cpembed.accelerator.network_run import NetworkRun, StepRun
 from cpembed.graph.kinds import Product
 from cpembed.provenance import Provenance
 
@@ -34,10 +36,10 @@ def network_document(
     run : NetworkRun, optional
         Outcome of a run of the same network.
     proofs : mapping of str to StepProof, optional
-        Proofs of its programs by operator.
+        Proofs of its programs by step.
     """
     machine = network.machine
-    runs = {} if run is None else {s.step.operator.name: s for s in run.steps}
+    runs = {} if run is None else {s.step.name: s for s in run.steps}
     proofs = proofs or {}
     host = [step.us for step in network.on_host]
     unknown = sum(us is None for us in host)
@@ -50,8 +52,13 @@ def network_document(
         "steps": [_step(step, runs, proofs) for step in network.steps],
         "totals": {
             "programs": sum(len(step.programs) for step in network.programs),
-            "operators_on_machine": len(network.programs),
-            "operators_proven": sum(proof.holds for proof in proofs.values()),
+            "operators_on_machine": sum(len(step.operators) for step in network.programs),
+            "operators_proven": sum(
+                len(proof.step.operators) for proof in proofs.values() if proof.holds
+            ),
+            "chains": sum(step.chain is not None for step in network.programs),
+            "main_bytes": network.main_bytes,
+            "main_bytes_saved": sum(_saved_bytes(step) for step in network.programs),
             "host_steps": len(network.on_host),
             "estimated_cycles": network.cycles,
             "bound_cycles": network.bound_cycles,
@@ -88,7 +95,7 @@ def step_energy(step: ProgramStep, table: EnergyTable) -> dict[str, float]:
     table : EnergyTable
         Energies of the machine.
     """
-    return _sum(table.by_level(plan.cost.executions, plan.cost.moved) for plan in step.plans)
+    return _sum(table.by_level(cost.executions, cost.moved) for cost in step.costs)
 
 
 def _sum(mappings: Iterable[Mapping[str, float]]) -> dict[str, float]:
@@ -109,15 +116,28 @@ def _step(
             "reason": step.reason,
             "estimated_us": step.us,
         }
+    if isinstance(step, ProgramStep):
+        return _program_step(step, runs.get(step.name), proofs.get(step.name))
     entry: dict[str, Any] = {"operator": step.operator.name, "label": step.operator.kind.label}
     if isinstance(step, ViewStep):
         return {"kind": "view", **entry}
-    if isinstance(step, HostStep):
-        return {"kind": "host", **entry, "reason": step.reason, "estimated_us": step.us}
-    name = step.operator.name
-    document = {"kind": "program", **entry, **_program(step, runs.get(name))}
-    if name in proofs:
-        proof = proofs[name]
+    return {"kind": "host", **entry, "reason": step.reason, "estimated_us": step.us}
+
+
+def _program_step(
+    step: ProgramStep, outcome: StepRun | None, proof: StepProof | None
+) -> dict[str, Any]:
+    labels = ", ".join(dict.fromkeys(operator.kind.label for operator in step.operators))
+    document: dict[str, Any] = {
+        "kind": "program",
+        "operator": step.name,
+        "operators": [operator.name for operator in step.operators],
+        "label": labels,
+        **_program(step, outcome),
+    }
+    if step.chain is not None:
+        document["chain"] = _chain(step, step.chain)
+    if proof is not None:
         document |= {
             "proven": proof.holds,
             "proof": {
@@ -135,14 +155,15 @@ def _program(step: ProgramStep, outcome: StepRun | None) -> dict[str, Any]:
     entry: dict[str, Any] = {
         "programs": [
             {
-                "instructions": [match.instruction.name for match in plan.problem.matches],
-                "conditions": [c for match in plan.problem.matches for c in match.conditions],
-                "estimated_cycles": plan.cost.cycles,
-                "bound_cycles": plan.cycles_bound,
-                "tilings": plan.compared,
-                "rows": dict(plan.working_rows),
+                "instructions": [match.instruction.name for match in _matches(plans)],
+                "conditions": [c for match in _matches(plans) for c in match.conditions],
+                "estimated_cycles": cost.cycles,
+                "bound_cycles": math.fsum(plan.cycles_bound for plan in plans),
+                "main_bytes": cost.main_bytes,
+                "tilings": sum(plan.compared for plan in plans),
+                "rows": _most_rows(plans),
             }
-            for plan in step.plans
+            for plans, cost in zip(step.plans_of_programs, step.costs, strict=True)
         ],
         "estimated_cycles": step.cycles,
         "bound_cycles": step.cycles_bound,
@@ -175,7 +196,42 @@ def _program(step: ProgramStep, outcome: StepRun | None) -> dict[str, Any]:
     return entry
 
 
+def _most_rows(plans: Sequence[OperatorPlan]) -> dict[str, int]:
+    """Return the most rows of each memory that a plan works in."""
+    memories = dict.fromkeys(name for plan in plans for name in plan.working_rows)
+    return {m: max(plan.working_rows.get(m, 0) for plan in plans) for m in memories}
+
+
+def _matches(plans: Sequence[OperatorPlan]) -> Iterator[Match]:
+    return (match for plan in plans for match in plan.problem.matches)
+
+
+def _chain(step: ProgramStep, chain: Chain) -> dict[str, Any]:
+    return {
+        "residents": [
+            {
+                "tensor": resident.tensor,
+                "memory": resident.memory,
+                "first_row": resident.row,
+                "rows": resident.rows,
+                "bytes": resident.bytes,
+            }
+            for resident in chain.residents
+        ],
+        "estimated_cycles_apart": chain.cycles_apart,
+        "main_bytes_apart": chain.bytes_apart,
+        "main_bytes_saved": _saved_bytes(step),
+        "selected_cycles": chain.selected_cycles,
+        "selected_cycles_bound": chain.selected_bound,
+    }
+
+
+def _saved_bytes(step: ProgramStep) -> int:
+    """Return the bytes of main memory that tensors on chip save; 0 for one operator."""
+    return 0 if step.chain is None else step.chain.bytes_apart - step.main_bytes
+
+
 def _macs(step: ProgramStep) -> int:
-    """Return the multiply-accumulates of the operator itself."""
-    kind = step.operator.kind
-    return kind.computation.macs if isinstance(kind, Product) else 0
+    """Return the multiply-accumulates of the operators themselves."""
+    kinds = (operator.kind for operator in step.operators)
+    return sum(kind.computation.macs for kind in kinds if isinstance(kind, Product))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 
-from cpembed.accelerator.addressing import Binding, InMain, InRows, Place, bind_scalar
+from cpembed.accelerator.addressing import Binding, InMain, Place, bind_scalar
 from cpembed.accelerator.boxes import TileLoop, guards, loop_extents, sizes
 from cpembed.accelerator.buffer_specs import BufferSpec
 from cpembed.accelerator.buffers import Buffer, Buffers
@@ -339,9 +339,8 @@ class Lowering:
         if (tensor, memory) in self.buffers.table:
             return self.buffers.place(self.buffers.table[tensor, memory], base_rows)
         home = self.template.problem.homes.get(tensor)
-        if home is not None and home.memory == memory:
-            rank = len(self.template.problem.specification.operands[tensor].shape)
-            return InRows(home, (IndexExpr(),) * rank)
+        if home is not None and home.layout.memory == memory:
+            return home
         return InMain(self.main[tensor]) if tensor in self.main else None
 
     def _copy(

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import hashlib
 import math
-from collections.abc import Callable, Collection, Hashable, Iterable, Mapping
+from collections.abc import Callable, Collection, Hashable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
@@ -307,9 +307,40 @@ def _by_operator(network: AcceleratorNetwork) -> dict[str, LayerPrograms | str]:
         elif isinstance(step, HostStep):
             outcomes[step.operator.name] = f"the host executes it: {step.reason}"
         elif isinstance(step, ProgramStep):
-            outcomes[step.operator.name] = _programs(step.plans, network.machine, conversions)
+            outcomes |= _of_step(step, network.machine, conversions)
             conversions = []
     return outcomes
+
+
+def _of_step(
+    step: ProgramStep, machine: InstructionSet, conversions: Iterable[str]
+) -> Iterator[tuple[str, LayerPrograms]]:
+    """Yield the programs of each operator of a step.
+
+    Of the program of a chain, each operator has the share that its plans have of all cycles.
+    """
+    if step.chain is None:
+        yield step.name, _programs(step.plans, machine, conversions)
+        return
+    (cost,) = step.costs
+    levels = energy_table(machine).by_level(cost.executions, cost.moved)
+    total = math.fsum(plan.cost.cycles for plan in step.plans)
+    for operator in step.operators:
+        names = zip(step.plans, step.chain.operators, strict=True)
+        plans = [plan for plan, name in names if name == operator.name]
+        share = math.fsum(plan.cost.cycles for plan in plans) / total
+        main = [share * cost.moved.get((machine.main.name, d), 0) for d in ("read", "written")]
+        yield (
+            operator.name,
+            msgspec.structs.replace(
+                _programs(plans, machine, conversions),
+                cycles=share * cost.cycles,
+                energy_pj={level: share * energy for level, energy in levels.items()},
+                main_bytes=(main[0], main[1]),
+                moved={f"{m}.{d}": share * size for (m, d), size in cost.moved.items()},
+            ),
+        )
+        conversions = ()
 
 
 def _programs(

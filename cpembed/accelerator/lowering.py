@@ -72,8 +72,18 @@ class OperatorPlan:
 
     def program(self, base_rows: Mapping[str, int] | None = None) -> Program:
         """Return the program, with the buffers in each memory from a row on (0 by default)."""
+        return self.placed(base_rows or {})[0]
+
+    def placed(self, base_rows: Mapping[str, int]) -> tuple[Program, list[tuple[str, int]]]:
+        """Return the program, and memory and first row of each copy of each of its buffers.
+
+        Parameters
+        ----------
+        base_rows : mapping of str to int
+            First row of the buffers in each memory; 0 where it is missing.
+        """
         lowering = Lowering(exact_template(self.problem, self.machine), self.tiling)
-        return lowering.program(base_rows or {})
+        return lowering.program(base_rows), lowering.buffers.regions(base_rows)
 
 
 _PLANS = 4
@@ -118,7 +128,9 @@ def _variant_plans(problem: OperatorProblem, machine: InstructionSet) -> tuple[O
         try:
             template = exact_template(variant, machine)
             lowered += 1
-            plans = _plans(template)
+            # Most of what is refused is refused for every tiling, and at once for the smallest.
+            check_addresses(template)
+            plans = template_plans(template)
         except PlanningError as error:
             refusal = refusal or error
         else:
@@ -132,14 +144,35 @@ def _variant_plans(problem: OperatorProblem, machine: InstructionSet) -> tuple[O
     return best
 
 
-def _plans(template: Template) -> tuple[OperatorPlan, ...]:
-    # Most of what is refused is refused for every tiling, and at once for the smallest.
-    smallest = Lowering(template, smallest_tiling(template), checks_rows=False)
-    smallest.program({})
+def check_addresses(template: Template) -> None:
+    """Check that instructions can address the tensors of a template in its smallest tiles.
+
+    Raises
+    ------
+    PlanningError
+        If they cannot.
+    """
+    Lowering(template, smallest_tiling(template), checks_rows=False).program({})
+
+
+def template_plans(template: Template, count: int = _PLANS) -> tuple[OperatorPlan, ...]:
+    """Return plans of a template, the fastest first, each of which needs fewer rows than the last.
+
+    Parameters
+    ----------
+    template : Template
+    count : int
+        Maximum number of plans, from 2 on.
+
+    Raises
+    ------
+    PlanningError
+        If no tiling has a program.
+    """
     result = search(template)
     plans: list[OperatorPlan] = []
     refusal: PlanningError | None = None
-    for candidate in _spread(result.candidates):
+    for candidate in _spread(result.candidates, count):
         try:
             plans.append(_plan(template, candidate, result))
         except PlanningError as error:
@@ -157,7 +190,7 @@ def _plan(template: Template, candidate: Candidate, result: SearchResult) -> Ope
         template.machine,
         candidate.tiling,
         dict(lowering.buffers.rows),
-        program_cost(program, pipelined_cycles(program, lowering.buffers.regions())),
+        program_cost(program, pipelined_cycles(program, lowering.buffers.regions({}))),
         result.cycles_bound,
         result.bytes_bound,
         result.compared,
@@ -178,11 +211,13 @@ def _plan_front(plans: Sequence[OperatorPlan]) -> tuple[OperatorPlan, ...]:
     return tuple(front)
 
 
-def _spread(candidates: Sequence[Candidate]) -> list[Candidate]:
+def _spread(candidates: Sequence[Candidate], count: int) -> list[Candidate]:
     """Return the fastest candidates, and others spread over the rest of the front."""
-    if len(candidates) <= _PLANS:
+    if len(candidates) <= count:
         return list(candidates)
-    half = _PLANS // 2
+    half = count // 2
+    if half == 1:
+        return [candidates[0], candidates[-1]]
     rest = candidates[half:]
     step = (len(rest) - 1) / (half - 1)
     return [*candidates[:half], *(rest[round(k * step)] for k in range(half))]

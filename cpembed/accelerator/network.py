@@ -4,6 +4,8 @@ Operators are planned one after the other. All programs that read or write a ten
 layout in main memory, in which margins hold the padding that readers need. An operator whose
 statements no instructions compute, or that no plan fits, is executed by the host, with the reason
 and its estimated time; a change of layout that is not a mere view is host work too.
+Where memories and instructions allow it, tensors then stay on chip between operators, which become
+one program (:mod:`~cpembed.accelerator.chains`).
 """
 
 from __future__ import annotations
@@ -17,6 +19,7 @@ from functools import cached_property
 import numpy as np
 from numpy.typing import NDArray
 
+from cpembed.accelerator.chains import ChainPlanner
 from cpembed.accelerator.division import Division, HostPart, divided
 from cpembed.accelerator.form_choice import (
     Candidate,
@@ -29,6 +32,15 @@ from cpembed.accelerator.form_choice import (
 from cpembed.accelerator.host import copy_us, host_us
 from cpembed.accelerator.lowering import OperatorPlan, operator_plans
 from cpembed.accelerator.matching import Match, match_statement
+from cpembed.accelerator.network_bound import network_bound
+from cpembed.accelerator.network_steps import (
+    AcceleratorNetwork,
+    HostStep,
+    LayoutStep,
+    ProgramStep,
+    Step,
+    ViewStep,
+)
 from cpembed.accelerator.operator_search import OperatorSearch, Plans, segment
 from cpembed.accelerator.operators import is_view, specifications
 from cpembed.accelerator.operators.forms import (
@@ -43,119 +55,6 @@ from cpembed.accelerator.specification import Statement
 from cpembed.graph.graph import Graph, Operator
 from cpembed.hw.isa import InstructionSet
 from cpembed.steps import Progress, silent
-
-
-@dataclass(frozen=True)
-class ProgramStep:
-    """Operator that the accelerator executes.
-
-    Attributes
-    ----------
-    plans : tuple of OperatorPlan
-        Plans of consecutive statements, in one program each. Between two programs, tensors that
-        only the specification has are in main memory.
-    programs : tuple of Program
-        Program of each plan.
-    host : tuple of HostPart
-        Statements that the host computes before, between and after the programs.
-    """
-
-    operator: Operator
-    form: OperatorForm
-    plans: tuple[OperatorPlan, ...]
-    programs: tuple[Program, ...]
-    host: tuple[HostPart, ...] = ()
-
-    @property
-    def cycles(self) -> float:
-        """Estimated cycles of all programs."""
-        return math.fsum(plan.cost.cycles for plan in self.plans)
-
-    @property
-    def cycles_bound(self) -> float:
-        """Lower bound on the cycles of programs of these statements with these instructions."""
-        return math.fsum(plan.cycles_bound for plan in self.plans)
-
-    def has(self, name: str) -> bool:
-        """Return True if a program reads or writes a tensor of the specification."""
-        return any(name in program.tensors for program in self.programs)
-
-    def layout(self, name: str, *, is_read: bool) -> MainTensor:
-        """Return the layout of a tensor of the specification that programs read or write."""
-        programs = self.programs if is_read else self.programs[::-1]
-        return next(p.tensors[name] for p in programs if name in p.tensors)
-
-
-@dataclass(frozen=True)
-class HostStep:
-    """Operator that the host executes, with the reason; ``us`` is None without figures."""
-
-    operator: Operator
-    reason: str
-    us: float | None
-
-
-@dataclass(frozen=True)
-class ViewStep:
-    """Operator whose result has the elements of its input in the same order."""
-
-    operator: Operator
-
-
-@dataclass(frozen=True)
-class LayoutStep:
-    """Tensor that the host brings into another layout, where a program needs it."""
-
-    tensor: str
-    layout: MainTensor
-    reason: str
-    us: float | None
-
-
-Step = ProgramStep | HostStep | ViewStep | LayoutStep
-
-
-@dataclass(frozen=True)
-class AcceleratorNetwork:
-    """Network planned for an accelerator.
-
-    Attributes
-    ----------
-    graph : Graph
-        Prepared graph.
-    steps : tuple of Step
-        Steps in their order.
-    """
-
-    graph: Graph
-    machine: InstructionSet
-    steps: tuple[Step, ...]
-
-    @property
-    def programs(self) -> tuple[ProgramStep, ...]:
-        """Steps of the accelerator."""
-        return tuple(step for step in self.steps if isinstance(step, ProgramStep))
-
-    @property
-    def on_host(self) -> tuple[HostStep | LayoutStep | HostPart, ...]:
-        """Steps of the host that take time, and its parts of the accelerator's steps."""
-        steps: list[HostStep | LayoutStep | HostPart] = []
-        for step in self.steps:
-            if isinstance(step, ProgramStep):
-                steps += step.host
-            elif isinstance(step, HostStep | LayoutStep):
-                steps.append(step)
-        return tuple(steps)
-
-    @property
-    def cycles(self) -> float:
-        """Estimated cycles of all programs, one after the other."""
-        return math.fsum(step.cycles for step in self.programs)
-
-    @property
-    def bound_cycles(self) -> float:
-        """Lower bound on the cycles of all programs that have these specifications and matches."""
-        return math.fsum(step.cycles_bound for step in self.programs)
 
 
 def plan_network(
@@ -247,7 +146,9 @@ class _Planner:
             steps += self._conversion(
                 *_row_major(self.graph, name), "the caller reads it row-major"
             )
-        return AcceleratorNetwork(self.graph, self.machine, tuple(steps))
+        bound = network_bound(steps, self.graph, self.machine)
+        steps = ChainPlanner(self.graph.outputs, self.machine, signature).steps(steps)
+        return AcceleratorNetwork(self.graph, self.machine, tuple(steps), bound)
 
     def _plan_operator(self, operator: Operator) -> None:
         """Keep the best plan of an operator, or the reason why there is none."""
@@ -393,7 +294,8 @@ class _Planner:
         if not _agree_on_temporaries(form, programs):
             reason = "its programs need a tensor between them in different layouts"
             return HostStep(operator, reason, host_us(operator, self.graph.types, self.machine))
-        return ProgramStep(operator, form, plans, programs, planned.host)
+        costs = tuple(plan.cost for plan in plans)
+        return ProgramStep((operator,), form, plans, programs, costs, planned.host)
 
     def _agreed(self, plan: OperatorPlan, layouts: Mapping[str, MainTensor]) -> OperatorPlan:
         """Return a plan with the layouts that programs agree on, if there is one."""

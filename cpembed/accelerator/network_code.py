@@ -20,7 +20,7 @@ import numpy as np
 from cpembed.accelerator.division import HostPart
 from cpembed.accelerator.host_code import NUMBERS, specification_function
 from cpembed.accelerator.machine_code import c_type, preamble, program_function
-from cpembed.accelerator.network import (
+from cpembed.accelerator.network_steps import (
     AcceleratorNetwork,
     HostStep,
     LayoutStep,
@@ -219,7 +219,7 @@ class _Writer:
     # -- steps -------------------------------------------------------------------------------------
 
     def _program_step(self, step: ProgramStep) -> None:
-        label = step.operator.name
+        label = step.name
         for number, program in enumerate(step.programs):
             self._host_parts(step, number)
             name = f"program{len([f for f in self.functions if f.startswith('/* program')])}"
@@ -253,7 +253,7 @@ class _Writer:
                 self._host_part(step, part)
 
     def _host_part(self, step: ProgramStep, part: HostPart) -> None:
-        label = step.operator.name
+        label = step.name
         function = f"host{len(self.functions)}"
         text = specification_function(part.specification, function)
         self.functions.append(f"/* host, of {_comment(label)} */\n{text}")

@@ -10,9 +10,9 @@ from pathlib import Path
 from typing import Any
 
 from cpembed.accelerator.machine_code import save
-from cpembed.accelerator.network import AcceleratorNetwork
 from cpembed.accelerator.network_code import network_code
 from cpembed.accelerator.network_run import NetworkRun
+from cpembed.accelerator.network_steps import AcceleratorNetwork
 from cpembed.errors import LoweringError
 from cpembed.files import make_folder, write_whole
 
@@ -59,13 +59,13 @@ def save_network(
 
 def _save_programs(network: AcceleratorNetwork, folder: Path, run: NetworkRun | None) -> list[str]:
     """Write each program in a folder of its operator; return the names of the files."""
-    runs = {} if run is None else {step.step.operator.name: step.runs for step in run.steps}
+    runs = {} if run is None else {step.step.name: step.runs for step in run.steps}
     names: list[str] = []
     for number, step in enumerate(network.programs):
-        label = re.sub(r"[^A-Za-z0-9_.-]", "_", step.operator.name)
+        label = re.sub(r"[^A-Za-z0-9_.-]", "_", step.name)
         for part, program in enumerate(step.programs):
             suffix = f".{part}" if len(step.programs) > 1 else ""
             name = f"{number:03}_{label}{suffix}"
-            part_run = runs[step.operator.name][part] if step.operator.name in runs else None
+            part_run = runs[step.name][part] if step.name in runs else None
             names += [f"{name}/{file}" for file in save(program, folder / name, part_run)]
     return names

@@ -6,7 +6,7 @@ from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass, replace
 
 from cpembed.accelerator.host import copy_us
-from cpembed.accelerator.network import AcceleratorNetwork, LayoutStep, ProgramStep, Step
+from cpembed.accelerator.network_steps import AcceleratorNetwork, LayoutStep, ProgramStep, Step
 from cpembed.accelerator.proof import ProgramProof, prove
 from cpembed.hw.isa import InstructionSet
 from cpembed.steps import Progress, silent
@@ -14,7 +14,7 @@ from cpembed.steps import Progress, silent
 
 @dataclass(frozen=True)
 class StepProof:
-    """Proofs of the programs of one operator."""
+    """Proofs of the programs of one step."""
 
     step: ProgramStep
     proofs: tuple[ProgramProof, ...]
@@ -37,7 +37,7 @@ class StepProof:
 
 @dataclass(frozen=True)
 class ProvenNetwork:
-    """Network with the proofs of its programs by operator.
+    """Network with the proofs of its programs by step.
 
     ``network`` has a change of layout more for each tensor whose margins a program may have
     overwritten, before the next program that reads them.
@@ -67,12 +67,12 @@ def prove_network(network: AcceleratorNetwork, progress: Progress = silent) -> P
     spoiled: set[str] = set()
     for number, step in enumerate(network.steps):
         if isinstance(step, ProgramStep):
-            progress(f"proving {step.operator.name}", number, len(network.steps))
+            progress(f"proving {step.name}", number, len(network.steps))
             for repair in _repairs(step, spoiled, network.machine):
                 steps.append(repair)
                 spoiled.discard(repair.tensor)
             proof, overwritten = _prove_step(step)
-            proofs[step.operator.name] = proof
+            proofs[step.name] = proof
             spoiled.update(overwritten)
         steps.append(step)
     return ProvenNetwork(replace(network, steps=tuple(steps)), proofs)
@@ -85,7 +85,7 @@ def _repairs(
     for name in filter(step.has, step.form.specification.inputs):
         tensor, layout = step.form.tensors[name], step.layout(name, is_read=True)
         if tensor.name in spoiled and any((*layout.before, *layout.after)):
-            reason = f"{step.operator.name} reads margins, which may be overwritten"
+            reason = f"{step.name} reads margins, which may be overwritten"
             yield LayoutStep(tensor.name, layout, reason, copy_us(layout.elements, machine))
 
 

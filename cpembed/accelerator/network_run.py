@@ -16,7 +16,7 @@ import numpy as np
 
 from cpembed.accelerator.division import host_values
 from cpembed.accelerator.executor import Run, execute
-from cpembed.accelerator.network import AcceleratorNetwork, LayoutStep, ProgramStep
+from cpembed.accelerator.network_steps import AcceleratorNetwork, LayoutStep, ProgramStep, Step
 from cpembed.accelerator.operators.forms import GraphTensor
 from cpembed.accelerator.program import MainTensor
 from cpembed.graph.graph import Array, check_inputs
@@ -30,14 +30,15 @@ order than numpy."""
 
 @dataclass(frozen=True)
 class StepRun:
-    """Outcome of one program.
+    """Outcome of the programs of one step.
 
     Attributes
     ----------
     error : float
         Largest difference from the specification: 0 for integers that are right.
     deviation : float
-        Largest difference of the specification from the operator's definition.
+        Largest difference of the results from the operators' definitions; of a tensor that stays
+        on chip, of the specification from its operator's definition.
     """
 
     step: ProgramStep
@@ -113,23 +114,41 @@ def run_network(
     graph = network.graph
     check_inputs(graph, inputs)
     values: dict[str, Array] = {**graph.constants, **inputs}
-    programs = {step.operator.name: step for step in network.programs}
     memory = MainMemory(network)
     outcomes: list[StepRun] = []
-    for number, operator in enumerate(graph.operators):
-        progress(operator.name, number, len(graph.operators))
-        defined = operator.kind.evaluate([values[name] for name in operator.inputs])
-        step = programs.get(operator.name)
-        if step is None:
-            values |= zip(operator.outputs, defined, strict=True)
+    for number, step in enumerate(network.steps):
+        if isinstance(step, LayoutStep):
+            memory.drop(step.tensor)
             continue
-        outcome, results = _run_step(memory, step, values, seed)
-        for name, array in zip(operator.outputs, defined, strict=True):
-            deviation = _difference(results[name], array)
-            outcome = replace(outcome, deviation=max(outcome.deviation, deviation))
-        values |= results
-        outcomes.append(outcome)
+        progress(_label(step), number, len(network.steps))
+        if isinstance(step, ProgramStep):
+            outcome, results = _run_step(memory, step, values, seed)
+            deviation = _deviation(step, values, results)
+            values |= results
+            outcomes.append(replace(outcome, deviation=deviation))
+            continue
+        defined = step.operator.kind.evaluate([values[name] for name in step.operator.inputs])
+        values |= zip(step.operator.outputs, defined, strict=True)
     return NetworkRun({name: values[name] for name in graph.outputs}, tuple(outcomes))
+
+
+def _label(step: Step) -> str:
+    if isinstance(step, LayoutStep):
+        return step.tensor
+    return step.name if isinstance(step, ProgramStep) else step.operator.name
+
+
+def _deviation(
+    step: ProgramStep, values: Mapping[str, Array], results: Mapping[str, Array]
+) -> float:
+    """Return the largest difference of results from the operators' definitions on their inputs."""
+    arrays = {**values, **results}
+    deviation = 0.0
+    for operator in step.operators:
+        defined = operator.kind.evaluate([arrays[name] for name in operator.inputs])
+        for name, array in zip(operator.outputs, defined, strict=True):
+            deviation = max(deviation, _difference(results[name], array))
+    return deviation
 
 
 class MainMemory:
@@ -138,20 +157,10 @@ class MainMemory:
     def __init__(self, network: AcceleratorNetwork) -> None:
         self.types = network.graph.types
         self.buffers: dict[str, tuple[GraphTensor, MainTensor, Array]] = {}
-        # Tensors that the host brings into another layout, by the operators that follow.
-        self.changed: dict[str, set[str]] = {}
-        names: set[str] = set()
-        for step in network.steps:
-            if isinstance(step, LayoutStep):
-                names.add(step.tensor)
-            else:
-                self.changed[step.operator.name] = names
-                names = set()
 
-    def begin(self, step: ProgramStep) -> None:
-        """Drop the buffers that the host replaces before a step."""
-        for name in self.changed.get(step.operator.name, ()):
-            self.buffers.pop(name, None)
+    def drop(self, tensor: str) -> None:
+        """Drop the buffer of a tensor that the host replaces."""
+        self.buffers.pop(tensor, None)
 
     def buffer(self, tensor: GraphTensor, layout: MainTensor, array: Array) -> Array:
         """Return the buffer that a program reads: the one that is there, or a new one."""
@@ -172,10 +181,9 @@ def _alike(first: MainTensor, second: MainTensor) -> bool:
 def _run_step(
     memory: MainMemory, step: ProgramStep, values: Mapping[str, Array], seed: int
 ) -> tuple[StepRun, dict[str, Array]]:
-    """Execute one program; return its outcome and its outputs in the graph's shapes."""
+    """Execute a step; return its outcome and the tensors that it writes in the graph's shapes."""
     form, types = step.form, memory.types
     specification = form.specification
-    memory.begin(step)
     arrays = {
         name: form.tensors[name].logical(values[form.tensors[name].name])
         for name in specification.inputs
@@ -205,12 +213,15 @@ def _run_step(
     expected = specification.evaluate(arrays)
     error = tolerance = 0.0
     results: dict[str, Array] = {}
-    for name in specification.outputs:
-        actual = contents[name]
-        error = max(error, _difference(actual, expected[name]))
-        tolerance = max(tolerance, _tolerance(expected[name]))
-        tensor = form.tensors[name]
-        results[tensor.name] = tensor.graph_array(actual, types[tensor.name].shape)
+    for name in dict.fromkeys(s.output.tensor for s in specification.statements):
+        actual = expected[name]
+        if name in specification.outputs:
+            actual = contents[name]
+            error = max(error, _difference(actual, expected[name]))
+            tolerance = max(tolerance, _tolerance(expected[name]))
+        if name in form.tensors:
+            tensor = form.tensors[name]
+            results[tensor.name] = tensor.graph_array(actual, types[tensor.name].shape)
     return StepRun(step, tuple(runs), error, tolerance, 0.0), results
 
 

@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 
-from cpembed.accelerator.layouts import RowLayout
+from cpembed.accelerator.addressing import InRows
 from cpembed.accelerator.matching import Match
 from cpembed.accelerator.program import MainTensor
 from cpembed.accelerator.specification import Specification, Statement
@@ -39,7 +39,7 @@ class OperatorProblem:
     ----------
     matches : tuple of Match
         Instruction for each statement of the specification, in their order.
-    homes : mapping of str to RowLayout
+    homes : mapping of str to InRows
         Tensors that are in rows before (inputs) or stay there afterwards (outputs).
     layouts : mapping of str to MainTensor
         Tensors whose layout in main memory is decided already.
@@ -53,7 +53,7 @@ class OperatorProblem:
 
     specification: Specification
     matches: tuple[Match, ...]
-    homes: Mapping[str, RowLayout] = field(default_factory=dict[str, RowLayout])
+    homes: Mapping[str, InRows] = field(default_factory=dict[str, InRows])
     layouts: Mapping[str, MainTensor] = field(default_factory=dict[str, MainTensor])
     keeps_order: bool = False
     reuses_rows: bool = False

@@ -174,7 +174,7 @@ def _front(candidates: Sequence[Candidate]) -> list[Candidate]:
 
 def _orders(template: Template) -> Iterator[LoopOrder]:
     """Yield the different loop structures of all orders of the main statement's buffers."""
-    inputs = [b for b in template.buffers if b.role == "main"]
+    inputs = [b for b in template.buffers if b.role == "main" and not b.is_home]
     output = next((b for b in template.buffers if b.role == "output"), None)
     output_axes = frozenset(template.main_step.axes.values()) - template.main_step.reductions
     chain_uses = {
@@ -318,16 +318,17 @@ def _copy_options(template: Template) -> list[dict[Key, int]]:
     """List the numbers of copies of the buffers that are compared."""
     if template.machine.synchronization is Synchronization.IN_ORDER:
         return [{}]
+    moved = [b for b in template.buffers if not b.is_home]
     main = [
         b.key
-        for b in template.buffers
+        for b in moved
         if b.role == "main" or (b.role == "granule" and b.first_use == template.main)
     ]
     # A unit waits in each round for room in all of its buffers, so that one with a single copy
     # makes it wait as if no buffer had two.
     is_joint = template.machine.synchronization is Synchronization.CHANNELS
     groups: list[tuple[Key, ...]] = [tuple(main)] if is_joint and main else [(k,) for k in main]
-    outputs = tuple(b.key for b in template.buffers if b.key not in main)
+    outputs = tuple(b.key for b in moved if b.key not in main)
     if outputs:
         groups.append(outputs)
     options: list[dict[Key, int]] = []

@@ -75,7 +75,7 @@ def network_on_accelerator(arguments: NetworkArguments) -> int:
         output.print_text(*accelerator_report(document))
     if run is None or run.is_right:
         return 0
-    names = ", ".join(step.step.operator.name for step in run.steps if not step.is_right)
+    names = ", ".join(step.step.name for step in run.steps if not step.is_right)
     output.message(f"programs differ from their specification ({names}): please report this")
     return WRONG
 

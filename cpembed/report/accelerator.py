@@ -34,6 +34,19 @@ def accelerator_report(document: Mapping[str, Any]) -> Iterator[Block]:
         (_program_row(step, document["main_memory"]) for step in programs),
         {"operator": _OPERATOR_WIDTH},
     )
+    chains = [step for step in programs if "chain" in step]
+    if chains:
+        yield ""
+        yield Heading("On chip between operators")
+        yield Table(
+            ("program", "tensor", "memory", "rows>", "bytes>"),
+            [
+                (step["operator"] if number == 0 else "", *_resident_row(resident))
+                for step in chains
+                for number, resident in enumerate(step["chain"]["residents"])
+            ],
+            {"program": _OPERATOR_WIDTH, "tensor": _OPERATOR_WIDTH},
+        )
     host = [row for step in document["steps"] for row in _host_rows(step)]
     if host:
         yield ""
@@ -240,10 +253,28 @@ def _program_row(step: Mapping[str, Any], main_memory: str) -> tuple[str, ...]:
     )
 
 
+def _resident_row(resident: Mapping[str, Any]) -> tuple[str, ...]:
+    first, rows = resident["first_row"], resident["rows"]
+    return (
+        resident["tensor"],
+        resident["memory"],
+        f"{first:,} to {first + rows - 1:,}",
+        f"{resident['bytes']:,}",
+    )
+
+
 def _proven_text(step: Mapping[str, Any]) -> str:
     if "proven" not in step:
         return "-"
     return ", ".join(step["proof"]["mechanisms"]) if step["proven"] else "no"
+
+
+def _main_memory_text(totals: Mapping[str, Any]) -> str:
+    text = f"{totals['main_bytes']:,} bytes by estimate"
+    if totals["chains"]:
+        chains = plural(totals["chains"], "chain")
+        text += f"; {chains} of operators saved {totals['main_bytes_saved']:,}"
+    return text
 
 
 def _host_rows(step: Mapping[str, Any]) -> Iterator[tuple[str, ...]]:
@@ -278,7 +309,11 @@ def _totals(document: Mapping[str, Any]) -> list[tuple[str, str]]:
             "cycles",
             f"{cycles:,.0f}, {document['provenance']}; {time}",
         ),
-        ("bound", f"{totals['bound_cycles']:,.0f} cycles, of every program with the same matches"),
+        (
+            "bound",
+            f"{totals['bound_cycles']:,.0f} cycles of every plan with the same matches",
+        ),
+        ("main memory", _main_memory_text(totals)),
         ("products", f"{count(totals['macs'])} multiply-accumulates of the operators"),
     ]
     rows += energy_rows(totals["energy_by_level_pj"], totals["energy_sources"])
@@ -294,7 +329,7 @@ def _totals(document: Mapping[str, Any]) -> list[tuple[str, str]]:
         if deviation:
             verdict += f"; at most {deviation:g} from the operator's own definition"
         rows.append(("verified", verdict))
-    proven = sum(step.get("proven", False) for step in document["steps"])
+    proven = totals["operators_proven"]
     if any("proven" in step for step in document["steps"]):
         rows.append(("proven", f"{proven} of {on_machine}"))
     return rows

@@ -6,9 +6,10 @@ from pathlib import Path
 
 import pytest
 
-from cpembed.accelerator.network import AcceleratorNetwork, HostStep, LayoutStep, plan_network
+from cpembed.accelerator.network import plan_network
 from cpembed.accelerator.network_proof import prove_network
 from cpembed.accelerator.network_run import run_network
+from cpembed.accelerator.network_steps import AcceleratorNetwork, HostStep, LayoutStep
 from cpembed.frontends import load_model
 from cpembed.graph.passes import prepare
 from cpembed.hw.isa_reader import load_instruction_set
@@ -45,8 +46,8 @@ def check(network: AcceleratorNetwork, host: frozenset[str]) -> None:
     for step in run.steps:
         # A form that deviates rounds in another order: by one step of int8 at most.
         allowed = 1 if step.step.form.specification.deviation else step.tolerance
-        assert step.is_right, step.step.operator.name
-        assert step.deviation <= allowed, step.step.operator.name
+        assert step.is_right, step.step.name
+        assert step.deviation <= allowed, step.step.name
     refusals = {n: p.refusal for n, p in prove_network(network).proofs.items() if not p.holds}
     assert not refusals
 

@@ -289,9 +289,14 @@ class Dataflow:
             )
         if source.dtype != sink.dtype:
             raise UndecidedError(f"{sink.text} is of another type than {source.text}")
-        if step.role is Role.CONSTANT:
-            raise UndecidedError(f"{sink.text} reads a number")
         inside = dependence.intersect_domain(source.inside)
+        if step.role is Role.CONSTANT:
+            # Outside of the tensor, a number may stand for the fill of its margins.
+            main = self.tensors.main(sink.tensor)
+            is_fill = main is not None and step.value == main.fill
+            if not is_fill or not inside.is_empty():
+                raise UndecidedError(f"{sink.text} reads a number")
+            return
         if sink.is_previous:
             self._check_link(source, sink, inside)
         elif not inside.is_empty():

@@ -116,11 +116,15 @@ class Meanings:
 
     @cached_property
     def computed_outside(self) -> set[str]:
-        """Tensors of which instructions compute elements outside of the shape."""
+        """Tensors outside of whose shape instructions write something else than their fill."""
         tensors: set[str] = set()
         for touches in self._touches.values():
             for touch in touches:
-                is_computed = touch.is_write and touch.relations.step.role is not Role.MOVE
+                step, main = touch.relations.step, self.tensors.main(touch.tensor)
+                is_fill = (
+                    main is not None and step.role is Role.CONSTANT and step.value == main.fill
+                )
+                is_computed = touch.is_write and step.role is not Role.MOVE and not is_fill
                 if is_computed and touch.tensor and not touch.domain.is_subset(touch.inside):
                     tensors.add(touch.tensor)
         return tensors

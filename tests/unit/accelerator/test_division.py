@@ -68,8 +68,8 @@ def test_sums_are_the_machines_and_scales_by_channel_the_hosts(epilogue: Epilogu
     x = random.integers(-128, 128, (ROWS, DEPTH)).astype(np.int8)
     run = run_network(network, {"x": x})
     assert run.is_right
-    inputs = [x, *(network.graph.constants[name] for name in step.operator.inputs[1:])]
-    np.testing.assert_array_equal(run.outputs["y"], step.operator.kind.evaluate(inputs)[0])
+    inputs = [x, *(network.graph.constants[name] for name in step.operators[0].inputs[1:])]
+    np.testing.assert_array_equal(run.outputs["y"], step.operators[0].kind.evaluate(inputs)[0])
     assert prove_network(network).proofs["product"].holds
 
 

@@ -1,0 +1,157 @@
+"""One program of the plans of several operators, whose tensors may stay on chip between them.
+
+The statements of the plans are one specification, so that the proof follows values through the rows
+in which one part of the program writes a tensor and a later one reads it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+
+from cpembed.accelerator.cost import ProgramCost, program_cost
+from cpembed.accelerator.lowering import OperatorPlan
+from cpembed.accelerator.operators.forms import GraphTensor, OperatorForm, renamed_operands
+from cpembed.accelerator.pipeline import pipelined_cycles
+from cpembed.accelerator.program import Array, Issue, Loop, MainTensor, Node, Program
+from cpembed.accelerator.specification import Specification, Statement
+
+
+@dataclass(frozen=True)
+class Part:
+    """Plan as a part of a longer program.
+
+    Attributes
+    ----------
+    plan : OperatorPlan
+    names : mapping of str to str
+        Name in the longer program of each tensor of the plan's specification.
+    base_rows : mapping of str to int
+        First row of its buffers in each memory.
+    after : tuple of Node
+        Copies and fills that follow, of tensors by their names in the longer program.
+    """
+
+    plan: OperatorPlan
+    names: Mapping[str, str]
+    base_rows: Mapping[str, int] = field(default_factory=dict[str, int])
+    after: tuple[Node, ...] = ()
+
+    @property
+    def statements(self) -> Iterator[Statement]:
+        """Statements of the plan with the names of the longer program."""
+        for statement in self.plan.problem.specification.statements:
+            computation = renamed_operands(statement.computation, self.names)
+            yield replace(statement, computation=computation)
+
+
+def joined(
+    parts: Sequence[Part],
+    name: str,
+    needed: Collection[str],
+    layouts: Mapping[str, MainTensor],
+    tensors: Mapping[str, GraphTensor],
+) -> tuple[OperatorForm, Program, ProgramCost]:
+    """Return the program of some plans, one after the other, with its form and its cost.
+
+    Parameters
+    ----------
+    parts : sequence of Part
+        The plans, all of one machine.
+    name : str
+        Name of the program.
+    needed : collection of str
+        Tensors that are results.
+    layouts : mapping of str to MainTensor
+        Layouts in main memory of tensors that copies between the parts move there.
+    tensors : mapping of str to GraphTensor
+        Tensor of the graph of each tensor that the graph has.
+    """
+    machine = parts[0].plan.machine
+    specification = _specification(parts, name, needed)
+    body: list[Node] = []
+    main: dict[str, MainTensor] = {}
+    regions: list[tuple[str, int]] = []
+    first = 0
+    for part in parts:
+        program, of_part = part.plan.placed(part.base_rows)
+        body += (_renamed(node, part.names, first) for node in program.body)
+        body += part.after
+        main |= {part.names[n]: t for n, t in program.tensors.items()}
+        regions += of_part
+        first += len(part.plan.problem.specification.statements)
+    main |= layouts
+    roles = _roles(specification)
+    main = {n: replace(t, name=n, role=roles.get(n, "temporary")) for n, t in main.items()}
+    names = {n: f"{roles.get(n, 'temporary')}{k}" for k, n in enumerate(specification.operands)}
+    program = Program(
+        name,
+        machine,
+        {names[n]: replace(t, name=names[n]) for n, t in main.items()},
+        tuple(_renamed(node, names, 0) for node in body),
+        _renamed_specification(specification, names),
+    )
+    form_tensors = {names[n]: t for n, t in tensors.items() if n in names}
+    assert program.specification is not None
+    form = OperatorForm(program.specification, form_tensors)
+    return form, program, program_cost(program, pipelined_cycles(program, regions))
+
+
+def _specification(parts: Sequence[Part], name: str, needed: Collection[str]) -> Specification:
+    statements = tuple(s for part in parts for s in part.statements)
+    constants: dict[str, Array] = {}
+    deviations: list[str] = []
+    for part in parts:
+        specification = part.plan.problem.specification
+        constants |= {part.names[n]: array for n, array in specification.constants.items()}
+        deviations.append(specification.deviation)
+    written = dict.fromkeys(s.output.tensor for s in statements)
+    inputs = [o.tensor for s in statements for o in s.reads]
+    return Specification(
+        name,
+        statements,
+        tuple(n for n in dict.fromkeys(inputs) if n not in written and n not in constants),
+        tuple(n for n in written if n in needed),
+        constants,
+        "; ".join(dict.fromkeys(filter(None, deviations))),
+    )
+
+
+def _roles(specification: Specification) -> dict[str, str]:
+    roles = dict.fromkeys(specification.inputs, "input")
+    roles |= dict.fromkeys(specification.constants, "constant")
+    return roles | dict.fromkeys(specification.outputs, "output")
+
+
+def _renamed_specification(specification: Specification, names: Mapping[str, str]) -> Specification:
+    statements = tuple(
+        replace(s, computation=renamed_operands(s.computation, names))
+        for s in specification.statements
+    )
+    return replace(
+        specification,
+        statements=statements,
+        inputs=tuple(names[n] for n in specification.inputs),
+        outputs=tuple(names[n] for n in specification.outputs),
+        constants={names[n]: array for n, array in specification.constants.items()},
+    )
+
+
+def _renamed(node: Node, names: Mapping[str, str], first: int) -> Node:
+    """Rename the tensors of a node, and count its statements from ``first`` on."""
+    if isinstance(node, Loop):
+        return replace(node, body=tuple(_renamed(n, names, first) for n in node.body))
+    assert isinstance(node, Issue)
+    meaning = node.meaning
+    if meaning is not None:
+        meaning = replace(meaning, statement=meaning.statement + first)
+    return replace(
+        node,
+        operands={
+            k: replace(a, tensor=names.get(a.tensor, a.tensor)) for k, a in node.operands.items()
+        },
+        contents={
+            k: replace(c, tensor=names.get(c.tensor, c.tensor)) for k, c in node.contents.items()
+        },
+        meaning=meaning,
+    )
