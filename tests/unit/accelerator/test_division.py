@@ -83,8 +83,8 @@ def test_sums_of_a_machine_that_stores_bytes_are_composed_by_the_host() -> None:
     random = np.random.default_rng(3)
     x = random.integers(-128, 128, (ROWS, DEPTH)).astype(np.int8)
     run = run_network(network, {"x": x})
-    inputs = [x, *(network.graph.constants[name] for name in step.operator.inputs[1:])]
-    np.testing.assert_array_equal(run.outputs["y"], step.operator.kind.evaluate(inputs)[0])
+    inputs = [x, *(network.graph.constants[name] for name in step.operators[0].inputs[1:])]
+    np.testing.assert_array_equal(run.outputs["y"], step.operators[0].kind.evaluate(inputs)[0])
     assert prove_network(network).proofs["product"].holds
 
 
