@@ -21,12 +21,12 @@ import msgspec
 
 from cpembed.accelerator.energy import energy_table
 from cpembed.accelerator.lowering import OperatorPlan
-from cpembed.accelerator.network import (
+from cpembed.accelerator.network import plan_network
+from cpembed.accelerator.network_steps import (
     AcceleratorNetwork,
     HostStep,
     LayoutStep,
     ProgramStep,
-    plan_network,
 )
 from cpembed.accelerator.operators import is_view
 from cpembed.accelerator.workload import workload_plans

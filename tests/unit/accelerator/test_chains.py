@@ -29,6 +29,7 @@ from tests.unit.accelerator.toys import random_arrays, statement
 SMALL = str(Path(__file__).parents[2] / "targets" / "tiny_accelerator.toml")
 DTYPES = {"acc": "int32", "W": "int8", "A": "int8", "B": "int8", "out": "int8"}
 SHAPES = tuple[int, int]
+SEEDS = [0, 1, *(pytest.param(seed, marks=pytest.mark.slow) for seed in range(2, 10))]
 
 
 def product(name: str, source: str, rows: int, inner: int, outer: int, seed: int) -> OperatorForm:
@@ -152,7 +153,7 @@ def expected(forms: Sequence[OperatorForm], arrays: dict[str, Any]) -> dict[str,
 
 
 @pytest.mark.parametrize("synchronization", ["in_order", "interlocked"])
-@pytest.mark.parametrize("seed", range(6))
+@pytest.mark.parametrize("seed", SEEDS)
 def test_a_random_chain_is_proven_and_never_slower(seed: int, synchronization: str) -> None:
     forms = random_chain(seed)
     rows = random.Random(seed).choice([24, 48, 96, 512])
@@ -169,7 +170,7 @@ def test_a_random_chain_is_proven_and_never_slower(seed: int, synchronization: s
 
 
 @needs_executor
-@pytest.mark.parametrize("seed", range(6))
+@pytest.mark.parametrize("seed", SEEDS)
 def test_a_random_chain_computes_its_operators(seed: int) -> None:
     forms = random_chain(seed)
     machine = with_rows(load_instruction_set(SMALL), 128, "interlocked")
