@@ -31,10 +31,10 @@ Differences:
   loading the first tiles before, and storing the last one behind. Where it computes all the time,
   the difference is these two: 576 + 112 cycles for the first convolution, 256 + 784 for the second.
 - Where main memory is the bottleneck, ZigZag takes fewer cycles than its own bytes need on the one
-  port of main memory, because it loads the first tiles of both inputs at the same time: in all seven
-  such rows its cycles are its bytes by 16, less the cycles of one of these tiles (176 to 2,048). In
-  two of them it moves as many bytes as ours, so that the ratio is above 1 (33,792 - 256 and 62,976 -
-  256 cycles) though its mapping is no better: ours is the least by the bytes.
+  port of main memory, because it loads the first tiles of both inputs at the same time: in all
+  seven such rows its cycles are its bytes by 16, less the cycles of one of these tiles (176 to
+  2,048). In two of them it moves as many bytes as ours, so that the ratio is above 1 (33,792 - 256
+  and 62,976 - 256 cycles) though its mapping is no better: ours is the least by the bytes.
 - Each access takes a port of a memory for at least a cycle there, however wide the port is. Our
   buffer has no ports, so each movement of an operand has its own port in ZigZag's buffer. With one
   port for all of them the convolutions take three times as long: 342,941 cycles of computing with
