@@ -3,21 +3,18 @@
 from __future__ import annotations
 
 import itertools
+import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 
-from cpembed.accelerator.lowering import OperatorPlan, operator_plans
+from cpembed.accelerator.lowering import OperatorPlan, operator_plan
 from cpembed.accelerator.matching import Match, Matching, match_statement
 from cpembed.accelerator.problem import OperatorProblem, PlanningError
 from cpembed.accelerator.specification import Specification
-from cpembed.accelerator.template import make_template
 from cpembed.hw.isa import InstructionSet
 
 _COMBINATIONS = 16
 """Maximum number of combinations that are tried for each match of the largest statement."""
-_PLANS = 2
-"""Number of matches of the largest statement of which the best plans are compared."""
-
 
 Plans = tuple[OperatorPlan, ...]
 """Plans of consecutive statements, one program each."""
@@ -73,33 +70,17 @@ class OperatorSearch:
     def _plan(self, part: Specification, matchings: Sequence[Matching]) -> OperatorPlan | str:
         """Return the best plan of one program, or why there is none."""
         best: OperatorPlan | None = None
-        reason, planned = "", 0
-        for combinations in _combinations(matchings):
-            plan = self._first_plan(part, combinations)
-            if isinstance(plan, str):
-                reason = reason or plan
-                continue
-            planned += 1
-            if best is None or plan.cost.cycles < best.cost.cycles:
-                best = plan
-            if planned == _PLANS:
-                break
-        return best or reason
-
-    def _first_plan(
-        self, part: Specification, combinations: Iterator[tuple[Match, ...]]
-    ) -> OperatorPlan | str:
-        """Return the plan of the first combination that has one, or why the first has none."""
         reason = ""
-        for matches in combinations:
+        for matches in _combinations(matchings):
             problem = OperatorProblem(part, matches, keeps_order=self.keeps_order)
             try:
-                # Most combinations that no tiling fits have no template either.
-                make_template(problem, self.machine)
-                return operator_plans(problem, self.machine)[0]
+                # Combinations whose bound is no better are not planned.
+                plan = operator_plan(problem, self.machine, best.cycles if best else math.inf)
             except PlanningError as error:
                 reason = reason or str(error)
-        return reason or "rejected: no combination of instructions fits"
+            else:
+                best = plan or best
+        return best or reason or "rejected: no combination of instructions fits"
 
 
 def segment(specification: Specification, first: int, after: int) -> Specification:
@@ -132,8 +113,8 @@ def segment(specification: Specification, first: int, after: int) -> Specificati
     )
 
 
-def _combinations(matchings: Sequence[Matching]) -> Iterator[Iterator[tuple[Match, ...]]]:
-    """Yield, for each match of the largest statement, combinations with one match of each other.
+def _combinations(matchings: Sequence[Matching]) -> Iterator[tuple[Match, ...]]:
+    """Yield combinations of one match of each statement, those of the largest one in turn.
 
     The fewest cycles come first. Matches that need a tensor with different dimensions in the lanes
     of a row are not combined.
@@ -144,7 +125,7 @@ def _combinations(matchings: Sequence[Matching]) -> Iterator[Iterator[tuple[Matc
             (match,) if matching is largest else sorted(matching.matches, key=lambda m: m.cycles)
             for matching in matchings
         ]
-        yield itertools.islice(_consistent(choices, {}), _COMBINATIONS)
+        yield from itertools.islice(_consistent(choices, {}), _COMBINATIONS)
 
 
 def _consistent(

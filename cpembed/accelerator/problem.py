@@ -27,6 +27,14 @@ class PlanningError(CpembedError):
     """An operator that the planner rejects, with the reason and the remedy in one line."""
 
 
+class AddressingError(PlanningError):
+    """A tiling in which instructions cannot address a tensor."""
+
+    def __init__(self, message: str, tensor: str) -> None:
+        super().__init__(message)
+        self.tensor = tensor
+
+
 @dataclass(frozen=True)
 class OperatorProblem:
     """Statements of one operator, their instructions, and the homes of its tensors.

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import itertools
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -10,11 +11,13 @@ from typing import Any
 
 import numpy as np
 
+from cpembed.accelerator.executions import variant
 from cpembed.accelerator.problem import Step
 from cpembed.accelerator.template import BufferSpec, Template, element_bits
 from cpembed.accelerator.tiling_grid import Grid, Key, LoopOrder
 from cpembed.accelerator.transfers import copy_instructions
 from cpembed.hw.isa import IsaInstruction, MemoryKind, Synchronization
+from cpembed.ir.index import IndexExpr
 
 
 @dataclass(frozen=True)
@@ -23,6 +26,41 @@ class CopyCost:
 
     instruction: IsaInstruction
     walks: Mapping[str, tuple[int, int]]
+
+
+@dataclass(frozen=True)
+class Lengths:
+    """Sizes of all boxes along one dimension, each with the number of boxes that have it."""
+
+    sizes: tuple[tuple[Any, Any], ...]
+
+    @staticmethod
+    def of(index: IndexExpr, parts: Mapping[str, Sequence[tuple[Any, Any]]]) -> Lengths:
+        """Return the lengths of an index whose axes have tiles of these sizes and counts."""
+        sizes: list[tuple[Any, Any]] = []
+        for combination in itertools.product(*(parts[t.iterator] for t in index.terms)):
+            reach = [
+                t.coefficient * (size - 1)
+                for t, (size, _) in zip(index.terms, combination, strict=True)
+            ]
+            sizes.append((1 + sum(reach), math.prod(count for _, count in combination)))
+        return Lengths(tuple(sizes))
+
+    @property
+    def total(self) -> Any:
+        """Sum of the lengths of all boxes."""
+        return sum(size * count for size, count in self.sizes)
+
+    def chunks(self, chunk: int, step: int = 1) -> Any:
+        """Return the number of chunks of all boxes, of elements a step apart or neighbours."""
+        if step == 1:
+            return sum(-(-size // chunk) * count for size, count in self.sizes)
+        apart = sum(
+            -(-np.maximum(0, size - first) // (step * chunk)) * count
+            for size, count in self.sizes
+            for first in range(step)
+        )
+        return np.minimum(apart, self.chunks(min(chunk, step)))
 
 
 @dataclass
@@ -150,23 +188,23 @@ class Costs:
             lengths, repeats = self._granule_lengths(spec)
         else:
             lengths, repeats = self._lengths(spec, depth, not is_store)
-        cost = _copy_cost(self.template, spec, memories)
         bytes_each = element_bits(spec.dtype) / 8
-        elements = repeats * math.prod(total for total, _ in lengths)
+        elements = repeats * math.prod(length.total for length in lengths)
         moved = elements * bytes_each
         bandwidth = math.inf
         main = self.template.machine.main
         if main.name in memories:
             self.bytes_moved = self.bytes_moved + moved
             bandwidth = main.bytes_per_cycle
-        if cost is None:
+        costs = copy_costs(self.template, spec, memories)
+        if not costs:
             return
-        fixed = {a.name: a.maximum for a in cost.instruction.axes if a.is_fixed}
-        self.rounding[spec.key] = {
-            dimension: fixed[a] for a, (dimension, _) in cost.walks.items() if a in fixed
-        }
-        cycles = repeats * _cycles(cost, lengths)
-        unit = cost.instruction.unit
+        self._round(spec, costs)
+        cycles = repeats * functools.reduce(
+            np.minimum, (copy_cycles(cost, lengths, spec.steps) for cost in costs)
+        )
+        cost = costs[0]
+        unit = "|".join(dict.fromkeys(c.instruction.unit for c in costs))
         self.unit_cycles[unit] = self.unit_cycles.get(unit, 0.0) + np.maximum(
             cycles, moved / bandwidth
         )
@@ -180,47 +218,38 @@ class Costs:
         first = slow / visits
         self.fill = self.fill + first + (main.latency_cycles if main.name in memories else 0.0)
 
-    def _lengths(
-        self, spec: BufferSpec, depth: int, hoists: bool
-    ) -> tuple[list[tuple[Any, Any]], Any]:
-        """Return sums over all visits of each dimension's length, and of its parts of a chunk.
+    def _round(self, spec: BufferSpec, costs: Sequence[CopyCost]) -> None:
+        """Give a buffer room for whole chunks, where copies have axes of fixed sizes."""
+        fixed = {a.name: a.maximum for a in costs[0].instruction.axes if a.is_fixed}
+        self.rounding[spec.key] = {
+            dimension: fixed[a] for a, (dimension, _) in costs[0].walks.items() if a in fixed
+        }
 
-        The second result is the number of visits for each box: the tiles of other axes.
+    def _lengths(self, spec: BufferSpec, depth: int, hoists: bool) -> tuple[list[Lengths], Any]:
+        """Return the lengths of all boxes of a buffer, and by how much the visits of each repeat.
+
+        What repeats visits are the tiles of axes that the box does not depend on.
         """
         counts = self._counts(spec, depth, hoists)
-        lengths: list[tuple[Any, Any]] = []
-        box = self._box(spec, depth)
-        for e, size in zip(spec.index, box, strict=True):
-            tiles = {t.iterator: counts.get(t.iterator, 1) for t in e.terms}
-            everything = math.prod(tiles.values())
-            total: Any = everything * (1 - sum(t.coefficient for t in e.terms))
-            for t in e.terms:
-                factor = math.prod(v for a, v in tiles.items() if a != t.iterator)
-                total = total + t.coefficient * self.template.extents[t.iterator] * factor
-            lengths.append((total, (everything, size)))
-        repeats = math.prod(v for a, v in counts.items() if a not in spec.axes)
-        return lengths, repeats
+        lengths = [
+            Lengths.of(e, {a: self.grid.parts(a, self._levels(depth, a)) for a in e.iterators})
+            for e in spec.index
+        ]
+        return lengths, math.prod(v for a, v in counts.items() if a not in spec.axes)
 
-    def _granule_lengths(self, spec: BufferSpec) -> tuple[list[tuple[Any, Any]], Any]:
+    def _granule_lengths(self, spec: BufferSpec) -> tuple[list[Lengths], Any]:
         step = self.template.main_step
-        extents = self.template.extents
-        lengths: list[tuple[Any, Any]] = []
-        for e in spec.index:
-            tiles = {
-                a: self.grid.executions(a, self.levels_of(a), step.granules[a]) for a in e.iterators
-            }
-            everything = math.prod(tiles.values())
-            total: Any = everything * (1 - sum(t.coefficient for t in e.terms))
-            for t in e.terms:
-                factor = math.prod(v for a, v in tiles.items() if a != t.iterator)
-                total = total + t.coefficient * extents[t.iterator] * factor
-            size = 1 + sum(t.coefficient * (step.granules[t.iterator] - 1) for t in e.terms)
-            lengths.append((total, (everything, size)))
+        lengths = [
+            Lengths.of(
+                e,
+                {a: self.grid.parts(a, self.levels_of(a), step.granules[a]) for a in e.iterators},
+            )
+            for e in spec.index
+        ]
         repeats: Any = 1
         for axis in step.axes.values():
             if axis not in spec.axes:
-                levels = self.levels_of(axis)
-                repeats = repeats * self.grid.count(axis, levels)
+                repeats = repeats * self.grid.count(axis, self.levels_of(axis))
         return lengths, repeats
 
     def levels_of(self, axis: str) -> int:
@@ -241,7 +270,8 @@ class Costs:
             granule = step.granules[axis]
             levels = self.levels_of(axis) if is_main else self._levels(depth, axis)
             factors[axis] = self.grid.executions(axis, levels, granule), extent
-        cycles = repeats * statement_cycles(step, factors)
+        first = {a: (1, np.minimum(step.granules[a], self._tile(a))) for a in step.reductions}
+        cycles = repeats * reduced_cycles(self.template, step, factors, first)
         moved: Any = 0.0
         main = self.template.machine.main
         for operand, place in step.instruction.places.items():
@@ -260,6 +290,17 @@ class Costs:
             if _reads_main(self.template, step):
                 self.chain_latency += main.latency_cycles
             self.fill = self.fill + cycles / self._output_tiles()
+
+    def _tile(self, axis: str) -> Any:
+        """Return the size of an axis inside of all of its loops."""
+        return self.grid.size(axis, self.levels_of(axis))
+
+    def busy_cycles(self) -> Any:
+        """Return the cycles of the busiest unit, or of the path to main memory, of every tiling."""
+        path = self.bytes_moved / self.template.machine.main.bytes_per_cycle
+        if self.template.machine.synchronization is Synchronization.IN_ORDER:
+            return sum(self.unit_cycles.values()) + np.zeros(self.count)
+        return functools.reduce(np.maximum, (path, *self.unit_cycles.values()))
 
     def cycles(self, copies: Mapping[Key, int]) -> Any:
         """Return the cycles of every tiling with these numbers of copies."""
@@ -302,10 +343,46 @@ class Costs:
         return math.prod(self.grid.count(a, self._levels(depth, a)) for a in axes)
 
 
-def statement_cycles(step: Step, factors: Mapping[str, tuple[Any, Any]]) -> Any:
+def reduced_cycles(
+    template: Template,
+    step: Step,
+    factors: Mapping[str, tuple[Any, Any]],
+    first: Mapping[str, tuple[Any, Any]],
+) -> Any:
+    """Return the cycles of all executions of a statement, the first of each sum among them.
+
+    Parameters
+    ----------
+    template : Template
+    step : Step
+        Statement with its instruction.
+    factors, first : mapping of str to (count, length)
+        Number of executions along each axis, and the sum of their sizes; of the reductions also for
+        the first executions of the sums alone.
+    """
+    instruction = step.instruction
+    cycles = statement_cycles(step, instruction, factors)
+    reduction = step.statement.computation.statement.reduction
+    if reduction is None or step.statement.accumulates:
+        return cycles
+    other = variant(template, instruction, not instruction.accumulates)
+    if other is None or other.cycles == instruction.cycles:
+        return cycles
+    begins, goes_on = (other, instruction) if instruction.accumulates else (instruction, other)
+    beginning = {**factors, **first}
+    return (
+        statement_cycles(step, goes_on, factors)
+        - statement_cycles(step, goes_on, beginning)
+        + statement_cycles(step, begins, beginning)
+    )
+
+
+def statement_cycles(
+    step: Step, instruction: IsaInstruction, factors: Mapping[str, tuple[Any, Any]]
+) -> Any:
     """Return the cycles of all executions of a statement: a sum over the unit's polynomial."""
     total: Any = 0.0
-    for axes, coefficient in step.instruction.cycles:
+    for axes, coefficient in instruction.cycles:
         product: Any = coefficient
         traversed = set[str]()
         for name in axes:
@@ -357,44 +434,66 @@ def _direct_bytes(step: Step, operand: str, factors: Mapping[str, tuple[Any, Any
     return elements
 
 
-def _copy_cost(template: Template, spec: BufferSpec, memories: tuple[str, str]) -> CopyCost | None:
-    """Return the copy that moves a buffer, with the dimensions that its axes walk."""
-    lanes = dict(spec.lanes)
+def copy_costs(template: Template, spec: BufferSpec, memories: tuple[str, str]) -> list[CopyCost]:
+    """List the copies that can move a buffer, with the dimensions that their axes walk.
+
+    The one with the fewest cycles for all of the tensor is first.
+
+    Parameters
+    ----------
+    template : Template
+    spec : BufferSpec
+        The buffer.
+    memories : (str, str)
+        Names of the memories of the source and the destination; of a fill, the first one is empty.
+    """
+    lanes = [dimension for dimension, _ in reversed(spec.lanes)]
     box = [1 + e.bounds(template.extents)[1] - e.bounds(template.extents)[0] for e in spec.index]
-    best: tuple[float, CopyCost] | None = None
+    rows = [dimension for dimension in range(len(box)) if dimension not in lanes]
+    options: list[tuple[float, int, CopyCost]] = []
     for copy in copy_instructions(template.machine):
         if copy.memories != memories or copy.dtype != spec.dtype:
             continue
-        place = copy.instruction.places[copy.destination]
-        lane_axes = {d.axis for d in place.lanes}
-        rows = sorted((d for d in range(len(box)) if d not in lanes), key=lambda d: -box[d])
-        lane_dimensions = [d for d, _ in reversed(spec.lanes)]
-        walks: dict[str, tuple[int, int]] = {}
-        for axis in reversed(copy.instruction.axes):
-            pool = lane_dimensions if axis.name in lane_axes else rows
-            if pool:
-                dimension = pool.pop(0)
-                walks[axis.name] = dimension, axis.maximum
-        cost = CopyCost(copy.instruction, walks)
-        cycles = float(_cycles(cost, [(size, (1, size)) for size in box]))
-        if best is None or cycles < best[0]:
-            best = cycles, cost
-    return best[1] if best else None
+        place = copy.instruction.places[
+            copy.destination
+            if memories[1] != template.machine.main.name
+            else copy.source or copy.destination
+        ]
+        lane_axes = [a for a in copy.instruction.axes if a.name in {d.axis for d in place.lanes}]
+        row_axes = [a for a in copy.instruction.axes if a not in lane_axes]
+        walked = dict(zip((a.name for a in reversed(lane_axes)), lanes, strict=False))
+        count = min(len(rows), len(row_axes))
+        for order in itertools.permutations(rows, count):
+            axes = {a.name: d for a, d in zip(reversed(row_axes), order, strict=False)} | walked
+            extents = copy.instruction.extents
+            cost = CopyCost(copy.instruction, {a: (d, extents[a]) for a, d in axes.items()})
+            cycles = float(copy_cycles(cost, [Lengths(((size, 1),)) for size in box], spec.steps))
+            options.append((cycles, len(options), cost))
+    return [cost for _, _, cost in sorted(options, key=lambda option: option[:2])]
 
 
-def _cycles(cost: CopyCost, lengths: Sequence[tuple[Any, Any]]) -> Any:
-    """Return the cycles of all copies of boxes, from the sums of their lengths."""
+def copy_cycles(cost: CopyCost, lengths: Sequence[Lengths], steps: Mapping[int, int]) -> Any:
+    """Return the cycles of all copies of boxes.
+
+    Parameters
+    ----------
+    cost : CopyCost
+    lengths : sequence of Lengths
+        Sizes of the boxes along each dimension.
+    steps : mapping of int to int
+        Distance of elements in neighbouring rows, of dimensions where it is not 1.
+    """
     total: Any = 0.0
     by_dimension = {dimension: (a, chunk) for a, (dimension, chunk) in cost.walks.items()}
     fixed = {a.name for a in cost.instruction.axes if a.is_fixed}
     for axes, coefficient in cost.instruction.cycles:
         product: Any = coefficient
-        for dimension, (length, (boxes, size)) in enumerate(lengths):
+        for dimension, length in enumerate(lengths):
             axis, chunk = by_dimension.get(dimension, ("", 1))
             if axis in axes and axis not in fixed:
-                product = product * length
+                product = product * length.total
             else:
-                parts = length if chunk == 1 else boxes * -(-size // chunk)
+                parts = length.chunks(chunk, steps.get(dimension, 1) if chunk > 1 else 1)
                 product = product * parts * (chunk if axis in axes else 1)
         total = total + product
     return total
