@@ -87,6 +87,8 @@ class OperatorPlan:
 
 _PROGRAMS = 12
 """Maximum number of tilings of a variant of a problem whose programs are timed."""
+_TRUST = 1.3
+"""Ratio of a tiling's estimate in the search to the best plan from which on it is not tried."""
 _REFUSALS = 100
 """Maximum number of tilings of a variant of a problem that instructions may fail to address."""
 _SMALLER = 2
@@ -176,9 +178,6 @@ class _VariantPlans:
     def _variant_plan(
         self, template: Template, number: int, limits: tuple[float, float], below: float
     ) -> OperatorPlan | None:
-        # Most of what is refused is refused for every tiling, and at once for the smallest.
-        smallest = Lowering(template, smallest_tiling(template), checks_rows=False)
-        smallest.program({})
         search = TilingSearch(template, below, has_smaller=self.has_smaller)
         self.searches[number] = search
         best: OperatorPlan | None = None
@@ -186,8 +185,11 @@ class _VariantPlans:
         programs = refused = 0
         while programs < _PROGRAMS and refused < _REFUSALS:
             candidate = search.next(below)
-            if candidate is None:
+            if candidate is None or candidate.cycles > below * _TRUST:
                 break
+            if not programs and not refused:
+                # Most of what is refused is refused for every tiling, and for the smallest too.
+                Lowering(template, smallest_tiling(template), checks_rows=False).program({})
             try:
                 plan = _plan(template, candidate, limits, search.compared)
             except PlanningError as error:

@@ -77,7 +77,8 @@ class Costs:
     chain_cycles: Any = 0.0
     chain_latency: float = 0.0
     latency: dict[Key, float] = field(default_factory=dict[Key, float])
-    fill: Any = 0.0
+    first: dict[Key, Any] = field(default_factory=dict[Key, Any])
+    chain_first: Any = 0.0
     rounding: dict[Key, dict[int, int]] = field(default_factory=dict[Key, dict[int, int]])
     waits: dict[Key, Any] = field(default_factory=dict[Key, Any])
     _needed: dict[Key, tuple[Any, Any]] = field(default_factory=dict[Key, tuple[Any, Any]])
@@ -215,8 +216,8 @@ class Costs:
             self.latency[spec.key] += main.latency_cycles
         visits = np.maximum(1, self._visits(spec))
         self.waits[spec.key] = visits * self.latency[spec.key]
-        first = slow / visits
-        self.fill = self.fill + first + (main.latency_cycles if main.name in memories else 0.0)
+        first = slow / visits + (main.latency_cycles if main.name in memories else 0.0)
+        self.first[spec.key] = self.first.get(spec.key, 0.0) + first
 
     def _round(self, spec: BufferSpec, costs: Sequence[CopyCost]) -> None:
         """Give a buffer room for whole chunks, where copies have axes of fixed sizes."""
@@ -289,7 +290,7 @@ class Costs:
             self.chain_latency += step.instruction.latency_cycles
             if _reads_main(self.template, step):
                 self.chain_latency += main.latency_cycles
-            self.fill = self.fill + cycles / self._output_tiles()
+            self.chain_first = self.chain_first + cycles / self._output_tiles()
 
     def _tile(self, axis: str) -> Any:
         """Return the size of an axis inside of all of its loops."""
@@ -310,7 +311,8 @@ class Costs:
             return sum(self.unit_cycles.values()) + np.zeros(self.count)
         # A buffer without a second copy is filled while nothing uses it. With two, a fill has to
         # wait for the use of the fill before the last one: two rounds take at least a fill, its
-        # latency and a use.
+        # latency and a use. Their first fill is ahead of all uses.
+        fill: Any = 0.0
         serial, both, latency = self.main_cycles, self.main_cycles, np.zeros(self.count)
         outputs_alternate = False
         for spec in self.template.buffers:
@@ -322,19 +324,23 @@ class Costs:
             waits = self.waits[spec.key]
             if is_single:
                 serial = serial + self.transfer_cycles[spec.key] + waits
+            else:
+                fill = fill + self.first[spec.key]
             both = both + self.transfer_cycles[spec.key]
             latency = np.maximum(latency, waits)
         tiles = self._output_tiles()
         chain = self.chain_cycles + tiles * self.chain_latency
         if not outputs_alternate:
             serial = serial + chain
+        else:
+            fill = fill + self.chain_first
         both = both + self.chain_cycles
         latency = np.maximum(latency, tiles * self.chain_latency)
         # What no tiling changes is a number, not an array.
         busiest = functools.reduce(
             np.maximum, (path, serial, (both + latency) / 2, *self.unit_cycles.values())
         )
-        return busiest + self.fill + np.zeros(self.count)
+        return busiest + fill + np.zeros(self.count)
 
     def _output_tiles(self) -> Any:
         """Return the number of tiles of the main statement's output."""

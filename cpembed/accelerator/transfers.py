@@ -30,8 +30,18 @@ class CopyInstruction:
     dtype: str
 
 
+_latest: list[tuple[InstructionSet, tuple[CopyInstruction, ...]]] = []
+"""The machine whose copies were listed last, with them: templates ask for those of one machine."""
+
+
 def copy_instructions(machine: InstructionSet) -> tuple[CopyInstruction, ...]:
     """List the instructions that copy."""
+    if not _latest or _latest[0][0] is not machine:
+        _latest[:] = [(machine, tuple(_copy_instructions(machine)))]
+    return _latest[0][1]
+
+
+def _copy_instructions(machine: InstructionSet) -> list[CopyInstruction]:
     copies: list[CopyInstruction] = []
     for instruction in machine.instructions.values():
         statements = instruction.computation.statements
@@ -53,7 +63,7 @@ def copy_instructions(machine: InstructionSet) -> tuple[CopyInstruction, ...]:
             copies.append(
                 CopyInstruction(instruction, source, destination, pair, places[source].dtype)
             )
-    return tuple(copies)
+    return copies
 
 
 def _filled(instruction: IsaInstruction, value: Expression) -> str | None:
