@@ -311,7 +311,7 @@ def errors(rows: list[Row]) -> list[str]:
     names = [name for name in METHODS if name != "explicit"]
     lines = [
         "Largest error against float64 over the largest output, and in brackets over the bound of",
-        "the tile size (`cpembed.transform.methods.winograd.bound`):",
+        "the tile size (`cpembed.transform.methods.error_growth.bound`):",
         "",
         "| layer | " + " | ".join(names) + " |",
         "| --- |" + " ---: |" * len(names),

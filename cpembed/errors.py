@@ -54,7 +54,7 @@ class ModelError(CpembedError):
 
 
 class ProgramError(CpembedError):
-    """An accelerator's program is wrong: its text, its bytes, or what it would do."""
+    """An accelerator's program is wrong: its text, its bytes, or its behaviour."""
 
 
 class ExecutionFault(CpembedError):

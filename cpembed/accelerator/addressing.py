@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 import random
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -247,8 +246,3 @@ def _window(
             if factor and sorted(map(str, scaled.terms)) == sorted(map(str, moving.terms)):
                 return IndexExpr((IndexTerm(name, factor),))
     return moving
-
-
-def indices(index: Sequence[IndexExpr]) -> tuple[str, ...]:
-    """Return the iterators of several expressions."""
-    return tuple(dict.fromkeys(itertools.chain(*(e.iterators for e in index))))

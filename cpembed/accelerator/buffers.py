@@ -167,11 +167,17 @@ class Buffers:
     def _allocate(self) -> None:
         """Give each buffer its offset among the rows of its memory."""
         used: dict[str, int] = {}
-        for key, buffer in self.table.items():
+        groups = self.template.bank_groups
+        latest: dict[str, int] = {}
+        for key in sorted(self.table, key=lambda key: groups[key]):
+            buffer = self.table[key]
             if buffer.spec.is_home:
                 continue
             memory = self.template.machine.memories[buffer.spec.memory]
             offset = used.get(memory.name, 0)
+            if latest.get(memory.name, 0) != groups[key]:
+                latest[memory.name] = groups[key]
+                offset = -(-offset // memory.bank_rows) * memory.bank_rows
             used[memory.name] = offset + buffer.rows
             self.table[key] = replace(buffer, offset=offset)
             if self.checks_rows and used[memory.name] > memory.rows:

@@ -34,8 +34,6 @@ class ProgramCost:
         Bytes to and from main memory.
     cycles : float
         Estimated cycles of the program.
-    energy_pj : float
-        Picojoules of all executions and bytes.
     """
 
     executions: Mapping[str, int]
@@ -43,7 +41,6 @@ class ProgramCost:
     unit_cycles: Mapping[str, float]
     main_bytes: int
     cycles: float
-    energy_pj: float
 
 
 @dataclass(frozen=True)
@@ -184,22 +181,17 @@ def program_cost(program: Program, least: float = 0.0) -> ProgramCost:
     executions: dict[str, int] = {}
     moved: dict[tuple[str, str], int] = {}
     units = dict.fromkeys(machine.units, 0.0)
-    energy = 0.0
     for loops, issue in program.issues():
         cost = issue_cost(issue, loops, machine)
         instruction = machine.instructions[issue.instruction]
         executions[instruction.name] = executions.get(instruction.name, 0) + cost.executions
         units[instruction.unit] += cost.cycles
-        energy += cost.executions * instruction.energy_pj
         for key, size in cost.moved.items():
             moved[key] = moved.get(key, 0) + size
-    energy += sum(
-        size * machine.memories[memory].energy_pj_per_byte for (memory, _), size in moved.items()
-    )
     main = machine.main
     main_bytes = sum(moved.get((main.name, d), 0) for d in ("read", "written"))
     busiest = max(units.values())
     if machine.synchronization is Synchronization.IN_ORDER:
         busiest = least = sum(units.values())
     cycles = max(busiest, main_bytes / main.bytes_per_cycle, least)
-    return ProgramCost(executions, moved, units, main_bytes, cycles, energy)
+    return ProgramCost(executions, moved, units, main_bytes, cycles)

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any
 
+from cpembed.accelerator.energy import EnergyTable, energy_table
 from cpembed.accelerator.network import (
     AcceleratorNetwork,
     HostStep,
@@ -59,15 +60,43 @@ def network_document(
             "host_steps_without_estimate": unknown,
         },
     }
+    table = energy_table(machine)
+    levels = _sum(step_energy(step, table) for step in network.programs)
+    if run is not None:
+        levels = _sum(each.energy for step in run.steps for each in step.runs)
+    document["totals"] |= {
+        "energy_pj": math.fsum(levels.values()),
+        "energy_by_level_pj": levels,
+        "energy_sources": dict(table.sources),
+    }
     if run is not None:
         document["totals"] |= {
             "cycles": run.cycles,
             "us": run.cycles / machine.clock_mhz,
-            "energy_pj": math.fsum(step.energy_pj for step in run.steps),
             "verified": run.is_right,
             "largest_deviation": max((step.deviation for step in run.steps), default=0.0),
         }
     return document
+
+
+def step_energy(step: ProgramStep, table: EnergyTable) -> dict[str, float]:
+    """Return the estimated picojoules by level of an operator's programs.
+
+    Parameters
+    ----------
+    step : ProgramStep
+    table : EnergyTable
+        Energies of the machine.
+    """
+    return _sum(table.by_level(plan.cost.executions, plan.cost.moved) for plan in step.plans)
+
+
+def _sum(mappings: Iterable[Mapping[str, float]]) -> dict[str, float]:
+    total: dict[str, float] = {}
+    for mapping in mappings:
+        for name, value in mapping.items():
+            total[name] = total.get(name, 0.0) + value
+    return total
 
 
 def _step(
@@ -118,6 +147,15 @@ def _program(step: ProgramStep, outcome: StepRun | None) -> dict[str, Any]:
         "bound_cycles": step.cycles_bound,
         "macs": _macs(step),
         "deviation": step.form.specification.deviation,
+        "host": [
+            {
+                "after_programs": part.after,
+                "statements": [str(s.computation) for s in part.specification.statements],
+                "reason": part.reason,
+                "estimated_us": part.us,
+            }
+            for part in step.host
+        ],
     }
     if outcome is not None:
         entry |= {

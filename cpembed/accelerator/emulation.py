@@ -249,9 +249,12 @@ def _from_file(path: Path, tensor: MainTensor) -> Array:
                 f"{list(tensor.shape)}: give it as that"
             )
         array = np.load(io.BytesIO(content), allow_pickle=False)
-    except (ValueError, EOFError) as error:
+    except ProgramError:
+        raise
+    except Exception as error:  # numpy raises anything for a damaged file.
+        reason = " ".join(str(error).split()) or type(error).__name__
         raise ProgramError(
-            f"{path}: not an array of numpy: {error}; write it by numpy.save"
+            f"{path}: not an array of numpy: {reason}; write it by numpy.save"
         ) from None
     array = as_typed(array, tensor.dtype)
     if is_integer(tensor.dtype) and array.size:

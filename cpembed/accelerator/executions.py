@@ -92,7 +92,7 @@ def axis_sizes(template: Template, step: Step, loops: Sequence[TileLoop]) -> dic
         count = math.prod(d.count for d in digits) if digits else axis.minimum
         if axis.is_fixed:
             count = axis.maximum
-        elif len(digits) == 1:
+        elif len(digits) == 1 and axis.takes_any_size:
             shared = step.axes[digits[0].axis]
             count = min(count, tile_size(loops, shared, template.extents[shared]))
         largest[axis.name] = count
@@ -151,7 +151,7 @@ def execution_sizes(template: Template, step: Step, loops: Sequence[TileLoop]) -
     arguments: dict[str, Size] = {}
     for axis in step.instruction.size_arguments:
         digits = step.digits(axis.name)
-        if len(digits) != 1:
+        if len(digits) != 1 or not axis.takes_any_size:
             count = math.prod(d.count for d in digits) if digits else axis.minimum
             arguments[axis.name] = (IndexExpr((), count),)
             continue

@@ -29,6 +29,7 @@ from typing import Any, Literal
 
 import numpy as np
 
+from cpembed.accelerator.energy import energy_table
 from cpembed.accelerator.faults import fault_text
 from cpembed.accelerator.machine_text import machine_text
 from cpembed.accelerator.program import Array, Program
@@ -328,15 +329,9 @@ class _Execution:
         for number, count in self._counts.items():
             executions[self._trace.issues[number].instruction] += count
         moved: dict[tuple[str, Direction], int] = {}
-        energy = {
-            "instructions": sum(
-                machine.instructions[name].energy_pj * count for name, count in executions.items()
-            )
-        }
         for number, memory in enumerate(self._memories):
             read, write = (int(-(-b // 8)) for b in bits[2 * number : 2 * number + 2])
             moved[memory.name, "read"], moved[memory.name, "write"] = read, write
-            energy[memory.name] = (read + write) * memory.energy_pj_per_byte
         warnings = [
             f"{count} signals of channel {channel.name} are left over"
             for channel, count in zip(machine.channels, left.tolist(), strict=True)
@@ -355,7 +350,7 @@ class _Execution:
             },
             moved=moved,
             executions=dict(executions),
-            energy=energy,
+            energy=energy_table(machine).by_level(executions, moved),
             saturations=outcome.saturations,
             wraps=outcome.wraps,
             warnings=tuple(warnings),

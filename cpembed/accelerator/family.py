@@ -1,23 +1,37 @@
 """The family of an instruction set whose keys vary, for the exploration of a design space.
 
 A point gives values to keys of the file, which the ordinary reader builds in memory: sizes, rows,
-banks, bandwidths, cycles, and instructions that are present or not. A layer costs what the planner
-of operators estimates for its best programs there. A layer without a program is left out with the
-reason.
+banks, bandwidths, cycles, and instructions that are present or not. A layer of a table costs what
+the planner of operators estimates for its best programs there, as ``cpembed run`` states it. A
+model is planned as a whole, as ``cpembed network`` does: its operators are the layers, in the forms
+and layouts that suit all of them. An operator that the host executes is left out with the reason.
 """
 
 from __future__ import annotations
 
+import hashlib
 import math
-from collections.abc import Callable, Collection, Hashable, Mapping
+from collections.abc import Callable, Collection, Hashable, Iterable, Mapping
+from dataclasses import dataclass
+from functools import lru_cache
+from pathlib import Path
 from typing import Any, ClassVar
 
 import msgspec
 
-from cpembed.accelerator.operator_search import OperatorSearch
-from cpembed.accelerator.workload import workload_specification
-from cpembed.driver.bench_layers import NamedSuite, prepared_suite
-from cpembed.errors import LoweringError, SpecError
+from cpembed.accelerator.energy import energy_table
+from cpembed.accelerator.lowering import OperatorPlan
+from cpembed.accelerator.network import (
+    AcceleratorNetwork,
+    HostStep,
+    LayoutStep,
+    ProgramStep,
+    plan_network,
+)
+from cpembed.accelerator.operators import is_view
+from cpembed.accelerator.workload import workload_plans
+from cpembed.driver.bench_layers import MODELS, NamedSuite, prepared_suite
+from cpembed.errors import LoweringError, SpecError, WorkloadError
 from cpembed.exploration.described.family import (
     REMOVED,
     Choices,
@@ -25,13 +39,14 @@ from cpembed.exploration.described.family import (
     constants_of,
 )
 from cpembed.exploration.described.keys import ABSENT, read_key, replaced, require_place
+from cpembed.graph.graph import Graph
+from cpembed.graph.kinds.product import Product
 from cpembed.graph.passes import prepare
 from cpembed.hw.isa import InstructionSet
 from cpembed.hw.isa_reader import read_instruction_set
 from cpembed.hw.specification import SpecificationFile
-from cpembed.ir.computation import Computation
 from cpembed.provenance import Provenance
-from cpembed.targets.family import Activity, Choice, Costs, Point, Value
+from cpembed.targets.family import Activity, Choice, Costs, OperatorWork, Point, Value, Work
 from cpembed.workloads.suites import Layer
 
 _ENERGY = "energy_pj"
@@ -41,37 +56,70 @@ _ENERGY = "energy_pj"
 class LayerPrograms(msgspec.Struct, frozen=True, kw_only=True):
     """Best programs of a layer on a machine, with their estimates.
 
-    ``moved`` are bytes by memory and direction, ``executions`` those of each instruction.
+    ``moved`` are bytes by memory and direction, ``main_bytes`` those read from main memory and
+    written to it, ``instructions`` the executions of each instruction, ``energy_pj`` picojoules by
+    level. ``conversions`` are changes of layout that the host makes for the layer, which are in no
+    sum.
     """
 
     mapping: str
     cycles: float
     bound_cycles: float
-    energy_pj: float
-    executions: dict[str, int]
+    bound: str
+    energy_pj: dict[str, float]
+    instructions: dict[str, int]
     moved: dict[str, float]
+    main_bytes: tuple[float, float]
+    conversions: list[str]
+
+
+@dataclass(frozen=True)
+class _OperatorLayer(Layer):
+    """An operator of a model, as a layer."""
+
+    work: OperatorWork | None = None
+
+
+@dataclass(frozen=True)
+class _Model:
+    """File of a model with the shapes of its inputs."""
+
+    path: str
+    shapes: tuple[tuple[str, tuple[int, ...]], ...]
 
 
 class AcceleratorFamily(DescribedFamily):
-    """Machines of an instruction set by the values of some of its keys."""
+    """Machines of an instruction set by the values of some of its keys.
+
+    ``model`` is the network whose operators are the layers; None for a table of layers.
+    """
 
     name: ClassVar[str] = "accelerator"
     analysis: ClassVar[Any] = LayerPrograms
+    model: _Model | None = None
 
     @property
     def default_objectives(self) -> tuple[str, ...]:
-        """Time alone: energies are those that the file states, and areas are not described."""
-        return ("time",)
+        """Time and energy; no table has the area of an instruction set's units."""
+        return ("time", "energy")
 
     @property
     def silicon_flaw(self) -> str | None:
         """Reason why there is no area."""
-        return "instruction sets describe no area, and the energies that their files state"
+        return "no table has the area of the units of an instruction set"
 
     def suite(self, name: str, shapes: Mapping[str, Any] | None) -> NamedSuite:
-        return prepared_suite(
-            name, lambda graph: prepare(graph, first="int8", second="int8"), shapes
-        )
+        if not name.lower().endswith(MODELS):
+            return prepared_suite(name, _prepared, shapes)
+        sizes = {key: tuple(value) for key, value in (shapes or {}).items()}
+        self.model = _Model(name, tuple(sorted(sizes.items())))
+        graph = _graph(self.model)
+        layers = tuple(_operator_layers(graph, Path(name).name))
+        if not layers:
+            raise WorkloadError(f"{name} has no operators: there is nothing to plan")
+        contents = hashlib.sha256(Path(name).read_bytes())
+        contents.update(repr((self.model.shapes, layers)).encode())
+        return NamedSuite(Path(name).name, layers, contents.hexdigest(), graph)
 
     def machine_of(self, point: Point) -> InstructionSet:
         """Return the machine of a point; raise :class:`SpecError` where there is none."""
@@ -96,44 +144,121 @@ class AcceleratorFamily(DescribedFamily):
     def energy_pj(self, point: Point, activity: Activity) -> float:
         return activity.counts[_ENERGY]
 
-    def typed(self, layer: Layer) -> Computation:
+    def typed(self, layer: Layer) -> Work:
+        if isinstance(layer, _OperatorLayer):
+            assert layer.work is not None
+            return layer.work
         return layer.workload(None)
 
     def group(self, point: Point) -> Hashable:
         return self.digest(point)
 
-    def analyse(self, point: Point, workload: Computation) -> LayerPrograms:
+    def analyse(self, point: Point, workload: Work) -> LayerPrograms:
         machine = self.machine_of(point)
-        specification = workload_specification(workload)
-        plans = OperatorSearch(specification, machine).plans()
-        if isinstance(plans, str):
-            raise LoweringError(plans)
-        executions: dict[str, int] = {}
-        moved: dict[str, float] = {}
-        for plan in plans:
-            for name, count in plan.cost.executions.items():
-                executions[name] = executions.get(name, 0) + count
-            for (memory, direction), count in plan.cost.moved.items():
-                key = f"{memory}.{direction}"
-                moved[key] = moved.get(key, 0.0) + count
-        return LayerPrograms(
-            mapping="; ".join(line for plan in plans for line in plan.problem.instruction_lines),
-            cycles=math.fsum(plan.cost.cycles for plan in plans),
-            bound_cycles=math.fsum(plan.cycles_bound for plan in plans),
-            energy_pj=math.fsum(plan.cost.energy_pj for plan in plans),
-            executions=executions,
-            moved=moved,
-        )
+        if isinstance(workload, OperatorWork):
+            assert self.model is not None
+            outcome = _outcomes(self.digest(point), self.model, machine)[workload.name]
+        else:
+            outcome = _programs(workload_plans(workload, machine), machine)
+        if isinstance(outcome, str):
+            raise LoweringError(outcome)
+        return outcome
 
     def bound(self, point: Point, analysis: Any) -> Costs | None:
         """Return the costs themselves: nothing is left to evaluate."""
-        return Costs(analysis.cycles, analysis.energy_pj)
+        return Costs(analysis.cycles, math.fsum(analysis.energy_pj.values()))
 
     def choices(self, point: Point, analysis: Any) -> tuple[Choice, ...]:
-        counts = {**analysis.moved, _ENERGY: analysis.energy_pj}
+        counts = {**analysis.moved, _ENERGY: math.fsum(analysis.energy_pj.values())}
         activity = Activity(analysis.cycles, Provenance.ESTIMATED, counts)
         details = msgspec.to_builtins(analysis)
         return (Choice(analysis.mapping, analysis.mapping, None, activity, details),)
+
+
+def _prepared(graph: Graph) -> Graph:
+    """Return a graph in the form that ``cpembed network`` plans on instruction sets."""
+    return prepare(graph, first="int8", second="int8")
+
+
+@lru_cache(maxsize=1)
+def _graph(model: _Model) -> Graph:
+    """Return the prepared graph of a model, read again in another process."""
+    from cpembed.frontends import load_model
+
+    return _prepared(load_model(Path(model.path), dict(model.shapes) or None))
+
+
+def _operator_layers(graph: Graph, name: str) -> Iterable[Layer]:
+    """Yield the operators that move or compute something."""
+    operators = [o for o in graph.operators if not is_view(o, graph)]
+    for index, operator in enumerate(operators):
+        kind = operator.kind
+        macs = kind.computation.macs if isinstance(kind, Product) else 0
+        work = OperatorWork(operator.name, kind.label, macs)
+        yield _OperatorLayer(name, index, operator.name, f"{operator.name} ({kind.label})", 1, work)
+
+
+_PLANNED: dict[tuple[str, _Model], Mapping[str, LayerPrograms | str]] = {}
+"""Outcomes by operator of the networks that were planned last, by machine."""
+
+_MOST_PLANNED = 4
+"""Number of them: the operators of a point are asked for one after the other."""
+
+
+def _outcomes(
+    digest: str, model: _Model, machine: InstructionSet
+) -> Mapping[str, LayerPrograms | str]:
+    """Return the programs of each operator of a network, or why the host executes it."""
+    key = digest, model
+    if key not in _PLANNED:
+        while len(_PLANNED) >= _MOST_PLANNED:
+            del _PLANNED[next(iter(_PLANNED))]
+        _PLANNED[key] = _by_operator(plan_network(_graph(model), machine))
+    return _PLANNED[key]
+
+
+def _by_operator(network: AcceleratorNetwork) -> dict[str, LayerPrograms | str]:
+    outcomes: dict[str, LayerPrograms | str] = {}
+    conversions: list[str] = []
+    for step in network.steps:
+        if isinstance(step, LayoutStep):
+            time = "" if step.us is None else f", {step.us:.3g} us"
+            conversions.append(f"the host changes the layout of {step.tensor}{time}")
+        elif isinstance(step, HostStep):
+            outcomes[step.operator.name] = f"the host executes it: {step.reason}"
+        elif isinstance(step, ProgramStep):
+            outcomes[step.operator.name] = _programs(step.plans, network.machine, conversions)
+            conversions = []
+    return outcomes
+
+
+def _programs(
+    plans: Iterable[OperatorPlan], machine: InstructionSet, conversions: Iterable[str] = ()
+) -> LayerPrograms:
+    """Return the sums over the programs of a layer."""
+    plans = tuple(plans)
+    executions: dict[str, int] = {}
+    moved: dict[tuple[str, str], float] = {}
+    units: dict[str, float] = {}
+    for plan in plans:
+        for name, count in plan.cost.executions.items():
+            executions[name] = executions.get(name, 0) + count
+        for key, size in plan.cost.moved.items():
+            moved[key] = moved.get(key, 0.0) + size
+        for unit, cycles in plan.cost.unit_cycles.items():
+            units[unit] = units.get(unit, 0.0) + cycles
+    main = machine.main.name
+    return LayerPrograms(
+        mapping="; ".join(line for plan in plans for line in plan.problem.instruction_lines),
+        cycles=math.fsum(plan.cost.cycles for plan in plans),
+        bound_cycles=math.fsum(plan.cycles_bound for plan in plans),
+        bound=f"unit {max(units, key=lambda unit: units[unit])}" if units else "",
+        energy_pj=energy_table(machine).by_level(executions, moved),
+        instructions=executions,
+        main_bytes=(moved.get((main, "read"), 0.0), moved.get((main, "written"), 0.0)),
+        moved={f"{memory}.{direction}": size for (memory, direction), size in moved.items()},
+        conversions=list(conversions),
+    )
 
 
 def accelerator_family(

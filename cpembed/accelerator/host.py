@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 
+from cpembed.accelerator.specification import Statement
 from cpembed.graph.graph import Operator
 from cpembed.graph.kinds import Product
 from cpembed.graph.kinds.base import TensorType
@@ -36,6 +37,21 @@ def host_us(
     elements = sum(types[name].elements for name in (*operator.inputs, *operator.outputs))
     macs = operator.kind.computation.macs if isinstance(operator.kind, Product) else 0
     return _time(machine, elements, macs)
+
+
+def statement_us(statement: Statement, machine: InstructionSet) -> float | None:
+    """Return the estimated microseconds of a statement on the host.
+
+    Parameters
+    ----------
+    statement : Statement
+    machine : InstructionSet
+        Machine whose ``[host]`` describes the host.
+    """
+    computation = statement.computation
+    elements = sum(math.prod(operand.shape) for operand in computation.operands)
+    reduces = computation.statement.reduction is not None
+    return _time(machine, elements, computation.macs if reduces else 0)
 
 
 def copy_us(elements: int, machine: InstructionSet) -> float | None:

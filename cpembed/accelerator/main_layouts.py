@@ -66,15 +66,23 @@ def default_layouts(template: Template, tensor: str, ends: Mapping[int, int]) ->
         role=role,
     )
     if not blocks:
-        orders = [tuple(range(len(shape)))]
-        orders += [(*(d for d in orders[0] if d != e), e) for e in last if e != len(shape) - 1]
-        return [replace(plain, order=order) for order in orders]
+        order = tuple(range(len(shape)))
+        orders = [order]
+        orders += [(*(d for d in order if d != e), e) for e in last if e != len(shape) - 1]
+        # What instructions move at once in blocks, so that the next block lies where a step of
+        # another dimension leads.
+        in_blocks = [
+            replace(plain, order=(e, *(d for d in order if d != e), e), blocks={e: count})
+            for e, count in last.items()
+            if 1 < count < shape[e]
+        ]
+        return [*(replace(plain, order=order) for order in orders), *in_blocks]
     return [blocked, plain] if role == "constant" else [plain, blocked]
 
 
-def _contiguous(template: Template, tensor: str) -> list[int]:
-    """Return the dimensions that instructions walk in steps of one element of main memory."""
-    dimensions: list[int] = []
+def _contiguous(template: Template, tensor: str) -> dict[int, int]:
+    """Return how far instructions walk dimensions in steps of one element of main memory."""
+    counts: dict[int, int] = {}
     for number, operand in template.direct:
         step = template.steps[number]
         if step.tensor(operand) != tensor:
@@ -84,8 +92,9 @@ def _contiguous(template: Template, tensor: str) -> list[int]:
         for position, (name, e) in enumerate(zip(place.dimensions, index, strict=True)):
             is_last = position == len(index) - 1
             if place.strides.get(name, 1 if is_last else "any") == 1 and e.single_iterator:
-                dimensions += [d for d, _, _ in walked_steps(step, e.single_iterator, operand)]
-    return list(dict.fromkeys(dimensions))
+                for dimension, _, count in walked_steps(step, e.single_iterator, operand):
+                    counts.setdefault(dimension, count)
+    return counts
 
 
 def _margins(

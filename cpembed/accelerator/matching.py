@@ -63,7 +63,8 @@ class Match:
     executions : int
         Number of executions, with padded ones.
     conditions : tuple of str
-        What has to hold besides: one line each.
+        What has to hold besides, one line each. A match promises none of it: the proof of the
+        program decides it with the values of constants, and refuses the program where it fails.
     notes : tuple of str
         Remarks for readers: fixed arguments and padding.
     """
@@ -433,6 +434,11 @@ def _operand_problem(form: InstructionForm, lifted: LiftedStatement, structure: 
                 return f"its operand {name}, {dtype}, cannot hold {value}"
         elif lifted.computation.operand(access.operand).dtype != dtype:
             return f"its operand {name} is {dtype}"
+        elif name in form.scalars and any(
+            lifted.computation.extents[axis] > 1 for axis in access.iterators
+        ):
+            axes = ", ".join(access.iterators)
+            return f"its operand {name} is one number and {access.operand} has one for each {axes}"
     return ""
 
 

@@ -17,6 +17,7 @@ from functools import cached_property
 import numpy as np
 from numpy.typing import NDArray
 
+from cpembed.accelerator.division import Division, HostPart, divided
 from cpembed.accelerator.form_choice import (
     Candidate,
     FormChooser,
@@ -26,7 +27,7 @@ from cpembed.accelerator.form_choice import (
     merged_layout,
 )
 from cpembed.accelerator.host import copy_us, host_us
-from cpembed.accelerator.lowering import OperatorPlan, operator_plans
+from cpembed.accelerator.lowering import OperatorPlan, operator_plan
 from cpembed.accelerator.matching import Match, match_statement
 from cpembed.accelerator.operator_search import OperatorSearch, Plans, segment
 from cpembed.accelerator.operators import is_view, specifications
@@ -55,12 +56,15 @@ class ProgramStep:
         only the specification has are in main memory.
     programs : tuple of Program
         Program of each plan.
+    host : tuple of HostPart
+        Statements that the host computes before, between and after the programs.
     """
 
     operator: Operator
     form: OperatorForm
     plans: tuple[OperatorPlan, ...]
     programs: tuple[Program, ...]
+    host: tuple[HostPart, ...] = ()
 
     @property
     def cycles(self) -> float:
@@ -71,6 +75,10 @@ class ProgramStep:
     def cycles_bound(self) -> float:
         """Lower bound on the cycles of programs of these statements with these instructions."""
         return math.fsum(plan.cycles_bound for plan in self.plans)
+
+    def has(self, name: str) -> bool:
+        """Return True if a program reads or writes a tensor of the specification."""
+        return any(name in program.tensors for program in self.programs)
 
     def layout(self, name: str, *, is_read: bool) -> MainTensor:
         """Return the layout of a tensor of the specification that programs read or write."""
@@ -129,9 +137,15 @@ class AcceleratorNetwork:
         return tuple(step for step in self.steps if isinstance(step, ProgramStep))
 
     @property
-    def on_host(self) -> tuple[HostStep | LayoutStep, ...]:
-        """Steps of the host that take time."""
-        return tuple(step for step in self.steps if isinstance(step, HostStep | LayoutStep))
+    def on_host(self) -> tuple[HostStep | LayoutStep | HostPart, ...]:
+        """Steps of the host that take time, and its parts of the accelerator's steps."""
+        steps: list[HostStep | LayoutStep | HostPart] = []
+        for step in self.steps:
+            if isinstance(step, ProgramStep):
+                steps += step.host
+            elif isinstance(step, HostStep | LayoutStep):
+                steps.append(step)
+        return tuple(steps)
 
     @property
     def cycles(self) -> float:
@@ -162,6 +176,8 @@ def plan_network(
 
 _FORMS = 8
 """Maximum number of forms of an operator among which layouts are chosen."""
+_DIVIDED_FORMS = 3
+"""Maximum number of forms of an operator that are divided between the machine and its host."""
 
 
 @dataclass(frozen=True)
@@ -169,11 +185,22 @@ class _Planned:
     """Best plans of an operator with the form that they compute."""
 
     form: OperatorForm
-    plans: Plans
+    division: Division
+    machine: InstructionSet
+
+    @property
+    def plans(self) -> Plans:
+        return self.division.plans
+
+    @cached_property
+    def host(self) -> tuple[HostPart, ...]:
+        return self.division.host_parts(self.form.specification, self.machine)
 
     @property
     def cycles(self) -> float:
-        return math.fsum(plan.cost.cycles for plan in self.plans)
+        """Cycles of the programs, and those that pass while the host computes its parts."""
+        host = math.fsum(part.us or 0.0 for part in self.host)
+        return math.fsum(plan.cost.cycles for plan in self.plans) + host * self.machine.clock_mhz
 
     @cached_property
     def views(self) -> dict[str, View]:
@@ -200,7 +227,8 @@ class _Planner:
         self.forms: dict[str, list[_Planned]] = {}
         self.plans: dict[str, _Planned] = {}
         self.reasons: dict[str, str] = {}
-        self.outcomes: dict[Hashable, Plans | str] = {}
+        self.outcomes: dict[Hashable, Division | str] = {}
+        self.divisions: dict[Hashable, Division | str] = {}
         self.layouts: Mapping[LayoutKey, MainTensor] = {}
         self.available: dict[str, list[tuple[GraphTensor, MainTensor] | None]] = {}
 
@@ -228,30 +256,69 @@ class _Planner:
             self.reasons[operator.name] = forms.reason
             return
         best: dict[Hashable, _Planned] = {}
-        for form in map(canonical, forms):
-            plans = self._equal_plans(form) or self._searched(form)
-            if isinstance(plans, str):
-                # The reason of the first form, which is the nearest to the operator.
-                self.reasons.setdefault(operator.name, plans)
-                continue
-            planned = _Planned(form, plans)
-            # Forms that find all tensors in the same layouts differ in their cycles alone.
-            key = tuple(sorted(planned.candidate.keys.items()))
-            if key not in best or planned.cycles < best[key].cycles:
-                best[key] = planned
+        canonical_forms = tuple(map(canonical, forms))
+        for form in canonical_forms:
+            self._add(best, operator, form, self._planned(form, self.outcomes))
+        if not best:
+            alone_us = host_us(operator, self.graph.types, self.machine)
+            for form in canonical_forms[:_DIVIDED_FORMS]:
+                self._add(best, operator, form, self._planned(form, self.divisions, alone_us))
         if best:
             self.forms[operator.name] = sorted(best.values(), key=lambda p: p.cycles)[:_FORMS]
 
-    def _equal_plans(self, form: OperatorForm) -> Plans | str | None:
-        """Return the plans of an equal form, with this one's constants; None if there are none."""
-        outcome = self.outcomes.get(signature(form))
-        if outcome is None or isinstance(outcome, str):
+    def _add(
+        self,
+        best: dict[Hashable, _Planned],
+        operator: Operator,
+        form: OperatorForm,
+        division: Division | str,
+    ) -> None:
+        """Add a planned form, if it is the best of those with the same layouts."""
+        if isinstance(division, str):
+            # The reason of the first form, which is the nearest to the operator.
+            self.reasons.setdefault(operator.name, division)
+            return
+        planned = _Planned(form, division, self.machine)
+        # Forms that find all tensors in the same layouts differ in their cycles alone.
+        key = tuple(sorted(planned.candidate.keys.items()))
+        if key not in best or planned.cycles < best[key].cycles:
+            best[key] = planned
+
+    def _planned(
+        self,
+        form: OperatorForm,
+        outcomes: dict[Hashable, Division | str],
+        alone_us: float | None = None,
+    ) -> Division | str:
+        """Return the best plans of a form, which those of an equal one are, or why there are none.
+
+        Parameters
+        ----------
+        form : OperatorForm
+        outcomes : dict of Hashable to Division or str
+            Earlier outcomes by the forms' signatures: of whole forms, or of divided ones.
+        alone_us : float or None
+            Microseconds of the operator on the host, which bound those of a divided form.
+        """
+        key = signature(form)
+        equal = self._equal_division(form, outcomes[key]) if key in outcomes else None
+        if equal is not None:
+            return equal
+        specification = form.specification
+        if outcomes is self.divisions:
+            outcomes[key] = divided(specification, self.machine, alone_us)
+        else:
+            plans = OperatorSearch(specification, self.machine).plans()
+            outcomes[key] = plans if isinstance(plans, str) else Division.of_plans(plans)
+        return outcomes[key]
+
+    def _equal_division(self, form: OperatorForm, outcome: Division | str) -> Division | str | None:
+        """Return the outcome of an equal form with this one's constants; None if it has none."""
+        if isinstance(outcome, str):
             return outcome
         plans: list[OperatorPlan] = []
-        first = 0
-        for plan in outcome:
-            after = first + len(plan.problem.matches)
-            part = segment(form.specification, first, after)
+        for first, plan in zip(outcome.firsts, outcome.plans, strict=True):
+            part = segment(form.specification, first, first + len(plan.problem.matches))
             matches = [
                 self._equal_match(*pair)
                 for pair in zip(part.statements, plan.problem.matches, strict=True)
@@ -262,8 +329,7 @@ class _Planner:
             plans.append(
                 replace(plan, problem=replace(plan.problem, specification=part, matches=of_part))
             )
-            first = after
-        return tuple(plans)
+        return replace(outcome, plans=tuple(plans))
 
     def _equal_match(self, statement: Statement, match: Match) -> Match | None:
         """Return the match of a statement by the same instruction along the same axes."""
@@ -272,12 +338,6 @@ class _Planner:
             (m for m in candidates if m.instruction is match.instruction and m.axes == match.axes),
             None,
         )
-
-    def _searched(self, form: OperatorForm) -> Plans | str:
-        """Return the best plans of a form, or why there are none."""
-        outcome = OperatorSearch(form.specification, self.machine).plans()
-        self.outcomes[signature(form)] = outcome
-        return outcome
 
     def _choose_forms(self) -> None:
         """Choose a form for each operator, and with it the layouts that programs agree on."""
@@ -305,13 +365,14 @@ class _Planner:
             yield step
             return
         form = step.form
-        for name in form.specification.inputs:
+        for name in filter(step.has, form.specification.inputs):
             tensor, layout = form.tensors[name], step.layout(name, is_read=True)
             yield from self._conversion(tensor, layout, f"{operator.name} reads it so")
         yield step
         for name in form.specification.outputs:
             tensor = form.tensors[name]
-            self.available[tensor.name] = [(tensor, step.layout(name, is_read=False))]
+            written = (tensor, step.layout(name, is_read=False)) if step.has(name) else None
+            self.available[tensor.name] = [written]
 
     def _program_step(self, operator: Operator) -> ProgramStep | HostStep:
         """Return the step with the layouts that programs agree on, or of the host."""
@@ -327,7 +388,7 @@ class _Planner:
         if not _agree_on_temporaries(form, programs):
             reason = "its programs need a tensor between them in different layouts"
             return HostStep(operator, reason, host_us(operator, self.graph.types, self.machine))
-        return ProgramStep(operator, form, plans, programs)
+        return ProgramStep(operator, form, plans, programs, planned.host)
 
     def _agreed(self, plan: OperatorPlan, layouts: Mapping[str, MainTensor]) -> OperatorPlan:
         """Return a plan with the layouts that programs agree on, if there is one."""
@@ -346,7 +407,7 @@ class _Planner:
         except PlanningError:
             pass
         try:
-            return operator_plans(problem, self.machine)[0]
+            return operator_plan(problem, self.machine) or plan
         except PlanningError:
             return plan
 

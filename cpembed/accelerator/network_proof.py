@@ -82,7 +82,7 @@ def _repairs(
     step: ProgramStep, spoiled: Collection[str], machine: InstructionSet
 ) -> Iterator[LayoutStep]:
     """Yield the changes of layout that restore the margins which a step reads."""
-    for name in step.form.specification.inputs:
+    for name in filter(step.has, step.form.specification.inputs):
         tensor, layout = step.form.tensors[name], step.layout(name, is_read=True)
         if tensor.name in spoiled and any((*layout.before, *layout.after)):
             reason = f"{step.operator.name} reads margins, which may be overwritten"

@@ -14,6 +14,7 @@ from typing import Any
 
 import numpy as np
 
+from cpembed.accelerator.division import host_values
 from cpembed.accelerator.executor import Run, execute
 from cpembed.accelerator.network import AcceleratorNetwork, LayoutStep, ProgramStep
 from cpembed.accelerator.operators.forms import GraphTensor
@@ -183,7 +184,8 @@ def _run_step(
     runs: list[Run] = []
     # Tensors between the programs of the step.
     inside: dict[str, Array] = {}
-    for program in step.programs:
+    for number, program in enumerate(step.programs):
+        contents |= host_values(step.host, number, contents)
         buffers = {
             name: memory.buffer(form.tensors[name], layout, values[form.tensors[name].name])
             if name in arrays
@@ -199,6 +201,7 @@ def _run_step(
             else:
                 inside[name] = run.buffers[name]
         runs.append(run)
+    contents |= host_values(step.host, len(step.programs), contents)
     expected = specification.evaluate(arrays)
     error = tolerance = 0.0
     results: dict[str, Array] = {}

@@ -7,7 +7,7 @@ several specifications, between which the planner decides.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -74,11 +74,6 @@ class Specification:
             for operand in statement.computation.operands:
                 operands.setdefault(operand.name, operand)
         return operands
-
-    def temporaries(self) -> Iterator[str]:
-        """Yield the tensors that are neither there before nor a result."""
-        outside = {*self.inputs, *self.constants, *self.outputs}
-        yield from (name for name in self.operands if name not in outside)
 
     def evaluate(self, inputs: Mapping[str, Array]) -> dict[str, Array]:
         """Compute every tensor in numpy, in the shapes of the statements' operands."""

@@ -7,6 +7,7 @@ tile of the main statement's output, before or after it.
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
@@ -112,6 +113,37 @@ class Template:
                 in_lanes.update(buffer.index[dimension].iterators)
         padded = frozenset[str]().union(*(step.padded for step in self.steps))
         return (self.spatial | self.reductions) - in_lanes - padded
+
+    @cached_property
+    def bank_groups(self) -> Mapping[tuple[str, str], int]:
+        """Number of each buffer's group within its memory; groups share no bank.
+
+        All buffers of a memory are one group unless an instruction needs two of them in different
+        banks.
+        """
+        conflicts = set(self._bank_conflicts())
+        groups: dict[tuple[str, str], int] = {}
+        for buffer in self.buffers:
+            used_groups = {
+                number
+                for key, number in groups.items()
+                if (key, buffer.key) in conflicts or (buffer.key, key) in conflicts
+            }
+            groups[buffer.key] = next(n for n in itertools.count() if n not in used_groups)
+        return groups
+
+    def _bank_conflicts(self) -> Iterator[tuple[tuple[str, str], tuple[str, str]]]:
+        """Yield pairs of buffers that an instruction needs in different banks."""
+        for step in self.steps:
+            for first, second in step.instruction.banks_differ:
+                memory = step.instruction.places[first].memory
+                pair = (step.tensor(first), memory), (step.tensor(second), memory)
+                if pair[0] == pair[1]:
+                    raise PlanningError(
+                        f"rejected: {step.instruction.name} reads {first} and {second} in "
+                        f"different banks of {memory}, and both are {pair[0][0]}: use a copy of it"
+                    )
+                yield pair
 
     def buffer(self, tensor: str, memory: str) -> BufferSpec:
         """Return the buffer of a tensor in a memory."""
@@ -403,7 +435,8 @@ def _path(
     if not paths:
         raise PlanningError(
             f"rejected: {machine.name} has no copies of {dtype} from {start} to {end}, "
-            f"where {tensor} is needed: describe a load, or a move between the two"
+            f"where {tensor} is needed: describe "
+            f"{'a store' if end == machine.main.name else 'a load'}, or a move between the two"
         )
     return paths[0]
 

@@ -100,9 +100,11 @@ def copy_options(template: Template) -> list[dict[Key, int]]:
     """List the numbers of copies of the buffers that are compared."""
     if template.machine.synchronization is Synchronization.IN_ORDER:
         return [{}]
-    groups: list[tuple[Key, ...]] = [
-        (b.key,) for b in template.buffers if b.role in ("main", "granule")
-    ]
+    main = [b.key for b in template.buffers if b.role in ("main", "granule")]
+    # A unit waits in each round for room in all of its buffers, so that one with a single copy
+    # makes it wait as if no buffer had two.
+    is_joint = template.machine.synchronization is Synchronization.CHANNELS
+    groups: list[tuple[Key, ...]] = [tuple(main)] if is_joint and main else [(k,) for k in main]
     outputs = tuple(b.key for b in template.buffers if b.role in ("chain", "output"))
     if outputs:
         groups.append(outputs)

@@ -134,7 +134,8 @@ class Costs:
 
     def rows(self, copies: Mapping[Key, int]) -> dict[str, Any]:
         """Return the rows that all buffers need of each memory."""
-        needed: dict[str, Any] = {}
+        groups = self.template.bank_groups
+        needed: dict[tuple[str, int], Any] = {}
         for spec in self.template.buffers:
             if spec.is_home:
                 continue
@@ -142,8 +143,15 @@ class Costs:
             if copies.get(spec.key, 1) > 1:
                 # A buffer that is filled once has no second copy.
                 rows = rows * has_second
-            needed[spec.memory] = needed.get(spec.memory, 0) + rows
-        return needed
+            group = spec.memory, groups[spec.key]
+            needed[group] = needed.get(group, 0) + rows
+        totals: dict[str, Any] = {}
+        # Each group begins at a bank, so that all but the last one take whole banks.
+        for memory, number in sorted(needed):
+            bank = self.template.machine.memories[memory].bank_rows
+            start = totals.get(memory, 0)
+            totals[memory] = needed[memory, number] + (-(-start // bank) * bank if number else 0)
+        return totals
 
     def _needs(self, spec: BufferSpec) -> tuple[Any, Any]:
         """Return the rows of a buffer, and by how many copies it is multiplied if it has two."""

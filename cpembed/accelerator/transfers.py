@@ -213,9 +213,16 @@ def plan_copy(
     for _, _, copy, walks in options:
         if _bindings(copy, transfer, walks, loops) is not None:
             return CopyPlan(copy, transfer, walks, loops)
+    if not memories[0]:
+        raise AddressingError(
+            f"rejected: no instruction of {machine.name} begins {transfer.tensor} in "
+            f"{memories[1]} with {transfer.value}: describe one that fills it (D[r,e] = "
+            f"{transfer.value}), or one that begins its sums anew (accumulate = false)",
+            transfer.tensor,
+        )
     raise AddressingError(
         f"rejected: no instruction of {machine.name} copies {transfer.tensor} in boxes of "
-        f"{'x'.join(map(str, transfer.box.largest))} from {memories[0] or 'zeros'} to "
+        f"{'x'.join(map(str, transfer.box.largest))} from {memories[0]} to "
         f"{memories[1]}: describe a copy whose strides are arguments, or another layout",
         transfer.tensor,
     )
@@ -229,12 +236,13 @@ def _walks(copy: CopyInstruction, transfer: Transfer) -> Iterator[tuple[_Walk, .
         choices: list[_Walk | None] = []
         for dimension, size in enumerate(box.largest):
             for step, chunk in _chunks(transfer, dimension, size, axis.maximum):
-                fixed = axis.is_fixed or axis.step > 1 or axis.minimum > 1
-                if not fixed:
+                if axis.takes_any_size:
                     choices.append(_Walk(axis.name, dimension, chunk, step))
-                elif not (isinstance(transfer.destination, InMain) and size % axis.maximum):
+                    continue
+                least = axis.rounded(chunk)
+                if not (isinstance(transfer.destination, InMain) and size % least):
                     # Whole chunks of a store would overwrite what lies behind the box.
-                    choices.append(_Walk(axis.name, dimension, axis.maximum, step, is_fixed=True))
+                    choices.append(_Walk(axis.name, dimension, least, step, is_fixed=True))
         if axis.minimum == 1:
             choices.append(None)
         options.append(list(dict.fromkeys(choices)))
@@ -303,7 +311,8 @@ def _index(
         if steps > 1:
             loops.append(_CopyLoop(f"?{dimension}", steps, dimension))
             terms.append(IndexTerm(f"?{dimension}", stride))
-        if walk is not None:
+        # One element a chunk leaves the axis at 0, and the operand may not have the axis at all.
+        if walk is not None and walk.chunk > 1:
             terms.append(IndexTerm(walk.axis, walk.step))
         index.append(start + IndexExpr.sum(terms, offset))
     return index, loops
@@ -398,9 +407,7 @@ def _nest(
         smallest = [b for b in (b + before for b in bounds) if b.bounds(extents)[0] < chunk]
         conditions += guards(tuple(smallest), extents)
         if walk is not None and walk.axis in run_time:
-            sizes[walk.axis] = (
-                (IndexExpr((), chunk), *smallest) if smallest else (IndexExpr((), chunk),)
-            )
+            sizes[walk.axis] = (IndexExpr((), chunk), *(() if walk.is_fixed else smallest))
     for axis in copy.instruction.size_arguments:
         sizes.setdefault(axis.name, (IndexExpr((), 1),))
     node: Node = BoundIssue(

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 
+from cpembed.accelerator.energy import energy_table
 from cpembed.accelerator.executor import Run, execute
 from cpembed.accelerator.lowering import OperatorPlan
 from cpembed.accelerator.operator_search import OperatorSearch
@@ -54,6 +55,11 @@ class WorkloadRun:
         return math.fsum(run.cycles for run in self.runs)
 
     @property
+    def estimated_cycles(self) -> float:
+        """Cycles of all programs by their plans."""
+        return math.fsum(plan.cost.cycles for plan in self.plans)
+
+    @property
     def bound(self) -> float:
         """Lower bound on the cycles of programs with the same matches."""
         return math.fsum(plan.cycles_bound for plan in self.plans)
@@ -88,7 +94,7 @@ class WorkloadRun:
             ],
             "cycles": self.cycles,
             "bound_cycles": self.bound,
-            "estimated_cycles": math.fsum(plan.cost.cycles for plan in self.plans),
+            "estimated_cycles": self.estimated_cycles,
             "us": self.cycles / self.machine.clock_mhz,
             "unit_cycles": self.total("unit_cycles"),
             "executions": self.total("executions"),
@@ -97,6 +103,7 @@ class WorkloadRun:
                 for (memory, direction), count in self.total("moved").items()
             ],
             "energy_pj": math.fsum(run.energy_pj for run in self.runs),
+            "energy_by_level_pj": self.total("energy"),
             "verified": self.is_right,
             "max_error": self.error,
             "tolerance": self.tolerance,
@@ -132,6 +139,61 @@ def workload_specification(
     )
 
 
+def workload_plans(
+    workload: Computation, machine: InstructionSet, arrays: Mapping[str, Array] | None = None
+) -> tuple[OperatorPlan, ...]:
+    """Return the best plans of a workload: those that ``run``, ``solve`` and ``explore`` cost.
+
+    Parameters
+    ----------
+    workload : Computation
+        Workload of one statement.
+    machine : InstructionSet
+    arrays : mapping of str to ndarray, optional
+        Values of the weights, which the plans' programs hold; they change no cost.
+
+    Raises
+    ------
+    LoweringError
+        If no instructions compute it, or no tiling fits; the message says why.
+    """
+    plans = OperatorSearch(workload_specification(workload, arrays), machine).plans()
+    if isinstance(plans, str):
+        raise LoweringError(plans)
+    return plans
+
+
+def plan_document(plans: Sequence[OperatorPlan], machine: InstructionSet) -> dict[str, Any]:
+    """Return the costs of plans, one program after the other, for documents.
+
+    Parameters
+    ----------
+    plans : sequence of OperatorPlan
+    machine : InstructionSet
+    """
+    table = energy_table(machine)
+    levels: Counter[str] = Counter()
+    moved: Counter[tuple[str, str]] = Counter()
+    for plan in plans:
+        levels.update(table.by_level(plan.cost.executions, plan.cost.moved))
+        moved.update(plan.cost.moved)
+    cycles = math.fsum(plan.cost.cycles for plan in plans)
+    return {
+        "provenance": Provenance.ESTIMATED.value,
+        "programs": [list(plan.problem.instruction_lines) for plan in plans],
+        "cycles": cycles,
+        "bound_cycles": math.fsum(plan.cycles_bound for plan in plans),
+        "us": cycles / machine.clock_mhz,
+        "clock_mhz": machine.clock_mhz,
+        "bytes": [
+            {"memory": memory, "direction": direction, "bytes": count}
+            for (memory, direction), count in moved.items()
+        ],
+        "energy_by_level_pj": dict(levels),
+        "energy_sources": dict(table.sources),
+    }
+
+
 def run_workload(workload: Computation, machine: InstructionSet, seed: int = 0) -> WorkloadRun:
     """Plan a workload, prove its programs and emulate them on random data.
 
@@ -150,10 +212,7 @@ def run_workload(workload: Computation, machine: InstructionSet, seed: int = 0) 
         If no instructions compute it, or no tiling fits; the message says why.
     """
     arrays = random_inputs(workload, seed)
-    specification = workload_specification(workload, arrays)
-    plans = OperatorSearch(specification, machine).plans()
-    if isinstance(plans, str):
-        raise LoweringError(plans)
+    plans = workload_plans(workload, machine, arrays)
     programs = tuple(plan.program() for plan in plans)
     contents: dict[str, Array] = dict(arrays)
     runs: list[Run] = []

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 import click
+from click.core import ParameterSource
 
 from cpembed.cli import output
 from cpembed.errors import LoweringError
@@ -45,7 +46,11 @@ def network_on_accelerator(arguments: NetworkArguments) -> int:
     from cpembed.network.inputs import random_inputs, read_inputs, write_outputs
     from cpembed.report.accelerator import accelerator_report
 
-    _check(arguments)
+    _refuse_options(
+        arguments.target,
+        "shapes", "outputs", "constants", "input_file", "seed", "no_verify", "plan_only",
+        "output", "save",
+    )  # fmt: skip
     # Before the model is read, which may take seconds.
     machine = load_instruction_set(arguments.target)
     graph = load_model(
@@ -104,6 +109,7 @@ def run_on_accelerator(words: Sequence[str], target: str, seed: int, *, as_json:
     from cpembed.report.accelerator import workload_report
     from cpembed.workloads.naming import parse_workload
 
+    _refuse_options(target, "seed")
     machine = load_instruction_set(target)
     workload = parse_workload(list(words))
     try:
@@ -122,7 +128,7 @@ def run_on_accelerator(words: Sequence[str], target: str, seed: int, *, as_json:
 
 
 def solve_on_accelerator(
-    words: Sequence[str], target: str, top: int | None, *, as_json: bool
+    words: Sequence[str], target: str, top: int | None, *, estimated: bool, as_json: bool
 ) -> int:
     """Print the instructions of an accelerator that compute a workload, and how.
 
@@ -134,6 +140,8 @@ def solve_on_accelerator(
         Name or file of the instruction set.
     top : int or None
         Number of matches that are printed; None for all.
+    estimated : bool
+        Plan the programs, too, and print their estimated costs.
     as_json : bool
         Print the document instead of the report.
 
@@ -144,13 +152,22 @@ def solve_on_accelerator(
     """
     from cpembed.accelerator.matching import match_statement
     from cpembed.accelerator.specification import Statement
+    from cpembed.accelerator.workload import plan_document, workload_plans
     from cpembed.hw.isa_reader import load_instruction_set
     from cpembed.report.accelerator import matches_document, matches_report
     from cpembed.workloads.naming import parse_workload
 
+    _refuse_options(target, "top", "every")
     machine = load_instruction_set(target)
-    matching = match_statement(Statement(parse_workload(list(words))), machine)
+    workload = parse_workload(list(words))
+    matching = match_statement(Statement(workload), machine)
     document = matches_document(matching, machine, top)
+    if estimated and matching.matches:
+        try:
+            document["plan"] = plan_document(workload_plans(workload, machine), machine)
+        except LoweringError as error:
+            # Instructions match, and no tiling of them fits: what matches is still printed.
+            document["plan"] = {"reason": str(error)}
     if as_json:
         output.print_json(document)
     elif matching.matches:
@@ -180,6 +197,7 @@ def match_on_accelerators(arguments: MatchArguments) -> int:
     from cpembed.hw.isa_reader import load_instruction_set
     from cpembed.report.accelerator import accelerator_report
 
+    _refuse_options(", ".join(arguments.targets), "targets", "shapes", "outputs", "constants")
     machines = [load_instruction_set(target) for target in arguments.targets]
     graph = load_model(
         arguments.model, arguments.shapes or None, arguments.outputs, constants=arguments.constants
@@ -195,19 +213,26 @@ def match_on_accelerators(arguments: MatchArguments) -> int:
     return 0
 
 
-def _check(arguments: NetworkArguments) -> None:
-    """Reject options that mean nothing on an accelerator."""
-    unused = {
-        "--cpu": arguments.processor,
-        "--threads": arguments.threads,
-        "--fallback": arguments.fallback,
-        "--report": arguments.report,
-        "--trace": arguments.trace,
-    }
-    for option, value in unused.items():
-        if value is not None:
+def _refuse_options(target: str, *used: str) -> None:
+    """Reject options of the command line that mean nothing on an accelerator.
+
+    Parameters
+    ----------
+    target : str
+        Name or file of the instruction set.
+    *used : str
+        Names of the command's parameters that are used.
+    """
+    context = click.get_current_context()
+    for parameter in context.command.params:
+        name = parameter.name or ""
+        if not isinstance(parameter, click.Option) or name in {"target", "as_json", *used}:
+            continue
+        if context.get_parameter_source(name) is ParameterSource.COMMANDLINE:
             raise click.UsageError(
-                f"{option} is of processors, and {arguments.target} is an accelerator: leave it out"
+                f"{parameter.opts[0]} means nothing for {target}, an accelerator of several "
+                "instructions: leave it out",
+                context,
             )
 
 

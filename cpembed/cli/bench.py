@@ -179,7 +179,7 @@ def _print_across(benches: Sequence[Bench], *, as_json: bool) -> int:
 
 
 def _check_plot(baselines: tuple[str, ...]) -> None:
-    """Raise an error before hours are spent on what cannot be drawn."""
+    """Raise an error early if the plot could not be drawn after hours of measuring."""
     from cpembed.errors import WorkloadError
     from cpembed.report.plots import require_matplotlib
 

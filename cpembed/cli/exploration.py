@@ -26,7 +26,7 @@ def _names(_context: click.Context, _option: click.Parameter, text: str | None) 
 
 
 def _multiples(context: click.Context, option: click.Parameter, text: str) -> tuple[int, int, int]:
-    """Return what the extents of x, y and z are multiples of: one number, or one by axis."""
+    """Return the divisors of the extents of x, y and z: one number, or one by axis."""
     numbers = {"x": 1, "y": 1, "z": 1}
     for part in text.split(","):
         axis, equals, number = part.strip().rpartition("=")
@@ -43,7 +43,7 @@ def _multiples(context: click.Context, option: click.Parameter, text: str) -> tu
 
 @dataclass(frozen=True, kw_only=True)
 class ExploreArguments:
-    """Command line of ``cpembed explore``, without what is passed on to the library."""
+    """Command line of ``cpembed explore``, without options that the library takes."""
 
     space: str
     suite: str
@@ -203,7 +203,7 @@ def explore_command(arguments: ExploreArguments, **values: Any) -> int:
 
 
 def _check(arguments: ExploreArguments) -> None:
-    """Raise errors on options before hours are spent on what cannot be written."""
+    """Raise errors early on options with which results cannot be written."""
     from cpembed.report.plots import require_matplotlib
 
     method, problem = arguments.method, None
@@ -295,7 +295,7 @@ class ShapeArguments:
 
 
 def _check_shape(arguments: ShapeArguments) -> None:
-    """Raise errors on options before hours are spent on what cannot be written or compared."""
+    """Raise errors early on options with which results cannot be written or compared."""
     from cpembed.exploration.shapes.shape import check_file
 
     if arguments.save is not None:

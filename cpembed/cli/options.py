@@ -287,7 +287,7 @@ verbose_option = click.option(
 
 
 def threads_option(subject: str = "the kernel") -> Callable[[F], F]:
-    """Return the option ``--threads``; ``subject`` is what runs on them."""
+    """Return the option ``--threads``; ``subject`` names the work that runs on them."""
     text = f"Threads of {subject}.  [default: the cores of the process]"
     return integer_option("--threads", text)
 

@@ -273,7 +273,7 @@ def _search_messages(result: SolveResult) -> int:
 
 
 def print_notes(result: SolveResult) -> None:
-    """Print on stderr what has no effect on this workload, and sums that can overflow."""
+    """Print on stderr options without effect on this workload, and sums that can overflow."""
     from cpembed.driver.advice import idle_padding, overflow, undeclared_stride
 
     for note in (idle_padding(result), undeclared_stride(result), overflow(result.workload)):
@@ -284,7 +284,7 @@ def print_notes(result: SolveResult) -> None:
 def print_waste(
     result: SolveResult, candidate: RankedCandidate | None, model: ModelChoice | None = None
 ) -> None:
-    """Print on stderr why a candidate leaves most of the unit idle, and what would use more.
+    """Print on stderr why a candidate leaves most of the unit idle, and the remedy.
 
     Parameters
     ----------
@@ -324,7 +324,7 @@ def print_missing(missing: Sequence[str], backend: BackendName, consequence: str
 
 
 class ProgressLog:
-    """Progress where stderr is no terminal: a line now and then, so that a log tells what goes on.
+    """Progress where stderr is no terminal: a line now and then, for logs.
 
     No thread draws: a line is written by the report that comes after :data:`LOG_INTERVAL` seconds.
     """

@@ -75,7 +75,10 @@ def solve_command(arguments: SolveArguments, **values: Any) -> int:
     if names_instruction_set(target):
         from cpembed.cli.accelerator_models import solve_on_accelerator
 
-        return solve_on_accelerator(words, target, count, as_json=arguments.as_json)
+        estimated = arguments.estimated or values["rank_by"] == "estimate"
+        return solve_on_accelerator(
+            words, target, count, estimated=estimated, as_json=arguments.as_json
+        )
     settings = options.options_from(EstimateOptions, {**values, "top": count})
     estimated = arguments.estimated or settings.machine is not None
     if estimated or settings.rank_by == "estimate" or settings.objective != "cycles":

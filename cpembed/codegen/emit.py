@@ -7,9 +7,8 @@ from collections.abc import Collection, Generator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import replace
 
-from cpembed.codegen.chain_text import write_chain
-from cpembed.codegen.epilogue import Epilogue
-from cpembed.codegen.epilogue_text import result_text
+from cpembed.codegen.epilogue import Chain, Epilogue
+from cpembed.codegen.epilogue_text import float_text, result_text
 from cpembed.codegen.halo import IndexSet, guarded, index_sets
 from cpembed.codegen.instruction import (
     INIT,
@@ -35,7 +34,8 @@ from cpembed.codegen.passes import PARTIAL_SUMS
 from cpembed.codegen.plan import KernelPlan, Script, buffer, storage_dtype, zero
 from cpembed.codegen.prefetch import bind_prefetched, write_prefetches
 from cpembed.codegen.program_nest import kernel_nest
-from cpembed.codegen.scalar_text import Statements
+from cpembed.codegen.scalar_text import ScalarWriter, Statements
+from cpembed.codegen.values import Value, converted, load_as, one_function, one_name
 from cpembed.ir.index import IndexExpr
 from cpembed.transform.program import DerivedProgram, Loop
 
@@ -169,7 +169,7 @@ def _parameters(nest: Nest) -> list[str]:
 def _packed(
     script: Script, nest: Nest, tasks: tuple[str, str], *, stages: bool
 ) -> Generator[tuple[str, str]]:
-    """Write the packing of what tasks read; yield the first task and the end of those to run."""
+    """Write the packing of operands that tasks read; yield the first and the end of the tasks."""
     if nest.packing is None:
         yield tasks
         return
@@ -346,3 +346,48 @@ def _add_partial_sums(script: Script, split: SplitK, sums: str, chunks: int) -> 
             last = f"for element in T.serial({count - rest}, {count}):"
             with script.nested(f"if share == {chunks - 1}:", last):
                 script.line(result("element"))
+
+
+def write_chain(statements: Statements, nest: Nest, sums: str, loops: Sequence[Loop]) -> None:
+    """Write the results of a task.
+
+    Parameters
+    ----------
+    statements : Statements
+        Text to write to.
+    nest : Nest
+        Nest whose epilogue has a chain.
+    sums : str
+        Element of the buffer of sums, over the variables of the loops.
+    loops : sequence of Loop
+        Loops over the results.
+    """
+    script, epilogue, output = statements.script, nest.epilogue, nest.operands[2]
+    assert epilogue is not None
+    assert epilogue.chain is not None
+    name, text = one_function("float32")
+    statements.include(name, text)
+    script.line(f'{one_name("float32")}: T.let = T.call_extern("float32", "{name}")')
+    # Contiguous results innermost, which become vectors.
+    ordered = sorted(loops, key=lambda loop: -abs(output.stride(loop.name)))
+    with script.nested(*(f"for {x.name} in T.serial({x.extent}):" for x in ordered)):
+        values = _inputs(statements, nest, epilogue, epilogue.chain, sums)
+        result = ScalarWriter(statements, "float32").value(epilogue.chain.expression, values)
+        stored = converted(statements.bind, result, epilogue.dtype)
+        script.line(f"{element(output)} = {stored}")
+
+
+def _inputs(
+    statements: Statements, nest: Nest, epilogue: Epilogue, chain: Chain, sums: str
+) -> dict[int, Value]:
+    """Write the inputs of a chain's expression and return them by number."""
+    channel = "" if nest.channels is None else str(nest.channels.access)
+    text = statements.bind(float_text(epilogue, sums, nest.sums, channel))
+    is_product = epilogue.scale and not epilogue.relu
+    values = [Value(text, "float32", is_product=is_product)]
+    if nest.residual is not None:
+        addend = load_as(element(nest.residual), nest.residual.dtype, "float32")
+        values.append(Value(statements.bind(addend), "float32"))
+    vectors = (f"{vector_parameter(name)}[{channel}]" for name in chain.names)
+    values += [Value(vector, "float32") for vector in vectors]
+    return dict(enumerate(values))

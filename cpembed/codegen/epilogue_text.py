@@ -35,7 +35,7 @@ def result_text(epilogue: Epilogue, value: str, sums: str, channel: str, residua
     Raises
     ------
     LoweringError
-        The epilogue has a chain, which :mod:`cpembed.codegen.chain_text` writes.
+        The epilogue has a chain, which :mod:`cpembed.codegen.emit` writes.
     """
     if epilogue.chain is not None:
         raise LoweringError("a chain of elementwise operators has no text as one expression")

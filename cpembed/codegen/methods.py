@@ -429,7 +429,7 @@ class _Text:
         return self.bound(value if sums == self.dtype else f'T.cast({value}, "{sums}")')
 
     def stored(self, value: str, sums: str, output: OutputMemory, place: Place) -> str:
-        """Return what an epilogue stores of a sum.
+        """Return the expression that an epilogue stores for a sum.
 
         Parameters
         ----------

@@ -1,4 +1,4 @@
-"""Per-thread packing: each chunk of a kernel's tasks packs what it reads, for itself.
+"""Per-thread packing: each chunk of a kernel's tasks packs the operands that it reads.
 
 Packed by a separate kernel, an operand is written by some cores and read by others, line by line
 through the cache that they share, after one more launch. A chunk that packs its own share finds it

@@ -152,7 +152,7 @@ def _write_a(script: Script, nest: Nest) -> None:
 
 
 def _write_b(script: Script, nest: Nest) -> None:
-    """Request what a step of the next tile's tasks reads of its share of the columns."""
+    """Prefetch a step's share of the columns that the next tile's tasks read."""
     second, tasks = nest.operands[1], tasks_in_turn(nest)
     start = _start(nest, second, tasks)
     columns = [(loop.extent, second.stride(loop.name)) for loop in reversed(_columns(nest))]

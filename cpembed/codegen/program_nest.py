@@ -209,7 +209,7 @@ def _unpacked(
 
 
 def _original_coordinates(operand: PackedOperand) -> list[IndexExpr]:
-    """Return the original coordinates of what is accessed, over the iterators."""
+    """Return the original coordinates of the accessed element, over the iterators."""
     packed = dict(zip((d.name for d in operand.dimensions), operand.access, strict=True))
     return [source.substitute(packed) for source in operand.source]
 

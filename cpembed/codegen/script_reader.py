@@ -95,7 +95,7 @@ def read_function(text: str, functions: Mapping[str, Any] | None = None) -> Any:
 
 @cache
 def _tvm() -> Any:
-    """Return what is used of TVM, which is imported on first use."""
+    """Return the names of TVM that scripts use; TVM is imported on first use."""
     from cpembed.codegen import runtime
 
     module = runtime.tvm()
@@ -248,7 +248,7 @@ class _Reader:
         """Do nothing."""
 
     def _define(self, target: ast.expr, value: Any) -> None:
-        """Give a name, or several ones, to what a statement defines."""
+        """Bind the names that a statement defines to its values."""
         if isinstance(target, ast.Tuple):
             for each, part in zip(target.elts, value, strict=True):
                 self._define(each, part)

@@ -153,7 +153,7 @@ def _pieces_by_level(
     steps: Mapping[str, int],
     line_bytes: int,
 ) -> list[tuple[int, int]]:
-    """Return the number of contiguous pieces of what loops touch, and the lines of each.
+    """Return the number of contiguous pieces that loops touch, and of cache lines in each.
 
     The first entry is for the loops ``inside`` with their iterations, each further one with one
     more loop ``around`` them.
@@ -190,7 +190,7 @@ def _pieces_by_level(
 
 @lru_cache(1 << 16)
 def _pieces(size: int, moves: tuple[_Move, ...], line_bytes: int) -> tuple[int, int]:
-    """Return the number of contiguous pieces of what sorted moves touch, and the lines of each."""
+    """Return the number of contiguous pieces that sorted moves touch, and of lines in each."""
     span, strided = size, list[_Move]()
     # Exact for pieces that begin at a line. From the nearest move on: within a line, or what is
     # contiguous so far, it makes the piece longer, else there are as many pieces.

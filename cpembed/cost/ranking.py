@@ -322,7 +322,7 @@ def _in_order(
 
 
 class Objectives(NamedTuple):
-    """Costs of a candidate, of which less is better.
+    """Costs of a candidate; less is better.
 
     ``moved_bytes`` are read and written by packing and unpacking; ``footprint_bytes`` is the size
     of all operands in the packed layouts.

@@ -1,4 +1,4 @@
-"""Advice on a search's result: what has no effect, what loses numbers or time, and the remedy.
+"""Advice on a search's result: options without effect, lost precision or time, and remedies.
 
 >>> from cpembed.driver.solve import solve
 >>> from cpembed.driver.named import workload

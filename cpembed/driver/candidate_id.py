@@ -159,7 +159,7 @@ class _Search:
             return None if rejected else record
 
         def any_schedule(candidate: Candidate, trial: Any) -> None:
-            """Accept every schedule: the candidate is shown, and what runs is chosen anew."""
+            """Accept every schedule: the candidate is only shown."""
 
         choice = first_proven(self.workload, self.target, best, any_schedule)
         if choice is None:

@@ -14,16 +14,23 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from cpembed.blocks import Displayed
-from cpembed.codegen.packing import packed_before
-from cpembed.cost.machine.estimate import Estimate, estimate_program, machine_of
+from cpembed.codegen.epilogue import EpilogueRequest
+from cpembed.cost.machine.estimate import Estimate, machine_of
 from cpembed.cost.machine.nest import execution_nest
 from cpembed.cost.ranking import RankedCandidate
+from cpembed.driver.candidate_time import (
+    BACK_END,
+    CandidateTime,
+    back_end_time,
+    described_time,
+    description_estimate,
+    modelled_target,
+)
 from cpembed.driver.named import hardware_spec
 from cpembed.driver.options import EstimateOptions, RankBy, merged
 from cpembed.driver.presets import best_of
 from cpembed.driver.result import SolveResult
 from cpembed.driver.solve import Progress, TopCandidates, explained, searches
-from cpembed.errors import SpecError, TransformError
 from cpembed.hw.instruction import HardwareSpec
 from cpembed.hw.machine import Hierarchy
 from cpembed.ir.computation import Computation
@@ -48,7 +55,12 @@ class EstimateResult(Displayed):
     machine : Hierarchy
         Machine that was estimated for.
     estimates : tuple of Estimate or str
-        Estimate of each of ``solved.embeddings``, or the reason why there is none.
+        Estimate of each of ``solved.embeddings`` by the description of the machine, which is that
+        of its best program, or the reason why there is none.
+    times : tuple of CandidateTime or str
+        Time of each of them that every command states: by the model of the back end, for the
+        program that it writes, or of the estimate where nothing executes the machine. The reason if
+        there is none, such as why the back end rejects a candidate.
     ranked_by : str
         ``overheads`` or ``estimate``: what orders the candidates.
     considered : int
@@ -59,8 +71,14 @@ class EstimateResult(Displayed):
     solved: SolveResult
     machine: Hierarchy
     estimates: tuple[Estimate | str, ...]
+    times: tuple[CandidateTime | str, ...]
     ranked_by: RankBy
     considered: int
+
+    @property
+    def is_by_back_end(self) -> bool:
+        """True if times are those of the programs that a back end writes."""
+        return any(isinstance(t, CandidateTime) and t.origin == BACK_END for t in self.times)
 
     def to_json(self) -> dict[str, Any]:
         """Return the document of ``solve --estimate --json``."""
@@ -70,6 +88,11 @@ class EstimateResult(Displayed):
             "ranked_by": self.ranked_by,
             "considered": self.considered,
         }
+        for entry, time in zip(document["embeddings"], self.times, strict=True):
+            if isinstance(time, CandidateTime):
+                entry["time"] = time.to_json()
+            else:
+                entry |= {"time": None, "time_missing": time}
         for entry, estimate in zip(document["embeddings"], self.estimates, strict=True):
             if isinstance(estimate, Estimate):
                 entry["estimate"] = estimate.to_json()
@@ -109,55 +132,110 @@ def estimate(
     options = merged(EstimateOptions, options, keywords)
     rank_by, top = options.rank_by, options.top
     clock, spec = Clock(options.timeout), hardware_spec(target, workload)
-    machine = machine_of(spec, options.machine)
-    estimated: dict[int, tuple[DerivedProgram, Estimate | str]] = {}
+    times = _Times(workload, spec, machine_of(spec, options.machine), options)
     # Numbers of candidates that a lower bound tells to be slower, by set that was searched.
     slower: list[int] = []
 
-    def estimate_of(item: RankedCandidate) -> Estimate | str:
-        program = item.program
-        if id(program) not in estimated:
-            # The program is kept, so that no other gets its id.
-            estimated[id(program)] = program, _estimate(program, machine, options.objective)
-        return estimated[id(program)][1]
-
     def fastest(ranked: tuple[RankedCandidate, ...]) -> tuple[RankedCandidate, ...]:
-        if top is not None:
-            possible = _possible(ranked, machine, top, lambda item: _time(estimate_of(item)))
+        if top is not None and times.executes is None:
+            possible = _possible(ranked, times.machine, top, times.rank)
             slower.append(len(ranked) - len(possible))
             ranked = possible
-        return tuple(sorted(ranked, key=lambda item: _time(estimate_of(item)))[:top])
+        return tuple(sorted(ranked, key=times.rank)[:top])
 
     # Estimates take longer than overheads: all are estimated only if all are to be returned.
     by_time = rank_by == "estimate"
-    count = max(top, AMONG) if by_time and top is not None else top
+    count = max(top, times.among) if by_time and top is not None else top
     returned = TopCandidates(count, fastest if by_time else None)
     results = searches(workload, spec, options, returned, progress=progress)
     solved = best_of(results)
     if by_time and solved.embeddings:
         solved = min(
             (result for result in results if result.embeddings),
-            key=lambda result: _time(estimate_of(result.embeddings[0])),
+            key=lambda result: times.rank(result.embeddings[0]),
         )
         if solved.wider is not None and not solved.wider.searched:
             # A bound on how much is used, which is not what these are ranked by.
             solved = replace(solved, wider=None)
     solved = explained(solved, clock, progress)
-    estimates = tuple(estimate_of(item) for item in solved.embeddings)
-    considered = sum(isinstance(time, Estimate) for _, time in estimated.values()) + sum(slower)
-    return EstimateResult(solved, machine, estimates, rank_by, considered)
+    return EstimateResult(
+        solved,
+        times.machine,
+        tuple(map(times.estimate, solved.embeddings)),
+        tuple(map(times.time, solved.embeddings)),
+        rank_by,
+        times.count + sum(slower),
+    )
 
 
-def described_estimate(program: DerivedProgram, spec: HardwareSpec) -> Estimate | None:
-    """Estimate a program on the first machine that a specification describes.
+class _Times:
+    """Times of candidates, each computed once.
 
-    Returns None if it describes none, or one that cannot hold the program.
+    ``executes`` is the target whose model gives them; None where only the description does.
     """
-    try:
-        estimate = _estimate(program, machine_of(spec))
-    except SpecError:
-        return None
-    return estimate if isinstance(estimate, Estimate) else None
+
+    def __init__(
+        self,
+        workload: Computation,
+        spec: HardwareSpec,
+        machine: Hierarchy,
+        options: EstimateOptions,
+    ) -> None:
+        self.machine = machine
+        self.objective = options.objective
+        # A machine that is named, and another objective than time, are asked of the description.
+        by_description = options.machine is not None or options.objective != "cycles"
+        several = len(workload.statements) > 1
+        self.executes = None if by_description or several else modelled_target(spec)
+        if self.executes is not None:
+            self.epilogue = self.executes.epilogue(workload, EpilogueRequest())
+        # Programs are kept, so that no other gets their ids.
+        self.estimates: dict[int, tuple[DerivedProgram, Estimate | str]] = {}
+        self.times: dict[int, tuple[DerivedProgram, CandidateTime | str]] = {}
+
+    @property
+    def among(self) -> int:
+        """Number of the best candidates by overheads among which the fastest are looked for."""
+        if self.executes is None or not self.executes.policy.compares_always:
+            return AMONG
+        # Those among which `run` chooses, so that the fastest here is what it executes.
+        return self.executes.policy.considered
+
+    @property
+    def count(self) -> int:
+        """Number of candidates that have a time."""
+        return sum(isinstance(time, CandidateTime) for _, time in self.times.values())
+
+    def estimate(self, item: RankedCandidate) -> Estimate | str:
+        """Return the estimate by the description, or why there is none."""
+        program = item.program
+        if id(program) not in self.estimates:
+            estimate = description_estimate(program, self.machine, self.objective)
+            self.estimates[id(program)] = program, estimate
+        return self.estimates[id(program)][1]
+
+    def time(self, item: RankedCandidate) -> CandidateTime | str:
+        """Return the time that every command states, or why there is none."""
+        program = item.program
+        if id(program) not in self.times:
+            self.times[id(program)] = program, self._time(item)
+        return self.times[id(program)][1]
+
+    def _time(self, item: RankedCandidate) -> CandidateTime | str:
+        if self.executes is not None:
+            return back_end_time(self.executes, item, self.epilogue)
+        estimate = self.estimate(item)
+        return estimate if isinstance(estimate, str) else described_time(estimate)
+
+    def rank(self, item: RankedCandidate) -> float:
+        """Return what candidates are ranked by: the time, or another objective's cost."""
+        time = self.time(item)
+        if isinstance(time, str):
+            return float("inf")
+        if self.objective == "cycles":
+            return time.total_us
+        estimate = self.estimate(item)
+        return estimate.cost if isinstance(estimate, Estimate) else float("inf")
 
 
 def least_us(program: DerivedProgram, machine: Hierarchy) -> float:
@@ -196,20 +274,3 @@ def _possible(
         times.append(time(ranked[place]))
         possible.append(place)
     return tuple(ranked[place] for place in sorted(possible))
-
-
-def _estimate(
-    program: DerivedProgram, machine: Hierarchy, objective: str = "cycles"
-) -> Estimate | str:
-    ahead = packed_before(program.workload)
-    try:
-        return estimate_program(program, machine, ahead=ahead, objective=objective)
-    except TransformError as error:
-        return str(error)
-
-
-def _time(estimate: Estimate | str) -> float:
-    """Return what candidates are ranked by: the time, or another objective's cost."""
-    if not isinstance(estimate, Estimate):
-        return float("inf")
-    return estimate.total_us if estimate.objective == "cycles" else estimate.cost

@@ -11,7 +11,7 @@ import itertools
 from collections.abc import Iterator, Sequence
 
 from cpembed.cost.ranking import RankedCandidate
-from cpembed.driver.estimate import described_estimate
+from cpembed.driver.candidate_time import CandidateTime, selection_time
 from cpembed.driver.layout_rows import LayoutRow, LayoutsResult, Times, run_bytes
 from cpembed.driver.named import hardware_spec
 from cpembed.driver.named import workload as parsed
@@ -212,8 +212,13 @@ def _estimated(
     outcome = choose(Request(parsed(words, spec), spec, options))
     if isinstance(outcome, SolveResult):
         return LayoutRow(name, settings, reason=outcome.why_nothing)
-    times, on = _estimated_times(outcome), outcome.solved.target.name
-    reason = None if times is not None else f"no machine of {on} is described: cannot estimate"
+    on, time = outcome.solved.target.name, selection_time(outcome)
+    reason = None
+    if time is None:
+        # A target that executes here rejects the candidate, which the plan says.
+        rejected = outcome.plan.missing if outcome.solved.target.machines else ()
+        reason = "; ".join(rejected) or f"no machine of {on} is described: cannot estimate"
+    times = None if time is None else _times(time, outcome)
     return _candidate_row(name, settings, on, outcome.ranked, times, reason)
 
 
@@ -240,33 +245,20 @@ def _candidate_row(
     )
 
 
-def _estimated_times(selection: Selection) -> Times | None:
-    """Estimate the times of a selection; None if nothing describes them.
-
-    The target's own model counts if it executes on this machine. What it leaves out is estimated
-    for the first machine that the specification describes.
-    """
-    spec, program = selection.solved.target, selection.ranked.program
-    scored = selection.choice.scored if selection.plan.native else None
-    # A model in microseconds has packing in its cost, and some have it by itself.
-    if scored is not None and selection.plan.target.unit == "us":
-        parts = scored.parts
-        return Times(parts.get("us"), parts.get("moves_us"), call=scored.cost)
-    described = described_estimate(program, spec)
-    if described is None:
-        return None
-    outputs = {operand.name for operand in program.workload.outputs}
-    unpacking = sum(us for name, us in described.packing_us.items() if name in outputs)
-    packing = sum(us for name, us in described.packing_us.items() if name not in outputs)
-    contraction, cycles = described.us, described.cycles
-    if scored is not None and selection.plan.target.unit == "cycles" and spec.machine is not None:
-        cycles = scored.cost
-        contraction = cycles / spec.machine.clock_mhz
+def _times(time: CandidateTime, selection: Selection) -> Times:
+    """Return a candidate's time in the parts that a row shows."""
+    packing = unpacking = None
+    # Models in microseconds know the sum alone.
+    if time.cycles is not None:
+        outputs = {operand.name for operand in selection.ranked.program.workload.outputs}
+        unpacking = sum(us for name, us in time.packing_us.items() if name in outputs)
+        packing = sum(us for name, us in time.packing_us.items() if name not in outputs)
     return Times(
-        contraction,
-        packing + unpacking,
+        time.us,
+        time.moving_us,
         packing,
         unpacking,
-        cycles=cycles,
-        machine=described.machine,
+        call=time.total_us,
+        cycles=time.cycles,
+        machine=time.machine,
     )

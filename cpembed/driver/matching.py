@@ -14,7 +14,7 @@ from dataclasses import dataclass, replace
 from typing import Any, Literal
 
 from cpembed.driver.across import Figure, Time
-from cpembed.driver.estimate import described_estimate
+from cpembed.driver.candidate_time import selection_time
 from cpembed.driver.named import default_dtypes, hardware_spec, typed_by_roles
 from cpembed.driver.pipeline import choose
 from cpembed.driver.plan import Request, Selection
@@ -278,19 +278,8 @@ def _match_of_selection(selection: Selection, spec: HardwareSpec) -> Match:
 
 
 def _estimated(selection: Selection) -> Time | None:
-    """Estimate the time of a selection; None if nothing describes it.
-
-    The target's own model counts if it executes on this machine, else the first machine that the
-    specification describes.
-    """
-    amount, target = selection.choice.estimated, selection.plan.target
-    spec = selection.solved.target
-    if selection.plan.native and amount is not None and amount != float("inf"):
-        clock = None if spec.machine is None else spec.machine.clock_mhz
-        us = amount if target.unit == "us" else amount / clock if clock else None
-        return Time(amount, target.unit, us, Provenance.ESTIMATED)
-    described = described_estimate(selection.ranked.program, spec)
-    if described is None:
+    """Return the time of a selection, packing and unpacking included; None if there is none."""
+    time = selection_time(selection)
+    if time is None:
         return None
-    us = described.total_us
-    return Time(us, "us", us, Provenance.ESTIMATED, described.machine)
+    return Time(time.total_us, "us", time.total_us, Provenance.ESTIMATED, time.machine)

@@ -23,7 +23,8 @@ from cpembed.ir.computation import Computation
 from cpembed.targets.choice import Choice
 from cpembed.targets.methods import MethodPlan, Methods, methods_of
 from cpembed.transform.methods.convolution import Rewritten, as_convolution, explicit
-from cpembed.transform.methods.winograd import UNIT_ROUNDOFF, winograd
+from cpembed.transform.methods.error_growth import UNIT_ROUNDOFF
+from cpembed.transform.methods.winograd import winograd
 
 _REWRITES: Mapping[str, Callable[[Computation], Rewritten]] = {
     "explicit": explicit,

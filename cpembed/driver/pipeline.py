@@ -84,14 +84,14 @@ Timing makes more calls, but kernels are many times as fast as
 
 @dataclass(frozen=True)
 class Files:
-    """Files to write of what ran; None for those that are not wanted."""
+    """Files to write about a run; None for those that are not requested."""
 
     save: Path | None = None
     trace: Path | None = None
 
 
 def choose(request: Request) -> Selection | SolveResult:
-    """Choose what runs: search, rank by the target's estimates, fall back where nothing executes.
+    """Choose a candidate: search, rank by the target's estimates, fall back where nothing executes.
 
     Parameters
     ----------

@@ -31,11 +31,11 @@ from cpembed.transform.methods.winograd import Winograd
 AnyTarget = Target[Any, Any, Any]
 
 SUMS = EpilogueRequest()
-"""Output of the sums as they are, which is what a kernel stores unless it is asked for more."""
+"""Epilogue that stores the sums unchanged, the default of a kernel."""
 
 
 class Execution(NamedTuple):
-    """Target that executes, portable code included, and what keeps its instruction from it."""
+    """Target that executes, portable code included, and why the instruction itself cannot."""
 
     target: AnyTarget
     missing: tuple[str, ...]
@@ -138,7 +138,7 @@ def candidates_of(results: Sequence[SolveResult]) -> list[RankedCandidate]:
 
 
 def considered(request: Request) -> tuple[RankedCandidate, ...]:
-    """Return what the target chooses among, variants too; nothing if it does not execute here."""
+    """Return the target's candidates, variants included; none if it cannot execute here."""
     target, missing = request.execution
     if missing:
         return ()
@@ -349,7 +349,7 @@ class MethodError:
         Largest output in size.
     bound : float
         Largest bound of the method for data of these magnitudes
-        (:func:`~cpembed.transform.methods.winograd.bound`).
+        (:func:`~cpembed.transform.methods.error_growth.bound`).
     """
 
     largest: float

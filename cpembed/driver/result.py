@@ -413,7 +413,7 @@ def ranking_reasons(
 
 
 def _compare(first: RankedCandidate, second: RankedCandidate) -> str:
-    """Return what decides between two neighbours of the ranking, the better one first."""
+    """Return the criterion between two neighbours of the ranking, the better one first."""
     a, b = first.overheads, second.overheads
     if first.score != second.score:
         return (

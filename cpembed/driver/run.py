@@ -40,13 +40,8 @@ from cpembed.targets.methods import MethodArtifact, methods_of
 from cpembed.targets.outputs import written_files
 from cpembed.targets.verification import worst_judged
 from cpembed.transform.methods.convolution import Array, Rewritten
-from cpembed.transform.methods.winograd import (
-    UNIT_ROUNDOFF,
-    Winograd,
-    bound,
-    roundings,
-    running_bound,
-)
+from cpembed.transform.methods.error_growth import UNIT_ROUNDOFF, bound, roundings, running_bound
+from cpembed.transform.methods.winograd import Winograd
 
 _TIMED_CALLS = 10
 """Number of calls that time a method so slow that each round is one call of its parts or all."""

@@ -13,7 +13,12 @@ from cpembed.blocks import Displayed
 from cpembed.codegen.epilogue import Epilogue
 from cpembed.cost.machine.estimate import Estimate
 from cpembed.cost.ranking import RankedCandidate
-from cpembed.driver.estimate import described_estimate
+from cpembed.driver.candidate_time import (
+    CandidateTime,
+    described_estimate,
+    described_time,
+    scheduled_time,
+)
 from cpembed.driver.plan import AnyTarget, Compared, MethodError, Substitution
 from cpembed.driver.result import SolveResult, workload_json
 from cpembed.ir.computation import Computation
@@ -199,6 +204,23 @@ class RunResult(Displayed):
             return None
         return described_estimate(self.candidate.program, self.solved.target)
 
+    @cached_property
+    def time(self) -> CandidateTime | None:
+        """Estimated time of what ran, as the other commands state it; None if there is none.
+
+        Of a method, the estimates of ``method`` count.
+        """
+        if self.method is not None and self.method.rewritten is not None:
+            return None
+        if not self.is_native:
+            return None if self.described is None else described_time(self.described)
+        amount = self.choice.estimated
+        if amount is None or amount == float("inf"):
+            return None
+        scored = self.choice.scored
+        parts: Mapping[str, float] = {} if scored is None else scored.parts
+        return scheduled_time(self.target, self.candidate.program, amount, parts)
+
     @property
     def provenance(self) -> Provenance:
         """Origin of the times."""
@@ -229,6 +251,7 @@ class RunResult(Displayed):
             "max_error": self.verification.max_error,
             "tolerance": self.verification.tolerance,
             "time": self._time(),
+            "estimated_time": None if self.time is None else self.time.to_json(),
             "packing_us": times.packing_us,
             "unpacking_us": times.unpacking_us,
             "packed_ahead": list(times.packed_ahead),

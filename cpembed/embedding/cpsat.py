@@ -14,7 +14,7 @@ from typing import Any
 
 import numpy as np
 
-from cpembed.embedding.model_builder import CompiledModel, Ids, cp_sat
+from cpembed.embedding.model_writer import CompiledModel, Ids, cp_sat
 from cpembed.time_limit import check_time, seconds_left
 
 _PATIENCE = 0.1

@@ -15,7 +15,8 @@ from dataclasses import InitVar, dataclass, field
 import numpy as np
 
 from cpembed.embedding.embedding import Digit, Embedding
-from cpembed.embedding.model_builder import CompiledModel, Ids, ModelBuilder
+from cpembed.embedding.model_builder import ModelBuilder
+from cpembed.embedding.model_writer import CompiledModel, Ids
 from cpembed.embedding.problem import EmbeddingProblem
 
 

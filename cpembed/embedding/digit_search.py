@@ -1,4 +1,4 @@
-"""Search of the digit model: which problems it takes, its components, what is judged on nodes.
+"""Search of the digit model: the problems that it takes, its components, checks on nodes.
 
 Instruction axes that no constraint couples have solutions of their own, which combine freely: the
 embeddings are the product. Most problems fall apart like this. Where several digits move one index
@@ -28,7 +28,7 @@ from cpembed.embedding.digit_model import AxisMaps, DigitModel, DigitOption, com
 from cpembed.embedding.domains import allowed_digits
 from cpembed.embedding.embedding import Embedding
 from cpembed.embedding.flatten import candidate_groups, flattened_problem, members_of
-from cpembed.embedding.model_builder import CompiledModel, Ids
+from cpembed.embedding.model_writer import CompiledModel, Ids
 from cpembed.embedding.node_map import expand
 from cpembed.embedding.problem import EmbeddingProblem
 from cpembed.embedding.result import (

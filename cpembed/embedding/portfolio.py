@@ -31,7 +31,7 @@ from cpembed.embedding.cpsat import (
 )
 from cpembed.embedding.domains import coordinate_bounds, padded_extents
 from cpembed.embedding.embedding import Embedding
-from cpembed.embedding.model_builder import Ids, TooLargeDomainError
+from cpembed.embedding.model_writer import Ids, TooLargeDomainError
 from cpembed.embedding.node_map import NodeMap, decode, expand
 from cpembed.embedding.problem import EmbeddingProblem
 from cpembed.embedding.result import Formulation, OrderEffort, SearchEffort, SearchResult, Seconds

@@ -27,7 +27,7 @@ from cpembed.embedding.constraints.memory_access import LinearAccess
 from cpembed.embedding.cpsat import SearchLimits, Status
 from cpembed.embedding.domains import TooManyDigitsError, padded_extents
 from cpembed.embedding.embedding import Embedding
-from cpembed.embedding.model_builder import TooLargeDomainError
+from cpembed.embedding.model_writer import TooLargeDomainError
 from cpembed.embedding.node_map import Coordinates, NodeMap, from_points
 from cpembed.embedding.problem import EmbeddingProblem, point_grid
 from cpembed.embedding.roles import candidates

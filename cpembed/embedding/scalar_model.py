@@ -12,7 +12,8 @@ from dataclasses import dataclass, field
 import numpy as np
 from numpy.typing import NDArray
 
-from cpembed.embedding.model_builder import CompiledModel, Ids, ModelBuilder
+from cpembed.embedding.model_builder import ModelBuilder
+from cpembed.embedding.model_writer import CompiledModel, Ids
 from cpembed.embedding.node_map import NodeMap
 from cpembed.embedding.problem import EmbeddingProblem
 
@@ -33,7 +34,7 @@ class DigitChoice:
 
 @dataclass
 class ScalarModel:
-    """Variables of the embedding problem and what constraints share while they post.
+    """Variables of the embedding problem, and state that constraints share while they post.
 
     Attributes
     ----------

@@ -18,12 +18,11 @@ import msgspec
 import numpy as np
 
 from cpembed.errors import BackendUnavailable, CpembedError, CrashError, InvariantError
-from cpembed.ir.computation import Computation
 from cpembed.provenance import Provenance
 from cpembed.runtime.cluster import Outcome, Task, Workers
 from cpembed.runtime.measurement.environment import versions
 from cpembed.stores import DamagedRowError, ResultStore, Time, decoded, store_folder
-from cpembed.targets.family import Activity, Choice, Costs, Family, Point
+from cpembed.targets.family import Activity, Choice, Costs, Family, Point, Work
 
 
 class AnalysisRow(msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag="analysis"):
@@ -160,7 +159,7 @@ class LayerWork:
     index: int
     label: str
     count: int
-    workload: Computation
+    workload: Work
     digest: str
 
 
@@ -367,11 +366,11 @@ def _order(costs: Costs) -> tuple[float, float]:
     return costs.cycles, costs.energy_pj
 
 
-def _analysed(family: Family, point: Point, workload: Computation) -> Any:
+def _analysed(family: Family, point: Point, workload: Work) -> Any:
     return family.analyse(point, workload)
 
 
-def _evaluated(family: Family, point: Point, workload: Computation, choice: Choice) -> Activity:
+def _evaluated(family: Family, point: Point, workload: Work, choice: Choice) -> Activity:
     return family.evaluate(point, workload, choice)
 
 

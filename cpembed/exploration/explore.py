@@ -12,7 +12,7 @@ import math
 import time
 from collections import Counter
 from collections.abc import Generator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from functools import cached_property, partial
 from pathlib import Path
 from typing import Any, Literal
@@ -46,7 +46,7 @@ from cpembed.runtime.cluster import Workers
 from cpembed.runtime.measurement.environment import provenance
 from cpembed.runtime.tuning.database import digest, workload_key
 from cpembed.stores import ResultStore
-from cpembed.targets.family import Family
+from cpembed.targets.family import Family, OperatorWork, Work
 
 Status = Literal["proven", "unproven", "sampled", "infeasible", "unknown"]
 
@@ -471,10 +471,16 @@ def _layer_works(family: Family, suite: NamedSuite, layers: str | None) -> tuple
                 label=layer.label,
                 count=layer.count,
                 workload=workload,
-                digest=digest(json.dumps(workload_key(workload), sort_keys=True)),
+                digest=digest(json.dumps(_work_key(workload), sort_keys=True)),
             )
         )
     return tuple(works)
+
+
+def _work_key(work: Work) -> dict[str, Any]:
+    """Return what an analysis of a layer depends on."""
+    # Of a network, whose file is in the suite's digest, the name tells its operators apart.
+    return asdict(work) if isinstance(work, OperatorWork) else workload_key(work)
 
 
 def _limits(space: Space, limits: Sequence[Limit]) -> tuple[Limit, ...]:

@@ -1,4 +1,4 @@
-"""Write the example in C that comes with a library, and the definition that it compares with."""
+"""README of a library, and its example in C with the definition that it compares with."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from cpembed.codegen.epilogue import BIAS, BYTES, SCALE, Epilogue, channel_axes,
 from cpembed.codegen.plan import storage_dtype
 from cpembed.export.program import CALLER_ROLES, Program, Role, vector_name
 from cpembed.export.sized import SizedProgram
-from cpembed.export.texts import NATIVE
+from cpembed.export.texts import CALLER_NAMES, NATIVE, documents
 from cpembed.ir.computation import AxisKind, Computation
 from cpembed.ir.dtypes import is_integer
 from cpembed.ir.expression import Access
@@ -272,3 +272,123 @@ def _channel(workload: Computation) -> str:
     for axis in channel_axes(workload):
         text = f"({text}) * {workload.extents[axis]} + i_{axis}"
     return text
+
+
+_README = """\
+# lib{name}
+
+{about}
+
+```
+{documents}
+```
+
+Tensors are dense and row-major. Memory that begins at a multiple of 64 bytes is used where it is;
+other memory is copied. A handle runs one call at a time; several handles, and several libraries,
+are independent.{features}
+
+{files}
+{uses}"""
+
+
+_MAKE = """
+## Linking it
+
+`make` on the machine that it is for links the library and builds the example.
+"""
+
+
+_EXAMPLE = """
+## In C
+
+```
+cc -O2 example.c -o example -L. -l{name} -Wl,-rpath,'$ORIGIN' -lm && ./example
+```
+"""
+
+
+_PYTHON = """
+## In Python
+
+`{name}.py` needs numpy alone.
+
+```python
+from {name} import Library
+
+with Library(threads=2) as library:
+{pack}    ({outputs},) = library.run({inputs})
+```
+"""
+
+
+_TORCH = """
+## In PyTorch
+
+```python
+from {name}_torch import {name}
+
+layer = {name}({weights})
+result = layer({inputs})
+```
+"""
+
+
+# Descriptions of files by the ends of their names; the first end that fits counts.
+_FILES = {
+    ".so": "the shared library, which needs the C library alone",
+    ".h": "its interface, explained",
+    ".json": "what it takes and returns, for programs",
+    ".weights": "the packed weights, mapped into memory; it stays beside the library",
+    "_torch.py": "an operator of PyTorch",
+    ".py": "the library from Python",
+    "example.c": "an example",
+    "Makefile": "links the library",
+    "runtime.c": "the library's own code, with the other headers beside it",
+    ".s": "the machine code of the contraction, to be read",
+}
+
+
+def readme(program: SizedProgram, files: Sequence[str], about: str, *, linked: bool = True) -> str:
+    """Return ``README.md``.
+
+    Parameters
+    ----------
+    program : SizedProgram
+    files : sequence of str
+        Names of the files in the folder.
+    about : str
+        Sentence about the computation.
+    linked : bool, default True
+        True if the folder holds the library rather than its sources.
+    """
+    name = program.name
+    names = {role: ", ".join(b.name for b in program.with_role(role)) for role in CALLER_NAMES}
+    weights = names[Role.WEIGHTS]
+    uses = "" if linked else _MAKE
+    uses += _EXAMPLE if "example.c" in files else ""
+    uses += _PYTHON if f"{name}.py" in files else ""
+    uses += _TORCH if f"{name}_torch.py" in files else ""
+    features = ""
+    if program.features:
+        features = (
+            f" The processor needs\n{', '.join(program.features)}; on another one, opening the "
+            "library says what is missing."
+        )
+    described = {
+        file: next((text for end, text in _FILES.items() if file.endswith(end)), "")
+        for file in files
+    }
+    return _README.format(
+        name=name,
+        about=about,
+        documents=documents(program),
+        features=features,
+        files="\n".join(f"- `{file}`: {text}" for file, text in described.items() if text),
+        uses=uses.format(
+            name=name,
+            inputs=names[Role.INPUT],
+            outputs=names[Role.OUTPUT],
+            weights=weights,
+            pack=f"    library.pack({weights})\n" if weights else "",
+        ),
+    )

@@ -20,11 +20,11 @@ from numpy.typing import NDArray
 from cpembed.codegen.host_cpu import architecture, host_architecture
 from cpembed.errors import BackendUnavailable, CpembedError, LoweringError
 from cpembed.export import loader
-from cpembed.export.example import REPEATED, Reference, example
+from cpembed.export.example import REPEATED, Reference, example, readme
 from cpembed.export.layout import Blob, LibraryLayout, blob_of
 from cpembed.export.program import Call, Program, Role
 from cpembed.export.sized import SizedProgram
-from cpembed.export.texts import NATIVE, about_json, header, readme, tables
+from cpembed.export.texts import NATIVE, about_json, header, tables
 from cpembed.host_compiler import compiler_command
 from cpembed.runtime import worker
 from cpembed.steps import step

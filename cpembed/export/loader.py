@@ -320,11 +320,6 @@ class Library:
             sizes.get(number, high) for number, (_, high) in enumerate(self.ranges.values())
         )
 
-    def outputs_of(self, shapes: Sequence[Sequence[int]]) -> tuple[TensorInfo, ...]:
-        """Return the outputs of a run whose inputs have some shapes."""
-        sizes = self.sizes_of(shapes)
-        return tuple(info.at(sizes) for info in self.outputs)
-
     def _resized(self, inputs: Sequence[Any]) -> tuple[list[TensorInfo], list[TensorInfo]]:
         """Set the sizes that inputs have, and return inputs and outputs at these."""
         if not self.ranges or len(inputs) != len(self.inputs):

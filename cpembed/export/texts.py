@@ -1,4 +1,4 @@
-"""Texts of a library's folder: tables of the runtime, header, JSON description, README."""
+"""Texts of a library's folder: tables of the runtime, header, JSON description."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ STATUSES: Mapping[str, tuple[int, str]] = {
 """Results of a library's functions and their texts; numbers are consecutive up to the last."""
 
 # Names of a caller's buffers in the interface.
-_CALLER_NAMES = {Role.INPUT: "input", Role.OUTPUT: "output", Role.WEIGHTS: "weight"}
+CALLER_NAMES = {Role.INPUT: "input", Role.OUTPUT: "output", Role.WEIGHTS: "weight"}
 
 
 def filled(template: str, values: Mapping[str, str]) -> str:
@@ -52,7 +52,7 @@ def documents(program: SizedProgram) -> str:
     """Return the caller's tensors, one per line with number, name, type and shape, and ranges."""
     tensors = [
         f"{name}[{number}]: {buffer.name}, {buffer.dtype} {shape_text(program.shape(role, number))}"
-        for role, name in zip(_CALLER_NAMES, ("inputs", "outputs", "weights"), strict=True)
+        for role, name in zip(CALLER_NAMES, ("inputs", "outputs", "weights"), strict=True)
         for number, buffer in enumerate(program.with_role(role))
     ]
     ranges = [
@@ -116,7 +116,7 @@ def tables(layout: LibraryLayout) -> str:
         *_array("char *const", "status_texts", map(quoted, texts)),
         *_array("char *const", "feature_names", map(quoted, program.features)),
         *_array("char *const", "lacks_texts", map(quoted, lacks)),
-        *(line for role in _CALLER_NAMES for line in _caller_tables(program, role)),
+        *(line for role in CALLER_NAMES for line in _caller_tables(program, role)),
     ]
     first_step = first_loop = 0
     for number, (instance, placed) in enumerate(
@@ -213,11 +213,11 @@ def _extent_fields(extent: Extent, symbols: Sequence[str]) -> tuple[int, int, in
 def _defines(layout: LibraryLayout, statuses: int) -> dict[str, object]:
     program, blob = layout.program, layout.blob
     plain, placed = blob.sums
-    counts = {f"{n.upper()}_COUNT": len(program.with_role(r)) for r, n in _CALLER_NAMES.items()}
+    counts = {f"{n.upper()}_COUNT": len(program.with_role(r)) for r, n in CALLER_NAMES.items()}
     names = [symbol.name for symbol in program.symbols]
     shapes = [
         program.shape(role, number)
-        for role in _CALLER_NAMES
+        for role in CALLER_NAMES
         for number in range(len(program.with_role(role)))
     ]
     return {
@@ -259,7 +259,7 @@ def _call(call: Call, first: int, prefix: str) -> str:
 
 
 def _loops(program: Program, numbers: Mapping[str, int]) -> tuple[list[str], list[str]]:
-    """Return the rows of loops and of what they move."""
+    """Return the table rows of loops and of the buffers that they move."""
     moves: list[str] = []
     rows: list[str] = []
     for number, loop in enumerate(program.loops):
@@ -300,7 +300,7 @@ def _buffer(layout: Layout, buffer: Buffer) -> str:
 
 def _caller_tables(program: SizedProgram, role: Role) -> list[str]:
     """Return the descriptions of a caller's buffers."""
-    buffers, name = program.with_role(role), _CALLER_NAMES[role]
+    buffers, name = program.with_role(role), CALLER_NAMES[role]
     symbols = [symbol.name for symbol in program.symbols]
     lines: list[str] = []
     rows: list[str] = []
@@ -400,118 +400,3 @@ def _ranges(program: SizedProgram) -> dict[str, object]:
             for i in program.instances
         ],
     }
-
-
-_README = """\
-# lib{name}
-
-{about}
-
-```
-{documents}
-```
-
-Tensors are dense and row-major. Memory that begins at a multiple of 64 bytes is used where it is;
-other memory is copied. A handle runs one call at a time; several handles, and several libraries,
-are independent.{features}
-
-{files}
-{uses}"""
-
-_MAKE = """
-## Linking it
-
-`make` on the machine that it is for links the library and builds the example.
-"""
-
-_EXAMPLE = """
-## In C
-
-```
-cc -O2 example.c -o example -L. -l{name} -Wl,-rpath,'$ORIGIN' -lm && ./example
-```
-"""
-
-_PYTHON = """
-## In Python
-
-`{name}.py` needs numpy alone.
-
-```python
-from {name} import Library
-
-with Library(threads=2) as library:
-{pack}    ({outputs},) = library.run({inputs})
-```
-"""
-
-_TORCH = """
-## In PyTorch
-
-```python
-from {name}_torch import {name}
-
-layer = {name}({weights})
-result = layer({inputs})
-```
-"""
-
-# Descriptions of files by the ends of their names; the first end that fits counts.
-_FILES = {
-    ".so": "the shared library, which needs the C library alone",
-    ".h": "its interface, explained",
-    ".json": "what it takes and returns, for programs",
-    ".weights": "the packed weights, mapped into memory; it stays beside the library",
-    "_torch.py": "an operator of PyTorch",
-    ".py": "the library from Python",
-    "example.c": "an example",
-    "Makefile": "links the library",
-    "runtime.c": "the library's own code, with the other headers beside it",
-    ".s": "the machine code of the contraction, to be read",
-}
-
-
-def readme(program: SizedProgram, files: Sequence[str], about: str, *, linked: bool = True) -> str:
-    """Return ``README.md``.
-
-    Parameters
-    ----------
-    program : SizedProgram
-    files : sequence of str
-        Names of the files in the folder.
-    about : str
-        Sentence about the computation.
-    linked : bool, default True
-        True if the folder holds the library rather than its sources.
-    """
-    name = program.name
-    names = {role: ", ".join(b.name for b in program.with_role(role)) for role in _CALLER_NAMES}
-    weights = names[Role.WEIGHTS]
-    uses = "" if linked else _MAKE
-    uses += _EXAMPLE if "example.c" in files else ""
-    uses += _PYTHON if f"{name}.py" in files else ""
-    uses += _TORCH if f"{name}_torch.py" in files else ""
-    features = ""
-    if program.features:
-        features = (
-            f" The processor needs\n{', '.join(program.features)}; on another one, opening the "
-            "library says what is missing."
-        )
-    described = {
-        file: next((text for end, text in _FILES.items() if file.endswith(end)), "")
-        for file in files
-    }
-    return _README.format(
-        name=name,
-        about=about,
-        documents=documents(program),
-        features=features,
-        files="\n".join(f"- `{file}`: {text}" for file, text in described.items() if text),
-        uses=uses.format(
-            name=name,
-            inputs=names[Role.INPUT],
-            outputs=names[Role.OUTPUT],
-            weights=weights,
-            pack=f"    library.pack({weights})\n" if weights else "",
-        ),
-    )

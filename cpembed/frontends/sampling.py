@@ -319,7 +319,7 @@ def deformed_columns(
     window: tuple[Sequence[int], Sequence[int], Sequence[int], Sequence[int]],
     groups: int,
 ) -> str:
-    """Emit what the taps of a deformable convolution read (Dai et al. 2017).
+    """Emit the elements that the taps of a deformable convolution read (Dai et al. 2017).
 
     Parameters
     ----------

@@ -11,12 +11,12 @@ them.
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from enum import Enum
 
 from cpembed.errors import WorkloadError
-from cpembed.graph.family import Extent, Family, Filling, Shape, Sizes
+from cpembed.graph.family import Extent, Family, Shape, Sizes
 from cpembed.graph.graph import Graph
 from cpembed.graph.size_masks import Filler, fitted_extent, masked
 from cpembed.graph.size_relation import Axes, SizeObstacle, relate
@@ -268,28 +268,3 @@ def make_instance(family: Family, facts: Openness, sizes: Sizes, least: Sizes) -
     first = tuple(facts.regular[k] if is_part[k] else low[k] for k in places)
     most = tuple(family.largest[k] if is_part[k] else sizes[k] for k in places)
     return Instance(sizes, first, most, graph, fillers)
-
-
-def fillings(instance: Instance, family: Family, sizes: Iterable[int]) -> dict[str, object]:
-    """Return the arrays of an instance's fillers in a run of some sizes.
-
-    Parameters
-    ----------
-    instance : Instance
-    family : Family
-    sizes : iterable of int
-    """
-    import numpy as np
-
-    named = family.named(tuple(sizes))
-    arrays: dict[str, object] = {}
-    for filler in instance.fillers:
-        extent = filler.extent.at(named)
-        kind = instance.graph.inputs[filler.name]
-        if filler.kind is Filling.MASK:
-            arrays[filler.name] = (np.arange(filler.size) < extent).reshape(kind.shape)
-        elif filler.kind is Filling.COUNT:
-            arrays[filler.name] = np.asarray(extent, np.int64)
-        else:
-            arrays[filler.name] = np.asarray(filler.size / extent, np.float32)
-    return arrays

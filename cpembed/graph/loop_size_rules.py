@@ -52,7 +52,7 @@ def loop_rule(state: Comparison, before: Operator, after: Operator) -> list[Axes
 
 
 def _attributes(kind: Loop) -> tuple[object, ...]:
-    """Return what loops at two sizes have in common, besides their bodies."""
+    """Return the attributes that loops at two sizes share, without their bodies."""
     flags = kind.numbered, kind.limited, kind.conditional, kind.padded
     return (kind.states, kind.scanned, kind.results, kind.steps is None, *flags)
 
@@ -96,7 +96,7 @@ def _begin(state: Comparison, inner: Comparison, after: Operator, steps: Factor)
 
 
 def _end(state: Comparison, inner: Comparison, after: Operator, steps: Factor) -> None:
-    """Hand on what is known of the outputs of a body, which are zero after the last step."""
+    """Propagate the facts about a body's outputs, which are zero after the last step."""
     kind = after.kind
     assert isinstance(kind, Loop)
     _, states, _, _ = kind.split_inputs(after.inputs)
@@ -119,7 +119,7 @@ def _end(state: Comparison, inner: Comparison, after: Operator, steps: Factor) -
 def _hand_on(
     state: Comparison, inner: Comparison, tensor: str, name: str, axes: Sequence[Sequence[Factor]]
 ) -> None:
-    """Hand on the fillings of a tensor, and that it is finite, to one of the body."""
+    """Propagate a tensor's fillings, and that it is finite, to a tensor of the body."""
     for factor in (factor for axis in axes for factor in axis):
         if (tensor, factor.number) in state.fillings:
             inner.fillings[name, factor.number] = state.fillings[tensor, factor.number]

@@ -89,7 +89,7 @@ class Mask:
 
 @dataclass(frozen=True)
 class Rescaling:
-    """Mean over ``large`` elements, of which only ``small`` are no filling: times the quotient."""
+    """Mean over ``large`` elements, of which ``small`` are no filling: rescaled by the quotient."""
 
     path: tuple[int, ...]
     operator: int
@@ -394,7 +394,7 @@ class Comparison:
 
 
 def _equal(a: Array, b: Array) -> bool:
-    """True if two arrays are equal bit for bit, but for which NaN is which."""
+    """True if two arrays are equal bit for bit, where all NaNs are equal."""
     if a.dtype != b.dtype or a.shape != b.shape:
         return False
     return bool(((a == b) | ((a != a) & (b != b))).all())

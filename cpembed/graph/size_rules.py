@@ -67,7 +67,7 @@ def _flat(axes: Sequence[Sequence[Factor]]) -> list[Factor]:
 
 
 def _moved(state: Comparison, after: Operator, axes: Axes) -> Axes:
-    """Hand fillings, and that elements are finite, on from the only input of a movement."""
+    """Propagate fillings, and that elements are finite, from the only input of a movement."""
     source, output = after.inputs[0], after.output
     for factor in _flat(axes):
         if (source, factor.number) in state.fillings:
@@ -415,7 +415,7 @@ def _contract(
     zero_points: tuple[int, int],
     after: Operator,
 ) -> None:
-    """Mask what is summed over: one operand's filling is zero, and the other's finite."""
+    """Mask the summed axes: one operand's filling is zero, and the other's finite."""
     for axis in large.axes:
         varying = [f for f in along.get(axis.name, ()) if f.varies]
         if axis.kind is AxisKind.SPATIAL or not varying:

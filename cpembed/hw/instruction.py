@@ -48,6 +48,16 @@ class InstructionAxis:
         """Extents to which the axis can be configured, ascending."""
         return tuple(range(self.minimum, self.maximum + 1, self.step))
 
+    @property
+    def takes_any_size(self) -> bool:
+        """True if an execution may have any size up to the largest one."""
+        return not self.is_fixed and self.minimum == self.step == 1
+
+    def rounded(self, size: int) -> int:
+        """Return the smallest allowed extent that is at least a size, or the largest one."""
+        steps = max(0, -(-(size - self.minimum) // self.step))
+        return min(self.maximum, self.minimum + steps * self.step)
+
     def describe_allowed(self) -> str:
         """Return ``16``, ``1..16``, ``4..16 in steps of 4`` or ``multiples of 32 up to 4096``."""
         if self.largest is not None:
@@ -271,7 +281,7 @@ class Instruction:
 
 @dataclass(frozen=True)
 class HardwareSpec:
-    """A target: one instruction, its memories, and what executes it.
+    """A target: one instruction, its memories, and its back end.
 
     Attributes
     ----------

@@ -74,8 +74,8 @@ class IsaMemory:
         Bytes per cycle that all units together move to and from it; infinite by default.
     latency_cycles : float
         Cycles from a request to the first byte.
-    energy_pj_per_byte : float
-        Picojoules of reading or writing a byte.
+    energy_pj_per_byte : float or None
+        Picojoules of reading or writing a byte; None if the file does not say.
     """
 
     name: str
@@ -86,7 +86,7 @@ class IsaMemory:
     dtype: str = ""
     bytes_per_cycle: float = math.inf
     latency_cycles: float = 0.0
-    energy_pj_per_byte: float = 0.0
+    energy_pj_per_byte: float | None = None
 
     @property
     def capacity_bytes(self) -> int | None:
@@ -187,7 +187,7 @@ class IsaInstruction:
     saturates: bool = False
     cycles: tuple[tuple[tuple[str, ...], float], ...] = (((), 1.0),)
     latency_cycles: float = 0.0
-    energy_pj: float = 0.0
+    energy_pj: float | None = None
     emit: str = ""
     banks_differ: tuple[tuple[str, str], ...] = ()
     in_place: frozenset[str] = frozenset()

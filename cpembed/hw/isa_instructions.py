@@ -88,7 +88,7 @@ class InstructionReader:
             in_place=frozenset(table.in_place),
         )
         for field in ("latency_cycles", "energy_pj"):
-            self._need_number(getattr(table, field), (field,))
+            self._need_number(getattr(table, field) or 0.0, (field,))
         self._check_sums(instruction)
         self._check_pairs(instruction)
         self._check_emit(instruction)

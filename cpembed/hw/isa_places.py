@@ -25,8 +25,6 @@ _MAX_ELEMENTS = 2**20
 
 _DIGIT = re.compile(r"([A-Za-z_]\w*)(?:/(\d{1,9}))?(?:%(\d{1,9}))?", re.ASCII)
 
-Strides = Mapping[str, int | str]
-
 
 class PlaceReader:
     """Checks the table of one operand and makes its :class:`OperandPlace`.

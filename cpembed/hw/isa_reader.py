@@ -213,7 +213,7 @@ class _Reader:
     def _memory(self, name: str, table: IsaMemoryTable) -> IsaMemory:
         key = ("memories", name)
         for field in ("latency_cycles", "energy_pj_per_byte"):
-            self._need_number(getattr(table, field), (*key, field))
+            self._need_number(getattr(table, field) or 0.0, (*key, field))
         if table.bytes_per_cycle != math.inf:
             self._need_number(table.bytes_per_cycle, (*key, "bytes_per_cycle"), zero=False)
         rows, row_bytes, dtype = table.rows, table.row_bytes, table.dtype

@@ -25,7 +25,7 @@ class IsaMemoryTable(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     dtype: str | None = None
     bytes_per_cycle: float = math.inf
     latency_cycles: float = 0.0
-    energy_pj_per_byte: float = 0.0
+    energy_pj_per_byte: float | None = None
 
 
 class ChannelTable(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -59,7 +59,7 @@ class IsaInstructionTable(msgspec.Struct, frozen=True, forbid_unknown_fields=Tru
     axes: dict[str, int | AxisTable] = {}
     cycles: float | dict[str, float] = 1.0
     latency_cycles: float = 0.0
-    energy_pj: float = 0.0
+    energy_pj: float | None = None
     emit: str = ""
     accumulate: bool = True
     saturate: bool = False

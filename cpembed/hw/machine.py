@@ -1,4 +1,4 @@
-"""A machine as a hierarchy of memories around a compute unit: what ``[machines.NAME]`` describes.
+"""A machine as a hierarchy of memories around a compute unit, the value of ``[machines.NAME]``.
 
 Values only: :mod:`cpembed.hw.machine_reader` makes them of a specification, and
 :mod:`cpembed.cost.machine` estimates times from them. The format is described in

@@ -39,7 +39,7 @@ Network = RunningNetwork | PartedNetwork
 PROVIDER = "CpembedExecutionProvider"
 """Name of the provider that compiles models."""
 FALLBACK_PROVIDER = "CPUExecutionProvider"
-"""Name of onnxruntime's provider, which runs what cannot be compiled if a session lists it."""
+"""Name of onnxruntime's provider, which runs uncompiled operators if a session lists it."""
 MOST_NETWORKS = 32
 """Maximum number of networks, one for each set of input shapes, that a session keeps loaded."""
 

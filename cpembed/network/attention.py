@@ -35,13 +35,8 @@ from cpembed.network.operators.attention_tiles import TileProduct, Tiles
 from cpembed.network.operators.emission import Operands
 from cpembed.network.operators.nest import PlacedTensor
 from cpembed.network.operators.tiled_kernel import AttentionPlan
-from cpembed.network.product_kernel import ProductKernel
-from cpembed.network.product_kernels import (
-    KernelRequest,
-    ProductKernels,
-    least_unit_us,
-    recorded_kernel,
-)
+from cpembed.network.product_kernel import ProductKernel, recorded_kernel
+from cpembed.network.product_kernels import KernelRequest, ProductKernels, least_unit_us
 from cpembed.targets.capabilities import AnyTarget, host_times
 from cpembed.targets.registry import open_target
 
@@ -75,7 +70,7 @@ _PART_KEYS, _PART_COST = 128, 0.02
 
 @dataclass(frozen=True)
 class AttentionKernel:
-    """Kernel of an attention, with what it was made of.
+    """Kernel of an attention, with its parts.
 
     Attributes
     ----------

@@ -1,4 +1,4 @@
-"""Estimated times of attention: the products of its tiles, its softmax, and what it moves.
+"""Estimated times of attention: products of its tiles, softmax, and copies.
 
 The work of the softmax follows the loops of its text
 (:mod:`cpembed.network.operators.attention_softmax`), as that of other operators does.

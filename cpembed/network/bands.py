@@ -82,7 +82,7 @@ class Band:
         return cls(kind, physical, computation, sample, row, reads_band)
 
     def epilogue(self) -> Epilogue | None:
-        """Return the epilogue, with the places of what it stores and adds in whole tensors."""
+        """Return the epilogue, with the positions of its output and addend in whole tensors."""
         # The first result of a pair is a buffer of its own.
         if not self.reads_band:
             return self.kind.epilogue

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import re
 import tempfile
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Self
 
 from cpembed.driver import matching
 from cpembed.errors import BackendUnavailable, CpembedError, LoweringError, WorkloadError
@@ -58,20 +59,27 @@ class CompiledNetwork:
         return RunningNetwork(self, library)
 
 
-class RunningNetwork:
+class CallableNetwork(ABC):
     """Loaded network, called with arrays; a context manager that unloads it."""
 
-    def __init__(self, compiled: CompiledNetwork, library: OpenLibrary) -> None:
-        self.compiled = compiled
-        self.library = library
-        self.scratch: tempfile.TemporaryDirectory[str] | None = None
+    scratch: tempfile.TemporaryDirectory[str] | None = None
+    """Folder of its files, if they are needed no longer than the network."""
 
-    def __repr__(self) -> str:
-        graph, types = self.compiled.graph, self.compiled.graph.types
-        arguments = ", ".join(f"{name}: {types[name]}" for name in graph.inputs)
-        results = ", ".join(f"{name}: {types[name]}" for name in graph.outputs)
-        units = self.compiled.plan.units.name
-        return f"<network {graph.name} on {units}: ({arguments}) -> {results}>"
+    @property
+    @abstractmethod
+    def input_names(self) -> Sequence[str]:
+        """Names of the inputs in the model's order."""
+
+    @abstractmethod
+    def run(self, inputs: Mapping[str, Array]) -> dict[str, Array]:
+        """Compute the outputs by name.
+
+        Raises :class:`~cpembed.errors.WorkloadError` for other inputs than the network's.
+        """
+
+    @abstractmethod
+    def close(self) -> None:
+        """Unload the libraries."""
 
     def __call__(self, *arrays: Array, **named: Array) -> Array | dict[str, Array]:
         """Compute the outputs of inputs that are given in the model's order or by name.
@@ -86,7 +94,36 @@ class RunningNetwork:
         WorkloadError
             If the inputs are not the network's.
         """
-        return called([*self.compiled.graph.inputs], self.run, arrays, named)
+        names = self.input_names
+        if len(arrays) > len(names):
+            raise WorkloadError(f"{len(arrays)} inputs: the network takes {', '.join(names)}")
+        outputs = self.run({**dict(zip(names, arrays, strict=False)), **named})
+        return outputs if len(outputs) > 1 else next(iter(outputs.values()))
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+
+class RunningNetwork(CallableNetwork):
+    """Loaded library of a network."""
+
+    def __init__(self, compiled: CompiledNetwork, library: OpenLibrary) -> None:
+        self.compiled = compiled
+        self.library = library
+
+    def __repr__(self) -> str:
+        graph, types = self.compiled.graph, self.compiled.graph.types
+        arguments = ", ".join(f"{name}: {types[name]}" for name in graph.inputs)
+        results = ", ".join(f"{name}: {types[name]}" for name in graph.outputs)
+        units = self.compiled.plan.units.name
+        return f"<network {graph.name} on {units}: ({arguments}) -> {results}>"
+
+    @property
+    def input_names(self) -> Sequence[str]:
+        return [*self.compiled.graph.inputs]
 
     def run(
         self, inputs: Mapping[str, Array], out: Mapping[str, Array] | None = None
@@ -131,14 +168,7 @@ class RunningNetwork:
         return [as_stored(inputs[info.name]) for info in self.library.inputs]
 
     def close(self) -> None:
-        """Unload the library."""
         self.library.close()
-
-    def __enter__(self) -> RunningNetwork:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.close()
 
 
 def in_place(graph: Graph) -> dict[str, str]:
@@ -158,36 +188,6 @@ def in_place(graph: Graph) -> dict[str, str]:
         ):
             pairs[operator.output] = cache
     return pairs
-
-
-def called(
-    names: Sequence[str],
-    run: Callable[[Mapping[str, Array]], dict[str, Array]],
-    arrays: Sequence[Array],
-    named: Mapping[str, Array],
-) -> Array | dict[str, Array]:
-    """Call a network with inputs in the model's order or by name.
-
-    Parameters
-    ----------
-    names : sequence of str
-        Names of the inputs in the model's order.
-    run : callable
-        Function from inputs to outputs, by name.
-    arrays : sequence of ndarray
-        The first inputs.
-    named : mapping from str to ndarray
-        The others.
-
-    Returns
-    -------
-    array or dict of str to array
-        The output of a network that has one, else the outputs by name.
-    """
-    if len(arrays) > len(names):
-        raise WorkloadError(f"{len(arrays)} inputs: the network takes {', '.join(names)}")
-    outputs = run({**dict(zip(names, arrays, strict=False)), **named})
-    return outputs if len(outputs) > 1 else next(iter(outputs.values()))
 
 
 def prepared_and_named(graph: Graph, units: Units) -> Graph:

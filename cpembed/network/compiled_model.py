@@ -38,7 +38,7 @@ if TYPE_CHECKING:
 
 
 VERIFY_VARIABLE = "CPEMBED_VERIFY"
-"""Environment variable that, unless empty, lets :func:`compile_sizes` verify what it compiles."""
+"""Environment variable that, unless empty, makes :func:`compile_sizes` verify its networks."""
 
 
 @dataclass(frozen=True)

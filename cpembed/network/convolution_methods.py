@@ -34,8 +34,8 @@ from cpembed.hw.instruction import HardwareSpec
 from cpembed.ir.parser import parse_computation
 from cpembed.network.layout import Layout, row_major_strides
 from cpembed.network.physical_product import PhysicalProduct, physical_product
-from cpembed.network.product_kernel import ProductKernel
-from cpembed.network.product_kernels import KernelRequest, planned_product, recorded_kernel
+from cpembed.network.product_kernel import ProductKernel, planned_product, recorded_kernel
+from cpembed.network.product_kernels import KernelRequest
 from cpembed.targets.methods import MethodPlan, methods_of
 from cpembed.targets.registry import open_target
 from cpembed.transform.methods.convolution import M, U, V, as_convolution, explicit

@@ -26,8 +26,7 @@ from cpembed.network.kernel_cache import Cache, digest_of, symbol_of
 from cpembed.network.operators import PlacedTensor
 from cpembed.network.pair_parts import ProductPart
 from cpembed.network.pairs import PairKernel
-from cpembed.network.product_kernel import ProductKernel
-from cpembed.network.product_kernels import recorded_kernel
+from cpembed.network.product_kernel import ProductKernel, recorded_kernel
 from cpembed.runtime import worker
 from cpembed.runtime.measurement.environment import machine
 from cpembed.runtime.measurement.runner import time_work

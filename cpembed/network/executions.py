@@ -1,4 +1,4 @@
-"""Executions of the operators of a network, and what they are chosen on.
+"""Executions of the operators of a network, and the problem of choosing them.
 
 An execution is a layout for each tensor of an operator, and for products the kernel that is chosen
 for these.
@@ -99,7 +99,7 @@ class GraphOnTarget:
 
     @cached_property
     def target(self) -> AnyTarget:
-        """Target whose calibration estimates what lies between products."""
+        """Target whose calibration estimates the operators between products."""
         return open_target(self.products.units.primary)
 
     def placed(self, name: str, layout: Layout) -> PlacedTensor:

@@ -7,7 +7,6 @@ Which sizes: :mod:`cpembed.network.size_choice`; what other sizes an instance co
 from __future__ import annotations
 
 import math
-import tempfile
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -31,7 +30,7 @@ from cpembed.graph.instances import Instance, Openness, make_instance, openness
 from cpembed.hw.instruction import HardwareSpec
 from cpembed.ir.dtypes import as_stored, as_typed
 from cpembed.network.build import (
-    called,
+    CallableNetwork,
     library_name,
     prepared_and_named,
     require_kernels,
@@ -121,39 +120,22 @@ class CompiledFamily:
                                                threads=threads))  # fmt: skip
 
 
-class RunningFamily:
-    """Loaded network that takes arrays of any sizes in its ranges; a context manager."""
+class RunningFamily(CallableNetwork):
+    """Loaded library of a network that takes arrays of any sizes in its ranges."""
 
     def __init__(self, compiled: CompiledFamily, library: OpenLibrary) -> None:
         self.compiled = compiled
         self.library = library
-        self.scratch: tempfile.TemporaryDirectory[str] | None = None
 
     def __repr__(self) -> str:
         ranges = ", ".join(f"{n}={a}..{b}" for n, (a, b) in self.library.ranges.items())
         return f"<network {self.compiled.name} on {self.compiled.target}: {ranges}>"
 
-    def __call__(self, *arrays: Array, **named: Array) -> Array | dict[str, Array]:
-        """Compute the outputs of inputs that are given in the model's order or by name.
-
-        Returns
-        -------
-        array or dict of str to array
-            The output of a network that has one, else the outputs by name.
-
-        Raises
-        ------
-        WorkloadError
-            If the inputs are not the network's, or their sizes are outside the ranges.
-        """
-        names = [tensor.name for tensor in self.compiled.inputs]
-        return called(names, self.run, arrays, named)
+    @property
+    def input_names(self) -> Sequence[str]:
+        return [tensor.name for tensor in self.compiled.inputs]
 
     def run(self, inputs: Mapping[str, Array]) -> dict[str, Array]:
-        """Compute the outputs by name.
-
-        Raises :class:`~cpembed.errors.WorkloadError` for other inputs than the network's.
-        """
         compiled = self.compiled
         expected = {tensor.name: tensor.dtype for tensor in compiled.inputs}
         for name, dtype in expected.items():
@@ -179,14 +161,7 @@ class RunningFamily:
         }
 
     def close(self) -> None:
-        """Unload the library."""
         self.library.close()
-
-    def __enter__(self) -> RunningFamily:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.close()
 
 
 # -- planning -------------------------------------------------------------------------------------

@@ -384,7 +384,7 @@ def wrong_results(
     runs: Sequence[NetworkRun | None],
     checks: Sequence[SizeCheck],
 ) -> tuple[str, ...]:
-    """Return what differs: operators of instances, and sizes.
+    """Return wrong results: those of operators of instances, and of sizes.
 
     Parameters
     ----------

@@ -57,7 +57,7 @@ _DRAWN = 40
 
 @dataclass(frozen=True)
 class _Execution:
-    """Runs of instances, comparisons of sizes, and what an emulator had no time for.
+    """Runs of instances, comparisons of sizes, and checks that an emulator had no time for.
 
     These are instances (``left_out``) and ends of the ranges (``unchecked``).
     """

@@ -1,4 +1,4 @@
-"""Work that the host does for a network on an accelerator: what it is, and its estimated time.
+"""Work that the host does for a network on an accelerator: descriptions and estimated times.
 
 The host is taken to be this machine's processor, one thread of it: no specification describes the
 one beside an accelerator.
@@ -76,7 +76,7 @@ def operator_on_host(graph: Graph, operator: Operator, host: AnyTarget) -> HostW
 
 
 def product_on_host(kind: Product, first: TensorType, host: AnyTarget) -> tuple[HostWork, ...]:
-    """Return what the host does around a product whose sums the accelerator computes.
+    """Return the host's work around a product whose sums the accelerator computes.
 
     Parameters
     ----------

@@ -1,4 +1,4 @@
-"""Program of a loop: the calls of its body, and what is moved between its steps."""
+"""Program of a loop: the calls of its body, and the copies between its steps."""
 
 from __future__ import annotations
 

@@ -174,7 +174,7 @@ class TargetMatch:
 
     @property
     def products(self) -> int:
-        """Number of products, of which an attention has two."""
+        """Number of products; an attention counts as two."""
         return sum(operator.products for operator in self.matched)
 
     @property
@@ -263,7 +263,7 @@ def match(
     layout: ImageLayout = "NCHW",
     progress: Progress = silent,
 ) -> MatchResult:
-    """Return what computes each product of a network on each target.
+    """Return the kernel or the mapping of each product of a network on each target.
 
     Where this machine can hold the target's kernels in a library, these are the kernels and layouts
     of the plan that :func:`~cpembed.network.service.network` compiles. Other targets are searched

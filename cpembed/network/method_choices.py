@@ -30,8 +30,8 @@ from cpembed.targets.methods import MethodPlan, Methods, methods_of
 from cpembed.targets.registry import open_target, takes
 from cpembed.targets.units import Units, with_alternatives
 from cpembed.transform.methods.convolution import U, V, as_convolution
-from cpembed.transform.methods.error_growth import MOST_GROWTH, error_growth
-from cpembed.transform.methods.winograd import UNIT_ROUNDOFF, winograd
+from cpembed.transform.methods.error_growth import MOST_GROWTH, UNIT_ROUNDOFF, error_growth
+from cpembed.transform.methods.winograd import winograd
 
 TargetPlan = tuple[HardwareSpec, MethodPlan]
 """Plan of a method, and the target of its product."""

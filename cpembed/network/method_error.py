@@ -17,8 +17,8 @@ from cpembed.codegen.epilogue import SCALE, channel_numbers
 from cpembed.graph.graph import Array
 from cpembed.graph.kinds import Product
 from cpembed.transform.methods.convolution import as_convolution, explicit
-from cpembed.transform.methods.error_growth import MOST_GROWTH
-from cpembed.transform.methods.winograd import UNIT_ROUNDOFF, Winograd, magnitudes
+from cpembed.transform.methods.error_growth import MOST_GROWTH, UNIT_ROUNDOFF, magnitudes
+from cpembed.transform.methods.winograd import Winograd
 
 _POSITIONS = 128
 """Maximum number of positions of an image at which sums are made term by term."""

@@ -172,7 +172,7 @@ class NetworkObserver:
             self._add_bodies(body.number, inner, body.bodies)
 
     def __call__(self, step: int, iterations: Sequence[int]) -> None:
-        """Compare what a call of a kernel, or a loop, has completed."""
+        """Compare the operators that a call of a kernel, or a loop, has completed."""
         if step < 0:
             self._end_loop(-1 - step, iterations)
             return
@@ -210,7 +210,7 @@ class NetworkObserver:
         return step in steps or (not steps and (step < 4 or step & (step - 1) == 0))
 
     def _begins_right(self, frame: _Frame, around: _Frame) -> bool:
-        """Compare the inputs of a step with what they are parts or copies of."""
+        """Compare the inputs of a step with the tensors that they are parts or copies of."""
         loop, operator, step = frame.loop, frame.operator, frame.step
         assert operator is not None
         assert step is not None
@@ -259,7 +259,7 @@ class NetworkObserver:
             self._advance(around, self._network.program.loops[number].last)
 
     def _ends_right(self, frame: _Frame, around: _Frame, count: int) -> bool:
-        """Compare the results of a loop with what its steps computed."""
+        """Compare the results of a loop with those of its steps."""
         loop, operator = frame.loop, frame.operator
         assert operator is not None
         controls, initial, _, _ = loop.split_inputs(operator.inputs)

@@ -99,7 +99,7 @@ class PairExecutions:
         return pairs_of(self.setting.graph, None if self.policy == "always" else self._may_pay)
 
     def _may_pay(self, first: Operator, second: Operator) -> bool:
-        """True if what is moved between two operators takes a part of their time that counts."""
+        """True if moving the tensor between two operators takes much of their time."""
         costs = [self._native_us(operator) for operator in (first, second)]
         limit = (self.setting.target.policy.tie_ratio - 1) * sum(costs)
         return self._most_saved_us(first) > limit

@@ -74,7 +74,7 @@ def pairs_of(graph: Graph, accepts: Accepts | None = None) -> dict[str, Operator
 
 
 def obstacle(graph: Graph, first: Operator, second: Operator) -> str | None:
-    """Return why no kernel computes a convolution and what reads its result; None if one may.
+    """Return why no kernel fuses a convolution with its reader; None if one may.
 
     The kind of the reason comes first, before a colon if there is more to say.
 
@@ -153,7 +153,7 @@ class PairLayouts:
 
 @dataclass(frozen=True, eq=False)
 class PairKernel:
-    """Kernel of a pair, with what it was made of.
+    """Kernel of a pair, with its parts.
 
     Attributes
     ----------
@@ -317,7 +317,7 @@ def second_level_bytes(times: HostTimes) -> int:
 
 
 def most_saved_us(kind: Product, layout_bytes: int, times: HostTimes, threads: int) -> float:
-    """Return an upper bound of the time that a pair saves: that of moving what is between.
+    """Return an upper bound of the time that a pair saves: that of moving the tensor between.
 
     Parameters
     ----------

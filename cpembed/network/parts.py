@@ -19,7 +19,7 @@ from cpembed.driver.matching import network_units
 from cpembed.graph.graph import Array, Graph, Operator, check_inputs
 from cpembed.graph.kinds import Foreign
 from cpembed.hw.instruction import HardwareSpec
-from cpembed.network.build import CompiledNetwork, RunningNetwork, called, compile_network
+from cpembed.network.build import CallableNetwork, CompiledNetwork, RunningNetwork, compile_network
 from cpembed.network.plan import Planning
 from cpembed.network.run import Verdict
 from cpembed.network.service import NetworkRequest, network
@@ -55,7 +55,7 @@ def parts_of(graph: Graph) -> list[Part]:
 
 
 def _graph_of(graph: Graph, operators: Sequence[Operator], number: int) -> Graph:
-    """Return some operators as a graph, whose outputs are what the others read of theirs."""
+    """Return some operators as a graph, whose outputs are the tensors that other operators read."""
     written = [name for operator in operators for name in operator.outputs]
     names = {operator.name for operator in operators}
     readers = [operator for operator in graph.operators if operator.name not in names]
@@ -81,7 +81,7 @@ def _graph_of(graph: Graph, operators: Sequence[Operator], number: int) -> Graph
 
 
 @dataclass(repr=False)
-class PartedNetwork:
+class PartedNetwork(CallableNetwork):
     """Network of libraries and foreign operators, called with arrays.
 
     Attributes
@@ -96,7 +96,6 @@ class PartedNetwork:
 
     graph: Graph
     parts: Sequence[tuple[Graph, RunningNetwork] | Operator]
-    scratch: tempfile.TemporaryDirectory[str] | None = None
     seconds: dict[str, float] = field(default_factory=dict[str, float])
 
     def __repr__(self) -> str:
@@ -106,15 +105,11 @@ class PartedNetwork:
         parts = f"{len(self.parts)} parts"
         return f"<network {self.graph.name} of {parts}: ({arguments}) -> {results}>"
 
-    def __call__(self, *arrays: Array, **named: Array) -> Array | dict[str, Array]:
-        """Compute the outputs as :class:`RunningNetwork` does."""
-        return called([*self.graph.inputs], self.run, arrays, named)
+    @property
+    def input_names(self) -> Sequence[str]:
+        return [*self.graph.inputs]
 
     def run(self, inputs: Mapping[str, Array]) -> dict[str, Array]:
-        """Compute the outputs by name.
-
-        Raises :class:`~cpembed.errors.WorkloadError` for other inputs than the network's.
-        """
         check_inputs(self.graph, inputs)
         values = {**self.graph.constants, **inputs}
         for part in self.parts:
@@ -129,7 +124,6 @@ class PartedNetwork:
         return {name: values[name] for name in self.graph.outputs}
 
     def close(self) -> None:
-        """Unload the libraries."""
         for part in self.parts:
             if not isinstance(part, Operator):
                 part[1].close()
@@ -155,7 +149,7 @@ class PartsResult:
 
 
 _ROUNDS = 7
-"""Number of calls of a foreign operator, of which the median counts."""
+"""Number of calls of a foreign operator, whose median time is reported."""
 
 
 def run_parts(
@@ -254,4 +248,6 @@ def compile_parts(
         else:
             compiled = compile_network(part, target, base / part.name, planning, check=check)
             running.append((part, compiled.open(threads)))
-    return PartedNetwork(graph, running, scratch)
+    network = PartedNetwork(graph, running)
+    network.scratch = scratch
+    return network

@@ -37,7 +37,7 @@ class PhysicalProduct:
     residual: Placement | None = None
 
     def epilogue(self, product: Product, *, places: bool) -> Epilogue | None:
-        """Return the product's epilogue with the positions of what it stores and adds.
+        """Return the product's epilogue with the positions of its output and addend.
 
         Parameters
         ----------

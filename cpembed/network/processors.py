@@ -280,7 +280,7 @@ def _written(request: NetworkRequest, variants: Sequence[BuiltVariant]) -> Libra
 
 
 def _about(variants: Sequence[BuiltVariant]) -> str:
-    """Describe for which processors a library is, and what was executed."""
+    """Describe the processors that a library supports, and the variants that were executed."""
     names = ", ".join(each.processor.name for each in variants)
     missing = [each for each in variants if each.executed is None]
     text = f"Compiled for {names}."

@@ -1,15 +1,24 @@
-"""Kernel of a product: target, candidate and schedule, with what they cost."""
+"""Kernel of a product: target, candidate and schedule, with what they cost, and its recording."""
 
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from cpembed.codegen.compiled import CompiledKernel
+from cpembed.codegen.emit import portable_plan
 from cpembed.codegen.epilogue import Epilogue
+from cpembed.codegen.recorded import RecordedCalls, Recorder, recorded_calls
 from cpembed.cost.ranking import Candidate
+from cpembed.errors import LoweringError
+from cpembed.graph.graph import Array
 from cpembed.hw.instruction import HardwareSpec
 from cpembed.ir.computation import AxisKind
+from cpembed.network.factor_extension import with_extension, words_of
+from cpembed.targets.capabilities import planned_kernel
+from cpembed.targets.registry import open_target
 
 # Multiply-accumulates per microsecond and thread of portable code. Only the order of magnitude
 # counts, so that a native kernel in another layout is preferred.
@@ -87,3 +96,66 @@ class CachedKernel:
     """Result of a search in the cache, which tells "no kernel" from "not searched"."""
 
     kernel: ProductKernel | None
+
+
+def recorded_kernel(
+    kernel: ProductKernel,
+    epilogue: Epilogue | None,
+    constants: Mapping[str, Array],
+    threads: int = 0,
+) -> RecordedCalls:
+    """Return the calls of a kernel, with the constants that they read packed.
+
+    Parameters
+    ----------
+    kernel : ProductKernel
+    epilogue : Epilogue or None
+        Epilogue with its placements.
+    constants : mapping from str to ndarray
+        Vectors, and the second factor unless it varies, in the workload's shapes.
+    threads : int, default 0
+        Number of threads; 0 for the process's.
+
+    Raises
+    ------
+    LoweringError
+        If the target has no kernels that a library can hold.
+    """
+    recorder = Recorder(threads)
+    product = planned_product(kernel, epilogue, recorder)
+    if kernel.extended is None:
+        return recorded_calls(product, (), constants)
+    first = kernel.candidate.program.workload.inputs[0].name
+    calls = recorded_calls(product, (), words_of(constants, first))
+    if first in constants:
+        return calls
+    return with_extension(calls, first, kernel.extended, recorder)
+
+
+def planned_product(
+    kernel: ProductKernel, epilogue: Epilogue | None, recorder: Recorder
+) -> CompiledKernel:
+    """Return a kernel that a recorder executes.
+
+    Parameters
+    ----------
+    kernel : ProductKernel
+    epilogue : Epilogue or None
+        Epilogue with its placements.
+    recorder : Recorder
+
+    Raises
+    ------
+    LoweringError
+        If the target has no kernels that a library can hold.
+    """
+    program = kernel.candidate.program
+    if kernel.spec is None:
+        plan = portable_plan(program, recorder.thread_count(), epilogue)
+        return CompiledKernel(program, plan, kernel.reason, epilogue, processor=recorder)
+    target = open_target(kernel.spec)
+    lowered = target.lower(program, epilogue)
+    compiled = planned_kernel(target, lowered, kernel.schedule, recorder)
+    if compiled is None:
+        raise LoweringError(f"{kernel.target} has no kernels that a library can hold")
+    return compiled

@@ -12,11 +12,9 @@ from contextlib import suppress
 from dataclasses import dataclass, field, fields, replace
 from functools import cached_property, partial
 
-from cpembed.codegen.compiled import CompiledKernel
 from cpembed.codegen.emit import portable_plan
 from cpembed.codegen.epilogue import RESULT_TYPES, Epilogue, Placement
 from cpembed.codegen.host_cpu import named_processor
-from cpembed.codegen.recorded import RecordedCalls, Recorder, recorded_calls
 from cpembed.codegen.runtime import thread_count
 from cpembed.driver.options import KernelOptions
 from cpembed.driver.pipeline import choose
@@ -24,18 +22,17 @@ from cpembed.driver.plan import Request, Selection
 from cpembed.embedding.cpsat import Status
 from cpembed.embedding.embedding import Embedding
 from cpembed.errors import BackendUnavailable, LoweringError, WorkloadError
-from cpembed.graph.graph import Array
 from cpembed.hw.instruction import HardwareSpec
 from cpembed.hw.loader import load_hardware_spec
 from cpembed.ir.computation import Computation
-from cpembed.network.factor_extension import extension_us, with_extension, with_words, words_of
+from cpembed.network.factor_extension import extension_us, with_words
 from cpembed.network.kernel_cache import Cache, digest_of, source_digest
 from cpembed.network.product_kernel import CachedKernel, ProductKernel
 from cpembed.network.shared_choices import Choice, proven_kernel, read_choices
 from cpembed.runtime.tuning.records import Lookup
 from cpembed.runtime.worker import call_each
 from cpembed.steps import Progress, silent
-from cpembed.targets.capabilities import calibration_digest, least_us, planned_kernel
+from cpembed.targets.capabilities import calibration_digest, least_us
 from cpembed.targets.registry import open_target
 from cpembed.targets.tuner import record_identity
 from cpembed.targets.units import Units, with_alternatives
@@ -267,69 +264,6 @@ def _portable_target(workload: Computation, lanes: int) -> HardwareSpec:
     computation = any_width.with_extents({axis.name: lanes})
     instruction = replace(spec.instruction, axes=(narrow,), computation=computation, dtypes=dtypes)
     return replace(spec, instruction=instruction)
-
-
-def recorded_kernel(
-    kernel: ProductKernel,
-    epilogue: Epilogue | None,
-    constants: Mapping[str, Array],
-    threads: int = 0,
-) -> RecordedCalls:
-    """Return the calls of a kernel, with the constants that they read packed.
-
-    Parameters
-    ----------
-    kernel : ProductKernel
-    epilogue : Epilogue or None
-        Epilogue with its placements.
-    constants : mapping from str to ndarray
-        Vectors, and the second factor unless it varies, in the workload's shapes.
-    threads : int, default 0
-        Number of threads; 0 for the process's.
-
-    Raises
-    ------
-    LoweringError
-        If the target has no kernels that a library can hold.
-    """
-    recorder = Recorder(threads)
-    product = planned_product(kernel, epilogue, recorder)
-    if kernel.extended is None:
-        return recorded_calls(product, (), constants)
-    first = kernel.candidate.program.workload.inputs[0].name
-    calls = recorded_calls(product, (), words_of(constants, first))
-    if first in constants:
-        return calls
-    return with_extension(calls, first, kernel.extended, recorder)
-
-
-def planned_product(
-    kernel: ProductKernel, epilogue: Epilogue | None, recorder: Recorder
-) -> CompiledKernel:
-    """Return a kernel that a recorder executes.
-
-    Parameters
-    ----------
-    kernel : ProductKernel
-    epilogue : Epilogue or None
-        Epilogue with its placements.
-    recorder : Recorder
-
-    Raises
-    ------
-    LoweringError
-        If the target has no kernels that a library can hold.
-    """
-    program = kernel.candidate.program
-    if kernel.spec is None:
-        plan = portable_plan(program, recorder.thread_count(), epilogue)
-        return CompiledKernel(program, plan, kernel.reason, epilogue, processor=recorder)
-    target = open_target(kernel.spec)
-    lowered = target.lower(program, epilogue)
-    compiled = planned_kernel(target, lowered, kernel.schedule, recorder)
-    if compiled is None:
-        raise LoweringError(f"{kernel.target} has no kernels that a library can hold")
-    return compiled
 
 
 # Packages and modules whose code a search depends on: a change of one invalidates cached kernels.

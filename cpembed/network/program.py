@@ -27,7 +27,7 @@ from cpembed.network.pair_parts import ProductPart
 from cpembed.network.pairs import PairKernel
 from cpembed.network.physical_product import physical_product
 from cpembed.network.plan import NetworkPlan
-from cpembed.network.product_kernels import recorded_kernel
+from cpembed.network.product_kernel import recorded_kernel
 from cpembed.steps import Progress
 
 

@@ -417,7 +417,7 @@ class _Additions:
         return [*self.candidates, further][int(sums.argmin())]
 
     def exchange(self, instances: list[Sizes], fixed: int) -> None:
-        """Exchange instances, but for the first ``fixed``, for those that leave fewer losses.
+        """Exchange instances, except the first ``fixed``, for others with fewer losses.
 
         One that was added first may be of little use beside later ones.
         """

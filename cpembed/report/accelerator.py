@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING, Any
 
+from cpembed.accelerator.energy import energy_table
 from cpembed.blocks import Block, Bullets, Header, Heading, Table
 from cpembed.provenance import Provenance
 from cpembed.wording import count, duration, plural
@@ -32,13 +33,13 @@ def accelerator_report(document: Mapping[str, Any]) -> Iterator[Block]:
         (_program_row(step, document["main_memory"]) for step in programs),
         {"operator": _OPERATOR_WIDTH},
     )
-    host = [step for step in document["steps"] if step["kind"] in ("host", "layout")]
+    host = [row for step in document["steps"] for row in _host_rows(step)]
     if host:
         yield ""
         yield Heading("On the host, by estimate")
         yield Table(
             ("operator", "work", "time>", "reason"),
-            (_host_row(step) for step in host),
+            host,
             {"operator": _OPERATOR_WIDTH, "reason": _REASON_WIDTH},
         )
     refusals = [
@@ -73,9 +74,10 @@ def workload_report(result: WorkloadRun) -> Iterator[Block]:
         ("target", f"{machine.name}, {machine.synchronization}"),
         *((f"program {n}", text) for n, text in enumerate(matches)),
         ("cycles", f"{result.cycles:,.0f}, {Provenance.EMULATED}; {time}"),
+        ("estimated", f"{result.estimated_cycles:,.0f} cycles by the plan"),
         ("bound", f"{result.bound:,.0f} cycles of every program with these matches"),
         ("main memory", f"{main:,.0f} bytes" + (f"; {packed} packed ahead" if packed else "")),
-        ("energy", f"{sum(run.energy_pj for run in result.runs) / 1e3:,.1f} nJ, as described"),
+        *energy_rows(result.total("energy"), energy_table(machine).sources),
         ("proven", _proofs_text(result)),
         ("verified", _verified_text(result)),
     ]
@@ -145,11 +147,12 @@ def matches_report(document: Mapping[str, Any]) -> Iterator[Block]:
             ("workload", document["workload"]),
             ("target", document["target"]),
             ("matches", f"{document['count']}, {ended}"),
+            *_plan_rows(document.get("plan")),
         ]
     )
     yield ""
     yield Table(
-        ("instruction", "axes", "executions>", "cycles>", "used>"),
+        ("instruction", "axes", "executions>", "its cycles>", "used>"),
         [
             (
                 match["instruction"],
@@ -161,6 +164,43 @@ def matches_report(document: Mapping[str, Any]) -> Iterator[Block]:
             for match in document["matches"]
         ],
     )
+
+
+def _plan_rows(plan: Mapping[str, Any] | None) -> list[tuple[str, str]]:
+    """Return rows with the estimated costs of the planned programs."""
+    if plan is None:
+        return []
+    if "reason" in plan:
+        return [("estimated", f"none: {plan['reason']}")]
+    time = f"{duration(plan['us'])} at {plan['clock_mhz']:,g} MHz"
+    lines = [line for program in plan["programs"] for line in program]
+    return [
+        ("estimated", f"{plan['cycles']:,.0f} cycles, {time}, moves included"),
+        ("bound", f"{plan['bound_cycles']:,.0f} cycles of every program with these matches"),
+        *((f"program {n}", text) for n, text in enumerate(lines)),
+        *energy_rows(plan["energy_by_level_pj"], plan["energy_sources"]),
+    ]
+
+
+def energy_rows(levels: Mapping[str, float], sources: Mapping[str, str]) -> list[tuple[str, str]]:
+    """Return rows with the energy, by level, and the origin of its figures.
+
+    Parameters
+    ----------
+    levels : mapping of str to float
+        Picojoules by memory, and of instructions.
+    sources : mapping of str to str
+        Origin of each figure (:class:`cpembed.accelerator.energy.EnergyTable`).
+    """
+    total = sum(levels.values())
+    if not total:
+        return [("energy", "none is described")]
+    shares = ", ".join(f"{name} {pj / total:.0%}" for name, pj in levels.items() if pj)
+    origins: dict[str, list[str]] = {}
+    for name, source in sources.items():
+        origins.setdefault(source, []).append(name)
+    figures = "; ".join(f"{', '.join(names)} from {source}" for source, names in origins.items())
+    return [("energy", f"{total / 1e6:,.3g} uJ: {shares}"), ("", f"figures: {figures}")]
 
 
 def _proofs_text(result: WorkloadRun) -> str:
@@ -198,11 +238,25 @@ def _proven_text(step: Mapping[str, Any]) -> str:
     return ", ".join(step["proof"]["mechanisms"]) if step["proven"] else "no"
 
 
-def _host_row(step: Mapping[str, Any]) -> tuple[str, ...]:
-    time = "not described" if step["estimated_us"] is None else duration(step["estimated_us"])
-    if step["kind"] == "layout":
-        return step["tensor"], "layout", time, step["reason"]
-    return step["operator"], step["label"], time, step["reason"]
+def _host_rows(step: Mapping[str, Any]) -> Iterator[tuple[str, ...]]:
+    """Yield the host's work of a step: all of it, or the statements that no program computes."""
+    match step["kind"]:
+        case "layout":
+            yield step["tensor"], "layout", _time_text(step), step["reason"]
+        case "host":
+            yield step["operator"], step["label"], _time_text(step), step["reason"]
+        case "program":
+            for part in step["host"]:
+                count_of = plural(len(part["statements"]), "statement")
+                work = f"{count_of} after program {part['after_programs']}"
+                yield step["operator"], work, _time_text(part), part["reason"]
+        case _:
+            pass
+
+
+def _time_text(work: Mapping[str, Any]) -> str:
+    us = work["estimated_us"]
+    return "not described" if us is None else duration(us)
 
 
 def _totals(document: Mapping[str, Any]) -> list[tuple[str, str]]:
@@ -219,8 +273,7 @@ def _totals(document: Mapping[str, Any]) -> list[tuple[str, str]]:
         ("bound", f"{totals['bound_cycles']:,.0f} cycles, of every program with the same matches"),
         ("products", f"{count(totals['macs'])} multiply-accumulates of the operators"),
     ]
-    if "energy_pj" in totals:
-        rows.append(("energy", f"{totals['energy_pj'] / 1e6:,.3g} uJ, as described"))
+    rows += energy_rows(totals["energy_by_level_pj"], totals["energy_sources"])
     host = f"{plural(totals['host_steps'], 'step')}, {duration(totals['host_us'])} by estimate"
     if totals["host_steps_without_estimate"]:
         host += f"; {totals['host_steps_without_estimate']} without an estimate"

@@ -123,7 +123,7 @@ def _cost_rows(explanation: Explanation) -> list[tuple[str, str]]:
 
 
 def rewrite_text(step: Step) -> str:
-    """Return what a rewrite does, as in ``split k into k.o, k.i``."""
+    """Describe a rewrite, as in ``split k into k.o, k.i``."""
     if isinstance(step.rewrite, Split):
         # Only the layout before the step knows the name of the dimension that is split.
         dimension = step.before.names[step.rewrite.dimension]

@@ -46,7 +46,7 @@ def page_head(title: str, script: str, style: str = "") -> str:
 
 def script_text(path: str) -> str:
     """Return the script of a page, by its path in this folder, with what all pages do."""
-    return _file("theme.js") + _file(path)
+    return _file("page.js") + _file(path)
 
 
 def style_text(path: str) -> str:

@@ -25,7 +25,7 @@ from cpembed.workloads.suites import SUITES
 
 
 def targets() -> Iterator[Block]:
-    """Yield a row for each target: how it executes here or what that lacks, and its instruction.
+    """Yield a row for each target: how it executes here or why it cannot, and its instruction.
 
     Accelerators of several instructions follow in a table of their own.
     """
@@ -58,7 +58,7 @@ def targets_json() -> dict[str, Any]:
 
 
 def _missing(spec: HardwareSpec) -> tuple[str, ...]:
-    """Return what executing a target lacks; one faulty target does not spoil the list of others."""
+    """Return the reasons why a target cannot execute; a faulty target does not spoil the list."""
     try:
         return missing_for(spec)
     except SpecError as error:

@@ -226,7 +226,7 @@ def verification_text(network: Network) -> str:
 
 
 def execution_text(network: Network, cpu: Mapping[str, Any] | None) -> str:
-    """Return what was verified, and how a library for another processor was executed."""
+    """Return the extent of verification, and how a library for another processor was executed."""
     if cpu is None or cpu["executed"] == "here":
         return verification_text(network)
     if cpu["executed"] is None:
@@ -272,7 +272,7 @@ def _assignment_rows(assignment: Assignment) -> list[tuple[str, str]]:
 
 
 def _bound_text(assignment: Assignment) -> str:
-    """Return what is proven on the cost of the selected layouts."""
+    """Return the proven bound on the cost of the selected layouts."""
     if assignment.proven:
         # The solver's costs are integers: a proof holds up to their rounding.
         rounding = f", up to {assignment.gap:.1g} of it by rounding" if assignment.gap else ""

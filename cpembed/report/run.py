@@ -30,7 +30,7 @@ _REASONS = 3
 
 
 def report(result: RunResult, *, verbose: bool = False) -> Iterator[Block]:
-    """Yield what ran, its verification and its times; ``verbose`` adds the solver's effort."""
+    """Yield the kernel, its verification and times; ``verbose`` adds the solver's effort."""
     rows = _request_rows(result)
     rows += [("found", search_text(result.solved)), *solver_rows(result.solved)] if verbose else []
     rows += substitution_rows(result.substitution)
@@ -46,7 +46,7 @@ def report(result: RunResult, *, verbose: bool = False) -> Iterator[Block]:
 
 
 def build_report(result: BuildResult) -> Iterator[Block]:
-    """Yield what was built, how it was verified, and the files."""
+    """Yield the kernel that was built, its verification, and the files."""
     selection, candidate, method = result.selection, result.choice.ranked, result.method
     compared = None if method is None else Compared(method, {method.method.name: method.estimated})
     rows = request_rows(result.workload, selection.solved, compared)
@@ -155,7 +155,7 @@ def schedule_rows(
 
 
 def _rejected_rows(model: ModelChoice, first: RankedCandidate | None) -> list[Row]:
-    """Return why candidates were rejected, each reason once, but for that of rank 1."""
+    """Return why candidates were rejected, each reason once, except that of rank 1."""
     of_first = None if first is None else model.why_refused(first)
     reasons = Counter(reason for _, reason in model.refused if reason != of_first)
     rows = [
@@ -221,6 +221,12 @@ def _time_rows(result: RunResult) -> list[Row]:
         total = duration(described.total_us)
         text = f"{total} estimated for {described.machine}, limited by: {described.bound}"
         rows.append(("described", text))
+    estimated = result.time
+    if result.is_native and estimated is not None and estimated.cycles is not None:
+        # Cycles are those of the device; the other commands state them with packing.
+        parts = f"{duration(estimated.total_us)} on {estimated.machine or 'this machine'}"
+        moving = duration(estimated.moving_us or 0.0)
+        rows.append(("estimated", f"{parts}, of which packing and unpacking {moving}"))
     if times.latency_us is None:
         return [*rows, ("latency", f"none: {times.provenance}, the numbers only")]
     latency = _quantiles_text(times.latency_us)

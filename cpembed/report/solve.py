@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from rich.console import Console, ConsoleOptions, RenderResult
 
     from cpembed.cost.machine.estimate import Estimate
+    from cpembed.driver.candidate_time import CandidateTime
     from cpembed.driver.estimate import EstimateResult
     from cpembed.driver.plan import Compared
     from cpembed.driver.solve import ParetoResult
@@ -35,6 +36,8 @@ _PARETO_COLUMNS = ("used>", "MACs>", "moved>", "footprint>", "packed")
 _ESTIMATE_COLUMNS = ("used>", "time>", "packing>", "bound by", "packed")
 _UNPACKED_ESTIMATE_COLUMNS = ("used>", "time>", "bound by")
 """Columns for a machine whose transfers read operands in their original layouts."""
+_PROGRAM_COLUMNS = ("used>", "time>", "packing>", "any program>", "packed")
+"""Columns for a target whose back end has programs with times of their own."""
 
 
 def report(result: SolveResult, *, verbose: bool = False) -> Iterator[Block]:
@@ -80,23 +83,32 @@ def estimate_report(result: EstimateResult, *, verbose: bool = False) -> Iterato
     order = "ranked by overheads"
     if result.ranked_by == "estimate":
         order = f"the fastest of {wording.plural(result.considered, 'candidate')}"
+    is_modelled = result.is_by_back_end
+    origin = "for the back end's programs" if is_modelled else "from the description alone"
     yield _header(
         solved,
         verbose,
         ("machine", f"{machine.name}, {machine.clock_mhz:,.0f} MHz; figures {machine.evidence}"),
-        ("times", f"{Provenance.ESTIMATED} from the description alone; {order}"),
+        ("times", f"{Provenance.ESTIMATED} {origin}; {order}"),
         *_tilings(result),
     )
     yield ""
     # Its transfers gather what an execution reads: there is no packing to report.
     is_unpacked = machine.layouts is Layouts.ORIGINAL
+    columns = _UNPACKED_ESTIMATE_COLUMNS if is_unpacked else _ESTIMATE_COLUMNS
     rows = [
         (item, _estimate_row(item, estimate, is_unpacked=is_unpacked))
         for item, estimate in zip(solved.embeddings, result.estimates, strict=True)
     ]
-    yield CandidateTable(_UNPACKED_ESTIMATE_COLUMNS if is_unpacked else _ESTIMATE_COLUMNS, rows)
+    if is_modelled:
+        columns = _PROGRAM_COLUMNS
+        every = zip(solved.embeddings, result.times, result.estimates, strict=True)
+        rows = [(item, _program_row(item, time, estimate)) for item, time, estimate in every]
+    yield CandidateTable(columns, rows)
     yield ""
-    reasons = dict.fromkeys(reason for reason in result.estimates if isinstance(reason, str))
+    reasons = dict.fromkeys(
+        reason for reason in (*result.times, *result.estimates) if isinstance(reason, str)
+    )
     if reasons:
         yield "no estimate:"
         yield Bullets(reasons)
@@ -106,6 +118,11 @@ def estimate_report(result: EstimateResult, *, verbose: bool = False) -> Iterato
     if is_unpacked:
         yield "nothing is packed: transfers fetch boxes of the operands in their original layouts"
         return
+    if is_modelled:
+        yield (
+            "any program: the least time that the description allows; time: that of the program of "
+            "`cpembed run`"
+        )
     yield (
         "time: with packing and unpacking, which packing shows alone; weights are packed ahead\n"
         "packed: operands that packing copies; the others are used in place"
@@ -383,6 +400,18 @@ def _estimate_row(
         return used, time, estimate.bound
     packing = sum(estimate.packing_us.values())
     return used, time, wording.duration(packing) if packing else "-", estimate.bound, packed
+
+
+def _program_row(
+    item: RankedCandidate, time: CandidateTime | str, estimate: Estimate | str
+) -> tuple[str, ...]:
+    """Return the cells of a candidate whose program a back end writes."""
+    least = "-" if isinstance(estimate, str) else wording.duration(estimate.total_us)
+    used, packed = f"{item.overheads.utilisation:.1%}", _packed(item)
+    if isinstance(time, str):
+        return used, "-", "-", least, packed
+    moving = "-" if not time.moving_us else wording.duration(time.moving_us)
+    return used, wording.duration(time.total_us), moving, least, packed
 
 
 def _packed(item: RankedCandidate) -> str:

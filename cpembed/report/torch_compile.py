@@ -1,4 +1,4 @@
-"""Report of what ``torch.compile`` made of a model."""
+"""Report of a model that ``torch.compile`` compiled."""
 
 from __future__ import annotations
 

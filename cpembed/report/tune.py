@@ -16,7 +16,7 @@ from cpembed.targets.tuner import require_tuner
 
 
 def report(result: TuneResult) -> Iterator[Block]:
-    """Yield what was tuned, and the best trial against the untuned program."""
+    """Yield the tuned workload, and the best trial against the untuned program."""
     tuner, best = require_tuner(result.target), result.best
     form = result.about.get("form")
     yield Header(

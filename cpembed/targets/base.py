@@ -1,4 +1,4 @@
-"""The interface of a target: what the commands need from every machine.
+"""The interface of a target: operations that the commands need of every machine.
 
 A target is an object made from a hardware specification. Its six abstract methods turn a derived
 program into something that runs. Whatever only some machines can do (tuning, libraries, traces,
@@ -111,6 +111,11 @@ class Target(ABC, Generic[L, S, A]):
 
     def __init__(self, spec: HardwareSpec) -> None:
         self.spec = spec
+
+    @property
+    def described_machine(self) -> str | None:
+        """Name of the described machine that its estimates are for; None for the host itself."""
+        return None
 
     @abstractmethod
     def missing(self) -> tuple[str, ...]:

@@ -44,6 +44,27 @@ class Parameter:
 
 
 @dataclass(frozen=True)
+class OperatorWork:
+    """Operator of a network that is planned as a whole.
+
+    Attributes
+    ----------
+    name, kind : str
+        Name in the network, and what it computes.
+    macs : int
+        Multiply-accumulates.
+    """
+
+    name: str
+    kind: str
+    macs: int
+
+
+Work = Computation | OperatorWork
+"""Computation of a layer."""
+
+
+@dataclass(frozen=True)
 class Costs:
     """Costs, or lower bounds of the costs, of a layer or of several in sequence on a machine."""
 
@@ -135,18 +156,18 @@ class Family(ABC):
         """Return the energy of a program's execution, leakage included."""
 
     @abstractmethod
-    def typed(self, layer: Layer) -> Computation:
+    def typed(self, layer: Layer) -> Work:
         """Return a suite's layer with the element types of the family's machines."""
 
     @abstractmethod
     def group(self, point: Point) -> Hashable:
-        """Return what an analysis depends on, equal for points that share it.
+        """Return the key of an analysis, equal for points that share it.
 
         Its ``repr`` is complete and the same in every process.
         """
 
     @abstractmethod
-    def analyse(self, point: Point, workload: Computation) -> Any:
+    def analyse(self, point: Point, workload: Any) -> Any:
         """Analyse a layer's embeddings and schedules on the group's machines: the expensive step.
 
         Called as a task. Returns a value of the type :attr:`analysis`; raises
@@ -166,7 +187,7 @@ class Family(ABC):
         """
 
     @abstractmethod
-    def evaluate(self, point: Point, workload: Computation, choice: Choice) -> Activity:
+    def evaluate(self, point: Point, workload: Any, choice: Choice) -> Activity:
         """Evaluate a choice that has no activity yet.
 
         Called as a task; the result is equal for all points of the group.

@@ -40,7 +40,7 @@ class MethodPlan:
 
 
 class MethodArtifact(Protocol):
-    """Executable method; ``backend`` names what executes its product."""
+    """Executable method; ``backend`` names the back end of its product."""
 
     @property
     def backend(self) -> str: ...

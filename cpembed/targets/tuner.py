@@ -278,7 +278,7 @@ def stored_record(target: AnyTarget, lookup: Lookup) -> Record[Any] | None:
 
 
 def record_identity(target: AnyTarget, lookup: Lookup) -> tuple[str, str, int] | None:
-    """Return what identifies the best stored record, for keys of results that depend on it.
+    """Return the identity of the best stored record, for keys of results that depend on it.
 
     That is its candidate, its schedule and the number of trials; None if there is no record.
     """

@@ -73,7 +73,7 @@ class Units:
 
     @property
     def primary(self) -> HardwareSpec:
-        """First target, whose calibration estimates what lies between the products."""
+        """First target, whose calibration estimates the operators between the products."""
         return self.leaders[0]
 
     @property

@@ -55,7 +55,7 @@ def divide(
 def _divide_term(
     term: IndexTerm, factor: int, extents: Mapping[str, int]
 ) -> tuple[list[IndexTerm], list[IndexTerm]]:
-    """Return the terms of the quotient and of the remainder; what does not split is remainder."""
+    """Return the terms of the quotient and of the remainder, which gets terms that do not split."""
     coefficient = term.coefficient
     if coefficient % factor == 0:
         return [IndexTerm(term.iterator, coefficient // factor, term.divisor, term.modulus)], []

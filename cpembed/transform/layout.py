@@ -139,7 +139,7 @@ class OperandLayout(LayoutBuilder):
                 self._contiguous.append(parts[0].name if moved or digits else name)
 
     def _pad(self) -> None:
-        """Pad every dimension to what is read of it, in whole blocks if it will be split."""
+        """Pad every dimension to the range that is read, in whole blocks if it will be split."""
         unrolled = any(isinstance(r, ImagePack | StencilUnroll) for r in self.applied)
         for k, dimension in enumerate(self.layout.dimensions):
             # The last block of an overlapping axis ends with the dimension.
@@ -214,7 +214,7 @@ class OperandLayout(LayoutBuilder):
         return self.memory.stride_rule(axis) is StrideRule.ANY and len(digits) == 1
 
     def _gather(self, axes: list[str], digits: Mapping[str, list[str]]) -> None:
-        """Move the digits of these axes innermost, followed by what is read contiguously."""
+        """Move the digits of these axes innermost, followed by contiguous dimensions."""
         tail = [name for axis in axes for name in digits[axis]] + self._contiguous
         outer = [d.name for d in self.layout.dimensions if d.name not in tail]
         # Only where packing costs nothing when the program runs.

@@ -114,7 +114,7 @@ class OperatorFamily:
         return f"{self.name} takes {required} [{optional}]"
 
     def error(self, problem: str) -> WorkloadError:
-        """Make an error that ends in what the operator takes."""
+        """Make an error that ends in the operator's parameters."""
         return WorkloadError(f"{self.name}: {problem}; {self.usage}")
 
     def __call__(self, **values: object) -> Computation:

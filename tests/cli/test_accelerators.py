@@ -7,10 +7,12 @@ from pathlib import Path
 import pytest
 
 from tests.cli.calling import Caller
+from tests.compilers import needs_executor
 
 TINY = str(Path(__file__).parents[1] / "targets" / "tiny_accelerator.toml")
 
 
+@needs_executor
 @pytest.mark.parametrize(
     "workload",
     [
@@ -38,6 +40,7 @@ def test_a_workload_is_planned_proven_and_emulated(
         assert moved["main", "write"] >= 4 * m * n
 
 
+@needs_executor
 def test_the_report_names_the_proof(cpembed: Caller) -> None:
     text = cpembed("run", "gemm", "m=8", "n=8", "k=8", "--target", TINY).out
     assert "yes, bit for bit equal to the reference" in text
@@ -59,6 +62,16 @@ def test_options_of_processors_are_refused(cpembed: Caller, tmp_path: Path) -> N
     assert "--threads" in called.err
 
 
+@pytest.mark.parametrize(
+    "option", [("run", "--output", "int8"), ("run", "--timeout", "3"), ("solve", "--pareto")]
+)
+def test_options_of_searches_are_refused(cpembed: Caller, option: tuple[str, ...]) -> None:
+    command, *words = option
+    called = cpembed(command, "gemm", "m=8", "n=8", "k=8", "--target", TINY, *words)
+    assert called.code == 2
+    assert f"{words[0]} means nothing for" in called.err
+
+
 def test_solve_lists_the_instructions_that_compute_a_workload(cpembed: Caller) -> None:
     call = ("solve", "gemm", "m=64", "n=32", "k=16", "--target", TINY)
     document = cpembed(*call, "--json").json
@@ -71,6 +84,7 @@ def test_solve_lists_the_instructions_that_compute_a_workload(cpembed: Caller) -
     assert called.code == 3
 
 
+@needs_executor
 def test_explore_costs_a_layer_as_run_estimates_it(cpembed: Caller) -> None:
     """Where nothing sets sums to zero, the layer is left out with the reason."""
     vary = (
@@ -93,4 +107,4 @@ def test_explore_costs_a_layer_as_run_estimates_it(cpembed: Caller) -> None:
     assert costs[4] >= costs[8]
     # No point without zeros is a result, and the document says why.
     assert len(document["rows"]) == 2
-    assert "zeros to sums" in str(document)
+    assert "begins O in sums with 0" in str(document)

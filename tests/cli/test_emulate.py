@@ -10,6 +10,7 @@ import pytest
 
 from tests.cli.calling import Caller
 from tests.cli.schema import NUMBER, Map, assert_matches
+from tests.compilers import needs_executor
 from tests.site.hooks import ROOT
 
 DOCUMENT = {
@@ -51,12 +52,14 @@ def page() -> str:
     return (ROOT / "docs" / "emulate.md").read_text(encoding="utf-8")
 
 
+@needs_executor
 def test_the_page_shows_what_the_command_prints(cpembed: Caller, program: Path) -> None:
     called = cpembed("emulate", str(program), "--target", "gemmini", "--against", PRODUCT)
     assert (called.code, called.err) == (0, "")
     assert called.out.rstrip() in page()
 
 
+@needs_executor
 def test_the_page_shows_the_fault(cpembed: Caller, program: Path) -> None:
     program.write_text(program.read_text().replace("16*k] r=16", "16*k] r=15"))
     called = cpembed("emulate", str(program), "--target", "gemmini")
@@ -64,6 +67,7 @@ def test_the_page_shows_the_fault(cpembed: Caller, program: Path) -> None:
     assert called.err.removeprefix("cpembed: ") in page()
 
 
+@needs_executor
 def test_the_document(cpembed: Caller, program: Path) -> None:
     arguments = ("emulate", str(program), "--target", "gemmini", "--json", "--against")
     called = cpembed(*arguments, PRODUCT)
@@ -75,6 +79,7 @@ def test_the_document(cpembed: Caller, program: Path) -> None:
     assert re.search(r"C\[0, 0\] is -?\d+ instead of -?\d+, and 4,\d+ more", called.err)
 
 
+@needs_executor
 def test_files_in_and_out(cpembed: Caller, program: Path, tmp_path: Path) -> None:
     draw = np.random.default_rng(0)
     a, b = (draw.integers(-128, 128, (64, 64), dtype=np.int8) for _ in range(2))

@@ -13,6 +13,9 @@ from cpembed.frontends import load_model
 from cpembed.graph.passes import prepare
 from cpembed.hw.isa_reader import load_instruction_set
 from cpembed.network.inputs import random_inputs
+from tests.compilers import needs_executor
+
+pytestmark = needs_executor
 
 pytest.importorskip("onnx")
 pytest.importorskip("onnxruntime")

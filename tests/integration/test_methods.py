@@ -35,7 +35,8 @@ from cpembed.ir.computation import Computation
 from cpembed.ir.reference import random_inputs, reference
 from cpembed.runtime.measurement.verification import Verification
 from cpembed.targets.x86.features import missing_features
-from cpembed.transform.methods.winograd import Winograd, bound, running_bound, winograd
+from cpembed.transform.methods.error_growth import bound, running_bound
+from cpembed.transform.methods.winograd import Winograd, winograd
 
 AVX2 = hardware_spec("avx2_f32")
 needs_fma = pytest.mark.skipif(

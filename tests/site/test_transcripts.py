@@ -9,6 +9,7 @@ import pytest
 
 from cpembed import hardware_spec
 from cpembed.targets.registry import open_target
+from tests.compilers import needs_executor
 from tests.site.hooks import ROOT, hook
 
 transcripts = hook("transcripts")
@@ -26,13 +27,14 @@ def test_a_page_shows_what_its_commands_print(name: str, tmp_path: Path) -> None
     assert not old, f"run `python docs/_hooks/transcripts.py docs/{name}`"
 
 
+@needs_executor
 def test_the_page_on_accelerators_shows_what_its_commands_print(tmp_path: Path) -> None:
     page = (ROOT / "docs" / "how-to" / "accelerator.md").read_text(encoding="utf-8")
     executed = list(transcripts.transcripts(page, tmp_path))
     assert len(executed) == 5
     old = [item.command for item in executed if not item.is_current]
     assert not old, "run `python docs/_hooks/transcripts.py docs/how-to/accelerator.md`"
-    for name in ("npu.toml", "network.py"):
+    for name in ("npu.toml", "network.py", "product.s"):
         example = ROOT / "examples" / "accelerator" / name
         assert (tmp_path / name).read_text(encoding="utf-8") == example.read_text(encoding="utf-8")
     code = (tmp_path / "programs" / "001_maxpool8" / "program.c").read_text(encoding="utf-8")

@@ -136,7 +136,7 @@ def _technology_price(memory: Memory, tables: Technology) -> Price:
 def energies_or_reason(
     machine: Hierarchy, instruction: Instruction, nest: ExecutionNest
 ) -> Energies | str:
-    """Return the energies of a machine, or in words what is missing.
+    """Return the energies of a machine, or a message about missing ones.
 
     Parameters
     ----------

@@ -203,13 +203,7 @@ def estimate_program(
         "latency": computing.waiting[0],
         "issue": computing.issuing[0],
     }
-    packing = {
-        operand.name: _packing_cycles(operand, scope, machine) / machine.clock_mhz
-        for operand, scope in ((program.operand(o.name), o.scope) for o in nest.operands)
-        if machine.layouts is Layouts.PACKED
-        and operand.name not in ahead
-        and not operand.is_identity
-    }
+    packing = _packing_times(program, nest, machine, ahead)
     return Estimate(
         machine=machine.name,
         cycles=total,
@@ -242,6 +236,35 @@ def estimate_program(
         if isinstance(energies, str)
         else energies.by_component(best.tilings, nest, machine),
     )
+
+
+def packing_times(
+    program: DerivedProgram, machine: Hierarchy, ahead: Collection[str] = ()
+) -> dict[str, float]:
+    """Return the microseconds of packing and unpacking by operand, without those packed ahead.
+
+    Parameters
+    ----------
+    program : DerivedProgram
+        Program whose operands are packed.
+    machine : Hierarchy
+        Machine that packs them.
+    ahead : collection of str
+        Operands that are packed once, ahead of time, and cost nothing.
+    """
+    return _packing_times(program, execution_nest(program, machine.layouts), machine, ahead)
+
+
+def _packing_times(
+    program: DerivedProgram, nest: ExecutionNest, machine: Hierarchy, ahead: Collection[str]
+) -> dict[str, float]:
+    return {
+        operand.name: _packing_cycles(operand, scope, machine) / machine.clock_mhz
+        for operand, scope in ((program.operand(o.name), o.scope) for o in nest.operands)
+        if machine.layouts is Layouts.PACKED
+        and operand.name not in ahead
+        and not operand.is_identity
+    }
 
 
 def objective_cost(

@@ -1,4 +1,4 @@
-"""Derived programs for a machine model: loops over executions, and what tiles of them touch.
+"""Derived programs for a machine model: loops over executions, and footprints of their tiles.
 
 A tile is a number of consecutive iterations of each loop. Sizes are arrays with an element per
 tiling, so that many tilings are compared at once.
@@ -81,7 +81,7 @@ class TileOperand:
         return total
 
     def moved_bytes(self, sizes: Sizes, granule: int) -> Floats:
-        """Return the bytes of full granules that hold what a tile touches.
+        """Return a tile's footprint in bytes of full granules.
 
         A contiguous piece begins at a granule. Gaps that are shorter than one are moved too.
         """
@@ -129,7 +129,7 @@ class ExecutionNest:
         return {**self.fixed, **{loop.name: np.ones(1) for loop in self.loops}}
 
     def execution_bytes(self, operand: TileOperand, granule: int) -> Floats:
-        """Return the bytes of full granules that hold what one execution touches; cached."""
+        """Return one execution's footprint in bytes of full granules; cached."""
         key = self.operands.index(operand), granule
         if key not in self._executions:
             self._executions[key] = operand.moved_bytes(self.single, granule)

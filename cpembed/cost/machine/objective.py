@@ -53,7 +53,7 @@ class Cost:
         return self.objective is not Objective.CYCLES
 
     def amount(self, tilings: Tilings) -> Floats:
-        """Return the linear amount of what is decided of tilings, without the fixed part."""
+        """Return the linear amount of the tilings' decisions, without the fixed part."""
         total = np.zeros(tilings.rows)
         for name, traffic in tilings.traffic.items():
             price = self.prices[name]

@@ -428,7 +428,7 @@ class _Region:
         return np.stack([tiles.totals(figure) for figure in figures])
 
     def _swept(self, ranks: Sequence[Mapping[str, Floats]], moved: Floats) -> Floats:
-        """Return the bytes read where consecutive tiles keep what they have in common."""
+        """Return the bytes read where consecutive tiles keep their common elements."""
         if self.memory.transfer_unit is not TransferUnit.REGION:
             return moved
         windowed, operand = self._nest.windowed(self.operand), self.operand

@@ -15,7 +15,7 @@ from cpembed.embedding.constraints.base import (
     moved_dimensions,
 )
 from cpembed.embedding.digit_model import DigitModel, DigitOption
-from cpembed.embedding.model_builder import Ids
+from cpembed.embedding.model_writer import Ids
 from cpembed.embedding.node_map import NodeMap, operand_boxes, operation_box
 from cpembed.embedding.problem import EmbeddingProblem
 from cpembed.embedding.scalar_model import DigitChoice, ScalarModel

@@ -21,7 +21,7 @@ from cpembed.embedding.constraints.base import (
     moved_dimensions,
 )
 from cpembed.embedding.digit_model import DigitModel, DigitOption
-from cpembed.embedding.model_builder import Ids
+from cpembed.embedding.model_writer import Ids
 from cpembed.embedding.node_map import Coordinates, NodeMap
 from cpembed.embedding.problem import EmbeddingProblem
 from cpembed.embedding.scalar_model import ScalarModel

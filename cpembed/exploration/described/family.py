@@ -1,8 +1,9 @@
 """The family of a person's own machine: a specification whose keys vary.
 
 A point gives values to keys of the specification's tables, which the ordinary loader builds in
-memory. A layer costs what ``cpembed solve --estimate --rank-by estimate`` says of it there: of the
-best embeddings by their overheads the one of the least time, by the one function that estimates
+memory. A layer costs what ``cpembed solve --estimate --machine NAME --rank-by estimate`` says of it
+there: of the best embeddings by their overheads the one of the least time, by the one function that
+estimates the best program on a description
 (:func:`~cpembed.cost.machine.estimate.estimate_program`). A layer that nothing embeds, or whose
 embeddings the machine rejects, is left out with the reason.
 """
@@ -45,7 +46,7 @@ from cpembed.hw.specification import SpecificationFile, Tables
 from cpembed.hw.toml_text import toml_text
 from cpembed.ir.computation import Computation
 from cpembed.provenance import Provenance
-from cpembed.targets.family import Activity, Choice, Costs, Family, Parameter, Point, Value
+from cpembed.targets.family import Activity, Choice, Costs, Family, Parameter, Point, Value, Work
 from cpembed.targets.known import require_known
 from cpembed.workloads.suites import Layer
 
@@ -159,7 +160,7 @@ class DescribedFamily(Family):
     # -- points -----------------------------------------------------------------------------------
 
     def __getstate__(self) -> dict[str, Any]:
-        """Leave out what is cached of points: another process makes it anew."""
+        """Leave out cached results of points, which another process computes anew."""
         return {**self.__dict__, "_machines": {}, "_silicon": {}}
 
     def tables(self, point: Point) -> Tables:
@@ -251,7 +252,7 @@ class DescribedFamily(Family):
 
     # -- layers -----------------------------------------------------------------------------------
 
-    def typed(self, layer: Layer) -> Computation:
+    def typed(self, layer: Layer) -> Work:
         return _typed(layer.workload(default_dtypes(self.base)), self.base, layer.label)
 
     def group(self, point: Point) -> Hashable:
@@ -279,7 +280,8 @@ class DescribedFamily(Family):
             workload = _typed(workload.with_dtypes(types), spec, "")
         constraints = None if self.constraints is None else load_constraint_set(self.constraints)
         options = EstimateOptions(
-            machine=self.machine,
+            # Named, so that the description is asked at all points, and no back end at some.
+            machine=self.machine or machine_of(spec).name,
             rank_by="estimate",
             top=1,
             constraints=constraints,
@@ -316,6 +318,11 @@ class DescribedFamily(Family):
 
     def choices(self, point: Point, analysis: LayerSoftware) -> tuple[Choice, ...]:
         details = msgspec.to_builtins(analysis)
+        costs = self.silicon(point)
+        if costs is not None:
+            clock_mhz = self.hierarchy(point).clock_mhz
+            activity = self._activity(point, analysis)
+            details["energy_pj"] = costs.energy_by_level(activity, clock_mhz)
         tiles = "; ".join(
             f"{', '.join(row.memories)} {_sizes(row.tile)}" for row in reversed(analysis.tiling)
         )

@@ -65,13 +65,17 @@ class Silicon:
 
     def energy_pj(self, activity: Activity, clock_mhz: float) -> float:
         """Return the energy of a layer, including leakage during its cycles."""
+        return math.fsum(self.energy_by_level(activity, clock_mhz).values())
+
+    def energy_by_level(self, activity: Activity, clock_mhz: float) -> dict[str, float]:
+        """Return the energy of a layer's executions, of each memory, and of leakage."""
         counts = activity.counts
-        dynamic = counts["executions"] * self.macs * self.mac_pj
+        levels = {"compute": counts["executions"] * self.macs * self.mac_pj}
         for name, memory in self.memories.items():
-            dynamic += counts.get(f"{name}.read", 0.0) * memory.read_pj
-            dynamic += counts.get(f"{name}.written", 0.0) * memory.write_pj
+            levels[name] = counts.get(f"{name}.read", 0.0) * memory.read_pj
+            levels[name] += counts.get(f"{name}.written", 0.0) * memory.write_pj
         # W over cycles of 1/MHz is uJ.
-        return dynamic + self.leakage_w * activity.cycles / clock_mhz * 1e6
+        return levels | {"leakage": self.leakage_w * activity.cycles / clock_mhz * 1e6}
 
 
 def silicon(spec: HardwareSpec, machine: Hierarchy, name: str = DEFAULT_TECHNOLOGY) -> Silicon:

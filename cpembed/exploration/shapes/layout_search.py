@@ -36,7 +36,7 @@ from cpembed.steps import Progress
 from cpembed.time_limit import Clock
 
 _FINAL_SECONDS = 2.0
-"""Time limit in seconds, after the limit of the search, for the best of what is known."""
+"""Time limit in seconds, after that of the search, for the best of the results so far."""
 
 _FEW_SHAPES = 64
 """Number of shapes among which a good choice is searched first."""

@@ -264,32 +264,6 @@ def _instruction(name: str, axes: Mapping[str, InstructionAxis], spec: HardwareS
     )
 
 
-def target_of(
-    shape: Shape, constraints: str | None = None, spec: HardwareSpec | None = None
-) -> HardwareSpec:
-    """Return the target of a shape, without machines.
-
-    Parameters
-    ----------
-    shape
-        The shape.
-    constraints
-        Name of the target's default constraint set.
-    spec
-        Specification with the element types and memories; None for the template.
-    """
-    spec, name = spec or template(), f"gemm_{shape}"
-    return replace(
-        spec,
-        name=name,
-        description=_description(shape, spec),
-        instruction=instruction_of(shape, spec),
-        constraints=constraints,
-        path="",
-        machines={},
-    )
-
-
 def _description(shape: Shape, spec: HardwareSpec) -> str:
     first, second, result = (
         spec.instruction.dtypes[operand.name][0]

@@ -2,7 +2,7 @@
 
 The machine is a person's own specification of a matrix product. A shape replaces the extents of its
 axes, and expressions may set further keys, such as the cycles of an execution. The time of a layer
-is that of ``solve --estimate --rank-by estimate`` on that machine.
+is that of ``solve --estimate --machine NAME --rank-by estimate`` there.
 """
 
 from __future__ import annotations
@@ -165,7 +165,7 @@ def _least_calls(workload: Computation, shape: Shape, executions: float) -> floa
 def _least_us(
     machine: Hierarchy, workloads: Sequence[Computation], executions: NDArray[np.float64]
 ) -> NDArray[np.float64]:
-    """Return lower bounds of times: all units compute, and main memory moves what it has to."""
+    """Return lower bounds of times: all units are busy, and main memory moves each operand once."""
     units = machine.levels[0][0].units
     computing = executions * machine.compute.cycles / units
     moving = np.array([_least_cycles(machine, workload) for workload in workloads])
@@ -173,7 +173,7 @@ def _least_us(
 
 
 def _least_cycles(machine: Hierarchy, workload: Computation) -> float:
-    """Return the cycles in which main memory moves what every program reads and writes."""
+    """Return the cycles in which main memory moves each operand once."""
     written = sum(o.elements * size_bytes(o.dtype) for o in workload.outputs)
     read = sum(
         o.elements * size_bytes(o.dtype) for o in workload.inputs if _is_read(workload, o.name)

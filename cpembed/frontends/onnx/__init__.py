@@ -7,9 +7,8 @@ from pathlib import Path
 from typing import Any
 
 from cpembed.frontends import Fallback
-from cpembed.frontends.onnx.cutting import cut
 from cpembed.frontends.onnx.model import read_model
-from cpembed.frontends.onnx.translation import translate
+from cpembed.frontends.onnx.translation import cut, translate
 from cpembed.frontends.open_sizes import OpenModel
 from cpembed.graph.graph import Graph
 

@@ -1,4 +1,4 @@
-"""Types of a model's inputs, by what it declares and what the caller states of open sizes."""
+"""Types of a model's inputs, from its declarations and the caller's sizes of open dimensions."""
 
 from __future__ import annotations
 

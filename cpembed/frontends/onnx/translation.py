@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -12,21 +13,15 @@ import numpy as np
 from cpembed.errors import CpembedError, ModelError, WorkloadError
 from cpembed.frontends import Fallback
 from cpembed.frontends.binding import fitted
-from cpembed.frontends.builder import Builder
+from cpembed.frontends.builder import Builder, no_tensor
 from cpembed.frontends.emitter import Scaling
 from cpembed.frontends.loops import LoopBody
 from cpembed.frontends.narrow import IN_BYTES, bytes_of
 from cpembed.frontends.onnx.call import BeyondKindsError, Call
+from cpembed.frontends.onnx.definitions import definition, is_defined
 from cpembed.frontends.onnx.fallback import check_fallback, covers, emit_foreign
 from cpembed.frontends.onnx.input_types import bound_arrays, input_types, with_axis_sizes
-from cpembed.frontends.onnx.model import (
-    Body,
-    Model,
-    ModelInput,
-    Node,
-    definition,
-    is_defined,
-)
+from cpembed.frontends.onnx.model import Body, Model, ModelInput, Node
 from cpembed.frontends.onnx.operators import TRANSLATIONS
 from cpembed.graph.graph import Graph
 from cpembed.graph.kinds.base import Array
@@ -358,3 +353,59 @@ class _Translator:
             # A later normalization looks the product up by its new name.
             if result in self.scaling:
                 self.scaling[values[name]] = self.scaling[result]
+
+
+def cut(model: Model, outputs: Sequence[str]) -> Model:
+    """Return the part of a model that computes some tensors, which become its outputs.
+
+    Inputs that nothing reads any more are left out.
+
+    Parameters
+    ----------
+    model : Model
+    outputs : sequence of str
+        Names of tensors: the model's outputs or any others. None leaves the model as it is.
+
+    Raises
+    ------
+    ModelError
+        For a name that no tensor has.
+    """
+    if not outputs:
+        return model
+    body = model.body
+    inputs = [value.name for value in body.inputs]
+    written = [name for node in body.nodes for name in node.outputs if name]
+    names = {*inputs, *body.constants, *written}
+    for name in outputs:
+        if name not in names:
+            raise ModelError(no_tensor(model.name, name, written))
+    needed, nodes = {*outputs}, list[Node]()
+    for node in reversed(body.nodes):
+        if needed.intersection(node.outputs):
+            needed.update(tensors_read(node))
+            nodes.append(node)
+    rest = replace(
+        body,
+        inputs=tuple(value for value in body.inputs if value.name in needed),
+        outputs=tuple(dict.fromkeys(outputs)),
+        nodes=tuple(reversed(nodes)),
+    )
+    return replace(model, body=rest)
+
+
+def tensors_read(node: Node) -> Iterator[str]:
+    """Yield the tensors that a node reads, in its branches too."""
+    yield from filter(None, node.inputs)
+    for value in node.attributes.values():
+        if isinstance(value, Body):
+            yield from _outer(value)
+
+
+def _outer(body: Body) -> Iterator[str]:
+    """Yield the tensors outside a branch that it reads."""
+    inner = {*body.constants, *(value.name for value in body.inputs)}
+    inner |= {name for node in body.nodes for name in node.outputs}
+    for node in body.nodes:
+        yield from (name for name in tensors_read(node) if name not in inner)
+    yield from (name for name in body.outputs if name not in inner)

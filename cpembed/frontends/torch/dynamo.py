@@ -306,7 +306,7 @@ class Compiled:
     # -- ranges of sizes --------------------------------------------------------------------------
 
     def _of_ranges(self, arguments: Sequence[Any]) -> Callable[..., Any] | None:
-        """Return what runs these arguments by networks for ranges of sizes, if there are any."""
+        """Return the function that runs these arguments on networks for ranges of sizes, if any."""
         sizes = None if self.shapes is None else self.shapes.sizes_of(arguments)
         if self.shapes is None or sizes is None:
             return None
@@ -369,7 +369,7 @@ class _Unused:
 
 
 def _signature(value: Any) -> Any:
-    """Return what networks are compiled for: type, sizes and strides, or an open size's value."""
+    """Return the key of a compiled network: type, sizes and strides, or an open size's value."""
     if isinstance(value, torch.Tensor):
         return value.dtype, tuple(value.shape), value.stride()
     return value

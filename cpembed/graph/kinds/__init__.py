@@ -4,8 +4,7 @@ The set is small and closed: front ends translate every model into it.
 """
 
 from cpembed.graph.kinds.attention import Attention
-from cpembed.graph.kinds.base import Kind, TensorType
-from cpembed.graph.kinds.caches import CacheUpdate
+from cpembed.graph.kinds.base import Foreign, Kind, TensorType
 from cpembed.graph.kinds.elementwise import (
     Dequantize,
     DynamicQuantize,
@@ -13,7 +12,6 @@ from cpembed.graph.kinds.elementwise import (
     Quantize,
     Table,
 )
-from cpembed.graph.kinds.foreign import Foreign
 from cpembed.graph.kinds.grouped import (
     BlockDequantize,
     GroupedFormat,
@@ -21,7 +19,7 @@ from cpembed.graph.kinds.grouped import (
     GroupedProduct,
     GroupQuantize,
 )
-from cpembed.graph.kinds.lines import Scan, Scatter, Sort
+from cpembed.graph.kinds.lines import CacheUpdate, Scan, Scatter, Sort
 from cpembed.graph.kinds.movement import (
     Bitcast,
     Concat,

@@ -10,11 +10,11 @@ from cpembed.graph.passes import epilogue_fusion, integer_operators
 from cpembed.graph.passes.attention import recognize_attention
 from cpembed.graph.passes.chain_fusion import fuse_chains
 from cpembed.graph.passes.dynamic_products import dynamic_products
-from cpembed.graph.passes.element_types import BytePair, assign_element_types, shorten_floats
+from cpembed.graph.passes.element_types import BytePair, assign_element_types
 from cpembed.graph.passes.elementwise_fusion import fuse_elementwise
 from cpembed.graph.passes.folding import fold
 from cpembed.graph.passes.grouped_products import grouped_products
-from cpembed.graph.passes.half_floats import widen_half_floats
+from cpembed.graph.passes.half_floats import shorten_floats, widen_half_floats
 from cpembed.graph.passes.hoisting import hoist
 from cpembed.graph.passes.integer_products import integer_products
 from cpembed.graph.passes.normalizations import recognize_normalizations

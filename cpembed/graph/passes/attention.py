@@ -239,7 +239,7 @@ def _zeroed(graph: Graph, softmax: Operator) -> tuple[str, bool]:
 
 @dataclass(frozen=True)
 class _Scores:
-    """Scores before a softmax: the product that they come from, and what becomes of it."""
+    """Scores before a softmax: the product that computes them, and the operators after it."""
 
     product: Operator
     scale: float

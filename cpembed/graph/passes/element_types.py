@@ -17,7 +17,6 @@ from cpembed.graph import kinds
 from cpembed.graph.graph import Array, Graph, Operator
 from cpembed.graph.kinds import (
     Apply,
-    Attention,
     Elementwise,
     Input,
     Kind,
@@ -28,8 +27,8 @@ from cpembed.graph.kinds import (
 )
 from cpembed.graph.passes.expressions import apply, is_whole, substituted
 from cpembed.graph.passes.quantization import integer_range
-from cpembed.graph.passes.rewriting import Rewriting, only_reader
-from cpembed.ir.dtypes import is_integer, numpy_dtype
+from cpembed.graph.passes.rewriting import Rewriting
+from cpembed.ir.dtypes import is_integer
 
 T = TypeVar("T")
 
@@ -428,86 +427,3 @@ def _is_offset(expression: Apply) -> bool:
 
 def _signed(expression: Apply, number: Number) -> float | int:
     return number.value if expression.operation == "add" else -number.value
-
-
-def shorten_floats(graph: Graph, dtype: str) -> Graph:
-    """Round the operands of products and attention of float32 to shorter floats, to nearest even.
-
-    What only such operands read is stored in shorter floats.
-
-    Parameters
-    ----------
-    graph : Graph
-    dtype : str
-        Type of the factors. The graph is returned as it is unless it is bfloat16.
-    """
-    if dtype != "bfloat16":
-        return graph
-    return _conversions_fused(_with_short_operands(graph, dtype))
-
-
-def _with_short_operands(graph: Graph, dtype: str) -> Graph:
-    rewriting = Rewriting(graph)
-    versions: dict[tuple[str, str], str] = {}
-    for operator in graph.operators:
-        kind, count = _with_short_factors(operator.kind, dtype)
-        if kind is None:
-            continue
-        before: list[Operator] = []
-        names: list[str] = []
-        # A tensor that several products read is converted once.
-        for name in operator.inputs[:count]:
-            if (name, dtype) not in versions:
-                versions[name, dtype] = _shortened(rewriting, name, dtype, before)
-            names.append(versions[name, dtype])
-        inputs = (*names, *operator.inputs[count:])
-        rewriting.replace(operator, *before, replace(operator, kind=kind, inputs=inputs))
-    return rewriting.graph()
-
-
-def _with_short_factors(kind: Kind, dtype: str) -> tuple[Kind | None, int]:
-    """Return a kind on shorter factors and their number; None for what multiplies no float32."""
-    if isinstance(kind, Attention) and kind.factors == "float32":
-        return replace(kind, factors=dtype), 3
-    if not isinstance(kind, Product):
-        return None, 0
-    workload = kind.computation
-    if any(operand.dtype != "float32" for operand in workload.operands):
-        return None, 0
-    workload = workload.with_dtypes({operand.name: dtype for operand in workload.inputs})
-    return replace(kind, computation=workload), 2
-
-
-def _shortened(rewriting: Rewriting, name: str, dtype: str, before: list[Operator]) -> str:
-    """Return a tensor in a type; an operator that converts it is appended to ``before``."""
-    array = rewriting.source.constants.get(name)
-    if array is not None:
-        return rewriting.constant(f"{name} as {dtype}", array.astype(numpy_dtype(dtype)))
-    new = rewriting.fresh(f"{name} as {dtype}")
-    before.append(Operator(new, Elementwise(Input(0), dtype), (name,), (new,)))
-    return new
-
-
-def _conversions_fused(graph: Graph) -> Graph:
-    """Let products and attention store bfloat16 if nothing reads their results in float32."""
-    rewriting = Rewriting(graph)
-    for operator in graph.operators:
-        match operator.kind:
-            case Elementwise(Input(0), dtype="bfloat16"):
-                pass
-            case _:
-                continue
-        before = graph.producers.get(operator.inputs[0])
-        if before is None or only_reader(graph, operator.inputs[0]) is not operator:
-            continue
-        if isinstance(before.kind, Attention) and before.kind.dtype == "float32":
-            kind = replace(before.kind, dtype="bfloat16")
-            rewriting.replace(operator, replace(before, kind=kind, outputs=operator.outputs))
-        if not isinstance(before.kind, Product):
-            continue
-        epilogue = before.kind.epilogue or Epilogue(before.kind.dtype)
-        if epilogue.dtype != "float32" or epilogue.residual is not None:
-            continue
-        kind = before.kind.with_epilogue(replace(epilogue, dtype="bfloat16"))
-        rewriting.replace(operator, replace(before, kind=kind, outputs=operator.outputs))
-    return rewriting.graph()

@@ -222,7 +222,7 @@ def _quantized_sum(
 
 
 def _addend(graph: Graph, tensor: str) -> _Addend | None:
-    """Return the product that stores a tensor of floats, or the integers that it is made of."""
+    """Return the product that stores a tensor of floats, or the integers that it dequantizes."""
     if only_reader(graph, tensor) is None:
         return None
     integers = dequantized(graph, tensor)

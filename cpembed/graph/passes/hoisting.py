@@ -1,4 +1,4 @@
-"""Move work out of loops: what stays the same in every step, and products of all steps at once.
+"""Move work out of loops: operators that no step changes, and products of all steps as one.
 
 A product of a slice and constant weights does not depend on the states. As one product of all
 steps it reads the weights once, and has enough rows for an instruction.
@@ -94,7 +94,7 @@ class _Hoisting:
     def _moved(
         self, body: Graph, outside: dict[str, _Outside], steps: int | None
     ) -> dict[str, _Outside]:
-        """Execute operators before the loop; return what they compute by the body's names."""
+        """Move operators before the loop; return their outputs by the body's names."""
         moved: dict[str, _Outside] = {}
         needed = self._feeding_products(body, outside)
         for operator in body.operators:

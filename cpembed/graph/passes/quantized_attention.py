@@ -131,7 +131,7 @@ def _attention(graph: Graph, softmax: Operator) -> tuple[Operator, Operator] | N
 
 
 def _scores(graph: Graph, name: str) -> tuple[Operator, Elementwise, list[str]] | None:
-    """Return the product of scores, what is computed from it, and further tensors that this reads.
+    """Return the product of scores, the operators on it, and the further tensors that these read.
 
     A scale alone is part of the product's epilogue, and leaves nothing to compute.
     """

@@ -215,7 +215,7 @@ class _Region:
 
 
 def _reordered_kind(kind: Kind, order: Sequence[int]) -> Kind | None:
-    """Return the kind that computes before a transposition what ``kind`` computes after it.
+    """Return the kind whose effect before a transposition is that of ``kind`` after it.
 
     Axis k after the transposition is axis ``order[k]`` before it. The result is None if there is no
     such kind.

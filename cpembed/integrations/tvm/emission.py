@@ -155,7 +155,7 @@ def kernel_function(kernel: Kernel, function: tirx.PrimFunc) -> tirx.PrimFunc:
 
 
 def _joined(calls: Sequence[FunctionCall], inputs: Sequence[Memory], output: Memory) -> Any:
-    """Return one function of flat buffers, inputs first, that does what all calls do."""
+    """Return one function of flat buffers, inputs first, that makes all calls."""
     builder = relax.BlockBuilder()
     variables = [relax.Var(f"p{k}", _flat_type(memory)) for k, memory in enumerate(inputs)]
     values: dict[int, Any] = dict(zip(map(id, inputs), variables, strict=True))

@@ -25,7 +25,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from cpembed.embedding.cpsat import solve_in_thread
-from cpembed.embedding.model_builder import cp_sat
+from cpembed.embedding.model_writer import cp_sat
 from cpembed.network.assignment.elimination import CostNetwork, Costs, SharedConversions, Table
 
 # Resolution of costs, which are whole numbers to the solver: number of units in the cost of a known

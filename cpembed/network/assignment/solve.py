@@ -1,4 +1,4 @@
-"""Solve an assignment problem: exact reductions first, CP-SAT for what they leave.
+"""Solve an assignment problem: exact reductions first, CP-SAT for the rest.
 
 Two simple policies, with which an assignment is compared, choose one node after the other.
 """
@@ -304,7 +304,7 @@ def _deviations(node: Node, option: Option, fixed: Mapping[str, int]) -> int:
 
 
 def _fits(problem: Problem, node: Node, option: Option, written: Mapping[str, int]) -> bool:
-    """True if conversions provide what an option reads, and the network's outputs from it."""
+    """True if every layout that an option needs, or an output needs of it, can be converted to."""
     for port, (name, layout) in enumerate(zip(node.ports, option.layouts, strict=True)):
         tensor = problem.tensor_of[name]
         if layout == ANY:

@@ -15,7 +15,6 @@ from cpembed.errors import LoweringError
 from cpembed.graph import kinds
 from cpembed.graph.kinds import Kind
 from cpembed.network.operators import (
-    caches,
     elementwise,
     grouped,
     grouped_integers,
@@ -62,7 +61,7 @@ _PLANS: Mapping[type[Kind], Callable[[Any, Operands], KernelPlan]] = {
     kinds.GroupQuantize: grouped_integers.group_quantize_plan,
     kinds.GroupedGather: grouped.grouped_gather_plan,
     kinds.Resize: resizing.resize_plan,
-    kinds.CacheUpdate: caches.cache_update_plan,
+    kinds.CacheUpdate: lines.cache_update_plan,
     kinds.Pool: pooling.pool_plan,
     kinds.Reduce: reductions.reduce_plan,
     kinds.Softmax: reductions.softmax_plan,

@@ -172,7 +172,7 @@ class _AttentionKernel(TiledKernel):
     # ------------------------------------------------------------------------------- results
 
     def _write_results(self) -> None:
-        """Write the quotients of a block's rows, but for those that the block before has."""
+        """Write the quotients of a block's rows, except those of the previous block."""
         tiles, depth = self.tiles, self.tiles.extents["d"]
         sums = "sums" if tiles.tiles > 1 else "Y"
         for row in self._each_row("block_start - first_row"):

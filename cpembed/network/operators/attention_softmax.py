@@ -174,7 +174,7 @@ class TileSoftmax:
         )
 
     def _write_statistics(self, row: str) -> None:
-        """Write the maxima so far of a group of rows, and the factors of what was before."""
+        """Write the running maxima of a group of rows, and the factors of earlier sums."""
         kernel, line = self.kernel, self.kernel.script.line
         largest = kernel.bind(self.statistic(_CENTRE, row))
         before = kernel.bind(self.statistic(_MAXIMUM, row)) if self.tiles.tiles > 1 else None

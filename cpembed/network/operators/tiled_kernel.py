@@ -101,10 +101,10 @@ class TiledKernel:
 
     @abstractmethod
     def _write_task(self) -> None:
-        """Write what a task computes."""
+        """Write the body of a task."""
 
     def _write_end(self) -> None:
-        """Write what follows when all tasks are done."""
+        """Write the text after all tasks."""
 
     # -------------------------------------------------------------------------------- memory
 

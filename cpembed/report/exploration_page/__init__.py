@@ -206,7 +206,9 @@ def _layers(exploration: Exploration, point: PointRow) -> Iterator[str]:
 
 def _bytes(row: LayerRow) -> str:
     """Return the bytes read from main memory and written to it."""
-    if row.details.levels:
+    if row.details.main_bytes is not None:
+        read_bytes, written = row.details.main_bytes
+    elif row.details.levels:
         outermost = row.details.levels[-1]
         read_bytes, written = outermost.read_bytes, outermost.written_bytes
     elif "dram.read" in row.counts:
@@ -221,7 +223,7 @@ def _mapping(row: LayerRow) -> str:
     details = row.details
     if details.mapping is None:
         return html(row.software)
-    lines = [details.mapping]
+    lines = details.mapping.split("; ")
     if details.executions is not None and details.utilisation is not None:
         under = f" under {details.constraints}" if details.constraints else ""
         lines.append(f"{details.executions:,} executions, {details.utilisation:.1%} used{under}")
@@ -231,6 +233,15 @@ def _mapping(row: LayerRow) -> str:
         units = f", {level.units} units" if level.units > 1 else ""
         lines.append(f"{', '.join(level.memories)}: {sizes or 'one execution'}{around}{units}")
     lines += [f"packing {name}: {number(us)} µs" for name, us in details.packing_us.items() if us]
+    if details.instructions:
+        executed = (f"{count:,} {name}" for name, count in details.instructions.items() if count)
+        lines.append(f"executions: {', '.join(executed)}")
+    if details.bound_cycles is not None:
+        lines.append(f"{row.cycles:,.0f} cycles, at least {details.bound_cycles:,.0f} by a bound")
+    if details.energy_pj and (total := sum(details.energy_pj.values())):
+        levels = (f"{name} {pj / total:.0%}" for name, pj in details.energy_pj.items())
+        lines.append(f"energy {number(total / 1e6)} µJ: {', '.join(levels)}")
+    lines += details.conversions
     if details.exact is False:
         lines.append("best of the tilings that were compared")
     return "<br>".join(html(line) for line in lines)

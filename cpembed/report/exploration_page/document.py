@@ -42,6 +42,11 @@ class Details(msgspec.Struct, frozen=True):
     exact: bool | None = None
     levels: list[Level] = []
     tiling: list[Tile] = []
+    bound_cycles: float | None = None
+    instructions: dict[str, int] = {}
+    energy_pj: dict[str, float] = {}
+    main_bytes: tuple[float, float] | None = None
+    conversions: list[str] = []
 
 
 class LayerRow(msgspec.Struct, frozen=True):

@@ -138,7 +138,7 @@ def _steps(
     up: Scale,
     values: tuple[Callable[[PointRow], float], str],
 ) -> Iterator[str]:
-    """Yield the border of what the front's points beat in these two objectives."""
+    """Yield the border of the region that the front dominates in these two objectives."""
     value, second = values
     places = sorted(
         (value(p), p.objectives[second]) for p in points if kind(exploration, p) == "front"

@@ -120,7 +120,7 @@ _STATES = {
 
 
 def _legend(network: Network) -> str:
-    """Return what symbols and marks mean, with the number of operators of each state."""
+    """Return the legend of symbols and marks, with the number of operators of each state."""
     counts = dict.fromkeys(State, 0)
     for operator in network.operators:
         counts[network.state(operator)] += 1

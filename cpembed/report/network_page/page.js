@@ -6,9 +6,6 @@
   const nodes = all("a.node");
   const rows = all("#layers tbody tr");
   const edges = all("svg .edges > path");
-  const panel = document.getElementById("details");
-  const body = panel.querySelector(".body");
-  let opener = null;
 
   const mark = (number) => {
     for (const [index, node] of nodes.entries()) node.classList.toggle("chosen", index === number);
@@ -18,28 +15,10 @@
       edge.classList.toggle("lit", ends.includes(number));
     }
   };
+  const { choose: show, isOpen } = cardPanel("op", mark);
   const choose = (number, from) => {
-    const card = document.getElementById(`op-${number}`);
-    if (!card) return;
-    opener = from ?? opener;
-    const copy = card.cloneNode(true);
-    copy.removeAttribute("id");
-    body.replaceChildren(copy);
-    panel.classList.add("open");
-    panel.scrollTop = 0;
-    mark(number);
-    current(number);
+    if (show(number, from)) current(number);
   };
-  const close = () => {
-    panel.classList.remove("open");
-    mark(-1);
-    opener?.focus({ preventScroll: true });
-    opener = null;
-  };
-  panel.querySelector(".close").addEventListener("click", close);
-  document.addEventListener("keydown", (event) => {
-    if (event.key === "Escape" && panel.classList.contains("open")) close();
-  });
   for (const link of all("a[data-op]")) {
     link.addEventListener("click", (event) => {
       event.preventDefault();
@@ -85,7 +64,7 @@
       if (next === undefined) return;
       current(next);
       nodes[next].focus();
-      if (panel.classList.contains("open")) choose(next, nodes[next]);
+      if (isOpen()) choose(next, nodes[next]);
     });
   }
   current(0);

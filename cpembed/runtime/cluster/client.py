@@ -340,7 +340,7 @@ class Cluster(Workers):
 
 
 def _is_import_failure(error: BaseException) -> bool:
-    """True if a scheduler or a worker could not import what a task names."""
+    """True if a scheduler or a worker could not import a task's function."""
     unknown = isinstance(error, ImportError) and "cpembed" in str(error)
     # Dask's message about its scheduler.
     return unknown or (isinstance(error, RuntimeError) and "deserialization" in str(error))

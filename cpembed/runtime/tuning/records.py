@@ -152,7 +152,7 @@ class Lookup:
 
 
 def tuned_choice(target: Tunable, lookup: Lookup) -> TunedChoice[Any] | None:
-    """Return the fastest of what tuning measured on a target; None if nothing was.
+    """Return the fastest candidate that tuning measured on a target; None without measurements.
 
     The candidate's program is derived and proven again; damaged trials are left out.
     """

@@ -225,7 +225,7 @@ class Task:
 
 @dataclass(frozen=True)
 class CandidatePool(Generic[S]):
-    """The embeddings that take part; ``untuned`` is what runs untuned, on the first of them.
+    """The embeddings that take part; ``untuned`` is the schedule of the first without tuning.
 
     ``refused`` holds the reasons why the others were rejected.
     """
@@ -294,7 +294,7 @@ class Tuning(Generic[T, S]):
         """Complete the session after the last trial."""
 
     def about(self) -> dict[str, Any]:
-        """Return what distinguishes the session besides workload, target and constraint set."""
+        """Return the session's identity besides workload, target and constraint set."""
         return dict(self._about)
 
     @property

@@ -108,5 +108,5 @@ class Unit:
 
 
 def _key(tile: Tile, point: Mapping[str, int]) -> object:
-    """Return what distinguishes a tile: the positions of the loops that move it."""
+    """Return the identity of a tile: the positions of the loops that move it."""
     return tuple(sorted((name, point[name]) for name in tile.loops))

@@ -61,7 +61,7 @@ def missing() -> str:
 
 
 def emulate(executable: bytes, activity: str) -> bytes:
-    """Return what an executable writes to its standard output.
+    """Return the standard output of an executable.
 
     Raises :class:`BackendUnavailable` without qemu, :class:`CrashError`, which names the
     ``activity``, if a signal ends the program or :func:`~cpembed.steps.time_limit` passes, and
@@ -356,7 +356,7 @@ def _data(buffers: Sequence[Array]) -> bytes:
 
 
 def _buffer_offsets(buffers: Sequence[Array]) -> list[int]:
-    """Return the offset of each buffer in what an image writes, and the end."""
+    """Return the offset of each buffer in an image's output, and the end."""
     # The same alignment as in memory, since the image writes the buffers as they lie there.
     offsets = [0]
     for buffer in buffers:

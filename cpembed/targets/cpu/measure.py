@@ -55,7 +55,7 @@ _POOL = "tvm"
 
 @dataclass(frozen=True)
 class CopyTimes:
-    """Median microseconds of packing what is not packed ahead, and of unpacking."""
+    """Median microseconds of packing operands that are not packed ahead, and of unpacking."""
 
     packing_us: float
     unpacking_us: float
@@ -83,7 +83,7 @@ class Timed:
     whole_us: Quantiles | None = None
 
     def us(self, objective: Objective) -> float:
-        """Return the median of what is minimised."""
+        """Return the median of the minimised times."""
         if objective == "kernel":
             return self.latency_us.median
         if self.whole_us is not None:

@@ -312,7 +312,7 @@ class CpuMethods(Methods):
         return self._block_plans(method, elements, self._cold_weights_us(method), stored)
 
     def _multiplies(self, method: Winograd) -> bool:
-        """True if the instruction multiplies what is transformed: integers only in wider ones."""
+        """True if the instruction multiplies the transformed elements: integers need wider ones."""
         if not method.is_exact:
             return True
         sums, expected = method.product.operand(M).dtype, self.spec.instruction.computation.output

@@ -1,4 +1,4 @@
-"""Schedules of a nest on a CPU: which blocks, orders and tiles there are, and what they take.
+"""Schedules of a nest on a CPU: the possible blocks, orders and tiles, and their costs.
 
 :class:`Schedules` enumerates and estimates; what a register block costs is told by a
 :class:`~cpembed.targets.cpu.register_blocks.RegisterModel`.
@@ -345,7 +345,7 @@ class Schedules:
 # Layouts of a network often lead to equal nests.
 @lru_cache(_SHARED_NESTS)
 def _shared_nests(*_: object) -> dict[object, tuple[Nest, Reuse]]:
-    """Return the table of a nest and of what its blocks are made by."""
+    """Return the table of a nest and of the function that makes its blocks."""
     return {}
 
 

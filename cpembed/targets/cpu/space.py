@@ -329,7 +329,7 @@ class CpuSpace(Space[Knobs]):
         return replace(schedule, register_tiles=blocks, cache_tiles=panels)
 
     def canonical(self, schedule: Knobs) -> Knobs:
-        """Return a schedule without what has no effect.
+        """Return a schedule without knobs that have no effect.
 
         This is a block of one point, a cache tile of a whole loop, and the order if there are loops
         of one kind only.

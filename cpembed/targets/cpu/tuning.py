@@ -105,7 +105,7 @@ class CpuTrial(Trial, frozen=True):
         return None if self.latency_us is None else self.latency_us.median + self.copies_us
 
     def us(self, objective: Objective) -> float | None:
-        """Return the median of what tuning minimises."""
+        """Return the median of the times that tuning minimises."""
         if self.latency_us is None or objective == "kernel":
             return None if self.latency_us is None else self.latency_us.median
         return self.total_us
@@ -358,7 +358,7 @@ _MINIMISED: dict[Objective, str] = {
 
 
 def schedule_text(knobs: Knobs, embedding: Embedding) -> str:
-    """Describe a schedule: register tiles, the outermost factor, then what else is unusual.
+    """Describe a schedule: register tiles, the outermost factor, then unusual knobs.
 
     >>> knobs = Knobs({"k.o": 2, "q.o": 2}, "rows", {"p.o": 8})
     >>> schedule_text(knobs, Embedding({"A": "I", "B": "W", "C": "O"}, {}, {}))

@@ -1,4 +1,4 @@
-"""Translation of CUDA C++ into what the host's compiler takes; every line keeps its number.
+"""Translation of CUDA C++ into C++ of the host's compiler; every line keeps its number.
 
 Inline PTX, which the schedules of TVM and kernels of other libraries contain, becomes calls of the
 runtime: ``ldmatrix``, ``mma.sync``, ``cp.async`` with its groups, and addresses of shared memory.
@@ -46,7 +46,7 @@ class PreparedText:
 
 
 def prepare(source: str) -> PreparedText:
-    """Replace what the host's compiler cannot take, and add an entry for launches to each kernel.
+    """Replace syntax that the host's compiler rejects, and add a launch entry to each kernel.
 
     Raises :class:`LoweringError` for a text without a kernel.
     """

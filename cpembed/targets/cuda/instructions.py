@@ -33,8 +33,6 @@ LANES = 32
 GROUPS, GROUP_LANES = 8, 4
 """Number of groups of a warp, and of lanes of a group, in the PTX ISA's maps of fragments."""
 
-MATRIX_ROWS = 8
-"""Number of rows, each of 16 bytes, of a matrix that ``ldmatrix`` loads."""
 
 SHORT = {
     "float16": "f16",
@@ -292,14 +290,6 @@ def position(name: str, lane: int, element: int) -> tuple[int, int]:
         Number of the element among those of the lane.
     """
     return fragments()[name].position(lane, element)
-
-
-def matrix_row(lane: int) -> tuple[int, int]:
-    """Return the matrix and its row whose address a lane passes to ``ldmatrix``.
-
-    With fewer than four matrices the addresses of later lanes are not used.
-    """
-    return lane // MATRIX_ROWS, lane % MATRIX_ROWS
 
 
 @cache

@@ -193,7 +193,7 @@ class Phase:
 
 @dataclass(frozen=True)
 class KernelWork:
-    """Work of a kernel: its blocks, and what each of them fetches, computes and stores."""
+    """Work of a kernel: its blocks, and the traffic and computation of each."""
 
     name: str
     blocks: int

@@ -169,6 +169,10 @@ class CudaTarget(Target[TiledProduct, KernelSchedule, CudaKernels]):
     def gpu(self) -> Gpu:
         return gpu(self.spec, self.machine)
 
+    @property
+    def described_machine(self) -> str | None:
+        return self.machine
+
     def missing(self) -> tuple[str, ...]:
         return COMPILER.missing()
 

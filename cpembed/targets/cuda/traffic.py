@@ -354,7 +354,7 @@ def _bytes_from_dram(plan: Plan, counts: KernelTraffic, gpu: Gpu) -> float:
 
 
 def _auxiliary(plan: Plan, gpu: Gpu) -> tuple[KernelWork, ...]:
-    """Return the packing of what is not a weight, and the addition of parts."""
+    """Return the packing of operands other than weights, and the addition of parts."""
     product, kernels = plan.product, list[KernelWork]()
     weights = product.program.workload.inputs[1].name
     for operand in (plan.first, plan.second):

@@ -315,7 +315,7 @@ class Arena:
         return arena
 
     def copy_back(self) -> None:
-        """Copy what the kernel wrote back into the arrays.
+        """Copy the kernel's results back into the arrays.
 
         Raises :class:`ExecutionFault` if it changed a read-only array.
         """

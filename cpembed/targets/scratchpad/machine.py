@@ -1,4 +1,4 @@
-"""A machine of scratchpads as its specification describes it, and what it has to describe.
+"""A machine of scratchpads, and the keys that its specification has to have.
 
 Every operand of the instruction has a scratchpad, its scope, of which each processing element (PE)
 owns a part; DMA copies boxes of operands there from main memory, and back.

@@ -188,7 +188,7 @@ class Work:
         return cycles, moved
 
     def _ends_within(self, axis: Axis, size: Numbers) -> NDArray[np.bool_]:
-        """True if the last tile ends within what a PE holds of it, not between two PEs."""
+        """True if the last tile ends within a PE's part of it, not between two PEs."""
         points = axis.extent - (self.counts[axis.name] - 1) * size
         return points % _points_per_pe(axis, points) > 0
 

@@ -33,7 +33,7 @@ class Schedule:
     order: tuple[str, ...]
     """Loops over tiles, outermost first, reductions last."""
     buffers: int = 2
-    """Number of buffers of what is transferred; with two, transfers overlap executions."""
+    """Number of buffers of a transferred operand; with two, transfers overlap executions."""
     ahead: bool = True
     """True if constant operands are packed in tiles ahead of time."""
 
@@ -197,7 +197,7 @@ def loop_orders(product: BoxProduct) -> tuple[tuple[str, ...], ...]:
 
 
 def require_proven(plan: Plan) -> None:
-    """Raise :class:`InvariantError` for what cannot be proven of a plan, a bug of this package.
+    """Raise :class:`InvariantError` unless a plan is proven, which would be a bug of this package.
 
     :mod:`cpembed.transform.proof` proves that the derived program is the workload. A plan adds:
 

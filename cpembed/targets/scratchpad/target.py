@@ -43,7 +43,7 @@ class ScratchpadDetails(Details):
     machine: str
     estimated_us: float
     parts: Mapping[str, float]
-    """Estimated microseconds of the product by what they are spent on."""
+    """Estimated microseconds of the product by activity."""
     counters: Counters
     """Counters of the product."""
     operands: tuple[str, ...]
@@ -120,6 +120,10 @@ class ScratchpadTarget(Target[BoxProduct, Schedule, ScratchpadProgram]):
     @cached_property
     def _missing(self) -> tuple[str, ...]:
         return COMPILER.missing()
+
+    @property
+    def described_machine(self) -> str | None:
+        return self.machine.name
 
     @property
     def methods(self) -> ScratchpadMethods:

@@ -71,7 +71,7 @@ def command() -> None:
 )
 @json_option
 def asm(*, file: str, output: Path, as_json: bool) -> int:
-    """Assemble a text (- is the standard input) and save the program; what is there is replaced.
+    """Assemble a text (- is the standard input) and save the program, replacing an existing one.
 
     \b
     cpembed vta asm product.s -o product.zip

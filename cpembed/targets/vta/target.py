@@ -262,6 +262,10 @@ class VtaTarget(Target[Nest, Schedule, VtaArtifact]):
         # Programs are simulated: no feature of this processor is needed.
         return ()
 
+    @property
+    def described_machine(self) -> str | None:
+        return next(iter(self.spec.machines), None)
+
     def machine(self, workload: Computation, tail: Tail | None = None) -> Machine:
         """Return the machine of a workload, by default with the tail of its output type."""
         return Machine(self.config, self.memory, tail or default_tail(workload))

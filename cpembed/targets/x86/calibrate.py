@@ -264,7 +264,7 @@ def task_ns(few_ns: float, many_ns: float, *, stores_ns: float) -> float:
 def disturbances(
     calibration: Calibration, clock_ghz: float, busy_cores: float, repeated: Sequence[str]
 ) -> tuple[str, ...]:
-    """Return messages about what makes constants doubtful although they are steady.
+    """Return messages about disturbances that make steady constants doubtful.
 
     Parameters
     ----------

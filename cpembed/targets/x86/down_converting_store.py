@@ -267,7 +267,7 @@ def _value(
     vector: _Vector,
     group_size: int,
 ) -> str:
-    """Return what is to be packed of a vector: bias, scale, activation, and limits if necessary.
+    """Return a vector ready for packing: with bias, scale, activation, and limits if necessary.
 
     Packing saturates, so it needs no lower limit, and for integers no upper limit either.
 

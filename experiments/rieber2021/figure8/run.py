@@ -29,7 +29,7 @@ from cpembed.embedding.cpsat import (
     StopSignal,
     enumerate_solutions,
 )
-from cpembed.embedding.model_builder import Ids
+from cpembed.embedding.model_writer import Ids
 from cpembed.embedding.portfolio import (
     DecisionOrder,
     axis_orders,

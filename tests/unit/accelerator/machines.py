@@ -62,6 +62,7 @@ def instruction(
         {axis.name: axis.maximum for axis in described},
         name=name,
         dtypes={operand: p.dtype for operand, p in places.items()},
+        takes_constants=True,
     )
     return IsaInstruction(
         name=name, unit=unit, axes=described, computation=computation, places=places, **attributes

@@ -20,6 +20,9 @@ from benchmarks.act import (
 from cpembed.accelerator.operator_search import OperatorSearch
 from cpembed.accelerator.proof import prove
 from cpembed.hw.isa_reader import load_instruction_set
+from tests.compilers import needs_executor
+
+pytestmark = needs_executor
 
 Arrays = Mapping[str, NDArray[Any]]
 Expected = Callable[[Arrays], NDArray[Any]]

@@ -14,7 +14,10 @@ from cpembed.accelerator.executor import execute
 from cpembed.accelerator.program import Program
 from cpembed.errors import ExecutionFault
 from cpembed.hw.isa import Synchronization
+from tests.compilers import needs_executor
 from tests.unit.accelerator.machines import channel, systolic
+
+pytestmark = needs_executor
 
 CHANNELS = (
     channel("loaded", "load", "execute", 2),

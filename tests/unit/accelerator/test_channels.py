@@ -9,6 +9,7 @@ from cpembed.accelerator.channels import with_signals
 from cpembed.accelerator.executor import execute
 from cpembed.accelerator.problem import PlanningError
 from cpembed.hw.isa import InstructionSet, Synchronization
+from tests.compilers import needs_executor
 from tests.unit.accelerator.toys import machine, plans, product, random_arrays, systolic
 
 BOTH = (("load", "execute"), ("execute", "load"), ("execute", "store"), ("store", "execute"))
@@ -25,6 +26,7 @@ def target(*channels: tuple[str, str]) -> InstructionSet:
     )
 
 
+@needs_executor
 def test_random_products_in_every_order_of_the_units() -> None:
     generator = np.random.default_rng(7)
     accelerator = target(*BOTH)

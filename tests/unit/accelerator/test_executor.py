@@ -12,9 +12,12 @@ from cpembed.accelerator.executor import execute
 from cpembed.accelerator.program import Program
 from cpembed.errors import ExecutionFault
 from cpembed.hw.isa_reader import available_instruction_sets, load_instruction_set
+from tests.compilers import needs_executor
 from tests.unit.accelerator.machines import instruction, machine, main, place, rows_memory
 from tests.unit.accelerator.random_programs import random_case, random_machine
 from tests.unit.accelerator.slow_machine import SlowMachine, Undefined
+
+pytestmark = needs_executor
 
 KINDS = {
     "unwritten": "never written",

@@ -37,9 +37,11 @@ def check(specification: Specification, target: InstructionSet, seed: int) -> in
     expected = specification.evaluate(inputs)
     found = plans(specification, target)
     for plan in found:
-        results = execute(plan.program(), inputs)
+        program = plan.program()
+        buffers = execute(program, inputs).buffers
         for name in specification.outputs:
-            np.testing.assert_array_equal(results[name], expected[name])
+            result = program.tensors[name].array(buffers[name])
+            np.testing.assert_array_equal(result, expected[name])
     return len(found)
 
 

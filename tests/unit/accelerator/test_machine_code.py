@@ -20,6 +20,7 @@ from cpembed.errors import LoweringError
 from cpembed.host_compiler import compiler_command
 from cpembed.hw.isa import InstructionSet
 from cpembed.hw.isa_reader import load_instruction_set
+from tests.compilers import needs_executor
 from tests.unit.accelerator.random_programs import random_case, random_machine
 from tests.unit.accelerator.slow_machine import iterations
 
@@ -134,6 +135,7 @@ def test_names_that_c_does_not_have_are_refused(tensor: str, loop: str, problem:
         c_text(parse(source, load_instruction_set("gemmini")))
 
 
+@needs_executor
 def test_the_manifest_has_every_number_of_the_run(tmp_path: Path) -> None:
     for seed in range(50):
         case = random_case(seed, random_machine(random.Random(0)))

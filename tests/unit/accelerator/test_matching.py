@@ -174,7 +174,6 @@ EXPECTED = {
     "bias": {"mvin_bias": 2 * 3},
     "requantize": {"mvout": 2 * 3},
     "activation": {"mvout_relu": 2 * 3},
-    "channels": {"mvout_relu": 6},
     "addition": {"mvin_add": 2 * 3},
 }
 
@@ -187,6 +186,12 @@ def test_executions_on_gemmini_are_those_counted_by_hand(name: str) -> None:
     }
     for instruction, executions in EXPECTED[name].items():
         assert by_name[instruction].executions <= executions
+
+
+def test_a_register_does_not_hold_a_number_for_each_channel() -> None:
+    matching = match_statement(statement("channels"), load_instruction_set("gemmini"))
+    assert not matching.matches
+    assert "operand s is one number and" in matching.reason
 
 
 def test_a_statement_without_a_match_has_a_reason() -> None:

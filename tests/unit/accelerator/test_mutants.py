@@ -9,6 +9,7 @@ import pytest
 from cpembed.accelerator.assembly import parse
 from cpembed.accelerator.program import Program
 from cpembed.hw.isa import Synchronization
+from tests.compilers import needs_executor
 from tests.unit.accelerator.machines import systolic
 from tests.unit.accelerator.mutants import CHANGES, mutants, verdict
 from tests.unit.accelerator.test_channel_orders import MACHINE as WITH_CHANNELS
@@ -45,6 +46,7 @@ PROGRAMS: dict[str, Program] = {
 }
 
 
+@needs_executor
 @pytest.mark.parametrize("name", PROGRAMS)
 def test_mutants(name: str) -> None:
     program = PROGRAMS[name]

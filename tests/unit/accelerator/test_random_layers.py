@@ -10,6 +10,9 @@ import pytest
 from cpembed.accelerator.workload import run_workload
 from cpembed.hw.isa_reader import load_instruction_set
 from cpembed.workloads.naming import parse_workload
+from tests.compilers import needs_executor
+
+pytestmark = needs_executor
 
 TINY = Path(__file__).parents[2] / "targets" / "tiny_accelerator.toml"
 MACHINES = (TINY, "gemmini", "tpu_like", "nvdla_like", "ethos_u_like")

@@ -11,7 +11,10 @@ from cpembed.hw.isa import InstructionSet
 from cpembed.ir.dtypes import DTYPES, is_integer, numpy_dtype
 from cpembed.ir.interpreter import interpret
 from cpembed.ir.parser import parse_computation
+from tests.compilers import needs_executor
 from tests.unit.accelerator.machines import instruction, machine, main, place
+
+pytestmark = needs_executor
 
 SOURCES = ("float16", "int16", "float32", "bfloat16", "int64", "float8_e5m2", "int4")
 FUNCTIONS = {

@@ -11,7 +11,10 @@ from cpembed.accelerator.executor import execute
 from cpembed.accelerator.operator_search import OperatorSearch
 from cpembed.accelerator.specification import Specification
 from cpembed.hw.isa_reader import load_instruction_set
+from tests.compilers import needs_executor
 from tests.unit.accelerator.toys import random_arrays, statement
+
+pytestmark = needs_executor
 
 SMALL = str(Path(__file__).parents[2] / "targets" / "tiny_accelerator.toml")
 

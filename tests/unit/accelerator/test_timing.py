@@ -16,8 +16,11 @@ from cpembed.accelerator.executor import execute
 from cpembed.errors import ExecutionFault
 from cpembed.hw.isa import IMMEDIATE, InstructionSet, MemoryKind, Synchronization
 from cpembed.ir.dtypes import dtype_info, size_bytes
+from tests.compilers import needs_executor
 from tests.unit.accelerator.random_programs import Case, random_case, random_machine
 from tests.unit.accelerator.slow_machine import SlowMachine, Undefined, iterations
+
+pytestmark = needs_executor
 
 
 @dataclass

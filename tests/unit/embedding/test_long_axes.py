@@ -11,7 +11,8 @@ import pytest
 from cpembed.embedding.constraints.digits import _divisors
 from cpembed.embedding.constraints.domain import Padding
 from cpembed.embedding.cpsat import SearchLimits, enumerate_solutions
-from cpembed.embedding.model_builder import CompiledModel, Ids, ModelBuilder
+from cpembed.embedding.model_builder import ModelBuilder
+from cpembed.embedding.model_writer import CompiledModel, Ids
 from cpembed.ir.computation import Axis, AxisKind
 from tests.cli.calling import Caller
 

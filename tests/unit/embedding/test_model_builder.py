@@ -8,7 +8,8 @@ import numpy as np
 import pytest
 
 from cpembed.embedding.cpsat import SearchLimits, enumerate_solutions
-from cpembed.embedding.model_builder import Ids, ModelBuilder
+from cpembed.embedding.model_builder import ModelBuilder
+from cpembed.embedding.model_writer import Ids
 from cpembed.errors import SpecError
 
 

@@ -25,7 +25,7 @@ from cpembed.embedding.cpsat import (
 from cpembed.embedding.domains import coordinate_bounds, padded_extents
 from cpembed.embedding.embedding import Embedding
 from cpembed.embedding.flatten import flattened_problem
-from cpembed.embedding.model_builder import CompiledModel
+from cpembed.embedding.model_writer import CompiledModel
 from cpembed.embedding.node_map import expand
 from cpembed.embedding.portfolio import (
     axis_orders,

@@ -22,8 +22,8 @@ from cpembed.graph import kinds
 from cpembed.graph.family import Family, Filling, shape_at, shape_text
 from cpembed.graph.graph import Graph, evaluate
 from cpembed.graph.instances import (
+    Instance,
     Mode,
-    fillings,
     fitted_extent,
     make_instance,
     openness,
@@ -45,6 +45,22 @@ def product(text: str, **sizes: int) -> kinds.Product:
 def made(sizes: Mapping[str, int], *shape: int, dtype: str = "float32") -> tuple[Builder, str]:
     builder = Builder("net")
     return builder, builder.input("x", TensorType(tuple(shape), dtype))
+
+
+def fillings(instance: Instance, family: Family, sizes: tuple[int, ...]) -> dict[str, Any]:
+    """Arrays of an instance's fillers in a run of some sizes."""
+    named = family.named(sizes)
+    arrays: dict[str, Any] = {}
+    for filler in instance.fillers:
+        extent = filler.extent.at(named)
+        if filler.kind is Filling.MASK:
+            shape = instance.graph.inputs[filler.name].shape
+            arrays[filler.name] = (np.arange(filler.size) < extent).reshape(shape)
+        elif filler.kind is Filling.COUNT:
+            arrays[filler.name] = np.asarray(extent, np.int64)
+        else:
+            arrays[filler.name] = np.asarray(filler.size / extent, np.float32)
+    return arrays
 
 
 def of(*shape: int | str) -> Callable[[kinds.Kind], Maker]:

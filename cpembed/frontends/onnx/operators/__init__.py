@@ -7,13 +7,11 @@ from collections.abc import Mapping
 from cpembed.frontends.onnx.call import Translation
 from cpembed.frontends.onnx.operators import (
     attention,
-    caches,
     classical,
     contributed,
     control,
     elementwise,
     grouped,
-    grouped_attention,
     indices,
     movement,
     products,
@@ -27,13 +25,11 @@ from cpembed.frontends.onnx.operators import (
 
 TRANSLATIONS: Mapping[str, Translation] = {
     **attention.TABLE,
-    **caches.TABLE,
     **classical.TABLE,
     **contributed.TABLE,
     **control.TABLE,
     **elementwise.TABLE,
     **grouped.TABLE,
-    **grouped_attention.TABLE,
     **indices.TABLE,
     **movement.TABLE,
     **products.TABLE,

@@ -317,7 +317,7 @@ def _index_put(call: Call) -> Results:
 def _masked_put(
     call: Call, x: str, indices: Sequence[str | None], indexed: Sequence[int], values: str
 ) -> str:
-    """Emit an assignment of one value, or of one after the other, to what a mask picks."""
+    """Emit an assignment of one or of successive values to the elements that a mask selects."""
     shape, mask = call.shape(x), indices[indexed[0]]
     if len(indexed) > 1 or indexed[0] or mask is None or call.dtype(mask) != "bool":
         call.reject("a mask beside indices, or of bytes, is not known: use where")

@@ -1,4 +1,4 @@
-"""Operators that move elements: views, permutations, parts, padding, resizing, indices."""
+"""Operators that move elements: views, permutations, parts, padding, resizing, diagonals."""
 
 from __future__ import annotations
 
@@ -10,9 +10,10 @@ import numpy as np
 
 from cpembed.frontends.emitter import is_float
 from cpembed.frontends.expressions import X, Y, add, mul
+from cpembed.frontends.indexed import scattered_rows
 from cpembed.frontends.sampling import along_axis
 from cpembed.frontends.torch.call import Call, Handler, Results, per_axis, table
-from cpembed.graph.kinds import Concat, Gather, Resize, Slice
+from cpembed.graph.kinds import Concat, Gather, Reduce, Resize, Slice
 from cpembed.graph.kinds.base import Array
 
 # -- views and permutations -----------------------------------------------------------------------
@@ -373,6 +374,61 @@ def _gather(call: Call) -> str:
     return call.gathered_elements(x, index, call.axis(x, call["dim"]))
 
 
+def _gathered_numbers(call: Call, x: str, numbers: Array) -> str:
+    return call.flat_gather(x, call.tensor(numbers.astype(np.int64)))
+
+
+def _replaced_numbers(call: Call, x: str, numbers: Array, source: str) -> str:
+    size = math.prod(call.shape(x))
+    rows = call.reshaped(call.cast(source, call.dtype(x)), (numbers.size,))
+    flat = call.reshaped(x, (size,))
+    places = call.tensor(numbers.reshape(-1).astype(np.int64))
+    return call.reshaped(scattered_rows(call, flat, places, rows), call.shape(x))
+
+
+def _strided_numbers(call: Call) -> Array:
+    """Return the numbers in memory that a view of sizes and strides has."""
+    call.in_result("stride")
+    offset = call.get("storage_offset") or 0
+    numbers = np.full(tuple(call["size"]), offset, np.int64)
+    for k, coordinates in enumerate(np.indices(numbers.shape, sparse=True)):
+        numbers = numbers + coordinates * call["stride"][k]
+    if numbers.size and numbers.max() >= math.prod(call.shape(call["self"])):
+        call.reject("a view beyond the elements of a tensor that is stored row by row")
+    return numbers
+
+
+def _as_strided(call: Call) -> str:
+    return _gathered_numbers(call, call["self"], _strided_numbers(call))
+
+
+def _as_strided_scatter(call: Call) -> str:
+    return _replaced_numbers(call, call["self"], _strided_numbers(call), call["src"])
+
+
+def _diagonal_numbers(call: Call) -> Array:
+    x = call["self"]
+    shape = call.shape(x)
+    numbers = np.arange(math.prod(shape)).reshape(shape)
+    return np.diagonal(numbers, call["offset"], call["dim1"], call["dim2"])
+
+
+def _diagonal(call: Call) -> str:
+    return _gathered_numbers(call, call["self"], _diagonal_numbers(call))
+
+
+def _diagonal_scatter(call: Call) -> str:
+    return _replaced_numbers(call, call["self"], _diagonal_numbers(call), call["src"])
+
+
+def _trace(call: Call) -> Results:
+    x = call["self"]
+    shape = call.shape(x)
+    numbers = np.diagonal(np.arange(math.prod(shape)).reshape(shape))
+    diagonal = call.cast(_gathered_numbers(call, x, numbers), call.result.dtype)
+    return call.emit(Reduce("sum", (0,), False), diagonal)
+
+
 HANDLERS: Mapping[str, Handler] = table(
     {
         "clone contiguous alias detach lift positive resolve_conj resolve_neg": lambda call: call[
@@ -428,5 +484,10 @@ HANDLERS: Mapping[str, Handler] = table(
         "index_select": _index_select,
         "index.Tensor _unsafe_index.Tensor": _index,
         "gather": _gather,
+        "as_strided as_strided_copy": _as_strided,
+        "as_strided_scatter": _as_strided_scatter,
+        "diagonal diagonal_copy": _diagonal,
+        "diagonal_scatter": _diagonal_scatter,
+        "trace": _trace,
     }
 )

@@ -1,4 +1,4 @@
-"""oneDNN as part of PyTorch: versions, instruction sets, threads, and its log of what it ran.
+"""oneDNN as part of PyTorch: versions, instruction sets, threads, and its log of kernels.
 
 oneDNN selects its implementation for the widest instruction set of the machine. If the target is
 narrower, ``ONEDNN_MAX_CPU_ISA`` limits it to the target's, which works only before its first use in

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import math
 import random
+from dataclasses import replace
 
 from cpembed.driver.named import workload
 from cpembed.driver.solve import solve
 from cpembed.embedding.constraint_set import Weights
-from cpembed.exploration.shapes.shape import Shape, target_of, template
+from cpembed.exploration.shapes.shape import Shape, instruction_of, template
+from cpembed.hw.instruction import HardwareSpec
 from cpembed.ir.computation import Computation
 
 SIZES = (1, 1, 1, 2, 2, 3, 4, 5, 6, 8)
@@ -41,6 +43,12 @@ def random_shape(rng: random.Random, macs: int) -> Shape:
         shape = Shape(*(rng.choice(SIZES) for _ in range(3)))
         if shape.macs <= macs:
             return shape
+
+
+def target_of(shape: Shape) -> HardwareSpec:
+    """Target of a shape, without machines."""
+    instruction = instruction_of(shape, template())
+    return replace(template(), name=f"gemm_{shape}", instruction=instruction, path="", machines={})
 
 
 def solved(layer: Computation, shape: Shape, constraints: str) -> float:

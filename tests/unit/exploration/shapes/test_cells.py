@@ -27,11 +27,11 @@ from cpembed.exploration.shapes.choice import drop_redundant
 from cpembed.exploration.shapes.executions import layer_executions
 from cpembed.exploration.shapes.finding import find_shapes
 from cpembed.exploration.shapes.question import Question, ShapeResult
-from cpembed.exploration.shapes.shape import Cost, Model, Scope, Shape, target_of, template
+from cpembed.exploration.shapes.shape import Cost, Model, Scope, Shape, template
 from cpembed.ir.computation import Computation
 from cpembed.runtime.cluster import open_workers
 from tests.random_workloads import sum_of_products
-from tests.unit.exploration.shapes.layers import random_shape, small_layer, solved
+from tests.unit.exploration.shapes.layers import random_shape, small_layer, solved, target_of
 
 BOUND = 'extends = "relaxed"\n[domain_bound]\nbound = 3'
 

@@ -13,7 +13,8 @@ from cpembed.driver.named import workload
 from cpembed.embedding.commute import Pairing
 from cpembed.embedding.constraint_set import ConstraintSet, load_constraint_set
 from cpembed.embedding.domains import allowed_digits
-from cpembed.exploration.shapes.executions import FeedTables, layer_executions
+from cpembed.exploration.shapes.executions import layer_executions
+from cpembed.exploration.shapes.feeds import FeedTables
 from cpembed.exploration.shapes.shape import Scope, Shape, instruction_of, shapes_within, template
 from cpembed.ir.computation import Computation
 from tests.random_workloads import layer

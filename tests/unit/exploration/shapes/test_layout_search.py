@@ -27,7 +27,6 @@ from cpembed.exploration.shapes.shape import (
     Scope,
     Shape,
     ShapedLayer,
-    target_of,
     template,
 )
 from cpembed.graph.graph import Graph, Operator
@@ -45,6 +44,7 @@ from cpembed.graph.kinds import (
 from cpembed.network.assignment import Node, Option, Problem, Tensor, assign
 from cpembed.runtime.cluster import open_workers
 from cpembed.time_limit import Clock
+from tests.unit.exploration.shapes.layers import target_of
 
 Key = tuple[TensorLayout, bool]
 """A layout, and whether it is that of a tensor which is given, but with padding."""

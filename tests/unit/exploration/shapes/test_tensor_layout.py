@@ -11,10 +11,10 @@ from numpy.typing import NDArray
 from cpembed.driver.named import workload
 from cpembed.driver.solve import solve
 from cpembed.exploration.shapes.network import Part, TensorLayout, tensor_layout
-from cpembed.exploration.shapes.shape import Shape, target_of, template
+from cpembed.exploration.shapes.shape import Shape, template
 from cpembed.ir.index import IndexExpr, IndexTerm
 from cpembed.transform.program import PackedDimension, PackedOperand
-from tests.unit.exploration.shapes.layers import random_shape, small_layer
+from tests.unit.exploration.shapes.layers import random_shape, small_layer, target_of
 
 
 def places(operand: PackedOperand) -> dict[tuple[int, ...], list[tuple[int, ...]]]:

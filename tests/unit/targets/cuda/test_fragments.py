@@ -17,7 +17,6 @@ from cpembed.targets.cuda.instructions import (
     Fragment,
     TensorCoreInstruction,
     fragments,
-    matrix_row,
     position,
     read_fragments,
 )
@@ -123,7 +122,7 @@ def ldmatrix(
 @pytest.mark.parametrize("name, transposed", [("ldmatrix", False), ("ldmatrix.trans", True)])
 def test_ldmatrix_distributes_a_matrix_as_its_entry_says(name: str, *, transposed: bool) -> None:
     matrix = np.arange(64, dtype=np.uint16)
-    addresses = [16 * matrix_row(lane)[1] for lane in range(LANES)]
+    addresses = [16 * (lane % 8) for lane in range(LANES)]
     loaded = ldmatrix(matrix.view(np.uint8), addresses, 1, transposed=transposed)
     for lane, i in places(fragments()[name]):
         row, column = position(name, lane, i)
@@ -163,7 +162,7 @@ def addresses(matrices: int, across: int) -> list[int]:
     """Of rows of 32 bytes: ``across`` matrices one below the other, then 16 bytes further."""
     found: list[int] = []
     for lane in range(LANES):
-        number, row = matrix_row(lane)
+        number, row = divmod(lane, 8)
         number %= matrices
         found.append((8 * (number % across) + row) * 32 + 16 * (number // across))
     return found

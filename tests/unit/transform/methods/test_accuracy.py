@@ -11,14 +11,8 @@ import pytest
 
 from cpembed.ir.reference import random_inputs, reference
 from cpembed.transform.methods.cook_toom import INTEGER_POINTS, cook_toom
-from cpembed.transform.methods.winograd import (
-    Winograd,
-    bound,
-    magnitudes,
-    roundings,
-    running_bound,
-    winograd,
-)
+from cpembed.transform.methods.error_growth import bound, magnitudes, roundings, running_bound
+from cpembed.transform.methods.winograd import Winograd, winograd
 from cpembed.workloads.convolutions import conv1d, conv2d, conv3d
 
 LAYERS = {
