@@ -6,8 +6,9 @@ import itertools
 import math
 from typing import Any
 
+from cpembed.accelerator.copy_cost import Lengths, copy_costs, copy_cycles
 from cpembed.accelerator.template import BufferSpec, Template, element_bits
-from cpembed.accelerator.tiling_cost import Lengths, copy_costs, copy_cycles, reduced_cycles
+from cpembed.accelerator.tiling_cost import reduced_cycles
 from cpembed.hw.isa import Synchronization
 
 
@@ -59,8 +60,8 @@ def _copied_once(template: Template, buffer: BufferSpec, is_store: bool) -> tupl
     counts.
     """
     memory = buffer.memory
-    others = [buffer.load[0]] if buffer.role == "granule" else [*template.machine.memories]
-    pairs = [(memory, other) if is_store else (other, memory) for other in others]
+    ends = [buffer.load[0]] if buffer.role == "granule" else [*template.machine.memories]
+    pairs = [(memory, end) if is_store else (end, memory) for end in ends]
     costs = [cost for pair in pairs for cost in copy_costs(template, buffer, pair)]
     lengths = [Lengths(((size, 1),)) for size in _touched_lengths(template, buffer.tensor)]
     units = "|".join(sorted({cost.instruction.unit for cost in costs}))

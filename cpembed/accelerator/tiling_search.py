@@ -78,7 +78,7 @@ class _Entries:
     capacity: Array
 
     @staticmethod
-    def of(parts: Sequence[_Entries]) -> _Entries:
+    def joined(parts: Sequence[_Entries]) -> _Entries:
         """Return the entries of several ones."""
         names = ("place", "option", "cycles", "busy", "moved", "capacity")
         return _Entries(*(np.concatenate([getattr(p, n) for p in parts]) for n in names))
@@ -135,7 +135,7 @@ class _Model:
             for first in range(0, self.count, _CHUNK)
             for part in self._part(first, min(self.count, first + _CHUNK), limits)
         ]
-        return _Entries.of(parts) if parts else None
+        return _Entries.joined(parts) if parts else None
 
     def _part(self, first: int, end: int, limits: _Limits) -> Iterator[_Entries]:
         flat = np.arange(first, end)
@@ -163,7 +163,7 @@ class _Model:
             self.is_cut |= part.place.size > _BEST
             yield part.at(_smallest(_ranked(part), _BEST))
         if parts and limits.has_smaller:
-            everything = _Entries.of(parts)
+            everything = _Entries.joined(parts)
             classes = np.floor(_CLASSES * np.log2(np.maximum(1.0, everything.capacity)))
             best = np.lexsort((_ranked(everything), classes))
             _, heads = np.unique(classes[best], return_index=True)
@@ -372,7 +372,7 @@ class TilingSearch:
         parts = [(n, part) for n, part in enumerate(self.parts) if part is not None]
         empty = np.zeros(0)
         self.number = np.concatenate([np.full(p.place.size, n) for n, p in parts] or [empty])
-        self.entries = _Entries.of([p for _, p in parts]) if parts else None
+        self.entries = _Entries.joined([p for _, p in parts]) if parts else None
         self.cycles = empty if self.entries is None else _ranked(self.entries)
         self.is_left = np.ones(self.cycles.size, bool)
         kinds = empty if self.entries is None else self.entries.option
