@@ -120,7 +120,13 @@ class Buffers:
         )
         part = next((b for b in self.template.buffers if _is_part(b, spec)), None)
         if part is not None and len(candidates) > 1:
-            return min(reached, key=lambda layout: self._part_cycles(part, layout, box.starts))
+            # Which dimension lies in neighbouring rows decides how many rows one copy takes.
+            innermost: dict[int, RowLayout] = {}
+            for layout in reached:
+                innermost.setdefault(layout.rows[0].dimension if layout.rows else -1, layout)
+            layouts = list(innermost.values())
+            if layouts:
+                return min(layouts, key=lambda x: self._part_cycles(part, x, box.starts))
         for layout in reached:
             return layout
         number, operand = spec.uses[0]

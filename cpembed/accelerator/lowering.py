@@ -85,11 +85,11 @@ class OperatorPlan:
         return lowering.program(base_rows or {})
 
 
-_PROGRAMS = 12
+_PROGRAMS = 8
 """Maximum number of tilings of a variant of a problem whose programs are timed."""
 _TRUST = 1.3
 """Ratio of a tiling's estimate in the search to the best plan from which on it is not tried."""
-_REFUSALS = 100
+_REFUSALS = 32
 """Maximum number of tilings of a variant of a problem that instructions may fail to address."""
 _SMALLER = 2
 """Maximum number of further plans that need fewer rows than the best."""
