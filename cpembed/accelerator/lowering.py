@@ -87,6 +87,8 @@ class OperatorPlan:
 
 _PROGRAMS = 8
 """Maximum number of tilings of a variant of a problem whose programs are timed."""
+_WORTH = 0.95
+"""Part of the best plan's cycles that a bound has to be below for a further plan to be tried."""
 _TRUST = 1.3
 """Ratio of a tiling's estimate in the search to the best plan from which on it is not tried."""
 _REFUSALS = 32
@@ -159,7 +161,7 @@ class _VariantPlans:
         best: OperatorPlan | None = None
         is_limited = False
         for (cycles, moved), number, template in self.variants:
-            if cycles >= below:
+            if cycles >= below * _WORTH:
                 is_limited = True
                 break
             try:
@@ -186,6 +188,8 @@ class _VariantPlans:
         while programs < _PROGRAMS and refused < _REFUSALS:
             candidate = search.next(below)
             if candidate is None or candidate.cycles > below * _TRUST:
+                break
+            if limits[0] >= below * _WORTH:
                 break
             if not programs and not refused:
                 # Most of what is refused is refused for every tiling, and for the smallest too.

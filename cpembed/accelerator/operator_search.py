@@ -16,6 +16,9 @@ from cpembed.hw.isa import InstructionSet
 _COMBINATIONS = 16
 """Maximum number of combinations that are tried for each match of the largest statement."""
 
+_STALE = 4
+"""Number of combinations in a row with no better plan after which no further one is tried."""
+
 Plans = tuple[OperatorPlan, ...]
 """Plans of consecutive statements, one program each."""
 
@@ -70,7 +73,7 @@ class OperatorSearch:
     def _plan(self, part: Specification, matchings: Sequence[Matching]) -> OperatorPlan | str:
         """Return the best plan of one program, or why there is none."""
         best: OperatorPlan | None = None
-        reason = ""
+        reason, stale = "", 0
         for matches in _combinations(matchings):
             problem = OperatorProblem(part, matches, keeps_order=self.keeps_order)
             try:
@@ -79,7 +82,10 @@ class OperatorSearch:
             except PlanningError as error:
                 reason = reason or str(error)
             else:
+                stale = 0 if plan is not None else stale + 1
                 best = plan or best
+            if stale == _STALE:
+                break
         return best or reason or "rejected: no combination of instructions fits"
 
 
