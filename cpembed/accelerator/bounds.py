@@ -6,16 +6,18 @@ import itertools
 import math
 from typing import Any
 
+from cpembed.accelerator.buffer_specs import BufferSpec
+from cpembed.accelerator.copy_cost import Lengths, copy_costs, copy_cycles
 from cpembed.accelerator.template import Template, element_bits
-from cpembed.accelerator.tiling_cost import statement_cycles
+from cpembed.accelerator.tiling_cost import reduced_cycles
 from cpembed.hw.isa import Synchronization
 
 
 def bounds(template: Template) -> tuple[float, float]:
     """Return bounds of the cycles and of the bytes of main memory, of any program.
 
-    The bytes are those of every input and output once. The cycles are those of the busiest unit's
-    executions, and of the bytes.
+    The bytes are those of every input and output once. The cycles are those of the bytes, and of
+    the busiest unit: its executions of statements, and copies of each tensor once.
     """
     specification = template.problem.specification
     homes = template.problem.homes
@@ -25,6 +27,12 @@ def bounds(template: Template) -> tuple[float, float]:
         if (outside or name in specification.outputs) and name not in homes:
             moved += touched_bytes(template, name)
     units = unit_cycles(template)
+    for buffer in template.buffers:
+        for path, is_store in ((buffer.load, False), (buffer.store, True)):
+            # A tensor may pass through other memories on its way than these.
+            if path and buffer.uses and not buffer.is_home:
+                unit, cycles = _copied_once(template, buffer, is_store)
+                units[unit] = units.get(unit, 0.0) + cycles
     moved = max(moved, _product_bytes(template))
     busiest = max(units.values())
     if template.machine.synchronization is Synchronization.IN_ORDER:
@@ -50,13 +58,42 @@ def unit_cycles(template: Template) -> dict[str, float]:
             for a in step.axes.values()
         }
         unit = step.instruction.unit
-        units[unit] = units.get(unit, 0.0) + float(statement_cycles(step, factors))
+        # The first execution of a sum may cover one point or as many as any.
+        cycles = (
+            float(reduced_cycles(template, step, factors, {a: (1, size) for a, size in first}))
+            for first in (
+                [(a, 1) for a in step.reductions],
+                [(a, min(step.granules[a], template.extents[a])) for a in step.reductions],
+            )
+        )
+        units[unit] = units.get(unit, 0.0) + min(cycles)
     return units
+
+
+def _copied_once(template: Template, buffer: BufferSpec, is_store: bool) -> tuple[str, float]:
+    """Return the cycles of copying all of a tensor into its rows, or out of them, once.
+
+    The unit is that of the copies; several ones have a name of their own, under which nothing else
+    counts.
+    """
+    memory = buffer.memory
+    ends = [buffer.load[0]] if buffer.role == "granule" else [*template.machine.memories]
+    pairs = [(memory, end) if is_store else (end, memory) for end in ends]
+    costs = [cost for pair in pairs for cost in copy_costs(template, buffer, pair)]
+    lengths = [Lengths(((size, 1),)) for size in _touched_lengths(template, buffer.tensor)]
+    units = "|".join(sorted({cost.instruction.unit for cost in costs}))
+    cycles = (float(copy_cycles(cost, lengths, buffer.steps)) for cost in costs)
+    return units, min(cycles, default=0.0)
 
 
 def _touched(template: Template, tensor: str) -> int:
     """Return a lower bound of the elements of a tensor that the statements read or write."""
-    most = 0
+    return math.prod(_touched_lengths(template, tensor))
+
+
+def _touched_lengths(template: Template, tensor: str) -> list[int]:
+    """Return a lower bound of the indices along each dimension that the statements touch."""
+    most: list[int] = []
     for step in template.steps:
         computation = step.statement.computation
         for access in (*computation.reads, computation.statement.store):
@@ -73,7 +110,7 @@ def _touched(template: Template, tensor: str) -> int:
                         largest = max(computation.extents[t.iterator] for t in terms)
                         reached = min(reached, largest)
                     lengths.append(reached)
-                most = max(most, math.prod(lengths))
+                most = max(most, lengths, key=math.prod) if most else lengths
     return most
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
@@ -11,9 +12,11 @@ from cpembed.accelerator.boxes import Box, TileLoop, box_of, loop_extents
 from cpembed.accelerator.buffer_specs import BufferSpec
 from cpembed.accelerator.executions import bind_operand, granule_loops, tile_loops
 from cpembed.accelerator.layouts import RowLayout, row_layouts
-from cpembed.accelerator.problem import CapacityError, PlanningError, Step
+from cpembed.accelerator.problem import AddressingError, CapacityError, PlanningError, Step
 from cpembed.accelerator.template import Template
-from cpembed.accelerator.tiling import Key, Tiling
+from cpembed.accelerator.tiling import Tiling
+from cpembed.accelerator.tiling_grid import Key
+from cpembed.accelerator.transfers import Transfer, plan_copy
 from cpembed.ir.index import IndexExpr, IndexTerm
 
 
@@ -120,16 +123,51 @@ class Buffers:
             for d, size in enumerate(box.largest)
         ]
         candidates = row_layouts(spec.memory, largest, spec.lanes, spec.steps)
-        for layout in candidates:
-            place = InRows(layout, box.starts)
-            if all(self._reaches(n, o, place) for n, o in spec.uses):
-                return layout
+        reached = (
+            layout
+            for layout in candidates
+            if all(self._reaches(n, o, InRows(layout, box.starts)) for n, o in spec.uses)
+        )
+        part = next((b for b in self.template.buffers if _is_part(b, spec)), None)
+        if part is not None and len(candidates) > 1:
+            # Which dimension lies in neighbouring rows decides how many rows one copy takes.
+            innermost: dict[int, RowLayout] = {}
+            for layout in reached:
+                innermost.setdefault(layout.rows[0].dimension if layout.rows else -1, layout)
+            layouts = list(innermost.values())
+            if layouts:
+                return min(layouts, key=lambda x: self._part_cycles(part, x, box.starts))
+        for layout in reached:
+            return layout
         number, operand = spec.uses[0]
-        raise PlanningError(
+        raise AddressingError(
             f"rejected: {self.template.steps[number].instruction.name} cannot address "
             f"{spec.tensor} in rows of {spec.memory} as operand {operand}, in any order of its "
-            "dimensions: describe a stride of its rows that is an argument"
+            "dimensions: describe a stride of its rows that is an argument",
+            spec.tensor,
         )
+
+    def _part_cycles(
+        self, part: BufferSpec, layout: RowLayout, starts: tuple[IndexExpr, ...]
+    ) -> float:
+        """Return the cycles of filling a buffer of parts from a layout; infinite if none can."""
+        depth = self.node_depth(part)
+        box = self.box(part, depth)
+        (destination, *_) = row_layouts(part.memory, box.largest, part.lanes, part.steps)
+        transfer = Transfer(
+            part.tensor, box, InRows(layout, starts), InRows(destination, box.starts)
+        )
+        try:
+            plan = plan_copy(
+                self.template.machine,
+                transfer,
+                (part.load[0], part.load[1]),
+                part.dtype,
+                loop_extents(self.all_loops[:depth]),
+            )
+        except PlanningError:
+            return math.inf
+        return plan.cycles
 
     def _reaches(self, number: int, operand: str, place: Place) -> bool:
         step = self.template.steps[number]
@@ -261,3 +299,8 @@ class Buffers:
                 size = -(-box.largest[dimension] // chunk) * chunk
                 ends[dimension] = max(ends.get(dimension, 0), start + size)
         return ends
+
+
+def _is_part(spec: BufferSpec, source: BufferSpec) -> bool:
+    """True if a buffer holds what one execution needs of another one."""
+    return spec.role == "granule" and spec.tensor == source.tensor and spec.load[0] == source.memory

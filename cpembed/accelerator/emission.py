@@ -17,11 +17,12 @@ from cpembed.accelerator.executions import (
     points,
 )
 from cpembed.accelerator.main_layouts import default_layouts
-from cpembed.accelerator.problem import PlanningError, Step
+from cpembed.accelerator.problem import AddressingError, PlanningError, Step
 from cpembed.accelerator.program import Issue, Loop, MainTensor, Meaning, Node, Program
 from cpembed.accelerator.registers import with_configuration
 from cpembed.accelerator.template import Template
-from cpembed.accelerator.tiling import Key, Tiling
+from cpembed.accelerator.tiling import Tiling
+from cpembed.accelerator.tiling_grid import Key
 from cpembed.accelerator.transfers import BoundIssue, CopyPlan, Names, Transfer, plan_copy
 from cpembed.hw.isa import IsaInstruction, MemoryKind, Synchronization
 from cpembed.ir.index import IndexExpr, IndexTerm
@@ -75,9 +76,10 @@ class Lowering:
                 place = self.buffers.place(self.buffers.table[tensor, described.memory], base_rows)
                 binding = bind_operand(self.template, step, operand, place, loops)
             if binding is None:
-                raise PlanningError(
+                raise AddressingError(
                     f"rejected: {instruction.name} cannot address {tensor} in "
-                    f"{described.memory} as operand {operand}: use another layout"
+                    f"{described.memory} as operand {operand}: use another layout",
+                    tensor,
                 )
             bindings[operand] = binding
         extents = loop_extents(loops)

@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import itertools
+import math
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from typing import TypeVar
 
+from cpembed.accelerator.bounds import bounds
 from cpembed.accelerator.cost import ProgramCost, program_cost
 from cpembed.accelerator.emission import Lowering
 from cpembed.accelerator.pipeline import pipelined_cycles
 from cpembed.accelerator.problem import (
+    AddressingError,
     CapacityError,
     OperatorProblem,
     PlanningError,
@@ -16,7 +21,8 @@ from cpembed.accelerator.problem import (
 )
 from cpembed.accelerator.program import Program
 from cpembed.accelerator.template import Template, exact_template, is_possible
-from cpembed.accelerator.tiling import Candidate, SearchResult, Tiling, search, smallest_tiling
+from cpembed.accelerator.tiling import Tiling, smallest_tiling
+from cpembed.accelerator.tiling_search import Candidate, TilingSearch
 from cpembed.hw.isa import InstructionSet, Synchronization
 
 
@@ -66,6 +72,12 @@ class OperatorPlan:
         return self.rows
 
     @property
+    def capacity_bytes(self) -> int:
+        """Bytes of the rows that its buffers need."""
+        memories = self.machine.memories
+        return sum(rows * memories[name].row_bytes for name, rows in self.rows.items())
+
+    @property
     def gap(self) -> float:
         """Cycles over their bound, minus 1."""
         return self.cost.cycles / self.cycles_bound - 1 if self.cycles_bound else 0.0
@@ -86,12 +98,16 @@ class OperatorPlan:
         return lowering.program(base_rows), lowering.buffers.regions(base_rows)
 
 
-_PLANS = 4
-"""Maximum number of plans of an operator."""
-_LOWERED = 6
-"""Maximum number of variants of a problem whose programs are tried."""
-_NEAR = 1.0
-"""Gap of a plan from which on no further variant is tried."""
+_PROGRAMS = 8
+"""Maximum number of tilings of a variant of a problem whose programs are timed."""
+_WORTH = 0.95
+"""Part of the best plan's cycles that a bound has to be below for a further plan to be tried."""
+_TRUST = 1.3
+"""Ratio of a tiling's estimate in the search to the best plan from which on it is not tried."""
+_REFUSALS = 32
+"""Maximum number of tilings of a variant of a problem that instructions may fail to address."""
+_SMALLER = 2
+"""Maximum number of further plans that need fewer rows than the best."""
 
 
 def operator_plans(problem: OperatorProblem, machine: InstructionSet) -> tuple[OperatorPlan, ...]:
@@ -107,41 +123,48 @@ def operator_plans(problem: OperatorProblem, machine: InstructionSet) -> tuple[O
     PlanningError
         If the operator is rejected, with the reason and the remedy.
     """
-    order = machine.synchronization
-    if order is Synchronization.IN_ORDER:
-        # No unit waits for another one there, so that rows are reused at no cost.
-        return _variant_plans(replace(problem, reuses_rows=True), machine)
-    try:
-        return _variant_plans(problem, machine)
-    except CapacityError:
-        if order is Synchronization.CHANNELS:
-            raise
-        return _variant_plans(replace(problem, reuses_rows=True), machine)
+    return _with_rows(problem, machine, _front)
 
 
-def _variant_plans(problem: OperatorProblem, machine: InstructionSet) -> tuple[OperatorPlan, ...]:
-    """Return the plans of the best variant of a problem."""
-    refusal: PlanningError | None = None
-    best: tuple[OperatorPlan, ...] = ()
-    lowered = 0
-    for variant in problem_variants(problem, is_possible):
-        try:
-            template = exact_template(variant, machine)
-            lowered += 1
-            # Most of what is refused is refused for every tiling, and at once for the smallest.
-            check_addresses(template)
-            plans = template_plans(template)
-        except PlanningError as error:
-            refusal = refusal or error
-        else:
-            if not best or plans[0].cost.cycles < best[0].cost.cycles:
-                best = plans
-        # Further variants are worth their time only while the plan is far from its bound.
-        if lowered == _LOWERED or (best and best[0].gap < _NEAR):
-            break
-    if not best:
-        raise refusal or PlanningError(f"rejected: {problem.specification.name} has no plan")
-    return best
+def operator_plan(
+    problem: OperatorProblem, machine: InstructionSet, below: float = math.inf
+) -> OperatorPlan | None:
+    """Return the fastest plan of an operator; None if it takes as many cycles as a limit.
+
+    Parameters
+    ----------
+    problem : OperatorProblem
+    machine : InstructionSet
+    below : float, default infinity
+        Cycles from which on a plan is of no use.
+
+    Raises
+    ------
+    PlanningError
+        If the operator is rejected, with the reason and the remedy.
+    """
+    return _with_rows(problem, machine, lambda p, m: _VariantPlans.of_problem(p, m).best(below))
+
+
+def template_plans(template: Template, count: int = 3) -> tuple[OperatorPlan, ...]:
+    """Return plans of a template, the fastest first, each of which needs fewer rows than the last.
+
+    Parameters
+    ----------
+    template : Template
+    count : int, default 3
+        Maximum number of plans.
+
+    Raises
+    ------
+    PlanningError
+        If no tiling has a program.
+    """
+    plans = _VariantPlans([(bounds(template), 0, template)], None, has_smaller=True)
+    best = plans.best()
+    if best is None:
+        return ()
+    return (best, *itertools.islice(plans.smaller(best), count - 1))
 
 
 def check_addresses(template: Template) -> None:
@@ -155,34 +178,143 @@ def check_addresses(template: Template) -> None:
     Lowering(template, smallest_tiling(template), checks_rows=False).program({})
 
 
-def template_plans(template: Template, count: int = _PLANS) -> tuple[OperatorPlan, ...]:
-    """Return plans of a template, the fastest first, each of which needs fewer rows than the last.
-
-    Parameters
-    ----------
-    template : Template
-    count : int
-        Maximum number of plans, from 2 on.
-
-    Raises
-    ------
-    PlanningError
-        If no tiling has a program.
-    """
-    result = search(template)
-    plans: list[OperatorPlan] = []
-    refusal: PlanningError | None = None
-    for candidate in _spread(result.candidates, count):
-        try:
-            plans.append(_plan(template, candidate, result))
-        except PlanningError as error:
-            refusal = refusal or error
-    if not plans:
-        raise refusal or PlanningError("rejected: no tiling has a program")
-    return _plan_front(plans)
+def _front(problem: OperatorProblem, machine: InstructionSet) -> tuple[OperatorPlan, ...]:
+    """Return the fastest plan, and slower ones in fewer rows."""
+    plans = _VariantPlans.of_problem(problem, machine, has_smaller=True)
+    best = plans.best()
+    return (best, *plans.smaller(best)) if best is not None else ()
 
 
-def _plan(template: Template, candidate: Candidate, result: SearchResult) -> OperatorPlan:
+_Result = TypeVar("_Result")
+
+
+def _with_rows(
+    problem: OperatorProblem,
+    machine: InstructionSet,
+    search: Callable[[OperatorProblem, InstructionSet], _Result],
+) -> _Result:
+    """Search plans whose buffers reuse rows where that is free, or where nothing else fits."""
+    order = machine.synchronization
+    if order is Synchronization.IN_ORDER:
+        # No unit waits for another one there, so that rows are reused at no cost.
+        return search(replace(problem, reuses_rows=True), machine)
+    try:
+        return search(problem, machine)
+    except CapacityError:
+        if order is Synchronization.CHANNELS:
+            raise
+        return search(replace(problem, reuses_rows=True), machine)
+
+
+class _VariantPlans:
+    """Plans of the variants of a problem, of which those with low bounds come first."""
+
+    def __init__(
+        self,
+        variants: Sequence[tuple[tuple[float, float], int, Template]],
+        refusal: PlanningError | None,
+        *,
+        has_smaller: bool = False,
+    ) -> None:
+        self.variants = sorted(variants, key=lambda v: v[:2])
+        self.refusal = refusal
+        self.has_smaller = has_smaller
+        self.searches: dict[int, TilingSearch] = {}
+
+    @classmethod
+    def of_problem(
+        cls, problem: OperatorProblem, machine: InstructionSet, *, has_smaller: bool = False
+    ) -> _VariantPlans:
+        """Return the plans of all variants of a problem that have a template."""
+        refusal: PlanningError | None = None
+        variants: list[tuple[tuple[float, float], int, Template]] = []
+        for number, variant in enumerate(problem_variants(problem, is_possible)):
+            try:
+                template = exact_template(variant, machine)
+            except PlanningError as error:
+                refusal = refusal or error
+            else:
+                variants.append((bounds(template), number, template))
+        return cls(variants, refusal, has_smaller=has_smaller)
+
+    def best(self, below: float = math.inf) -> OperatorPlan | None:
+        """Return the fastest plan below a limit; None if there is none but above it."""
+        best: OperatorPlan | None = None
+        is_limited = False
+        for (cycles, moved), number, template in self.variants:
+            if cycles >= below * _WORTH:
+                is_limited = True
+                break
+            try:
+                plan = self._variant_plan(template, number, (cycles, moved), below)
+            except PlanningError as error:
+                self.refusal = self.refusal or error
+                continue
+            if plan is None:
+                is_limited = True
+            elif plan.cycles < below:
+                best, below = plan, plan.cycles
+        if best is None and not is_limited:
+            raise self.refusal or PlanningError("rejected: no variant of the operator has a plan")
+        return best
+
+    def _variant_plan(
+        self, template: Template, number: int, limits: tuple[float, float], below: float
+    ) -> OperatorPlan | None:
+        search = TilingSearch(template, below, has_smaller=self.has_smaller)
+        self.searches[number] = search
+        best: OperatorPlan | None = None
+        refusal: PlanningError | None = None
+        programs = refused = 0
+        while programs < _PROGRAMS and refused < _REFUSALS:
+            candidate = search.next(below)
+            if candidate is None or candidate.cycles > below * _TRUST:
+                break
+            if limits[0] >= below * _WORTH:
+                break
+            if not programs and not refused:
+                # Most of what is refused is refused for every tiling, and for the smallest too.
+                check_addresses(template)
+            try:
+                plan = _plan(template, candidate, limits, search.compared)
+            except PlanningError as error:
+                refusal, refused = refusal or error, refused + 1
+                if isinstance(error, AddressingError):
+                    search.exclude(candidate, error.tensor)
+                continue
+            programs += 1
+            if plan.cycles < below:
+                best, below = plan, plan.cycles
+        if not programs and refusal is not None:
+            raise refusal
+        return best
+
+    def smaller(self, best: OperatorPlan) -> Iterator[OperatorPlan]:
+        """Yield plans of the same variant, each of which needs fewer rows than the one before."""
+        for limits, number, template in self.variants:
+            if template.problem is not best.problem:
+                continue
+            search, refused = self.searches[number], 0
+            capacity, count = best.capacity_bytes, 0
+            while count < _SMALLER and refused < _REFUSALS:
+                candidate = search.next(capacity=capacity / 2)
+                if candidate is None:
+                    return
+                try:
+                    plan = _plan(template, candidate, limits, search.compared)
+                except PlanningError as error:
+                    refused += 1
+                    if isinstance(error, AddressingError):
+                        search.exclude(candidate, error.tensor)
+                    continue
+                capacity, count = plan.capacity_bytes, count + 1
+                if plan.cycles >= best.cycles:
+                    yield plan
+
+
+def _plan(
+    template: Template, candidate: Candidate, limits: tuple[float, float], compared: int
+) -> OperatorPlan:
     lowering = Lowering(template, candidate.tiling)
     program = lowering.program({})
     return OperatorPlan(
@@ -191,33 +323,6 @@ def _plan(template: Template, candidate: Candidate, result: SearchResult) -> Ope
         candidate.tiling,
         dict(lowering.buffers.rows),
         program_cost(program, pipelined_cycles(program, lowering.buffers.regions({}))),
-        result.cycles_bound,
-        result.bytes_bound,
-        result.compared,
+        *limits,
+        compared,
     )
-
-
-def _plan_front(plans: Sequence[OperatorPlan]) -> tuple[OperatorPlan, ...]:
-    """Return the plans with fewer cycles than all that need fewer bytes of rows."""
-
-    def capacity(plan: OperatorPlan) -> int:
-        memories = plan.machine.memories
-        return sum(rows * memories[name].row_bytes for name, rows in plan.rows.items())
-
-    front: list[OperatorPlan] = []
-    for plan in sorted(plans, key=lambda p: (p.cost.cycles, p.cost.main_bytes, capacity(p))):
-        if not front or capacity(plan) < capacity(front[-1]):
-            front.append(plan)
-    return tuple(front)
-
-
-def _spread(candidates: Sequence[Candidate], count: int) -> list[Candidate]:
-    """Return the fastest candidates, and others spread over the rest of the front."""
-    if len(candidates) <= count:
-        return list(candidates)
-    half = count // 2
-    if half == 1:
-        return [candidates[0], candidates[-1]]
-    rest = candidates[half:]
-    step = (len(rest) - 1) / (half - 1)
-    return [*candidates[:half], *(rest[round(k * step)] for k in range(half))]

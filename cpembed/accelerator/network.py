@@ -30,7 +30,7 @@ from cpembed.accelerator.form_choice import (
     merged_layout,
 )
 from cpembed.accelerator.host import copy_us, host_us
-from cpembed.accelerator.lowering import OperatorPlan, operator_plans
+from cpembed.accelerator.lowering import OperatorPlan, operator_plan
 from cpembed.accelerator.matching import Match, match_statement
 from cpembed.accelerator.network_bound import network_bound
 from cpembed.accelerator.network_steps import (
@@ -314,7 +314,7 @@ class _Planner:
         except PlanningError:
             pass
         try:
-            return operator_plans(problem, self.machine)[0]
+            return operator_plan(problem, self.machine) or plan
         except PlanningError:
             return plan
 

@@ -3,17 +3,17 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterator, Sequence
+import math
+from collections.abc import Sequence
 from dataclasses import replace
 
 from cpembed.accelerator.combinations import Combinations
 from cpembed.accelerator.covering import with_covered_statements
 from cpembed.accelerator.crossings import crossing_tensors
-from cpembed.accelerator.lowering import OperatorPlan, operator_plans
-from cpembed.accelerator.matching import Match, Matching, match_statement
+from cpembed.accelerator.lowering import OperatorPlan, operator_plan
+from cpembed.accelerator.matching import Matching, match_statement
 from cpembed.accelerator.problem import OperatorProblem, PlanningError
 from cpembed.accelerator.specification import Specification
-from cpembed.accelerator.template import make_template
 from cpembed.hw.isa import InstructionSet
 
 _COMBINATIONS = 16
@@ -21,10 +21,10 @@ _COMBINATIONS = 16
 _SMALL = 4
 """Ratio of points from which on statements are small beside others, and may follow in a program."""
 _FAILURES = 4
-"""Number of matches without a plan after which the best plan is taken."""
-_PLANS = 2
-"""Number of matches of the largest statement of which the best plans are compared."""
+"""Number of combinations without a plan after which the best plan is taken."""
 
+_STALE = 4
+"""Number of combinations in a row with no better plan after which no further one is tried."""
 
 Plans = tuple[OperatorPlan, ...]
 """Plans of consecutive statements, one program each."""
@@ -121,34 +121,26 @@ class OperatorSearch:
     def _plan(self, part: Specification, matchings: Sequence[Matching]) -> OperatorPlan | str:
         """Return the best plan of one program, or why there is none."""
         best: OperatorPlan | None = None
-        reason, planned, failed = "", 0, 0
-        for combinations in Combinations(part, matchings, self.machine, self.keeps_order):
-            plan = self._first_plan(part, itertools.islice(combinations, _COMBINATIONS))
-            if isinstance(plan, str):
-                reason = reason or plan
-                failed += best is not None
-            else:
-                planned += 1
-                if best is None or plan.cost.cycles < best.cost.cycles:
-                    best = plan
-            if planned == _PLANS or failed == _FAILURES:
-                break
-        return best or reason
-
-    def _first_plan(
-        self, part: Specification, combinations: Iterator[tuple[Match, ...]]
-    ) -> OperatorPlan | str:
-        """Return the plan of the first combination that has one, or why the first has none."""
-        reason = ""
+        reason, stale, failed = "", 0, 0
+        combinations = (
+            matches
+            for group in Combinations(part, matchings, self.machine, self.keeps_order)
+            for matches in itertools.islice(group, _COMBINATIONS)
+        )
         for matches in combinations:
             problem = OperatorProblem(part, matches, keeps_order=self.keeps_order)
             try:
-                # Most combinations that no tiling fits have no template either.
-                make_template(problem, self.machine)
-                return operator_plans(problem, self.machine)[0]
+                # Combinations whose bound is no better are not planned.
+                plan = operator_plan(problem, self.machine, best.cycles if best else math.inf)
             except PlanningError as error:
                 reason = reason or str(error)
-        return reason or "rejected: no combination of instructions fits"
+                failed += best is not None
+            else:
+                stale = 0 if plan is not None else stale + 1
+                best = plan or best
+            if stale == _STALE or failed == _FAILURES:
+                break
+        return best or reason or "rejected: no combination of instructions fits"
 
 
 def _cost(plans: Plans) -> tuple[float, int]:

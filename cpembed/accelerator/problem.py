@@ -31,6 +31,14 @@ class CapacityError(PlanningError):
     """An operator whose buffers do not fit in the rows of a memory."""
 
 
+class AddressingError(PlanningError):
+    """A tiling in which instructions cannot address a tensor."""
+
+    def __init__(self, message: str, tensor: str) -> None:
+        super().__init__(message)
+        self.tensor = tensor
+
+
 @dataclass(frozen=True)
 class OperatorProblem:
     """Statements of one operator, their instructions, and the homes of its tensors.

@@ -12,19 +12,11 @@ import numpy as np
 
 from cpembed.accelerator.allocation import moments
 from cpembed.accelerator.buffer_specs import BufferSpec
+from cpembed.accelerator.copy_cost import CopyCost, Lengths, copy_costs, copy_cycles
 from cpembed.accelerator.problem import Step
 from cpembed.accelerator.template import Template, element_bits
 from cpembed.accelerator.tiling_grid import Grid, Key, LoopOrder
-from cpembed.accelerator.transfers import copy_instructions
 from cpembed.hw.isa import IsaInstruction, MemoryKind, Synchronization
-
-
-@dataclass(frozen=True)
-class CopyCost:
-    """Cycles of copying a buffer's boxes: which dimension each axis of the copy walks."""
-
-    instruction: IsaInstruction
-    walks: Mapping[str, tuple[int, int]]
 
 
 @dataclass
@@ -41,7 +33,8 @@ class Costs:
     chain_cycles: Any = 0.0
     chain_latency: float = 0.0
     latency: dict[Key, float] = field(default_factory=dict[Key, float])
-    fill: Any = 0.0
+    first: dict[Key, Any] = field(default_factory=dict[Key, Any])
+    chain_first: Any = 0.0
     rounding: dict[Key, dict[int, int]] = field(default_factory=dict[Key, dict[int, int]])
     waits: dict[Key, Any] = field(default_factory=dict[Key, Any])
     _needed: dict[Key, tuple[Any, Any]] = field(default_factory=dict[Key, tuple[Any, Any]])
@@ -176,23 +169,23 @@ class Costs:
             lengths, repeats = self._granule_lengths(spec)
         else:
             lengths, repeats = self._lengths(spec, depth, not is_store)
-        cost = _copy_cost(self.template, spec, memories)
         bytes_each = element_bits(spec.dtype) / 8
-        elements = repeats * math.prod(total for total, _ in lengths)
+        elements = repeats * math.prod(length.total for length in lengths)
         moved = elements * bytes_each
         bandwidth = math.inf
         main = self.template.machine.main
         if main.name in memories:
             self.bytes_moved = self.bytes_moved + moved
             bandwidth = main.bytes_per_cycle
-        if cost is None:
+        costs = copy_costs(self.template, spec, memories)
+        if not costs:
             return
-        fixed = {a.name: a.maximum for a in cost.instruction.axes if a.is_fixed}
-        self.rounding[spec.key] = {
-            dimension: fixed[a] for a, (dimension, _) in cost.walks.items() if a in fixed
-        }
-        cycles = repeats * _cycles(cost, lengths)
-        unit = cost.instruction.unit
+        self._round(spec, costs)
+        cycles = repeats * functools.reduce(
+            np.minimum, (copy_cycles(cost, lengths, spec.steps) for cost in costs)
+        )
+        cost = costs[0]
+        unit = "|".join(dict.fromkeys(c.instruction.unit for c in costs))
         self.unit_cycles[unit] = self.unit_cycles.get(unit, 0.0) + np.maximum(
             cycles, moved / bandwidth
         )
@@ -203,46 +196,42 @@ class Costs:
             self.latency[spec.key] += main.latency_cycles
         visits = np.maximum(1, self._visits(spec))
         self.waits[spec.key] = visits * self.latency[spec.key]
-        first = slow / visits
-        self.fill = self.fill + first + (main.latency_cycles if main.name in memories else 0.0)
+        first = slow / visits + (main.latency_cycles if main.name in memories else 0.0)
+        self.first[spec.key] = self.first.get(spec.key, 0.0) + first
 
-    def _lengths(
-        self, spec: BufferSpec, depth: int, hoists: bool
-    ) -> tuple[list[tuple[Any, Any]], Any]:
-        """Return sums over all visits of each dimension's length, and of its parts of a chunk.
+    def _round(self, spec: BufferSpec, costs: Sequence[CopyCost]) -> None:
+        """Give a buffer room for whole chunks, where copies have axes of fixed sizes."""
+        fixed = {a.name: a.maximum for a in costs[0].instruction.axes if a.is_fixed}
+        self.rounding[spec.key] = {
+            dimension: fixed[a] for a, (dimension, _) in costs[0].walks.items() if a in fixed
+        }
 
-        The second result is the number of visits for each box: the tiles of other axes.
+    def _lengths(self, spec: BufferSpec, depth: int, hoists: bool) -> tuple[list[Lengths], Any]:
+        """Return the lengths of all boxes of a buffer, and by how much the visits of each repeat.
+
+        What repeats visits are the tiles of axes that the box does not depend on.
         """
         counts = self._counts(spec, depth, hoists)
-        lengths: list[tuple[Any, Any]] = []
-        box = self._box(spec, depth)
-        for e, size in zip(spec.index, box, strict=True):
-            tiles = {t.iterator: counts.get(t.iterator, 1) for t in e.terms}
-            everything = math.prod(tiles.values())
-            total: Any = everything * (1 - sum(t.coefficient for t in e.terms))
-            for t in e.terms:
-                factor = math.prod(v for a, v in tiles.items() if a != t.iterator)
-                total = total + t.coefficient * self.template.extents[t.iterator] * factor
-            lengths.append((total, (everything, size)))
-        repeats = math.prod(v for a, v in counts.items() if a not in spec.axes)
-        return lengths, repeats
+        lengths = [
+            Lengths.of_index(
+                e, {a: self.grid.parts(a, self._levels(depth, a)) for a in e.iterators}
+            )
+            for e in spec.index
+        ]
+        return lengths, math.prod(v for a, v in counts.items() if a not in spec.axes)
 
-    def _granule_lengths(self, spec: BufferSpec) -> tuple[list[tuple[Any, Any]], Any]:
+    def _granule_lengths(self, spec: BufferSpec) -> tuple[list[Lengths], Any]:
         step = self.template.steps[spec.first_use]
-        extents = self.template.extents
-        lengths: list[tuple[Any, Any]] = []
-        for e in spec.index:
-            tiles = {
-                a: self.grid.executions(a, self._levels_around(step, a), step.granules[a])
-                for a in e.iterators
-            }
-            everything = math.prod(tiles.values())
-            total: Any = everything * (1 - sum(t.coefficient for t in e.terms))
-            for t in e.terms:
-                factor = math.prod(v for a, v in tiles.items() if a != t.iterator)
-                total = total + t.coefficient * extents[t.iterator] * factor
-            size = 1 + sum(t.coefficient * (step.granules[t.iterator] - 1) for t in e.terms)
-            lengths.append((total, (everything, size)))
+        lengths = [
+            Lengths.of_index(
+                e,
+                {
+                    a: self.grid.parts(a, self._levels_around(step, a), step.granules[a])
+                    for a in e.iterators
+                },
+            )
+            for e in spec.index
+        ]
         repeats: Any = 1
         for axis in step.axes.values():
             if axis not in spec.axes:
@@ -274,7 +263,8 @@ class Costs:
             granule = step.granules[axis]
             levels = self._levels_around(step, axis)
             factors[axis] = self.grid.executions(axis, levels, granule), extent
-        cycles = repeats * statement_cycles(step, factors)
+        first = {a: (1, np.minimum(step.granules[a], self._tile(a))) for a in step.reductions}
+        cycles = repeats * reduced_cycles(self.template, step, factors, first)
         moved: Any = 0.0
         main = self.template.machine.main
         for operand, place in step.instruction.places.items():
@@ -292,7 +282,18 @@ class Costs:
             self.chain_latency += step.instruction.latency_cycles
             if _reads_main(self.template, step):
                 self.chain_latency += main.latency_cycles
-            self.fill = self.fill + cycles / self._output_tiles()
+            self.chain_first = self.chain_first + cycles / self._output_tiles()
+
+    def _tile(self, axis: str) -> Any:
+        """Return the size of an axis inside of all of its loops."""
+        return self.grid.size(axis, self.levels_of(axis))
+
+    def busy_cycles(self) -> Any:
+        """Return the cycles of the busiest unit, or of the path to main memory, of every tiling."""
+        path = self.bytes_moved / self.template.machine.main.bytes_per_cycle
+        if self.template.machine.synchronization is Synchronization.IN_ORDER:
+            return sum(self.unit_cycles.values()) + np.zeros(self.count)
+        return functools.reduce(np.maximum, (path, *self.unit_cycles.values()))
 
     def cycles(self, copies: Mapping[Key, int]) -> Any:
         """Return the cycles of every tiling with these numbers of copies."""
@@ -302,7 +303,8 @@ class Costs:
             return sum(self.unit_cycles.values()) + np.zeros(self.count)
         # A buffer without a second copy is filled while nothing uses it. With two, a fill has to
         # wait for the use of the fill before the last one: two rounds take at least a fill, its
-        # latency and a use.
+        # latency and a use. Their first fill is ahead of all uses.
+        fill: Any = 0.0
         serial, both, latency = self.main_cycles, self.main_cycles, np.zeros(self.count)
         outputs_alternate = False
         for spec in self.template.buffers:
@@ -314,19 +316,23 @@ class Costs:
             waits = self.waits[spec.key]
             if is_single:
                 serial = serial + self.transfer_cycles[spec.key] + waits
+            else:
+                fill = fill + self.first[spec.key]
             both = both + self.transfer_cycles[spec.key]
             latency = np.maximum(latency, waits)
         tiles = self._output_tiles()
         chain = self.chain_cycles + tiles * self.chain_latency
         if not outputs_alternate:
             serial = serial + chain
+        else:
+            fill = fill + self.chain_first
         both = both + self.chain_cycles
         latency = np.maximum(latency, tiles * self.chain_latency)
         # What no tiling changes is a number, not an array.
         busiest = functools.reduce(
             np.maximum, (path, serial, (both + latency) / 2, *self.unit_cycles.values())
         )
-        return busiest + self.fill + np.zeros(self.count)
+        return busiest + fill + np.zeros(self.count)
 
     def _output_tiles(self) -> Any:
         """Return the number of tiles of the main statement's output."""
@@ -335,10 +341,58 @@ class Costs:
         return math.prod(self.grid.count(a, self._levels(depth, a)) for a in axes)
 
 
-def statement_cycles(step: Step, factors: Mapping[str, tuple[Any, Any]]) -> Any:
-    """Return the cycles of all executions of a statement: a sum over the unit's polynomial."""
+def reduced_cycles(
+    template: Template,
+    step: Step,
+    factors: Mapping[str, tuple[Any, Any]],
+    first: Mapping[str, tuple[Any, Any]],
+) -> Any:
+    """Return the cycles of all executions of a statement, the first of each sum among them.
+
+    Parameters
+    ----------
+    template : Template
+    step : Step
+        Statement with its instruction.
+    factors, first : mapping of str to (count, length)
+        Number of executions along each axis, and the sum of their sizes; of the reductions also for
+        the first executions of the sums alone.
+    """
+    instruction = step.instruction
+    cycles = statement_cycles(step, instruction, factors)
+    reduction = step.statement.computation.statement.reduction
+    if reduction is None or step.statement.accumulates:
+        return cycles
+    alternative = template.variant(instruction, not instruction.accumulates)
+    if alternative is None or alternative.cycles == instruction.cycles:
+        return cycles
+    begins, goes_on = (
+        (alternative, instruction) if instruction.accumulates else (instruction, alternative)
+    )
+    beginning = {**factors, **first}
+    return (
+        statement_cycles(step, goes_on, factors)
+        - statement_cycles(step, goes_on, beginning)
+        + statement_cycles(step, begins, beginning)
+    )
+
+
+def statement_cycles(
+    step: Step, instruction: IsaInstruction, factors: Mapping[str, tuple[Any, Any]]
+) -> Any:
+    """Return the cycles of all executions of a statement: a sum over the unit's polynomial.
+
+    Parameters
+    ----------
+    step : Step
+        Statement with its match.
+    instruction : IsaInstruction
+        Instruction that computes it.
+    factors : mapping of str to (count, length)
+        Number of executions along each axis, and the sum of their sizes.
+    """
     total: Any = 0.0
-    for axes, coefficient in step.instruction.cycles:
+    for axes, coefficient in instruction.cycles:
         product: Any = coefficient
         traversed = set[str]()
         for name in axes:
@@ -388,46 +442,3 @@ def _direct_bytes(step: Step, operand: str, factors: Mapping[str, tuple[Any, Any
         if shared not in traversed:
             elements = elements * count
     return elements
-
-
-def _copy_cost(template: Template, spec: BufferSpec, memories: tuple[str, str]) -> CopyCost | None:
-    """Return the copy that moves a buffer, with the dimensions that its axes walk."""
-    lanes = dict(spec.lanes)
-    box = [1 + e.bounds(template.extents)[1] - e.bounds(template.extents)[0] for e in spec.index]
-    best: tuple[float, CopyCost] | None = None
-    for copy in copy_instructions(template.machine):
-        if copy.memories != memories or copy.dtype != spec.dtype:
-            continue
-        place = copy.instruction.places[copy.destination]
-        lane_axes = {d.axis for d in place.lanes}
-        rows = sorted((d for d in range(len(box)) if d not in lanes), key=lambda d: -box[d])
-        lane_dimensions = [d for d, _ in reversed(spec.lanes)]
-        walks: dict[str, tuple[int, int]] = {}
-        for axis in reversed(copy.instruction.axes):
-            pool = lane_dimensions if axis.name in lane_axes else rows
-            if pool:
-                dimension = pool.pop(0)
-                walks[axis.name] = dimension, axis.maximum
-        cost = CopyCost(copy.instruction, walks)
-        cycles = float(_cycles(cost, [(size, (1, size)) for size in box]))
-        if best is None or cycles < best[0]:
-            best = cycles, cost
-    return best[1] if best else None
-
-
-def _cycles(cost: CopyCost, lengths: Sequence[tuple[Any, Any]]) -> Any:
-    """Return the cycles of all copies of boxes, from the sums of their lengths."""
-    total: Any = 0.0
-    by_dimension = {dimension: (a, chunk) for a, (dimension, chunk) in cost.walks.items()}
-    fixed = {a.name for a in cost.instruction.axes if a.is_fixed}
-    for axes, coefficient in cost.instruction.cycles:
-        product: Any = coefficient
-        for dimension, (length, (boxes, size)) in enumerate(lengths):
-            axis, chunk = by_dimension.get(dimension, ("", 1))
-            if axis in axes and axis not in fixed:
-                product = product * length
-            else:
-                parts = length if chunk == 1 else boxes * -(-size // chunk)
-                product = product * parts * (chunk if axis in axes else 1)
-        total = total + product
-    return total

@@ -58,6 +58,38 @@ class AxisOptions:
     def _counts(self) -> dict[tuple[int, int], Array]:
         return {}
 
+    @cached_property
+    def _parts(self) -> dict[tuple[int, int | None], tuple[Array, Array]]:
+        return {}
+
+    def parts(self, levels: int, granule: int | None = None) -> tuple[Array, Array]:
+        """Return the different sizes of the tiles inside of a number of loops, and their counts.
+
+        Parameters
+        ----------
+        levels : int
+        granule : int, optional
+            Size of the parts of those tiles; by default they have none.
+
+        Returns
+        -------
+        sizes, counts : ndarray
+            One row per option; counts are 0 where an option has fewer sizes than others.
+        """
+        key = levels, granule
+        if key not in self._parts:
+            rows: list[dict[int, int]] = []
+            for chain in self.sizes:
+                inner = tuple(map(int, chain[:levels]))
+                rows.append(_sizes(self.extent, inner if granule is None else (*inner, granule)))
+            width = max(map(len, rows))
+            sizes = np.ones((len(rows), width), np.int64)
+            counts = np.zeros((len(rows), width), np.int64)
+            for n, row in enumerate(rows):
+                sizes[n, : len(row)], counts[n, : len(row)] = list(row), list(row.values())
+            self._parts[key] = sizes, counts
+        return self._parts[key]
+
     def executions(self, levels: int, granule: int) -> Array:
         """Return the number of executions along the axis, inside of a number of its loops."""
         key = levels, granule
@@ -127,6 +159,19 @@ def _tiles(extent: int, chain: Sequence[int]) -> int:
     return count + (_tiles(rest, chain[1:]) if rest else 0)
 
 
+def _sizes(extent: int, chain: Sequence[int]) -> dict[int, int]:
+    """Return how many tiles of each size are on the innermost level of a chain."""
+    if not chain:
+        return {extent: 1}
+    complete, rest = divmod(extent, chain[0])
+    counts: dict[int, int] = {}
+    for size, count in ((chain[0], complete), (rest, 1)):
+        if size and count:
+            for inner, inner_count in _sizes(size, chain[1:]).items():
+                counts[inner] = counts.get(inner, 0) + count * inner_count
+    return counts
+
+
 @dataclass
 class Grid:
     """Options of all axes, combined: size and number of tiles of each axis on each level."""
@@ -144,6 +189,23 @@ class Grid:
     def count(self, axis: str, levels: int) -> Any:
         """Return the number of an axis's tiles inside of a number of its loops."""
         return self.tiles[axis][levels - 1] if levels else 1
+
+    def parts(self, axis: str, levels: int, granule: int | None = None) -> list[tuple[Any, Any]]:
+        """Return the different sizes of an axis's tiles, each with the number of its tiles.
+
+        Parameters
+        ----------
+        axis : str
+        levels : int
+            Number of its loops around a tile.
+        granule : int, optional
+            Size of the parts of those tiles; by default they have none.
+        """
+        if axis not in self.options:
+            return list(_sizes(self.template.extents[axis], (granule,) if granule else ()).items())
+        sizes, counts = self.options[axis].parts(levels, granule)
+        choice = self.choice[axis]
+        return [(s[choice], c[choice]) for s, c in zip(sizes.T, counts.T, strict=True)]
 
     def executions(self, axis: str, levels: int, granule: int) -> Any:
         """Return the number of executions along an axis, inside of a number of its loops."""

@@ -10,7 +10,7 @@ from functools import lru_cache
 
 from cpembed.accelerator.addressing import Binding, InMain, InRows, Place, bind, bind_scalar
 from cpembed.accelerator.boxes import Box, guards
-from cpembed.accelerator.problem import PlanningError
+from cpembed.accelerator.problem import AddressingError
 from cpembed.accelerator.program import Issue, Loop, Node, Size
 from cpembed.hw.isa import IMMEDIATE, InstructionSet, IsaInstruction, MemoryKind
 from cpembed.ir.expression import Access, Cast, Constant, Expression
@@ -135,6 +135,11 @@ class CopyPlan:
         """Dimensions that are copied in whole chunks, beyond the box if need be."""
         return {w.dimension: w.chunk * w.step for w in self.walks if w.is_fixed}
 
+    @property
+    def cycles(self) -> float:
+        """Cycles of all copies of the largest box."""
+        return _cost(self.copy, self.transfer.box, self.walks)
+
     def nodes(self, names: Names) -> tuple[Node, ...]:
         """Return the loops and instructions that copy the box."""
         return tuple(_nodes(self.copy, self.transfer, self.walks, self.loops, names))
@@ -178,15 +183,17 @@ def plan_copy(
         if _bindings(copy, transfer, walks, loops) is not None:
             return CopyPlan(copy, transfer, walks, loops)
     if not memories[0]:
-        raise PlanningError(
+        raise AddressingError(
             f"rejected: no instruction of {machine.name} begins {transfer.tensor} in "
             f"{memories[1]} with {transfer.value}: describe one that fills it (D[r,e] = "
-            f"{transfer.value}), or one that begins its sums anew (accumulate = false)"
+            f"{transfer.value}), or one that begins its sums anew (accumulate = false)",
+            transfer.tensor,
         )
-    raise PlanningError(
+    raise AddressingError(
         f"rejected: no instruction of {machine.name} copies {transfer.tensor} in boxes of "
         f"{'x'.join(map(str, transfer.box.largest))} from {memories[0]} to "
-        f"{memories[1]}: describe a copy whose strides are arguments, or another layout"
+        f"{memories[1]}: describe a copy whose strides are arguments, or another layout",
+        transfer.tensor,
     )
 
 
@@ -336,7 +343,9 @@ def _nodes(
         offsets = {w.dimension: o for w, o in zip(walks, combination, strict=True)}
         bindings = _bindings(copy, transfer, walks, loops, offsets)
         if bindings is None:
-            raise PlanningError(f"rejected: {transfer.tensor} cannot be copied in steps")
+            raise AddressingError(
+                f"rejected: {transfer.tensor} cannot be copied in steps", transfer.tensor
+            )
         yield _nest(copy, transfer, walks, bindings, offsets, loops, names)
 
 
