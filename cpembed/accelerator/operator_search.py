@@ -16,7 +16,7 @@ from cpembed.hw.isa import InstructionSet
 _COMBINATIONS = 16
 """Maximum number of combinations that are tried for each match of the largest statement."""
 
-_STALE = 4
+_STALE = 2
 """Number of combinations in a row with no better plan after which no further one is tried."""
 
 Plans = tuple[OperatorPlan, ...]
@@ -76,14 +76,14 @@ class OperatorSearch:
         reason, stale = "", 0
         for matches in _combinations(matchings):
             problem = OperatorProblem(part, matches, keeps_order=self.keeps_order)
+            plan: OperatorPlan | None = None
             try:
                 # Combinations whose bound is no better are not planned.
                 plan = operator_plan(problem, self.machine, best.cycles if best else math.inf)
             except PlanningError as error:
                 reason = reason or str(error)
-            else:
-                stale = 0 if plan is not None else stale + 1
-                best = plan or best
+            best = plan or best
+            stale = stale + 1 if best is not None and plan is None else 0
             if stale == _STALE:
                 break
         return best or reason or "rejected: no combination of instructions fits"
