@@ -98,13 +98,13 @@ class OperatorPlan:
         return lowering.program(base_rows), lowering.buffers.regions(base_rows)
 
 
-_PROGRAMS = 8
+_PROGRAMS = 6
 """Maximum number of tilings of a variant of a problem whose programs are timed."""
 _WORTH = 0.95
 """Part of the best plan's cycles that a bound has to be below for a further plan to be tried."""
 _TRUST = 1.3
 """Ratio of a tiling's estimate in the search to the best plan from which on it is not tried."""
-_REFUSALS = 32
+_REFUSALS = 24
 """Maximum number of tilings of a variant of a problem that instructions may fail to address."""
 _SMALLER = 2
 """Maximum number of further plans that need fewer rows than the best."""

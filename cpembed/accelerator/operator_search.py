@@ -20,10 +20,8 @@ _COMBINATIONS = 16
 """Maximum number of combinations that are tried for each match of the largest statement."""
 _SMALL = 4
 """Ratio of points from which on statements are small beside others, and may follow in a program."""
-_FAILURES = 4
-"""Number of combinations without a plan after which the best plan is taken."""
 
-_STALE = 4
+_STALE = 2
 """Number of combinations in a row with no better plan after which no further one is tried."""
 
 Plans = tuple[OperatorPlan, ...]
@@ -121,7 +119,7 @@ class OperatorSearch:
     def _plan(self, part: Specification, matchings: Sequence[Matching]) -> OperatorPlan | str:
         """Return the best plan of one program, or why there is none."""
         best: OperatorPlan | None = None
-        reason, stale, failed = "", 0, 0
+        reason, stale = "", 0
         combinations = (
             matches
             for group in Combinations(part, matchings, self.machine, self.keeps_order)
@@ -129,16 +127,15 @@ class OperatorSearch:
         )
         for matches in combinations:
             problem = OperatorProblem(part, matches, keeps_order=self.keeps_order)
+            plan: OperatorPlan | None = None
             try:
                 # Combinations whose bound is no better are not planned.
                 plan = operator_plan(problem, self.machine, best.cycles if best else math.inf)
             except PlanningError as error:
                 reason = reason or str(error)
-                failed += best is not None
-            else:
-                stale = 0 if plan is not None else stale + 1
-                best = plan or best
-            if stale == _STALE or failed == _FAILURES:
+            best = plan or best
+            stale = stale + 1 if best is not None and plan is None else 0
+            if stale == _STALE:
                 break
         return best or reason or "rejected: no combination of instructions fits"
 
