@@ -270,7 +270,7 @@ def measured(kernel: Kernel) -> dict[str, Any]:
     machine = load_instruction_set(kernel.target)
     specification = kernel.specification()
     start, start_cpu = time.perf_counter(), time.process_time()
-    search = OperatorSearch(specification, machine)
+    search = OperatorSearch(specification, machine, "bytes")
     plans = search.plans()
     planning = time.perf_counter() - start
     processor = time.process_time() - start_cpu

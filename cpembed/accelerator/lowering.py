@@ -77,6 +77,21 @@ class OperatorPlan:
         memories = self.machine.memories
         return sum(rows * memories[name].row_bytes for name, rows in self.rows.items())
 
+    def is_better(self, other: OperatorPlan | None) -> bool:
+        """True if it has less of what the problem's objective is, or as much of it and more speed.
+
+        Parameters
+        ----------
+        other : OperatorPlan or None
+        """
+        amounts, others = (
+            (plan.cost.main_bytes if self.problem.objective == "bytes" else 0, plan.cycles)
+            if plan is not None
+            else (math.inf, math.inf)
+            for plan in (self, other)
+        )
+        return amounts < others
+
     @property
     def gap(self) -> float:
         """Cycles over their bound, minus 1."""
@@ -242,7 +257,7 @@ class _VariantPlans:
         best: OperatorPlan | None = None
         is_limited = False
         for (cycles, moved), number, template in self.variants:
-            if cycles >= below * _WORTH:
+            if self.is_by_cycles and cycles >= below * _WORTH:
                 is_limited = True
                 break
             try:
@@ -252,8 +267,8 @@ class _VariantPlans:
                 continue
             if plan is None:
                 is_limited = True
-            elif plan.cycles < below:
-                best, below = plan, plan.cycles
+            elif plan.is_better(best):
+                best, below = plan, self._limit(plan)
         if best is None and not is_limited:
             raise self.refusal or PlanningError("rejected: no variant of the operator has a plan")
         return best
@@ -270,7 +285,7 @@ class _VariantPlans:
             candidate = search.next(below)
             if candidate is None or candidate.cycles > below * _TRUST:
                 break
-            if limits[0] >= below * _WORTH:
+            if self.is_by_cycles and limits[0] >= below * _WORTH:
                 break
             if not programs and not refused:
                 # Most of what is refused is refused for every tiling, and for the smallest too.
@@ -283,11 +298,20 @@ class _VariantPlans:
                     search.exclude(candidate, error.tensor)
                 continue
             programs += 1
-            if plan.cycles < below:
-                best, below = plan, plan.cycles
+            if plan.cycles < below and plan.is_better(best):
+                best, below = plan, self._limit(plan)
         if not programs and refusal is not None:
             raise refusal
         return best
+
+    @property
+    def is_by_cycles(self) -> bool:
+        """True if the plan is to have the fewest cycles: then those of others limit the search."""
+        return all(t.problem.objective == "cycles" for _, _, t in self.variants)
+
+    def _limit(self, plan: OperatorPlan) -> float:
+        """Return the cycles from which on another plan is of no use."""
+        return plan.cycles if self.is_by_cycles else math.inf
 
     def smaller(self, best: OperatorPlan) -> Iterator[OperatorPlan]:
         """Yield plans of the same variant, each of which needs fewer rows than the one before."""

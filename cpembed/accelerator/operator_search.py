@@ -12,7 +12,7 @@ from cpembed.accelerator.covering import with_covered_statements
 from cpembed.accelerator.crossings import crossing_tensors
 from cpembed.accelerator.lowering import OperatorPlan, operator_plan
 from cpembed.accelerator.matching import Matching, match_statement
-from cpembed.accelerator.problem import OperatorProblem, PlanningError
+from cpembed.accelerator.problem import Objective, OperatorProblem, PlanningError
 from cpembed.accelerator.specification import Specification
 from cpembed.hw.isa import InstructionSet
 
@@ -32,9 +32,22 @@ class OperatorSearch:
     """Search for plans of a specification's statements, in as few programs as can be planned.
 
     What no single instruction computes is covered by several, with statements of their own.
+
+    Parameters
+    ----------
+    specification : Specification
+    machine : InstructionSet
+    objective : str, default "cycles"
+        What the plans are to have the least of: ``cycles``, or ``bytes`` to and from main memory.
     """
 
-    def __init__(self, specification: Specification, machine: InstructionSet) -> None:
+    def __init__(
+        self,
+        specification: Specification,
+        machine: InstructionSet,
+        objective: Objective = "cycles",
+    ) -> None:
+        self.objective: Objective = objective
         self.specification = with_covered_statements(specification, machine)
         self.machine = machine
         self.matchings = [match_statement(s, machine) for s in self.specification.statements]
@@ -73,7 +86,7 @@ class OperatorSearch:
             ends = [end] if end == count or self._is_large(first, end) else [count, end]
             options = (self._longest(first, last) for last in ends)
             self.best[first] = min(
-                (plans for plans in options if plans is not None), key=_cost, default=None
+                (plans for plans in options if plans is not None), key=self._cost, default=None
             )
             if self.best[first] is None and count not in ends:
                 self.best[first] = self._longest(first, count)
@@ -96,6 +109,12 @@ class OperatorSearch:
             if rest is not None and not isinstance(plan, str):
                 return plan, *rest
         return None
+
+    def _cost(self, plans: Plans) -> tuple[float, float]:
+        """Return the cycles and bytes of plans, those of the objective first."""
+        cycles = math.fsum(p.cost.cycles for p in plans)
+        moved = sum(p.cost.main_bytes for p in plans)
+        return (cycles, moved) if self.objective == "cycles" else (moved, cycles)
 
     def _last_end(self, first: int) -> int:
         """Return the first end at which all results pass through main memory in any case."""
@@ -126,23 +145,23 @@ class OperatorSearch:
             for matches in itertools.islice(group, _COMBINATIONS)
         )
         for matches in combinations:
-            problem = OperatorProblem(part, matches, keeps_order=self.keeps_order)
+            problem = OperatorProblem(
+                part, matches, keeps_order=self.keeps_order, objective=self.objective
+            )
+            # Combinations whose bound is no better are not planned.
+            below = best.cycles if best is not None and self.objective == "cycles" else math.inf
             plan: OperatorPlan | None = None
             try:
-                # Combinations whose bound is no better are not planned.
-                plan = operator_plan(problem, self.machine, best.cycles if best else math.inf)
+                plan = operator_plan(problem, self.machine, below)
             except PlanningError as error:
                 reason = reason or str(error)
-            best = plan or best
-            stale = stale + 1 if best is not None and plan is None else 0
+            if plan is not None and plan.is_better(best):
+                best, stale = plan, 0
+            elif best is not None:
+                stale += 1
             if stale == _STALE:
                 break
         return best or reason or "rejected: no combination of instructions fits"
-
-
-def _cost(plans: Plans) -> tuple[float, int]:
-    """Return the cycles and bytes of plans, by which they are compared."""
-    return sum(p.cost.cycles for p in plans), sum(p.cost.main_bytes for p in plans)
 
 
 def segment(specification: Specification, first: int, after: int) -> Specification:

@@ -7,6 +7,7 @@ import math
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from functools import cached_property
+from typing import Literal
 
 from cpembed.accelerator.addressing import InRows
 from cpembed.accelerator.matching import Match
@@ -18,6 +19,8 @@ from cpembed.hw.isa import IsaInstruction
 from cpembed.ir.computation import AxisKind
 from cpembed.ir.expression import Access
 from cpembed.ir.index import IndexExpr
+
+Objective = Literal["cycles", "bytes"]
 
 _VARIANTS = 12
 """Maximum number of variants of a problem that are tried."""
@@ -57,6 +60,8 @@ class OperatorProblem:
     reuses_rows : bool
         True if buffers may have the rows of others whose contents nothing needs any more; units
         then wait for each other more often.
+    objective : str
+        What the plan is to have the least of: ``cycles``, or ``bytes`` to and from main memory.
     """
 
     specification: Specification
@@ -65,6 +70,7 @@ class OperatorProblem:
     layouts: Mapping[str, MainTensor] = field(default_factory=dict[str, MainTensor])
     keeps_order: bool = False
     reuses_rows: bool = False
+    objective: Objective = "cycles"
 
     @property
     def instruction_lines(self) -> tuple[str, ...]:

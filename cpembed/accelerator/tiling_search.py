@@ -162,13 +162,20 @@ class _Model:
                 parts.append(_Entries(at + first, option, cycles, busy[at], moved, capacity[at]))
         for part in parts:
             self.is_cut |= part.place.size > _BEST
-            yield part.at(_smallest(_ranked(part), _BEST))
+            yield part.at(_smallest(self.ranked(part), _BEST))
         if parts and limits.has_smaller:
             everything = _Entries.joined(parts)
             classes = np.floor(_CLASSES * np.log2(np.maximum(1.0, everything.capacity)))
-            best = np.lexsort((_ranked(everything), classes))
+            best = np.lexsort((self.ranked(everything), classes))
             _, heads = np.unique(classes[best], return_index=True)
             yield everything.at(best[heads])
+
+    def ranked(self, entries: _Entries) -> Array:
+        """Return the cycles, or bytes, of entries; the other ones decide between equal ones."""
+        amounts, others = entries.cycles, entries.moved
+        if self.template.problem.objective == "bytes":
+            amounts, others = others, amounts
+        return amounts * (1 + 1e-9 * others / float(np.max(others, initial=1.0)))
 
     def _fitting(
         self, costs: Costs, copies: Mapping[Key, int], limits: _Limits
@@ -329,12 +336,6 @@ def _smallest(values: Array, count: int) -> Array:
     return np.argsort(values, kind="stable")
 
 
-def _ranked(entries: _Entries) -> Array:
-    """Return the cycles; bytes only decide between equal ones."""
-    most = float(np.max(entries.moved, initial=1.0))
-    return entries.cycles * (1 + 1e-9 * entries.moved / most)
-
-
 class TilingSearch:
     """Tilings of an operator, the best first.
 
@@ -367,7 +368,7 @@ class TilingSearch:
         self._collect()
         needed = self.limits.shortest.items()
         is_too_large = any(rows > template.machine.memories[name].rows for name, rows in needed)
-        if not self.cycles.size and (is_too_large or math.isinf(below)):
+        if not self.amounts.size and (is_too_large or math.isinf(below)):
             raise CapacityError(_too_large(template, self.limits.shortest))
 
     def _collect(self) -> None:
@@ -376,8 +377,8 @@ class TilingSearch:
         empty = np.zeros(0)
         self.number = np.concatenate([np.full(p.place.size, n) for n, p in parts] or [empty])
         self.entries = _Entries.joined([p for _, p in parts]) if parts else None
-        self.cycles = empty if self.entries is None else _ranked(self.entries)
-        self.is_left = np.ones(self.cycles.size, bool)
+        self.amounts = empty if self.entries is None else self.models[0].ranked(self.entries)
+        self.is_left = np.ones(self.amounts.size, bool)
         kinds = empty if self.entries is None else self.entries.option
         self.kind = (self.number * len(self.models[0].copies) + kinds).astype(np.int64)
         self.is_stale = False
@@ -398,7 +399,7 @@ class TilingSearch:
         if entries is None:
             return None
         usable = self.is_left & (entries.busy < below) & (entries.capacity < capacity)
-        score = np.where(usable, self.cycles * (1 + _REPEATED * self.counts[self.kind]), np.inf)
+        score = np.where(usable, self.amounts * (1 + _REPEATED * self.counts[self.kind]), np.inf)
         while np.isfinite(score).any():
             place = int(np.argmin(score))
             self.is_left[place], score[place] = False, np.inf

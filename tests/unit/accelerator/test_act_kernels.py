@@ -138,7 +138,7 @@ def test_kernels_are_proven_right_and_move_what_they_must(key: tuple[str, str]) 
     expected, compulsory = EXPECTED[key]
     machine = load_instruction_set(KERNELS[key].target)
     specification = KERNELS[key].specification()
-    search = OperatorSearch(specification, machine)
+    search = OperatorSearch(specification, machine, "bytes")
     plans = search.plans()
     assert not isinstance(plans, str), plans
     assert [prove(plan.program()).refusal for plan in plans] == [""] * len(plans)
