@@ -92,7 +92,7 @@ def test_the_document_says_the_same(cpembed: Caller, model: Callable[[Graph], Pa
     first, _, _, _, largest, negated = found["operators"]
     assert first["embedded_on"] == "vta_1x16x16"
     assert first["family"] == {"x": [], "y": ["n"], "z": ["k"]}
-    assert first["estimated"]["unit"] == "cycles"
+    assert first["estimated"]["unit"] == "us"
     assert largest["embedded_on"] is None
     assert largest["reason"]
     assert negated["reason"] == "no product"

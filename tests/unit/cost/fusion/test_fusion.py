@@ -15,6 +15,7 @@ from cpembed.cost.fusion.schedule import Evaluation, FusedLoop, Sequence, part_o
 from cpembed.cost.fusion.search import fuse
 from cpembed.cost.machine.estimate import estimate_program
 from cpembed.cost.machine.objective import Objective
+from cpembed.cost.machine.search import ROWS
 from cpembed.driver.named import workload
 from cpembed.driver.solve import solve
 from cpembed.errors import SpecError
@@ -276,7 +277,7 @@ def test_no_schedule_costs_less(spec: HardwareSpec, objective: Objective) -> Non
 def test_unfused_operators_cost_what_they_cost_alone(spec: HardwareSpec) -> None:
     extents = {"a": 6, "b": 4, "c": 6, "d": 4, "e": 2}
     block = chain(spec, extents, 40, 2)
-    evaluation = Evaluation(OperatorCosts(block, Objective.ENERGY, 512))
+    evaluation = Evaluation(OperatorCosts(block, Objective.ENERGY, ROWS))
     uses = evaluation.uses(unfused(block))
     assert uses is not None
     for number, text in enumerate(CHAIN[:2]):
@@ -284,7 +285,6 @@ def test_unfused_operators_cost_what_they_cost_alone(spec: HardwareSpec) -> None
             program(text, extents, spec),
             block.operators[number].machine,
             objective="energy",
-            rows=512,
         )
         assert uses[number].energy == pytest.approx(alone.cost)
 
