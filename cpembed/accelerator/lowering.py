@@ -77,20 +77,20 @@ class OperatorPlan:
         memories = self.machine.memories
         return sum(rows * memories[name].row_bytes for name, rows in self.rows.items())
 
-    def is_better(self, other: OperatorPlan | None) -> bool:
-        """True if it has less of what the problem's objective is, or as much of it and more speed.
+    def is_better(self, best: OperatorPlan | None) -> bool:
+        """True if it has less of the objective than the best plan, or as much and fewer cycles.
 
         Parameters
         ----------
-        other : OperatorPlan or None
+        best : OperatorPlan or None
+            Best plan so far; None if there is none yet.
         """
-        amounts, others = (
-            (plan.cost.main_bytes if self.problem.objective == "bytes" else 0, plan.cycles)
-            if plan is not None
-            else (math.inf, math.inf)
-            for plan in (self, other)
-        )
-        return amounts < others
+        return best is None or self._amounts() < best._amounts()
+
+    def _amounts(self) -> tuple[float, float]:
+        """Return the amount of the objective, and the cycles."""
+        moved = self.cost.main_bytes if self.problem.objective == "bytes" else 0
+        return moved, self.cycles
 
     @property
     def gap(self) -> float:

@@ -171,11 +171,14 @@ class _Model:
             yield everything.at(best[heads])
 
     def ranked(self, entries: _Entries) -> Array:
-        """Return the cycles, or bytes, of entries; the other ones decide between equal ones."""
-        amounts, others = entries.cycles, entries.moved
+        """Return the amounts of the objective of entries.
+
+        Bytes decide between equal cycles, and cycles between equal bytes.
+        """
+        amounts, secondary = entries.cycles, entries.moved
         if self.template.problem.objective == "bytes":
-            amounts, others = others, amounts
-        return amounts * (1 + 1e-9 * others / float(np.max(others, initial=1.0)))
+            amounts, secondary = secondary, amounts
+        return amounts * (1 + 1e-9 * secondary / float(np.max(secondary, initial=1.0)))
 
     def _fitting(
         self, costs: Costs, copies: Mapping[Key, int], limits: _Limits
