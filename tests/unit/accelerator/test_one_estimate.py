@@ -31,10 +31,15 @@ def explored(suite: str, vary: str, folder: Path, target: str = SMALL) -> Explor
 
 @needs_executor
 @pytest.mark.parametrize(
-    "target", [SMALL, "gemmini", pytest.param("tpu_like", marks=pytest.mark.slow)]
+    "target",
+    [
+        pytest.param(SMALL, id="small"),
+        "gemmini",
+        pytest.param("tpu_like", marks=pytest.mark.slow),
+    ],
 )
 def test_a_layer_costs_the_same_in_all_commands(target: str, tmp_path: Path) -> None:
-    chance = random.Random(target)
+    chance = random.Random(Path(target).stem)
     words = f"gemm m={chance.randint(3, 40)} n={chance.randint(3, 40)} k={chance.randint(3, 40)}"
     table = tmp_path / "layers.csv"
     table.write_text(f"layer\n{words}\n")

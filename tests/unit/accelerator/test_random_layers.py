@@ -40,7 +40,7 @@ def random_layer(seed: int) -> list[str]:
 
 @pytest.mark.quick(10)
 @pytest.mark.parametrize("seed", range(40))
-@pytest.mark.parametrize("target", MACHINES, ids=str)
+@pytest.mark.parametrize("target", MACHINES, ids=lambda target: Path(target).stem)
 def test_a_random_layer_is_right_proven_and_counted(target: str | Path, seed: int) -> None:
     words = random_layer(seed)
     if target == TINY and "k=1" in words:
