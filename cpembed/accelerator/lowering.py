@@ -113,12 +113,15 @@ class OperatorPlan:
         return lowering.program(base_rows), lowering.buffers.regions(base_rows)
 
 
-_PROGRAMS = 6
-"""Maximum number of tilings of a variant of a problem whose programs are timed."""
+_PROGRAMS = {"cycles": 24, "bytes": 6}
+"""Maximum number of tilings of a variant of a problem whose programs are timed, by objective: the
+search counts bytes exactly and estimates cycles."""
 _WORTH = 0.95
 """Part of the best plan's cycles that a bound has to be below for a further plan to be tried."""
 _TRUST = 1.3
 """Ratio of a tiling's estimate in the search to the best plan from which on it is not tried."""
+_FIRST, _NEAR = 6, 1.1
+"""Number of programs after which tilings have to be nearer to the best plan, and that ratio."""
 _REFUSALS = 24
 """Maximum number of tilings of a variant of a problem that instructions may fail to address."""
 _SMALLER = 2
@@ -281,9 +284,11 @@ class _VariantPlans:
         best: OperatorPlan | None = None
         refusal: PlanningError | None = None
         programs = refused = 0
-        while programs < _PROGRAMS and refused < _REFUSALS:
+        most = _PROGRAMS[template.problem.objective]
+        while programs < most and refused < _REFUSALS:
             candidate = search.next(below)
-            if candidate is None or candidate.cycles > below * _TRUST:
+            trust = _TRUST if programs < _FIRST else _NEAR
+            if candidate is None or candidate.cycles > below * trust:
                 break
             if self.is_by_cycles and limits[0] >= below * _WORTH:
                 break
