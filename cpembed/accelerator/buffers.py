@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from cpembed.accelerator.addressing import InRows, Place
@@ -17,6 +17,7 @@ from cpembed.accelerator.template import Template
 from cpembed.accelerator.tiling import Tiling
 from cpembed.accelerator.tiling_grid import Key
 from cpembed.accelerator.transfers import Transfer, plan_copy
+from cpembed.hw.isa import Synchronization
 from cpembed.ir.index import IndexExpr, IndexTerm
 
 
@@ -100,6 +101,22 @@ class Buffers:
     def box(self, spec: BufferSpec, depth: int) -> Box:
         """Return the box of a buffer inside of a number of loops."""
         return box_of(spec.index, self.loops_of(spec)[:depth], self.template.extents)
+
+    def stored_boxes(self, buffer: Buffer) -> list[Box]:
+        """List the boxes of a buffer that stores to main memory may copy, the best first.
+
+        That of the elements alone leaves the margins as they are. Stores of fixed sizes need whole
+        granules of what lies in the lanes, or of everything.
+        """
+        whole = self.box(buffer.spec, buffer.depth)
+        exact = box_of(buffer.spec.index, self.outer(buffer), self.template.true_extents)
+        lanes = {dimension for dimension, _ in buffer.spec.lanes}
+        in_lanes = _of_dimensions(whole, exact, lanes)
+        boxes = list(dict.fromkeys((exact, in_lanes, whole)))
+        if self.template.machine.synchronization is Synchronization.CHANNELS:
+            # Signals do not count tiles that are empty.
+            boxes = [b for b in boxes if b == whole or all(len(s) == 1 for s in b.sizes)]
+        return boxes
 
     def _make(self) -> dict[Key, Buffer]:
         buffers: dict[Key, Buffer] = {}
@@ -299,6 +316,16 @@ class Buffers:
                 size = -(-box.largest[dimension] // chunk) * chunk
                 ends[dimension] = max(ends.get(dimension, 0), start + size)
         return ends
+
+
+def _of_dimensions(first: Box, second: Box, dimensions: Collection[int]) -> Box:
+    """Return the sizes of the first box along some dimensions, and of the second along others."""
+    boxes = [first if d in dimensions else second for d in range(len(first.starts))]
+    return Box(
+        first.starts,
+        tuple(box.sizes[d] for d, box in enumerate(boxes)),
+        tuple(box.largest[d] for d, box in enumerate(boxes)),
+    )
 
 
 def _is_part(spec: BufferSpec, source: BufferSpec) -> bool:

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Iterator, Mapping, Sequence
 
 from cpembed.accelerator.addressing import Binding, InMain, Place, bind_scalar
-from cpembed.accelerator.boxes import TileLoop, guards, loop_extents, sizes
+from cpembed.accelerator.boxes import Box, TileLoop, guards, loop_extents, sizes
 from cpembed.accelerator.buffer_specs import BufferSpec
 from cpembed.accelerator.buffers import Buffer, Buffers
 from cpembed.accelerator.channels import with_signals
@@ -85,7 +86,7 @@ class Lowering:
         extents = loop_extents(loops)
         checks: list[IndexExpr] = list(conditions)
         for axis in step.axes.values():
-            checks += guards(sizes(loops, axis, self.template.extents[axis]), extents)
+            checks += guards(sizes(loops, axis, self.template.extent(step, axis)), extents)
         return BoundIssue(
             instruction.name,
             {name: b.address for name, b in bindings.items()},
@@ -332,9 +333,9 @@ class Lowering:
     def _load(self, buffer: Buffer, base_rows: Mapping[str, int]) -> Iterator[Node]:
         spec = buffer.spec
         destination = self.buffers.place(buffer, base_rows)
-        yield from self._copy(
-            spec, spec.load, self._home(spec.tensor, spec.load[0], base_rows), destination, buffer
-        )
+        source = self._home(spec.tensor, spec.load[0], base_rows)
+        boxes = [self.buffers.box(spec, buffer.depth)]
+        yield from self._copy(spec, spec.load, source, destination, buffer, boxes)
 
     def _home(self, tensor: str, memory: str, base_rows: Mapping[str, int]) -> Place | None:
         """Return where a tensor is in a memory; None where its layout is not decided."""
@@ -352,11 +353,14 @@ class Lowering:
         source: Place | None,
         destination: Place | None,
         buffer: Buffer,
+        boxes: Sequence[Box],
     ) -> tuple[Node, ...]:
-        """Return a copy; a layout in main memory that is not decided becomes the first fit."""
+        """Return a copy of the first box that copies can move.
+
+        A layout in main memory that is not decided becomes the first fit.
+        """
         outer = self.buffers.outer(buffer)
         extents = loop_extents(outer)
-        box = self.buffers.box(spec, buffer.depth)
         verb = "store" if destination is None or isinstance(destination, InMain) else "load"
         missing = source is None or destination is None
         candidates: list[MainTensor | None] = [None]
@@ -365,7 +369,7 @@ class Lowering:
                 *default_layouts(self.template, spec.tensor, self.buffers.reach(spec.tensor))
             ]
         refusal: PlanningError | None = None
-        for layout in candidates:
+        for box, layout in itertools.product(boxes, candidates):
             place = InMain(layout) if layout is not None else None
             transfer = Transfer(
                 spec.tensor,
@@ -382,6 +386,7 @@ class Lowering:
                 refusal = refusal or error
                 continue
             self._round(spec, plan)
+            self._round_wider(spec, box, boxes[0])
             if layout is not None:
                 self.main[spec.tensor] = layout
             return plan.nodes(self.names)
@@ -401,13 +406,13 @@ class Lowering:
         """Yield the copies of a buffer to where its tensor stays; none where it stays there."""
         spec = buffer.spec
         if spec.store:
-            yield from self._copy(
-                spec,
-                spec.store,
-                self.buffers.place(buffer, base_rows),
-                self._home(spec.tensor, spec.store[-1], base_rows),
-                buffer,
-            )
+            source = self.buffers.place(buffer, base_rows)
+            destination = self._home(spec.tensor, spec.store[-1], base_rows)
+            is_main = spec.store[-1] == self.template.machine.main.name
+            boxes = [self.buffers.box(spec, buffer.depth)]
+            if is_main:
+                boxes = self.buffers.stored_boxes(buffer)
+            yield from self._copy(spec, spec.store, source, destination, buffer, boxes)
 
     def _fill(self, step: Step, base_rows: Mapping[str, int]) -> Iterator[Node]:
         operand = step.instruction.outputs[0]
@@ -430,6 +435,16 @@ class Lowering:
         )
         self._round(buffer.spec, plan)
         yield from plan.nodes(self.names)
+
+    def _round_wider(self, spec: BufferSpec, box: Box, exact: Box) -> None:
+        """Give a tensor in main memory room for a box that is larger than its elements."""
+        wider = {
+            dimension: size
+            for dimension, (size, least) in enumerate(zip(box.largest, exact.largest, strict=True))
+            if box.sizes[dimension] != exact.sizes[dimension] and size >= least
+        }
+        if wider:
+            self.rounding[spec.key] = {**wider, **self.rounding.get(spec.key, {})}
 
     def _round(self, spec: BufferSpec, plan: CopyPlan) -> None:
         """Give a buffer room for the whole chunks of a copy."""

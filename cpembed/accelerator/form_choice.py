@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
-from cpembed.accelerator.host import copy_us
+from cpembed.accelerator.host import copy_cycles
 from cpembed.accelerator.operators.forms import GraphTensor
 from cpembed.accelerator.program import MainTensor
 from cpembed.graph.graph import Graph, Operator
@@ -22,9 +22,6 @@ LayoutKey = tuple[GraphTensor, tuple[int, ...], tuple[tuple[int, int], ...]]
 """Shape of a graph's tensor in a specification, with the order and the blocks of its layout."""
 
 View = tuple[GraphTensor, MainTensor]
-
-# Without figures of the host, changes of layout cost more than the slowest one that is described.
-_CYCLES_PER_ELEMENT = 16.0
 
 
 def layout_key(view: View) -> LayoutKey:
@@ -141,9 +138,7 @@ class FormChooser:
         )
 
     def _copy_cycles(self, name: str) -> float:
-        elements = self.graph.types[name].elements
-        us = copy_us(elements, self.machine)
-        return _CYCLES_PER_ELEMENT * elements if us is None else us * self.machine.clock_mhz
+        return copy_cycles(self.graph.types[name].elements, self.machine)
 
 
 def merged_layout(layouts: Sequence[MainTensor]) -> MainTensor:
