@@ -10,6 +10,7 @@ one program (:mod:`~cpembed.accelerator.chains`).
 
 from __future__ import annotations
 
+import itertools
 import math
 import re
 from collections.abc import Hashable, Iterator, Mapping, Sequence
@@ -29,8 +30,9 @@ from cpembed.accelerator.form_choice import (
     layout_key,
     merged_layout,
 )
-from cpembed.accelerator.host import copy_us, host_us
+from cpembed.accelerator.host import copy_cycles, copy_us, host_us
 from cpembed.accelerator.lowering import OperatorPlan, operator_plan
+from cpembed.accelerator.main_layouts import has_own_order
 from cpembed.accelerator.matching import Match, match_statement
 from cpembed.accelerator.network_bound import network_bound
 from cpembed.accelerator.network_steps import (
@@ -75,8 +77,14 @@ def plan_network(
 
 _FORMS = 8
 """Maximum number of forms of an operator among which layouts are chosen."""
+_ORDERS = 8
+"""Maximum number of combinations of orders of an operator's tensors that are planned."""
 _DIVIDED_FORMS = 3
 """Maximum number of forms of an operator that are divided between the machine and its host."""
+
+
+Outcome = tuple[Division, ...] | str
+"""Best plans of a form, in its own order of dimensions and in another; or why there are none."""
 
 
 @dataclass(frozen=True)
@@ -116,6 +124,13 @@ class _Planned:
         return Candidate(self.cycles, tuple(self.views.values()))
 
 
+def _keep_better(best: dict[Hashable, _Planned], planned: _Planned) -> None:
+    """Keep the faster of plans that find all tensors in the same layouts."""
+    key = tuple(sorted(planned.candidate.keys.items()))
+    if key not in best or planned.cycles < best[key].cycles:
+        best[key] = planned
+
+
 class _Planner:
     """Plans of all operators of a network, equal ones once."""
 
@@ -124,10 +139,11 @@ class _Planner:
         self.machine = machine
         self.progress = progress
         self.forms: dict[str, list[_Planned]] = {}
+        self.reordered: dict[str, list[_Planned]] = {}
         self.plans: dict[str, _Planned] = {}
         self.reasons: dict[str, str] = {}
-        self.outcomes: dict[Hashable, Division | str] = {}
-        self.divisions: dict[Hashable, Division | str] = {}
+        self.outcomes: dict[Hashable, Outcome] = {}
+        self.divisions: dict[Hashable, Outcome] = {}
         self.layouts: Mapping[LayoutKey, MainTensor] = {}
         self.available: dict[str, list[tuple[GraphTensor, MainTensor] | None]] = {}
 
@@ -137,11 +153,19 @@ class _Planner:
             self.progress(operator.name, number, len(operators))
             if not is_view(operator, self.graph):
                 self._plan_operator(operator)
-        self._choose_forms()
+        network = self._network_of(self.forms)
+        forms = self._with_all_orders()
+        if forms is None:
+            return network
+        # Layouts are chosen by the plans' cycles; margins that readers share may change them.
+        return min(network, self._network_of(forms), key=_estimated_us)
+
+    def _network_of(self, forms: Mapping[str, Sequence[_Planned]]) -> AcceleratorNetwork:
+        """Return the network of the best choice among the plans of each operator's forms."""
+        self._choose_forms(forms)
         # A caller's arrays are row-major.
-        for name in self.graph.inputs:
-            self.available[name] = [_row_major(self.graph, name)]
-        steps = [step for operator in operators for step in self._steps(operator)]
+        self.available = {name: [_row_major(self.graph, name)] for name in self.graph.inputs}
+        steps = [step for operator in self.graph.operators for step in self._steps(operator)]
         for name in self.graph.outputs:
             steps += self._conversion(
                 *_row_major(self.graph, name), "the caller reads it row-major"
@@ -157,71 +181,82 @@ class _Planner:
             self.reasons[operator.name] = forms.reason
             return
         best: dict[Hashable, _Planned] = {}
+        others: dict[Hashable, _Planned] = {}
         canonical_forms = tuple(map(canonical, forms))
         for form in canonical_forms:
-            self._add(best, operator, form, self._planned(form, self.outcomes))
+            self._add(best, others, operator, form, self._outcome(form, self.outcomes))
         if not best:
             alone_us = host_us(operator, self.graph.types, self.machine)
             divided_forms = 0
             for form in canonical_forms:
-                division = self._planned(form, self.divisions, alone_us)
-                self._add(best, operator, form, division)
-                divided_forms += not isinstance(division, str)
+                outcome = self._outcome(form, self.divisions, alone_us)
+                self._add(best, others, operator, form, outcome)
+                divided_forms += not isinstance(outcome, str)
                 if divided_forms == _DIVIDED_FORMS:
                     break
         if best:
             self.forms[operator.name] = sorted(best.values(), key=lambda p: p.cycles)[:_FORMS]
+            self.reordered[operator.name] = sorted(others.values(), key=lambda p: p.cycles)[:_FORMS]
 
     def _add(
         self,
         best: dict[Hashable, _Planned],
+        others: dict[Hashable, _Planned],
         operator: Operator,
         form: OperatorForm,
-        division: Division | str,
+        outcome: Outcome,
     ) -> None:
-        """Add a planned form, if it is the best of those with the same layouts."""
-        if isinstance(division, str):
-            # The reason of the first form, which is the nearest to the operator.
-            self.reasons.setdefault(operator.name, division)
-            return
-        planned = _Planned(form, division, self.machine)
-        # Forms that find all tensors in the same layouts differ in their cycles alone.
-        key = tuple(sorted(planned.candidate.keys.items()))
-        if key not in best or planned.cycles < best[key].cycles:
-            best[key] = planned
+        """Add the plans of a form that are the best of those with the same layouts.
 
-    def _planned(
+        A second one, in another order of dimensions, is added to the others.
+        """
+        if isinstance(outcome, str):
+            # The reason of the first form, which is the nearest to the operator.
+            self.reasons.setdefault(operator.name, outcome)
+            return
+        for division, target in zip(outcome, (best, others), strict=False):
+            _keep_better(target, _Planned(form, division, self.machine))
+
+    def _outcome(
         self,
         form: OperatorForm,
-        outcomes: dict[Hashable, Division | str],
+        outcomes: dict[Hashable, Outcome],
         alone_us: float | None = None,
-    ) -> Division | str:
+    ) -> Outcome:
         """Return the best plans of a form, which those of an equal one are, or why there are none.
 
         Parameters
         ----------
         form : OperatorForm
-        outcomes : dict of Hashable to Division or str
+        outcomes : dict of Hashable to Outcome
             Earlier outcomes by the forms' signatures: of whole forms, or of divided ones.
         alone_us : float or None
             Microseconds of the operator on the host, which bound those of a divided form.
         """
         key = signature(form)
-        equal = self._equal_division(form, outcomes[key]) if key in outcomes else None
+        equal = self._equal_outcome(form, outcomes[key]) if key in outcomes else None
         if equal is not None:
             return equal
         specification = form.specification
         if outcomes is self.divisions:
-            outcomes[key] = divided(specification, self.machine, alone_us)
+            division = divided(specification, self.machine, alone_us)
+            outcomes[key] = division if isinstance(division, str) else (division,)
         else:
-            plans = OperatorSearch(specification, self.machine).plans()
-            outcomes[key] = plans if isinstance(plans, str) else Division.of_plans(plans)
+            plans = OperatorSearch(specification, self.machine).alternatives()
+            outcomes[key] = (
+                plans if isinstance(plans, str) else tuple(map(Division.of_plans, plans))
+            )
         return outcomes[key]
 
-    def _equal_division(self, form: OperatorForm, outcome: Division | str) -> Division | str | None:
+    def _equal_outcome(self, form: OperatorForm, outcome: Outcome) -> Outcome | None:
         """Return the outcome of an equal form with this one's constants; None if it has none."""
         if isinstance(outcome, str):
             return outcome
+        divisions = [self._equal_division(form, division) for division in outcome]
+        return tuple(d for d in divisions if d is not None) if None not in divisions else None
+
+    def _equal_division(self, form: OperatorForm, outcome: Division) -> Division | None:
+        """Return the plans of an equal form with this one's constants; None if it has none."""
         plans: list[OperatorPlan] = []
         for first, plan in zip(outcome.firsts, outcome.plans, strict=True):
             part = segment(form.specification, first, first + len(plan.problem.matches))
@@ -245,17 +280,69 @@ class _Planner:
             None,
         )
 
-    def _choose_forms(self) -> None:
+    def _choose_forms(self, forms: Mapping[str, Sequence[_Planned]]) -> None:
         """Choose a form for each operator, and with it the layouts that programs agree on."""
         graph = self.graph
         ends = {name: _row_major(graph, name) for name in (*graph.inputs, *graph.outputs)}
-        candidates = {name: [p.candidate for p in forms] for name, forms in self.forms.items()}
+        candidates = {name: [p.candidate for p in planned] for name, planned in forms.items()}
         chooser = FormChooser(
             graph, self.machine, candidates, ends, lambda a, b: _has_bytes_of(graph, a, b)
         )
         choice = chooser.choice()
         self.layouts = choice.layouts
-        self.plans = {name: self.forms[name][n] for name, n in choice.numbers.items()}
+        self.plans = {name: forms[name][n] for name, n in choice.numbers.items()}
+
+    def _with_all_orders(self) -> Mapping[str, Sequence[_Planned]] | None:
+        """Return plans in the orders that any operator uses; None if all keep the tensors' own.
+
+        Each operator is offered the orders in which others read or write its tensors, so that
+        operators that follow each other may keep an order without changes of layout.
+        """
+        reordered: dict[str, dict[LayoutKey, View]] = {}
+        for planned in itertools.chain(*self.forms.values(), *self.reordered.values()):
+            for view in planned.views.values():
+                if not has_own_order(view[1]):
+                    reordered.setdefault(view[0].name, {})[layout_key(view)] = view
+        if not reordered:
+            return None
+        all_forms: dict[str, Sequence[_Planned]] = {}
+        for name, forms in self.forms.items():
+            best: dict[Hashable, _Planned] = {}
+            for planned in (*forms, *self.reordered.get(name, ())):
+                _keep_better(best, planned)
+                for candidate in self._with_orders(planned, reordered):
+                    _keep_better(best, candidate)
+            all_forms[name] = sorted(best.values(), key=lambda p: p.cycles)
+        return all_forms
+
+    def _with_orders(
+        self, planned: _Planned, reordered: Mapping[str, Mapping[LayoutKey, View]]
+    ) -> Iterator[_Planned]:
+        """Yield the plans of a form with some tensors in the orders that other operators use."""
+        options: list[list[tuple[str, MainTensor] | None]] = []
+        for name, (tensor, layout) in planned.views.items():
+            orders = [
+                (name, other)
+                for key, (_, other) in reordered.get(tensor.name, {}).items()
+                if key[0] == tensor and key != layout_key((tensor, layout))
+            ]
+            options.append([None, *orders])
+        for choice in itertools.islice(itertools.product(*options), 1, _ORDERS):
+            layouts = {
+                name: replace(
+                    order,
+                    before=planned.views[name][1].before,
+                    after=planned.views[name][1].after,
+                    fill=planned.views[name][1].fill,
+                )
+                for name, order in (c for c in choice if c is not None)
+            }
+            plans = tuple(self._agreed(plan, layouts) for plan in planned.plans)
+            division = replace(planned.division, plans=plans)
+            candidate = replace(planned, division=division)
+            keys = {name: layout_key(view) for name, view in candidate.views.items()}
+            if all(keys[n] == layout_key((planned.views[n][0], x)) for n, x in layouts.items()):
+                yield candidate
 
     def _steps(self, operator: Operator) -> Iterator[Step]:
         """Yield the step of an operator after the changes of layout that it needs."""
@@ -329,7 +416,23 @@ class _Planner:
             if place is None or _has_bytes_of(self.graph, place, (tensor, layout)):
                 return
         self.available[name].append((tensor, layout))
-        yield LayoutStep(name, layout, reason, copy_us(layout.elements, self.machine))
+        # Margins are filled once, before the first run.
+        us = copy_us(self.graph.types[name].elements, self.machine)
+        yield LayoutStep(name, layout, reason, us)
+
+
+def _estimated_us(network: AcceleratorNetwork) -> float:
+    """Return the estimated microseconds of the programs, and of what the host does."""
+    machine = network.machine
+    cycles = math.fsum(step.cycles for step in network.programs)
+    copied = math.fsum(
+        copy_cycles(network.graph.types[step.tensor].elements, machine)
+        for step in network.steps
+        if isinstance(step, LayoutStep)
+    )
+    host = [part.us or 0.0 for step in network.programs for part in step.host]
+    host += [step.us or 0.0 for step in network.steps if isinstance(step, HostStep)]
+    return (cycles + copied) / machine.clock_mhz + math.fsum(host)
 
 
 def _temporary_layouts(planned: _Planned) -> dict[str, MainTensor]:
