@@ -102,20 +102,24 @@ class Buffers:
         """Return the box of a buffer inside of a number of loops."""
         return box_of(spec.index, self.loops_of(spec)[:depth], self.template.extents)
 
+    def exact_box(self, buffer: Buffer) -> Box:
+        """Return the box of a buffer inside of its loops, without what pads granules."""
+        return box_of(buffer.spec.index, self.outer(buffer), self.template.true_extents)
+
     def stored_boxes(self, buffer: Buffer) -> list[Box]:
         """List the boxes of a buffer that stores to main memory may copy, the best first.
 
-        That of the elements alone leaves the margins as they are. Stores of fixed sizes need whole
+        That of the elements alone leaves the margins as they are. Stores of fixed sizes need
         granules of what lies in the lanes, or of everything.
         """
-        whole = self.box(buffer.spec, buffer.depth)
-        exact = box_of(buffer.spec.index, self.outer(buffer), self.template.true_extents)
+        padded = self.box(buffer.spec, buffer.depth)
+        exact = self.exact_box(buffer)
         lanes = {dimension for dimension, _ in buffer.spec.lanes}
-        in_lanes = _of_dimensions(whole, exact, lanes)
-        boxes = list(dict.fromkeys((exact, in_lanes, whole)))
+        in_lanes = _of_dimensions(padded, exact, lanes)
+        boxes = list(dict.fromkeys((exact, in_lanes, padded)))
         if self.template.machine.synchronization is Synchronization.CHANNELS:
             # Signals do not count tiles that are empty.
-            boxes = [b for b in boxes if b == whole or all(len(s) == 1 for s in b.sizes)]
+            boxes = [b for b in boxes if b == padded or all(len(s) == 1 for s in b.sizes)]
         return boxes
 
     def _make(self) -> dict[Key, Buffer]:

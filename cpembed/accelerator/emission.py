@@ -386,7 +386,8 @@ class Lowering:
                 refusal = refusal or error
                 continue
             self._round(spec, plan)
-            self._round_wider(spec, box, boxes[0])
+            if path[1] == self.template.machine.main.name:
+                self._round_stored(buffer, box)
             if layout is not None:
                 self.main[spec.tensor] = layout
             return plan.nodes(self.names)
@@ -436,15 +437,12 @@ class Lowering:
         self._round(buffer.spec, plan)
         yield from plan.nodes(self.names)
 
-    def _round_wider(self, spec: BufferSpec, box: Box, exact: Box) -> None:
+    def _round_stored(self, buffer: Buffer, box: Box) -> None:
         """Give a tensor in main memory room for a box that is larger than its elements."""
-        wider = {
-            dimension: size
-            for dimension, (size, least) in enumerate(zip(box.largest, exact.largest, strict=True))
-            if box.sizes[dimension] != exact.sizes[dimension] and size >= least
-        }
+        exact = self.buffers.exact_box(buffer)
+        wider = {d: n for d, n in enumerate(box.largest) if box.sizes[d] != exact.sizes[d]}
         if wider:
-            self.rounding[spec.key] = {**wider, **self.rounding.get(spec.key, {})}
+            self.rounding[buffer.spec.key] = {**wider, **self.rounding.get(buffer.spec.key, {})}
 
     def _round(self, spec: BufferSpec, plan: CopyPlan) -> None:
         """Give a buffer room for the whole chunks of a copy."""

@@ -14,21 +14,18 @@ import itertools
 import math
 import re
 from collections.abc import Hashable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
-from functools import cached_property
+from dataclasses import replace
 
 import numpy as np
 from numpy.typing import NDArray
 
 from cpembed.accelerator.chains import ChainPlanner
-from cpembed.accelerator.division import Division, HostPart, divided
+from cpembed.accelerator.division import Division, divided
 from cpembed.accelerator.form_choice import (
-    Candidate,
     FormChooser,
     LayoutKey,
     View,
     layout_key,
-    merged_layout,
 )
 from cpembed.accelerator.host import copy_cycles, copy_us, host_us
 from cpembed.accelerator.lowering import OperatorPlan, operator_plan
@@ -43,7 +40,7 @@ from cpembed.accelerator.network_steps import (
     Step,
     ViewStep,
 )
-from cpembed.accelerator.operator_search import OperatorSearch, Plans, segment
+from cpembed.accelerator.operator_search import OperatorSearch, segment
 from cpembed.accelerator.operators import is_view, specifications
 from cpembed.accelerator.operators.forms import (
     GraphTensor,
@@ -51,8 +48,15 @@ from cpembed.accelerator.operators.forms import (
     OperatorForm,
     renamed_operands,
 )
+from cpembed.accelerator.planned_forms import (
+    Outcome,
+    PlannedForm,
+    agree_on_temporaries,
+    keep_better,
+    temporary_layouts,
+)
 from cpembed.accelerator.problem import PlanningError
-from cpembed.accelerator.program import MainTensor, Program
+from cpembed.accelerator.program import MainTensor
 from cpembed.accelerator.specification import Statement
 from cpembed.graph.graph import Graph, Operator
 from cpembed.hw.isa import InstructionSet
@@ -83,54 +87,6 @@ _DIVIDED_FORMS = 3
 """Maximum number of forms of an operator that are divided between the machine and its host."""
 
 
-Outcome = tuple[Division, ...] | str
-"""Best plans of a form, in its own order of dimensions and in another; or why there are none."""
-
-
-@dataclass(frozen=True)
-class _Planned:
-    """Best plans of an operator with the form that they compute."""
-
-    form: OperatorForm
-    division: Division
-    machine: InstructionSet
-
-    @property
-    def plans(self) -> Plans:
-        return self.division.plans
-
-    @cached_property
-    def host(self) -> tuple[HostPart, ...]:
-        return self.division.host_parts(self.form.specification, self.machine)
-
-    @property
-    def cycles(self) -> float:
-        """Cycles of the programs, and those that pass while the host computes its parts."""
-        host = math.fsum(part.us or 0.0 for part in self.host)
-        return math.fsum(plan.cost.cycles for plan in self.plans) + host * self.machine.clock_mhz
-
-    @cached_property
-    def views(self) -> dict[str, View]:
-        """Tensor of the graph, with its layout, of each tensor of the form."""
-        views: dict[str, View] = {}
-        for plan in self.plans:
-            for name, layout in plan.program().tensors.items():
-                if name in self.form.tensors:
-                    views.setdefault(name, (self.form.tensors[name], layout))
-        return views
-
-    @cached_property
-    def candidate(self) -> Candidate:
-        return Candidate(self.cycles, tuple(self.views.values()))
-
-
-def _keep_better(best: dict[Hashable, _Planned], planned: _Planned) -> None:
-    """Keep the faster of plans that find all tensors in the same layouts."""
-    key = tuple(sorted(planned.candidate.keys.items()))
-    if key not in best or planned.cycles < best[key].cycles:
-        best[key] = planned
-
-
 class _Planner:
     """Plans of all operators of a network, equal ones once."""
 
@@ -138,9 +94,9 @@ class _Planner:
         self.graph = graph
         self.machine = machine
         self.progress = progress
-        self.forms: dict[str, list[_Planned]] = {}
-        self.reordered: dict[str, list[_Planned]] = {}
-        self.plans: dict[str, _Planned] = {}
+        self.forms: dict[str, list[PlannedForm]] = {}
+        self.reordered: dict[str, list[PlannedForm]] = {}
+        self.plans: dict[str, PlannedForm] = {}
         self.reasons: dict[str, str] = {}
         self.outcomes: dict[Hashable, Outcome] = {}
         self.divisions: dict[Hashable, Outcome] = {}
@@ -160,7 +116,7 @@ class _Planner:
         # Layouts are chosen by the plans' cycles; margins that readers share may change them.
         return min(network, self._network_of(forms), key=_estimated_us)
 
-    def _network_of(self, forms: Mapping[str, Sequence[_Planned]]) -> AcceleratorNetwork:
+    def _network_of(self, forms: Mapping[str, Sequence[PlannedForm]]) -> AcceleratorNetwork:
         """Return the network of the best choice among the plans of each operator's forms."""
         self._choose_forms(forms)
         # A caller's arrays are row-major.
@@ -180,42 +136,44 @@ class _Planner:
         if isinstance(forms, NoForm):
             self.reasons[operator.name] = forms.reason
             return
-        best: dict[Hashable, _Planned] = {}
-        others: dict[Hashable, _Planned] = {}
+        best: dict[Hashable, PlannedForm] = {}
+        reordered: dict[Hashable, PlannedForm] = {}
         canonical_forms = tuple(map(canonical, forms))
         for form in canonical_forms:
-            self._add(best, others, operator, form, self._outcome(form, self.outcomes))
+            self._add(best, reordered, operator, form, self._outcome(form, self.outcomes))
         if not best:
             alone_us = host_us(operator, self.graph.types, self.machine)
             divided_forms = 0
             for form in canonical_forms:
                 outcome = self._outcome(form, self.divisions, alone_us)
-                self._add(best, others, operator, form, outcome)
+                self._add(best, reordered, operator, form, outcome)
                 divided_forms += not isinstance(outcome, str)
                 if divided_forms == _DIVIDED_FORMS:
                     break
         if best:
             self.forms[operator.name] = sorted(best.values(), key=lambda p: p.cycles)[:_FORMS]
-            self.reordered[operator.name] = sorted(others.values(), key=lambda p: p.cycles)[:_FORMS]
+            self.reordered[operator.name] = sorted(reordered.values(), key=lambda p: p.cycles)[
+                :_FORMS
+            ]
 
     def _add(
         self,
-        best: dict[Hashable, _Planned],
-        others: dict[Hashable, _Planned],
+        best: dict[Hashable, PlannedForm],
+        reordered: dict[Hashable, PlannedForm],
         operator: Operator,
         form: OperatorForm,
         outcome: Outcome,
     ) -> None:
         """Add the plans of a form that are the best of those with the same layouts.
 
-        A second one, in another order of dimensions, is added to the others.
+        A second one, in another order of dimensions, is added to those reordered.
         """
         if isinstance(outcome, str):
             # The reason of the first form, which is the nearest to the operator.
             self.reasons.setdefault(operator.name, outcome)
             return
-        for division, target in zip(outcome, (best, others), strict=False):
-            _keep_better(target, _Planned(form, division, self.machine))
+        for division, target in zip(outcome, (best, reordered), strict=False):
+            keep_better(target, PlannedForm(form, division, self.machine))
 
     def _outcome(
         self,
@@ -280,7 +238,7 @@ class _Planner:
             None,
         )
 
-    def _choose_forms(self, forms: Mapping[str, Sequence[_Planned]]) -> None:
+    def _choose_forms(self, forms: Mapping[str, Sequence[PlannedForm]]) -> None:
         """Choose a form for each operator, and with it the layouts that programs agree on."""
         graph = self.graph
         ends = {name: _row_major(graph, name) for name in (*graph.inputs, *graph.outputs)}
@@ -292,7 +250,7 @@ class _Planner:
         self.layouts = choice.layouts
         self.plans = {name: forms[name][n] for name, n in choice.numbers.items()}
 
-    def _with_all_orders(self) -> Mapping[str, Sequence[_Planned]] | None:
+    def _with_all_orders(self) -> Mapping[str, Sequence[PlannedForm]] | None:
         """Return plans in the orders that any operator uses; None if all keep the tensors' own.
 
         Each operator is offered the orders in which others read or write its tensors, so that
@@ -305,25 +263,25 @@ class _Planner:
                     reordered.setdefault(view[0].name, {})[layout_key(view)] = view
         if not reordered:
             return None
-        all_forms: dict[str, Sequence[_Planned]] = {}
+        all_forms: dict[str, Sequence[PlannedForm]] = {}
         for name, forms in self.forms.items():
-            best: dict[Hashable, _Planned] = {}
+            best: dict[Hashable, PlannedForm] = {}
             for planned in (*forms, *self.reordered.get(name, ())):
-                _keep_better(best, planned)
+                keep_better(best, planned)
                 for candidate in self._with_orders(planned, reordered):
-                    _keep_better(best, candidate)
+                    keep_better(best, candidate)
             all_forms[name] = sorted(best.values(), key=lambda p: p.cycles)
         return all_forms
 
     def _with_orders(
-        self, planned: _Planned, reordered: Mapping[str, Mapping[LayoutKey, View]]
-    ) -> Iterator[_Planned]:
+        self, planned: PlannedForm, reordered: Mapping[str, Mapping[LayoutKey, View]]
+    ) -> Iterator[PlannedForm]:
         """Yield the plans of a form with some tensors in the orders that other operators use."""
         options: list[list[tuple[str, MainTensor] | None]] = []
         for name, (tensor, layout) in planned.views.items():
             orders = [
-                (name, other)
-                for key, (_, other) in reordered.get(tensor.name, {}).items()
+                (name, used)
+                for key, (_, used) in reordered.get(tensor.name, {}).items()
                 if key[0] == tensor and key != layout_key((tensor, layout))
             ]
             options.append([None, *orders])
@@ -375,10 +333,10 @@ class _Planner:
             return HostStep(operator, reason, host_us(operator, self.graph.types, self.machine))
         form = planned.form
         layouts = {name: self.layouts[layout_key(v)] for name, v in planned.views.items()}
-        layouts |= _temporary_layouts(planned)
+        layouts |= temporary_layouts(planned)
         plans = tuple(self._agreed(plan, layouts) for plan in planned.plans)
         programs = tuple(plan.program() for plan in plans)
-        if not _agree_on_temporaries(form, programs):
+        if not agree_on_temporaries(form, programs):
             reason = "its programs need a tensor between them in different layouts"
             return HostStep(operator, reason, host_us(operator, self.graph.types, self.machine))
         costs = tuple(plan.cost for plan in plans)
@@ -433,28 +391,6 @@ def _estimated_us(network: AcceleratorNetwork) -> float:
     host = [part.us or 0.0 for step in network.programs for part in step.host]
     host += [step.us or 0.0 for step in network.steps if isinstance(step, HostStep)]
     return (cycles + copied) / machine.clock_mhz + math.fsum(host)
-
-
-def _temporary_layouts(planned: _Planned) -> dict[str, MainTensor]:
-    """Return the layouts of tensors that only the specification has, between its programs."""
-    needs: dict[str, list[MainTensor]] = {}
-    for plan in planned.plans:
-        for name, layout in plan.program().tensors.items():
-            if name not in planned.form.tensors and layout.role != "constant":
-                needs.setdefault(name, []).append(layout)
-    return {name: merged_layout(layouts) for name, layouts in needs.items()}
-
-
-def _agree_on_temporaries(form: OperatorForm, programs: Sequence[Program]) -> bool:
-    """Return True if programs find tensors that only the specification has in one layout."""
-    layouts: dict[str, MainTensor] = {}
-    for program in programs:
-        for name, tensor in program.tensors.items():
-            plain = replace(tensor, role="")
-            is_temporary = name not in form.tensors and tensor.role != "constant"
-            if is_temporary and layouts.setdefault(name, plain) != plain:
-                return False
-    return True
 
 
 def canonical(form: OperatorForm) -> OperatorForm:
