@@ -83,8 +83,8 @@ class FormChooser:
         two layouts from having the same bytes.
         """
         first = self._choice({name: range(len(each)) for name, each in self.candidates.items()})
-        chosen = {name: [self.candidates[name][n]] for name, n in first.numbers.items()}
-        needed = self._merged(chosen)
+        selected = {name: [self.candidates[name][n]] for name, n in first.numbers.items()}
+        needed = self._merged(selected)
         if needed == first.layouts:
             return first
         fitting = {
@@ -106,8 +106,10 @@ class FormChooser:
         names = dict.fromkeys(self.graph.inputs)
         names |= dict.fromkeys(name for node in nodes for name in node.writes)
         assignment = assign(Problem(nodes, tuple(map(self._tensor, names))))
-        chosen = {name: numbers[name][assignment.options[name]] for name in self.candidates}
-        return FormChoice(chosen, self.layouts, assignment.cost)
+        selected_numbers = {
+            name: numbers[name][assignment.options[name]] for name in self.candidates
+        }
+        return FormChoice(selected_numbers, self.layouts, assignment.cost)
 
     def _merged(self, candidates: Mapping[str, Sequence[Candidate]]) -> dict[LayoutKey, MainTensor]:
         """Return layouts that serve all of some candidates."""

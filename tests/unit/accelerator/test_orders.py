@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import random
 from dataclasses import replace
 from typing import Any
@@ -91,7 +92,7 @@ def products(seed: int, rows: int, widths: tuple[int, ...], *, bias: bool = Fals
     draw = np.random.default_rng(seed)
     operators: list[Operator] = []
     constants: dict[str, Any] = {}
-    for number, (depth, width) in enumerate(zip(widths, widths[1:], strict=False)):
+    for number, (depth, width) in enumerate(itertools.pairwise(widths)):
         extents = {"i": rows, "j": width, "k": depth}
         sums = parse_computation("C[i,j] += A[i,k] * B[k,j]", extents)
         kind = Product(sums, (rows, width), epilogue=Epilogue("int8", scale=True, bias=bias))
