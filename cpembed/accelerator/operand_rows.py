@@ -80,22 +80,22 @@ def _window_lanes(
     step: Step, operand: str, index: IndexExpr, size: int
 ) -> Iterator[tuple[int, int]]:
     """Yield the dimension along which a window's axes walk lanes, with the window's elements."""
-    walked = [
+    traversed = [
         (dimension, term.coefficient, distance)
         for term in index.terms
         for dimension, distance, count in walked_steps(step, term.iterator, operand)
         if count > 1
     ]
-    if len({dimension for dimension, _, _ in walked}) > 1 or any(
-        distance != coefficient for _, coefficient, distance in walked
+    if len({dimension for dimension, _, _ in traversed}) > 1 or any(
+        distance != coefficient for _, coefficient, distance in traversed
     ):
         raise PlanningError(
             f"rejected: {step.instruction.name} reads {index} in the lanes of {operand}, and "
             f"{step.tensor(operand)} has no dimension with these steps: use an instruction with "
             "its strides"
         )
-    if walked:
-        yield walked[0][0], size
+    if traversed:
+        yield traversed[0][0], size
 
 
 def row_distances(step: Step, operand: str) -> Iterator[tuple[int, int]]:
