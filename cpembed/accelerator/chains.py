@@ -14,7 +14,7 @@ from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 from cpembed.accelerator.addressing import InRows
-from cpembed.accelerator.chain_programs import Part, joined
+from cpembed.accelerator.chain_programs import Part, in_shape, joined
 from cpembed.accelerator.cost import program_cost
 from cpembed.accelerator.homes import (
     CandidateHome,
@@ -37,6 +37,8 @@ from cpembed.accelerator.network_steps import (
 from cpembed.accelerator.operators.forms import GraphTensor, OperatorForm
 from cpembed.accelerator.problem import PlanningError
 from cpembed.accelerator.program import MainTensor, Node, Program
+from cpembed.accelerator.reshaped import coarse_shape
+from cpembed.accelerator.row_placement import with_rows_ahead
 from cpembed.accelerator.selection import (
     Execution,
     Home,
@@ -49,8 +51,8 @@ from cpembed.accelerator.template import Template, exact_template
 from cpembed.hw.isa import InstructionSet, Synchronization
 from cpembed.ir.dtypes import bits
 
-_SECONDS = 4.0
-"""Seconds of the selection of one chain; what it takes longer for has a bound that it states."""
+_WORK = 4.0
+"""Deterministic time of the selection of one chain; where it does not suffice, its gap is stated."""
 _TENSORS = 2
 """Number of tensors of an operator up to which all combinations of their homes are planned."""
 _PLANS = 2
@@ -61,53 +63,90 @@ _LARGE = 0.25
 _MAIN, _CHIP = "main", "chip"
 
 
+_View = tuple[GraphTensor, MainTensor]
+"""Tensor of the graph as a specification has it, in its layout in main memory."""
+
+
 @dataclass
 class _Run:
-    """Programs without work of the host between them, and the steps around them."""
+    """Programs without work of the host between them, and the steps around them.
 
+    Attributes
+    ----------
+    written : dict of str to _View
+        Tensors that programs write, by their names in the graph.
+    origins : dict of str to str
+        Tensor that programs write of which each view has the elements.
+    """
+
+    has_bytes_of: Callable[[_View, _View], bool]
     programs: list[ProgramStep] = field(default_factory=list[ProgramStep])
     before: list[Step] = field(default_factory=list[Step])
     after: list[Step] = field(default_factory=list[Step])
-    written: dict[str, tuple[GraphTensor, MainTensor]] = field(
-        default_factory=dict[str, "tuple[GraphTensor, MainTensor]"]
-    )
-    views: set[str] = field(default_factory=set[str])
+    written: dict[str, _View] = field(default_factory=dict[str, _View])
+    origins: dict[str, str] = field(default_factory=dict[str, str])
 
     def takes(self, step: Step) -> bool:
         """Add a step, or return False if it has to follow what is there."""
         if isinstance(step, HostStep):
             return False
         if isinstance(step, LayoutStep):
-            if step.tensor in self.written or step.tensor in self.views:
+            if step.tensor in self.written or step.tensor in self.origins:
                 return False
             self.before.append(step)
         elif isinstance(step, ViewStep):
             (source, *_) = step.operator.inputs
-            is_later = source in self.written or source in self.views
+            is_later = source in self.written or source in self.origins
             if is_later:
-                self.views.add(step.operator.output)
+                self.origins[step.operator.output] = self.origin(source)
             (self.after if is_later else self.before).append(step)
         else:
             return self._takes_program(step)
         return True
 
+    def origin(self, tensor: str) -> str:
+        """Return the tensor that a program writes of which a tensor has the elements."""
+        return self.origins.get(tensor, tensor)
+
     def _takes_program(self, step: ProgramStep) -> bool:
         if step.host:
             return False
         specification, tensors = step.form.specification, step.form.tensors
+        read: dict[str, _View] = {}
         for name in specification.inputs:
             tensor = tensors[name]
-            view = self.written.get(tensor.name)
-            if tensor.name in self.views:
+            origin = self.origin(tensor.name)
+            if origin not in self.written:
+                continue
+            view = tensor, _nameless(step.layout(name, is_read=True))
+            # Rows hold a tensor in one shape for each operator.
+            if read.setdefault(origin, view) != view:
                 return False
-            layout = _nameless(step.layout(name, is_read=True))
-            if view is not None and view != (tensor, layout):
+            if not self._continues(self.written[origin], view):
                 return False
         for name in specification.outputs:
             layout = _nameless(step.layout(name, is_read=False))
             self.written[tensors[name].name] = tensors[name], layout
         self.programs.append(step)
         return True
+
+    def _continues(self, written: _View, read: _View) -> bool:
+        """Return True if a program may read a tensor as another one wrote it."""
+        if written == read:
+            return True
+        # Beyond the end of a dimension, other shapes have other elements.
+        are_plain = all(_is_plain(layout) for _, layout in (written, read))
+        return are_plain and self.has_bytes_of(written, read)
+
+
+def _is_plain(layout: MainTensor) -> bool:
+    """Return True if a tensor lies in main memory row-major, without margins."""
+    return layout == MainTensor.dense(layout.name, layout.shape, layout.dtype, layout.role)
+
+
+def _has_order_of(first: _View, second: _View) -> bool:
+    """Return True if two views of one tensor have its elements in the same order."""
+    return first[0].name == second[0].name and first[0].permutation == second[0].permutation
 
 
 def _nameless(layout: MainTensor) -> MainTensor:
@@ -124,6 +163,9 @@ class ChainPlanner:
     machine : InstructionSet
     signature : callable
         What the plans of a form depend on: plans of forms with equal ones are equal.
+    has_bytes_of : callable, optional
+        Tells whether two views of the same elements, without margins, have them in the same order;
+        by default, if they are views of one tensor with the same permutation.
     """
 
     def __init__(
@@ -131,7 +173,9 @@ class ChainPlanner:
         outputs: Sequence[str],
         machine: InstructionSet,
         signature: Callable[[OperatorForm], Hashable],
+        has_bytes_of: Callable[[_View, _View], bool] = _has_order_of,
     ) -> None:
+        self.has_bytes_of = has_bytes_of
         self.outputs = outputs
         self.machine = machine
         self.signature = signature
@@ -145,12 +189,12 @@ class ChainPlanner:
             # Signals count the rounds of one program; buffers in banks begin at their first row.
             return list(steps)
         chained: list[Step] = []
-        run = _Run()
+        run = _Run(self.has_bytes_of)
         for step in steps:
             if run.takes(step):
                 continue
             chained += self._planned(run, steps)
-            run = _Run()
+            run = _Run(self.has_bytes_of)
             if not run.takes(step):
                 chained.append(step)
         return [*chained, *self._planned(run, steps)]
@@ -158,10 +202,20 @@ class ChainPlanner:
     def _planned(self, run: _Run, steps: Sequence[Step]) -> Iterator[Step]:
         yield from run.before
         if len(run.programs) > 1:
-            yield from _RunPlanner(self, run.programs, steps).steps()
+            yield from _RunPlanner(self, run, steps).steps()
         else:
             yield from run.programs
         yield from run.after
+
+
+def _origins(steps: Sequence[Step]) -> dict[str, str]:
+    """Return the tensor of which each view has the elements."""
+    origins: dict[str, str] = {}
+    for step in steps:
+        if isinstance(step, ViewStep):
+            source = step.operator.inputs[0]
+            origins[step.operator.output] = origins.get(source, source)
+    return origins
 
 
 @dataclass(frozen=True)
@@ -202,13 +256,13 @@ class _Variant:
 class _RunPlanner:
     """Selection of homes for one run, and its programs."""
 
-    def __init__(
-        self, planner: ChainPlanner, programs: Sequence[ProgramStep], steps: Sequence[Step]
-    ) -> None:
+    def __init__(self, planner: ChainPlanner, run: _Run, steps: Sequence[Step]) -> None:
         self.planner = planner
         self.machine = planner.machine
-        self.programs = programs
+        self.run = run
+        self.programs = run.programs
         self.all_steps = steps
+        self.origins = _origins(steps)
         self.graph_tensors: dict[str, GraphTensor] = {}
         self.operators = list(self._operators())
         self.tensors = {t.key: t for t in self._tensors()}
@@ -223,9 +277,11 @@ class _RunPlanner:
             {t.key: self._selectable(t) for t in self.tensors.values()},
             {m.name: m.rows for m in self.machine.row_memories()},
         )
-        selection = select(problem, _SECONDS)
+        selection = select(problem, _WORK)
         if selection is None:
             return list(self.programs)
+        if self.machine.synchronization is not Synchronization.IN_ORDER:
+            selection = with_rows_ahead(problem, selection)
         numbers = [
             next(k for k, e in enumerate(problem.operators[n]) if e is execution)
             for n, execution in enumerate(selection.executions)
@@ -243,7 +299,7 @@ class _RunPlanner:
     # The run
 
     def _operators(self) -> Iterator[_Operator]:
-        views: dict[str, tuple[GraphTensor, MainTensor]] = {}
+        views: dict[str, _View] = {}
         for number, step in enumerate(self.programs):
             for place, (plan, program) in enumerate(zip(step.plans, step.programs, strict=True)):
                 names: dict[str, str] = {}
@@ -255,12 +311,13 @@ class _RunPlanner:
                     tensor = step.form.tensors[name]
                     layout = program.tensors.get(name) or step.layout(name, is_read=True)
                     view = tensor, _nameless(layout)
-                    key = tensor.name
-                    # The same tensor in two shapes or layouts has two names.
-                    while views.setdefault(key, view) != view:
-                        key += "'"
+                    key = self.run.origin(tensor.name)
+                    if key not in self.run.written:
+                        # The same tensor in two shapes or layouts has two names.
+                        while views.setdefault(key, view) != view:
+                            key += "'"
                     names[name] = key
-                    self.graph_tensors[key] = tensor
+                    self.graph_tensors.setdefault(key, tensor)
                 template = exact_template(plan.problem, self.machine)
                 yield _Operator(number, place, plan, program, template, names)
 
@@ -301,7 +358,11 @@ class _RunPlanner:
         home = self.planner.homes[kind]
         if home is None:
             return None
-        return replace(home, readers=tuple(writer + n for n in home.readers))
+        return replace(
+            home,
+            readers=tuple(writer + n for n in home.readers),
+            reshaped={writer + n: place for n, place in home.reshaped.items()},
+        )
 
     def _kind(self, number: int) -> Hashable:
         """Return what the plans of an operator of the run depend on."""
@@ -310,17 +371,17 @@ class _RunPlanner:
         return self.planner.signature(form), operator.number, repr(operator.plan.problem.layouts)
 
     def _needed(self, group: Sequence[ProgramStep]) -> set[str]:
-        """Return the graph's tensors that steps outside of a group read."""
+        """Return the graph's tensors that steps outside of a group read, themselves or as views."""
         inside = {id(step) for step in group}
         needed = set(self.planner.outputs)
         for step in self.all_steps:
             if isinstance(step, LayoutStep):
                 needed.add(step.tensor)
-            elif not isinstance(step, ProgramStep):
+            elif isinstance(step, HostStep):
                 needed.update(step.operator.inputs)
-            elif id(step) not in inside:
+            elif isinstance(step, ProgramStep) and id(step) not in inside:
                 needed.update(t.name for t in step.form.tensors.values())
-        return needed
+        return needed | {self.origins[name] for name in needed if name in self.origins}
 
     # Plans
 
@@ -343,13 +404,14 @@ class _RunPlanner:
         operator = self.operators[number]
         homes = {operator.local(key): self.tensors[key].home for key in keys}
         problem = operator.plan.problem
-        kind: Hashable = self._kind(number), tuple((n, repr(h.place)) for n, h in homes.items())
+        places = tuple((name, repr(home.moved(0, number))) for name, home in homes.items())
+        kind: Hashable = self._kind(number), places
         if kind not in self.planner.variants:
             # Each beyond the rows of its memory, so that no two of them overlap.
             first = {memory: self.machine.memories[memory].rows for memory in self._memories(homes)}
             homes_beyond: dict[str, InRows] = {}
             for name, home in homes.items():
-                homes_beyond[name] = home.moved(first[home.memory])
+                homes_beyond[name] = home.moved(first[home.memory], number)
                 first[home.memory] += home.rows
             try:
                 template = exact_template(replace(problem, homes=homes_beyond), self.machine)
@@ -432,6 +494,7 @@ class _RunPlanner:
         needed = self._needed(group)
         parts: list[Part] = []
         layouts: dict[str, MainTensor] = {}
+        shapes = self._shapes(first, last)
         residents: list[Resident] = []
         copied = {copy.tensor for copy in selection.copies}
         for number, operator in enumerate(self.operators):
@@ -439,7 +502,9 @@ class _RunPlanner:
                 continue
             variant = selected[number]
             homes = {
-                operator.local(key): self.tensors[key].home.moved(selection.rows[key, _CHIP])
+                operator.local(key): self.tensors[key].home.moved(
+                    selection.rows[key, _CHIP], number
+                )
                 for key in variant.on_chip
             }
             after: list[Node] = []
@@ -451,16 +516,21 @@ class _RunPlanner:
                 after += self._margins(tensor, base)
                 if key in copied or tensor.home.margins:
                     # The program's tensor says what margins hold, though it may be on chip only.
-                    layouts[key] = tensor.layout
+                    layouts[key] = in_shape(tensor.layout, shapes[key])
                 residents.append(self._resident(tensor, base))
                 if key in copied:
                     after += self._store(tensor, base)
             plan = replace(variant.plan, problem=replace(variant.plan.problem, homes=homes))
             base_rows = selection.working[number]
-            parts.append(Part(plan, operator.names, base_rows, tuple(after)))
+            shapes_in = {name: shapes[key] for name, key in operator.names.items()}
+            parts.append(Part(plan, operator.names, shapes_in, base_rows, tuple(after)))
         results = {k for k, t in self.graph_tensors.items() if t.name in needed}
         name = f"{group[0].name} to {group[-1].name}" if first < last else group[0].name
-        form, program, cost = joined(parts, name, results, layouts, self.graph_tensors)
+        tensors = {
+            key: replace(tensor, shape=shapes.get(key, tensor.shape))
+            for key, tensor in self.graph_tensors.items()
+        }
+        form, program, cost = joined(parts, name, results, layouts, tensors)
         return ProgramStep(
             tuple(operator for step in group for operator in step.operators),
             form,
@@ -474,8 +544,19 @@ class _RunPlanner:
                 sum(step.main_bytes for step in group),
                 selection.cost,
                 selection.bound,
+                selection.is_proven,
             ),
         )
+
+    def _shapes(self, first: int, last: int) -> dict[str, tuple[int, ...]]:
+        """Return the shape of each tensor in the program of some steps."""
+        shapes: dict[str, list[tuple[int, ...]]] = {}
+        for operator in self.operators:
+            if first <= operator.step <= last:
+                operands = operator.plan.problem.specification.operands
+                for name, key in operator.names.items():
+                    shapes.setdefault(key, []).append(operands[name].shape)
+        return {key: coarse_shape(each) for key, each in shapes.items()}
 
     def _resident(self, tensor: _Tensor, base: int) -> Resident:
         size = math.prod(tensor.layout.shape) * bits(tensor.layout.dtype) // 8

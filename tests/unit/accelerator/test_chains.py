@@ -28,7 +28,7 @@ from tests.unit.accelerator.toys import random_arrays, statement
 
 SMALL = str(Path(__file__).parents[2] / "targets" / "tiny_accelerator.toml")
 DTYPES = {"acc": "int32", "W": "int8", "A": "int8", "B": "int8", "out": "int8"}
-SHAPES = tuple[int, int]
+SHAPES = tuple[int, ...]
 SEEDS = [0, 1, *(pytest.param(seed, marks=pytest.mark.slow) for seed in range(2, 10))]
 
 
@@ -51,10 +51,11 @@ def residual(name: str, first: str, second: str, rows: int, columns: int) -> Ope
     return form(name, statements, {"A": (first, shape), "B": (second, shape), "out": (name, shape)})
 
 
-def rectified(name: str, source: str, rows: int, columns: int) -> OperatorForm:
-    """Positive part of a tensor."""
-    statements = (statement("out[p,n] = max(A[p,n], 0)", DTYPES, {"p": rows, "n": columns}),)
-    shape = rows, columns
+def rectified(name: str, source: str, *shape: int) -> OperatorForm:
+    """Positive part of a tensor, in any number of dimensions."""
+    axes = "xyz"[: len(shape)]
+    text = f"out[{','.join(axes)}] = max(A[{','.join(axes)}], 0)"
+    statements = (statement(text, DTYPES, dict(zip(axes, shape, strict=True))),)
     return form(name, statements, {"A": (source, shape), "out": (name, shape)})
 
 
@@ -71,18 +72,23 @@ def form(
 
 
 def random_chain(seed: int) -> list[OperatorForm]:
-    """Chain of two to four operators; a residual adds any two tensors of one shape."""
+    """Chain of two to four operators; a residual adds any two tensors of one shape.
+
+    Some operators have their tensors in another shape than others.
+    """
     rng = random.Random(seed)
     rows = rng.choice([5, 8, 24, 40])
     shapes: dict[str, SHAPES] = {"t0": (rows, rng.choice([8, 16, 24]))}
     forms: list[OperatorForm] = []
     for number in range(1, rng.randint(2, 4) + 1):
         name, last = f"t{number}", f"t{number - 1}"
-        columns = shapes[last][1]
-        alike = [n for n, shape in shapes.items() if shape == shapes[last] and n != last]
+        rows, columns = shapes[last]
+        alike = [n for n, shape in shapes.items() if shape == (rows, columns) and n != last]
         kind = rng.random()
         if alike and kind < 0.6:
             forms.append(residual(name, last, rng.choice(alike), rows, columns))
+        elif kind < 0.15 and rows % 4 == 0:
+            forms.append(rectified(name, last, 4, rows // 4, columns))
         elif kind < 0.2:
             forms.append(rectified(name, last, rows, columns))
         else:
@@ -178,10 +184,10 @@ def test_a_random_chain_computes_its_operators(seed: int) -> None:
     arrays = {"t0": random_arrays(forms[0].specification, seed)["A"]}
     actual, reference = run(steps, arrays), expected(forms, arrays)
     last = forms[-1].tensors["out"].name
-    np.testing.assert_array_equal(actual[last], reference[last])
+    np.testing.assert_array_equal(actual[last].reshape(-1), reference[last].reshape(-1))
     # What is in main memory between programs is right too.
     for name in actual:
-        np.testing.assert_array_equal(actual[name], reference[name])
+        np.testing.assert_array_equal(actual[name].reshape(-1), reference[name].reshape(-1))
 
 
 def test_rows_decide_what_stays_on_chip() -> None:
@@ -200,3 +206,20 @@ def test_rows_decide_what_stays_on_chip() -> None:
     assert moved[-1] == 2 * 40 * 16 + 3 * 16 * 16
     assert step.chain is not None
     assert {resident.tensor for resident in step.chain.residents} == {"t1", "t2"}
+
+
+def test_a_tensor_stays_on_chip_where_it_is_read_in_another_shape() -> None:
+    forms = [
+        product("t1", "t0", 12, 16, 16, 0),
+        rectified("t2", "t1", 3, 4, 16),
+        product("t3", "t2", 12, 16, 8, 1),
+    ]
+    machine = with_rows(load_instruction_set(SMALL), 512, "interlocked")
+    (step,) = chained(planned(forms, machine), machine)
+    assert step.chain is not None
+    assert {resident.tensor for resident in step.chain.residents} == {"t1", "t2"}
+    # Inputs, weights and the result.
+    assert step.main_bytes == 12 * 16 + 16 * 16 + 16 * 8 + 12 * 8
+    (program,) = step.programs
+    proof = prove(program)
+    assert proof.holds, proof.refusal
