@@ -24,6 +24,7 @@ from cpembed.graph.graph import Operator
 from cpembed.hw.isa import InstructionSet, MemoryKind, Synchronization
 from cpembed.hw.isa_reader import load_instruction_set
 from tests.compilers import needs_executor
+from tests.unit.accelerator.busy import busy_processes
 from tests.unit.accelerator.toys import random_arrays, statement
 
 SMALL = str(Path(__file__).parents[2] / "targets" / "tiny_accelerator.toml")
@@ -188,6 +189,16 @@ def test_a_random_chain_computes_its_operators(seed: int) -> None:
     # What is in main memory between programs is right too.
     for name in actual:
         np.testing.assert_array_equal(actual[name].reshape(-1), reference[name].reshape(-1))
+
+
+def test_the_load_of_the_processor_does_not_change_programs() -> None:
+    forms = random_chain(7)
+    machine = with_rows(load_instruction_set(SMALL), 96, "interlocked")
+    first = chained(planned(forms, machine), machine)
+    with busy_processes(3):
+        second = chained(planned(forms, machine), machine)
+    assert [s.programs[0].body for s in first] == [s.programs[0].body for s in second]
+    assert any(step.chain is not None and step.chain.is_optimal for step in first)
 
 
 def test_rows_decide_what_stays_on_chip() -> None:
