@@ -153,9 +153,7 @@ def joined(
         program, of_part = part.plan.placed(part.base_rows)
         body += (part.naming.node(node, first) for node in program.body)
         body += (part.naming_after.node(node, 0) for node in part.after)
-        main |= {
-            part.names[n]: in_shape(t, part.shapes[n]) for n, t in program.tensors.items()
-        }
+        main |= {part.names[n]: in_shape(t, part.shapes[n]) for n, t in program.tensors.items()}
         regions += of_part
         first += len(part.plan.problem.specification.statements)
     main |= layouts

@@ -11,10 +11,11 @@ from __future__ import annotations
 import contextlib
 import math
 from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 
 from cpembed.accelerator.addressing import InRows
 from cpembed.accelerator.chain_programs import Part, in_shape, joined
+from cpembed.accelerator.chain_runs import Run, View, has_order_of, nameless, view_origins
 from cpembed.accelerator.cost import program_cost
 from cpembed.accelerator.homes import (
     CandidateHome,
@@ -32,7 +33,6 @@ from cpembed.accelerator.network_steps import (
     ProgramStep,
     Resident,
     Step,
-    ViewStep,
 )
 from cpembed.accelerator.operators.forms import GraphTensor, OperatorForm
 from cpembed.accelerator.problem import PlanningError
@@ -52,7 +52,7 @@ from cpembed.hw.isa import InstructionSet, Synchronization
 from cpembed.ir.dtypes import bits
 
 _WORK = 4.0
-"""Deterministic time of the selection of one chain; where it does not suffice, its gap is stated."""
+"""Deterministic time of the selection of one chain, which states its gap if that is too little."""
 _TENSORS = 2
 """Number of tensors of an operator up to which all combinations of their homes are planned."""
 _PLANS = 2
@@ -61,96 +61,6 @@ _LARGE = 0.25
 """Part of a memory from which on smaller plans of an operator in main memory are planned too."""
 
 _MAIN, _CHIP = "main", "chip"
-
-
-_View = tuple[GraphTensor, MainTensor]
-"""Tensor of the graph as a specification has it, in its layout in main memory."""
-
-
-@dataclass
-class _Run:
-    """Programs without work of the host between them, and the steps around them.
-
-    Attributes
-    ----------
-    written : dict of str to _View
-        Tensors that programs write, by their names in the graph.
-    origins : dict of str to str
-        Tensor that programs write of which each view has the elements.
-    """
-
-    has_bytes_of: Callable[[_View, _View], bool]
-    programs: list[ProgramStep] = field(default_factory=list[ProgramStep])
-    before: list[Step] = field(default_factory=list[Step])
-    after: list[Step] = field(default_factory=list[Step])
-    written: dict[str, _View] = field(default_factory=dict[str, _View])
-    origins: dict[str, str] = field(default_factory=dict[str, str])
-
-    def takes(self, step: Step) -> bool:
-        """Add a step, or return False if it has to follow what is there."""
-        if isinstance(step, HostStep):
-            return False
-        if isinstance(step, LayoutStep):
-            if step.tensor in self.written or step.tensor in self.origins:
-                return False
-            self.before.append(step)
-        elif isinstance(step, ViewStep):
-            (source, *_) = step.operator.inputs
-            is_later = source in self.written or source in self.origins
-            if is_later:
-                self.origins[step.operator.output] = self.origin(source)
-            (self.after if is_later else self.before).append(step)
-        else:
-            return self._takes_program(step)
-        return True
-
-    def origin(self, tensor: str) -> str:
-        """Return the tensor that a program writes of which a tensor has the elements."""
-        return self.origins.get(tensor, tensor)
-
-    def _takes_program(self, step: ProgramStep) -> bool:
-        if step.host:
-            return False
-        specification, tensors = step.form.specification, step.form.tensors
-        read: dict[str, _View] = {}
-        for name in specification.inputs:
-            tensor = tensors[name]
-            origin = self.origin(tensor.name)
-            if origin not in self.written:
-                continue
-            view = tensor, _nameless(step.layout(name, is_read=True))
-            # Rows hold a tensor in one shape for each operator.
-            if read.setdefault(origin, view) != view:
-                return False
-            if not self._continues(self.written[origin], view):
-                return False
-        for name in specification.outputs:
-            layout = _nameless(step.layout(name, is_read=False))
-            self.written[tensors[name].name] = tensors[name], layout
-        self.programs.append(step)
-        return True
-
-    def _continues(self, written: _View, read: _View) -> bool:
-        """Return True if a program may read a tensor as another one wrote it."""
-        if written == read:
-            return True
-        # Beyond the end of a dimension, other shapes have other elements.
-        are_plain = all(_is_plain(layout) for _, layout in (written, read))
-        return are_plain and self.has_bytes_of(written, read)
-
-
-def _is_plain(layout: MainTensor) -> bool:
-    """Return True if a tensor lies in main memory row-major, without margins."""
-    return layout == MainTensor.dense(layout.name, layout.shape, layout.dtype, layout.role)
-
-
-def _has_order_of(first: _View, second: _View) -> bool:
-    """Return True if two views of one tensor have its elements in the same order."""
-    return first[0].name == second[0].name and first[0].permutation == second[0].permutation
-
-
-def _nameless(layout: MainTensor) -> MainTensor:
-    return replace(layout, name="", role="")
 
 
 class ChainPlanner:
@@ -173,7 +83,7 @@ class ChainPlanner:
         outputs: Sequence[str],
         machine: InstructionSet,
         signature: Callable[[OperatorForm], Hashable],
-        has_bytes_of: Callable[[_View, _View], bool] = _has_order_of,
+        has_bytes_of: Callable[[View, View], bool] = has_order_of,
     ) -> None:
         self.has_bytes_of = has_bytes_of
         self.outputs = outputs
@@ -189,33 +99,23 @@ class ChainPlanner:
             # Signals count the rounds of one program; buffers in banks begin at their first row.
             return list(steps)
         chained: list[Step] = []
-        run = _Run(self.has_bytes_of)
+        run = Run(self.has_bytes_of)
         for step in steps:
             if run.takes(step):
                 continue
             chained += self._planned(run, steps)
-            run = _Run(self.has_bytes_of)
+            run = Run(self.has_bytes_of)
             if not run.takes(step):
                 chained.append(step)
         return [*chained, *self._planned(run, steps)]
 
-    def _planned(self, run: _Run, steps: Sequence[Step]) -> Iterator[Step]:
+    def _planned(self, run: Run, steps: Sequence[Step]) -> Iterator[Step]:
         yield from run.before
         if len(run.programs) > 1:
-            yield from _RunPlanner(self, run, steps).steps()
+            yield from RunPlanner(self, run, steps).steps()
         else:
             yield from run.programs
         yield from run.after
-
-
-def _origins(steps: Sequence[Step]) -> dict[str, str]:
-    """Return the tensor of which each view has the elements."""
-    origins: dict[str, str] = {}
-    for step in steps:
-        if isinstance(step, ViewStep):
-            source = step.operator.inputs[0]
-            origins[step.operator.output] = origins.get(source, source)
-    return origins
 
 
 @dataclass(frozen=True)
@@ -246,23 +146,23 @@ class _Tensor:
 
 
 @dataclass(frozen=True)
-class _Variant:
+class Variant:
     """Execution of an operator, with the tensors that it finds or leaves on chip."""
 
     plan: OperatorPlan
     on_chip: frozenset[str]
 
 
-class _RunPlanner:
+class RunPlanner:
     """Selection of homes for one run, and its programs."""
 
-    def __init__(self, planner: ChainPlanner, run: _Run, steps: Sequence[Step]) -> None:
+    def __init__(self, planner: ChainPlanner, run: Run, steps: Sequence[Step]) -> None:
         self.planner = planner
         self.machine = planner.machine
         self.run = run
         self.programs = run.programs
         self.all_steps = steps
-        self.origins = _origins(steps)
+        self.origins = view_origins(steps)
         self.graph_tensors: dict[str, GraphTensor] = {}
         self.operators = list(self._operators())
         self.tensors = {t.key: t for t in self._tensors()}
@@ -271,22 +171,34 @@ class _RunPlanner:
         """Return the steps of the run, those of chains joined."""
         if not self.tensors:
             return list(self.programs)
-        variants = [self._variants(n) for n in range(len(self.operators))]
-        problem = SelectionProblem(
+        variants = [self.variants_of(n) for n in range(len(self.operators))]
+        problem = self.problem(variants)
+        selection = select(problem, _WORK)
+        if selection is None:
+            return list(self.programs)
+        return self.selected_steps(variants, problem, selection)
+
+    def problem(self, variants: Sequence[Sequence[Variant]]) -> SelectionProblem:
+        """Return the problem of selecting a variant of each operator."""
+        return SelectionProblem(
             [self._executions(n, vs) for n, vs in enumerate(variants)],
             {t.key: self._selectable(t) for t in self.tensors.values()},
             {m.name: m.rows for m in self.machine.row_memories()},
         )
-        selection = select(problem, _WORK)
-        if selection is None:
-            return list(self.programs)
+
+    def selected_steps(
+        self,
+        variants: Sequence[Sequence[Variant]],
+        problem: SelectionProblem,
+        selection: Selection,
+    ) -> list[ProgramStep]:
+        """Return the steps of a selection, those of chains joined where that is faster."""
         if self.machine.synchronization is not Synchronization.IN_ORDER:
             selection = with_rows_ahead(problem, selection)
-        numbers = [
-            next(k for k, e in enumerate(problem.operators[n]) if e is execution)
-            for n, execution in enumerate(selection.executions)
+        selected = [
+            next(v for v, e in zip(variants[n], problem.operators[n], strict=True) if e is taken)
+            for n, taken in enumerate(selection.executions)
         ]
-        selected = [variants[n][k] for n, k in enumerate(numbers)]
         steps: list[ProgramStep] = []
         for first, last in self._groups(selected):
             single = self.programs[first : last + 1]
@@ -299,7 +211,7 @@ class _RunPlanner:
     # The run
 
     def _operators(self) -> Iterator[_Operator]:
-        views: dict[str, _View] = {}
+        views: dict[str, View] = {}
         for number, step in enumerate(self.programs):
             for place, (plan, program) in enumerate(zip(step.plans, step.programs, strict=True)):
                 names: dict[str, str] = {}
@@ -310,7 +222,7 @@ class _RunPlanner:
                         continue
                     tensor = step.form.tensors[name]
                     layout = program.tensors.get(name) or step.layout(name, is_read=True)
-                    view = tensor, _nameless(layout)
+                    view = tensor, nameless(layout)
                     key = self.run.origin(tensor.name)
                     if key not in self.run.written:
                         # The same tensor in two shapes or layouts has two names.
@@ -350,7 +262,7 @@ class _RunPlanner:
             for n in (writer, *readers)
         }
         parts = tuple((n - writer, self._kind(n), use.name) for n, use in uses.items())
-        kind: Hashable = parts, repr(_nameless(layout))
+        kind: Hashable = parts, repr(nameless(layout))
         if kind not in self.planner.homes:
             self.planner.homes[kind] = candidate_home(
                 uses.pop(writer), {n - writer: use for n, use in uses.items()}, layout
@@ -385,18 +297,18 @@ class _RunPlanner:
 
     # Plans
 
-    def _variants(self, number: int) -> list[_Variant]:
+    def variants_of(self, number: int) -> list[Variant]:
         """Return the plans of an operator with some of its tensors on chip."""
         operator = self.operators[number]
         keys = [
             t.key for t in self.tensors.values() if number == t.writer or number in t.home.readers
         ]
-        variants = [_Variant(operator.plan, frozenset())]
+        variants = [Variant(operator.plan, frozenset())]
         memories = self.machine.memories
         if any(rows > _LARGE * memories[m].rows for m, rows in operator.plan.rows.items()):
-            variants += (_Variant(p, frozenset()) for p in self._plans(number, ()))
+            variants += (Variant(p, frozenset()) for p in self._plans(number, ()))
         for subset in subsets(keys, _TENSORS):
-            variants += (_Variant(p, frozenset(subset)) for p in self._plans(number, subset))
+            variants += (Variant(p, frozenset(subset)) for p in self._plans(number, subset))
         return variants
 
     def _plans(self, number: int, keys: Sequence[str]) -> tuple[OperatorPlan, ...]:
@@ -423,7 +335,7 @@ class _RunPlanner:
     def _memories(self, homes: Mapping[str, CandidateHome]) -> set[str]:
         return {home.memory for home in homes.values()}
 
-    def _executions(self, number: int, variants: Sequence[_Variant]) -> list[Execution]:
+    def _executions(self, number: int, variants: Sequence[Variant]) -> list[Execution]:
         executions: list[Execution] = []
         for k, variant in enumerate(variants):
             cost = variant.plan.cost.cycles
@@ -468,7 +380,7 @@ class _RunPlanner:
 
     # Programs
 
-    def _groups(self, selected: Sequence[_Variant]) -> Iterator[tuple[int, int]]:
+    def _groups(self, selected: Sequence[Variant]) -> Iterator[tuple[int, int]]:
         """Yield the first and the last step of each group between which nothing is on chip."""
         joins = set[int]()
         for tensor in self.tensors.values():
@@ -483,7 +395,7 @@ class _RunPlanner:
                 first = step + 1
 
     def _step(
-        self, first: int, last: int, selected: Sequence[_Variant], selection: Selection
+        self, first: int, last: int, selected: Sequence[Variant], selection: Selection
     ) -> ProgramStep:
         """Return the program of some steps of the run."""
         if first == last:

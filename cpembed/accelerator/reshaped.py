@@ -8,6 +8,7 @@ in the *fine* one, whose dimensions are parts of those of all others.
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -42,7 +43,7 @@ def coarse_shape(shapes: Sequence[Shape]) -> Shape:
         return shapes[0]
     common = set(_inner_sizes(shapes[0])).intersection(*(_inner_sizes(s) for s in shapes[1:]))
     sizes = sorted(common)
-    pairs = zip(sizes, sizes[1:], strict=False)
+    pairs = itertools.pairwise(sizes)
     return tuple(after // before for before, after in pairs)[::-1] or (1,)
 
 
@@ -65,7 +66,7 @@ def fine_shape(shapes: Sequence[Shape]) -> Shape | None:
     ((4, 32, 8), (32, 4, 32))
     """
     sizes = sorted({n for shape in shapes for n in _inner_sizes(shape)})
-    pairs = list(zip(sizes, sizes[1:], strict=False))
+    pairs = list(itertools.pairwise(sizes))
     if not pairs or any(after % before for before, after in pairs):
         return None
     return tuple(after // before for before, after in pairs)[::-1]
@@ -83,7 +84,7 @@ def index_in(index: Sequence[IndexExpr], shape: Shape, coarse: Shape) -> tuple[I
     inner = _inner_sizes(shape)[-2::-1]
     ends = _inner_sizes(coarse)
     result: list[IndexExpr] = []
-    for low, high in zip(ends, ends[1:], strict=False):
+    for low, high in itertools.pairwise(ends):
         total = IndexExpr()
         for position, size, extent in zip(index, inner, shape, strict=True):
             # Dimensions of size 1 have index 0.

@@ -2,25 +2,30 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 import random
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, cast
+from types import SimpleNamespace
+from typing import Any, NamedTuple, cast
 
 import numpy as np
 import pytest
 
-from cpembed.accelerator.chains import ChainPlanner
+from cpembed.accelerator.chain_runs import Run
+from cpembed.accelerator.chains import ChainPlanner, RunPlanner, Variant
 from cpembed.accelerator.executor import execute
 from cpembed.accelerator.network import signature
+from cpembed.accelerator.network_bound import network_bound
 from cpembed.accelerator.network_steps import ProgramStep
 from cpembed.accelerator.operator_search import OperatorSearch
 from cpembed.accelerator.operators.forms import GraphTensor, OperatorForm
 from cpembed.accelerator.proof import prove
+from cpembed.accelerator.selection import SelectionProblem, select
 from cpembed.accelerator.specification import Specification, Statement
-from cpembed.graph.graph import Operator
+from cpembed.graph.graph import Graph, Operator
 from cpembed.hw.isa import InstructionSet, MemoryKind, Synchronization
 from cpembed.hw.isa_reader import load_instruction_set
 from tests.compilers import needs_executor
@@ -189,6 +194,57 @@ def test_a_random_chain_computes_its_operators(seed: int) -> None:
     # What is in main memory between programs is right too.
     for name in actual:
         np.testing.assert_array_equal(actual[name].reshape(-1), reference[name].reshape(-1))
+
+
+class Choices(NamedTuple):
+    """What can be chosen for a chain, and what was."""
+
+    planner: RunPlanner
+    variants: list[list[Variant]]
+    problem: SelectionProblem
+    chosen: list[ProgramStep]
+
+
+def choices(steps: Sequence[ProgramStep], machine: InstructionSet) -> Choices:
+    planner = ChainPlanner([steps[-1].operators[0].output], machine, signature)
+    run = Run(planner.has_bytes_of)
+    assert all(run.takes(step) for step in steps)
+    of_run = RunPlanner(planner, run, steps)
+    chosen = of_run.steps()
+    variants = [of_run.variants_of(n) for n in range(len(of_run.operators))]
+    return Choices(of_run, variants, of_run.problem(variants), chosen)
+
+
+def cycles_of_all(choices: Choices) -> Iterator[tuple[float, float]]:
+    """Yield the cost of every selection, part by part, and the estimate of its programs."""
+    planner, problem = choices.planner, choices.problem
+    for numbers in itertools.product(*(range(len(v)) for v in choices.variants)):
+        operators = [[problem.operators[n][k]] for n, k in enumerate(numbers)]
+        selection = select(replace(problem, operators=operators))
+        if selection is None:
+            continue
+        steps = planner.selected_steps(choices.variants, problem, selection)
+        yield selection.cost, cycles(steps)
+
+
+@pytest.mark.parametrize("synchronization", ["in_order", "interlocked"])
+@pytest.mark.parametrize("seed", SEEDS)
+def test_no_selection_is_better_and_the_bound_is_below_all(seed: int, synchronization: str) -> None:
+    """All plans and all subsets of tensors on chip of two or three operators, one by one."""
+    forms = random_chain(seed)[:3]
+    rows = random.Random(seed).choice([48, 96, 512])
+    machine = with_rows(load_instruction_set(SMALL), rows, synchronization)
+    steps = planned(forms, machine)
+    all_choices = choices(steps, machine)
+    costs, estimates = zip(*cycles_of_all(all_choices), strict=True)
+    graph = cast(Graph, SimpleNamespace(outputs=[steps[-1].operators[0].output]))
+    bound = network_bound(steps, graph, machine)
+    assert bound <= min(estimates) <= cycles(all_choices.chosen)
+    for step in all_choices.chosen:
+        if step.chain is not None:
+            assert step.chain.is_optimal
+            assert step.chain.selected_cycles == pytest.approx(min(costs))
+            assert step.chain.selected_bound <= min(costs)
 
 
 def test_the_load_of_the_processor_does_not_change_programs() -> None:
