@@ -196,8 +196,10 @@ class RunPlanner:
         if self.machine.synchronization is not Synchronization.IN_ORDER:
             selection = with_rows_ahead(problem, selection)
         selected = [
-            next(v for v, e in zip(variants[n], problem.operators[n], strict=True) if e is taken)
-            for n, taken in enumerate(selection.executions)
+            next(
+                v for v, e in zip(variants[n], problem.operators[n], strict=True) if e is execution
+            )
+            for n, execution in enumerate(selection.executions)
         ]
         steps: list[ProgramStep] = []
         for first, last in self._groups(selected):

@@ -143,7 +143,7 @@ def _home_in(
     memory: str, writer: TensorUse, readers: Mapping[int, TensorUse], layout: MainTensor
 ) -> CandidateHome | None:
     machine = writer.template.machine
-    suited = _Needs.of(memory, {_WRITER: writer, **readers})
+    suited = _Needs.of_uses(memory, {_WRITER: writer, **readers})
     if suited is None or len(suited.uses) < 2:
         return None
     shape = suited.shape
@@ -197,7 +197,7 @@ class _Needs:
     steps: Mapping[int, int]
 
     @classmethod
-    def of(cls, memory: str, uses: Mapping[int, TensorUse]) -> _Needs | None:
+    def of_uses(cls, memory: str, uses: Mapping[int, TensorUse]) -> _Needs | None:
         """Return what the writer and those readers need that agree with it; None if none does."""
         shape: tuple[int, ...] | None = uses[_WRITER].shape
         readers = {number: use for number, use in uses.items() if number != _WRITER}
@@ -205,7 +205,7 @@ class _Needs:
             shape = fine_shape([use.shape for use in uses.values()])
         if shape is None:
             same = {n: use for n, use in uses.items() if use.shape == uses[_WRITER].shape}
-            return cls.of(memory, same)
+            return cls.of_uses(memory, same)
         lanes: tuple[tuple[int, int], ...] | None = None
         steps: dict[int, int] = {}
         suited: dict[int, TensorUse] = {}

@@ -146,17 +146,17 @@ def layout_in(layout: RowLayout, shape: Shape, fine: Shape) -> RowLayout | None:
     return RowLayout(layout.memory, rows, lanes, layout.count, layout.base)
 
 
-def _composed(digit: LayoutDigit, of: FineDimension, extent: int) -> LayoutDigit | None:
+def _composed(digit: LayoutDigit, part: FineDimension, extent: int) -> LayoutDigit | None:
     """Return a digit of a digit of extent ``extent``; None if it is none."""
     modulus = digit.modulus
-    if of.modulus is not None:
+    if part.modulus is not None:
         if modulus is None:
             if extent % digit.divisor:
                 return None
             modulus = extent // digit.divisor
         elif extent % (digit.divisor * modulus):
             return None
-    return LayoutDigit(of.dimension, digit.stride, of.divisor * digit.divisor, modulus)
+    return LayoutDigit(part.dimension, digit.stride, part.divisor * digit.divisor, modulus)
 
 
 def _joined(digits: Sequence[LayoutDigit]) -> tuple[LayoutDigit, ...]:

@@ -34,11 +34,11 @@ def spans(problem: SelectionProblem, selection: Selection) -> dict[Stay, Span]:
     problem : SelectionProblem
     selection : Selection
     """
-    found: dict[Stay, list[int]] = {stay: [] for stay in selection.rows}
+    times_of: dict[Stay, list[int]] = {stay: [] for stay in selection.rows}
     for stay, number in _events(problem, selection):
-        if stay in found:
-            found[stay].append(number)
-    return {stay: Span(min(times), max(times)) for stay, times in found.items()}
+        if stay in times_of:
+            times_of[stay].append(number)
+    return {stay: Span(min(times), max(times)) for stay, times in times_of.items()}
 
 
 def _events(problem: SelectionProblem, selection: Selection) -> Iterator[tuple[Stay, int]]:

@@ -5,11 +5,11 @@ from __future__ import annotations
 import contextlib
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Generator
 
 
 @contextlib.contextmanager
-def busy_processes(count: int) -> Iterator[None]:
+def busy_processes(count: int) -> Generator[None]:
     """Keep processors busy, with other work than the solver's."""
     loop = "while True: pass"
     processes = [subprocess.Popen([sys.executable, "-c", loop]) for _ in range(count)]
