@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import random
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import lru_cache
 from typing import Any
 
@@ -66,6 +66,12 @@ class Binding:
     address: Address
     content: Content | None
     registers: tuple[tuple[str, int | float | None], ...] = ()
+
+    def moved(self, rows: IndexExpr) -> Binding:
+        """Return the binding a number of rows further on."""
+        if not rows.terms and not rows.constant:
+            return self
+        return replace(self, address=replace(self.address, base=self.address.base + rows))
 
 
 def bind_scalar(place: OperandPlace, tensor: str, value: float, rank: int = 0) -> Binding:
