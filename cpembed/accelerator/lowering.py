@@ -290,6 +290,8 @@ class _VariantPlans:
             trust = _TRUST if programs < _FIRST else _NEAR
             if candidate is None or candidate.cycles > below * trust:
                 break
+            if programs == _FIRST and best is None:
+                break
             if self.is_by_cycles and limits[0] >= below * _WORTH:
                 break
             try:
