@@ -128,7 +128,9 @@ def bind(
     described = instruction.places[operand]
     operand_index = instruction.computation.access(operand).index
     # All axes that the tensor's index depends on, though the operand's own index may lack them.
-    axes = dict.fromkeys(n for e in (*operand_index, *index) for n in e.iterators if n in axis_sizes)
+    axes = dict.fromkeys(
+        n for e in (*operand_index, *index) for n in e.iterators if n in axis_sizes
+    )
     smaller = frozenset(
         name
         for name, e in zip(described.dimensions, operand_index, strict=True)

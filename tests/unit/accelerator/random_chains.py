@@ -127,9 +127,7 @@ class Chain:
         )
 
 
-def random_chain(
-    seed: int, dtype: str, machine: InstructionSet, length: int = 4
-) -> Specification:
+def random_chain(seed: int, dtype: str, machine: InstructionSet, length: int = 4) -> Specification:
     """Return a random chain of statements that a machine has instructions for.
 
     Parameters
