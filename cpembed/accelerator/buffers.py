@@ -6,7 +6,7 @@ import math
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 
-from cpembed.accelerator.addressing import InRows, Place
+from cpembed.accelerator.addressing import Binding, InMain, InRows, Place
 from cpembed.accelerator.allocation import Need, lifetimes, overwritten, placed
 from cpembed.accelerator.boxes import Box, TileLoop, box_of, loop_extents
 from cpembed.accelerator.buffer_specs import BufferSpec
@@ -69,6 +69,8 @@ class Buffers:
         self.loops = tile_loops(template, tiling)
         inner = granule_loops(template, template.main_step, self.loops)
         self.all_loops = (*self.loops, *inner)
+        self.boxes: dict[tuple[Key, int], Box] = {}
+        self.bindings: dict[tuple[int, str, InRows], Binding | None] = {}
         self.table = self._make()
         self._allocate()
 
@@ -100,7 +102,24 @@ class Buffers:
 
     def box(self, spec: BufferSpec, depth: int) -> Box:
         """Return the box of a buffer inside of a number of loops."""
-        return box_of(spec.index, self.loops_of(spec)[:depth], self.template.extents)
+        key = spec.key, depth
+        if key not in self.boxes:
+            loops = self.loops_of(spec)[:depth]
+            self.boxes[key] = box_of(spec.index, loops, self.template.extents)
+        return self.boxes[key]
+
+    def bind(self, step: Step, operand: str, place: Place) -> Binding | None:
+        """Bind an operand in the executions of a statement; None if it cannot reach the place."""
+        if isinstance(place, InMain):
+            return bind_operand(self.template, step, operand, place, self._step_loops(step))
+        # The first row of a buffer moves the address alone.
+        fixed = replace(place, base=IndexExpr())
+        key = step.number, operand, fixed
+        if key not in self.bindings:
+            loops = self._step_loops(step)
+            self.bindings[key] = bind_operand(self.template, step, operand, fixed, loops)
+        binding = self.bindings[key]
+        return None if binding is None else binding.moved(place.base)
 
     def exact_box(self, buffer: Buffer) -> Box:
         """Return the box of a buffer inside of its loops, without what pads granules."""
@@ -191,9 +210,7 @@ class Buffers:
         return plan.cycles
 
     def _reaches(self, number: int, operand: str, place: Place) -> bool:
-        step = self.template.steps[number]
-        loops = self._step_loops(step)
-        return bind_operand(self.template, step, operand, place, loops) is not None
+        return self.bind(self.template.steps[number], operand, place) is not None
 
     def _step_loops(self, step: Step) -> tuple[TileLoop, ...]:
         if step.number == self.template.main:

@@ -11,7 +11,6 @@ from cpembed.accelerator.buffer_specs import BufferSpec
 from cpembed.accelerator.buffers import Buffer, Buffers
 from cpembed.accelerator.channels import with_signals
 from cpembed.accelerator.executions import (
-    bind_operand,
     execution_sizes,
     granule_loops,
     neutral_value,
@@ -72,10 +71,10 @@ class Lowering:
                 bindings[operand] = self._scalar(step, operand, tensor)
                 continue
             if self.template.machine.memories[described.memory].kind is MemoryKind.MAIN:
-                binding = self._bind_main(step, operand, tensor, loops)
+                binding = self._bind_main(step, operand, tensor)
             else:
                 place = self.buffers.place(self.buffers.table[tensor, described.memory], base_rows)
-                binding = bind_operand(self.template, step, operand, place, loops)
+                binding = self.buffers.bind(step, operand, place)
             if binding is None:
                 raise AddressingError(
                     f"rejected: {instruction.name} cannot address {tensor} in "
@@ -112,9 +111,7 @@ class Lowering:
         rank = len(self.template.problem.specification.operands[tensor].shape)
         return bind_scalar(place, tensor, constant.reshape(-1)[0].item(), rank)
 
-    def _bind_main(
-        self, step: Step, operand: str, tensor: str, loops: Sequence[TileLoop]
-    ) -> Binding | None:
+    def _bind_main(self, step: Step, operand: str, tensor: str) -> Binding | None:
         """Bind an operand in main memory; a layout that is not decided becomes the first fit."""
         decided = self.main.get(tensor)
         options = (
@@ -123,7 +120,7 @@ class Lowering:
             else default_layouts(self.template, tensor, self.buffers.reach(tensor))
         )
         for layout in options:
-            binding = bind_operand(self.template, step, operand, InMain(layout), loops)
+            binding = self.buffers.bind(step, operand, InMain(layout))
             if binding is not None:
                 self.main[tensor] = layout
                 return binding
