@@ -76,7 +76,7 @@ def test_the_page_shows_the_fault(cpembed: Caller, program: Path) -> None:
         ("  mvin_b", "  # mvin_b", 17, "row 8192, lane 0, of scratchpad, which was never written"),
         ("D=C[1024*i + 16*j]", "D=C[1024*i + 20*j]", 21, "element 4107 of tensor C"),
         ("S=A[1024*i]", "S=A[2048*i]", 13, "element 4096 of tensor A"),
-        ("D=scratchpad[0] r=16", "D=scratchpad[16380] r=16", 13, "of scratchpad, which has rows 0 to 16383"),
+        ("D=scratchpad[0] r=16", "D=scratchpad[16380] r=16", 13, "which has rows 0 to 16383"),
         ("D=scratchpad[0] r=16", "D=scratchpad[0] r=17", 13, "size r=17 is not allowed"),
         ("D=C[1024*i + 16*j]", "D=A[1024*i + 16*j]", 21, "elements of int32, and tensor A"),
         ("mvin_a S", "mvin_a wait loaded S", 13, "cannot use channel 'loaded'"),
