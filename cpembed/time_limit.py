@@ -28,14 +28,24 @@ class OutOfTime(BaseException):
 
 
 def within(seconds: float | None, work: Callable[[], T], *, is_processor_time: bool = False) -> T:
-    """Return the result of ``work``, with no limit of its own if ``seconds`` is None.
+    """Return the result of a function within a time limit.
 
-    The seconds are those of a clock, or with ``is_processor_time`` those that this process computes
-    for, so that the result does not depend on what else the machine does. Calls may be nested: the
-    shortest limit counts.
+    Calls may be nested: the shortest limit counts.
 
-    Raises :class:`OutOfTime` at the first :func:`check_time` of ``work`` after its time. Its side
-    effects remain.
+    Parameters
+    ----------
+    seconds : float or None
+        Time limit; None for no limit besides those around the call.
+    work : callable
+        Function without arguments, which calls :func:`check_time` now and then.
+    is_processor_time : bool, default False
+        True to count only the seconds that this process computes, so that the result does not
+        depend on what else the machine does.
+
+    Raises
+    ------
+    OutOfTime
+        At the first :func:`check_time` of ``work`` after its time. Its side effects remain.
     """
     if seconds is None:
         return work()
