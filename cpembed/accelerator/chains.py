@@ -54,7 +54,7 @@ from cpembed.ir.dtypes import bits
 
 _WORK = 4.0
 """Deterministic time of the selection of one chain, which states its gap if that is too little."""
-_TENSORS = 2
+_TENSORS = 3
 """Number of tensors of an operator up to which all combinations of their homes are planned."""
 _PLANS = 2
 """Number of plans for each combination: the fastest, and one with few rows."""
