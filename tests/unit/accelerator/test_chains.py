@@ -290,3 +290,20 @@ def test_a_tensor_stays_on_chip_where_it_is_read_in_another_shape() -> None:
     (program,) = step.programs
     proof = prove(program)
     assert proof.holds, proof.refusal
+
+
+@pytest.mark.parametrize("synchronization", ["in_order", "interlocked"])
+@pytest.mark.parametrize("seed", SEEDS)
+def test_more_rows_never_cost_more(seed: int, synchronization: str) -> None:
+    """Random numbers of rows of a random chain, whose operators are planned anew for each."""
+    forms = random_chain(seed)
+    ladder = sorted(random.Random(seed).sample(range(40, 520), 3))
+    costs: list[float] = []
+    moved: list[int] = []
+    for rows in ladder:
+        machine = with_rows(load_instruction_set(SMALL), rows, synchronization)
+        steps = chained(planned(forms, machine), machine)
+        costs.append(cycles(steps))
+        moved.append(sum(step.main_bytes for step in steps))
+    assert costs == sorted(costs, reverse=True), ladder
+    assert moved == sorted(moved, reverse=True), ladder
