@@ -20,10 +20,24 @@ from cpembed.accelerator.main_layouts import default_layouts
 from cpembed.accelerator.problem import AddressingError, PlanningError, Step
 from cpembed.accelerator.program import Issue, Loop, MainTensor, Meaning, Node, Program
 from cpembed.accelerator.registers import with_configuration
+from cpembed.accelerator.store_order import (
+    LateStore,
+    behind_loads,
+    of_last_tile,
+    of_tile_before,
+    units_of,
+)
 from cpembed.accelerator.template import Template
 from cpembed.accelerator.tiling import Tiling
 from cpembed.accelerator.tiling_grid import Key
-from cpembed.accelerator.transfers import BoundIssue, CopyPlan, Names, Transfer, plan_copy
+from cpembed.accelerator.transfers import (
+    BoundIssue,
+    CopyPlan,
+    Names,
+    Transfer,
+    copy_instructions,
+    plan_copy,
+)
 from cpembed.hw.isa import IsaInstruction, MemoryKind, Synchronization
 from cpembed.ir.index import IndexExpr, IndexTerm
 
@@ -44,6 +58,7 @@ class Lowering:
         self.template = template
         self.tiling = tiling
         self.names = Names()
+        self.late: list[LateStore] = []
         self.rounding: dict[Key, dict[int, int]] = {}
         self._prepare()
 
@@ -257,8 +272,11 @@ class Lowering:
         """Return the program's nodes, once buffers have room for whole chunks of all copies."""
         while True:
             before = {key: dict(sizes) for key, sizes in self.rounding.items()}
-            self.names = Names()
+            self.names, self.late = Names(), []
             body = self._body(0, base_rows)
+            loops = self.buffers.loops[: self.tiling.output_depth]
+            last = (of_last_tile(late.nodes, loops, self.names) for late in self.late)
+            body = (*body, *(node for nodes in last for node in nodes))
             if self.rounding == before:
                 return body
             self._prepare()
@@ -266,32 +284,48 @@ class Lowering:
     def _body(self, depth: int, base_rows: Mapping[str, int]) -> tuple[Node, ...]:
         """Return what is inside of a number of the main statement's loops."""
         template = self.template
-        nodes: list[Node] = []
+        loads: list[Node] = []
         for buffer in self.buffers.table.values():
             if buffer.depth == depth and buffer.spec.load and not self._waits(buffer):
-                nodes += self._load(buffer, base_rows)
+                loads += self._load(buffer, base_rows)
         if depth > self.tiling.output_depth:
-            nodes += self._granules(template.main_step, depth, base_rows)
-        at_output = depth == self.tiling.output_depth
-        if at_output:
-            for step in template.steps[: template.main]:
-                nodes += self._chain_step(step, base_rows)
-            if template.needs_fill(template.main_step):
-                nodes += self._fill(template.main_step, base_rows)
-            nodes += self._moves(template.main, base_rows)
-        if depth < len(self.buffers.all_loops):
-            loop = self.buffers.all_loops[depth]
-            nodes.append(Loop(loop.name, loop.extent, self._body(depth + 1, base_rows)))
-        else:
-            nodes += self._reduced(
-                template.main_step, self.buffers.all_loops, self.buffers.all_loops, base_rows
-            )
-        if at_output:
-            nodes += self._stores(template.main, base_rows)
-            for step in template.steps[template.main + 1 :]:
-                nodes += self._moves(step.number, base_rows)
-                nodes += self._chain_step(step, base_rows)
-        return tuple(nodes)
+            loads += self._granules(template.main_step, depth, base_rows)
+        if depth == self.tiling.output_depth:
+            return self._tile(loads, base_rows)
+        return (*loads, *self._inner(depth, base_rows))
+
+    def _inner(self, depth: int, base_rows: Mapping[str, int]) -> tuple[Node, ...]:
+        """Return the next loop inside of a number of loops, or the executions in all of them."""
+        loops = self.buffers.all_loops
+        if depth < len(loops):
+            loop = loops[depth]
+            return (Loop(loop.name, loop.extent, self._body(depth + 1, base_rows)),)
+        return self._reduced(self.template.main_step, loops, loops, base_rows)
+
+    def _tile(self, loads: Sequence[Node], base_rows: Mapping[str, int]) -> tuple[Node, ...]:
+        """Return the nodes of a tile of the main statement's output, after the loads for it."""
+        template = self.template
+        before: list[Node] = []
+        for step in template.steps[: template.main]:
+            before += self._chain_step(step, base_rows)
+        if template.needs_fill(template.main_step):
+            before += self._fill(template.main_step, base_rows)
+        before += self._moves(template.main, base_rows)
+        inner = self._inner(self.tiling.output_depth, base_rows)
+        after = [*self._stores(template.main, base_rows)]
+        for step in template.steps[template.main + 1 :]:
+            after += self._moves(step.number, base_rows)
+            after += self._chain_step(step, base_rows)
+        loops = self.buffers.loops[: self.tiling.output_depth]
+        for late in self.late:
+            nodes = of_tile_before(late.nodes, loops, self.names)
+            if late.is_overwritten:
+                loads = [*loads, *nodes]
+            elif late.unit in units_of(inner, template.machine):
+                inner = behind_loads(inner, nodes, late.unit, template.machine)
+            else:
+                before += nodes
+        return (*loads, *before, *inner, *after)
 
     def _chain_step(self, step: Step, base_rows: Mapping[str, int]) -> Iterator[Node]:
         if step.number < self.template.main:
@@ -388,14 +422,52 @@ class Lowering:
         raise refusal or PlanningError(f"rejected: {spec.tensor} has no layout in main memory")
 
     def _stores(self, number: int, base_rows: Mapping[str, int]) -> Iterator[Node]:
-        """Yield the stores of what a statement completes, through other memories if need be."""
+        """Yield the stores of what a statement completes, through other memories if need be.
+
+        Those that are late come with the next tile instead.
+        """
         for buffer in self.buffers.table.values():
             spec = buffer.spec
             if spec.is_outgoing and spec.stage == number:
-                yield from self._load(buffer, base_rows)
-                yield from self._store(buffer, base_rows)
+                source = self.buffers.table.get((spec.tensor, spec.load[0]))
+                nodes = [*self._load(buffer, base_rows), *self._store(buffer, base_rows)]
             elif self.template.last_writer(spec) == number:
-                yield from self._store(buffer, base_rows)
+                source = buffer
+                nodes = [*self._store(buffer, base_rows)]
+            else:
+                continue
+            late = None if source is None else self._late(source, nodes)
+            if late is None:
+                yield from nodes
+            else:
+                self.late.append(late)
+
+    def _late(self, source: Buffer, nodes: Sequence[Node]) -> LateStore | None:
+        """Return the stores of a buffer for the next tile; None if they have to be in their own.
+
+        They are late where their unit loads as well, and the buffer has rows of its own until then.
+        """
+        machine, spec = self.template.machine, source.spec
+        if not nodes or machine.synchronization is not Synchronization.INTERLOCKED:
+            return None
+        (*_, unit) = units_of(nodes[-1:], machine)
+        loaded = {
+            (b.spec.load[0], b.spec.memory)
+            for b in self.buffers.table.values()
+            if b.spec.load and b.depth and not b.spec.is_outgoing
+        }
+        loads = (c for c in copy_instructions(machine) if c.memories in loaded)
+        is_single = source.copies == 1
+        if (
+            all(c.instruction.unit != unit for c in loads)
+            or not self.tiling.output_depth
+            or source.depth != self.tiling.output_depth
+            or (is_single and self.template.problem.reuses_rows)
+        ):
+            return None
+        writers = [n for n, o in spec.uses if o in self.template.steps[n].instruction.outputs]
+        is_overwritten = is_single and min(writers) <= self.template.main
+        return LateStore(tuple(nodes), unit, is_overwritten)
 
     def _store(self, buffer: Buffer, base_rows: Mapping[str, int]) -> Iterator[Node]:
         """Yield the copies of a buffer to where its tensor stays; none where it stays there."""
