@@ -18,14 +18,21 @@ from cpembed.accelerator.executions import (
 )
 from cpembed.accelerator.main_layouts import default_layouts
 from cpembed.accelerator.problem import AddressingError, PlanningError, Step
-from cpembed.accelerator.program import Issue, Loop, MainTensor, Meaning, Node, Program
+from cpembed.accelerator.program import (
+    Issue,
+    Loop,
+    MainTensor,
+    Meaning,
+    Node,
+    Program,
+    units_of,
+)
 from cpembed.accelerator.registers import with_configuration
 from cpembed.accelerator.store_order import (
     LateStore,
     behind_loads,
     of_last_tile,
     of_tile_before,
-    units_of,
 )
 from cpembed.accelerator.template import Template
 from cpembed.accelerator.tiling import Tiling
@@ -285,14 +292,16 @@ class Lowering:
         """Return what is inside of a number of the main statement's loops."""
         template = self.template
         loads: list[Node] = []
+        chain_loads: list[Node] = []
         for buffer in self.buffers.table.values():
             if buffer.depth == depth and buffer.spec.load and not self._waits(buffer):
-                loads += self._load(buffer, base_rows)
+                is_for_chain = buffer.spec.first_use > template.main
+                (chain_loads if is_for_chain else loads).extend(self._load(buffer, base_rows))
         if depth > self.tiling.output_depth:
             loads += self._granules(template.main_step, depth, base_rows)
         if depth == self.tiling.output_depth:
-            return self._tile(loads, base_rows)
-        return (*loads, *self._inner(depth, base_rows))
+            return self._tile(loads, chain_loads, base_rows)
+        return (*loads, *chain_loads, *self._inner(depth, base_rows))
 
     def _inner(self, depth: int, base_rows: Mapping[str, int]) -> tuple[Node, ...]:
         """Return the next loop inside of a number of loops, or the executions in all of them."""
@@ -302,8 +311,19 @@ class Lowering:
             return (Loop(loop.name, loop.extent, self._body(depth + 1, base_rows)),)
         return self._reduced(self.template.main_step, loops, loops, base_rows)
 
-    def _tile(self, loads: Sequence[Node], base_rows: Mapping[str, int]) -> tuple[Node, ...]:
-        """Return the nodes of a tile of the main statement's output, after the loads for it."""
+    def _tile(
+        self, loads: list[Node], chain_loads: list[Node], base_rows: Mapping[str, int]
+    ) -> tuple[Node, ...]:
+        """Return the nodes of a tile of the main statement's output.
+
+        Parameters
+        ----------
+        loads : list of Node
+            Loads for this tile.
+        chain_loads : list of Node
+            Loads of what only statements after the main one read.
+        base_rows : mapping of str to int
+        """
         template = self.template
         before: list[Node] = []
         for step in template.steps[: template.main]:
@@ -317,14 +337,15 @@ class Lowering:
             after += self._moves(step.number, base_rows)
             after += self._chain_step(step, base_rows)
         loops = self.buffers.loops[: self.tiling.output_depth]
+        delayed: list[Node] = []
+        if template.machine.synchronization is Synchronization.INTERLOCKED:
+            delayed += chain_loads
+        else:
+            loads += chain_loads
         for late in self.late:
             nodes = of_tile_before(late.nodes, loops, self.names)
-            if late.is_overwritten:
-                loads = [*loads, *nodes]
-            elif late.unit in units_of(inner, template.machine):
-                inner = behind_loads(inner, nodes, late.unit, template.machine)
-            else:
-                before += nodes
+            (loads if late.is_overwritten else delayed).extend(nodes)
+        inner = behind_loads(inner, delayed, template.machine)
         return (*loads, *before, *inner, *after)
 
     def _chain_step(self, step: Step, base_rows: Mapping[str, int]) -> Iterator[Node]:
@@ -450,7 +471,7 @@ class Lowering:
         machine, spec = self.template.machine, source.spec
         if not nodes or machine.synchronization is not Synchronization.INTERLOCKED:
             return None
-        (*_, unit) = units_of(nodes[-1:], machine)
+        (unit,) = set(units_of(nodes[-1], machine))
         loaded = {
             (b.spec.load[0], b.spec.memory)
             for b in self.buffers.table.values()
@@ -467,7 +488,7 @@ class Lowering:
             return None
         writers = [n for n, o in spec.uses if o in self.template.steps[n].instruction.outputs]
         is_overwritten = is_single and min(writers) <= self.template.main
-        return LateStore(tuple(nodes), unit, is_overwritten)
+        return LateStore(tuple(nodes), is_overwritten)
 
     def _store(self, buffer: Buffer, base_rows: Mapping[str, int]) -> Iterator[Node]:
         """Yield the copies of a buffer to where its tensor stays; none where it stays there."""

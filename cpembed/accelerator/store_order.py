@@ -12,7 +12,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from cpembed.accelerator.boxes import TileLoop
-from cpembed.accelerator.program import Address, Content, Issue, Loop, Meaning, Node
+from cpembed.accelerator.program import Address, Content, Issue, Loop, Meaning, Node, units_of
 from cpembed.accelerator.transfers import Names
 from cpembed.hw.isa import InstructionSet
 from cpembed.ir.index import IndexExpr, IndexTerm
@@ -26,26 +26,12 @@ class LateStore:
     ----------
     nodes : tuple of Node
         The stores, in an iteration of the tile loops.
-    unit : str
-        Name of their unit.
     is_overwritten : bool
         True if the computation of the next tile writes over what they store.
     """
 
     nodes: tuple[Node, ...]
-    unit: str
     is_overwritten: bool
-
-
-def units_of(nodes: Sequence[Node], machine: InstructionSet) -> set[str]:
-    """Return the units of all instructions of some nodes."""
-    units = set[str]()
-    for node in nodes:
-        if isinstance(node, Loop):
-            units |= units_of(node.body, machine)
-        else:
-            units.add(machine.instructions[node.instruction].unit)
-    return units
 
 
 def of_tile_before(
@@ -96,40 +82,50 @@ def of_last_tile(
 
 
 def behind_loads(
-    body: Sequence[Node], stores: Sequence[Node], unit: str, machine: InstructionSet
+    body: Sequence[Node], delayed: Sequence[Node], machine: InstructionSet
 ) -> tuple[Node, ...]:
-    """Return a body with stores behind the loads in it that the unit of the stores executes.
+    """Return the computation of a tile with transfers that it does not wait for.
 
-    Where the loads are in loops, the stores are executed in the middle one of their iterations: by
-    then the tile before is likely to be complete, and later loads have to wait for buffers anyway.
+    They are behind the loads in it that the same unit executes. Where those are in loops, that is
+    in the middle iteration: by then the tile before is likely to be complete, and further loads
+    wait for rows in any case.
 
     Parameters
     ----------
     body : sequence of Node
-        The computation of a tile, with the loads inside of its loops.
-    stores : sequence of Node
-        Stores of the tile before.
-    unit : str
-        Name of their unit.
+        The computation.
+    delayed : sequence of Node
+        Loads of what is read after the computation, and stores of the tile before.
     machine : InstructionSet
     """
-    loads = [n for n, node in enumerate(body) if units_of([node], machine) == {unit}]
+    for node in delayed:
+        *_, unit = units_of(node, machine)
+        body = _behind(body, node, unit, machine)
+    return tuple(body)
+
+
+def _behind(
+    body: Sequence[Node], delayed: Node, unit: str, machine: InstructionSet
+) -> tuple[Node, ...]:
+    units = [set(units_of(node, machine)) for node in body]
+    loads = [n for n, of_node in enumerate(units) if of_node == {unit}]
     if loads:
         place = loads[-1] + 1
-        return (*body[:place], *stores, *body[place:])
+        return (*body[:place], delayed, *body[place:])
     for place, node in enumerate(body):
-        if isinstance(node, Loop) and unit in units_of([node], machine):
-            inner = behind_loads(node.body, _in_the_middle(stores, node), unit, machine)
+        if isinstance(node, Loop) and unit in units[place]:
+            inner = _behind(node.body, _in_the_middle(delayed, node), unit, machine)
             return (*body[:place], replace(node, body=inner), *body[place + 1 :])
-    return (*stores, *body)
+    return (delayed, *body)
 
 
-def _in_the_middle(stores: Sequence[Node], loop: Loop) -> list[Node]:
-    """Return nodes that are executed in the middle iteration of a loop only."""
-    if loop.extent == 1:
-        return list(stores)
+def _in_the_middle(delayed: Node, loop: Loop) -> Node:
+    """Return a node that is executed in the middle iteration of a loop only."""
     index, middle = IndexExpr((IndexTerm(loop.name),)), loop.extent // 2
-    return [_guarded(node, (index + -middle, index.times(-1) + middle)) for node in stores]
+    guards = [index + -middle] if middle else []
+    if middle < loop.extent - 1:
+        guards.append(index.times(-1) + middle)
+    return _guarded(delayed, tuple(guards))
 
 
 def _guarded(node: Node, guards: tuple[IndexExpr, ...]) -> Node:
