@@ -191,8 +191,7 @@ def _span(
     place = instruction.places[operand]
     index = instruction.computation.access(operand).index
     sizes = {
-        name: 1 + e.bounds(extents)[1]
-        for name, e in zip(place.dimensions, index, strict=True)
+        name: 1 + e.bounds(extents)[1] for name, e in zip(place.dimensions, index, strict=True)
     }
     span = 1
     for d in place.rows:
@@ -217,7 +216,8 @@ def _stalls(
     if not repeated:
         return 1.0
     between = cycles * math.prod(loop.extent for loop in loops[repeated[-1] + 1 :])
-    around = itertools.takewhile(lambda x: x.name not in moving, reversed(loops[: repeated[-1] + 1]))
+    outwards = reversed(loops[: repeated[-1] + 1])
+    around = itertools.takewhile(lambda loop: loop.name not in moving, outwards)
     times = math.prod(loop.extent for loop in around)
     waits = max(0.0, cycles + instruction.latency_cycles - between)
     return 1.0 + waits / between * (1 - 1 / times)
