@@ -144,6 +144,9 @@ def bind(
     zero = {a: IndexExpr() for a in axis_sizes}
     first = [e.substitute(zero) for e in index]
     content = _content(instruction, operand, index, tensor, axis_sizes)
+    if not {n for e in content.index for n in e.iterators} <= {*described.dimensions, *loops}:
+        # The operand reaches the elements, but its dimensions do not say which they are.
+        return None
     if isinstance(place, InMain):
         base = main_element(place.tensor, first, loops)
         address = Address(base, place.tensor.name, strides=fit.arguments)
@@ -220,7 +223,12 @@ def _content(
 ) -> Content:
     """Return the claim of an operand, in its own dimensions instead of the instruction's axes."""
     described = instruction.places[operand]
-    operand_index = instruction.computation.access(operand).index
+    # An axis of one element moves nothing: the window of a single tap is the pixel itself.
+    still = {a: IndexExpr() for a, size in axis_sizes.items() if size == 1}
+    operand_index = [
+        e if e.single_iterator else e.substitute(still)
+        for e in instruction.computation.access(operand).index
+    ]
     single = {
         e.single_iterator: name
         for name, e in zip(described.dimensions, operand_index, strict=True)

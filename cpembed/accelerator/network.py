@@ -147,7 +147,12 @@ class _Planner:
                 *_row_major(self.graph, name), "the caller reads it row-major"
             )
         bound = network_bound(steps, self.graph, self.machine)
-        steps = ChainPlanner(self.graph.outputs, self.machine, signature).steps(steps)
+        steps = ChainPlanner(
+            self.graph.outputs,
+            self.machine,
+            signature,
+            lambda first, second: _has_bytes_of(self.graph, first, second),
+        ).steps(steps)
         return AcceleratorNetwork(self.graph, self.machine, tuple(steps), bound)
 
     def _plan_operator(self, operator: Operator) -> None:
