@@ -25,12 +25,12 @@ from cpembed.accelerator.program import (
     Meaning,
     Node,
     Program,
-    units_of,
 )
 from cpembed.accelerator.registers import with_configuration
 from cpembed.accelerator.store_order import (
     LateStore,
     behind_loads,
+    late_store,
     of_last_tile,
     of_tile_before,
 )
@@ -42,7 +42,6 @@ from cpembed.accelerator.transfers import (
     CopyPlan,
     Names,
     Transfer,
-    copy_instructions,
     plan_copy,
 )
 from cpembed.hw.isa import IsaInstruction, MemoryKind, Synchronization
@@ -337,11 +336,8 @@ class Lowering:
             after += self._moves(step.number, base_rows)
             after += self._chain_step(step, base_rows)
         loops = self.buffers.loops[: self.tiling.output_depth]
-        delayed: list[Node] = []
-        if template.machine.synchronization is Synchronization.INTERLOCKED:
-            delayed += chain_loads
-        else:
-            loads += chain_loads
+        runs_ahead = template.machine.synchronization is Synchronization.INTERLOCKED
+        loads, delayed = (loads, chain_loads) if runs_ahead else ([*loads, *chain_loads], [])
         for late in self.late:
             nodes = of_tile_before(late.nodes, loops, self.names)
             (loads if late.is_overwritten else delayed).extend(nodes)
@@ -457,38 +453,11 @@ class Lowering:
                 nodes = [*self._store(buffer, base_rows)]
             else:
                 continue
-            late = None if source is None else self._late(source, nodes)
+            late = None if source is None else late_store(self.buffers, source, nodes)
             if late is None:
                 yield from nodes
             else:
                 self.late.append(late)
-
-    def _late(self, source: Buffer, nodes: Sequence[Node]) -> LateStore | None:
-        """Return the stores of a buffer for the next tile; None if they have to be in their own.
-
-        They are late where their unit loads as well, and the buffer has rows of its own until then.
-        """
-        machine, spec = self.template.machine, source.spec
-        if not nodes or machine.synchronization is not Synchronization.INTERLOCKED:
-            return None
-        (unit,) = set(units_of(nodes[-1], machine))
-        loaded = {
-            (b.spec.load[0], b.spec.memory)
-            for b in self.buffers.table.values()
-            if b.spec.load and b.depth and not b.spec.is_outgoing
-        }
-        loads = (c for c in copy_instructions(machine) if c.memories in loaded)
-        is_single = source.copies == 1
-        if (
-            all(c.instruction.unit != unit for c in loads)
-            or not self.tiling.output_depth
-            or source.depth != self.tiling.output_depth
-            or (is_single and self.template.problem.reuses_rows)
-        ):
-            return None
-        writers = [n for n, o in spec.uses if o in self.template.steps[n].instruction.outputs]
-        is_overwritten = is_single and min(writers) <= self.template.main
-        return LateStore(tuple(nodes), is_overwritten)
 
     def _store(self, buffer: Buffer, base_rows: Mapping[str, int]) -> Iterator[Node]:
         """Yield the copies of a buffer to where its tensor stays; none where it stays there."""

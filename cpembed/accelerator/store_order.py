@@ -12,9 +12,10 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from cpembed.accelerator.boxes import TileLoop
+from cpembed.accelerator.buffers import Buffer, Buffers
 from cpembed.accelerator.program import Address, Content, Issue, Loop, Meaning, Node, units_of
-from cpembed.accelerator.transfers import Names
-from cpembed.hw.isa import InstructionSet
+from cpembed.accelerator.transfers import Names, copy_instructions
+from cpembed.hw.isa import InstructionSet, Synchronization
 from cpembed.ir.index import IndexExpr, IndexTerm
 
 
@@ -32,6 +33,39 @@ class LateStore:
 
     nodes: tuple[Node, ...]
     is_overwritten: bool
+
+
+def late_store(buffers: Buffers, source: Buffer, nodes: Sequence[Node]) -> LateStore | None:
+    """Return the stores of a buffer for the next tile; None if they have to be in their own.
+
+    They are late where their unit loads as well, and the buffer has rows of its own until then.
+
+    Parameters
+    ----------
+    buffers : Buffers
+        All buffers of the program.
+    source : Buffer
+        The buffer with the results.
+    nodes : sequence of Node
+        Its stores, in an iteration of the tile loops.
+    """
+    template, depth = buffers.template, buffers.tiling.output_depth
+    machine, is_single = template.machine, source.copies == 1
+    if machine.synchronization is not Synchronization.INTERLOCKED or not nodes:
+        return None
+    if not depth or source.depth != depth or (is_single and template.problem.reuses_rows):
+        return None
+    loaded = {
+        (b.spec.load[0], b.spec.memory)
+        for b in buffers.table.values()
+        if b.spec.load and b.depth and not b.spec.is_outgoing
+    }
+    loads = {c.instruction.unit for c in copy_instructions(machine) if c.memories in loaded}
+    if loads.isdisjoint(units_of(nodes[-1], machine)):
+        return None
+    steps = template.steps
+    first = min(n for n, o in source.spec.uses if o in steps[n].instruction.outputs)
+    return LateStore(tuple(nodes), is_single and first <= template.main)
 
 
 def of_tile_before(
