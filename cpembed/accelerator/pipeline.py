@@ -98,7 +98,7 @@ def pipelined_cycles(program: Program, regions: Sequence[Region]) -> float:
     rows: dict[str, list[int]] = {}
     for memory, row in sorted(set(regions)):
         rows.setdefault(memory, []).append(row)
-    tree = [_prepared(node, (), machine, rows) for node in program.body]
+    tree = [tree for node in program.body for tree in _prepared(node, (), machine, rows)]
     state = _State({}, [], [], {}, {}, {}, {})
     total = sum(_weight(node) for node in tree)
     for node in tree:
@@ -124,13 +124,22 @@ def _prepared(
     outer: tuple[Loop, ...],
     machine: InstructionSet,
     rows: Mapping[str, Sequence[int]],
-) -> _Tree:
+) -> Iterator[_Tree]:
+    """Yield the parts of a node: one for each unit if its instructions compute one statement."""
     issues = list(_issues(node, ()))
-    units = {machine.instructions[issue.instruction].unit for _, issue in issues}
-    if isinstance(node, Issue) or (len(units) == 1 and not _hands_on(issues, outer, machine, rows)):
-        return _part(issues, outer, machine)
-    inner = tuple(_prepared(n, (*outer, node), machine, rows) for n in node.body)
-    return node, inner
+    units: dict[str, list[tuple[tuple[Loop, ...], Issue]]] = {}
+    for loops, issue in issues:
+        units.setdefault(machine.instructions[issue.instruction].unit, []).append((loops, issue))
+    # Of the instructions that begin sums and those that go on, one is executed in an iteration.
+    statements = {None if i.meaning is None else i.meaning.statement for _, i in issues}
+    is_statement = len(statements) == 1 and None not in statements
+    is_part = is_statement or (len(units) == 1 and not _hands_on(issues, outer, machine, rows))
+    if isinstance(node, Issue) or is_part:
+        for of_unit in units.values():
+            yield _part(of_unit, outer, machine)
+        return
+    inner = (tree for n in node.body for tree in _prepared(n, (*outer, node), machine, rows))
+    yield node, tuple(inner)
 
 
 def _hands_on(
