@@ -10,22 +10,10 @@ from cpembed.accelerator.boxes import Box, TileLoop, guards, loop_extents, sizes
 from cpembed.accelerator.buffer_specs import BufferSpec
 from cpembed.accelerator.buffers import Buffer, Buffers
 from cpembed.accelerator.channels import with_signals
-from cpembed.accelerator.executions import (
-    execution_sizes,
-    granule_loops,
-    neutral_value,
-    points,
-)
+from cpembed.accelerator.executions import execution_sizes, granule_loops, neutral_value, points
 from cpembed.accelerator.main_layouts import default_layouts
 from cpembed.accelerator.problem import AddressingError, PlanningError, Step
-from cpembed.accelerator.program import (
-    Issue,
-    Loop,
-    MainTensor,
-    Meaning,
-    Node,
-    Program,
-)
+from cpembed.accelerator.program import Issue, Loop, MainTensor, Meaning, Node, Program
 from cpembed.accelerator.registers import with_configuration
 from cpembed.accelerator.store_order import (
     LateStore,
@@ -37,13 +25,7 @@ from cpembed.accelerator.store_order import (
 from cpembed.accelerator.template import Template
 from cpembed.accelerator.tiling import Tiling
 from cpembed.accelerator.tiling_grid import Key
-from cpembed.accelerator.transfers import (
-    BoundIssue,
-    CopyPlan,
-    Names,
-    Transfer,
-    plan_copy,
-)
+from cpembed.accelerator.transfers import BoundIssue, CopyPlan, Names, Transfer, plan_copy
 from cpembed.hw.isa import IsaInstruction, MemoryKind, Synchronization
 from cpembed.ir.index import IndexExpr, IndexTerm
 
