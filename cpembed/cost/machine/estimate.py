@@ -283,12 +283,10 @@ def objective_cost(
     if objective is Objective.CYCLES:
         return cycles_cost(machine)
     if objective is Objective.BYTES:
-        outermost = machine.root.name
-        prices = {
-            memory.name: Price(float(memory.parent == outermost), float(memory.parent == outermost))
-            for memory in machine.memories.values()
-            if memory.parent is not None
-        }
+        prices: dict[str, Price] = {}
+        for link in machine.links:
+            weight = float(link.parent == machine.root)
+            prices[link.name] = Price(weight, weight)
         return Cost(objective, prices)
     if isinstance(energies, str):
         raise SpecError(f"{machine.name} has no energies: {energies}")

@@ -19,7 +19,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from cpembed.errors import TransformError
-from cpembed.hw.machine import Hierarchy, Layouts, Memory, TransferUnit
+from cpembed.hw.machine import Hierarchy, Layouts, Link, Memory, TransferUnit
 from cpembed.ir.computation import AxisKind
 from cpembed.ir.dtypes import element_bytes
 from cpembed.ir.expression import Operation
@@ -39,7 +39,7 @@ class TileOperand:
     ``scope`` is the memory from which the instruction reads it, where an element has
     ``held_bytes``; elsewhere it has ``element_bytes``. ``loops`` are those that move it. ``home``
     is the memory that has the operand in full before and after the program, if that is not main
-    memory.
+    memory. ``bypassed`` are memories on its way that it passes by.
     """
 
     name: str
@@ -50,13 +50,23 @@ class TileOperand:
     loops: frozenset[str]
     is_output: bool
     home: str = ""
+    bypassed: frozenset[str] = frozenset()
+
+    def links(self, machine: Hierarchy) -> list[Link]:
+        """Return the links through which tiles of the operand move, the innermost first."""
+        links = list[Link]()
+        memory, *path = machine.path(self.scope)
+        for parent in path:
+            if memory.name == self.home:
+                break
+            if parent.name not in self.bypassed:
+                links.append(Link(memory, parent))
+                memory = parent
+        return links
 
     def passes(self, memory: Memory, machine: Hierarchy) -> bool:
-        """Return True if tiles of the operand move between a memory and its parent."""
-        path = machine.path(self.scope)
-        if not self.home:
-            return memory in path
-        return memory in path[: [each.name for each in path].index(self.home)]
+        """Return True if tiles of the operand move into a memory from one farther out."""
+        return any(link.memory == memory for link in self.links(machine))
 
     def elements(self, sizes: Sizes) -> Floats:
         """Return the elements of the box that a tile touches.
@@ -152,6 +162,22 @@ class ExecutionNest:
     def operands_in(self, memory: Memory, machine: Hierarchy) -> list[TileOperand]:
         """Return the operands that pass through a memory."""
         return [o for o in self.operands if o.passes(memory, machine)]
+
+    def links(
+        self, machine: Hierarchy, memories: Sequence[Memory]
+    ) -> dict[str, tuple[Link, list[TileOperand]]]:
+        """Return the links of memories to those that fill them, by name, with their operands.
+
+        Each memory has the link to its parent, whether or not an operand uses it.
+        """
+        links: dict[str, tuple[Link, list[TileOperand]]] = {}
+        for memory in memories:
+            links[memory.name] = Link(memory, machine.memories[memory.parent or ""]), []
+            for operand in self.operands:
+                for link in operand.links(machine):
+                    if link.memory == memory:
+                        links.setdefault(link.name, (link, []))[1].append(operand)
+        return links
 
     def execution_tiles(self, operand: TileOperand, sizes: Sizes) -> Floats:
         """Return the number of different tiles of single executions in a tile of many."""
