@@ -318,7 +318,7 @@ class OperatorCosts:
             value = float(compute_time(tilings, nest, operator.machine).longest[0])
             if self.objective is not Objective.CYCLES:
                 value = cost.fixed
-            return BestTilings(tilings, value, value)
+            return BestTilings(tilings, free, value, value)
         self.searches += 1
         return best_tilings(free, machine, self.rows, cost)
 

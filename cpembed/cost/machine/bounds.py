@@ -131,6 +131,20 @@ def level_operands(nest: ExecutionNest, machine: Hierarchy, level: int) -> list[
     return list(dict.fromkeys(operands))
 
 
+def held_together(nest: ExecutionNest, machine: Hierarchy, level: int) -> list[frozenset[str]]:
+    """Return the operands of a level's stages if each is held at a place of its own.
+
+    A level that all operands pass by has a stage without any.
+
+    Parameters
+    ----------
+    nest, machine, level
+        Those of :func:`level_operands`.
+    """
+    operands = level_operands(nest, machine, level)
+    return [frozenset([name]) for name in operands] or [frozenset()]
+
+
 def hold_orders(nest: ExecutionNest, machine: Hierarchy, level: int) -> list[HoldOrder]:
     """Return orders in which a level's operands are held: all, unless there are many operands.
 

@@ -191,6 +191,7 @@ def estimate_program(
     energies = energies_or_reason(machine, program.instruction, nest)
     cost = objective_cost(Objective(objective), nest, machine, energies)
     best = best_tilings(nest, machine, ROWS, cost)
+    nest = best.nest
     computing = compute_time(best.tilings, nest, machine)
     times = list(memory_times(best.tilings, nest, machine, computing.longest))
     # The outermost memory that others are filled from includes all below it.
