@@ -96,8 +96,8 @@ class Estimate:
     exact: bool
     """No tiling costs less by this model, whatever its sizes, orders, places of operands and
     division among units."""
-    moved: Mapping[str, tuple[float, float]]
-    """Bytes that all units of each memory take from their parent, and give to it."""
+    bypassed: Mapping[str, tuple[str, ...]]
+    """Operands that pass by each memory that allows it."""
     energy_pj: Mapping[str, float]
     """Energy of executions and by memory; empty if there are no figures."""
     provenance: Provenance = Provenance.ESTIMATED
@@ -135,6 +135,7 @@ class Estimate:
             "least_cost": self.least_cost,
             "gap": self.gap,
             "exact": self.exact,
+            "bypassed": {name: list(operands) for name, operands in self.bypassed.items()},
             "energy_pj": dict(self.energy_pj),
         }
 
@@ -226,9 +227,10 @@ def estimate_program(
         least_cost=best.bound,
         gap=best.gap,
         exact=best.exact,
-        moved={
-            name: (float(traffic.read_bytes[0]), float(traffic.write_bytes[0]))
-            for name, traffic in best.tilings.traffic.items()
+        bypassed={
+            memory.name: tuple(o.name for o in nest.operands if memory.name in o.bypassed)
+            for memory in machine.memories.values()
+            if memory.bypass
         },
         energy_pj={}
         if isinstance(energies, str)
