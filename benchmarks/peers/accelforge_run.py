@@ -58,10 +58,29 @@ def specification(request: dict) -> str:
     spatial = ""
     if unit["units"] > 1:
         # Sums of several units would be added up in main memory, at no cost and by nothing.
-        undivided = '[{expression: "{k}", operator: "==", value: 1}]'
+        sums = ["k"] if request["kind"] == "gemm" else ["c", "r", "s"]
+        undivided = ", ".join(f'{{expression: "{{{n}}}", operator: "==", value: 1}}' for n in sums)
+        reuse = "All" if unit["multicast"] else "Nothing"
         spatial = (
-            f"\n    spatial: [{{name: X, fanout: {unit['units']}, may_reuse: Nothing, "
-            f"loop_bounds: {undivided}}}]"
+            f"\n    spatial: [{{name: X, fanout: {unit['units']}, may_reuse: {reuse}, "
+            f"loop_bounds: [{undivided}]}}]"
+        )
+    shared, tensors = "", "~MainMemory"
+    if unit["shared_bytes"]:
+        energy = unit["shared_pj"] if request["objective"] != "bytes" else 0.0
+        keep = "may_keep: All" if unit["bypass"] else "keep: All"
+        shared, tensors = (
+            f"""
+  - !Memory
+    name: Shared
+    size: {8 * unit["shared_bytes"]}
+    leak_power: 0
+    area: 0
+    tensors: {{{keep}}}
+    actions:
+    - {{name: read, energy: {energy / 8}, throughput: inf}}
+    - {{name: write, energy: {energy / 8}, throughput: inf}}""",
+            "All",
         )
     text = f"""
 arch:
@@ -75,12 +94,13 @@ arch:
     actions:
     - {{name: read, energy: {memory / 8}, throughput: {8 * unit["memory_bytes"]}}}
     - {{name: write, energy: {memory / 8}, throughput: {8 * unit["memory_bytes"]}}}
+{shared}
   - !Memory
     name: Buffer{spatial}
     size: {8 * unit["buffer_bytes"]}
     leak_power: 0
     area: 0
-    tensors: {{keep: ~MainMemory, may_keep: All}}
+    tensors: {{keep: {tensors}, may_keep: All}}
     actions:
     - {{name: read, energy: {buffer / 8}, throughput: inf}}
     - {{name: write, energy: {buffer / 8}, throughput: inf}}

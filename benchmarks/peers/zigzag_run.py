@@ -73,6 +73,22 @@ def store(size: int, width: int, cost: float, *, is_shared: bool) -> dict:
 
     One port serves everything, or each movement of an operand has a port of its own: every access
     takes a port for at least a cycle, however wide the port is.
+
+    Parameters
+    ----------
+    size : int
+        Capacity in bits.
+    width : int
+        Bits of an access.
+    cost : float
+        Energy of an access.
+    is_shared : bool
+        True if one port serves everything.
+
+    Returns
+    -------
+    dict
+        Table of the memory in ZigZag's machine.
     """
     allocation = [f"{operand}, {each}" for operand in ("I1", "I2") for each in ("fh", "tl")]
     allocation += [f"O, {each}" for each in ("fh", "tl", "fl", "th")]

@@ -131,7 +131,7 @@ def level_operands(nest: ExecutionNest, machine: Hierarchy, level: int) -> list[
     return list(dict.fromkeys(operands))
 
 
-def held_together(nest: ExecutionNest, machine: Hierarchy, level: int) -> list[frozenset[str]]:
+def stage_operands(nest: ExecutionNest, machine: Hierarchy, level: int) -> list[frozenset[str]]:
     """Return the operands of a level's stages if each is held at a place of its own.
 
     A level that all operands pass by has a stage without any.

@@ -96,6 +96,8 @@ class Estimate:
     exact: bool
     """No tiling costs less by this model, whatever its sizes, orders, places of operands and
     division among units."""
+    moved: Mapping[str, tuple[float, float]]
+    """Bytes that all units of each memory take from those that fill it, and give to them."""
     bypassed: Mapping[str, tuple[str, ...]]
     """Operands that pass by each memory that allows it."""
     energy_pj: Mapping[str, float]
@@ -227,6 +229,7 @@ def estimate_program(
         least_cost=best.bound,
         gap=best.gap,
         exact=best.exact,
+        moved=_moved(best.tilings, machine),
         bypassed={
             memory.name: tuple(o.name for o in nest.operands if memory.name in o.bypassed)
             for memory in machine.memories.values()
@@ -253,6 +256,22 @@ def packing_times(
         Operands that are packed once, ahead of time, and cost nothing.
     """
     return _packing_times(program, execution_nest(program, machine.layouts), machine, ahead)
+
+
+def _moved(tilings: Tilings, machine: Hierarchy) -> dict[str, tuple[float, float]]:
+    """Return the bytes that all units of each memory take from others, and give to them."""
+    moved: dict[str, tuple[float, float]] = {}
+    for link in machine.links:
+        if link.name in tilings.traffic:
+            traffic, (read, written) = (
+                tilings.traffic[link.name],
+                moved.get(link.memory.name, (0, 0)),
+            )
+            moved[link.memory.name] = (
+                read + float(traffic.received[0]),
+                written + float(traffic.total_write[0]),
+            )
+    return moved
 
 
 def _packing_times(

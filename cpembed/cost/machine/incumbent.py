@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from cpembed.cost.machine.bounds import HoldOrder, held_together, moving_loops
+from cpembed.cost.machine.bounds import HoldOrder, moving_loops, stage_operands
 from cpembed.cost.machine.nest import ExecutionNest, Floats
 from cpembed.cost.machine.objective import Cost
 from cpembed.cost.machine.passes import Stage
@@ -130,7 +130,7 @@ def staged(tilings: Tilings, nest: ExecutionNest, machine: Hierarchy) -> Tilings
     """
     stages = list[Stage]()
     for stage in tilings.stages:
-        for number, operands in enumerate(held_together(nest, machine, stage.level)):
+        for number, operands in enumerate(stage_operands(nest, machine, stage.level)):
             parts = dict[str, Floats]() if number else stage.parts
             stages.append(replace(stage, parts=parts, operands=operands))
     return replace(tilings, stages=tuple(stages))

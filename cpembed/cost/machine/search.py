@@ -22,8 +22,8 @@ from cpembed.cost.machine.bounds import (
     Bounds,
     Grid,
     HoldOrder,
-    held_together,
     moving_loops,
+    stage_operands,
 )
 from cpembed.cost.machine.divisions import balanced, dealt
 from cpembed.cost.machine.incumbent import CALL, Incumbent, loop_order, staged
@@ -135,10 +135,10 @@ def best_tilings(
     for passing_by in nests[1:]:
         # It has to be better than the best so far.
         start = Incumbent(passing_by, machine, cost, cost=best.cost, key=best.key)
-        other = _searched(start, rows)
-        bound = min(bound, other.bound)
-        if other.tilings is not None:
-            best = other
+        alternative = _searched(start, rows)
+        bound = min(bound, alternative.bound)
+        if alternative.tilings is not None:
+            best = alternative
     assert best.tilings is not None
     return BestTilings(best.tilings, best.nest, best.cost, min(bound, best.cost))
 
@@ -212,7 +212,7 @@ def _single(nest: ExecutionNest, machine: Hierarchy) -> Tilings:
     """Return the tiling with tiles of one execution, which fits every machine."""
     tilings, ones = untiled(nest), {loop.name: np.ones(1) for loop in nest.loops}
     for level in reversed(range(len(machine.levels) - 1)):
-        tiles = [HeldTile(ones, operands) for operands in held_together(nest, machine, level)]
+        tiles = [HeldTile(ones, operands) for operands in stage_operands(nest, machine, level)]
         loops = [[tuple(ones)] * len(tiles)]
         (tilings,) = cut(tilings, level, tiles, {}, loops, nest, machine)
     return tilings
