@@ -112,12 +112,37 @@ class TileOperand:
             count, span = _touched(index, extent, sizes)
             # Gaps that are shorter than a granule are moved too, so that the piece goes on behind
             # them.
-            gap = piece * (span - count) / np.maximum(count - 1, 1.0)
-            joins = contiguous & (gap < granule)
+            joins = contiguous & (piece * _least_gap(index, sizes) < granule)
             piece = np.where(joins, piece * span, piece)
             pieces = np.where(joins, pieces, pieces * count)
             contiguous = joins & (span >= extent)
         return pieces * np.ceil(piece / granule) * granule
+
+
+    def keeps_overlap(self, name: str, sizes: Sizes) -> NDArray[np.bool_]:
+        """Return True where tiles that a loop moves share elements with the next one alone.
+
+        Then the elements that each tile shares with the one before are all that it has in common
+        with any: there are no gaps in a tile, in which elements would be that later tiles share.
+
+        Parameters
+        ----------
+        name : str
+            Loop that moves the tile.
+        sizes : mapping of str to array
+            Sizes of the tile.
+        """
+        keeps = np.ones(1, bool)
+        for index, extent in self.dimensions:
+            if name not in index.iterators:
+                continue
+            step = np.zeros(1, np.int64)
+            for term in index.terms:
+                several = np.asarray(_values(term, sizes) > 1) | (name in term.iterators)
+                step = np.gcd(step, np.where(several, term.coefficient, 0))
+            count, span = _touched(index, extent, sizes)
+            keeps = keeps & (count == (span - 1) // step + 1)
+        return keeps
 
 
 @dataclass(frozen=True)
@@ -283,6 +308,19 @@ def _touched(index: IndexExpr, extent: int, sizes: Sizes) -> tuple[Floats, Float
         span = span + step * (values - 1)
     span = np.minimum(span, extent)
     return np.minimum(_sums(pairs), span), span
+
+
+def _least_gap(index: IndexExpr, sizes: Sizes) -> Floats:
+    """Return the positions between a run along a dimension that a tile touches and the next run.
+
+    0 where there is one run.
+    """
+    run, gap = np.ones(1), np.zeros(1)
+    for term in sorted(index.terms, key=lambda term: abs(term.coefficient)):
+        step, values = abs(term.coefficient), _values(term, sizes)
+        gap = np.where((gap == 0) & (values > 1) & (step > run), step - run, gap)
+        run = np.where(gap == 0, run + step * (values - 1), run)
+    return gap
 
 
 def _is_exact(index: IndexExpr) -> bool:

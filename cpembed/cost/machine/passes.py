@@ -123,11 +123,14 @@ class LoopCuts:
         for number in range(len(stages)):
             self._prefixes.append(self._cut(self._prefixes[-1], number, first=False))
 
+    def tile(self, number: int) -> Floats:
+        """Return the size of the full tiles of a stage, by row."""
+        return self._stages[number].sizes[self.name]
+
     def several(self, number: int) -> NDArray[np.bool_]:
         """Return the rows in which a stage has several tiles of the loop."""
-        size = self._stages[number].sizes[self.name]
-        around = self._stages[number - 1].sizes[self.name] if number else float(self.extent)
-        return np.asarray(size < around)
+        around = self.tile(number - 1) if number else float(self.extent)
+        return np.asarray(self.tile(number) < around)
 
     def swept(self, number: int) -> LoopCuts:
         """Return the loop with the tiles of a stage as one that moves over all of them."""

@@ -277,9 +277,11 @@ class _Region:
             return moved
         windowed = self._nest.windowed(self.operand)
         cuts = self._cuts[self._depth]
+        full = {**self._nest.fixed, **{n: loop.tile(self._depth) for n, loop in cuts.items()}}
         for number in (stage for stage in self._cuts if stage <= self._depth):
             for name in windowed:
                 is_innermost = self._sweeps(name, number, ranks)
+                is_innermost = is_innermost & self.operand.keeps_overlap(name, full)
                 if not is_innermost.any():
                     continue
                 swept = {**cuts, name: cuts[name].swept(number)}
