@@ -118,7 +118,6 @@ class TileOperand:
             contiguous = joins & (span >= extent)
         return pieces * np.ceil(piece / granule) * granule
 
-
     def keeps_overlap(self, name: str, sizes: Sizes) -> NDArray[np.bool_]:
         """Return True where tiles that a loop moves share elements with the next one alone.
 
