@@ -65,12 +65,11 @@ def specification(request: dict) -> str:
             f"\n    spatial: [{{name: X, fanout: {unit['units']}, may_reuse: {reuse}, "
             f"loop_bounds: [{undivided}]}}]"
         )
-    shared, tensors = "", "~MainMemory"
+    shared = ""
     if unit["shared_bytes"]:
         energy = unit["shared_pj"] if request["objective"] != "bytes" else 0.0
         keep = "may_keep: All" if unit["bypass"] else "keep: All"
-        shared, tensors = (
-            f"""
+        shared = f"""
   - !Memory
     name: Shared
     size: {8 * unit["shared_bytes"]}
@@ -79,9 +78,7 @@ def specification(request: dict) -> str:
     tensors: {{{keep}}}
     actions:
     - {{name: read, energy: {energy / 8}, throughput: inf}}
-    - {{name: write, energy: {energy / 8}, throughput: inf}}""",
-            "All",
-        )
+    - {{name: write, energy: {energy / 8}, throughput: inf}}"""
     text = f"""
 arch:
   nodes:
@@ -100,7 +97,7 @@ arch:
     size: {8 * unit["buffer_bytes"]}
     leak_power: 0
     area: 0
-    tensors: {{keep: {tensors}, may_keep: All}}
+    tensors: {{keep: All}}
     actions:
     - {{name: read, energy: {buffer / 8}, throughput: inf}}
     - {{name: write, energy: {buffer / 8}, throughput: inf}}

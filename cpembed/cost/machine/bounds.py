@@ -178,7 +178,8 @@ class Bounds:
 
     ``cycles`` and ``amounts`` are, for each level, the innermost first, those of everything up to
     the transfers into the level, of tilings whose tiles at the level are in the cell; ``inside_…``
-    are those of the best cell with no larger tiles.
+    are those of the best cell with no larger tiles. ``likely_amounts`` are amounts where operands
+    that pass by a level stay in place within its tiles alone; tilings may cost less.
     """
 
     def __init__(self, nest: ExecutionNest, machine: Hierarchy, grid: Grid, cost: Cost) -> None:
@@ -191,6 +192,7 @@ class Bounds:
         self._exchanged: dict[str, Exchange] = {}
         self.cycles, self.amounts = list[Floats](), list[Floats]()
         self.inside_cycles, self.inside_amounts = list[Floats](), list[Floats]()
+        self.likely_amounts, self._likely_inside = list[Floats](), list[Floats]()
         self.orders = list[list[HoldOrder]]()
         for level in range(len(machine.levels) - 1):
             self._add(level)
@@ -201,6 +203,10 @@ class Bounds:
         last = tuple(size - 1 for size in self.grid.shape)
         time, amount = self.inside_cycles[-1][last], self.inside_amounts[-1][last]
         return float(self.cost.combined(time, amount))
+
+    def likely_amount(self, tilings: Tilings, level: int) -> Floats:
+        """Return the likely amounts of what is undecided, inside the tiles of a level."""
+        return self._likely_inside[level - 1][self.grid.cells(tilings.sizes)]
 
     def cycles_of(self, tilings: Tilings, nest: ExecutionNest, machine: Hierarchy) -> Floats:
         """Return the least cycles of tilings whose inner levels are undecided."""
@@ -214,7 +220,7 @@ class Bounds:
         orders = hold_orders(self.nest, machine, level)
         self.orders.append(orders)
         exact = len(orders[0]) <= _PERMUTED if orders else True
-        amount = self.inside_amounts[-1] if level else np.zeros(1)
+        amount = np.zeros(1)
         for name, (link, operands) in self.nest.links(machine, machine.levels[level]).items():
             self._links[name] = link
             self._exchanged[name] = moved = self._exchange(link, operands)
@@ -231,6 +237,10 @@ class Bounds:
             total = self._total(level, order, inside)
             times = np.minimum(times, np.where(fits, total, math.inf))
         self.cycles.append(times)
+        likely = amount + (self._likely_inside[-1] if level else 0.0)
+        amount = amount + (self.inside_amounts[-1] if level else 0.0)
+        self.likely_amounts.append(np.where(fits_any, likely, math.inf))
+        self._likely_inside.append(grid.within(self.likely_amounts[-1], ()))
         self.amounts.append(np.where(fits_any, amount, math.inf))
         self.inside_cycles.append(grid.within(times, free))
         self.inside_amounts.append(grid.within(self.amounts[-1], free))

@@ -316,7 +316,8 @@ class _Search:
         key = self.cost.combined(np.round(cycles, 3), amounts + decided).ravel()
         if not self.cost.counts_bytes:
             key = key + _SOFT * amounts.ravel()
-        order = np.lexsort((-np.arange(key.size), amounts.ravel(), key))
+        likely = self.bounds.likely_amounts[level][part].ravel()
+        order = np.lexsort((-np.arange(key.size), likely, amounts.ravel(), key))
         order = order[np.isfinite(key[order])]
         return np.stack(np.unravel_index(order, cycles.shape))
 
@@ -338,8 +339,7 @@ class _Search:
             if not level:
                 self.best.update(tilings)
                 continue
-            bounds, amounts = self._bounds(tilings, level)
-            prospects = bounds if self.cost.counts_bytes else bounds + _SOFT * amounts
+            bounds, prospects = self._bounds(tilings, level)
             order = np.argsort(prospects, kind="stable")
             order = order[bounds[order] < self.best.cost]
             # Of tilings with equal prospects, one is enough.
@@ -350,11 +350,16 @@ class _Search:
                 self._push(replace(node, prospect=float(prospects[row])))
 
     def _bounds(self, tilings: Tilings, level: int) -> tuple[Floats, Floats]:
-        """Return the bounds of tilings down to a level, and those of their linear amounts."""
+        """Return the bounds of tilings down to a level, and what they are likely to cost."""
         place = self.bounds.grid.cells(tilings.room)
-        amount = self.cost.amount(tilings) + self.bounds.inside_amounts[level - 1][place]
+        decided = self.cost.amount(tilings)
+        amount = decided + self.bounds.inside_amounts[level - 1][place]
         time = self.bounds.cycles_of(tilings, self.nest, self.machine)
-        return self.cost.combined(time, amount), amount
+        bound = self.cost.combined(time, amount)
+        likely = np.maximum(amount, decided + self.bounds.likely_amount(tilings, level))
+        if self.cost.counts_bytes:
+            return bound, self.cost.combined(time, likely)
+        return bound, bound + _SOFT * likely
 
     # ------------------------------------------------------------------------------ tilings
 
