@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from cpembed.accelerator.addressing import Binding, InMain, InRows, Place
@@ -17,6 +17,7 @@ from cpembed.accelerator.template import Template
 from cpembed.accelerator.tiling import Tiling
 from cpembed.accelerator.tiling_grid import Key
 from cpembed.accelerator.transfers import Transfer, plan_copy
+from cpembed.hw.isa import Synchronization
 from cpembed.ir.index import IndexExpr, IndexTerm
 
 
@@ -119,6 +120,26 @@ class Buffers:
             self.bindings[key] = bind_operand(self.template, step, operand, fixed, loops)
         binding = self.bindings[key]
         return None if binding is None else binding.moved(place.base)
+
+    def exact_box(self, buffer: Buffer) -> Box:
+        """Return the box of a buffer inside of its loops, without what pads granules."""
+        return box_of(buffer.spec.index, self.outer(buffer), self.template.true_extents)
+
+    def stored_boxes(self, buffer: Buffer) -> list[Box]:
+        """List the boxes of a buffer that stores to main memory may copy, the best first.
+
+        That of the elements alone leaves the margins as they are. Stores of fixed sizes need
+        granules of what lies in the lanes, or of everything.
+        """
+        padded = self.box(buffer.spec, buffer.depth)
+        exact = self.exact_box(buffer)
+        lanes = {dimension for dimension, _ in buffer.spec.lanes}
+        in_lanes = _of_dimensions(padded, exact, lanes)
+        boxes = list(dict.fromkeys((exact, in_lanes, padded)))
+        if self.template.machine.synchronization is Synchronization.CHANNELS:
+            # Signals do not count tiles that are empty.
+            boxes = [b for b in boxes if b == padded or all(len(s) == 1 for s in b.sizes)]
+        return boxes
 
     def _make(self) -> dict[Key, Buffer]:
         buffers: dict[Key, Buffer] = {}
@@ -316,6 +337,16 @@ class Buffers:
                 size = -(-box.largest[dimension] // chunk) * chunk
                 ends[dimension] = max(ends.get(dimension, 0), start + size)
         return ends
+
+
+def _of_dimensions(first: Box, second: Box, dimensions: Collection[int]) -> Box:
+    """Return the sizes of the first box along some dimensions, and of the second along others."""
+    boxes = [first if d in dimensions else second for d in range(len(first.starts))]
+    return Box(
+        first.starts,
+        tuple(box.sizes[d] for d, box in enumerate(boxes)),
+        tuple(box.largest[d] for d, box in enumerate(boxes)),
+    )
 
 
 def _is_part(spec: BufferSpec, source: BufferSpec) -> bool:

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Iterator, Mapping, Sequence
 
 from cpembed.accelerator.addressing import Binding, InMain, Place, bind_scalar
-from cpembed.accelerator.boxes import TileLoop, guards, loop_extents, sizes
+from cpembed.accelerator.boxes import Box, TileLoop, guards, loop_extents, sizes
 from cpembed.accelerator.buffer_specs import BufferSpec
 from cpembed.accelerator.buffers import Buffer, Buffers
 from cpembed.accelerator.channels import with_signals
@@ -84,7 +85,7 @@ class Lowering:
         extents = loop_extents(loops)
         checks: list[IndexExpr] = list(conditions)
         for axis in step.axes.values():
-            checks += guards(sizes(loops, axis, self.template.extents[axis]), extents)
+            checks += guards(sizes(loops, axis, self.template.extent(step, axis)), extents)
         return BoundIssue(
             instruction.name,
             {name: b.address for name, b in bindings.items()},
@@ -329,9 +330,9 @@ class Lowering:
     def _load(self, buffer: Buffer, base_rows: Mapping[str, int]) -> Iterator[Node]:
         spec = buffer.spec
         destination = self.buffers.place(buffer, base_rows)
-        yield from self._copy(
-            spec, spec.load, self._home(spec.tensor, spec.load[0], base_rows), destination, buffer
-        )
+        source = self._home(spec.tensor, spec.load[0], base_rows)
+        boxes = [self.buffers.box(spec, buffer.depth)]
+        yield from self._copy(spec, spec.load, source, destination, buffer, boxes)
 
     def _home(self, tensor: str, memory: str, base_rows: Mapping[str, int]) -> Place | None:
         """Return where a tensor is in a memory; None where its layout is not decided."""
@@ -349,11 +350,14 @@ class Lowering:
         source: Place | None,
         destination: Place | None,
         buffer: Buffer,
+        boxes: Sequence[Box],
     ) -> tuple[Node, ...]:
-        """Return a copy; a layout in main memory that is not decided becomes the first fit."""
+        """Return a copy of the first box that copies can move.
+
+        A layout in main memory that is not decided becomes the first fit.
+        """
         outer = self.buffers.outer(buffer)
         extents = loop_extents(outer)
-        box = self.buffers.box(spec, buffer.depth)
         verb = "store" if destination is None or isinstance(destination, InMain) else "load"
         missing = source is None or destination is None
         candidates: list[MainTensor | None] = [None]
@@ -362,7 +366,7 @@ class Lowering:
                 *default_layouts(self.template, spec.tensor, self.buffers.reach(spec.tensor))
             ]
         refusal: PlanningError | None = None
-        for layout in candidates:
+        for box, layout in itertools.product(boxes, candidates):
             place = InMain(layout) if layout is not None else None
             transfer = Transfer(
                 spec.tensor,
@@ -379,6 +383,8 @@ class Lowering:
                 refusal = refusal or error
                 continue
             self._round(spec, plan)
+            if path[1] == self.template.machine.main.name:
+                self._round_stored(buffer, box)
             if layout is not None:
                 self.main[spec.tensor] = layout
             return plan.nodes(self.names)
@@ -398,13 +404,13 @@ class Lowering:
         """Yield the copies of a buffer to where its tensor stays; none where it stays there."""
         spec = buffer.spec
         if spec.store:
-            yield from self._copy(
-                spec,
-                spec.store,
-                self.buffers.place(buffer, base_rows),
-                self._home(spec.tensor, spec.store[-1], base_rows),
-                buffer,
-            )
+            source = self.buffers.place(buffer, base_rows)
+            destination = self._home(spec.tensor, spec.store[-1], base_rows)
+            is_main = spec.store[-1] == self.template.machine.main.name
+            boxes = [self.buffers.box(spec, buffer.depth)]
+            if is_main:
+                boxes = self.buffers.stored_boxes(buffer)
+            yield from self._copy(spec, spec.store, source, destination, buffer, boxes)
 
     def _fill(self, step: Step, base_rows: Mapping[str, int]) -> Iterator[Node]:
         operand = step.instruction.outputs[0]
@@ -427,6 +433,13 @@ class Lowering:
         )
         self._round(buffer.spec, plan)
         yield from plan.nodes(self.names)
+
+    def _round_stored(self, buffer: Buffer, box: Box) -> None:
+        """Give a tensor in main memory room for a box that is larger than its elements."""
+        exact = self.buffers.exact_box(buffer)
+        wider = {d: n for d, n in enumerate(box.largest) if box.sizes[d] != exact.sizes[d]}
+        if wider:
+            self.rounding[buffer.spec.key] = {**wider, **self.rounding.get(buffer.spec.key, {})}
 
     def _round(self, spec: BufferSpec, plan: CopyPlan) -> None:
         """Give a buffer room for the whole chunks of a copy."""

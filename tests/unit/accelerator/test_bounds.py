@@ -68,7 +68,10 @@ def timed(plan: OperatorPlan, generator: random.Random, most: int) -> Iterator[t
         shares = [False, True]
     for reuses_rows in shares:
         template = exact_template(replace(plan.problem, reuses_rows=reuses_rows), plan.machine)
-        for tiling in every_tiling(template, generator, most // len(shares)):
+        tilings = every_tiling(template, generator, most // len(shares))
+        if reuses_rows == plan.problem.reuses_rows:
+            tilings.append(plan.tiling)
+        for tiling in tilings:
             try:
                 lowering = Lowering(template, tiling)
                 program = lowering.program({})
