@@ -31,9 +31,9 @@ def every_tiling(template: Template, generator: random.Random, most: int) -> lis
     """List tilings of all orders, copies and sizes of whole granules; a sample of too many."""
     axes = template.spatial | template.reductions
     sizes = {
-        a: [*range(template.granules[a], template.extents[a], template.granules[a])]
-        + [template.extents[a]]
-        for a in axes
+        a: [*range(granule, template.extents[a], granule), template.extents[a]]
+        for a, granule in template.granules.items()
+        if a in axes
     }
     spaces = [
         (order, copies, [sizes[slot.axis] for slot in order.loops])
@@ -45,7 +45,8 @@ def every_tiling(template: Template, generator: random.Random, most: int) -> lis
     tilings: dict[str, Tiling] = {}
     first = 0
     for (order, copies, options), count in zip(spaces, counts, strict=True):
-        for number in (n - first for n in drawn if first <= n < first + count):
+        for position in (n for n in drawn if first <= n < first + count):
+            number = position - first
             spans, loops, positions = dict(template.extents), list[tuple[str, int]](), list[int]()
             for place, (slot, choices) in enumerate(zip(order.loops, options, strict=True)):
                 number, choice = divmod(number, len(choices))
