@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 
 from cpembed.accelerator.division import host_values
-from cpembed.accelerator.executor import Run, execute
+from cpembed.accelerator.executor import Run, compile_executor, execute
 from cpembed.accelerator.network_steps import (
     AcceleratorNetwork,
     LayoutStep,
@@ -120,6 +120,9 @@ def run_network(
     graph = network.graph
     check_inputs(graph, inputs)
     values: dict[str, Array] = {**graph.constants, **inputs}
+    if any(isinstance(step, ProgramStep) for step in network.steps):
+        progress("compiling the machine's executor, once", 0, len(network.steps))
+        compile_executor(network.machine)
     memory = MainMemory(network)
     outcomes: list[StepRun] = []
     views = {s.operator.output: s.operator for s in network.steps if isinstance(s, ViewStep)}
