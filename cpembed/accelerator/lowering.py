@@ -161,7 +161,26 @@ def operator_plan(
     PlanningError
         If the operator is rejected, with the reason and the remedy.
     """
-    return _with_rows(problem, machine, lambda p, m: _VariantPlans.of_problem(p, m).best(below))
+    plan = _with_rows(problem, machine, lambda p, m: _VariantPlans.of_problem(p, m).best(below))
+    if plan is None or not _is_short_of_rows(plan):
+        return plan
+    shared = replace(problem, reuses_rows=True)
+    try:
+        # Larger tiles may be worth the waits for rows that other buffers had before.
+        alternative = _VariantPlans.of_problem(shared, machine).best(plan.cycles)
+    except PlanningError:
+        return plan
+    return alternative if alternative is not None and alternative.is_better(plan) else plan
+
+
+def _is_short_of_rows(plan: OperatorPlan) -> bool:
+    """True if a plan could be faster with buffers that reuse rows."""
+    machine = plan.machine
+    if plan.problem.reuses_rows or machine.synchronization is not Synchronization.INTERLOCKED:
+        return False
+    if plan.cycles * _WORTH <= plan.cycles_bound:
+        return False
+    return any(2 * rows > machine.memories[name].rows for name, rows in plan.rows.items())
 
 
 def template_plans(template: Template, count: int = 3) -> tuple[OperatorPlan, ...]:

@@ -32,6 +32,7 @@ class Costs:
     bytes_moved: Any = 0.0
     chain_cycles: Any = 0.0
     chain_latency: float = 0.0
+    chain_path: Any = 0.0
     latency: dict[Key, float] = field(default_factory=dict[Key, float])
     first: dict[Key, Any] = field(default_factory=dict[Key, Any])
     chain_first: Any = 0.0
@@ -191,6 +192,8 @@ class Costs:
         )
         slow = np.maximum(cycles, moved / bandwidth)
         self.transfer_cycles[spec.key] = self.transfer_cycles.get(spec.key, 0.0) + slow
+        if spec.role in ("output", "chain"):
+            self.chain_path = self.chain_path + moved / bandwidth
         self.latency[spec.key] = cost.instruction.latency_cycles
         if memories[0] == main.name:
             self.latency[spec.key] += main.latency_cycles
@@ -279,6 +282,7 @@ class Costs:
             self.main_cycles = cycles
         else:
             self.chain_cycles = self.chain_cycles + cycles
+            self.chain_path = self.chain_path + moved / main.bytes_per_cycle
             self.chain_latency += step.instruction.latency_cycles
             if _reads_main(self.template, step):
                 self.chain_latency += main.latency_cycles
@@ -326,6 +330,7 @@ class Costs:
             serial = serial + chain
         else:
             fill = fill + self.chain_first
+        serial = serial + self._behind(copies, outputs_alternate)
         both = both + self.chain_cycles
         latency = np.maximum(latency, tiles * self.chain_latency)
         # What no tiling changes is a number, not an array.
@@ -333,6 +338,32 @@ class Costs:
             np.maximum, (path, serial, (both + latency) / 2, *self.unit_cycles.values())
         )
         return busiest + fill + np.zeros(self.count)
+
+    def _behind(self, copies: Mapping[Key, int], outputs_alternate: bool) -> Any:
+        """Return the cycles of transfers that follow, or are followed by, those without overlap.
+
+        A unit fills buffers in their order, so that what it fills after a buffer with one copy
+        waits for the uses of that one too. A store and such a fill begin when the same uses end,
+        and share the path to main memory.
+        """
+        cycles: Any = 0.0
+        refills: Any = 0.0
+        mains = [s for s in self.template.buffers if s.role == "main" and s.key in self.waits]
+        for number, spec in enumerate(mains):
+            if copies.get(spec.key, 1) > 1:
+                continue
+            visits = self._visits(spec)
+            visits = np.where(visits > 1, visits, 0)
+            refills = np.maximum(refills, visits)
+            place = self._depth(spec), number
+            for inner, later in enumerate(mains):
+                if copies.get(later.key, 1) > 1 and (self._depth(later), inner) > place:
+                    fill = self.transfer_cycles[later.key] / np.maximum(1, self._visits(later))
+                    cycles = cycles + visits * fill
+        if outputs_alternate:
+            share = np.minimum(1.0, refills / self._output_tiles())
+            cycles = cycles + self.chain_path * share
+        return cycles
 
     def _output_tiles(self) -> Any:
         """Return the number of tiles of the main statement's output."""

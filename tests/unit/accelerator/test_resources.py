@@ -25,7 +25,7 @@ from cpembed.hw.isa_reader import load_instruction_set
 from cpembed.workloads.naming import parse_workload
 from tests.unit.accelerator.toys import convolution, execute, product, random_arrays, systolic
 
-RISE = 1.05
+RISE = 1.04
 """Factor by which the estimate of a larger machine may exceed that of a smaller one: the search
 ranks tilings by a model, and times the best of them."""
 
