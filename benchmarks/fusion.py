@@ -53,7 +53,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--peers", type=Path, help="folder of the environment")
     parser.add_argument("--python", default="", help="Python that makes it, by default this one")
-    parser.add_argument("--limit", type=float, default=1800.0, help="seconds of a search")
+    parser.add_argument("--limit", type=int, default=1200, help="seconds of a search")
     options = parser.parse_args()
     document = FOLDER / "fusion.json"
     results: dict[str, Any] = {}

@@ -1,9 +1,9 @@
 """Machines, layers and our side of the comparisons with other mappers.
 
 A *unit* multiplies a block of x by z with one of z by y in a cycle; its operands are in one buffer,
-which is filled from main memory while it works. Several units have a buffer each. A layer is
-compared execution by execution of the unit: what another mapper calls an element is a block here,
-so that both search the same loops over the same bytes.
+which is filled from main memory while it works. Several units have a buffer each. There may be a
+buffer that all of them share. A layer is compared execution by execution of the unit: what another
+mapper calls an element is a block here, so that both search the same loops over the same bytes.
 """
 
 from __future__ import annotations
@@ -12,12 +12,14 @@ import argparse
 import json
 import os
 import platform
+import resource
+import signal
 import subprocess
 import sys
 import tempfile
 import time
 import venv
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -35,7 +37,9 @@ OBJECTIVES = ("bytes", "cycles", "energy")
 class Unit:
     """A machine: extents of the unit, buffer of each unit, bytes a cycle to memory, energies.
 
-    Energies are in pJ: of a byte of main memory and of a buffer, and of an execution.
+    Energies are in pJ: of a byte of main memory and of a buffer, and of an execution. One read of
+    memories with ``multicast`` serves several units. Operands may pass by a shared buffer with
+    ``bypass``; without a capacity there is none.
     """
 
     rows: int
@@ -45,12 +49,20 @@ class Unit:
     memory_pj: float = 160.0
     buffer_pj: float = 2.0
     execution_pj: float = 800.0
+    multicast: bool = False
+    shared_bytes: int = 0
+    shared_pj: float = 10.0
+    bypass: bool = False
 
     @property
     def name(self) -> str:
         """Name of the machine in tables."""
         several = f"{self.units} of " if self.units > 1 else ""
-        return f"{several}{self.rows}x16x16, {self.buffer_bytes // 1024} KiB"
+        words = [f"{several}{self.rows}x16x16, {self.buffer_bytes // 1024} KiB"]
+        if self.shared_bytes:
+            words.append(f"{self.shared_bytes // 1024} KiB shared")
+        words += ["multicast"] * self.multicast + ["bypass"] * self.bypass
+        return ", ".join(words)
 
 
 @dataclass(frozen=True)
@@ -103,6 +115,12 @@ def conv(c: int, size: int, k: int, window: int, unit: Unit) -> Case:
 CUBE = Unit(16, 32 * 1024)
 ROW = Unit(1, 32 * 1024)
 FOUR = Unit(16, 32 * 1024, units=4, memory_bytes=64.0)
+CAST = replace(FOUR, multicast=True)
+SHARED = replace(FOUR, buffer_bytes=16 * 1024, shared_bytes=128 * 1024)
+PASSED = replace(SHARED, bypass=True)
+SHARED_CAST = replace(SHARED, multicast=True)
+ROWS = replace(FOUR, rows=1)
+ROWS_CAST = replace(ROWS, multicast=True)
 CASES = (
     gemm(256, 256, 256, CUBE),
     gemm(512, 512, 512, CUBE),
@@ -112,6 +130,15 @@ CASES = (
     gemm(512, 512, 512, Unit(16, 128 * 1024)),
     gemm(512, 512, 512, FOUR),
     gemm(208, 336, 176, FOUR),
+    gemm(512, 512, 512, CAST),
+    gemm(1024, 64, 256, CAST),
+    gemm(512, 512, 512, replace(CAST, units=16)),
+    gemm(512, 512, 512, SHARED),
+    gemm(512, 512, 512, PASSED),
+    gemm(512, 512, 512, SHARED_CAST),
+    conv(64, 28, 64, 3, ROWS),
+    conv(64, 28, 64, 3, ROWS_CAST),
+    conv(256, 14, 256, 3, ROWS_CAST),
     conv(64, 28, 64, 3, ROW),
     conv(256, 14, 256, 3, ROW),
     conv(64, 56, 64, 1, ROW),
@@ -160,7 +187,7 @@ latency_cycles = 0
 energy_pj = {execution_pj}
 
 [machines.unit.memories."unit.buffer"]
-parent = "dram"
+parent = "{parent}"
 units = {units}
 read_pj_per_byte = {buffer_pj}
 write_pj_per_byte = {buffer_pj}
@@ -171,7 +198,34 @@ write_bytes_per_cycle = {memory_bytes}
 half_duplex = true
 read_pj_per_byte = {memory_pj}
 write_pj_per_byte = {memory_pj}
+multicast = {multicast}
 """
+
+_SHARED = """
+[machines.unit.memories.shared]
+parent = "dram"
+capacity_bytes = {shared_bytes}
+read_bytes_per_cycle = 1e12
+write_bytes_per_cycle = 1e12
+read_pj_per_byte = {shared_pj}
+write_pj_per_byte = {shared_pj}
+multicast = {multicast}
+bypass = {bypass}
+"""
+
+
+def target(unit: Unit) -> str:
+    """Return the target with a machine, as TOML.
+
+    Parameters
+    ----------
+    unit : Unit
+        Machine.
+    """
+    values = {name: str(value).lower() for name, value in asdict(unit).items()}
+    if not unit.shared_bytes:
+        return _TARGET.format(**values, parent="dram")
+    return (_TARGET + _SHARED).format(**values, parent="shared")
 
 
 def figures_of_case(case: Case) -> dict[str, dict[str, Any]]:
@@ -184,16 +238,16 @@ def figures_of_case(case: Case) -> dict[str, dict[str, Any]]:
     """
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "unit.toml"
-        path.write_text(_TARGET.format(**asdict(case.unit)), encoding="utf-8")
+        path.write_text(target(case.unit), encoding="utf-8")
         spec = load_hardware_spec(path)
     computation = workload(case.words.split(), target=spec)
     solved = solve(computation, spec, constraints="in_place_padded", top=1)
     program, machine = solved.embeddings[0].candidate.program, machine_of(spec)
     results: dict[str, dict[str, Any]] = {}
     for objective in OBJECTIVES:
-        begin = time.perf_counter()
+        begin = time.process_time()
         estimate = estimate_program(program, machine, objective=objective)
-        seconds = time.perf_counter() - begin
+        seconds = time.process_time() - begin
         results[objective] = {**figures(estimate), "seconds": seconds, "gap": estimate.gap}
     return results
 
@@ -236,7 +290,7 @@ def peer_python(folder: Path, python: str, requirements: tuple[str, ...]) -> Pat
     return executable
 
 
-def peer(executable: Path, script: Path, request: dict[str, Any], limit: float) -> dict[str, Any]:
+def peer(executable: Path, script: Path, request: dict[str, Any], limit: int) -> dict[str, Any]:
     """Return a peer's answer to a request, or why there is none.
 
     Parameters
@@ -247,22 +301,21 @@ def peer(executable: Path, script: Path, request: dict[str, Any], limit: float) 
         Script that answers requests on standard input.
     request : dict
         Layer, machine and objective.
-    limit : float
-        Seconds after which the script is ended.
+    limit : int
+        Seconds of processor time after which the script is ended.
     """
     with tempfile.TemporaryDirectory() as folder:
-        try:
-            result = subprocess.run(
-                [executable, script],
-                input=json.dumps(request),
-                capture_output=True,
-                text=True,
-                timeout=limit,
-                cwd=folder,
-                check=False,
-            )
-        except subprocess.TimeoutExpired:
-            return {"problem": f"stopped after {limit:.0f} s"}
+        result = subprocess.run(
+            [executable, script],
+            input=json.dumps(request),
+            capture_output=True,
+            text=True,
+            cwd=folder,
+            check=False,
+            preexec_fn=lambda: resource.setrlimit(resource.RLIMIT_CPU, (limit, limit)),
+        )
+    if result.returncode in (-signal.SIGXCPU, -signal.SIGKILL):
+        return {"problem": f"did not finish in {limit} s"}
     if result.returncode:
         lines = result.stderr.strip().splitlines() or ["no message"]
         return {"problem": lines[-1][:120]}
@@ -370,7 +423,7 @@ def arguments(parser: argparse.ArgumentParser) -> argparse.Namespace:
     parser.add_argument("--peers", type=Path, required=True, help="folder of the environment")
     parser.add_argument("--python", default="", help="Python that makes it, by default this one")
     parser.add_argument("--only", default="", help="word in the layers that are compared")
-    parser.add_argument("--limit", type=float, default=300.0, help="seconds of a layer")
+    parser.add_argument("--limit", type=int, default=300, help="seconds of a layer's search")
     return parser.parse_args()
 
 

@@ -28,14 +28,22 @@ class OutOfTime(BaseException):
 
 
 def within(seconds: float | None, work: Callable[[], T], *, is_processor_time: bool = False) -> T:
-    """Return the result of ``work``, with no limit of its own if ``seconds`` is None.
+    """Return the result of ``work``. Calls may be nested: the shortest limit counts.
 
-    The seconds are those of a clock, or with ``is_processor_time`` those that this process computes
-    for, so that the result does not depend on what else the machine does. Calls may be nested: the
-    shortest limit counts.
+    Parameters
+    ----------
+    seconds : float or None
+        Limit in seconds; None for no limit but those of surrounding calls.
+    work : callable
+        Work that calls :func:`check_time`. Its side effects remain when its time is over.
+    is_processor_time : bool
+        True to count the seconds that this process computes, so that the result does not depend on
+        what else the machine does; False to count those of a clock.
 
-    Raises :class:`OutOfTime` at the first :func:`check_time` of ``work`` after its time. Its side
-    effects remain.
+    Raises
+    ------
+    OutOfTime
+        At the first :func:`check_time` of ``work`` after its time.
     """
     if seconds is None:
         return work()

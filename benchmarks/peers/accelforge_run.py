@@ -9,7 +9,7 @@ import sys
 import time
 from pathlib import Path
 
-from accelforge import Spec
+from accelforge import Spec, set_n_parallel_jobs
 from accelforge.frontend.mapper.metrics import Metrics
 from accelforge.mapper.FFM.mappings import Mappings
 
@@ -21,15 +21,16 @@ def main() -> None:
     request = json.load(sys.stdin)
     # Pictures of mappings need Graphviz, and are not looked at.
     Mappings.render = lambda self, **options: ""
+    set_n_parallel_jobs(1)
     path = Path("request.yaml")
     path.write_text(specification(request), encoding="utf-8")
     spec = Spec.from_yaml(path)
     spec.mapper.metrics = METRICS[request["objective"]]
     # With several units, tiles that divide nothing are counted in fractions of blocks.
     spec.mapper.explore_imperfect_temporal_loops = request["unit"]["units"] == 1
-    begin = time.perf_counter()
+    begin = time.process_time()
     result = spec.map_workload_to_arch(print_progress=False)
-    seconds = time.perf_counter() - begin
+    seconds = time.process_time() - begin
     row = result.data.iloc[0].to_dict()
     moved = sum(
         float(value)
@@ -57,11 +58,27 @@ def specification(request: dict) -> str:
     spatial = ""
     if unit["units"] > 1:
         # Sums of several units would be added up in main memory, at no cost and by nothing.
-        undivided = '[{expression: "{k}", operator: "==", value: 1}]'
+        sums = ["k"] if request["kind"] == "gemm" else ["c", "r", "s"]
+        undivided = ", ".join(f'{{expression: "{{{n}}}", operator: "==", value: 1}}' for n in sums)
+        reuse = "All" if unit["multicast"] else "Nothing"
         spatial = (
-            f"\n    spatial: [{{name: X, fanout: {unit['units']}, may_reuse: Nothing, "
-            f"loop_bounds: {undivided}}}]"
+            f"\n    spatial: [{{name: X, fanout: {unit['units']}, may_reuse: {reuse}, "
+            f"loop_bounds: [{undivided}]}}]"
         )
+    shared = ""
+    if unit["shared_bytes"]:
+        energy = unit["shared_pj"] if request["objective"] != "bytes" else 0.0
+        keep = "may_keep: All" if unit["bypass"] else "keep: All"
+        shared = f"""
+  - !Memory
+    name: Shared
+    size: {8 * unit["shared_bytes"]}
+    leak_power: 0
+    area: 0
+    tensors: {{{keep}}}
+    actions:
+    - {{name: read, energy: {energy / 8}, throughput: inf}}
+    - {{name: write, energy: {energy / 8}, throughput: inf}}"""
     text = f"""
 arch:
   nodes:
@@ -74,12 +91,13 @@ arch:
     actions:
     - {{name: read, energy: {memory / 8}, throughput: {8 * unit["memory_bytes"]}}}
     - {{name: write, energy: {memory / 8}, throughput: {8 * unit["memory_bytes"]}}}
+{shared}
   - !Memory
     name: Buffer{spatial}
     size: {8 * unit["buffer_bytes"]}
     leak_power: 0
     area: 0
-    tensors: {{keep: ~MainMemory, may_keep: All}}
+    tensors: {{keep: All}}
     actions:
     - {{name: read, energy: {buffer / 8}, throughput: inf}}
     - {{name: write, energy: {buffer / 8}, throughput: inf}}

@@ -50,7 +50,7 @@ def main() -> None:
     ]
     for name, value in (("machine", machine), ("mapping", mapping), ("layer", [layer(request)])):
         Path(f"{name}.yaml").write_text(yaml.safe_dump(value, sort_keys=False), encoding="utf-8")
-    begin = time.perf_counter()
+    begin = time.process_time()
     with contextlib.redirect_stdout(sys.stderr):
         energy, latency, _ = get_hardware_performance_zigzag(
             "layer.yaml",
@@ -61,7 +61,7 @@ def main() -> None:
             lpf_limit=6,
             loma_show_progress_bar=False,
         )
-    seconds = time.perf_counter() - begin
+    seconds = time.process_time() - begin
     # Its latency is the sum of these parts.
     document = json.loads(Path("out/Layer0_complete.json").read_text(encoding="utf-8"))
     figures = {"cycles": float(latency), "bytes": float(energy), "seconds": seconds}
@@ -73,6 +73,22 @@ def store(size: int, width: int, cost: float, *, is_shared: bool) -> dict:
 
     One port serves everything, or each movement of an operand has a port of its own: every access
     takes a port for at least a cycle, however wide the port is.
+
+    Parameters
+    ----------
+    size : int
+        Capacity in bits.
+    width : int
+        Bits of an access.
+    cost : float
+        Energy of an access.
+    is_shared : bool
+        True if one port serves everything.
+
+    Returns
+    -------
+    dict
+        Table of the memory in ZigZag's machine.
     """
     allocation = [f"{operand}, {each}" for operand in ("I1", "I2") for each in ("fh", "tl")]
     allocation += [f"O, {each}" for each in ("fh", "tl", "fl", "th")]

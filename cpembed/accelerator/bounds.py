@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import itertools
 import math
+from functools import lru_cache
 from typing import Any
 
 from cpembed.accelerator.buffer_specs import BufferSpec
 from cpembed.accelerator.copy_cost import Lengths, copy_costs, copy_cycles
+from cpembed.accelerator.moves import moves
 from cpembed.accelerator.template import Template, element_bits
 from cpembed.accelerator.tiling_cost import reduced_cycles
-from cpembed.hw.isa import Synchronization
+from cpembed.hw.isa import InstructionSet, Synchronization
 
 
 def bounds(template: Template) -> tuple[float, float]:
@@ -77,13 +79,38 @@ def _copied_once(template: Template, buffer: BufferSpec, is_store: bool) -> tupl
     counts.
     """
     memory = buffer.memory
-    ends = [buffer.load[0]] if buffer.role == "granule" else [*template.machine.memories]
+    ends = _ends(template, buffer, is_store)
     pairs = [(memory, end) if is_store else (end, memory) for end in ends]
     costs = [cost for pair in pairs for cost in copy_costs(template, buffer, pair)]
     lengths = [Lengths(((size, 1),)) for size in _touched_lengths(template, buffer.tensor)]
     units = "|".join(sorted({cost.instruction.unit for cost in costs}))
     cycles = (float(copy_cycles(cost, lengths, buffer.steps)) for cost in costs)
     return units, min(cycles, default=0.0)
+
+
+def _ends(template: Template, buffer: BufferSpec, is_store: bool) -> list[str]:
+    """List the memories from which a tensor may come into a buffer, or into which it may go."""
+    machine, tensor = template.machine, buffer.tensor
+    if buffer.role == "granule":
+        return [buffer.load[0]]
+    ends = [m for m in machine.memories if m != buffer.memory]
+    if tensor in template.problem.homes or (not is_store and template.is_written(tensor)):
+        return ends
+    # All of it is in main memory, at the beginning or in the end.
+    main = machine.main.name
+    return [m for m in ends if m == main or _leads(machine, main, m, back=is_store)]
+
+
+@lru_cache(maxsize=256)
+def _leads(machine: InstructionSet, main: str, memory: str, *, back: bool) -> bool:
+    """True if moves lead from main memory to a memory, or back from there to main memory."""
+    edges = {(m.target, m.source) if back else (m.source, m.target) for m in moves(machine)}
+    reached: set[str] = set()
+    fresh = {main}
+    while fresh:
+        reached |= fresh
+        fresh = {target for source, target in edges if source in fresh} - reached
+    return memory in reached
 
 
 def _touched(template: Template, tensor: str) -> int:

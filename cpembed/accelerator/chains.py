@@ -9,6 +9,7 @@ between which a tensor stays on chip become one program.
 from __future__ import annotations
 
 import contextlib
+import itertools
 import math
 from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -35,7 +36,7 @@ from cpembed.accelerator.network_steps import (
     Step,
 )
 from cpembed.accelerator.operators.forms import GraphTensor, OperatorForm
-from cpembed.accelerator.problem import PlanningError
+from cpembed.accelerator.problem import OperatorProblem, PlanningError, problem_variants
 from cpembed.accelerator.program import MainTensor, Node, Program
 from cpembed.accelerator.reshaped import coarse_shape
 from cpembed.accelerator.row_placement import with_rows_ahead
@@ -47,13 +48,13 @@ from cpembed.accelerator.selection import (
     SelectionProblem,
     select,
 )
-from cpembed.accelerator.template import Template, exact_template
+from cpembed.accelerator.template import Template, exact_template, is_possible
 from cpembed.hw.isa import InstructionSet, Synchronization
 from cpembed.ir.dtypes import bits
 
 _WORK = 4.0
 """Deterministic time of the selection of one chain, which states its gap if that is too little."""
-_TENSORS = 2
+_TENSORS = 3
 """Number of tensors of an operator up to which all combinations of their homes are planned."""
 _PLANS = 2
 """Number of plans for each combination: the fastest, and one with few rows."""
@@ -89,7 +90,7 @@ class ChainPlanner:
         self.outputs = outputs
         self.machine = machine
         self.signature = signature
-        self.variants: dict[Hashable, tuple[OperatorPlan, ...]] = {}
+        self.variants: dict[Hashable, tuple[int, tuple[OperatorPlan, ...]]] = {}
         self.homes: dict[Hashable, CandidateHome | None] = {}
 
     def steps(self, steps: Sequence[Step]) -> list[Step]:
@@ -327,12 +328,17 @@ class RunPlanner:
             for name, home in homes.items():
                 homes_beyond[name] = home.moved(first[home.memory], number)
                 first[home.memory] += home.rows
-            try:
-                template = exact_template(replace(problem, homes=homes_beyond), self.machine)
-                self.planner.variants[kind] = template_plans(template, _PLANS)
-            except PlanningError:
-                self.planner.variants[kind] = ()
-        return tuple(replace(plan, problem=problem) for plan in self.planner.variants[kind])
+            self.planner.variants[kind] = self._variant_plans(replace(problem, homes=homes_beyond))
+        number, plans = self.planner.variants[kind]
+        variant = next(itertools.islice(problem_variants(problem, is_possible), number, None))
+        return tuple(replace(plan, problem=variant) for plan in plans)
+
+    def _variant_plans(self, problem: OperatorProblem) -> tuple[int, tuple[OperatorPlan, ...]]:
+        """Return plans of the first variant whose instructions can address the homes."""
+        for number, variant in enumerate(problem_variants(problem, is_possible)):
+            with contextlib.suppress(PlanningError):
+                return number, template_plans(exact_template(variant, self.machine), _PLANS)
+        return 0, ()
 
     def _memories(self, homes: Mapping[str, CandidateHome]) -> set[str]:
         return {home.memory for home in homes.values()}

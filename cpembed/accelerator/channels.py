@@ -15,7 +15,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 
 from cpembed.accelerator.problem import PlanningError
-from cpembed.accelerator.program import Issue, Loop, Node
+from cpembed.accelerator.program import Issue, Loop, Node, units_of
 from cpembed.hw.isa import InstructionSet
 from cpembed.ir.index import IndexExpr, IndexTerm
 
@@ -118,17 +118,9 @@ def _round_order(
 ) -> tuple[str, ...]:
     """Return two units in the order in which they work in the innermost body that has both."""
     for node in nodes:
-        if isinstance(node, Loop) and pair <= set(_units(node, machine)):
+        if isinstance(node, Loop) and pair <= set(units_of(node, machine)):
             return _round_order(node.body, pair, machine)
-    return tuple(dict.fromkeys(u for node in nodes for u in _units(node, machine) if u in pair))
-
-
-def _units(node: Node, machine: InstructionSet) -> Iterator[str]:
-    if isinstance(node, Loop):
-        for inner in node.body:
-            yield from _units(inner, machine)
-    else:
-        yield machine.instructions[node.instruction].unit
+    return tuple(dict.fromkeys(u for node in nodes for u in units_of(node, machine) if u in pair))
 
 
 class _Turns:
@@ -156,7 +148,7 @@ class _Turns:
         is_mixed = self._has(self.first, self.second)
         mixed = [n for n, node in enumerate(nodes) if is_mixed(node)]
         if not mixed:
-            both = {u for node in nodes for u in _units(node, self.machine)}
+            both = {u for node in nodes for u in units_of(node, self.machine)}
             is_round = {self.first, self.second} <= both
             return (self._round(nodes, outer) if is_round else nodes), ()
         if len(mixed) > 1:
@@ -170,7 +162,7 @@ class _Turns:
         before, after = nodes[:at], nodes[at + 1 :]
         self._check_outside(nodes, (*before, *after), after)
         inner, below = self.placed(loop.body, (*outer, loop))
-        is_before = any(self.first in _units(node, self.machine) for node in before)
+        is_before = any(self.first in units_of(node, self.machine) for node in before)
         # A unit that ends a round has waited for the other one by then.
         if is_before and self.round_units[-1:] != [self.first]:
             if len(self.round_units) > 2:
@@ -191,7 +183,7 @@ class _Turns:
         written = _touched(nodes, self.machine, self.first, "written")
         used = _touched(outside, self.machine, self.second, "read")
         shared = sorted(written & used)
-        if shared or any(self.first in _units(node, self.machine) for node in after):
+        if shared or any(self.first in units_of(node, self.machine) for node in after):
             raise PlanningError(
                 f"rejected: {self.first} and {self.second} share {', '.join(shared) or 'rows'} "
                 "outside of the rounds in which they take turns, for which the planner has no "
@@ -200,7 +192,7 @@ class _Turns:
 
     def _has(self, *units: str) -> Callable[[Node], bool]:
         """Return the test for nodes that have work of all of these units."""
-        return lambda node: set(units) <= set(_units(node, self.machine))
+        return lambda node: set(units) <= set(units_of(node, self.machine))
 
     def _round(self, nodes: tuple[Node, ...], outer: tuple[Loop, ...]) -> tuple[Node, ...]:
         runs = self._runs(nodes)
@@ -217,7 +209,7 @@ class _Turns:
         runs: list[tuple[str, list[int]]] = []
         for n, node in enumerate(nodes):
             for unit in (self.first, self.second):
-                if unit not in _units(node, self.machine):
+                if unit not in units_of(node, self.machine):
                     continue
                 if not runs or runs[-1][0] != unit:
                     runs.append((unit, []))

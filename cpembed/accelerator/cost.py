@@ -175,7 +175,7 @@ def program_cost(program: Program, least: float = 0.0) -> ProgramCost:
     ----------
     program : Program
     least : float
-        Cycles that it takes at least, by the waits of its units for each other.
+        Cycles that it takes at least, by the waits of its instructions for each other.
     """
     machine = program.machine
     executions: dict[str, int] = {}
@@ -192,6 +192,6 @@ def program_cost(program: Program, least: float = 0.0) -> ProgramCost:
     main_bytes = sum(moved.get((main.name, d), 0) for d in ("read", "written"))
     busiest = max(units.values())
     if machine.synchronization is Synchronization.IN_ORDER:
-        busiest = least = sum(units.values())
+        busiest = sum(units.values())
     cycles = max(busiest, main_bytes / main.bytes_per_cycle, least)
     return ProgramCost(executions, moved, units, main_bytes, cycles)

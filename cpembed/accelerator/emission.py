@@ -10,16 +10,18 @@ from cpembed.accelerator.boxes import Box, TileLoop, guards, loop_extents, sizes
 from cpembed.accelerator.buffer_specs import BufferSpec
 from cpembed.accelerator.buffers import Buffer, Buffers
 from cpembed.accelerator.channels import with_signals
-from cpembed.accelerator.executions import (
-    execution_sizes,
-    granule_loops,
-    neutral_value,
-    points,
-)
+from cpembed.accelerator.executions import execution_sizes, granule_loops, neutral_value, points
 from cpembed.accelerator.main_layouts import default_layouts
 from cpembed.accelerator.problem import AddressingError, PlanningError, Step
 from cpembed.accelerator.program import Issue, Loop, MainTensor, Meaning, Node, Program
 from cpembed.accelerator.registers import with_configuration
+from cpembed.accelerator.store_order import (
+    LateStore,
+    behind_loads,
+    late_store,
+    of_last_tile,
+    of_tile_before,
+)
 from cpembed.accelerator.template import Template
 from cpembed.accelerator.tiling import Tiling
 from cpembed.accelerator.tiling_grid import Key
@@ -44,6 +46,7 @@ class Lowering:
         self.template = template
         self.tiling = tiling
         self.names = Names()
+        self.late: list[LateStore] = []
         self.rounding: dict[Key, dict[int, int]] = {}
         self._prepare()
 
@@ -255,8 +258,11 @@ class Lowering:
         """Return the program's nodes, once buffers have room for whole chunks of all copies."""
         while True:
             before = {key: dict(sizes) for key, sizes in self.rounding.items()}
-            self.names = Names()
+            self.names, self.late = Names(), []
             body = self._body(0, base_rows)
+            loops = self.buffers.loops[: self.tiling.output_depth]
+            last = (of_last_tile(late.nodes, loops, self.names) for late in self.late)
+            body = (*body, *(node for nodes in last for node in nodes))
             if self.rounding == before:
                 return body
             self._prepare()
@@ -264,32 +270,59 @@ class Lowering:
     def _body(self, depth: int, base_rows: Mapping[str, int]) -> tuple[Node, ...]:
         """Return what is inside of a number of the main statement's loops."""
         template = self.template
-        nodes: list[Node] = []
+        loads: list[Node] = []
+        chain_loads: list[Node] = []
         for buffer in self.buffers.table.values():
             if buffer.depth == depth and buffer.spec.load and not self._waits(buffer):
-                nodes += self._load(buffer, base_rows)
+                is_for_chain = buffer.spec.first_use > template.main
+                (chain_loads if is_for_chain else loads).extend(self._load(buffer, base_rows))
         if depth > self.tiling.output_depth:
-            nodes += self._granules(template.main_step, depth, base_rows)
-        at_output = depth == self.tiling.output_depth
-        if at_output:
-            for step in template.steps[: template.main]:
-                nodes += self._chain_step(step, base_rows)
-            if template.needs_fill(template.main_step):
-                nodes += self._fill(template.main_step, base_rows)
-            nodes += self._moves(template.main, base_rows)
-        if depth < len(self.buffers.all_loops):
-            loop = self.buffers.all_loops[depth]
-            nodes.append(Loop(loop.name, loop.extent, self._body(depth + 1, base_rows)))
-        else:
-            nodes += self._reduced(
-                template.main_step, self.buffers.all_loops, self.buffers.all_loops, base_rows
-            )
-        if at_output:
-            nodes += self._stores(template.main, base_rows)
-            for step in template.steps[template.main + 1 :]:
-                nodes += self._moves(step.number, base_rows)
-                nodes += self._chain_step(step, base_rows)
-        return tuple(nodes)
+            loads += self._granules(template.main_step, depth, base_rows)
+        if depth == self.tiling.output_depth:
+            return self._tile(loads, chain_loads, base_rows)
+        return (*loads, *chain_loads, *self._inner(depth, base_rows))
+
+    def _inner(self, depth: int, base_rows: Mapping[str, int]) -> tuple[Node, ...]:
+        """Return the next loop inside of a number of loops, or the executions in all of them."""
+        loops = self.buffers.all_loops
+        if depth < len(loops):
+            loop = loops[depth]
+            return (Loop(loop.name, loop.extent, self._body(depth + 1, base_rows)),)
+        return self._reduced(self.template.main_step, loops, loops, base_rows)
+
+    def _tile(
+        self, loads: list[Node], chain_loads: list[Node], base_rows: Mapping[str, int]
+    ) -> tuple[Node, ...]:
+        """Return the nodes of a tile of the main statement's output.
+
+        Parameters
+        ----------
+        loads : list of Node
+            Loads for this tile.
+        chain_loads : list of Node
+            Loads of what only statements after the main one read.
+        base_rows : mapping of str to int
+        """
+        template = self.template
+        before: list[Node] = []
+        for step in template.steps[: template.main]:
+            before += self._chain_step(step, base_rows)
+        if template.needs_fill(template.main_step):
+            before += self._fill(template.main_step, base_rows)
+        before += self._moves(template.main, base_rows)
+        inner = self._inner(self.tiling.output_depth, base_rows)
+        after = [*self._stores(template.main, base_rows)]
+        for step in template.steps[template.main + 1 :]:
+            after += self._moves(step.number, base_rows)
+            after += self._chain_step(step, base_rows)
+        loops = self.buffers.loops[: self.tiling.output_depth]
+        runs_ahead = template.machine.synchronization is Synchronization.INTERLOCKED
+        loads, delayed = (loads, chain_loads) if runs_ahead else ([*loads, *chain_loads], [])
+        for late in self.late:
+            nodes = of_tile_before(late.nodes, loops, self.names)
+            (loads if late.is_overwritten else delayed).extend(nodes)
+        inner = behind_loads(inner, delayed, template.machine)
+        return (*loads, *before, *inner, *after)
 
     def _chain_step(self, step: Step, base_rows: Mapping[str, int]) -> Iterator[Node]:
         if step.number < self.template.main:
@@ -391,14 +424,25 @@ class Lowering:
         raise refusal or PlanningError(f"rejected: {spec.tensor} has no layout in main memory")
 
     def _stores(self, number: int, base_rows: Mapping[str, int]) -> Iterator[Node]:
-        """Yield the stores of what a statement completes, through other memories if need be."""
+        """Yield the stores of what a statement completes, through other memories if need be.
+
+        Those that are late come with the next tile instead.
+        """
         for buffer in self.buffers.table.values():
             spec = buffer.spec
             if spec.is_outgoing and spec.stage == number:
-                yield from self._load(buffer, base_rows)
-                yield from self._store(buffer, base_rows)
+                source = self.buffers.table.get((spec.tensor, spec.load[0]))
+                nodes = [*self._load(buffer, base_rows), *self._store(buffer, base_rows)]
             elif self.template.last_writer(spec) == number:
-                yield from self._store(buffer, base_rows)
+                source = buffer
+                nodes = [*self._store(buffer, base_rows)]
+            else:
+                continue
+            late = None if source is None else late_store(self.buffers, source, nodes)
+            if late is None:
+                yield from nodes
+            else:
+                self.late.append(late)
 
     def _store(self, buffer: Buffer, base_rows: Mapping[str, int]) -> Iterator[Node]:
         """Yield the copies of a buffer to where its tensor stays; none where it stays there."""

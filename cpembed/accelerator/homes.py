@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import itertools
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
@@ -9,11 +11,11 @@ from cpembed.accelerator.addressing import InMain, InRows
 from cpembed.accelerator.boxes import Box
 from cpembed.accelerator.layouts import row_layouts
 from cpembed.accelerator.lowering import check_addresses
-from cpembed.accelerator.problem import PlanningError
+from cpembed.accelerator.problem import PlanningError, problem_variants
 from cpembed.accelerator.program import MainTensor, Node
 from cpembed.accelerator.registers import with_configuration
 from cpembed.accelerator.reshaped import fine_dimensions, fine_shape, layout_in
-from cpembed.accelerator.template import BufferSpec, Template, exact_template
+from cpembed.accelerator.template import BufferSpec, Template, exact_template, is_possible
 from cpembed.accelerator.transfers import Names, Transfer, plan_copy
 from cpembed.hw.isa import InstructionSet
 from cpembed.ir.index import IndexExpr
@@ -46,6 +48,16 @@ class TensorUse:
         """Memory in which instructions find the tensor."""
         specs = [b for b in self.template.buffers if b.tensor == self.name and b.uses]
         return specs[0].memory if len(specs) == 1 else ""
+
+    @property
+    def with_single_axes(self) -> TensorUse:
+        """Plan whose instructions walk one axis instead of two at once, or the same one."""
+        machine = self.template.machine
+        variants = problem_variants(self.template.problem, is_possible)
+        for variant in itertools.islice(variants, 1, None):
+            with contextlib.suppress(PlanningError):
+                return replace(self, template=exact_template(variant, machine))
+        return self
 
     @property
     def shape(self) -> tuple[int, ...]:
@@ -125,6 +137,19 @@ def candidate_home(
     CandidateHome or None
         None if there are none, or no reader can use them.
     """
+    home = _candidate(writer, readers, layout)
+    if home is not None and len(home.readers) == len(readers):
+        return home
+    # Two axes that an instruction walks at once have no margins between them.
+    single = {number: use.with_single_axes for number, use in readers.items()}
+    with_margins = _candidate(writer.with_single_axes, single, layout)
+    homes = [h for h in (home, with_margins) if h is not None]
+    return max(homes, key=lambda h: len(h.readers), default=None)
+
+
+def _candidate(
+    writer: TensorUse, readers: Mapping[int, TensorUse], layout: MainTensor
+) -> CandidateHome | None:
     if writer.spec is None:
         return None
     uses = {number: use for number, use in readers.items() if use.spec is not None}

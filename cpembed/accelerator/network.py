@@ -51,7 +51,7 @@ from cpembed.accelerator.operators.forms import (
 from cpembed.accelerator.planned_forms import (
     Outcome,
     PlannedForm,
-    agree_on_temporaries,
+    disagreement,
     keep_better,
     temporary_layouts,
 )
@@ -341,8 +341,12 @@ class _Planner:
         layouts |= temporary_layouts(planned)
         plans = tuple(self._agreed(plan, layouts) for plan in planned.plans)
         programs = tuple(plan.program() for plan in plans)
-        if not agree_on_temporaries(form, programs):
-            reason = "its programs need a tensor between them in different layouts"
+        disputed = disagreement(form, programs)
+        if disputed:
+            reason = (
+                f"its programs need {disputed} between them in different layouts: describe a move "
+                "that transposes, or the instruction that makes one of them read other lanes"
+            )
             return HostStep(operator, reason, host_us(operator, self.graph.types, self.machine))
         costs = tuple(plan.cost for plan in plans)
         return ProgramStep((operator,), form, plans, programs, costs, planned.host)

@@ -7,7 +7,8 @@ from collections import Counter
 from collections.abc import Hashable, Iterator, Mapping, Sequence
 
 from cpembed.accelerator.bounds import touched_bytes, unit_cycles
-from cpembed.accelerator.network_steps import HostStep, LayoutStep, ProgramStep, Step, ViewStep
+from cpembed.accelerator.chain_runs import view_origins
+from cpembed.accelerator.network_steps import HostStep, LayoutStep, ProgramStep, Step
 from cpembed.accelerator.template import exact_template
 from cpembed.graph.graph import Graph
 from cpembed.hw.isa import InstructionSet, Synchronization
@@ -27,18 +28,8 @@ def network_bound(steps: Sequence[Step], graph: Graph, machine: InstructionSet) 
     graph : Graph
     machine : InstructionSet
     """
-    origins = _origins(steps)
+    origins = view_origins(steps)
     return math.fsum(_run_bound(run, steps, graph, machine, origins) for run in _runs(steps))
-
-
-def _origins(steps: Sequence[Step]) -> dict[str, str]:
-    """Return the tensor of which each view has the elements."""
-    origins: dict[str, str] = {}
-    for step in steps:
-        if isinstance(step, ViewStep):
-            source = step.operator.inputs[0]
-            origins[step.operator.output] = origins.get(source, source)
-    return origins
 
 
 def _runs(steps: Sequence[Step]) -> Iterator[tuple[ProgramStep, ...]]:

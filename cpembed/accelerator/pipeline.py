@@ -7,6 +7,7 @@ of what it reads is there; it ends when all of that was there; what it overwrite
 
 from __future__ import annotations
 
+import itertools
 import math
 from bisect import bisect_left, bisect_right
 from collections.abc import Iterator, Mapping, Sequence
@@ -94,13 +95,11 @@ def pipelined_cycles(program: Program, regions: Sequence[Region]) -> float:
         Cycles until everything has ended.
     """
     machine = program.machine
-    if machine.synchronization is Synchronization.IN_ORDER:
-        return math.inf
     rows: dict[str, list[int]] = {}
     for memory, row in sorted(set(regions)):
         rows.setdefault(memory, []).append(row)
-    tree = [tree for node in program.body for tree in _prepared(node, (), machine)]
-    state = _State(dict.fromkeys(machine.units, 0.0), [], [], {}, {}, {}, {})
+    tree = [tree for node in program.body for tree in _prepared(node, (), machine, rows)]
+    state = _State({}, [], [], {}, {}, {}, {})
     total = sum(_weight(node) for node in tree)
     for node in tree:
         _run(node, {}, state, rows)
@@ -120,7 +119,12 @@ def _weight(node: _Tree) -> float:
     return sum(_weight(inner) for inner in node[1])
 
 
-def _prepared(node: Node, outer: tuple[Loop, ...], machine: InstructionSet) -> Iterator[_Tree]:
+def _prepared(
+    node: Node,
+    outer: tuple[Loop, ...],
+    machine: InstructionSet,
+    rows: Mapping[str, Sequence[int]],
+) -> Iterator[_Tree]:
     """Yield the parts of a node: one for each unit if its instructions compute one statement."""
     issues = list(_issues(node, ()))
     units: dict[str, list[tuple[tuple[Loop, ...], Issue]]] = {}
@@ -128,12 +132,38 @@ def _prepared(node: Node, outer: tuple[Loop, ...], machine: InstructionSet) -> I
         units.setdefault(machine.instructions[issue.instruction].unit, []).append((loops, issue))
     # Of the instructions that begin sums and those that go on, one is executed in an iteration.
     statements = {None if i.meaning is None else i.meaning.statement for _, i in issues}
-    if len(units) == 1 or (len(statements) == 1 and None not in statements):
+    is_statement = len(statements) == 1 and None not in statements
+    is_part = is_statement or (len(units) == 1 and not _hands_on(issues, outer, machine, rows))
+    if isinstance(node, Issue) or is_part:
         for of_unit in units.values():
             yield _part(of_unit, outer, machine)
         return
-    assert isinstance(node, Loop)
-    yield node, tuple(tree for n in node.body for tree in _prepared(n, (*outer, node), machine))
+    inner = (tree for n in node.body for tree in _prepared(n, (*outer, node), machine, rows))
+    yield node, tuple(inner)
+
+
+def _hands_on(
+    issues: Sequence[tuple[tuple[Loop, ...], Issue]],
+    outer: tuple[Loop, ...],
+    machine: InstructionSet,
+    rows: Mapping[str, Sequence[int]],
+) -> bool:
+    """True if some instruction reads the buffer that another one of them writes."""
+    written: dict[Region, int] = {}
+    read: list[tuple[Region, int]] = []
+    for number, (inner, issue) in enumerate(issues):
+        instruction = machine.instructions[issue.instruction]
+        first = {loop.name: 0 for loop in (*outer, *inner)}
+        for operand, address in issue.operands.items():
+            memory = instruction.places[operand].memory
+            if memory not in rows:
+                continue
+            region = _region(memory, address.base.evaluate(first), rows)
+            if operand in instruction.outputs:
+                written[region] = number
+            else:
+                read.append((region, number))
+    return any(written.get(region, number) != number for region, number in read)
 
 
 def _issues(node: Node, loops: tuple[Loop, ...]) -> Iterator[tuple[tuple[Loop, ...], Issue]]:
@@ -160,13 +190,17 @@ def _passes(address: Address, span: int, loops: Sequence[Loop]) -> int:
     return math.prod(loop.extent for n, loop in enumerate(outer) if n not in moving)
 
 
-def _span(instruction: IsaInstruction, operand: str, address: Address) -> int:
-    """Return the number of rows from the first to the last one of an operand."""
+def _span(
+    instruction: IsaInstruction, operand: str, address: Address, extents: Mapping[str, int]
+) -> int:
+    """Return the number of rows from the first to the last one of an operand.
+
+    ``extents`` are the largest sizes of the instruction's axes.
+    """
     place = instruction.places[operand]
     index = instruction.computation.access(operand).index
     sizes = {
-        name: 1 + e.bounds(instruction.extents)[1]
-        for name, e in zip(place.dimensions, index, strict=True)
+        name: 1 + e.bounds(extents)[1] for name, e in zip(place.dimensions, index, strict=True)
     }
     span = 1
     for d in place.rows:
@@ -174,6 +208,28 @@ def _span(instruction: IsaInstruction, operand: str, address: Address) -> int:
         stride = described if isinstance(described, int) else address.strides.get(str(d), 1)
         span += stride * (d.size(sizes[d.axis]) - 1)
     return span
+
+
+def _stalls(
+    instruction: IsaInstruction, issue: Issue, loops: Sequence[Loop], cycles: float
+) -> float:
+    """Return by how much executions take longer because they add to sums that are not ready yet.
+
+    Sums are ready a latency after the execution that adds to them has ended. Loops inside of the
+    innermost one that does not move the sums are executed in between.
+    """
+    if not instruction.reads_outputs or not instruction.latency_cycles or not cycles:
+        return 1.0
+    moving = issue.operands[instruction.outputs[0]].base.iterators
+    repeated = [n for n, loop in enumerate(loops) if loop.name not in moving and loop.extent > 1]
+    if not repeated:
+        return 1.0
+    between = cycles * math.prod(loop.extent for loop in loops[repeated[-1] + 1 :])
+    outwards = reversed(loops[: repeated[-1] + 1])
+    around = itertools.takewhile(lambda loop: loop.name not in moving, outwards)
+    times = math.prod(loop.extent for loop in around)
+    waits = max(0.0, cycles + instruction.latency_cycles - between)
+    return 1.0 + waits / between * (1 - 1 / times)
 
 
 def _varying(issue: Issue) -> set[str]:
@@ -204,6 +260,7 @@ def _part(
         moved = moved_bytes(instruction, machine, sizes)
         through = sum(moved.get((main.name, d), 0) for d in ("read", "written"))
         slow = np.maximum(instruction.occupied_cycles(sizes), through / main.bytes_per_cycle)
+        slow = slow * _stalls(instruction, issue, inner, float(np.max(slow)))
         rest = tuple(n for n, loop in enumerate(traversed) if loop in inner)
         places = tuple(loop.extent if loop.name in varying else 1 for loop in outer)
         through = through / main.bytes_per_cycle
@@ -215,6 +272,8 @@ def _part(
             late += main.latency_cycles
         latency = max(latency, late)
         zero = {loop.name: IndexExpr() for loop in inner}
+        largest = {a: int(np.max(size)) for a, size in sizes.items()}
+        extents = {**instruction.extents, **largest}
         for operand, address in issue.operands.items():
             memory = instruction.places[operand].memory
             kind = machine.memories[memory].kind if memory in machine.memories else None
@@ -222,12 +281,14 @@ def _part(
                 continue
             target = writes if operand in instruction.outputs else reads
             base = address.base.substitute(zero)
-            span = _span(instruction, operand, address)
+            span = _span(instruction, operand, address, extents)
             access = _Access(memory, base, _passes(address, span, inner))
             target.setdefault((memory, str(base)), access)
         accumulates |= any(s.reduction for s in instruction.computation.statements)
+    unit = machine.instructions[issues[0][1].instruction].unit
     return _Part(
-        machine.instructions[issues[0][1].instruction].unit,
+        # What is executed in the order of the text is executed as by one unit.
+        "" if machine.synchronization is Synchronization.IN_ORDER else unit,
         tuple(loop.name if loop.name in everything else None for loop in outer),
         math.prod(loop.extent for loop in outer if loop.name not in everything),
         cycles,
@@ -262,13 +323,17 @@ def _regions(
     rows: Mapping[str, Sequence[int]],
 ) -> list[tuple[Region, int]]:
     """Return the buffers that accesses touch, each with the number of passes."""
-    touched: list[tuple[Region, int]] = []
-    for access in accesses:
-        starts = rows.get(access.memory, ())
-        place = bisect_right(starts, access.base.evaluate(values)) - 1
-        row = starts[place] if place >= 0 else -1
-        touched.append(((access.memory, row), access.passes))
-    return touched
+    return [
+        (_region(access.memory, access.base.evaluate(values), rows), access.passes)
+        for access in accesses
+    ]
+
+
+def _region(memory: str, row: int, rows: Mapping[str, Sequence[int]]) -> Region:
+    """Return the buffer that a row belongs to."""
+    starts = rows.get(memory, ())
+    place = bisect_right(starts, row) - 1
+    return memory, starts[place] if place >= 0 else -1
 
 
 def _carried(state: _State, start: float, path: float) -> float:
@@ -298,7 +363,7 @@ def _execute(
     piece = cycles / count
     reads = _regions(part.reads, values, rows)
     writes = _regions(part.writes, values, rows)
-    start = state.unit_free[part.unit]
+    start = state.unit_free.get(part.unit, 0.0)
     # What is passed over several times has to be complete in the first pass, and is released, or
     # complete, in the last one.
     end = 0.0

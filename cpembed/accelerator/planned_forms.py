@@ -72,13 +72,13 @@ def temporary_layouts(planned: PlannedForm) -> dict[str, MainTensor]:
     return {name: merged_layout(layouts) for name, layouts in needs.items()}
 
 
-def agree_on_temporaries(form: OperatorForm, programs: Sequence[Program]) -> bool:
-    """Return True if programs find tensors that only the specification has in one layout."""
+def disagreement(form: OperatorForm, programs: Sequence[Program]) -> str:
+    """Return a tensor of the specification that programs find in different layouts, or nothing."""
     layouts: dict[str, MainTensor] = {}
     for program in programs:
         for name, tensor in program.tensors.items():
             plain = replace(tensor, role="")
             is_temporary = name not in form.tensors and tensor.role != "constant"
             if is_temporary and layouts.setdefault(name, plain) != plain:
-                return False
-    return True
+                return name
+    return ""

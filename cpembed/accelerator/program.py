@@ -253,6 +253,21 @@ class Program:
         yield from _issues(self.body, ())
 
 
+def units_of(node: Node, machine: InstructionSet) -> Iterator[str]:
+    """Yield the unit of each instruction of a node, in the order of the text.
+
+    Parameters
+    ----------
+    node : Loop or Issue
+    machine : InstructionSet
+    """
+    if isinstance(node, Loop):
+        for inner in node.body:
+            yield from units_of(inner, machine)
+    else:
+        yield machine.instructions[node.instruction].unit
+
+
 def _issues(
     body: tuple[Node, ...], loops: tuple[Loop, ...]
 ) -> Iterator[tuple[tuple[Loop, ...], Issue]]:

@@ -72,6 +72,31 @@ def fuse_command(
     share, where that costs less. The file is described in docs/fusion.md.
 
     cpembed fuse block.toml --target npu.toml --target npu_vector.toml --objective energy
+    \f
+
+    Parameters
+    ----------
+    path : Path
+        File of the block.
+    names : tuple of str
+        Names or files of the targets.
+    machine : str or None
+        Machine of the targets; None for the first one.
+    objective : str
+        ``cycles``, ``bytes`` or ``energy``.
+    extents : dict of str to int
+        Extents that replace those of the file, by axis.
+    constraints : str or None
+        Constraint set of the embeddings; None for each target's own.
+    timeout : float or None
+        Seconds after which no further schedule is tried; None for no limit.
+    as_json : bool
+        True to print the document.
+
+    Returns
+    -------
+    int
+        Exit code.
     """
     from cpembed.driver.fusion import fuse_block, read_block
     from cpembed.report.fusion import fusion_report

@@ -172,16 +172,12 @@ def fuse_block(
         Axes and operators.
     targets : sequence of str or HardwareSpec
         Instructions of one machine: each operator is computed by the first one that fits it.
-    objective : str
-        ``cycles``, ``bytes`` to and from main memory, or ``energy``.
+    objective, rows, seconds
+        Those of :func:`~cpembed.cost.fusion.search.fuse`; the objective by its name.
     machine : str, optional
         Machine of the targets; by default the first one.
     constraints : str, optional
         Constraint set of the embeddings; by default each target's own.
-    rows : int
-        Limit of the work of each search for the mapping of an operator.
-    seconds : float, optional
-        Time after which no further schedule is tried; by default there is no limit.
 
     Raises
     ------

@@ -147,6 +147,10 @@ class Memory:
         Amount of data that one transfer moves.
     read_pj_per_byte, write_pj_per_byte : float or None
         Energy of a byte that is read or written; None where the technology's is to be used.
+    multicast : bool
+        True if one read serves all units below that need the same data at the same time.
+    bypass : bool
+        True if an operand may pass it by: its transfers are those between the memories around.
     """
 
     name: str
@@ -167,6 +171,8 @@ class Memory:
     transfer_unit: TransferUnit = TransferUnit.REGION
     read_pj_per_byte: float | None = None
     write_pj_per_byte: float | None = None
+    multicast: bool = False
+    bypass: bool = False
 
     @property
     def tile_capacity(self) -> float:
@@ -181,6 +187,26 @@ class Memory:
     def effective_overlap(self) -> Overlapping:
         """The overlap that the banks allow: none with a single bank."""
         return Overlapping.NONE if self.banks == 1 else self.overlap
+
+
+@dataclass(frozen=True)
+class Link:
+    """Path between a memory and one that fills it, with none or some that are passed by between."""
+
+    memory: Memory
+    parent: Memory
+
+    @property
+    def name(self) -> str:
+        """Name of the memory; with that of the other one, if others are passed by."""
+        if self.memory.parent == self.parent.name:
+            return self.memory.name
+        return f"{self.memory.name} from {self.parent.name}"
+
+    @property
+    def fan_out(self) -> int:
+        """Number of units that one unit of the parent feeds."""
+        return self.memory.units // self.parent.units
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -219,6 +245,22 @@ class Hierarchy:
         while (parent := path[-1].parent) is not None:
             path.append(self.memories[parent])
         return tuple(path)
+
+    @cached_property
+    def links(self) -> tuple[Link, ...]:
+        """Links between memories, those past memories that may be passed by included."""
+        links = list[Link]()
+        for memory in self.memories.values():
+            _, *path = self.path(memory.name)
+            for parent in path:
+                links.append(Link(memory, parent))
+                if not parent.bypass:
+                    break
+        return tuple(links)
+
+    def links_below(self, memory: Memory) -> list[Link]:
+        """Return the links through which a memory fills others."""
+        return [link for link in self.links if link.parent == memory]
 
     def fan_out(self, level: int) -> int:
         """Number of units of a level below one unit of the next level."""

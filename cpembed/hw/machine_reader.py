@@ -221,6 +221,11 @@ class _Reader:
                 self._positive((*key, field), getattr(table, field))
         for field in ("latency_cycles", "read_pj_per_byte", "write_pj_per_byte"):
             self._positive((*key, field), getattr(table, field), zero=True)
+        problem = "no operand can pass by it: it holds operands itself"
+        self.need(level > 0 or not table.bypass, (*key, "bypass"), problem)
+        problem = "no operand can pass by main memory"
+        self.need(table.parent is not None or not table.bypass, (*key, "bypass"), problem)
+        self.need(level > 0 or not table.multicast, (*key, "multicast"), "it feeds no memory")
         # What the file's [machine] says of the bus to main memory need not be repeated: it is the
         # path out of the root, and the burst granule of the memories right below it.
         interface = self.interface
@@ -255,6 +260,8 @@ class _Reader:
             transfer_unit=table.moves,
             read_pj_per_byte=table.read_pj_per_byte,
             write_pj_per_byte=table.write_pj_per_byte,
+            multicast=table.multicast,
+            bypass=table.bypass,
         )
 
     def _capacity(self, name: str) -> int | None:

@@ -105,6 +105,8 @@ class LevelTable(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     moves: TransferUnit = TransferUnit.REGION
     read_pj_per_byte: float | None = None
     write_pj_per_byte: float | None = None
+    multicast: bool = False
+    bypass: bool = False
 
 
 class HierarchyTable(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):

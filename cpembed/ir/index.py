@@ -236,7 +236,11 @@ class IndexExpr:
                 continue
             changed = True
             if term.inner is not None:
-                terms.append(replace(term, inner=term.inner.substitute(replacements)))
+                digit = replace(term, inner=term.inner.substitute(replacements))
+                if digit.iterators:
+                    terms.append(digit)
+                else:
+                    constant += digit.evaluate({})
                 continue
             inner = replacements[term.iterator]
             if not term.is_affine:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 
 from cpembed.cost.machine.nest import ExecutionNest, execution_nest
@@ -75,6 +75,9 @@ class BlockOperator:
         machine : Hierarchy
             Machine that executes it.
         """
+        # All operands pass the memory on chip, in which intermediates can stay.
+        memories = {m.name: replace(m, bypass=False) for m in machine.memories.values()}
+        machine = replace(machine, memories=memories)
         nest = execution_nest(program, machine.layouts)
         loops = {loop.name: loop.extent for loop in program.loops}
         axes: dict[str, TiledAxis] = {}

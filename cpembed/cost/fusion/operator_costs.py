@@ -178,7 +178,7 @@ class OperatorCosts:
             True if it is written to main memory.
         """
         price = self._prices[number]
-        energy = size * (price.write if is_output else price.read)
+        energy = size * (price.write if is_output else price.read + price.fill)
         if is_output:
             return Use(written_apart=size, transfers=1.0, energy=energy)
         return Use(read_apart=size, transfers=1.0, energy=energy)
@@ -203,7 +203,8 @@ class OperatorCosts:
             if memory.name == self.memory.name:
                 break
             if not isinstance(energies, str):
-                energy += size * energies.prices(operator.machine)[memory.name].read
+                price = energies.prices(operator.machine)[memory.name]
+                energy += size * (price.read + price.fill)
         reading = size / self.memory.read_bytes
         return Use(inside=reading, total=reading, energy=energy)
 
@@ -317,7 +318,7 @@ class OperatorCosts:
             value = float(compute_time(tilings, nest, operator.machine).longest[0])
             if self.objective is not Objective.CYCLES:
                 value = cost.fixed
-            return BestTilings(tilings, value, value)
+            return BestTilings(tilings, free, value, value)
         self.searches += 1
         return best_tilings(free, machine, self.rows, cost)
 
@@ -337,6 +338,7 @@ class OperatorCosts:
             for name, traffic in tilings.traffic.items():
                 energy += prices[name].read * float(traffic.total_read[0])
                 energy += prices[name].write * float(traffic.total_write[0])
+                energy += prices[name].fill * float(traffic.received[0])
         total = float(compute_time(tilings, nest, operator.machine).longest[0])
         inside = total
         if len(machine.levels) > 1:

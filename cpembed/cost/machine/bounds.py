@@ -26,7 +26,7 @@ from cpembed.cost.machine.passes import Integers
 from cpembed.cost.machine.sizes import cuts, thinned
 from cpembed.cost.machine.times import compute_time
 from cpembed.cost.machine.traffic import Tilings
-from cpembed.hw.machine import Hierarchy, Memory, Overlapping, TransferUnit
+from cpembed.hw.machine import Hierarchy, Link, Memory, Overlapping, TransferUnit
 from cpembed.ir.computation import AxisKind
 
 _PERMUTED = 4
@@ -131,6 +131,20 @@ def level_operands(nest: ExecutionNest, machine: Hierarchy, level: int) -> list[
     return list(dict.fromkeys(operands))
 
 
+def stage_operands(nest: ExecutionNest, machine: Hierarchy, level: int) -> list[frozenset[str]]:
+    """Return the operands of a level's stages if each is held at a place of its own.
+
+    A level that all operands pass by has a stage without any.
+
+    Parameters
+    ----------
+    nest, machine, level
+        Those of :func:`level_operands`.
+    """
+    operands = level_operands(nest, machine, level)
+    return [frozenset([name]) for name in operands] or [frozenset()]
+
+
 def hold_orders(nest: ExecutionNest, machine: Hierarchy, level: int) -> list[HoldOrder]:
     """Return orders in which a level's operands are held: all, unless there are many operands.
 
@@ -147,10 +161,14 @@ def hold_orders(nest: ExecutionNest, machine: Hierarchy, level: int) -> list[Hol
 
 @dataclass(frozen=True)
 class Exchange:
-    """Least bytes and transfers between all units of a memory and its parent."""
+    """Least bytes and transfers between all units of a memory and of the one that fills it.
+
+    ``sent_bytes`` are read there, ``read_bytes`` arrive.
+    """
 
     read_bytes: Floats
     write_bytes: Floats
+    sent_bytes: Floats
     read_transfers: Floats
     write_transfers: Floats
 
@@ -160,7 +178,8 @@ class Bounds:
 
     ``cycles`` and ``amounts`` are, for each level, the innermost first, those of everything up to
     the transfers into the level, of tilings whose tiles at the level are in the cell; ``inside_…``
-    are those of the best cell with no larger tiles.
+    are those of the best cell with no larger tiles. ``likely_amounts`` are amounts where operands
+    that pass by a level stay in place within its tiles alone; tilings may cost less.
     """
 
     def __init__(self, nest: ExecutionNest, machine: Hierarchy, grid: Grid, cost: Cost) -> None:
@@ -169,9 +188,11 @@ class Bounds:
         self._operands = [
             level_operands(nest, machine, level) for level in range(len(machine.levels))
         ]
+        self._links: dict[str, Link] = {}
         self._exchanged: dict[str, Exchange] = {}
         self.cycles, self.amounts = list[Floats](), list[Floats]()
         self.inside_cycles, self.inside_amounts = list[Floats](), list[Floats]()
+        self.likely_amounts, self._likely_inside = list[Floats](), list[Floats]()
         self.orders = list[list[HoldOrder]]()
         for level in range(len(machine.levels) - 1):
             self._add(level)
@@ -182,6 +203,10 @@ class Bounds:
         last = tuple(size - 1 for size in self.grid.shape)
         time, amount = self.inside_cycles[-1][last], self.inside_amounts[-1][last]
         return float(self.cost.combined(time, amount))
+
+    def likely_amount(self, tilings: Tilings, level: int) -> Floats:
+        """Return the likely amounts of what is undecided, inside the tiles of a level."""
+        return self._likely_inside[level - 1][self.grid.cells(tilings.sizes)]
 
     def cycles_of(self, tilings: Tilings, nest: ExecutionNest, machine: Hierarchy) -> Floats:
         """Return the least cycles of tilings whose inner levels are undecided."""
@@ -195,12 +220,13 @@ class Bounds:
         orders = hold_orders(self.nest, machine, level)
         self.orders.append(orders)
         exact = len(orders[0]) <= _PERMUTED if orders else True
-        for memory in machine.levels[level]:
-            self._exchanged[memory.name] = self._exchange(memory)
-        amount = self.inside_amounts[-1] if level else np.zeros(1)
-        for memory in machine.levels[level]:
-            moved, price = self._exchanged[memory.name], self.cost.prices[memory.name]
-            amount = amount + price.read * moved.read_bytes + price.write * moved.write_bytes
+        amount = np.zeros(1)
+        for name, (link, operands) in self.nest.links(machine, machine.levels[level]).items():
+            self._links[name] = link
+            self._exchanged[name] = moved = self._exchange(link, operands)
+            price = self.cost.prices[name]
+            amount = amount + price.read * moved.sent_bytes + price.write * moved.write_bytes
+            amount = amount + price.fill * moved.read_bytes
         inside = self.inside_cycles[-1] if level else self._computing()
         fits_any, times = np.zeros(grid.shape, bool), np.full(grid.shape, math.inf)
         # Which operand is held outside which decides what a tile occupies and, with a double
@@ -211,17 +237,19 @@ class Bounds:
             total = self._total(level, order, inside)
             times = np.minimum(times, np.where(fits, total, math.inf))
         self.cycles.append(times)
+        likely = amount + (self._likely_inside[-1] if level else 0.0)
+        amount = amount + (self.inside_amounts[-1] if level else 0.0)
+        self.likely_amounts.append(np.where(fits_any, likely, math.inf))
+        self._likely_inside.append(grid.within(self.likely_amounts[-1], ()))
         self.amounts.append(np.where(fits_any, amount, math.inf))
         self.inside_cycles.append(grid.within(times, free))
         self.inside_amounts.append(grid.within(self.amounts[-1], free))
-        for memory in machine.memories.values():
-            if memory.level > level or memory.parent is None:
-                continue
-            moved = self._exchanged[memory.name]
+        for name, link in self._links.items():
+            moved = self._exchanged[name]
             figures = (getattr(moved, column.name) for column in fields(Exchange))
-            if memory.level == level:
+            if link.memory.level == level:
                 figures = (np.where(fits_any, values, _BEYOND) for values in figures)
-            self._exchanged[memory.name] = Exchange(*(grid.within(v, free) for v in figures))
+            self._exchanged[name] = Exchange(*(grid.within(v, free) for v in figures))
 
     def _free(self, level: int) -> set[str]:
         """Return the loops that leave in place an operand that passes by the next level.
@@ -260,16 +288,17 @@ class Bounds:
             fits = fits & (filled <= memory.tile_capacity)
         return fits
 
-    def _exchange(self, memory: Memory) -> Exchange:
-        totals = [np.zeros(1)] * 4
-        for operand in self.nest.operands_in(memory, self.machine):
-            figures = self._moved(memory, operand)
+    def _exchange(self, link: Link, operands: Sequence[TileOperand]) -> Exchange:
+        totals = [np.zeros(1)] * len(fields(Exchange))
+        for operand in operands:
+            moved = self._moved(link, operand)
+            figures = (getattr(moved, column.name) for column in fields(Exchange))
             totals = [total + figure for total, figure in zip(totals, figures, strict=True)]
         return Exchange(*totals)
 
-    def _moved(self, memory: Memory, operand: TileOperand) -> tuple[Floats, ...]:
-        """Return the least bytes read and written, and transfers likewise, of one operand."""
-        nest, zero = self.nest, np.zeros(1)
+    def _moved(self, link: Link, operand: TileOperand) -> Exchange:
+        """Return the least that moves of one operand."""
+        nest, memory, zero = self.nest, link.memory, np.zeros(1)
         full = {
             name: np.full(1, float(e))
             for name, e in zip(self.grid.names, self.grid.extents, strict=True)
@@ -283,13 +312,17 @@ class Bounds:
             each = nest.execution_bytes(operand, memory.granule_bytes)
             if memory.transfer_unit is TransferUnit.EXECUTION and not operand.is_output:
                 calls = np.full(1, float(nest.calls))
-                return calls * each, zero, calls, zero
+                return Exchange(calls * each, zero, calls * each, calls, zero)
             tiles = operand.least_elements({**dict.fromkeys(nest.axes, np.ones(1)), **full})
             size = tiles * each
         if operand.is_output:
             back = again - 1
-            return size * back, size * again, tiles * back, tiles * again
-        return size * again, zero, tiles * again, zero
+            return Exchange(size * back, size * again, size * back, tiles * back, tiles * again)
+        sent = size * again
+        if link.parent.multicast:
+            # A read serves no more units than there are, and each element is read at least once.
+            sent = size * np.maximum(again / link.fan_out, 1.0)
+        return Exchange(size * again, zero, sent, tiles * again, zero)
 
     # ------------------------------------------------------------------------------- times
 
@@ -312,8 +345,10 @@ class Bounds:
             waiting = waiting * nest.executed * unit.latency_cycles
         loads = np.zeros(1)
         for memory in machine.levels[0]:
-            if memory.transfer_unit is not TransferUnit.REGION:
-                moved = self._exchanged[memory.name]
+            if memory.transfer_unit is TransferUnit.REGION:
+                continue
+            for name in nest.links(machine, [memory]):
+                moved = self._exchanged[name]
                 loads = loads + (moved.read_transfers + moved.write_transfers) / units
         issuing = (calls + loads) / unit.issues_per_cycle
         longest = np.maximum(np.maximum(unit.cycles * calls, waiting), issuing)
@@ -323,18 +358,18 @@ class Bounds:
         """Return the least cycles with the transfers out of the next level's memories."""
         machine, total = self.machine, inside
         for memory in machine.levels[level + 1]:
-            below = [m for m in machine.memories.values() if m.parent == memory.name]
-            if below:
-                total = self._with_transfers(memory, below, level, order, total)
+            links = [link for link in self._links.values() if link.parent == memory]
+            if links:
+                total = self._with_transfers(memory, links, level, order, total)
         return total
 
     def _with_transfers(
-        self, memory: Memory, below: Sequence[Memory], level: int, order: HoldOrder, inside: Floats
+        self, memory: Memory, links: Sequence[Link], level: int, order: HoldOrder, inside: Floats
     ) -> Floats:
         reading, writing = self._transfer_times(
-            memory, ((child, self._exchanged[child.name]) for child in below)
+            memory, ((link.memory, self._exchanged[link.name]) for link in links)
         )
-        modes = {child.effective_overlap for child in below}
+        modes = {link.memory.effective_overlap for link in links}
         strictest = next(mode for mode in Overlapping if mode in modes)
         if strictest is Overlapping.NONE:
             return inside + reading + writing
@@ -342,9 +377,10 @@ class Bounds:
         if strictest is not Overlapping.DOUBLE_BUFFER:
             return np.maximum(inside, moving)
         first = [
-            (child, self._first(child, order))
-            for child in below
-            if child.level == level and child.effective_overlap is Overlapping.DOUBLE_BUFFER
+            (link.memory, self._first(link, order))
+            for link in links
+            if link.memory.level == level
+            and link.memory.effective_overlap is Overlapping.DOUBLE_BUFFER
         ]
         # The first tile of the first unit alone: others may be idle.
         ends = sum(self._transfer_times(memory, first, shared=False), start=np.zeros(1))
@@ -352,10 +388,12 @@ class Bounds:
         tile_time = self.machine.compute.cycles * self.nest.executed / units
         return np.maximum(inside + ends, moving + tile_time)
 
-    def _first(self, memory: Memory, order: HoldOrder) -> Exchange:
+    def _first(self, link: Link, order: HoldOrder) -> Exchange:
         """Return the least that the first tile of one unit moves."""
-        nest, totals = self.nest, [np.zeros(1)] * 4
-        for operand in nest.operands_in(memory, self.machine):
+        nest, memory, zero = self.nest, link.memory, np.zeros(1)
+        read, write, reads, writes = zero, zero, zero, zero
+        _, operands = nest.links(self.machine, [memory])[link.name]
+        for operand in operands:
             sizes = {name: np.ones(1) for name in self.grid.names}
             if order:
                 sizes = self.held_sizes(order, order.index(operand.name))
@@ -365,10 +403,11 @@ class Bounds:
             else:
                 each = nest.execution_bytes(operand, memory.granule_bytes)
                 size, transfers = each, np.ones(1)
-            place = int(operand.is_output)
-            totals[place] = totals[place] + size
-            totals[2 + place] = totals[2 + place] + transfers
-        return Exchange(*totals)
+            if operand.is_output:
+                write, writes = write + size, writes + transfers
+            else:
+                read, reads = read + size, reads + transfers
+        return Exchange(read, write, read, reads, writes)
 
     def _transfer_times(
         self,
@@ -384,7 +423,7 @@ class Bounds:
         reading, writing, read, write = (np.zeros(1) for _ in range(4))
         for child, exchange in moved:
             units = child.units if shared else 1
-            read = read + exchange.read_bytes / (memory.units if shared else 1)
+            read = read + exchange.sent_bytes / (memory.units if shared else 1)
             write = write + exchange.write_bytes / (memory.units if shared else 1)
             is_blocking = child.overlap is not Overlapping.HARDWARE
             is_blocking = is_blocking and child.transfer_unit is TransferUnit.REGION

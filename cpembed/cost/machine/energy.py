@@ -38,12 +38,11 @@ class Energies:
     accessed: Mapping[str, tuple[float, float]]
 
     def prices(self, machine: Hierarchy) -> dict[str, Price]:
-        """Return the energy of a byte between each memory and its parent."""
+        """Return the energy of a byte through each link between memories."""
         prices: dict[str, Price] = {}
-        for memory in machine.memories.values():
-            if memory.parent is not None:
-                inner, parent = self.memories[memory.name], self.memories[memory.parent]
-                prices[memory.name] = Price(parent.read + inner.write, inner.read + parent.write)
+        for link in machine.links:
+            inner, parent = self.memories[link.memory.name], self.memories[link.parent.name]
+            prices[link.name] = Price(parent.read, inner.read + parent.write, inner.write)
         return prices
 
     def fixed(self, nest: ExecutionNest) -> float:
@@ -61,14 +60,15 @@ class Energies:
         for name, (read, written) in self.accessed.items():
             price = self.memories[name]
             energy[name] += read * price.read + written * price.write
-        for memory in machine.memories.values():
-            if memory.parent is None:
+        for link in machine.links:
+            if link.name not in tilings.traffic:
                 continue
-            traffic = tilings.traffic[memory.name]
+            traffic = tilings.traffic[link.name]
             read, written = float(traffic.total_read[0]), float(traffic.total_write[0])
-            inner, parent = self.memories[memory.name], self.memories[memory.parent]
-            energy[memory.name] += read * inner.write + written * inner.read
-            energy[memory.parent] += read * parent.read + written * parent.write
+            inner, parent = self.memories[link.memory.name], self.memories[link.parent.name]
+            energy[link.memory.name] += float(traffic.received[0]) * inner.write
+            energy[link.memory.name] += written * inner.read
+            energy[link.parent.name] += read * parent.read + written * parent.write
         return energy
 
 

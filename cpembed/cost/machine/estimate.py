@@ -97,7 +97,9 @@ class Estimate:
     """No tiling costs less by this model, whatever its sizes, orders, places of operands and
     division among units."""
     moved: Mapping[str, tuple[float, float]]
-    """Bytes that all units of each memory take from their parent, and give to it."""
+    """Bytes that all units of each memory take from those that fill it, and give to them."""
+    bypassed: Mapping[str, tuple[str, ...]]
+    """Operands that pass by each memory that allows it."""
     energy_pj: Mapping[str, float]
     """Energy of executions and by memory; empty if there are no figures."""
     provenance: Provenance = Provenance.ESTIMATED
@@ -135,6 +137,7 @@ class Estimate:
             "least_cost": self.least_cost,
             "gap": self.gap,
             "exact": self.exact,
+            "bypassed": {name: list(operands) for name, operands in self.bypassed.items()},
             "energy_pj": dict(self.energy_pj),
         }
 
@@ -191,6 +194,7 @@ def estimate_program(
     energies = energies_or_reason(machine, program.instruction, nest)
     cost = objective_cost(Objective(objective), nest, machine, energies)
     best = best_tilings(nest, machine, ROWS, cost)
+    nest = best.nest
     computing = compute_time(best.tilings, nest, machine)
     times = list(memory_times(best.tilings, nest, machine, computing.longest))
     # The outermost memory that others are filled from includes all below it.
@@ -225,9 +229,11 @@ def estimate_program(
         least_cost=best.bound,
         gap=best.gap,
         exact=best.exact,
-        moved={
-            name: (float(traffic.read_bytes[0]), float(traffic.write_bytes[0]))
-            for name, traffic in best.tilings.traffic.items()
+        moved=_moved(best.tilings, machine),
+        bypassed={
+            memory.name: tuple(o.name for o in nest.operands if memory.name in o.bypassed)
+            for memory in machine.memories.values()
+            if memory.bypass
         },
         energy_pj={}
         if isinstance(energies, str)
@@ -250,6 +256,22 @@ def packing_times(
         Operands that are packed once, ahead of time, and cost nothing.
     """
     return _packing_times(program, execution_nest(program, machine.layouts), machine, ahead)
+
+
+def _moved(tilings: Tilings, machine: Hierarchy) -> dict[str, tuple[float, float]]:
+    """Return the bytes that all units of each memory take from others, and give to them."""
+    moved: dict[str, tuple[float, float]] = {}
+    for link in machine.links:
+        if link.name in tilings.traffic:
+            traffic, (read, written) = (
+                tilings.traffic[link.name],
+                moved.get(link.memory.name, (0, 0)),
+            )
+            moved[link.memory.name] = (
+                read + float(traffic.received[0]),
+                written + float(traffic.total_write[0]),
+            )
+    return moved
 
 
 def _packing_times(
@@ -283,12 +305,10 @@ def objective_cost(
     if objective is Objective.CYCLES:
         return cycles_cost(machine)
     if objective is Objective.BYTES:
-        outermost = machine.root.name
-        prices = {
-            memory.name: Price(float(memory.parent == outermost), float(memory.parent == outermost))
-            for memory in machine.memories.values()
-            if memory.parent is not None
-        }
+        prices: dict[str, Price] = {}
+        for link in machine.links:
+            weight = float(link.parent == machine.root)
+            prices[link.name] = Price(weight, weight)
         return Cost(objective, prices)
     if isinstance(energies, str):
         raise SpecError(f"{machine.name} has no energies: {energies}")

@@ -19,7 +19,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from cpembed.errors import TransformError
-from cpembed.hw.machine import Hierarchy, Layouts, Memory, TransferUnit
+from cpembed.hw.machine import Hierarchy, Layouts, Link, Memory, TransferUnit
 from cpembed.ir.computation import AxisKind
 from cpembed.ir.dtypes import element_bytes
 from cpembed.ir.expression import Operation
@@ -39,7 +39,7 @@ class TileOperand:
     ``scope`` is the memory from which the instruction reads it, where an element has
     ``held_bytes``; elsewhere it has ``element_bytes``. ``loops`` are those that move it. ``home``
     is the memory that has the operand in full before and after the program, if that is not main
-    memory.
+    memory. ``bypassed`` are memories on its way that it passes by.
     """
 
     name: str
@@ -50,13 +50,23 @@ class TileOperand:
     loops: frozenset[str]
     is_output: bool
     home: str = ""
+    bypassed: frozenset[str] = frozenset()
+
+    def links(self, machine: Hierarchy) -> list[Link]:
+        """Return the links through which tiles of the operand move, the innermost first."""
+        links = list[Link]()
+        memory, *path = machine.path(self.scope)
+        for parent in path:
+            if memory.name == self.home:
+                break
+            if parent.name not in self.bypassed:
+                links.append(Link(memory, parent))
+                memory = parent
+        return links
 
     def passes(self, memory: Memory, machine: Hierarchy) -> bool:
-        """Return True if tiles of the operand move between a memory and its parent."""
-        path = machine.path(self.scope)
-        if not self.home:
-            return memory in path
-        return memory in path[: [each.name for each in path].index(self.home)]
+        """Return True if tiles of the operand move into a memory from one farther out."""
+        return any(link.memory == memory for link in self.links(machine))
 
     def elements(self, sizes: Sizes) -> Floats:
         """Return the elements of the box that a tile touches.
@@ -102,12 +112,36 @@ class TileOperand:
             count, span = _touched(index, extent, sizes)
             # Gaps that are shorter than a granule are moved too, so that the piece goes on behind
             # them.
-            gap = piece * (span - count) / np.maximum(count - 1, 1.0)
-            joins = contiguous & (gap < granule)
+            joins = contiguous & (piece * _least_gap(index, sizes) < granule)
             piece = np.where(joins, piece * span, piece)
             pieces = np.where(joins, pieces, pieces * count)
             contiguous = joins & (span >= extent)
         return pieces * np.ceil(piece / granule) * granule
+
+    def keeps_overlap(self, name: str, sizes: Sizes) -> NDArray[np.bool_]:
+        """Return True where tiles that a loop moves share elements with the next one alone.
+
+        Then the elements that each tile shares with the one before are all that it has in common
+        with any: there are no gaps in a tile, in which elements would be that later tiles share.
+
+        Parameters
+        ----------
+        name : str
+            Loop that moves the tile.
+        sizes : mapping of str to array
+            Sizes of the tile.
+        """
+        keeps = np.ones(1, bool)
+        for index, extent in self.dimensions:
+            if name not in index.iterators:
+                continue
+            step = np.zeros(1, np.int64)
+            for term in index.terms:
+                several = np.asarray(_values(term, sizes) > 1) | (name in term.iterators)
+                step = np.gcd(step, np.where(several, term.coefficient, 0))
+            count, span = _touched(index, extent, sizes)
+            keeps = keeps & (count == (span - 1) // step + 1)
+        return keeps
 
 
 @dataclass(frozen=True)
@@ -152,6 +186,22 @@ class ExecutionNest:
     def operands_in(self, memory: Memory, machine: Hierarchy) -> list[TileOperand]:
         """Return the operands that pass through a memory."""
         return [o for o in self.operands if o.passes(memory, machine)]
+
+    def links(
+        self, machine: Hierarchy, memories: Sequence[Memory]
+    ) -> dict[str, tuple[Link, list[TileOperand]]]:
+        """Return the links of memories to those that fill them, by name, with their operands.
+
+        Each memory has the link to its parent, whether or not an operand uses it.
+        """
+        links: dict[str, tuple[Link, list[TileOperand]]] = {}
+        for memory in memories:
+            links[memory.name] = Link(memory, machine.memories[memory.parent or ""]), []
+            for operand in self.operands:
+                for link in operand.links(machine):
+                    if link.memory == memory:
+                        links.setdefault(link.name, (link, []))[1].append(operand)
+        return links
 
     def execution_tiles(self, operand: TileOperand, sizes: Sizes) -> Floats:
         """Return the number of different tiles of single executions in a tile of many."""
@@ -257,6 +307,19 @@ def _touched(index: IndexExpr, extent: int, sizes: Sizes) -> tuple[Floats, Float
         span = span + step * (values - 1)
     span = np.minimum(span, extent)
     return np.minimum(_sums(pairs), span), span
+
+
+def _least_gap(index: IndexExpr, sizes: Sizes) -> Floats:
+    """Return the positions between a run along a dimension that a tile touches and the next run.
+
+    0 where there is one run.
+    """
+    run, gap = np.ones(1), np.zeros(1)
+    for term in sorted(index.terms, key=lambda term: abs(term.coefficient)):
+        step, values = abs(term.coefficient), _values(term, sizes)
+        gap = np.where((gap == 0) & (values > 1) & (step > run), step - run, gap)
+        run = np.where(gap == 0, run + step * (values - 1), run)
+    return gap
 
 
 def _is_exact(index: IndexExpr) -> bool:

@@ -27,17 +27,21 @@ class Objective(StrEnum):
 
 @dataclass(frozen=True)
 class Price:
-    """Cost of a byte that a memory reads from its parent, and of one that it writes there."""
+    """Cost of a byte that a memory's parent reads for it, and of one that it writes there.
+
+    ``fill`` is the cost of a byte that arrives in the memory: one read may serve several units.
+    """
 
     read: float
     write: float
+    fill: float = 0.0
 
 
 @dataclass(frozen=True)
 class Cost:
     """Cost of tilings: cycles, or an amount that is linear in bytes, or the product of both.
 
-    ``prices`` are those of the linear amount by memory, ``fixed`` what does not depend on tilings.
+    ``prices`` are those of the linear amount by link, ``fixed`` what does not depend on tilings.
     """
 
     objective: Objective
@@ -58,6 +62,7 @@ class Cost:
         for name, traffic in tilings.traffic.items():
             price = self.prices[name]
             total = total + price.read * traffic.total_read + price.write * traffic.total_write
+            total = total + price.fill * traffic.received
         return total
 
     def combined(self, time: Floats, amount: Floats) -> Floats:
@@ -76,12 +81,11 @@ class Cost:
 def cycles_cost(machine: Hierarchy) -> Cost:
     """Return the cost in cycles; among equals, bytes count by the time that each takes."""
     prices: dict[str, Price] = {}
-    for memory in machine.memories.values():
-        if memory.parent is not None:
-            parent = machine.memories[memory.parent]
-            read = min(parent.read_bytes * parent.units, parent.child_read_bytes * memory.units)
-            write = min(parent.write_bytes * parent.units, parent.child_write_bytes * memory.units)
-            prices[memory.name] = Price(1 / read, 1 / write)
+    for link in machine.links:
+        parent, units = link.parent, link.memory.units
+        read = min(parent.read_bytes * parent.units, parent.child_read_bytes * units)
+        write = min(parent.write_bytes * parent.units, parent.child_write_bytes * units)
+        prices[link.name] = Price(1 / read, 1 / write)
     return Cost(Objective.CYCLES, prices)
 
 

@@ -39,7 +39,13 @@ class Stage:
 
 Scopes = tuple[float, ...]
 """Levels that select the units to count: in stages at this level and farther out the first unit, in
-stages farther in all units. 0 selects the first unit of the machine, infinity all units."""
+stages farther in all units. 0 selects the first unit of the machine, infinity all units. A negative
+one selects the first unit in stages farther in than that level, and all units in the others."""
+
+
+def _counts_first(scope: float, level: int) -> bool:
+    """Return True if a scope counts the first unit alone in the stages of a level."""
+    return level < -scope if scope < 0 else level >= scope
 
 
 @dataclass(frozen=True)
@@ -117,11 +123,14 @@ class LoopCuts:
         for number in range(len(stages)):
             self._prefixes.append(self._cut(self._prefixes[-1], number, first=False))
 
+    def tile(self, number: int) -> Floats:
+        """Return the size of the full tiles of a stage, by row."""
+        return self._stages[number].sizes[self.name]
+
     def several(self, number: int) -> NDArray[np.bool_]:
         """Return the rows in which a stage has several tiles of the loop."""
-        size = self._stages[number].sizes[self.name]
-        around = self._stages[number - 1].sizes[self.name] if number else float(self.extent)
-        return np.asarray(size < around)
+        around = self.tile(number - 1) if number else float(self.extent)
+        return np.asarray(self.tile(number) < around)
 
     def swept(self, number: int) -> LoopCuts:
         """Return the loop with the tiles of a stage as one that moves over all of them."""
@@ -174,7 +183,7 @@ class LoopCuts:
             # to do than the first one.
             tiles = np.ceil(classes.size / piece)
             block = np.ceil(tiles / parts[classes.row]) * piece
-            first_unit = np.array([stage.level >= scope for scope in self.scopes])
+            first_unit = np.array([_counts_first(scope, stage.level) for scope in self.scopes])
             classes = classes.split(block, first_unit, None)
             piece = stage.sizes[self.name][classes.row]
         if self._swept is not None and number >= self._swept and not first:
@@ -186,7 +195,8 @@ class LoopCuts:
 class OperandTiles:
     """Innermost tiles of an operand: combinations of tiles of the loops that move it.
 
-    With ``first``, only the first tile of each unit counts.
+    With ``first``, only the first tile of each unit counts. ``still_scopes`` are the places of the
+    scopes in which loops count that leave the operand in place; by default those of the others.
     """
 
     def __init__(
@@ -197,6 +207,7 @@ class OperandTiles:
         rows: int,
         *,
         first: bool = False,
+        still_scopes: Sequence[int] | None = None,
     ) -> None:
         self.operand, self.rows, self._cuts = operand, rows, cuts
         self.row: Integers = np.arange(rows)
@@ -209,6 +220,7 @@ class OperandTiles:
         # are.
         still = [name for name in cuts if name not in operand.loops]
         self._still = {name: cuts[name] for name in still}
+        self._still_scopes = still_scopes
 
     def _join(self, name: str, classes: _Classes) -> None:
         each = np.bincount(classes.row, minlength=self.rows)
@@ -249,8 +261,12 @@ class OperandTiles:
             # A tile is moved again in each iteration outside the innermost loop that moves it.
             outside = _at(ranks, name, stage, self.row) > first
             depth = np.where(stage < 0, 0, stage + outside)
-            moved = moved * cut.visits[depth, :, self.row].T
+            moved = moved * self._visits(cut)[depth, :, self.row].T
         return moved
+
+    def _visits(self, still: LoopCuts) -> Floats:
+        """Return the visits of a loop that leaves the operand in place, in its scopes."""
+        return still.visits if self._still_scopes is None else still.visits[:, self._still_scopes]
 
     @cached_property
     def every(self) -> Floats:
@@ -265,7 +281,7 @@ class OperandTiles:
     def _times(self, depth: int) -> Floats:
         moved = self.count
         for cut in self._still.values():
-            moved = moved * cut.visits[depth][:, self.row]
+            moved = moved * self._visits(cut)[depth][:, self.row]
         return moved
 
     def totals(self, values: Floats) -> Floats:

@@ -30,9 +30,6 @@ from cpembed.cost.machine.traffic import (
 from cpembed.errors import TransformError
 from cpembed.hw.machine import Hierarchy
 
-ROWS = 4096
-"""Maximum number of tilings of a level that are compared for each order of the loops."""
-
 _BEAM = 8
 """Minimum number of tilings that continue to the next level, however many tiles that has."""
 
@@ -47,7 +44,7 @@ _EQUALS = 4
 
 
 def tilings_for(
-    nest: ExecutionNest, machines: Sequence[Hierarchy], rows: int = ROWS, beam: int = _BEAM
+    nest: ExecutionNest, machines: Sequence[Hierarchy], rows: int, beam: int = _BEAM
 ) -> Tilings:
     """Return tilings for machines that differ in bandwidths and latencies only.
 

@@ -22,22 +22,22 @@ from cpembed.cost.machine.bounds import (
     Bounds,
     Grid,
     HoldOrder,
-    level_operands,
     moving_loops,
+    stage_operands,
 )
 from cpembed.cost.machine.divisions import balanced, dealt
-from cpembed.cost.machine.nest import ExecutionNest, Floats, check_one_execution
+from cpembed.cost.machine.incumbent import CALL, Incumbent, loop_order, staged
+from cpembed.cost.machine.nest import ExecutionNest, Floats, TileOperand, check_one_execution
 from cpembed.cost.machine.objective import Cost, cycles_cost, enclosing_cycles
-from cpembed.cost.machine.passes import Integers, Stage
-from cpembed.cost.machine.refinement import Decisions, neighbours, reordered
+from cpembed.cost.machine.passes import Integers
 from cpembed.cost.machine.sampling import tilings_for
-from cpembed.cost.machine.times import cycles
 from cpembed.cost.machine.traffic import HeldTile, Tilings, cut, untiled
+from cpembed.errors import TransformError
 from cpembed.hw.machine import Hierarchy
 from cpembed.ir.computation import AxisKind
 
 ROWS = 4096
-"""Maximum number of tilings that are counted tile by tile in the finest grid."""
+"""Maximum number of tilings that are counted tile by tile in the finest grid by default."""
 
 _CELLS = 8
 """Maximum number of cells of tile sizes for each tiling that is counted."""
@@ -73,9 +73,6 @@ bound says nothing of those that are not the slowest."""
 _CHILDREN = 48
 """Maximum number of tilings of a node that are remembered each time."""
 
-_CALL = 64
-"""Number of tilings that take as long to count as what is done once for many of them."""
-
 _ENOUGH = 5e-3
 """Gap at which larger limits than :data:`_SMALL` are not tried."""
 
@@ -88,9 +85,13 @@ _PROVEN = 1e-9
 
 @dataclass(frozen=True)
 class BestTilings:
-    """Best tilings, in one row, with their cost and a lower bound on that of all tilings."""
+    """Best tilings, in one row, with their cost and a lower bound on that of all tilings.
+
+    ``nest`` is what they tile: its operands pass by memories where that is best.
+    """
 
     tilings: Tilings
+    nest: ExecutionNest
     cost: float
     bound: float
 
@@ -127,20 +128,67 @@ def best_tilings(
     TransformError
         A memory is too small for one execution.
     """
-    check_one_execution(nest, machine)
     cost = cost or cycles_cost(machine)
-    best = _Best(nest, machine, cost)
-    best.update(_single(nest, machine))
+    nests = _with_bypasses(nest, machine)
+    best = _searched(Incumbent(nests[0], machine, cost), rows)
+    bound = best.bound
+    for passing_by in nests[1:]:
+        # It has to be better than the best so far.
+        start = Incumbent(passing_by, machine, cost, cost=best.cost, key=best.key)
+        alternative = _searched(start, rows)
+        bound = min(bound, alternative.bound)
+        if alternative.tilings is not None:
+            best = alternative
+    assert best.tilings is not None
+    return BestTilings(best.tilings, best.nest, best.cost, min(bound, best.cost))
+
+
+def _with_bypasses(nest: ExecutionNest, machine: Hierarchy) -> list[ExecutionNest]:
+    """Return the nest, and those whose operands pass by memories that allow it, if they fit.
+
+    Raises :class:`TransformError` if nothing fits.
+    """
+    choices = list[list[TileOperand]]()
+    for operand in nest.operands:
+        links = operand.links(machine)
+        free = [link.parent.name for link in links if link.parent.bypass]
+        free = [name for name in free if name != operand.home]
+        sets = itertools.chain.from_iterable(
+            itertools.combinations(free, count) for count in range(len(free) + 1)
+        )
+        choices.append([replace(operand, bypassed=frozenset(names)) for names in sets])
+    nests, problem = list[ExecutionNest](), None
+    for operands in sorted(itertools.product(*choices), key=_bypasses):
+        alternative = replace(nest, operands=operands)
+        try:
+            check_one_execution(alternative, machine)
+        except TransformError as error:
+            problem = problem or error
+        else:
+            nests.append(alternative)
+    if not nests and problem is not None:
+        raise problem
+    return nests
+
+
+def _bypasses(operands: Sequence[TileOperand]) -> int:
+    """Return the number of memories that operands pass by."""
+    return sum(len(operand.bypassed) for operand in operands)
+
+
+def _searched(best: Incumbent, rows: int) -> Incumbent:
+    """Return the best tilings of a nest that are found by a limit of the work."""
+    if best.cost == math.inf:
+        best.update(_single(best.nest, best.machine))
     # Each limit goes on with the best of those before it, so that a larger one is never worse.
     for limit in (_COARSER**n for n in range(1, 20) if _COARSER**n <= max(rows, _COARSER)):
         tolerance = _ENOUGH if limit > _SMALL else _PROVEN
         if best.cost > best.bound * (1 + tolerance):
             _improve(best, limit)
-    assert best.tilings is not None
-    return BestTilings(best.tilings, best.cost, min(best.bound, best.cost))
+    return best
 
 
-def _improve(best: _Best, limit: int) -> None:
+def _improve(best: Incumbent, limit: int) -> None:
     """Search for better tilings, with a limit of the work."""
     nest, machine, cost = best.nest, best.machine, best.pricing
     bounds = Bounds(nest, machine, Grid.for_nest(nest, limit * _CELLS), cost)
@@ -152,9 +200,10 @@ def _improve(best: _Best, limit: int) -> None:
     # limit leaves most tilings out, some of them are better than what the search reaches.
     sample = tilings_for(nest, [machine], limit)
     rows = _different(sample, cost.value(sample, nest, machine))
-    starts = [_staged(sample.select([row]), nest, machine) for row in rows]
-    assert best.tilings is not None
-    for start in (best.tilings, *starts):
+    starts = [staged(sample.select([row]), nest, machine) for row in rows]
+    if best.tilings is not None:
+        starts.insert(0, best.tilings)
+    for start in starts:
         if best.cost > best.bound * (1 + _PROVEN):
             best.refine(start, limit // 4)
 
@@ -163,9 +212,8 @@ def _single(nest: ExecutionNest, machine: Hierarchy) -> Tilings:
     """Return the tiling with tiles of one execution, which fits every machine."""
     tilings, ones = untiled(nest), {loop.name: np.ones(1) for loop in nest.loops}
     for level in reversed(range(len(machine.levels) - 1)):
-        resident = level_operands(nest, machine, level)
-        tiles = [HeldTile(ones, frozenset([name])) for name in resident]
-        loops = [[tuple(ones)] * len(resident)]
+        tiles = [HeldTile(ones, operands) for operands in stage_operands(nest, machine, level)]
+        loops = [[tuple(ones)] * len(tiles)]
         (tilings,) = cut(tilings, level, tiles, {}, loops, nest, machine)
     return tilings
 
@@ -182,105 +230,6 @@ def _different(tilings: Tilings, cost: Floats) -> list[int]:
         return [int(order[0])]
     _, first = np.unique(np.stack(columns)[:, order], axis=1, return_index=True)
     return [int(order[n]) for n in np.sort(first)[:_STARTS]]
-
-
-def loop_order(
-    resident: HoldOrder, nest: ExecutionNest, loops: Mapping[str, frozenset[str]]
-) -> tuple[str, ...]:
-    """Return loops, innermost first: those that leave the first of the operands in place.
-
-    Parameters
-    ----------
-    resident : sequence of str
-        Operands that are held from a stage on inwards, the outermost first.
-    nest : ExecutionNest
-        Nest with the loops.
-    loops : mapping of str to set of str
-        Loops that move each operand.
-    """
-    windowed = {name for operand in nest.operands for name in nest.windowed(operand)}
-    return tuple(
-        sorted(
-            (loop.name for loop in nest.loops),
-            key=lambda name: (*(name in loops[o] for o in resident), name not in windowed),
-        )
-    )
-
-
-@dataclass
-class _Best:
-    """The best complete tilings so far."""
-
-    nest: ExecutionNest
-    machine: Hierarchy
-    pricing: Cost
-    bound: float = -math.inf
-    cost: float = math.inf
-    tilings: Tilings | None = None
-    counted: int = 0
-    _key: tuple[float, float, float] = (math.inf, math.inf, math.inf)
-
-    def update(self, tilings: Tilings) -> bool:
-        """Keep the best of some tilings if it is better, and return whether it is."""
-        self.counted += tilings.rows + _CALL
-        cost = np.round(self.pricing.value(tilings, self.nest, self.machine), 6)
-        amount = self._second(tilings, cost)
-        size = -math.prod(tilings.sizes.values(), start=np.ones(tilings.rows))
-        row = int(np.lexsort((size, amount, cost))[0])
-        key = float(cost[row]), float(amount[row]), float(size[row])
-        if key >= self._key:
-            return False
-        self._key, self.tilings = key, tilings.select([row])
-        self.cost = float(self.pricing.value(self.tilings, self.nest, self.machine)[0])
-        return True
-
-    def _second(self, tilings: Tilings, cost: Floats) -> Floats:
-        """Return what decides between equal costs: bytes of equal cycles, else cycles."""
-        if self.pricing.counts_cycles:
-            return self.pricing.amount(tilings)
-        second = np.full(tilings.rows, math.inf)
-        rows = np.flatnonzero(cost == cost.min())
-        second[rows] = cycles(tilings.select(rows), self.nest, self.machine)
-        return second
-
-    def refine(self, start: Tilings, limit: int) -> None:
-        """Replace one tiling by better ones that differ in one decision, again and again.
-
-        About ``limit`` tilings are counted.
-        """
-        names = tuple(loop.name for loop in self.nest.loops)
-        levels, local = len(self.machine.levels) - 1, _Best(self.nest, self.machine, self.pricing)
-        better = local.update(start) and bool(names)
-        while better and local.counted < limit:
-            assert local.tilings is not None
-            decisions, better = Decisions.from_tilings(local.tilings, names, levels), False
-            for changed in neighbours(decisions, self.nest, self.machine):
-                better = self._step(local, changed) or better
-            if not better:
-                for changed in reordered(decisions, self.machine, self._loop_order):
-                    better = self._step(local, changed) or better
-        if local.tilings is not None:
-            self.update(local.tilings)
-
-    def _step(self, local: _Best, changed: Decisions) -> bool:
-        fitting = changed.select(changed.fit(self.nest, self.machine))
-        if not fitting.sizes.shape[2]:
-            return False
-        return local.update(fitting.tilings(self.nest, self.machine))
-
-    def _loop_order(self, resident: Sequence[str]) -> tuple[str, ...]:
-        return loop_order(tuple(resident), self.nest, moving_loops(self.nest))
-
-
-def _staged(tilings: Tilings, nest: ExecutionNest, machine: Hierarchy) -> Tilings:
-    """Return a tiling with as many stages at each level as it has operands, of equal sizes."""
-    stages = list[Stage]()
-    for stage in tilings.stages:
-        operands = level_operands(nest, machine, stage.level)
-        for number, name in enumerate(operands):
-            parts = dict[str, Floats]() if number else stage.parts
-            stages.append(replace(stage, parts=parts, operands=frozenset([name])))
-    return replace(tilings, stages=tuple(stages))
 
 
 @dataclass(order=True)
@@ -301,7 +250,7 @@ class _Node:
 class _Search:
     """Best-first search on a grid of tile sizes."""
 
-    def __init__(self, bounds: Bounds, best: _Best, limit: int) -> None:
+    def __init__(self, bounds: Bounds, best: Incumbent, limit: int) -> None:
         self.bounds, self.best, self.limit = bounds, best, limit
         self.nest, self.machine, self.cost = bounds.nest, bounds.machine, bounds.cost
         self.counted = 0
@@ -367,7 +316,8 @@ class _Search:
         key = self.cost.combined(np.round(cycles, 3), amounts + decided).ravel()
         if not self.cost.counts_bytes:
             key = key + _SOFT * amounts.ravel()
-        order = np.lexsort((-np.arange(key.size), amounts.ravel(), key))
+        likely = self.bounds.likely_amounts[level][part].ravel()
+        order = np.lexsort((-np.arange(key.size), likely, amounts.ravel(), key))
         order = order[np.isfinite(key[order])]
         return np.stack(np.unravel_index(order, cycles.shape))
 
@@ -385,12 +335,11 @@ class _Search:
         """Count the tilings of cells, and remember those that can be the best."""
         level = node.level - 1
         for tilings in self._tilings(node.tilings, level, cells):
-            self.counted += tilings.rows + _CALL
+            self.counted += tilings.rows + CALL
             if not level:
                 self.best.update(tilings)
                 continue
-            bounds, amounts = self._bounds(tilings, level)
-            prospects = bounds if self.cost.counts_bytes else bounds + _SOFT * amounts
+            bounds, prospects = self._bounds(tilings, level)
             order = np.argsort(prospects, kind="stable")
             order = order[bounds[order] < self.best.cost]
             # Of tilings with equal prospects, one is enough.
@@ -401,11 +350,16 @@ class _Search:
                 self._push(replace(node, prospect=float(prospects[row])))
 
     def _bounds(self, tilings: Tilings, level: int) -> tuple[Floats, Floats]:
-        """Return the bounds of tilings down to a level, and those of their linear amounts."""
+        """Return the bounds of tilings down to a level, and what they are likely to cost."""
         place = self.bounds.grid.cells(tilings.room)
-        amount = self.cost.amount(tilings) + self.bounds.inside_amounts[level - 1][place]
+        decided = self.cost.amount(tilings)
+        amount = decided + self.bounds.inside_amounts[level - 1][place]
         time = self.bounds.cycles_of(tilings, self.nest, self.machine)
-        return self.cost.combined(time, amount), amount
+        bound = self.cost.combined(time, amount)
+        likely = np.maximum(amount, decided + self.bounds.likely_amount(tilings, level))
+        if self.cost.counts_bytes:
+            return bound, self.cost.combined(time, likely)
+        return bound, bound + _SOFT * likely
 
     # ------------------------------------------------------------------------------ tilings
 
@@ -435,11 +389,10 @@ class _Search:
                 for stage in stages
             ]
             tiles = [
-                HeldTile(sizes, frozenset([resident]))
-                for sizes, resident in zip(repeated, order, strict=True)
+                HeldTile(sizes, frozenset(order[n : n + 1])) for n, sizes in enumerate(repeated)
             ]
             every = outer.select(np.zeros(int(rows) * len(divisions), np.intp))
-            orders = [loop_order(order[n:], self.nest, self._loops) for n in range(len(order))]
+            orders = [loop_order(order[n:], self.nest, self._loops) for n in range(len(stages))]
             yield from cut(every, level, tiles, blocks, [orders], self.nest, self.machine)
 
     def _stages(
@@ -447,7 +400,7 @@ class _Search:
     ) -> list[dict[str, Floats]]:
         """Return the tile sizes of each operand's stage, with slices of two sizes in each cell."""
         if not tile:
-            return [{} for _ in order]
+            return [{} for _ in order or ("",)]
         stages = self._sliced(order, tile)
         fits = self._fits(order, level, stages)
         rows = np.flatnonzero(fits.any(axis=0))
@@ -462,7 +415,7 @@ class _Search:
         variants, cells = np.nonzero(selected)
         columns = [sizes[variants, cells] for stage in stages for sizes in stage.values()]
         table = iter(np.unique(np.stack(columns), axis=1))
-        return [{name: next(table) for name in tile} for _ in order]
+        return [{name: next(table) for name in tile} for _ in stages]
 
     def _sliced(self, order: HoldOrder, tile: Mapping[str, Floats]) -> list[dict[str, Floats]]:
         """Return the sizes of each operand's stage as ``[slices, cell]``.
@@ -471,12 +424,13 @@ class _Search:
         of single iterations, those of loops over windows are left out more and more rarely:
         windows that are cut overlap. The last ones are of single iterations of all loops.
         """
-        stages: list[dict[str, Floats]] = [{} for _ in order]
+        # A level that all operands pass by has a stage too.
+        stages: list[dict[str, Floats]] = [{} for _ in order or ("",)]
         for place, (name, sizes) in enumerate(tile.items()):
             grid_sizes = self.bounds.grid.sizes[place]
             staying = [n for n, resident in enumerate(order) if name not in self._loops[resident]]
             for n, stage in enumerate(stages):
-                divisors = np.array(self._divisors(name, is_last=n == len(order) - 1))[:, None]
+                divisors = np.array(self._divisors(name, is_last=n == len(stages) - 1))[:, None]
                 if staying and n <= staying[-1]:
                     divisors = np.ones_like(divisors)
                 smaller = np.maximum(np.ceil(sizes / divisors), 1.0)

@@ -8,15 +8,16 @@ equation 1).
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
 
 from cpembed.cost.machine.nest import ExecutionNest, Floats
-from cpembed.cost.machine.traffic import Tilings, Traffic
-from cpembed.hw.machine import Hierarchy, Memory, Overlapping, TransferUnit
+from cpembed.cost.machine.regions import Traffic
+from cpembed.cost.machine.traffic import Tilings
+from cpembed.hw.machine import Hierarchy, Link, Memory, Overlapping, TransferUnit
 
 
 @dataclass(frozen=True)
@@ -83,8 +84,9 @@ def compute_time(tilings: Tilings, nest: ExecutionNest, machine: Hierarchy) -> C
     for memory in machine.levels[0]:
         # Tiles of single executions are loaded by instructions, which take issue slots.
         if memory.transfer_unit is not TransferUnit.REGION:
-            traffic = tilings.traffic[memory.name]
-            loads = loads + traffic.read_transfers + traffic.write_transfers
+            for name in nest.links(machine, [memory]):
+                traffic = tilings.traffic[name]
+                loads = loads + traffic.read_transfers + traffic.write_transfers
     issuing = (calls + loads) / unit.issues_per_cycle
     executing = unit.cycles * calls
     # The last result arrives a latency after its execution began.
@@ -107,11 +109,11 @@ def memory_times(
     total = computing
     for level in machine.levels[1:]:
         for memory in level:
-            below = [m for m in machine.memories.values() if m.parent == memory.name]
-            filled = [m for m in below if m.name in tilings.traffic]
-            if not filled:
+            links = machine.links_below(memory)
+            used = [link for link in links if link.name in tilings.traffic]
+            if not used:
                 continue
-            time = _time(tilings, nest, machine, memory, filled, total)
+            time = _time(tilings, nest, machine, memory, used, total)
             yield time
             total = time.total
 
@@ -135,13 +137,13 @@ def _time(
     nest: ExecutionNest,
     machine: Hierarchy,
     memory: Memory,
-    below: list[Memory],
+    links: Sequence[Link],
     computing: Floats,
 ) -> MemoryTime:
-    traffic = [(child, tilings.traffic[child.name]) for child in below]
+    traffic = [(link.memory, tilings.traffic[link.name]) for link in links]
     reading, writing = _transfer_times(memory, traffic, tilings.rows)
     moving = reading + writing if memory.half_duplex else np.maximum(reading, writing)
-    modes = {child.effective_overlap for child in below}
+    modes = {link.memory.effective_overlap for link in links}
     # Children may differ; a memory serves them all, so the one that overlaps least decides.
     strictest = next(mode for mode in Overlapping if mode in modes)
     total, waits = np.maximum(computing, moving), moving > computing
@@ -151,7 +153,7 @@ def _time(
     elif strictest is Overlapping.DOUBLE_BUFFER:
         # The first tile is read before anything is computed, the last one written after that; and
         # at least one tile is computed without a simultaneous transfer.
-        first = [(c, tilings.first[c.name]) for c in below if c.name in tilings.first]
+        first = [(k.memory, tilings.first[k.name]) for k in links if k.name in tilings.first]
         ends = sum(_transfer_times(memory, first, tilings.rows), start=np.zeros(1))
         transferring = moving + _tile_time(tilings, nest, machine, memory)
         total = np.maximum(computing + ends, transferring)
@@ -170,7 +172,7 @@ def _time(
 
 
 def _transfer_times(
-    memory: Memory, exchanged: list[tuple[Memory, Traffic]], rows: int
+    memory: Memory, exchanged: Sequence[tuple[Memory, Traffic]], rows: int
 ) -> tuple[Floats, Floats]:
     """Return the cycles in which memories below read from a memory, and write to it."""
     reading, writing, read, write = (np.zeros(rows) for _ in range(4))

@@ -64,12 +64,15 @@ class LayerExecutions:
 
     ``commuted`` marks shapes that fit only with commuted factors. ``reason`` says why no shape
     fits. ``obstacle`` says why tables do not hold the executions, which then are lower bounds.
+    ``inside`` are lower bounds of the executions that multiply more than padding, which alone take
+    time on a described machine; None where no machine is described.
     """
 
     executions: NDArray[np.float64]
     commuted: NDArray[np.bool_]
     reason: str | None = None
     obstacle: str | None = None
+    inside: NDArray[np.float64] | None = None
 
 
 def layer_executions(
@@ -98,6 +101,8 @@ def layer_executions(
     table = _tabulated(workload, constraints, scope, instruction)
     if table.reason is not None:
         return table
+    if spec is not None:
+        table = replace(table, inside=_inside(workload, constraints, scope, instruction))
     if table.obstacle is not None:
         table = replace(table, executions=_lower_bounds(workload, constraints, scope, instruction))
     elif constraints.get("dataflow") and not constraints.commutes:
@@ -124,24 +129,73 @@ def _with_commuted(
 
 
 def _lower_bounds(
-    workload: Computation, constraints: ConstraintSet, scope: Scope, instruction: Instruction
+    workload: Computation,
+    constraints: ConstraintSet,
+    scope: Scope,
+    instruction: Instruction,
+    charged: Mapping[str, int] | None = None,
 ) -> NDArray[np.float64]:
     """Return lower bounds of the executions where tables do not hold them."""
     # Without the constraints that tables do not cover there are more embeddings, also with the
     # factors in either role; and no execution is more than useful throughout.
-    ideal = np.ceil(workload.macs / scope.shapes.prod(axis=1))
+    macs = workload.macs if charged is None else workload.macs_inside
+    ideal = np.ceil(macs / scope.shapes.prod(axis=1))
     omitted = [c.name for c in constraints.constraints if c.name not in TABULATED]
     relaxed = constraints.removing(*omitted)
     if relaxed.get("dataflow") is not None:
         relaxed = relaxed.with_commuted_operands()
-    table = _tabulated(workload, relaxed, scope, instruction)
+    table = _tabulated(workload, relaxed, scope, instruction, charged)
     return ideal if table.reason or table.obstacle else np.maximum(ideal, table.executions)
 
 
-def _tabulated(
+def _inside(
     workload: Computation, constraints: ConstraintSet, scope: Scope, instruction: Instruction
+) -> NDArray[np.float64]:
+    """Return lower bounds of the executions that multiply more than padding."""
+    charged = _extents_inside(workload)
+    if charged is None:
+        return np.ceil(workload.macs_inside / scope.shapes.prod(axis=1))
+    return _lower_bounds(workload, constraints, scope, instruction, charged)
+
+
+def _extents_inside(workload: Computation) -> dict[str, int] | None:
+    """Return the places of each axis from which an operand is inside at any place of the others.
+
+    An execution has no more places of an axis than its digit counts. Whatever the others are, so
+    many executions multiply more than padding as these places need. None where several dimensions
+    have an axis in common, so that places inside one may be outside the other.
+    """
+    extents, counted = dict(workload.extents), set[str]()
+    for operand in workload.inputs:
+        if not operand.zero_outside:
+            continue
+        for expression, size in zip(
+            workload.access(operand.name).index, operand.shape, strict=True
+        ):
+            names = sorted(set(expression.iterators), key=lambda name: -workload.extents[name])
+            grids = np.meshgrid(*(np.arange(workload.extents[n]) for n in names), indexing="ij")
+            position = np.asarray(expression.evaluate(dict(zip(names, grids, strict=True))))
+            inside = (position >= 0) & (position < size)
+            if inside.all():
+                continue
+            if not counted.isdisjoint(names):
+                return None
+            counted.update(names)
+            extents[names[0]] = int(inside.sum(axis=0).min())
+    return extents
+
+
+def _tabulated(
+    workload: Computation,
+    constraints: ConstraintSet,
+    scope: Scope,
+    instruction: Instruction,
+    charged: Mapping[str, int] | None = None,
 ) -> LayerExecutions:
-    """Return the executions under one constraint set; infinite where tables do not hold them."""
+    """Return the executions under one constraint set; infinite where tables do not hold them.
+
+    ``charged`` are extents of axes for which executions are counted, if not all.
+    """
     count = len(scope.shapes)
     unfit = LayerExecutions(np.full(count, np.inf), np.zeros(count, np.bool_))
     try:
@@ -155,7 +209,10 @@ def _tabulated(
         if obstacle is not None:
             return replace(unfit, obstacle=obstacle)
     feed_tables = _feed_tables(constraints, scope.largest)
-    tables = [_layer_table(p, feed_tables.feeds(p), scope.largest) for p in problems]
+    tables = [
+        _layer_table(feed_tables.feeds(p, charged), charged or workload.extents, scope.largest)
+        for p in problems
+    ]
     least = np.minimum.reduce([table.executions(scope.shapes) for table in tables])
     return replace(unfit, executions=least)
 
@@ -198,13 +255,12 @@ class _LayerTable:
         return best
 
 
-def _layer_table(problem: EmbeddingProblem, feed_set: FeedSet, largest: int) -> _LayerTable:
+def _layer_table(feed_set: FeedSet, extents: Mapping[str, int], largest: int) -> _LayerTable:
     feeds = feed_set.feeds
     fed_axes: dict[str, set[str]] = {}
     for feed in feeds:
         for member in feed.members:
             fed_axes.setdefault(member, set()).add(feed.axis)
-    extents = problem.workload.extents
     contested = {name: extents[name] for name, axes in fed_axes.items() if len(axes) > 1}
     unfed = math.prod(e for name, e in extents.items() if name not in fed_axes)
     shared = [group for group in feed_set.exclusive if len({feeds[n].axis for n in group}) > 1]

@@ -100,8 +100,16 @@ class FeedTables:
         self._blocks: dict[tuple[object, ...], Table] = {}
         self._fused_tiles: dict[tuple[object, ...], Table] = {}
 
-    def feeds(self, problem: EmbeddingProblem) -> FeedSet:
-        """Return the feeds of a problem whose instruction is configurable to every shape."""
+    def feeds(self, problem: EmbeddingProblem, charged: Mapping[str, int] | None = None) -> FeedSet:
+        """Return the feeds of a problem whose instruction is configurable to every shape.
+
+        Parameters
+        ----------
+        problem
+            The problem.
+        charged
+            Extents of the workload's axes for which executions are counted; all by default.
+        """
         tables: dict[_FeedKey, Table] = {}
         options: dict[_FeedKey, tuple[DigitOption, ...]] = {}
         workload, flatten = problem.workload, self.constraints.flatten
@@ -113,7 +121,7 @@ class FeedTables:
                 if not positions:
                     continue
                 key = axis.name, frozenset(members)
-                table = self._executions(problem, positions[0])
+                table = self._executions(problem, positions[0], charged or workload.extents)
                 tables[key] = np.minimum(tables[key], table) if key in tables else table
                 options.setdefault(key, positions)
         usable = {key: table for key, table in tables.items() if np.isfinite(table).any()}
@@ -130,25 +138,32 @@ class FeedTables:
         options = [DigitOption(axis, w, digit, members, extent=extent) for w in (1, 2)]
         return tuple(o for o in options if all(c.allows(problem, o) for c in self._axis_judges))
 
-    def _executions(self, problem: EmbeddingProblem, option: DigitOption) -> Table:
-        table = self._block_counts(problem, option)
+    def _executions(
+        self, problem: EmbeddingProblem, option: DigitOption, charged: Mapping[str, int]
+    ) -> Table:
+        extent = math.prod(charged[member] for member in option.members)
+        table = self._block_counts(problem, option, extent)
         if len(option.members) > 1:
             table = table + self._fused_penalty(problem, option.members)
         return table
 
-    def _block_counts(self, problem: EmbeddingProblem, option: DigitOption) -> Table:
-        """Return the blocks of the axis by count, where padding allows it to be cut so."""
+    def _block_counts(self, problem: EmbeddingProblem, option: DigitOption, charged: int) -> Table:
+        """Return the blocks of the axis by count, where padding allows it to be cut so.
+
+        Those are counted that ``charged`` of its values need.
+        """
         rule = self.constraints.padding.on(problem)
         limit = rule.limit(option.digit.axis, option.extent)
         fused = len(option.members) > 1
-        key = option.extent, limit, fused and (rule.axes == "all" or (rule.axes, option.members))
+        judged = fused and (rule.axes == "all" or (rule.axes, option.members))
+        key = option.extent, charged, limit, judged
         if key not in self._blocks:
             table = empty_table(self.largest)
             for count in range(2, self.largest + 1):
                 digit = Digit(option.digit.axis, count)
                 cut = replace(option, weight=1, digit=digit)
                 if all(c.allows(problem, cut) for c in self._count_judges):
-                    table[count] = -(-option.extent // count)
+                    table[count] = -(-charged // count)
             self._blocks[key] = table
         return self._blocks[key]
 

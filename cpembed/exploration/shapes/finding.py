@@ -243,7 +243,7 @@ class _Finder:
         else:
             shapes = [self.shape(int(column)) for column in self.columns]
             workloads = [self.layers.workloads[n] for n in rows]
-            bounds = machine.bounds(shapes, workloads, np.stack(executions))
+            bounds = machine.bounds(shapes, workloads, np.stack(self._inside(rows)))
         weights = np.array([self.layers.weight(n) for n in rows], np.float64)
         in_tables = [exact and tables[n].obstacle is None for n in rows]
         search = CellSearch(
@@ -271,6 +271,17 @@ class _Finder:
             searched=len(results),
             near=self._near_shapes(near, choice),
         )
+
+    def _inside(self, rows: Sequence[int]) -> list[NDArray[np.float64]]:
+        """Return lower bounds of the executions that take time on a described machine."""
+        inside = list[NDArray[np.float64]]()
+        for row in rows:
+            table = self.tables[row]
+            assert table.inside is not None
+            # A shape without an embedding has none.
+            fits = np.isfinite(table.executions)
+            inside.append(np.where(fits, table.inside, np.inf)[self.columns])
+        return inside
 
     def _near_shapes(self, near: NearSets | None, choice: SetChoice) -> NearShapes | None:
         """Return the shapes of sets near the best; they are all only if the best is proven."""

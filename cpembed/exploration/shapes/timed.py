@@ -122,7 +122,7 @@ class TimedMachine:
         workloads
             The layers, a row each.
         executions
-            Fewest executions of each shape in each layer.
+            Fewest executions of each shape in each layer that multiply more than padding.
         """
         machines: dict[tuple[Value, ...], Hierarchy] = {}
         bounds = np.full(executions.shape, np.inf)
@@ -134,11 +134,7 @@ class TimedMachine:
             # No machine for this shape, whose cost is infinite; another one may have it.
             if machine is not None:
                 machines[key] = machine
-                calls = [
-                    _least_calls(workload, shape, fewest)
-                    for workload, fewest in zip(workloads, executions[:, column], strict=True)
-                ]
-                bounds[:, column] = _least_us(machine, workloads, np.array(calls))
+                bounds[:, column] = _least_us(machine, workloads, executions[:, column])
         return np.floor(bounds * PICOSECONDS * _ROUNDING)
 
     def _hierarchy(self, point: Point) -> Hierarchy | None:
@@ -146,17 +142,6 @@ class TimedMachine:
             return self.family.hierarchy(point)
         except SpecError:
             return None
-
-
-def _least_calls(workload: Computation, shape: Shape, executions: float) -> float:
-    """Return a lower bound of the executions that a machine is charged for."""
-    if math.isinf(executions):
-        return executions
-    # Executions on zeros alone are left out, which tables count: of a layer with padding only
-    # those are certain that its products within the operands need.
-    if workload.macs_inside < workload.macs:
-        return math.ceil(workload.macs_inside / shape.macs)
-    return executions
 
 
 def _least_us(

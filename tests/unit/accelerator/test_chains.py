@@ -30,6 +30,7 @@ from cpembed.hw.isa import InstructionSet, MemoryKind, Synchronization
 from cpembed.hw.isa_reader import load_instruction_set
 from tests.compilers import needs_executor
 from tests.unit.accelerator.busy import busy_processes
+from tests.unit.accelerator.counted import assert_counts_agree
 from tests.unit.accelerator.toys import random_arrays, statement
 
 SMALL = str(Path(__file__).parents[2] / "targets" / "tiny_accelerator.toml")
@@ -145,11 +146,12 @@ def run(steps: Sequence[ProgramStep], arrays: dict[str, Any]) -> dict[str, Any]:
     arrays = dict(arrays)
     for step in steps:
         specification, tensors = step.form.specification, step.form.tensors
-        for program in step.programs:
+        for program, cost in zip(step.programs, step.costs, strict=True):
             contents = dict(specification.constants)
             contents |= {n: arrays[tensors[n].name] for n in specification.inputs}
             buffers = {n: t.buffer(contents.get(n)) for n, t in program.tensors.items()}
             outcome = execute(program, buffers, 0)
+            assert_counts_agree(cost, outcome, program.machine)
             for name in specification.outputs:
                 arrays[tensors[name].name] = program.tensors[name].array(outcome.buffers[name])
     return arrays
@@ -290,3 +292,20 @@ def test_a_tensor_stays_on_chip_where_it_is_read_in_another_shape() -> None:
     (program,) = step.programs
     proof = prove(program)
     assert proof.holds, proof.refusal
+
+
+@pytest.mark.parametrize("synchronization", ["in_order", "interlocked"])
+@pytest.mark.parametrize("seed", SEEDS)
+def test_more_rows_never_cost_more(seed: int, synchronization: str) -> None:
+    """Random numbers of rows of a random chain, whose operators are planned anew for each."""
+    forms = random_chain(seed)
+    ladder = sorted(random.Random(seed).sample(range(40, 520), 3))
+    costs: list[float] = []
+    moved: list[int] = []
+    for rows in ladder:
+        machine = with_rows(load_instruction_set(SMALL), rows, synchronization)
+        steps = chained(planned(forms, machine), machine)
+        costs.append(cycles(steps))
+        moved.append(sum(step.main_bytes for step in steps))
+    assert costs == sorted(costs, reverse=True), ladder
+    assert moved == sorted(moved, reverse=True), ladder

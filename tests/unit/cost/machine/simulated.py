@@ -9,7 +9,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from cpembed.cost.machine.nest import ExecutionNest, TileOperand
-from cpembed.hw.machine import ComputeUnit, Evidence, Hierarchy, Memory, Overlapping
+from cpembed.hw.machine import ComputeUnit, Evidence, Hierarchy, Link, Memory, Overlapping
 from cpembed.ir.computation import AxisKind
 from cpembed.ir.index import IndexExpr, IndexTerm
 from cpembed.transform.program import Loop
@@ -60,6 +60,16 @@ def gemm(x: int, y: int, z: int) -> ExecutionNest:
     return nest({"x": x, "y": y, "z": z}, "z", operands)
 
 
+def image(p: int, q: int, r: int, s: int, step: int, spread: int) -> ExecutionNest:
+    """Windows of r x s, ``spread`` apart, at each of p x q places, ``step`` apart."""
+    operands = {
+        "A": [[("p", step), ("r", spread)], [("q", step), ("s", spread)]],
+        "B": [[("r", 1)], [("s", 1)]],
+        "C": [[("p", 1)], [("q", 1)]],
+    }
+    return nest({"p": p, "q": q, "r": r, "s": s}, "rs", operands)
+
+
 def conv(k: int, p: int, c: int, r: int) -> ExecutionNest:
     operands = {
         "A": [[("c", 1)], [("p", 1), ("r", 1)]],
@@ -70,9 +80,15 @@ def conv(k: int, p: int, c: int, r: int) -> ExecutionNest:
 
 
 def machine(
-    *capacities: int, units: Sequence[int] = (), overlap: Overlapping = Overlapping.HARDWARE
+    *capacities: int,
+    units: Sequence[int] = (),
+    overlap: Overlapping = Overlapping.HARDWARE,
+    multicast: bool = False,
+    bypass: bool = False,
 ) -> Hierarchy:
-    """Buffers a, b and c of the first capacity each, then shared memories, then main memory."""
+    """Buffers a, b and c of the first capacity each, then shared memories, then main memory.
+
+    Shared memories serve several units by one read, or may be passed by, if they are said to."""
     count = [*units, *[1] * (len(capacities) - len(units))]
     names = [f"m{level}" for level in range(1, len(capacities))] + ["dram"]
     memories = {
@@ -96,8 +112,12 @@ def machine(
             read_bytes=4.0,
             write_bytes=2.0,
             overlap=overlap,
+            multicast=multicast,
+            bypass=bypass,
         )
-    memories["dram"] = Memory(name="dram", level=len(capacities), read_bytes=2.0, write_bytes=1.0)
+    memories["dram"] = Memory(
+        name="dram", level=len(capacities), read_bytes=2.0, write_bytes=1.0, multicast=multicast
+    )
     return Hierarchy(
         name="m",
         clock_mhz=100.0,
@@ -117,9 +137,23 @@ class Counted:
     """Bytes by memory and unit, transfers, tiles, and executions by unit of the innermost level."""
 
     read: Counter[tuple[str, Unit]] = field(default_factory=Counter[tuple[str, Unit]])
+    regions: Counter[tuple[str, Unit, str, object]] = field(
+        default_factory=Counter[tuple[str, Unit, str, object]]
+    )
     write: Counter[tuple[str, Unit]] = field(default_factory=Counter[tuple[str, Unit]])
     moves: Counter[tuple[str, Unit]] = field(default_factory=Counter[tuple[str, Unit]])
     calls: Counter[Unit] = field(default_factory=Counter[Unit])
+
+    def sent(self, link: Link, unit: Unit) -> int:
+        """Bytes that a unit of a link's parent reads: with multicast, those of a region once for
+        all units below, as often as the one that takes it most often."""
+        if not link.parent.multicast:
+            return self.below(self.read, link.name, unit)
+        most = Counter[tuple[str, object]]()
+        for (name, place, operand, region), count in self.regions.items():
+            if name == link.name and place[: len(unit)] == unit:
+                most[operand, region] = max(most[operand, region], count)
+        return most.total()
 
     def below(self, counts: Counter[tuple[str, Unit]], memory: str, unit: Unit) -> int:
         """Sum over all units of a memory in a part of the tree."""
@@ -154,15 +188,15 @@ def simulate(executions: ExecutionNest, hierarchy: Hierarchy, levels: Sequence[L
     def need(level: int, path: tuple[Ranges, ...], unit: Unit) -> None:
         for operand in executions.operands:
             region = tuple(tuple(r[name] for name in sorted(operand.loops)) for r in path)
-            for memory in hierarchy.path(operand.scope):
-                if memory.level != level or memory.parent is None:
+            for link in operand.links(hierarchy):
+                if link.memory.level != level:
                     continue
-                key = (memory.name, operand.name, unit)
+                key = (link.name, operand.name, unit)
                 before = contents.get(key)
                 if before == region:
                     continue
                 contents[key] = region
-                place = (memory.name, unit)
+                place = (link.name, unit)
                 elements = touched(operand, executions, path[-1])
                 if not operand.is_output and before is not None and before[:-1] == region[:-1]:
                     swept = innermost(operand, levels, level, executions)
@@ -188,6 +222,7 @@ def simulate(executions: ExecutionNest, hierarchy: Hierarchy, levels: Sequence[L
                     counted.moves[place] += 1
                 if again or not operand.is_output:
                     counted.read[place] += size
+                    counted.regions[(*place, operand.name, region)] += size
                     counted.moves[place] += 1
 
     def drop(level: int, path: tuple[Ranges, ...], unit: Unit) -> None:
@@ -274,12 +309,13 @@ def cycles(counted: Counted, executions: ExecutionNest, hierarchy: Hierarchy) ->
     total = max(counted.calls.values()) * hierarchy.compute.cycles
     total += hierarchy.compute.latency_cycles
     for memory in hierarchy.memories.values():
-        below = [m.name for m in hierarchy.memories.values() if m.parent == memory.name]
+        links = hierarchy.links_below(memory)
         first = (0,) * (len(hierarchy.levels) - 1 - memory.level)
+        written = sum(counted.below(counted.write, link.name, first) for link in links)
         total = max(
             total,
-            sum(counted.below(counted.read, name, first) for name in below) / memory.read_bytes,
-            sum(counted.below(counted.write, name, first) for name in below) / memory.write_bytes,
+            sum(counted.sent(link, first) for link in links) / memory.read_bytes,
+            written / memory.write_bytes,
         )
     return total
 
@@ -321,7 +357,7 @@ def fits(
         used = sum(
             len(touched(o, executions, ranges)) * o.element_bytes
             for o in executions.operands
-            if memory in hierarchy.path(o.scope)
+            if o.passes(memory, hierarchy)
         )
         if used > (memory.capacity_bytes or math.inf):
             return False

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -24,10 +25,20 @@ def random_cost(hierarchy: Hierarchy, rng: random.Random) -> Cost:
     if objective is Objective.CYCLES:
         return cycles_cost(hierarchy)
     prices = {
-        name: Price(rng.choice((0.0, 1.0, 7.0)), rng.choice((0.0, 2.0)))
-        for name in hierarchy.memories
+        link.name: Price(*(rng.choice(each) for each in ((0.0, 1.0, 7.0), (0.0, 2.0), (0.0, 1.0))))
+        for link in hierarchy.links
     }
     return Cost(objective, prices, fixed=rng.choice((0.0, 5.0)))
+
+
+def random_bypass(nest: ExecutionNest, hierarchy: Hierarchy, rng: random.Random) -> ExecutionNest:
+    """Return the nest with operands that pass by some of the memories that allow it."""
+    free = [name for name, memory in hierarchy.memories.items() if memory.bypass]
+    operands = (
+        replace(o, bypassed=frozenset(name for name in free if rng.random() < 0.5))
+        for o in nest.operands
+    )
+    return replace(nest, operands=tuple(operands))
 
 
 def random_decisions(
@@ -43,8 +54,8 @@ def random_decisions(
     for level in reversed(range(len(hierarchy.levels) - 1)):
         held = level_operands(nest, hierarchy, level)
         rng.shuffle(held)
-        for place, name in enumerate(held):
-            stages.append((level, frozenset([name])))
+        for place, operands in enumerate([frozenset([name]) for name in held] or [frozenset()]):
+            stages.append((level, operands))
             if rng.random() < 0.7:
                 orders.append(loop_order(tuple(held[place:]), nest, moving_loops(nest)))
             else:
@@ -74,7 +85,7 @@ def test_no_mapping_costs_less_than_the_bound(seed: int, limit: int) -> None:
     """Of any grid of tile sizes: cells of a coarse one have bounds of all their sizes."""
     rng = random.Random(seed)
     hierarchy = random_machine(rng, 40)
-    nest = random_product(*random_extents(rng, hierarchy))
+    nest = random_bypass(random_product(*random_extents(rng, hierarchy)), hierarchy, rng)
     cost = random_cost(hierarchy, rng)
     bound = Bounds(nest, hierarchy, Grid.for_nest(nest, limit), cost).least
     if not nest.loops:
@@ -99,6 +110,7 @@ def test_no_random_mapping_costs_less_than_the_best(seed: int) -> None:
     assert best.bound <= best.cost
     if not nest.loops:
         return
+    nest = random_bypass(nest, hierarchy, rng)
     decisions = random_decisions(nest, hierarchy, rng, SAMPLES)
     fitting = decisions.select(decisions.fit(nest, hierarchy))
     if fitting.sizes.shape[2]:

@@ -14,7 +14,7 @@ from cpembed.cost.machine.nest import ExecutionNest
 from cpembed.cost.machine.search import best_tilings
 from cpembed.cost.machine.times import compute_time, cycles, memory_times
 from cpembed.hw.machine import ComputeUnit, Hierarchy, Overlapping, TransferUnit
-from tests.unit.cost.machine.simulated import conv, gemm, machine
+from tests.unit.cost.machine.simulated import conv, gemm, image, machine
 
 ROWS = 512
 """Limit of the work of a search."""
@@ -35,6 +35,8 @@ def random_machine(rng: random.Random, room: int) -> Hierarchy:
             half_duplex=rng.random() < 0.3,
             latency_cycles=rng.choice((0.0, 5.0)) if outer else 0.0,
             granule_bytes=1 if outer else rng.choice((1, 1, 3)),
+            multicast=memory.level > 0 and rng.random() < 0.4,
+            bypass=memory.level > 0 and not outer and rng.random() < 0.4,
             transfer_unit=rng.choice((TransferUnit.REGION, TransferUnit.TILE))
             if not memory.level
             else TransferUnit.REGION,
@@ -45,20 +47,21 @@ def random_machine(rng: random.Random, room: int) -> Hierarchy:
 
 def random_extents(rng: random.Random, hierarchy: Hierarchy) -> tuple[str, list[int]]:
     """Smaller ones for two levels, of which there are many more tilings."""
-    kind = rng.choice(("gemm", "conv"))
+    kind = rng.choice(("gemm", "conv", "image"))
     deep = len(hierarchy.levels) > 2
-    most = ((3, 2, 2) if deep else (5, 5, 5)) if kind == "gemm" else (2, 3, 1, 2)
-    return kind, [rng.randint(1, size if deep else size + 1) for size in most]
+    most = {"gemm": (3, 2, 2) if deep else (5, 5, 5), "conv": (2, 3, 1, 2), "image": (3, 2, 2, 1)}
+    extents = [rng.randint(1, size if deep else size + 1) for size in most[kind]]
+    return kind, [*extents, *([rng.randint(1, 2) for _ in range(2)] if kind == "image" else [])]
 
 
 def random_product(kind: str, extents: list[int]) -> ExecutionNest:
-    return gemm(*extents) if kind == "gemm" else conv(*extents)
+    return {"gemm": gemm, "conv": conv, "image": image}[kind](*extents)
 
 
 def least(nest: ExecutionNest, hierarchy: Hierarchy) -> float:
     best = best_tilings(nest, hierarchy, ROWS)
     assert best.bound <= best.cost
-    return float(cycles(best.tilings, nest, hierarchy)[0])
+    return float(cycles(best.tilings, best.nest, hierarchy)[0])
 
 
 def changed(hierarchy: Hierarchy, rng: random.Random) -> Hierarchy:
@@ -98,14 +101,15 @@ def test_what_has_to_be_moved_is_moved(seed: int) -> None:
     hierarchy = random_machine(rng, 40)
     nest = random_product(*random_extents(rng, hierarchy))
     for rows in (ROWS, 16):
-        tilings = best_tilings(nest, hierarchy, rows).tilings
-        computing = compute_time(tilings, nest, hierarchy).longest
+        best = best_tilings(nest, hierarchy, rows)
+        tilings, executed = best.tilings, best.nest
+        computing = compute_time(tilings, executed, hierarchy).longest
         full = {loop.name: np.full(1, float(loop.extent)) for loop in nest.loops} | nest.fixed
-        for time in memory_times(tilings, nest, hierarchy, computing):
-            read = sum(float(o.elements(full)[0]) * o.element_bytes for o in nest.operands[:2])
-            written = float(nest.operands[2].elements(full)[0]) * nest.operands[2].element_bytes
-            assert time.read_bytes[0] >= read
-            assert time.written_bytes[0] >= written
+        for time in memory_times(tilings, executed, hierarchy, computing):
+            passing = [o for o in executed.operands if time.memory not in o.bypassed]
+            sizes = {o: float(o.elements(full)[0]) * o.element_bytes for o in passing}
+            assert time.read_bytes[0] >= sum(sizes[o] for o in passing if not o.is_output)
+            assert time.written_bytes[0] >= sum(sizes[o] for o in passing if o.is_output)
         share = float(tilings.share[0])
         assert 1 / hierarchy.levels[0][0].units - 1e-9 <= share <= 1
         busy = tilings.busy[0][0]
@@ -119,7 +123,7 @@ def test_more_work_never_takes_less_time(seed: int) -> None:
     hierarchy = random_machine(rng, 30)
     kind, extents = random_extents(rng, hierarchy)
     more = list(extents)
-    more[rng.randrange(len(more))] += 1
+    more[rng.randrange(4 if kind == "image" else len(more))] += 1
     assert (
         least(random_product(kind, extents), hierarchy)
         <= least(random_product(kind, more), hierarchy) + 1e-6

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import random
+from collections.abc import Sequence
 from dataclasses import replace
 
 import numpy as np
@@ -26,6 +27,7 @@ from tests.unit.cost.machine.simulated import (
     cut_ranges,
     cycles,
     gemm,
+    image,
     machine,
     simulate,
 )
@@ -35,6 +37,9 @@ from tests.unit.cost.machine.test_bounds import random_decisions
 def random_nest(kind: str, rng: random.Random) -> ExecutionNest:
     if kind == "gemm":
         return gemm(rng.randint(1, 7), rng.randint(1, 7), rng.randint(1, 7))
+    if kind == "image":
+        steps = rng.choice((1, 1, 2, 3)), rng.choice((1, 1, 2))
+        return image(*(rng.randint(1, 5) for _ in range(2)), rng.randint(1, 3), 2, *steps)
     return conv(rng.choice((2, 3)), rng.randint(2, 6), 2, rng.choice((1, 2, 3)))
 
 
@@ -65,27 +70,39 @@ def random_levels(rng: random.Random, nest: ExecutionNest, m: Hierarchy) -> list
 @pytest.mark.quick(8)
 @pytest.mark.parametrize("seed", range(60))
 @pytest.mark.parametrize("units", [(1, 1), (4, 1), (2, 2), (6, 3)])
-@pytest.mark.parametrize("kind", ["gemm", "conv"])
+@pytest.mark.parametrize("kind", ["gemm", "conv", "image"])
 def test_traffic_is_that_of_a_simulated_run(kind: str, units: tuple[int, int], seed: int) -> None:
-    """Traffic of the first unit, of those below its parent, and of all units is that of a run."""
+    """Traffic of the first unit, of those below its parent, and of all units is that of a run,
+    where one read serves several units, and where operands pass by a memory."""
     rng = random.Random(f"{kind}{units}{seed}")
-    nest, m = random_nest(kind, rng), machine(10**6, 10**6, units=units)
+    nest = random_nest(kind, rng)
+    m = machine(10**6, 10**6, units=units, multicast=rng.random() < 0.5, bypass=True)
+    passing_by = rng.choice(("", "", "A", "AC", "ABC"))
+    operands = (replace(o, bypassed=frozenset({"m1"})) for o in nest.operands)
+    operands = (o if o.name in passing_by else replace(o, bypassed=frozenset()) for o in operands)
+    nest = replace(nest, operands=tuple(operands))
     levels = random_levels(rng, nest, m)
     tilings, counted = cut_as(nest, levels, m), simulate(nest, m, levels)
-    for name in ("a", "b", "c", "m1"):
+    assert {name for name, _ in counted.moves} <= tilings.traffic.keys()
+    for link in m.links:
+        name = link.name
+        if name not in tilings.traffic:
+            continue
         traffic = tilings.traffic[name]
-        depth = len(m.levels) - 1 - m.memories[name].level
-        first = (0,) * depth
-        parent = m.memories[m.memories[name].parent or ""]
-        fed = (0,) * (len(m.levels) - 1 - parent.level)
-        for counts, first_unit, shared, total in (
-            (counted.read, traffic.read_bytes, traffic.shared_read, traffic.total_read),
-            (counted.write, traffic.write_bytes, traffic.shared_write, traffic.total_write),
+        first, fed = (
+            (0,) * (len(m.levels) - 1 - memory.level) for memory in (link.memory, link.parent)
+        )
+        for counts, first_unit, total in (
+            (counted.read, traffic.read_bytes, traffic.received),
+            (counted.write, traffic.write_bytes, traffic.total_write),
         ):
             assert first_unit[0] == counts[name, first], name
-            assert shared[0] == counted.below(counts, name, fed), name
             assert total[0] == counted.below(counts, name, ()), name
             assert first_unit[0] == max((c for (n, _), c in counts.items() if n == name), default=0)
+        assert traffic.shared_write[0] == counted.below(counted.write, name, fed), name
+        assert traffic.shared_read[0] == counted.sent(link, fed), name
+        parents = {place[: len(fed)] for (n, place) in counted.moves if n == name}
+        assert traffic.total_read[0] == sum(counted.sent(link, unit) for unit in parents), name
         moves = traffic.read_transfers[0] + traffic.write_transfers[0]
         assert moves == counted.moves[name, first]
     assert counted.calls[(0, 0)] == max(counted.calls.values())
@@ -104,6 +121,13 @@ CASES = [
     (gemm(3, 2, 2), machine(4, 24)),
     (gemm(3, 2, 2), machine(6, 40, units=(2, 1))),
     (gemm(3, 3, 1), machine(6, 20, units=(4, 2))),
+    (image(3, 3, 2, 2, 1, 1), machine(9)),
+    (image(2, 4, 1, 3, 2, 1), machine(8)),
+    (image(3, 2, 2, 2, 1, 2), machine(9, units=(2,), multicast=True)),
+    (gemm(4, 4, 2), machine(8, units=(4,), multicast=True)),
+    (gemm(3, 2, 2), machine(4, 16, units=(2, 1), multicast=True)),
+    (gemm(3, 2, 2), machine(6, 14, bypass=True)),
+    (gemm(2, 2, 2), machine(6, 14, units=(2, 1), multicast=True, bypass=True)),
 ]
 
 
@@ -115,20 +139,29 @@ def test_no_tiling_no_order_and_no_sharing_is_better(nest: ExecutionNest, m: Hie
     assert best.exact
     names = [loop.name for loop in nest.loops]
     shares = [list(all_parts(nest, m.fan_out(level))) for level in range(len(m.levels) - 1)]
+    free = [name for name, memory in m.memories.items() if memory.bypass]
     least = min(
-        cycles(simulate(nest, m, list(map(Level, tiles, orders, parts))), nest, m)
-        for tiles in all_tilings(nest, m)
+        cycles(simulate(each, m, list(map(Level, tiles, orders, parts))), each, m)
+        for passing_by in itertools.product((frozenset[str](), frozenset(free)), repeat=3)
+        if free or not any(passing_by)
+        for each in [_passing_by(nest, passing_by)]
+        for tiles in all_tilings(each, m)
         for orders in itertools.product(itertools.permutations(names), repeat=len(tiles))
         for parts in itertools.product(*shares)
     )
-    assert modelled(best.tilings, nest, m)[0] == pytest.approx(least)
+    assert modelled(best.tilings, best.nest, m)[0] == pytest.approx(least)
+
+
+def _passing_by(nest: ExecutionNest, bypassed: Sequence[frozenset[str]]) -> ExecutionNest:
+    pairs = zip(nest.operands, bypassed, strict=True)
+    return replace(nest, operands=tuple(replace(o, bypassed=names) for o, names in pairs))
 
 
 @pytest.mark.parametrize("nest, m", CASES)
 def test_few_rows_lose_little_and_do_not_claim_more(nest: ExecutionNest, m: Hierarchy) -> None:
     best = best_tilings(nest, m, rows=200_000)
     few = best_tilings(nest, m, rows=32)
-    every, some = (modelled(result.tilings, nest, m)[0] for result in (best, few))
+    every, some = (modelled(result.tilings, result.nest, m)[0] for result in (best, few))
     assert every <= some <= 1.5 * every
     assert some == pytest.approx(every) or not few.exact
 
