@@ -3,6 +3,8 @@
     python -m tests.models resnet18 --signed -o MODELS/resnet18.onnx
     python -m benchmarks.accelerators MODELS/resnet18.onnx [...] --target gemmini --target tpu_like
 
+A target may be a file, such as ``examples/accelerator/dsp.toml``.
+
 Every program is proven against its specification, executed by the executor that is generated from
 the machine's description, and compared with its specification; what the host does is named. Cycles
 are emulated, under the costs of the description; seconds are those of this machine, wall clock.

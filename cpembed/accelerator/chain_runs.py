@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 
 from cpembed.accelerator.network_steps import (
@@ -55,6 +55,17 @@ class Run:
         else:
             return self._takes_program(step)
         return True
+
+    def with_views(self, programs: Sequence[ProgramStep]) -> Iterator[Step]:
+        """Yield programs, each before the views of what it writes, which later ones may read."""
+        pending = [step for step in self.after if isinstance(step, ViewStep)]
+        written = set[str]()
+        for program in programs:
+            yield program
+            written.update(name for operator in program.operators for name in operator.outputs)
+            for view in [v for v in pending if self.origins[v.operator.output] in written]:
+                pending.remove(view)
+                yield view
 
     def origin(self, tensor: str) -> str:
         """Return the tensor that a program writes of which a tensor has the elements."""

@@ -113,10 +113,9 @@ class ChainPlanner:
     def _planned(self, run: Run, steps: Sequence[Step]) -> Iterator[Step]:
         yield from run.before
         if len(run.programs) > 1:
-            yield from RunPlanner(self, run, steps).steps()
+            yield from run.with_views(RunPlanner(self, run, steps).steps())
         else:
-            yield from run.programs
-        yield from run.after
+            yield from run.with_views(run.programs)
 
 
 @dataclass(frozen=True)

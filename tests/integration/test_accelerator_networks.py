@@ -22,6 +22,7 @@ pytest.importorskip("onnx")
 pytest.importorskip("onnxruntime")
 
 SMALL = str(Path(__file__).parents[1] / "targets" / "tiny_accelerator.toml")
+EXAMPLES = Path(__file__).parents[2] / "examples" / "accelerator"
 NOTHING = frozenset[str]()
 HOST_OF_BYTES = frozenset({"Quantize", "Dequantize"})
 """What a machine without floats leaves to the host."""
@@ -69,6 +70,14 @@ def test_a_residual_network_runs_whole(
     name: str, machine: str, host: frozenset[str], tmp_path: Path
 ) -> None:
     check(planned(name, machine, tmp_path), host)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("machine, host", [("dsp", NOTHING), ("npu", HOST_OF_BYTES)])
+def test_a_residual_network_runs_on_the_examples(
+    machine: str, host: frozenset[str], tmp_path: Path
+) -> None:
+    check(planned("tiny", str(EXAMPLES / f"{machine}.toml"), tmp_path, image=8, width=8), host)
 
 
 @pytest.mark.slow

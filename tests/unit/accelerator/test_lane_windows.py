@@ -4,15 +4,17 @@ from __future__ import annotations
 
 import random
 import tomllib
+from pathlib import Path
 
 import numpy as np
 import pytest
 
 from cpembed.accelerator.executor import execute
+from cpembed.accelerator.matching import match_statement
 from cpembed.accelerator.operator_search import OperatorSearch
 from cpembed.accelerator.proof import prove
 from cpembed.accelerator.workload import workload_specification
-from cpembed.hw.isa_reader import read_instruction_set
+from cpembed.hw.isa_reader import load_instruction_set, read_instruction_set
 from cpembed.workloads.naming import parse_workload
 from tests.compilers import needs_executor
 from tests.unit.accelerator.toys import random_arrays
@@ -82,6 +84,18 @@ axes = { k = { max = 8 }, p = { max = 4 }, q = { max = 16 } }
 operands.D = { memory = "dram", dtype = "int32" }
 operands.C = { memory = "sums", dtype = "int32", rows = ["k", "p"], lanes = ["q"], stride = { k = 4 } }
 """  # noqa: E501
+
+
+PLANAR = Path(__file__).parents[3] / "examples" / "accelerator" / "planar.toml"
+
+
+def test_the_example_reads_a_convolution_as_windows() -> None:
+    words = "n=1 c=16 h=28 w=28 k=16 r=3 s=3 pad=1"
+    layer = workload_specification(parse_workload(["conv2d", *words.split()]))
+    machine = load_instruction_set(PLANAR)
+    best = match_statement(layer.statements[-1], machine).matches[0]
+    # Whole windows in one execution: as many as patches of 8 x 32 pixels.
+    assert (best.instruction.name, best.executions) == ("convolve", 4)
 
 
 @pytest.mark.parametrize("seed", range(6))
