@@ -67,7 +67,7 @@ def random_levels(rng: random.Random, nest: ExecutionNest, m: Hierarchy) -> list
     return random_cuts[::-1]
 
 
-@pytest.mark.quick(8)
+@pytest.mark.quick(60)
 @pytest.mark.parametrize("seed", range(60))
 @pytest.mark.parametrize("units", [(1, 1), (4, 1), (2, 2), (6, 3)])
 @pytest.mark.parametrize("kind", ["gemm", "conv", "image"])
