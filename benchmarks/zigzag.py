@@ -21,7 +21,7 @@ NOTES = """
 Made by `benchmarks/zigzag.py`; machines, layers and columns are those of
 [accelforge.md](accelforge.md). ZigZag orders the prime factors of the loops (its method *loma*,
 uneven, with its default limit of six factors, which it merges to get there). Bytes are its accesses
-of main memory, an access of 16 bytes.
+of main memory, an access of 16 bytes. Seconds are of processor time, in one process.
 
 Differences:
 

@@ -67,7 +67,7 @@ def random_levels(rng: random.Random, nest: ExecutionNest, m: Hierarchy) -> list
     return random_cuts[::-1]
 
 
-@pytest.mark.quick(8)
+@pytest.mark.quick(60)
 @pytest.mark.parametrize("seed", range(60))
 @pytest.mark.parametrize("units", [(1, 1), (4, 1), (2, 2), (6, 3)])
 @pytest.mark.parametrize("kind", ["gemm", "conv", "image"])
@@ -115,23 +115,23 @@ CASES = [
     (gemm(5, 2, 4), machine(16)),
     (gemm(4, 1, 7), machine(8)),
     (conv(3, 3, 2, 3), machine(12)),
+    (gemm(3, 3, 1), machine(6, 20, units=(4, 2))),
     (conv(1, 5, 1, 3), machine(6)),
     (gemm(5, 3, 2), machine(12, units=(4,))),
-    (conv(2, 5, 1, 2), machine(9, units=(3,))),
-    (gemm(3, 2, 2), machine(4, 24)),
-    (gemm(3, 2, 2), machine(6, 40, units=(2, 1))),
-    (gemm(3, 3, 1), machine(6, 20, units=(4, 2))),
     (image(3, 3, 2, 2, 1, 1), machine(9)),
-    (image(2, 4, 1, 3, 2, 1), machine(8)),
-    (image(3, 2, 2, 2, 1, 2), machine(9, units=(2,), multicast=True)),
+    (gemm(3, 2, 2), machine(4, 24)),
     (gemm(4, 4, 2), machine(8, units=(4,), multicast=True)),
-    (gemm(3, 2, 2), machine(4, 16, units=(2, 1), multicast=True)),
+    (gemm(3, 2, 2), machine(6, 40, units=(2, 1))),
+    (image(2, 4, 1, 3, 2, 1), machine(8)),
     (gemm(3, 2, 2), machine(6, 14, bypass=True)),
+    (image(3, 2, 2, 2, 1, 2), machine(9, units=(2,), multicast=True)),
+    (gemm(3, 2, 2), machine(4, 16, units=(2, 1), multicast=True)),
+    (conv(2, 5, 1, 2), machine(9, units=(3,))),
     (gemm(2, 2, 2), machine(6, 14, units=(2, 1), multicast=True, bypass=True)),
 ]
 
 
-@pytest.mark.quick(7)
+@pytest.mark.quick(6)
 @pytest.mark.parametrize("nest, m", CASES)
 def test_no_tiling_no_order_and_no_sharing_is_better(nest: ExecutionNest, m: Hierarchy) -> None:
     """All tile sizes in all orders of the loops at each level, shared in all ways."""
