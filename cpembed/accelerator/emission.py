@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 
-from cpembed.accelerator.addressing import Binding, InMain, Place, bind_scalar
+from cpembed.accelerator.addressing import Binding, InMain, Place, TableEntry, bind_scalar
 from cpembed.accelerator.boxes import TileLoop, guards, loop_extents, sizes
 from cpembed.accelerator.buffer_specs import BufferSpec
 from cpembed.accelerator.buffers import Buffer, Buffers
@@ -25,7 +25,7 @@ from cpembed.accelerator.tiling import Tiling
 from cpembed.accelerator.tiling_grid import Key
 from cpembed.accelerator.transfers import BoundIssue, CopyPlan, Names, Transfer, plan_copy
 from cpembed.hw.isa import IsaInstruction, MemoryKind, Synchronization
-from cpembed.ir.index import IndexExpr, IndexTerm
+from cpembed.ir.index import IndexExpr, IndexTerm, row_major_strides
 
 
 class Lowering:
@@ -68,7 +68,7 @@ class Lowering:
         for operand, described in step.instruction.places.items():
             tensor = step.tensor(operand)
             if not described.dimensions:
-                bindings[operand] = self._scalar(step, operand, tensor)
+                bindings[operand] = self._scalar(step, operand, tensor, loops)
                 continue
             if self.template.machine.memories[described.memory].kind is MemoryKind.MAIN:
                 binding = self._bind_main(step, operand, tensor, loops)
@@ -97,19 +97,40 @@ class Lowering:
             registers=tuple(r for b in bindings.values() for r in b.registers),
         )
 
-    def _scalar(self, step: Step, operand: str, tensor: str) -> Binding:
+    def _scalar(
+        self, step: Step, operand: str, tensor: str, loops: Sequence[TileLoop]
+    ) -> Binding:
+        """Bind a register or an immediate to a number, or to one of a table by the loops."""
         place = step.instruction.places[operand]
         if operand in step.match.values:
             return bind_scalar(place, "", step.match.values[operand])
-        constant = self.template.problem.specification.constants.get(tensor)
-        if constant is None or constant.size != 1:
+        specification = self.template.problem.specification
+        constant = specification.constants.get(tensor)
+        if constant is None:
             raise PlanningError(
                 f"rejected: {operand} of {step.instruction.name} is one number, and "
-                f"{tensor or 'the statement'} is not a constant of one element: describe "
-                f"{operand} in a memory of rows with an axis of size 1"
+                f"{tensor or 'the statement'} is no constant: describe {operand} in a memory of "
+                "rows with an axis of size 1"
             )
-        rank = len(self.template.problem.specification.operands[tensor].shape)
-        return bind_scalar(place, tensor, constant.reshape(-1)[0].item(), rank)
+        shape = specification.operands[tensor].shape
+        if constant.size == 1:
+            zeros = (IndexExpr(),) * len(shape)
+            return bind_scalar(place, tensor, constant.reshape(-1)[0].item(), zeros)
+        values = points(step, loops)
+        index = tuple(e.substitute(values) for e in step.access(operand).index)
+        flat = IndexExpr()
+        for position, stride in zip(index, row_major_strides(shape), strict=True):
+            flat += position.times(stride)
+        extents = loop_extents(loops)
+        if not set(flat.iterators) <= set(extents):
+            raise PlanningError(
+                f"rejected: {operand} of {step.instruction.name} is one number, and {tensor} has "
+                "several in one execution"
+            )
+        # Iterations beyond the last element execute nothing but the setting of registers.
+        beyond = max(0, flat.bounds(extents)[1] + 1 - constant.size)
+        numbers = (*constant.reshape(-1).tolist(), *([0] * beyond))
+        return bind_scalar(place, tensor, TableEntry(numbers, flat), index)
 
     def _bind_main(
         self, step: Step, operand: str, tensor: str, loops: Sequence[TileLoop]

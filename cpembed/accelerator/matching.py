@@ -419,7 +419,8 @@ def _match_lifted(statement: Statement, form: InstructionForm, lifted: LiftedSta
         return rejected(result.reason, 2)
     candidates: list[Match] = []
     reasons: list[str] = []
-    for structure in result.structures:
+    for full_structure in result.structures:
+        structure = _with_single_numbers(form, lifted, full_structure)
         problem = _operand_problem(form, lifted, structure)
         if problem:
             reasons.append(problem)
@@ -450,12 +451,25 @@ def _operand_problem(form: InstructionForm, lifted: LiftedStatement, structure: 
                 return f"its operand {name}, {dtype}, cannot hold {value}"
         elif (actual := lifted.computation.operand(access.operand).dtype) != dtype:
             return f"its operand {name} is {dtype} and {access.operand} is {actual}"
-        elif name in form.scalars and any(
-            lifted.computation.extents[axis] > 1 for axis in access.iterators
-        ):
-            axes = ", ".join(access.iterators)
-            return f"its operand {name} is one number and {access.operand} has one for each {axes}"
     return ""
+
+
+def _with_single_numbers(
+    form: InstructionForm, lifted: LiftedStatement, structure: Structure
+) -> Structure:
+    """Return a structure in which each execution has one number of a register or immediate.
+
+    Axes along which its operand has several numbers feed no axis of the instruction.
+    """
+    varied = {
+        axis
+        for name, access in structure.accesses
+        if name in form.scalars and access.operand not in lifted.values
+        for axis in access.iterators
+        if lifted.computation.extents[axis] > 1
+    }
+    axes = tuple((a, tuple(m for m in members if m not in varied)) for a, members in structure.axes)
+    return replace(structure, axes=axes)
 
 
 def _sized(

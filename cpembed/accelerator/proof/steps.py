@@ -14,7 +14,7 @@ from functools import cached_property
 
 import numpy as np
 
-from cpembed.accelerator.program import Content, Issue, Loop
+from cpembed.accelerator.program import Address, Content, Issue, Loop
 from cpembed.accelerator.proof.result import ObligationError
 from cpembed.accelerator.proof.tensors import Tensors
 from cpembed.accelerator.proof.terms import (
@@ -48,6 +48,8 @@ class Role(StrEnum):
     """It begins a reduction."""
     CONTINUE = "continue"
     """It goes on with a reduction."""
+    SELECT = "select"
+    """It writes one number of a table to a register."""
     OPAQUE = "opaque"
     """It writes what no claim describes."""
 
@@ -126,6 +128,32 @@ class IssueFacts:
     def is_register(self, operand: str) -> bool:
         memory = self.tensors.program.machine.memories.get(self.place(operand).memory)
         return memory is not None and memory.kind is MemoryKind.REGISTER
+
+    @cached_property
+    def element_reads(self) -> tuple[Access, ...]:
+        """Reads of registers and immediates that are claimed to hold an element of a constant.
+
+        Constants whose elements are all equal are numbers instead.
+        """
+        if self.issue.meaning is None:
+            return ()
+        constants, uniform = self.tensors.specification.constants, self.tensors.uniform
+        reads: list[Access] = []
+        for read in dict.fromkeys(self.assignment.reads):
+            content = self.content(read.operand)
+            is_scalar = self.is_immediate(read.operand) or self.is_register(read.operand)
+            if is_scalar and content is not None and content.tensor not in uniform:
+                if content.tensor in constants:
+                    reads.append(read)
+        return tuple(reads)
+
+    def selection(self) -> Address | None:
+        """Return the immediate of several numbers that the instruction writes to a register."""
+        value = self.assignment.value
+        if not (isinstance(value, Access) and self.is_register(self.output)):
+            return None
+        address = self.issue.operands[value.operand]
+        return address if self.is_immediate(value.operand) and address.table else None
 
     def content(self, operand: str) -> Content | None:
         content = self.issue.contents.get(operand)
@@ -267,6 +295,8 @@ def step(facts: IssueFacts, constants: Mapping[Access, Number]) -> Step:
     number = folded(facts, constants)
     if facts.assignment.reduction is None and number is not None:
         return Step(Role.CONSTANT, value=stored_number(number, facts.dtype(facts.output)))
+    if facts.selection() is not None:
+        return Step(Role.SELECT)
     if facts.assignment.reduction is None and isinstance(value, Access):
         return _move(facts, value)
     content = facts.content(facts.output)
