@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 
 from cpembed.accelerator.addressing import Binding, InMain, Place, TableEntry, bind_scalar
-from cpembed.accelerator.boxes import TileLoop, guards, loop_extents, sizes
-from cpembed.accelerator.buffer_specs import BufferSpec
+from cpembed.accelerator.boxes import TileLoop, box_of, guards, loop_extents, sizes
+from cpembed.accelerator.buffer_specs import BufferSpec, shared_index
 from cpembed.accelerator.buffers import Buffer, Buffers
 from cpembed.accelerator.channels import with_signals
 from cpembed.accelerator.executions import (
@@ -73,7 +73,9 @@ class Lowering:
             if self.template.machine.memories[described.memory].kind is MemoryKind.MAIN:
                 binding = self._bind_main(step, operand, tensor, loops)
             else:
-                place = self.buffers.place(self.buffers.table[tensor, described.memory], base_rows)
+                buffer = self.buffers.table[tensor, described.memory]
+                place = self.buffers.place(buffer, base_rows)
+                self._check_box(step, operand, buffer, loops)
                 binding = bind_operand(self.template, step, operand, place, loops)
             if binding is None:
                 raise AddressingError(
@@ -96,6 +98,34 @@ class Lowering:
             note=str(step.statement.computation),
             registers=tuple(r for b in bindings.values() for r in b.registers),
         )
+
+    def _check_box(
+        self, step: Step, operand: str, buffer: Buffer, loops: Sequence[TileLoop]
+    ) -> None:
+        """Refuse a buffer whose box lacks what a statement with another index reads.
+
+        Raises
+        ------
+        AddressingError
+            If an element may lie outside of the box.
+        """
+        spec = buffer.spec
+        index = shared_index(step, step.access(operand))
+        if spec.is_home or index == spec.index:
+            return
+        box = self.buffers.box(spec, buffer.depth)
+        used = box_of(index, loops, self.template.extents)
+        extents = loop_extents(loops)
+        for d, expression in enumerate(index):
+            if expression == spec.index[d]:
+                continue
+            low, high = (used.starts[d] + box.starts[d].times(-1)).bounds(extents)
+            if low < 0 or high + used.largest[d] > box.largest[d]:
+                raise AddressingError(
+                    f"rejected: {step.instruction.name} needs other elements of {spec.tensor} in "
+                    f"{spec.memory} than the tile of other statements has: use larger tiles",
+                    spec.tensor,
+                )
 
     def _scalar(
         self, step: Step, operand: str, tensor: str, loops: Sequence[TileLoop]

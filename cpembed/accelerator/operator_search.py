@@ -24,6 +24,9 @@ _SMALL = 4
 _STALE = 2
 """Number of combinations in a row with no better plan after which no further one is tried."""
 
+_REFUSED = 96
+"""Number of combinations without a plan after which no further one is tried."""
+
 Plans = tuple[OperatorPlan, ...]
 """Plans of consecutive statements, one program each."""
 
@@ -138,7 +141,7 @@ class OperatorSearch:
     def _plan(self, part: Specification, matchings: Sequence[Matching]) -> OperatorPlan | str:
         """Return the best plan of one program, or why there is none."""
         best: OperatorPlan | None = None
-        reason, stale = "", 0
+        reason, stale, refused = "", 0, 0
         combinations = (
             matches
             for group in Combinations(part, matchings, self.machine, self.keeps_order)
@@ -155,11 +158,12 @@ class OperatorSearch:
                 plan = operator_plan(problem, self.machine, below)
             except PlanningError as error:
                 reason = reason or str(error)
+                refused += 1
             if plan is not None and plan.is_better(best):
                 best, stale = plan, 0
             elif best is not None:
                 stale += 1
-            if stale == _STALE:
+            if stale == _STALE or (best is None and refused == _REFUSED):
                 break
         return best or reason or "rejected: no combination of instructions fits"
 

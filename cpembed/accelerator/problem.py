@@ -15,7 +15,7 @@ from cpembed.accelerator.program import MainTensor
 from cpembed.accelerator.specification import Specification, Statement
 from cpembed.embedding.embedding import Digit
 from cpembed.errors import CpembedError
-from cpembed.hw.isa import IsaInstruction
+from cpembed.hw.isa import IsaInstruction, StrideSource
 from cpembed.ir.computation import AxisKind
 from cpembed.ir.expression import Access
 from cpembed.ir.index import IndexExpr
@@ -88,9 +88,9 @@ class OperatorProblem:
 def problem_variants(
     problem: OperatorProblem, is_possible: Callable[[Statement, Match], bool]
 ) -> Iterator[OperatorProblem]:
-    """Yield the problem, and variants whose instructions walk one axis instead of two at once.
+    """Yield the problem, and variants whose instructions walk fewer axes at once.
 
-    Fewer executions are no gain where no layout has both axes in neighbouring rows.
+    Fewer executions are no gain where no layout has all axes in neighbouring rows.
 
     Parameters
     ----------
@@ -107,9 +107,13 @@ def problem_variants(
     yield problem
     statements = problem.specification.statements
     # Statements after each other find a tensor in the same rows, so they change together first.
-    for position in (-1, 0):
-        alike = tuple(_single_axis(match, position) for match in problem.matches)
-        if alike != problem.matches and all(map(is_possible, statements, alike)):
+    singles = [tuple(_single_axis(m, position) for m in problem.matches) for position in (-1, 0)]
+    # Parts of a tensor are not dense in its rows, except along the innermost digit.
+    inner = [tuple(map(_innermost_rows, choice)) for choice in (problem.matches, *singles)]
+    offered = [problem.matches]
+    for alike in (*singles, *inner):
+        if alike not in offered and all(map(is_possible, statements, alike)):
+            offered.append(alike)
             yield replace(problem, matches=alike)
     choices = [
         [(m.executions, m) for m in _single_axes(match) if is_possible(statement, m)]
@@ -120,7 +124,7 @@ def problem_variants(
     )
     for combination in combinations[:_VARIANTS]:
         matches = tuple(match for _, match in combination)
-        if matches != problem.matches:
+        if matches not in offered:
             yield replace(problem, matches=matches)
 
 
@@ -199,6 +203,21 @@ def _single_axis(match: Match, position: int) -> Match:
         for name, single in digits.items()
     }
     return _with_axes(match, sizes)
+
+
+def _innermost_rows(match: Match) -> Match:
+    """Return a match that walks the rows of its output along the innermost digit alone."""
+    sizes = {axis.name: axis.minimum for axis in match.instruction.axes}
+    axes = dict(match.axes)
+    for operand in match.instruction.outputs:
+        place = match.instruction.places[operand]
+        index = match.instruction.computation.access(operand).index
+        for d in place.rows[:-1]:
+            axis = index[place.dimensions.index(d.axis)].single_iterator
+            is_dense = place.strides.get(str(d), StrideSource.DENSE) == StrideSource.DENSE
+            if axis is not None and is_dense and sizes[axis] == 1:
+                axes[axis] = ()
+    return _with_axes(match, axes)
 
 
 def _single_axes(match: Match) -> Iterator[Match]:
