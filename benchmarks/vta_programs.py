@@ -116,7 +116,22 @@ def requantized(layer: Computation, shift: int) -> tuple[Statement, ...]:
 
 
 def described(words: str, shift: int, seed: int) -> dict[str, Any]:
-    """Return cycles, bytes and result of the program that is planned from the description."""
+    """Return cycles, bytes and result of the program that is planned from the description.
+
+    Parameters
+    ----------
+    words : str
+        Operator with its sizes, separated by blanks.
+    shift : int
+        Bits by which its sums are shifted right.
+    seed : int
+        Seed of the inputs.
+
+    Raises
+    ------
+    SystemExit
+        If the operator has no plan, with the reason.
+    """
     machine = load_instruction_set(DESCRIPTION)
     parts = words.split()
     # Rows hold 16 channels that are neighbours in main memory.

@@ -127,9 +127,7 @@ class Lowering:
                     spec.tensor,
                 )
 
-    def _scalar(
-        self, step: Step, operand: str, tensor: str, loops: Sequence[TileLoop]
-    ) -> Binding:
+    def _scalar(self, step: Step, operand: str, tensor: str, loops: Sequence[TileLoop]) -> Binding:
         """Bind a register or an immediate to a number, or to one of a table by the loops."""
         place = step.instruction.places[operand]
         if operand in step.match.values:

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import hashlib
 import math
-from collections.abc import Callable, Collection, Hashable, Iterable, Iterator, Mapping
+from collections.abc import Hashable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
@@ -32,14 +32,8 @@ from cpembed.accelerator.operators import is_view
 from cpembed.accelerator.workload import workload_plans
 from cpembed.driver.bench_layers import MODELS, NamedSuite, prepared_suite
 from cpembed.errors import LoweringError, SpecError, WorkloadError
-from cpembed.exploration.described.family import (
-    PRESENT,
-    REMOVED,
-    Choices,
-    DescribedFamily,
-    constants_of,
-)
-from cpembed.exploration.described.keys import ABSENT, read_key, replaced, require_place
+from cpembed.exploration.described.family import Choices, DescribedFamily, Description
+from cpembed.exploration.described.keys import ABSENT, replaced
 from cpembed.graph.graph import Graph
 from cpembed.graph.kinds.product import Product
 from cpembed.graph.passes import prepare
@@ -47,7 +41,7 @@ from cpembed.hw.isa import InstructionSet
 from cpembed.hw.isa_reader import read_instruction_set, typed_tables
 from cpembed.hw.specification import SpecificationFile, Tables
 from cpembed.provenance import Provenance
-from cpembed.targets.family import Activity, Choice, Costs, OperatorWork, Point, Value, Work
+from cpembed.targets.family import Activity, Choice, Costs, OperatorWork, Point, Work
 from cpembed.workloads.suites import Layer
 
 _ENERGY = "energy_pj"
@@ -108,20 +102,17 @@ class AcceleratorFamily(DescribedFamily):
     name: ClassVar[str] = "accelerator"
     analysis: ClassVar[Any] = LayerPrograms
     model: _Model | None = None
-    _adapted: dict[str, _Adapted]
 
-    def __init__(
-        self,
-        file: SpecificationFile,
-        labels: Mapping[str, Mapping[Value, Any]],
-        constants: Mapping[str, Value],
-        choices: Choices,
-    ) -> None:
-        super().__init__(file, labels, constants, choices)
-        self._adapted = {}
+    @classmethod
+    def check_file(cls, file: SpecificationFile, choices: Choices) -> None:
+        for option, value in (("machine", choices.machine), ("technology", choices.technology)):
+            if value is not None:
+                raise SpecError(f"{file.path}: an instruction set has no {option} to choose")
+        read_instruction_set(file.merged, str(file.path))
 
-    def __getstate__(self) -> dict[str, Any]:
-        return {**super().__getstate__(), "_adapted": {}}
+    @classmethod
+    def check_types(cls, file: SpecificationFile, tables: Tables) -> None:
+        typed_tables(tables, str(file.path))
 
     @property
     def default_objectives(self) -> tuple[str, ...]:
@@ -148,24 +139,14 @@ class AcceleratorFamily(DescribedFamily):
 
     def tables(self, point: Point) -> Tables:
         """Return the file of a point, without what the point has no use or no room for."""
-        return self._machine(point).tables
+        return _adapted(self.description(point)).tables
 
     def machine_of(self, point: Point) -> InstructionSet:
         """Return the machine of a point; raise :class:`SpecError` where there is none."""
-        return self._machine(point).machine
+        return _adapted(self.description(point)).machine
 
-    def _machine(self, point: Point) -> _Adapted:
-        digest = self.digest(point)
-        if digest not in self._adapted:
-            self._adapted[digest] = _adapted(super().tables(point), str(self.file.path))
-        return self._adapted[digest]
-
-    def flaw(self, point: Point) -> str | None:
-        try:
-            self.machine_of(point)
-        except SpecError as error:
-            return str(error).removeprefix(f"{self.file.path}: ")
-        return None
+    def require_machine(self, point: Point) -> None:
+        self.machine_of(point)
 
     def clock_mhz(self, point: Point) -> float:
         return self.machine_of(point).clock_mhz
@@ -189,18 +170,16 @@ class AcceleratorFamily(DescribedFamily):
         return self.digest(point)
 
     def analyse(self, point: Point, workload: Work) -> LayerPrograms:
-        machine = self.machine_of(point)
+        adapted = _adapted(self.description(point))
+        machine = adapted.machine
         if isinstance(workload, OperatorWork):
             assert self.model is not None
             outcome = _outcomes(self.digest(point), self.model, machine)[workload.name]
-            if isinstance(outcome, LayerPrograms):
-                outcome = msgspec.structs.replace(outcome, absent=self._machine(point).absent)
         else:
             outcome = _programs(workload_plans(workload, machine), machine)
-            outcome = msgspec.structs.replace(outcome, absent=self._machine(point).absent)
         if isinstance(outcome, str):
             raise LoweringError(outcome)
-        return outcome
+        return msgspec.structs.replace(outcome, absent=adapted.absent)
 
     def bound(self, point: Point, analysis: Any) -> Costs | None:
         """Return the costs themselves: nothing is left to evaluate."""
@@ -213,13 +192,15 @@ class AcceleratorFamily(DescribedFamily):
         return (Choice(analysis.mapping, analysis.mapping, None, activity, details),)
 
 
-def _adapted(tables: Tables, path: str) -> _Adapted:
-    """Return the machine of tables, without what it has no use or no room for.
+@lru_cache(maxsize=1 << 12)
+def _adapted(description: Description) -> _Adapted:
+    """Return the machine of a point, without what it has no use or no room for.
 
     A register that no instruction reads any more is left out with the instructions that set it, and
     an instruction whose operand is larger than a memory. Raises :class:`SpecError` for any other
     fault.
     """
+    tables, path = description.tables, str(description.file.path)
     absent: list[str] = []
     while True:
         try:
@@ -370,44 +351,3 @@ def _programs(
         moved={f"{memory}.{direction}": size for (memory, direction), size in moved.items()},
         conversions=list(conversions),
     )
-
-
-def accelerator_family(
-    file: SpecificationFile,
-    labels: Mapping[str, Mapping[Value, Any]],
-    mentioned: Collection[str],
-    choices: Choices,
-    error: Callable[[str, str], SpecError],
-) -> AcceleratorFamily:
-    """Return the family of an instruction set, whose keys and values are checked.
-
-    Parameters
-    ----------
-    file, labels, mentioned, choices, error
-        As for :func:`~cpembed.exploration.described.family.described_family`.
-
-    Raises
-    ------
-    SpecError
-        For the first fault.
-    """
-    for option, value in (("machine", choices.machine), ("technology", choices.technology)):
-        if value is not None:
-            raise SpecError(f"{file.path}: an instruction set has no {option} to choose")
-    read_instruction_set(file.merged, str(file.path))
-    for name, by_label in labels.items():
-        key = read_key(name)
-        try:
-            require_place(file.merged, key)
-            for label, value in by_label.items():
-                if label == PRESENT:
-                    continue
-                # Values may be right only together; each has to be of the key's type.
-                tables = replaced(file.merged, key, ABSENT if label == REMOVED else value)
-                typed_tables(tables, str(file.path))
-        except SpecError as problem:
-            text = str(problem).removeprefix(f"{file.path}: ").removeprefix(f"{name}: ")
-            raise error(name, text) from None
-    constants = constants_of(file.merged, set(mentioned) - set(labels))
-    named = {**labels, **{name: {value: value} for name, value in constants.items()}}
-    return AcceleratorFamily(file, named, constants, choices)

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import heapq
 import itertools
 import math
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Literal
@@ -119,13 +120,35 @@ def problem_variants(
         [(m.executions, m) for m in _single_axes(match) if is_possible(statement, m)]
         for statement, match in zip(statements, problem.matches, strict=True)
     ]
-    combinations = sorted(
-        itertools.product(*choices), key=lambda choice: sum(count for count, _ in choice)
-    )
-    for combination in combinations[:_VARIANTS]:
-        matches = tuple(match for _, match in combination)
+    for matches in itertools.islice(_fewest_executions(choices), _VARIANTS):
         if matches not in offered:
             yield replace(problem, matches=matches)
+
+
+def _fewest_executions(
+    choices: Sequence[Sequence[tuple[int, Match]]],
+) -> Iterator[tuple[Match, ...]]:
+    """Yield one match of each choice, those with the fewest executions in all first."""
+    ordered = [sorted(options, key=lambda option: option[0]) for options in choices]
+    if not all(ordered):
+        return
+
+    def entry(positions: tuple[int, ...]) -> tuple[int, tuple[int, ...]]:
+        chosen = zip(ordered, positions, strict=True)
+        return sum(options[n][0] for options, n in chosen), positions
+
+    # All positions follow from the first ones by steps along one choice.
+    queue = [entry((0,) * len(ordered))]
+    reached = {queue[0][1]}
+    while queue:
+        _, positions = heapq.heappop(queue)
+        yield tuple(options[n][1] for options, n in zip(ordered, positions, strict=True))
+        for place, options in enumerate(ordered):
+            if positions[place] + 1 < len(options):
+                following = (*positions[:place], positions[place] + 1, *positions[place + 1 :])
+                if following not in reached:
+                    reached.add(following)
+                    heapq.heappush(queue, entry(following))
 
 
 def _with_common_lanes(problem: OperatorProblem) -> OperatorProblem:

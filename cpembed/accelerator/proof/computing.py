@@ -138,9 +138,7 @@ class Computing:
                         f"{touched.operand.tensor} than {wanted_access} at {point}"
                     )
 
-    def _compare_element(
-        self, access: Access, required: Access, domain: Booleans | None
-    ) -> None:
+    def _compare_element(self, access: Access, required: Access, domain: Booleans | None) -> None:
         """Compare the element that a register or an immediate holds with the statement's."""
         for index, term in zip(self._execution.claimed_index(access), required.index, strict=True):
             differs: Any = term.evaluate(self._points) != index

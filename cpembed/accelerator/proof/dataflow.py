@@ -20,6 +20,7 @@ from cpembed.accelerator.proof.relations import (
     box,
     issue_relations,
     layout,
+    reads_in_place,
     union,
 )
 from cpembed.accelerator.proof.result import UndecidedError
@@ -29,7 +30,6 @@ from cpembed.accelerator.proof.tensors import Tensors
 from cpembed.accelerator.proof.terms import Number
 from cpembed.hw.isa import MemoryKind, Synchronization
 from cpembed.ir.dtypes import element_info
-from cpembed.ir.index import IndexExpr
 from cpembed.ir.polyhedral import in_time
 from cpembed.time_limit import check_time
 
@@ -218,7 +218,9 @@ class Dataflow:
             common = read.iterations_to_places.intersect(write.iterations_to_places)
             if common.is_empty():
                 continue
-            if read.operand not in issue.facts.instruction.in_place or not _in_place(read, write):
+            if read.operand not in issue.facts.instruction.in_place or not reads_in_place(
+                read, write
+            ):
                 raise UndecidedError(f"{write.text} is written over {read.operand}")
 
     def _check_banks(self, issue: IssueRelations, first: str, second: str) -> None:
@@ -466,27 +468,6 @@ class Dataflow:
             issue.step.number == step.number and issue.step.role is Role.CONTINUE
             for issue in self.issues
         )
-
-
-def _in_place(read: Touch, write: Touch) -> bool:
-    """Return True if each point reads where it writes."""
-    relations = read.relations
-    facts = relations.facts
-    if facts.assignment.reduction is not None:
-        return False
-    places: list[isl.Map] = []
-    for touch, accesses in (
-        (read, facts.instruction.computation.access_maps[read.operand]),
-        (write, (facts.assignment.store,)),
-    ):
-        if len(accesses) != 1:
-            return False
-        elements = relations.at_points(
-            touch.space,
-            [IndexExpr.iterator(loop.name) for loop in facts.loops] + list(accesses[0].index),
-        )
-        places.append(elements.apply_range(touch.place))
-    return bool(places[0].is_equal(places[1]))
 
 
 def _flow(sinks: isl.UnionMap, sources: isl.UnionMap, schedule: isl.UnionMap) -> isl.UnionFlow:

@@ -12,8 +12,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from cpembed.accelerator.program import Loop, Node, Program
+from cpembed.accelerator.proof.facts import IssueFacts
 from cpembed.accelerator.proof.result import ObligationError, UndecidedError
-from cpembed.accelerator.proof.steps import IssueFacts
 from cpembed.accelerator.proof.tensors import Tensors
 from cpembed.hw.isa import MemoryKind, OperandPlace, StrideSource
 from cpembed.ir.dtypes import element_info

@@ -14,9 +14,10 @@ from functools import cached_property
 import islpy as isl
 
 from cpembed.accelerator.program import Loop, MainTensor, Node, Program
+from cpembed.accelerator.proof.facts import IssueFacts
 from cpembed.accelerator.proof.instances import stride_sources
 from cpembed.accelerator.proof.result import ObligationError, UndecidedError
-from cpembed.accelerator.proof.steps import IssueFacts, Step, step
+from cpembed.accelerator.proof.steps import Step, step
 from cpembed.accelerator.proof.tensors import Tensors
 from cpembed.accelerator.proof.terms import Number
 from cpembed.hw.instruction import TileDimension
@@ -437,3 +438,30 @@ def issue_relations(program: Program, tensors: Tensors) -> list[IssueRelations]:
         IssueRelations(number, facts, position, depth)
         for number, (position, facts) in enumerate(positions)
     ]
+
+
+def reads_in_place(read: Touch, write: Touch) -> bool:
+    """Return True if each point of an instruction reads where it writes.
+
+    Parameters
+    ----------
+    read, write : Touch
+        An input and the output of one instruction.
+    """
+    relations = read.relations
+    facts = relations.facts
+    if facts.assignment.reduction is not None:
+        return False
+    places: list[isl.Map] = []
+    for touch, accesses in (
+        (read, facts.instruction.computation.access_maps[read.operand]),
+        (write, (facts.assignment.store,)),
+    ):
+        if len(accesses) != 1:
+            return False
+        elements = relations.at_points(
+            touch.space,
+            [IndexExpr.iterator(loop.name) for loop in facts.loops] + list(accesses[0].index),
+        )
+        places.append(elements.apply_range(touch.place))
+    return bool(places[0].is_equal(places[1]))

@@ -18,12 +18,8 @@ from numpy.typing import NDArray
 from cpembed.cost.machine.estimate import machine_of
 from cpembed.driver.options import DEFAULT_CONSTRAINTS
 from cpembed.errors import CpembedError, SpecError
-from cpembed.exploration.described.family import (
-    Choices,
-    DescribedFamily,
-    best_candidate,
-    described_family,
-)
+from cpembed.exploration.described.embedded import EmbeddedFamily, best_candidate
+from cpembed.exploration.described.family import Choices, described_family
 from cpembed.exploration.described.keys import read_key
 from cpembed.exploration.relations import Expression, names_in, read_expression
 from cpembed.exploration.shapes.shape import AXES, PICOSECONDS, Shape, template
@@ -49,7 +45,7 @@ _ROUNDING = 1 - 1e-9
 class TimedMachine:
     """The machine of every shape: a specification whose axes, and ``derived`` keys, vary."""
 
-    family: DescribedFamily
+    family: EmbeddedFamily
     derived: Mapping[str, Expression]
 
     @property
@@ -240,6 +236,7 @@ def open_timed(
         Choices(machine=machine, constraints=constraints),
         lambda name, problem: SpecError(f"{file.path}: {name}: {problem}"),
     )
+    assert isinstance(family, EmbeddedFamily), "instruction sets are refused above"
     _require_product(family.base)
     # Tables of executions are those of one set, so that the searches of cells have the same.
     family.constraints = constraints or family.base.constraints or DEFAULT_CONSTRAINTS

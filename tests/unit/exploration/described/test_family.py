@@ -11,7 +11,7 @@ import pytest
 
 from cpembed.driver.estimate import estimate
 from cpembed.errors import SpecError
-from cpembed.exploration.described.family import DescribedFamily
+from cpembed.exploration.described.embedded import EmbeddedFamily
 from cpembed.exploration.explore import ExploreResult, open_exploration
 from cpembed.exploration.objectives import EvaluatedPoint
 from cpembed.exploration.space_file import Additions, read_space
@@ -193,7 +193,7 @@ def test_area_and_energy_come_from_tables_or_are_refused(tmp_path: Path) -> None
 def test_area_is_the_sum_of_its_parts(tmp_path: Path) -> None:
     """Twice the units need twice the area of multipliers, and a larger buffer more SRAM."""
     family = read_space(written(tmp_path), Additions(vary=["instruction.axes.x=6,12"])).family
-    assert isinstance(family, DescribedFamily)
+    assert isinstance(family, EmbeddedFamily)
     small, large = ({"instruction.axes.x": x} for x in (6, 12))
     first, second = family.silicon(small), family.silicon(large)
     assert first is not None

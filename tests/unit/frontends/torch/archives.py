@@ -9,8 +9,12 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import pytest
 import torch
 from torch import nn
+
+from cpembed.errors import ModelError
+from cpembed.frontends.torch import load
 
 
 class Small(nn.Module):
@@ -97,3 +101,13 @@ def described(path: Path, name: str, change: Callable[[Any], Any]) -> None:
 PROGRAM = "models/model.json"
 WEIGHTS = "data/weights/model_weights_config.json"
 CONSTANTS = "data/constants/model_constants_config.json"
+
+
+def refused(path: Path) -> str:
+    """The message, of one line, with which an archive is refused."""
+    with pytest.raises(ModelError) as caught:
+        load(path)
+    message = str(caught.value)
+    assert "\n" not in message
+    assert str(path) in message
+    return message
