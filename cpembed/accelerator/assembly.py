@@ -13,11 +13,10 @@
     }
 
 An operand in a memory of rows is ``memory[row]`` or ``memory[row, lane]``; in main memory it is
-``tensor[element]``; a register is its name; an immediate is ``#number``, or ``#[number, ...][place]``
-for one of several. Strides that are arguments
-follow a semicolon. An instruction is executed where no expression after ``if`` is negative. Lines
-that begin with ``|`` are claims, which the proof checks; comments after ``#`` at the end of an
-instruction are its note.
+``tensor[element]``; a register is its name; an immediate is ``#number``, or ``#[3, 5, 8][i]`` for
+one of several. Strides that are arguments follow a semicolon. An instruction is executed where no
+expression after ``if`` is negative. Lines that begin with ``|`` are claims, which the proof checks;
+comments after ``#`` at the end of an instruction are its note.
 """
 
 from __future__ import annotations

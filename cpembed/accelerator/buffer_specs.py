@@ -8,7 +8,7 @@ the neighbours of one end are not those of the other, one of the moves transpose
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 

@@ -215,10 +215,11 @@ class _Planner:
             outcomes[key] = divided(specification, self.machine, alone_us)
         else:
             plans = OperatorSearch(specification, self.machine).plans()
-            outcomes[key] = plans
-            if not isinstance(plans, str):
-                division = Division.of_plans(plans)
-                outcomes[key] = division.with_faster_host(specification, self.machine)
+            outcomes[key] = (
+                plans
+                if isinstance(plans, str)
+                else Division.of_plans(plans).with_faster_host(specification, self.machine)
+            )
         return outcomes[key]
 
     def _equal_division(self, form: OperatorForm, outcome: Division | str) -> Division | str | None:

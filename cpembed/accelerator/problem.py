@@ -134,8 +134,8 @@ def _fewest_executions(
         return
 
     def entry(positions: tuple[int, ...]) -> tuple[int, tuple[int, ...]]:
-        chosen = zip(ordered, positions, strict=True)
-        return sum(options[n][0] for options, n in chosen), positions
+        pairs = zip(ordered, positions, strict=True)
+        return sum(options[n][0] for options, n in pairs), positions
 
     # All positions follow from the first ones by steps along one choice.
     queue = [entry((0,) * len(ordered))]

@@ -138,7 +138,7 @@ def _max_pool_by_taps(operator: Operator, graph: Graph, kind: Pool) -> OperatorF
         if not groups or len(groups[0].results) < outputs[d]:
             return None
         parts.append(groups)
-    for number, groups in enumerate(itertools.product(*parts)):
+    for position, groups in enumerate(itertools.product(*parts)):
         extents, store, read = dict(axes), list(axes), list(axes)
         for k, group in enumerate(groups):
             place = order.index(rank - taps + k)
@@ -148,7 +148,7 @@ def _max_pool_by_taps(operator: Operator, graph: Graph, kind: Pool) -> OperatorF
             offset = kind.strides[k] * first + kind.dilation[k] * group.first - kind.before[k]
             read[place] = f"{kind.strides[k]}*{axis} + {kind.dilation[k]}*r{k} + {offset}"
         text = f"Y[{','.join(store)}] max= X[{','.join(read)}]"
-        builder.add(text, extents, names, accumulates=number > 0)
+        builder.add(text, extents, names, accumulates=position > 0)
     return builder.form("each tap where it is inside of the image")
 
 

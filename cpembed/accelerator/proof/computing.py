@@ -329,8 +329,8 @@ class Computing:
         values: list[list[Number]] = []
         reads = [r for r in self._facts.assignment.reads if r not in self._constants]
         # A register or immediate with an element of a constant may be any number.
-        known = {self._step.previous, *self._facts.element_reads}
-        reads = [r for r in reads if r not in known]
+        unnumbered = {self._step.previous, *self._facts.element_reads}
+        reads = [r for r in reads if r not in unnumbered]
         for read in reads:
             which, numbers = self._reads[read.operand].numbers()
             columns.append(which[self._reads[read.operand].elements.numbers[read]][points])

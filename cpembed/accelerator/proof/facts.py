@@ -89,9 +89,10 @@ class IssueFacts:
         for read in dict.fromkeys(self.assignment.reads):
             content = self.content(read.operand)
             is_scalar = self.is_immediate(read.operand) or self.is_register(read.operand)
-            if is_scalar and content is not None and content.tensor not in uniform:
-                if content.tensor in constants:
-                    reads.append(read)
+            if not is_scalar or content is None or content.tensor in uniform:
+                continue
+            if content.tensor in constants:
+                reads.append(read)
         return tuple(reads)
 
     def selection(self) -> Address | None:

@@ -88,11 +88,13 @@ def check_element(
         return
     source = dependence.get_tuple_name(isl.dim_type.in_)
     place = f"{{ {writer.tuple_text(source)} -> N[{writer.text(value.base)}] }}"
-    taken = dependence.reverse().apply_range(isl.Map(place))
-    if not claimed.intersect_domain(taken.domain()).is_equal(taken):
+    places = dependence.reverse().apply_range(isl.Map(place))
+    if not claimed.intersect_domain(places.domain()).is_equal(places):
         raise UndecidedError(f"{text} and holds numbers of other places")
-    held = [stored_number(number, dtype) for number in numbers]
-    if held != numbers or list(value.table[: len(numbers)]) != numbers:
+    immediate = writer.facts.assignment.value if writer is not reader else read
+    dtypes = {dtype, writer.facts.dtype(immediate.operand) if isinstance(immediate, Access) else ""}
+    is_exact = all(stored_number(n, kind) == n for n in numbers for kind in dtypes if kind)
+    if not is_exact or list(value.table[: len(numbers)]) != numbers:
         raise UndecidedError(f"{text} and holds numbers of another table")
 
 
