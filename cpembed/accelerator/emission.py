@@ -111,11 +111,19 @@ class Lowering:
         """
         spec = buffer.spec
         index = shared_index(step, step.access(operand))
-        if spec.is_home or index == spec.index:
+        if spec.is_home:
             return
         box = self.buffers.box(spec, buffer.depth)
-        used = box_of(index, loops, self.template.extents)
         extents = loop_extents(loops)
+        if not {name for start in box.starts for name in start.iterators} <= set(extents):
+            raise AddressingError(
+                f"rejected: {step.instruction.name} needs {spec.tensor} in {spec.memory}, which is "
+                "filled for executions of another statement: use a larger memory",
+                spec.tensor,
+            )
+        if index == spec.index:
+            return
+        used = box_of(index, loops, self.template.extents)
         for d, expression in enumerate(index):
             if expression == spec.index[d]:
                 continue

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
 from cpembed.accelerator.combinations import Combinations
@@ -13,6 +13,7 @@ from cpembed.accelerator.crossings import crossing_tensors
 from cpembed.accelerator.lowering import OperatorPlan, operator_plan
 from cpembed.accelerator.matching import Matching, match_statement
 from cpembed.accelerator.problem import Objective, OperatorProblem, PlanningError
+from cpembed.accelerator.program import MainTensor
 from cpembed.accelerator.specification import Specification
 from cpembed.hw.isa import InstructionSet
 
@@ -71,10 +72,33 @@ class OperatorSearch:
             self.best.clear()
             plans = self._from(0)
             if plans is not None:
-                return plans
+                return self._with_common_layouts(plans)
         outcome = self.outcomes[0, len(self.matchings)]
         assert isinstance(outcome, str)
         return outcome
+
+    def _with_common_layouts(self, plans: Plans) -> Plans:
+        """Return plans that find what earlier ones write in the layout in which these write it.
+
+        A plan for which no combination of instructions reads that layout stays as it is.
+        """
+        written: dict[str, MainTensor] = {}
+        agreed: list[OperatorPlan] = []
+        first = 0
+        for original in plans:
+            plan = original
+            after = first + len(plan.problem.matches)
+            tensors = plan.program().tensors
+            needs = {n: replace(written[n], role="input") for n in tensors if n in written}
+            if any(replace(tensors[n], role="input") != layout for n, layout in needs.items()):
+                part = segment(self.specification, first, after)
+                outcome = self._plan(part, self.matchings[first:after], needs)
+                plan = plan if isinstance(outcome, str) else outcome
+            outputs = plan.problem.specification.outputs
+            written |= {n: t for n, t in plan.program().tensors.items() if n in outputs}
+            agreed.append(plan)
+            first = after
+        return tuple(agreed)
 
     def _from(self, first: int) -> Plans | None:
         """Return the plans of the statements from ``first`` on, those with the longest programs.
@@ -138,8 +162,13 @@ class OperatorSearch:
             self.outcomes[first, after] = self._plan(part, self.matchings[first:after])
         return self.outcomes[first, after]
 
-    def _plan(self, part: Specification, matchings: Sequence[Matching]) -> OperatorPlan | str:
-        """Return the best plan of one program, or why there is none."""
+    def _plan(
+        self,
+        part: Specification,
+        matchings: Sequence[Matching],
+        layouts: Mapping[str, MainTensor] | None = None,
+    ) -> OperatorPlan | str:
+        """Return the best plan of one program with layouts in main memory, or why there is none."""
         best: OperatorPlan | None = None
         reason, stale, refused = "", 0, 0
         combinations = (
@@ -149,7 +178,11 @@ class OperatorSearch:
         )
         for matches in combinations:
             problem = OperatorProblem(
-                part, matches, keeps_order=self.keeps_order, objective=self.objective
+                part,
+                matches,
+                layouts=layouts or {},
+                keeps_order=self.keeps_order,
+                objective=self.objective,
             )
             # Combinations whose bound is no better are not planned.
             below = best.cycles if best is not None and self.objective == "cycles" else math.inf

@@ -112,7 +112,7 @@ def problem_variants(
     # Parts of a tensor are not dense in its rows, except along the innermost digit.
     inner = [tuple(map(_innermost_rows, choice)) for choice in (problem.matches, *singles)]
     offered = [problem.matches]
-    for alike in (*singles, *inner):
+    for alike in (*singles, *inner, tuple(map(_one_lane, problem.matches))):
         if alike not in offered and all(map(is_possible, statements, alike)):
             offered.append(alike)
             yield replace(problem, matches=alike)
@@ -226,6 +226,25 @@ def _single_axis(match: Match, position: int) -> Match:
         for name, single in digits.items()
     }
     return _with_axes(match, sizes)
+
+
+def _one_lane(match: Match) -> Match:
+    """Return a match of one lane, if a register has another number for each execution.
+
+    Its elements may then come from tensors whose neighbours belong to several executions.
+    """
+    extents = match.statement.computation.extents
+    has_table = any(
+        extents[axis] > 1
+        for operand, access in match.accesses.items()
+        if not match.instruction.places[operand].dimensions
+        for axis in access.iterators
+    )
+    if not has_table:
+        return match
+    sizes = {axis.name: axis.minimum for axis in match.instruction.axes}
+    empty = {axis: () for axis, _ in _lane_axes(match) if sizes[axis] == 1}
+    return _with_axes(match, {**match.axes, **empty})
 
 
 def _innermost_rows(match: Match) -> Match:

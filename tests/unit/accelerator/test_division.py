@@ -95,7 +95,9 @@ def test_a_register_is_set_for_each_channel() -> None:
         for address in issue.operands.values()
         if address.table
     }
-    np.testing.assert_array_equal(np.float32(table[:CHANNELS]), network.graph.constants[SCALE])
+    np.testing.assert_array_equal(
+        np.asarray(table[:CHANNELS], np.float32), network.graph.constants[SCALE]
+    )
     check(network)
 
 

@@ -9,7 +9,7 @@ import pytest
 
 from cpembed.accelerator.lemmas import extremum_from_copy, rewritten
 from cpembed.accelerator.operators import operator_forms
-from cpembed.accelerator.operators.forms import OperatorForm
+from cpembed.accelerator.operators.forms import NoForm, OperatorForm
 from cpembed.graph.graph import Graph, Operator
 from cpembed.graph.kinds import Pool, TensorType
 
@@ -33,11 +33,10 @@ def test_every_form_of_a_maximum_pool_is_the_pool(seed: int) -> None:
     graph = pooled(seed)
     (operator,) = graph.operators
     forms = operator_forms(operator, graph)
-    if not forms:
+    if isinstance(forms, NoForm):
         # No tap is inside of the image for all results.
         assert "inside" in forms.reason
         return
-    assert isinstance(forms, tuple)
     shape = graph.types["x"].shape
     x = np.random.default_rng(seed).integers(-128, 0, shape).astype(np.int8)
     (expected,) = operator.kind.evaluate([x])
