@@ -5,6 +5,7 @@ from __future__ import annotations
 import heapq
 import itertools
 import math
+from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
@@ -26,7 +27,8 @@ _Place = tuple[str, str]
 class _Choice:
     """A match, with the dimensions in lanes of each of its tensors, outermost first.
 
-    ``sums`` has the memory in which it writes a tensor that several statements combine.
+    ``sums`` has the memory in which it writes a tensor that several statements write: one buffer
+    is stored in the end.
     """
 
     match: Match
@@ -74,7 +76,8 @@ class Combinations:
     ) -> None:
         self.machine = machine
         self.problem = OperatorProblem(specification, (), keeps_order=keeps_order)
-        self.combined = {s.output.tensor for s in specification.statements if s.accumulates}
+        written = Counter(s.output.tensor for s in specification.statements)
+        self.combined = {tensor for tensor, count in written.items() if count > 1}
         self.choices = [self._choices(matching) for matching in matchings]
         self.largest = max(
             range(len(matchings)), key=lambda n: matchings[n].statement.computation.macs
