@@ -38,8 +38,9 @@ from cpembed.accelerator.specification import Specification, Statement
 from cpembed.files import write_whole
 from cpembed.hw.isa import InstructionSet
 from cpembed.hw.isa_reader import load_instruction_set
-from cpembed.ir.dtypes import dtype_info, is_integer, numpy_dtype
+from cpembed.ir.dtypes import is_integer
 from cpembed.ir.parser import parse_computation
+from cpembed.ir.reference import random_array
 from cpembed.runtime.measurement.environment import provenance, provenance_lines
 
 FOLDER = Path(__file__).resolve().parent
@@ -200,16 +201,8 @@ def kernels() -> list[Kernel]:
 def random_arrays(specification: Specification, seed: int) -> dict[str, NDArray[Any]]:
     """Return random inputs: integers of the full range, floats between -1 and 1."""
     generator = np.random.default_rng(seed)
-    arrays: dict[str, NDArray[Any]] = {}
-    for name in specification.inputs:
-        operand = specification.operands[name]
-        dtype = numpy_dtype(operand.dtype)
-        if is_integer(operand.dtype):
-            low, high = dtype_info(operand.dtype).integer_range
-            arrays[name] = generator.integers(low, high, operand.shape, dtype, endpoint=True)
-        else:
-            arrays[name] = generator.uniform(-1, 1, operand.shape).astype(dtype)
-    return arrays
+    operands = [specification.operands[name] for name in specification.inputs]
+    return {o.name: random_array(o.dtype, o.shape, generator) for o in operands}
 
 
 def emulate(

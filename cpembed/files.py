@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import errno
 import os
+import re
 import stat
 import tempfile
 import tomllib
@@ -18,6 +19,10 @@ FOLDER_GONE = "the current folder has been removed: change to another one"
 
 LARGEST_TOML = 2**20
 """Maximum size in bytes of a TOML file; specifications and constraint sets have a few thousand."""
+
+_KEY_PART = r"""(?:[\w-]+|"[^"\n]*"|'[^'\n]*')"""
+_LONG_KEY = re.compile(rf"(?<![\w.'\"-]){_KEY_PART}(?:[ \t]*\.[ \t]*{_KEY_PART}){{64}}")
+"""A dotted key of more parts than any file has: parsing one takes memory by the square of them."""
 
 
 def write_whole(path: Path, content: str | bytes) -> None:
@@ -166,6 +171,10 @@ def read_toml(path: Path) -> dict[str, Any]:
         raise SpecError(f"{path}: not a text file in UTF-8 (byte {error.start})") from None
     except (OSError, ValueError) as error:  # ValueError: a null byte in the path
         raise SpecError(f"{path}: cannot be read: {_reason(error)}") from None
+    long_key = _LONG_KEY.search(text)
+    if long_key is not None:
+        line = text.count("\n", 0, long_key.start()) + 1
+        raise SpecError(f"{path}: not valid TOML: a key of very many parts (at line {line})")
     try:
         return tomllib.loads(text)
     except (ValueError, RecursionError) as error:

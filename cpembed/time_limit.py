@@ -19,40 +19,53 @@ T = TypeVar("T")
 # End of the current work by ``time.perf_counter``: the earliest of nested limits. A thread begins
 # without one, unless it runs in a copy of the context of the thread that started it.
 _deadline: ContextVar[float] = ContextVar("deadline", default=math.inf)
+# The same by ``time.process_time``, which does not pass while other programs have the processor.
+_processor_deadline: ContextVar[float] = ContextVar("processor_deadline", default=math.inf)
 
 
 class OutOfTime(BaseException):
     """The time of :func:`within` is over; like an interrupt, no error to handle on the way."""
 
 
-def within(seconds: float | None, work: Callable[[], T]) -> T:
+def within(seconds: float | None, work: Callable[[], T], *, is_processor_time: bool = False) -> T:
     """Return the result of ``work``, with no limit of its own if ``seconds`` is None.
 
-    Calls may be nested: the shortest limit counts.
+    The seconds are those of a clock, or with ``is_processor_time`` those that this process computes
+    for, so that the result does not depend on what else the machine does. Calls may be nested: the
+    shortest limit counts.
 
     Raises :class:`OutOfTime` at the first :func:`check_time` of ``work`` after its time. Its side
     effects remain.
     """
     if seconds is None:
         return work()
+    deadline, clock = (
+        (_processor_deadline, time.process_time)
+        if is_processor_time
+        else (_deadline, time.perf_counter)
+    )
     # An inner limit must not extend the outer one.
-    outer = _deadline.set(min(_deadline.get(), time.perf_counter() + seconds))
+    outer = deadline.set(min(deadline.get(), clock() + seconds))
     try:
         check_time()
         return work()
     finally:
-        _deadline.reset(outer)
+        deadline.reset(outer)
 
 
 def check_time() -> None:
     """Raise :class:`OutOfTime` if the time of the surrounding :func:`within` is over."""
-    if time.perf_counter() >= _deadline.get():
+    if seconds_left() <= 0.0:
         raise OutOfTime
 
 
 def seconds_left() -> float:
     """Return the seconds until the surrounding :func:`within` ends; infinite without one."""
-    return max(0.0, _deadline.get() - time.perf_counter())
+    left = _deadline.get() - time.perf_counter()
+    # Asking for the time of the process is a system call, so it is only made where it matters.
+    if not math.isinf(_processor_deadline.get()):
+        left = min(left, _processor_deadline.get() - time.process_time())
+    return max(0.0, left)
 
 
 class Clock:

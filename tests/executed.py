@@ -7,10 +7,12 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from cpembed.driver.result import SolveResult
 from cpembed.ir.computation import Axis, AxisKind, Computation, Operand, changed_accesses
 from cpembed.ir.expression import Access
 from cpembed.ir.index import IndexExpr
 from cpembed.ir.interpreter import interpret_all
+from cpembed.ir.reference import random_inputs
 from cpembed.transform.program import (
     DerivedProgram,
     PackedOperand,
@@ -48,6 +50,17 @@ def execute_all(program: DerivedProgram, inputs: Mapping[str, Array]) -> dict[st
         part = unpack(program.operand(name), values, program)
         results[tensor] = part if tensor not in results else results[tensor] + part
     return results
+
+
+def assert_programs_compute(result: SolveResult, seed: int = 3) -> None:
+    """Check the program of each listed embedding against the workload's interpretation."""
+    inputs = random_inputs(result.workload, seed)
+    expected = interpret_all(result.workload, inputs)
+    for ranked in result.embeddings:
+        values = execute_all(ranked.candidate.program, inputs)
+        assert values.keys() == expected.keys()
+        for name, array in expected.items():
+            np.testing.assert_array_equal(values[name], array)
 
 
 def _again(program: DerivedProgram) -> dict[str, int]:

@@ -2,15 +2,23 @@
 
 from __future__ import annotations
 
+import math
 import random
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+from functools import lru_cache
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from cpembed.accelerator.layouts import LayoutDigit, RowLayout, fit_strides, main_element
+from cpembed.accelerator.layouts import (
+    LayoutDigit,
+    RowLayout,
+    StrideFit,
+    fit_strides,
+    main_element,
+)
 from cpembed.accelerator.program import Address, Content, MainTensor
 from cpembed.hw.isa import IMMEDIATE, IsaInstruction, OperandPlace
 from cpembed.ir.index import IndexExpr, IndexTerm
@@ -75,6 +83,12 @@ class Binding:
     content: Content | None
     registers: tuple[tuple[str, Scalar | None], ...] = ()
 
+    def moved(self, rows: IndexExpr) -> Binding:
+        """Return the binding a number of rows further on."""
+        if not rows.terms and not rows.constant:
+            return self
+        return replace(self, address=replace(self.address, base=self.address.base + rows))
+
 
 def bind_scalar(
     place: OperandPlace, tensor: str, value: Scalar, index: tuple[IndexExpr, ...] = ()
@@ -134,47 +148,130 @@ def bind(
     described = instruction.places[operand]
     operand_index = instruction.computation.access(operand).index
     # All axes that the tensor's index depends on, though the operand's own index may lack them.
-    axes = list(
-        dict.fromkeys(n for e in (*operand_index, *index) for n in e.iterators if n in axis_sizes)
+    axes = dict.fromkeys(
+        n for e in (*operand_index, *index) for n in e.iterators if n in axis_sizes
     )
-    grids = np.meshgrid(*(np.arange(axis_sizes[a]) for a in axes), indexing="ij")
-    points = {a: np.asarray(g).reshape(-1) for a, g in zip(axes, grids, strict=True)}
-    count = int(np.prod([axis_sizes[a] for a in axes]))
-    operand_values = {
-        name: _values(e, points, count)
-        for name, e in zip(described.dimensions, operand_index, strict=True)
-    }
-    dimension_sizes = {name: 1 + int(v.max()) for name, v in operand_values.items()}
     smaller = frozenset(
         name
         for name, e in zip(described.dimensions, operand_index, strict=True)
         if not shrinking.isdisjoint(e.iterators)
     )
-    fit = None
-    for sample in _samples(loops):
-        target, lanes = _relative(place, index, points, sample, count)
-        if isinstance(place, InRows) and not described.lanes and not described.rows:
-            lanes = np.zeros(count, np.int64)
-        current = fit_strides(described, operand_values, dimension_sizes, target, lanes, smaller)
-        if current is None or (fit is not None and current != fit):
-            return None
-        fit = current
+    if isinstance(place, InMain):
+        digits, lane_digits = _main_digits(place.tensor), None
+        local = [e + b for e, b in zip(index, place.tensor.before, strict=True)]
+    else:
+        digits, lane_digits = place.layout.rows, place.layout.lanes
+        local = [e + s.times(-1) for e, s in zip(index, place.starts, strict=True)]
+        if not described.lanes and not described.rows:
+            lane_digits = ()
+    relevant = _relevant(local, (*digits, *(lane_digits or ())), loops)
+    moved_by = {n for e in relevant for n in e.iterators if n not in axis_sizes}
+    fit = _fit(
+        described,
+        operand_index,
+        tuple((a, axis_sizes[a]) for a in axes),
+        relevant,
+        digits,
+        lane_digits,
+        tuple((n, extent) for n, extent in loops.items() if n in moved_by),
+        smaller,
+    )
     if fit is None:
         return None
     zero = {a: IndexExpr() for a in axis_sizes}
-    first = [e.substitute(zero) for e in index]
     content = _content(instruction, operand, index, tensor, axis_sizes)
+    if not {n for e in content.index for n in e.iterators} <= {*described.dimensions, *loops}:
+        # The operand reaches the elements, but its dimensions do not say which they are.
+        return None
     if isinstance(place, InMain):
-        base = main_element(place.tensor, first, loops)
+        base = main_element(place.tensor, [e.substitute(zero) for e in index], loops)
         address = Address(base, place.tensor.name, strides=fit.arguments)
     else:
-        local = [f + s.times(-1) for f, s in zip(first, place.starts, strict=True)]
-        row = place.layout.row(local, loops) + place.base
-        lane = place.layout.lane(local, loops)
+        first = [e.substitute(zero) for e in local]
+        row = place.layout.row(first, loops) + place.base
+        lane = place.layout.lane(first, loops)
         if (lane.terms or lane.constant) and not described.any_lane:
             return None
         address = Address(row, lane=lane, strides=fit.arguments)
     return Binding(address, content, fit.registers)
+
+
+def _main_digits(tensor: MainTensor) -> tuple[LayoutDigit, ...]:
+    """Return the digits of a tensor's elements in main memory, its margins before them included."""
+    digits: list[LayoutDigit] = []
+    visited = set[int]()
+    for dimension, stride in zip(tensor.order, tensor.strides, strict=True):
+        block = tensor.blocks.get(dimension)
+        if block is None:
+            digits.append(LayoutDigit(dimension, stride))
+        elif dimension in visited:
+            digits.append(LayoutDigit(dimension, stride, 1, block))
+        else:
+            digits.append(LayoutDigit(dimension, stride, block))
+        visited.add(dimension)
+    return tuple(digits)
+
+
+def _relevant(
+    local: Sequence[IndexExpr], digits: Sequence[LayoutDigit], loops: Mapping[str, int]
+) -> tuple[IndexExpr, ...]:
+    """Return an index without the terms of loops that move all of an operand's elements alike."""
+    periods = [1] * len(local)
+    for d in digits:
+        periods[d.dimension] = math.lcm(periods[d.dimension], d.divisor * (d.modulus or 1))
+    return tuple(
+        IndexExpr(
+            tuple(
+                t
+                for t in e.terms
+                if t.coefficient % period or any(name not in loops for name in t.iterators)
+            ),
+            e.constant % period,
+        )
+        for e, period in zip(local, periods, strict=True)
+    )
+
+
+@lru_cache(maxsize=1 << 13)
+def _fit(
+    described: OperandPlace,
+    operand_index: tuple[IndexExpr, ...],
+    axes: tuple[tuple[str, int], ...],
+    local: tuple[IndexExpr, ...],
+    digits: tuple[LayoutDigit, ...],
+    lane_digits: tuple[LayoutDigit, ...] | None,
+    loops: tuple[tuple[str, int], ...],
+    smaller: frozenset[str],
+) -> StrideFit | None:
+    """Return the strides with which an operand reaches elements in iterations of loops.
+
+    None says that it cannot reach them, or needs other strides in other iterations.
+    """
+    grids = np.meshgrid(*(np.arange(size) for _, size in axes), indexing="ij")
+    points = {a: np.asarray(g).reshape(-1) for (a, _), g in zip(axes, grids, strict=True)}
+    count = math.prod(size for _, size in axes)
+    operand_values = {
+        name: _values(e, points, count)
+        for name, e in zip(described.dimensions, operand_index, strict=True)
+    }
+    dimension_sizes = {name: 1 + int(v.max()) for name, v in operand_values.items()}
+    fit = None
+    for sample in _samples(dict(loops)):
+        at = [_values(e, {**sample, **points}, count) for e in local]
+        target = _digits(digits, at, count)
+        lanes = None if lane_digits is None else _digits(lane_digits, at, count)
+        current = fit_strides(
+            described,
+            operand_values,
+            dimension_sizes,
+            target - target[0],
+            None if lanes is None else lanes - lanes[0],
+            smaller,
+        )
+        if current is None or (fit is not None and current != fit):
+            return None
+        fit = current
+    return fit
 
 
 def _values(e: IndexExpr, points: Mapping[str, Any], count: int) -> Array:
@@ -191,43 +288,15 @@ def _samples(loops: Mapping[str, int]) -> Sequence[Mapping[str, int]]:
     return samples
 
 
-def _relative(
-    place: Place,
-    index: Sequence[IndexExpr],
-    points: Mapping[str, Array],
-    sample: Mapping[str, int],
-    count: int,
-) -> tuple[Array, Array | None]:
-    """Return rows and lanes (elements of main memory and None) relative to the first point."""
-    values = {**sample, **points}
-    at = [_values(e, values, count) for e in index]
-    if isinstance(place, InMain):
-        elements = _main_values(place.tensor, at)
-        return elements - elements[0], None
-    local = [a - np.asarray(s.evaluate(sample)) for a, s in zip(at, place.starts, strict=True)]
-    rows = _digits(place.layout.rows, local, count)
-    lanes = _digits(place.layout.lanes, local, count)
-    return rows - rows[0], lanes - lanes[0]
-
-
 def _digits(digits: Sequence[LayoutDigit], at: Sequence[Array], count: int) -> Array:
     total = np.zeros(count, np.int64)
     for d in digits:
-        value = at[d.dimension] // d.divisor
-        total += d.stride * (value if d.modulus is None else value % d.modulus)
-    return total
-
-
-def _main_values(tensor: MainTensor, at: Sequence[Array]) -> Array:
-    total: Any = np.zeros(len(at[0]) if at else 1, np.int64)
-    visited = set[int]()
-    for dimension, stride in zip(tensor.order, tensor.strides, strict=True):
-        value = at[dimension] + tensor.before[dimension]
-        block = tensor.blocks.get(dimension)
-        if block is not None:
-            value = value % block if dimension in visited else value // block
-        visited.add(dimension)
-        total = total + stride * value
+        value = at[d.dimension]
+        if d.divisor != 1:
+            value = value // d.divisor
+        if d.modulus is not None:
+            value = value % d.modulus
+        total += d.stride * value
     return total
 
 
@@ -240,7 +309,12 @@ def _content(
 ) -> Content:
     """Return the claim of an operand, in its own dimensions instead of the instruction's axes."""
     described = instruction.places[operand]
-    operand_index = instruction.computation.access(operand).index
+    # An axis of one element moves nothing: the window of a single tap is the pixel itself.
+    still = {a: IndexExpr() for a, size in axis_sizes.items() if size == 1}
+    operand_index = [
+        e if e.single_iterator else e.substitute(still)
+        for e in instruction.computation.access(operand).index
+    ]
     single = {
         e.single_iterator: name
         for name, e in zip(described.dimensions, operand_index, strict=True)

@@ -353,7 +353,7 @@ class _ProgramReader:
                 else:
                     arguments = " ".join([*instruction.places, *axes])
                     line.fail(f"{name} has no argument {argument}: use {arguments}", start)
-        issue = Issue(name, operands, sizes, note=_note(line), **lists)
+        issue = Issue(name, operands, sizes, note=_note(line), line=line.number, **lists)
         self._check_loops(line, issue, column)
         return issue
 

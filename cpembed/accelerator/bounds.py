@@ -54,7 +54,7 @@ def unit_cycles(template: Template) -> dict[str, float]:
     units: dict[str, float] = {}
     for step in template.steps:
         factors: dict[str, tuple[Any, Any]] = {
-            a: (-(-template.extents[a] // step.granules[a]), template.extents[a])
+            a: (-(-template.extent(step, a) // step.granules[a]), template.extent(step, a))
             for a in step.axes.values()
         }
         unit = step.instruction.unit

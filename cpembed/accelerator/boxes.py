@@ -71,7 +71,9 @@ def sizes(loops: Sequence[TileLoop], axis: str, extent: int) -> Size:
     largest = tile_size(loops, axis, extent)
     bounds = [IndexExpr((), largest)]
     for number, loop in enumerate(axis_loops):
-        rest = position(axis_loops[number:], axis).times(-1) + loop.span
+        # A range may end ahead of the tiles that loops split it into.
+        span = loop.span if number else min(loop.span, extent)
+        rest = position(axis_loops[number:], axis).times(-1) + span
         if rest.bounds(loop_extents(axis_loops))[0] < largest:
             bounds.append(rest)
     return tuple(bounds)

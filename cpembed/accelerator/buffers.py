@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 
-from cpembed.accelerator.addressing import InRows, Place
+from cpembed.accelerator.addressing import Binding, InMain, InRows, Place
 from cpembed.accelerator.allocation import Need, lifetimes, overwritten, placed
 from cpembed.accelerator.boxes import Box, TileLoop, box_of, loop_extents
 from cpembed.accelerator.buffer_specs import BufferSpec
@@ -17,6 +17,7 @@ from cpembed.accelerator.template import Template
 from cpembed.accelerator.tiling import Tiling
 from cpembed.accelerator.tiling_grid import Key
 from cpembed.accelerator.transfers import Transfer, plan_copy
+from cpembed.hw.isa import Synchronization
 from cpembed.ir.index import IndexExpr, IndexTerm
 
 
@@ -68,6 +69,8 @@ class Buffers:
         self.loops = tile_loops(template, tiling)
         inner = granule_loops(template, template.main_step, self.loops)
         self.all_loops = (*self.loops, *inner)
+        self.boxes: dict[tuple[Key, int], Box] = {}
+        self.bindings: dict[tuple[int, str, InRows], Binding | None] = {}
         self.table = self._make()
         self._allocate()
 
@@ -99,7 +102,44 @@ class Buffers:
 
     def box(self, spec: BufferSpec, depth: int) -> Box:
         """Return the box of a buffer inside of a number of loops."""
-        return box_of(spec.index, self.loops_of(spec)[:depth], self.template.extents)
+        key = spec.key, depth
+        if key not in self.boxes:
+            loops = self.loops_of(spec)[:depth]
+            self.boxes[key] = box_of(spec.index, loops, self.template.extents)
+        return self.boxes[key]
+
+    def bind(self, step: Step, operand: str, place: Place) -> Binding | None:
+        """Bind an operand in the executions of a statement; None if it cannot reach the place."""
+        if isinstance(place, InMain):
+            return bind_operand(self.template, step, operand, place, self._step_loops(step))
+        # The first row of a buffer moves the address alone.
+        fixed = replace(place, base=IndexExpr())
+        key = step.number, operand, fixed
+        if key not in self.bindings:
+            loops = self._step_loops(step)
+            self.bindings[key] = bind_operand(self.template, step, operand, fixed, loops)
+        binding = self.bindings[key]
+        return None if binding is None else binding.moved(place.base)
+
+    def exact_box(self, buffer: Buffer) -> Box:
+        """Return the box of a buffer inside of its loops, without what pads granules."""
+        return box_of(buffer.spec.index, self.outer(buffer), self.template.true_extents)
+
+    def stored_boxes(self, buffer: Buffer) -> list[Box]:
+        """List the boxes of a buffer that stores to main memory may copy, the best first.
+
+        That of the elements alone leaves the margins as they are. Stores of fixed sizes need
+        granules of what lies in the lanes, or of everything.
+        """
+        padded = self.box(buffer.spec, buffer.depth)
+        exact = self.exact_box(buffer)
+        lanes = {dimension for dimension, _ in buffer.spec.lanes}
+        in_lanes = _of_dimensions(padded, exact, lanes)
+        boxes = list(dict.fromkeys((exact, in_lanes, padded)))
+        if self.template.machine.synchronization is Synchronization.CHANNELS:
+            # Signals do not count tiles that are empty.
+            boxes = [b for b in boxes if b == padded or all(len(s) == 1 for s in b.sizes)]
+        return boxes
 
     def _make(self) -> dict[Key, Buffer]:
         buffers: dict[Key, Buffer] = {}
@@ -170,9 +210,7 @@ class Buffers:
         return plan.cycles
 
     def _reaches(self, number: int, operand: str, place: Place) -> bool:
-        step = self.template.steps[number]
-        loops = self._step_loops(step)
-        return bind_operand(self.template, step, operand, place, loops) is not None
+        return self.bind(self.template.steps[number], operand, place) is not None
 
     def _step_loops(self, step: Step) -> tuple[TileLoop, ...]:
         if step.number == self.template.main:
@@ -299,6 +337,16 @@ class Buffers:
                 size = -(-box.largest[dimension] // chunk) * chunk
                 ends[dimension] = max(ends.get(dimension, 0), start + size)
         return ends
+
+
+def _of_dimensions(first: Box, second: Box, dimensions: Collection[int]) -> Box:
+    """Return the sizes of the first box along some dimensions, and of the second along others."""
+    boxes = [first if d in dimensions else second for d in range(len(first.starts))]
+    return Box(
+        first.starts,
+        tuple(box.sizes[d] for d, box in enumerate(boxes)),
+        tuple(box.largest[d] for d, box in enumerate(boxes)),
+    )
 
 
 def _is_part(spec: BufferSpec, source: BufferSpec) -> bool:

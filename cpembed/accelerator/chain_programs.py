@@ -13,8 +13,11 @@ from cpembed.accelerator.cost import ProgramCost, program_cost
 from cpembed.accelerator.lowering import OperatorPlan
 from cpembed.accelerator.operators.forms import GraphTensor, OperatorForm, renamed_operands
 from cpembed.accelerator.pipeline import pipelined_cycles
-from cpembed.accelerator.program import Array, Issue, Loop, MainTensor, Node, Program
+from cpembed.accelerator.program import Array, Content, Issue, Loop, MainTensor, Node, Program
+from cpembed.accelerator.reshaped import index_in
 from cpembed.accelerator.specification import Specification, Statement
+from cpembed.ir.computation import Access, Computation, Operand, changed_accesses
+from cpembed.ir.index import IndexExpr
 
 
 @dataclass(frozen=True)
@@ -26,6 +29,8 @@ class Part:
     plan : OperatorPlan
     names : mapping of str to str
         Name in the longer program of each tensor of the plan's specification.
+    shapes : mapping of str to tuple of int
+        Shape there of each of those tensors.
     base_rows : mapping of str to int
         First row of its buffers in each memory.
     after : tuple of Node
@@ -34,15 +39,86 @@ class Part:
 
     plan: OperatorPlan
     names: Mapping[str, str]
+    shapes: Mapping[str, tuple[int, ...]]
     base_rows: Mapping[str, int] = field(default_factory=dict[str, int])
     after: tuple[Node, ...] = ()
 
     @property
+    def naming(self) -> _Naming:
+        """Names and shapes of the longer program for those of the plan."""
+        operands = self.plan.problem.specification.operands
+        return _Naming(self.names, {n: (operands[n].shape, s) for n, s in self.shapes.items()})
+
+    @property
+    def naming_after(self) -> _Naming:
+        """Shapes of the longer program for those of the plan, of tensors by its names."""
+        return _Naming({}, {self.names[n]: pair for n, pair in self.naming.shapes.items()})
+
+    @property
     def statements(self) -> Iterator[Statement]:
-        """Statements of the plan with the names of the longer program."""
+        """Statements of the plan with the names and shapes of the longer program."""
+        naming = self.naming
         for statement in self.plan.problem.specification.statements:
-            computation = renamed_operands(statement.computation, self.names)
-            yield replace(statement, computation=computation)
+            yield replace(statement, computation=naming.computation(statement.computation))
+
+
+def in_shape(tensor: MainTensor, shape: tuple[int, ...]) -> MainTensor:
+    """Return a tensor in main memory in another shape, in which it has no margins."""
+    if tensor.shape == shape:
+        return tensor
+    return MainTensor.dense(tensor.name, shape, tensor.dtype, tensor.role)
+
+
+@dataclass(frozen=True)
+class _Naming:
+    """New names of tensors, and the shapes that they have and that they get by their old names."""
+
+    names: Mapping[str, str]
+    shapes: Mapping[str, tuple[tuple[int, ...], tuple[int, ...]]]
+
+    def index(self, name: str, index: tuple[IndexExpr, ...]) -> tuple[IndexExpr, ...]:
+        """Return the index in the new shape of a tensor."""
+        shape, coarse = self.shapes.get(name, ((), ()))
+        return index if shape == coarse else index_in(index, shape, coarse)
+
+    def computation(self, computation: Computation) -> Computation:
+        """Return a computation on the tensors by their new names, in their new shapes."""
+
+        def reshaped(operand: Operand) -> Operand:
+            shape, coarse = self.shapes.get(operand.name, ((), ()))
+            return operand if shape == coarse else replace(operand, shape=coarse)
+
+        def accessed(access: Access) -> Access:
+            return replace(access, index=self.index(access.operand, access.index))
+
+        changed = replace(
+            computation,
+            inputs=tuple(map(reshaped, computation.inputs)),
+            outputs=tuple(map(reshaped, computation.outputs)),
+            statements=changed_accesses(computation.statements, accessed),
+        )
+        return renamed_operands(changed, self.names)
+
+    def node(self, node: Node, first: int) -> Node:
+        """Rename the tensors of a node, and count its statements from ``first`` on."""
+        if isinstance(node, Loop):
+            return replace(node, body=tuple(self.node(n, first) for n in node.body))
+        assert isinstance(node, Issue)
+        meaning = node.meaning
+        if meaning is not None:
+            meaning = replace(meaning, statement=meaning.statement + first)
+        return replace(
+            node,
+            operands={
+                k: replace(a, tensor=self.names.get(a.tensor, a.tensor))
+                for k, a in node.operands.items()
+            },
+            contents={
+                k: Content(self.names.get(c.tensor, c.tensor), self.index(c.tensor, c.index))
+                for k, c in node.contents.items()
+            },
+            meaning=meaning,
+        )
 
 
 def joined(
@@ -75,9 +151,9 @@ def joined(
     first = 0
     for part in parts:
         program, of_part = part.plan.placed(part.base_rows)
-        body += (_renamed(node, part.names, first) for node in program.body)
-        body += part.after
-        main |= {part.names[n]: t for n, t in program.tensors.items()}
+        body += (part.naming.node(node, first) for node in program.body)
+        body += (part.naming_after.node(node, 0) for node in part.after)
+        main |= {part.names[n]: in_shape(t, part.shapes[n]) for n, t in program.tensors.items()}
         regions += of_part
         first += len(part.plan.problem.specification.statements)
     main |= layouts
@@ -88,7 +164,7 @@ def joined(
         name,
         machine,
         {names[n]: replace(t, name=names[n]) for n, t in main.items()},
-        tuple(_renamed(node, names, 0) for node in body),
+        tuple(_Naming(names, {}).node(node, 0) for node in body),
         _renamed_specification(specification, names),
     )
     form_tensors = {names[n]: t for n, t in tensors.items() if n in names}
@@ -134,24 +210,4 @@ def _renamed_specification(specification: Specification, names: Mapping[str, str
         inputs=tuple(names[n] for n in specification.inputs),
         outputs=tuple(names[n] for n in specification.outputs),
         constants={names[n]: array for n, array in specification.constants.items()},
-    )
-
-
-def _renamed(node: Node, names: Mapping[str, str], first: int) -> Node:
-    """Rename the tensors of a node, and count its statements from ``first`` on."""
-    if isinstance(node, Loop):
-        return replace(node, body=tuple(_renamed(n, names, first) for n in node.body))
-    assert isinstance(node, Issue)
-    meaning = node.meaning
-    if meaning is not None:
-        meaning = replace(meaning, statement=meaning.statement + first)
-    return replace(
-        node,
-        operands={
-            k: replace(a, tensor=names.get(a.tensor, a.tensor)) for k, a in node.operands.items()
-        },
-        contents={
-            k: replace(c, tensor=names.get(c.tensor, c.tensor)) for k, c in node.contents.items()
-        },
-        meaning=meaning,
     )

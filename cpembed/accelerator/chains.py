@@ -11,10 +11,11 @@ from __future__ import annotations
 import contextlib
 import math
 from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 
 from cpembed.accelerator.addressing import InRows
-from cpembed.accelerator.chain_programs import Part, joined
+from cpembed.accelerator.chain_programs import Part, in_shape, joined
+from cpembed.accelerator.chain_runs import Run, View, has_order_of, nameless, view_origins
 from cpembed.accelerator.cost import program_cost
 from cpembed.accelerator.homes import (
     CandidateHome,
@@ -32,11 +33,12 @@ from cpembed.accelerator.network_steps import (
     ProgramStep,
     Resident,
     Step,
-    ViewStep,
 )
 from cpembed.accelerator.operators.forms import GraphTensor, OperatorForm
 from cpembed.accelerator.problem import PlanningError
 from cpembed.accelerator.program import MainTensor, Node, Program
+from cpembed.accelerator.reshaped import coarse_shape
+from cpembed.accelerator.row_placement import with_rows_ahead
 from cpembed.accelerator.selection import (
     Execution,
     Home,
@@ -49,8 +51,8 @@ from cpembed.accelerator.template import Template, exact_template
 from cpembed.hw.isa import InstructionSet, Synchronization
 from cpembed.ir.dtypes import bits
 
-_SECONDS = 4.0
-"""Seconds of the selection of one chain; what it takes longer for has a bound that it states."""
+_WORK = 4.0
+"""Deterministic time of the selection of one chain, which states its gap if that is too little."""
 _TENSORS = 2
 """Number of tensors of an operator up to which all combinations of their homes are planned."""
 _PLANS = 2
@@ -59,59 +61,6 @@ _LARGE = 0.25
 """Part of a memory from which on smaller plans of an operator in main memory are planned too."""
 
 _MAIN, _CHIP = "main", "chip"
-
-
-@dataclass
-class _Run:
-    """Programs without work of the host between them, and the steps around them."""
-
-    programs: list[ProgramStep] = field(default_factory=list[ProgramStep])
-    before: list[Step] = field(default_factory=list[Step])
-    after: list[Step] = field(default_factory=list[Step])
-    written: dict[str, tuple[GraphTensor, MainTensor]] = field(
-        default_factory=dict[str, "tuple[GraphTensor, MainTensor]"]
-    )
-    views: set[str] = field(default_factory=set[str])
-
-    def takes(self, step: Step) -> bool:
-        """Add a step, or return False if it has to follow what is there."""
-        if isinstance(step, HostStep):
-            return False
-        if isinstance(step, LayoutStep):
-            if step.tensor in self.written or step.tensor in self.views:
-                return False
-            self.before.append(step)
-        elif isinstance(step, ViewStep):
-            (source, *_) = step.operator.inputs
-            is_later = source in self.written or source in self.views
-            if is_later:
-                self.views.add(step.operator.output)
-            (self.after if is_later else self.before).append(step)
-        else:
-            return self._takes_program(step)
-        return True
-
-    def _takes_program(self, step: ProgramStep) -> bool:
-        if step.host:
-            return False
-        specification, tensors = step.form.specification, step.form.tensors
-        for name in specification.inputs:
-            tensor = tensors[name]
-            view = self.written.get(tensor.name)
-            if tensor.name in self.views:
-                return False
-            layout = _nameless(step.layout(name, is_read=True))
-            if view is not None and view != (tensor, layout):
-                return False
-        for name in specification.outputs:
-            layout = _nameless(step.layout(name, is_read=False))
-            self.written[tensors[name].name] = tensors[name], layout
-        self.programs.append(step)
-        return True
-
-
-def _nameless(layout: MainTensor) -> MainTensor:
-    return replace(layout, name="", role="")
 
 
 class ChainPlanner:
@@ -124,6 +73,9 @@ class ChainPlanner:
     machine : InstructionSet
     signature : callable
         What the plans of a form depend on: plans of forms with equal ones are equal.
+    has_bytes_of : callable, optional
+        Tells whether two views of the same elements, without margins, have them in the same order;
+        by default, if they are views of one tensor with the same permutation.
     """
 
     def __init__(
@@ -131,7 +83,9 @@ class ChainPlanner:
         outputs: Sequence[str],
         machine: InstructionSet,
         signature: Callable[[OperatorForm], Hashable],
+        has_bytes_of: Callable[[View, View], bool] = has_order_of,
     ) -> None:
+        self.has_bytes_of = has_bytes_of
         self.outputs = outputs
         self.machine = machine
         self.signature = signature
@@ -145,20 +99,20 @@ class ChainPlanner:
             # Signals count the rounds of one program; buffers in banks begin at their first row.
             return list(steps)
         chained: list[Step] = []
-        run = _Run()
+        run = Run(self.has_bytes_of)
         for step in steps:
             if run.takes(step):
                 continue
             chained += self._planned(run, steps)
-            run = _Run()
+            run = Run(self.has_bytes_of)
             if not run.takes(step):
                 chained.append(step)
         return [*chained, *self._planned(run, steps)]
 
-    def _planned(self, run: _Run, steps: Sequence[Step]) -> Iterator[Step]:
+    def _planned(self, run: Run, steps: Sequence[Step]) -> Iterator[Step]:
         yield from run.before
         if len(run.programs) > 1:
-            yield from _RunPlanner(self, run.programs, steps).steps()
+            yield from RunPlanner(self, run, steps).steps()
         else:
             yield from run.programs
         yield from run.after
@@ -192,23 +146,23 @@ class _Tensor:
 
 
 @dataclass(frozen=True)
-class _Variant:
+class Variant:
     """Execution of an operator, with the tensors that it finds or leaves on chip."""
 
     plan: OperatorPlan
     on_chip: frozenset[str]
 
 
-class _RunPlanner:
+class RunPlanner:
     """Selection of homes for one run, and its programs."""
 
-    def __init__(
-        self, planner: ChainPlanner, programs: Sequence[ProgramStep], steps: Sequence[Step]
-    ) -> None:
+    def __init__(self, planner: ChainPlanner, run: Run, steps: Sequence[Step]) -> None:
         self.planner = planner
         self.machine = planner.machine
-        self.programs = programs
+        self.run = run
+        self.programs = run.programs
         self.all_steps = steps
+        self.origins = view_origins(steps)
         self.graph_tensors: dict[str, GraphTensor] = {}
         self.operators = list(self._operators())
         self.tensors = {t.key: t for t in self._tensors()}
@@ -217,20 +171,36 @@ class _RunPlanner:
         """Return the steps of the run, those of chains joined."""
         if not self.tensors:
             return list(self.programs)
-        variants = [self._variants(n) for n in range(len(self.operators))]
-        problem = SelectionProblem(
+        variants = [self.variants_of(n) for n in range(len(self.operators))]
+        problem = self.problem(variants)
+        selection = select(problem, _WORK)
+        if selection is None:
+            return list(self.programs)
+        return self.selected_steps(variants, problem, selection)
+
+    def problem(self, variants: Sequence[Sequence[Variant]]) -> SelectionProblem:
+        """Return the problem of selecting a variant of each operator."""
+        return SelectionProblem(
             [self._executions(n, vs) for n, vs in enumerate(variants)],
             {t.key: self._selectable(t) for t in self.tensors.values()},
             {m.name: m.rows for m in self.machine.row_memories()},
         )
-        selection = select(problem, _SECONDS)
-        if selection is None:
-            return list(self.programs)
-        numbers = [
-            next(k for k, e in enumerate(problem.operators[n]) if e is execution)
+
+    def selected_steps(
+        self,
+        variants: Sequence[Sequence[Variant]],
+        problem: SelectionProblem,
+        selection: Selection,
+    ) -> list[ProgramStep]:
+        """Return the steps of a selection, those of chains joined where that is faster."""
+        if self.machine.synchronization is not Synchronization.IN_ORDER:
+            selection = with_rows_ahead(problem, selection)
+        selected = [
+            next(
+                v for v, e in zip(variants[n], problem.operators[n], strict=True) if e is execution
+            )
             for n, execution in enumerate(selection.executions)
         ]
-        selected = [variants[n][k] for n, k in enumerate(numbers)]
         steps: list[ProgramStep] = []
         for first, last in self._groups(selected):
             single = self.programs[first : last + 1]
@@ -243,7 +213,7 @@ class _RunPlanner:
     # The run
 
     def _operators(self) -> Iterator[_Operator]:
-        views: dict[str, tuple[GraphTensor, MainTensor]] = {}
+        views: dict[str, View] = {}
         for number, step in enumerate(self.programs):
             for place, (plan, program) in enumerate(zip(step.plans, step.programs, strict=True)):
                 names: dict[str, str] = {}
@@ -254,13 +224,14 @@ class _RunPlanner:
                         continue
                     tensor = step.form.tensors[name]
                     layout = program.tensors.get(name) or step.layout(name, is_read=True)
-                    view = tensor, _nameless(layout)
-                    key = tensor.name
-                    # The same tensor in two shapes or layouts has two names.
-                    while views.setdefault(key, view) != view:
-                        key += "'"
+                    view = tensor, nameless(layout)
+                    key = self.run.origin(tensor.name)
+                    if key not in self.run.written:
+                        # The same tensor in two shapes or layouts has two names.
+                        while views.setdefault(key, view) != view:
+                            key += "'"
                     names[name] = key
-                    self.graph_tensors[key] = tensor
+                    self.graph_tensors.setdefault(key, tensor)
                 template = exact_template(plan.problem, self.machine)
                 yield _Operator(number, place, plan, program, template, names)
 
@@ -293,7 +264,7 @@ class _RunPlanner:
             for n in (writer, *readers)
         }
         parts = tuple((n - writer, self._kind(n), use.name) for n, use in uses.items())
-        kind: Hashable = parts, repr(_nameless(layout))
+        kind: Hashable = parts, repr(nameless(layout))
         if kind not in self.planner.homes:
             self.planner.homes[kind] = candidate_home(
                 uses.pop(writer), {n - writer: use for n, use in uses.items()}, layout
@@ -301,7 +272,11 @@ class _RunPlanner:
         home = self.planner.homes[kind]
         if home is None:
             return None
-        return replace(home, readers=tuple(writer + n for n in home.readers))
+        return replace(
+            home,
+            readers=tuple(writer + n for n in home.readers),
+            reshaped={writer + n: place for n, place in home.reshaped.items()},
+        )
 
     def _kind(self, number: int) -> Hashable:
         """Return what the plans of an operator of the run depend on."""
@@ -310,32 +285,32 @@ class _RunPlanner:
         return self.planner.signature(form), operator.number, repr(operator.plan.problem.layouts)
 
     def _needed(self, group: Sequence[ProgramStep]) -> set[str]:
-        """Return the graph's tensors that steps outside of a group read."""
+        """Return the graph's tensors that steps outside of a group read, themselves or as views."""
         inside = {id(step) for step in group}
         needed = set(self.planner.outputs)
         for step in self.all_steps:
             if isinstance(step, LayoutStep):
                 needed.add(step.tensor)
-            elif not isinstance(step, ProgramStep):
+            elif isinstance(step, HostStep):
                 needed.update(step.operator.inputs)
-            elif id(step) not in inside:
+            elif isinstance(step, ProgramStep) and id(step) not in inside:
                 needed.update(t.name for t in step.form.tensors.values())
-        return needed
+        return needed | {self.origins[name] for name in needed if name in self.origins}
 
     # Plans
 
-    def _variants(self, number: int) -> list[_Variant]:
+    def variants_of(self, number: int) -> list[Variant]:
         """Return the plans of an operator with some of its tensors on chip."""
         operator = self.operators[number]
         keys = [
             t.key for t in self.tensors.values() if number == t.writer or number in t.home.readers
         ]
-        variants = [_Variant(operator.plan, frozenset())]
+        variants = [Variant(operator.plan, frozenset())]
         memories = self.machine.memories
         if any(rows > _LARGE * memories[m].rows for m, rows in operator.plan.rows.items()):
-            variants += (_Variant(p, frozenset()) for p in self._plans(number, ()))
+            variants += (Variant(p, frozenset()) for p in self._plans(number, ()))
         for subset in subsets(keys, _TENSORS):
-            variants += (_Variant(p, frozenset(subset)) for p in self._plans(number, subset))
+            variants += (Variant(p, frozenset(subset)) for p in self._plans(number, subset))
         return variants
 
     def _plans(self, number: int, keys: Sequence[str]) -> tuple[OperatorPlan, ...]:
@@ -343,13 +318,14 @@ class _RunPlanner:
         operator = self.operators[number]
         homes = {operator.local(key): self.tensors[key].home for key in keys}
         problem = operator.plan.problem
-        kind: Hashable = self._kind(number), tuple((n, repr(h.place)) for n, h in homes.items())
+        places = tuple((name, repr(home.moved(0, number))) for name, home in homes.items())
+        kind: Hashable = self._kind(number), places
         if kind not in self.planner.variants:
             # Each beyond the rows of its memory, so that no two of them overlap.
             first = {memory: self.machine.memories[memory].rows for memory in self._memories(homes)}
             homes_beyond: dict[str, InRows] = {}
             for name, home in homes.items():
-                homes_beyond[name] = home.moved(first[home.memory])
+                homes_beyond[name] = home.moved(first[home.memory], number)
                 first[home.memory] += home.rows
             try:
                 template = exact_template(replace(problem, homes=homes_beyond), self.machine)
@@ -361,7 +337,7 @@ class _RunPlanner:
     def _memories(self, homes: Mapping[str, CandidateHome]) -> set[str]:
         return {home.memory for home in homes.values()}
 
-    def _executions(self, number: int, variants: Sequence[_Variant]) -> list[Execution]:
+    def _executions(self, number: int, variants: Sequence[Variant]) -> list[Execution]:
         executions: list[Execution] = []
         for k, variant in enumerate(variants):
             cost = variant.plan.cost.cycles
@@ -406,7 +382,7 @@ class _RunPlanner:
 
     # Programs
 
-    def _groups(self, selected: Sequence[_Variant]) -> Iterator[tuple[int, int]]:
+    def _groups(self, selected: Sequence[Variant]) -> Iterator[tuple[int, int]]:
         """Yield the first and the last step of each group between which nothing is on chip."""
         joins = set[int]()
         for tensor in self.tensors.values():
@@ -421,7 +397,7 @@ class _RunPlanner:
                 first = step + 1
 
     def _step(
-        self, first: int, last: int, selected: Sequence[_Variant], selection: Selection
+        self, first: int, last: int, selected: Sequence[Variant], selection: Selection
     ) -> ProgramStep:
         """Return the program of some steps of the run."""
         if first == last:
@@ -432,6 +408,7 @@ class _RunPlanner:
         needed = self._needed(group)
         parts: list[Part] = []
         layouts: dict[str, MainTensor] = {}
+        shapes = self._shapes(first, last)
         residents: list[Resident] = []
         copied = {copy.tensor for copy in selection.copies}
         for number, operator in enumerate(self.operators):
@@ -439,7 +416,9 @@ class _RunPlanner:
                 continue
             variant = selected[number]
             homes = {
-                operator.local(key): self.tensors[key].home.moved(selection.rows[key, _CHIP])
+                operator.local(key): self.tensors[key].home.moved(
+                    selection.rows[key, _CHIP], number
+                )
                 for key in variant.on_chip
             }
             after: list[Node] = []
@@ -451,16 +430,21 @@ class _RunPlanner:
                 after += self._margins(tensor, base)
                 if key in copied or tensor.home.margins:
                     # The program's tensor says what margins hold, though it may be on chip only.
-                    layouts[key] = tensor.layout
+                    layouts[key] = in_shape(tensor.layout, shapes[key])
                 residents.append(self._resident(tensor, base))
                 if key in copied:
                     after += self._store(tensor, base)
             plan = replace(variant.plan, problem=replace(variant.plan.problem, homes=homes))
             base_rows = selection.working[number]
-            parts.append(Part(plan, operator.names, base_rows, tuple(after)))
+            shapes_in = {name: shapes[key] for name, key in operator.names.items()}
+            parts.append(Part(plan, operator.names, shapes_in, base_rows, tuple(after)))
         results = {k for k, t in self.graph_tensors.items() if t.name in needed}
         name = f"{group[0].name} to {group[-1].name}" if first < last else group[0].name
-        form, program, cost = joined(parts, name, results, layouts, self.graph_tensors)
+        tensors = {
+            key: replace(tensor, shape=shapes.get(key, tensor.shape))
+            for key, tensor in self.graph_tensors.items()
+        }
+        form, program, cost = joined(parts, name, results, layouts, tensors)
         return ProgramStep(
             tuple(operator for step in group for operator in step.operators),
             form,
@@ -474,8 +458,19 @@ class _RunPlanner:
                 sum(step.main_bytes for step in group),
                 selection.cost,
                 selection.bound,
+                selection.is_proven,
             ),
         )
+
+    def _shapes(self, first: int, last: int) -> dict[str, tuple[int, ...]]:
+        """Return the shape of each tensor in the program of some steps."""
+        shapes: dict[str, list[tuple[int, ...]]] = {}
+        for operator in self.operators:
+            if first <= operator.step <= last:
+                operands = operator.plan.problem.specification.operands
+                for name, key in operator.names.items():
+                    shapes.setdefault(key, []).append(operands[name].shape)
+        return {key: coarse_shape(each) for key, each in shapes.items()}
 
     def _resident(self, tensor: _Tensor, base: int) -> Resident:
         size = math.prod(tensor.layout.shape) * bits(tensor.layout.dtype) // 8

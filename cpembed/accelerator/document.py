@@ -223,6 +223,8 @@ def _chain(step: ProgramStep, chain: Chain) -> dict[str, Any]:
         "main_bytes_saved": _saved_bytes(step),
         "selected_cycles": chain.selected_cycles,
         "selected_cycles_bound": chain.selected_bound,
+        "selection_optimal": chain.is_optimal,
+        "selection_gap": chain.gap,
     }
 
 

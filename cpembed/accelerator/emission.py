@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Iterator, Mapping, Sequence
 
 from cpembed.accelerator.addressing import Binding, InMain, Place, TableEntry, bind_scalar
-from cpembed.accelerator.boxes import TileLoop, box_of, guards, loop_extents, sizes
+from cpembed.accelerator.boxes import Box, TileLoop, box_of, guards, loop_extents, sizes
 from cpembed.accelerator.buffer_specs import BufferSpec, shared_index
 from cpembed.accelerator.buffers import Buffer, Buffers
 from cpembed.accelerator.channels import with_signals
 from cpembed.accelerator.executions import (
-    bind_operand,
     execution_sizes,
     granule_loops,
     neutral_value,
@@ -71,12 +71,12 @@ class Lowering:
                 bindings[operand] = self._scalar(step, operand, tensor, loops)
                 continue
             if self.template.machine.memories[described.memory].kind is MemoryKind.MAIN:
-                binding = self._bind_main(step, operand, tensor, loops)
+                binding = self._bind_main(step, operand, tensor)
             else:
                 buffer = self.buffers.table[tensor, described.memory]
                 place = self.buffers.place(buffer, base_rows)
                 self._check_box(step, operand, buffer, loops)
-                binding = bind_operand(self.template, step, operand, place, loops)
+                binding = self.buffers.bind(step, operand, place)
             if binding is None:
                 raise AddressingError(
                     f"rejected: {instruction.name} cannot address {tensor} in "
@@ -87,7 +87,7 @@ class Lowering:
         extents = loop_extents(loops)
         checks: list[IndexExpr] = list(conditions)
         for axis in step.axes.values():
-            checks += guards(sizes(loops, axis, self.template.extents[axis]), extents)
+            checks += guards(sizes(loops, axis, self.template.extent(step, axis)), extents)
         return BoundIssue(
             instruction.name,
             {name: b.address for name, b in bindings.items()},
@@ -102,13 +102,7 @@ class Lowering:
     def _check_box(
         self, step: Step, operand: str, buffer: Buffer, loops: Sequence[TileLoop]
     ) -> None:
-        """Refuse a buffer whose box lacks what a statement with another index reads.
-
-        Raises
-        ------
-        AddressingError
-            If an element may lie outside of the box.
-        """
+        """Raise an AddressingError if a buffer's box lacks what a statement reads."""
         spec = buffer.spec
         index = shared_index(step, step.access(operand))
         if spec.is_home:
@@ -127,8 +121,9 @@ class Lowering:
         for d, expression in enumerate(index):
             if expression == spec.index[d]:
                 continue
-            low, high = (used.starts[d] + box.starts[d].times(-1)).bounds(extents)
-            if low < 0 or high + used.largest[d] > box.largest[d]:
+            start = used.starts[d] + box.starts[d].times(-1)
+            end = min((start + size).bounds(extents)[1] for size in used.sizes[d])
+            if start.bounds(extents)[0] < 0 or end > box.largest[d]:
                 raise AddressingError(
                     f"rejected: {step.instruction.name} needs other elements of {spec.tensor} in "
                     f"{spec.memory} than the tile of other statements has: use larger tiles",
@@ -168,9 +163,7 @@ class Lowering:
         numbers = (*constant.reshape(-1).tolist(), *([0] * beyond))
         return bind_scalar(place, tensor, TableEntry(numbers, flat), index)
 
-    def _bind_main(
-        self, step: Step, operand: str, tensor: str, loops: Sequence[TileLoop]
-    ) -> Binding | None:
+    def _bind_main(self, step: Step, operand: str, tensor: str) -> Binding | None:
         """Bind an operand in main memory; a layout that is not decided becomes the first fit."""
         decided = self.main.get(tensor)
         options = (
@@ -179,7 +172,7 @@ class Lowering:
             else default_layouts(self.template, tensor, self.buffers.reach(tensor))
         )
         for layout in options:
-            binding = bind_operand(self.template, step, operand, InMain(layout), loops)
+            binding = self.buffers.bind(step, operand, InMain(layout))
             if binding is not None:
                 self.main[tensor] = layout
                 return binding
@@ -389,9 +382,9 @@ class Lowering:
     def _load(self, buffer: Buffer, base_rows: Mapping[str, int]) -> Iterator[Node]:
         spec = buffer.spec
         destination = self.buffers.place(buffer, base_rows)
-        yield from self._copy(
-            spec, spec.load, self._home(spec.tensor, spec.load[0], base_rows), destination, buffer
-        )
+        source = self._home(spec.tensor, spec.load[0], base_rows)
+        boxes = [self.buffers.box(spec, buffer.depth)]
+        yield from self._copy(spec, spec.load, source, destination, buffer, boxes)
 
     def _home(self, tensor: str, memory: str, base_rows: Mapping[str, int]) -> Place | None:
         """Return where a tensor is in a memory; None where its layout is not decided."""
@@ -409,11 +402,14 @@ class Lowering:
         source: Place | None,
         destination: Place | None,
         buffer: Buffer,
+        boxes: Sequence[Box],
     ) -> tuple[Node, ...]:
-        """Return a copy; a layout in main memory that is not decided becomes the first fit."""
+        """Return a copy of the first box that copies can move.
+
+        A layout in main memory that is not decided becomes the first fit.
+        """
         outer = self.buffers.outer(buffer)
         extents = loop_extents(outer)
-        box = self.buffers.box(spec, buffer.depth)
         verb = "store" if destination is None or isinstance(destination, InMain) else "load"
         missing = source is None or destination is None
         candidates: list[MainTensor | None] = [None]
@@ -422,7 +418,7 @@ class Lowering:
                 *default_layouts(self.template, spec.tensor, self.buffers.reach(spec.tensor))
             ]
         refusal: PlanningError | None = None
-        for layout in candidates:
+        for box, layout in itertools.product(boxes, candidates):
             place = InMain(layout) if layout is not None else None
             transfer = Transfer(
                 spec.tensor,
@@ -439,6 +435,8 @@ class Lowering:
                 refusal = refusal or error
                 continue
             self._round(spec, plan)
+            if path[1] == self.template.machine.main.name:
+                self._round_stored(buffer, box)
             if layout is not None:
                 self.main[spec.tensor] = layout
             return plan.nodes(self.names)
@@ -458,13 +456,13 @@ class Lowering:
         """Yield the copies of a buffer to where its tensor stays; none where it stays there."""
         spec = buffer.spec
         if spec.store:
-            yield from self._copy(
-                spec,
-                spec.store,
-                self.buffers.place(buffer, base_rows),
-                self._home(spec.tensor, spec.store[-1], base_rows),
-                buffer,
-            )
+            source = self.buffers.place(buffer, base_rows)
+            destination = self._home(spec.tensor, spec.store[-1], base_rows)
+            is_main = spec.store[-1] == self.template.machine.main.name
+            boxes = [self.buffers.box(spec, buffer.depth)]
+            if is_main:
+                boxes = self.buffers.stored_boxes(buffer)
+            yield from self._copy(spec, spec.store, source, destination, buffer, boxes)
 
     def _fill(self, step: Step, base_rows: Mapping[str, int]) -> Iterator[Node]:
         operand = step.instruction.outputs[0]
@@ -487,6 +485,13 @@ class Lowering:
         )
         self._round(buffer.spec, plan)
         yield from plan.nodes(self.names)
+
+    def _round_stored(self, buffer: Buffer, box: Box) -> None:
+        """Give a tensor in main memory room for a box that is larger than its elements."""
+        exact = self.buffers.exact_box(buffer)
+        wider = {d: n for d, n in enumerate(box.largest) if box.sizes[d] != exact.sizes[d]}
+        if wider:
+            self.rounding[buffer.spec.key] = {**wider, **self.rounding.get(buffer.spec.key, {})}
 
     def _round(self, spec: BufferSpec, plan: CopyPlan) -> None:
         """Give a buffer room for the whole chunks of a copy."""

@@ -20,7 +20,7 @@ from cpembed.ir.computation import Computation
 from cpembed.ir.dtypes import as_stored, as_typed, dtype_info, is_integer, numpy_dtype
 from cpembed.ir.grammar import parse_body
 from cpembed.ir.parser import parse_computation
-from cpembed.ir.reference import reference
+from cpembed.ir.reference import random_array, reference
 from cpembed.provenance import Provenance
 
 
@@ -134,7 +134,7 @@ def emulate(
     arrays: dict[str, Array] = {}
     for name, tensor in program.tensors.items():
         if tensor.role in ("input", "constant"):
-            random = _random(tensor, generator)
+            random = random_array(tensor.dtype, tensor.shape, generator)
             arrays[name] = _from_file(files[name], tensor) if name in files else random
     buffers = {name: program.tensors[name].buffer(array) for name, array in arrays.items()}
     run = execute(program, buffers, seed)
@@ -220,14 +220,6 @@ def _compare(computation: Computation, text: str, arrays: Mapping[str, Array]) -
         float(np.nan_to_num(errors, nan=np.inf).max(initial=0.0)),
         first,
     )
-
-
-def _random(tensor: MainTensor, generator: np.random.Generator) -> Array:
-    dtype = numpy_dtype(tensor.dtype)
-    if is_integer(tensor.dtype):
-        low, high = dtype_info(tensor.dtype).integer_range
-        return generator.integers(low, high, tensor.shape, dtype=dtype, endpoint=True)
-    return generator.uniform(-1, 1, tensor.shape).astype(dtype)
 
 
 def _from_file(path: Path, tensor: MainTensor) -> Array:

@@ -40,7 +40,7 @@ def granule_loops(
     """
     loops: list[TileLoop] = []
     for axis in step.axes.values():
-        span = tile_size(outer, axis, template.extents[axis])
+        span = tile_size(outer, axis, template.extent(step, axis))
         granule = min(step.granules[axis], span)
         if axis in step.padded:
             granule = step.granules[axis]
@@ -93,7 +93,7 @@ def axis_sizes(template: Template, step: Step, loops: Sequence[TileLoop]) -> dic
             count = axis.maximum
         elif len(digits) == 1 and axis.takes_any_size:
             shared = step.axes[digits[0].axis]
-            count = min(count, tile_size(loops, shared, template.extents[shared]))
+            count = min(count, tile_size(loops, shared, template.extent(step, shared)))
         largest[axis.name] = count
     return largest
 
@@ -122,7 +122,7 @@ def bind_operand(
         axis.name
         for axis in step.instruction.size_arguments
         for d in step.digits(axis.name)
-        if len(sizes(loops, step.axes[d.axis], template.extents[step.axes[d.axis]])) > 1
+        if len(sizes(loops, step.axes[d.axis], template.extent(step, step.axes[d.axis]))) > 1
     )
     return bind(
         step.instruction,
@@ -156,7 +156,7 @@ def execution_sizes(template: Template, step: Step, loops: Sequence[TileLoop]) -
             continue
         (single,) = digits
         shared = step.axes[single.axis]
-        bounds = sizes(loops, shared, template.extents[shared])
+        bounds = sizes(loops, shared, template.extent(step, shared))
         if bounds[0].constant > single.count:
             bounds = (IndexExpr((), single.count), *bounds[1:])
         arguments[axis.name] = bounds

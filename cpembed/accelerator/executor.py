@@ -160,6 +160,14 @@ def execute(
     return _Execution(trace, tensors, seed).run()
 
 
+def compile_executor(machine: InstructionSet) -> None:
+    """Compile the executor of a machine, unless it is cached: the first time takes some seconds.
+
+    Raises :class:`~cpembed.errors.BackendUnavailable` without a C++ compiler.
+    """
+    _library(machine_text(machine))
+
+
 def _has_channels(program: Program) -> bool:
     return program.machine.synchronization is Synchronization.CHANNELS
 
@@ -183,13 +191,15 @@ def check_places(program: Program) -> None:
         for name, address in issue.operands.items():
             place = None if instruction is None else instruction.places.get(name)
             if place is None:
-                raise ProgramError(f"{program.name}: {issue.instruction} has no operand {name}")
+                raise ProgramError(
+                    f"{program.name}: {issue.place}{issue.instruction} has no operand {name}"
+                )
             tensor = program.tensors.get(address.tensor)
             if tensor is not None and numpy_dtype(tensor.dtype) != numpy_dtype(place.dtype):
                 raise ProgramError(
-                    f"{program.name}: operand {name} of {issue.instruction} has elements of "
-                    f"{place.dtype}, and tensor {tensor.name} of {tensor.dtype}: declare it "
-                    f"{place.dtype}, or use another instruction"
+                    f"{program.name}: {issue.place}operand {name} of {issue.instruction} has "
+                    f"elements of {place.dtype}, and tensor {tensor.name} of {tensor.dtype}: "
+                    f"declare it {place.dtype}, or use another instruction"
                 )
 
 

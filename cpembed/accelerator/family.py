@@ -29,6 +29,7 @@ from cpembed.accelerator.network_steps import (
     ProgramStep,
 )
 from cpembed.accelerator.operators import is_view
+from cpembed.accelerator.problem import PlanningError
 from cpembed.accelerator.workload import workload_plans
 from cpembed.driver.bench_layers import MODELS, NamedSuite, prepared_suite
 from cpembed.errors import LoweringError, SpecError, WorkloadError
@@ -176,9 +177,14 @@ class AcceleratorFamily(DescribedFamily):
             assert self.model is not None
             outcome = _outcomes(self.digest(point), self.model, machine)[workload.name]
         else:
-            outcome = _programs(workload_plans(workload, machine), machine)
+            try:
+                outcome = _programs(workload_plans(workload, machine), machine)
+            except (PlanningError, LoweringError) as error:
+                outcome = str(error)
         if isinstance(outcome, str):
-            raise LoweringError(outcome)
+            # The instruction that is missing may be one for which the point has no room.
+            absent = [f"left out of this machine: {reason}" for reason in adapted.absent]
+            raise LoweringError("; ".join([outcome, *absent]))
         return msgspec.structs.replace(outcome, absent=adapted.absent)
 
     def bound(self, point: Point, analysis: Any) -> Costs | None:

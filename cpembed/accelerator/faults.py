@@ -145,9 +145,10 @@ class _Description:
     def _execution(self, issue: int, number: int) -> str:
         numbers = self.record(number)
         instruction = self.trace.issues[issue]
+        place = instruction.place
         if numbers is not None:
             instruction = self.trace.issue_at(issue, numbers)
-        return f"instruction {number} ({issue_text(instruction, self.trace.program)})"
+        return f"{place}instruction {number} ({issue_text(instruction, self.trace.program)})"
 
     @property
     def _place(self) -> str:

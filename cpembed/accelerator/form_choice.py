@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
-from cpembed.accelerator.host import copy_us
+from cpembed.accelerator.host import copy_cycles
 from cpembed.accelerator.operators.forms import GraphTensor
 from cpembed.accelerator.program import MainTensor
 from cpembed.graph.graph import Graph, Operator
@@ -22,9 +22,6 @@ LayoutKey = tuple[GraphTensor, tuple[int, ...], tuple[tuple[int, int], ...]]
 """Shape of a graph's tensor in a specification, with the order and the blocks of its layout."""
 
 View = tuple[GraphTensor, MainTensor]
-
-# Without figures of the host, changes of layout cost more than the slowest one that is described.
-_CYCLES_PER_ELEMENT = 16.0
 
 
 def layout_key(view: View) -> LayoutKey:
@@ -48,15 +45,11 @@ class Candidate:
 
 @dataclass(frozen=True)
 class FormChoice:
-    """Chosen candidates, by operator, and layouts with the margins that all candidates need.
-
-    ``bound`` is a lower bound on the cycles of every choice among the candidates.
-    """
+    """Chosen candidates, by operator, layouts with the margins that they need, and the cycles."""
 
     numbers: Mapping[str, int]
     layouts: Mapping[LayoutKey, MainTensor]
-    bound: float
-    proven: bool
+    cycles: float
 
 
 @dataclass
@@ -80,37 +73,62 @@ class FormChooser:
     are_equal: Callable[[View, View], bool]
     layouts: dict[LayoutKey, MainTensor] = field(default_factory=dict[LayoutKey, MainTensor])
     keys: dict[str, list[LayoutKey]] = field(default_factory=dict[str, "list[LayoutKey]"])
+    numbers: Mapping[str, Sequence[int]] = field(default_factory=dict[str, Sequence[int]])
 
     def choice(self) -> FormChoice:
-        """Return the choice of the fewest cycles."""
-        views = [v for cs in self.candidates.values() for c in cs for v in c.views]
-        for view in (*views, *self.row_major.values()):
-            self._add(view)
+        """Return the choice of the fewest cycles.
+
+        Layouts have the margins that all candidates need, and then those that the chosen ones need,
+        among which candidates that need no more are chosen from again: margins may be what keeps
+        two layouts from having the same bytes.
+        """
+        first = self._choice({name: range(len(each)) for name, each in self.candidates.items()})
+        selected = {name: [self.candidates[name][n]] for name, n in first.numbers.items()}
+        needed = self._merged(selected)
+        if needed == first.layouts:
+            return first
+        fitting = {
+            name: [n for n, candidate in enumerate(each) if _fits(candidate, needed)]
+            for name, each in self.candidates.items()
+        }
+        return min(first, self._choice(fitting), key=lambda choice: choice.cycles)
+
+    def _choice(self, numbers: Mapping[str, Sequence[int]]) -> FormChoice:
+        """Return the best choice among some candidates of each operator, by their numbers."""
+        self.numbers = numbers
+        self.layouts = self._merged(
+            {name: [self.candidates[name][n] for n in each] for name, each in numbers.items()}
+        )
+        self.keys = {}
+        for key in self.layouts:
+            self.keys.setdefault(key[0].name, []).append(key)
         nodes = tuple(map(self._node, self.graph.operators))
         names = dict.fromkeys(self.graph.inputs)
         names |= dict.fromkeys(name for node in nodes for name in node.writes)
         assignment = assign(Problem(nodes, tuple(map(self._tensor, names))))
-        numbers = {name: assignment.options[name] for name in self.candidates}
-        return FormChoice(numbers, self.layouts, assignment.bound, assignment.proven)
+        selected_numbers = {
+            name: numbers[name][assignment.options[name]] for name in self.candidates
+        }
+        return FormChoice(selected_numbers, self.layouts, assignment.cost)
 
-    def _add(self, view: View) -> None:
-        key = layout_key(view)
-        layout = view[1]
-        present = self.layouts.get(key)
-        if present is None:
-            self.keys.setdefault(view[0].name, []).append(key)
-            self.layouts[key] = layout
-        else:
-            self.layouts[key] = merged_layout([present, layout])
+    def _merged(self, candidates: Mapping[str, Sequence[Candidate]]) -> dict[LayoutKey, MainTensor]:
+        """Return layouts that serve all of some candidates."""
+        layouts: dict[LayoutKey, list[MainTensor]] = {}
+        views = [view for each in candidates.values() for c in each for view in c.views]
+        for view in (*views, *self.row_major.values()):
+            layouts.setdefault(layout_key(view), []).append(view[1])
+        return {key: merged_layout(each) for key, each in layouts.items()}
 
     def _node(self, operator: Operator) -> Node:
         reads = tuple(
             name for name in dict.fromkeys(operator.inputs) if not self.graph.is_constant(name)
         )
         ports = (*reads, *operator.outputs)
+        numbers = self.numbers.get(operator.name, ())
+        candidates = [self.candidates[operator.name][n] for n in numbers]
         options = tuple(
-            Option(str(number), tuple(self._number(candidate, p) for p in ports), candidate.cycles)
-            for number, candidate in enumerate(self.candidates.get(operator.name, ()))
+            Option(str(n), tuple(self._number(candidate, p) for p in ports), candidate.cycles)
+            for n, candidate in zip(numbers, candidates, strict=True)
         )
         free = (Option("host", (ANY,) * len(ports), 0.0),)
         return Node(operator.name, reads, operator.outputs, options or free)
@@ -141,9 +159,16 @@ class FormChooser:
         )
 
     def _copy_cycles(self, name: str) -> float:
-        elements = self.graph.types[name].elements
-        us = copy_us(elements, self.machine)
-        return _CYCLES_PER_ELEMENT * elements if us is None else us * self.machine.clock_mhz
+        return copy_cycles(self.graph.types[name].elements, self.machine)
+
+
+def _fits(candidate: Candidate, layouts: Mapping[LayoutKey, MainTensor]) -> bool:
+    """True if a candidate needs no layouts but these, and no wider margins."""
+    for view in candidate.views:
+        layout = layouts.get(layout_key(view))
+        if layout is None or merged_layout([layout, view[1]]) != layout:
+            return False
+    return True
 
 
 def merged_layout(layouts: Sequence[MainTensor]) -> MainTensor:

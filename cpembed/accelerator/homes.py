@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 
 from cpembed.accelerator.addressing import InMain, InRows
 from cpembed.accelerator.boxes import Box
@@ -12,6 +12,7 @@ from cpembed.accelerator.lowering import check_addresses
 from cpembed.accelerator.problem import PlanningError
 from cpembed.accelerator.program import MainTensor, Node
 from cpembed.accelerator.registers import with_configuration
+from cpembed.accelerator.reshaped import fine_dimensions, fine_shape, layout_in
 from cpembed.accelerator.template import BufferSpec, Template, exact_template
 from cpembed.accelerator.transfers import Names, Transfer, plan_copy
 from cpembed.hw.isa import InstructionSet
@@ -46,6 +47,11 @@ class TensorUse:
         specs = [b for b in self.template.buffers if b.tensor == self.name and b.uses]
         return specs[0].memory if len(specs) == 1 else ""
 
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """Shape of the tensor in the plan's specification."""
+        return self.template.problem.specification.operands[self.name].shape
+
     def accepts(self, home: InRows) -> bool:
         """Return True if the plan's instructions can address the tensor in its home."""
         problem = self.template.problem
@@ -72,17 +78,20 @@ class CandidateHome:
     Attributes
     ----------
     place : InRows
-        Layout from row 0 on.
+        Layout from row 0 on, in the writer's dimensions.
     readers : tuple of int
         Numbers of the readers that can read it there.
     margins : tuple of Box
         Boxes around the tensor that readers need to hold ``fill``.
+    reshaped : mapping of int to InRows
+        The same rows in the dimensions of readers that have the tensor in another shape.
     """
 
     place: InRows
     readers: tuple[int, ...]
     margins: tuple[Box, ...]
     fill: int | float
+    reshaped: Mapping[int, InRows] = field(default_factory=dict[int, InRows])
 
     @property
     def memory(self) -> str:
@@ -92,9 +101,10 @@ class CandidateHome:
     def rows(self) -> int:
         return self.place.layout.count
 
-    def moved(self, base: int) -> InRows:
-        """Return the place from another first row on."""
-        return replace(self.place, layout=self.place.layout.moved(base))
+    def moved(self, base: int, reader: int | None = None) -> InRows:
+        """Return the place from another first row on, in the dimensions of a reader."""
+        place = self.place if reader is None else self.reshaped.get(reader, self.place)
+        return replace(place, layout=place.layout.moved(base))
 
 
 def candidate_home(
@@ -119,10 +129,13 @@ def candidate_home(
         return None
     uses = {number: use for number, use in readers.items() if use.spec is not None}
     memories = [writer.memory, *(use.memory for use in uses.values())]
+    alike = {number: use for number, use in uses.items() if use.shape == writer.shape}
     for memory in dict.fromkeys(filter(None, memories)):
-        home = _home_in(memory, writer, uses, layout)
-        if home is not None:
-            return home
+        # Rows that suit readers in other shapes too may suit nobody.
+        for suited in (uses, alike) if len(alike) < len(uses) else (uses,):
+            home = _home_in(memory, writer, suited, layout)
+            if home is not None:
+                return home
     return None
 
 
@@ -130,53 +143,134 @@ def _home_in(
     memory: str, writer: TensorUse, readers: Mapping[int, TensorUse], layout: MainTensor
 ) -> CandidateHome | None:
     machine = writer.template.machine
-    lanes: tuple[tuple[int, int], ...] | None = None
-    steps: dict[int, int] = {}
-    suited: dict[int, TensorUse] = {}
-    for number, use in {-1: writer, **readers}.items():
-        spec = _user(use, memory)
-        if spec is not None:
-            if lanes is None:
-                lanes = spec.lanes
-            elif [d for d, _ in lanes] != [d for d, _ in spec.lanes]:
-                continue
-            if any(steps.get(d, distance) != distance for d, distance in spec.steps.items()):
-                continue
-            lanes = tuple((d, max(a, b)) for (d, a), (_, b) in zip(lanes, spec.lanes, strict=True))
-            steps |= spec.steps
-        suited[number] = use
-    del suited[-1]
-    if lanes is None or not suited:
+    suited = _Needs.of_uses(memory, {_WRITER: writer, **readers})
+    if suited is None or len(suited.uses) < 2:
         return None
-    shape = layout.shape
-    needed = [use.reach(shape) for use in suited.values()]
-    reached = [*needed, writer.reach(shape)]
-    before, after = ([max(n) for n in zip(*(r[k] for r in reached), strict=True)] for k in (0, 1))
+    shape = suited.shape
+    before, after = suited.reach(suited.uses)
     sizes = [b + n + a for b, n, a in zip(before, shape, after, strict=True)]
     starts = tuple(IndexExpr((), -b) for b in before)
     rows = machine.memories[memory].rows
-    margins = _margins(
-        shape,
-        [max(n) for n in zip(*(r[0] for r in needed), strict=True)],
-        [max(n) for n in zip(*(r[1] for r in needed), strict=True)],
-    )
-    for rows_layout in row_layouts(memory, sizes, lanes, steps)[:_LAYOUTS]:
+    read_before, read_after = suited.reach({n: u for n, u in suited.uses.items() if n != _WRITER})
+    margins = _margins(shape, read_before, read_after)
+    for rows_layout in row_layouts(memory, sizes, suited.lanes, suited.steps)[:_LAYOUTS]:
         if rows_layout.count > rows:
             return None
-        place = InRows(rows_layout, starts)
-        # Beyond the rows of the memory, so that no buffer of the program has the same rows.
-        beyond = replace(place, layout=rows_layout.moved(rows))
-        if not writer.accepts(beyond):
-            continue
-        accepting = tuple(n for n, use in suited.items() if use.accepts(beyond))
-        if accepting:
-            home = CandidateHome(place, accepting, margins, layout.fill)
+        places = suited.places(InRows(rows_layout, starts))
+        accepting = tuple(
+            number
+            for number, place in places.items()
+            # Beyond the rows of the memory, so that no buffer of the program has the same rows.
+            if suited.uses[number].accepts(replace(place, layout=place.layout.moved(rows)))
+        )
+        if accepting[:1] == (_WRITER,) and len(accepting) > 1:
+            place = places.pop(_WRITER)
+            reshaped = {n: p for n, p in places.items() if p != place}
+            home = CandidateHome(place, accepting[1:], margins, layout.fill, reshaped)
             try:
                 margin_nodes(home, "", layout.dtype, machine)
             except PlanningError:
                 return None
             return home
     return None
+
+
+_WRITER = -1
+"""Number of the writer among the users of a tensor."""
+
+
+@dataclass(frozen=True)
+class _Needs:
+    """Lanes and distances of rows in which the users of a tensor need it, in one shape.
+
+    Attributes
+    ----------
+    uses : mapping of int to TensorUse
+        Users that agree on them, the writer first.
+    shape : tuple of int
+        Shape whose dimensions are those of all users or parts of them.
+    """
+
+    uses: Mapping[int, TensorUse]
+    shape: tuple[int, ...]
+    lanes: tuple[tuple[int, int], ...]
+    steps: Mapping[int, int]
+
+    @classmethod
+    def of_uses(cls, memory: str, uses: Mapping[int, TensorUse]) -> _Needs | None:
+        """Return what the writer and those readers need that agree with it; None if none does."""
+        shape: tuple[int, ...] | None = uses[_WRITER].shape
+        readers = {number: use for number, use in uses.items() if number != _WRITER}
+        if any(use.shape != shape for use in readers.values()):
+            shape = fine_shape([use.shape for use in uses.values()])
+        if shape is None:
+            same = {n: use for n, use in uses.items() if use.shape == uses[_WRITER].shape}
+            return cls.of_uses(memory, same)
+        lanes: tuple[tuple[int, int], ...] | None = None
+        steps: dict[int, int] = {}
+        suited: dict[int, TensorUse] = {}
+        for number, use in uses.items():
+            spec = _user(use, memory)
+            if spec is not None:
+                needed = _in_shape(spec, use.shape, shape)
+                if needed is None:
+                    continue
+                its_lanes, its_steps = needed
+                if lanes is None:
+                    lanes = its_lanes
+                elif [d for d, _ in lanes] != [d for d, _ in its_lanes]:
+                    continue
+                if any(steps.get(d, distance) != distance for d, distance in its_steps.items()):
+                    continue
+                pairs = zip(lanes, its_lanes, strict=True)
+                lanes = tuple((d, max(a, b)) for (d, a), (_, b) in pairs)
+                steps |= its_steps
+            suited[number] = use
+        if lanes is None or _WRITER not in suited:
+            return None
+        return cls(suited, shape, lanes, steps)
+
+    def reach(self, uses: Mapping[int, TensorUse]) -> tuple[list[int], list[int]]:
+        """Return by how much executions of users reach beyond the tensor, before and after it."""
+        none = [0] * len(self.shape)
+        reached = [use.reach(self.shape) for use in uses.values() if use.shape == self.shape]
+        # Users that have it in another shape do not reach beyond it.
+        before = [max(n) for n in zip(none, *(r[0] for r in reached), strict=True)]
+        after = [max(n) for n in zip(none, *(r[1] for r in reached), strict=True)]
+        return before, after
+
+    def places(self, place: InRows) -> dict[int, InRows]:
+        """Return a place in the dimensions of each user that can have it there."""
+        places: dict[int, InRows] = {}
+        for number, use in self.uses.items():
+            if use.shape == self.shape:
+                places[number] = place
+                continue
+            layout = layout_in(place.layout, use.shape, self.shape)
+            is_inside = not any(map(any, use.reach(use.shape)))
+            if layout is not None and is_inside and not any(s.constant for s in place.starts):
+                places[number] = InRows(layout, (IndexExpr(),) * len(use.shape))
+        return places
+
+
+def _in_shape(
+    spec: BufferSpec, shape: tuple[int, ...], fine: tuple[int, ...]
+) -> tuple[tuple[tuple[int, int], ...], dict[int, int]] | None:
+    """Return the lanes and steps that a buffer needs in the dimensions of the fine shape."""
+    if shape == fine:
+        return spec.lanes, dict(spec.steps)
+    innermost: dict[int, int] = {}
+    for number, part in enumerate(fine_dimensions(shape, fine)):
+        innermost[part.dimension] = number
+    lanes: list[tuple[int, int]] = []
+    for dimension, block in spec.lanes:
+        number = innermost.get(dimension)
+        if number is None or (fine[number] < block and fine[number] != shape[dimension]):
+            return None
+        lanes.append((number, block))
+    if any(innermost.get(d) is None or fine[innermost[d]] != shape[d] for d in spec.steps):
+        return None
+    return tuple(lanes), {innermost[d]: distance for d, distance in spec.steps.items()}
 
 
 def _user(use: TensorUse, memory: str) -> BufferSpec | None:

@@ -59,6 +59,18 @@ def copy_us(elements: int, machine: InstructionSet) -> float | None:
     return _time(machine, 2 * elements, 0)
 
 
+def copy_cycles(elements: int, machine: InstructionSet) -> float:
+    """Return the accelerator's cycles that pass while the host moves elements to another layout.
+
+    Without figures of the host, they are more than those of the slowest one that ships.
+    """
+    us = copy_us(elements, machine)
+    return _CYCLES_PER_ELEMENT * elements if us is None else us * machine.clock_mhz
+
+
+_CYCLES_PER_ELEMENT = 16.0
+
+
 def _time(machine: InstructionSet, elements: int, macs: int) -> float | None:
     figures = machine.host
     if CYCLES_PER_ELEMENT not in figures:

@@ -290,14 +290,16 @@ class _VariantPlans:
             trust = _TRUST if programs < _FIRST else _NEAR
             if candidate is None or candidate.cycles > below * trust:
                 break
+            if programs == _FIRST and best is None:
+                break
             if self.is_by_cycles and limits[0] >= below * _WORTH:
                 break
-            if not programs and not refused:
-                # Most of what is refused is refused for every tiling, and for the smallest too.
-                check_addresses(template)
             try:
                 plan = _plan(template, candidate, limits, search.compared)
             except PlanningError as error:
+                if not programs and not refused:
+                    # Most of what is refused is refused for every tiling, and for the smallest too.
+                    check_addresses(template)
                 refusal, refused = refusal or error, refused + 1
                 if isinstance(error, AddressingError):
                     search.exclude(candidate, error.tensor)

@@ -11,7 +11,7 @@ from __future__ import annotations
 import json
 import re
 import string
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -56,8 +56,22 @@ def preamble(machine: InstructionSet) -> str:
     """Return the text before the functions of a machine's programs."""
     parts = ["#include <stddef.h>", "#include <stdint.h>", ""]
     if machine.preamble:
-        parts += [machine.preamble.rstrip(), ""]
+        parts.append(without_warnings(machine.preamble.rstrip()))
     return "\n".join(parts) + "\n"
+
+
+def without_warnings(definitions: str) -> str:
+    """Return definitions about which compilers do not warn where a program uses only some."""
+    return "\n".join(
+        [
+            "#pragma GCC diagnostic push",
+            '#pragma GCC diagnostic ignored "-Wunused-function"',
+            '#pragma GCC diagnostic ignored "-Wunused-variable"',
+            definitions,
+            "#pragma GCC diagnostic pop",
+            "",
+        ]
+    )
 
 
 def program_function(program: Program, name: str) -> str:
@@ -164,12 +178,19 @@ class _Text:
     def functions(self, name: str, qualifier: str = "") -> str:
         """Return the program as a function, after those of its parts."""
         body = list(self._body(self._program.body, 1, []))
-        head = f"{qualifier}void {name}({self._parameters([])}) {{"
         tables = [
             f"static const {c_type(dtype)} {table}[] = {{{', '.join(map(repr, numbers))}}};"
             for (dtype, numbers), table in self._tables.items()
         ]
-        return "\n".join([*tables, *self._functions, head, *body, "}"]) + "\n"
+        main = self._function(f"{qualifier}void {name}", body, [])
+        return "\n".join([*tables, *self._functions, main])
+
+    def _function(self, head: str, body: Sequence[str], loops: list[str]) -> str:
+        code = "\n".join(line for line in body if not line.lstrip().startswith("//"))
+        used = set(re.findall(r"\w+", code))
+        # Tensors that stay on chip have a pointer too, as the manifest lists them.
+        unused = [f"  (void){n};" for n in (*self._program.tensors, *loops) if n not in used]
+        return "\n".join([f"{head}({self._parameters(loops)}) {{", *unused, *body, "}"]) + "\n"
 
     def _parameters(self, loops: list[str]) -> str:
         tensors = [
@@ -188,8 +209,7 @@ class _Text:
                 self._functions.append("")
                 number = len(self._functions) - 1
                 body = self._body(nodes[first : first + _FUNCTION_ISSUES], 1, loops)
-                lines = [f"static void {name}({self._parameters(loops)}) {{", *body, "}\n"]
-                self._functions[number] = "\n".join(lines)
+                self._functions[number] = self._function(f"static void {name}", list(body), loops)
                 arguments = ", ".join([*self._program.tensors, *loops])
                 yield f"{margin}{name}({arguments});"
             return

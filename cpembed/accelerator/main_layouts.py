@@ -7,8 +7,10 @@ from dataclasses import replace
 
 from cpembed.accelerator.buffer_specs import shared_index
 from cpembed.accelerator.operand_rows import walked_steps
+from cpembed.accelerator.problem import OperatorProblem, PlanningError, problem_variants
 from cpembed.accelerator.program import MainTensor
-from cpembed.accelerator.template import Template
+from cpembed.accelerator.template import Template, exact_template, is_possible
+from cpembed.hw.isa import InstructionSet, StrideSource
 
 
 def default_layouts(template: Template, tensor: str, ends: Mapping[int, int]) -> list[MainTensor]:
@@ -81,6 +83,51 @@ def default_layouts(template: Template, tensor: str, ends: Mapping[int, int]) ->
     return [blocked, plain] if role == "constant" else [plain, blocked]
 
 
+def has_own_order(layout: MainTensor) -> bool:
+    """True if a layout has the dimensions of its tensor in their own order, and no blocks."""
+    return layout.order == tuple(range(len(layout.shape))) and not layout.blocks
+
+
+def may_reorder(problem: OperatorProblem, machine: InstructionSet) -> bool:
+    """Return True if instructions may address tensors in another order better than in their own.
+
+    Parameters
+    ----------
+    problem : OperatorProblem
+        Problem that leaves the order open.
+    machine : InstructionSet
+    """
+    has_fixed = _has_fixed_strides(machine)
+    specification = problem.specification
+    outside = (*specification.inputs, *specification.outputs)
+    for variant in problem_variants(problem, is_possible):
+        try:
+            template = exact_template(variant, machine)
+        except PlanningError:
+            continue
+        for name in outside:
+            layouts = default_layouts(template, name, {})
+            orders = layouts if has_fixed else [x for x in layouts[1:] if not x.blocks]
+            if not all(map(has_own_order, (layouts[0], *orders))):
+                return True
+    return False
+
+
+def _has_fixed_strides(machine: InstructionSet) -> bool:
+    """True if an instruction reaches main memory only in some distances of its outer dimensions.
+
+    Blocks make these distances; other instructions reach a tensor without blocks as well.
+    """
+    return any(
+        isinstance(place.strides.get(dimension), int)
+        or place.strides.get(dimension) == StrideSource.DENSE
+        for instruction in machine.instructions.values()
+        for place in instruction.places.values()
+        if place.memory == machine.main.name
+        for dimension in place.dimensions[:-1]
+    )
+
+
 def _contiguous(template: Template, tensor: str) -> dict[int, int]:
     """Return how far instructions walk dimensions in steps of one element of main memory."""
     counts: dict[int, int] = {}
@@ -103,13 +150,30 @@ def _margins(
 ) -> tuple[list[int], list[int]]:
     """Return the positions before and after the elements that instructions may touch."""
     before, after = [0] * len(shape), [0] * len(shape)
+    is_only_stored = _is_only_stored(template, tensor)
     for step in template.steps:
         computation = step.statement.computation
+        extents = template.extents
+        if is_only_stored:
+            # Copies that need more than the elements say so by their ends.
+            extents = {a: template.stored_extent(step, a) for a in step.axes.values()}
         for access in (*computation.reads, computation.statement.store):
             if computation.operand(access.operand).tensor != tensor:
                 continue
             for dimension, e in enumerate(shared_index(step, access)):
-                low, high = e.bounds(template.extents)
+                low, high = e.bounds(extents)
                 before[dimension] = max(before[dimension], -low)
                 after[dimension] = max(after[dimension], high + 1 - shape[dimension])
     return before, after
+
+
+def _is_only_stored(template: Template, tensor: str) -> bool:
+    """True for an output that this operator's instructions do not read from main memory."""
+    main = template.machine.main.name
+    reads = any(
+        step.tensor(operand) == tensor and step.instruction.places[operand].memory == main
+        for step in template.steps
+        for operand in step.instruction.inputs
+    )
+    loads = any(main in b.load for b in template.buffers if b.tensor == tensor)
+    return tensor in template.problem.specification.outputs and not reads and not loads

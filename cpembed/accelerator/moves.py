@@ -16,7 +16,7 @@ from enum import StrEnum
 from functools import lru_cache
 
 from cpembed.accelerator.instruction_forms import InstructionForm, instruction_forms
-from cpembed.hw.isa import IMMEDIATE, InstructionSet, IsaInstruction, MemoryKind, OperandPlace
+from cpembed.hw.isa import IMMEDIATE, InstructionSet, IsaInstruction, OperandPlace
 from cpembed.ir.computation import Computation
 from cpembed.ir.dtypes import holds
 from cpembed.ir.expression import Access, Cast
@@ -275,17 +275,3 @@ def register_settings(machine: InstructionSet, register: str) -> tuple[IsaInstru
         and all(instruction.places[name].memory == IMMEDIATE for name in instruction.inputs)
     ]
     return tuple(sorted(settings, key=lambda instruction: instruction.occupied_cycles({})))
-
-
-def unset_registers(machine: InstructionSet) -> tuple[str, ...]:
-    """Return the registers that no instruction sets from an immediate.
-
-    Parameters
-    ----------
-    machine : InstructionSet
-    """
-    return tuple(
-        memory.name
-        for memory in machine.memories.values()
-        if memory.kind is MemoryKind.REGISTER and not register_settings(machine, memory.name)
-    )

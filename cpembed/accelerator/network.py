@@ -10,27 +10,26 @@ one program (:mod:`~cpembed.accelerator.chains`).
 
 from __future__ import annotations
 
+import itertools
 import math
 import re
 from collections.abc import Hashable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
-from functools import cached_property
+from dataclasses import replace
 
 import numpy as np
 from numpy.typing import NDArray
 
 from cpembed.accelerator.chains import ChainPlanner
-from cpembed.accelerator.division import Division, HostPart, divided
+from cpembed.accelerator.division import Division, divided
 from cpembed.accelerator.form_choice import (
-    Candidate,
     FormChooser,
     LayoutKey,
     View,
     layout_key,
-    merged_layout,
 )
-from cpembed.accelerator.host import copy_us, host_us
+from cpembed.accelerator.host import copy_cycles, copy_us, host_us
 from cpembed.accelerator.lowering import OperatorPlan, operator_plan
+from cpembed.accelerator.main_layouts import has_own_order
 from cpembed.accelerator.matching import Match, match_statement
 from cpembed.accelerator.network_bound import network_bound
 from cpembed.accelerator.network_steps import (
@@ -41,7 +40,7 @@ from cpembed.accelerator.network_steps import (
     Step,
     ViewStep,
 )
-from cpembed.accelerator.operator_search import OperatorSearch, Plans, segment
+from cpembed.accelerator.operator_search import OperatorSearch, segment
 from cpembed.accelerator.operators import is_view, specifications
 from cpembed.accelerator.operators.forms import (
     GraphTensor,
@@ -49,8 +48,15 @@ from cpembed.accelerator.operators.forms import (
     OperatorForm,
     renamed_operands,
 )
+from cpembed.accelerator.planned_forms import (
+    Outcome,
+    PlannedForm,
+    agree_on_temporaries,
+    keep_better,
+    temporary_layouts,
+)
 from cpembed.accelerator.problem import PlanningError
-from cpembed.accelerator.program import MainTensor, Program
+from cpembed.accelerator.program import MainTensor
 from cpembed.accelerator.specification import Statement
 from cpembed.graph.graph import Graph, Operator
 from cpembed.hw.isa import InstructionSet
@@ -75,45 +81,10 @@ def plan_network(
 
 _FORMS = 8
 """Maximum number of forms of an operator among which layouts are chosen."""
+_ORDERS = 8
+"""Maximum number of combinations of orders of an operator's tensors that are planned."""
 _DIVIDED_FORMS = 3
 """Maximum number of forms of an operator that are divided between the machine and its host."""
-
-
-@dataclass(frozen=True)
-class _Planned:
-    """Best plans of an operator with the form that they compute."""
-
-    form: OperatorForm
-    division: Division
-    machine: InstructionSet
-
-    @property
-    def plans(self) -> Plans:
-        return self.division.plans
-
-    @cached_property
-    def host(self) -> tuple[HostPart, ...]:
-        return self.division.host_parts(self.form.specification, self.machine)
-
-    @property
-    def cycles(self) -> float:
-        """Cycles of the programs, and those that pass while the host computes its parts."""
-        host = math.fsum(part.us or 0.0 for part in self.host)
-        return math.fsum(plan.cost.cycles for plan in self.plans) + host * self.machine.clock_mhz
-
-    @cached_property
-    def views(self) -> dict[str, View]:
-        """Tensor of the graph, with its layout, of each tensor of the form."""
-        views: dict[str, View] = {}
-        for plan in self.plans:
-            for name, layout in plan.program().tensors.items():
-                if name in self.form.tensors:
-                    views.setdefault(name, (self.form.tensors[name], layout))
-        return views
-
-    @cached_property
-    def candidate(self) -> Candidate:
-        return Candidate(self.cycles, tuple(self.views.values()))
 
 
 class _Planner:
@@ -123,11 +94,12 @@ class _Planner:
         self.graph = graph
         self.machine = machine
         self.progress = progress
-        self.forms: dict[str, list[_Planned]] = {}
-        self.plans: dict[str, _Planned] = {}
+        self.forms: dict[str, list[PlannedForm]] = {}
+        self.reordered: dict[str, list[PlannedForm]] = {}
+        self.plans: dict[str, PlannedForm] = {}
         self.reasons: dict[str, str] = {}
-        self.outcomes: dict[Hashable, Division | str] = {}
-        self.divisions: dict[Hashable, Division | str] = {}
+        self.outcomes: dict[Hashable, Outcome] = {}
+        self.divisions: dict[Hashable, Outcome] = {}
         self.layouts: Mapping[LayoutKey, MainTensor] = {}
         self.available: dict[str, list[tuple[GraphTensor, MainTensor] | None]] = {}
 
@@ -137,17 +109,30 @@ class _Planner:
             self.progress(operator.name, number, len(operators))
             if not is_view(operator, self.graph):
                 self._plan_operator(operator)
-        self._choose_forms()
+        network = self._network_of(self.forms)
+        forms = self._with_all_orders()
+        if forms is None:
+            return network
+        # Layouts are chosen by the plans' cycles; margins that readers share may change them.
+        return min(network, self._network_of(forms), key=_estimated_us)
+
+    def _network_of(self, forms: Mapping[str, Sequence[PlannedForm]]) -> AcceleratorNetwork:
+        """Return the network of the best choice among the plans of each operator's forms."""
+        self._choose_forms(forms)
         # A caller's arrays are row-major.
-        for name in self.graph.inputs:
-            self.available[name] = [_row_major(self.graph, name)]
-        steps = [step for operator in operators for step in self._steps(operator)]
+        self.available = {name: [_row_major(self.graph, name)] for name in self.graph.inputs}
+        steps = [step for operator in self.graph.operators for step in self._steps(operator)]
         for name in self.graph.outputs:
             steps += self._conversion(
                 *_row_major(self.graph, name), "the caller reads it row-major"
             )
         bound = network_bound(steps, self.graph, self.machine)
-        steps = ChainPlanner(self.graph.outputs, self.machine, signature).steps(steps)
+        steps = ChainPlanner(
+            self.graph.outputs,
+            self.machine,
+            signature,
+            lambda first, second: _has_bytes_of(self.graph, first, second),
+        ).steps(steps)
         return AcceleratorNetwork(self.graph, self.machine, tuple(steps), bound)
 
     def _plan_operator(self, operator: Operator) -> None:
@@ -156,76 +141,90 @@ class _Planner:
         if isinstance(forms, NoForm):
             self.reasons[operator.name] = forms.reason
             return
-        best: dict[Hashable, _Planned] = {}
+        best: dict[Hashable, PlannedForm] = {}
+        reordered: dict[Hashable, PlannedForm] = {}
         canonical_forms = tuple(map(canonical, forms))
         for form in canonical_forms:
-            self._add(best, operator, form, self._planned(form, self.outcomes))
+            self._add(best, reordered, operator, form, self._outcome(form, self.outcomes))
         if not best:
             alone_us = host_us(operator, self.graph.types, self.machine)
             divided_forms = 0
             for form in canonical_forms:
-                division = self._planned(form, self.divisions, alone_us)
-                self._add(best, operator, form, division)
-                divided_forms += not isinstance(division, str)
+                outcome = self._outcome(form, self.divisions, alone_us)
+                self._add(best, reordered, operator, form, outcome)
+                divided_forms += not isinstance(outcome, str)
                 if divided_forms == _DIVIDED_FORMS:
                     break
         if best:
             self.forms[operator.name] = sorted(best.values(), key=lambda p: p.cycles)[:_FORMS]
+            self.reordered[operator.name] = sorted(reordered.values(), key=lambda p: p.cycles)[
+                :_FORMS
+            ]
 
     def _add(
         self,
-        best: dict[Hashable, _Planned],
+        best: dict[Hashable, PlannedForm],
+        reordered: dict[Hashable, PlannedForm],
         operator: Operator,
         form: OperatorForm,
-        division: Division | str,
+        outcome: Outcome,
     ) -> None:
-        """Add a planned form, if it is the best of those with the same layouts."""
-        if isinstance(division, str):
-            # The reason of the first form, which is the nearest to the operator.
-            self.reasons.setdefault(operator.name, division)
-            return
-        planned = _Planned(form, division, self.machine)
-        # Forms that find all tensors in the same layouts differ in their cycles alone.
-        key = tuple(sorted(planned.candidate.keys.items()))
-        if key not in best or planned.cycles < best[key].cycles:
-            best[key] = planned
+        """Add the plans of a form that are the best of those with the same layouts.
 
-    def _planned(
+        A second one, in another order of dimensions, is added to those reordered.
+        """
+        if isinstance(outcome, str):
+            # The reason of the first form, which is the nearest to the operator.
+            self.reasons.setdefault(operator.name, outcome)
+            return
+        for division, target in zip(outcome, (best, reordered), strict=False):
+            keep_better(target, PlannedForm(form, division, self.machine))
+
+    def _outcome(
         self,
         form: OperatorForm,
-        outcomes: dict[Hashable, Division | str],
+        outcomes: dict[Hashable, Outcome],
         alone_us: float | None = None,
-    ) -> Division | str:
+    ) -> Outcome:
         """Return the best plans of a form, which those of an equal one are, or why there are none.
 
         Parameters
         ----------
         form : OperatorForm
-        outcomes : dict of Hashable to Division or str
+        outcomes : dict of Hashable to Outcome
             Earlier outcomes by the forms' signatures: of whole forms, or of divided ones.
         alone_us : float or None
             Microseconds of the operator on the host, which bound those of a divided form.
         """
         key = signature(form)
-        equal = self._equal_division(form, outcomes[key]) if key in outcomes else None
+        equal = self._equal_outcome(form, outcomes[key]) if key in outcomes else None
         if equal is not None:
             return equal
         specification = form.specification
         if outcomes is self.divisions:
-            outcomes[key] = divided(specification, self.machine, alone_us)
+            division = divided(specification, self.machine, alone_us)
+            outcomes[key] = division if isinstance(division, str) else (division,)
         else:
-            plans = OperatorSearch(specification, self.machine).plans()
+            plans = OperatorSearch(specification, self.machine).alternatives()
             outcomes[key] = (
                 plans
                 if isinstance(plans, str)
-                else Division.of_plans(plans).with_faster_host(specification, self.machine)
+                else tuple(
+                    Division.of_plans(p).with_faster_host(specification, self.machine)
+                    for p in plans
+                )
             )
         return outcomes[key]
 
-    def _equal_division(self, form: OperatorForm, outcome: Division | str) -> Division | str | None:
+    def _equal_outcome(self, form: OperatorForm, outcome: Outcome) -> Outcome | None:
         """Return the outcome of an equal form with this one's constants; None if it has none."""
         if isinstance(outcome, str):
             return outcome
+        divisions = [self._equal_division(form, division) for division in outcome]
+        return tuple(d for d in divisions if d is not None) if None not in divisions else None
+
+    def _equal_division(self, form: OperatorForm, outcome: Division) -> Division | None:
+        """Return the plans of an equal form with this one's constants; None if it has none."""
         plans: list[OperatorPlan] = []
         for first, plan in zip(outcome.firsts, outcome.plans, strict=True):
             part = segment(form.specification, first, first + len(plan.problem.matches))
@@ -249,17 +248,69 @@ class _Planner:
             None,
         )
 
-    def _choose_forms(self) -> None:
+    def _choose_forms(self, forms: Mapping[str, Sequence[PlannedForm]]) -> None:
         """Choose a form for each operator, and with it the layouts that programs agree on."""
         graph = self.graph
         ends = {name: _row_major(graph, name) for name in (*graph.inputs, *graph.outputs)}
-        candidates = {name: [p.candidate for p in forms] for name, forms in self.forms.items()}
+        candidates = {name: [p.candidate for p in planned] for name, planned in forms.items()}
         chooser = FormChooser(
             graph, self.machine, candidates, ends, lambda a, b: _has_bytes_of(graph, a, b)
         )
         choice = chooser.choice()
         self.layouts = choice.layouts
-        self.plans = {name: self.forms[name][n] for name, n in choice.numbers.items()}
+        self.plans = {name: forms[name][n] for name, n in choice.numbers.items()}
+
+    def _with_all_orders(self) -> Mapping[str, Sequence[PlannedForm]] | None:
+        """Return plans in the orders that any operator uses; None if all keep the tensors' own.
+
+        Each operator is offered the orders in which others read or write its tensors, so that
+        operators that follow each other may keep an order without changes of layout.
+        """
+        reordered: dict[str, dict[LayoutKey, View]] = {}
+        for planned in itertools.chain(*self.forms.values(), *self.reordered.values()):
+            for view in planned.views.values():
+                if not has_own_order(view[1]):
+                    reordered.setdefault(view[0].name, {})[layout_key(view)] = view
+        if not reordered:
+            return None
+        all_forms: dict[str, Sequence[PlannedForm]] = {}
+        for name, forms in self.forms.items():
+            best: dict[Hashable, PlannedForm] = {}
+            for planned in (*forms, *self.reordered.get(name, ())):
+                keep_better(best, planned)
+                for candidate in self._with_orders(planned, reordered):
+                    keep_better(best, candidate)
+            all_forms[name] = sorted(best.values(), key=lambda p: p.cycles)
+        return all_forms
+
+    def _with_orders(
+        self, planned: PlannedForm, reordered: Mapping[str, Mapping[LayoutKey, View]]
+    ) -> Iterator[PlannedForm]:
+        """Yield the plans of a form with some tensors in the orders that other operators use."""
+        options: list[list[tuple[str, MainTensor] | None]] = []
+        for name, (tensor, layout) in planned.views.items():
+            orders = [
+                (name, used)
+                for key, (_, used) in reordered.get(tensor.name, {}).items()
+                if key[0] == tensor and key != layout_key((tensor, layout))
+            ]
+            options.append([None, *orders])
+        for choice in itertools.islice(itertools.product(*options), 1, _ORDERS):
+            layouts = {
+                name: replace(
+                    order,
+                    before=planned.views[name][1].before,
+                    after=planned.views[name][1].after,
+                    fill=planned.views[name][1].fill,
+                )
+                for name, order in (c for c in choice if c is not None)
+            }
+            plans = tuple(self._agreed(plan, layouts) for plan in planned.plans)
+            division = replace(planned.division, plans=plans)
+            candidate = replace(planned, division=division)
+            keys = {name: layout_key(view) for name, view in candidate.views.items()}
+            if all(keys[n] == layout_key((planned.views[n][0], x)) for n, x in layouts.items()):
+                yield candidate
 
     def _steps(self, operator: Operator) -> Iterator[Step]:
         """Yield the step of an operator after the changes of layout that it needs."""
@@ -292,10 +343,10 @@ class _Planner:
             return HostStep(operator, reason, host_us(operator, self.graph.types, self.machine))
         form = planned.form
         layouts = {name: self.layouts[layout_key(v)] for name, v in planned.views.items()}
-        layouts |= _temporary_layouts(planned)
+        layouts |= temporary_layouts(planned)
         plans = tuple(self._agreed(plan, layouts) for plan in planned.plans)
         programs = tuple(plan.program() for plan in plans)
-        if not _agree_on_temporaries(form, programs):
+        if not agree_on_temporaries(form, programs):
             reason = "its programs need a tensor between them in different layouts"
             return HostStep(operator, reason, host_us(operator, self.graph.types, self.machine))
         costs = tuple(plan.cost for plan in plans)
@@ -333,29 +384,23 @@ class _Planner:
             if place is None or _has_bytes_of(self.graph, place, (tensor, layout)):
                 return
         self.available[name].append((tensor, layout))
-        yield LayoutStep(name, layout, reason, copy_us(layout.elements, self.machine))
+        # Margins are filled once, before the first run.
+        us = copy_us(self.graph.types[name].elements, self.machine)
+        yield LayoutStep(name, layout, reason, us)
 
 
-def _temporary_layouts(planned: _Planned) -> dict[str, MainTensor]:
-    """Return the layouts of tensors that only the specification has, between its programs."""
-    needs: dict[str, list[MainTensor]] = {}
-    for plan in planned.plans:
-        for name, layout in plan.program().tensors.items():
-            if name not in planned.form.tensors and layout.role != "constant":
-                needs.setdefault(name, []).append(layout)
-    return {name: merged_layout(layouts) for name, layouts in needs.items()}
-
-
-def _agree_on_temporaries(form: OperatorForm, programs: Sequence[Program]) -> bool:
-    """Return True if programs find tensors that only the specification has in one layout."""
-    layouts: dict[str, MainTensor] = {}
-    for program in programs:
-        for name, tensor in program.tensors.items():
-            plain = replace(tensor, role="")
-            is_temporary = name not in form.tensors and tensor.role != "constant"
-            if is_temporary and layouts.setdefault(name, plain) != plain:
-                return False
-    return True
+def _estimated_us(network: AcceleratorNetwork) -> float:
+    """Return the estimated microseconds of the programs, and of what the host does."""
+    machine = network.machine
+    cycles = math.fsum(step.cycles for step in network.programs)
+    copied = math.fsum(
+        copy_cycles(network.graph.types[step.tensor].elements, machine)
+        for step in network.steps
+        if isinstance(step, LayoutStep)
+    )
+    host = [part.us or 0.0 for step in network.programs for part in step.host]
+    host += [step.us or 0.0 for step in network.steps if isinstance(step, HostStep)]
+    return (cycles + copied) / machine.clock_mhz + math.fsum(host)
 
 
 def canonical(form: OperatorForm) -> OperatorForm:

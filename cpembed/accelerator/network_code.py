@@ -19,7 +19,12 @@ import numpy as np
 
 from cpembed.accelerator.division import HostPart
 from cpembed.accelerator.host_code import NUMBERS, specification_function
-from cpembed.accelerator.machine_code import c_type, preamble, program_function
+from cpembed.accelerator.machine_code import (
+    c_type,
+    preamble,
+    program_function,
+    without_warnings,
+)
 from cpembed.accelerator.network_steps import (
     AcceleratorNetwork,
     HostStep,
@@ -365,7 +370,7 @@ class _Writer:
             "#include <math.h>",
             '#include "network.h"',
             preamble(self.network.machine),
-            NUMBERS,
+            without_warnings(NUMBERS),
             *self.functions,
             f"{prepare} {{",
             "  char *memory = workspace;",

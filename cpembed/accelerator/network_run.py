@@ -15,11 +15,17 @@ from typing import Any
 import numpy as np
 
 from cpembed.accelerator.division import host_values
-from cpembed.accelerator.executor import Run, execute
-from cpembed.accelerator.network_steps import AcceleratorNetwork, LayoutStep, ProgramStep, Step
+from cpembed.accelerator.executor import Run, compile_executor, execute
+from cpembed.accelerator.network_steps import (
+    AcceleratorNetwork,
+    LayoutStep,
+    ProgramStep,
+    Step,
+    ViewStep,
+)
 from cpembed.accelerator.operators.forms import GraphTensor
 from cpembed.accelerator.program import MainTensor
-from cpembed.graph.graph import Array, check_inputs
+from cpembed.graph.graph import Array, Operator, check_inputs
 from cpembed.ir.dtypes import is_integer
 from cpembed.steps import Progress, silent
 
@@ -114,8 +120,12 @@ def run_network(
     graph = network.graph
     check_inputs(graph, inputs)
     values: dict[str, Array] = {**graph.constants, **inputs}
+    if any(isinstance(step, ProgramStep) for step in network.steps):
+        progress("compiling the machine's executor, once", 0, len(network.steps))
+        compile_executor(network.machine)
     memory = MainMemory(network)
     outcomes: list[StepRun] = []
+    views = {s.operator.output: s.operator for s in network.steps if isinstance(s, ViewStep)}
     for number, step in enumerate(network.steps):
         if isinstance(step, LayoutStep):
             memory.drop(step.tensor)
@@ -123,7 +133,7 @@ def run_network(
         progress(_label(step), number, len(network.steps))
         if isinstance(step, ProgramStep):
             outcome, results = _run_step(memory, step, values, seed)
-            deviation = _deviation(step, values, results)
+            deviation = _deviation(step, views, values, results)
             values |= results
             outcomes.append(replace(outcome, deviation=deviation))
             continue
@@ -139,15 +149,26 @@ def _label(step: Step) -> str:
 
 
 def _deviation(
-    step: ProgramStep, values: Mapping[str, Array], results: Mapping[str, Array]
+    step: ProgramStep,
+    views: Mapping[str, Operator],
+    values: Mapping[str, Array],
+    results: Mapping[str, Array],
 ) -> float:
     """Return the largest difference of results from the operators' definitions on their inputs."""
     arrays = {**values, **results}
+
+    def array(name: str) -> Array:
+        """Return a tensor, which may be a view of one that the step itself writes."""
+        if name not in arrays:
+            view = views[name]
+            (arrays[name],) = view.kind.evaluate([array(source) for source in view.inputs])
+        return arrays[name]
+
     deviation = 0.0
     for operator in step.operators:
-        defined = operator.kind.evaluate([arrays[name] for name in operator.inputs])
-        for name, array in zip(operator.outputs, defined, strict=True):
-            deviation = max(deviation, _difference(results[name], array))
+        defined = operator.kind.evaluate([array(name) for name in operator.inputs])
+        for name, expected in zip(operator.outputs, defined, strict=True):
+            deviation = max(deviation, _difference(results[name], expected))
     return deviation
 
 

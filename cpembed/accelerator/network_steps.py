@@ -51,6 +51,8 @@ class Chain:
     selected_cycles, selected_bound : float
         Cycles of the selection, part by part, and their least number over all selections from the
         plans and homes that were compared.
+    is_optimal : bool
+        True if the solver proved that no selection from them costs less.
     """
 
     residents: tuple[Resident, ...]
@@ -59,6 +61,14 @@ class Chain:
     bytes_apart: int
     selected_cycles: float
     selected_bound: float
+    is_optimal: bool
+
+    @property
+    def gap(self) -> float:
+        """Fraction by which the selection may exceed the least cost; 0 if that is proven."""
+        if self.is_optimal or not self.selected_cycles:
+            return 0.0
+        return 1 - self.selected_bound / self.selected_cycles
 
 
 @dataclass(frozen=True)

@@ -53,12 +53,10 @@ def lane_blocks(step: Step, operand: str) -> tuple[tuple[int, int], ...]:
     lanes: list[tuple[int, int]] = []
     for d in place.lanes:
         e = index[d.axis]
-        if e.single_iterator is None:
-            raise PlanningError(
-                f"rejected: {step.instruction.name} has a window in the lanes of {operand}, "
-                "which the planner does not lay out"
-            )
         size = d.size(1 + e.bounds(step.instruction.extents)[1])
+        if e.single_iterator is None:
+            lanes += _window_lanes(step, operand, e, size)
+            continue
         digits = step.digits(e.single_iterator)
         traversed = walked_steps(step, e.single_iterator, operand)
         if len(digits) == 1 and traversed:
@@ -76,6 +74,28 @@ def lane_blocks(step: Step, operand: str) -> tuple[tuple[int, int], ...]:
         elif traversed:
             lanes += [(dimension, count) for dimension, _, count in traversed]
     return tuple(lanes)
+
+
+def _window_lanes(
+    step: Step, operand: str, index: IndexExpr, size: int
+) -> Iterator[tuple[int, int]]:
+    """Yield the dimension along which a window's axes walk lanes, with the window's elements."""
+    traversed = [
+        (dimension, term.coefficient, distance)
+        for term in index.terms
+        for dimension, distance, count in walked_steps(step, term.iterator, operand)
+        if count > 1
+    ]
+    if len({dimension for dimension, _, _ in traversed}) > 1 or any(
+        distance != coefficient for _, coefficient, distance in traversed
+    ):
+        raise PlanningError(
+            f"rejected: {step.instruction.name} reads {index} in the lanes of {operand}, and "
+            f"{step.tensor(operand)} has no dimension with these steps: use an instruction with "
+            "its strides"
+        )
+    if traversed:
+        yield traversed[0][0], size
 
 
 def row_distances(step: Step, operand: str) -> Iterator[tuple[int, int]]:

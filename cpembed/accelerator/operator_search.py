@@ -10,7 +10,9 @@ from dataclasses import replace
 from cpembed.accelerator.combinations import Combinations
 from cpembed.accelerator.covering import with_covered_statements
 from cpembed.accelerator.crossings import crossing_tensors
+from cpembed.accelerator.host import copy_cycles
 from cpembed.accelerator.lowering import OperatorPlan, operator_plan
+from cpembed.accelerator.main_layouts import has_own_order, may_reorder
 from cpembed.accelerator.matching import Matching, match_statement
 from cpembed.accelerator.problem import Objective, OperatorProblem, PlanningError
 from cpembed.accelerator.program import MainTensor
@@ -21,6 +23,9 @@ _COMBINATIONS = 16
 """Maximum number of combinations that are tried for each match of the largest statement."""
 _SMALL = 4
 """Ratio of points from which on statements are small beside others, and may follow in a program."""
+
+_WORTH = 0.95
+"""Part of the cycles in the dimensions' own order that another order may have at most."""
 
 _STALE = 2
 """Number of combinations in a row with no better plan after which no further one is tried."""
@@ -59,29 +64,71 @@ class OperatorSearch:
         self.keeps_order = True
         self.best: dict[int, Plans | None] = {}
         self.outcomes: dict[tuple[int, int], OperatorPlan | str] = {}
+        self.ordered_outcomes: dict[tuple[int, int], OperatorPlan | str] = {}
 
     def plans(self) -> Plans | str:
-        """Return the plans, or why there are none."""
+        """Return the best plans, or why there are none.
+
+        Inputs and outputs in another order of their dimensions cost the host's copies to and from
+        their own order.
+        """
+        alternatives = self.alternatives()
+        if isinstance(alternatives, str):
+            return alternatives
+        if self.objective == "bytes":
+            return alternatives[0]
+        return min(alternatives, key=lambda plans: self._cost(plans)[0] + self._copied(plans))
+
+    def alternatives(self) -> tuple[Plans, ...] | str:
+        """Return the best plans in the dimensions' own order, and faster ones in another.
+
+        Other operators find tensors in the order of their dimensions. Another one may let
+        instructions copy them in fewer steps, or in tiles that their own order does not allow.
+
+        Returns
+        -------
+        tuple of Plans or str
+            One or two alternatives; or why there is none.
+        """
         reason = next((m.reason for m in self.matchings if not m.matches), "")
         if reason:
             return reason
-        for keeps_order in (True, False):
-            # Another order of dimensions is the last resort: other operators do not read it.
-            self.keeps_order = keeps_order
-            self.outcomes.clear()
-            self.best.clear()
-            plans = self._from(0)
-            if plans is not None:
-                return self._with_common_layouts(plans)
-        outcome = self.outcomes[0, len(self.matchings)]
-        assert isinstance(outcome, str)
-        return outcome
+        ordered = self._with_common_layouts(self._from(0))
+        if ordered is not None and self.objective == "bytes":
+            return (ordered,)
+        self.keeps_order = False
+        self.ordered_outcomes, self.outcomes = self.outcomes, {}
+        self.best.clear()
+        reordered = self._with_common_layouts(self._from(0))
+        alternatives = [p for p in (ordered, reordered) if p is not None]
+        if not alternatives:
+            outcome = self.outcomes[0, len(self.matchings)]
+            assert isinstance(outcome, str)
+            return outcome
+        if len(alternatives) == 2 and not (
+            self._cost(alternatives[1]) < self._cost(alternatives[0])
+            and _agree_between(alternatives[1])
+        ):
+            alternatives.pop()
+        return tuple(alternatives)
 
-    def _with_common_layouts(self, plans: Plans) -> Plans:
+    def _copied(self, plans: Plans) -> float:
+        """Return the host's cycles of changing the layouts of inputs and outputs."""
+        tensors = {n: t for plan in plans for n, t in plan.program().tensors.items()}
+        names = {*self.specification.inputs, *self.specification.outputs} & {*tensors}
+        return math.fsum(
+            copy_cycles(math.prod(tensors[n].shape), self.machine)
+            for n in names
+            if not has_own_order(tensors[n])
+        )
+
+    def _with_common_layouts(self, plans: Plans | None) -> Plans | None:
         """Return plans that find what earlier ones write in the layout in which these write it.
 
         A plan for which no combination of instructions reads that layout stays as it is.
         """
+        if plans is None:
+            return None
         written: dict[str, MainTensor] = {}
         agreed: list[OperatorPlan] = []
         first = 0
@@ -92,7 +139,7 @@ class OperatorSearch:
             needs = {n: replace(written[n], role="input") for n in tensors if n in written}
             if any(replace(tensors[n], role="input") != layout for n, layout in needs.items()):
                 part = segment(self.specification, first, after)
-                outcome = self._plan(part, self.matchings[first:after], needs)
+                outcome = self._plan(part, self.matchings[first:after], "", needs)
                 plan = plan if isinstance(outcome, str) else outcome
             outputs = plan.problem.specification.outputs
             written |= {n: t for n, t in plan.program().tensors.items() if n in outputs}
@@ -159,17 +206,30 @@ class OperatorSearch:
     def _segment(self, first: int, after: int) -> OperatorPlan | str:
         if (first, after) not in self.outcomes:
             part = segment(self.specification, first, after)
-            self.outcomes[first, after] = self._plan(part, self.matchings[first:after])
+            ordered = self.ordered_outcomes.get((first, after), "")
+            self.outcomes[first, after] = self._plan(part, self.matchings[first:after], ordered)
         return self.outcomes[first, after]
 
     def _plan(
         self,
         part: Specification,
         matchings: Sequence[Matching],
+        ordered: OperatorPlan | str,
         layouts: Mapping[str, MainTensor] | None = None,
     ) -> OperatorPlan | str:
-        """Return the best plan of one program with layouts in main memory, or why there is none."""
-        best: OperatorPlan | None = None
+        """Return the best plan of one program, or why there is none.
+
+        Parameters
+        ----------
+        part : Specification
+            Statements of the program.
+        matchings : sequence of Matching
+        ordered : OperatorPlan or str
+            The best plan in the dimensions' own order, than which another order has to be better.
+        layouts : mapping of str to MainTensor, optional
+            Layouts of tensors that are decided.
+        """
+        best = None if isinstance(ordered, str) else ordered
         reason, stale, refused = "", 0, 0
         combinations = (
             matches
@@ -184,8 +244,15 @@ class OperatorSearch:
                 keeps_order=self.keeps_order,
                 objective=self.objective,
             )
+            if not isinstance(ordered, str) and not may_reorder(problem, self.machine):
+                stale += 1
+                if stale == _STALE:
+                    break
+                continue
             # Combinations whose bound is no better are not planned.
             below = best.cycles if best is not None and self.objective == "cycles" else math.inf
+            if best is not None and best is ordered:
+                below *= _WORTH
             plan: OperatorPlan | None = None
             try:
                 plan = operator_plan(problem, self.machine, below)
@@ -199,6 +266,17 @@ class OperatorSearch:
             if stale == _STALE or (best is None and refused == _REFUSED):
                 break
         return best or reason or "rejected: no combination of instructions fits"
+
+
+def _agree_between(plans: Plans) -> bool:
+    """True if programs find what passes between them in one order of its dimensions."""
+    orders: dict[str, object] = {}
+    for plan in plans:
+        for name, tensor in plan.program().tensors.items():
+            order = tensor.order, tuple(sorted(tensor.blocks.items()))
+            if tensor.role != "constant" and orders.setdefault(name, order) != order:
+                return False
+    return True
 
 
 def segment(specification: Specification, first: int, after: int) -> Specification:

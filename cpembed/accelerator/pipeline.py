@@ -99,7 +99,7 @@ def pipelined_cycles(program: Program, regions: Sequence[Region]) -> float:
     rows: dict[str, list[int]] = {}
     for memory, row in sorted(set(regions)):
         rows.setdefault(memory, []).append(row)
-    tree = [_prepared(node, (), machine) for node in program.body]
+    tree = [tree for node in program.body for tree in _prepared(node, (), machine)]
     state = _State(dict.fromkeys(machine.units, 0.0), [], [], {}, {}, {}, {})
     total = sum(_weight(node) for node in tree)
     for node in tree:
@@ -120,14 +120,20 @@ def _weight(node: _Tree) -> float:
     return sum(_weight(inner) for inner in node[1])
 
 
-def _prepared(node: Node, outer: tuple[Loop, ...], machine: InstructionSet) -> _Tree:
+def _prepared(node: Node, outer: tuple[Loop, ...], machine: InstructionSet) -> Iterator[_Tree]:
+    """Yield the parts of a node: one for each unit if its instructions compute one statement."""
     issues = list(_issues(node, ()))
-    units = {machine.instructions[issue.instruction].unit for _, issue in issues}
-    if len(units) == 1:
-        return _part(issues, outer, machine)
+    units: dict[str, list[tuple[tuple[Loop, ...], Issue]]] = {}
+    for loops, issue in issues:
+        units.setdefault(machine.instructions[issue.instruction].unit, []).append((loops, issue))
+    # Of the instructions that begin sums and those that go on, one is executed in an iteration.
+    statements = {None if i.meaning is None else i.meaning.statement for _, i in issues}
+    if len(units) == 1 or (len(statements) == 1 and None not in statements):
+        for of_unit in units.values():
+            yield _part(of_unit, outer, machine)
+        return
     assert isinstance(node, Loop)
-    inner = tuple(_prepared(n, (*outer, node), machine) for n in node.body)
-    return node, inner
+    yield node, tuple(tree for n in node.body for tree in _prepared(n, (*outer, node), machine))
 
 
 def _issues(node: Node, loops: tuple[Loop, ...]) -> Iterator[tuple[tuple[Loop, ...], Issue]]:

@@ -214,6 +214,8 @@ class Issue:
         What it computes; None for an instruction that moves data or sets registers.
     note : str
         What it does, for readers of the program.
+    line : int
+        Line of the assembly that it was read from; 0 if it was read from none.
     """
 
     instruction: str
@@ -225,6 +227,12 @@ class Issue:
     contents: Mapping[str, Content] = field(default_factory=dict[str, Content])
     meaning: Meaning | None = None
     note: str = ""
+    line: int = field(default=0, compare=False)
+
+    @property
+    def place(self) -> str:
+        """Line of the assembly as the beginning of a message; empty if there is none."""
+        return f"line {self.line}: " if self.line else ""
 
 
 @dataclass(frozen=True)

@@ -134,25 +134,28 @@ class Selection:
         return 0.0 if self.is_proven or not self.cost else 1 - self.bound / self.cost
 
 
-def select(problem: SelectionProblem, seconds: float = 30.0) -> Selection | None:
+def select(problem: SelectionProblem, work: float = 30.0) -> Selection | None:
     """Return the selection of least cost.
+
+    Equal problems have equal selections, however busy the processor is.
 
     Parameters
     ----------
     problem : SelectionProblem
         Operators with their executions, tensors with their homes.
-    seconds : float, default 30
-        Wall time after which the best selection so far is returned, with its bound.
+    work : float, default 30
+        Amount of the solver's work, in its unit of deterministic time, about a second, after which
+        the best selection so far is returned, with its bound.
 
     Returns
     -------
     Selection or None
-        None if no selection fits, or if time ran out before one was found.
+        None if no selection fits, or if work ran out before one was found.
     """
     model = _Model(problem)
     solver = cp_model.CpSolver()
-    solver.parameters.max_time_in_seconds = seconds
-    # One worker and a fixed seed, so that equal problems have equal answers.
+    # Wall time would make a selection depend on the load of the processor, as several workers do.
+    solver.parameters.max_deterministic_time = work
     solver.parameters.num_workers = 1
     solver.parameters.random_seed = 0
     status = solver.solve(model.model)

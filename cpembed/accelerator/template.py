@@ -129,6 +129,39 @@ class Template:
             return False
         return step.instruction.accumulates and self.variant(step.instruction, False) is None
 
+    def extent(self, step: Step, axis: str) -> int:
+        """Return how far the executions of a statement go along a shared axis.
+
+        Those that write main memory in sizes set at run time end with the tensor; in rows, others
+        need whole granules.
+
+        Parameters
+        ----------
+        step : Step
+        axis : str
+            Name of the shared axis.
+        """
+        is_exact = self._writes_main(step) and axis not in step.padded
+        return self.true_extents[axis] if is_exact else self.extents[axis]
+
+    def stored_extent(self, step: Step, axis: str) -> int:
+        """Return how far a statement needs its output in main memory along a shared axis.
+
+        What instructions write in rows is copied to main memory without margins.
+
+        Parameters
+        ----------
+        step : Step
+        axis : str
+            Name of the shared axis.
+        """
+        return self.extent(step, axis) if self._writes_main(step) else self.true_extents[axis]
+
+    def _writes_main(self, step: Step) -> bool:
+        """True if a statement's instruction writes main memory."""
+        places = step.instruction.places
+        return any(places[o].memory == self.machine.main.name for o in step.instruction.outputs)
+
     def is_written(self, tensor: str) -> bool:
         """True if a statement of this operator writes a tensor."""
         return any(step.statement.output.tensor == tensor for step in self.steps)

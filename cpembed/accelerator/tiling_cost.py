@@ -259,7 +259,7 @@ class Costs:
             if not is_main and self._levels(depth, axis):
                 repeats = repeats * self.grid.count(axis, self._levels(depth, axis))
         for axis in step_axes:
-            extent = self.template.extents[axis]
+            extent = self.template.extent(step, axis)
             granule = step.granules[axis]
             levels = self._levels_around(step, axis)
             factors[axis] = self.grid.executions(axis, levels, granule), extent

@@ -213,19 +213,23 @@ class Trace:
             strides = _operand(issue, name).strides
             if key not in strides:
                 raise ProgramError(
-                    f"{issue.instruction}: operand {name} has no stride {key}: give [...; {key}=N]"
+                    f"{issue.place}{issue.instruction}: operand {name} has no stride {key}: "
+                    f"give [...; {key}=N]"
                 )
             yield position, strides[key]
         for axis, position in fields.sizes.items():
             if not issue.sizes.get(axis):
-                raise ProgramError(f"{issue.instruction}: no size of {axis}: give {axis}=N")
+                raise ProgramError(
+                    f"{issue.place}{issue.instruction}: no size of {axis}: give {axis}=N"
+                )
             yield position, issue.sizes[axis]
 
     def _tensor(self, issue: Issue, name: str, address: Address) -> int:
         if address.tensor not in self.program.tensors:
             raise ProgramError(
-                f"{issue.instruction}: operand {name} lies in main memory and names no tensor of "
-                f"the program: {address.tensor or 'nothing'!r}; use {' '.join(self.tensors)}"
+                f"{issue.place}{issue.instruction}: operand {name} lies in main memory and names "
+                f"no tensor of the program: {address.tensor or 'nothing'!r}; use "
+                f"{' '.join(self.tensors)}"
             )
         return self.tensors.index(address.tensor)
 
@@ -248,7 +252,7 @@ def unroll(program: Program) -> Trace:
                 )
         problem = _problem(program.machine, issue, names)
         if problem is not None:
-            raise ProgramError(f"{program.name}: {problem}")
+            raise ProgramError(f"{program.name}: {issue.place}{problem}")
     trace = Trace(program)
     if trace.executions > LARGEST_PROGRAM:
         raise ProgramError(
@@ -297,7 +301,9 @@ def _expressions(issue: Issue) -> Iterator[IndexExpr]:
 
 def _operand(issue: Issue, name: str) -> Address:
     if name not in issue.operands:
-        raise ProgramError(f"{issue.instruction}: operand {name} has no address: give {name}=...")
+        raise ProgramError(
+            f"{issue.place}{issue.instruction}: operand {name} has no address: give {name}=..."
+        )
     return issue.operands[name]
 
 
@@ -336,10 +342,12 @@ def _immediate(issue: Issue, name: str, address: Address, dtype: str) -> _Column
         return _Table(numbers.view(np.int64), address.base)
     if is_integer(dtype):
         if address.value is not None:
-            raise ProgramError(f"{issue.instruction}: {name} is {dtype}: give an integer")
+            raise ProgramError(
+                f"{issue.place}{issue.instruction}: {name} is {dtype}: give an integer"
+            )
         return (address.base,)
     if address.value is None and address.base.terms:
-        raise ProgramError(f"{issue.instruction}: {name} is {dtype}: give a number")
+        raise ProgramError(f"{issue.place}{issue.instruction}: {name} is {dtype}: give a number")
     value = address.base.constant if address.value is None else address.value
     return int(np.float64(value).view(np.int64))
 

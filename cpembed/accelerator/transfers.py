@@ -137,6 +137,7 @@ class CopyPlan:
     transfer: Transfer
     walks: tuple[_Walk, ...]
     loops: Mapping[str, int]
+    bindings: Mapping[str, Binding]
 
     @property
     def rounding(self) -> dict[int, int]:
@@ -150,7 +151,7 @@ class CopyPlan:
 
     def nodes(self, names: Names) -> tuple[Node, ...]:
         """Return the loops and instructions that copy the box."""
-        return tuple(_nodes(self.copy, self.transfer, self.walks, self.loops, names))
+        return tuple(_nodes(self, names))
 
 
 def plan_copy(
@@ -188,8 +189,9 @@ def plan_copy(
         key=lambda option: option[:2],
     )
     for _, _, copy, walks in options:
-        if _bindings(copy, transfer, walks, loops) is not None:
-            return CopyPlan(copy, transfer, walks, loops)
+        bindings = _bindings(copy, transfer, walks, loops)
+        if bindings is not None:
+            return CopyPlan(copy, transfer, walks, loops, bindings)
     if not memories[0]:
         raise AddressingError(
             f"rejected: no instruction of {machine.name} begins {transfer.tensor} in "
@@ -335,21 +337,18 @@ def _shrinks(box: Box, walk: _Walk) -> bool:
     return len(box.sizes[walk.dimension]) > 1 or bool(size % (walk.chunk * walk.step))
 
 
-def _nodes(
-    copy: CopyInstruction,
-    transfer: Transfer,
-    walks: Sequence[_Walk],
-    loops: Mapping[str, int],
-    names: Names,
-) -> Iterator[Node]:
+def _nodes(plan: CopyPlan, names: Names) -> Iterator[Node]:
     """Yield one loop nest for each combination of offsets of dimensions walked in steps."""
+    copy, transfer, walks, loops = plan.copy, plan.transfer, plan.walks, plan.loops
     ranges = [
         range(min(w.step, transfer.box.largest[w.dimension])) if w.step > 1 else range(1)
         for w in walks
     ]
     for combination in itertools.product(*ranges):
         offsets = {w.dimension: o for w, o in zip(walks, combination, strict=True)}
-        bindings = _bindings(copy, transfer, walks, loops, offsets)
+        bindings: Mapping[str, Binding] | None = plan.bindings
+        if any(combination):
+            bindings = _bindings(copy, transfer, walks, loops, offsets)
         if bindings is None:
             raise AddressingError(
                 f"rejected: {transfer.tensor} cannot be copied in steps", transfer.tensor

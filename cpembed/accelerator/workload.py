@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 
 from cpembed.accelerator.energy import energy_table
-from cpembed.accelerator.executor import Run, execute
+from cpembed.accelerator.executor import Run, compile_executor, execute
 from cpembed.accelerator.lowering import OperatorPlan
 from cpembed.accelerator.operator_search import OperatorSearch
 from cpembed.accelerator.program import Array, Program
@@ -23,6 +23,7 @@ from cpembed.ir.computation import Computation
 from cpembed.ir.dtypes import is_integer, numpy_dtype
 from cpembed.ir.reference import random_inputs, reference
 from cpembed.provenance import Provenance
+from cpembed.steps import PhaseProgress, silent
 
 # Programs add in another order than the reference, which rounds once.
 _RELATIVE = 2e-5
@@ -194,7 +195,12 @@ def plan_document(plans: Sequence[OperatorPlan], machine: InstructionSet) -> dic
     }
 
 
-def run_workload(workload: Computation, machine: InstructionSet, seed: int = 0) -> WorkloadRun:
+def run_workload(
+    workload: Computation,
+    machine: InstructionSet,
+    seed: int = 0,
+    progress: PhaseProgress = silent,
+) -> WorkloadRun:
     """Plan a workload, prove its programs and emulate them on random data.
 
     Parameters
@@ -205,15 +211,24 @@ def run_workload(workload: Computation, machine: InstructionSet, seed: int = 0) 
     machine : InstructionSet
     seed : int, default 0
         Seed of the data, and of the order of units that signals leave open.
+    progress : callable, optional
+        Called before each phase with its name (``plan``, ``prove``, ``executor`` and ``emulate``)
+        and 0.
 
     Raises
     ------
     LoweringError
         If no instructions compute it, or no tiling fits; the message says why.
     """
+    progress("plan", 0)
     arrays = random_inputs(workload, seed)
     plans = workload_plans(workload, machine, arrays)
     programs = tuple(plan.program() for plan in plans)
+    progress("prove", 0)
+    proofs = tuple(map(prove, programs))
+    progress("executor", 0)
+    compile_executor(machine)
+    progress("emulate", 0)
     contents: dict[str, Array] = dict(arrays)
     runs: list[Run] = []
     for program in programs:
@@ -229,5 +244,4 @@ def run_workload(workload: Computation, machine: InstructionSet, seed: int = 0) 
     tolerance = 0.0
     if not is_integer(workload.output.dtype):
         tolerance = _RELATIVE * float(np.abs(expected.astype(np.float64)).max(initial=0.0))
-    proofs = tuple(map(prove, programs))
     return WorkloadRun(workload, machine, plans, programs, proofs, tuple(runs), error, tolerance)

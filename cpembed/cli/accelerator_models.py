@@ -108,7 +108,8 @@ def run_on_accelerator(words: Sequence[str], target: str, seed: int, *, as_json:
     machine = load_instruction_set(target)
     workload = parse_workload(list(words))
     try:
-        result = run_workload(workload, machine, seed)
+        with output.ProgressLine() as progress:
+            result = run_workload(workload, machine, seed, progress)
     except LoweringError as error:
         # All instructions and all tilings of the planner's template were considered.
         output.message(str(error))
@@ -159,7 +160,10 @@ def solve_on_accelerator(
     document = matches_document(matching, machine, top)
     if estimated and matching.matches:
         try:
-            document["plan"] = plan_document(workload_plans(workload, machine), machine)
+            with output.ProgressLine() as progress:
+                progress("plan", 0)
+                plans = workload_plans(workload, machine)
+            document["plan"] = plan_document(plans, machine)
         except LoweringError as error:
             # Instructions match, and no tiling of them fits: what matches is still printed.
             document["plan"] = {"reason": str(error)}

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import io
 from pathlib import Path
 
 import click
 
 from cpembed.cli import options, output
 from cpembed.cli.completion import accelerators
-from cpembed.errors import CpembedError
+from cpembed.errors import CpembedError, ExecutionFault
+from cpembed.files import write_whole
 
 _PATH = click.Path(path_type=Path)
 
@@ -84,6 +86,7 @@ def emulate_command(
     import numpy as np
 
     from cpembed.accelerator.emulation import emulate, read_assembly
+    from cpembed.accelerator.executor import compile_executor
     from cpembed.accelerator.machine_code import save as save_text
     from cpembed.hw.isa_reader import load_instruction_set
     from cpembed.ir.dtypes import as_stored
@@ -94,10 +97,19 @@ def emulate_command(
             raise CpembedError(
                 f"{path} declares no tensor {name}: use {' '.join(program.tensors) or 'none'}"
             )
-    result = emulate(program, inputs, seed=seed, against=against)
+    with output.ProgressLine() as progress:
+        progress("executor", 0)
+        compile_executor(program.machine)
+        progress("emulate", 0)
+        try:
+            result = emulate(program, inputs, seed=seed, against=against)
+        except ExecutionFault as fault:
+            raise ExecutionFault(f"{path}: {fault}") from None
     for name, file in outputs.items():
         array = program.tensors[name].array(result.run.buffers[name])
-        np.save(file, as_stored(np.ascontiguousarray(array)), allow_pickle=False)
+        content = io.BytesIO()
+        np.save(content, as_stored(np.ascontiguousarray(array)), allow_pickle=False)
+        write_whole(file, content.getvalue())
     if save is not None:
         save_text(program, save, result.run)
     for warning in result.run.warnings:

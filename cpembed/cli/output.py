@@ -53,6 +53,9 @@ _ASCII = {"←": "<-", "◀": "<", "─": "-", "━": "-", "·": ".", "…": "..
 _HANDLER = "cpembed.plain"
 
 _PHASES = {
+    "plan": "planning",
+    "executor": "compiling the machine's executor, once",
+    "emulate": "emulating",
     "model": "building the model",
     "search": "searching",
     "derive": "deriving programs",

@@ -16,6 +16,7 @@ import secrets
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -224,6 +225,14 @@ def _write_library(
         details=compiled.details,
         further={f"{program.name}.s": compiled.assembly},
     )
+    result = partial(
+        BuildResult,
+        selection=selection,
+        choice=compiled.choice,
+        name=program.name,
+        folder=folder,
+        features=program.features,
+    )
     if cross_triple(target) is not None or architecture() != host_architecture():
         # An emulator of this machine executes the same kernel.
         with built_for(None):
@@ -233,16 +242,7 @@ def _write_library(
         linked = cross_triple(target) is None and has_compiler()
         write = write_library if linked else write_sources
         library = write(program, folder, contents)
-        return BuildResult(
-            selection=selection,
-            choice=compiled.choice,
-            name=program.name,
-            folder=folder,
-            files=library.files,
-            verification=verification,
-            linked=linked,
-            features=program.features,
-        )
+        return result(files=library.files, verification=verification, linked=linked)
     verified_times: list[tuple[Verification, Quantiles]] = []
 
     def check(path: Path) -> None:
@@ -255,16 +255,7 @@ def _write_library(
     checked = check if runs_here(program.features) else None
     library = write_library(program, folder, contents, check=checked)
     verification, times = verified_times[0] if verified_times else (None, None)
-    return BuildResult(
-        selection=selection,
-        choice=compiled.choice,
-        name=program.name,
-        folder=folder,
-        files=library.files,
-        verification=verification,
-        call_us=times,
-        features=program.features,
-    )
+    return result(files=library.files, verification=verification, call_us=times)
 
 
 def _description(selection: Selection, method: MethodChoice | None = None) -> str:

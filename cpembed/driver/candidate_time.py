@@ -171,7 +171,7 @@ def selection_time(selection: Selection) -> CandidateTime | None:
     # Portable code in place of a target that executes here: the target rejected the candidate.
     if not plan.native and modelled_target(selection.solved.target) is not None:
         return None
-    described = described_estimate(program, selection.solved.target)
+    described = selection.described or described_estimate(program, selection.solved.target)
     return None if described is None else described_time(described)
 
 

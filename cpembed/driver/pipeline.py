@@ -44,6 +44,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
+from cpembed.cost.machine.estimate import Estimate
 from cpembed.cost.ranking import RankedCandidate
 from cpembed.driver.advice import POOR
 from cpembed.driver.candidate_id import identified
@@ -144,7 +145,9 @@ def choose(request: Request) -> Selection | SolveResult:
         # This machine lacks the instruction. Its own embedding by portable code is preferred to an
         # alternative's kernel, unless it took the wider set to get one at all.
         alternative = _alternative(request, solved)[0] if forced else None
-        return alternative or Selection(solved, plan.portable(*missing))
+        return alternative or Selection(
+            solved, plan.portable(*missing), described=searched.described
+        )
     if request.progress is not None:
         request.progress("build", 0)
     try:
@@ -192,11 +195,15 @@ def is_forced(solved: SolveResult) -> bool:
 
 @dataclass(frozen=True)
 class Searches:
-    """Results of all sets that were searched, the one that counts, and a candidate named by id."""
+    """Results of all sets that were searched, the one that counts, and a candidate named by id.
+
+    ``described`` is the estimate of the best candidate where estimates ranked the candidates.
+    """
 
     solved: SolveResult
     results: Sequence[SolveResult]
     candidate: RankedCandidate | None = None
+    described: Estimate | None = None
 
 
 def search(request: Request, target: AnyTarget) -> Searches:
@@ -205,7 +212,9 @@ def search(request: Request, target: AnyTarget) -> Searches:
     if _is_described(request, target):
         fastest = EstimateOptions(rank_by="estimate", top=1, **shared(options, SearchOptions))
         result = estimate(request.workload, target.spec, fastest, progress=request.progress)
-        return Searches(result.solved, (result.solved,))
+        first = next(iter(result.estimates), None)
+        described = first if isinstance(first, Estimate) else None
+        return Searches(result.solved, (result.solved,), described=described)
     if options.identifier is not None:
         solved, candidate = identified(
             request.workload, target.spec, options.identifier, options, progress=request.progress

@@ -9,6 +9,7 @@ from functools import cached_property
 from typing import Any, NamedTuple
 
 from cpembed.codegen.epilogue import EpilogueRequest
+from cpembed.cost.machine.estimate import Estimate
 from cpembed.cost.ranking import RankedCandidate
 from cpembed.driver.named import hardware_spec
 from cpembed.driver.options import KernelOptions
@@ -232,11 +233,15 @@ class Selection:
         What is built.
     substitution : Substitution, optional
         Why it runs on an alternative target; None if it is on the one that was asked for.
+    described : Estimate, optional
+        Estimate of the described machine by which the candidate was chosen; None if another
+        figure decided.
     """
 
     solved: SolveResult
     plan: Plan
     substitution: Substitution | None = None
+    described: Estimate | None = None
 
     @property
     def requested(self) -> SolveResult:

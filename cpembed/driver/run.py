@@ -235,7 +235,11 @@ def run(
         return _by_method(compared, seed, files, report)
     executed = worker.call(execute, selection.solved, selection.plan, seed, files, progress=report)
     return replace(
-        executed, substitution=selection.substitution or executed.substitution, method=compared
+        executed,
+        substitution=selection.substitution or executed.substitution,
+        method=compared,
+        # What ran in the place of a failed build has no estimate yet.
+        estimate=None if executed.substitution else selection.described,
     )
 
 

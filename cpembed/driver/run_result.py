@@ -156,6 +156,9 @@ class RunResult(Displayed):
         Selected method of a convolution, with the estimates of all.
     error : MethodError, optional
         Rounding error of a method other than the implicit one.
+    estimate : Estimate, optional
+        Estimate of the described machine by which the candidate was chosen; None if another figure
+        decided.
     """
 
     solved: SolveResult
@@ -176,6 +179,7 @@ class RunResult(Displayed):
     substitution: Substitution | None = None
     method: Compared | None = None
     error: MethodError | None = None
+    estimate: Estimate | None = None
 
     def __getstate__(self) -> dict[str, Any]:
         """Leave the artifact out: machine code cannot leave its process."""
@@ -202,7 +206,7 @@ class RunResult(Displayed):
         """Estimate of the described machine, where nothing executes the target; else None."""
         if self.is_native:
             return None
-        return described_estimate(self.candidate.program, self.solved.target)
+        return self.estimate or described_estimate(self.candidate.program, self.solved.target)
 
     @cached_property
     def time(self) -> CandidateTime | None:

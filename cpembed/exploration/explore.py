@@ -343,7 +343,7 @@ class Exploration:
 
 
 @dataclass(frozen=True, kw_only=True)
-class ExploreOptions(SamplingOptions):
+class ExploreOptions(SamplingOptions, Additions):
     """Options of an exploration; those of sampling are for methods other than ``exact``."""
 
     method: Method = "exact"
@@ -364,19 +364,6 @@ class ExploreOptions(SamplingOptions):
     """Time limit in seconds."""
     results: Path | None = None
     """Folder of the store; None for the default."""
-    vary: Sequence[str] = ()
-    """Parameters besides those of the space's file, such as ``instruction.axes.x=8,16..64*2``."""
-    derived: Sequence[str] = ()
-    """Values that follow from others, such as ``machines.soc.compute.cycles=instruction.axes.x``.
-    """
-    where: Sequence[str] = ()
-    """Relations besides those of the space's file."""
-    machine: str | None = None
-    """Machine of a target whose keys vary; None for that of the space, else the first one."""
-    technology: str | None = None
-    """Tables of area and energy of such a target; None for those of the space, else 45nm."""
-    constraints: str | None = None
-    """Constraint set of such a target's embeddings; None for the target's own."""
     fresh: bool = False
     """True to remove the stored answers for the family and the suite."""
 
@@ -412,8 +399,7 @@ def open_exploration(
     started = time.perf_counter()
     options = replace(options or ExploreOptions(), **keywords)
     if not isinstance(space, Space):
-        names = ("vary", "derived", "where", "machine", "technology", "constraints")
-        space = read_space(space, Additions(**{name: getattr(options, name) for name in names}))
+        space = read_space(space, options)
     objectives = space.objectives
     if options.objectives is not None:
         objectives = read_objectives(options.objectives, space.numeric)

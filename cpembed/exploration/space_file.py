@@ -79,19 +79,21 @@ class SpaceTable(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_onl
 
 @dataclass(frozen=True, kw_only=True)
 class Additions:
-    """Parameters and relations that a command adds to those of a file.
-
-    ``vary`` has texts such as ``instruction.axes.x=8,16,32``, ``derived`` such as
-    ``instruction.axes.y=2 * instruction.axes.x``, ``where`` relations. A value that is None, or a
-    parameter that is not named, stays as in the file.
-    """
+    """Parameters and relations that a command adds to those of a file."""
 
     vary: Sequence[str] = ()
+    """Parameters besides those of the space's file, such as ``instruction.axes.x=8,16..64*2``."""
     derived: Sequence[str] = ()
+    """Values that follow from others, such as ``machines.soc.compute.cycles=instruction.axes.x``.
+    """
     where: Sequence[str] = ()
+    """Relations besides those of the space's file."""
     machine: str | None = None
+    """Machine of a target whose keys vary; None for that of the space, else the first one."""
     technology: str | None = None
+    """Tables of area and energy of such a target; None for those of the space, else 45nm."""
     constraints: str | None = None
+    """Constraint set of such a target's embeddings; None for the target's own."""
 
 
 def read_space(space: Path | str, additions: Additions | None = None) -> Space:

@@ -137,6 +137,10 @@ class OperandPlace:
     strides: Mapping[str, int | str] = field(default_factory=dict[str, int | str])
     any_lane: bool = False
 
+    def __hash__(self) -> int:
+        # Places are keys of caches, and the strides are a mapping.
+        return hash((self.memory, self.dtype, self.dimensions, self.rows, self.lanes))
+
     @property
     def stride_keys(self) -> tuple[str, ...]:
         """Keys of ``strides``, outermost first."""

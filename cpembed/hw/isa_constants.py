@@ -11,6 +11,7 @@
 from __future__ import annotations
 
 import ast
+import math
 import re
 from collections.abc import Callable, Mapping
 from typing import Any, cast
@@ -102,12 +103,17 @@ def _value(text: str, values: Mapping[str, Number]) -> Number:
     try:
         tree = ast.parse(text.strip(), mode="eval").body
         result = _evaluated(tree, values)
-    except (SyntaxError, ValueError, ZeroDivisionError, RecursionError):
+    except ZeroDivisionError:
+        raise SpecError(f"${text}: divides by zero; use another number") from None
+    except OverflowError:
+        result = math.inf
+    except (SyntaxError, ValueError, RecursionError, MemoryError):
         raise SpecError(
             f"${text}: is no expression; use numbers, names of constants, + - * / // and ()"
         ) from None
-    if abs(result) > _MOST:
-        raise SpecError(f"${text} is {result:g}, which is no size; allowed: up to 2**53")
+    # Written so that it refuses what is no number too.
+    if not abs(result) <= _MOST:
+        raise SpecError(f"${text} is beyond all sizes; allowed: up to 2**53")
     return result
 
 

@@ -15,6 +15,7 @@ from cpembed.hw.schema import Key, close_match, joined, spec_error
 from cpembed.hw.specification import AxisTable
 from cpembed.ir.computation import Computation
 from cpembed.ir.dtypes import INPUT_DTYPES, is_integer
+from cpembed.ir.expression import Constant, Operation, walk
 from cpembed.ir.grammar import ParsedBody, parse_body
 from cpembed.ir.parser import parse_computation
 
@@ -153,7 +154,7 @@ class InstructionReader:
         """Parse the expression at the largest sizes."""
         dtypes = {name: self._dtype(name, table) for name, table in self.table.operands.items()}
         try:
-            return parse_computation(
+            computation = parse_computation(
                 self.table.expression,
                 {name: axis.maximum for name, axis in axes.items()},
                 name=self.table.name,
@@ -162,6 +163,11 @@ class InstructionReader:
             )
         except WorkloadError as error:
             raise self._expression_error(error) from None
+        for part in (p for s in computation.statements for p in walk(s.value)):
+            if isinstance(part, Operation) and part.op == "div" and part.args[1] == Constant(0):
+                problem = f"{part} divides by zero; use another number"
+                raise self._error(("expression",), problem)
+        return computation
 
     def _dtype(self, operand: str, table: PlaceTable) -> str:
         key: Key = ("operands", operand)
@@ -259,5 +265,7 @@ class InstructionReader:
             if field is None:
                 continue
             problem = f"unknown field {{{field}}}{close_match(field, sorted(allowed))}"
-            is_valid = field in allowed and not specification and not conversion
-            self._need(is_valid, ("emit",), f"{problem}; allowed: {joined(sorted(allowed))}")
+            problem += f"; allowed: {joined(sorted(allowed))}"
+            self._need(field in allowed, ("emit",), problem)
+            problem = f"{{{field}}} has a format or a conversion; write {{{field}}} alone"
+            self._need(not specification and not conversion, ("emit",), problem)

@@ -110,7 +110,7 @@ def _load(path: Path) -> InstructionSet:
 
 def describes_instruction_set(tables: Mapping[str, Any]) -> bool:
     """True if the contents of a TOML file are those of an instruction set."""
-    return "instructions" in tables and "instruction" not in tables
+    return not {"instructions", "units"}.isdisjoint(tables) and "instruction" not in tables
 
 
 def read_instruction_set(tables: Mapping[str, Any], place: str) -> InstructionSet:
@@ -171,6 +171,7 @@ class _Reader:
         mains = [m.name for m in memories.values() if m.kind is MemoryKind.MAIN]
         problem = f"{joined(mains) or 'none'} of kind main; allowed: exactly one, main memory"
         self._need(len(mains) == 1, ("memories",), problem)
+        self._need(bool(table.instructions), ("instructions",), "lists none; add [[instructions]]")
         self._check_units()
         instructions = self._instructions(memories)
         channels = self._channels()
@@ -291,7 +292,6 @@ class _Reader:
 
     def _instructions(self, memories: Mapping[str, IsaMemory]) -> dict[str, IsaInstruction]:
         tables = self.table.instructions
-        self._need(bool(tables), ("instructions",), "lists none; add [[instructions]]")
         self._need_names((table.name for table in tables), ("instructions",))
         instructions: dict[str, IsaInstruction] = {}
         for table in tables:

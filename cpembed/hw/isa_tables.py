@@ -90,3 +90,5 @@ class InstructionSetTable(msgspec.Struct, frozen=True, forbid_unknown_fields=Tru
     channels: list[ChannelTable] = []
     host: HostTable = HostTable()
     preamble: str = ""
+    constants: dict[str, float] = {}
+    """Listed among the allowed keys; :mod:`cpembed.hw.isa_constants` replaces them before."""

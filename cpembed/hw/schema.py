@@ -116,7 +116,11 @@ def _first_fault(value: Any, expected: Any, key: Key) -> tuple[Key, str] | None:
         if isinstance(value, list) and get_origin(choice) is list:
             item = get_args(choice)[0]
             return _fault_in_items(
-                ((position, v, item) for position, v in enumerate(cast(list[Any], value))), key
+                (
+                    (_entry(position, v), v, item)
+                    for position, v in enumerate(cast(list[Any], value))
+                ),
+                key,
             )
     if _accepts(value, expected):
         return None
@@ -147,6 +151,12 @@ def _fault_in_items(
     """Return the first fault among (name, value, expected type) of a table or an array."""
     faults = (_first_fault(value, expected, (*key, name)) for name, value, expected in items)
     return next((fault for fault in faults if fault), None)
+
+
+def _entry(position: int, value: Any) -> str | int:
+    """Return what people call an entry of an array by: its name if it has one."""
+    name: Any = cast(dict[str, Any], value).get("name") if isinstance(value, dict) else None
+    return name if isinstance(name, str) and name else position
 
 
 def _struct(expected: Any) -> type[msgspec.Struct] | None:

@@ -51,14 +51,25 @@ def random_inputs(computation: Computation, seed: int) -> dict[str, Array]:
     for operand in computation.inputs:
         if operand.tensor in arrays:
             continue
-        dtype, shape = numpy_dtype(operand.dtype), operand.shape
-        if is_integer(operand.dtype):
-            low, high = dtype_info(operand.dtype).integer_range
-            array = generator.integers(low, high, shape, dtype=dtype, endpoint=True)
-        else:
-            array = generator.uniform(-1, 1, shape).astype(dtype)
-        arrays[operand.tensor] = array
+        arrays[operand.tensor] = random_array(operand.dtype, operand.shape, generator)
     return arrays
+
+
+def random_array(dtype: str, shape: Sequence[int], generator: np.random.Generator) -> Array:
+    """Draw a random array: integers of the full range of a type, floats uniform in [-1, 1].
+
+    Parameters
+    ----------
+    dtype : str
+        Element type.
+    shape : sequence of int
+    generator : numpy.random.Generator
+    """
+    stored_dtype = numpy_dtype(dtype)
+    if is_integer(dtype):
+        low, high = dtype_info(dtype).integer_range
+        return generator.integers(low, high, tuple(shape), dtype=stored_dtype, endpoint=True)
+    return generator.uniform(-1, 1, tuple(shape)).astype(stored_dtype)
 
 
 @np.errstate(all="ignore")

@@ -139,7 +139,7 @@ class AttentionChoice:
         budget = int((cache or 256 << 10) * _CACHE_SHARE)
         rows, keys = _tile_sizes(draft, self.threads, budget, causal=causal)
         tiles = replace(draft, rows=rows, keys=keys)
-        if tiles.blocks * (extents["g"] if row_axis == "s" else 1) == 1 and rows <= _FEW_ROWS:
+        if reads_once(tiles) and rows <= _FEW_ROWS:
             size = 4 if self.kind.factors == "float32" else 2
             most = _STREAMED_BYTES // (size * (extents["k"] + extents["d"]))
             keys = min(keys, max(_VECTOR, most // _VECTOR * _VECTOR))
@@ -149,39 +149,7 @@ class AttentionChoice:
     @cached_property
     def workloads(self) -> tuple[Computation, Computation]:
         """Products of a tile: scores of rows and keys, sums of values."""
-        tiles, extents = self.tiles, self.tiles.extents
-        rows, keys, strides = tiles.rows, tiles.keys, tiles.strides
-        # Keys and values are packed once for all blocks of rows: if there are many, as weights are.
-        varying = self.reads_once
-        query, query_shape = matrix("m", rows, "k", extents["k"], strides["Q"], tiles.row_axis)
-        key, key_shape = matrix("n", keys, "k", extents["k"], strides["K"], "s")
-        value, value_shape = matrix("k", keys, "n", extents["d"], strides["V"], "s")
-        scores = parse_computation(
-            f"S[m, n] += Q[{query}] * K[{key}]",
-            {"m": rows, "n": keys, "k": extents["k"]},
-            name="gemm",
-            dtypes={"S": "float32"} | dict.fromkeys("QK", self.kind.factors),
-            shapes={"Q": query_shape, "K": key_shape},
-            varying=("K",) if varying else (),
-        )
-        values = parse_computation(
-            f"Y[m, n] += P[m, k] * V[{value}]",
-            {"m": rows, "n": extents["d"], "k": keys},
-            name="gemm",
-            dtypes={"Y": "float32"} | dict.fromkeys("PV", self.kind.factors),
-            shapes={"V": value_shape},
-            varying=("V",) if varying else (),
-        )
-        return scores, values
-
-    @property
-    def reads_once(self) -> bool:
-        """True if each key is read by one block of rows, as when single tokens are decoded."""
-        return self.tiles.blocks * (self.tiles.extents["g"] if self._divides_rows else 1) == 1
-
-    @property
-    def _divides_rows(self) -> bool:
-        return self.tiles.row_axis == "s"
+        return tile_workloads(self.tiles, (self.kind.factors,) * 4, "float32")
 
     @cached_property
     def requests(self) -> tuple[KernelRequest, ...]:
@@ -190,7 +158,7 @@ class AttentionChoice:
         Few rows read keys and values in place, since packing them would take longer.
         """
         packed = tuple(KernelRequest(workload, None, False) for workload in self.workloads)
-        if not self.reads_once or self.tiles.rows > _FEW_ROWS:
+        if not reads_once(self.tiles) or self.tiles.rows > _FEW_ROWS:
             return packed
         return tuple(
             replace(request, in_place=(name,)) for request, name in zip(packed, "KV", strict=True)
@@ -250,6 +218,59 @@ class AttentionChoice:
         )
 
 
+def tile_workloads(
+    tiles: Tiles, factors: Sequence[str], sums: str
+) -> tuple[Computation, Computation]:
+    """Return the products of a tile: scores of rows and keys, sums of values.
+
+    Parameters
+    ----------
+    tiles : Tiles
+    factors : sequence of str
+        Element types of queries, keys, weights and values.
+    sums : str
+        Element type of scores and sums.
+
+    Raises
+    ------
+    LoweringError
+        If a matrix in memory has neither contiguous rows nor contiguous columns.
+    """
+    rows, keys, extents, strides = tiles.rows, tiles.keys, tiles.extents, tiles.strides
+    # Keys and values are packed once for all blocks of rows: if there are many, as weights are.
+    varying = reads_once(tiles)
+    query, query_shape = _matrix("m", rows, "k", extents["k"], strides["Q"], tiles.row_axis)
+    key, key_shape = _matrix("n", keys, "k", extents["k"], strides["K"], "s")
+    value, value_shape = _matrix("k", keys, "n", extents["d"], strides["V"], "s")
+    scores = parse_computation(
+        f"S[m, n] += Q[{query}] * K[{key}]",
+        {"m": rows, "n": keys, "k": extents["k"]},
+        name="gemm",
+        dtypes={"S": sums, "Q": factors[0], "K": factors[1]},
+        shapes={"Q": query_shape, "K": key_shape},
+        varying=("K",) if varying else (),
+    )
+    values = parse_computation(
+        f"Y[m, n] += P[m, k] * V[{value}]",
+        {"m": rows, "n": extents["d"], "k": keys},
+        name="gemm",
+        dtypes={"Y": sums, "P": factors[2], "V": factors[3]},
+        shapes={"V": value_shape},
+        varying=("V",) if varying else (),
+    )
+    return scores, values
+
+
+def reads_once(tiles: Tiles) -> bool:
+    """Return True if each key is read by one block of rows, as when single tokens are decoded.
+
+    Parameters
+    ----------
+    tiles : Tiles
+    """
+    return tiles.blocks * (tiles.extents["g"] if tiles.row_axis == "s" else 1) == 1
+
+
 def tile_products(
     products: ProductKernels, requests: Sequence[KernelRequest], label: str
 ) -> tuple[tuple[ProductKernel, ProductKernel], tuple[TileProduct, TileProduct]]:
@@ -304,27 +325,10 @@ def _strides(shape: Sequence[int], axes: str) -> Mapping[str, int]:
     return {axis: steps.get(axis, 0) for axis in AXES}
 
 
-def matrix(
+def _matrix(
     row: str, rows: int, column: str, columns: int, strides: Mapping[str, int], axis: str
 ) -> tuple[str, tuple[int, int]]:
-    """Return index and shape of a matrix inside a tensor, whose rows are along ``axis``.
-
-    Parameters
-    ----------
-    row, column : str
-        Expressions of the indices of an element.
-    rows, columns : int
-        Extents of the matrix.
-    strides : mapping of str to int
-        Distance along each axis of attention, in elements; columns are along ``d``.
-    axis : str
-        Axis of the rows.
-
-    Raises
-    ------
-    LoweringError
-        If neither rows nor columns are contiguous in memory.
-    """
+    """Return index and shape of a matrix inside a tensor, whose rows are along ``axis``."""
     along, across = strides[axis], strides["d"]
     if across == 1 or columns == 1:
         return f"{row}, {column}", (rows, max(columns, along))

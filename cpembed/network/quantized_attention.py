@@ -12,8 +12,7 @@ from cpembed.errors import LoweringError
 from cpembed.graph.kinds import Product, QuantizedAttention, TensorType
 from cpembed.graph.passes.quantized_attention import expressions_of_sums
 from cpembed.ir.computation import Computation
-from cpembed.ir.parser import parse_computation
-from cpembed.network.attention import AttentionKernel, matrix, tile_products
+from cpembed.network.attention import AttentionKernel, tile_products, tile_workloads
 from cpembed.network.attention_costs import launched_us, tile_us
 from cpembed.network.layout import row_major_strides
 from cpembed.network.operator_costs import estimate_copy_us, estimate_operator_us
@@ -164,32 +163,12 @@ class QuantizedAttentionChoice:
     @cached_property
     def workloads(self) -> tuple[Computation, Computation]:
         """Products of a block: scores of rows and keys, sums of values."""
-        tiles, extents, strides = self.tiles, self.tiles.extents, self.tiles.strides
-        query, query_shape = matrix("m", tiles.rows, "k", extents["k"], strides["Q"], "s")
-        key, key_shape = matrix("n", tiles.keys, "k", extents["k"], strides["K"], "s")
-        value, value_shape = matrix("k", tiles.keys, "n", extents["d"], strides["V"], "s")
-        first, second = (
-            [operand.dtype for operand in product.computation.inputs]
+        factors = [
+            operand.dtype
             for product in (self.kind.scores, self.kind.values)
-        )
-        once = tiles.blocks == 1
-        scores = parse_computation(
-            f"S[m, n] += Q[{query}] * K[{key}]",
-            {"m": tiles.rows, "n": tiles.keys, "k": extents["k"]},
-            name="gemm",
-            dtypes={"S": "int32", "Q": first[0], "K": first[1]},
-            shapes={"Q": query_shape, "K": key_shape},
-            varying=("K",) if once else (),
-        )
-        values = parse_computation(
-            f"Y[m, n] += P[m, k] * V[{value}]",
-            {"m": tiles.rows, "n": extents["d"], "k": tiles.keys},
-            name="gemm",
-            dtypes={"Y": "int32", "P": second[0], "V": second[1]},
-            shapes={"V": value_shape},
-            varying=("V",) if once else (),
-        )
-        return scores, values
+            for operand in product.computation.inputs
+        ]
+        return tile_workloads(self.tiles, factors, "int32")
 
     @cached_property
     def requests(self) -> tuple[KernelRequest, ...]:

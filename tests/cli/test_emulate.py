@@ -64,7 +64,33 @@ def test_the_page_shows_the_fault(cpembed: Caller, program: Path) -> None:
     program.write_text(program.read_text().replace("16*k] r=16", "16*k] r=15"))
     called = cpembed("emulate", str(program), "--target", "gemmini")
     called.is_one_line_error(1, "which was never written")
-    assert called.err.removeprefix("cpembed: ") in page()
+    assert called.err.removeprefix("cpembed: ").replace(f"{program}", "product.s") in page()
+
+
+@needs_executor
+@pytest.mark.parametrize(
+    "old, new, line, problem",
+    [
+        ("config_a_rows v=#1 r=a_rows", "", 18, "register a_rows, which was never set"),
+        ("preload B=scratchpad[8192", "preload B=scratchpad[8193", 17, "row 8208, lane 0"),
+        ("  mvin_b", "  # mvin_b", 17, "row 8192, lane 0, of scratchpad, which was never written"),
+        ("D=C[1024*i + 16*j]", "D=C[1024*i + 20*j]", 21, "element 4107 of tensor C"),
+        ("S=A[1024*i]", "S=A[2048*i]", 13, "element 4096 of tensor A"),
+        ("D=scratchpad[0] r=16", "D=scratchpad[16380] r=16", 13, "which has rows 0 to 16383"),
+        ("D=scratchpad[0] r=16", "D=scratchpad[0] r=17", 13, "size r=17 is not allowed"),
+        ("D=C[1024*i + 16*j]", "D=A[1024*i + 16*j]", 21, "elements of int32, and tensor A"),
+        ("mvin_a S", "mvin_a wait loaded S", 13, "cannot use channel 'loaded'"),
+    ],
+)
+def test_a_mistake_is_named_with_its_line(
+    cpembed: Caller, program: Path, old: str, new: str, line: int, problem: str
+) -> None:
+    text = program.read_text()
+    assert old in text
+    program.write_text(text.replace(old, new))
+    called = cpembed("emulate", str(program), "--target", "gemmini")
+    assert called.code in (1, 2)
+    called.is_one_line_error(called.code, f"line {line}: ", problem)
 
 
 @needs_executor
@@ -87,11 +113,11 @@ def test_files_in_and_out(cpembed: Caller, program: Path, tmp_path: Path) -> Non
     np.save(tmp_path / "b.npy", np.asfortranarray(b))
     called = cpembed(
         "emulate", str(program), "--target", "gemmini", "--input", f"A={tmp_path}/a.npy",
-        "--input", f"B={tmp_path}/b.npy", "--output", f"C={tmp_path}/c.npy",
+        "--input", f"B={tmp_path}/b.npy", "--output", f"C={tmp_path}/c.out",
         "--save", str(tmp_path / "out"),
     )  # fmt: skip
     assert called.code == 0
-    result = np.load(tmp_path / "c.npy", allow_pickle=False)
+    result = np.load(tmp_path / "c.out", allow_pickle=False)
     assert np.array_equal(result, a.astype(np.int32) @ b.astype(np.int32))
     assert "void run_product(" in (tmp_path / "out" / "program.c").read_text()
 

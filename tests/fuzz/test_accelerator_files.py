@@ -159,6 +159,82 @@ def test_any_damaged_machine_is_refused_or_planned_for(name: str) -> None:
     check_tables(name, range(6, 106))
 
 
+NPU = MACHINES["npu"].read_text(encoding="utf-8")
+WRONG: dict[str, tuple[str, str, str]] = {
+    "no instruction": (NPU[NPU.index("[[instructions]]") :], "", "instructions: is missing"),
+    "huge memory": ("rows = 2048", "rows = 1000000000000", "memories.buffer.rows: 1,000,000,000"),
+    "table twice": ("[memories.buffer]", "[[memories.buffer]]", "memories.buffer: is an array"),
+    "unit": ('"array", ', "", "instructions.product.unit: 'array' is not in `units`"),
+    "unused unit": ('"array", ', '"array", "spare", ', "units[2]: spare executes no instruction"),
+    "latency": ("latency_cycles = 60", "latency_cycles = -60", "memories.dram.latency_cycles: -60"),
+    "register": (
+        'operands.r = { memory = "scale" }',
+        'operands.r = { memory = "add_scale" }',
+        "memories.scale: is read by store, store_relu and no instruction sets it",
+    ),
+    "overlap": (
+        'dtype = "int32", rows = ["x"], lanes = ["y"] }',
+        'dtype = "int32", rows = ["x"], lanes = ["y"], stride = { x = 0 } }',
+        "instructions.product.operands.C.stride: C[0, 0] and C[1, 0] lie at one place",
+    ),
+    "division": (
+        "S[r,e] * s[]",
+        "S[r,e] * s[] / 0",
+        "load_scaled.expression: ((S[r, e] * s[]) / 0) divides by zero",
+    ),
+    "constant": ("rows = 2048", 'rows = "$(2048/0)"', "rows: $2048/0: divides by zero"),
+    "product": (
+        "rows = 2048",
+        f'rows = "$({"*".join(["9999999999"] * 200)})"',
+        "is beyond all sizes",
+    ),
+    "shell": ('name = "load"', 'name = "$(touch x)"', "instructions: '$(touch x)' is not a name"),
+    "path": ('name = "npu"', 'name = "../npu"', "name: '../npu' is not a name"),
+    "format": ("{D.row}", "{D.row:>1000000000}", "instructions.load.emit: {D.row} has a format"),
+    "nested format": ("{D.row}", "{D.row:{r}}", "instructions.load.emit: {D.row} has a format"),
+    "conversion": ("{D.row}", "{D.row!r}", "instructions.load.emit: {D.row} has a format"),
+    "attribute": ("{D.row}", "{D.__class__}", "emit: unknown field {D.__class__}"),
+    "key of a named entry": ('unit = "load"', 'unit = "load"\nx = 1', ".x: unknown key"),
+    "constants": ('name = "npu"', 'name = "npu"\nconstant = 1', "(did you mean constants?)"),
+}
+"""A part of the guide's file, what stands there instead, and the message's beginning or a part."""
+
+
+@pytest.mark.parametrize("kind", WRONG)
+def test_a_wrong_file_gets_one_line(kind: str, tmp_path: Path) -> None:
+    old, new, message = WRONG[kind]
+    text = NPU.replace(old, new, 1)
+    assert text != NPU
+    if kind in ("constant", "product"):
+        text += "\n[constants]\nx = 1\n"
+    (tmp_path / "file.toml").write_text(text, encoding="utf-8")
+    error = refusal(tmp_path / "file.toml")
+    assert message in error, error
+    assert len(error) < LONGEST
+
+
+@pytest.mark.parametrize(
+    "content",
+    [b"", b"\x00\xff", NPU.encode("utf-16"), b"a = " + b"[" * 5000, b"a." * 100_000 + b"a = 1"],
+    ids=["empty", "bytes", "UTF-16", "deep", "dotted"],
+)
+def test_what_is_no_table_gets_one_line(content: bytes, tmp_path: Path) -> None:
+    (tmp_path / "file.toml").write_bytes(content)
+    assert refusal(tmp_path / "file.toml")
+
+
+def refusal(path: Path) -> str:
+    """Return the line that refuses a file, beside which nothing is written."""
+    out, err = io.StringIO(), io.StringIO()
+    with redirect_stdout(out), redirect_stderr(err):
+        code = main(["solve", "gemm", "m=16", "n=16", "k=16", "--target", str(path)])
+    lines = err.getvalue().splitlines()
+    assert (code, len(lines), out.getvalue()) == (2, 1, ""), err.getvalue()
+    assert lines[0].startswith(f"cpembed: {path}: ")
+    assert [p.name for p in path.parent.iterdir()] == [path.name]
+    return lines[0]
+
+
 # -- cpembed emulate ------------------------------------------------------------------------------
 
 

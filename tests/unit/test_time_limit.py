@@ -57,6 +57,25 @@ def _plain() -> Generator[None]:
 _WATCHERS = [_plain, _profiled, _traced]
 
 
+def test_processor_time_does_not_pass_while_the_process_waits() -> None:
+    def wait() -> float:
+        time.sleep(0.3)
+        check_time()
+        return seconds_left()
+
+    with pytest.raises(OutOfTime):
+        within(0.2, wait)
+    assert 0 < within(0.2, wait, is_processor_time=True) <= 0.2
+
+
+def test_processor_time_ends_work_that_computes() -> None:
+    started = time.process_time()
+    with pytest.raises(OutOfTime):
+        within(0.1, _for_ever, is_processor_time=True)
+    assert time.process_time() - started >= 0.1
+    assert seconds_left() == float("inf")
+
+
 def test_work_that_ends_in_time_gives_its_result() -> None:
     assert within(60, lambda: 3) == 3
     assert within(None, lambda: 4) == 4

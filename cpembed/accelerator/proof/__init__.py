@@ -114,7 +114,8 @@ def prove(
         Inputs whose margins may hold anything, as the proof of the program that wrote them says
         (:attr:`ProgramProof.spoiled_margins`). Margins of all others hold their fill.
     isl_seconds : float
-        Seconds that isl may take before the program is enumerated; 0 to enumerate at once.
+        Seconds of the processor that isl may take before the program is enumerated; 0 to enumerate
+        at once.
 
     Returns
     -------
@@ -148,14 +149,14 @@ def _proof(tensors: Tensors, isl_seconds: float) -> ProgramProof:
     started, program, reason = time.perf_counter(), tensors.program, ""
     if isl_seconds > 0:
         try:
-            spoiled = within(isl_seconds, lambda: decide(tensors))
+            spoiled = within(isl_seconds, lambda: decide(tensors), is_processor_time=True)
             return _result(tensors, "isl", started, spoiled)
         except UndecidedError as error:
             reason = str(error)
         except OutOfTime:
             # A surrounding limit is nobody's but the caller's.
             check_time()
-            reason = f"isl took more than {isl_seconds:g} s"
+            reason = f"isl took more than {isl_seconds:g} s of the processor"
     try:
         enumeration = Enumeration(program, tensors)
         enumeration.run()

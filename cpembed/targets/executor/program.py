@@ -21,6 +21,7 @@ import time
 import weakref
 from _ctypes import dlclose
 from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import cache, lru_cache
 from pathlib import Path
@@ -142,15 +143,19 @@ class TextCompiler:
         return path
 
     def _compile_library(self, command: list[str], base: str, source: str) -> bytes:
-        runtime = self._cached(f"runtime-{base}.o", lambda: self._compile_runtime(command))
         arguments = [*command, *self._text_options(command)]
         if self.header is not None:
             arguments += ["-include", str(self._included_header(self.header, command, base))]
-        with tempfile.TemporaryDirectory() as temporary:
+        with tempfile.TemporaryDirectory() as temporary, ThreadPoolExecutor(1) as pool:
+            # Of the first text, the runtime takes as long as the text, and another core has time.
+            runtime = pool.submit(
+                self._cached, f"runtime-{base}.o", lambda: self._compile_runtime(command)
+            )
             folder = Path(temporary)
             (folder / self.file).write_text(source, encoding="utf-8")
             self._call([*arguments, "-x", self.language, "-c", self.file, "-o", "kernel.o"], folder)
-            self._call([*command, *_LINK, "kernel.o", str(runtime), "-o", "kernel.so"], folder)
+            objects = ["kernel.o", str(runtime.result())]
+            self._call([*command, *_LINK, *objects, "-o", "kernel.so"], folder)
             return (folder / "kernel.so").read_bytes()
 
     def _compile_runtime(self, command: list[str]) -> bytes:

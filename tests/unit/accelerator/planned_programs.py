@@ -13,7 +13,7 @@ from cpembed.accelerator.operator_search import OperatorSearch
 from cpembed.accelerator.program import Program
 from cpembed.accelerator.specification import Specification, Statement
 from cpembed.hw.isa import InstructionSet
-from cpembed.ir.dtypes import is_integer, numpy_dtype
+from cpembed.ir.dtypes import numpy_dtype
 from tests.unit.accelerator.toys import statement
 
 DTYPES = {
@@ -143,20 +143,6 @@ def planned(
             return layer, tuple(plan.program() for plan in plans)
         reason = reason or plans
     return reason
-
-
-def random_inputs(layer: Specification, seed: int) -> dict[str, NDArray[Any]]:
-    """Return random inputs: all bytes, and floats around 0."""
-    random = np.random.default_rng(seed)
-    arrays: dict[str, NDArray[Any]] = {}
-    for name in layer.inputs:
-        operand = layer.operands[name]
-        dtype = numpy_dtype(operand.dtype)
-        if is_integer(operand.dtype):
-            arrays[name] = random.integers(-128, 128, operand.shape).astype(dtype)
-        else:
-            arrays[name] = random.uniform(-2, 2, operand.shape).astype(dtype)
-    return arrays
 
 
 def layers(machine: InstructionSet, extents: Mapping[str, int]) -> Iterator[tuple[str, Program]]:

@@ -7,7 +7,10 @@ import re
 
 import numpy as np
 
+from cpembed.accelerator.covering import with_covered_statements
+from cpembed.accelerator.matching import matches
 from cpembed.accelerator.specification import Specification, Statement
+from cpembed.hw.isa import InstructionSet
 from cpembed.ir.parser import parse_computation
 
 _EXTENTS = (4, 8, 16, 24, 32, 48, 64)
@@ -124,22 +127,27 @@ class Chain:
         )
 
 
-def random_chain(seed: int, dtype: str, length: int = 4) -> Specification:
-    """Return a random chain.
+def random_chain(seed: int, dtype: str, machine: InstructionSet, length: int = 4) -> Specification:
+    """Return a random chain of statements that a machine has instructions for.
 
     Parameters
     ----------
     seed : int
     dtype : {'int8', 'float32'}
         Bytes: products with their scaling. Floats: element-wise operations and reductions.
+    machine : InstructionSet
     length : int
         Largest number of operations.
     """
     generator = random.Random(seed)
-    chain = Chain(generator, dtype)
-    operations = {"int8": (chain.product,)}.get(
-        dtype, (chain.binary, chain.unary, chain.normalized)
-    )
-    for _ in range(generator.randint(2, length)):
-        generator.choice(operations)()
-    return chain.specification()
+    while True:
+        chain = Chain(generator, dtype)
+        operations = {"int8": (chain.product,)}.get(
+            dtype, (chain.binary, chain.unary, chain.normalized)
+        )
+        for _ in range(generator.randint(2, length)):
+            generator.choice(operations)()
+        specification = chain.specification()
+        covered = with_covered_statements(specification, machine)
+        if all(matches(statement, machine) for statement in covered.statements):
+            return specification

@@ -57,7 +57,7 @@ def smallest_rows(seed: int, dtype: str, memory: str) -> list[tuple[int, bool]]:
     whether it reuses some.
     """
     machine = load_instruction_set("tpu_like")
-    specification = random_chain(seed, dtype)
+    specification = random_chain(seed, dtype, machine)
     outcomes: list[tuple[int, bool]] = []
     limit = machine.memories[memory].rows
     last: Plans = ()
@@ -106,7 +106,7 @@ def test_many_chains_run_in_few_rows(seed: int, dtype: str, memory: str) -> None
 )  # fmt: skip
 def test_random_chains_are_planned_proven_and_right(target: str, dtype: str, seed: int) -> None:
     machine = load_instruction_set(target)
-    specification = random_chain(seed, dtype)
+    specification = random_chain(seed, dtype, machine)
     search = OperatorSearch(specification, machine)
     plans = search.plans()
     assert not isinstance(plans, str), plans

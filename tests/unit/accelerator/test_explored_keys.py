@@ -5,10 +5,16 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
+from onnx import TensorProto, helper
 
+from cpembed.accelerator.family import AcceleratorFamily
+from cpembed.errors import LoweringError
 from cpembed.exploration.explore import ExploreResult, open_exploration
+from cpembed.exploration.space_file import Additions, read_space
 from cpembed.hw.isa_reader import load_instruction_set
 from cpembed.runtime.cluster import open_workers
+
+NPU = Path(__file__).parents[3] / "examples" / "accelerator" / "npu.toml"
 
 
 def explored(vary: list[str], folder: Path, target: str = "gemmini") -> ExploreResult:
@@ -47,6 +53,25 @@ def test_instructions_without_room_are_left_out_and_named(tmp_path: Path) -> Non
     assert reason.startswith("instructions.mvout_pool3_scratchpad.operands.S.rows: takes 8,001")
     # Room never costs cycles.
     assert points[16384].costs.cycles <= points[512].costs.cycles
+
+
+def test_an_operator_that_lacks_an_instruction_without_room_names_both(tmp_path: Path) -> None:
+    """One pooling of the guide's machine may read 33 x 33 rows of an image in its buffer."""
+    node = helper.make_node(
+        "MaxPool", ["x"], ["y"], name="pool", kernel_shape=[3, 3], strides=[2, 2]
+    )
+    x = helper.make_tensor_value_info("x", TensorProto.INT8, [1, 16, 33, 33])
+    y = helper.make_tensor_value_info("y", TensorProto.INT8, [1, 16, 16, 16])
+    graph = helper.make_graph([node], "pool", [x], [y])
+    model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=8)
+    (tmp_path / "pool.onnx").write_bytes(model.SerializeToString())
+    family = read_space(NPU, Additions(vary=["memories.buffer.rows=512"])).family
+    assert isinstance(family, AcceleratorFamily)
+    (layer,) = family.suite(str(tmp_path / "pool.onnx"), None).layers
+    with pytest.raises(LoweringError, match="the host executes it") as caught:
+        family.analyse({"memories.buffer.rows": 512}, family.typed(layer))
+    place = "instructions.store_maximum.operands.S.rows: takes"
+    assert f"left out of this machine: {place}" in str(caught.value)
 
 
 @pytest.mark.parametrize("dim, least", [(8, 4), (16, 1), (32, 1)])

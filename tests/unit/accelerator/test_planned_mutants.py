@@ -16,6 +16,7 @@ from random import Random
 import numpy as np
 import pytest
 
+from benchmarks.act import random_arrays
 from cpembed.accelerator.executor import execute
 from cpembed.accelerator.program import Program
 from cpembed.accelerator.proof import ProgramProof, prove
@@ -24,7 +25,7 @@ from cpembed.hw.isa_reader import load_instruction_set
 from cpembed.ir.dtypes import is_integer
 from tests.compilers import needs_executor
 from tests.unit.accelerator.mutants import mutants
-from tests.unit.accelerator.planned_programs import EXTENTS, layers, random_inputs
+from tests.unit.accelerator.planned_programs import EXTENTS, layers
 from tests.unit.accelerator.proof_mutants import mutant
 from tests.unit.accelerator.random_machines import random_machine
 
@@ -55,7 +56,7 @@ def effect(program: Program, proof: ProgramProof, seeds: int = 2) -> str:
     specification = program.specification
     assert specification is not None
     for seed in range(seeds):
-        arrays = {**specification.constants, **random_inputs(specification, seed)}
+        arrays = {**specification.constants, **random_arrays(specification, seed)}
         buffers = {
             name: tensor.buffer(arrays[name])
             for name, tensor in program.tensors.items()

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 
 import pytest
 
+from cpembed.accelerator.row_placement import spans, with_rows_ahead
 from cpembed.accelerator.selection import (
     Execution,
     Home,
@@ -17,6 +18,7 @@ from cpembed.accelerator.selection import (
     SelectionProblem,
     select,
 )
+from tests.unit.accelerator.busy import busy_processes
 
 MAIN = "main"
 
@@ -208,3 +210,90 @@ def test_the_least_cost_of_all_selections_is_selected(seed: int) -> None:
     check(problem, selection)
     assert selection.cost == pytest.approx(least, abs=1e-3)
     assert selection.bound <= selection.cost
+
+
+def long_problem(operators: int) -> SelectionProblem:
+    """A chain with skips in rows that hold only a part of its tensors at a time."""
+    rng = random.Random(operators)
+    names = [f"t{k}" for k in range(operators + 1)]
+    tensors = {
+        name: SelectableTensor(
+            name,
+            {MAIN: Home(MAIN), "near": Home("near", "near", rng.randint(9, 60))},
+            {("near", MAIN): float(rng.randint(1, 9))},
+            initial=MAIN if name == names[0] else "",
+            final=MAIN if name == names[-1] else "",
+        )
+        for name in names
+    }
+    executions: list[list[Execution]] = []
+    for number in range(operators):
+        inputs = {names[number], names[rng.randrange(number + 1)]}
+        used = [*sorted(inputs), names[number + 1]]
+        places = itertools.product([MAIN, "near"], repeat=len(used))
+        options = [
+            dict(zip(used, homes, strict=True)) for homes in places if number or homes[0] == MAIN
+        ]
+        executions.append(
+            [
+                Execution(
+                    str(k),
+                    float(sum(rng.randint(20, 60) for home in option.values() if home == MAIN)),
+                    {name: option[name] for name in sorted(inputs)},
+                    {names[number + 1]: option[names[number + 1]]},
+                    {"near": rng.randint(5, 40)},
+                )
+                for k, option in enumerate(options)
+            ]
+        )
+    return SelectionProblem(executions, tensors, {"near": 128})
+
+
+def test_a_selection_that_is_stopped_does_not_depend_on_load() -> None:
+    problem = long_problem(24)
+    first = select(problem, 0.3)
+    assert first is not None
+    # The search is stopped before it ends, where the load could make a difference.
+    assert not first.is_proven
+    assert 0 < first.gap < 1
+    check(problem, first)
+    with busy_processes(3):
+        assert select(problem, 0.3) == first
+    best = select(problem, 3.0)
+    assert best is not None
+    assert first.bound <= best.cost <= first.cost
+
+
+@pytest.mark.parametrize("seed", range(40))
+def test_rows_ahead_are_those_of_the_same_selection(seed: int) -> None:
+    problem = random_problem(seed)
+    selection = select(problem)
+    if selection is None:
+        return
+    ahead = with_rows_ahead(problem, selection)
+    check(problem, ahead)
+    assert ahead.executions == selection.executions
+    assert rows_ahead(problem, ahead) >= rows_ahead(problem, selection)
+
+
+def rows_ahead(problem: SelectionProblem, selection: Selection) -> int:
+    """Number of operators' rows that nothing has while the operator before is executed."""
+    in_use = [
+        (problem.tensors[tensor].homes[home], row, spans(problem, selection)[tensor, home])
+        for (tensor, home), row in selection.rows.items()
+    ]
+    count = 0
+    for number, execution in enumerate(selection.executions[1:], 1):
+        before = selection.executions[number - 1]
+        for memory, row in selection.working[number].items():
+            end = row + execution.working_rows[memory]
+            others = [
+                (start, start + home.rows)
+                for home, start, span in in_use
+                if home.memory == memory and span.first < number <= span.last + 1
+            ]
+            if memory in selection.working[number - 1]:
+                start = selection.working[number - 1][memory]
+                others.append((start, start + before.working_rows[memory]))
+            count += all(end <= start or stop <= row for start, stop in others)
+    return count

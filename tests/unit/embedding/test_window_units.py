@@ -9,7 +9,6 @@ from __future__ import annotations
 
 from pathlib import Path
 
-import numpy as np
 import pytest
 
 from cpembed.driver.estimate import estimate
@@ -19,9 +18,7 @@ from cpembed.driver.result import SolveResult
 from cpembed.driver.solve import solve
 from cpembed.hw.instruction import HardwareSpec
 from cpembed.hw.loader import load_hardware_spec
-from cpembed.ir.interpreter import interpret_all
-from cpembed.ir.reference import random_inputs
-from tests.executed import execute_all
+from tests.executed import assert_programs_compute
 
 UNITS = {
     # expression, extents, axes of A with any stride; the last one is contiguous.
@@ -98,15 +95,6 @@ def unit(folder: Path, name: str, *, dense: bool) -> HardwareSpec:
     return load_hardware_spec(str(path))
 
 
-def assert_computed(result: SolveResult) -> None:
-    inputs = random_inputs(result.workload, 3)
-    expected = interpret_all(result.workload, inputs)
-    for ranked in result.embeddings:
-        found = execute_all(ranked.candidate.program, inputs)
-        for name, values in expected.items():
-            np.testing.assert_array_equal(found[name], values)
-
-
 @pytest.mark.quick(6)
 @pytest.mark.parametrize("dense", [False, True])
 @pytest.mark.parametrize("case", CASES)
@@ -122,7 +110,7 @@ def test_a_window_unit_is_found(case: str, dense: bool, tmp_path: Path) -> None:
         return
     best = result.embeddings[0]
     assert best.overheads.utilisation == pytest.approx(used)
-    assert_computed(result)
+    assert_programs_compute(result)
     story = explain(layer, spec)
     assert not isinstance(story, SolveResult)
     assert story.steps.keys() == {"I", "W", "O"}

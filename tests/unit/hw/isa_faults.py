@@ -21,7 +21,7 @@ BROKEN: dict[str, BrokenSet] = {
     "unknown key of an operand": (
         "any_lane = true",
         "any_lanes = true",
-        "instructions[1].operands.D.any_lanes",
+        "instructions.load.operands.D.any_lanes",
         ["unknown key", "did you mean any_lane?"],
     ),
     "missing key": ('source = "made up"\n', "", "source", ["is missing"]),

@@ -61,8 +61,8 @@ def test_references_are_numbers_or_parts_of_texts(text: str, value: Any) -> None
         ({"rows": "$dimm"}, "rows: there is no constant 'dimm' (did you mean dim?); allowed: dim"),
         ({"rows": "$(dim**2)"}, "rows: $dim**2: is no expression; use numbers"),
         ({"rows": "$(dim.__class__)"}, "is no expression"),
-        ({"rows": "$(1//(dim-6))"}, "is no expression"),
-        ({"rows": "$(dim*99999999999999999)"}, "which is no size"),
+        ({"rows": "$(1//(dim-6))"}, "divides by zero"),
+        ({"rows": "$(dim*99999999999999999)"}, "is beyond all sizes"),
         (
             {"rows": "$dim", "constants": {"dim": 6, "dimm": 8}},
             "constants.dimm: nothing uses $dimm",

@@ -333,6 +333,14 @@ def test_bands_fit_in_the_cache_and_share_work_equally() -> None:
         assert bands.tasks % threads == 0
 
 
+def paired(net: Network, folder: Path) -> tuple[dict[str, Any], dict[str, dict[str, Any]]]:
+    """The document of a network with all pairs that have kernels, and its operators by name."""
+    graph = net.graph(net.operators[-1].outputs[0])
+    request = NetworkRequest(planning=Planning(pairs="always", cache=Cache(folder)), times=False)
+    document = network(graph, request, net.samples()).document
+    return document, {o["name"]: o for o in document["operators"]}
+
+
 def blocks(net: Network, *, quantized: bool) -> Network:
     """Two inverted residuals, the second with a stride, and a reader of what is in between."""
 
@@ -355,12 +363,7 @@ def test_a_network_of_pairs_is_verified_and_reports_both_products(
     quantized: bool, tmp_path: Path
 ) -> None:
     net = blocks(Network(3), quantized=quantized)
-    graph = net.graph(net.operators[-1].outputs[0])
-    planning = Planning(pairs="always", cache=Cache(tmp_path))
-    document = network(
-        graph, NetworkRequest(planning=planning, times=False), net.samples()
-    ).document
-    operators = {o["name"]: o for o in document["operators"]}
+    document, operators = paired(net, tmp_path)
     seconds = [o for o in operators.values() if o["fused_with"] and o["predicted_us"]]
     assert len(seconds) == 2
     for second in seconds:
@@ -419,12 +422,7 @@ def test_a_network_with_pooling_is_verified_with_special_values(
     quantized: bool, tmp_path: Path
 ) -> None:
     net = pools(Network(6), quantized=quantized)
-    graph = net.graph(net.operators[-1].outputs[0])
-    planning = Planning(pairs="always", cache=Cache(tmp_path))
-    document = network(
-        graph, NetworkRequest(planning=planning, times=False), net.samples()
-    ).document
-    operators = {o["name"]: o for o in document["operators"]}
+    document, operators = paired(net, tmp_path)
     fused = [o for o in operators.values() if o["kind"] == "pool" and o["fused_with"]]
     # Rows of four pixels may have no kernel that reads them in place.
     assert len(fused) >= 2
@@ -435,7 +433,8 @@ def test_a_network_with_pooling_is_verified_with_special_values(
         assert operator["verified"]
         assert operator["verified_with_special_values"]
         assert operator["not_fused"] in (None, "no kernel of a band in place")
-    never = plan_network(prepared_and_named(graph, UNITS), UNITS, replace(planning, pairs="never"))
+    graph = prepared_and_named(net.graph(net.operators[-1].outputs[0]), UNITS)
+    never = plan_network(graph, UNITS, Planning(pairs="never", cache=Cache(tmp_path)))
     reasons = {o["name"]: o["not_fused"] for o in network_document(never, None, None)["operators"]}
     assert all(reasons[pool["name"]] == "pairs are off" for pool in fused)
     (result,) = match(graph, ["native"], pairs="always").targets

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import subprocess
 import sys
 import time
@@ -12,12 +11,12 @@ from pathlib import Path
 import pytest
 
 from cpembed.codegen.host_cpu import cpu_model
-from cpembed.errors import BackendUnavailable, CrashError, LoweringError, WorkloadError
+from cpembed.errors import BackendUnavailable, CrashError
 from cpembed.runtime.cluster import Task, client, open_workers
 from cpembed.runtime.cluster.executors import Workers
 from cpembed.runtime.cluster.member import Identity, OtherVersion, identity
 from tests.clusters import Scheduler, scheduling, surroundings
-from tests.unit.runtime.cluster import tasks
+from tests.unit.runtime.cluster import outcomes, tasks
 
 
 @pytest.fixture(scope="module")
@@ -37,26 +36,11 @@ def workers(scheduler: Scheduler) -> Iterator[Workers]:
 
 
 def test_every_task_has_one_outcome_and_all_workers_work(workers: Workers) -> None:
-    assert workers.count == 2
-    outcomes = list(workers.outcomes(tasks.squares(range(8), 0.1)))
-    assert sorted(int(outcome.task.key) for outcome in outcomes) == list(range(8))
-    assert all(outcome.result[0] == int(outcome.task.key) ** 2 for outcome in outcomes)
-    assert len({outcome.result[1] for outcome in outcomes} - {os.getpid()}) == 2
+    outcomes.assert_all_work(workers, 0.1)
 
 
 def test_errors_are_outcomes_and_bugs_are_raised(workers: Workers) -> None:
-    given = [
-        Task("a", tasks.refuse, (), "refusing"),
-        Task("b", tasks.refuse_words, (), "refusing"),
-        Task("c", tasks.square, (3,), "squaring"),
-    ]
-    found = {outcome.task.key: outcome for outcome in workers.outcomes(given)}
-    assert (type(found["a"].error), found["a"].error.exit_code) == (LoweringError, 5)
-    assert (type(found["b"].error), str(found["b"].error)) == (WorkloadError, "the words are wrong")
-    assert (found["c"].error, found["c"].result[0]) == (None, 9)
-    with pytest.raises(KeyError, match="a bug") as caught:
-        list(workers.outcomes([Task("d", tasks.fail, (), "failing")]))
-    assert any("in fail" in note for note in caught.value.__notes__)
+    outcomes.assert_errors_are_outcomes(workers)
     with pytest.raises(FileNotFoundError, match="nothing there"):
         list(workers.outcomes([Task("e", tasks.open_nothing, (), "opening")]))
 

@@ -13,10 +13,10 @@ from typing import Any
 
 import pytest
 
-from cpembed.errors import CpembedError, CrashError, LoweringError, WorkloadError
+from cpembed.errors import CpembedError, CrashError
 from cpembed.runtime.cluster import Task, open_workers
 from cpembed.runtime.cluster.executors import ThisProcess, Workers
-from tests.unit.runtime.cluster import tasks
+from tests.unit.runtime.cluster import outcomes, tasks
 
 
 @pytest.fixture
@@ -37,11 +37,7 @@ def test_neither_workers_nor_a_cluster_is_this_process() -> None:
 
 
 def test_every_task_has_one_outcome_and_all_processes_work(workers: Workers) -> None:
-    assert workers.count == 2
-    outcomes = list(workers.outcomes(tasks.squares(range(8), 0.05)))
-    assert sorted(int(outcome.task.key) for outcome in outcomes) == list(range(8))
-    assert all(outcome.result[0] == int(outcome.task.key) ** 2 for outcome in outcomes)
-    assert len({outcome.result[1] for outcome in outcomes} - {os.getpid()}) == 2
+    outcomes.assert_all_work(workers, 0.05)
 
 
 def test_tasks_are_taken_as_there_is_room_and_processes_stay(workers: Workers) -> None:
@@ -62,18 +58,7 @@ def test_tasks_are_taken_as_there_is_room_and_processes_stay(workers: Workers) -
 
 
 def test_errors_are_outcomes_and_bugs_are_raised(workers: Workers) -> None:
-    given = [
-        Task("a", tasks.refuse, (), "refusing"),
-        Task("b", tasks.refuse_words, (), "refusing"),
-        Task("c", tasks.square, (3,), "squaring"),
-    ]
-    found = {outcome.task.key: outcome for outcome in workers.outcomes(given)}
-    assert isinstance(found["a"].error, LoweringError)
-    assert (type(found["b"].error), str(found["b"].error)) == (WorkloadError, "the words are wrong")
-    assert (found["c"].error, found["c"].result[0]) == (None, 9)
-    with pytest.raises(KeyError, match="a bug") as caught:
-        list(workers.outcomes([Task("d", tasks.fail, (), "failing")]))
-    assert any("in fail" in note for note in caught.value.__notes__)
+    outcomes.assert_errors_are_outcomes(workers)
 
 
 @pytest.mark.slow
@@ -155,7 +140,7 @@ import os, sys
 from pathlib import Path
 from typing import Any
 from cpembed.runtime.cluster import open_workers
-from tests.unit.runtime.cluster import tasks
+from tests.unit.runtime.cluster import outcomes, tasks
 found = open_workers(2)
 for outcome in found.outcomes(tasks.squares(range(1000), 0.3)):
     print(outcome.result[1], flush=True)
