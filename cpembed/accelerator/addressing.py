@@ -60,12 +60,28 @@ Place = InMain | InRows
 
 
 @dataclass(frozen=True)
+class TableEntry:
+    """Element of a constant that differs between iterations: its place in all of its numbers."""
+
+    numbers: tuple[int | float, ...]
+    place: IndexExpr
+
+    def address(self) -> Address:
+        """Return the immediate that holds it."""
+        return Address(self.place, table=self.numbers)
+
+
+Scalar = int | float | TableEntry
+"""Value of a register or an immediate."""
+
+
+@dataclass(frozen=True)
 class Binding:
     """One operand of an execution: its address, its claim and the registers that it depends on."""
 
     address: Address
     content: Content | None
-    registers: tuple[tuple[str, int | float | None], ...] = ()
+    registers: tuple[tuple[str, Scalar | None], ...] = ()
 
     def moved(self, rows: IndexExpr) -> Binding:
         """Return the binding a number of rows further on."""
@@ -74,7 +90,9 @@ class Binding:
         return replace(self, address=replace(self.address, base=self.address.base + rows))
 
 
-def bind_scalar(place: OperandPlace, tensor: str, value: float, rank: int = 0) -> Binding:
+def bind_scalar(
+    place: OperandPlace, tensor: str, value: Scalar, index: tuple[IndexExpr, ...] = ()
+) -> Binding:
     """Bind an operand without dimensions to a constant: an immediate or a register.
 
     Parameters
@@ -82,14 +100,16 @@ def bind_scalar(place: OperandPlace, tensor: str, value: float, rank: int = 0) -
     place : OperandPlace
     tensor : str
         Name of the tensor that holds the constant; empty for a number of the statement.
-    value : number
+    value : number or TableEntry
         The constant.
-    rank : int, default 0
-        Number of dimensions of the tensor, each of one element.
+    index : tuple of IndexExpr
+        Index of the tensor's element, over the loops around the instruction.
     """
-    content = Content(tensor, (IndexExpr(),) * rank) if tensor else None
+    content = Content(tensor, index) if tensor else None
     if place.memory != IMMEDIATE:
         return Binding(Address(), content, ((place.memory, value),))
+    if isinstance(value, TableEntry):
+        return Binding(value.address(), content)
     if isinstance(value, int):
         return Binding(Address(IndexExpr((), value)), content)
     return Binding(Address(value=float(value)), content)

@@ -13,10 +13,10 @@
     }
 
 An operand in a memory of rows is ``memory[row]`` or ``memory[row, lane]``; in main memory it is
-``tensor[element]``; a register is its name; an immediate is ``#number``. Strides that are arguments
-follow a semicolon. An instruction is executed where no expression after ``if`` is negative. Lines
-that begin with ``|`` are claims, which the proof checks; comments after ``#`` at the end of an
-instruction are its note.
+``tensor[element]``; a register is its name; an immediate is ``#number``, or ``#[3, 5, 8][i]`` for
+one of several. Strides that are arguments follow a semicolon. An instruction is executed where no
+expression after ``if`` is negative. Lines that begin with ``|`` are claims, which the proof checks;
+comments after ``#`` at the end of an instruction are its note.
 """
 
 from __future__ import annotations
@@ -110,6 +110,8 @@ def _body(program: Program, nodes: tuple[Node, ...], depth: int) -> Iterator[str
 
 def _address_text(place: Any, address: Address, machine: InstructionSet) -> str:
     if place.memory == IMMEDIATE:
+        if address.table:
+            return f"#{list(address.table)!r}[{address.base}]"
         if address.value is not None:
             return f"#{address.value!r}"
         value = str(address.base)

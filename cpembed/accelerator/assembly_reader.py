@@ -80,9 +80,12 @@ class _Line:
         begins = self.position == 0 or self.text[self.position - 1] in " \t"
         return not rest or (rest[0] == "#" and begins)
 
-    def accept(self, symbol: str) -> bool:
+    def starts_with(self, symbol: str) -> bool:
         self.skip()
-        if not self.text.startswith(symbol, self.position):
+        return self.text.startswith(symbol, self.position)
+
+    def accept(self, symbol: str) -> bool:
+        if not self.starts_with(symbol):
             return False
         self.position += len(symbol)
         return True
@@ -417,6 +420,14 @@ class _ProgramReader:
 
     def _immediate(self, line: _Line) -> Address:
         line.expect("#", "before the value of an immediate")
+        if line.starts_with("["):
+            numbers = tuple(line.list_of(line.number_value))
+            if not numbers:
+                line.fail("a table has at least one number")
+            line.expect("[", "and the place in the table")
+            place = line.expression()
+            line.expect("]", "after the place in the table")
+            return Address(place, table=numbers)
         match = _NUMBER.match(line.text, line.position)
         if match is None:
             return Address(line.expression())

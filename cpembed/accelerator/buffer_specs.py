@@ -8,7 +8,7 @@ the neighbours of one end are not those of the other, one of the moves transpose
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 
@@ -179,7 +179,7 @@ class _Builder:
             tensor,
             memory,
             first.instruction.places[operand].dtype,
-            shared_index(first, first.access(operand)),
+            self._widest_index(users),
             tuple(users),
             self.lanes[key],
             self.row_steps[key],
@@ -188,6 +188,14 @@ class _Builder:
             role,
             tensor in self.problem.homes and self.problem.homes[tensor].memory == memory,
         )
+
+    def _widest_index(self, users: Sequence[tuple[int, str]]) -> tuple[IndexExpr, ...]:
+        """Return the index of the use that moves along the most axes, the first of several.
+
+        Lowering refuses tilings whose box does not have what another use reads.
+        """
+        indices = [shared_index(self.steps[n], self.steps[n].access(o)) for n, o in users]
+        return max(indices, key=lambda index: sum(len(e.iterators) for e in index))
 
     def _is_written_in(self, tensor: str, memory: str) -> bool:
         """True if an instruction writes a tensor in a memory."""

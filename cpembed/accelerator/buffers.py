@@ -203,7 +203,7 @@ class Buffers:
                 transfer,
                 (part.load[0], part.load[1]),
                 part.dtype,
-                loop_extents(self.all_loops[:depth]),
+                loop_extents(self.loops_of(part)[:depth]),
             )
         except PlanningError:
             return math.inf

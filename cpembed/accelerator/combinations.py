@@ -5,12 +5,13 @@ from __future__ import annotations
 import heapq
 import itertools
 import math
+from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from cpembed.accelerator.matching import Match, Matching
 from cpembed.accelerator.moves import MoveKind, move_chains
-from cpembed.accelerator.operand_rows import lane_blocks
+from cpembed.accelerator.operand_rows import lane_blocks, row_distances
 from cpembed.accelerator.problem import OperatorProblem, PlanningError, Step
 from cpembed.accelerator.specification import Specification
 from cpembed.hw.isa import InstructionSet, MemoryKind
@@ -24,11 +25,28 @@ _Place = tuple[str, str]
 
 @dataclass(frozen=True)
 class _Choice:
-    """A match, with the dimensions in lanes of each of its tensors, outermost first."""
+    """A match, with the dimensions in lanes of each of its tensors, outermost first.
+
+    ``sums`` has the memory in which it writes a tensor that several statements write: one buffer
+    is stored in the end.
+    """
 
     match: Match
     cost: float
     lanes: Mapping[_Place, tuple[int, ...]]
+    sums: Mapping[str, str]
+
+    def agrees(self, earlier: Sequence[_Choice]) -> bool:
+        """True if tensors are where earlier choices have them."""
+        return all(
+            choice.lanes.get(place, dimensions) == dimensions
+            for choice in earlier
+            for place, dimensions in self.lanes.items()
+        ) and all(
+            choice.sums.get(tensor, memory) == memory
+            for choice in earlier
+            for tensor, memory in self.sums.items()
+        )
 
 
 class Combinations:
@@ -58,6 +76,8 @@ class Combinations:
     ) -> None:
         self.machine = machine
         self.problem = OperatorProblem(specification, (), keeps_order=keeps_order)
+        written = Counter(s.output.tensor for s in specification.statements)
+        self.combined = {tensor for tensor, count in written.items() if count > 1}
         self.choices = [self._choices(matching) for matching in matchings]
         self.largest = max(
             range(len(matchings)), key=lambda n: matchings[n].statement.computation.macs
@@ -72,27 +92,52 @@ class Combinations:
 
     def _choices(self, matching: Matching) -> list[_Choice]:
         choices = [choice for match in matching.matches for choice in self._choice(match)]
-        return sorted(choices, key=lambda choice: choice.cost)
+        by_lanes: dict[tuple[tuple[_Place, tuple[int, ...]], ...], list[_Choice]] = {}
+        for choice in choices:
+            by_lanes.setdefault(tuple(sorted(choice.lanes.items())), []).append(choice)
+        # A match without rows for its windows has variants with fewer digits, which are other
+        # matches with the same lanes where there are any.
+        alike = [[c for c in group if self._has_rows(c.match)] or group
+                 for group in by_lanes.values()]  # fmt: skip
+        return sorted(itertools.chain.from_iterable(alike), key=lambda choice: choice.cost)
+
+    def _has_rows(self, match: Match) -> bool:
+        """True if the rows of an instruction's operands have the windows of a match."""
+        step = _single_step(match)
+        try:
+            for operand in self._in_rows(match):
+                list(row_distances(step, operand))
+        except PlanningError:
+            return False
+        return True
+
+    def _in_rows(self, match: Match) -> Iterator[str]:
+        """Yield the operands with dimensions that lie in rows."""
+        for operand, place in match.instruction.places.items():
+            memory = self.machine.memories.get(place.memory)
+            if place.dimensions and memory is not None and memory.kind is MemoryKind.ROWS:
+                yield operand
 
     def _choice(self, match: Match) -> Iterator[_Choice]:
         """Yield a match as a choice, unless it contradicts itself."""
-        axes = {axis.name: axis.name for axis in match.statement.computation.axes}
-        step = Step(0, match.statement, match, match.instruction, axes)
+        step = _single_step(match)
         lanes: dict[_Place, tuple[int, ...]] = {}
         cost = match.cycles
-        for operand, place in match.instruction.places.items():
-            memory = self.machine.memories.get(place.memory)
-            if not place.dimensions or memory is None or memory.kind is not MemoryKind.ROWS:
-                continue
+        for operand in self._in_rows(match):
+            memory = match.instruction.places[operand].memory
             try:
                 dimensions = tuple(d for d, _ in lane_blocks(step, operand))
             except PlanningError:
+                if all(len(digits) < 2 for digits in match.axes.values()):
+                    return
                 # A variant with other digits may have them.
                 continue
-            if lanes.setdefault((step.tensor(operand), memory.name), dimensions) != dimensions:
+            if lanes.setdefault((step.tensor(operand), memory), dimensions) != dimensions:
                 return
             cost += self._transposition(step, operand, dimensions)
-        yield _Choice(match, cost, lanes)
+        output = match.statement.output.tensor
+        memory = match.instruction.places[match.instruction.outputs[0]].memory
+        yield _Choice(match, cost, lanes, {output: memory} if output in self.combined else {})
 
     def _transposition(self, step: Step, operand: str, lanes: tuple[int, ...]) -> float:
         """Return the cycles of moving an operand whose neighbours lie elsewhere in main memory."""
@@ -118,6 +163,12 @@ class Combinations:
         return math.prod(shape) * (chains[0].cycles_per_element if chains else 1.0)
 
 
+def _single_step(match: Match) -> Step:
+    """Return the statement of a match as a step of its own."""
+    axes = {axis.name: axis.name for axis in match.statement.computation.axes}
+    return Step(0, match.statement, match, match.instruction, axes)
+
+
 def _cheapest(choices: Sequence[Sequence[_Choice]]) -> Iterator[tuple[Match, ...]]:
     """Yield one match of each choice such that all agree on lanes, the cheapest first."""
     least = [min((c.cost for c in options), default=math.inf) for options in choices]
@@ -133,9 +184,8 @@ def _cheapest(choices: Sequence[Sequence[_Choice]]) -> Iterator[tuple[Match, ...
             yield tuple(choice.match for choice in combination)
             continue
         states += 1
-        lanes = {place: d for choice in combination for place, d in choice.lanes.items()}
         depth = len(combination)
         for number, choice in enumerate(choices[depth]):
-            if all(lanes.get(place, d) == d for place, d in choice.lanes.items()):
+            if choice.agrees(combination):
                 total = bound - least[depth] + choice.cost
                 heapq.heappush(queue, (total, (*positions, number)))

@@ -70,6 +70,36 @@ class Division:
             first += len(plan.problem.matches)
         return Division(plans, tuple(firsts), {})
 
+    def with_faster_host(self, specification: Specification, machine: InstructionSet) -> Division:
+        """Return the division in which the host computes what it is estimated to be faster at.
+
+        Of several programs, those stay that take fewer cycles than the host; one stays anyway.
+
+        Parameters
+        ----------
+        specification : Specification
+        machine : InstructionSet
+            Machine whose ``[host]`` says how fast the host is.
+        """
+        planned = sum(len(plan.problem.matches) for plan in self.plans)
+        if planned != len(specification.statements):
+            # Several instructions compute a statement of the specification.
+            return self
+        slower: dict[int, str] = {}
+        for number, plan in enumerate(self.plans):
+            us = _total_us(plan.problem.specification, machine)
+            planned_us = plan.cost.cycles / machine.clock_mhz
+            if us is not None and us < planned_us:
+                slower[number] = f"the host takes {us:,.1f} us, a program {planned_us:,.1f} us"
+        if not slower or len(slower) == len(self.plans):
+            return self
+        stays = [n for n in range(len(self.plans)) if n not in slower]
+        return Division(
+            tuple(self.plans[n] for n in stays),
+            tuple(self.firsts[n] for n in stays),
+            {**self.reasons, **{self.firsts[n]: reason for n, reason in slower.items()}},
+        )
+
     def host_parts(
         self, specification: Specification, machine: InstructionSet
     ) -> tuple[HostPart, ...]:
@@ -87,12 +117,17 @@ class Division:
         for after, end in enumerate(ends):
             if end > first:
                 part = segment(specification, first, end)
-                us = [statement_us(s, machine) for s in part.statements]
-                total = None if None in us else math.fsum(t for t in us if t is not None)
-                parts.append(HostPart(part, self.reasons.get(first, ""), total, after))
+                us = _total_us(part, machine)
+                parts.append(HostPart(part, self.reasons.get(first, ""), us, after))
             if after < len(self.plans):
                 first = end + len(self.plans[after].problem.matches)
         return tuple(parts)
+
+
+def _total_us(specification: Specification, machine: InstructionSet) -> float | None:
+    """Return the estimated microseconds of statements on the host; None without its figures."""
+    us = [statement_us(s, machine) for s in specification.statements]
+    return None if None in us else math.fsum(t for t in us if t is not None)
 
 
 def host_values(

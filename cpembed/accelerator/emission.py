@@ -5,9 +5,9 @@ from __future__ import annotations
 import itertools
 from collections.abc import Iterator, Mapping, Sequence
 
-from cpembed.accelerator.addressing import Binding, InMain, Place, bind_scalar
-from cpembed.accelerator.boxes import Box, TileLoop, guards, loop_extents, sizes
-from cpembed.accelerator.buffer_specs import BufferSpec
+from cpembed.accelerator.addressing import Binding, InMain, Place, TableEntry, bind_scalar
+from cpembed.accelerator.boxes import Box, TileLoop, box_of, guards, loop_extents, sizes
+from cpembed.accelerator.buffer_specs import BufferSpec, shared_index
 from cpembed.accelerator.buffers import Buffer, Buffers
 from cpembed.accelerator.channels import with_signals
 from cpembed.accelerator.executions import execution_sizes, granule_loops, neutral_value, points
@@ -27,7 +27,7 @@ from cpembed.accelerator.tiling import Tiling
 from cpembed.accelerator.tiling_grid import Key
 from cpembed.accelerator.transfers import BoundIssue, CopyPlan, Names, Transfer, plan_copy
 from cpembed.hw.isa import IsaInstruction, MemoryKind, Synchronization
-from cpembed.ir.index import IndexExpr, IndexTerm
+from cpembed.ir.index import IndexExpr, IndexTerm, row_major_strides
 
 
 class Lowering:
@@ -71,12 +71,14 @@ class Lowering:
         for operand, described in step.instruction.places.items():
             tensor = step.tensor(operand)
             if not described.dimensions:
-                bindings[operand] = self._scalar(step, operand, tensor)
+                bindings[operand] = self._scalar(step, operand, tensor, loops)
                 continue
             if self.template.machine.memories[described.memory].kind is MemoryKind.MAIN:
                 binding = self._bind_main(step, operand, tensor)
             else:
-                place = self.buffers.place(self.buffers.table[tensor, described.memory], base_rows)
+                buffer = self.buffers.table[tensor, described.memory]
+                place = self.buffers.place(buffer, base_rows)
+                self._check_box(step, operand, buffer, loops)
                 binding = self.buffers.bind(step, operand, place)
             if binding is None:
                 raise AddressingError(
@@ -100,19 +102,69 @@ class Lowering:
             registers=tuple(r for b in bindings.values() for r in b.registers),
         )
 
-    def _scalar(self, step: Step, operand: str, tensor: str) -> Binding:
+    def _check_box(
+        self, step: Step, operand: str, buffer: Buffer, loops: Sequence[TileLoop]
+    ) -> None:
+        """Raise an AddressingError if a buffer's box lacks what a statement reads."""
+        spec = buffer.spec
+        index = shared_index(step, step.access(operand))
+        if spec.is_home:
+            return
+        box = self.buffers.box(spec, buffer.depth)
+        extents = loop_extents(loops)
+        if not {name for start in box.starts for name in start.iterators} <= set(extents):
+            raise AddressingError(
+                f"rejected: {step.instruction.name} needs {spec.tensor} in {spec.memory}, which is "
+                "filled for executions of another statement: use a larger memory",
+                spec.tensor,
+            )
+        if index == spec.index:
+            return
+        used = box_of(index, loops, self.template.extents)
+        for d, expression in enumerate(index):
+            if expression == spec.index[d]:
+                continue
+            start = used.starts[d] + box.starts[d].times(-1)
+            end = min((start + size).bounds(extents)[1] for size in used.sizes[d])
+            if start.bounds(extents)[0] < 0 or end > box.largest[d]:
+                raise AddressingError(
+                    f"rejected: {step.instruction.name} needs other elements of {spec.tensor} in "
+                    f"{spec.memory} than the tile of other statements has: use larger tiles",
+                    spec.tensor,
+                )
+
+    def _scalar(self, step: Step, operand: str, tensor: str, loops: Sequence[TileLoop]) -> Binding:
+        """Bind a register or an immediate to a number, or to one of a table by the loops."""
         place = step.instruction.places[operand]
         if operand in step.match.values:
             return bind_scalar(place, "", step.match.values[operand])
-        constant = self.template.problem.specification.constants.get(tensor)
-        if constant is None or constant.size != 1:
+        specification = self.template.problem.specification
+        constant = specification.constants.get(tensor)
+        if constant is None:
             raise PlanningError(
                 f"rejected: {operand} of {step.instruction.name} is one number, and "
-                f"{tensor or 'the statement'} is not a constant of one element: describe "
-                f"{operand} in a memory of rows with an axis of size 1"
+                f"{tensor or 'the statement'} is no constant: describe {operand} in a memory of "
+                "rows with an axis of size 1"
             )
-        rank = len(self.template.problem.specification.operands[tensor].shape)
-        return bind_scalar(place, tensor, constant.reshape(-1)[0].item(), rank)
+        shape = specification.operands[tensor].shape
+        if constant.size == 1:
+            zeros = (IndexExpr(),) * len(shape)
+            return bind_scalar(place, tensor, constant.reshape(-1)[0].item(), zeros)
+        values = points(step, loops)
+        index = tuple(e.substitute(values) for e in step.access(operand).index)
+        flat = IndexExpr()
+        for position, stride in zip(index, row_major_strides(shape), strict=True):
+            flat += position.times(stride)
+        extents = loop_extents(loops)
+        if not set(flat.iterators) <= set(extents):
+            raise PlanningError(
+                f"rejected: {operand} of {step.instruction.name} is one number, and {tensor} has "
+                "several in one execution"
+            )
+        # Iterations beyond the last element execute nothing but the setting of registers.
+        beyond = max(0, flat.bounds(extents)[1] + 1 - constant.size)
+        numbers = (*constant.reshape(-1).tolist(), *([0] * beyond))
+        return bind_scalar(place, tensor, TableEntry(numbers, flat), index)
 
     def _bind_main(self, step: Step, operand: str, tensor: str) -> Binding | None:
         """Bind an operand in main memory; a layout that is not decided becomes the first fit."""

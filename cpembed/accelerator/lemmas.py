@@ -184,6 +184,36 @@ def block_diagonal(
     return Rewriting(label, (replace(statement, computation=changed),), {name: spread})
 
 
+def extremum_from_copy(statement: Statement) -> Rewriting | None:
+    """Return a maximum or minimum of elements that begins with a copy of one of them.
+
+    ``O[i] max= X[f(i,k)]`` is ``O[i] = X[f(i,0)]`` and then ``O[i] max= X[f(i,k)]``: the element at
+    ``k = 0`` is one of those that are compared, and counts once or twice alike.
+
+    Parameters
+    ----------
+    statement : Statement
+    """
+    computation = statement.computation
+    assignment = computation.statement
+    is_extremum = assignment.reduction in ("max", "min") and not statement.accumulates
+    if not is_extremum or not isinstance(assignment.value, Access):
+        return None
+    reduced = {a.name: IndexExpr() for a in computation.axes if a.kind is AxisKind.REDUCTION}
+    read = assignment.value
+    first = replace(read, index=tuple(i.substitute(reduced) for i in read.index))
+    copy = replace(
+        computation,
+        axes=tuple(a for a in computation.axes if a.name not in reduced),
+        statements=(Assignment(assignment.store, first, None),),
+    )
+    return Rewriting(
+        f"a {assignment.reduction}imum from a copy",
+        (Statement(copy), replace(statement, accumulates=True)),
+        {},
+    )
+
+
 def _depthwise(
     computation: Computation, constants: Mapping[str, Array]
 ) -> tuple[Access, Access, str] | None:

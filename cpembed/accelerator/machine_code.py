@@ -171,13 +171,19 @@ class _Text:
     def __init__(self, program: Program, part: str) -> None:
         self._program, self._part = program, part
         self._functions: list[str] = []
+        self._tables: dict[tuple[str, tuple[int | float, ...]], str] = {}
         for name in program.tensors:
             _require_identifier(name, "tensor")
 
     def functions(self, name: str, qualifier: str = "") -> str:
         """Return the program as a function, after those of its parts."""
         body = list(self._body(self._program.body, 1, []))
-        return "\n".join([*self._functions, self._function(f"{qualifier}void {name}", body, [])])
+        tables = [
+            f"static const {c_type(dtype)} {table}[] = {{{', '.join(map(repr, numbers))}}};"
+            for (dtype, numbers), table in self._tables.items()
+        ]
+        main = self._function(f"{qualifier}void {name}", body, [])
+        return "\n".join([*tables, *self._functions, main])
 
     def _function(self, head: str, body: Sequence[str], loops: list[str]) -> str:
         code = "\n".join(line for line in body if not line.lstrip().startswith("//"))
@@ -262,13 +268,24 @@ class _Text:
             case "lane":
                 return index_c(address.lane)
             case "value":
-                return index_c(address.base) if address.value is None else repr(address.value)
+                return self._value(address, instruction.places[name].dtype)
             case "tensor":
                 return address.tensor
             case "byte":
                 return self._byte(address)
             case _:
                 return self._address(address)
+
+    def _value(self, address: Address, dtype: str) -> str:
+        """Return an immediate; those that differ by iteration are in a table before the functions.
+
+        A program's tables begin with the name of its parts, so that programs share none.
+        """
+        if not address.table:
+            return index_c(address.base) if address.value is None else repr(address.value)
+        key = dtype, address.table
+        table = self._tables.setdefault(key, f"{self._part}_numbers{len(self._tables)}")
+        return f"{table}[{index_c(address.base)}]"
 
     def _address(self, address: Address) -> str:
         tensor = self._program.tensors[address.tensor]

@@ -21,10 +21,10 @@ from cpembed.accelerator.instruction_forms import (
     constant_count,
     instruction_forms,
     lifted_statements,
-    operations,
 )
 from cpembed.accelerator.match_sizes import digit_choices, sum_conditions
 from cpembed.accelerator.normal_form import Clamps, normal_computation
+from cpembed.accelerator.rejections import UNLIKE, Rejection, other_operations
 from cpembed.accelerator.specification import Statement
 from cpembed.accelerator.structures import (
     Structure,
@@ -39,8 +39,6 @@ from cpembed.ir.expression import Access
 
 _MOST_MATCHES = 64
 """Maximum number of matches of a statement."""
-_UNLIKE = 1000
-"""Distance of an instruction that shares no operation and no reduction with a statement."""
 
 
 @dataclass(frozen=True)
@@ -115,15 +113,6 @@ class Match:
 
 
 @dataclass(frozen=True)
-class Rejection:
-    """An instruction that does not compute a statement; ``distance`` is 0 for the nearest ones."""
-
-    instruction: str
-    reason: str
-    distance: int
-
-
-@dataclass(frozen=True)
 class Matching:
     """Matches of a statement, and what is not among them.
 
@@ -153,7 +142,7 @@ class Matching:
             return ""
         text = f"rejected: no instruction computes {self.statement.computation}"
         remedy = "describe an instruction with this expression, or the host computes it"
-        if not self.rejections or self.rejections[0].distance >= _UNLIKE:
+        if not self.rejections or self.rejections[0].distance >= UNLIKE:
             return f"{text}, and none has an operation of it: {remedy}"
         nearest = self.rejections[0]
         reason = f"the nearest is {nearest.instruction}, but {nearest.reason}"
@@ -357,7 +346,7 @@ def _match_form(statement: Statement, form: InstructionForm) -> _Attempt:
         for lifted in forms.get((form.operations, form.constants), ())
     ]
     if not attempts:
-        return _Attempt((), lambda: _other_operations(statement, form))
+        return _Attempt((), lambda: other_operations(statement, form))
     candidates = _distinct(m for attempt in attempts for m in attempt.matches)
     complete = all(attempt.complete for attempt in attempts)
     return _Attempt(tuple(candidates), lambda: _nearest(attempts), complete)
@@ -365,43 +354,6 @@ def _match_form(statement: Statement, form: InstructionForm) -> _Attempt:
 
 def _nearest(attempts: Iterable[_Attempt]) -> Rejection:
     return min((attempt.rejection() for attempt in attempts), key=lambda r: r.distance)
-
-
-def _other_operations(statement: Statement, form: InstructionForm) -> Rejection:
-    """Return which operations a statement and an instruction do not share."""
-    required, available = operations(statement.computation), form.operations
-    counts, present = dict(required[1]), dict(available[1])
-    shared = [name for name in counts if name in present]
-    copies = not counts and not present and bool(form.instruction.axes)
-    reduces = required[0] is not None and required[0] == available[0]
-    is_alike = bool(shared) or reduces or copies
-    lacks = [name for name in counts if counts[name] > present.get(name, 0)]
-    adds = [name for name in present if present[name] > counts.get(name, 0)]
-    parts: list[str] = []
-    if required[0] != available[0]:
-        parts.append(f"reduces by {available[0]}" if available[0] else "reduces nothing")
-    if lacks:
-        parts.append(f"lacks {' and '.join(lacks)}")
-    if adds:
-        parts.append(f"has {' and '.join(adds)} besides")
-    if not parts:
-        parts.append("has other constants")
-    distance = 4 + difference(required, available) + (0 if is_alike else _UNLIKE)
-    reason = f"it {', '.join(parts)} ({form.computation})"
-    return Rejection(form.instruction.name, reason, distance)
-
-
-def difference(left: Operations, right: Operations) -> int:
-    """Count the operations that one statement has more of than the other one; reductions count 3.
-
-    Parameters
-    ----------
-    left, right : Operations
-    """
-    counts = dict(left[1])
-    for label, count in right[1]:
-        counts[label] = counts.get(label, 0) - count
-    return sum(map(abs, counts.values())) + 3 * (left[0] != right[0])
 
 
 def _match_lifted(statement: Statement, form: InstructionForm, lifted: LiftedStatement) -> _Attempt:
@@ -419,7 +371,8 @@ def _match_lifted(statement: Statement, form: InstructionForm, lifted: LiftedSta
         return rejected(result.reason, 2)
     candidates: list[Match] = []
     reasons: list[str] = []
-    for structure in result.structures:
+    for full_structure in result.structures:
+        structure = _with_single_numbers(form, lifted, full_structure)
         problem = _operand_problem(form, lifted, structure)
         if problem:
             reasons.append(problem)
@@ -450,12 +403,25 @@ def _operand_problem(form: InstructionForm, lifted: LiftedStatement, structure: 
                 return f"its operand {name}, {dtype}, cannot hold {value}"
         elif (actual := lifted.computation.operand(access.operand).dtype) != dtype:
             return f"its operand {name} is {dtype} and {access.operand} is {actual}"
-        elif name in form.scalars and any(
-            lifted.computation.extents[axis] > 1 for axis in access.iterators
-        ):
-            axes = ", ".join(access.iterators)
-            return f"its operand {name} is one number and {access.operand} has one for each {axes}"
     return ""
+
+
+def _with_single_numbers(
+    form: InstructionForm, lifted: LiftedStatement, structure: Structure
+) -> Structure:
+    """Return a structure in which each execution has one number of a register or immediate.
+
+    Axes along which its operand has several numbers feed no axis of the instruction.
+    """
+    varied = {
+        axis
+        for name, access in structure.accesses
+        if name in form.scalars and access.operand not in lifted.values
+        for axis in access.iterators
+        if lifted.computation.extents[axis] > 1
+    }
+    axes = tuple((a, tuple(m for m in members if m not in varied)) for a, members in structure.axes)
+    return replace(structure, axes=axes)
 
 
 def _sized(

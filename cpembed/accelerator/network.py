@@ -207,7 +207,12 @@ class _Planner:
         else:
             plans = OperatorSearch(specification, self.machine).alternatives()
             outcomes[key] = (
-                plans if isinstance(plans, str) else tuple(map(Division.of_plans, plans))
+                plans
+                if isinstance(plans, str)
+                else tuple(
+                    Division.of_plans(p).with_faster_host(specification, self.machine)
+                    for p in plans
+                )
             )
         return outcomes[key]
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
 from cpembed.accelerator.combinations import Combinations
@@ -15,6 +15,7 @@ from cpembed.accelerator.lowering import OperatorPlan, operator_plan
 from cpembed.accelerator.main_layouts import has_own_order, may_reorder
 from cpembed.accelerator.matching import Matching, match_statement
 from cpembed.accelerator.problem import Objective, OperatorProblem, PlanningError
+from cpembed.accelerator.program import MainTensor
 from cpembed.accelerator.specification import Specification
 from cpembed.hw.isa import InstructionSet
 
@@ -28,6 +29,9 @@ _WORTH = 0.95
 
 _STALE = 2
 """Number of combinations in a row with no better plan after which no further one is tried."""
+
+_REFUSED = 96
+"""Number of combinations without a plan after which no further one is tried."""
 
 Plans = tuple[OperatorPlan, ...]
 """Plans of consecutive statements, one program each."""
@@ -89,13 +93,13 @@ class OperatorSearch:
         reason = next((m.reason for m in self.matchings if not m.matches), "")
         if reason:
             return reason
-        ordered = self._from(0)
+        ordered = self._with_common_layouts(self._from(0))
         if ordered is not None and self.objective == "bytes":
             return (ordered,)
         self.keeps_order = False
         self.ordered_outcomes, self.outcomes = self.outcomes, {}
         self.best.clear()
-        reordered = self._from(0)
+        reordered = self._with_common_layouts(self._from(0))
         alternatives = [p for p in (ordered, reordered) if p is not None]
         if not alternatives:
             outcome = self.outcomes[0, len(self.matchings)]
@@ -117,6 +121,31 @@ class OperatorSearch:
             for n in names
             if not has_own_order(tensors[n])
         )
+
+    def _with_common_layouts(self, plans: Plans | None) -> Plans | None:
+        """Return plans that find what earlier ones write in the layout in which these write it.
+
+        A plan for which no combination of instructions reads that layout stays as it is.
+        """
+        if plans is None:
+            return None
+        written: dict[str, MainTensor] = {}
+        agreed: list[OperatorPlan] = []
+        first = 0
+        for original in plans:
+            plan = original
+            after = first + len(plan.problem.matches)
+            tensors = plan.program().tensors
+            needs = {n: replace(written[n], role="input") for n in tensors if n in written}
+            if any(replace(tensors[n], role="input") != layout for n, layout in needs.items()):
+                part = segment(self.specification, first, after)
+                outcome = self._plan(part, self.matchings[first:after], "", needs)
+                plan = plan if isinstance(outcome, str) else outcome
+            outputs = plan.problem.specification.outputs
+            written |= {n: t for n, t in plan.program().tensors.items() if n in outputs}
+            agreed.append(plan)
+            first = after
+        return tuple(agreed)
 
     def _from(self, first: int) -> Plans | None:
         """Return the plans of the statements from ``first`` on, those with the longest programs.
@@ -182,7 +211,11 @@ class OperatorSearch:
         return self.outcomes[first, after]
 
     def _plan(
-        self, part: Specification, matchings: Sequence[Matching], ordered: OperatorPlan | str
+        self,
+        part: Specification,
+        matchings: Sequence[Matching],
+        ordered: OperatorPlan | str,
+        layouts: Mapping[str, MainTensor] | None = None,
     ) -> OperatorPlan | str:
         """Return the best plan of one program, or why there is none.
 
@@ -193,9 +226,11 @@ class OperatorSearch:
         matchings : sequence of Matching
         ordered : OperatorPlan or str
             The best plan in the dimensions' own order, than which another order has to be better.
+        layouts : mapping of str to MainTensor, optional
+            Layouts of tensors that are decided.
         """
         best = None if isinstance(ordered, str) else ordered
-        reason, stale = "", 0
+        reason, stale, refused = "", 0, 0
         combinations = (
             matches
             for group in Combinations(part, matchings, self.machine, self.keeps_order)
@@ -203,7 +238,11 @@ class OperatorSearch:
         )
         for matches in combinations:
             problem = OperatorProblem(
-                part, matches, keeps_order=self.keeps_order, objective=self.objective
+                part,
+                matches,
+                layouts=layouts or {},
+                keeps_order=self.keeps_order,
+                objective=self.objective,
             )
             if not isinstance(ordered, str) and not may_reorder(problem, self.machine):
                 stale += 1
@@ -219,11 +258,12 @@ class OperatorSearch:
                 plan = operator_plan(problem, self.machine, below)
             except PlanningError as error:
                 reason = reason or str(error)
+                refused += 1
             if plan is not None and plan.is_better(best):
                 best, stale = plan, 0
             elif best is not None:
                 stale += 1
-            if stale == _STALE:
+            if stale == _STALE or (best is None and refused == _REFUSED):
                 break
         return best or reason or "rejected: no combination of instructions fits"
 

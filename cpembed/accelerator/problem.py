@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import heapq
 import itertools
 import math
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Literal
@@ -15,7 +16,7 @@ from cpembed.accelerator.program import MainTensor
 from cpembed.accelerator.specification import Specification, Statement
 from cpembed.embedding.embedding import Digit
 from cpembed.errors import CpembedError
-from cpembed.hw.isa import IsaInstruction
+from cpembed.hw.isa import IsaInstruction, StrideSource
 from cpembed.ir.computation import AxisKind
 from cpembed.ir.expression import Access
 from cpembed.ir.index import IndexExpr
@@ -88,9 +89,9 @@ class OperatorProblem:
 def problem_variants(
     problem: OperatorProblem, is_possible: Callable[[Statement, Match], bool]
 ) -> Iterator[OperatorProblem]:
-    """Yield the problem, and variants whose instructions walk one axis instead of two at once.
+    """Yield the problem, and variants whose instructions walk fewer axes at once.
 
-    Fewer executions are no gain where no layout has both axes in neighbouring rows.
+    Fewer executions are no gain where no layout has all axes in neighbouring rows.
 
     Parameters
     ----------
@@ -107,21 +108,47 @@ def problem_variants(
     yield problem
     statements = problem.specification.statements
     # Statements after each other find a tensor in the same rows, so they change together first.
-    for position in (-1, 0):
-        alike = tuple(_single_axis(match, position) for match in problem.matches)
-        if alike != problem.matches and all(map(is_possible, statements, alike)):
+    singles = [tuple(_single_axis(m, position) for m in problem.matches) for position in (-1, 0)]
+    # Parts of a tensor are not dense in its rows, except along the innermost digit.
+    inner = [tuple(map(_innermost_rows, choice)) for choice in (problem.matches, *singles)]
+    offered = [problem.matches]
+    for alike in (*singles, *inner, tuple(map(_one_lane, problem.matches))):
+        if alike not in offered and all(map(is_possible, statements, alike)):
+            offered.append(alike)
             yield replace(problem, matches=alike)
     choices = [
         [(m.executions, m) for m in _single_axes(match) if is_possible(statement, m)]
         for statement, match in zip(statements, problem.matches, strict=True)
     ]
-    combinations = sorted(
-        itertools.product(*choices), key=lambda choice: sum(count for count, _ in choice)
-    )
-    for combination in combinations[:_VARIANTS]:
-        matches = tuple(match for _, match in combination)
-        if matches != problem.matches:
+    for matches in itertools.islice(_fewest_executions(choices), _VARIANTS):
+        if matches not in offered:
             yield replace(problem, matches=matches)
+
+
+def _fewest_executions(
+    choices: Sequence[Sequence[tuple[int, Match]]],
+) -> Iterator[tuple[Match, ...]]:
+    """Yield one match of each choice, those with the fewest executions in all first."""
+    ordered = [sorted(options, key=lambda option: option[0]) for options in choices]
+    if not all(ordered):
+        return
+
+    def entry(positions: tuple[int, ...]) -> tuple[int, tuple[int, ...]]:
+        pairs = zip(ordered, positions, strict=True)
+        return sum(options[n][0] for options, n in pairs), positions
+
+    # All positions follow from the first ones by steps along one choice.
+    queue = [entry((0,) * len(ordered))]
+    reached = {queue[0][1]}
+    while queue:
+        _, positions = heapq.heappop(queue)
+        yield tuple(options[n][1] for options, n in zip(ordered, positions, strict=True))
+        for place, options in enumerate(ordered):
+            if positions[place] + 1 < len(options):
+                following = (*positions[:place], positions[place] + 1, *positions[place + 1 :])
+                if following not in reached:
+                    reached.add(following)
+                    heapq.heappush(queue, entry(following))
 
 
 def _with_common_lanes(problem: OperatorProblem) -> OperatorProblem:
@@ -199,6 +226,40 @@ def _single_axis(match: Match, position: int) -> Match:
         for name, single in digits.items()
     }
     return _with_axes(match, sizes)
+
+
+def _one_lane(match: Match) -> Match:
+    """Return a match of one lane, if a register has another number for each execution.
+
+    Its elements may then come from tensors whose neighbours belong to several executions.
+    """
+    extents = match.statement.computation.extents
+    has_table = any(
+        extents[axis] > 1
+        for operand, access in match.accesses.items()
+        if not match.instruction.places[operand].dimensions
+        for axis in access.iterators
+    )
+    if not has_table:
+        return match
+    sizes = {axis.name: axis.minimum for axis in match.instruction.axes}
+    empty = {axis: () for axis, _ in _lane_axes(match) if sizes[axis] == 1}
+    return _with_axes(match, {**match.axes, **empty})
+
+
+def _innermost_rows(match: Match) -> Match:
+    """Return a match that walks the rows of its output along the innermost digit alone."""
+    sizes = {axis.name: axis.minimum for axis in match.instruction.axes}
+    axes = dict(match.axes)
+    for operand in match.instruction.outputs:
+        place = match.instruction.places[operand]
+        index = match.instruction.computation.access(operand).index
+        for d in place.rows[:-1]:
+            axis = index[place.dimensions.index(d.axis)].single_iterator
+            is_dense = place.strides.get(str(d), StrideSource.DENSE) == StrideSource.DENSE
+            if axis is not None and is_dense and sizes[axis] == 1:
+                axes[axis] = ()
+    return _with_axes(match, axes)
 
 
 def _single_axes(match: Match) -> Iterator[Match]:

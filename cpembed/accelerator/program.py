@@ -17,6 +17,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from cpembed.accelerator.specification import Specification
+from cpembed.errors import ProgramError
 from cpembed.hw.isa import InstructionSet
 from cpembed.ir.dtypes import numpy_dtype
 from cpembed.ir.index import IndexExpr, row_major_strides
@@ -135,7 +136,8 @@ class Address:
     first element of the tensor's buffer, the first row, or the value of an immediate that is an
     integer. ``lane`` is the first lane of a row. ``strides`` are those that are arguments of the
     instruction, by their key (:attr:`~cpembed.hw.isa.OperandPlace.stride_keys`). ``value`` is that
-    of an immediate that is a float.
+    of an immediate that is a float. ``table`` has the values of an immediate that differ between
+    iterations: that at place ``base`` is taken.
     """
 
     base: IndexExpr = ZERO
@@ -143,6 +145,16 @@ class Address:
     lane: IndexExpr = ZERO
     strides: Mapping[str, int] = field(default_factory=dict[str, int])
     value: float | None = None
+    table: tuple[int | float, ...] = ()
+
+    def number(self, loops: Mapping[str, int]) -> int | float:
+        """Return the value of an immediate in one iteration of the loops around it."""
+        place = int(self.base.evaluate(loops))
+        if self.table:
+            if not 0 <= place < len(self.table):
+                raise ProgramError(f"a table of {len(self.table)} numbers has no place {place}")
+            return self.table[place]
+        return place if self.value is None else self.value
 
 
 @dataclass(frozen=True)

@@ -4,15 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 
-from cpembed.accelerator.addressing import bind_scalar
+from cpembed.accelerator.addressing import Scalar, TableEntry, bind_scalar
 from cpembed.accelerator.problem import PlanningError
 from cpembed.accelerator.program import Issue, Loop, Node
 from cpembed.accelerator.transfers import BoundIssue
 from cpembed.hw.isa import InstructionSet, IsaInstruction
 from cpembed.ir.expression import Access, Cast, Expression
 
-Value = int | float
-State = dict[str, Value | None]
+State = dict[str, Scalar | None]
 """Value of each register at a point of the program; None where iterations differ."""
 
 
@@ -29,7 +28,7 @@ def with_configuration(body: Sequence[Node], machine: InstructionSet) -> tuple[N
     return tuple(_configured(body, machine, {}))
 
 
-def _needs(node: Node) -> Iterator[tuple[str, Value | None]]:
+def _needs(node: Node) -> Iterator[tuple[str, Scalar | None]]:
     if isinstance(node, Loop):
         for inner in node.body:
             yield from _needs(inner)
@@ -37,30 +36,48 @@ def _needs(node: Node) -> Iterator[tuple[str, Value | None]]:
         yield from node.registers
 
 
+def _loop_names(node: Node) -> Iterator[str]:
+    """Yield the name of a loop and of those inside of it."""
+    if isinstance(node, Loop):
+        yield node.name
+        for inner in node.body:
+            yield from _loop_names(inner)
+
+
 def _configured(body: Sequence[Node], machine: InstructionSet, state: State) -> Iterator[Node]:
     for node in body:
-        needs: dict[str, set[Value]] = {}
+        needs: dict[str, set[Scalar]] = {}
         for register, value in _needs(node):
             needs.setdefault(register, set())
             if value is not None:
                 needs[register].add(value)
-        required: dict[str, Value] = {}
+        loops = set(_loop_names(node))
+        required: dict[str, Scalar] = {}
+        changing: list[str] = []
         for register, values in needs.items():
-            if len(values) == 1:
+            if len(values) > 1 or any(_depends(value, loops) for value in values):
+                changing.append(register)
+            elif len(values) == 1:
                 required[register] = next(iter(values))
-            elif not values and state.get(register) is None:
+            elif state.get(register) is None:
                 # Any value will do, but a register that was never set holds none.
                 required[register] = 0
         yield from _settings(required, machine, state)
         if isinstance(node, BoundIssue):
             yield _plain(node)
         elif isinstance(node, Loop):
-            for register, values in needs.items():
-                if len(values) > 1:
-                    state[register] = None
+            state.update(dict.fromkeys(changing))
             yield Loop(node.name, node.extent, tuple(_configured(node.body, machine, state)))
+            for register, value in state.items():
+                # The place in a table is over the loops inside of which it was set.
+                if value is not None and _depends(value, loops):
+                    state[register] = None
         else:
             yield node
+
+
+def _depends(value: Scalar, loops: set[str]) -> bool:
+    return isinstance(value, TableEntry) and not loops.isdisjoint(value.place.iterators)
 
 
 def _plain(issue: BoundIssue) -> Issue:
@@ -78,14 +95,14 @@ def _plain(issue: BoundIssue) -> Issue:
 
 
 def _settings(
-    required: Mapping[str, Value], machine: InstructionSet, state: State
+    required: Mapping[str, Scalar], machine: InstructionSet, state: State
 ) -> Iterator[Issue]:
     """Yield the instructions that bring registers to values, and update the state."""
     missing = {r: v for r, v in required.items() if state.get(r) != v}
     while missing:
         register = next(iter(missing))
         instruction, sets = _setter(machine, register)
-        operands: dict[str, Value] = {}
+        operands: dict[str, Scalar] = {}
         for target, operand in sets.items():
             # Other registers of the same instruction keep the value that they have.
             value = missing.pop(target, state.get(target))
@@ -102,8 +119,12 @@ def _settings(
                 for s in instruction.computation.statements
             )
         }
-        text = ", ".join(f"{r} = {operands[o]}" for r, o in sets.items())
+        text = ", ".join(f"{r} = {_text(operands[o])}" for r, o in sets.items())
         yield Issue(instruction.name, {**outputs, **bound}, note=f"set {text}")
+
+
+def _text(value: Scalar) -> str:
+    return f"number {value.place} of a table" if isinstance(value, TableEntry) else str(value)
 
 
 def _setter(machine: InstructionSet, register: str) -> tuple[IsaInstruction, dict[str, str]]:

@@ -137,6 +137,10 @@ class Trace:
             position = {f: fields.positions.get((name, f)) for f in ("base", "lane", "value")}
             base = position["base"] if position["base"] is not None else position["value"]
             lane = position["lane"]
+            if address.table:
+                assert base is not None
+                operands[name] = _number_address(int(record[base]), address)
+                continue
             operands[name] = replace(
                 address,
                 base=constant(base) if base is not None and address.value is None else address.base,
@@ -182,7 +186,9 @@ class Trace:
         issues[rows] = numbers[id(issue)]
         for position, expressions in self._columns(issue):
             column: Any = expressions
-            if not isinstance(expressions, int):
+            if isinstance(expressions, _Table):
+                column = expressions.at(values, places.shape, mask)
+            elif not isinstance(expressions, int):
                 column = np.asarray(expressions[0].evaluate(values))
                 for expression in expressions[1:]:
                     column = np.minimum(column, np.asarray(expression.evaluate(values)))
@@ -190,8 +196,8 @@ class Trace:
                 column = column.reshape(-1) if mask is None else column[mask]
             records[rows, position] = column
 
-    def _columns(self, issue: Issue) -> Iterator[tuple[int, int | tuple[IndexExpr, ...]]]:
-        """Yield each number of a record: its position, and a constant or the least of these."""
+    def _columns(self, issue: Issue) -> Iterator[tuple[int, _Column]]:
+        """Yield each number of a record with its position."""
         fields = self.fields[issue.instruction]
         instruction = self.program.machine.instructions[issue.instruction]
         for (name, field), position in fields.positions.items():
@@ -301,9 +307,39 @@ def _operand(issue: Issue, name: str) -> Address:
     return issue.operands[name]
 
 
-def _immediate(
-    issue: Issue, name: str, address: Address, dtype: str
-) -> int | tuple[IndexExpr, ...]:
+def _number_address(bits: int, address: Address) -> Address:
+    """Return the immediate of a number of a table, as a record has it."""
+    if all(isinstance(n, int) for n in address.table):
+        return Address(IndexExpr((), bits))
+    return Address(value=float(np.int64(bits).view(np.float64)))
+
+
+@dataclass(frozen=True)
+class _Table:
+    """Numbers of an immediate, as records have them, with the place of one over the loops."""
+
+    numbers: Integers
+    place: IndexExpr
+
+    def at(self, values: Mapping[str, Any], shape: tuple[int, ...], mask: Any) -> Integers:
+        """Return the numbers of all executed iterations."""
+        place = np.broadcast_to(np.asarray(self.place.evaluate(values)), shape)
+        place = place.reshape(-1) if mask is None else place[mask]
+        if place.size and (place.min() < 0 or place.max() >= len(self.numbers)):
+            raise ProgramError(f"{self.place} leaves a table of {len(self.numbers)} numbers")
+        return self.numbers[place]
+
+
+_Column = int | tuple[IndexExpr, ...] | _Table
+"""Number of a record: a constant, the least of some expressions, or an element of a table."""
+
+
+def _immediate(issue: Issue, name: str, address: Address, dtype: str) -> _Column:
+    if address.table:
+        if is_integer(dtype) and not all(isinstance(n, int) for n in address.table):
+            raise ProgramError(f"{issue.instruction}: {name} is {dtype}: give integers")
+        numbers = np.asarray(address.table, np.int64 if is_integer(dtype) else np.float64)
+        return _Table(numbers.view(np.int64), address.base)
     if is_integer(dtype):
         if address.value is not None:
             raise ProgramError(

@@ -8,7 +8,15 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import lru_cache
 
-from cpembed.accelerator.addressing import Binding, InMain, InRows, Place, bind, bind_scalar
+from cpembed.accelerator.addressing import (
+    Binding,
+    InMain,
+    InRows,
+    Place,
+    Scalar,
+    bind,
+    bind_scalar,
+)
 from cpembed.accelerator.boxes import Box, guards
 from cpembed.accelerator.problem import AddressingError
 from cpembed.accelerator.program import Issue, Loop, Node, Size
@@ -95,7 +103,7 @@ class Names:
 class BoundIssue(Issue):
     """An instruction, and the values that registers need when it is executed."""
 
-    registers: tuple[tuple[str, int | float | None], ...] = ()
+    registers: tuple[tuple[str, Scalar | None], ...] = ()
 
 
 @dataclass(frozen=True)

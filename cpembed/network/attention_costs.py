@@ -20,13 +20,8 @@ from cpembed.network.operator_costs import estimate_copy_us
 from cpembed.network.operators.attention_softmax import ROW_GROUP
 from cpembed.network.operators.attention_tiles import TileProduct, Tiles
 from cpembed.network.operators.nest import PlacedTensor
-from cpembed.network.operators.work import (
-    SHORTENED,
-    WIDTH,
-    function_operations,
-    text_operations,
-    vector_steps,
-)
+from cpembed.network.operators.operation_counts import WIDTH, function_operations, text_operations
+from cpembed.network.operators.work import SHORTENED, vector_steps
 from cpembed.network.product_kernels import ProductKernel
 from cpembed.targets.capabilities import AnyTarget, Calibrated, HostTimes, host_times
 from cpembed.targets.registry import open_target

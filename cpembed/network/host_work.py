@@ -17,7 +17,7 @@ from cpembed.graph.kinds import Elementwise, Kind, Product, TensorType
 from cpembed.ir.scalars import Apply, Input, Number, Scalar
 from cpembed.network.operator_costs import estimate_operator_us
 from cpembed.network.operators import PlacedTensor
-from cpembed.network.operators.work import WIDTH
+from cpembed.network.operators.operation_counts import WIDTH
 from cpembed.targets.capabilities import AnyTarget, host_times
 from cpembed.targets.registry import native_targets, open_target
 

@@ -18,7 +18,7 @@ from cpembed.network.layout import residual_of
 from cpembed.network.method_choices import CostLimit, MethodChoices
 from cpembed.network.operator_costs import estimate_operator_us
 from cpembed.network.operators import PlacedTensor
-from cpembed.network.operators.work import WIDTH, expression_operations
+from cpembed.network.operators.operation_counts import WIDTH, expression_operations
 from cpembed.network.physical_product import physical_product
 from cpembed.network.product_kernel import ProductKernel
 from cpembed.network.product_kernels import KernelRequest

@@ -19,16 +19,13 @@ from cpembed.network.operator_costs import estimate_copy_us, estimate_operator_u
 from cpembed.network.operators.attention_tiles import Tiles
 from cpembed.network.operators.emission import Operands
 from cpembed.network.operators.nest import PlacedTensor
+from cpembed.network.operators.operation_counts import expression_operations, text_operations
 from cpembed.network.operators.quantized_attention import (
     Broadcast,
     Broadcasts,
     quantized_attention_plan,
 )
-from cpembed.network.operators.work import (
-    expression_operations,
-    text_operations,
-    vector_steps,
-)
+from cpembed.network.operators.work import vector_steps
 from cpembed.network.product_kernels import (
     KernelRequest,
     ProductKernels,

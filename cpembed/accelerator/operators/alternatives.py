@@ -11,6 +11,7 @@ from cpembed.accelerator.lemmas import (
     Rewriting,
     block_diagonal,
     by_phases,
+    extremum_from_copy,
     rewritten,
     sum_with_delta,
     sum_with_ones,
@@ -42,6 +43,9 @@ def alternatives(form: OperatorForm, machine: InstructionSet) -> Iterator[Operat
         for view in (merged, plain) if merged.tensors != plain.tensors else (plain,):
             yield from _in_products(view, machine)
             yield view
+            begun = _rewritten(view, lambda statement, _: extremum_from_copy(statement))
+            if begun is not None:
+                yield begun
             narrow = sums_as_bytes(view, machine)
             if narrow is not None:
                 yield narrow

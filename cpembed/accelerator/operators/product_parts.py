@@ -198,7 +198,7 @@ def value_text(
             text = f"({text} * {parts.vector_text('scale', parts.vector(SCALE), names)})"
     if epilogue.shift:
         text = f"({text} >> {epilogue.shift})"
-    return f"max({text}, 0)" if epilogue.relu else text
+    return f"max({text}, 0)" if epilogue.relu and not relu_first else text
 
 
 def stored_text(parts: ProductParts, epilogue: Epilogue, value: str) -> str:

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections.abc import Sequence
+from dataclasses import dataclass, replace
 
 import numpy as np
 
@@ -32,12 +34,13 @@ def pool_forms(operator: Operator, graph: Graph) -> Forms:
     source = graph.types[name]
     pads = any((*kind.before, *kind.after))
     if kind.operation == "max":
-        if pads and not is_never_negative(name, graph):
-            return NoForm(
-                f"{operator.name}: its padding reads as 0, which is above negative elements: pool "
-                "after the activation, or without padding"
-            )
-        return (_max_pool(operator, graph, kind),)
+        forms = [_max_pool_by_taps(operator, graph, kind)] if pads else []
+        if not pads or is_never_negative(name, graph):
+            # Padding reads as 0, which is above negative elements.
+            forms.insert(0, _max_pool(operator, graph, kind))
+        return tuple(form for form in forms if form is not None) or NoForm(
+            f"{operator.name}: no tap of its windows is inside of the image everywhere"
+        )
     if not is_integer(source.dtype) and source.dtype != "float32":
         return NoForm(f"{operator.name}: the mean of {source.dtype}")
     if kind.zero_point or kind.stored_zero_point:
@@ -100,14 +103,74 @@ def _windows(
 def _max_pool(operator: Operator, graph: Graph, kind: Pool) -> OperatorForm:
     builder = FormBuilder(operator, graph)
     axes, window, index, read, names = _windows(builder, operator, graph, kind)
-    outside = ("X",) if any((*kind.before, *kind.after)) or _overreaches(builder, kind) else ()
+    outside = ("X",) if any((*kind.before, *kind.after)) else ()
     builder.add(f"Y[{index}] max= X[{read}]", axes | window, names, outside=outside)
     return builder.form("")
 
 
-def _overreaches(builder: FormBuilder, kind: Pool) -> bool:
-    del builder
-    return any((*kind.before, *kind.after))
+@dataclass(frozen=True)
+class _Taps:
+    """Consecutive taps along one dimension, and the results whose windows have them inside."""
+
+    first: int
+    count: int
+    results: range
+
+
+def _max_pool_by_taps(operator: Operator, graph: Graph, kind: Pool) -> OperatorForm | None:
+    """Return the form in which each tap reads the image only where it is inside of it.
+
+    A maximum is that over any parts of its window which cover it. The first part are the taps that
+    are inside for every result; None if there are none.
+    """
+    builder = FormBuilder(operator, graph)
+    axes, _, _, _, names = _windows(builder, operator, graph, kind)
+    order = dimension_order(graph, operator.inputs[0])
+    rank, taps = len(order), len(kind.window)
+    shape = graph.types[operator.inputs[0]].shape
+    outputs = graph.types[operator.output].shape
+    parts: list[list[_Taps]] = []
+    for k in range(taps):
+        d = rank - taps + k
+        groups = _tap_groups(kind, k, shape[d], outputs[d])
+        # Those of all results come first.
+        groups.sort(key=lambda group: -len(group.results))
+        if not groups or len(groups[0].results) < outputs[d]:
+            return None
+        parts.append(groups)
+    for position, groups in enumerate(itertools.product(*parts)):
+        extents, store, read = dict(axes), list(axes), list(axes)
+        for k, group in enumerate(groups):
+            place = order.index(rank - taps + k)
+            axis, first = f"i{place}", group.results.start
+            extents |= {axis: len(group.results), f"r{k}": group.count}
+            store[place] = f"{axis} + {first}" if first else axis
+            offset = kind.strides[k] * first + kind.dilation[k] * group.first - kind.before[k]
+            read[place] = f"{kind.strides[k]}*{axis} + {kind.dilation[k]}*r{k} + {offset}"
+        text = f"Y[{','.join(store)}] max= X[{','.join(read)}]"
+        builder.add(text, extents, names, accumulates=position > 0)
+    return builder.form("each tap where it is inside of the image")
+
+
+def _tap_groups(kind: Pool, k: int, size: int, results: int) -> list[_Taps]:
+    """Return the taps along one dimension with the results that they are inside of the image for.
+
+    Neighbours that are inside for the same results are together; those of no result are left out.
+    """
+    groups: list[_Taps] = []
+    stride, dilation, before = kind.strides[k], kind.dilation[k], kind.before[k]
+    for tap in range(kind.window[k]):
+        offset = dilation * tap - before
+        first = max(0, -(offset // stride))
+        last = min(results, -((offset - size) // stride))
+        if first >= last:
+            continue
+        previous = groups[-1] if groups else None
+        if previous is not None and previous.results == range(first, last):
+            groups[-1] = replace(previous, count=tap + 1 - previous.first)
+        else:
+            groups.append(_Taps(tap, 1, range(first, last)))
+    return groups
 
 
 def _mean_pool(operator: Operator, graph: Graph, kind: Pool) -> OperatorForm:

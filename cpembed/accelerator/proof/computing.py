@@ -47,6 +47,7 @@ class Computing:
             read
             for read in self._facts.assignment.reads
             if read not in constants
+            and read not in self._facts.element_reads
             and read != step.previous
             and read.operand in reads
             and reads[read.operand].operand.content
@@ -121,6 +122,9 @@ class Computing:
         if previous is not None:
             pairs.append((previous, self._statement.computation.statement.store))
         for access, wanted_access in pairs:
+            if access in self._facts.element_reads:
+                self._compare_element(access, wanted_access, domain)
+                continue
             touched = self._reads.get(access.operand, self._output)
             numbers = touched.elements.numbers[access]
             for index, required in zip(touched.index, wanted_access.index, strict=True):
@@ -133,6 +137,16 @@ class Computing:
                         f"{self._execution.text}: {access} is claimed to be another element of "
                         f"{touched.operand.tensor} than {wanted_access} at {point}"
                     )
+
+    def _compare_element(self, access: Access, required: Access, domain: Booleans | None) -> None:
+        """Compare the element that a register or an immediate holds with the statement's."""
+        for index, term in zip(self._execution.claimed_index(access), required.index, strict=True):
+            differs: Any = term.evaluate(self._points) != index
+            if np.any(differs if domain is None else differs & domain):
+                raise ObligationError(
+                    f"{self._execution.text}: {access} is claimed to be another element of the "
+                    f"constant than {required}"
+                )
 
     def _check_read(self, read: Access, domain: Booleans | None) -> None:
         """Check that the points of the statement read their elements, complete."""
@@ -314,7 +328,9 @@ class Computing:
         columns: list[Integers] = []
         values: list[list[Number]] = []
         reads = [r for r in self._facts.assignment.reads if r not in self._constants]
-        reads = [r for r in reads if r != self._step.previous]
+        # A register or immediate with an element of a constant may be any number.
+        unnumbered = {self._step.previous, *self._facts.element_reads}
+        reads = [r for r in reads if r not in unnumbered]
         for read in reads:
             which, numbers = self._reads[read.operand].numbers()
             columns.append(which[self._reads[read.operand].elements.numbers[read]][points])

@@ -12,7 +12,7 @@ from functools import cached_property
 
 import islpy as isl
 
-from cpembed.accelerator.program import Program
+from cpembed.accelerator.program import Address, Program
 from cpembed.accelerator.proof.meanings import Meanings
 from cpembed.accelerator.proof.relations import (
     IssueRelations,
@@ -24,6 +24,7 @@ from cpembed.accelerator.proof.relations import (
     union,
 )
 from cpembed.accelerator.proof.result import UndecidedError
+from cpembed.accelerator.proof.selections import check_element, check_immediates
 from cpembed.accelerator.proof.steps import Role
 from cpembed.accelerator.proof.tensors import Tensors
 from cpembed.accelerator.proof.terms import Number
@@ -78,6 +79,7 @@ class Dataflow:
         """Check every obligation; raise :class:`UndecidedError` at the first that is not shown."""
         for issue in self.issues:
             issue.check_sizes()
+            check_immediates(issue)
         self._follow_registers()
         self._touch_memories()
         self._check_places()
@@ -104,7 +106,7 @@ class Dataflow:
                 self._follow_register(memory.name)
 
     def _follow_register(self, name: str) -> None:
-        writers: dict[str, tuple[IssueRelations, Number]] = {}
+        writers: dict[str, tuple[IssueRelations, Number | Address]] = {}
         readers: dict[str, IssueRelations] = {}
         sources, sinks = isl.UnionMap("{}"), isl.UnionMap("{}")
         schedule = isl.UnionMap("{}")
@@ -112,10 +114,10 @@ class Dataflow:
             facts = issue.facts
             if facts.is_register(facts.output) and facts.place(facts.output).memory == name:
                 step = issue.step
-                if step.role is not Role.CONSTANT:
+                if step.role not in (Role.CONSTANT, Role.SELECT):
                     raise UndecidedError(f"{facts.text} writes register {name} with no number")
                 space = f"W{issue.number}"
-                writers[space] = issue, step.value
+                writers[space] = issue, facts.selection() or step.value
                 sources = sources.union(_loops_map(issue, space, "M[]"))
                 schedule = schedule.union(_loops_map(issue, space, _time(issue, "1")))
             if name in facts.registers_read:
@@ -130,8 +132,16 @@ class Dataflow:
             raise UndecidedError(f"register {name} is read before it is written")
         values: dict[str, set[Number]] = {space: set() for space in readers}
         for dependence in _maps(flow.get_must_dependence()):
-            value = writers[_name(dependence, isl.dim_type.in_)][1]
-            values[_name(dependence, isl.dim_type.out)].add(value)
+            writer, value = writers[_name(dependence, isl.dim_type.in_)]
+            space = _name(dependence, isl.dim_type.out)
+            facts = readers[space].facts
+            elements = [r for r in facts.element_reads if facts.place(r.operand).memory == name]
+            for read in elements:
+                check_element(readers[space], read, writer, value, dependence)
+            if not elements and isinstance(value, Address):
+                raise UndecidedError(f"{facts.text}: register {name} holds several values")
+            if not isinstance(value, Address):
+                values[space].add(value)
         for space, numbers in values.items():
             # An instruction that is never executed reads nothing.
             if len(numbers) == 1:

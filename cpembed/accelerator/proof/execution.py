@@ -84,17 +84,42 @@ class Execution:
                 value = self._immediate(read.operand)
             elif self.facts.is_register(read.operand):
                 value = self._register(self.facts.place(read.operand).memory)
-            if value is not None:
+            if value is None:
+                continue
+            if read in self.facts.element_reads:
+                self._check_element(read, value)
+            else:
                 constants[read] = value
         return constants
 
+    def _check_element(self, read: Access, value: Number) -> None:
+        """Check that a register or immediate holds the element of a constant that it claims."""
+        content = self.facts.content(read.operand)
+        assert content is not None
+        index = self.claimed_index(read)
+        tensors = self.enumeration.tensors
+        shape = tensors.shape(content.tensor)
+        number: Number | None = None
+        if all(0 <= i < size for i, size in zip(index, shape, strict=True)):
+            constant = tensors.specification.constants[content.tensor].reshape(shape)
+            number = stored_number(constant[index].item(), self.facts.dtype(read.operand))
+            number = number if number == constant[index].item() else None
+        if number is None or value != number:
+            element = f"{content.tensor}[{', '.join(map(str, index))}]"
+            raise ObligationError(
+                f"{self.text}: {read.operand} is claimed to hold {element}, and holds {value}"
+            )
+
+    def claimed_index(self, read: Access) -> tuple[int, ...]:
+        """Return the index of the element that a register or an immediate is claimed to hold."""
+        content = self.facts.content(read.operand)
+        assert content is not None
+        loops = self.instances.iteration(self.iteration)
+        return tuple(int(index.evaluate(loops)) for index in content.index)
+
     def _immediate(self, operand: str) -> Number:
         address = self.facts.issue.operands[operand]
-        value: Number
-        if address.value is not None:
-            value = address.value
-        else:
-            value = int(address.base.evaluate(self.instances.iteration(self.iteration)))
+        value = address.number(self.instances.iteration(self.iteration))
         return self.facts.held_number(operand, value)
 
     def _register(self, name: str) -> Number | None:

@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cached_property
 
-from cpembed.accelerator.program import Content, Issue, Loop
+from cpembed.accelerator.program import Address, Content, Issue, Loop
 from cpembed.accelerator.proof.result import ObligationError
 from cpembed.accelerator.proof.tensors import Tensors
 from cpembed.accelerator.proof.terms import (
@@ -75,6 +75,33 @@ class IssueFacts:
     def is_register(self, operand: str) -> bool:
         memory = self.tensors.program.machine.memories.get(self.place(operand).memory)
         return memory is not None and memory.kind is MemoryKind.REGISTER
+
+    @cached_property
+    def element_reads(self) -> tuple[Access, ...]:
+        """Reads of registers and immediates that are claimed to hold an element of a constant.
+
+        Constants whose elements are all equal are numbers instead.
+        """
+        if self.issue.meaning is None:
+            return ()
+        constants, uniform = self.tensors.specification.constants, self.tensors.uniform
+        reads: list[Access] = []
+        for read in dict.fromkeys(self.assignment.reads):
+            content = self.content(read.operand)
+            is_scalar = self.is_immediate(read.operand) or self.is_register(read.operand)
+            if not is_scalar or content is None or content.tensor in uniform:
+                continue
+            if content.tensor in constants:
+                reads.append(read)
+        return tuple(reads)
+
+    def selection(self) -> Address | None:
+        """Return the immediate of several numbers that the instruction writes to a register."""
+        value = self.assignment.value
+        if not (isinstance(value, Access) and self.is_register(self.output)):
+            return None
+        address = self.issue.operands[value.operand]
+        return address if self.is_immediate(value.operand) and address.table else None
 
     def content(self, operand: str) -> Content | None:
         content = self.issue.contents.get(operand)

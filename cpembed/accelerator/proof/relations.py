@@ -149,6 +149,8 @@ class IssueRelations:
         """Return the numbers that registers and immediates hold in every execution."""
         constants: dict[Access, Number] = {}
         for read in self.facts.assignment.reads:
+            if read in self.facts.element_reads or self.facts.selection() is not None:
+                continue
             if self.facts.is_immediate(read.operand):
                 constants[read] = self.immediate(read.operand)
             elif self.facts.is_register(read.operand):
@@ -158,7 +160,7 @@ class IssueRelations:
     def immediate(self, operand: str) -> Number:
         """Return the value of an immediate."""
         address = self.facts.issue.operands[operand]
-        if address.value is None and address.base.terms:
+        if address.table or (address.value is None and address.base.terms):
             raise UndecidedError(f"{self.facts.text}: immediate {operand} depends on loops")
         value = address.base.constant if address.value is None else address.value
         return self.facts.held_number(operand, value)

@@ -43,6 +43,8 @@ class Role(StrEnum):
     """It begins a reduction."""
     CONTINUE = "continue"
     """It goes on with a reduction."""
+    SELECT = "select"
+    """It writes one number of a table to a register."""
     OPAQUE = "opaque"
     """It writes what no claim describes."""
 
@@ -98,6 +100,8 @@ def step(facts: IssueFacts, constants: Mapping[Access, Number]) -> Step:
     number = folded(facts, constants)
     if facts.assignment.reduction is None and number is not None:
         return Step(Role.CONSTANT, value=stored_number(number, facts.dtype(facts.output)))
+    if facts.selection() is not None:
+        return Step(Role.SELECT)
     if facts.assignment.reduction is None and isinstance(value, Access):
         return _move(facts, value)
     content = facts.content(facts.output)

@@ -7,22 +7,17 @@ Times of the work on a machine are :mod:`cpembed.network.operator_costs`.
 from __future__ import annotations
 
 import math
-import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import astuple, dataclass
-from functools import cache
 from typing import Any
 
 import numpy as np
 
-from cpembed.codegen.approximations import APPROXIMATIONS
 from cpembed.codegen.transposition import Blocks
-from cpembed.codegen.values import Bind
 from cpembed.graph import kinds
 from cpembed.graph.kinds import Kind
 from cpembed.graph.kinds.base import axis_of
 from cpembed.ir.dtypes import is_integer
-from cpembed.ir.scalars import Apply, Number, Scalar
 from cpembed.network.operators.elementwise import elementwise_nest
 from cpembed.network.operators.emission import vector_size
 from cpembed.network.operators.movement import copied_parts, gathered_nest, transposed_blocks
@@ -36,20 +31,20 @@ from cpembed.network.operators.nest import (
     axis_of_loop,
     nest_over,
 )
+from cpembed.network.operators.operation_counts import (
+    DIVISION,
+    WIDTH,
+    expression_operations,
+    function_operations,
+)
 from cpembed.network.operators.pooling import pool_nest
 from cpembed.network.operators.reductions import reduced_nest
-
-WIDTH = 8
-"""Elements of 32 bits in the vectors that times of operations are given for."""
 
 _VECTOR_BYTES = 4 * WIDTH
 # Operations in the time of a reciprocal root that everything after it waits for.
 _RECIPROCAL_ROOT = 120.0
 # Operations in the time that halving a vector of accumulators waits for results.
 _HALVINGS = 25.0
-# Operations of a vector division, a square root, and of a function that a library computes for one
-# element after the other.
-_DIVISION, _ROOT, _LIBRARY_CALL = 5.0, 6.0, 60.0
 # Operations of a tap, and of what follows the taps, for a result that has no neighbours.
 _SINGLE_TAP, _SINGLE_RESULT = 0.3, 3.0
 # Operations of widening an element to 32 bits, and of narrowing one.
@@ -79,59 +74,6 @@ class Work:
 
     def __add__(self, work: Work) -> Work:
         return Work(*(a + b for a, b in zip(astuple(self), astuple(work), strict=True)))
-
-
-def expression_operations(node: Scalar) -> float:
-    """Return the operations per vector of an expression of floats; equal parts count once."""
-    parts: set[Apply] = set()
-
-    def collect(part: Scalar) -> None:
-        if isinstance(part, Apply) and part not in parts:
-            parts.add(part)
-            for argument in part.arguments:
-                collect(argument)
-
-    collect(node)
-    return sum(map(_operations_of, parts))
-
-
-def _operations_of(part: Apply) -> float:
-    operation = part.operation
-    if operation in APPROXIMATIONS:
-        return function_operations(operation)
-    if operation == "pow":
-        exponent = part.arguments[1]
-        if not isinstance(exponent, Number):
-            return WIDTH * _LIBRARY_CALL
-        is_product = math.isfinite(exponent.value) and exponent.value == int(exponent.value)
-        return 2.0 * math.log2(2 + abs(exponent.value)) if is_product else _ROOT
-    if operation == "rem":
-        return WIDTH * _LIBRARY_CALL
-    return {"div": _DIVISION, "sqrt": _ROOT, "not": 0.5, "and": 0.5, "or": 0.5}.get(operation, 1.0)
-
-
-@cache
-def function_operations(name: str) -> float:
-    """Return the operations per vector of a function that a polynomial approximates."""
-    return text_operations(lambda bind: APPROXIMATIONS[name](bind, "x"))
-
-
-def text_operations(write: Callable[[Bind], str]) -> float:
-    """Return the operations per vector of the values that a function writes."""
-    texts: list[str] = []
-
-    def bind(value: str) -> str:
-        texts.append(value)
-        return "v"
-
-    texts.append(write(bind))
-    text = " ".join(texts)
-    # Operators between spaces, and calls but for constants.
-    count = len(re.findall(r" [-+*<]=? ", text))
-    count += len(re.findall(r"T\.(?!float32|float64|int32|let)[a-z_]+\(", text))
-    count += int(_DIVISION) * text.count(" / ")
-    # Half of the vectors hold elements of twice the size.
-    return float(count * (2 if "float64" in text else 1))
 
 
 def work_of(
@@ -251,7 +193,7 @@ def _quantized(
     kind: kinds.Quantize, inputs: Sequence[PlacedTensor], outputs: Sequence[PlacedTensor]
 ) -> Work:
     (output,) = outputs
-    operations = _loads(inputs) + _DIVISION + 5.0 + _stores(output)
+    operations = _loads(inputs) + DIVISION + 5.0 + _stores(output)
     return _Loop.innermost(elementwise_nest(output, inputs[:1])).executed(operations)
 
 
@@ -269,7 +211,7 @@ def _dynamically_quantized(
     loop = _Loop.innermost(elementwise_nest(outputs[0], inputs))
     extremes = loop.executed(_loads(inputs) + 1.0)
     return (
-        extremes + extremes + loop.executed(_loads(inputs) + _DIVISION + 5.0 + _stores(outputs[0]))
+        extremes + extremes + loop.executed(_loads(inputs) + DIVISION + 5.0 + _stores(outputs[0]))
     )
 
 
@@ -382,7 +324,7 @@ def _pooled(
     loop = _Loop.innermost(nest)
     per_tap, is_mean = _per_element(kind.operation, source), kind.operation == "mean"
     # Means of integers are multiplied by a reciprocal.
-    finish = _stores(output, is_mean) + _DIVISION * (is_mean and not is_integer(source.dtype))
+    finish = _stores(output, is_mean) + DIVISION * (is_mean and not is_integer(source.dtype))
     lane = nest.loops[-1].name if nest.loops else ""
     crosses = any(lane in point.iterators for point in nest.points)
     step = abs(nest.step(1, lane)) if lane else 1

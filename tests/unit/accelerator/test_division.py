@@ -50,20 +50,29 @@ def planned(graph: Graph, *, elements: float = 10.0) -> AcceleratorNetwork:
 PER_CHANNEL = Epilogue("int8", scale=True, bias=True, relu=True)
 
 
+FLOATS = Epilogue("float32", scale=True)
+
+
 @needs_executor
-@pytest.mark.parametrize("epilogue", [PER_CHANNEL, Epilogue("float32", scale=True)])
-def test_sums_are_the_machines_and_scales_by_channel_the_hosts(epilogue: Epilogue) -> None:
-    network = planned(product_graph(epilogue))
+@pytest.mark.parametrize("epilogue, elements", [(PER_CHANNEL, 0.5), (FLOATS, 10.0)])
+def test_what_the_host_is_faster_at_is_its_part(epilogue: Epilogue, elements: float) -> None:
+    network = planned(product_graph(epilogue), elements=elements)
     (step,) = network.steps
     assert isinstance(step, ProgramStep)
     (part,) = step.host
     assert (part.after, len(part.specification.statements)) == (1, 1)
-    assert "one number" in part.reason or "no instruction computes" in part.reason
+    assert "the host takes" in part.reason or "no instruction computes" in part.reason
     # The host reads sums, a scale for each channel and perhaps a bias, and writes the output.
     vectors = sum(name in part.text for name in part.specification.constants)
-    elements = 2 * ROWS * CHANNELS + max(1, vectors) * CHANNELS
-    assert part.us == pytest.approx(elements * 10 / network.machine.clock_mhz, rel=0.01)
+    count = 2 * ROWS * CHANNELS + max(1, vectors) * CHANNELS
+    assert part.us == pytest.approx(count * elements / network.machine.clock_mhz, rel=0.01)
     assert network.on_host == (part,)
+    check(network)
+
+
+def check(network: AcceleratorNetwork) -> None:
+    """Check that the programs of a network of one operator are proven and right."""
+    (step,) = network.programs
     random = np.random.default_rng(3)
     x = random.integers(-128, 128, (ROWS, DEPTH)).astype(np.int8)
     run = run_network(network, {"x": x})
@@ -71,6 +80,25 @@ def test_sums_are_the_machines_and_scales_by_channel_the_hosts(epilogue: Epilogu
     inputs = [x, *(network.graph.constants[name] for name in step.operators[0].inputs[1:])]
     np.testing.assert_array_equal(run.outputs["y"], step.operators[0].kind.evaluate(inputs)[0])
     assert prove_network(network).proofs["product"].holds
+
+
+@needs_executor
+def test_a_register_is_set_for_each_channel() -> None:
+    # Gemmini has one scale: each execution of its stores is of one channel.
+    network = planned(product_graph(PER_CHANNEL))
+    (step,) = network.programs
+    assert step.host == ()
+    (table,) = {
+        address.table
+        for program in step.programs
+        for _, issue in program.issues()
+        for address in issue.operands.values()
+        if address.table
+    }
+    np.testing.assert_array_equal(
+        np.asarray(table[:CHANNELS], np.float32), network.graph.constants[SCALE]
+    )
+    check(network)
 
 
 @needs_executor
@@ -90,7 +118,7 @@ def test_sums_of_a_machine_that_stores_bytes_are_composed_by_the_host() -> None:
 
 def test_a_host_that_is_faster_alone_computes_the_whole_operator() -> None:
     # No time for an element or a product: any program is slower.
-    network = planned(product_graph(PER_CHANNEL), elements=0.0)
+    network = planned(product_graph(FLOATS), elements=0.0)
     machine = replace(network.machine, host={"cycles_per_element": 1e-6, "cycles_per_mac": 1e-6})
     (step,) = plan_network(network.graph, machine).steps
     assert isinstance(step, HostStep)
@@ -103,7 +131,7 @@ def test_equal_scales_need_no_host() -> None:
 
 
 def test_reports_name_the_statements_of_the_host() -> None:
-    document = network_document(planned(product_graph(PER_CHANNEL)))
+    document = network_document(planned(product_graph(FLOATS)))
     ((host,),) = [step["host"] for step in document["steps"]]
     assert host["after_programs"] == 1
     assert "float32" in host["statements"][0]

@@ -27,13 +27,8 @@ from cpembed.hw.loader import load_hardware_spec
 from cpembed.network.layout import Layout
 from cpembed.network.operator_costs import estimate_copy_us, estimate_operator_us
 from cpembed.network.operators import PlacedTensor
-from cpembed.network.operators.work import (
-    conversion_work,
-    expression_operations,
-    function_operations,
-    vector_steps,
-    work_of,
-)
+from cpembed.network.operators.operation_counts import expression_operations, function_operations
+from cpembed.network.operators.work import conversion_work, vector_steps, work_of
 from cpembed.targets.capabilities import HostTimes, host_times
 from cpembed.targets.portable import PortableTarget
 from cpembed.targets.registry import open_target
