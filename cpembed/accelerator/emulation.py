@@ -22,6 +22,7 @@ from cpembed.ir.grammar import parse_body
 from cpembed.ir.parser import parse_computation
 from cpembed.ir.reference import random_array, reference
 from cpembed.provenance import Provenance
+from cpembed.steps import PhaseProgress, silent
 
 
 @dataclass(frozen=True)
@@ -95,6 +96,7 @@ def emulate(
     *,
     seed: int = 0,
     against: str | None = None,
+    progress: PhaseProgress = silent,
 ) -> Emulation:
     """Run a program on files or random data.
 
@@ -110,6 +112,8 @@ def emulate(
     against
         Expression of an output over other tensors of the program, such as
         ``C[x,y] += A[x,z] * B[z,y]``, that the output is compared with.
+    progress
+        Progress of :func:`~cpembed.accelerator.executor.execute`.
 
     Raises
     ------
@@ -137,7 +141,7 @@ def emulate(
             random = random_array(tensor.dtype, tensor.shape, generator)
             arrays[name] = _from_file(files[name], tensor) if name in files else random
     buffers = {name: program.tensors[name].buffer(array) for name, array in arrays.items()}
-    run = execute(program, buffers, seed)
+    run = execute(program, buffers, seed, progress)
     outputs = {
         name: tensor.array(run.buffers[name])
         for name, tensor in program.tensors.items()

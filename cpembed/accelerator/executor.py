@@ -38,6 +38,7 @@ from cpembed.accelerator.trace import Trace, unroll
 from cpembed.errors import ExecutionFault, ProgramError
 from cpembed.hw.isa import InstructionSet, Synchronization
 from cpembed.ir.dtypes import numpy_dtype, size_bytes
+from cpembed.steps import PhaseProgress, silent
 from cpembed.targets.executor.program import TextCompiler
 
 NATIVE = Path(__file__).parent / "native"
@@ -123,7 +124,10 @@ class Run:
 
 
 def execute(
-    program: Program | Trace, buffers: Mapping[str, Array] | None = None, seed: int = 0
+    program: Program | Trace,
+    buffers: Mapping[str, Array] | None = None,
+    seed: int = 0,
+    progress: PhaseProgress = silent,
 ) -> Run:
     """Execute a program.
 
@@ -137,6 +141,9 @@ def execute(
         but the fill of their margins.
     seed
         Seed of the order of execution of a machine with channels.
+    progress
+        Called before the machine's executor is compiled and before the program is executed, with
+        the phase's name (``executor``, ``emulate``) and 0.
 
     Raises
     ------
@@ -157,6 +164,9 @@ def execute(
             "emulate a part of the program"
         )
     tensors = _buffers(trace.program, buffers or {})
+    progress("executor", 0)
+    compile_executor(trace.program.machine)
+    progress("emulate", 0)
     return _Execution(trace, tensors, seed).run()
 
 

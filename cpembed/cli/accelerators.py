@@ -86,7 +86,6 @@ def emulate_command(
     import numpy as np
 
     from cpembed.accelerator.emulation import emulate, read_assembly
-    from cpembed.accelerator.executor import compile_executor
     from cpembed.accelerator.machine_code import save as save_text
     from cpembed.hw.isa_reader import load_instruction_set
     from cpembed.ir.dtypes import as_stored
@@ -98,11 +97,8 @@ def emulate_command(
                 f"{path} declares no tensor {name}: use {' '.join(program.tensors) or 'none'}"
             )
     with output.ProgressLine() as progress:
-        progress("executor", 0)
-        compile_executor(program.machine)
-        progress("emulate", 0)
         try:
-            result = emulate(program, inputs, seed=seed, against=against)
+            result = emulate(program, inputs, seed=seed, against=against, progress=progress)
         except ExecutionFault as fault:
             raise ExecutionFault(f"{path}: {fault}") from None
     for name, file in outputs.items():

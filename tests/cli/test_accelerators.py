@@ -115,7 +115,7 @@ def test_explore_costs_a_layer_as_run_estimates_it(cpembed: Caller) -> None:
     [
         ("memories.scratchpad.rows=abc", "is a string ('abc'), must be an integer"),
         ("constants.dim=8,x", "'x' is no number"),
-        ("constants.dimm=8", "nothing uses $dimm (did you mean dim?)"),
+        ("constants.dimm=8", "there is no constants.dimm; allowed there: dim"),
         ("instructions.mvin_c=absent", "there is no instructions.mvin_c"),
     ],
 )

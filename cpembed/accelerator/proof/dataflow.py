@@ -13,6 +13,7 @@ from functools import cached_property
 import islpy as isl
 
 from cpembed.accelerator.program import Address, Program
+from cpembed.accelerator.proof.last_writes import last_writes, maps_of
 from cpembed.accelerator.proof.meanings import Meanings
 from cpembed.accelerator.proof.relations import (
     IssueRelations,
@@ -127,11 +128,11 @@ class Dataflow:
                 schedule = schedule.union(_loops_map(issue, space, _time(issue, "0")))
         if not readers:
             return
-        flow = _flow(sinks, sources, schedule)
-        if not flow.get_must_no_source().is_empty():
+        flow = last_writes(sinks, sources, schedule)
+        if not flow.unwritten.is_empty():
             raise UndecidedError(f"register {name} is read before it is written")
         values: dict[str, set[Number]] = {space: set() for space in readers}
-        for dependence in _maps(flow.get_must_dependence()):
+        for dependence in maps_of(flow.dependence):
             writer, value = writers[_name(dependence, isl.dim_type.in_)]
             space = _name(dependence, isl.dim_type.out)
             facts = readers[space].facts
@@ -272,11 +273,10 @@ class Dataflow:
             else:
                 sinks = sinks.union(isl.UnionMap.from_map(place))
             schedule = schedule.union(isl.UnionMap.from_map(touch.schedule))
-        flow = _flow(sinks, sources, schedule)
-        missing = flow.get_must_no_source()
-        if not missing.is_empty():
+        flow = last_writes(sinks, sources, schedule)
+        if not flow.unwritten.is_empty():
             raise UndecidedError(f"{memory} is read where nothing was written")
-        for dependence in _maps(flow.get_must_dependence()):
+        for dependence in maps_of(flow.dependence):
             check_time()
             source = self._touch_by_space[_name(dependence, isl.dim_type.in_)]
             sink = self._touch_by_space[_name(dependence, isl.dim_type.out)]
@@ -470,12 +470,6 @@ class Dataflow:
         )
 
 
-def _flow(sinks: isl.UnionMap, sources: isl.UnionMap, schedule: isl.UnionMap) -> isl.UnionFlow:
-    access = isl.UnionAccessInfo.from_sink(sinks)
-    access = access.set_must_source(sources).set_schedule_map(schedule)
-    return access.compute_flow()
-
-
 def _loops_map(issue: IssueRelations, space: str, target: str) -> isl.UnionMap:
     text = f"{{ {issue.tuple_text(space)} -> {target} : {issue.loops_text} }}"
     return isl.UnionMap(text)
@@ -483,12 +477,6 @@ def _loops_map(issue: IssueRelations, space: str, target: str) -> isl.UnionMap:
 
 def _time(issue: IssueRelations, phase: str) -> str:
     return f"T[{', '.join((*issue.schedule_text, phase))}]"
-
-
-def _maps(relation: isl.UnionMap) -> list[isl.Map]:
-    maps: list[isl.Map] = []
-    relation.foreach_map(maps.append)
-    return maps
 
 
 def _name(relation: isl.Map, kind: isl.dim_type) -> str:
