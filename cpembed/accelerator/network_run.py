@@ -215,6 +215,9 @@ def _run_step(
     inside: dict[str, Array] = {}
     for number, program in enumerate(step.programs):
         contents |= host_values(step.host, number, contents)
+        assert program.specification is not None
+        # Statements that several instructions compute have constants of their own.
+        contents |= program.specification.constants
         buffers = {
             name: memory.buffer(form.tensors[name], layout, values[form.tensors[name].name])
             if name in arrays
@@ -222,7 +225,6 @@ def _run_step(
             for name, layout in program.tensors.items()
         }
         run = execute(program, buffers, seed)
-        assert program.specification is not None
         for name in program.specification.outputs:
             contents[name] = program.tensors[name].array(run.buffers[name])
             if name in form.tensors:

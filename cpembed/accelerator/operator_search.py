@@ -91,6 +91,7 @@ class OperatorSearch:
             One or two alternatives; or why there is none.
         """
         reason = next((m.reason for m in self.matchings if not m.matches), "")
+        reason = reason or _backward_reads(self.specification)
         if reason:
             return reason
         ordered = self._with_common_layouts(self._from(0))
@@ -277,6 +278,18 @@ def _agree_between(plans: Plans) -> bool:
             if tensor.role != "constant" and orders.setdefault(name, order) != order:
                 return False
     return True
+
+
+def _backward_reads(specification: Specification) -> str:
+    """Return the reason where a statement reads a tensor backwards, which no box describes."""
+    for statement in specification.statements:
+        for access in (*statement.computation.reads, statement.computation.statement.store):
+            if any(t.coefficient < 0 for index in access.index for t in index.terms):
+                return (
+                    f"rejected: {statement.computation} walks {access.operand} backwards: reverse "
+                    "it, or the host computes it"
+                )
+    return ""
 
 
 def segment(specification: Specification, first: int, after: int) -> Specification:

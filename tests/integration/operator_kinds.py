@@ -13,7 +13,13 @@ import numpy as np
 from cpembed.accelerator.network import AcceleratorNetwork, HostStep, plan_network
 from cpembed.accelerator.network_proof import prove_network
 from cpembed.accelerator.network_run import run_network
-from cpembed.frontends.products import Window, convolution, matrix_product, transposed_convolution
+from cpembed.frontends.products import (
+    Window,
+    convolution,
+    matrix_product,
+    spread_shape,
+    transposed_convolution,
+)
 from cpembed.graph.graph import Graph
 from cpembed.graph.kinds import (
     Apply,
@@ -27,6 +33,7 @@ from cpembed.graph.kinds import (
     Pool,
     Quantize,
     Reduce,
+    Reshape,
     Resize,
     Slice,
     Softmax,
@@ -101,6 +108,7 @@ def window(
             after=pads,
         )
         if transposed:
+            x = spread(net, x, stride)
             weights = (IMAGE[1], filters, taps, taps)
             form = transposed_convolution(IMAGE, weights, described)
         else:
@@ -109,6 +117,16 @@ def window(
         return net.quantize(net.add(form.product, x, net.factors(weights, axis)))
 
     return case
+
+
+def spread(net: Symmetric, x: str, stride: int) -> str:
+    """Insert zeros between the pixels of an image, as front ends do."""
+    n, c, height, width = IMAGE
+    x = net.add(Reshape((n, c, height, 1, width, 1)), x)
+    x = net.add(Pad((0,) * 6, (0, 0, 0, stride - 1, 0, stride - 1)), x)
+    x = net.add(Reshape((n, c, height * stride, width * stride)), x)
+    shape = spread_shape(IMAGE, (stride, stride))
+    return net.add(Slice((0,) * 4, shape, (1,) * 4), x)
 
 
 def pool(

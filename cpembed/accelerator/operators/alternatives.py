@@ -19,7 +19,7 @@ from cpembed.accelerator.lemmas import (
 from cpembed.accelerator.matching import matches
 from cpembed.accelerator.operators.forms import OperatorForm
 from cpembed.accelerator.operators.narrow_stores import sums_as_bytes
-from cpembed.accelerator.operators.views import flattened, squeezed
+from cpembed.accelerator.operators.views import flattened, squeezed, with_forward_constants
 from cpembed.accelerator.specification import Array, Statement
 from cpembed.hw.isa import InstructionSet
 from cpembed.ir.computation import AxisKind
@@ -35,6 +35,7 @@ def alternatives(form: OperatorForm, machine: InstructionSet) -> Iterator[Operat
     machine : InstructionSet
         Machine whose products say how many channels a group has.
     """
+    form = with_forward_constants(form)
     # First of all, since the steps of a spread operand belong to its original dimensions.
     phased = _rewritten(form, lambda statement, _: by_phases(statement))
     for base in (_without_steps(form),) if phased is None else (phased, _without_steps(form)):

@@ -11,6 +11,8 @@ import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
+import numpy as np
+
 from cpembed.accelerator.operators.forms import OperatorForm
 from cpembed.accelerator.specification import Specification
 from cpembed.ir.computation import Axis, Operand, changed_accesses
@@ -19,6 +21,56 @@ from cpembed.ir.index import IndexExpr, IndexTerm
 
 _Change = Callable[[int, Access], Access]
 """Access in a statement, by its number, after a change."""
+
+
+def with_forward_constants(form: OperatorForm) -> OperatorForm:
+    """Return a form that reads its constants forwards.
+
+    A dimension that every access walks backwards is reversed, in the array and in the indices.
+    """
+    specification = form.specification
+    reversed_places: dict[str, set[int]] = {}
+    for name, array in specification.constants.items():
+        accesses = [
+            access
+            for statement in specification.statements
+            for access in statement.computation.access_maps.get(name, ())
+        ]
+        reversed_places[name] = {
+            d
+            for d in range(array.ndim)
+            if all(a.index[d].terms for a in accesses)
+            and all(t.coefficient < 0 for a in accesses for t in a.index[d].terms)
+        }
+    if not any(reversed_places.values()):
+        return form
+
+    def changed(access: Access) -> Access:
+        places = reversed_places.get(access.operand, set())
+        shape = specification.operands[access.operand].shape
+        index = tuple(
+            i.times(-1) + (shape[d] - 1) if d in places else i for d, i in enumerate(access.index)
+        )
+        return replace(access, index=index)
+
+    statements = tuple(
+        replace(
+            statement,
+            computation=replace(
+                statement.computation,
+                statements=changed_accesses(statement.computation.statements, changed),
+            ),
+        )
+        for statement in specification.statements
+    )
+    constants = {
+        name: np.ascontiguousarray(np.flip(array, tuple(reversed_places[name])))
+        if reversed_places[name]
+        else array
+        for name, array in specification.constants.items()
+    }
+    changed_specification = replace(specification, statements=statements, constants=constants)
+    return replace(form, specification=changed_specification)
 
 
 def squeezed(form: OperatorForm) -> OperatorForm:
