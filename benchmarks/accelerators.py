@@ -92,8 +92,8 @@ def _without_chains(document: dict[str, Any], key: str) -> float:
 
 
 COLUMNS = (
-    "network", "machine", "operators", "proven", "on the host", "host us", "cycles", "bound", "estimate",
-    "estimate apart", "bytes", "bytes apart", "verified",
+    "network", "machine", "operators", "proven", "on the host", "host us", "cycles", "bound",
+    "estimate", "estimate apart", "bytes", "bytes apart", "verified",
     "planning s", "proving s", "emulating s",
 )  # fmt: skip
 NOTE = """Cycles are emulated, one program after the other; the bound is that of every plan of the
