@@ -467,6 +467,10 @@ class Lowering:
             except PlanningError as error:
                 refusal = refusal or error
                 continue
+            beyond = self._read_beyond(spec.tensor, path[0], plan)
+            if beyond is not None:
+                refusal = refusal or beyond
+                continue
             self._round(spec, plan)
             if path[1] == self.template.machine.main.name:
                 self._round_stored(buffer, box)
@@ -529,6 +533,25 @@ class Lowering:
         )
         self._round(buffer.spec, plan)
         yield from plan.nodes(self.names)
+
+    def _read_beyond(self, tensor: str, memory: str, plan: CopyPlan) -> AddressingError | None:
+        """Return the refusal of a copy in whole chunks whose source holds no whole chunk."""
+        source = self.buffers.table.get((tensor, memory))
+        if source is None or source.spec.is_home:
+            return None
+        held = self.buffers.box(source.spec, source.depth)
+        filled = self.rounding.get(source.spec.key, {})
+        for dimension, chunk in plan.rounding.items():
+            size = plan.transfer.box.largest[dimension]
+            # A part of what the source holds is followed by the next part.
+            is_all = held.largest[dimension] == size
+            if is_all and -(-size // filled.get(dimension, 1)) * filled.get(dimension, 1) % chunk:
+                return AddressingError(
+                    f"rejected: {plan.copy.instruction.name} copies {chunk} elements of {tensor} "
+                    f"at a time, and {memory} holds {size}: use larger tiles",
+                    tensor,
+                )
+        return None
 
     def _round_stored(self, buffer: Buffer, box: Box) -> None:
         """Give a tensor in main memory room for a box that is larger than its elements."""
