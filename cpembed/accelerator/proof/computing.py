@@ -297,7 +297,9 @@ class Computing:
 
     def _is_neutral(self, values: list[Number | None]) -> Booleans:
         tensors, number = self._tensors, self._number
-        return np.asarray([v is not None and tensors.is_neutral(number, v) for v in values], bool)
+        # Points are many, and their values few.
+        neutral = {v: v is not None and tensors.is_neutral(number, v) for v in set(values)}
+        return np.asarray([neutral[v] for v in values], bool)
 
     def _number_tags(self, values: list[Number | None]) -> list[int]:
         dtype = self._output.operand.dtype
@@ -338,9 +340,19 @@ class Computing:
         constants = {**self._constants, **self._start}
         if not columns:
             return [folded(self._facts, constants)] * len(points)
-        rows, inverse = np.unique(np.stack(columns, axis=-1), axis=0, return_inverse=True)
+        # Numbers of one combination of reads instead of rows of a table, which sort slowly.
+        least = [int(column.min(initial=0)) for column in columns]
+        shape = tuple(
+            int(column.max(initial=0)) - low + 1 for column, low in zip(columns, least, strict=True)
+        )
+        shifted = [column - low for column, low in zip(columns, least, strict=True)]
+        combinations, inverse = np.unique(np.ravel_multi_index(shifted, shape), return_inverse=True)
+        rows = [
+            [int(digit) + low for digit, low in zip(digits, least, strict=True)]
+            for digits in zip(*np.unravel_index(combinations, shape), strict=True)
+        ]
         results: list[Number | None] = []
-        for row in rows.tolist():
+        for row in rows:
             numbers_read: dict[Access, Number] = {
                 read: numbers[number]
                 for read, numbers, number in zip(reads, values, row, strict=True)
