@@ -539,12 +539,12 @@ class Lowering:
         source = self.buffers.table.get((tensor, memory))
         if source is None or source.spec.is_home:
             return None
-        held = self.buffers.box(source.spec, source.depth)
+        source_box = self.buffers.box(source.spec, source.depth)
         filled = self.rounding.get(source.spec.key, {})
         for dimension, chunk in plan.rounding.items():
             size = plan.transfer.box.largest[dimension]
             # A part of what the source holds is followed by the next part.
-            is_all = held.largest[dimension] == size
+            is_all = source_box.largest[dimension] == size
             if is_all and -(-size // filled.get(dimension, 1)) * filled.get(dimension, 1) % chunk:
                 return AddressingError(
                     f"rejected: {plan.copy.instruction.name} copies {chunk} elements of {tensor} "
