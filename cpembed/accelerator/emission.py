@@ -2,18 +2,18 @@
 
 from __future__ import annotations
 
-import itertools
 from collections.abc import Iterator, Mapping, Sequence
 
-from cpembed.accelerator.addressing import Binding, InMain, Place, TableEntry, bind_scalar
-from cpembed.accelerator.boxes import Box, TileLoop, box_of, guards, loop_extents, sizes
-from cpembed.accelerator.buffer_specs import BufferSpec, shared_index
-from cpembed.accelerator.buffers import Buffer, Buffers
+from cpembed.accelerator.addressing import Binding, InMain, TableEntry, bind_scalar
+from cpembed.accelerator.boxes import TileLoop, box_of, guards, loop_extents, sizes
+from cpembed.accelerator.buffer_specs import shared_index
+from cpembed.accelerator.buffers import Buffer
 from cpembed.accelerator.channels import with_signals
-from cpembed.accelerator.executions import execution_sizes, granule_loops, neutral_value, points
+from cpembed.accelerator.copies import Copies
+from cpembed.accelerator.executions import execution_sizes, granule_loops, points
 from cpembed.accelerator.main_layouts import default_layouts
 from cpembed.accelerator.problem import AddressingError, PlanningError, Step
-from cpembed.accelerator.program import Issue, Loop, MainTensor, Meaning, Node, Program
+from cpembed.accelerator.program import Issue, Loop, Meaning, Node, Program
 from cpembed.accelerator.registers import with_configuration
 from cpembed.accelerator.store_order import (
     LateStore,
@@ -24,13 +24,12 @@ from cpembed.accelerator.store_order import (
 )
 from cpembed.accelerator.template import Template
 from cpembed.accelerator.tiling import Tiling
-from cpembed.accelerator.tiling_grid import Key
-from cpembed.accelerator.transfers import BoundIssue, CopyPlan, Names, Transfer, plan_copy
+from cpembed.accelerator.transfers import BoundIssue, Names
 from cpembed.hw.isa import IsaInstruction, MemoryKind, Synchronization
 from cpembed.ir.index import IndexExpr, IndexTerm, row_major_strides
 
 
-class Lowering:
+class Lowering(Copies):
     """Makes the program of a tiling.
 
     Parameters
@@ -42,19 +41,8 @@ class Lowering:
     """
 
     def __init__(self, template: Template, tiling: Tiling, *, checks_rows: bool = True) -> None:
-        self.checks_rows = checks_rows
-        self.template = template
-        self.tiling = tiling
-        self.names = Names()
+        super().__init__(template, tiling, checks_rows=checks_rows)
         self.late: list[LateStore] = []
-        self.rounding: dict[Key, dict[int, int]] = {}
-        self._prepare()
-
-    def _prepare(self) -> None:
-        self.main: dict[str, MainTensor] = dict(self.template.problem.layouts)
-        self.buffers = Buffers(
-            self.template, self.tiling, self.rounding, checks_rows=self.checks_rows
-        )
 
     # Executions
 
@@ -210,7 +198,7 @@ class Lowering:
         for buffer in self.buffers.table.values():
             is_granule = buffer.spec.role == "granule" and buffer.spec.first_use == step.number
             if is_granule and buffer.depth == depth:
-                yield from self._load(buffer, base_rows)
+                yield from self.load(buffer, base_rows)
 
     def _reduced(
         self,
@@ -317,7 +305,7 @@ class Lowering:
             body = (*body, *(node for nodes in last for node in nodes))
             if self.rounding == before:
                 return body
-            self._prepare()
+            self.prepare()
 
     def _body(self, depth: int, base_rows: Mapping[str, int]) -> tuple[Node, ...]:
         """Return what is inside of a number of the main statement's loops."""
@@ -327,7 +315,7 @@ class Lowering:
         for buffer in self.buffers.table.values():
             if buffer.depth == depth and buffer.spec.load and not self._waits(buffer):
                 is_for_chain = buffer.spec.first_use > template.main
-                (chain_loads if is_for_chain else loads).extend(self._load(buffer, base_rows))
+                (chain_loads if is_for_chain else loads).extend(self.load(buffer, base_rows))
         if depth > self.tiling.output_depth:
             loads += self._granules(template.main_step, depth, base_rows)
         if depth == self.tiling.output_depth:
@@ -360,7 +348,7 @@ class Lowering:
         for step in template.steps[: template.main]:
             before += self._chain_step(step, base_rows)
         if template.needs_fill(template.main_step):
-            before += self._fill(template.main_step, base_rows)
+            before += self.fill(template.main_step, base_rows)
         before += self._moves(template.main, base_rows)
         inner = self._inner(self.tiling.output_depth, base_rows)
         after = [*self._stores(template.main, base_rows)]
@@ -380,7 +368,7 @@ class Lowering:
         if step.number < self.template.main:
             yield from self._moves(step.number, base_rows)
         if self.template.needs_fill(step):
-            yield from self._fill(step, base_rows)
+            yield from self.fill(step, base_rows)
         outer = self.buffers.loops[: self.tiling.output_depth]
         yield from self.statement_nodes(step, outer, base_rows)
         yield from self._stores(step.number, base_rows)
@@ -409,75 +397,8 @@ class Lowering:
             if not spec.load or spec.is_outgoing or spec.first_use != number:
                 continue
             if self._waits(buffer) and not self._is_inside(buffer):
-                yield from self._load(buffer, base_rows)
-                yield from self._store(buffer, base_rows)
-
-    def _load(self, buffer: Buffer, base_rows: Mapping[str, int]) -> Iterator[Node]:
-        spec = buffer.spec
-        destination = self.buffers.place(buffer, base_rows)
-        source = self._home(spec.tensor, spec.load[0], base_rows)
-        boxes = [self.buffers.box(spec, buffer.depth)]
-        yield from self._copy(spec, spec.load, source, destination, buffer, boxes)
-
-    def _home(self, tensor: str, memory: str, base_rows: Mapping[str, int]) -> Place | None:
-        """Return where a tensor is in a memory; None where its layout is not decided."""
-        if (tensor, memory) in self.buffers.table:
-            return self.buffers.place(self.buffers.table[tensor, memory], base_rows)
-        home = self.template.problem.homes.get(tensor)
-        if home is not None and home.layout.memory == memory:
-            return home
-        return InMain(self.main[tensor]) if tensor in self.main else None
-
-    def _copy(
-        self,
-        spec: BufferSpec,
-        path: tuple[str, ...],
-        source: Place | None,
-        destination: Place | None,
-        buffer: Buffer,
-        boxes: Sequence[Box],
-    ) -> tuple[Node, ...]:
-        """Return a copy of the first box that copies can move.
-
-        A layout in main memory that is not decided becomes the first fit.
-        """
-        outer = self.buffers.outer(buffer)
-        extents = loop_extents(outer)
-        verb = "store" if destination is None or isinstance(destination, InMain) else "load"
-        missing = source is None or destination is None
-        candidates: list[MainTensor | None] = [None]
-        if missing:
-            candidates = [
-                *default_layouts(self.template, spec.tensor, self.buffers.reach(spec.tensor))
-            ]
-        refusal: PlanningError | None = None
-        for box, layout in itertools.product(boxes, candidates):
-            place = InMain(layout) if layout is not None else None
-            transfer = Transfer(
-                spec.tensor,
-                box,
-                source or place,
-                destination or place or source,  # pyright: ignore[reportArgumentType]
-                f"{verb} {spec.tensor}",
-            )
-            try:
-                plan = plan_copy(
-                    self.template.machine, transfer, (path[0], path[1]), spec.dtype, extents
-                )
-            except PlanningError as error:
-                refusal = refusal or error
-                continue
-            beyond = self._read_beyond(spec.tensor, path[0], plan)
-            if beyond is not None:
-                refusal = refusal or beyond
-                continue
-            self._round(spec, plan)
-            if path[1] == self.template.machine.main.name:
-                self._round_stored(buffer, box)
-            if layout is not None:
-                self.main[spec.tensor] = layout
-            return plan.nodes(self.names)
-        raise refusal or PlanningError(f"rejected: {spec.tensor} has no layout in main memory")
+                yield from self.load(buffer, base_rows)
+                yield from self.store(buffer, base_rows)
 
     def _stores(self, number: int, base_rows: Mapping[str, int]) -> Iterator[Node]:
         """Yield the stores of what a statement completes, through other memories if need be.
@@ -488,10 +409,10 @@ class Lowering:
             spec = buffer.spec
             if spec.is_outgoing and spec.stage == number:
                 source = self.buffers.table.get((spec.tensor, spec.load[0]))
-                nodes = [*self._load(buffer, base_rows), *self._store(buffer, base_rows)]
+                nodes = [*self.load(buffer, base_rows), *self.store(buffer, base_rows)]
             elif self.template.last_writer(spec) == number:
                 source = buffer
-                nodes = [*self._store(buffer, base_rows)]
+                nodes = [*self.store(buffer, base_rows)]
             else:
                 continue
             late = None if source is None else late_store(self.buffers, source, nodes)
@@ -499,68 +420,3 @@ class Lowering:
                 yield from nodes
             else:
                 self.late.append(late)
-
-    def _store(self, buffer: Buffer, base_rows: Mapping[str, int]) -> Iterator[Node]:
-        """Yield the copies of a buffer to where its tensor stays; none where it stays there."""
-        spec = buffer.spec
-        if spec.store:
-            source = self.buffers.place(buffer, base_rows)
-            destination = self._home(spec.tensor, spec.store[-1], base_rows)
-            is_main = spec.store[-1] == self.template.machine.main.name
-            boxes = [self.buffers.box(spec, buffer.depth)]
-            if is_main:
-                boxes = self.buffers.stored_boxes(buffer)
-            yield from self._copy(spec, spec.store, source, destination, buffer, boxes)
-
-    def _fill(self, step: Step, base_rows: Mapping[str, int]) -> Iterator[Node]:
-        operand = step.instruction.outputs[0]
-        key = step.tensor(operand), step.instruction.places[operand].memory
-        buffer = self.buffers.table[key]
-        transfer = Transfer(
-            key[0],
-            self.buffers.box(buffer.spec, buffer.depth),
-            None,
-            self.buffers.place(buffer, base_rows),
-            f"begin {key[0]} with the neutral element",
-            neutral_value(step.statement.computation.statement.reduction, buffer.spec.dtype),
-        )
-        plan = plan_copy(
-            self.template.machine,
-            transfer,
-            ("", key[1]),
-            buffer.spec.dtype,
-            loop_extents(self.buffers.outer(buffer)),
-        )
-        self._round(buffer.spec, plan)
-        yield from plan.nodes(self.names)
-
-    def _read_beyond(self, tensor: str, memory: str, plan: CopyPlan) -> AddressingError | None:
-        """Return the refusal of a copy in whole chunks whose source holds no whole chunk."""
-        source = self.buffers.table.get((tensor, memory))
-        if source is None or source.spec.is_home:
-            return None
-        source_box = self.buffers.box(source.spec, source.depth)
-        filled = self.rounding.get(source.spec.key, {})
-        for dimension, chunk in plan.rounding.items():
-            size = plan.transfer.box.largest[dimension]
-            # A part of what the source holds is followed by the next part.
-            is_all = source_box.largest[dimension] == size
-            if is_all and -(-size // filled.get(dimension, 1)) * filled.get(dimension, 1) % chunk:
-                return AddressingError(
-                    f"rejected: {plan.copy.instruction.name} copies {chunk} elements of {tensor} "
-                    f"at a time, and {memory} holds {size}: use larger tiles",
-                    tensor,
-                )
-        return None
-
-    def _round_stored(self, buffer: Buffer, box: Box) -> None:
-        """Give a tensor in main memory room for a box that is larger than its elements."""
-        exact = self.buffers.exact_box(buffer)
-        wider = {d: n for d, n in enumerate(box.largest) if box.sizes[d] != exact.sizes[d]}
-        if wider:
-            self.rounding[buffer.spec.key] = {**wider, **self.rounding.get(buffer.spec.key, {})}
-
-    def _round(self, spec: BufferSpec, plan: CopyPlan) -> None:
-        """Give a buffer room for the whole chunks of a copy."""
-        if plan.rounding:
-            self.rounding[spec.key] = {**self.rounding.get(spec.key, {}), **plan.rounding}
