@@ -95,11 +95,17 @@ class Combinations:
         by_lanes: dict[tuple[tuple[_Place, tuple[int, ...]], ...], list[_Choice]] = {}
         for choice in choices:
             by_lanes.setdefault(tuple(sorted(choice.lanes.items())), []).append(choice)
-        # A match without rows for its windows has variants with fewer digits, which are other
-        # matches with the same lanes where there are any.
-        alike = [[c for c in group if self._has_rows(c.match)] or group
-                 for group in by_lanes.values()]  # fmt: skip
+        alike = map(self._worth_planning, by_lanes.values())
         return sorted(itertools.chain.from_iterable(alike), key=lambda choice: choice.cost)
+
+    def _worth_planning(self, choices: Sequence[_Choice]) -> list[_Choice]:
+        """Leave out matches without rows for their windows that cost more than one with rows.
+
+        A cheaper one is planned with fewer digits, which may still be the best.
+        """
+        with_rows = [choice for choice in choices if self._has_rows(choice.match)]
+        least = min((choice.cost for choice in with_rows), default=math.inf)
+        return [choice for choice in choices if choice.cost < least or choice in with_rows]
 
     def _has_rows(self, match: Match) -> bool:
         """True if the rows of an instruction's operands have the windows of a match."""
