@@ -1,0 +1,233 @@
+"""Schedules of a kernel of warp groups: tiles of a block, stages, how factors reach shared memory.
+
+Each consumer group of a block computes its own rows of instruction tiles and all columns of the
+block; neighbouring tiles of columns are one instruction. Another group fills a ring of stages ahead
+of them.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Literal
+
+from cpembed.errors import LoweringError
+from cpembed.ir.dtypes import size_bytes
+from cpembed.targets.cuda.hopper.device import column_counts
+from cpembed.targets.cuda.hopper.layouts import SPANS, SharedImage
+from cpembed.targets.cuda.instructions import LANES, WARP_GROUP
+from cpembed.targets.cuda.lower import TiledProduct
+from cpembed.targets.cuda.schedule import WAVEFRONT_BYTES, Staging
+
+MAX_GROUPS = 2
+MAX_STAGES = 12
+
+WARP_ROWS = 16
+"""Number of rows of an instruction tile whose sums a warp holds."""
+
+STRIP_BYTES = 128
+"""Maximum number of bytes of a row of sums that pass through shared memory at a time."""
+
+BARRIER_BYTES = 8
+
+# A multiprocessor has 65,536 registers, a block of two consumer groups 384 threads: each starts
+# with 168, of which the producers give some to the consumers. Producers that compute addresses of
+# their own need more than one thread that issues copies of TMA.
+MAX_REGISTERS = 255
+LAUNCH_REGISTERS = 168
+PRODUCER_REGISTERS = {False: 40, True: 72}
+CONSUMER_REGISTERS = {False: 232, True: 216}
+"""Registers of a thread by whether producers compute addresses, with two consumer groups."""
+
+CONTROL_REGISTERS = 40
+"""Registers of a consumer beside its sums, estimated."""
+
+Load = Literal["bulk", "tensor", "threads"]
+"""How a factor reaches shared memory: packed images by bulk copies, boxes or pixels of a tensor map
+by TMA, or by copies of the producers' threads."""
+
+
+@dataclass(frozen=True)
+class HopperSchedule:
+    """Choices of a kernel of warp groups."""
+
+    groups: int
+    """Number of consumer groups of a block, along rows."""
+    tile: tuple[int, int]
+    """Number of instruction tiles of a group along rows and columns."""
+    depth: int = 4
+    """Number of instruction tiles along the reduction in a stage."""
+    stages: int = 4
+    """Number of stages of shared memory."""
+    loads: tuple[Load, Load] = ("tensor", "bulk")
+    """How each factor reaches shared memory."""
+    group: int = 1
+    """Number of adjacent blocks of rows that share columns of the second factor in L2."""
+    splits: int = 1
+    """Number of blocks that share the reduction of a result."""
+    blocks: int = 0
+    """Number of blocks of the grid, each of which computes several; 0: one for each."""
+    layouts: tuple[int, int] = (0, 0)
+    """Numbers of the factors' layouts in :class:`~cpembed.targets.cuda.lower.TiledProduct`."""
+
+    @property
+    def block(self) -> tuple[int, int]:
+        """Number of instruction tiles of a block along rows and columns."""
+        return self.groups * self.tile[0], self.tile[1]
+
+    @property
+    def consumers(self) -> int:
+        """Number of threads that multiply."""
+        return self.groups * WARP_GROUP
+
+    @property
+    def threads(self) -> int:
+        return self.consumers + WARP_GROUP
+
+    def __str__(self) -> str:
+        rows, columns = self.block
+        words = [
+            f"blocks of {rows} x {columns} tiles on {self.groups} warp groups",
+            f"{self.depth} deep in {self.stages} stages",
+            f"factors by {self.loads[0]} and {self.loads[1]} copies",
+        ]
+        words += [f"{self.group} blocks of rows in a group"] * (self.group > 1)
+        words += [f"sums split {self.splits} ways"] * (self.splits > 1)
+        words += [f"{self.blocks} persistent blocks"] * bool(self.blocks)
+        return ", ".join(words)
+
+
+@dataclass(frozen=True)
+class HopperPlan:
+    """A product with a schedule, from which kernels are generated."""
+
+    product: TiledProduct
+    schedule: HopperSchedule
+
+    @cached_property
+    def images(self) -> tuple[SharedImage, SharedImage]:
+        """Images of both factors in a stage."""
+        instruction, schedule = self.product.instruction, self.schedule
+        first, second = (
+            SharedImage(
+                tiles * extent,
+                schedule.depth * instruction.k * size_bytes(dtype),
+            )
+            for tiles, extent, dtype in (
+                (schedule.block[0], instruction.m, instruction.a),
+                (schedule.block[1], instruction.n, instruction.b),
+            )
+        )
+        return first, second
+
+    @property
+    def stage_bytes(self) -> int:
+        return sum(image.bytes for image in self.images)
+
+    @property
+    def staging(self) -> Staging:
+        """A warp's part of shared memory for some columns of its sums of an instruction tile."""
+        instruction, dtype = self.product.instruction, self.product.sums
+        size = size_bytes(dtype)
+        columns = self.strip * instruction.n
+        pitch = columns * size
+        # As on other kernels: rows begin eight words apart, or four if elements are halves.
+        pitch += (8 * size - pitch) % WAVEFRONT_BYTES
+        return Staging(WARP_ROWS, columns, pitch // size, dtype)
+
+    @property
+    def strip(self) -> int:
+        """Number of instruction tiles of columns that are staged at a time."""
+        columns = self.schedule.tile[1]
+        width = self.product.instruction.n * size_bytes(self.product.sums)
+        fitting = range(1, STRIP_BYTES // width + 1)
+        return max(count for count in fitting if columns % count == 0)
+
+    @property
+    def staging_offset(self) -> int:
+        """First byte of shared memory behind the stages."""
+        return self.schedule.stages * self.stage_bytes
+
+    @property
+    def barrier_offset(self) -> int:
+        """First byte of the mbarriers: full stages, then empty ones."""
+        return self.staging_offset + self.schedule.consumers // LANES * self.staging.bytes
+
+    @property
+    def shared_bytes(self) -> int:
+        return self.barrier_offset + 2 * self.schedule.stages * BARRIER_BYTES
+
+    @property
+    def blocks(self) -> tuple[int, int, int, int]:
+        """Number of blocks along rows, columns and batch, and number of splits."""
+        batch, rows, columns, _ = self.product.tiles
+        block = self.schedule.block
+        return -(-rows // block[0]), -(-columns // block[1]), batch, self.schedule.splits
+
+    @property
+    def work_items(self) -> int:
+        """Number of blocks of results, or of parts of their sums."""
+        rows, columns, batch, splits = self.blocks
+        return rows * columns * batch * splits
+
+    @property
+    def grid(self) -> int:
+        return min(self.schedule.blocks or self.work_items, self.work_items)
+
+    @property
+    def group(self) -> int:
+        """Number of blocks of rows in a group; 1 unless all groups have the same size."""
+        return self.schedule.group if self.blocks[0] % self.schedule.group == 0 else 1
+
+    @property
+    def steps(self) -> int:
+        """Number of stages that a block computes."""
+        stages = -(-self.product.tiles[3] // self.schedule.depth)
+        return -(-stages // self.schedule.splits)
+
+    @property
+    def by_threads(self) -> bool:
+        """True if threads of the producers copy a factor."""
+        return "threads" in self.schedule.loads
+
+    @property
+    def registers(self) -> int:
+        """Estimated registers of a thread of the consumers."""
+        rows, columns = self.schedule.tile
+        total = rows * columns * self.product.instruction.registers[2] + CONTROL_REGISTERS
+        return -(-total // 8) * 8
+
+    @property
+    def register_limit(self) -> int:
+        if self.schedule.groups == 1:
+            return MAX_REGISTERS
+        return CONSUMER_REGISTERS[self.by_threads]
+
+
+def check(plan: HopperPlan, shared_bytes: int) -> None:
+    """Raise :class:`LoweringError` if a plan cannot be executed.
+
+    That is, if no such kernel is generated, or a multiprocessor with ``shared_bytes`` of shared
+    memory for a block cannot execute it.
+    """
+    schedule, product = plan.schedule, plan.product
+    numbers = (schedule.groups, *schedule.tile, schedule.depth, schedule.group, schedule.splits)
+    if min(numbers) < 1 or schedule.groups > MAX_GROUPS or not 2 <= schedule.stages <= MAX_STAGES:
+        raise LoweringError(
+            f"{schedule}: tiles count from 1, groups from 1 to {MAX_GROUPS}, stages from 2 to "
+            f"{MAX_STAGES}"
+        )
+    columns = schedule.tile[1] * product.instruction.n
+    if columns not in column_counts(product.instruction):
+        raise LoweringError(f"{schedule}: no instruction of {columns} columns")
+    if not all(image.is_legal for image in plan.images):
+        raise LoweringError(f"{schedule}: rows of a stage have {', '.join(map(str, SPANS))} bytes")
+    counts = (len(product.first), len(product.second))
+    if any(not 0 <= n < count for n, count in zip(schedule.layouts, counts, strict=True)):
+        raise LoweringError(f"{schedule}: there are {counts} layouts of the factors")
+    if plan.shared_bytes > shared_bytes:
+        raise LoweringError(
+            f"{schedule}: {plan.shared_bytes:,} bytes of shared memory of {shared_bytes:,}"
+        )
+    if plan.registers > plan.register_limit:
+        raise LoweringError(f"{schedule}: {plan.registers} registers of {plan.register_limit}")
