@@ -1,4 +1,4 @@
-"""Cycles of runs: against a second implementation of the definition, and monotone in those of memories."""
+"""Cycles of runs: against a second implementation of the definition, and with faster memories."""
 
 from __future__ import annotations
 
