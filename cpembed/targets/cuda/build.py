@@ -9,7 +9,7 @@ import re
 import shutil
 import subprocess
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from string import Template
 from typing import Any
@@ -28,6 +28,8 @@ from cpembed.steps import step
 from cpembed.targets.cuda.device import function
 from cpembed.targets.cuda.emit import product_kernel
 from cpembed.targets.cuda.executor import Counters, Launch, Order, compile_text
+from cpembed.targets.cuda.hopper import device as warp_groups
+from cpembed.targets.cuda.hopper.tensor_maps import TensorMap
 from cpembed.targets.cuda.instructions import LANES
 from cpembed.targets.cuda.model import multiprocessor_of
 from cpembed.targets.cuda.schedule import MAX_THREADS, Plan
@@ -65,11 +67,15 @@ _FUSED_MULTIPLY_ADD = ("T.fma(", 'T.call_pure_extern("float32", "__fmaf_rn", ')
 
 @dataclass(frozen=True)
 class Parameter:
-    """A kernel's parameter: its name, and the number and type of its elements."""
+    """A buffer that a kernel is passed: its name, and the number and type of its elements.
+
+    With ``tensor_map`` the kernel is passed the encoded map of the buffer instead of its address.
+    """
 
     name: str
     elements: int
     dtype: str
+    tensor_map: TensorMap | None = None
 
 
 @dataclass(frozen=True)
@@ -115,8 +121,36 @@ def cuda_text(plan: Plan, architecture: str) -> CudaText:
 
     Raises :class:`LoweringError` if TVM rejects them.
     """
+    return generate(functions(plan), architecture)
+
+
+Viewed = tuple[Parameter, TensorMap]
+"""A buffer in global memory, and the tensor map of it that a kernel takes."""
+
+
+def generate(
+    kernels: Mapping[str, tuple[Writer, Launch]],
+    architecture: str,
+    maps: Mapping[str, Viewed] | None = None,
+) -> CudaText:
+    """Generate kernels as CUDA C++.
+
+    Parameters
+    ----------
+    kernels : mapping of str to (Writer, Launch)
+        Function and launch of each kernel by name, in the order in which they run.
+    architecture : str
+        Architecture that TVM generates for, ``sm_80`` for instance.
+    maps : mapping of str to (Parameter, TensorMap), optional
+        Parameters that are tensor maps, by name.
+
+    Raises
+    ------
+    LoweringError
+        If TVM rejects them.
+    """
     tvm = runtime.tvm()
-    kernels, prim_funcs = functions(plan), dict[str, Any]()
+    prim_funcs = dict[str, Any]()
     with step("generating a CUDA kernel"):
         for name, (writer, _) in kernels.items():
             prim_funcs[name] = _prim_func(writer).with_attr("global_symbol", name)
@@ -133,18 +167,25 @@ def cuda_text(plan: Plan, architecture: str) -> CudaText:
     return CudaText(
         source,
         tuple(
-            Kernel(launch, _parameters(source, launch.kernel, prim_funcs[name]))
+            Kernel(launch, _parameters(source, launch.kernel, prim_funcs[name], maps or {}))
             for name, (_, launch) in kernels.items()
         ),
     )
 
 
-def _parameters(source: str, kernel: str, prim_func: Any) -> tuple[Parameter, ...]:
+def _parameters(
+    source: str, kernel: str, prim_func: Any, maps: Mapping[str, Viewed]
+) -> tuple[Parameter, ...]:
     parameters = {str(p.name): p for p in prim_func.params}
-    return tuple(
-        Parameter(name, int(parameters[name].shape[0]), str(parameters[name].dtype))
-        for name in parameter_names(source, kernel)
-    )
+    found: list[Parameter] = []
+    for name in parameter_names(source, kernel):
+        if name in maps:
+            viewed, tensor_map = maps[name]
+            found.append(replace(viewed, tensor_map=tensor_map))
+        else:
+            parameter = parameters[name]
+            found.append(Parameter(name, int(parameter.shape[0]), str(parameter.dtype)))
+    return tuple(found)
 
 
 def parameter_names(source: str, kernel: str) -> list[str]:
@@ -163,9 +204,14 @@ def _prim_func(writer: Writer) -> Any:
     tvm = runtime.tvm()
 
     # TVM concatenates the sources, and a preprocessor directive needs a line of its own.
-    sources = {name: f"\n{function(name).strip()}\n" for name in sorted(writer.device_functions)}
+    sources = {name: f"\n{_source(name).strip()}\n" for name in sorted(writer.device_functions)}
     script = writer.script.text().replace(*_FUSED_MULTIPLY_ADD)
     return tvm.script.from_source(script, {"T": tvm.script.tirx, "tvm": tvm, "DEVICE": sources})
+
+
+def _source(name: str) -> str:
+    """Return the text of a device function, of every GPU or of warp groups."""
+    return warp_groups.function(name) if warp_groups.exists(name) else function(name)
 
 
 def cuda_target(architecture: str) -> Any:

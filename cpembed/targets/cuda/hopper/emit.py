@@ -14,7 +14,7 @@ from __future__ import annotations
 
 from cpembed.codegen.plan import HEADER, buffer
 from cpembed.targets.cuda.hopper.device import product_name
-from cpembed.targets.cuda.hopper.layouts import ALIGNMENT
+from cpembed.targets.cuda.hopper.layouts import ALIGNMENT, CHUNK
 from cpembed.targets.cuda.hopper.loads import (
     copied_bytes,
     factor_parameter,
@@ -293,7 +293,8 @@ class _Body:
         count = columns * self.instruction.registers[2]
         images = self.plan.images
         name = product_name(self.instruction, columns * n)
-        self.script.line(f"stage = T.cast(ring[0] * {self.plan.stage_bytes // 16}, \"uint64\")")
+        offset = f"ring[0] * {self.plan.stage_bytes // CHUNK}"
+        self.script.line(f'distance = T.cast({offset}, "uint64")')
         self.writer.call("cpembed_wgmma_fence")
         for inner in range(self.schedule.depth):
             deep = inner * MATRIX_BYTES
@@ -303,8 +304,8 @@ class _Body:
                     images[1].matrix_offset(0, deep),
                 )
                 a, b = (
-                    f"{name} + stage + T.uint64({offset // 16})"
-                    for name, offset in zip(("first", "second"), offsets, strict=True)
+                    f"{image} + distance + T.uint64({offset // CHUNK})"
+                    for image, offset in zip(("first", "second"), offsets, strict=True)
                 )
                 # The first product of a work item begins the sums.
                 accumulate = "1" if inner else 'T.cast(step > 0, "int32")'
