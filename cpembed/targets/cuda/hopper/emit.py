@@ -45,6 +45,14 @@ MATRIX_BYTES = 32
 """Number of bytes along the depth of the factors of one instruction."""
 
 
+# Registers can be passed between groups only if ptxas knows how many each thread begins with, which
+# the minimum number of blocks of a multiprocessor says.
+_ATTRIBUTES = (
+    'T.func_attr({"tirx.noalias": True, "global_symbol": "main", '
+    '"tirx.launch_bounds_min_blocks_per_sm": 1})'
+)
+
+
 def product_kernel(plan: HopperPlan) -> Writer:
     """Return the function ``main`` of the product, or of the partial sums of a split reduction."""
     writer, product = Writer(), plan.product
@@ -57,7 +65,7 @@ def product_kernel(plan: HopperPlan) -> Writer:
     script = writer.script
     script.line(HEADER)
     with script.nested(f"def main({', '.join(declared)}):"):
-        script.line('T.func_attr({"tirx.noalias": True, "global_symbol": "main"})')
+        script.line(_ATTRIBUTES)
         with script.nested(
             f'for bx in T.thread_binding({plan.grid}, thread="blockIdx.x"):',
             f'for tx in T.thread_binding({plan.schedule.threads}, thread="threadIdx.x"):',
@@ -292,7 +300,10 @@ class _Body:
         (rows, columns), n = self.schedule.tile, self.instruction.n
         count = columns * self.instruction.registers[2]
         images = self.plan.images
-        name = product_name(self.instruction, columns * n)
+        transposed = "".join(
+            name for name, image in zip("ab", images, strict=True) if image.major == "mn"
+        )
+        name = product_name(self.instruction, columns * n, transposed=transposed)
         offset = f"ring[0] * {self.plan.stage_bytes // CHUNK}"
         self.script.line(f'distance = T.cast({offset}, "uint64")')
         self.writer.call("cpembed_wgmma_fence")

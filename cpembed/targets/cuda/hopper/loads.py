@@ -8,11 +8,11 @@ from __future__ import annotations
 
 from cpembed.codegen.plan import buffer, storage_dtype
 from cpembed.ir.dtypes import size_bytes
+from cpembed.targets.cuda.hopper.device import tensor_load_name
 from cpembed.targets.cuda.hopper.layouts import CHUNK
 from cpembed.targets.cuda.hopper.packing import PackedImages
 from cpembed.targets.cuda.hopper.schedule import HopperPlan
 from cpembed.targets.cuda.instructions import WARP_GROUP
-from cpembed.targets.cuda.lower import GlobalOperand
 from cpembed.targets.cuda.writer import (
     PARAMETERS,
     Writer,
@@ -31,31 +31,32 @@ BLOCKS = ("row_block", "column_block")
 """Variables of the number of a block along rows and columns."""
 
 
-def operand_of(plan: HopperPlan, number: int) -> GlobalOperand:
-    """Return the layout of a factor in global memory, unless it is packed as images."""
-    product = plan.product
-    return (product.first, product.second)[number][plan.schedule.layouts[number]]
-
-
 def factor_parameter(plan: HopperPlan, number: int) -> str:
     """Return the declaration of a factor's parameter."""
-    name, operand = PARAMETERS[number], operand_of(plan, number)
+    name, operand = PARAMETERS[number], plan.operand(number)
     load = plan.schedule.loads[number]
     if load == "tensor":
-        return f"{name}_map: T.TensorMap()"
+        return f"{map_name(number)}: T.TensorMap()"
     elements = operand.layout.elements
     if load == "bulk":
         elements = PackedImages(plan, number).elements
     return buffer(name, elements, operand.layout.dtype)
 
 
+def map_name(number: int) -> str:
+    """Return the name of the parameter that is a factor's tensor map."""
+    return f"{PARAMETERS[number]}_map"
+
+
 def copied_bytes(plan: HopperPlan) -> int:
     """Return the number of bytes of a stage that mbarriers count as they arrive."""
-    return sum(
-        image.content_bytes
-        for image, load in zip(plan.images, plan.schedule.loads, strict=True)
-        if load != "threads"
-    )
+    total = 0
+    for image, load, view in zip(plan.images, plan.schedule.loads, plan.views, strict=True):
+        if view is not None:
+            total += view.transaction_bytes
+        elif load == "bulk":
+            total += image.content_bytes
+    return total
 
 
 def write_asynchronous(writer: Writer, plan: HopperPlan, step: str, places: tuple[str, str]) -> None:
@@ -77,6 +78,30 @@ def write_asynchronous(writer: Writer, plan: HopperPlan, step: str, places: tupl
             _write_bulk(writer, plan, number, step, places[number])
         elif load == "tensor":
             _write_tensor(writer, plan, number, step, places[number])
+
+
+def _write_tensor(writer: Writer, plan: HopperPlan, number: int, step: str, place: str) -> None:
+    view, product = plan.views[number], plan.product
+    assert view is not None
+    loops, extents = (product.rows, product.columns)[number], product.program.extents
+    first = f"{BLOCKS[number]} * {plan.schedule.block[number]}"
+    for copy in view.copies:
+        values = {
+            **dict.fromkeys(extents, "0"),
+            **digits("batch", product.batch),
+            **digits(f"{first} + {copy.tile}" if copy.tile else first, loops),
+            **digits(f"{step} * {plan.schedule.depth}", product.depth),
+        }
+        coordinates = [index_script(index, values, extents) for index in copy.coordinates]
+        offsets = [index_script(index, values, extents) for index in copy.filter]
+        writer.call(
+            tensor_load_name(len(coordinates), len(offsets)),
+            shared_pointer(f"{place} + {copy.offset}"),
+            f"T.address_of({map_name(number)})",
+            shared_pointer("barrier"),
+            *coordinates,
+            *offsets,
+        )
 
 
 def _write_bulk(writer: Writer, plan: HopperPlan, number: int, step: str, place: str) -> None:
@@ -109,7 +134,7 @@ def write_by_threads(
     place : str
         Expression of the first byte of the image.
     """
-    image, operand, script = plan.images[number], operand_of(plan, number), writer.script
+    image, operand, script = plan.images[number], plan.operand(number), writer.script
     width = operand.length * size_bytes(operand.layout.dtype)
     vectors = image.content_bytes // width
     turns, rest = -(-vectors // WARP_GROUP), vectors % WARP_GROUP
@@ -124,7 +149,7 @@ def write_by_threads(
 
 def _locate_vector(writer: Writer, plan: HopperPlan, number: int, step: str) -> None:
     """Write ``place``, the number of a slot's vector in its factor, and ``valid``."""
-    product, operand = plan.product, operand_of(plan, number)
+    product, operand = plan.product, plan.operand(number)
     extent = (product.instruction.m, product.instruction.n)[number]
     vectors = plan.images[number].span // (operand.length * size_bytes(operand.layout.dtype))
     block = plan.schedule.block[number]
@@ -153,7 +178,7 @@ def _locate_vector(writer: Writer, plan: HopperPlan, number: int, step: str) -> 
 
 
 def _copy_vector(writer: Writer, plan: HopperPlan, number: int, base: str) -> None:
-    name, operand = PARAMETERS[number], operand_of(plan, number)
+    name, operand = PARAMETERS[number], plan.operand(number)
     size = size_bytes(operand.layout.dtype)
     width = operand.length * size
     chunk, offset = f"element * {size} // {CHUNK}", f"element * {size} % {CHUNK}"

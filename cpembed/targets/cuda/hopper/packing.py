@@ -43,8 +43,7 @@ class PackedImages:
 
     @property
     def operand(self) -> GlobalOperand:
-        product, layout = self.plan.product, self.plan.schedule.layouts[self.number]
-        return (product.first, product.second)[self.number][layout]
+        return self.plan.operand(self.number)
 
     @property
     def dtype(self) -> str:
@@ -161,13 +160,16 @@ def _located(writer: Writer, images: PackedImages) -> tuple[list[str], dict[str,
     extent = (product.instruction.m, product.instruction.n)[number]
     chunks, depth = image.span // CHUNK, plan.schedule.depth * product.instruction.k
     turn = "image_row" if chunks == PATTERN_ROWS else f"image_row // {PATTERN_ROWS // chunks}"
-    stage = quotient("number", images.image_elements)
+    stage, all_steps = (
+        quotient("number", images.image_elements),
+        images.image_elements * images.steps,
+    )
     writer.script.lines(
         (
             f"image_byte = {remainder('number', images.image_elements)} * {size}",
             f"step = {remainder(stage, images.steps)}",
-            f"block = {remainder(quotient('number', images.image_elements * images.steps), images.blocks)}",
-            f"batch = {quotient('number', images.image_elements * images.steps * images.blocks)}",
+            f"block = {remainder(quotient('number', all_steps), images.blocks)}",
+            f"batch = {quotient('number', all_steps * images.blocks)}",
             f"image_row = image_byte // {image.span}",
             f"chunk = T.bitwise_xor(image_byte % {image.span} // {CHUNK}, {turn} % {chunks})",
             f"element = (chunk * {CHUNK} + image_byte % {CHUNK}) // {size}",

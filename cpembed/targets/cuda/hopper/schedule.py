@@ -7,7 +7,7 @@ of them.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Literal
 
@@ -15,8 +15,9 @@ from cpembed.errors import LoweringError
 from cpembed.ir.dtypes import size_bytes
 from cpembed.targets.cuda.hopper.device import column_counts
 from cpembed.targets.cuda.hopper.layouts import SPANS, SharedImage
+from cpembed.targets.cuda.hopper.views import ImageView, image_views
 from cpembed.targets.cuda.instructions import LANES, WARP_GROUP
-from cpembed.targets.cuda.lower import TiledProduct
+from cpembed.targets.cuda.lower import GlobalOperand, TiledProduct
 from cpembed.targets.cuda.schedule import WAVEFRONT_BYTES, Staging
 
 MAX_GROUPS = 2
@@ -68,7 +69,8 @@ class HopperSchedule:
     blocks: int = 0
     """Number of blocks of the grid, each of which computes several; 0: one for each."""
     layouts: tuple[int, int] = (0, 0)
-    """Numbers of the factors' layouts in :class:`~cpembed.targets.cuda.lower.TiledProduct`."""
+    """Numbers of the factors' layouts: of the views of TMA for tensor copies, otherwise of those in
+    :class:`~cpembed.targets.cuda.lower.TiledProduct`."""
 
     @property
     def block(self) -> tuple[int, int]:
@@ -97,12 +99,47 @@ class HopperSchedule:
         return ", ".join(words)
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
+class HopperProduct:
+    """A product of instruction tiles, and the images of its factors that TMA can load."""
+
+    tiled: TiledProduct
+    _views: dict[tuple[int, int, int], tuple[ImageView, ...]] = field(
+        default_factory=dict[tuple[int, int, int], tuple[ImageView, ...]], repr=False
+    )
+
+    def views(self, number: int, tiles: int, depth: int) -> tuple[ImageView, ...]:
+        """Return the views of a factor's image of so many instruction tiles, the best one first."""
+        key = number, tiles, depth
+        if key not in self._views:
+            self._views[key] = image_views(self.tiled, number, tiles, depth)
+        return self._views[key]
+
+
+@dataclass(frozen=True, eq=False)
 class HopperPlan:
     """A product with a schedule, from which kernels are generated."""
 
-    product: TiledProduct
+    lowered: HopperProduct
     schedule: HopperSchedule
+
+    @property
+    def product(self) -> TiledProduct:
+        return self.lowered.tiled
+
+    @cached_property
+    def views(self) -> tuple[ImageView | None, ImageView | None]:
+        """Views of the factors that come by tensor copies; None where there is none."""
+        first, second = (self._view(number) for number in range(2))
+        return first, second
+
+    def _view(self, number: int) -> ImageView | None:
+        schedule = self.schedule
+        if schedule.loads[number] != "tensor":
+            return None
+        views = self.lowered.views(number, schedule.block[number], schedule.depth)
+        layout = schedule.layouts[number]
+        return views[layout] if layout < len(views) else None
 
     @cached_property
     def images(self) -> tuple[SharedImage, SharedImage]:
@@ -112,13 +149,29 @@ class HopperPlan:
             SharedImage(
                 tiles * extent,
                 schedule.depth * instruction.k * size_bytes(dtype),
+                "k" if view is None else view.major,
             )
-            for tiles, extent, dtype in (
-                (schedule.block[0], instruction.m, instruction.a),
-                (schedule.block[1], instruction.n, instruction.b),
+            for tiles, extent, dtype, view in zip(
+                schedule.block,
+                (instruction.m, instruction.n),
+                (instruction.a, instruction.b),
+                self.views,
+                strict=True,
             )
         )
         return first, second
+
+    def operand(self, number: int) -> GlobalOperand:
+        """Return the layout of a factor in global memory, unless it is packed as images."""
+        view = self.views[number]
+        if view is not None:
+            return view.operand
+        layouts = (self.product.first, self.product.second)[number]
+        return layouts[0 if self.schedule.loads[number] == "bulk" else self.schedule.layouts[number]]
+
+    def packs(self, number: int) -> bool:
+        """True if a kernel of its own packs a factor."""
+        return self.schedule.loads[number] == "bulk" or self.operand(number).needs_packing
 
     @property
     def stage_bytes(self) -> int:
@@ -223,8 +276,13 @@ def check(plan: HopperPlan, shared_bytes: int) -> None:
     if not all(image.is_legal for image in plan.images):
         raise LoweringError(f"{schedule}: rows of a stage have {', '.join(map(str, SPANS))} bytes")
     counts = (len(product.first), len(product.second))
-    if any(not 0 <= n < count for n, count in zip(schedule.layouts, counts, strict=True)):
-        raise LoweringError(f"{schedule}: there are {counts} layouts of the factors")
+    for load, view, layout, count in zip(
+        schedule.loads, plan.views, schedule.layouts, counts, strict=True
+    ):
+        if load == "tensor" and view is None:
+            raise LoweringError(f"{schedule}: TMA cannot load a factor's tile")
+        if load == "threads" and not 0 <= layout < count:
+            raise LoweringError(f"{schedule}: there are {counts} layouts of the factors")
     if plan.shared_bytes > shared_bytes:
         raise LoweringError(
             f"{schedule}: {plan.shared_bytes:,} bytes of shared memory of {shared_bytes:,}"
