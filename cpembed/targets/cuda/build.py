@@ -32,7 +32,7 @@ from cpembed.targets.cuda.hopper import device as warp_groups
 from cpembed.targets.cuda.hopper.tensor_maps import TensorMap
 from cpembed.targets.cuda.instructions import LANES
 from cpembed.targets.cuda.model import multiprocessor_of
-from cpembed.targets.cuda.schedule import MAX_THREADS, Plan
+from cpembed.targets.cuda.schedule import MAX_THREADS, Plan, ProductPlan
 from cpembed.targets.cuda.writer import (
     PACKING_THREADS,
     PARAMETERS,
@@ -112,7 +112,7 @@ def functions(plan: Plan) -> dict[str, tuple[Writer, Launch]]:
     if splits > 1:
         threads = REDUCTION_THREADS
         grid = (-(-product.output.layout.elements // threads), 1, 1)
-        add("reduction", reduction_kernel(plan), grid, threads)
+        add("reduction", reduction_kernel(product, splits), grid, threads)
     return kernels
 
 
@@ -314,7 +314,7 @@ ARCHITECTURES = ("sm_80", "sm_90")
 class CudaKernels:
     """Generated kernels of a plan."""
 
-    plan: Plan
+    plan: ProductPlan
     text: CudaText
     kernel_counters: dict[str, Counters] = field(default_factory=dict[str, Counters])
     """Counters of the last run by kernel."""
@@ -360,9 +360,10 @@ class CudaKernels:
         """Return the arrays of inputs by the names of the kernels' parameters."""
         product, workload = self.plan.product, self.plan.product.program.workload
         memory: dict[str, Array] = {}
-        for name, operand in zip(PARAMETERS, (self.plan.first, self.plan.second), strict=True):
-            array = flat_bits(inputs[workload.operand(operand.layout.name).tensor])
-            memory[f"{name}_original" if operand.needs_packing else name] = array
+        for number, name in enumerate(PARAMETERS):
+            operand = workload.operand(self.plan.operand(number).layout.name)
+            array = flat_bits(inputs[operand.tensor])
+            memory[f"{name}_original" if self.plan.packs(number) else name] = array
         epilogue = product.epilogue
         if epilogue is not None:
             for name in epilogue.vectors:

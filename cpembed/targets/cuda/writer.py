@@ -16,7 +16,6 @@ from cpembed.codegen.plan import HEADER, Script, buffer, storage_dtype
 from cpembed.ir.dtypes import size_bytes
 from cpembed.ir.index import IndexExpr, IndexTerm
 from cpembed.targets.cuda.lower import GlobalOperand, TiledProduct
-from cpembed.targets.cuda.schedule import Plan
 from cpembed.transform.program import Loop
 
 PARAMETERS = ("A", "B")
@@ -318,26 +317,25 @@ REDUCTION_THREADS = 256
 """Number of threads of a block that adds parts."""
 
 
-def reduction_kernel(plan: Plan) -> Writer:
+def reduction_kernel(product: TiledProduct, splits: int) -> Writer:
     """Return the function ``main`` that adds the parts of a split reduction."""
-    product = plan.product
     elements = product.output.layout.elements
     writer = Writer()
     declared = [
-        buffer(PARTIAL, plan.schedule.splits * elements, product.sums),
+        buffer(PARTIAL, splits * elements, product.sums),
         *epilogue_parameters(product),
         buffer("C", elements, product.output_dtype),
     ]
     writer.script.line(HEADER)
     with writer.script.nested(f"def main({', '.join(declared)}):"):
         writer.script.line('T.func_attr({"tirx.noalias": True, "global_symbol": "main"})')
-        _write_reduction(writer, plan)
+        _write_reduction(writer, product, splits)
     return writer
 
 
-def _write_reduction(writer: Writer, plan: Plan) -> None:
-    product, script = plan.product, writer.script
-    elements, splits, sums = product.output.layout.elements, plan.schedule.splits, product.sums
+def _write_reduction(writer: Writer, product: TiledProduct, splits: int) -> None:
+    script = writer.script
+    elements, sums = product.output.layout.elements, product.sums
     blocks = -(-elements // REDUCTION_THREADS)
     with script.nested(
         f'for rx in T.thread_binding({blocks}, thread="blockIdx.x"):',
