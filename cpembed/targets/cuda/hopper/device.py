@@ -248,10 +248,10 @@ def _groups() -> Iterator[_Definition]:
     yield (
         "unsigned long long",
         "cpembed_matrix_descriptor",
-        "const void* shared, unsigned long long fields",
+        "const void* shared, long long fields",
         [
             "unsigned long long address = __cvta_generic_to_shared(shared);",
-            "return fields | ((address & 0x3FFFF) >> 4);",
+            "return static_cast<unsigned long long>(fields) | ((address & 0x3FFFF) >> 4);",
         ],
     )
 
@@ -270,7 +270,8 @@ def _product_of(name: str) -> _Definition | None:
     columns, depth, *types, registers, transposed = match.groups()
     for instruction in WARP_GROUP_INSTRUCTIONS:
         names = [SHORT[dtype] for dtype in (instruction.c, instruction.a, instruction.b)]
-        if names == types and instruction.k == int(depth):
+        matches = names == types and instruction.k == int(depth)
+        if matches and int(columns) in column_counts(instruction):
             return _product(instruction, int(columns), bool(registers), transposed or "")
     return None
 

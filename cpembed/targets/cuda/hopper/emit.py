@@ -111,8 +111,6 @@ class _Body:
             f'shared = T.alloc_buffer(({shared_bytes},), "uint8", scope="shared.dyn", '
             f"align={ALIGNMENT})"
         )
-        # TVM shrinks shared memory to the accesses that it sees, so the last byte is touched.
-        self.script.line(f"T.evaluate({shared_pointer(str(shared_bytes - 1))})")
         # Number of the stage, and parity of the ring's turn.
         self.script.line('ring = T.alloc_buffer((2,), "int32", scope="local")')
         self.script.lines(("ring[0] = 0", "ring[1] = 0"))
@@ -155,16 +153,20 @@ class _Body:
         turns = -(-self.plan.work_items // self.plan.grid)
         item = f"turn_of_block * {self.plan.grid} + first_item" if turns > 1 else "first_item"
         group = self.plan.group
+        self.script.line(f"item = {item}")
+        # Variables that nothing reads would be warnings of nvcc.
+        if self.product.batch:
+            self.script.line(f"batch = item // {rows * columns} % {batch}")
+        if self.schedule.splits > 1:
+            self.script.line(f"part = item // {rows * columns * batch}")
+        # Blocks that run at the same time go down a group of rows before they go on to the next
+        # column, so they share columns in L2.
         self.script.lines(
             (
-                f"item = {item}",
                 f"block = item % {rows * columns}",
-                f"batch = item // {rows * columns} % {batch}",
-                f"part = item // {rows * columns * batch}",
-                # Blocks that run at the same time go down a group of rows before they go on to the
-                # next column, so they share columns in L2.
-                f"row_block = block // {group * columns} * {group} + block % {group}",
-                f"column_block = block % {group * columns} // {group}",
+                f"inside = block % {group * columns}",
+                f"row_block = block // {group * columns} * {group} + inside % {group}",
+                f"column_block = inside // {group}",
             )
         )
 
@@ -266,14 +268,15 @@ class _Body:
             ("first", 0, f"consumer * {first}"),
             ("second", 1, str(self.plan.images[0].bytes)),
         ):
-            fields = self.plan.images[number].descriptor.bits
-            pointer = shared_pointer(place)
+            bits = self.plan.images[number].descriptor.bits
+            # TVM reads constants of 64 bits with a sign.
+            signed = bits - (bits >> 63 << 64)
             self.writer.value(
                 name,
                 "cpembed_matrix_descriptor",
                 "uint64",
-                pointer,
-                f"T.uint64({fields})",
+                shared_pointer(place),
+                f"T.int64({signed})",
             )
 
     def _multiply_all(self) -> None:

@@ -158,7 +158,7 @@ def _located(writer: Writer, images: PackedImages) -> tuple[list[str], dict[str,
     plan, image, product = images.plan, images.image, images.plan.product
     number, size = images.number, size_bytes(images.dtype)
     extent = (product.instruction.m, product.instruction.n)[number]
-    chunks, depth = image.span // CHUNK, plan.schedule.depth * product.instruction.k
+    chunks = image.span // CHUNK
     turn = "image_row" if chunks == PATTERN_ROWS else f"image_row // {PATTERN_ROWS // chunks}"
     stage, all_steps = (
         quotient("number", images.image_elements),
@@ -169,7 +169,6 @@ def _located(writer: Writer, images: PackedImages) -> tuple[list[str], dict[str,
             f"image_byte = {remainder('number', images.image_elements)} * {size}",
             f"step = {remainder(stage, images.steps)}",
             f"block = {remainder(quotient('number', all_steps), images.blocks)}",
-            f"batch = {quotient('number', all_steps * images.blocks)}",
             f"image_row = image_byte // {image.span}",
             f"chunk = T.bitwise_xor(image_byte % {image.span} // {CHUNK}, {turn} % {chunks})",
             f"element = (chunk * {CHUNK} + image_byte % {CHUNK}) // {size}",
@@ -177,7 +176,8 @@ def _located(writer: Writer, images: PackedImages) -> tuple[list[str], dict[str,
             f"deep = step * {plan.schedule.depth} + element // {product.instruction.k}",
         )
     )
-    assert depth * size == image.depth_bytes
+    if images.batch:
+        writer.script.line(f"batch = {quotient('number', all_steps * images.blocks)}")
     loops = (product.rows, product.columns)[number]
     _, rows, columns, deep = product.tiles
     values = {
