@@ -34,7 +34,9 @@ from cpembed.targets.cuda.writer import (
     PARTIAL,
     Writer,
     epilogue_parameters,
+    quotient,
     register_pointer,
+    remainder,
     shared_pointer,
 )
 
@@ -43,14 +45,6 @@ MAX_LAG = 4
 
 MATRIX_BYTES = 32
 """Number of bytes along the depth of the factors of one instruction."""
-
-
-# Registers can be passed between groups only if ptxas knows how many each thread begins with, which
-# the minimum number of blocks of a multiprocessor says.
-_ATTRIBUTES = (
-    'T.func_attr({"tirx.noalias": True, "global_symbol": "main", '
-    '"tirx.launch_bounds_min_blocks_per_sm": 1})'
-)
 
 
 def product_kernel(plan: HopperPlan) -> Writer:
@@ -65,7 +59,7 @@ def product_kernel(plan: HopperPlan) -> Writer:
     script = writer.script
     script.line(HEADER)
     with script.nested(f"def main({', '.join(declared)}):"):
-        script.line(_ATTRIBUTES)
+        script.line('T.func_attr({"tirx.noalias": True, "global_symbol": "main"})')
         with script.nested(
             f'for bx in T.thread_binding({plan.grid}, thread="blockIdx.x"):',
             f'for tx in T.thread_binding({plan.schedule.threads}, thread="threadIdx.x"):',
@@ -76,7 +70,13 @@ def product_kernel(plan: HopperPlan) -> Writer:
             script.line("T.reads()")
             written = f"{PARTIAL}[0 : {splits * elements}]" if splits > 1 else f"C[0 : {elements}]"
             script.line(f"T.writes({written})")
+            if plan.schedule.groups > 1:
+                # Registers can be passed from group to group only if ptxas knows how many each
+                # thread begins with, which the minimum number of resident blocks says.
+                script.line('T.attr(0, "tirx.launch_bounds_min_blocks_per_sm", 1)')
             _Body(writer, plan).write()
+    # A block that is alone has no number: nvcc warns of variables that nothing reads.
+    script.drop_unread()
     return writer
 
 
@@ -153,20 +153,27 @@ class _Body:
         turns = -(-self.plan.work_items // self.plan.grid)
         item = f"turn_of_block * {self.plan.grid} + first_item" if turns > 1 else "first_item"
         group = self.plan.group
-        self.script.line(f"item = {item}")
-        # Variables that nothing reads would be warnings of nvcc.
-        if self.product.batch:
-            self.script.line(f"batch = item // {rows * columns} % {batch}")
-        if self.schedule.splits > 1:
-            self.script.line(f"part = item // {rows * columns * batch}")
+        items = rows * columns
+        self.script.lines(
+            (
+                f"item = {item}",
+                f"batch = {remainder(quotient('item', items), batch)}",
+                f"part = {quotient('item', items * batch)}",
+                f"block = {remainder('item', items)}",
+            )
+        )
+        if min(rows, columns) == 1:
+            self.script.line(f"row_block = {'block' if rows > 1 else 0}")
+            self.script.line(f"column_block = {'block' if columns > 1 else 0}")
+            return
         # Blocks that run at the same time go down a group of rows before they go on to the next
         # column, so they share columns in L2.
         self.script.lines(
             (
-                f"block = item % {rows * columns}",
-                f"inside = block % {group * columns}",
-                f"row_block = block // {group * columns} * {group} + inside % {group}",
-                f"column_block = inside // {group}",
+                f"inside = {remainder('block', group * columns)}",
+                f"first_row = {quotient('block', group * columns)} * {group}",
+                f"row_block = first_row + {remainder('inside', group)}",
+                f"column_block = {quotient('inside', group)}",
             )
         )
 
@@ -255,6 +262,9 @@ class _Body:
                 f"warp = thread // {LANES}",
             )
         )
+        if self.schedule.in_registers:
+            registers = rows * self.schedule.depth * self.instruction.registers[0]
+            self.script.line(f'fragments = T.alloc_buffer(({registers},), "uint32", scope="local")')
         self._write_descriptors()
         with self.script.nested(*self._locate_item()):
             self._write_item_place()
@@ -268,6 +278,8 @@ class _Body:
             ("first", 0, f"consumer * {first}"),
             ("second", 1, str(self.plan.images[0].bytes)),
         ):
+            if self.schedule.in_registers and number == 0:
+                continue
             bits = self.plan.images[number].descriptor.bits
             # TVM reads constants of 64 bits with a sign.
             signed = bits - (bits >> 63 << 64)
@@ -281,52 +293,80 @@ class _Body:
 
     def _multiply_all(self) -> None:
         """Write the loop over the stages of a work item."""
+        before = f"T.Select(ring[0] == 0, {self.schedule.stages - 1}, ring[0] - 1)"
         with self.script.nested(f"for step in T.serial({self.plan.steps}):"):
             full = shared_pointer(self._barrier("ring[0]", empty=False))
             self.writer.call("cpembed_mbarrier_wait", full, "ring[1]")
-            self._multiply_stage()
-            # The products of the stage before are done.
-            self.writer.call("cpembed_wgmma_wait_1")
+            if self.schedule.in_registers:
+                # Products in flight read the registers that the next stage is loaded into.
+                self.writer.call("cpembed_wgmma_wait_0")
+                self._load_first()
+                self._multiply_stage()
+            else:
+                self._multiply_stage()
+                # The products of the stage before are done.
+                self.writer.call("cpembed_wgmma_wait_1")
             with self.script.nested("if step > 0:"):
-                before = f"T.Select(ring[0] == 0, {self.schedule.stages - 1}, ring[0] - 1)"
                 self._release(before)
             self._next_stage("ring")
         self.writer.call("cpembed_wgmma_wait_0")
-        self._release(f"T.Select(ring[0] == 0, {self.schedule.stages - 1}, ring[0] - 1)")
+        self._release(before)
 
     def _release(self, stage: str) -> None:
         with self.script.nested("if lane == 0:"):
             empty = shared_pointer(self._barrier(stage, empty=True))
             self.writer.call("cpembed_mbarrier_arrive", empty)
 
+    def _load_first(self) -> None:
+        """Write the loads of the first factor's fragments of a stage into registers."""
+        rows, image = self.schedule.tile[0], self.plan.images[0]
+        with self.script.nested(
+            f"for inner in T.unroll({self.schedule.depth}):", f"for i in T.unroll({rows}):"
+        ):
+            tile = f"consumer * {rows} + i"
+            row = f"({tile}) * {self.instruction.m} + warp % 4 * {WARP_ROWS} + lane % 16"
+            place = image.place(row, "inner * 2 + lane // 16")
+            self.writer.call(
+                "cpembed_ldmatrix_x4",
+                register_pointer("fragments", f"(inner * {rows} + i) * 4"),
+                shared_pointer(f"ring[0] * {self.plan.stage_bytes} + {place}"),
+            )
+
     def _multiply_stage(self) -> None:
         (rows, columns), n = self.schedule.tile, self.instruction.n
         count = columns * self.instruction.registers[2]
-        images = self.plan.images
-        transposed = "".join(
-            name for name, image in zip("ab", images, strict=True) if image.major == "mn"
+        majors = [image.major for image in self.plan.images]
+        name = product_name(
+            self.instruction,
+            columns * n,
+            registers=self.schedule.in_registers,
+            transposed="".join(name for name, m in zip("ab", majors, strict=True) if m == "mn"),
         )
-        name = product_name(self.instruction, columns * n, transposed=transposed)
-        offset = f"ring[0] * {self.plan.stage_bytes // CHUNK}"
-        self.script.line(f'distance = T.cast({offset}, "uint64")')
+        distance = f"ring[0] * {self.plan.stage_bytes // CHUNK}"
+        self.script.line(f'distance = T.cast({distance}, "uint64")')
         self.writer.call("cpembed_wgmma_fence")
         for inner in range(self.schedule.depth):
-            deep = inner * MATRIX_BYTES
+            # The first product of a work item begins the sums.
+            accumulate = "1" if inner else 'T.cast(step > 0, "int32")'
             for row in range(rows):
-                offsets = (
-                    images[0].matrix_offset(row * self.instruction.m, deep),
-                    images[1].matrix_offset(0, deep),
-                )
-                a, b = (
-                    f"{image} + distance + T.uint64({offset // CHUNK})"
-                    for image, offset in zip(("first", "second"), offsets, strict=True)
-                )
-                # The first product of a work item begins the sums.
-                accumulate = "1" if inner else 'T.cast(step > 0, "int32")'
                 self.writer.call(
-                    name, register_pointer("sums", str(row * count)), a, b, accumulate
+                    name,
+                    register_pointer("sums", str(row * count)),
+                    self._first_factor(inner, row),
+                    self._descriptor(1, 0, inner),
+                    accumulate,
                 )
         self.writer.call("cpembed_wgmma_commit")
+
+    def _first_factor(self, inner: int, row: int) -> str:
+        """Return the first factor of a product: registers, or a descriptor."""
+        if self.schedule.in_registers:
+            return register_pointer("fragments", str((inner * self.schedule.tile[0] + row) * 4))
+        return self._descriptor(0, row * self.instruction.m, inner)
+
+    def _descriptor(self, number: int, row: int, inner: int) -> str:
+        offset = self.plan.images[number].matrix_offset(row, inner * MATRIX_BYTES)
+        return f"{('first', 'second')[number]} + distance + T.uint64({offset // CHUNK})"
 
     def _store(self) -> None:
         """Write the end of a work item, strip by strip of a warp's sums."""

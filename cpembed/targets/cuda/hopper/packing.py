@@ -117,6 +117,7 @@ def images_kernel(images: PackedImages) -> Writer:
         script.line(f"T.writes({name}[0 : {images.elements}])")
         script.line(f"number = group * {PACKING_THREADS} + thread")
         _write_element(writer, images)
+    script.drop_unread()
     return writer
 
 
@@ -169,6 +170,7 @@ def _located(writer: Writer, images: PackedImages) -> tuple[list[str], dict[str,
             f"image_byte = {remainder('number', images.image_elements)} * {size}",
             f"step = {remainder(stage, images.steps)}",
             f"block = {remainder(quotient('number', all_steps), images.blocks)}",
+            f"batch = {quotient('number', all_steps * images.blocks)}",
             f"image_row = image_byte // {image.span}",
             f"chunk = T.bitwise_xor(image_byte % {image.span} // {CHUNK}, {turn} % {chunks})",
             f"element = (chunk * {CHUNK} + image_byte % {CHUNK}) // {size}",
@@ -176,8 +178,6 @@ def _located(writer: Writer, images: PackedImages) -> tuple[list[str], dict[str,
             f"deep = step * {plan.schedule.depth} + element // {product.instruction.k}",
         )
     )
-    if images.batch:
-        writer.script.line(f"batch = {quotient('number', all_steps * images.blocks)}")
     loops = (product.rows, product.columns)[number]
     _, rows, columns, deep = product.tiles
     values = {

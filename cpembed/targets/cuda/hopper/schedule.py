@@ -68,6 +68,8 @@ class HopperSchedule:
     """Number of blocks that share the reduction of a result."""
     blocks: int = 0
     """Number of blocks of the grid, each of which computes several; 0: one for each."""
+    in_registers: bool = False
+    """True if consumers load the first factor into registers, for which its products wait."""
     layouts: tuple[int, int] = (0, 0)
     """Numbers of the factors' layouts: of the views of TMA for tensor copies, otherwise of those in
     :class:`~cpembed.targets.cuda.lower.TiledProduct`."""
@@ -96,6 +98,7 @@ class HopperSchedule:
         words += [f"{self.group} blocks of rows in a group"] * (self.group > 1)
         words += [f"sums split {self.splits} ways"] * (self.splits > 1)
         words += [f"{self.blocks} persistent blocks"] * bool(self.blocks)
+        words += ["the first factor in registers"] * self.in_registers
         return ", ".join(words)
 
 
@@ -247,7 +250,10 @@ class HopperPlan:
     def registers(self) -> int:
         """Estimated registers of a thread of the consumers."""
         rows, columns = self.schedule.tile
-        total = rows * columns * self.product.instruction.registers[2] + CONTROL_REGISTERS
+        first, _, sums = self.product.instruction.registers
+        total = rows * columns * sums + CONTROL_REGISTERS
+        if self.schedule.in_registers:
+            total += rows * self.schedule.depth * first
         return -(-total // 8) * 8
 
     @property
@@ -275,6 +281,8 @@ def check(plan: HopperPlan, shared_bytes: int) -> None:
         raise LoweringError(f"{schedule}: no instruction of {columns} columns")
     if not all(image.is_legal for image in plan.images):
         raise LoweringError(f"{schedule}: rows of a stage have {', '.join(map(str, SPANS))} bytes")
+    if schedule.in_registers and plan.images[0].major != "k":
+        raise LoweringError(f"{schedule}: the first factor in registers is K-major")
     counts = (len(product.first), len(product.second))
     for load, view, layout, count in zip(
         schedule.loads, plan.views, schedule.layouts, counts, strict=True
