@@ -89,6 +89,11 @@ class Counters:
     unique_bytes_written: int = 0
     barriers: int = 0
     """Barriers of whole blocks."""
+    named_barriers: int = 0
+    """Barriers of some of a block's threads."""
+    cluster_barriers: int = 0
+    mbarrier_phases: int = 0
+    """Phases of barrier objects in shared memory that are complete."""
     cp_async_groups: int = 0
     """Groups committed by warps."""
     blocks: int = 0
@@ -134,6 +139,7 @@ class Launch:
     grid: tuple[int, int, int]
     block: tuple[int, int, int]
     shared_bytes: int = 0
+    cluster: tuple[int, int, int] = (1, 1, 1)
 
 
 class _Buffer(ctypes.Structure):
@@ -150,6 +156,7 @@ class _Launch(ctypes.Structure):
         ("seed", ctypes.c_uint64),
         ("grid", ctypes.c_uint32 * 3),
         ("block", ctypes.c_uint32 * 3),
+        ("cluster", ctypes.c_uint32 * 3),
         ("shared_bytes", ctypes.c_uint32),
     )
 
@@ -210,6 +217,7 @@ class Program(LoadedText):
             seed=0 if isinstance(order, Order) else order % 2**64,
             grid=(ctypes.c_uint32 * 3)(*launch.grid),
             block=(ctypes.c_uint32 * 3)(*launch.block),
+            cluster=(ctypes.c_uint32 * 3)(*launch.cluster),
             shared_bytes=launch.shared_bytes,
         )
 

@@ -26,8 +26,8 @@
 #define __restrict__
 #define __align__(n) __attribute__((aligned(n)))
 #define alignas(n) __attribute__((aligned(n)))
-/* One block runs at a time, so its variables are the library's; `extern __shared__` is replaced
-   before the text is compiled. */
+/* Blocks that run together, which are those of a cluster, have dynamic shared memory only, so
+   variables are the library's; `extern __shared__` is replaced before the text is compiled. */
 #define __shared__ static __attribute__((section("executor_shared")))
 
 #define __CPEMBED_INLINE static inline __attribute__((always_inline))
@@ -57,11 +57,21 @@ uint32_t executor_activemask();
 void executor_atomic(void *p, size_t bytes, const void *return_address);
 uint32_t executor_shared_address(const void *p);
 void *executor_shared_pointer(uint32_t offset);
-extern unsigned char executor_dynamic_shared[];
+__attribute__((const)) void *executor_dynamic_shared();
 void executor_cp_async(void *shared, const void *global, int bytes, bool valid);
 void executor_cp_async_wait(int groups);
 void executor_cp_async_wait_all();
 }
+
+/* Dynamic shared memory that is declared outside of functions. */
+template <class T>
+struct executor_dynamic_array {
+  operator T *() const { return static_cast<T *>(executor_dynamic_shared()); }
+  template <class U>
+  explicit operator U *() const {
+    return static_cast<U *>(executor_dynamic_shared());
+  }
+};
 
 #define threadIdx (executor_thread_index())
 #define blockIdx (executor_block_index())

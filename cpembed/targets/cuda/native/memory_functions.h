@@ -81,11 +81,6 @@ static void finish_copies(size_t pending) {
   }
 }
 
-/* A function of a lane without addresses, for which a warp's lanes come one after the other. */
-static inline void count_call(Function &function) {
-  if (lane_number == __builtin_ctz(warp->live)) function.calls++;
-}
-
 static Function f_commit("cpembed_cp_async_commit");
 extern "C" void cpembed_cp_async_commit() {
   count_call(f_commit);
