@@ -94,6 +94,19 @@ class Counters:
     cluster_barriers: int = 0
     mbarrier_phases: int = 0
     """Phases of barrier objects in shared memory that are complete."""
+    bulk_load_bytes: int = 0
+    """Bytes of global memory that bulk copies read; a multicast counts once."""
+    bulk_load_sectors: int = 0
+    """Sectors of these, row by row of each copy."""
+    bulk_load_image_bytes: int = 0
+    """Bytes that bulk copies write to shared memory, zeros included; a multicast counts once."""
+    multicast_bytes: int = 0
+    """Bytes that multicasts write to the second and further blocks."""
+    bulk_store_bytes: int = 0
+    bulk_store_sectors: int = 0
+    wgmma_wavefronts: int = 0
+    """Wavefronts of the operands of ``wgmma`` in shared memory, read in cores of 8 rows by 16 bytes."""
+    wgmma_wavefronts_least: int = 0
     cp_async_groups: int = 0
     """Groups committed by warps."""
     blocks: int = 0

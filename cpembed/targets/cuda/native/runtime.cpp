@@ -123,12 +123,17 @@ static void begin_cluster(const unsigned *first) {
     }
   }
   begin_cluster_barrier();
+  begin_warp_groups();
   register_counts.assign(warp_clocks.size(), {});
 }
 
 /* All warps of a block are at the end of the kernel. */
 static void end_block(const Block &block) {
   end_barriers(block);
+  for (uint32_t n = 0; n < block.warps && !faulted; n++) {
+    end_products(*warps[block.rank * warps_a_block + n]);
+    if (!faulted) end_stores(*warps[block.rank * warps_a_block + n]);
+  }
   if (!faulted) check_registers(block);
 }
 
