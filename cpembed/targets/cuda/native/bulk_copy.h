@@ -9,12 +9,12 @@
 
 /* --------------------------------------------------------------------------------------- loads */
 
-static Function f_bulk_load("cp.async.bulk.load");
-static Function f_bulk_load_tensor("cp.async.bulk.tensor.load");
-static Function f_bulk_store("cp.async.bulk.store");
-static Function f_bulk_store_tensor("cp.async.bulk.tensor.store");
-static Function f_bulk_commit("cp.async.bulk.commit_group");
-static Function f_bulk_wait("cp.async.bulk.wait_group");
+static Function f_bulk_load{"cp.async.bulk.load"};
+static Function f_bulk_load_tensor{"cp.async.bulk.tensor.load"};
+static Function f_bulk_store{"cp.async.bulk.store"};
+static Function f_bulk_store_tensor{"cp.async.bulk.tensor.store"};
+static Function f_bulk_commit{"cp.async.bulk.commit_group"};
+static Function f_bulk_wait{"cp.async.bulk.wait_group"};
 
 /* Places in shared memory of an image's chunks; several ranges where it ends within a swizzled row. */
 static std::vector<Landing::Range> image_ranges(const Box &box, unsigned char *image) {
@@ -89,7 +89,7 @@ extern "C" void executor_bulk_load_tensor(uint32_t to, const void *map, const in
                                           uint32_t mask) {
   Site site = CALLER;
   const char *what = "cp.async.bulk.tensor";
-  f_bulk_load_tensor.calls++;
+  count(f_bulk_load_tensor);
   const EncodedMap *encoded = map_at(map, what, site);
   REQUIRE(encoded != nullptr);
   std::shared_ptr<Box> box(new Box);
@@ -116,7 +116,7 @@ extern "C" void executor_bulk_load(uint32_t to, const void *from, uint32_t bytes
                                    bool multicast, uint32_t mask) {
   Site site = CALLER;
   const char *what = "cp.async.bulk";
-  f_bulk_load.calls++;
+  count(f_bulk_load);
   std::shared_ptr<Box> box(new Box);
   REQUIRE(plain_box(*box, from, bytes, false, what, site));
   load_to(box, to, object, multicast, mask, 16, what, site);
@@ -152,7 +152,7 @@ extern "C" void executor_bulk_store_tensor(const void *map, const int32_t *coord
                                            uint32_t from) {
   Site site = CALLER;
   const char *what = "cp.async.bulk.tensor";
-  f_bulk_store_tensor.calls++;
+  count(f_bulk_store_tensor);
   const EncodedMap *encoded = map_at(map, what, site);
   REQUIRE(encoded != nullptr);
   Box box;
@@ -162,14 +162,14 @@ extern "C" void executor_bulk_store_tensor(const void *map, const int32_t *coord
 
 extern "C" void executor_bulk_store(const void *to, uint32_t from, uint32_t bytes) {
   Site site = CALLER;
-  f_bulk_store.calls++;
+  count(f_bulk_store);
   Box box;
   REQUIRE(plain_box(box, to, bytes, true, "cp.async.bulk", site));
   issue_store(box, from, 16, "cp.async.bulk", site);
 }
 
 extern "C" void executor_bulk_commit() {
-  f_bulk_commit.calls++;
+  count(f_bulk_commit);
   BulkStores &stores = lane->stores;
   stores.groups.push_back(std::move(stores.open));
   stores.open.clear();
@@ -178,7 +178,7 @@ extern "C" void executor_bulk_commit() {
 
 /* All groups but the last `pending` have read their sources. */
 extern "C" void executor_bulk_wait(uint32_t pending) {
-  f_bulk_wait.calls++;
+  count(f_bulk_wait);
   BulkStores &stores = lane->stores;
   for (; stores.groups.size() > pending; stores.groups.pop_front(), stores.read++)
     for (const BulkStore &store : stores.groups.front())
@@ -207,9 +207,9 @@ static void end_stores(const Warp &w) {
 }
 
 /* Ordinary accesses that the lane knows of are visible to the asynchronous proxy from here on. */
-static Function f_fence_proxy("fence.proxy.async");
+static Function f_fence_proxy{"fence.proxy.async"};
 extern "C" void executor_fence_proxy_async() {
-  f_fence_proxy.calls++;
+  count(f_fence_proxy);
   warp->clock.proxy_fence(1u << lane_number);
 }
 

@@ -25,10 +25,10 @@ static inline bool is_remote(uint32_t address) {
   return address >> kRankBit && (address >> kRankBit) - 1 != warp->block->rank;
 }
 
-static Function f_mapa("mapa");
+static Function f_mapa{"mapa"};
 extern "C" uint32_t executor_mapa(uint32_t address, uint32_t rank) {
   Site site = CALLER;
-  f_mapa.calls++;
+  count(f_mapa);
   if (rank >= blocks_a_cluster) {
     set_fault("mapa at {at:%u} names block %u of a cluster of %u", site, rank, blocks_a_cluster);
     abandon();
@@ -53,7 +53,7 @@ static void begin_cluster_barrier() {
   cluster_waits.assign(warp_clocks.size(), 0);
 }
 
-static Function f_cluster_arrive("barrier.cluster.arrive");
+static Function f_cluster_arrive{"barrier.cluster.arrive"};
 
 static void arrive_at_cluster(Warp &w, uint32_t lanes) {
   const Request &r = w.request(__builtin_ctz(lanes));
@@ -81,7 +81,7 @@ extern "C" void executor_cluster_arrive(bool releases) {
   collective(r);
 }
 
-static Function f_cluster_wait("barrier.cluster.wait");
+static Function f_cluster_wait{"barrier.cluster.wait"};
 
 static void begin_cluster_wait(Warp &w, uint32_t lanes) {
   uint32_t component = w.clock.component;
@@ -112,7 +112,7 @@ extern "C" void executor_cluster_wait() {
 
 static bool elects_last;  // Which lane is elected is not said, but it is the same one each time.
 
-static Function f_elect("elect.sync");
+static Function f_elect{"elect.sync"};
 static void elect(Warp &w, uint32_t lanes) {
   int leader = elects_last ? 31 - __builtin_clz(lanes) : __builtin_ctz(lanes);
   for (uint32_t rest = lanes; rest; rest &= rest - 1) {
@@ -133,7 +133,7 @@ extern "C" bool executor_elect(uint32_t mask, uint32_t *leader) {
 /* Registers of each lane that warps have asked for, in their order. */
 static std::vector<std::vector<uint32_t>> register_counts;
 
-static Function f_setmaxnreg("setmaxnreg");
+static Function f_setmaxnreg{"setmaxnreg"};
 static void set_registers(Warp &w, uint32_t lanes) {
   const Request &r = w.request(__builtin_ctz(lanes));
   uint32_t count = uint32_t(r.value), component = w.clock.component;

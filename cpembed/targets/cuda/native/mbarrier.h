@@ -40,11 +40,11 @@ struct Barrier {
 
 static std::unordered_map<const unsigned char *, std::unique_ptr<Barrier>> barriers;
 
-static Function f_mbarrier_init("mbarrier.init");
-static Function f_mbarrier_inval("mbarrier.inval");
-static Function f_mbarrier_arrive("mbarrier.arrive");
-static Function f_mbarrier_expect("mbarrier.expect_tx");
-static Function f_mbarrier_wait("mbarrier.wait");
+static Function f_mbarrier_init{"mbarrier.init"};
+static Function f_mbarrier_inval{"mbarrier.inval"};
+static Function f_mbarrier_arrive{"mbarrier.arrive"};
+static Function f_mbarrier_expect{"mbarrier.expect_tx"};
+static Function f_mbarrier_wait{"mbarrier.wait"};
 
 static std::string object_text(const unsigned char *place) {
   std::string made = "the barrier object at " + shared_memory.place(shared_memory.offset(place), 8);
@@ -90,7 +90,7 @@ static Barrier *barrier_for_copy(uint32_t address, const char *what, Site site) 
 
 extern "C" void executor_mbarrier_init(uint32_t address, uint32_t count) {
   Site site = CALLER;
-  f_mbarrier_init.calls++;
+  count(f_mbarrier_init);
   unsigned char *place = shared_pointer(address);
   REQUIRE(shared_memory.valid(place, 8, 8, "mbarrier.init", site));
   if (count < 1 || count > kMostArrivals) {
@@ -124,7 +124,7 @@ static void complete_if_done(Barrier &b) {
 
 extern "C" void executor_mbarrier_inval(uint32_t address) {
   Site site = CALLER;
-  f_mbarrier_inval.calls++;
+  count(f_mbarrier_inval);
   Barrier *b = barrier_at(address, "mbarrier.inval", site);
   REQUIRE(b != nullptr);
   if (!b->landings.empty() || b->transactions) {
@@ -173,7 +173,7 @@ static void arrive(Barrier &b, int64_t count, bool releases, Site site) {
 /* `bytes` < 0: no expect_tx. Returns the phase that it arrives at. */
 extern "C" uint64_t executor_mbarrier_arrive(uint32_t address, uint32_t count, int64_t bytes, bool releases) {
   Site site = CALLER;
-  f_mbarrier_arrive.calls++;
+  count(f_mbarrier_arrive);
   const char *what = bytes < 0 ? "mbarrier.arrive" : "mbarrier.arrive.expect_tx";
   Barrier *b = barrier_at(address, what, site);
   REQUIRE(b != nullptr);
@@ -185,7 +185,7 @@ extern "C" uint64_t executor_mbarrier_arrive(uint32_t address, uint32_t count, i
 
 extern "C" void executor_mbarrier_expect_tx(uint32_t address, uint32_t bytes) {
   Site site = CALLER;
-  f_mbarrier_expect.calls++;
+  count(f_mbarrier_expect);
   Barrier *b = barrier_at(address, "mbarrier.expect_tx", site);
   REQUIRE(b != nullptr);
   expect(*b, bytes, site);
@@ -226,7 +226,7 @@ static std::string phase_text(const Waiter &waiter) {
 static bool wait_for_phase(Barrier &b, uint64_t phase, bool acquires, Site site) {
   Waiter waiter{phase_ready, phase_text, site, nullptr, 0};
   waiter.object = &b, waiter.number = phase, waiter.may_fail = true;
-  f_mbarrier_wait.calls++;
+  count(f_mbarrier_wait);
   wait_for(waiter);
   if (waiter.failed) return false;
   // What earlier phases released, the last one did too as far as one thread of it knew.

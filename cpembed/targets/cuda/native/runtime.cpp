@@ -53,10 +53,8 @@ extern "C" Index executor_grid_size() { return index_of(launched.grid); }
 extern "C" Index executor_cluster_size() { return index_of(launched.cluster); }
 extern "C" uint32_t executor_cluster_rank() { return warp->block->rank; }
 extern "C" void *executor_dynamic_shared() { return shared_memory.dynamic(warp->block->rank); }
-extern "C" uint32_t executor_shared_address(const void *p) {
-  return shared_memory.holds(p) ? shared_address(p) : ~0u;
-}
-extern "C" void *executor_shared_pointer(uint32_t address) { return shared_pointer(address); }
+extern "C" uint32_t executor_lane() { return uint32_t(lane_number); }
+extern "C" uint32_t executor_warp() { return uint32_t(warp->number); }
 
 static std::vector<uint32_t> in_order(size_t count) {
   std::vector<uint32_t> made(count);
@@ -86,7 +84,7 @@ static void begin_lanes(Warp &w, unsigned first_thread, unsigned first_stack, un
     made.stack = fiber_start(top, thread_body);
     made.stack_low = stacks.bottom(first_stack + l), made.stack_high = made.stack_low + Stacks::kBytes;
     made.index[0] = thread % x, made.index[1] = thread / x % y, made.index[2] = thread / x / y;
-    made.place = kRunning, made.request = nullptr, made.waiter = nullptr, made.accesses = 0;
+    made.place = kRunning, made.request = nullptr, made.waiter = nullptr;
     made.open_group.clear(), made.groups.clear();
     made.stores = BulkStores{};
   }
@@ -115,8 +113,8 @@ static void begin_cluster(const unsigned *first) {
       unsigned lanes = std::min(32u, threads - number * 32);
       w.number = int(number), w.block = &block;
       w.live = w.ready = lanes == 32 ? ~0u : (1u << lanes) - 1;
-      w.blocked = 0, w.ended = false, w.accounted = 0;
-      w.accesses.clear(), w.plain.clear();
+      w.blocked = 0, w.ended = false;
+      w.accesses.clear();
       w.clock.begin(rank * a_block + number, w.live);
       warp_clocks.push_back(&w.clock);
       begin_lanes(w, number * 32, rank * threads + number * 32, lanes);
@@ -177,8 +175,7 @@ static void settle(Warp &w) {
               where(w.lanes[first]).text, other, where(w.lanes[other]).text);
     return;
   }
-  if (!same_accesses(w, w.live)) return;
-  settle_plain(w);
+  w.accesses.settle();
   if (w.lanes[first].place == kEnded) {
     w.ended = true;
     progress++;
@@ -290,7 +287,7 @@ extern "C" __attribute__((visibility("default"))) const char *executor_run(
   backwards = elects_last = launched.order == 1;
   random_state = launched.seed;
   tally = Tally{};
-  for (Function *f : Function::all()) f->calls = 0;
+  forget_calls();
   global_memory.begin();
   for (int i = 0; i < launched.buffer_count; i++)
     global_memory.add(launched.buffers[i].base, launched.buffers[i].bytes,
@@ -336,8 +333,9 @@ extern "C" __attribute__((visibility("default"))) const char *executor_counter(i
 
 extern "C" __attribute__((visibility("default"))) const char *executor_function(int number,
                                                                                 uint64_t *calls) {
-  auto &functions = Function::all();
-  if (number >= int(functions.size())) return nullptr;
-  *calls = functions[size_t(number)]->calls;
-  return functions[size_t(number)]->name;
+  Function *function = called_functions;
+  while (number-- > 0 && function != nullptr) function = function->next;
+  if (function == nullptr) return nullptr;
+  *calls = function->calls;
+  return function->name;
 }

@@ -1,6 +1,7 @@
 /* Barriers, exchanges between lanes, votes, and where a thread is. */
 #pragma once
 
+#include "memory_functions.h"
 #include "plain.h"
 #include "warp.h"
 
@@ -48,17 +49,17 @@ static void barrier(Function &function, Site site, uint32_t number, uint32_t thr
   park(kAtBarrier);
 }
 
-static Function f_syncthreads("__syncthreads");
+static Function f_syncthreads{"__syncthreads"};
 extern "C" void executor_syncthreads() {
   barrier(f_syncthreads, CALLER, 0, warp->block->warps * 32);
 }
 
-static Function f_bar_sync("bar.sync");
+static Function f_bar_sync{"bar.sync"};
 extern "C" void executor_bar_sync(uint32_t number, uint32_t threads) {
   barrier(f_bar_sync, CALLER, number, threads ? threads : warp->block->warps * 32);
 }
 
-static Function f_bar_arrive("bar.arrive");
+static Function f_bar_arrive{"bar.arrive"};
 static void arrive_at_barrier(Warp &w, uint32_t lanes) {
   Request &first = w.request(__builtin_ctz(lanes));
   BarrierCall call{&f_bar_arrive, first.site, uint32_t(first.number), uint32_t(first.value)};
@@ -78,7 +79,7 @@ extern "C" void executor_bar_arrive(uint32_t number, uint32_t threads) {
   collective(r);
 }
 
-static Function f_syncwarp("__syncwarp");
+static Function f_syncwarp{"__syncwarp"};
 
 static void sync_warp(Warp &w, uint32_t lanes) { w.clock.meet(lanes); }
 
@@ -102,10 +103,10 @@ static void exchange(Warp &w, uint32_t lanes) {
   }
 }
 
-static Function f_shuffle("__shfl_sync");
-static Function f_shuffle_up("__shfl_up_sync");
-static Function f_shuffle_down("__shfl_down_sync");
-static Function f_shuffle_xor("__shfl_xor_sync");
+static Function f_shuffle{"__shfl_sync"};
+static Function f_shuffle_up{"__shfl_up_sync"};
+static Function f_shuffle_down{"__shfl_down_sync"};
+static Function f_shuffle_xor{"__shfl_xor_sync"};
 
 /* `how`: 0 a lane by number, 1 up, 2 down, 3 exclusive or; within segments of `width` lanes. */
 extern "C" uint64_t executor_shuffle(int how, uint32_t mask, uint64_t value, int operand, int width,
@@ -125,7 +126,7 @@ extern "C" uint64_t executor_shuffle(int how, uint32_t mask, uint64_t value, int
   return r.value;
 }
 
-static Function f_ballot("__ballot_sync");
+static Function f_ballot{"__ballot_sync"};
 
 static void ballot(Warp &w, uint32_t lanes) {
   uint32_t votes = 0;
@@ -141,7 +142,7 @@ extern "C" uint32_t executor_ballot(uint32_t mask, int predicate, const void *re
   return uint32_t(r.value);
 }
 
-static Function f_active("__activemask");
+static Function f_active{"__activemask"};
 
 /* Which lanes are here is known when no lane of the warp can go on (settle). */
 extern "C" uint32_t executor_activemask() {
@@ -162,7 +163,7 @@ static bool wake_active(Warp &w) {
     l.request->value = here;
     l.place = kRunning;
   }
-  if (here) f_active.calls++;
+  if (here) count(f_active);
   w.ready |= here;
   return here != 0;
 }

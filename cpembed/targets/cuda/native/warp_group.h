@@ -449,14 +449,14 @@ static void compute(Product &p, int position, uint32_t rank) {
 
 /* ------------------------------------------------------------------------ fence, commit, wait */
 
-static Function f_wgmma_fence("wgmma.fence");
+static Function f_wgmma_fence{"wgmma.fence"};
 static void fence_products(Warp &w, uint32_t) { group_of(w).warps[w.number % 4].fenced = true; }
 extern "C" void executor_wgmma_fence() {
   Request r{&f_wgmma_fence, fence_products, CALLER, ~0u};
   collective(r);
 }
 
-static Function f_wgmma_commit("wgmma.commit_group");
+static Function f_wgmma_commit{"wgmma.commit_group"};
 static void commit_products(Warp &w, uint32_t) { group_of(w).warps[w.number % 4].committed++; }
 extern "C" void executor_wgmma_commit() {
   Request r{&f_wgmma_commit, commit_products, CALLER, ~0u};
@@ -513,7 +513,7 @@ static void retire_products(Warp &w, uint32_t last, Site site) {
   w.clock.acquire(w.live, made, nullptr, 0);
 }
 
-static Function f_wgmma_wait("wgmma.wait_group");
+static Function f_wgmma_wait{"wgmma.wait_group"};
 static void begin_product_wait(Warp &, uint32_t) {}
 
 extern "C" void executor_wgmma_wait(uint32_t pending) {
