@@ -39,7 +39,10 @@ class Accesses {
  public:
   void add(int lane, uint32_t live, Site site, Kind kind, int bytes, Function *function,
            const LaneAccess &access) {
-    Place &place = find(uint64_t(site) << 8 | uint64_t(kind) << 5 | uint64_t(bytes));
+    // An instruction of PTX has a function of its own at its place in the text. Its return address
+    // would not do: compilers copy calls into the branches that lead to them.
+    Place &place = find(function ? reinterpret_cast<uint64_t>(function) << 3 | uint64_t(kind)
+                                 : uint64_t(site) << 8 | uint64_t(kind) << 5 | uint64_t(bytes));
     if (!place.open) {
       place.open = true, place.kind = kind, place.bytes = bytes, place.function = function;
       memset(place.times, 0, sizeof place.times);

@@ -8,12 +8,13 @@ definition of a device function than its PTX.
 
 **Adding an instruction** takes a row in a module of this package that :data:`ROW_MODULES` lists::
 
-    @instruction("mbarrier.try_wait", one_of("test", "parity"), maybe("space", "shared::cta"),
-                 one_of("type", "b64"))
-    def _try_wait(call: Call) -> str:
+    @instruction("mbarrier.test_wait", required("test", "parity"),
+                 optional("space", "shared::cta"), required("type", "b64"))
+    def _test_wait(call: Call) -> str:
         call.require_operands(3)
-        waited = f"executor_mbarrier_try_wait(f_, {call.address(1, 'shared')}, {call.value(2, 'u32')})"
-        return f"{call.function} {call.assign(call.operands[0], 'pred', waited)}"
+        barrier, parity = call.address(1, "shared"), call.value(2, "u32")
+        test = f"executor_mbarrier_test_wait(f_, {barrier}, {parity})"
+        return f"{call.function} {call.assign(call.operands[0], 'pred', test)}"
 
 and a function of the runtime, declared in ``native/ptx.h`` and defined in a header of
 ``native/runtime.cpp``. ``call.function`` declares ``f_``, under whose name, the opcode, calls are
@@ -28,8 +29,8 @@ counted; the runtime function takes it first, and ``CALLER`` in it is the line o
   pointer to an array.
 - *A collective of a warp group* is one of each of its warps, whose last one acts for all.
 
-An instruction without a row, or with operands that do not fit, becomes an assertion that fails where
-the text is compiled, and is harmless where the preprocessor leaves it out.
+An instruction without a row, or with operands that do not fit, becomes an assertion that fails
+where the text is compiled, and is harmless where the preprocessor leaves it out.
 """
 
 from __future__ import annotations

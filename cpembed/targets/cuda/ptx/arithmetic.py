@@ -6,7 +6,7 @@ from cpembed.errors import LoweringError
 from cpembed.targets.cuda.ptx.body import SPACES, Call
 from cpembed.targets.cuda.ptx.registers import bits_of, c_type
 from cpembed.targets.cuda.ptx.syntax import Name, Operand, Vector
-from cpembed.targets.cuda.ptx.table import instruction, maybe, one_of
+from cpembed.targets.cuda.ptx.table import instruction, optional, required
 
 _SIGNED = ("s16", "s32", "s64")
 _UNSIGNED = ("u16", "u32", "u64")
@@ -27,7 +27,7 @@ def _result(call: Call, kind: str, expression: str) -> str:
     return call.assign(call.operands[0], kind, f"static_cast<{c_type(kind)}>({expression})")
 
 
-@instruction("mov", one_of("type", "pred", *_INTEGERS, *_BITS, *_FLOATS))
+@instruction("mov", required("type", "pred", *_INTEGERS, *_BITS, *_FLOATS))
 def _move(call: Call) -> str:
     call.require_operands(2)
     target, source = call.operands
@@ -69,8 +69,8 @@ def _unpacked(call: Call, items: tuple[Operand, ...], source: Operand) -> str:
 
 for _name, _operator in _OPERATORS.items():
 
-    @instruction(_name, maybe("rounding", "rn"), maybe("ftz", "ftz"),
-                 one_of("type", *_INTEGERS, *_FLOATS))  # fmt: skip
+    @instruction(_name, optional("rounding", "rn"), optional("ftz", "ftz"),
+                 required("type", *_INTEGERS, *_FLOATS))  # fmt: skip
     def _sum(call: Call, operator: str = _operator) -> str:
         call.require_operands(3)
         kind = call["type"]
@@ -79,27 +79,27 @@ for _name, _operator in _OPERATORS.items():
 
 for _name, _operator in _BITWISE.items():
 
-    @instruction(_name, one_of("type", "pred", *_BITS))
+    @instruction(_name, required("type", "pred", *_BITS))
     def _bitwise(call: Call, operator: str = _operator) -> str:
         call.require_operands(3)
         kind = call["type"]
         return _result(call, kind, f"{call.value(1, kind)} {operator} {call.value(2, kind)}")
 
 
-@instruction("not", one_of("type", "pred", *_BITS))
+@instruction("not", required("type", "pred", *_BITS))
 def _not(call: Call) -> str:
     call.require_operands(2)
     operator = "!" if call["type"] == "pred" else "~"
     return _result(call, call["type"], f"{operator}{call.value(1, call['type'])}")
 
 
-@instruction("neg", maybe("ftz", "ftz"), one_of("type", *_SIGNED, *_FLOATS))
+@instruction("neg", optional("ftz", "ftz"), required("type", *_SIGNED, *_FLOATS))
 def _negative(call: Call) -> str:
     call.require_operands(2)
     return _result(call, call["type"], f"-{call.value(1, call['type'])}")
 
 
-@instruction("mul", maybe("rounding", "rn"), maybe("ftz", "ftz"), one_of("type", *_FLOATS))
+@instruction("mul", optional("rounding", "rn"), optional("ftz", "ftz"), required("type", *_FLOATS))
 def _float_product(call: Call) -> str:
     call.require_operands(3)
     kind = call["type"]
@@ -123,21 +123,21 @@ def _product(call: Call) -> tuple[str, str]:
     return (wide, expression) if part == "wide" else (kind, f"({expression}) >> {bits}")
 
 
-@instruction("mul", one_of("part", "lo", "hi", "wide"), one_of("type", *_INTEGERS))
+@instruction("mul", required("part", "lo", "hi", "wide"), required("type", *_INTEGERS))
 def _integer_product(call: Call) -> str:
     call.require_operands(3)
     kind, expression = _product(call)
     return _result(call, kind, expression)
 
 
-@instruction("mad", one_of("part", "lo", "hi", "wide"), one_of("type", *_INTEGERS))
+@instruction("mad", required("part", "lo", "hi", "wide"), required("type", *_INTEGERS))
 def _multiply_add(call: Call) -> str:
     call.require_operands(4)
     kind, expression = _product(call)
     return _result(call, kind, f"static_cast<{c_type(kind)}>({expression}) + {call.value(3, kind)}")
 
 
-@instruction("fma", one_of("rounding", "rn"), maybe("ftz", "ftz"), one_of("type", *_FLOATS))
+@instruction("fma", required("rounding", "rn"), optional("ftz", "ftz"), required("type", *_FLOATS))
 def _fused_multiply_add(call: Call) -> str:
     call.require_operands(4)
     kind = call["type"]
@@ -145,7 +145,9 @@ def _fused_multiply_add(call: Call) -> str:
     return _result(call, kind, f"{'fmaf' if kind == 'f32' else 'fma'}({factors})")
 
 
-@instruction("ex2", one_of("approximation", "approx"), maybe("ftz", "ftz"), one_of("type", "f32"))
+@instruction(
+    "ex2", required("approximation", "approx"), optional("ftz", "ftz"), required("type", "f32")
+)
 def _power_of_two(call: Call) -> str:
     call.require_operands(2)
     return _result(call, "f32", f"exp2f({call.value(1, 'f32')})")
@@ -153,7 +155,7 @@ def _power_of_two(call: Call) -> str:
 
 for _name, _operator in {"min": "<", "max": ">"}.items():
 
-    @instruction(_name, maybe("ftz", "ftz"), one_of("type", *_INTEGERS, *_FLOATS))
+    @instruction(_name, optional("ftz", "ftz"), required("type", *_INTEGERS, *_FLOATS))
     def _extremum(call: Call, name: str = _name, operator: str = _operator) -> str:
         call.require_operands(3)
         kind = call["type"]
@@ -164,7 +166,7 @@ for _name, _operator in {"min": "<", "max": ">"}.items():
         return _result(call, kind, f"{first} {operator} {second} ? {first} : {second}")
 
 
-@instruction("shl", one_of("type", *_BITS))
+@instruction("shl", required("type", *_BITS))
 def _shifted_left(call: Call) -> str:
     call.require_operands(3)
     kind, bits = call["type"], bits_of(call["type"])
@@ -173,7 +175,7 @@ def _shifted_left(call: Call) -> str:
     return _result(call, kind, f"{count} < {bits} ? {value} << {count} : 0")
 
 
-@instruction("shr", one_of("type", *_BITS, *_INTEGERS))
+@instruction("shr", required("type", *_BITS, *_INTEGERS))
 def _shifted_right(call: Call) -> str:
     call.require_operands(3)
     kind, bits = call["type"], bits_of(call["type"])
@@ -184,10 +186,10 @@ def _shifted_right(call: Call) -> str:
 
 @instruction(
     "setp",
-    one_of("comparison", *_COMPARISONS),
-    maybe("boolean", "and", "or", "xor"),
-    maybe("ftz", "ftz"),
-    one_of("type", *_INTEGERS, *_BITS, *_FLOATS),
+    required("comparison", *_COMPARISONS),
+    optional("boolean", "and", "or", "xor"),
+    optional("ftz", "ftz"),
+    required("type", *_INTEGERS, *_BITS, *_FLOATS),
 )
 def _compare(call: Call) -> str:
     call.require_operands(4 if call["boolean"] else 3)
@@ -209,7 +211,7 @@ def _compare(call: Call) -> str:
     return " ".join(lines)
 
 
-@instruction("selp", one_of("type", *_INTEGERS, *_BITS, *_FLOATS))
+@instruction("selp", required("type", *_INTEGERS, *_BITS, *_FLOATS))
 def _select(call: Call) -> str:
     call.require_operands(4)
     kind = call["type"]
@@ -217,8 +219,8 @@ def _select(call: Call) -> str:
     return _result(call, kind, f"{condition} ? {call.value(1, kind)} : {call.value(2, kind)}")
 
 
-@instruction("cvta", maybe("to", "to"), one_of("space", *filter(None, SPACES)),
-             one_of("type", "u32", "u64"))  # fmt: skip
+@instruction("cvta", optional("to", "to"), required("space", *filter(None, SPACES)),
+             required("type", "u32", "u64"))  # fmt: skip
 def _convert_address(call: Call) -> str:
     call.require_operands(2)
     kind, space = call["type"], SPACES[call["space"]]
@@ -228,7 +230,9 @@ def _convert_address(call: Call) -> str:
     return _result(call, kind, f"{direction}({space}, {call.value(1, kind)})")
 
 
-@instruction("cvt", one_of("to", "u8", "s8", *_INTEGERS), one_of("from", "u8", "s8", *_INTEGERS))
+@instruction(
+    "cvt", required("to", "u8", "s8", *_INTEGERS), required("from", "u8", "s8", *_INTEGERS)
+)
 def _convert_integer(call: Call) -> str:
     call.require_operands(2)
     source, target = call["from"], call["to"]
@@ -236,8 +240,9 @@ def _convert_integer(call: Call) -> str:
     return call.assign(call.operands[0], target, value, wider=True)
 
 
-@instruction("cvt", maybe("rounding", "rn"), maybe("ftz", "ftz"),
-             one_of("to", "f32", "f16", "bf16"), one_of("from", "f32", "f16", "bf16"))  # fmt: skip
+@instruction("cvt", optional("rounding", "rn"), optional("ftz", "ftz"),
+             required("to", "f32", "f16", "bf16"),
+             required("from", "f32", "f16", "bf16"))  # fmt: skip
 def _convert_float(call: Call) -> str:
     call.require_operands(2)
     source, target = call["from"], call["to"]
@@ -254,7 +259,7 @@ def _convert_float(call: Call) -> str:
 
 
 @instruction(
-    "cvt", one_of("rounding", "rn"), one_of("to", "f16x2", "bf16x2"), one_of("from", "f32")
+    "cvt", required("rounding", "rn"), required("to", "f16x2", "bf16x2"), required("from", "f32")
 )
 def _convert_pair(call: Call) -> str:
     call.require_operands(3)
@@ -264,9 +269,9 @@ def _convert_pair(call: Call) -> str:
     return _result(call, call["to"], f"{upper} << 16 | {lower}")
 
 
-@instruction("cvt", one_of("rounding", "rn", "rz", "rm", "rp", "rni", "rzi", "rmi", "rpi"),
-             maybe("ftz", "ftz"), one_of("to", "s32", "u32", "f32"),
-             one_of("from", "s32", "u32", "f32"))  # fmt: skip
+@instruction("cvt", required("rounding", "rn", "rz", "rm", "rp", "rni", "rzi", "rmi", "rpi"),
+             optional("ftz", "ftz"), required("to", "s32", "u32", "f32"),
+             required("from", "s32", "u32", "f32"))  # fmt: skip
 def _convert_number(call: Call) -> str:
     call.require_operands(2)
     source, target, rounding = call["from"], call["to"], call["rounding"]
@@ -283,7 +288,7 @@ def _convert_number(call: Call) -> str:
     )
 
 
-@instruction("bra", maybe("uniform", "uni"))
+@instruction("bra", optional("uniform", "uni"))
 def _branch(call: Call) -> str:
     call.require_operands(1)
     (target,) = call.operands

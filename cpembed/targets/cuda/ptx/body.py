@@ -178,7 +178,7 @@ class Call:
         )
 
     def values(self, place: int, kind: str, count: int) -> list[str]:
-        """Return the expressions of a vector of ``count`` operands, braces left out if it is one."""
+        """Return the expressions of a vector of ``count`` operands."""
         return [self.value(item, kind) for item in self.items(place, count)]
 
     def items(self, place: int, count: int) -> tuple[Operand, ...]:

@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import re
-
 from cpembed.errors import LoweringError
 from cpembed.targets.cuda.ptx.body import SPACES, Call
-from cpembed.targets.cuda.ptx.table import instruction, maybe, one_of
+from cpembed.targets.cuda.ptx.table import instruction, optional, required
 
 FLOATS_8 = ("e4m3", "e5m2")
 
@@ -63,10 +61,10 @@ def _words(call: Call, place: int, kind: str, count: int, size: int) -> str:
 
 @instruction(
     "ldmatrix.sync.aligned.m8n8",
-    one_of("count", "x1", "x2", "x4"),
-    maybe("transposed", "trans"),
-    maybe("space", "shared", "shared::cta"),
-    one_of("type", "b16"),
+    required("count", "x1", "x2", "x4"),
+    optional("transposed", "trans"),
+    optional("space", "shared", "shared::cta"),
+    required("type", "b16"),
 )
 def _load_matrices(call: Call) -> str:
     call.require_operands(2)
@@ -81,14 +79,14 @@ def _load_matrices(call: Call) -> str:
 
 @instruction(
     "mma.sync.aligned",
-    one_of("shape", *sorted({shape for shape, _ in PRODUCTS})),
-    one_of("a_layout", "row"),
-    one_of("b_layout", "col"),
-    maybe("saturated", "satfinite"),
-    one_of("d", *_SUMS),
-    one_of("a", *_FACTORS),
-    one_of("b", *_FACTORS),
-    one_of("c", *_SUMS),
+    required("shape", *sorted({shape for shape, _ in PRODUCTS})),
+    required("a_layout", "row"),
+    required("b_layout", "col"),
+    optional("saturated", "satfinite"),
+    required("d", *_SUMS),
+    required("a", *_FACTORS),
+    required("b", *_FACTORS),
+    required("c", *_SUMS),
 )
 def _multiply(call: Call) -> str:
     call.require_operands(4)
@@ -116,7 +114,7 @@ def _require_equal_sums(call: Call) -> None:
 
 
 _LAYOUTS = ("row", "col")
-_MEMORY = maybe("space", "global", "shared", "shared::cta")
+_MEMORY = optional("space", "global", "shared", "shared::cta")
 
 
 def _fragment_registers(operand: str, shape: str, kind: str) -> int:
@@ -133,10 +131,10 @@ for _operand in "abc":
 
     @instruction(
         f"wmma.load.{_operand}.sync.aligned",
-        one_of("layout", *_LAYOUTS),
-        one_of("shape", *SHAPES),
+        required("layout", *_LAYOUTS),
+        required("shape", *SHAPES),
         _MEMORY,
-        one_of("type", *(_SUMS if _operand == "c" else ("f16", "bf16", "s8", "u8"))),
+        required("type", *(_SUMS if _operand == "c" else ("f16", "bf16", "s8", "u8"))),
     )
     def _load_fragment(call: Call, operand: str = _operand) -> str:
         call.require_operands(2, 3)
@@ -150,8 +148,8 @@ for _operand in "abc":
         )
 
 
-@instruction("wmma.store.d.sync.aligned", one_of("layout", *_LAYOUTS), one_of("shape", *SHAPES),
-             _MEMORY, one_of("type", *_SUMS))  # fmt: skip
+@instruction("wmma.store.d.sync.aligned", required("layout", *_LAYOUTS), required("shape", *SHAPES),
+             _MEMORY, required("type", *_SUMS))  # fmt: skip
 def _store_fragment(call: Call) -> str:
     call.require_operands(2, 3)
     kind, count = call["type"], _fragment_registers("d", call["shape"], call["type"])
@@ -175,14 +173,14 @@ def _stride(call: Call) -> str:
 
 @instruction(
     "wmma.mma.sync.aligned",
-    one_of("a_layout", *_LAYOUTS),
-    one_of("b_layout", *_LAYOUTS),
-    one_of("shape", *SHAPES),
-    one_of("d", *_SUMS),
-    maybe("a", "bf16", "s8", "u8"),
-    maybe("b", "bf16", "s8", "u8"),
-    one_of("c", *_SUMS),
-    maybe("saturated", "satfinite"),
+    required("a_layout", *_LAYOUTS),
+    required("b_layout", *_LAYOUTS),
+    required("shape", *SHAPES),
+    required("d", *_SUMS),
+    optional("a", "bf16", "s8", "u8"),
+    optional("b", "bf16", "s8", "u8"),
+    required("c", *_SUMS),
+    optional("saturated", "satfinite"),
 )
 def _multiply_fragments(call: Call) -> str:
     call.require_operands(4)
@@ -198,6 +196,6 @@ def _multiply_fragments(call: Call) -> str:
     layouts = f"{_by_columns(call['a_layout'])}, {_by_columns(call['b_layout'])}"
     return (
         f"{call.function} const ExecutorFragment w_ = executor_multiply_fragments(f_, {run}, "
-        f"{layouts}, {_words(call, 1, 'b32', counts[0], 8)}, {_words(call, 2, 'b32', counts[1], 8)}, "
-        f"{_words(call, 3, kind, counts[2], 8)}); {_result(call, 0, kind, counts[2])}"
+        f"{layouts}, {_words(call, 1, 'b32', counts[0], 8)}, "
+        f"{_words(call, 2, 'b32', counts[1], 8)}, {_words(call, 3, kind, counts[2], 8)}); {_result(call, 0, kind, counts[2])}"
     )

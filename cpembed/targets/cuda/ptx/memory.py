@@ -9,22 +9,22 @@ from cpembed.errors import LoweringError
 from cpembed.targets.cuda.ptx.body import SPACES, Call
 from cpembed.targets.cuda.ptx.registers import bits_of, c_type
 from cpembed.targets.cuda.ptx.syntax import Operand
-from cpembed.targets.cuda.ptx.table import instruction, maybe, one_of
+from cpembed.targets.cuda.ptx.table import instruction, optional, required
 
-_TYPES = tuple(f"{sign}{bits}" for sign in "bus" for bits in (8, 16, 32, 64)) + ("f32", "f64")
+_TYPES = (*(f"{sign}{bits}" for sign in "bus" for bits in (8, 16, 32, 64)), "f32", "f64")
 _VECTORS = {"": 1, "v2": 2, "v4": 4}
 _MOST_BYTES = 16
 
-_ORDER = maybe("order", "weak", "volatile")
-_CACHE = maybe("cache", "ca", "cg", "cs", "cv", "lu", "wb", "wt")
-_FIRST_LEVEL = maybe(
+_ORDER = optional("order", "weak", "volatile")
+_CACHE = optional("cache", "ca", "cg", "cs", "cv", "lu", "wb", "wt")
+_FIRST_LEVEL = optional(
     "first_level",
     *(f"L1::{hint}" for hint in ("evict_normal", "evict_first", "evict_last", "no_allocate")),
 )
-_PREFETCH = maybe("prefetch", "L2::64B", "L2::128B", "L2::256B")
-_VECTOR = maybe("vector", "v2", "v4")
-_TYPE = one_of("type", *_TYPES)
-_LOADED = maybe("space", *filter(None, SPACES))
+_PREFETCH = optional("prefetch", "L2::64B", "L2::128B", "L2::256B")
+_VECTOR = optional("vector", "v2", "v4")
+_TYPE = required("type", *_TYPES)
+_LOADED = optional("space", *filter(None, SPACES))
 
 
 def _bytes(call: Call) -> int:
@@ -37,11 +37,11 @@ def _bytes(call: Call) -> int:
 def _load(call: Call) -> str:
     call.require_operands(2)
     kind, count = call["type"], _VECTORS[call["vector"]]
+    space, address = SPACES[call["space"]], call.address(1, call["space"])
     lines = [
         call.function,
         f"const bool v_ = {call.predicate};",
-        f"const ExecutorWords w_ = executor_load(f_, {SPACES[call['space']]}, "
-        f"{call.address(1, call['space'])}, {_bytes(call)}, v_);",
+        f"const ExecutorWords w_ = executor_load(f_, {space}, {address}, {_bytes(call)}, v_);",
         "if (v_) {",
         *(
             call.assign(item, kind, f"executor::element<{c_type(kind)}>(w_, {place})", wider=True)
@@ -58,7 +58,7 @@ def _plain_load(call: Call) -> str:
     return _load(call)
 
 
-@instruction("ld", one_of("space", "global"), _CACHE, one_of("read_only", "nc"), _FIRST_LEVEL,
+@instruction("ld", required("space", "global"), _CACHE, required("read_only", "nc"), _FIRST_LEVEL,
              _PREFETCH, _VECTOR, _TYPE, predicated=True)  # fmt: skip
 def _read_only_load(call: Call) -> str:
     return _load(call)
@@ -78,10 +78,10 @@ def _store(call: Call) -> str:
 
 @instruction(
     "cp.async",
-    one_of("cache", "ca", "cg"),
-    one_of("to", "shared", "shared::cta"),
-    one_of("from", "global"),
-    maybe("hint", "L2::cache_hint"),
+    required("cache", "ca", "cg"),
+    required("to", "shared", "shared::cta"),
+    required("from", "global"),
+    optional("hint", "L2::cache_hint"),
     _PREFETCH,
     predicated=True,
 )
@@ -129,7 +129,7 @@ def _wait_for_all(call: Call) -> str:
     return f"{call.function} executor_copy_wait_all(f_);"
 
 
-@instruction("prefetch", maybe("space", "global"), one_of("level", "L1", "L2"))
+@instruction("prefetch", optional("space", "global"), required("level", "L1", "L2"))
 def _prefetch(call: Call) -> str:
     call.require_operands(1)
     return f"(void)({call.address(0, call['space'])});"

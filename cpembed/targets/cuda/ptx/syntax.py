@@ -195,9 +195,9 @@ class _Parser:
         return token.text
 
     def _accept(self, mark: str) -> bool:
-        found = self._token == _Token("mark", mark)
-        self._position += found
-        return found
+        matches = self._token == _Token("mark", mark)
+        self._position += matches
+        return matches
 
     def _expect(self, mark: str) -> None:
         if not self._accept(mark):
@@ -265,9 +265,8 @@ class _Parser:
 
     def _address(self) -> Address:
         base, offset = self._atom(), None
-        if self._accept("+"):
-            offset = self._atom()
-        elif self._token == _Token("mark", "-"):
+        # The sign of a negative offset belongs to its number.
+        if self._accept("+") or self._token == _Token("mark", "-"):
             offset = self._atom()
         if self._accept(","):
             return Address(base, offset, self._list("]"))

@@ -16,21 +16,21 @@ from cpembed.targets.cuda.ptx.syntax import Instruction
 
 @dataclass(frozen=True)
 class Slot:
-    """Place of a modifier: its name, its values without their dots, and whether it may be absent."""
+    """Place of a modifier: its name, its values without dots, and whether it may be absent."""
 
     name: str
     values: tuple[str, ...]
-    optional: bool
+    is_optional: bool
 
 
-def one_of(name: str, *values: str) -> Slot:
+def required(name: str, *values: str) -> Slot:
     """Return the slot of a modifier that has to be there."""
-    return Slot(name, values, optional=False)
+    return Slot(name, values, is_optional=False)
 
 
-def maybe(name: str, *values: str) -> Slot:
+def optional(name: str, *values: str) -> Slot:
     """Return the slot of a modifier that may be left out."""
-    return Slot(name, values, optional=True)
+    return Slot(name, values, is_optional=True)
 
 
 Translate = Callable[[Call], str]
@@ -44,16 +44,16 @@ class _Row:
 
     def modifiers(self, values: Sequence[str]) -> dict[str, str] | str:
         """Return modifiers by slot, or what is wrong with them."""
-        found, rest = dict[str, str](), list(values)
+        modifiers, rest = dict[str, str](), list(values)
         for slot in self.slots:
             if rest and rest[0] in slot.values:
-                found[slot.name] = rest.pop(0)
-            elif slot.optional:
-                found[slot.name] = ""
+                modifiers[slot.name] = rest.pop(0)
+            elif slot.is_optional:
+                modifiers[slot.name] = ""
             else:
-                here = f".{rest[0]}" if rest else "the end"
-                return f"{here} is where one of .{', .'.join(slot.values)} should be"
-        return f"the modifier .{rest[0]} is not emulated here" if rest else found
+                modifier = f".{rest[0]}" if rest else "the end"
+                return f"{modifier} is where one of .{', .'.join(slot.values)} should be"
+        return f"the modifier .{rest[0]} is not emulated here" if rest else modifiers
 
 
 _ROWS: dict[str, list[_Row]] = {}
