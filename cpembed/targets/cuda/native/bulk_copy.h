@@ -9,12 +9,6 @@
 
 /* --------------------------------------------------------------------------------------- loads */
 
-static Function f_bulk_load{"cp.async.bulk.load"};
-static Function f_bulk_load_tensor{"cp.async.bulk.tensor.load"};
-static Function f_bulk_store{"cp.async.bulk.store"};
-static Function f_bulk_store_tensor{"cp.async.bulk.tensor.store"};
-static Function f_bulk_commit{"cp.async.bulk.commit_group"};
-static Function f_bulk_wait{"cp.async.bulk.wait_group"};
 
 /* Places in shared memory of an image's chunks; several ranges where it ends within a swizzled row. */
 static std::vector<Landing::Range> image_ranges(const Box &box, unsigned char *image) {
@@ -84,17 +78,16 @@ static void load_to(const std::shared_ptr<const Box> &box, uint32_t to, uint32_t
   }
 }
 
-extern "C" void executor_bulk_load_tensor(uint32_t to, const void *map, const int32_t *coordinates, int rank,
+extern "C" void executor_bulk_load_tensor(ExecutorFunction &function, uint32_t to, const void *map, const int32_t *coordinates, int rank,
                                           const uint16_t *offsets, uint32_t object, bool multicast,
                                           uint32_t mask) {
   Site site = CALLER;
-  const char *what = "cp.async.bulk.tensor";
-  count(f_bulk_load_tensor);
-  const EncodedMap *encoded = map_at(map, what, site);
+  count(function);
+  const EncodedMap *encoded = map_at(map, function.name, site);
   REQUIRE(encoded != nullptr);
   std::shared_ptr<Box> box(new Box);
-  REQUIRE(make_box(*box, *encoded, coordinates, rank, offsets, false, what, site));
-  load_to(box, to, object, multicast, mask, 128, what, site);
+  REQUIRE(make_box(*box, *encoded, coordinates, rank, offsets, false, function.name, site));
+  load_to(box, to, object, multicast, mask, 128, function.name, site);
 }
 
 /* Chunks of bytes that lie side by side. */
@@ -112,14 +105,13 @@ static bool plain_box(Box &box, const void *global, uint32_t bytes, bool writes,
   return true;
 }
 
-extern "C" void executor_bulk_load(uint32_t to, const void *from, uint32_t bytes, uint32_t object,
+extern "C" void executor_bulk_load(ExecutorFunction &function, uint32_t to, const void *from, uint32_t bytes, uint32_t object,
                                    bool multicast, uint32_t mask) {
   Site site = CALLER;
-  const char *what = "cp.async.bulk";
-  count(f_bulk_load);
+  count(function);
   std::shared_ptr<Box> box(new Box);
-  REQUIRE(plain_box(*box, from, bytes, false, what, site));
-  load_to(box, to, object, multicast, mask, 16, what, site);
+  REQUIRE(plain_box(*box, from, bytes, false, function.name, site));
+  load_to(box, to, object, multicast, mask, 16, function.name, site);
 }
 
 /* -------------------------------------------------------------------------------------- stores */
@@ -148,28 +140,27 @@ static void issue_store(const Box &box, uint32_t from, size_t alignment, const c
   progress++;
 }
 
-extern "C" void executor_bulk_store_tensor(const void *map, const int32_t *coordinates, int rank,
+extern "C" void executor_bulk_store_tensor(ExecutorFunction &function, const void *map, const int32_t *coordinates, int rank,
                                            uint32_t from) {
   Site site = CALLER;
-  const char *what = "cp.async.bulk.tensor";
-  count(f_bulk_store_tensor);
-  const EncodedMap *encoded = map_at(map, what, site);
+  count(function);
+  const EncodedMap *encoded = map_at(map, function.name, site);
   REQUIRE(encoded != nullptr);
   Box box;
-  REQUIRE(make_box(box, *encoded, coordinates, rank, nullptr, true, what, site));
-  issue_store(box, from, 128, what, site);
+  REQUIRE(make_box(box, *encoded, coordinates, rank, nullptr, true, function.name, site));
+  issue_store(box, from, 128, function.name, site);
 }
 
-extern "C" void executor_bulk_store(const void *to, uint32_t from, uint32_t bytes) {
+extern "C" void executor_bulk_store(ExecutorFunction &function, const void *to, uint32_t from, uint32_t bytes) {
   Site site = CALLER;
-  count(f_bulk_store);
+  count(function);
   Box box;
-  REQUIRE(plain_box(box, to, bytes, true, "cp.async.bulk", site));
-  issue_store(box, from, 16, "cp.async.bulk", site);
+  REQUIRE(plain_box(box, to, bytes, true, function.name, site));
+  issue_store(box, from, 16, function.name, site);
 }
 
-extern "C" void executor_bulk_commit() {
-  count(f_bulk_commit);
+extern "C" void executor_bulk_commit(ExecutorFunction &function) {
+  count(function);
   BulkStores &stores = lane->stores;
   stores.groups.push_back(std::move(stores.open));
   stores.open.clear();
@@ -177,8 +168,8 @@ extern "C" void executor_bulk_commit() {
 }
 
 /* All groups but the last `pending` have read their sources. */
-extern "C" void executor_bulk_wait(uint32_t pending) {
-  count(f_bulk_wait);
+extern "C" void executor_bulk_wait(ExecutorFunction &function, uint32_t pending) {
+  count(function);
   BulkStores &stores = lane->stores;
   for (; stores.groups.size() > pending; stores.groups.pop_front(), stores.read++)
     for (const BulkStore &store : stores.groups.front())
@@ -207,12 +198,11 @@ static void end_stores(const Warp &w) {
 }
 
 /* Ordinary accesses that the lane knows of are visible to the asynchronous proxy from here on. */
-static Function f_fence_proxy{"fence.proxy.async"};
-extern "C" void executor_fence_proxy_async() {
-  count(f_fence_proxy);
+extern "C" void executor_fence_proxy_async(ExecutorFunction &function) {
+  count(function);
   warp->clock.proxy_fence(1u << lane_number);
 }
 
-extern "C" void executor_prefetch_tensormap(const void *map) {
-  REQUIRE(map_at(map, "prefetch.tensormap", CALLER) != nullptr);
+extern "C" void executor_prefetch_tensormap(ExecutorFunction &function, const void *map) {
+  REQUIRE(map_at(map, function.name, CALLER) != nullptr);
 }

@@ -25,10 +25,9 @@ static inline bool is_remote(uint32_t address) {
   return address >> kRankBit && (address >> kRankBit) - 1 != warp->block->rank;
 }
 
-static Function f_mapa{"mapa"};
-extern "C" uint32_t executor_mapa(uint32_t address, uint32_t rank) {
+extern "C" uint32_t executor_mapa(ExecutorFunction &function, uint32_t address, uint32_t rank) {
   Site site = CALLER;
-  count(f_mapa);
+  count(function);
   if (rank >= blocks_a_cluster) {
     set_fault("mapa at {at:%u} names block %u of a cluster of %u", site, rank, blocks_a_cluster);
     abandon();
@@ -53,8 +52,6 @@ static void begin_cluster_barrier() {
   cluster_waits.assign(warp_clocks.size(), 0);
 }
 
-static Function f_cluster_arrive{"barrier.cluster.arrive"};
-
 static void arrive_at_cluster(Warp &w, uint32_t lanes) {
   const Request &r = w.request(__builtin_ctz(lanes));
   uint32_t component = w.clock.component;
@@ -75,13 +72,11 @@ static void arrive_at_cluster(Warp &w, uint32_t lanes) {
 }
 
 /* `releases`: else .relaxed, which orders nothing. */
-extern "C" void executor_cluster_arrive(bool releases) {
-  Request r{&f_cluster_arrive, arrive_at_cluster, CALLER, ~0u};
+extern "C" void executor_cluster_arrive(ExecutorFunction &function, bool releases) {
+  Request r{&function, arrive_at_cluster, CALLER, ~0u};
   r.number = releases;
   collective(r);
 }
-
-static Function f_cluster_wait{"barrier.cluster.wait"};
 
 static void begin_cluster_wait(Warp &w, uint32_t lanes) {
   uint32_t component = w.clock.component;
@@ -99,8 +94,8 @@ static std::string cluster_text(const Waiter &) {
          decimal(warp_clocks.size()) + " warps are";
 }
 
-extern "C" void executor_cluster_wait() {
-  Request r{&f_cluster_wait, begin_cluster_wait, CALLER, ~0u};
+extern "C" void executor_cluster_wait(ExecutorFunction &function) {
+  Request r{&function, begin_cluster_wait, CALLER, ~0u};
   collective(r);
   Waiter waiter{cluster_ready, cluster_text, r.site, nullptr, 0};
   waiter.number = cluster_waits[warp->clock.component];
@@ -112,28 +107,24 @@ extern "C" void executor_cluster_wait() {
 
 static bool elects_last;  // Which lane is elected is not said, but it is the same one each time.
 
-static Function f_elect{"elect.sync"};
 static void elect(Warp &w, uint32_t lanes) {
   int leader = elects_last ? 31 - __builtin_clz(lanes) : __builtin_ctz(lanes);
   for (uint32_t rest = lanes; rest; rest &= rest - 1) {
     Request &r = w.request(__builtin_ctz(rest));
-    r.number = __builtin_ctz(rest) == leader;
     r.value = uint64_t(leader);
   }
 }
 
-/* Whether the lane is the elected one; its number is stored as well. */
-extern "C" bool executor_elect(uint32_t mask, uint32_t *leader) {
-  Request r{&f_elect, elect, CALLER, mask};
+/* The number of the elected lane. */
+extern "C" uint32_t executor_elect(ExecutorFunction &function, uint32_t mask) {
+  Request r{&function, elect, CALLER, mask};
   collective(r);
-  if (leader) *leader = uint32_t(r.value);
-  return r.number != 0;
+  return uint32_t(r.value);
 }
 
 /* Registers of each lane that warps have asked for, in their order. */
 static std::vector<std::vector<uint32_t>> register_counts;
 
-static Function f_setmaxnreg{"setmaxnreg"};
 static void set_registers(Warp &w, uint32_t lanes) {
   const Request &r = w.request(__builtin_ctz(lanes));
   uint32_t count = uint32_t(r.value), component = w.clock.component;
@@ -157,8 +148,8 @@ static void set_registers(Warp &w, uint32_t lanes) {
   if (sum > 65536)
     set_fault("setmaxnreg at {at:%u}: the warps of the block ask for %u registers of 65536", r.site, sum);
 }
-extern "C" void executor_setmaxnreg(uint32_t count) {
-  Request r{&f_setmaxnreg, set_registers, CALLER, ~0u};
+extern "C" void executor_setmaxnreg(ExecutorFunction &function, uint32_t count) {
+  Request r{&function, set_registers, CALLER, ~0u};
   r.value = count;
   collective(r);
 }

@@ -22,6 +22,8 @@
 #define __inline__ inline
 #define __noinline__ __attribute__((noinline))
 #define __launch_bounds__(...)
+#define __cluster_dims__(...)
+#define __grid_constant__
 #define __constant__
 #define __restrict__
 #define __align__(n) __attribute__((aligned(n)))
@@ -48,6 +50,10 @@ __attribute__((const)) uint3 executor_thread_index();
 __attribute__((const)) uint3 executor_block_index();
 __attribute__((const)) dim3 executor_block_size();
 __attribute__((const)) dim3 executor_grid_size();
+__attribute__((const)) uint3 executor_cluster_index();
+__attribute__((const)) uint3 executor_index_in_cluster();
+__attribute__((const)) dim3 executor_cluster_size();
+__attribute__((const)) dim3 executor_cluster_count();
 void executor_syncthreads();
 void executor_syncwarp(uint32_t mask);
 uint64_t executor_shuffle(int how, uint32_t mask, uint64_t value, int operand, int width,
@@ -80,5 +86,6 @@ struct executor_dynamic_array {
 #include "mathematics.h"
 #include "warp_intrinsics.h"
 #include "ptx.h"
+#include "ptx_sm90.h"
 #include "wmma.h"
 #include "kernel_entry.h"

@@ -40,11 +40,6 @@ struct Barrier {
 
 static std::unordered_map<const unsigned char *, std::unique_ptr<Barrier>> barriers;
 
-static Function f_mbarrier_init{"mbarrier.init"};
-static Function f_mbarrier_inval{"mbarrier.inval"};
-static Function f_mbarrier_arrive{"mbarrier.arrive"};
-static Function f_mbarrier_expect{"mbarrier.expect_tx"};
-static Function f_mbarrier_wait{"mbarrier.wait"};
 
 static std::string object_text(const unsigned char *place) {
   std::string made = "the barrier object at " + shared_memory.place(shared_memory.offset(place), 8);
@@ -88,13 +83,13 @@ static Barrier *barrier_for_copy(uint32_t address, const char *what, Site site) 
   return nullptr;
 }
 
-extern "C" void executor_mbarrier_init(uint32_t address, uint32_t count) {
+extern "C" void executor_mbarrier_init(ExecutorFunction &function, uint32_t address, uint32_t arrivals) {
   Site site = CALLER;
-  count(f_mbarrier_init);
+  count(function);
   unsigned char *place = shared_pointer(address);
   REQUIRE(shared_memory.valid(place, 8, 8, "mbarrier.init", site));
-  if (count < 1 || count > kMostArrivals) {
-    set_fault("mbarrier.init at {at:%u} with %u arrivals: from 1 to %lld", site, count,
+  if (arrivals < 1 || arrivals > kMostArrivals) {
+    set_fault("mbarrier.init at {at:%u} with %u arrivals: from 1 to %lld", site, arrivals,
               (long long)kMostArrivals);
     abandon();
   }
@@ -106,7 +101,7 @@ extern "C" void executor_mbarrier_init(uint32_t address, uint32_t count) {
   REQUIRE(shared_memory.write(place, 8, now(), kWritten, site));
   shared_memory.set_writer(place, 8, now() | kObject, site);
   auto made = std::make_unique<Barrier>();
-  made->place = place, made->expected = made->pending = count;
+  made->place = place, made->expected = made->pending = arrivals;
   made->initialised = now(), made->site = site;
   made->agent = make_agent(object_text(place));
   barriers[place] = std::move(made);
@@ -122,10 +117,10 @@ static void complete_if_done(Barrier &b) {
   tally.mbarrier_phases++;
 }
 
-extern "C" void executor_mbarrier_inval(uint32_t address) {
+extern "C" void executor_mbarrier_inval(ExecutorFunction &function, uint32_t address) {
   Site site = CALLER;
-  count(f_mbarrier_inval);
-  Barrier *b = barrier_at(address, "mbarrier.inval", site);
+  count(function);
+  Barrier *b = barrier_at(address, function.name, site);
   REQUIRE(b != nullptr);
   if (!b->landings.empty() || b->transactions) {
     set_fault("mbarrier.inval at {at:%u}: copies to %s are in flight", site, object_text(b->place).c_str());
@@ -137,7 +132,8 @@ extern "C" void executor_mbarrier_inval(uint32_t address) {
 
 /* fence.mbarrier_init: the objects that the lane has initialised are visible to the cluster and to the
    asynchronous proxy. */
-extern "C" void executor_fence_mbarrier_init() {
+extern "C" void executor_fence_mbarrier_init(ExecutorFunction &function) {
+  count(function);
   for (auto &[place, b] : barriers)
     if (component_of(b->initialised) == warp->clock.component && lane_of(b->initialised) == lane_number)
       b->fenced = now();
@@ -171,22 +167,22 @@ static void arrive(Barrier &b, int64_t count, bool releases, Site site) {
 }
 
 /* `bytes` < 0: no expect_tx. Returns the phase that it arrives at. */
-extern "C" uint64_t executor_mbarrier_arrive(uint32_t address, uint32_t count, int64_t bytes, bool releases) {
+extern "C" uint64_t executor_mbarrier_arrive(ExecutorFunction &function, uint32_t address, uint32_t arrivals,
+                                             int64_t bytes, bool releases) {
   Site site = CALLER;
-  count(f_mbarrier_arrive);
-  const char *what = bytes < 0 ? "mbarrier.arrive" : "mbarrier.arrive.expect_tx";
-  Barrier *b = barrier_at(address, what, site);
+  count(function);
+  Barrier *b = barrier_at(address, function.name, site);
   REQUIRE(b != nullptr);
   uint64_t phase = b->phase;
   if (bytes >= 0) expect(*b, bytes, site);
-  arrive(*b, count, releases, site);
+  arrive(*b, arrivals, releases, site);
   return phase;
 }
 
-extern "C" void executor_mbarrier_expect_tx(uint32_t address, uint32_t bytes) {
+extern "C" void executor_mbarrier_expect_tx(ExecutorFunction &function, uint32_t address, uint32_t bytes) {
   Site site = CALLER;
-  count(f_mbarrier_expect);
-  Barrier *b = barrier_at(address, "mbarrier.expect_tx", site);
+  count(function);
+  Barrier *b = barrier_at(address, function.name, site);
   REQUIRE(b != nullptr);
   expect(*b, bytes, site);
 }
@@ -226,7 +222,6 @@ static std::string phase_text(const Waiter &waiter) {
 static bool wait_for_phase(Barrier &b, uint64_t phase, bool acquires, Site site) {
   Waiter waiter{phase_ready, phase_text, site, nullptr, 0};
   waiter.object = &b, waiter.number = phase, waiter.may_fail = true;
-  count(f_mbarrier_wait);
   wait_for(waiter);
   if (waiter.failed) return false;
   // What earlier phases released, the last one did too as far as one thread of it knew.
@@ -235,9 +230,10 @@ static bool wait_for_phase(Barrier &b, uint64_t phase, bool acquires, Site site)
 }
 
 /* try_wait and test_wait with a parity: of the phase before the current one, or of the current one. */
-extern "C" bool executor_mbarrier_wait_parity(uint32_t address, uint32_t parity, bool acquires) {
+extern "C" bool executor_mbarrier_wait_parity(ExecutorFunction &function, uint32_t address, uint32_t parity, bool acquires) {
   Site site = CALLER;
-  Barrier *b = barrier_at(address, "mbarrier.try_wait", site);
+  count(function);
+  Barrier *b = barrier_at(address, function.name, site);
   REQUIRE(b != nullptr);
   if (parity > 1) {
     set_fault("mbarrier.try_wait at {at:%u} with parity %u: it is 0 or 1", site, parity);
@@ -249,9 +245,10 @@ extern "C" bool executor_mbarrier_wait_parity(uint32_t address, uint32_t parity,
 }
 
 /* With the state that an arrival returned. */
-extern "C" bool executor_mbarrier_wait(uint32_t address, uint64_t state, bool acquires) {
+extern "C" bool executor_mbarrier_wait(ExecutorFunction &function, uint32_t address, uint64_t state, bool acquires) {
   Site site = CALLER;
-  Barrier *b = barrier_at(address, "mbarrier.try_wait", site);
+  count(function);
+  Barrier *b = barrier_at(address, function.name, site);
   REQUIRE(b != nullptr);
   if (state > b->phase || state + 1 < b->phase) {
     set_fault("mbarrier.try_wait at {at:%u} for phase %llu of %s, which is in phase %llu", site,

@@ -35,14 +35,15 @@ struct ExecutorLaunch {
 };
 }
 
-struct Index {
-  unsigned x, y, z;
-};
 
 static ExecutorLaunch launched;
 static Stacks stacks;
 static std::vector<std::unique_ptr<Block>> blocks;  // Of the cluster that runs.
 static std::vector<std::unique_ptr<Warp>> warps;    // Of all these blocks, by their components.
+
+struct Index {
+  unsigned x, y, z;
+};
 
 static Index index_of(const unsigned *xyz) { return {xyz[0], xyz[1], xyz[2]}; }
 
@@ -50,8 +51,21 @@ extern "C" Index executor_thread_index() { return index_of(lane->index); }
 extern "C" Index executor_block_index() { return index_of(warp->block->index); }
 extern "C" Index executor_block_size() { return index_of(launched.block); }
 extern "C" Index executor_grid_size() { return index_of(launched.grid); }
-extern "C" Index executor_cluster_size() { return index_of(launched.cluster); }
 extern "C" uint32_t executor_cluster_rank() { return warp->block->rank; }
+extern "C" uint32_t executor_cluster_blocks() { return blocks_a_cluster; }
+extern "C" Index executor_cluster_size() { return index_of(launched.cluster); }
+extern "C" Index executor_cluster_count() {
+  const uint32_t *g = launched.grid, *c = launched.cluster;
+  return {g[0] / c[0], g[1] / c[1], g[2] / c[2]};
+}
+extern "C" Index executor_cluster_index() {
+  const unsigned *i = warp->block->index, *c = launched.cluster;
+  return {i[0] / c[0], i[1] / c[1], i[2] / c[2]};
+}
+extern "C" Index executor_index_in_cluster() {
+  const unsigned *i = warp->block->index, *c = launched.cluster;
+  return {i[0] % c[0], i[1] % c[1], i[2] % c[2]};
+}
 extern "C" void *executor_dynamic_shared() { return shared_memory.dynamic(warp->block->rank); }
 extern "C" uint32_t executor_lane() { return uint32_t(lane_number); }
 extern "C" uint32_t executor_warp() { return uint32_t(warp->number); }
@@ -96,6 +110,8 @@ static void begin_cluster(const unsigned *first) {
   unsigned a_block = (threads + 31) / 32;
   unsigned count = launched.cluster[0] * launched.cluster[1] * launched.cluster[2];
   shared_memory.begin(count, launched.shared_bytes);
+  if (count > 1 && shared_memory.static_bytes())
+    set_fault("a kernel with static shared memory is launched with clusters, which need dynamic shared memory");
   warp_clocks.clear(), agents.clear(), barriers.clear();
   warps_a_block = a_block, blocks_a_cluster = count;
   blocks.resize(count), warps.resize(count * a_block);

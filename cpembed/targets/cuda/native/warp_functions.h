@@ -54,15 +54,13 @@ extern "C" void executor_syncthreads() {
   barrier(f_syncthreads, CALLER, 0, warp->block->warps * 32);
 }
 
-static Function f_bar_sync{"bar.sync"};
-extern "C" void executor_bar_sync(uint32_t number, uint32_t threads) {
-  barrier(f_bar_sync, CALLER, number, threads ? threads : warp->block->warps * 32);
+extern "C" void executor_bar_sync(ExecutorFunction &function, uint32_t number, uint32_t threads) {
+  barrier(function, CALLER, number, threads ? threads : warp->block->warps * 32);
 }
 
-static Function f_bar_arrive{"bar.arrive"};
 static void arrive_at_barrier(Warp &w, uint32_t lanes) {
   Request &first = w.request(__builtin_ctz(lanes));
-  BarrierCall call{&f_bar_arrive, first.site, uint32_t(first.number), uint32_t(first.value)};
+  BarrierCall call{first.function, first.site, uint32_t(first.number), uint32_t(first.value)};
   for (uint32_t rest = lanes; rest; rest &= rest - 1) {
     const Request &r = w.request(__builtin_ctz(rest));
     if (r.number == first.number && r.value == first.value) continue;
@@ -71,10 +69,10 @@ static void arrive_at_barrier(Warp &w, uint32_t lanes) {
   }
   come_to_barrier(w, call, false);
 }
-extern "C" void executor_bar_arrive(uint32_t number, uint32_t threads) {
+extern "C" void executor_bar_arrive(ExecutorFunction &function, uint32_t number, uint32_t threads) {
   Site site = CALLER;
-  REQUIRE(valid_barrier(number, threads, "bar.arrive", site));
-  Request r{&f_bar_arrive, arrive_at_barrier, site, ~0u};
+  REQUIRE(valid_barrier(number, threads, function.name, site));
+  Request r{&function, arrive_at_barrier, site, ~0u};
   r.number = number, r.value = threads;
   collective(r);
 }

@@ -7,9 +7,12 @@
 #include <cmath>
 #include <map>
 
+#include <cstdarg>
+
 #include "elements.h"
 #include "fragments.h"
 #include "matrix_descriptor.h"
+#include "ptx_sm90.h"
 #include "traffic.h"
 
 enum class Element : uint8_t { kF32, kF16, kS32, kBf16, kE4m3, kE5m2, kS8, kU8 };
@@ -17,7 +20,7 @@ enum class Element : uint8_t { kF32, kF16, kS32, kBf16, kE4m3, kE5m2, kS8, kU8 }
 struct ProductShape {
   int n, k;
   Element d, a, b;
-  Function *function;
+  const char *name;
 
   int bytes() const { return k == 16 ? 2 : 1; }  // Of an element of the factors.
   bool integers() const { return d == Element::kS32; }
@@ -35,38 +38,27 @@ static Element element_named(const std::string &name) {
   return Element::kF32;
 }
 
-/* Of the modifiers of an instruction: m64n128k16.f32.f16.f16. */
-static const ProductShape &product_shape(const char *text) {
+/* Of an instruction, whose opcode ends in .m64n128k16.f32.f16.f16. */
+static const ProductShape &product_shape(const ExecutorFunction &function) {
   static std::map<std::string, ProductShape> shapes;
-  auto found = shapes.find(text);
-  if (found != shapes.end()) return found->second;
+  auto known = shapes.find(function.name);
+  if (known != shapes.end()) return known->second;
   ProductShape s{};
   char d[8] = "", a[8] = "", b[8] = "";
-  sscanf(text, "m64n%dk%d.%7[a-z0-9].%7[a-z0-9].%7[a-z0-9]", &s.n, &s.k, d, a, b);
+  const char *modifiers = strstr(function.name, ".m64n");
+  sscanf(modifiers ? modifiers : "", ".m64n%dk%d.%7[a-z0-9].%7[a-z0-9].%7[a-z0-9]", &s.n, &s.k, d, a, b);
   s.d = element_named(d), s.a = element_named(a), s.b = element_named(b);
-  std::string name = std::string("wgmma.") + text;
-  s.function = new Function(strdup(name.c_str()));
-  return shapes.emplace(text, s).first->second;
+  s.name = strdup(function.name);
+  return shapes.emplace(function.name, s).first->second;
 }
 
 /* ------------------------------------------------------------------------------------ elements */
-
-/* Exponents have `exponent` bits; e4m3 has no infinities, and one NaN of each sign. */
-static float small_float(uint8_t bits, int exponent) {
-  int mantissa = 7 - exponent, bias = (1 << (exponent - 1)) - 1;
-  int e = bits >> mantissa & ((1 << exponent) - 1), m = bits & ((1 << mantissa) - 1);
-  float sign = bits & 0x80 ? -1.0f : 1.0f;
-  if (exponent == 4 && (bits & 0x7f) == 0x7f) return NAN;
-  if (exponent == 5 && e == 31) return m ? NAN : sign * INFINITY;
-  if (e == 0) return sign * std::ldexp(float(m), 1 - bias - mantissa);
-  return sign * std::ldexp(float(m + (1 << mantissa)), e - bias - mantissa);
-}
 
 static const float *table_of(Element element) {
   static float e4m3[256], e5m2[256];
   static bool made = false;
   for (int i = 0; !made && i < 256; i++)
-    e4m3[i] = small_float(uint8_t(i), 4), e5m2[i] = small_float(uint8_t(i), 5);
+    e4m3[i] = E4m3::load(uint8_t(i)), e5m2[i] = E5m2::load(uint8_t(i));
   made = true;
   return element == Element::kE4m3 ? e4m3 : e5m2;
 }
@@ -93,6 +85,7 @@ struct Accumulator {
   std::vector<uint32_t *> registers;  // Of each lane, one after the other.
   std::vector<float> sums;            // 16 rows of n; integers as int32_t.
   uint32_t last_group;                // In which a product adds to them.
+  Site site;
 };
 
 struct Product {
@@ -129,7 +122,7 @@ static WarpGroup &group_of(const Warp &w) {
   return warp_groups[w.block->rank * ((warps_a_block + 3) / 4) + uint32_t(w.number) / 4];
 }
 
-constexpr uint32_t kPoison = 0x7fa57fa5;  // A NaN as one float and as two halves.
+constexpr uint32_t kPoison = 0x7fe57fe5;  // A NaN as one float and as two halves.
 
 struct ProductCall {
   const ProductShape *shape;
@@ -245,7 +238,7 @@ static std::shared_ptr<Accumulator> accumulator_of(Warp &w, WarpProducts &mine, 
   for (int l = 0; l < 32; l++)
     for (int r = 0; r < call.shape->registers(); r++)
       registers.push_back(static_cast<uint32_t *>(call_of(w, l).d[r]));
-  const char *name = call.shape->function->name;
+  const char *name = call.shape->name;
   for (auto &acc : mine.accumulators) {
     bool same = acc->registers == registers && acc->shape->d == call.shape->d;
     if (!same) {
@@ -264,7 +257,6 @@ static std::shared_ptr<Accumulator> accumulator_of(Warp &w, WarpProducts &mine, 
       return nullptr;
     }
     acc->last_group = group;
-    if (!call.adds) acc->sums.assign(acc->sums.size(), 0.0f);
     return acc;
   }
   auto results = mine.results.find(registers[0]);
@@ -278,9 +270,8 @@ static std::shared_ptr<Accumulator> accumulator_of(Warp &w, WarpProducts &mine, 
       return nullptr;
     }
   }
-  std::shared_ptr<Accumulator> acc(new Accumulator{call.shape, std::move(registers), {}, group});
+  std::shared_ptr<Accumulator> acc(new Accumulator{call.shape, std::move(registers), {}, group, site});
   load_sums(*acc);
-  if (!call.adds) acc->sums.assign(acc->sums.size(), 0.0f);
   for (uint32_t *r : acc->registers) *r = kPoison;
   mine.accumulators.push_back(acc);
   return acc;
@@ -290,7 +281,7 @@ static void issue_product(Warp &w, uint32_t lanes) {
   Request &request = w.request(0);
   const ProductCall &call = call_of(w, 0);
   Site site = request.site;
-  const char *name = call.shape->function->name;
+  const char *name = call.shape->name;
   int position = w.number % 4;
   if (uint32_t(w.number / 4 * 4 + 4) > warps_a_block) {
     set_fault("%s at {at:%u} needs four warps from a multiple of 4 on; warp %d of %u has no such group", name,
@@ -357,18 +348,25 @@ static void issue_product(Warp &w, uint32_t lanes) {
   (void)lanes;
 }
 
-/* `d`: addresses of the sums' registers; `a_registers`: null if A is in shared memory. */
-extern "C" void executor_wgmma(const char *shape, void *const *d, const uint32_t *a_registers, uint64_t a,
-                               uint64_t b, bool adds, int scale_a, int scale_b, int transposed_a,
-                               int transposed_b) {
+/* The addresses of the `registers` of sums follow, which are pushed on the stack: an array of them
+   would be instrumented. */
+extern "C" void executor_wgmma(ExecutorFunction &function, ExecutorWords a_words, bool from_registers,
+                               uint64_t a, uint64_t b, bool adds, int scale_a, int scale_b, int transposed_a,
+                               int transposed_b, int registers, ...) {
   Site site = CALLER;
-  const ProductShape &its = product_shape(shape);
-  ProductCall call{&its, d, a_registers, a, b, adds, scale_a, scale_b, transposed_a, transposed_b};
+  const ProductShape &its = product_shape(function);
   if (warp->live != ~0u) {
-    set_fault("%s at {at:%u} needs all 32 lanes of a warp", its.function->name, site);
+    set_fault("%s at {at:%u} needs all 32 lanes of a warp", function.name, site);
     abandon();
   }
-  Request r{its.function, issue_product, site, ~0u};
+  void *d[128];
+  va_list pointers;
+  va_start(pointers, registers);
+  for (int n = 0; n < registers && n < 128; n++) d[n] = va_arg(pointers, void *);
+  va_end(pointers);
+  ProductCall call{&its, d, from_registers ? a_words.word : nullptr, a, b, adds, scale_a, scale_b,
+                   transposed_a, transposed_b};
+  Request r{&function, issue_product, site, ~0u};
   r.first = &call;
   collective(r);
 }
@@ -408,7 +406,7 @@ static void compute(Product &p, int position, uint32_t rank) {
       float values[16];
       decode_elements(s.a, held, count, p.scale[0], values);
       for (int i = 0; i < count; i++) {
-        Position at = s.bytes() == 2 ? a_16x16(l, i) : a_16x32(l, i);
+        Position at = s.bytes() == 2 ? a_position<2>(l, i) : a_position<4>(l, i);
         a[at.row * s.k + at.column] = values[i];
       }
     }
@@ -423,6 +421,7 @@ static void compute(Product &p, int position, uint32_t rank) {
       for (int k = 0; k < s.k; k++) p.b_values[size_t(k * s.n + n)] = rows[size_t(n * s.k + k)];
   }
   std::vector<float> &sums = p.accumulators[position]->sums;
+  if (!p.adds) sums.assign(sums.size(), 0.0f);
   if (s.integers()) {
     for (int row = 0; row < 16; row++)
       for (int n = 0; n < s.n; n++) {
@@ -449,17 +448,15 @@ static void compute(Product &p, int position, uint32_t rank) {
 
 /* ------------------------------------------------------------------------ fence, commit, wait */
 
-static Function f_wgmma_fence{"wgmma.fence"};
 static void fence_products(Warp &w, uint32_t) { group_of(w).warps[w.number % 4].fenced = true; }
-extern "C" void executor_wgmma_fence() {
-  Request r{&f_wgmma_fence, fence_products, CALLER, ~0u};
+extern "C" void executor_wgmma_fence(ExecutorFunction &function) {
+  Request r{&function, fence_products, CALLER, ~0u};
   collective(r);
 }
 
-static Function f_wgmma_commit{"wgmma.commit_group"};
 static void commit_products(Warp &w, uint32_t) { group_of(w).warps[w.number % 4].committed++; }
-extern "C" void executor_wgmma_commit() {
-  Request r{&f_wgmma_commit, commit_products, CALLER, ~0u};
+extern "C" void executor_wgmma_commit(ExecutorFunction &function) {
+  Request r{&function, commit_products, CALLER, ~0u};
   collective(r);
 }
 
@@ -473,18 +470,20 @@ static bool products_issued(Waiter &waiter) {
 static std::string products_text(const Waiter &waiter) {
   for (const Product &p : group_of(*waiter.warp).products)
     if (p.group <= waiter.number && p.issued != 15)
-      return std::string(p.shape->function->name) + ", issued at {at:" + decimal(p.site) + "} by " +
+      return std::string(p.shape->name) + ", issued at {at:" + decimal(p.site) + "} by " +
              decimal(__builtin_popcount(p.issued)) + " of the four warps of a group";
   return "products of its warp group";
 }
 
-/* The products of a warp up to a group are complete: their sums are in the registers. */
+/* The products of a warp up to a group are complete: their sums are in its registers. */
 static void retire_products(Warp &w, uint32_t last, Site site) {
   WarpGroup &group = group_of(w);
   int position = w.number % 4;
   WarpProducts &mine = group.warps[position];
+  // Of all four warps, since one of them may let others overwrite the operands now.
   for (Product &p : group.products)
-    if (p.group <= last && !(p.computed >> position & 1)) compute(p, position, w.block->rank);
+    for (int each = 0; each < 4; each++)
+      if (p.group <= last && !(p.computed >> each & 1)) compute(p, each, w.block->rank);
   while (!group.products.empty() && group.products.front().computed == 15) {
     group.products.pop_front();
     group.first++;
@@ -513,12 +512,11 @@ static void retire_products(Warp &w, uint32_t last, Site site) {
   w.clock.acquire(w.live, made, nullptr, 0);
 }
 
-static Function f_wgmma_wait{"wgmma.wait_group"};
 static void begin_product_wait(Warp &, uint32_t) {}
 
-extern "C" void executor_wgmma_wait(uint32_t pending) {
+extern "C" void executor_wgmma_wait(ExecutorFunction &function, uint32_t pending) {
   Site site = CALLER;
-  Request r{&f_wgmma_wait, begin_product_wait, site, ~0u};
+  Request r{&function, begin_product_wait, site, ~0u};
   collective(r);
   WarpGroup &group = group_of(*warp);
   WarpProducts &mine = group.warps[warp->number % 4];
@@ -533,11 +531,9 @@ extern "C" void executor_wgmma_wait(uint32_t pending) {
 
 /* A warp ends: its products have been waited for. */
 static void end_products(const Warp &w) {
-  WarpGroup &group = group_of(w);
-  for (const Product &p : group.products)
-    if (p.issued >> (w.number % 4) & 1 && !(p.computed >> (w.number % 4) & 1)) {
-      set_fault("warp %d ends while %s, issued at {at:%u}, is in flight: no wgmma.wait_group follows", w.number,
-                p.shape->function->name, p.site);
-      return;
-    }
+  const WarpProducts &mine = group_of(w).warps[w.number % 4];
+  if (mine.accumulators.empty()) return;
+  const Accumulator &acc = *mine.accumulators.front();
+  set_fault("warp %d ends while %s, issued at {at:%u}, is in flight: no wgmma.wait_group follows", w.number,
+            acc.shape->name, acc.site);
 }
