@@ -27,7 +27,7 @@ from cpembed.ir.dtypes import numpy_dtype
 from cpembed.steps import step
 from cpembed.targets.cuda.device import function
 from cpembed.targets.cuda.emit import product_kernel
-from cpembed.targets.cuda.executor import Counters, Launch, Order, compile_text
+from cpembed.targets.cuda.executor import Counters, Launch, MapArgument, Order, compile_text
 from cpembed.targets.cuda.hopper import device as warp_groups
 from cpembed.targets.cuda.hopper.tensor_maps import TensorMap
 from cpembed.targets.cuda.instructions import LANES
@@ -347,9 +347,7 @@ class CudaKernels:
         memory, program = self._input_memory(inputs), compile_text(self.text.source)
         self.kernel_counters = {}
         for kernel in self.text.kernels:
-            arguments = [
-                memory.setdefault(p.name, unwritten(p.elements, p.dtype)) for p in kernel.parameters
-            ]
+            arguments = [_argument(parameter, memory) for parameter in kernel.parameters]
             name = kernel.launch.kernel
             self.kernel_counters[name] = program.run(kernel.launch, arguments, order=order)
         product = self.plan.product
@@ -371,6 +369,12 @@ class CudaKernels:
             if epilogue.residual is not None:
                 memory["Residual"] = flat_bits(inputs[RESIDUAL])
         return memory
+
+
+def _argument(parameter: Parameter, memory: dict[str, Array]) -> Array | MapArgument:
+    """Return what a kernel is passed for a parameter, in memory that is made where there is none."""
+    array = memory.setdefault(parameter.name, unwritten(parameter.elements, parameter.dtype))
+    return array if parameter.tensor_map is None else MapArgument(parameter.tensor_map, array)
 
 
 def flat_bits(array: Array) -> Array:
