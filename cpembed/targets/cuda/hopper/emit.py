@@ -223,7 +223,9 @@ class _Body:
     @property
     def _lag(self) -> int:
         """Number of stages that threads copy ahead of the one that they announce."""
-        return min(MAX_LAG, self.schedule.stages - 1)
+        # Consumers give a stage back only behind the products of the next one, so two stages have
+        # to be announced before another is waited for.
+        return min(MAX_LAG, self.schedule.stages - 2)
 
     def _announce_oldest(self) -> None:
         """Write the arrival of a thread at the oldest stage whose copies it has not announced."""
@@ -236,6 +238,8 @@ class _Body:
 
     def _finish_copies(self) -> None:
         """Write the arrivals at the last stages."""
+        if self._lag == 0:
+            return
         self.writer.call("cpembed_cp_async_wait_0")
         with self.script.nested(f"for last in T.serial({self._lag}):"), self.script.nested(
             "if behind[1] > 0:"

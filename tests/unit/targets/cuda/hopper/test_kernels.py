@@ -65,7 +65,7 @@ def plan_of(name: str, target: str, constraints: str) -> tuple[Computation, Hopp
 
 
 @needs_compiler
-@pytest.mark.quick(16)
+@pytest.mark.quick(17)
 @pytest.mark.parametrize("constraints", SETS)
 @pytest.mark.parametrize("target", TARGETS)
 @pytest.mark.parametrize("name", WORKLOADS)
@@ -84,7 +84,7 @@ STORED = {
 
 
 @needs_compiler
-@pytest.mark.quick(6)
+@pytest.mark.quick(7)
 @pytest.mark.parametrize("target", ["wgmma_f16", "wgmma_s8"])
 @pytest.mark.parametrize("layout", ["NHWC", "NCHW"])
 @pytest.mark.parametrize("stored", STORED)
