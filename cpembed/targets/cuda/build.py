@@ -177,15 +177,15 @@ def _parameters(
     source: str, kernel: str, prim_func: Any, maps: Mapping[str, Viewed]
 ) -> tuple[Parameter, ...]:
     parameters = {str(p.name): p for p in prim_func.params}
-    found: list[Parameter] = []
+    ordered: list[Parameter] = []
     for name in parameter_names(source, kernel):
         if name in maps:
             viewed, tensor_map = maps[name]
-            found.append(replace(viewed, tensor_map=tensor_map))
+            ordered.append(replace(viewed, tensor_map=tensor_map))
         else:
             parameter = parameters[name]
-            found.append(Parameter(name, int(parameter.shape[0]), str(parameter.dtype)))
-    return tuple(found)
+            ordered.append(Parameter(name, int(parameter.shape[0]), str(parameter.dtype)))
+    return tuple(ordered)
 
 
 def parameter_names(source: str, kernel: str) -> list[str]:
@@ -372,7 +372,7 @@ class CudaKernels:
 
 
 def _argument(parameter: Parameter, memory: dict[str, Array]) -> Array | MapArgument:
-    """Return what a kernel is passed for a parameter, in memory that is made where there is none."""
+    """Return the argument for a parameter; memory that is missing is allocated."""
     array = memory.setdefault(parameter.name, unwritten(parameter.elements, parameter.dtype))
     return array if parameter.tensor_map is None else MapArgument(parameter.tensor_map, array)
 
@@ -464,7 +464,7 @@ def _example(artifact: CudaKernels) -> str:
     # Weights are packed ahead of all calls.
     plan = artifact.plan
     weights = plan.product.program.workload.inputs[1].name
-    packing = f"pack_{PARAMETERS[0 if plan.first.layout.name == weights else 1]}_kernel"
+    packing = f"pack_{PARAMETERS[0 if plan.operand(0).layout.name == weights else 1]}_kernel"
     launches = [f"    {_launch_statement(k)}" for k in kernels if k.launch.kernel != packing]
     template = Template(_template("example.cu.txt"))
     return template.substitute(setup="\n".join(setup), launches="\n".join(launches))

@@ -127,7 +127,7 @@ class Staging:
 
 
 class ProductPlan(Protocol):
-    """What running kernels of a product needs of the plan that they were generated from."""
+    """Plan that kernels of a product were generated from, as running them needs it."""
 
     @property
     def product(self) -> TiledProduct: ...

@@ -20,7 +20,7 @@ from cpembed.targets.cuda.writer import (
 from cpembed.targets.cuda.writer import packing_blocks as tile_packing_blocks
 
 ARCHITECTURE = "sm_90"
-"""Architecture that TVM generates text for; ``sm_90a``, which it would not tensorize for, runs it."""
+"""Architecture that TVM generates text for; the text needs ``sm_90a``."""
 
 
 def functions(plan: HopperPlan) -> dict[str, tuple[Writer, Launch]]:

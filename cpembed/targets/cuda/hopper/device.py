@@ -160,9 +160,7 @@ def _barriers() -> Iterator[_Definition]:
 
 
 def _bulk_copies() -> Iterator[_Definition]:
-    copy = (
-        "cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1], %2, [%3];"
-    )
+    copy = "cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1], %2, [%3];"
     yield (
         "void",
         "cpembed_bulk_load",
@@ -212,9 +210,12 @@ def _tensor_load(rank: int, offsets: int, *, multicast: bool) -> _Definition:
     inputs += ['"h"(static_cast<unsigned short>(blocks))'] * multicast
     parameters = "void* shared, unsigned long long map, void* barrier"
     parameters += "".join(f", int {name}" for name in [*names, *steps, *["blocks"] * multicast])
-    return "void", tensor_load_name(rank, offsets, multicast=multicast), parameters, [
-        _asm(text, *inputs)
-    ]
+    return (
+        "void",
+        tensor_load_name(rank, offsets, multicast=multicast),
+        parameters,
+        [_asm(text, *inputs)],
+    )
 
 
 def tensor_load_name(rank: int, offsets: int = 0, *, multicast: bool = False) -> str:
@@ -222,6 +223,15 @@ def tensor_load_name(rank: int, offsets: int = 0, *, multicast: bool = False) ->
 
     Its parameters are ``(shared, map, barrier, coordinates…, offsets…)``, innermost first, and the
     mask of blocks for a multicast. One thread calls it.
+
+    Parameters
+    ----------
+    rank : int
+        Number of dimensions of the map.
+    offsets : int
+        Number of offsets of im2col mode; 0 for a box.
+    multicast : bool
+        The copy goes to several blocks of a cluster.
     """
     mode = "_im2col" if offsets else ""
     return f"cpembed_tensor_load_{rank}d{mode}{'_multicast' * multicast}"

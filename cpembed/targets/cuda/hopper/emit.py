@@ -12,6 +12,9 @@ ring goes on from item to item, so that stages of the next one are filled while 
 
 from __future__ import annotations
 
+from collections.abc import Generator
+from contextlib import contextmanager
+
 from cpembed.codegen.plan import HEADER, buffer
 from cpembed.targets.cuda.hopper.device import product_name
 from cpembed.targets.cuda.hopper.layouts import ALIGNMENT, CHUNK
@@ -34,9 +37,7 @@ from cpembed.targets.cuda.writer import (
     PARTIAL,
     Writer,
     epilogue_parameters,
-    quotient,
     register_pointer,
-    remainder,
     shared_pointer,
 )
 
@@ -65,7 +66,7 @@ def product_kernel(plan: HopperPlan) -> Writer:
             f'for tx in T.thread_binding({plan.schedule.threads}, thread="threadIdx.x"):',
             'with T.sblock("product"):',
         ):
-            script.line(f"first_item = T.axis.spatial({plan.grid}, bx)")
+            script.line(f"worker = T.axis.spatial({plan.grid}, bx)")
             script.line(f"thread = T.axis.spatial({plan.schedule.threads}, tx)")
             script.line("T.reads()")
             written = f"{PARTIAL}[0 : {splits * elements}]" if splits > 1 else f"C[0 : {elements}]"
@@ -138,58 +139,36 @@ class _Body:
         if self.schedule.groups > 1:
             self.writer.call(f"cpembed_registers_{change}_{count}")
 
-    def _locate_item(self) -> tuple[str, ...]:
-        """Write loops over the block's work items; return their headers."""
-        turns = -(-self.plan.work_items // self.plan.grid)
-        headers = [f"for turn_of_block in T.serial({turns}):"] if turns > 1 else []
-        if turns * self.plan.grid > self.plan.work_items:
-            last = f"turn_of_block * {self.plan.grid} + first_item"
-            headers.append(f"if {last} < {self.plan.work_items}:")
-        return tuple(headers)
+    @contextmanager
+    def _items(self) -> Generator[None]:
+        """Write the loop over the block's work items around the statements of one."""
+        order = self.plan.order
+        loop = [f"for turn_of_block in T.serial({order.turns}):"] * (order.turns > 1)
+        with self.script.nested(*loop):
+            lines, active = order.script("worker", "turn_of_block")
+            self.script.lines(lines)
+            with self.script.nested(*[f"if {active}:"] * (active != "True")):
+                self.script.lines(order.place_script())
+                yield
 
-    def _write_item_place(self) -> None:
-        """Write the block's number along rows, columns and batch, and its part."""
-        rows, columns, batch, _ = self.plan.blocks
-        turns = -(-self.plan.work_items // self.plan.grid)
-        item = f"turn_of_block * {self.plan.grid} + first_item" if turns > 1 else "first_item"
-        group = self.plan.group
-        items = rows * columns
-        self.script.lines(
-            (
-                f"item = {item}",
-                f"batch = {remainder(quotient('item', items), batch)}",
-                f"part = {quotient('item', items * batch)}",
-                f"block = {remainder('item', items)}",
-            )
-        )
-        if min(rows, columns) == 1:
-            self.script.line(f"row_block = {'block' if rows > 1 else 0}")
-            self.script.line(f"column_block = {'block' if columns > 1 else 0}")
-            return
-        # Blocks that run at the same time go down a group of rows before they go on to the next
-        # column, so they share columns in L2.
-        self.script.lines(
-            (
-                f"inside = {remainder('block', group * columns)}",
-                f"first_row = {quotient('block', group * columns)} * {group}",
-                f"row_block = first_row + {remainder('inside', group)}",
-                f"column_block = {quotient('inside', group)}",
-            )
-        )
+    @property
+    def _item_steps(self) -> str:
+        """Number of stages of a work item."""
+        if self.schedule.splits == 1:
+            return str(self.plan.steps)
+        return "last_step - first_step"
 
     def _produce(self) -> None:
         """Write the loop that fills stages."""
         if self.plan.by_threads:
             self.script.line('behind = T.alloc_buffer((2,), "int32", scope="local")')
             self.script.lines(("behind[0] = 0", "behind[1] = 0"))
-        with self.script.nested(*self._locate_item()):
-            self._write_item_place()
-            with self.script.nested(f"for step in T.serial({self.plan.steps}):"):
-                empty = shared_pointer(self._barrier("ring[0]", empty=True))
-                # The first turn finds the parity of a phase that never was: stages are empty.
-                self.writer.call("cpembed_mbarrier_wait", empty, "T.bitwise_xor(ring[1], 1)")
-                self._fill_stage()
-                self._next_stage("ring")
+        with self._items(), self.script.nested(f"for step in T.serial({self._item_steps}):"):
+            empty = shared_pointer(self._barrier("ring[0]", empty=True))
+            # The first turn finds the parity of a phase that never was: stages are empty.
+            self.writer.call("cpembed_mbarrier_wait", empty, "T.bitwise_xor(ring[1], 1)")
+            self._fill_stage()
+            self._next_stage()
         if self.plan.by_threads:
             self._finish_copies()
 
@@ -199,9 +178,9 @@ class _Body:
         return first, f"{first} + {self.plan.images[0].bytes}"
 
     def _fill_stage(self) -> None:
-        part = f"part * {self.plan.steps} + " if self.schedule.splits > 1 else ""
+        first = "first_step + " if self.schedule.splits > 1 else ""
         places = self._places("ring[0]")
-        self.script.line(f"deep_step = {part}step")
+        self.script.line(f"deep_step = {first}step")
         issued = copied_bytes(self.plan)
         if issued:
             only_one = self.plan.by_threads
@@ -241,16 +220,16 @@ class _Body:
         if self._lag == 0:
             return
         self.writer.call("cpembed_cp_async_wait_0")
-        with self.script.nested(f"for last in T.serial({self._lag}):"), self.script.nested(
-            "if behind[1] > 0:"
+        with (
+            self.script.nested(f"for last in T.serial({self._lag}):"),
+            self.script.nested("if behind[1] > 0:"),
         ):
             self._announce_oldest()
 
-    def _next_stage(self, ring: str) -> None:
-        stages = self.schedule.stages
-        self.script.line(f"{ring}[0] = {ring}[0] + 1")
-        with self.script.nested(f"if {ring}[0] == {stages}:"):
-            self.script.lines((f"{ring}[0] = 0", f"{ring}[1] = T.bitwise_xor({ring}[1], 1)"))
+    def _next_stage(self) -> None:
+        self.script.line("ring[0] = ring[0] + 1")
+        with self.script.nested(f"if ring[0] == {self.schedule.stages}:"):
+            self.script.lines(("ring[0] = 0", "ring[1] = T.bitwise_xor(ring[1], 1)"))
 
     def _consume(self) -> None:
         """Write the loop that multiplies stages and stores results."""
@@ -270,8 +249,7 @@ class _Body:
             registers = rows * self.schedule.depth * self.instruction.registers[0]
             self.script.line(f'fragments = T.alloc_buffer(({registers},), "uint32", scope="local")')
         self._write_descriptors()
-        with self.script.nested(*self._locate_item()):
-            self._write_item_place()
+        with self._items():
             self._multiply_all()
             self._store()
 
@@ -298,7 +276,7 @@ class _Body:
     def _multiply_all(self) -> None:
         """Write the loop over the stages of a work item."""
         before = f"T.Select(ring[0] == 0, {self.schedule.stages - 1}, ring[0] - 1)"
-        with self.script.nested(f"for step in T.serial({self.plan.steps}):"):
+        with self.script.nested(f"for step in T.serial({self._item_steps}):"):
             full = shared_pointer(self._barrier("ring[0]", empty=False))
             self.writer.call("cpembed_mbarrier_wait", full, "ring[1]")
             if self.schedule.in_registers:
@@ -312,7 +290,7 @@ class _Body:
                 self.writer.call("cpembed_wgmma_wait_1")
             with self.script.nested("if step > 0:"):
                 self._release(before)
-            self._next_stage("ring")
+            self._next_stage()
         self.writer.call("cpembed_wgmma_wait_0")
         self._release(before)
 

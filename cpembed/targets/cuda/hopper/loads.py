@@ -59,7 +59,9 @@ def copied_bytes(plan: HopperPlan) -> int:
     return total
 
 
-def write_asynchronous(writer: Writer, plan: HopperPlan, step: str, places: tuple[str, str]) -> None:
+def write_asynchronous(
+    writer: Writer, plan: HopperPlan, step: str, places: tuple[str, str]
+) -> None:
     """Write the copies of a stage that one thread issues.
 
     Parameters
@@ -116,9 +118,7 @@ def _write_bulk(writer: Writer, plan: HopperPlan, number: int, step: str, place:
     )
 
 
-def write_by_threads(
-    writer: Writer, plan: HopperPlan, number: int, step: str, place: str
-) -> None:
+def write_by_threads(writer: Writer, plan: HopperPlan, number: int, step: str, place: str) -> None:
     """Write the copies of a factor's image by all threads of the producers.
 
     Parameters

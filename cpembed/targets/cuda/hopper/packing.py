@@ -65,8 +65,7 @@ class PackedImages:
 
     @property
     def steps(self) -> int:
-        """Number of stages of all parts of the reduction."""
-        return self.plan.steps * self.plan.schedule.splits
+        return self.plan.steps
 
     @property
     def elements(self) -> int:
@@ -78,9 +77,8 @@ class PackedImages:
         values, number = digits(batch, self.plan.product.batch), "0"
         for loop in self.batch:
             number = f"({number}) * {loop.extent} + {values[loop.name]}"
-        return f"((({number}) * {self.blocks} + {block}) * {self.steps} + {step})" + (
-            f" * {self.image_elements}"
-        )
+        image = f"(({number}) * {self.blocks} + {block}) * {self.steps} + {step}"
+        return f"({image}) * {self.image_elements}"
 
 
 def original_coordinates(operand: GlobalOperand) -> tuple[IndexExpr, ...]:
@@ -145,9 +143,7 @@ def _write_element(writer: Writer, images: PackedImages) -> None:
     # Through a register, as device functions take pointers to registers.
     script.line(f'one = T.alloc_buffer((1,), "{storage_dtype(layout.dtype)}", scope="local")')
     register = register_pointer("one", "0")
-    writer.call(
-        f"cpembed_load_{size}", register, f"T.address_of({name}_original[place])", "valid"
-    )
+    writer.call(f"cpembed_load_{size}", register, f"T.address_of({name}_original[place])", "valid")
     # Elements without an original are stored as well: the load made them zero.
     script.line(f"exists = T.Select(number < {images.elements}, 1, 0)")
     script.line("target = T.Select(exists == 1, number, 0)")

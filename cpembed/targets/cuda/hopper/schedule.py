@@ -7,6 +7,7 @@ of them.
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Literal
@@ -15,6 +16,7 @@ from cpembed.errors import LoweringError
 from cpembed.ir.dtypes import size_bytes
 from cpembed.targets.cuda.hopper.device import column_counts
 from cpembed.targets.cuda.hopper.layouts import SPANS, SharedImage
+from cpembed.targets.cuda.hopper.tiles import TileOrder
 from cpembed.targets.cuda.hopper.views import ImageView, image_views
 from cpembed.targets.cuda.instructions import LANES, WARP_GROUP
 from cpembed.targets.cuda.lower import GlobalOperand, TiledProduct
@@ -44,8 +46,8 @@ CONTROL_REGISTERS = 40
 """Registers of a consumer beside its sums, estimated."""
 
 Load = Literal["bulk", "tensor", "threads"]
-"""How a factor reaches shared memory: packed images by bulk copies, boxes or pixels of a tensor map
-by TMA, or by copies of the producers' threads."""
+"""Copies of a factor into shared memory: of packed images in bulk, of boxes or pixels of a tensor map
+by TMA, or of vectors by the producers' threads."""
 
 
 @dataclass(frozen=True)
@@ -61,7 +63,7 @@ class HopperSchedule:
     stages: int = 4
     """Number of stages of shared memory."""
     loads: tuple[Load, Load] = ("tensor", "bulk")
-    """How each factor reaches shared memory."""
+    """Copies of each factor into shared memory."""
     group: int = 1
     """Number of adjacent blocks of rows that share columns of the second factor in L2."""
     splits: int = 1
@@ -170,7 +172,9 @@ class HopperPlan:
         if view is not None:
             return view.operand
         layouts = (self.product.first, self.product.second)[number]
-        return layouts[0 if self.schedule.loads[number] == "bulk" else self.schedule.layouts[number]]
+        return layouts[
+            0 if self.schedule.loads[number] == "bulk" else self.schedule.layouts[number]
+        ]
 
     def packs(self, number: int) -> bool:
         """True if a kernel of its own packs a factor."""
@@ -214,32 +218,39 @@ class HopperPlan:
         return self.barrier_offset + 2 * self.schedule.stages * BARRIER_BYTES
 
     @property
-    def blocks(self) -> tuple[int, int, int, int]:
-        """Number of blocks along rows, columns and batch, and number of splits."""
+    def blocks(self) -> tuple[int, int, int]:
+        """Number of blocks of results along rows, columns and batch."""
         batch, rows, columns, _ = self.product.tiles
         block = self.schedule.block
-        return -(-rows // block[0]), -(-columns // block[1]), batch, self.schedule.splits
+        return -(-rows // block[0]), -(-columns // block[1]), batch
 
     @property
     def work_items(self) -> int:
         """Number of blocks of results, or of parts of their sums."""
-        rows, columns, batch, splits = self.blocks
-        return rows * columns * batch * splits
+        return math.prod(self.blocks) * self.schedule.splits
 
     @property
     def grid(self) -> int:
         return min(self.schedule.blocks or self.work_items, self.work_items)
 
     @property
-    def group(self) -> int:
-        """Number of blocks of rows in a group; 1 unless all groups have the same size."""
-        return self.schedule.group if self.blocks[0] % self.schedule.group == 0 else 1
-
-    @property
     def steps(self) -> int:
-        """Number of stages that a block computes."""
-        stages = -(-self.product.tiles[3] // self.schedule.depth)
-        return -(-stages // self.schedule.splits)
+        """Number of stages of the whole reduction."""
+        return -(-self.product.tiles[3] // self.schedule.depth)
+
+    @cached_property
+    def order(self) -> TileOrder:
+        """Work items of each block."""
+        rows, columns, batch = self.blocks
+        return TileOrder(
+            rows=rows,
+            columns=columns,
+            batch=batch,
+            steps=self.steps,
+            workers=self.grid,
+            group=self.schedule.group,
+            splits=self.schedule.splits,
+        )
 
     @property
     def by_threads(self) -> bool:
@@ -289,8 +300,15 @@ def check(plan: HopperPlan, shared_bytes: int) -> None:
     ):
         if load == "tensor" and view is None:
             raise LoweringError(f"{schedule}: TMA cannot load a factor's tile")
+        if view is not None and not view.zero_beyond and product.tiles[3] % schedule.depth:
+            # Products with what lies there would be wrong, and even zeros of the other factor do
+            # not hide infinities.
+            raise LoweringError(f"{schedule}: the last stage goes beyond the depth")
         if load == "threads" and not 0 <= layout < count:
             raise LoweringError(f"{schedule}: there are {counts} layouts of the factors")
+    order = plan.order
+    if (order.splits - 1) * order.part_steps >= order.steps:
+        raise LoweringError(f"{schedule}: a part of the reduction has no stage")
     if plan.shared_bytes > shared_bytes:
         raise LoweringError(
             f"{schedule}: {plan.shared_bytes:,} bytes of shared memory of {shared_bytes:,}"

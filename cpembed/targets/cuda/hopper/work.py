@@ -28,7 +28,7 @@ def work_of(plan: HopperPlan, gpu: Gpu) -> KernelWork:
         schedule.threads // LANES,
         plan.shared_bytes,
         registers=registers,
-        steps=items * plan.steps,
+        steps=items * plan.order.part_steps,
         stages=schedule.stages,
         fetch=_fetch(plan, gpu),
         compute=_compute(plan, gpu),
@@ -111,13 +111,13 @@ def _bytes_from_dram(plan: HopperPlan, gpu: Gpu) -> float:
     first, second = (_bytes(plan.operand(number)) for number in range(2))
     if first + second <= gpu.l2_capacity:
         return first + second
-    rows, columns, _, _ = plan.blocks
+    rows, columns, _ = plan.blocks
     blocks = min(plan.work_items, gpu.multiprocessors)
-    group = plan.group
+    group = min(plan.schedule.group, rows)
     wave_rows = min(rows, group * max(1, blocks // (group * columns)))
     wave_columns = min(columns, -(-blocks // group))
     wave = wave_rows * first / rows + wave_columns * second / columns
-    loaded = plan.work_items * plan.steps * _stage_content(plan)
+    loaded = plan.work_items * plan.order.part_steps * _stage_content(plan)
     return min(max(first + second, plan.work_items / blocks * wave), loaded)
 
 
@@ -152,5 +152,3 @@ def _element_kernel(name: str, elements: int, transferred: int, gpu: Gpu) -> Ker
     return KernelWork(
         name, blocks, warps, 0, registers=_ELEMENT_REGISTERS, compute=phase, dram_bytes=transferred
     )
-
-

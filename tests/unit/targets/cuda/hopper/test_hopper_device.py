@@ -50,8 +50,10 @@ def test_every_operand_of_a_product_is_bound_once(name: str, registers: bool) ->
 
 
 def test_names() -> None:
-    assert exists(tensor_load_name(2)) and exists(tensor_load_name(4, 2, multicast=True))
-    assert not exists("cpembed_load_4") and not exists("cpembed_wgmma_mma_m64n12k16_f32_f16_f16")
+    assert exists(tensor_load_name(2))
+    assert exists(tensor_load_name(4, 2, multicast=True))
+    assert not exists("cpembed_load_4")
+    assert not exists("cpembed_wgmma_mma_m64n12k16_f32_f16_f16")
     with pytest.raises(InvariantError, match="no product of 40 columns"):
         product_name(BY_NAME["wgmma_m64n8k32_s32_s8_u8"], 40)
     with pytest.raises(InvariantError, match="no device function of sm_90a"):
@@ -96,10 +98,12 @@ def test_products_are_one_instruction_each(tmp_path: Path) -> None:
         ["nvcc", *options, "-o", str(cubin), str(text)], capture_output=True, text=True, check=True
     )
     # C7510 and its like: products that wait for each other.
-    assert "warning" not in done.stderr and "Potential Performance Loss" not in done.stderr
+    assert "warning" not in done.stderr
+    assert "Potential Performance Loss" not in done.stderr
     assert not re.search(r"[1-9]\d* bytes spill", done.stderr)
     for name, found in opcodes(cubin).items():
         products = [code for code in found if "GMMA." in code]
         columns = re.search(r"n(\d+)k", name)
         assert columns is not None
-        assert len(products) == 2 and all(f".64x{columns[1]}x" in code for code in products)
+        assert len(products) == 2
+        assert all(f".64x{columns[1]}x" in code for code in products)

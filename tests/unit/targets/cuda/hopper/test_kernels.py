@@ -1,4 +1,4 @@
-"""Kernels of warp groups, generated and emulated beside the reference; and what nvcc says of them."""
+"""Kernels of warp groups, emulated beside the reference, and what nvcc says of them."""
 
 from __future__ import annotations
 

@@ -21,9 +21,7 @@ def address(descriptor: int, line: int, byte: int, atoms: int = 0) -> int:
     further ones along a line the leading distance, and the bits of the chunk within a span are
     combined with those of the line of 128 bytes.
     """
-    start, leading, stride = (
-        (descriptor >> bit & 0x3FFF) << 4 for bit in (0, 16, 32)
-    )
+    start, leading, stride = ((descriptor >> bit & 0x3FFF) << 4 for bit in (0, 16, 32))
     span = SPANS[descriptor >> 62]
     assert descriptor >> 49 & 7 == 0, "the pattern begins at the address"
     linear = start + line % 8 * span + line // 8 * stride + atoms * leading + byte
@@ -52,7 +50,8 @@ def test_k_major_matrices_are_where_the_image_has_them(span: int, base: int) -> 
 def test_mn_major_matrices_are_where_the_image_has_them(rows: int, steps: int) -> None:
     image = SharedImage(rows, steps * 2, "mn")
     span = image.span
-    assert image.is_legal and span == next(s for s in (128, 64, 32) if rows * 2 % s == 0)
+    assert image.is_legal
+    assert span == next(s for s in (128, 64, 32) if rows * 2 % s == 0)
     for deep in range(0, steps, 16):
         descriptor = at(image, ALIGNMENT, 0, deep * 2)
         for row, step, half in itertools.product(range(rows), range(16), range(2)):
@@ -71,7 +70,8 @@ def test_an_image_holds_each_byte_once(image: SharedImage) -> None:
         for row, byte in itertools.product(range(image.rows), range(image.depth_bytes))
     }
     assert places == set(range(image.content_bytes))
-    assert image.bytes % ALIGNMENT == 0 and image.bytes >= image.content_bytes
+    assert image.bytes % ALIGNMENT == 0
+    assert image.bytes >= image.content_bytes
 
 
 def test_images_are_those_that_tma_writes() -> None:
