@@ -17,6 +17,7 @@ struct ExecutorBuffer {
   unsigned char *base;
   uint64_t bytes;
   int32_t argument;
+  uint64_t *initialised;
 };
 
 struct ExecutorLaunch {
@@ -184,7 +185,7 @@ extern "C" __attribute__((visibility("default"))) const char *executor_run(
   global_memory.begin();
   for (int i = 0; i < launched.buffer_count; i++)
     global_memory.add(launched.buffers[i].base, launched.buffers[i].bytes,
-                      launched.buffers[i].argument);
+                      launched.buffers[i].argument, launched.buffers[i].initialised);
   size_t blocks = size_t(launched.grid[0]) * launched.grid[1] * launched.grid[2];
   for (uint32_t block : in_order(blocks)) {
     block_index = {block % launched.grid[0], block / launched.grid[0] % launched.grid[1],
