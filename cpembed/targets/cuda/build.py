@@ -27,7 +27,15 @@ from cpembed.ir.dtypes import numpy_dtype
 from cpembed.steps import step
 from cpembed.targets.cuda.device import function
 from cpembed.targets.cuda.emit import product_kernel
-from cpembed.targets.cuda.executor import Counters, Launch, MapArgument, Order, compile_text
+from cpembed.targets.cuda.executor import (
+    Argument,
+    Counters,
+    DeviceArray,
+    Launch,
+    MapArgument,
+    Order,
+    compile_text,
+)
 from cpembed.targets.cuda.hopper import device as warp_groups
 from cpembed.targets.cuda.hopper.tensor_maps import TensorMap
 from cpembed.targets.cuda.instructions import LANES
@@ -342,7 +350,7 @@ class CudaKernels:
         Raises
         ------
         ExecutionFault
-            If the kernels do what a GPU leaves undefined.
+            If the kernels do what a GPU leaves undefined, or leave elements unwritten.
         """
         memory, program = self._input_memory(inputs), compile_text(self.text.source)
         self.kernel_counters = {}
@@ -351,13 +359,15 @@ class CudaKernels:
             name = kernel.launch.kernel
             self.kernel_counters[name] = program.run(kernel.launch, arguments, order=order)
         product = self.plan.product
-        output = memory["C"].view(numpy_dtype(product.output_dtype))
+        result = memory["C"]
+        assert isinstance(result, DeviceArray)
+        output = result.require_written("C").view(numpy_dtype(product.output_dtype))
         return output.reshape(product.output.layout.original_shape)
 
-    def _input_memory(self, inputs: Mapping[str, Array]) -> dict[str, Array]:
+    def _input_memory(self, inputs: Mapping[str, Array]) -> dict[str, Array | DeviceArray]:
         """Return the arrays of inputs by the names of the kernels' parameters."""
         product, workload = self.plan.product, self.plan.product.program.workload
-        memory: dict[str, Array] = {}
+        memory: dict[str, Array | DeviceArray] = {}
         for number, name in enumerate(PARAMETERS):
             operand = workload.operand(self.plan.operand(number).layout.name)
             array = flat_bits(inputs[operand.tensor])
@@ -371,21 +381,17 @@ class CudaKernels:
         return memory
 
 
-def _argument(parameter: Parameter, memory: dict[str, Array]) -> Array | MapArgument:
+def _argument(parameter: Parameter, memory: dict[str, Array | DeviceArray]) -> Argument:
     """Return the argument for a parameter; memory that is missing is allocated."""
-    array = memory.setdefault(parameter.name, unwritten(parameter.elements, parameter.dtype))
+    # Workspaces and the output: nothing may be read before a kernel has written it.
+    allocated = DeviceArray.unwritten(parameter.elements, parameter.dtype)
+    array = memory.setdefault(parameter.name, allocated)
     return array if parameter.tensor_map is None else MapArgument(parameter.tensor_map, array)
 
 
 def flat_bits(array: Array) -> Array:
     """Return the elements as they are in memory, in one dimension; the same memory if possible."""
     return runtime.bits(array).reshape(-1)
-
-
-def unwritten(elements: int, dtype: str) -> Array:
-    """Return memory whose contents no result may depend on."""
-    # No zeros, which would hide a sum that was never initialised.
-    return np.full(elements * np.dtype(dtype).itemsize, 0xA5, np.uint8).view(dtype)
 
 
 def save(artifact: CudaKernels, folder: Path) -> None:

@@ -1,8 +1,8 @@
 """Tensor Core instructions that kernels are generated for, and the lanes that hold their matrices.
 
 An instruction is executed by one warp, or by a warp group of four. The PTX ISA documents the
-registers of ``mma.sync`` and ``wgmma``, and ``fragments.toml`` holds these maps. It does not document
-those of WMMA, whose fragments are accessed by WMMA's own loads and stores.
+registers of ``mma.sync`` and ``wgmma``, and ``fragments.toml`` holds these maps. It does not
+document those of WMMA, whose fragments are accessed by WMMA's own loads and stores.
 """
 
 from __future__ import annotations

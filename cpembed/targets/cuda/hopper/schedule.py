@@ -46,8 +46,8 @@ CONTROL_REGISTERS = 40
 """Registers of a consumer beside its sums, estimated."""
 
 Load = Literal["bulk", "tensor", "threads"]
-"""Copies of a factor into shared memory: of packed images in bulk, of boxes or pixels of a tensor map
-by TMA, or of vectors by the producers' threads."""
+"""Copies of a factor into shared memory: of packed images in bulk, of boxes or pixels of a tensor
+map by TMA, or of vectors by the producers' threads."""
 
 
 @dataclass(frozen=True)
