@@ -12,10 +12,8 @@ from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Literal
 
-from cpembed.errors import LoweringError
 from cpembed.ir.dtypes import size_bytes
-from cpembed.targets.cuda.hopper.device import column_counts
-from cpembed.targets.cuda.hopper.layouts import SPANS, SharedImage
+from cpembed.targets.cuda.hopper.layouts import SharedImage
 from cpembed.targets.cuda.hopper.tiles import TileOrder
 from cpembed.targets.cuda.hopper.views import ImageView, image_views
 from cpembed.targets.cuda.instructions import LANES, WARP_GROUP
@@ -272,46 +270,3 @@ class HopperPlan:
         if self.schedule.groups == 1:
             return MAX_REGISTERS
         return CONSUMER_REGISTERS[self.by_threads]
-
-
-def check(plan: HopperPlan, shared_bytes: int) -> None:
-    """Raise :class:`LoweringError` if a plan cannot be executed.
-
-    That is, if no such kernel is generated, or a multiprocessor with ``shared_bytes`` of shared
-    memory for a block cannot execute it.
-    """
-    schedule, product = plan.schedule, plan.product
-    numbers = (schedule.groups, *schedule.tile, schedule.depth, schedule.group, schedule.splits)
-    if min(numbers) < 1 or schedule.groups > MAX_GROUPS or not 2 <= schedule.stages <= MAX_STAGES:
-        raise LoweringError(
-            f"{schedule}: tiles count from 1, groups from 1 to {MAX_GROUPS}, stages from 2 to "
-            f"{MAX_STAGES}"
-        )
-    columns = schedule.tile[1] * product.instruction.n
-    if columns not in column_counts(product.instruction):
-        raise LoweringError(f"{schedule}: no instruction of {columns} columns")
-    if not all(image.is_legal for image in plan.images):
-        raise LoweringError(f"{schedule}: rows of a stage have {', '.join(map(str, SPANS))} bytes")
-    if schedule.in_registers and plan.images[0].major != "k":
-        raise LoweringError(f"{schedule}: the first factor in registers is K-major")
-    counts = (len(product.first), len(product.second))
-    for load, view, layout, count in zip(
-        schedule.loads, plan.views, schedule.layouts, counts, strict=True
-    ):
-        if load == "tensor" and view is None:
-            raise LoweringError(f"{schedule}: TMA cannot load a factor's tile")
-        if view is not None and not view.zero_beyond and product.tiles[3] % schedule.depth:
-            # Products with what lies there would be wrong, and even zeros of the other factor do
-            # not hide infinities.
-            raise LoweringError(f"{schedule}: the last stage goes beyond the depth")
-        if load == "threads" and not 0 <= layout < count:
-            raise LoweringError(f"{schedule}: there are {counts} layouts of the factors")
-    order = plan.order
-    if (order.splits - 1) * order.part_steps >= order.steps:
-        raise LoweringError(f"{schedule}: a part of the reduction has no stage")
-    if plan.shared_bytes > shared_bytes:
-        raise LoweringError(
-            f"{schedule}: {plan.shared_bytes:,} bytes of shared memory of {shared_bytes:,}"
-        )
-    if plan.registers > plan.register_limit:
-        raise LoweringError(f"{schedule}: {plan.registers} registers of {plan.register_limit}")

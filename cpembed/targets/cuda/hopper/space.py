@@ -11,12 +11,12 @@ from random import Random
 from cpembed.errors import LoweringError
 from cpembed.runtime.tuning.space import Scored, Space
 from cpembed.targets.cuda.hopper.device import column_counts
+from cpembed.targets.cuda.hopper.limits import check
 from cpembed.targets.cuda.hopper.schedule import (
     HopperPlan,
     HopperProduct,
     HopperSchedule,
     Load,
-    check,
 )
 from cpembed.targets.cuda.hopper.work import work_of
 from cpembed.targets.cuda.model import Gpu, estimate

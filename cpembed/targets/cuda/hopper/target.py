@@ -14,7 +14,8 @@ from cpembed.targets.base import Array, Execution, Target
 from cpembed.targets.cuda.build import INSTRUCTIONS, CudaKernels, save
 from cpembed.targets.cuda.executor import COMPILER, Order
 from cpembed.targets.cuda.hopper.build import cuda_text
-from cpembed.targets.cuda.hopper.schedule import HopperPlan, HopperProduct, HopperSchedule, check
+from cpembed.targets.cuda.hopper.limits import check
+from cpembed.targets.cuda.hopper.schedule import HopperPlan, HopperProduct, HopperSchedule
 from cpembed.targets.cuda.hopper.space import HopperSpace
 from cpembed.targets.cuda.lower import lower
 from cpembed.targets.cuda.model import Gpu, gpu

@@ -13,12 +13,12 @@ from cpembed.driver.solve import solve
 from cpembed.errors import LoweringError
 from cpembed.ir.computation import Computation
 from cpembed.targets.cuda.hopper.device import column_counts
+from cpembed.targets.cuda.hopper.limits import check
 from cpembed.targets.cuda.hopper.schedule import (
     HopperPlan,
     HopperProduct,
     HopperSchedule,
     Load,
-    check,
 )
 from cpembed.targets.cuda.lower import lower
 
