@@ -17,7 +17,7 @@ from cpembed.ir.computation import Computation
 from cpembed.ir.dtypes import dtype_info
 from cpembed.ir.reference import random_inputs, reference
 from cpembed.runtime.measurement.verification import Expected
-from cpembed.targets.cuda import emit
+from cpembed.targets.cuda import results
 from cpembed.targets.cuda.build import CudaKernels, cuda_text
 from cpembed.targets.cuda.executor import COMPILER, Order
 from cpembed.targets.cuda.instructions import position
@@ -242,7 +242,7 @@ def test_a_wrong_lane_map_fails(monkeypatch: pytest.MonkeyPatch) -> None:
 
     given = workload(GEMM, target=hardware_spec("mma_f16"))
     schedule = KernelSchedule((2, 2), (1, 2), 2, 3)
-    monkeypatch.setattr(emit, "position", wrong)
+    monkeypatch.setattr(results, "position", wrong)
     made = kernels(given, "mma_f16", "in_place_padded", schedule)
     with pytest.raises(AssertionError):
         compare(given, made, 3)
