@@ -329,9 +329,9 @@ class _SeparableCopies(FactorCopies):
             self.script.line(f"{name}_deep[0] = {name}_deep[0] + {walk.increment}")
         if added:
             self.script.line(f"{name}_offset[0] = {name}_offset[0] + {added}")
-        for level in range(self.levels):
+        for level in range(walk.still, self.levels):
             digit, increment = f"{name}_digits[{level}]", walk.increments[level]
-            carry = f" + {name}_carry_{level - 1}" if level else ""
+            carry = f" + {name}_carry_{level - 1}" if level > walk.still else ""
             self.script.line(f"{digit} = {digit} + {increment}{carry}")
             if level == len(walk.loops) - 1:
                 break

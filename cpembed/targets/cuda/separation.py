@@ -155,6 +155,12 @@ class DepthWalk:
             rest //= extent
         return tuple(digits)
 
+    @property
+    def still(self) -> int:
+        """Number of levels, from the innermost, whose digits never change."""
+        increments = self.increments
+        return next((level for level, added in enumerate(increments) if added), len(increments))
+
     def movement(self, index: IndexExpr) -> tuple[int, tuple[int, ...]] | None:
         """Return how an index over the depth grows in a step.
 
@@ -169,8 +175,10 @@ class DepthWalk:
         weights = [index.coefficient(name) for name in self.names]
         added = sum(w * n for w, n in zip(weights, self.increments, strict=True))
         carried = (
-            outer - extent * inner
-            for inner, outer, extent in zip(weights, weights[1:], self.extents, strict=False)
+            outer - extent * inner if level >= self.still else 0
+            for level, (inner, outer, extent) in enumerate(
+                zip(weights, weights[1:], self.extents, strict=False)
+            )
         )
         return added, tuple(carried)
 
