@@ -14,6 +14,11 @@ from __future__ import annotations
 from cpembed.codegen.plan import HEADER, buffer
 from cpembed.ir.dtypes import size_bytes
 from cpembed.targets.cuda.copies import factor_copies
+from cpembed.targets.cuda.epilogue import (
+    input_declarations,
+    output_declarations,
+    output_parameters,
+)
 from cpembed.targets.cuda.instructions import LANES
 from cpembed.targets.cuda.results import write_results
 from cpembed.targets.cuda.schedule import CHUNK, Plan
@@ -21,7 +26,6 @@ from cpembed.targets.cuda.writer import (
     PARAMETERS,
     PARTIAL,
     Writer,
-    epilogue_parameters,
     register_pointer,
     shared_pointer,
 )
@@ -38,7 +42,7 @@ def product_kernel(plan: Plan) -> Writer:
     if splits > 1:
         declared.append(buffer(PARTIAL, splits * elements, product.sums))
     else:
-        declared += [*epilogue_parameters(product), buffer("C", elements, product.output_dtype)]
+        declared += [*input_declarations(product), *output_declarations(product)]
     writer.script.line(HEADER)
     with writer.script.nested(f"def main({', '.join(declared)}):"):
         writer.script.line('T.func_attr({"tirx.noalias": True, "global_symbol": "main"})')
@@ -69,8 +73,11 @@ def _write_thread_nest(writer: Writer, plan: Plan) -> None:
             for name, operand in zip(PARAMETERS, (plan.first, plan.second), strict=True)
         ]
         script.line(f"T.reads({', '.join(reads)})")
-        written = f"{PARTIAL}[0 : {splits * elements}]" if splits > 1 else f"C[0 : {elements}]"
-        script.line(f"T.writes({written})")
+        written = [f"{PARTIAL}[0 : {splits * elements}]"]
+        if splits == 1:
+            outputs = output_parameters(plan.product).values()
+            written = [f"{name}[0 : {elements}]" for name, _ in outputs]
+        script.line(f"T.writes({', '.join(written)})")
         _ProductBody(writer, plan).write()
 
 
