@@ -10,7 +10,8 @@ from __future__ import annotations
 
 import math
 from abc import ABC, abstractmethod
-from collections.abc import Mapping
+from collections.abc import Generator, Mapping
+from contextlib import contextmanager
 
 from cpembed.codegen.plan import storage_dtype
 from cpembed.ir.dtypes import size_bytes
@@ -60,7 +61,7 @@ def factor_copies(writer: Writer, plan: Plan, number: int) -> FactorCopies:
     tile, threads = plan.shared(operand), plan.schedule.threads
     turns = -(-tile.copies // threads)
     # A thread's vectors have one place along the depth if a turn copies whole rows.
-    if tile.width >= 4 and turns <= MAX_UNROLLED_COPIES and threads % tile.row_vectors == 0:
+    if turns <= MAX_UNROLLED_COPIES and threads % tile.row_vectors == 0:
         product = plan.product
         names = {product.axes[2], *(loop.name for loop in product.depth)}
         separation = separate(operand, names, product.program.extents)
@@ -136,6 +137,8 @@ class _SeparableCopies(FactorCopies):
     A thread's variables are named after the factor: ``A_rows`` and ``A_outside`` hold the address
     and the mask of each of its rows, ``A_targets`` their places in shared memory, ``A_offset`` the
     address along the depth, ``A_digits`` the digits of the depth, ``A_deep`` its number of tiles.
+    Rows at equal distances need one address, and rows that the depth moves neither in nor out of
+    the factor one mask, with a bit for each.
     """
 
     def __init__(self, writer: Writer, plan: Plan, number: int, separation: Separation) -> None:
@@ -157,6 +160,25 @@ class _SeparableCopies(FactorCopies):
             corrections = [n + 1 for n, added in enumerate(self.movement[1]) if added]
             self.levels = max(self.levels, *corrections, 0)
         self.limits = self.depth_is_ragged
+        self.distance = self._row_distance()
+        """Elements from the row of a turn to that of the next; None if they vary."""
+
+    def _row_distance(self) -> int | None:
+        """Return the distance of a thread's rows in memory if it is the same for all of them."""
+        rows, axis = self.separation.rows, self.product.axes[self.number]
+        moving = {axis, *(loop.name for loop in self.loops)}
+        if any(not term.is_affine and moving & set(term.iterators) for term in rows.terms):
+            return None
+        weights = [rows.coefficient(loop.name) for loop in self.loops]
+        for outer, inner, loop in zip(weights, weights[1:], self.loops[1:], strict=False):
+            if outer != inner * loop.extent:
+                return None
+        tile = weights[-1] if weights else 0
+        if self.turn_rows % self.extent == 0:
+            return tile * (self.turn_rows // self.extent)
+        row = rows.coefficient(axis)
+        # Rows of one instruction tile follow those of the tile before.
+        return row * self.turn_rows if row * self.extent == tile else None
 
     def prepare(self) -> None:
         name, tile = self.name, self.tile
@@ -164,9 +186,11 @@ class _SeparableCopies(FactorCopies):
         self.script.line(f"{name}_row = {quotient('thread', tile.row_vectors)}")
         self._prepare_depth()
         self._prepare_targets()
-        self._array("rows", self.turns)
+        self._array("rows", self.turns if self.distance is None else 1)
         if self._has_masks:
-            self._array("outside", self.turns)
+            self._array("outside", self.turns if self.separation.windows else 1)
+            if not self.separation.windows:
+                self.script.line(f"{name}_outside[0] = 0")
         with self.script.nested(f"for turn in T.unroll({self.turns}):"):
             self._locate_row()
 
@@ -207,10 +231,6 @@ class _SeparableCopies(FactorCopies):
         row = self._row_conditions("", "")
         return bool(row or self.separation.row_checks or self.separation.windows)
 
-    @property
-    def _has_bits(self) -> bool:
-        return bool(self.separation.windows or self.separation.depth_checks or self.limits)
-
     def _prepare_targets(self) -> None:
         size = size_bytes(self.operand.layout.dtype)
         self._array("targets", self.phases)
@@ -228,20 +248,29 @@ class _SeparableCopies(FactorCopies):
         self.script.line(f"tile = {self._first_row()} + {quotient('shared_row', self.extent)}")
         values = self._row_values("tile", remainder("shared_row", self.extent))
         rows = index_script(separation.rows, values, self.extents)
-        self.script.line(f"{name}_rows[turn] = {rows}")
+        if self.distance is None:
+            self.script.line(f"{name}_rows[turn] = {rows}")
+        else:
+            with self.script.nested("if turn == 0:"):
+                self.script.line(f"{name}_rows[0] = {rows}")
         if not self._has_masks:
             return
         conditions = self._row_conditions("tile", "shared_row")
         for check in separation.row_checks:
             index = index_script(check.rows, values, self.extents)
             conditions += [f"0 <= {index}", f"{index} < {check.size}"]
+        condition = " and ".join(conditions)
+        if not separation.windows:
+            bit = f"T.Select({condition}, 0, T.shift_left(1, turn))"
+            self.script.line(f"{name}_outside[0] = {name}_outside[0] + {bit}")
+            return
         # A bit that every mask has makes a step of which nothing is valid outside for every row.
         masks = [str(1 << MASK_BITS)]
         masks += [self._window_mask(window, values) for window in separation.windows]
         mask = " + ".join(masks)
-        if conditions:
+        if condition:
             self.script.line(f"mask = {mask}")
-            mask = f"T.Select({' and '.join(conditions)}, mask, -1)"
+            mask = f"T.Select({condition}, mask, -1)"
         self.script.line(f"{name}_outside[turn] = {mask}")
 
     def _window_mask(self, window: Window, values: Mapping[str, str]) -> str:
@@ -268,12 +297,22 @@ class _SeparableCopies(FactorCopies):
                 f"{offset} = {index_script(self.separation.depth, values, self.extents)}"
             )
         valid = self._write_bits(values)
-        with self.script.nested(f"for turn in T.unroll({self.turns}):"):
-            threads, copies = self.schedule.threads, self.tile.copies
-            guard = [f"if turn * {threads} + thread < {copies}:"] * self.is_partial
-            with self.script.nested(*guard):
-                self._copy_row(base, offset, valid)
+        place = f"{name}_rows[turn]" if self.distance is None else f"{name}_rows[0]"
+        place = f"{place} + {offset}" + f" + turn * {self.distance}" * bool(self.distance)
+        if self.tile.width >= 4:
+            with self._turns():
+                self._copy_row(base, place, valid)
+        else:
+            self._copy_short_rows(base, place, valid)
         self._advance()
+
+    @contextmanager
+    def _turns(self) -> Generator[None]:
+        """Write the loop over a thread's rows around what is written inside."""
+        threads, copies = self.schedule.threads, self.tile.copies
+        guard = [f"if turn * {threads} + thread < {copies}:"] * self.is_partial
+        with self.script.nested(f"for turn in T.unroll({self.turns}):", *guard):
+            yield
 
     def _depth_values(self) -> dict[str, str]:
         """Return the values of the iterators of the depth, from the variables."""
@@ -295,31 +334,47 @@ class _SeparableCopies(FactorCopies):
         condition = " and ".join(conditions)
         if not self._has_masks:
             return f'T.cast({condition}, "int32")' if condition else "1"
-        if not self._has_bits:
-            return f'T.cast({name}_outside[turn] >= 0, "int32")'
-        every = " + ".join(bits) or "0"
-        self.script.line(f"{name}_bits_all = {every}")
+        if not bits:
+            outside = f"{name}_outside[0]"
+            if condition:
+                self.script.line(f"{name}_outside_now = {outside}")
+                self.script.line(f"{name}_bits = T.Select({condition}, {name}_outside_now, -1)")
+                outside = f"{name}_bits"
+            return f'T.cast(T.bitwise_and({outside}, T.shift_left(1, turn)) == 0, "int32")'
+        self.script.line(f"{name}_bits_all = {' + '.join(bits)}")
         selected = f"T.Select({condition}, {name}_bits_all, -1)" if condition else f"{name}_bits_all"
         self.script.line(f"{name}_bits = {selected}")
-        if bits:
-            return f'T.cast(T.bitwise_and({name}_outside[turn], {name}_bits) == 0, "int32")'
-        # Without windows a row is outside always or never, which the sign tells.
-        return f'T.cast(T.bitwise_or({name}_outside[turn], {name}_bits) >= 0, "int32")'
+        return f'T.cast(T.bitwise_and({name}_outside[turn], {name}_bits) == 0, "int32")'
 
     def _bit(self, window: Window, values: Mapping[str, str]) -> str:
         number = index_script(window.check.depth + (-window.low), values, self.extents)
         return f"T.shift_left({1 << window.bit}, {quotient(f'({number})', window.step)})"
 
-    def _copy_row(self, base: str, offset: str, valid: str) -> None:
-        name, tile = self.name, self.tile
-        distance = self.phases * self.turn_rows * tile.pitch
-        target = f"{name}_targets[turn % {self.phases}] + turn // {self.phases} * {distance}"
+    def _target(self, base: str) -> str:
+        """Return a pointer to the place in shared memory of the row of ``turn``."""
+        distance = self.phases * self.turn_rows * self.tile.pitch
+        target = f"{self.name}_targets[turn % {self.phases}] + turn // {self.phases} * {distance}"
+        return shared_pointer(f"{base} + {target}")
+
+    def _copy_row(self, base: str, place: str, valid: str) -> None:
+        pointer = f"T.address_of({self.name}[{place}])"
         self.writer.call(
-            f"cpembed_cp_async_{tile.width}",
-            shared_pointer(f"{base} + {target}"),
-            f"T.address_of({name}[{name}_rows[turn] + {offset}])",
-            valid,
+            f"cpembed_cp_async_{self.tile.width}", self._target(base), pointer, valid
         )
+
+    def _copy_short_rows(self, base: str, place: str, valid: str) -> None:
+        """Write copies that are shorter than cp.async takes: through registers."""
+        name, length, width = self.name, self.operand.length, self.tile.width
+        dtype = storage_dtype(self.operand.layout.dtype)
+        shape = f"({self.turns * length},)"
+        self.script.line(f'{name}_copied = T.alloc_buffer({shape}, "{dtype}", scope="local")')
+        register = register_pointer(f"{name}_copied", f"turn * {length}")
+        # All loads are in flight before the first store waits.
+        with self._turns():
+            pointer = f"T.address_of({name}[{place}])"
+            self.writer.call(f"cpembed_load_{width}", register, pointer, valid)
+        with self._turns():
+            self.writer.call(f"cpembed_shared_store_{width}", self._target(base), register)
 
     def _advance(self) -> None:
         """Write the movement of the depth's digits and address to the next step."""
