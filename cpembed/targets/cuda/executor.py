@@ -58,6 +58,10 @@ _SCALARS = {
 }  # fmt: skip
 
 
+_PRODUCTS = ("mma.", "wmma.mma.", "wgmma.mma_async.")
+"""Beginnings of the opcodes that multiply matrices."""
+
+
 @dataclass(frozen=True)
 class Counters:
     """Counts of one launch, or of several added up.
@@ -68,7 +72,8 @@ class Counters:
     """
 
     instructions: Mapping[str, int] = field(default_factory=dict[str, int])
-    """Calls of device functions, collective functions and barriers by name; one per warp."""
+    """Calls of PTX instructions by opcode with its modifiers, and of collective functions and
+    barriers of CUDA C++ by name; one per warp."""
     shared_load_wavefronts: int = 0
     """Includes ``ldmatrix`` and loads of WMMA fragments."""
     shared_load_wavefronts_least: int = 0
@@ -95,13 +100,15 @@ class Counters:
 
     @property
     def mma(self) -> dict[str, int]:
-        """Matrix multiplications by their device functions."""
-        return {name: calls for name, calls in self.instructions.items() if "_mma_" in name}
+        """Matrix multiplications by their PTX opcodes."""
+        return {
+            name: calls for name, calls in self.instructions.items() if name.startswith(_PRODUCTS)
+        }
 
     @property
     def ldmatrix(self) -> int:
         """Number of ``ldmatrix`` instructions, of any number of matrices."""
-        return sum(n for name, n in self.instructions.items() if "_ldmatrix_" in name)
+        return sum(n for name, n in self.instructions.items() if name.startswith("ldmatrix."))
 
     def __add__(self, counters: Counters) -> Counters:
         names = [f.name for f in fields(self) if f.name != "instructions"]
@@ -256,11 +263,13 @@ class Program(LoadedText):
 
     def _counts(self, function: str) -> dict[str, int]:
         next_name, value = getattr(self._functions, function), ctypes.c_uint64()
-        counts = dict[str, int]()
-        # The runtime numbers its counters; beyond the last there is no name.
-        while name := next_name(len(counts), ctypes.byref(value)):
-            counts[name.decode()] = value.value
-        return counts
+        counts, number = Counter[str](), 0
+        # The runtime numbers its counters; beyond the last there is no name. Places of a text that
+        # call one instruction have a counter each.
+        while name := next_name(number, ctypes.byref(value)):
+            counts[name.decode()] += value.value
+            number += 1
+        return dict(counts)
 
 
 def _placed(

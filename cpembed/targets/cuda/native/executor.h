@@ -56,11 +56,7 @@ uint32_t executor_ballot(uint32_t mask, int predicate, const void *return_addres
 uint32_t executor_activemask();
 void executor_atomic(void *p, size_t bytes, const void *return_address);
 uint32_t executor_shared_address(const void *p);
-void *executor_shared_pointer(uint32_t offset);
 extern unsigned char executor_dynamic_shared[];
-void executor_cp_async(void *shared, const void *global, int bytes, bool valid);
-void executor_cp_async_wait(int groups);
-void executor_cp_async_wait_all();
 }
 
 #define threadIdx (executor_thread_index())
@@ -73,6 +69,6 @@ void executor_cp_async_wait_all();
 #include "vectors.h"
 #include "mathematics.h"
 #include "warp_intrinsics.h"
-#include "device_functions.h"
+#include "ptx.h"
 #include "wmma.h"
 #include "kernel_entry.h"

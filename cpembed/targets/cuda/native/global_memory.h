@@ -40,6 +40,16 @@ class GlobalMemory {
     return true;
   }
 
+  /* Whether an address is a multiple of `alignment`; else a fault is set. */
+  bool aligned(const void *p, size_t alignment, const char *what, Site site) {
+    if (reinterpret_cast<uintptr_t>(p) % alignment == 0) return true;
+    Buffer *found = buffer_of(static_cast<const unsigned char *>(p));
+    set_fault("%s at {at:%u} is misaligned: byte %td of argument %d, which has to be a multiple of %zu",
+              what, site, found ? static_cast<const unsigned char *>(p) - found->base : 0,
+              found ? found->argument : -1, alignment);
+    return false;
+  }
+
   void count_unique() {
     for (const Buffer &buffer : buffers_) {
       for (uint64_t word : buffer.read) tally.unique_bytes_read += uint64_t(__builtin_popcountll(word));

@@ -46,10 +46,8 @@ extern "C" Index executor_block_size() {
   return {launched.block[0], launched.block[1], launched.block[2]};
 }
 extern "C" Index executor_grid_size() { return {launched.grid[0], launched.grid[1], launched.grid[2]}; }
-extern "C" uint32_t executor_shared_address(const void *p) {
-  return shared_memory.holds(p) ? uint32_t(shared_memory.offset(p)) : ~0u;
-}
-extern "C" void *executor_shared_pointer(uint32_t offset) { return shared_memory.at(offset); }
+extern "C" uint32_t executor_lane() { return uint32_t(lane_number); }
+extern "C" uint32_t executor_warp() { return uint32_t(warp->number); }
 
 static std::vector<uint32_t> in_order(size_t count) {
   std::vector<uint32_t> made(count);
@@ -77,8 +75,8 @@ static void begin_block() {
     unsigned lanes = std::min(32u, threads - number * 32);
     w.number = int(number);
     w.live = w.ready = lanes == 32 ? ~0u : (1u << lanes) - 1;
-    w.phase = 0, w.ended = false, w.accounted = 0;
-    w.accesses.clear(), w.plain.clear();
+    w.phase = 0, w.ended = false;
+    w.accesses.clear();
     for (unsigned l = 0; l < lanes; l++) {
       unsigned thread = number * 32 + l;
       Lane &made = w.lanes[l];
@@ -90,7 +88,7 @@ static void begin_block() {
       made.stack = fiber_start(top, thread_body);
       made.stack_low = stacks.bottom(thread), made.stack_high = made.stack_low + Stacks::kBytes;
       made.index[0] = thread % x, made.index[1] = thread / x % y, made.index[2] = thread / x / y;
-      made.place = kRunning, made.request = nullptr, made.accesses = 0;
+      made.place = kRunning, made.request = nullptr;
       made.open_group.clear(), made.groups.clear();
     }
   }
@@ -131,8 +129,7 @@ static void settle(Warp &w) {
               where(w.lanes[first]).text, other, where(w.lanes[other]).text);
     return;
   }
-  if (!same_accesses(w, w.live)) return;
-  settle_plain(w);
+  w.accesses.settle();
   w.ended = w.lanes[first].place == kEnded;
 }
 
@@ -183,7 +180,7 @@ extern "C" __attribute__((visibility("default"))) const char *executor_run(
   backwards = launched.order == 1;
   random_state = launched.seed;
   tally = Tally{};
-  for (Function *f : Function::all()) f->calls = 0;
+  forget_calls();
   global_memory.begin();
   for (int i = 0; i < launched.buffer_count; i++)
     global_memory.add(launched.buffers[i].base, launched.buffers[i].bytes,
@@ -226,8 +223,9 @@ extern "C" __attribute__((visibility("default"))) const char *executor_counter(i
 
 extern "C" __attribute__((visibility("default"))) const char *executor_function(int number,
                                                                                 uint64_t *calls) {
-  auto &functions = Function::all();
-  if (number >= int(functions.size())) return nullptr;
-  *calls = functions[size_t(number)]->calls;
-  return functions[size_t(number)]->name;
+  Function *function = called_functions;
+  while (number-- > 0 && function != nullptr) function = function->next;
+  if (function == nullptr) return nullptr;
+  *calls = function->calls;
+  return function->name;
 }

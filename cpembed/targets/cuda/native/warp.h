@@ -4,15 +4,14 @@
 
 #include <cstdint>
 #include <deque>
-#include <unordered_map>
 #include <vector>
 
+#include "accesses.h"
 #include "counters.h"
 #include "fault.h"
 #include "fiber.h"
 #include "global_memory.h"
 #include "shared_memory.h"
-#include "traffic.h"
 
 struct Warp;
 
@@ -31,8 +30,7 @@ struct Request {
 struct Copy {
   unsigned char *to;
   const unsigned char *from;
-  int bytes;
-  bool valid;
+  int bytes, source_bytes;  // Beyond those of the source are zeros.
 };
 
 enum Place : uint8_t { kRunning, kInCollective, kAtBarrier, kEnded };
@@ -44,33 +42,8 @@ struct Lane {
   Place place = kRunning;
   Request *request = nullptr;
   Site barrier = 0;
-  uint64_t accesses = 0;  // How many it has made.
   std::vector<Copy> open_group;
   std::deque<std::vector<Copy>> groups;
-};
-
-/* An access through a device function, for which the warp's lanes come one after the other. */
-struct Access {
-  Function *function;
-  Site site;
-  int bytes;
-  uint32_t came = 0, valid = 0;
-  uint32_t shared[32];
-  uint64_t global[32];
-};
-
-/* Plain accesses that are made at one place of the text; plain.h. */
-struct PlainGroup {
-  uint32_t came = 0;
-  uint64_t address[32];  // In shared memory the offset.
-};
-
-struct PlainPlace {
-  int bytes;
-  bool shared, writes;
-  uint64_t times[32] = {};  // That each lane has been here.
-  std::deque<PlainGroup> groups;
-  uint64_t accounted = 0;  // Groups before those of the queue.
 };
 
 struct Warp {
@@ -80,9 +53,7 @@ struct Warp {
   uint64_t phase = 0;  // Its barriers, and the block's.
   bool ended = false;
   Lane lanes[32];
-  std::deque<Access> accesses;
-  uint64_t accounted = 0;  // Accesses before those of the queue.
-  std::unordered_map<uint64_t, PlainPlace> plain;
+  Accesses accesses;
 
   Request &request(int lane) { return *lanes[lane].request; }
 };
@@ -145,20 +116,6 @@ static bool complete(const Warp &w, const Request &r) {
   return true;
 }
 
-static bool same_accesses(Warp &w, uint32_t lanes) {
-  const Lane &first = w.lanes[__builtin_ctz(lanes)];
-  for (uint32_t rest = lanes; rest; rest &= rest - 1) {
-    int other = __builtin_ctz(rest);
-    if (w.lanes[other].accesses == first.accesses) continue;
-    set_fault("divergence: lanes %d and %d of warp %d have made %llu and %llu accesses when they come to "
-              "%s", __builtin_ctz(lanes), other, w.number, (unsigned long long)first.accesses,
-              (unsigned long long)w.lanes[other].accesses,
-              first.request ? first.request->function->name : "a barrier");
-    return false;
-  }
-  return true;
-}
-
 /* The lane comes to a collective function and goes on when it has been executed. */
 static inline void collective(Request &r) {
   r.lanes &= warp->live;
@@ -169,65 +126,10 @@ static inline void collective(Request &r) {
     park(kInCollective);
     return;
   }
-  if (r.lanes == warp->live) REQUIRE(same_accesses(*warp, r.lanes));
-  r.function->calls++;
+  count(*r.function);
   r.run(*warp, r.lanes);
   if (__builtin_expect(faulted, 0)) abandon();
   for (uint32_t rest = r.lanes; rest; rest &= rest - 1)
     warp->lanes[__builtin_ctz(rest)].place = kRunning;
   warp->ready |= r.lanes;
-}
-
-/* ------------------------------------------------------------------------------- accesses */
-
-static void count_shared(const Wavefronts &cost, bool writes) {
-  (writes ? tally.shared_store_wavefronts : tally.shared_load_wavefronts) += cost.taken;
-  (writes ? tally.shared_store_wavefronts_least : tally.shared_load_wavefronts_least) += cost.least;
-}
-
-static void count_global(uint64_t *addresses, int count, int bytes, bool writes) {
-  Sectors cost = global_cost(addresses, count, bytes);
-  (writes ? tally.global_store_sectors : tally.global_load_sectors) += cost.taken;
-  (writes ? tally.global_store_sectors_least : tally.global_load_sectors_least) += cost.least;
-  (writes ? tally.global_store_bytes : tally.global_load_bytes) += uint64_t(count) * uint64_t(bytes);
-}
-
-enum Kind { kGlobalLoad, kGlobalStore, kSharedLoad, kSharedStore, kCopy };
-
-static void account(Access &a, Kind kind) {
-  a.function->calls++;
-  if (kind != kGlobalLoad && kind != kGlobalStore)
-    count_shared(shared_cost(a.shared, a.came, a.bytes), kind != kSharedLoad);
-  if (kind == kSharedLoad || kind == kSharedStore) return;
-  uint64_t addresses[32];
-  int count = 0;
-  for (uint32_t rest = a.valid; rest; rest &= rest - 1)
-    addresses[count++] = a.global[__builtin_ctz(rest)];
-  count_global(addresses, count, a.bytes, kind == kGlobalStore);
-}
-
-/* The lane makes its next access; the last lane to make it completes the warp's. */
-static inline void access(Function &function, Kind kind, Site site, const void *in_shared,
-                          const void *in_global, int bytes, bool valid) {
-  uint64_t place = lane->accesses++ - warp->accounted;
-  if (place == warp->accesses.size()) {
-    warp->accesses.emplace_back();
-    Access &made = warp->accesses.back();
-    made.function = &function, made.site = site, made.bytes = bytes;
-  }
-  Access &a = warp->accesses[place];
-  if (__builtin_expect(a.function != &function, 0)) {
-    set_fault("divergence: lane %d of warp %d calls %s at {at:%u} where lane %d calls %s at {at:%u}",
-              lane_number, warp->number, function.name, site, __builtin_ctz(a.came),
-              a.function->name, a.site);
-    abandon();
-  }
-  if (in_shared) a.shared[lane_number] = uint32_t(shared_memory.offset(in_shared));
-  if (in_global) a.global[lane_number] = reinterpret_cast<uint64_t>(in_global);
-  a.came |= 1u << lane_number;
-  if (valid) a.valid |= 1u << lane_number;
-  if (a.came != warp->live) return;
-  account(a, kind);
-  warp->accesses.pop_front();
-  warp->accounted++;
 }

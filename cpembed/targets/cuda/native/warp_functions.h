@@ -1,12 +1,13 @@
 /* Barriers, exchanges between lanes, votes, and where a thread is. */
 #pragma once
 
+#include "memory_functions.h"
 #include "plain.h"
 #include "warp.h"
 
 /* ---------------------------------------------------------------------------------- barriers */
 
-static Function f_syncthreads("__syncthreads");
+static Function f_syncthreads{"__syncthreads"};
 
 /* The lane waits for the whole block. */
 extern "C" void executor_syncthreads() {
@@ -16,7 +17,7 @@ extern "C" void executor_syncthreads() {
   park(kAtBarrier);
 }
 
-static Function f_syncwarp("__syncwarp");
+static Function f_syncwarp{"__syncwarp"};
 
 static void sync_warp(Warp &w, uint32_t lanes) {
   // A barrier of some lanes orders nothing for the others, which the stamps cannot say.
@@ -43,10 +44,10 @@ static void exchange(Warp &w, uint32_t lanes) {
   }
 }
 
-static Function f_shuffle("__shfl_sync");
-static Function f_shuffle_up("__shfl_up_sync");
-static Function f_shuffle_down("__shfl_down_sync");
-static Function f_shuffle_xor("__shfl_xor_sync");
+static Function f_shuffle{"__shfl_sync"};
+static Function f_shuffle_up{"__shfl_up_sync"};
+static Function f_shuffle_down{"__shfl_down_sync"};
+static Function f_shuffle_xor{"__shfl_xor_sync"};
 
 /* `how`: 0 a lane by number, 1 up, 2 down, 3 exclusive or; within segments of `width` lanes. */
 extern "C" uint64_t executor_shuffle(int how, uint32_t mask, uint64_t value, int operand, int width,
@@ -66,7 +67,7 @@ extern "C" uint64_t executor_shuffle(int how, uint32_t mask, uint64_t value, int
   return r.value;
 }
 
-static Function f_ballot("__ballot_sync");
+static Function f_ballot{"__ballot_sync"};
 
 static void ballot(Warp &w, uint32_t lanes) {
   uint32_t votes = 0;
@@ -82,7 +83,7 @@ extern "C" uint32_t executor_ballot(uint32_t mask, int predicate, const void *re
   return uint32_t(r.value);
 }
 
-static Function f_active("__activemask");
+static Function f_active{"__activemask"};
 
 /* Which lanes are here is known when no lane of the warp can go on (settle). */
 extern "C" uint32_t executor_activemask() {
@@ -103,7 +104,7 @@ static bool wake_active(Warp &w) {
     l.request->value = here;
     l.place = kRunning;
   }
-  if (here) f_active.calls++;
+  if (here) count(f_active);
   w.ready |= here;
   return here != 0;
 }
