@@ -15,7 +15,6 @@ from contextlib import contextmanager
 
 from cpembed.codegen.plan import storage_dtype
 from cpembed.ir.dtypes import size_bytes
-from cpembed.ir.index import IndexExpr
 from cpembed.targets.cuda.schedule import CHUNK, Plan
 from cpembed.targets.cuda.separation import (
     MASK_BITS,
@@ -186,6 +185,10 @@ class _SeparableCopies(FactorCopies):
         self.script.line(f"{name}_row = {quotient('thread', tile.row_vectors)}")
         self._prepare_depth()
         self._prepare_targets()
+        if tile.width < 4:
+            shape = f"({self.turns * self.operand.length},)"
+            dtype = storage_dtype(self.operand.layout.dtype)
+            self.script.line(f'{name}_copied = T.alloc_buffer({shape}, "{dtype}", scope="local")')
         self._array("rows", self.turns if self.distance is None else 1)
         if self._has_masks:
             self._array("outside", self.turns if self.separation.windows else 1)
@@ -342,7 +345,9 @@ class _SeparableCopies(FactorCopies):
                 outside = f"{name}_bits"
             return f'T.cast(T.bitwise_and({outside}, T.shift_left(1, turn)) == 0, "int32")'
         self.script.line(f"{name}_bits_all = {' + '.join(bits)}")
-        selected = f"T.Select({condition}, {name}_bits_all, -1)" if condition else f"{name}_bits_all"
+        selected = (
+            f"T.Select({condition}, {name}_bits_all, -1)" if condition else f"{name}_bits_all"
+        )
         self.script.line(f"{name}_bits = {selected}")
         return f'T.cast(T.bitwise_and({name}_outside[turn], {name}_bits) == 0, "int32")'
 
@@ -358,16 +363,11 @@ class _SeparableCopies(FactorCopies):
 
     def _copy_row(self, base: str, place: str, valid: str) -> None:
         pointer = f"T.address_of({self.name}[{place}])"
-        self.writer.call(
-            f"cpembed_cp_async_{self.tile.width}", self._target(base), pointer, valid
-        )
+        self.writer.call(f"cpembed_cp_async_{self.tile.width}", self._target(base), pointer, valid)
 
     def _copy_short_rows(self, base: str, place: str, valid: str) -> None:
         """Write copies that are shorter than cp.async takes: through registers."""
         name, length, width = self.name, self.operand.length, self.tile.width
-        dtype = storage_dtype(self.operand.layout.dtype)
-        shape = f"({self.turns * length},)"
-        self.script.line(f'{name}_copied = T.alloc_buffer({shape}, "{dtype}", scope="local")')
         register = register_pointer(f"{name}_copied", f"turn * {length}")
         # All loads are in flight before the first store waits.
         with self._turns():

@@ -26,6 +26,7 @@ from cpembed.targets.cuda.writer import (
     PARAMETERS,
     PARTIAL,
     Writer,
+    quotient,
     register_pointer,
     shared_pointer,
 )
@@ -137,8 +138,8 @@ class _ProductBody:
         self.script.lines(
             (
                 f"lane = thread % {LANES}",
-                f"warp_row = thread // {LANES * self.schedule.warps[1]}",
-                f"warp_column = thread // {LANES} % {self.schedule.warps[1]}",
+                f"warp_row = {quotient('thread', LANES * self.schedule.warps[1])}",
+                f"warp_column = {quotient('thread', LANES)} % {self.schedule.warps[1]}",
                 f"row = ({above} + ({inside}) % {group}) * {self.schedule.block[0]}",
                 f"column = ({inside}) // {group} * {self.schedule.block[1]}",
             )
@@ -153,9 +154,7 @@ class _ProductBody:
         for name, value in (("reading", 0), ("filling", last)):
             self.script.line(f'{name} = T.alloc_buffer((1,), "int32", scope="local")')
             self.script.line(f"{name}[0] = {value}")
-        places = (
-            self._ldmatrix_places() if self.instruction.kind == "mma" else self._wmma_places()
-        )
+        places = self._ldmatrix_places() if self.instruction.kind == "mma" else self._wmma_places()
         for name, place in zip(("first", "second"), places, strict=True):
             self.script.line(f"{name}_place = {place}")
 
@@ -163,15 +162,21 @@ class _ProductBody:
         """Write the loop over the steps, and the last steps, which copy nothing."""
         last = min(self.schedule.stages - 1, self.plan.steps)
         copying = self.plan.steps - last
+        # Loops stay loops: ptxas would otherwise delay products until results are stored, while it
+        # keeps their fragments, for which there are no registers beside 128 sums.
         if self.schedule.depth % 2 == 0:
-            with self.script.nested(f"for step in T.serial({copying}):"):
+            with self.script.nested(f"for step in T.serial({copying}, unroll=False):"):
                 self._write_step("step", 0, copies=True)
-            with self.script.nested(f"for step in T.serial({last}):"):
+            # The compiler does not know the number of the last steps, which may be 1.
+            self.script.line('last = T.alloc_buffer((1,), "int32", scope="local")')
+            self.script.line(f"last[0] = {last}")
+            self.writer.call("cpembed_opaque", register_pointer("last", "0"))
+            with self.script.nested("for step in T.serial(last[0], unroll=False):"):
                 self._write_step(f"{copying} + step", 0, copies=False)
             return
         # An odd number of depths leaves the fragments in the other set of registers, whose numbers
         # have to be constants: steps are written in pairs.
-        with self.script.nested(f"for pair in T.serial({copying // 2}):"):
+        with self.script.nested(f"for pair in T.serial({copying // 2}, unroll=False):"):
             for half in range(2):
                 self._write_step(f"pair * 2 + {half}", half, copies=True)
         if copying % 2:

@@ -150,4 +150,3 @@ def _residual_text(residual: Residual, element: str) -> str:
 def _relu(value: str) -> str:
     # CUDA's maximum of a NaN and a number is the number, and a NaN stays one.
     return f"T.Select({value} <= T.float32(0), T.float32(0), {value})"
-

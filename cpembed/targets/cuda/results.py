@@ -59,7 +59,8 @@ def write_results(writer: Writer, plan: Plan) -> None:
         column_tile=f"column + warp_column * {columns}",
         splits=plan.schedule.splits,
     )
-    script.line(f"stage = thread // {LANES} * {staging.bytes}")
+    warp = f"warp_row * {plan.schedule.warps[1]} + warp_column"
+    script.line(f"stage = ({warp}) * {staging.bytes}")
     with script.nested(f"for strip in T.unroll({rows}):"):
         stage_sums(writer, plan.product.instruction, staging, columns)
         # Lanes read what others staged, and stage the next strip in its place: a warp is enough, as

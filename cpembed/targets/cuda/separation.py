@@ -13,6 +13,8 @@ from collections.abc import Mapping, Sequence
 from collections.abc import Set as AbstractSet
 from dataclasses import dataclass
 
+import numpy as np
+
 from cpembed.ir.index import IndexExpr
 from cpembed.targets.cuda.lower import GlobalOperand
 from cpembed.transform.program import Loop
@@ -94,11 +96,10 @@ def separate(
         elif not check.rows.terms:
             depth_checks.append(check)
         else:
-            low, high = check.depth.bounds(extents)
-            step = math.gcd(*(term.coefficient for term in check.depth.terms))
-            count = (high - low) // step + 1
-            windows.append(Window(check=check, bit=bits, low=low, step=step, count=count))
-            bits += count
+            window, limit = _window(check, bits, extents)
+            windows.append(window)
+            depth_checks += limit
+            bits += window.count
     if bits > MASK_BITS:
         return None
     return Separation(
@@ -108,6 +109,27 @@ def separate(
         depth_checks=tuple(depth_checks),
         windows=tuple(windows),
     )
+
+
+def _window(check: Check, bit: int, extents: Mapping[str, int]) -> tuple[Window, list[Check]]:
+    """Return the bits of a dimension, and a check of the depth's part if not all of it has bits.
+
+    Parts of the depth with which every row is outside, such as those of padding, need none.
+    """
+    least_row, largest_row = check.rows.bounds(extents)
+    names = check.depth.iterators
+    points = np.indices([extents[name] for name in names], np.int32, sparse=True)
+    values = np.unique(check.depth.evaluate(dict(zip(names, points, strict=True))))
+    useful = values[(values >= -largest_row) & (values < check.size - least_row)]
+    # Without a useful value no row is ever inside, whatever the bit says.
+    first, *others = map(int, useful) if len(useful) else (0,)
+    step = math.gcd(*(value - first for value in others)) or 1
+    count = (others[-1] - first) // step + 1 if others else 1
+    limit: list[Check] = []
+    if len(useful) < len(values):
+        start = IndexExpr.sum([], -first)
+        limit.append(Check(start, check.depth, (count - 1) * step + 1))
+    return Window(check=check, bit=bit, low=first, step=step, count=count), limit
 
 
 def _split(index: IndexExpr, depth: AbstractSet[str]) -> tuple[IndexExpr, IndexExpr] | None:
@@ -170,7 +192,9 @@ class DepthWalk:
             What each step adds, and what the carry out of each level adds (all levels but the
             outermost); None if a digit of a loop is part of the index.
         """
-        if any(not term.is_affine and set(term.iterators) & set(self.names) for term in index.terms):
+        if any(
+            not term.is_affine and set(term.iterators) & set(self.names) for term in index.terms
+        ):
             return None
         weights = [index.coefficient(name) for name in self.names]
         added = sum(w * n for w, n in zip(weights, self.increments, strict=True))
