@@ -47,8 +47,19 @@ def prepare(source: str) -> PreparedText:
     if not kernels:
         raise LoweringError("the CUDA text has no kernel: a function with __global__")
     # Dynamic shared memory has the size that each launch asks for, so it is a pointer here.
-    body = _DYNAMIC.sub(
-        r"static \1* const \2 = (\1*)executor_dynamic_shared;", translate_inline_ptx(source)
-    )
+    body = _with_dynamic_shared(translate_inline_ptx(source))
     entries = "\n".join(f"EXECUTOR_KERNEL({name})" for name in kernels)
     return PreparedText(f"{body}\n{entries}\n", kernels)
+
+
+def _with_dynamic_shared(source: str) -> str:
+    """Replace declarations of dynamic shared memory, which each block has at a place of its own."""
+
+    def pointer(match: re.Match[str]) -> str:
+        element, name = match.groups()
+        depth = source.count("{", 0, match.start()) - source.count("}", 0, match.start())
+        if depth == 0:
+            return f"static const executor_dynamic_array<{element}> {name}{{}};"
+        return f"{element}* const {name} = ({element}*)executor_dynamic_shared();"
+
+    return _DYNAMIC.sub(pointer, source)

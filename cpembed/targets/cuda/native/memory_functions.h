@@ -2,6 +2,7 @@
    of cp.async are made when they are waited for, which is as late as a GPU may make them. */
 #pragma once
 
+#include "cluster.h"
 #include "plain.h"
 #include "ptx.h"
 #include "warp.h"
@@ -9,7 +10,7 @@
 /* ------------------------------------------------------------------------------- addresses */
 
 extern "C" uint32_t executor_shared_address(const void *p) {
-  return shared_memory.holds(p) ? uint32_t(shared_memory.offset(p)) : ~0u;
+  return shared_memory.holds(p) ? shared_address(p) : ~0u;
 }
 
 extern "C" uint64_t executor_address_in(int space, uint64_t generic) {
@@ -19,7 +20,7 @@ extern "C" uint64_t executor_address_in(int space, uint64_t generic) {
 
 static inline unsigned char *pointer_to(int space, uint64_t address) {
   bool shared = space == executor::kShared || space == executor::kSharedCluster;
-  return shared ? shared_memory.at(size_t(address)) : reinterpret_cast<unsigned char *>(address);
+  return shared ? shared_pointer(uint32_t(address)) : reinterpret_cast<unsigned char *>(address);
 }
 
 extern "C" uint64_t executor_generic_address(int space, uint64_t address) {
@@ -76,7 +77,7 @@ extern "C" void executor_copy_async(ExecutorFunction &function, uint64_t to, uin
                                     uint32_t source_bytes, bool valid) {
   Site site = CALLER;
   size_t size = size_t(bytes);
-  unsigned char *shared = shared_memory.at(size_t(to));
+  unsigned char *shared = shared_pointer(uint32_t(to));
   auto global = reinterpret_cast<const unsigned char *>(from);
   bool reads = valid && source_bytes != 0;
   if (valid) {

@@ -4,6 +4,7 @@
 
 #include <cstdint>
 #include <deque>
+#include <string>
 #include <vector>
 
 #include "accesses.h"
@@ -33,7 +34,44 @@ struct Copy {
   int bytes, source_bytes;  // Beyond those of the source are zeros.
 };
 
-enum Place : uint8_t { kRunning, kInCollective, kAtBarrier, kEnded };
+enum Place : uint8_t { kRunning, kInCollective, kAtBarrier, kBlocked, kEnded };
+
+/* A barrier of the block that a lane waits at. */
+struct BarrierCall {
+  Function *function;
+  Site site;
+  uint32_t number, threads;
+};
+
+/* What a lane waits for on its own, as lanes do at a barrier object; it lies in the lane's stack. */
+struct Waiter {
+  bool (*ready)(Waiter &);
+  std::string (*text)(const Waiter &);
+  Site site;
+  Warp *warp;
+  int lane;
+  void *object = nullptr;
+  uint64_t number = 0;
+  bool may_fail = false;  // mbarrier.try_wait may return with nothing having happened.
+  bool failed = false;
+};
+
+/* A bulk store that a lane has issued: its copies are made when they are waited for. */
+struct BulkStore {
+  struct Piece {
+    unsigned char *to;
+    const unsigned char *from;
+    size_t bytes;
+  };
+  std::vector<Piece> pieces;
+  Site site;
+};
+
+struct BulkStores {
+  std::vector<BulkStore> open;
+  std::deque<std::vector<BulkStore>> groups;  // Committed, not waited for.
+  uint32_t committed = 0, read = 0, agent = 0;
+};
 
 struct Lane {
   void *stack = nullptr;
@@ -41,16 +79,35 @@ struct Lane {
   unsigned index[3] = {};
   Place place = kRunning;
   Request *request = nullptr;
-  Site barrier = 0;
+  BarrierCall barrier = {};
+  Waiter *waiter = nullptr;
   std::vector<Copy> open_group;
   std::deque<std::vector<Copy>> groups;
+  BulkStores stores;
+};
+
+struct NamedBarrier {
+  uint32_t arrived = 0, expected = 0;
+  Site site = 0;
+  Knowledge released;
+  std::vector<Warp *> waiting;
+};
+
+/* A block that runs, alone or with the others of its cluster. */
+struct Block {
+  uint32_t rank = 0;
+  unsigned index[3] = {};
+  uint32_t threads = 0, warps = 0, ended = 0;
+  NamedBarrier barriers[16];
 };
 
 struct Warp {
-  int number = 0;
+  int number = 0;  // In its block.
+  Block *block = nullptr;
+  WarpClock clock;
   uint32_t live = 0;   // The lanes that it has.
   uint32_t ready = 0;  // Those that can go on.
-  uint64_t phase = 0;  // Its barriers, and the block's.
+  uint32_t blocked = 0;  // Those with a waiter.
   bool ended = false;
   Lane lanes[32];
   Accesses accesses;
@@ -63,11 +120,15 @@ static GlobalMemory global_memory;
 static Warp *warp;          // That runs.
 static Lane *lane;
 static int lane_number;
-static uint64_t epoch;      // Barriers of the block, from 1.
 static bool backwards;      // The order of lanes.
 static void *scheduler;     // Its stack.
 
-static inline Stamp now(int as_lane) { return make_stamp(epoch, warp->phase, warp->number, as_lane); }
+/* What has happened that may let a waiting lane go on. */
+static uint64_t progress;
+
+static inline Stamp now(int as_lane) {
+  return make_stamp(warp->clock.component, as_lane, warp->clock.time);
+}
 static inline Stamp now() { return now(lane_number); }
 
 static inline int next_ready(const Warp &w) {
@@ -104,6 +165,33 @@ static inline void park(Place place) {
   do { \
     if (__builtin_expect(!(condition), 0)) abandon(); \
   } while (0)
+
+/* The lane waits until its waiter is ready, or is told that it fails. */
+static void wait_for(Waiter &waiter) {
+  waiter.warp = warp, waiter.lane = lane_number;
+  if (waiter.ready(waiter) || faulted) {
+    REQUIRE(!faulted);
+    return;
+  }
+  lane->waiter = &waiter;
+  warp->blocked |= 1u << lane_number;
+  park(kBlocked);
+  if (__builtin_expect(faulted, 0)) abandon();
+}
+
+static void unblock(Warp &w, int number) {
+  w.lanes[number].place = kRunning;
+  w.blocked &= ~(1u << number);
+  w.ready |= 1u << number;
+}
+
+/* Lanes whose waiters are ready can go on. */
+static void wake_ready(Warp &w) {
+  for (uint32_t rest = w.blocked; rest && !faulted; rest &= rest - 1) {
+    int number = __builtin_ctz(rest);
+    if (w.lanes[number].waiter->ready(*w.lanes[number].waiter)) unblock(w, number);
+  }
+}
 
 /* Whether all lanes of a request have come to it. */
 static bool complete(const Warp &w, const Request &r) {

@@ -27,6 +27,12 @@ from cpembed.targets.cuda.ptx.syntax import (
 
 SPECIAL_REGISTERS = {
     "laneid": "executor_lane()",
+    "cluster_ctarank": "executor_cluster_rank()",
+    "cluster_nctarank": "executor_cluster_blocks()",
+    **{f"clusterid.{axis}": f"executor_cluster_index().{axis}" for axis in "xyz"},
+    **{f"cluster_ctaid.{axis}": f"executor_index_in_cluster().{axis}" for axis in "xyz"},
+    **{f"cluster_nctaid.{axis}": f"executor_cluster_size().{axis}" for axis in "xyz"},
+    **{f"nclusterid.{axis}": f"executor_cluster_count().{axis}" for axis in "xyz"},
     "warpid": "executor_warp()",
     **{f"tid.{axis}": f"executor_thread_index().{axis}" for axis in "xyz"},
     **{f"ntid.{axis}": f"executor_block_size().{axis}" for axis in "xyz"},
@@ -57,6 +63,8 @@ class Body:
 
     number: int
     operands: Sequence[Register]
+    references: set[int] = field(default_factory=set[int])
+    """Operands that a row takes the address of, by number; they have no variable of their own."""
     scopes: list[dict[str, Register]] = field(default_factory=lambda: [{}])
     labels: set[str] = field(default_factory=set[str])
 
@@ -278,6 +286,25 @@ class Call:
             return f"{register.variable} = static_cast<{c_type(register.type)}>({expression});"
         _same_width(kind, register.bits, register.type)
         return f"{register.variable} = {cast(expression, kind, register.type)};"
+
+    def reference(self, operand: Operand, kind: str) -> str:
+        """Return the address of the C++ variable of an operand of the statement.
+
+        An instruction that writes its results later needs them.
+
+        Parameters
+        ----------
+        operand : Operand
+            An operand with the constraint ``"+"``.
+        kind : str
+            PTX type of the register.
+        """
+        register = self.body.register(operand)
+        if not isinstance(operand, Placeholder) or register.constant or not register.written:
+            raise LoweringError("it has to be an operand of the statement that is written")
+        _same_width(kind, register.bits, register.type)
+        self.body.references.add(operand.number)
+        return f"static_cast<void *>(&ptx_l{operand.number})"
 
     def pair(self, place: int) -> tuple[Operand, Operand | None]:
         """Return the two destinations of an operand ``p|q``, of which the second may be missing."""

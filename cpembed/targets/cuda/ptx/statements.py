@@ -157,19 +157,19 @@ def _translated_block(
         for place, operand in enumerate(operands)
     ]
     body = Body(number, registers)
+    translated_statements = [_translated_statement(body, statement) for statement in statements]
     lines = list[str]()
     for place, (operand, register) in enumerate(zip(operands, registers, strict=True)):
-        lines += _entry(place, operand, register)
-    for statement in statements:
-        lines.append(_translated_statement(body, statement))
+        lines += _entry(place, operand, register, by_reference=place in body.references)
+    lines += translated_statements
     for place, operand in enumerate(operands):
-        if operand.mode:
+        if operand.mode and place not in body.references:
             lines.append(f"executor::assign(ptx_l{place}, ptx_o{place});")
     # One statement, wherever a statement may stand.
     return f"do {{ {' '.join(lines)} }} while (0)"
 
 
-def _entry(place: int, operand: _Operand, register: Register) -> list[str]:
+def _entry(place: int, operand: _Operand, register: Register, *, by_reference: bool) -> list[str]:
     """Return the declarations of an operand's variable."""
     if register.constant:
         return []
@@ -178,6 +178,8 @@ def _entry(place: int, operand: _Operand, register: Register) -> list[str]:
     if operand.mode:
         # Bound once, as its expression may have effects.
         lines.append(f"auto &&ptx_l{place} = {operand.expression};")
+    if by_reference:
+        return [*lines, f"static_assert(sizeof(ptx_l{place}) == sizeof({kind}));"]
     if operand.mode == "=":
         # An output that no instruction writes is rubbish, not what it was before.
         value = f"executor::rubbish<{kind}>()"
