@@ -9,8 +9,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from cpembed.codegen.plan import storage_dtype
 from cpembed.ir.dtypes import size_bytes
+from cpembed.targets.cuda.epilogue import ResultVector, store_results
 from cpembed.targets.cuda.instructions import LANES, TensorCoreInstruction, position
 from cpembed.targets.cuda.lower import TiledProduct
 from cpembed.targets.cuda.schedule import Plan, Staging
@@ -24,7 +24,6 @@ from cpembed.targets.cuda.writer import (
     inside_conditions,
     register_pointer,
     remainder,
-    result_expression,
     shared_pointer,
     store_vector,
 )
@@ -60,7 +59,8 @@ def write_results(writer: Writer, plan: Plan) -> None:
         column_tile=f"column + warp_column * {columns}",
         splits=plan.schedule.splits,
     )
-    script.line(f"stage = thread // {LANES} * {staging.bytes}")
+    warp = f"warp_row * {plan.schedule.warps[1]} + warp_column"
+    script.line(f"stage = ({warp}) * {staging.bytes}")
     with script.nested(f"for strip in T.unroll({rows}):"):
         stage_sums(writer, plan.product.instruction, staging, columns)
         # Lanes read what others staged, and stage the next strip in its place: a warp is enough, as
@@ -192,17 +192,12 @@ def _read_back(writer: Writer, strip: Strip, *, along_columns: bool) -> None:
 
 def _finish_vector(writer: Writer, strip: Strip, values: dict[str, str]) -> None:
     """Write the epilogue of a vector, and its store."""
-    product, script = strip.product, writer.script
+    product = strip.product
     length, extents = product.output.length, product.program.extents
     if strip.splits > 1:
         place = f"part * {product.output.layout.elements} + place"
         store_vector(writer, (PARTIAL, place), "held", product.sums, length)
         return
-    if product.epilogue is None:
-        store_vector(writer, ("C", "place"), "held", product.sums, length)
-        return
-    dtype = storage_dtype(product.output_dtype)
-    script.line(f'result = T.alloc_buffer(({length},), "{dtype}", scope="local")')
     axis = product.output.along
 
     def channel(number: int) -> str:
@@ -211,9 +206,7 @@ def _finish_vector(writer: Writer, strip: Strip, values: dict[str, str]) -> None
         return f"T.Select(valid == 1, {index_script(product.channels, moved, extents)}, 0)"
 
     def residual(number: int) -> str:
-        return f"Residual[T.Select(valid == 1, place + {number}, 0)]"
+        return f"T.Select(valid == 1, place + {number}, 0)"
 
-    for number in range(length):
-        expression = result_expression(product, f"held[{number}]", number, channel, residual)
-        script.line(f"result[{number}] = {expression}")
-    store_vector(writer, ("C", "place"), "result", dtype, length)
+    vector = ResultVector(sums="held", length=length, channel=channel, residual=residual)
+    store_results(writer, product, vector)

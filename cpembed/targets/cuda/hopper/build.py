@@ -9,13 +9,12 @@ from cpembed.targets.cuda.hopper.emit import product_kernel
 from cpembed.targets.cuda.hopper.loads import map_name
 from cpembed.targets.cuda.hopper.packing import PackedImages, images_kernel, packing_blocks
 from cpembed.targets.cuda.hopper.schedule import HopperPlan
+from cpembed.targets.cuda.reduction import REDUCTION_THREADS, reduction_kernel
 from cpembed.targets.cuda.writer import (
     PACKING_THREADS,
     PARAMETERS,
-    REDUCTION_THREADS,
     Writer,
     packing_kernel,
-    reduction_kernel,
 )
 from cpembed.targets.cuda.writer import packing_blocks as tile_packing_blocks
 

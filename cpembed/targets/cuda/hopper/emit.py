@@ -16,6 +16,11 @@ from collections.abc import Generator
 from contextlib import contextmanager
 
 from cpembed.codegen.plan import HEADER, buffer
+from cpembed.targets.cuda.epilogue import (
+    input_declarations,
+    output_declarations,
+    output_parameters,
+)
 from cpembed.targets.cuda.hopper.device import product_name
 from cpembed.targets.cuda.hopper.layouts import ALIGNMENT, CHUNK
 from cpembed.targets.cuda.hopper.loads import (
@@ -36,7 +41,6 @@ from cpembed.targets.cuda.results import Strip, stage_sums, store_strip
 from cpembed.targets.cuda.writer import (
     PARTIAL,
     Writer,
-    epilogue_parameters,
     register_pointer,
     shared_pointer,
 )
@@ -56,7 +60,7 @@ def product_kernel(plan: HopperPlan) -> Writer:
     if splits > 1:
         declared.append(buffer(PARTIAL, splits * elements, product.sums))
     else:
-        declared += [*epilogue_parameters(product), buffer("C", elements, product.output_dtype)]
+        declared += [*input_declarations(product), *output_declarations(product)]
     script = writer.script
     script.line(HEADER)
     with script.nested(f"def main({', '.join(declared)}):"):
@@ -69,8 +73,11 @@ def product_kernel(plan: HopperPlan) -> Writer:
             script.line(f"worker = T.axis.spatial({plan.grid}, bx)")
             script.line(f"thread = T.axis.spatial({plan.schedule.threads}, tx)")
             script.line("T.reads()")
-            written = f"{PARTIAL}[0 : {splits * elements}]" if splits > 1 else f"C[0 : {elements}]"
-            script.line(f"T.writes({written})")
+            names = [name for name, _ in output_parameters(product).values()]
+            written = [f"{name}[0 : {elements}]" for name in names]
+            if splits > 1:
+                written = [f"{PARTIAL}[0 : {splits * elements}]"]
+            script.line(f"T.writes({', '.join(written)})")
             if plan.schedule.groups > 1:
                 # Registers can be passed from group to group only if ptxas knows how many each
                 # thread begins with, which the minimum number of resident blocks says.
