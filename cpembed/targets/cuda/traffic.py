@@ -192,7 +192,17 @@ def _result_traffic(plan: Plan) -> ResultTraffic:
 
 @lru_cache(maxsize=1024)
 def staged_wavefronts(instruction: TensorCoreInstruction, staging: Staging, columns: int) -> int:
-    """Count the wavefronts of a warp that stores a row of instruction tiles."""
+    """Count the wavefronts of a warp that stores a row of instruction tiles.
+
+    Parameters
+    ----------
+    instruction : TensorCoreInstruction
+        Instruction of the tiles.
+    staging : Staging
+        The warp's part of shared memory.
+    columns : int
+        Number of tiles of a row.
+    """
     size = size_bytes(staging.dtype)
     if instruction.kind == "wmma":
         pitch = staging.pitch * size
@@ -208,7 +218,17 @@ def staged_wavefronts(instruction: TensorCoreInstruction, staging: Staging, colu
 
 @lru_cache(maxsize=1024)
 def read_back_wavefronts(staging: Staging, length: int, along_columns: bool) -> int:
-    """Count the wavefronts of a warp that reads vectors of staged sums back."""
+    """Count the wavefronts of a warp that reads staged sums back.
+
+    Parameters
+    ----------
+    staging : Staging
+        The warp's part of shared memory.
+    length : int
+        Number of sums of a vector.
+    along_columns : bool
+        True if the sums of a vector are neighbours in a row.
+    """
     size, rows = size_bytes(staging.dtype), staging.rows
     vectors = (staging.columns if along_columns else rows) // length
     slots = staging.columns * rows // length
@@ -341,7 +361,8 @@ def _bytes_from_dram(plan: Plan, counts: KernelTraffic, gpu: Gpu) -> float:
     Each factor is read once if both fit L2. Otherwise each wave of resident blocks reads its rows
     and columns again; the blocks of a group of rows share columns.
     """
-    once = operand_bytes(plan.first) + operand_bytes(plan.second)
+    first, second = operand_bytes(plan.first), operand_bytes(plan.second)
+    once = first + second
     if once <= gpu.l2_capacity:
         return once
     rows, columns, _, _ = plan.blocks
@@ -351,10 +372,7 @@ def _bytes_from_dram(plan: Plan, counts: KernelTraffic, gpu: Gpu) -> float:
     # The blocks that run together are whole groups of rows, or a part of one group's columns.
     wave_rows = min(rows, group * max(1, blocks // (group * columns)))
     wave_columns = min(columns, -(-blocks // group))
-    wave = (
-        wave_rows * operand_bytes(plan.first) / rows
-        + wave_columns * operand_bytes(plan.second) / columns
-    )
+    wave = wave_rows * first / rows + wave_columns * second / columns
     return min(max(once, counts.blocks / blocks * wave), counts.loaded_bytes)
 
 
@@ -376,7 +394,19 @@ def _auxiliary(plan: Plan, gpu: Gpu) -> tuple[KernelWork, ...]:
 
 
 def element_kernel(name: str, elements: int, transferred: int, gpu: Gpu) -> KernelWork:
-    """Return the work of a kernel with a thread for each element, which moves bytes in all."""
+    """Return the work of a kernel with a thread for each element.
+
+    Parameters
+    ----------
+    name : str
+        Name of the kernel.
+    elements : int
+        Number of elements.
+    transferred : int
+        Bytes that all threads together read and write.
+    gpu : Gpu
+        GPU that executes it.
+    """
     warps, blocks = PACKING_THREADS // LANES, -(-elements // PACKING_THREADS)
     issue = warps * COPY_INSTRUCTIONS / gpu.unit.schedulers
     cycles = gpu.l2_cycles + COPY_INSTRUCTIONS * gpu.unit.integer_cycles
