@@ -343,14 +343,14 @@ def _placed(
     # Copies with guarded gaps, so that an access outside of an array is noticed.
     arena = Arena.with_copies(kernel, list(arrays.values()))
     addresses = {id(b.array): b.address for b in arena.buffers}
-    values = [
-        _encoded(value, addresses[id(value.array)])
-        if isinstance(value, MapArgument)
-        else ctypes.c_void_p(addresses[id(value)])
-        if kind == "p"
-        else _scalar(kernel, number, kind, size, value)
-        for number, ((kind, size), value) in enumerate(zip(parameters, arguments, strict=True))
-    ]
+    values = list[Any]()
+    for number, ((kind, size), value) in enumerate(zip(parameters, arguments, strict=True)):
+        if isinstance(value, MapArgument):
+            values.append(_encoded(value, addresses[id(value.array)]))
+        elif kind == "p":
+            values.append(ctypes.c_void_p(addresses[id(value)]))
+        else:
+            values.append(_scalar(kernel, number, kind, size, value))
     return arena, values
 
 
@@ -366,7 +366,9 @@ def _encoded(argument: MapArgument, address: int) -> Any:
     return (ctypes.c_uint8 * len(encoded)).from_buffer(memory, at)
 
 
-def _scalar(kernel: str, number: int, kind: str, size: int, value: Argument) -> Any:
+def _scalar(
+    kernel: str, number: int, kind: str, size: int, value: Array | np.generic | float
+) -> Any:
     scalar: Any = _SCALARS.get((kind, size))
     # A Python number takes the parameter's type, as in a call of C++.
     if scalar is not None and np.ndim(value) == 0:
