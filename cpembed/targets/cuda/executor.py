@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from cpembed.errors import ExecutionFault
 from cpembed.targets.cuda.executor_source import FILE, PreparedText, prepare
@@ -54,14 +55,53 @@ MAX_CLUSTER = 16
 
 
 @dataclass(frozen=True, eq=False)
+class DeviceArray:
+    """An array in global memory, and which of its bytes have been written.
+
+    Reading another byte is a fault. The state is kept between launches.
+
+    Parameters
+    ----------
+    array : Array
+        Its elements.
+    written : Array
+        A bit for each byte, 64 to an element; two elements more than the bytes fill.
+    """
+
+    array: Array
+    written: NDArray[np.uint64]
+
+    @staticmethod
+    def unwritten(elements: int, dtype: str) -> DeviceArray:
+        """Return an array that nothing has written yet."""
+        array = np.zeros(elements, dtype)
+        return DeviceArray(array, np.zeros(array.nbytes // 64 + 2, np.uint64))
+
+    def require_written(self, name: str) -> Array:
+        """Return the elements.
+
+        Raises :class:`ExecutionFault` if some have not been written; ``name`` is the array's.
+        """
+        bits = np.unpackbits(self.written.view(np.uint8), bitorder="little")[: self.array.nbytes]
+        missing = np.flatnonzero(bits == 0)
+        if missing.size:
+            elements = np.unique(missing // self.array.itemsize)
+            raise ExecutionFault(
+                f"the kernels leave {elements.size:,} of {self.array.size:,} elements of {name} "
+                f"unwritten, the first of them element {elements[0]}"
+            )
+        return self.array
+
+
+@dataclass(frozen=True, eq=False)
 class MapArgument:
     """A tensor map as argument of a kernel, and the array that it describes."""
 
     tensor_map: TensorMap
-    array: Array
+    array: Array | DeviceArray
 
 
-Argument = Array | MapArgument | np.generic | int | float
+Argument = Array | DeviceArray | MapArgument | np.generic | int | float
 
 _SCALARS = {
     ("i", 1): ctypes.c_int8, ("i", 2): ctypes.c_int16, ("i", 4): ctypes.c_int32,
@@ -185,7 +225,12 @@ class Launch:
 
 
 class _Buffer(ctypes.Structure):
-    _fields_ = (("base", ctypes.c_void_p), ("bytes", ctypes.c_uint64), ("argument", ctypes.c_int32))
+    _fields_ = (
+        ("base", ctypes.c_void_p),
+        ("bytes", ctypes.c_uint64),
+        ("argument", ctypes.c_int32),
+        ("initialised", ctypes.c_void_p),
+    )
 
 
 class _Launch(ctypes.Structure):
@@ -228,8 +273,9 @@ class Program(LoadedText):
             Kernel, grid and block.
         arguments
             An array for each pointer of the kernel, which it may change, a :class:`MapArgument` for
-            each tensor map, and numbers, in the order of its parameters. Arrays are placed at
-            multiples of 256 bytes with gaps between them, as a GPU's allocator places them.
+            each tensor map, and numbers, in the order of its parameters. All elements of a plain
+            array count as written; of a :class:`DeviceArray`, those that it says. Arrays are placed
+            at multiples of 256 bytes with gaps between them, as a GPU's allocator places them.
         order
             Order of threads, or the seed of a random one.
 
@@ -247,7 +293,10 @@ class Program(LoadedText):
         arena, values = _placed(launch.kernel, self._parameters(launch.kernel), arguments)
         pointers = (ctypes.c_void_p * max(1, len(values)))(*map(ctypes.addressof, values))
         buffers = (_Buffer * max(1, len(arena.buffers)))(
-            *(_Buffer(b.address, b.bytes, b.argument) for b in arena.buffers)
+            *(
+                _Buffer(b.address, b.bytes, b.argument, _initialised(arguments[b.argument]))
+                for b in arena.buffers
+            )
         )
         request = _Launch(
             invoke=self._address(f"executor_invoke_{launch.kernel}"),
@@ -332,11 +381,11 @@ def _placed(
         )
     arrays: dict[int, tuple[int, Array]] = {}
     for number, ((kind, _), value) in enumerate(zip(parameters, arguments, strict=True)):
-        array = value.array if isinstance(value, MapArgument) else value
         if (kind == "t") != isinstance(value, MapArgument):
             raise ExecutionFault(f"{kernel} takes {_KINDS[kind]} as argument {number}")
         if kind in "pt":
-            if not isinstance(array, np.ndarray):
+            array = _array(value)
+            if array is None:
                 raise ExecutionFault(f"{kernel} takes an array as argument {number}")
             # An array that is passed twice is one buffer.
             arrays.setdefault(id(array), (number, array))
@@ -346,9 +395,9 @@ def _placed(
     values = list[Any]()
     for number, ((kind, size), value) in enumerate(zip(parameters, arguments, strict=True)):
         if isinstance(value, MapArgument):
-            values.append(_encoded(value, addresses[id(value.array)]))
+            values.append(_encoded(value, addresses[id(_array(value))]))
         elif kind == "p":
-            values.append(ctypes.c_void_p(addresses[id(value)]))
+            values.append(ctypes.c_void_p(addresses[id(_array(value))]))
         else:
             values.append(_scalar(kernel, number, kind, size, value))
     return arena, values
@@ -366,12 +415,23 @@ def _encoded(argument: MapArgument, address: int) -> Any:
     return (ctypes.c_uint8 * len(encoded)).from_buffer(memory, at)
 
 
-def _scalar(
-    kernel: str, number: int, kind: str, size: int, value: Array | np.generic | float
-) -> Any:
+def _array(value: Argument) -> Array | None:
+    array = value.array if isinstance(value, MapArgument) else value
+    array = array.array if isinstance(array, DeviceArray) else array
+    return array if isinstance(array, np.ndarray) else None
+
+
+def _initialised(value: Argument) -> int | None:
+    """Return the address of the bits of the bytes that are written; None if all of them are."""
+    array = value.array if isinstance(value, MapArgument) else value
+    return array.written.ctypes.data if isinstance(array, DeviceArray) else None
+
+
+def _scalar(kernel: str, number: int, kind: str, size: int, value: Argument) -> Any:
     scalar: Any = _SCALARS.get((kind, size))
     # A Python number takes the parameter's type, as in a call of C++.
-    if scalar is not None and np.ndim(value) == 0:
+    is_array = isinstance(value, (np.ndarray, DeviceArray, MapArgument))
+    if scalar is not None and not is_array:
         return scalar(float(value)) if kind == "f" else scalar(int(value))
     if isinstance(value, np.generic) and value.nbytes == size:  # float16, for one.
         return (ctypes.c_uint8 * size).from_buffer_copy(value.tobytes())

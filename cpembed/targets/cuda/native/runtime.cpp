@@ -21,6 +21,7 @@ struct ExecutorBuffer {
   unsigned char *base;
   uint64_t bytes;
   int32_t argument;
+  uint64_t *initialised;
 };
 
 struct ExecutorLaunch {
@@ -309,7 +310,7 @@ extern "C" __attribute__((visibility("default"))) const char *executor_run(
   global_memory.begin();
   for (int i = 0; i < launched.buffer_count; i++)
     global_memory.add(launched.buffers[i].base, launched.buffers[i].bytes,
-                      launched.buffers[i].argument);
+                      launched.buffers[i].argument, launched.buffers[i].initialised);
   unsigned clusters[3];
   for (int d = 0; d < 3; d++) clusters[d] = launched.grid[d] / launched.cluster[d];
   size_t count = size_t(clusters[0]) * clusters[1] * clusters[2];

@@ -197,5 +197,6 @@ def _multiply_fragments(call: Call) -> str:
     return (
         f"{call.function} const ExecutorFragment w_ = executor_multiply_fragments(f_, {run}, "
         f"{layouts}, {_words(call, 1, 'b32', counts[0], 8)}, "
-        f"{_words(call, 2, 'b32', counts[1], 8)}, {_words(call, 3, kind, counts[2], 8)}); {_result(call, 0, kind, counts[2])}"
+        f"{_words(call, 2, 'b32', counts[1], 8)}, "
+        f"{_words(call, 3, kind, counts[2], 8)}); {_result(call, 0, kind, counts[2])}"
     )
