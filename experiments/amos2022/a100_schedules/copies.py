@@ -18,9 +18,16 @@ from experiments.amos2022.a100_schedules.addresses import (
 )
 from experiments.amos2022.a100_schedules.schedules import DEPTH, ROWS, Schedule
 
-WRITTEN_OUT = 16
-"""Number of loads of a thread that are under way at a time where a loop is written out: registers
-allow no more; nvcc issues 8 to 39 before the first store."""
+WRITTEN_OUT = {1: 8, 2: 8, 4: 5, 8: 4}
+GUARDED = {1: 4, 2: 4, 4: 3, 8: 3}
+"""Numbers of loads of a thread that are under way at a time where a loop is written out, and where
+a guard keeps the last ones from reaching beyond a tile, by elements of a load. Loads of more
+elements need more registers. Means over 384 such kernels (``windows.py``): ptxas 13 and 11.8, of
+the time of these measurements, agree on them; from 2 to 39 in a single kernel."""
+
+GATHERED = 8
+"""Number of elements whose addresses TVM has no vector of integers for, and takes apart: eight are
+a ``longlong4`` in memory, where up to four are an ``int4`` in registers."""
 
 ROLLED, ROLLED_WIDE = 4, 2
 """Numbers of such loads in a loop, which nvcc unrolls four times; twice, where vectors have four
@@ -124,7 +131,10 @@ def packed_copy(row: Schedule, factor: str, tile: Mapping[str, int], warps: int)
         instructions = 3 + address_instructions(
             row, factor, stride=stride, packed=True, written_out=True
         )
-    ahead = WRITTEN_OUT if written_out else ROLLED if vector <= 2 else ROLLED_WIDE
+    guarded = any(count % (vector * LANES * warps) for count in tile.values())
+    ahead = ROLLED if vector <= 2 else ROLLED_WIDE
+    if written_out:
+        ahead = (GUARDED if guarded else WRITTEN_OUT)[vector]
     return Copy(
         loads,
         ahead,
@@ -152,7 +162,7 @@ def packing_copy(
     loads = math.ceil(elements / (vector * LANES * warps)) * vector
     condition = checked(row, factor)
     checks_elements = condition and factor == "a" and (row.depth % DEPTH > 0 or row.layer.pad > 0)
-    single_elements = checks_elements and vector > 1
+    single_elements = (checks_elements and vector > 1) or vector == GATHERED
     statements = loads if single_elements else loads // vector
     written_out = statements <= row.unroll
     instructions = address_instructions(
@@ -169,7 +179,7 @@ def packing_copy(
     if condition:
         ahead = 1 if checks_elements else vector
     else:
-        ahead = WRITTEN_OUT if loads <= row.unroll else max(ROLLED, vector)
+        ahead = WRITTEN_OUT[1] if loads <= row.unroll else max(ROLLED, vector)
         ahead = min(loads, ahead)
     missing, sectors = reads.missing, reads.sectors
     if not stays_in_l1:
