@@ -119,7 +119,9 @@ def check_counts(made: CudaKernels) -> None:
     assert found.global_load_bytes == expected.loaded_bytes
     assert found.global_store_bytes == expected.stored_bytes
     assert found.ldmatrix_wavefronts == sum(
-        int(name[-1]) * count for name, count in found.instructions.items() if "_ldmatrix_" in name
+        int(name.split(".x")[1][0]) * count
+        for name, count in found.instructions.items()
+        if name.startswith("ldmatrix.")
     )
 
 

@@ -27,7 +27,7 @@ from cpembed.ir.dtypes import numpy_dtype
 from cpembed.steps import step
 from cpembed.targets.cuda.device import function
 from cpembed.targets.cuda.emit import product_kernel
-from cpembed.targets.cuda.executor import Counters, Launch, Order, compile_text
+from cpembed.targets.cuda.executor import Counters, DeviceArray, Launch, Order, compile_text
 from cpembed.targets.cuda.instructions import LANES
 from cpembed.targets.cuda.model import multiprocessor_of
 from cpembed.targets.cuda.schedule import MAX_THREADS, Plan
@@ -296,24 +296,28 @@ class CudaKernels:
         Raises
         ------
         ExecutionFault
-            If the kernels do what a GPU leaves undefined.
+            If the kernels do what a GPU leaves undefined, or leave elements unwritten.
         """
         memory, program = self._input_memory(inputs), compile_text(self.text.source)
         self.kernel_counters = {}
         for kernel in self.text.kernels:
+            # Workspaces and the output: nothing may be read before a kernel has written it.
             arguments = [
-                memory.setdefault(p.name, unwritten(p.elements, p.dtype)) for p in kernel.parameters
+                memory.setdefault(p.name, DeviceArray.unwritten(p.elements, p.dtype))
+                for p in kernel.parameters
             ]
             name = kernel.launch.kernel
             self.kernel_counters[name] = program.run(kernel.launch, arguments, order=order)
         product = self.plan.product
-        output = memory["C"].view(numpy_dtype(product.output_dtype))
+        result = memory["C"]
+        assert isinstance(result, DeviceArray)
+        output = result.require_written("C").view(numpy_dtype(product.output_dtype))
         return output.reshape(product.output.layout.original_shape)
 
-    def _input_memory(self, inputs: Mapping[str, Array]) -> dict[str, Array]:
+    def _input_memory(self, inputs: Mapping[str, Array]) -> dict[str, Array | DeviceArray]:
         """Return the arrays of inputs by the names of the kernels' parameters."""
         product, workload = self.plan.product, self.plan.product.program.workload
-        memory: dict[str, Array] = {}
+        memory: dict[str, Array | DeviceArray] = {}
         for name, operand in zip(PARAMETERS, (self.plan.first, self.plan.second), strict=True):
             array = flat_bits(inputs[workload.operand(operand.layout.name).tensor])
             memory[f"{name}_original" if operand.needs_packing else name] = array
@@ -329,12 +333,6 @@ class CudaKernels:
 def flat_bits(array: Array) -> Array:
     """Return the elements as they are in memory, in one dimension; the same memory if possible."""
     return runtime.bits(array).reshape(-1)
-
-
-def unwritten(elements: int, dtype: str) -> Array:
-    """Return memory whose contents no result may depend on."""
-    # No zeros, which would hide a sum that was never initialised.
-    return np.full(elements * np.dtype(dtype).itemsize, 0xA5, np.uint8).view(dtype)
 
 
 def save(artifact: CudaKernels, folder: Path) -> None:

@@ -97,14 +97,6 @@ def test_an_unknown_function_is_a_bug_of_ours() -> None:
         device.function("cpembed_nothing")
 
 
-@pytest.mark.parametrize("name", device.names())
-def test_an_executor_may_define_the_functions_itself(name: str) -> None:
-    text = device.function(name)
-    assert text.startswith("#ifndef CPEMBED_EXECUTOR\n")
-    assert text.endswith("}\n#endif\n")
-    assert f" void {name}(" in text
-
-
 @pytest.mark.parametrize("instruction", INSTRUCTIONS, ids=lambda i: i.name)
 def test_a_product_names_its_registers_in_the_order_of_ptx(
     instruction: TensorCoreInstruction,
