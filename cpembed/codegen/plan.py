@@ -186,11 +186,16 @@ class Script:
 
 
 def storage_dtype(dtype: str) -> str:
-    """Return the element type in memory, that of a buffer; bfloat16 is stored as its bits."""
+    """Return the element type in memory, that of a buffer.
+
+    bfloat16 and floats of 8 bits are stored as their bits.
+    """
     # The compiler's bfloat16 legalisation silently rewrites buffers under opaque tile loads to
     # float32, which is wrong.
     if dtype == "bfloat16":
         return "uint16"
+    if dtype.startswith("float8_"):
+        return "uint8"
     if dtype in INPUT_DTYPES:
         dtype = dtype_info(dtype).in_memory
     if dtype not in _STORED_TYPES:

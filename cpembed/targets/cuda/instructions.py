@@ -38,6 +38,8 @@ SHORT = {
     "float16": "f16",
     "bfloat16": "bf16",
     "float32": "f32",
+    "float8_e4m3fn": "e4m3",
+    "float8_e5m2": "e5m2",
     "int8": "s8",
     "uint8": "u8",
     "int32": "s32",
@@ -64,6 +66,11 @@ class TensorCoreInstruction:
     a: str
     b: str
     c: str
+
+    @property
+    def architecture(self) -> int:
+        """Compute capability from which GPUs have the instruction: 80 is that of sm_80."""
+        return 89 if self.a.startswith("float8_") else 80
 
     @property
     def shape(self) -> str:
@@ -140,10 +147,18 @@ _FLOATS = (
 _SAME_BYTES = tuple((dtype, dtype, "int32") for dtype in ("int8", "uint8"))
 _BYTES = tuple((a, b, "int32") for a in ("int8", "uint8") for b in ("int8", "uint8"))
 
+_BYTE_FLOATS = tuple(
+    (a, b, c)
+    for c in ("float32", "float16")
+    for a in ("float8_e4m3fn", "float8_e5m2")
+    for b in ("float8_e4m3fn", "float8_e5m2")
+)
+
 _FORMS: tuple[tuple[Kind, tuple[int, int, int], tuple[tuple[str, str, str], ...]], ...] = (
     ("mma", (16, 8, 16), _FLOATS),
     # Bytes are twice as deep, with any mixture of signs; WMMA takes equal types only.
     ("mma", (16, 8, 32), _BYTES),
+    ("mma", (16, 8, 32), _BYTE_FLOATS),
     ("wmma", (16, 16, 16), (*_FLOATS, *_SAME_BYTES)),
     ("wmma", (32, 8, 16), (*_FLOATS, *_SAME_BYTES)),
     ("wmma", (8, 32, 16), (*_FLOATS, *_SAME_BYTES)),
@@ -154,7 +169,10 @@ INSTRUCTIONS = tuple(
     for kind, (m, n, k), types in _FORMS
     for a, b, c in types
 )
-"""Instructions of sm_80 and later (PTX ISA, shapes and types of ``mma.sync`` and ``wmma``)."""
+"""Instructions of sm_80 and later (PTX ISA, shapes and types of ``mma.sync`` and ``wmma``).
+
+Those of 8-bit floats need sm_89 or later (:attr:`TensorCoreInstruction.architecture`).
+"""
 
 
 def instruction_of(

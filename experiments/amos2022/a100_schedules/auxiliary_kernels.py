@@ -86,7 +86,7 @@ def _elementwise(
     lines: float,
     missing: float,
     instructions: float,
-    ahead: int,
+    ahead: float,
     gpu: Gpu,
     written_out: bool = False,
 ) -> KernelWork:

@@ -5,7 +5,8 @@
 
 Kernels of WMMA that copy two tiles to shared memory, between barriers, as TVM writes them: loops or
 written out, with and without a guard of the last iterations, for several sizes and fragments. At
-each store that waits for its load the loads after it are counted that are under way by then.
+each store that waits for its load the loads are counted that are under way by then, itself
+included. Of kernels the harmonic mean is taken: a load takes its latency over their number.
 Writes ``windows.md`` into ``--output``, by default beside this file.
 """
 
@@ -27,11 +28,11 @@ from cpembed.runtime.measurement.environment import provenance, provenance_lines
 VECTORS = {1: "half", 2: "uint1", 4: "uint2", 8: "uint4"}
 """Type of a load by its number of elements."""
 
-COPIES = ((4, 8, True), (8, 32, True), (4, 24, True), (12, 96, False), (16, 16, False),
-          (16, 128, False), (20, 40, False))  # fmt: skip
+COPIES = ((4, 8, True), (8, 16, True), (8, 32, True), (4, 24, True), (12, 96, False),
+          (16, 16, False), (8, 4, False), (20, 40, False))  # fmt: skip
 """Iterations of the copies of image and filters, and whether TVM writes them out."""
 
-FRAGMENTS = ((1, 2), (2, 4))
+FRAGMENTS = ((1, 1), (1, 2), (2, 4))
 """Fragments of image and filters in a warp."""
 
 
@@ -40,13 +41,14 @@ def copy(name: str, vector: int, count: int, warps: int, *, unrolled: bool, guar
     tile, pitch = (256, 2048) if name == "A" else (1024, 4096)
 
     def statement(number: str) -> str:
-        place = f"({number} * {warps * 32 * vector} + threadIdx.y * {32 * vector} + "
-        place += f"threadIdx.x * {vector})"
+        # Signed, as TVM writes them: quotients of signed numbers take more instructions.
+        place = f"({number} * {warps * 32 * vector} + (int)threadIdx.y * {32 * vector} + "
+        place += f"(int)threadIdx.x * {vector})"
         source = f"{place} / {tile} * {pitch} + base_{name} + {place} % {tile}"
         kind = VECTORS[vector]
         line = f"*({kind}*)({name}_shared + {place}) = *({kind}*)({name} + {source});"
         last = count * warps - (warps // 2 or 1)
-        return f"if ({number} * {warps} + threadIdx.y < {last}) {line}" if guarded else line
+        return f"if ({number} * {warps} + (int)threadIdx.y < {last}) {line}" if guarded else line
 
     if unrolled:
         return "\n".join(statement(str(number)) for number in range(count))
@@ -76,8 +78,8 @@ copies(half* __restrict__ A, half* __restrict__ B, half* __restrict__ C) {{
   #pragma unroll
   for (int i = 0; i < {image * filters}; ++i) fill_fragment(sums[i], __float2half(0));
   for (int refill = 0; refill < 6; ++refill) {{
-    int base_A = (blockIdx.x * 6 + refill) * {sizes[0]};
-    int base_B = (blockIdx.y * 6 + refill) * {sizes[1]};
+    int base_A = ((int)blockIdx.x * 6 + refill) * {sizes[0]};
+    int base_B = ((int)blockIdx.y * 6 + refill) * {sizes[1]};
     __syncthreads();
     {copies[0]}
     {copies[1]}
@@ -169,7 +171,7 @@ def table(nvcc: Path, ptxas: Path | None, folder: Path) -> list[str]:
     name = "nvcc's" if ptxas is None else _version(ptxas)
     return [
         f"| {name} | {vector} | {'yes' if guarded else 'no'} | {len(means)} | "
-        f"{statistics.mean(means):.1f} | {min(means):.1f} to {max(means):.1f} |"
+        f"{statistics.harmonic_mean(means):.1f} | {min(means):.1f} to {max(means):.1f} |"
         for (vector, guarded), means in sorted(windows.items())
     ]
 
@@ -200,7 +202,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         "",
         "Written by `windows.py`, which says what is counted. Read from machine code for sm_80.",
         "",
-        "| ptxas | elements of a load | guarded | kernels | mean | of single kernels |",
+        "| ptxas | elements of a load | guarded | kernels | harmonic mean | of single kernels |",
         "| --- | --- | --- | --- | --- | --- |",
         *lines,
         "",
