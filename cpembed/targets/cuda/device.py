@@ -70,6 +70,7 @@ def _functions() -> dict[str, str]:
 
 def _definitions() -> Iterator[_Definition]:
     yield from map(_copy, COPIES)
+    yield _opaque()
     yield "cpembed_cp_async_commit", "", ['asm volatile("cp.async.commit_group;" ::: "memory");']
     for left in range(MAX_GROUPS):
         wait = f'asm volatile("cp.async.wait_group {left};" ::: "memory");'
@@ -120,6 +121,12 @@ def _word_assignments(size: int) -> list[str]:
         f"static_cast<{c}*>(registers)[{number}] = static_cast<{c}>(w{number});"
         for number in range(count)
     ]
+
+
+def _opaque() -> _Definition:
+    # The compiler does not know what is in the register after this.
+    register = '"+r"(*static_cast<unsigned int*>(registers))'
+    return "cpembed_opaque", "void* registers", [f'asm volatile("mov.b32 %0, %0;" : {register});']
 
 
 def _copy(size: int) -> _Definition:

@@ -202,7 +202,7 @@ class Plan:
         """Estimated registers of a thread: sums, fragments of two inner steps, addresses."""
         instruction, (rows, columns) = self.product.instruction, self.schedule.tile
         first, second, sums = instruction.registers
-        fragments = min(2, self.schedule.depth) * (rows * first + columns * second)
+        fragments = 2 * (rows * first + columns * second)
         tiles = (self.shared(self.first), self.shared(self.second))
         copies = sum(-(-tile.copies // self.schedule.threads) for tile in tiles if tile.width >= 4)
         # A multiprocessor allocates registers in units of 8 for each thread of a warp.
