@@ -20,10 +20,12 @@ from cpembed.provenance import Provenance
 from cpembed.runtime.measurement.runner import Timing
 from cpembed.runtime.tuning.space import Scored, Space
 from cpembed.targets.base import Array, Details, Execution, Row, Target
-from cpembed.targets.cuda.build import INSTRUCTIONS, CudaKernels, cuda_text, function_calls, save
+from cpembed.targets.cuda.build import CudaKernels, cuda_text, function_calls
+from cpembed.targets.cuda.cases import cases_of
 from cpembed.targets.cuda.executor import COMPILER, Counters, Order
 from cpembed.targets.cuda.lower import TiledProduct, lower
 from cpembed.targets.cuda.model import Gpu, estimate, gpu
+from cpembed.targets.cuda.saving import INSTRUCTIONS, SavedKernel, identifier, save
 from cpembed.targets.cuda.schedule import KernelSchedule, Plan, check
 from cpembed.targets.cuda.traffic import work_of
 from cpembed.transform.program import DerivedProgram
@@ -195,7 +197,30 @@ class CudaTarget(Target[TiledProduct, KernelSchedule, CudaKernels]):
         return Timing(self.provenance, artifact.plan.product.program.unfused.macs, None)
 
     def save(self, artifact: CudaKernels, path: Path) -> None:
-        save(artifact, path)
+        save(self.saved(artifact, identifier(path.name)), path)
+
+    def saved(self, artifact: CudaKernels, name: str) -> SavedKernel:
+        """Return kernels with all that a folder says of them."""
+        plan = artifact.plan
+        program, epilogue = plan.product.program, plan.product.epilogue
+        return SavedKernel(
+            name=name,
+            text=artifact.text,
+            inputs=artifact.operands(),
+            output=artifact.output(),
+            prepares=artifact.prepares(),
+            cases=cases_of(program.unfused, epilogue),
+            macs=program.unfused.macs,
+            about={
+                "workload": str(program.unfused),
+                "sizes": dict(program.unfused.extents),
+                "epilogue": None if epilogue is None else str(epilogue),
+                "target": self.spec.name,
+                "machine": self.described_machine,
+                "embedding": program.embedding.to_json(),
+                "schedule": str(plan.schedule),
+            },
+        )
 
     def schedule_json(self, schedule: KernelSchedule) -> dict[str, Any]:
         document: dict[str, Any] = super().schedule_json(schedule)

@@ -1,0 +1,185 @@
+// A CUDA driver and runtime without a GPU, of which FAKE_CUDA says how they behave:
+//   none: no device; memory: allocations fail; refuse: launches fail; idle: launches do nothing;
+//   run: launches are executed by the library FAKE_CUDA_PROGRAM, an emulated CUDA text.
+#include "launch.h"  // ExecutorBuffer and ExecutorLaunch, as the executor has them.
+#include <dlfcn.h>
+#include <cstdio>
+#include <cstdlib>
+#include <cstring>
+#include <map>
+#include <set>
+#include <string>
+#include <vector>
+
+#define API extern "C" __attribute__((visibility("default")))
+
+static std::string mode() { return getenv("FAKE_CUDA") ? getenv("FAKE_CUDA") : "none"; }
+static int last_error = 0;
+static std::map<unsigned char*, size_t> allocations;
+static std::set<std::string> names;
+static std::map<const void*, std::string> host_functions;
+static int number_from(const char* variable, int other) {
+  return getenv(variable) ? atoi(getenv(variable)) : other;
+}
+static int capability() { return number_from("FAKE_CUDA_CAPABILITY", 80); }
+
+static int allocate(void** address, size_t size) {
+  if (mode() == "memory") return 2;
+  size_t rounded = (size + 255) / 256 * 256;
+  *address = aligned_alloc(256, rounded);
+  if (getenv("FAKE_CUDA_UNALIGNED")) *address = (char*)*address + 8;
+  allocations[(unsigned char*)*address] = size;
+  return 0;
+}
+
+static int execute(const std::string& name, const unsigned* grid, const unsigned* block,
+                   unsigned shared, void** arguments) {
+  if (mode() == "refuse") return 1;
+  if (mode() == "idle") return 0;
+  static void* library = dlopen(getenv("FAKE_CUDA_PROGRAM"), RTLD_NOW | RTLD_LOCAL);
+  if (!library) {
+    fprintf(stderr, "%s\n", dlerror());
+    return 999;
+  }
+  std::vector<ExecutorBuffer> buffers;
+  for (auto& [base, size] : allocations) {
+    ExecutorBuffer buffer = {};
+    buffer.base = base, buffer.bytes = size;
+    buffers.push_back(buffer);
+  }
+  ExecutorLaunch launch = {};
+  launch.invoke = (void (*)(void**))dlsym(library, ("executor_invoke_" + name).c_str());
+  launch.arguments = arguments;
+  launch.buffers = buffers.data();
+  launch.buffer_count = int(buffers.size());
+  for (int axis = 0; axis < 3; axis++) launch.grid[axis] = grid[axis], launch.block[axis] = block[axis];
+  launch.shared_bytes = shared;
+  auto run = (const char* (*)(const ExecutorLaunch*))dlsym(library, "executor_run");
+  if (!launch.invoke || !run) return 500;
+  if (const char* fault = run(&launch)) {
+    fprintf(stderr, "fault: %s\n", fault);
+    return 700;
+  }
+  return 0;
+}
+
+static const char* message(int status) {
+  switch (status) {
+    case 0: return "no error";
+    case 1: return "invalid argument";
+    case 2: return "out of memory";
+    case 100: return "no CUDA-capable device is detected";
+    case 700: return "an illegal memory access was encountered";
+    default: return "unknown error";
+  }
+}
+static int attribute(int number) {
+  switch (number) {
+    case 75: return capability() / 10;
+    case 76: return capability() % 10;
+    case 13: return 1410000;
+    case 16: return 108;
+    case 38: return number_from("FAKE_CUDA_L2", 1 << 16);
+    case 97: return number_from("FAKE_CUDA_SHARED", 166912);
+    default: return 0;
+  }
+}
+
+// ---------------------------------------------------------------------------------- the driver
+API int cuInit(unsigned) { return mode() == "none" ? 100 : 0; }
+API int cuDriverGetVersion(int* value) { return *value = 13000, 0; }
+API int cuDeviceGetCount(int* count) { return *count = mode() == "none" ? 0 : 1, 0; }
+API int cuDeviceGet(int* device, int) { return *device = 0, 0; }
+API int cuDeviceGetName(char* name, int size, int) { return snprintf(name, size, "fake GPU"), 0; }
+API int cuDeviceGetAttribute(int* value, int number, int) { return *value = attribute(number), 0; }
+API int cuDevicePrimaryCtxRetain(void** context, int) { return *context = &last_error, 0; }
+API int cuCtxSetCurrent(void*) { return 0; }
+API int cuCtxSynchronize() { return 0; }
+API int cuMemAlloc_v2(unsigned long long* address, size_t size) {
+  return allocate((void**)address, size);
+}
+API int cuMemFree_v2(unsigned long long address) {
+  return allocations.erase((unsigned char*)address), 0;
+}
+API int cuMemcpyHtoD_v2(unsigned long long to, const void* from, size_t size) {
+  return memcpy((void*)to, from, size), 0;
+}
+API int cuMemcpyDtoH_v2(void* to, unsigned long long from, size_t size) {
+  return memcpy(to, (void*)from, size), 0;
+}
+API int cuMemsetD8_v2(unsigned long long to, unsigned char byte, size_t size) {
+  return memset((void*)to, byte, size), 0;
+}
+API int cuModuleLoadData(void** module, const void* data) {
+  // An ELF file, or the text of PTX.
+  return *module = &last_error, memcmp(data, "\177ELF", 4) && memcmp(data, "//", 2) ? 200 : 0;
+}
+API int cuModuleGetFunction(void** function, void*, const char* name) {
+  return *function = (void*)names.insert(name).first->c_str(), 0;
+}
+API int cuFuncSetAttribute(void*, int, int) { return 0; }
+API int cuFuncGetAttribute(int* value, int number, void*) { return *value = number == 4 ? 96 : 0, 0; }
+API int cuLaunchKernel(void* function, unsigned x, unsigned y, unsigned z, unsigned bx, unsigned by,
+                       unsigned bz, unsigned shared, void*, void** arguments, void**) {
+  unsigned grid[] = {x, y, z}, block[] = {bx, by, bz};
+  return execute((const char*)function, grid, block, shared, arguments);
+}
+API int cuEventCreate(void** event, unsigned) { return *event = &last_error, 0; }
+API int cuEventRecord(void*, void*) { return 0; }
+API int cuEventSynchronize(void*) { return 0; }
+// 0.01 ms without a launch too: a program that trusts events alone prints a time.
+API int cuEventElapsedTime(float* ms, void*, void*) { return *ms = 0.01f, 0; }
+API int cuGetErrorString(int status, const char** text) { return *text = message(status), 0; }
+
+// --------------------------------------------------------------------------------- the runtime
+struct Size {
+  unsigned x, y, z;
+};
+static int kept(int status) {
+  if (status) last_error = status;
+  return status;
+}
+API int cudaGetLastError() {
+  int status = last_error;
+  return last_error = 0, status;
+}
+API const char* cudaGetErrorString(int status) { return message(status); }
+API int cudaGetDeviceCount(int* count) {
+  return *count = mode() != "none", kept(mode() == "none" ? 100 : 0);
+}
+API int cudaSetDevice(int) { return 0; }
+API int cudaDeviceGetAttribute(int* value, int number, int) { return *value = attribute(number), 0; }
+API int cudaGetDeviceProperties(void* properties, int) {
+  return snprintf((char*)properties, 256, "fake GPU"), 0;
+}
+API int cudaMalloc(void** address, size_t size) { return kept(allocate(address, size)); }
+API int cudaFree(void* address) { return allocations.erase((unsigned char*)address), 0; }
+API int cudaMemset(void* to, int byte, size_t size) { return memset(to, byte, size), 0; }
+API int cudaMemsetAsync(void* to, int byte, size_t size, void*) { return memset(to, byte, size), 0; }
+API int cudaMemcpy(void* to, const void* from, size_t size, int) { return memcpy(to, from, size), 0; }
+API int cudaDeviceSynchronize() { return 0; }
+API int cudaEventCreate(void** event) { return *event = &last_error, 0; }
+API int cudaEventRecord(void*, void*) { return 0; }
+API int cudaEventSynchronize(void*) { return 0; }
+API int cudaEventElapsedTime(float* ms, void*, void*) { return *ms = 0.01f, 0; }
+API int cudaFuncSetAttribute(const void*, int, int) { return 0; }
+API int cudaLaunchKernel(const void* function, Size grid, Size block, void** arguments, size_t shared,
+                         void*) {
+  return kept(execute(host_functions[function], &grid.x, &block.x, unsigned(shared), arguments));
+}
+API int cudaLaunchKernelExC(const void*, const void*, void**) { return kept(1); }
+API void** __cudaRegisterFatBinary(void*) {
+  static void* handle = nullptr;
+  return &handle;
+}
+API void __cudaRegisterFatBinaryEnd(void**) {}
+API void __cudaUnregisterFatBinary(void**) {}
+API void __cudaRegisterFunction(void**, const char* host, char*, const char* name, int, void*, void*,
+                                void*, void*, int*) {
+  host_functions[host] = name;
+}
+// Stubs of kernels call these, and nothing calls the stubs.
+API int __cudaGetKernel(void** kernel, const void* host) { return *kernel = (void*)host, 0; }
+API int __cudaLaunchKernel(const void*, Size, Size, void**, size_t, void*) { return kept(1); }
+API int __cudaPushCallConfiguration(Size, Size, size_t, void*) { return 0; }
+API int __cudaPopCallConfiguration(void*, void*, size_t*, void*) { return 0; }
