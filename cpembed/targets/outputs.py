@@ -146,6 +146,15 @@ class Saveable(Protocol):
 
 
 @runtime_checkable
+class TorchSaveable(Protocol):
+    """Writes an operator of PyTorch beside its saved artifacts (``build --torch``)."""
+
+    def save_torch(self, path: Path) -> None:
+        """Write the module of the operator into the folder of a saved artifact."""
+        ...
+
+
+@runtime_checkable
 class Traceable(Protocol):
     """Writes a timeline of a run (``run --trace``)."""
 

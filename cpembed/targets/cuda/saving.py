@@ -20,7 +20,7 @@ from cpembed.targets.cuda.build import CudaText, Kernel, Tensor
 from cpembed.targets.cuda.cases import Case
 from cpembed.targets.cuda.hopper.tensor_maps import ENCODERS_TEXT
 from cpembed.targets.cuda.remote import check
-from cpembed.targets.cuda.remote.load import FORMAT
+from cpembed.targets.cuda.remote.load import FORMAT, read_manifest
 
 INSTRUCTIONS = (
     "On a machine with a GPU, `python check.py` (Python 3.10 or later and the CUDA driver) or "
@@ -111,6 +111,12 @@ def save(kernel: SavedKernel, folder: Path) -> None:
     write_whole(folder / "Makefile", _template("Makefile", source=source.name))
 
 
+def save_torch(folder: Path) -> None:
+    """Write an operator of PyTorch beside the kernels of a folder."""
+    name = read_manifest(folder)["name"]
+    write_whole(folder / f"{name}_torch.py", _template("torch_operator.py", name=name))
+
+
 def remote_text(module: str) -> str:
     """Return a module as it is beside the kernels, where the others are its neighbours."""
     return (REMOTE / module).read_text(encoding="utf-8").replace(_IMPORT, "from ")
@@ -165,6 +171,7 @@ def _document(kernel: SavedKernel, text: CudaText, samples: dict[str, bytes]) ->
         **kernel.about,
         "macs": kernel.macs,
         "source": f"{kernel.name}.cu",
+        "operands": list(dict.fromkeys(tensor.tensor for tensor in kernel.inputs)),
         "buffers": _buffers(kernel, text),
         "kernels": [_kernel_document(each, prepares) for each in text.kernels],
         "images": [],
@@ -214,8 +221,8 @@ def _kernel_document(kernel: Kernel, prepares: set[str]) -> dict[str, Any]:
 # --------------------------------------------------------------------------- the check in CUDA C++
 
 
-def _template(name: str, **values: object) -> str:
-    text = (TEMPLATES / f"{name}.txt").read_text(encoding="utf-8")
+def _template(template: str, **values: object) -> str:
+    text = (TEMPLATES / f"{template}.txt").read_text(encoding="utf-8")
     return Template(text).substitute(values)
 
 

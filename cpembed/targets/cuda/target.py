@@ -25,7 +25,7 @@ from cpembed.targets.cuda.cases import cases_of
 from cpembed.targets.cuda.executor import COMPILER, Counters, Order
 from cpembed.targets.cuda.lower import TiledProduct, lower
 from cpembed.targets.cuda.model import Gpu, estimate, gpu
-from cpembed.targets.cuda.saving import INSTRUCTIONS, SavedKernel, identifier, save
+from cpembed.targets.cuda.saving import INSTRUCTIONS, SavedKernel, identifier, save, save_torch
 from cpembed.targets.cuda.schedule import KernelSchedule, Plan, check
 from cpembed.targets.cuda.traffic import work_of
 from cpembed.transform.program import DerivedProgram
@@ -199,14 +199,19 @@ class CudaTarget(Target[TiledProduct, KernelSchedule, CudaKernels]):
     def save(self, artifact: CudaKernels, path: Path) -> None:
         save(self.saved(artifact, identifier(path.name)), path)
 
+    def save_torch(self, path: Path) -> None:
+        save_torch(path)
+
     def saved(self, artifact: CudaKernels, name: str) -> SavedKernel:
         """Return kernels with all that a folder says of them."""
         plan = artifact.plan
         program, epilogue = plan.product.program, plan.product.epilogue
+        # In the workload's order: the factors of a kernel may be exchanged.
+        order = {operand.tensor: n for n, operand in enumerate(program.unfused.inputs)}
         return SavedKernel(
             name=name,
             text=artifact.text,
-            inputs=artifact.operands(),
+            inputs=sorted(artifact.operands(), key=lambda tensor: order.get(tensor.tensor, 9)),
             output=artifact.output(),
             prepares=artifact.prepares(),
             cases=cases_of(program.unfused, epilogue),
