@@ -23,6 +23,7 @@ from cpembed.targets.cuda.compiling import ARCHITECTURES
 from cpembed.targets.cuda.device import function
 from cpembed.targets.cuda.emit import product_kernel
 from cpembed.targets.cuda.executor import Counters, Launch, Order, compile_text
+from cpembed.targets.cuda.hopper.tensor_maps import TensorMap
 from cpembed.targets.cuda.instructions import LANES
 from cpembed.targets.cuda.model import multiprocessor_of
 from cpembed.targets.cuda.schedule import MAX_THREADS, Plan

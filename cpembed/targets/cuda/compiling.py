@@ -22,14 +22,11 @@ def compiler() -> str | None:
     return shutil.which(COMPILER)
 
 
-def require_compiler() -> str:
-    """Return the path of nvcc; raises :class:`BackendUnavailable` if it is not on the path."""
-    path = compiler()
-    if path is None:
-        raise BackendUnavailable(
-            "nvcc is not on the path, and machine code for a GPU is needed: install CUDA's toolkit"
-        )
-    return path
+def missing() -> str | None:
+    """Return why there is no machine code for a GPU, with the remedy; None if nvcc is there."""
+    if compiler() is not None:
+        return None
+    return "nvcc is not on the path, and machine code for a GPU is needed: install CUDA's toolkit"
 
 
 @cache
@@ -64,7 +61,9 @@ def compiled(
     LoweringError
         If it rejects the text, or knows none of the architectures.
     """
-    path, folder = require_compiler(), source.parent
+    path, folder = compiler(), source.parent
+    if path is None:
+        raise BackendUnavailable(missing() or "")
     # What ends in a letter is not listed by all versions, so only its number is looked for.
     numbers = {re.sub(r"\D", "", architecture) for architecture in supported(path)}
     usable = [each for each in architectures if re.sub(r"\D", "", each) in numbers]

@@ -39,7 +39,8 @@ REMOTE = Path(check.__file__).parent
 
 TEMPLATES = Path(__file__).parent / "templates"
 
-_IMPORT = f"from {check.__package__}."
+BASELINES = REMOTE.with_name("baselines")
+"""Folder of the modules that call other libraries there."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -94,21 +95,52 @@ def save(kernel: SavedKernel, folder: Path) -> None:
 
     Raises :class:`~cpembed.errors.LoweringError` if nvcc rejects the text.
     """
-    text, samples = named(kernel.text, kernel.name), dict[str, bytes]()
     make_folder(folder)
+    samples = save_samples(kernel.cases, folder)
+    architectures = kernel.text.architectures if compiling.compiler() is not None else ()
+    text, document = save_kernels(kernel, folder, samples, architectures)
+    for module in ("load.py", "check.py"):
+        write_whole(folder / module, remote_text(REMOTE / module))
+    write_whole(folder / "check.cu", _check_text(document, text))
+    write_whole(folder / "Makefile", _template("Makefile", source=document["source"]))
+
+
+def save_samples(cases: Sequence[Case], folder: Path) -> dict[str, str]:
+    """Write the samples of the cases' results, and return their names by case."""
+    names = {case.name: f"expected.{case.name}.bin" for case in cases}
+    for case in cases:
+        (folder / names[case.name]).write_bytes(case.sample())
+    return names
+
+
+def save_kernels(
+    kernel: SavedKernel,
+    folder: Path,
+    samples: Mapping[str, str],
+    architectures: Sequence[str],
+) -> tuple[CudaText, dict[str, Any]]:
+    """Write the text, its images and the manifest; return the text as written, and the latter.
+
+    Parameters
+    ----------
+    kernel : SavedKernel
+        The kernels.
+    folder : Path
+        Folder of the files, which exists.
+    samples : mapping of str to str
+        File of each case's sample, relative to the folder.
+    architectures : sequence of str
+        Architectures that the text is compiled for; none to write the text only.
+    """
+    text = named(kernel.text, kernel.name)
     document = _document(kernel, text, samples)
     source = folder / document["source"]
     write_whole(source, text.source)
-    for name, data in samples.items():
-        (folder / name).write_bytes(data)
-    if compiling.compiler() is not None:
+    if architectures:
         with step("compiling a CUDA kernel"):
-            document["images"] = compiling.compiled(source, kernel.name, text.architectures)
+            document["images"] = compiling.compiled(source, kernel.name, architectures)
     write_whole(folder / f"{kernel.name}.json", json.dumps(document, indent=1) + "\n")
-    for module in ("load.py", "check.py"):
-        write_whole(folder / module, remote_text(module))
-    write_whole(folder / "check.cu", _check_text(document, text))
-    write_whole(folder / "Makefile", _template("Makefile", source=source.name))
+    return text, document
 
 
 def save_torch(folder: Path) -> None:
@@ -117,9 +149,13 @@ def save_torch(folder: Path) -> None:
     write_whole(folder / f"{name}_torch.py", _template("torch_operator.py", name=name))
 
 
-def remote_text(module: str) -> str:
+def remote_text(module: Path) -> str:
     """Return a module as it is beside the kernels, where the others are its neighbours."""
-    return (REMOTE / module).read_text(encoding="utf-8").replace(_IMPORT, "from ")
+    text = module.read_text(encoding="utf-8")
+    for package in (REMOTE, BASELINES):
+        name = f"cpembed.targets.cuda.{package.name}"
+        text = text.replace(f"from {name} import ", "import ").replace(f"from {name}.", "from ")
+    return text
 
 
 def named(text: CudaText, name: str) -> CudaText:
@@ -156,15 +192,11 @@ def _kernel_name(kernel: str, name: str) -> str:
     return f"{name}_{kernel.removesuffix('_kernel')}"
 
 
-def _document(kernel: SavedKernel, text: CudaText, samples: dict[str, bytes]) -> dict[str, Any]:
-    """Return the manifest without images; the samples of the cases are added by file."""
+def _document(kernel: SavedKernel, text: CudaText, samples: Mapping[str, str]) -> dict[str, Any]:
+    """Return the manifest without images."""
     prepares = {_kernel_name(each, kernel.name) for each in kernel.prepares}
     reads = {tensor.buffer: tensor.tensor for tensor in kernel.inputs}
-    cases: list[dict[str, Any]] = []
-    for case in kernel.cases:
-        file = f"expected.{case.name}.bin"
-        samples[file] = case.sample()
-        cases.append(case.to_json(reads, file))
+    cases = [case.to_json(reads, samples[case.name]) for case in kernel.cases]
     return {
         "format": FORMAT,
         "name": kernel.name,
@@ -281,8 +313,8 @@ def _tables(document: Mapping[str, Any], numbers: Mapping[str, int]) -> str:
     shared = max(kernel["dynamic_shared_bytes"] for kernel in document["kernels"])
     signed = is_integer(output["dtype"]) and numpy_dtype(output["dtype"]).kind == "i"
     lines = [
-        f"enum {{ GUARD_BYTES = {check.GUARD_BYTES}, GUARD = {check.GUARD}, "
-        f"UNWRITTEN = {check.UNWRITTEN} }};",
+        f"enum {{ GUARD_BYTES = {check.GUARD_BYTES}, GUARD = {check.GUARD} }};",
+        f"enum {{ UNWRITTEN = {check.UNWRITTEN} }};",
         f"enum {{ RUNS = {check.RUNS}, WARM_UP = {check.WARM_UP}, SHARED_BYTES = {shared} }};",
         f"static const double MACS = {float(document['macs'])!r};",
         "static const std::vector<Buffer> buffers = {",
@@ -312,8 +344,8 @@ def _case_text(case: Mapping[str, Any], numbers: Mapping[str, int]) -> str:
             "     {",
             *inputs,
             "     },",
-            f"     {exact}, {expected['absolute']!r}, {expected['relative']!r}, "
-            f"{expected['slice_elements']}, {_braces(expected['crc32'])},",
+            f"     {exact}, {expected['absolute']!r}, {expected['relative']!r},",
+            f"     {expected['slice_elements']}, {_braces(expected['crc32'])},",
             f'     "{expected["sample"]}", {expected["sample_step"]}}},',
         ]
     )

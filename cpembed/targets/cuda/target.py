@@ -20,14 +20,19 @@ from cpembed.provenance import Provenance
 from cpembed.runtime.measurement.runner import Timing
 from cpembed.runtime.tuning.space import Scored, Space
 from cpembed.targets.base import Array, Details, Execution, Row, Target
+from cpembed.targets.cuda import compiling
 from cpembed.targets.cuda.build import CudaKernels, cuda_text, function_calls
-from cpembed.targets.cuda.cases import cases_of
+from cpembed.targets.cuda.cases import Case, cases_of
 from cpembed.targets.cuda.executor import COMPILER, Counters, Order
 from cpembed.targets.cuda.lower import TiledProduct, lower
 from cpembed.targets.cuda.model import Gpu, estimate, gpu
+from cpembed.targets.cuda.pack.packing import pack_layer, pack_programs
+from cpembed.targets.cuda.pack.results import read_results
+from cpembed.targets.cuda.remote.report import markdown
 from cpembed.targets.cuda.saving import INSTRUCTIONS, SavedKernel, identifier, save, save_torch
 from cpembed.targets.cuda.schedule import KernelSchedule, Plan, check
 from cpembed.targets.cuda.traffic import work_of
+from cpembed.targets.outputs import PackedLayer
 from cpembed.transform.program import DerivedProgram
 
 WARPS = ((1, 1), (1, 2), (2, 1), (2, 2), (1, 4), (4, 1), (2, 4), (4, 2))
@@ -197,13 +202,27 @@ class CudaTarget(Target[TiledProduct, KernelSchedule, CudaKernels]):
         return Timing(self.provenance, artifact.plan.product.program.unfused.macs, None)
 
     def save(self, artifact: CudaKernels, path: Path) -> None:
-        save(self.saved(artifact, identifier(path.name)), path)
+        product = artifact.plan.product
+        cases = cases_of(product.program.unfused, product.epilogue)
+        save(self.saved(artifact, identifier(path.name), cases), path)
 
     def save_torch(self, path: Path) -> None:
         save_torch(path)
 
-    def saved(self, artifact: CudaKernels, name: str) -> SavedKernel:
-        """Return kernels with all that a folder says of them."""
+    def pack_layer(self, layer: PackedLayer, root: Path) -> None:
+        pack_layer(self, self.saved, layer, root)
+
+    def missing_to_pack(self) -> str | None:
+        return compiling.missing()
+
+    def pack_programs(self, root: Path) -> None:
+        pack_programs(root)
+
+    def measured_report(self, document: Mapping[str, Any]) -> str:
+        return markdown(read_results(document))
+
+    def saved(self, artifact: CudaKernels, name: str, cases: Sequence[Case]) -> SavedKernel:
+        """Return kernels with everything that a folder says of them."""
         plan = artifact.plan
         program, epilogue = plan.product.program, plan.product.epilogue
         # In the workload's order: the factors of a kernel may be exchanged.
@@ -214,7 +233,7 @@ class CudaTarget(Target[TiledProduct, KernelSchedule, CudaKernels]):
             inputs=sorted(artifact.operands(), key=lambda tensor: order.get(tensor.tensor, 9)),
             output=artifact.output(),
             prepares=artifact.prepares(),
-            cases=cases_of(program.unfused, epilogue),
+            cases=cases,
             macs=program.unfused.macs,
             about={
                 "workload": str(program.unfused),

@@ -94,11 +94,10 @@ def canonical(data: bytes, dtype: str) -> bytes:
     infinity = (1 << exponent) - 1 << mantissa
     quiet, sign = infinity | 1 << mantissa - 1, 1 << size - 1
     letter = {8: "B", 16: "H", 32: "I"}[size]
-    numbers = memoryview(data).cast(letter)
-    clean = [
-        (quiet if (n & ~sign) > infinity else 0 if n == sign else n) for n in numbers.tolist()
-    ]
-    return struct.pack(f"<{len(clean)}{letter}", *clean)
+    letters = f"<{8 * len(data) // size}{letter}"
+    numbers: tuple[int, ...] = struct.unpack(letters, data)
+    clean = [(quiet if (n & ~sign) > infinity else 0 if n == sign else n) for n in numbers]
+    return struct.pack(letters, *clean)
 
 
 def number_of(bits: bytes, dtype: str) -> float:
@@ -144,9 +143,9 @@ def difference(
         right = sample[place * size : (place + 1) * size]
         if bits == right:
             continue
-        stored, wanted = number_of(bits, dtype), number_of(right, dtype)
-        if not _near(stored, wanted, expected):
-            return f"element {index} is {stored:g}, not {wanted:g}"
+        stored, right_number = number_of(bits, dtype), number_of(right, dtype)
+        if not _near(stored, right_number, expected):
+            return f"element {index} is {stored:g}, not {right_number:g}"
     return f"{wrong_slice} have another checksum" if wrong_slice else None
 
 
@@ -216,7 +215,22 @@ class Memory:
 
 
 def check_case(kernels: Kernels, memory: Memory, case: Mapping[str, Any]) -> None:
-    """Run the kernels on a case; raises :class:`CudaError` unless the result is right."""
+    """Run the kernels on a case.
+
+    Parameters
+    ----------
+    kernels : Kernels
+        The kernels.
+    memory : Memory
+        Memory of their buffers.
+    case : mapping
+        Document of the case.
+
+    Raises
+    ------
+    CudaError
+        If a call is refused, or the result is wrong.
+    """
     memory.write_inputs(case)
     kernels.launch(memory.addresses)
     kernels.device.synchronize()
@@ -256,7 +270,17 @@ class Timer:
 
 
 def timed(kernels: Kernels, memory: Memory, timer: Timer) -> list[float]:
-    """Return the microseconds of calls; weights are packed before them."""
+    """Return the microseconds of calls; weights are packed before them.
+
+    Parameters
+    ----------
+    kernels : Kernels
+        The kernels.
+    memory : Memory
+        Memory of their buffers, with the inputs of a case.
+    timer : Timer
+        Clock.
+    """
     # A right result of an earlier call must not pass for that of a launch that did nothing.
     memory.erase_output()
     kernels.launch(memory.addresses, kernels.prepares)

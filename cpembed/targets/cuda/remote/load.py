@@ -18,10 +18,11 @@ import json
 import re
 import shutil
 import subprocess
+import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 FORMAT = 2
 
@@ -287,6 +288,13 @@ class Kernels:
             self.driver.call("cuFuncSetAttribute", function, _NON_PORTABLE_CLUSTER, 1)
         return function
 
+    def unload(self) -> None:
+        """Release the machine code and the memory that kernels pass to each other."""
+        for address in self._workspace.values():
+            self.device.free(address)
+        self._workspace.clear()
+        self.driver.call("cuModuleUnload", self._module)
+
     @property
     def prepares(self) -> list[str]:
         """Names of the kernels that pack weights, which run once before all calls."""
@@ -300,7 +308,7 @@ class Kernels:
     def attributes(self) -> list[dict[str, Any]]:
         """Return registers of a thread and bytes of local memory of each kernel."""
         values: list[dict[str, Any]] = []
-        for function, kernel in zip(self._functions, self.manifest["kernels"]):
+        for function, kernel in zip(self._functions, self.manifest["kernels"], strict=True):
             # CU_FUNC_ATTRIBUTE_NUM_REGS and CU_FUNC_ATTRIBUTE_LOCAL_SIZE_BYTES
             registers, local = (
                 self.driver.number("cuFuncGetAttribute", attribute, function)
@@ -328,7 +336,7 @@ class Kernels:
         CudaError
             If an address is missing or not aligned, or the driver refuses a launch.
         """
-        for function, kernel in zip(self._functions, self.manifest["kernels"]):
+        for function, kernel in zip(self._functions, self.manifest["kernels"], strict=True):
             if names is None or kernel["name"] in names:
                 values = [self._argument(kernel, each, addresses) for each in kernel["parameters"]]
                 launch(self.driver, function, kernel, values, stream)
@@ -339,9 +347,6 @@ class Kernels:
         parameter: Mapping[str, Any],
         addresses: Mapping[str, int],
     ) -> Any:
-        if parameter["kind"] == "scalar":
-            kinds = {"int32": ctypes.c_int32, "uint32": ctypes.c_uint32, "float32": ctypes.c_float}
-            return kinds[parameter["dtype"]](parameter["value"])
         buffer = self.buffers[parameter["buffer"]]
         if buffer.name not in addresses:
             raise CudaError(f"{kernel['name']} has no address of {buffer.name}")
@@ -431,10 +436,10 @@ class Kernels:
         return tensor.data_ptr()
 
     def _empty(self, buffer: Mapping[str, Any]) -> Any:
-        try:
-            import torch
-        except ImportError as error:
-            raise CudaError("without torch the result needs memory: pass out") from error
+        # It is loaded where an operand is a tensor of it.
+        torch: Any = sys.modules.get("torch")
+        if torch is None:
+            raise CudaError("without torch the result needs memory: pass out")
         dtype = getattr(torch, buffer["dtype"])
         return torch.empty(buffer["shape"], dtype=dtype, device=f"cuda:{self.device.index}")
 
@@ -443,8 +448,7 @@ def _torch_stream(tensor: Any) -> int:
     """Return the handle of torch's current stream on a tensor's device; 0 for other libraries."""
     if not hasattr(tensor, "data_ptr"):
         return 0
-    import torch
-
+    torch: Any = sys.modules["torch"]
     return torch.cuda.current_stream(tensor.device).cuda_stream
 
 
@@ -456,11 +460,12 @@ def read_manifest(folder: Path) -> dict[str, Any]:
     manifests: list[dict[str, Any]] = []
     for path in sorted(folder.glob("*.json")):
         try:
-            document = json.loads(path.read_text(encoding="utf-8"))
+            document: Any = json.loads(path.read_text(encoding="utf-8"))
         except ValueError as error:
             raise CudaError(f"{path}: {error}") from error
+        # Results may lie beside the manifest.
         if isinstance(document, dict) and "kernels" in document:
-            manifests.append(document)
+            manifests.append(cast("dict[str, Any]", document))
     if len(manifests) != 1:
         raise CudaError(f"{folder} has {len(manifests)} manifests of kernels, not one")
     (manifest,) = manifests

@@ -1,13 +1,15 @@
 // A CUDA driver and runtime without a GPU, of which FAKE_CUDA says how they behave:
 //   none: no device; memory: allocations fail; refuse: launches fail; idle: launches do nothing;
-//   run: launches are executed by the library FAKE_CUDA_PROGRAM, an emulated CUDA text.
+//   run: launches are executed by the library FAKE_CUDA_PROGRAM, an emulated CUDA text, or by that
+//   of the image in the list FAKE_CUDA_PROGRAMS, whose lines are "image library".
 #include "launch.h"  // ExecutorBuffer and ExecutorLaunch, as the executor has them.
 #include <dlfcn.h>
 #include <cstdio>
 #include <cstdlib>
 #include <cstring>
+#include <fstream>
+#include <iterator>
 #include <map>
-#include <set>
 #include <string>
 #include <vector>
 
@@ -16,7 +18,11 @@
 static std::string mode() { return getenv("FAKE_CUDA") ? getenv("FAKE_CUDA") : "none"; }
 static int last_error = 0;
 static std::map<unsigned char*, size_t> allocations;
-static std::set<std::string> names;
+struct Function {
+  std::string name, library;
+};
+static std::vector<Function*> functions;
+static std::vector<std::string*> modules;
 static std::map<const void*, std::string> host_functions;
 static int number_from(const char* variable, int other) {
   return getenv(variable) ? atoi(getenv(variable)) : other;
@@ -32,11 +38,12 @@ static int allocate(void** address, size_t size) {
   return 0;
 }
 
-static int execute(const std::string& name, const unsigned* grid, const unsigned* block,
-                   unsigned shared, void** arguments) {
+static int execute(const std::string& name, const std::string& path, const unsigned* grid,
+                   const unsigned* block, unsigned shared, void** arguments) {
   if (mode() == "refuse") return 1;
   if (mode() == "idle") return 0;
-  static void* library = dlopen(getenv("FAKE_CUDA_PROGRAM"), RTLD_NOW | RTLD_LOCAL);
+  if (getenv("FAKE_CUDA_FAULT") && name == getenv("FAKE_CUDA_FAULT")) return 700;
+  void* library = dlopen(path.c_str(), RTLD_NOW | RTLD_LOCAL);
   if (!library) {
     fprintf(stderr, "%s\n", dlerror());
     return 999;
@@ -68,6 +75,7 @@ static const char* message(int status) {
     case 0: return "no error";
     case 1: return "invalid argument";
     case 2: return "out of memory";
+    case 200: return "device kernel image is invalid";
     case 100: return "no CUDA-capable device is detected";
     case 700: return "an illegal memory access was encountered";
     default: return "unknown error";
@@ -107,22 +115,45 @@ API int cuMemcpyHtoD_v2(unsigned long long to, const void* from, size_t size) {
 API int cuMemcpyDtoH_v2(void* to, unsigned long long from, size_t size) {
   return memcpy(to, (void*)from, size), 0;
 }
+API int cuMemcpyDtoDAsync_v2(unsigned long long, unsigned long long, size_t, void*) { return 0; }
 API int cuMemsetD8_v2(unsigned long long to, unsigned char byte, size_t size) {
   return memset((void*)to, byte, size), 0;
 }
+static std::string program() {
+  return getenv("FAKE_CUDA_PROGRAM") ? getenv("FAKE_CUDA_PROGRAM") : "";
+}
+static std::string contents(const std::string& path) {
+  std::ifstream file(path, std::ios::binary);
+  return {std::istreambuf_iterator<char>(file), {}};
+}
 API int cuModuleLoadData(void** module, const void* data) {
   // An ELF file, or the text of PTX.
-  return *module = &last_error, memcmp(data, "\177ELF", 4) && memcmp(data, "//", 2) ? 200 : 0;
+  if (memcmp(data, "\177ELF", 4) && memcmp(data, "//", 2)) return 200;
+  std::string library = program();
+  if (const char* list = getenv("FAKE_CUDA_PROGRAMS")) {
+    library = "";
+    std::ifstream lines(list);
+    for (std::string image, path; lines >> image >> path;) {
+      std::string bytes = contents(image);
+      if (!memcmp(bytes.data(), data, bytes.size())) library = path;
+    }
+    if (library.empty()) return 200;
+  }
+  modules.push_back(new std::string(library));
+  return *module = modules.back(), 0;
 }
-API int cuModuleGetFunction(void** function, void*, const char* name) {
-  return *function = (void*)names.insert(name).first->c_str(), 0;
+API int cuModuleUnload(void*) { return 0; }
+API int cuModuleGetFunction(void** function, void* module, const char* name) {
+  functions.push_back(new Function{name, *(std::string*)module});
+  return *function = functions.back(), 0;
 }
 API int cuFuncSetAttribute(void*, int, int) { return 0; }
 API int cuFuncGetAttribute(int* value, int number, void*) { return *value = number == 4 ? 96 : 0, 0; }
 API int cuLaunchKernel(void* function, unsigned x, unsigned y, unsigned z, unsigned bx, unsigned by,
                        unsigned bz, unsigned shared, void*, void** arguments, void**) {
   unsigned grid[] = {x, y, z}, block[] = {bx, by, bz};
-  return execute((const char*)function, grid, block, shared, arguments);
+  auto* called = (Function*)function;
+  return execute(called->name, called->library, grid, block, shared, arguments);
 }
 API int cuEventCreate(void** event, unsigned) { return *event = &last_error, 0; }
 API int cuEventRecord(void*, void*) { return 0; }
@@ -165,7 +196,8 @@ API int cudaEventElapsedTime(float* ms, void*, void*) { return *ms = 0.01f, 0; }
 API int cudaFuncSetAttribute(const void*, int, int) { return 0; }
 API int cudaLaunchKernel(const void* function, Size grid, Size block, void** arguments, size_t shared,
                          void*) {
-  return kept(execute(host_functions[function], &grid.x, &block.x, unsigned(shared), arguments));
+  return kept(execute(host_functions[function], program(), &grid.x, &block.x, unsigned(shared),
+                      arguments));
 }
 API int cudaLaunchKernelExC(const void*, const void*, void**) { return kept(1); }
 API void** __cudaRegisterFatBinary(void*) {

@@ -119,9 +119,7 @@ WRONG: dict[str, Callable[[Path], None]] = {
     # The last stage of the depth is left out.
     "a lost product": lambda f: damaged(f, r"(cpembed_mma_\w+)\(([^;{]*)\);", r"((void)0);"),
     # Results of a row go to the next one.
-    "a shifted store": lambda f: damaged(
-        f, r"(cpembed_store_(\d+)\(\()(&\(C_ptr\[)", r"\1\3 8 + "
-    ),
+    "a shifted store": lambda f: damaged(f, r"(cpembed_store_(\d+)\(\()(&\(C_ptr\[)", r"\1\3 8 + "),
 }
 
 
@@ -300,7 +298,7 @@ def test_the_folder_is_of_the_standard_library_alone(folder: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("capability", "architecture"),
+    "capability, architecture",
     [
         ((8, 0), "sm_80"), ((8, 6), "sm_86"), ((8, 7), "sm_86"), ((9, 0), "sm_90"),
         ((10, 3), "sm_100"), ((11, 0), "compute_80"), ((12, 1), "sm_120"), ((13, 0), "compute_80"),
@@ -372,7 +370,7 @@ class Given:
 
 
 @pytest.mark.parametrize(
-    ("tensor", "said"),
+    "tensor, said",
     [
         (Given((24, 72), "float16", "cpu"), "A is on cpu, not on the GPU 0: move it there"),
         (Given((24, 72), "float32"), "A is of float32, not of float16"),
