@@ -22,21 +22,20 @@ from cpembed.steps import step
 from cpembed.targets.cuda.compiling import ARCHITECTURES
 from cpembed.targets.cuda.device import function
 from cpembed.targets.cuda.emit import product_kernel
-from cpembed.targets.cuda.executor import Counters, Launch, Order, compile_text
+from cpembed.targets.cuda.epilogue import input_parameters, output_parameters
+from cpembed.targets.cuda.executor import Counters, DeviceArray, Launch, Order, compile_text
 from cpembed.targets.cuda.hopper.tensor_maps import TensorMap
 from cpembed.targets.cuda.instructions import LANES
 from cpembed.targets.cuda.model import multiprocessor_of
+from cpembed.targets.cuda.reduction import REDUCTION_THREADS, reduction_kernel
 from cpembed.targets.cuda.schedule import MAX_THREADS, Plan
 from cpembed.targets.cuda.writer import (
     PACKING_THREADS,
     PARAMETERS,
     PARTIAL,
-    REDUCTION_THREADS,
-    VECTORS,
     Writer,
     packing_blocks,
     packing_kernel,
-    reduction_kernel,
 )
 from cpembed.transform.program import pack
 
@@ -225,18 +224,18 @@ def _memory(
         if operand == workload.inputs[1] and not operand.varies:
             prepared.add(f"pack_{name}")
     elements = product.output.layout.elements
-    if epilogue is not None:
-        for name in epilogue.vectors:
-            if name in constants:
-                memory[VECTORS[name]] = _constant(constants[name])
-            else:
-                dtype = epilogue.vector_dtype(name, product.sums)
-                arguments[name] = memory[VECTORS[name]] = Memory(product.channel_count, dtype)
-        if epilogue.residual is not None:
-            dtype = storage_dtype(epilogue.residual.dtype)
-            arguments[RESIDUAL] = memory["Residual"] = Memory(elements, dtype)
-    output = Memory(elements, storage_dtype(product.output_dtype))
-    arguments[product.program.unfused.output.name] = memory["C"] = output
+    for name, parameter in input_parameters(product).items():
+        if name in constants:
+            memory[parameter] = _constant(constants[name])
+            continue
+        if epilogue.residual is not None and name == RESIDUAL:
+            buffer = Memory(elements, storage_dtype(epilogue.residual.dtype))
+        else:
+            dtype = epilogue.vector_dtype(name, product.sums)
+            buffer = Memory(product.channel_count, storage_dtype(dtype))
+        arguments[name] = memory[parameter] = buffer
+    for name, (parameter, dtype) in output_parameters(product).items():
+        arguments[name] = memory[parameter] = Memory(elements, storage_dtype(dtype))
     memory[PARTIAL] = Memory(plan.schedule.splits * elements, storage_dtype(product.sums))
     return memory, arguments, prepared
 
@@ -281,36 +280,51 @@ class CudaKernels:
         return sum(self.kernel_counters.values(), Counters())
 
     def run(self, inputs: Mapping[str, Array], order: Order | int = Order.FORWARD) -> Array:
+        """Execute the kernels and return the output (:meth:`outputs`)."""
+        return self.outputs(inputs, order)[0]
+
+    def outputs(
+        self, inputs: Mapping[str, Array], order: Order | int = Order.FORWARD
+    ) -> tuple[Array, ...]:
         """Execute the kernels.
 
         Parameters
         ----------
         inputs
-            Inputs of the workload by operand, in their original layouts.
+            Inputs of the workload by operand, in their original layouts, and those of the epilogue.
         order
             Order of threads, or the seed of a random one.
 
         Returns
         -------
-        Array
-            The output in its original layout.
+        tuple of Array
+            The output in its original layout, and the second output if there is one.
 
         Raises
         ------
         ExecutionFault
-            If the kernels do what a GPU leaves undefined.
+            If the kernels do what a GPU leaves undefined, or leave elements unwritten.
         """
         program = compile_text(self.text.source)
-        memory = {o.buffer: flat_bits(inputs[o.tensor]) for o in self.operands()}
+        memory: dict[str, Array | DeviceArray] = {
+            operand.buffer: flat_bits(inputs[operand.tensor]) for operand in self.operands()
+        }
         self.kernel_counters = {}
         for kernel in self.text.kernels:
+            # Workspaces and the output: nothing may be read before a kernel has written it.
             arguments = [
-                memory.setdefault(p.name, unwritten(p.elements, p.dtype)) for p in kernel.parameters
+                memory.setdefault(p.name, DeviceArray.unwritten(p.elements, p.dtype))
+                for p in kernel.parameters
             ]
             name = kernel.launch.kernel
             self.kernel_counters[name] = program.run(kernel.launch, arguments, order=order)
-        output = self.output()
-        return memory[output.buffer].view(numpy_dtype(output.dtype)).reshape(output.shape)
+        outputs: list[Array] = []
+        for tensor in self.results():
+            result = memory[tensor.buffer]
+            assert isinstance(result, DeviceArray)
+            output = result.require_written(tensor.buffer).view(numpy_dtype(tensor.dtype))
+            outputs.append(output.reshape(tensor.shape))
+        return tuple(outputs)
 
     def operands(self) -> list[Tensor]:
         """Return the tensors that the kernels read, operands first, in their original layouts."""
@@ -322,21 +336,25 @@ class CudaKernels:
             shape = tuple(factor.layout.original_shape)
             tensors.append(Tensor(buffer, operand.tensor, shape, factor.layout.dtype))
         epilogue = product.epilogue
-        if epilogue is not None:
-            channels = (product.channel_count,)
-            for name in epilogue.vectors:
-                dtype = epilogue.vector_dtype(name, product.sums)
-                tensors.append(Tensor(VECTORS[name], name, channels, dtype))
-            if epilogue.residual is not None:
+        if epilogue is None:
+            return tensors
+        for name, parameter in input_parameters(product).items():
+            if name == RESIDUAL and epilogue.residual is not None:
                 shape = tuple(product.output.layout.original_shape)
-                tensors.append(Tensor("Residual", RESIDUAL, shape, epilogue.residual.dtype))
+                tensors.append(Tensor(parameter, name, shape, epilogue.residual.dtype))
+            else:
+                dtype = epilogue.vector_dtype(name, product.sums)
+                tensors.append(Tensor(parameter, name, (product.channel_count,), dtype))
         return tensors
 
-    def output(self) -> Tensor:
-        """Return the tensor that the kernels write."""
+    def results(self) -> list[Tensor]:
+        """Return the tensors that the kernels write: the result, and a second one if any."""
         product = self.plan.product
-        shape, name = product.output.layout.original_shape, product.program.unfused.output.name
-        return Tensor("C", name, tuple(shape), product.output_dtype)
+        shape = tuple(product.output.layout.original_shape)
+        return [
+            Tensor(parameter, name, shape, dtype)
+            for name, (parameter, dtype) in output_parameters(product).items()
+        ]
 
     def prepares(self) -> frozenset[str]:
         """Return the names of the kernels that pack weights, which run before all calls."""
@@ -351,9 +369,3 @@ class CudaKernels:
 def flat_bits(array: Array) -> Array:
     """Return the elements as they are in memory, in one dimension; the same memory if possible."""
     return runtime.bits(array).reshape(-1)
-
-
-def unwritten(elements: int, dtype: str) -> Array:
-    """Return memory whose contents no result may depend on."""
-    # No zeros, which would hide a sum that was never initialised.
-    return np.full(elements * np.dtype(dtype).itemsize, 0xA5, np.uint8).view(dtype)

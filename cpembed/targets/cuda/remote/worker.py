@@ -357,12 +357,7 @@ def main(arguments: list[str]) -> int:
         try:
             if task["task"] == "device":
                 rates = ceilings(root, device, timer)
-                facts: dict[str, Any] = {
-                    **device_facts(device),
-                    **versions,
-                    "guard_bytes": GUARD_BYTES,
-                }
-                say({"event": "done", **facts, "ceilings": rates})
+                say({"event": "done", **device_facts(device), **versions, "ceilings": rates})
             else:
                 worker.layer(task["slug"], task["skip"])
         except CudaError as error:

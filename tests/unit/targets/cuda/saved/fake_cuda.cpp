@@ -10,6 +10,7 @@
 #include <fstream>
 #include <iterator>
 #include <map>
+#include <new>
 #include <string>
 #include <vector>
 
@@ -38,8 +39,11 @@ static int allocate(void** address, size_t size) {
   return 0;
 }
 
+static const unsigned ONE[3] = {1, 1, 1};
+
 static int execute(const std::string& name, const std::string& path, const unsigned* grid,
-                   const unsigned* block, unsigned shared, void** arguments) {
+                   const unsigned* block, const unsigned* cluster, unsigned shared,
+                   void** arguments) {
   if (mode() == "refuse") return 1;
   if (mode() == "idle") return 0;
   if (getenv("FAKE_CUDA_FAULT") && name == getenv("FAKE_CUDA_FAULT")) return 700;
@@ -59,7 +63,10 @@ static int execute(const std::string& name, const std::string& path, const unsig
   launch.arguments = arguments;
   launch.buffers = buffers.data();
   launch.buffer_count = int(buffers.size());
-  for (int axis = 0; axis < 3; axis++) launch.grid[axis] = grid[axis], launch.block[axis] = block[axis];
+  for (int axis = 0; axis < 3; axis++) {
+    launch.grid[axis] = grid[axis], launch.block[axis] = block[axis];
+    launch.cluster[axis] = cluster[axis];
+  }
   launch.shared_bytes = shared;
   auto run = (const char* (*)(const ExecutorLaunch*))dlsym(library, "executor_run");
   if (!launch.invoke || !run) return 500;
@@ -153,7 +160,72 @@ API int cuLaunchKernel(void* function, unsigned x, unsigned y, unsigned z, unsig
                        unsigned bz, unsigned shared, void*, void** arguments, void**) {
   unsigned grid[] = {x, y, z}, block[] = {bx, by, bz};
   auto* called = (Function*)function;
-  return execute(called->name, called->library, grid, block, shared, arguments);
+  return execute(called->name, called->library, grid, block, ONE, shared, arguments);
+}
+// CUlaunchConfig: an attribute is a number in eight bytes, and its value in 64.
+struct Attribute {
+  unsigned id, padding, value[16];
+};
+struct Request {
+  unsigned grid[3], block[3], shared;
+  void* stream;
+  const Attribute* attributes;
+  unsigned attribute_count;
+};
+API int cuLaunchKernelEx(const Request* request, void* function, void** arguments, void**) {
+  const unsigned* cluster = ONE;
+  for (unsigned n = 0; n < request->attribute_count; n++)
+    if (request->attributes[n].id == 4) cluster = request->attributes[n].value;
+  auto* called = (Function*)function;
+  return execute(called->name, called->library, request->grid, request->block, cluster,
+                 request->shared, arguments);
+}
+// As the executor encodes maps: hopper/tensor_maps.py says how.
+struct Map {
+  uint64_t address, strides[4];
+  uint32_t dims[5];
+  uint16_t box[5];
+  uint8_t element_strides[5], mode, dtype, rank, swizzle, element_bytes;
+  int16_t lower[3], upper[3];
+  uint16_t channels, pixels;
+  uint8_t fill, reserved[23];
+  char mark[8];
+};
+static_assert(sizeof(Map) == 128, "a tensor map has 128 bytes");
+static Map* map_of(void* memory, int dtype, unsigned rank, void* address, const uint64_t* dims,
+                   const uint64_t* strides, const uint32_t* steps, int swizzle) {
+  static const uint8_t sizes[] = {1, 2, 4, 4, 8, 8, 2, 4, 8, 2};
+  if ((uintptr_t)memory % 64) return nullptr;
+  Map* map = new (memory) Map{};
+  map->address = (uint64_t)address;
+  for (unsigned n = 0; n < 5; n++) {
+    map->dims[n] = n < rank ? uint32_t(dims[n]) : 1, map->box[n] = 1;
+    map->element_strides[n] = n < rank ? uint8_t(steps[n]) : 1;
+    if (n + 1 < rank) map->strides[n] = strides[n];
+  }
+  map->dtype = uint8_t(dtype), map->rank = uint8_t(rank), map->swizzle = uint8_t(swizzle);
+  map->element_bytes = sizes[dtype];
+  memcpy(map->mark, "CUTENMAP", 8);
+  return map;
+}
+API int cuTensorMapEncodeTiled(void* memory, int dtype, unsigned rank, void* address,
+                               const uint64_t* dims, const uint64_t* strides, const uint32_t* box,
+                               const uint32_t* steps, int, int swizzle, int, int) {
+  Map* map = map_of(memory, dtype, rank, address, dims, strides, steps, swizzle);
+  if (!map) return 1;
+  for (unsigned n = 0; n < rank; n++) map->box[n] = uint16_t(box[n]);
+  return 0;
+}
+API int cuTensorMapEncodeIm2col(void* memory, int dtype, unsigned rank, void* address,
+                                const uint64_t* dims, const uint64_t* strides, const int* lower,
+                                const int* upper, unsigned channels, unsigned pixels,
+                                const uint32_t* steps, int, int swizzle, int, int) {
+  Map* map = map_of(memory, dtype, rank, address, dims, strides, steps, swizzle);
+  if (!map) return 1;
+  map->mode = 1, map->channels = uint16_t(channels), map->pixels = uint16_t(pixels);
+  for (unsigned n = 0; n + 2 < rank; n++)
+    map->lower[n] = int16_t(lower[n]), map->upper[n] = int16_t(upper[n]);
+  return 0;
 }
 API int cuEventCreate(void** event, unsigned) { return *event = &last_error, 0; }
 API int cuEventRecord(void*, void*) { return 0; }
@@ -196,7 +268,7 @@ API int cudaEventElapsedTime(float* ms, void*, void*) { return *ms = 0.01f, 0; }
 API int cudaFuncSetAttribute(const void*, int, int) { return 0; }
 API int cudaLaunchKernel(const void* function, Size grid, Size block, void** arguments, size_t shared,
                          void*) {
-  return kept(execute(host_functions[function], program(), &grid.x, &block.x, unsigned(shared),
+  return kept(execute(host_functions[function], program(), &grid.x, &block.x, ONE, unsigned(shared),
                       arguments));
 }
 API int cudaLaunchKernelExC(const void*, const void*, void**) { return kept(1); }
