@@ -102,7 +102,10 @@ def save(kernel: SavedKernel, folder: Path) -> None:
     for module in ("load.py", "check.py"):
         write_whole(folder / module, remote_text(REMOTE / module))
     write_whole(folder / "check.cu", _check_text(document, text))
-    write_whole(folder / "Makefile", _template("Makefile", source=document["source"]))
+    write_whole(
+        folder / "Makefile",
+        _template("Makefile", source=document["source"], architecture=_flags(text)),
+    )
 
 
 def save_samples(cases: Sequence[Case], folder: Path) -> dict[str, str]:
@@ -204,6 +207,7 @@ def _document(kernel: SavedKernel, text: CudaText, samples: Mapping[str, str]) -
         "macs": kernel.macs,
         "source": f"{kernel.name}.cu",
         "operands": list(dict.fromkeys(tensor.tensor for tensor in kernel.inputs)),
+        "architectures": list(text.architectures),
         "buffers": _buffers(kernel, text),
         "kernels": [_kernel_document(each, prepares) for each in text.kernels],
         "images": [],
@@ -253,6 +257,15 @@ def _kernel_document(kernel: Kernel, prepares: set[str]) -> dict[str, Any]:
 # --------------------------------------------------------------------------- the check in CUDA C++
 
 
+def _flags(text: CudaText) -> str:
+    """Return the options of nvcc that compile a text for the GPU of the machine."""
+    architecture = text.architectures[0]
+    if architecture[-1].isdigit():
+        return "-arch=native"
+    # `-arch` would compile the text for the architecture without the letter, too.
+    return f"-gencode arch={architecture.replace('sm_', 'compute_')},code={architecture}"
+
+
 def _template(template: str, **values: object) -> str:
     text = (TEMPLATES / f"{template}.txt").read_text(encoding="utf-8")
     return Template(text).substitute(values)
@@ -292,6 +305,7 @@ def _check_text(document: Mapping[str, Any], text: CudaText) -> str:
     return _template(
         "check.cu",
         source=document["source"],
+        architecture=_flags(text),
         tables=_tables(document, numbers),
         encoders=encoders,
         permissions="\n".join(permissions),

@@ -9,7 +9,6 @@ import itertools
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
-from pathlib import Path
 from random import Random
 from typing import Any
 
@@ -20,19 +19,13 @@ from cpembed.provenance import Provenance
 from cpembed.runtime.measurement.runner import Timing
 from cpembed.runtime.tuning.space import Scored, Space
 from cpembed.targets.base import Array, Details, Execution, Row, Target
-from cpembed.targets.cuda import compiling
 from cpembed.targets.cuda.build import CudaKernels, cuda_text, function_calls
-from cpembed.targets.cuda.cases import Case, cases_of
 from cpembed.targets.cuda.executor import COMPILER, Counters, Order
 from cpembed.targets.cuda.lower import TiledProduct, lower
 from cpembed.targets.cuda.model import Gpu, estimate, gpu
-from cpembed.targets.cuda.pack.packing import pack_layer, pack_programs
-from cpembed.targets.cuda.pack.results import read_results
-from cpembed.targets.cuda.remote.report import markdown
-from cpembed.targets.cuda.saving import INSTRUCTIONS, SavedKernel, identifier, save, save_torch
+from cpembed.targets.cuda.saving_target import SavingTarget
 from cpembed.targets.cuda.schedule import KernelSchedule, Plan, check
 from cpembed.targets.cuda.traffic import work_of
-from cpembed.targets.outputs import PackedLayer
 from cpembed.transform.program import DerivedProgram
 
 WARPS = ((1, 1), (1, 2), (2, 1), (2, 2), (1, 4), (4, 1), (2, 4), (4, 2))
@@ -155,12 +148,11 @@ class CudaDetails(Details):
         ]
 
 
-class CudaTarget(Target[TiledProduct, KernelSchedule, CudaKernels]):
+class CudaTarget(SavingTarget, Target[TiledProduct, KernelSchedule, CudaKernels]):
     """Emulated Tensor Cores; times are estimates for the first GPU of the specification."""
 
     provenance = Provenance.EMULATED
     follows_machine = True
-    instructions = INSTRUCTIONS
     has_tensorir = True
 
     @cached_property
@@ -201,54 +193,6 @@ class CudaTarget(Target[TiledProduct, KernelSchedule, CudaKernels]):
         # Emulation takes no time that says anything of a GPU; the estimate is in the details.
         return Timing(self.provenance, artifact.plan.product.program.unfused.macs, None)
 
-    def save(self, artifact: CudaKernels, path: Path) -> None:
-        product = artifact.plan.product
-        cases = cases_of(product.program.unfused, product.epilogue)
-        save(self.saved(artifact, identifier(path.name), cases), path)
-
-    def save_torch(self, path: Path) -> None:
-        save_torch(path)
-
-    def pack_layer(self, layer: PackedLayer, root: Path) -> None:
-        pack_layer(self, self.saved, layer, root)
-
-    def missing_to_pack(self) -> str | None:
-        return compiling.missing()
-
-    def pack_programs(self, root: Path) -> None:
-        pack_programs(root)
-
-    def measured_report(self, document: Mapping[str, Any]) -> str:
-        return markdown(read_results(document))
-
-    def saved(self, artifact: CudaKernels, name: str, cases: Sequence[Case]) -> SavedKernel:
-        """Return kernels with everything that a folder says of them."""
-        plan = artifact.plan
-        program, epilogue = plan.product.program, plan.product.epilogue
-        output, *further = artifact.results()
-        if further:
-            raise LoweringError("kernels with a second output are not saved yet: leave it out")
-        # In the workload's order: the factors of a kernel may be exchanged.
-        order = {operand.tensor: n for n, operand in enumerate(program.unfused.inputs)}
-        return SavedKernel(
-            name=name,
-            text=artifact.text,
-            inputs=sorted(artifact.operands(), key=lambda tensor: order.get(tensor.tensor, 9)),
-            output=output,
-            prepares=artifact.prepares(),
-            cases=cases,
-            macs=program.unfused.macs,
-            about={
-                "workload": str(program.unfused),
-                "sizes": dict(program.unfused.extents),
-                "epilogue": None if epilogue is None else str(epilogue),
-                "target": self.spec.name,
-                "machine": self.described_machine,
-                "embedding": program.embedding.to_json(),
-                "schedule": str(plan.schedule),
-            },
-        )
-
     def schedule_json(self, schedule: KernelSchedule) -> dict[str, Any]:
         document: dict[str, Any] = super().schedule_json(schedule)
         # Readers of documents know this member as ``ways``.
@@ -258,7 +202,9 @@ class CudaTarget(Target[TiledProduct, KernelSchedule, CudaKernels]):
         return str(schedule)
 
     def describe(self, artifact: CudaKernels, timing: Timing) -> CudaDetails:
-        scored = self.space(artifact.plan.product).scored(artifact.plan.schedule)
+        plan = artifact.plan
+        assert isinstance(plan, Plan)
+        scored = self.space(plan.product).scored(plan.schedule)
         return CudaDetails(artifact.counters, scored.cost, self.gpu.name)
 
     def executed_by(self, artifact: CudaKernels) -> str:

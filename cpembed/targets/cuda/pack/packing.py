@@ -140,7 +140,7 @@ def _layer(
             continue
         name = f"kernel{number}"
         save_variant(saved(artifact, name, cases), folder / name, samples)
-        variants[key] = _variant(selected, artifact.plan.registers, name)
+        variants[key] = _variant(selected, getattr(artifact.plan, "registers", None), name)
     stored = layer.workload.output.dtype if layer.epilogue is None else layer.epilogue.dtype
     return {
         "request": dict(layer.request),
@@ -195,7 +195,7 @@ def bytes_moved(workload: Computation, stored: str) -> int:
     return sum(sizes) + int(np.prod(workload.output.shape)) * size_bytes(stored)
 
 
-def _variant(selected: Selected, registers: int, folder: str) -> dict[str, Any]:
+def _variant(selected: Selected, registers: int | None, folder: str) -> dict[str, Any]:
     embedding = selected.ranked.candidate.embedding
     return {
         "name": selected.roles[0],

@@ -13,6 +13,7 @@ from cpembed.errors import LoweringError
 from cpembed.ir.computation import Computation
 from cpembed.runtime.tuning.space import Scored, Space
 from cpembed.targets.base import Target
+from cpembed.targets.cuda.lower import TiledProduct
 
 IMAGE, WINDOW = ("n", "p", "q"), ("c", "r", "s")
 
@@ -74,8 +75,15 @@ FIXED: Mapping[str, Callable[[Embedding, Computation], bool]] = {
 """Mappings that other compilers always take, by name."""
 
 
+def tiled(lowered: Any) -> TiledProduct:
+    """Return the product of instruction tiles that a target schedules."""
+    # Warp groups add to it which images TMA can load.
+    return lowered if isinstance(lowered, TiledProduct) else lowered.tiled
+
+
 def form(lowered: Any) -> tuple[Any, ...]:
     """Return a key that is equal for products that differ only in the names of their loops."""
+    lowered = tiled(lowered)
     layouts = tuple(
         tuple((x.length, x.needs_packing, x.layout.elements) for x in operand)
         for operand in (lowered.first, lowered.second)
@@ -96,7 +104,7 @@ class _Option:
     @property
     def products(self) -> int:
         """Number of products of the instruction."""
-        return math.prod(self.lowered.tiles)
+        return math.prod(tiled(self.lowered).tiles)
 
     @property
     def schedules(self) -> Sequence[Scored[Any]]:

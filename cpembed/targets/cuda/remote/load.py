@@ -254,6 +254,14 @@ class Kernels:
             return image
         text, name = self.folder / self.manifest["source"], self.manifest["name"]
         compiler, architecture = shutil.which("nvcc"), f"sm_{major}{minor}"
+        special = self.manifest["architectures"][0]
+        if not special[-1].isdigit():
+            # A text for one architecture only.
+            if capability_of(special) != (major, minor):
+                raise CudaError(
+                    f"{name} is for {special} alone, and {self.device.name} is of {architecture}"
+                )
+            architecture = special
         names = ", ".join(image["architecture"] for image in images) or "nothing compiled"
         problem = f"{self.folder} has {names}, and {self.device.name} is of {architecture}"
         if compiler is None:

@@ -212,7 +212,7 @@ def test_the_makefile_builds_a_program_that_needs_a_driver(copy: Path) -> None:
     """The runtime that nvcc links has no driver here, or one without a device."""
     if shutil.which("nvidia-smi") is not None:
         pytest.skip("this machine may have a GPU")
-    command = ["make", "check", "ARCH=sm_80"]
+    command = ["make", "check", "ARCH=-arch=sm_80"]
     done = subprocess.run(command, cwd=copy, capture_output=True, text=True, check=False)
     assert done.returncode != 0
     assert "error: cudaGetDeviceCount" in done.stderr
@@ -401,3 +401,60 @@ def test_generated_numbers_are_those_of_the_table() -> None:
     counts = [(data == value).mean() for value in (5, 6, 7)]
     assert all(math.isclose(share, 1 / 3, abs_tol=0.01) for share in counts)
     assert 0.001 < (data == 1000).mean() < 0.003
+
+
+# ---------------------------------------------------------------------------- kernels of warp groups
+
+
+@pytest.fixture(scope="module")
+def warp_groups(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A product of warp groups, one of whose factors comes by a tensor map."""
+    root = tmp_path_factory.mktemp("warp_groups")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv(IN_PROCESS_VARIABLE, "1")
+        words = ["gemm", "m=64", "n=64", "k=64", "--target", "wgmma_f16", "--output", "float16"]
+        assert main(["build", *words, "--name", "layer", "-o", str(root)]) == 0
+    return root / "layer"
+
+
+@needs_nvcc
+def test_tensor_maps_are_encoded_by_the_driver(warp_groups: Path, driver: Path) -> None:
+    document = manifest(warp_groups)
+    kinds = {p["kind"] for kernel in document["kernels"] for p in kernel["parameters"]}
+    assert "tensor_map" in kinds
+    assert [image["architecture"] for image in document["images"]] == ["compute_90a", "sm_90a"]
+    library = fake_driver.emulated(warp_groups / "layer.cu")
+    hopper = {"FAKE_CUDA_CAPABILITY": 90, "FAKE_CUDA_SHARED": 232448}
+    env = fake_driver.environment(driver, "run", FAKE_CUDA_PROGRAM=library, **hopper)
+    done = fake_driver.check_py(warp_groups, env)
+    assert (done.returncode, done.stderr) == (0, ""), done
+    assert "right: integers (exact), large (exact)" in done.stdout
+
+
+@needs_nvcc
+def test_warp_groups_run_on_their_architecture_alone(warp_groups: Path, driver: Path) -> None:
+    env = fake_driver.environment(driver, "run", FAKE_CUDA_CAPABILITY=100, FAKE_CUDA_SHARED=232448)
+    said = "layer is for sm_90a alone, and fake GPU is of sm_100"
+    assert_one_error(fake_driver.check_py(warp_groups, env), said)
+    assert "-gencode arch=compute_90a,code=sm_90a" in (warp_groups / "Makefile").read_text()
+
+
+@pytest.mark.slow
+@needs_nvcc
+def test_check_cu_of_warp_groups_compiles(warp_groups: Path, tmp_path: Path) -> None:
+    options = ["-std=c++17", "-O1", "-gencode", "arch=compute_90a,code=sm_90a"]
+    command = ["nvcc", *options, "-o", str(tmp_path / "check"), str(warp_groups / "check.cu")]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stdout, done.stderr) == (0, "", ""), done
+
+
+@needs_nvcc
+def test_a_later_device_compiles_the_ptx(folder: Path, driver: Path) -> None:
+    library = fake_driver.emulated(folder / "layer.cu")
+    env = fake_driver.environment(
+        driver, "run", FAKE_CUDA_PROGRAM=library, FAKE_CUDA_CAPABILITY=110
+    )
+    done = fake_driver.check_py(folder, env)
+    assert done.returncode == 0, done
+    assert "sm_110" in done.stdout
+    assert "layer.compute_80.ptx" in done.stdout
