@@ -403,7 +403,7 @@ def test_generated_numbers_are_those_of_the_table() -> None:
     assert 0.001 < (data == 1000).mean() < 0.003
 
 
-# ---------------------------------------------------------------------------- kernels of warp groups
+# --------------------------------------------------------------------------- kernels of warp groups
 
 
 @pytest.fixture(scope="module")
