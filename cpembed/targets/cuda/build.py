@@ -277,6 +277,8 @@ def _memory(
         if name in constants:
             memory[parameter] = _constant(constants[name])
             continue
+        # It is what has such parameters.
+        assert epilogue is not None
         if epilogue.residual is not None and name == RESIDUAL:
             buffer = Memory(elements, storage_dtype(epilogue.residual.dtype))
         else:
