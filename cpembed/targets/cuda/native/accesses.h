@@ -81,6 +81,7 @@ class Accesses {
 
  private:
   struct Group {
+    Group() {}  // Addresses stay unset: without this, each group would be filled with zeros.
     uint32_t came = 0, in_shared = 0, in_global = 0;
     uint32_t shared[32];
     uint64_t global[32];
