@@ -13,8 +13,8 @@ clocks of the units decide for this and every other order of the same program.
 Times are exact for the described costs: an instruction starts when its unit is free, earlier ones
 that touch the same rows, registers or lines of 64 bytes of a written tensor are over (machines with
 channels: when its waits have signals), and the paths that its bytes take are free. Paths serve
-instructions in the order of a run in which each takes one cycle, which does not depend on costs: so
-no cost that falls makes a program slower.
+instructions in the order of a run without limits of paths, which does not depend on bandwidths: so
+no faster memory makes a program slower.
 """
 
 from __future__ import annotations

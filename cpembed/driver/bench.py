@@ -311,7 +311,7 @@ def open_bench(
     options = merged(BenchOptions, options, keywords)
     constraints, baselines, method = options.constraints, options.baselines, options.method
     backend, execute, output = options.backend, options.execute, options.output
-    spec = hardware_spec(target)
+    spec = hardware_spec(target, machine=options.machine)
     named_layers = named_suite(suite_name, spec, options.shapes)
     layers = select_layers(named_layers, options.layers)
     for layer in layers:

@@ -131,8 +131,8 @@ def estimate(
     """
     options = merged(EstimateOptions, options, keywords)
     rank_by, top = options.rank_by, options.top
-    clock, spec = Clock(options.timeout), hardware_spec(target, workload)
-    times = _Times(workload, spec, machine_of(spec, options.machine), options)
+    clock, spec = Clock(options.timeout), hardware_spec(target, workload, options.machine)
+    times = _Times(workload, spec, machine_of(spec), options)
     # Numbers of candidates that a lower bound tells to be slower, by set that was searched.
     slower: list[int] = []
 
@@ -183,10 +183,12 @@ class _Times:
     ) -> None:
         self.machine = machine
         self.objective = options.objective
-        # A machine that is named, and another objective than time, are asked of the description.
-        by_description = options.machine is not None or options.objective != "cycles"
+        by_description = options.objective != "cycles"
         several = len(workload.statements) > 1
         self.executes = None if by_description or several else modelled_target(spec)
+        # Other targets model one machine; of one that is named the description tells the time.
+        if options.machine is not None and self.executes is not None:
+            self.executes = self.executes if self.executes.follows_machine else None
         if self.executes is not None:
             self.epilogue = self.executes.epilogue(workload, EpilogueRequest())
         # Programs are kept, so that no other gets their ids.

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from cpembed.cost.machine.estimate import machine_of
 from cpembed.embedding.commute import commuted
 from cpembed.embedding.constraint_set import ConstraintSet
 from cpembed.embedding.problem import AccessPair, MatchedStatements, match_statements
@@ -122,7 +123,9 @@ def with_commuted_types(computation: Computation) -> Computation | None:
 
 
 def hardware_spec(
-    target: str | HardwareSpec, workload: Computation | Sequence[str] = ()
+    target: str | HardwareSpec,
+    workload: Computation | Sequence[str] = (),
+    machine: str | None = None,
 ) -> HardwareSpec:
     """Return the specification of a target.
 
@@ -133,14 +136,19 @@ def hardware_spec(
         instruction has the most operations.
     workload : Computation or sequence of str, optional
         Workload, or its words; a native target multiplies its element types, where it names any.
+    machine : str, optional
+        Machine of the specification that becomes its default.
 
     Raises
     ------
     SpecError
-        If the target is unknown, or its file is wrong.
+        If the target is unknown, its file is wrong, or it has no such machine.
     BackendUnavailable
         For :data:`NATIVE`, if this processor executes no target that fits.
     """
+    if machine is not None:
+        spec = hardware_spec(target, workload)
+        return spec.for_machine(machine_of(spec, machine).name)
     if isinstance(target, HardwareSpec):
         return target
     if target != NATIVE:

@@ -200,6 +200,12 @@ class KernelOptions(CandidateOptions):
         "what works here.",
         choices=get_args(BackendName),
     )
+    machine: str | None = option(
+        None,
+        "The machine whose estimates choose the embedding and the schedule, of targets that have "
+        "several (Tensor Cores).  [default: the first one of the target]",
+        metavar="NAME",
+    )
     output: str | None = option(
         None,
         "What is stored of the sums: this type, integers saturated.  [default: the sums]  Where "

@@ -16,7 +16,7 @@ from cpembed.driver.options import KernelOptions
 from cpembed.driver.result import SolveResult
 from cpembed.driver.solve import Progress, TopCandidates, searches
 from cpembed.embedding.constraint_set import Weights
-from cpembed.errors import BackendUnavailable, WorkloadError
+from cpembed.errors import BackendUnavailable, SpecError, WorkloadError
 from cpembed.hw.instruction import HardwareSpec
 from cpembed.ir.computation import Computation
 from cpembed.runtime.tuning.records import TunedChoice
@@ -82,14 +82,22 @@ class Request:
         ------
         BackendUnavailable
             If the target's own code is insisted on and something is missing.
+        SpecError
+            If a machine is named, and the target has no such machine or does not choose by it.
         """
-        spec, backend = hardware_spec(self.target, self.workload), self.options.backend
+        backend, machine = self.options.backend, self.options.machine
+        spec = hardware_spec(self.target, self.workload, machine)
         try:
             target = open_target(spec)
             missing = target.missing()
         except BackendUnavailable as error:
             # No class executes the specification: as if this machine lacked the instruction.
             target, missing = PortableTarget(spec), (str(error),)
+        if machine is not None and not target.follows_machine:
+            raise SpecError(
+                f"{spec.name}: --machine {machine} changes no kernel, which is chosen for one "
+                "machine: leave it out, or read its times with solve --estimate"
+            )
         if backend == "native" and missing:
             raise BackendUnavailable(
                 f"{spec.name}: {'; '.join(missing)}; else use the generic back end"

@@ -323,6 +323,11 @@ class HardwareSpec:
     machine: MemoryInterface | None = None
     machines: Mapping[str, Hierarchy] = field(default_factory=dict[str, Hierarchy])
 
+    def for_machine(self, name: str) -> HardwareSpec:
+        """Return the specification with another of its machines as the default."""
+        # The first one is the default wherever a machine is needed.
+        return replace(self, machines={name: self.machines[name], **self.machines})
+
     def __repr__(self) -> str:
         axes = "  ".join(f"{axis} {extent}" for axis, extent in self.instruction.extents.items())
         return f"<target {self.name}: {self.instruction.computation}, {axes}>"

@@ -106,6 +106,8 @@ class Target(ABC, Generic[L, S, A]):
     """Origin of its times."""
     unit: ClassVar[str] = "us"
     """Unit of its estimates and of the cost that tuning minimises: ``us`` or ``cycles``."""
+    follows_machine: ClassVar[bool] = False
+    """True if its kernels are chosen for the specification's first machine, which may be named."""
     policy: ClassVar[ChoicePolicy] = ChoicePolicy()
     """Rules by which its estimates choose an embedding."""
 

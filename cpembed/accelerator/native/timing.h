@@ -2,9 +2,10 @@
    waits have signals; a path with a limited bandwidth carries the bytes of one instruction after
    the other.
 
-   The order in which instructions get a path must not depend on times: else, a faster memory could
-   make a program slower. It is that of a run in which each instruction takes one cycle and paths
-   have no limit. All times are then sums and maxima of costs, which never fall when a cost rises. */
+   The order in which instructions get a path must not depend on the paths: else, a faster memory
+   could make a program slower. It is that of a run in which paths have no limit: an instruction
+   that is ready late does not delay those of other units that are ready before it. All times are
+   then sums and maxima of the times on the paths, which never fall when one of them rises. */
 #pragma once
 
 #include <deque>
@@ -124,7 +125,7 @@ class Timing {
   void order(size_t i) {
     Entry &entry = entries_[i];
     entry.reference = begin_of(entry, 0);
-    end(entry, 0, entry.reference + 1, entry.reference + 1);
+    end(entry, 0, entry.reference + entry.cycles, entry.reference + entry.cycles);
     order_.push_back(i);
   }
 
@@ -136,8 +137,8 @@ class Timing {
         while (!queue.empty() && take(entries_[queue.front()], 0, entries_[queue.front()].reference)) {
           Entry &entry = entries_[queue.front()];
           entry.reference = std::max(entry.reference, unit_free_[0][size_t(entry.unit)]);
-          unit_free_[0][size_t(entry.unit)] = entry.reference + 1;
-          send(entry, 0, entry.reference + 1);
+          unit_free_[0][size_t(entry.unit)] = entry.reference + entry.cycles;
+          send(entry, 0, entry.reference + entry.cycles);
           order_.push_back(queue.front());
           queue.pop_front();
           moved = true;

@@ -18,6 +18,7 @@ from pathlib import Path
 
 import msgspec
 
+from cpembed.cost.machine.estimate import machine_of
 from cpembed.errors import LoweringError, SpecError
 from cpembed.hw.instruction import HardwareSpec
 from cpembed.hw.schema import read_table
@@ -138,16 +139,14 @@ def _multiprocessor(name: str) -> Multiprocessor:
     return read_table(path, Multiprocessor)
 
 
-def gpu(spec: HardwareSpec, name: str) -> Gpu:
-    """Return a GPU with the instruction of ``spec``.
+def gpu(spec: HardwareSpec, name: str | None = None) -> Gpu:
+    """Return a GPU with the instruction of ``spec``, by default its first machine.
 
     Raises :class:`SpecError` if the specification or ``machines/`` does not describe it.
     """
+    machine = machine_of(spec, name)
+    name = machine.name
     unit = _multiprocessor(name)
-    if name not in spec.machines:
-        names = ", ".join(spec.machines) or "none"
-        raise SpecError(f"{spec.name} has no machine {name!r}; it has {names}")
-    machine = spec.machines[name]
     missing = sorted({"shared", "l2", "dram"} - machine.memories.keys())
     if missing:
         raise SpecError(f"{spec.name}: [machines.{name}] has no memory {', '.join(missing)}")

@@ -16,7 +16,6 @@ from typing import Any
 from cpembed.codegen.recorded import FunctionCalls
 from cpembed.embedding.embedding import Embedding
 from cpembed.errors import LoweringError
-from cpembed.hw.instruction import HardwareSpec
 from cpembed.provenance import Provenance
 from cpembed.runtime.measurement.runner import Timing
 from cpembed.runtime.tuning.space import Scored, Space
@@ -121,10 +120,6 @@ def _useful(numbers: Sequence[int], extent: int) -> list[int]:
     return [number for number in numbers if number < 2 * extent] or [numbers[0]]
 
 
-MACHINE = "a100"
-"""GPU that schedules are chosen for by default."""
-
-
 @dataclass(frozen=True)
 class CudaDetails(Details):
     """Counters of a run, and its estimated time."""
@@ -154,24 +149,20 @@ class CudaDetails(Details):
 
 
 class CudaTarget(Target[TiledProduct, KernelSchedule, CudaKernels]):
-    """Emulated Tensor Cores; times are estimates for the GPU :data:`MACHINE`."""
+    """Emulated Tensor Cores; times are estimates for the first GPU of the specification."""
 
     provenance = Provenance.EMULATED
+    follows_machine = True
     instructions = INSTRUCTIONS
     has_tensorir = True
 
-    def __init__(self, spec: HardwareSpec) -> None:
-        super().__init__(spec)
-        # Nothing of the host decides: the GPU that is estimated is a described one.
-        self.machine = MACHINE
-
     @cached_property
     def gpu(self) -> Gpu:
-        return gpu(self.spec, self.machine)
+        return gpu(self.spec)
 
     @property
     def described_machine(self) -> str | None:
-        return self.machine
+        return next(iter(self.spec.machines), None)
 
     def missing(self) -> tuple[str, ...]:
         return COMPILER.missing()
@@ -216,7 +207,7 @@ class CudaTarget(Target[TiledProduct, KernelSchedule, CudaKernels]):
 
     def describe(self, artifact: CudaKernels, timing: Timing) -> CudaDetails:
         scored = self.space(artifact.plan.product).scored(artifact.plan.schedule)
-        return CudaDetails(artifact.counters, scored.cost, self.machine)
+        return CudaDetails(artifact.counters, scored.cost, self.gpu.name)
 
     def executed_by(self, artifact: CudaKernels) -> str:
         return "emulated CUDA"

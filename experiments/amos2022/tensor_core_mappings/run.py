@@ -17,7 +17,6 @@ from benchmarks.gpu.choosing import FIXED, select
 from cpembed.driver.named import workload
 from cpembed.hw.loader import load_hardware_spec
 from cpembed.runtime.measurement.environment import provenance, provenance_lines
-from cpembed.targets.cuda.target import MACHINE
 from cpembed.workloads.suites import suite
 from experiments.common import geometric_mean, results_parser, write_results
 
@@ -135,7 +134,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         **provenance(),
         "provenance": "estimated",
         "target": options.target,
-        "gpu": MACHINE,
+        "gpu": "a100",
         "paper": PAPER,
         "gains": gains(rows),
         "rows": rows,

@@ -113,7 +113,10 @@ def test_more_of_anything_never_takes_less(a100: Gpu) -> None:
 def test_what_no_multiprocessor_holds_and_what_no_file_describes() -> None:
     with pytest.raises(LoweringError, match="some: a multiprocessor of a100 holds no block"):
         estimate(replace(WORK, registers=256), gpu(SPEC, "a100"))
-    with pytest.raises(SpecError, match=r"no figures of a GPU 'v100'.*a100, h100"):
+    with pytest.raises(SpecError, match="has no machine 'v100'; it has a100, h100"):
         gpu(SPEC, "v100")
+    volta = replace(SPEC, machines={"v100": replace(SPEC.machines["a100"], name="v100")})
+    with pytest.raises(SpecError, match=r"no figures of a GPU 'v100'.*a100, h100"):
+        gpu(volta)
     with pytest.raises(SpecError, match="vta_1x16x16 has no machine 'a100'; it has pynq_z1"):
         gpu(load_hardware_spec("vta_1x16x16"), "a100")

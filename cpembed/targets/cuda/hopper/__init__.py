@@ -1,0 +1,1 @@
+"""Kernels of warp-group products for Hopper GPUs: TMA, mbarriers, wgmma."""
