@@ -115,8 +115,25 @@ def cuda_text(plan: Plan, architecture: str) -> CudaText:
 
     Raises :class:`LoweringError` if TVM rejects them.
     """
-    tvm = runtime.tvm()
-    kernels, prim_funcs = functions(plan), dict[str, Any]()
+    return text_of(functions(plan), architecture)
+
+
+def text_of(kernels: Mapping[str, tuple[Writer, Launch]], architecture: str) -> CudaText:
+    """Generate kernels as CUDA C++.
+
+    Parameters
+    ----------
+    kernels
+        Function and launch by name, in the order in which they run.
+    architecture
+        Name of the architecture: ``sm_80``.
+
+    Raises
+    ------
+    LoweringError
+        If TVM rejects them.
+    """
+    tvm, prim_funcs = runtime.tvm(), dict[str, Any]()
     with step("generating a CUDA kernel"):
         for name, (writer, _) in kernels.items():
             prim_funcs[name] = _prim_func(writer).with_attr("global_symbol", name)

@@ -57,8 +57,8 @@ def _write_registers(writer: Writer, plan: ChainPlan) -> None:
     with writer.script.nested(f"for inner in T.unroll({plan.schedule.chunk}):"):
         for register, source in enumerate(coupling.sources):
             tile = f"inner * {coupling.results[1]} + {source // sums}"
-            value = _value(writer, plan, f"scores[(i * {tiles} + {tile}) * {sums} + {source % sums}]",
-                           f"step * {tiles} + {tile}", source % sums)  # fmt: skip
+            score = f"scores[(i * {tiles} + {tile}) * {sums} + {source % sums}]"
+            value = _value(writer, plan, score, f"step * {tiles} + {tile}", (register, source % sums))
             target = f"middle[(i * {plan.schedule.chunk} + inner) * {count} + {register}]"
             writer.script.line(f"{target} = {value}")
 
@@ -75,7 +75,7 @@ def _write_stores(writer: Writer, plan: ChainPlan) -> None:
             for element in range(2):
                 source = f"scores[(i * {tiles} + j) * {sums} + {pair + element}]"
                 number = f"step * {plan.column_tiles} + {tile}"
-                value = _value(writer, plan, source, number, pair + element)
+                value = _value(writer, plan, source, number, (pair + element, pair + element))
                 script.line(f"middle[{element}] = {value}")
             line = f"(warp_row * {plan.schedule.rows} + i) * {instruction.m} + {row}"
             byte = f"(({tile}) * {instruction.n} + {column}) * {size}"
@@ -88,8 +88,22 @@ def _write_stores(writer: Writer, plan: ChainPlan) -> None:
             )
 
 
-def _value(writer: Writer, plan: ChainPlan, source: str, tile: str, element: int) -> str:
-    """Return the function of a sum, an element of the tile of columns ``tile``."""
+def _value(
+    writer: Writer, plan: ChainPlan, source: str, tile: str, numbers: tuple[int, int]
+) -> str:
+    """Write what the function of a sum needs, and return the function.
+
+    Parameters
+    ----------
+    writer, plan : Writer, ChainPlan
+    source : str
+        The sum.
+    tile : str
+        Number of its tile of columns.
+    numbers : tuple of int
+        Number of the statement, which distinguishes names, and of the sum in its tile.
+    """
+    number, element = numbers
     function = plan.chain.function
     assert isinstance(function, Pointwise)
     product, dtype = plan.first, plan.chain.factors
@@ -104,9 +118,9 @@ def _value(writer: Writer, plan: ChainPlan, source: str, tile: str, element: int
         }
         index = index_script(product.output.layout.access[-1], values, program.extents)
         extent = product.output.layout.original_shape[-1]
-        writer.script.line(f"channel = {index}")
+        writer.script.line(f"channel{number} = {index}")
         # Beyond the last column any vector's element will do: the second factor is zero there.
-        channel = f"T.Select(channel < {extent}, channel, 0)"
+        channel = f"T.Select(channel{number} < {extent}, channel{number}, 0)"
     epilogue = Epilogue(
         dtype, scale=function.scale, bias=function.bias, relu=function.activation == "relu"
     )
@@ -115,7 +129,8 @@ def _value(writer: Writer, plan: ChainPlan, source: str, tile: str, element: int
     else:
         steps = Epilogue("float32", scale=function.scale, bias=function.bias)
         value = float_text(steps, source, product.sums, channel)
-        writer.script.line(f"value = {_ACTIVATIONS[function.activation](value)}")
-        text = result_text(Epilogue(dtype), "value", "float32", "")
+        writer.script.line(f"sum{number} = {value}")
+        writer.script.line(f"value{number} = {_ACTIVATIONS[function.activation](f'sum{number}')}")
+        text = result_text(Epilogue(dtype), f"value{number}", "float32", "")
     # The vectors of an epilogue at the end of a kernel have the names that the text uses.
     return text.replace("Bias[", f"{BIAS}[").replace("Scale[", f"{SCALE}[")

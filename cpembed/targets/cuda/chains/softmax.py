@@ -49,7 +49,8 @@ class Softmax:
         count = rows * self.rows_of_lane
         for name in ("largest", "powers"):
             script.line(f'{name} = T.alloc_buffer(({count},), "float32", scope="local")')
-        script.line('top = T.alloc_buffer((1,), "float32", scope="local")')
+        for name in ("top", "shrink", "offset"):
+            script.line(f'{name} = T.alloc_buffer((1,), "float32", scope="local")')
         with script.nested(f"for i in T.unroll({count}):"):
             script.line(f"largest[i] = {_LOWEST}")
             script.line("powers[i] = T.float32(0)")
@@ -153,7 +154,7 @@ class Softmax:
 
     def _write_masks(self) -> None:
         """Write -inf, or an addend, to the scores that need it."""
-        plan, size = self.plan, self.plan.chunk_columns
+        size = self.plan.chunk_columns
         if self.function.masked:
             self._mask_elements()
             return
@@ -163,7 +164,6 @@ class Softmax:
         # Most chunks need no mask; the condition is the same for all lanes of a warp.
         with self.script.nested(f"if (step + 1) * {size} > {keys}:"):
             self._mask_elements()
-        del plan
 
     def _mask_elements(self) -> None:
         plan, count = self.plan, self.instruction.registers[2]
@@ -178,16 +178,17 @@ class Softmax:
                 values = self._iterators(tile, row, column)
                 values |= digits(f"(step * {tiles} + j)", product.columns)
                 score = f"scores[(i * {tiles} + j) * {count} + {element}]"
-                self.script.line(f"key = {index_script(self.key, values, extents)}")
+                # A name for each: TVMScript binds a name once in a scope.
+                key, query = f"key{element}", f"query{element}"
+                self.script.line(f"{key} = {index_script(self.key, values, extents)}")
                 number = self.row_of[element]
                 end = f"limit[i * {self.rows_of_lane} + {number}]"
-                visible = f"key < {end if self._is_limited else self.keys}"
+                visible = f"{key} < {end if self._is_limited else self.keys}"
                 value = score
                 if self.function.masked:
-                    query = index_script(self.query, values, extents)
-                    self.script.line(f"query = {query}")
-                    inside = f"{visible} and key < {self.keys} and query < {self.queries}"
-                    at = f"T.Select({inside}, query * {self.keys} + key, 0)"
+                    self.script.line(f"{query} = {index_script(self.query, values, extents)}")
+                    inside = f"{visible} and {query} < {self.queries}"
+                    at = f"T.Select({inside}, {query} * {self.keys} + {key}, 0)"
                     value = f"{score} + {MASK}[{at}]"
                 self.script.line(f"{score} = T.Select({visible}, {value}, {_LOWEST})")
 
@@ -213,8 +214,6 @@ class Softmax:
         # A row without any key so far: its powers are zero, not NaN.
         centre = f"T.Select(top[0] == {_LOWEST}, T.float32(0), top[0])"
         factor = f"T.float32({self.exponent!r})"
-        script.line('shrink = T.alloc_buffer((1,), "float32", scope="local")')
-        script.line('offset = T.alloc_buffer((1,), "float32", scope="local")')
         script.line(f"offset[0] = {centre} * {factor}")
         script.line(f"shrink[0] = T.exp2(largest[{at}] * {factor} - offset[0])")
         script.line(f"largest[{at}] = top[0]")
