@@ -107,9 +107,9 @@ class _ChainBody:
             # The chunk that is multiplied next has arrived; those after it may be in flight.
             self.writer.call(f"cpembed_cp_async_wait_{stages - 2}")
             self.writer.barrier()
-            later = f"step + {stages - 1}"
+            later = f"(step + {stages - 1})"
             with self.script.nested(f"if {later} < {steps}:"):
-                self._load_stage(later, f"(({later}) % {stages})")
+                self._load_stage(later, f"({later} % {stages})")
             self.writer.call("cpembed_cp_async_commit")
             base = f"{self.plan.stage_start} + step % {stages} * {self.plan.stage_bytes}"
             self._multiply_first(base)

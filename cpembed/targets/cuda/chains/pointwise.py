@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable
 
 from cpembed.codegen.epilogue import Epilogue
@@ -128,9 +129,14 @@ def _value(
         text = result_text(epilogue, source, product.sums, channel)
     else:
         steps = Epilogue("float32", scale=function.scale, bias=function.bias)
-        value = float_text(steps, source, product.sums, channel)
+        value = _own_vectors(float_text(steps, source, product.sums, channel))
         writer.script.line(f"sum{number} = {value}")
         writer.script.line(f"value{number} = {_ACTIVATIONS[function.activation](f'sum{number}')}")
         text = result_text(Epilogue(dtype), f"value{number}", "float32", "")
-    # The vectors of an epilogue at the end of a kernel have the names that the text uses.
-    return text.replace("Bias[", f"{BIAS}[").replace("Scale[", f"{SCALE}[")
+    return _own_vectors(text)
+
+
+def _own_vectors(text: str) -> str:
+    """Return the text of an epilogue with the vectors of the function between the products."""
+    # Those of the kernel's end have the names that the text uses.
+    return re.sub(r"\bBias\[", f"{BIAS}[", re.sub(r"\bScale\[", f"{SCALE}[", text))
