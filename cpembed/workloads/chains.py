@@ -371,9 +371,11 @@ def _scale(family: Family[ProductChain], text: str, depth: int) -> float:
 
 def _output(family: Family[ProductChain], dtype: str, output: str) -> str:
     """Return the checked element type of a result."""
-    family.check_choice("dtype", dtype)
-    if output:
-        family.check_choice("output", output)
+    for name, value in (("dtype", dtype), ("output", output or None)):
+        choices = next(p.choices for p in family.parameters if p.name == name)
+        # Not `check_choice`, to which numbers within words are any number.
+        if value is not None and value not in choices:
+            raise family.error(f"{name}={value} is none of {' '.join(choices)}")
     stored = output or (accumulator(dtype, dtype) if is_integer(dtype) else dtype)
     if is_integer(stored) != is_integer(dtype):
         raise family.error(f"output={output} of factors of {dtype}")
