@@ -18,7 +18,6 @@ import numpy as np
 from numpy.typing import NDArray
 
 from cpembed.codegen import runtime
-from cpembed.codegen.epilogue import RESIDUAL
 from cpembed.codegen.plan import storage_dtype
 from cpembed.codegen.recorded import FunctionCall, FunctionCalls, Memory
 from cpembed.errors import LoweringError
@@ -27,20 +26,23 @@ from cpembed.ir.dtypes import numpy_dtype
 from cpembed.steps import step
 from cpembed.targets.cuda.device import function
 from cpembed.targets.cuda.emit import product_kernel
-from cpembed.targets.cuda.executor import Counters, Launch, Order, compile_text
+from cpembed.targets.cuda.epilogue import (
+    RESIDUAL_PARAMETER,
+    input_parameters,
+    output_parameters,
+)
+from cpembed.targets.cuda.executor import Counters, DeviceArray, Launch, Order, compile_text
 from cpembed.targets.cuda.instructions import LANES
 from cpembed.targets.cuda.model import multiprocessor_of
+from cpembed.targets.cuda.reduction import REDUCTION_THREADS, reduction_kernel
 from cpembed.targets.cuda.schedule import MAX_THREADS, Plan
 from cpembed.targets.cuda.writer import (
     PACKING_THREADS,
     PARAMETERS,
     PARTIAL,
-    REDUCTION_THREADS,
-    VECTORS,
     Writer,
     packing_blocks,
     packing_kernel,
-    reduction_kernel,
 )
 from cpembed.transform.program import pack
 
@@ -237,18 +239,18 @@ def _memory(
         if operand == workload.inputs[1] and not operand.varies:
             prepared.add(f"pack_{name}")
     elements = product.output.layout.elements
-    if epilogue is not None:
-        for name in epilogue.vectors:
-            if name in constants:
-                memory[VECTORS[name]] = _constant(constants[name])
-            else:
-                dtype = epilogue.vector_dtype(name, product.sums)
-                arguments[name] = memory[VECTORS[name]] = Memory(product.channel_count, dtype)
-        if epilogue.residual is not None:
-            dtype = storage_dtype(epilogue.residual.dtype)
-            arguments[RESIDUAL] = memory["Residual"] = Memory(elements, dtype)
-    output = Memory(elements, storage_dtype(product.output_dtype))
-    arguments[product.program.unfused.output.name] = memory["C"] = output
+    for name, parameter in input_parameters(product).items():
+        if name in constants:
+            memory[parameter] = _constant(constants[name])
+            continue
+        if epilogue.residual is not None and parameter == RESIDUAL_PARAMETER:
+            buffer = Memory(elements, storage_dtype(epilogue.residual.dtype))
+        else:
+            dtype = epilogue.vector_dtype(name, product.sums)
+            buffer = Memory(product.channel_count, storage_dtype(dtype))
+        arguments[name] = memory[parameter] = buffer
+    for name, (parameter, dtype) in output_parameters(product).items():
+        arguments[name] = memory[parameter] = Memory(elements, storage_dtype(dtype))
     memory[PARTIAL] = Memory(plan.schedule.splits * elements, storage_dtype(product.sums))
     return memory, arguments, prepared
 
@@ -296,62 +298,65 @@ class CudaKernels:
         return sum(self.kernel_counters.values(), Counters())
 
     def run(self, inputs: Mapping[str, Array], order: Order | int = Order.FORWARD) -> Array:
+        """Execute the kernels and return the output (:meth:`outputs`)."""
+        return self.outputs(inputs, order)[0]
+
+    def outputs(
+        self, inputs: Mapping[str, Array], order: Order | int = Order.FORWARD
+    ) -> tuple[Array, ...]:
         """Execute the kernels.
 
         Parameters
         ----------
         inputs
-            Inputs of the workload by operand, in their original layouts.
+            Inputs of the workload by operand, in their original layouts, and those of the epilogue.
         order
             Order of threads, or the seed of a random one.
 
         Returns
         -------
-        Array
-            The output in its original layout.
+        tuple of Array
+            The output in its original layout, and the second output if there is one.
 
         Raises
         ------
         ExecutionFault
-            If the kernels do what a GPU leaves undefined.
+            If the kernels do what a GPU leaves undefined, or leave elements unwritten.
         """
         memory, program = self._input_memory(inputs), compile_text(self.text.source)
         self.kernel_counters = {}
         for kernel in self.text.kernels:
+            # Workspaces and the output: nothing may be read before a kernel has written it.
             arguments = [
-                memory.setdefault(p.name, unwritten(p.elements, p.dtype)) for p in kernel.parameters
+                memory.setdefault(p.name, DeviceArray.unwritten(p.elements, p.dtype))
+                for p in kernel.parameters
             ]
             name = kernel.launch.kernel
             self.kernel_counters[name] = program.run(kernel.launch, arguments, order=order)
         product = self.plan.product
-        output = memory["C"].view(numpy_dtype(product.output_dtype))
-        return output.reshape(product.output.layout.original_shape)
+        shape, outputs = product.output.layout.original_shape, list[Array]()
+        for parameter, dtype in output_parameters(product).values():
+            result = memory[parameter]
+            assert isinstance(result, DeviceArray)
+            output = result.require_written(parameter).view(numpy_dtype(dtype))
+            outputs.append(output.reshape(shape))
+        return tuple(outputs)
 
-    def _input_memory(self, inputs: Mapping[str, Array]) -> dict[str, Array]:
+    def _input_memory(self, inputs: Mapping[str, Array]) -> dict[str, Array | DeviceArray]:
         """Return the arrays of inputs by the names of the kernels' parameters."""
         product, workload = self.plan.product, self.plan.product.program.workload
-        memory: dict[str, Array] = {}
+        memory: dict[str, Array | DeviceArray] = {}
         for name, operand in zip(PARAMETERS, (self.plan.first, self.plan.second), strict=True):
             array = flat_bits(inputs[workload.operand(operand.layout.name).tensor])
             memory[f"{name}_original" if operand.needs_packing else name] = array
-        epilogue = product.epilogue
-        if epilogue is not None:
-            for name in epilogue.vectors:
-                memory[VECTORS[name]] = flat_bits(inputs[name])
-            if epilogue.residual is not None:
-                memory["Residual"] = flat_bits(inputs[RESIDUAL])
+        for name, parameter in input_parameters(product).items():
+            memory[parameter] = flat_bits(inputs[name])
         return memory
 
 
 def flat_bits(array: Array) -> Array:
     """Return the elements as they are in memory, in one dimension; the same memory if possible."""
     return runtime.bits(array).reshape(-1)
-
-
-def unwritten(elements: int, dtype: str) -> Array:
-    """Return memory whose contents no result may depend on."""
-    # No zeros, which would hide a sum that was never initialised.
-    return np.full(elements * np.dtype(dtype).itemsize, 0xA5, np.uint8).view(dtype)
 
 
 def save(artifact: CudaKernels, folder: Path) -> None:

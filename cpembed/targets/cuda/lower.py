@@ -212,7 +212,7 @@ def _matrix_axes(program: DerivedProgram) -> tuple[str, str, str]:
     return rows, columns, depth
 
 
-def _in_original(operand: PackedOperand, order: Sequence[int]) -> PackedOperand:
+def in_original(operand: PackedOperand, order: Sequence[int]) -> PackedOperand:
     """Return the operand in its original layout, with its dimensions in ``order``.
 
     Accesses may lie outside of it.
@@ -229,9 +229,22 @@ def _in_original(operand: PackedOperand, order: Sequence[int]) -> PackedOperand:
     )
 
 
-def _global_operand(
+def global_operand(
     layout: PackedOperand, program: DerivedProgram, along: str, max_length: int
 ) -> GlobalOperand:
+    """Return a layout with the dimensions that have to be checked, and its vectors.
+
+    Parameters
+    ----------
+    layout
+        Layout in global memory.
+    program
+        Program that accesses it.
+    along
+        Instruction axis of the vectors.
+    max_length
+        Maximum length of a vector, a power of two.
+    """
     checked = tuple(
         place
         for place, (index, size) in enumerate(zip(layout.access, layout.shape, strict=True))
@@ -253,15 +266,14 @@ def _factor_layouts(
     extents = {lane.name: lane.extent for lane in program.instruction_axes}
     max_length = min(ACCESS_BYTES // size_bytes(operand.dtype), extents[along])
     # In tiles the depth of an instruction is contiguous, whatever the original layout is.
-    tiles = _global_operand(_in_tiles(operand, along), program, along, max_length)
+    tiles = global_operand(_in_tiles(operand, along), program, along, max_length)
     if ahead:
         return (tiles,)
     places = list(range(len(operand.original_shape)))
     # Any dimension can be made contiguous by moving it to the end.
     orders = [places, *([*(p for p in places if p != last), last] for last in places[:-1])]
     permuted = [
-        _global_operand(_in_original(operand, order), program, along, max_length)
-        for order in orders
+        global_operand(in_original(operand, order), program, along, max_length) for order in orders
     ]
     best = min(permuted, key=lambda layout: (-layout.length, layout.needs_packing))
     # Tiles cost a packing kernel, so they are only an alternative to short vectors.
@@ -294,13 +306,13 @@ def _result_layout(
     epilogue: Epilogue | None,
 ) -> GlobalOperand:
     """Return the result in its original layout, with vectors along columns or rows."""
-    layout = _in_original(output, range(len(output.original_shape)))
+    layout = in_original(output, range(len(output.original_shape)))
     dtype = output.dtype if epilogue is None else epilogue.dtype
     extents = {lane.name: lane.extent for lane in program.instruction_axes}
     max_length = min(ACCESS_BYTES // size_bytes(dtype), 8)
     # Whichever vectors are longer; columns if they are equal.
     candidates = [
-        _global_operand(layout, program, axis, min(max_length, extents[axis]))
+        global_operand(layout, program, axis, min(max_length, extents[axis]))
         for axis in (axes[1], axes[0])
     ]
     return max(candidates, key=lambda candidate: candidate.length)

@@ -8,6 +8,7 @@ from cpembed.errors import LoweringError
 from cpembed.ir.dtypes import size_bytes
 from cpembed.targets.cuda.instructions import LANES
 from cpembed.targets.cuda.lower import GlobalOperand, TiledProduct
+from cpembed.targets.cuda.offsets import check_offsets
 
 WAVEFRONT_BYTES = 128
 """Number of bytes of one word from each of the 32 banks of shared memory."""
@@ -201,7 +202,7 @@ class Plan:
         """Estimated registers of a thread: sums, fragments of two inner steps, addresses."""
         instruction, (rows, columns) = self.product.instruction, self.schedule.tile
         first, second, sums = instruction.registers
-        fragments = min(2, self.schedule.depth) * (rows * first + columns * second)
+        fragments = 2 * (rows * first + columns * second)
         tiles = (self.shared(self.first), self.shared(self.second))
         copies = sum(-(-tile.copies // self.schedule.threads) for tile in tiles if tile.width >= 4)
         # A multiprocessor allocates registers in units of 8 for each thread of a warp.
@@ -234,3 +235,4 @@ def check(plan: Plan, shared_bytes: int) -> None:
         raise LoweringError(f"{schedule}: {plan.registers} registers of {MAX_REGISTERS}")
     if product.tiles[0] > MAX_BATCH:
         raise LoweringError(f"a batch of {product.tiles[0]:,}: a grid has {MAX_BATCH:,} in a row")
+    check_offsets(plan)
