@@ -9,10 +9,10 @@ from typing import Any
 from numpy.typing import NDArray
 
 from cpembed.ir.dtypes import numpy_dtype
-from cpembed.targets.cuda.build import CudaText, flat_bits, text_of, unwritten
+from cpembed.targets.cuda.build import CudaText, flat_bits, text_of
 from cpembed.targets.cuda.chains.emit import chain_kernel, parameters_of
 from cpembed.targets.cuda.chains.plan import ChainPlan
-from cpembed.targets.cuda.executor import Counters, Launch, Order, compile_text
+from cpembed.targets.cuda.executor import Counters, DeviceArray, Launch, Order, compile_text
 from cpembed.targets.cuda.writer import PACKING_THREADS, Writer, packing_blocks, packing_kernel
 
 Array = NDArray[Any]
@@ -68,10 +68,10 @@ class ChainKernels:
         Raises
         ------
         ExecutionFault
-            If the kernels do what a GPU leaves undefined.
+            If the kernels do what a GPU leaves undefined, or leave elements unwritten.
         """
         packed = {f.role for f in self.plan.factors if f.operand.needs_packing}
-        memory = {
+        memory: dict[str, Array | DeviceArray] = {
             f"{name}_original" if name in packed else name: flat_bits(inputs[tensor])
             for name, tensor in parameters_of(self.plan).items()
         }
@@ -79,10 +79,13 @@ class ChainKernels:
         self.kernel_counters = {}
         for kernel in self.text.kernels:
             arguments = [
-                memory.setdefault(p.name, unwritten(p.elements, p.dtype)) for p in kernel.parameters
+                memory.setdefault(p.name, DeviceArray.unwritten(p.elements, p.dtype))
+                for p in kernel.parameters
             ]
             name = kernel.launch.kernel
             self.kernel_counters[name] = program.run(kernel.launch, arguments, order=order)
         second = self.plan.second
-        output = memory["C"].view(numpy_dtype(second.output_dtype))
+        result = memory["C"]
+        assert isinstance(result, DeviceArray)
+        output = result.require_written("C").view(numpy_dtype(second.output_dtype))
         return output.reshape(second.output.layout.original_shape)

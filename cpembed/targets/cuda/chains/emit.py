@@ -9,7 +9,8 @@ product's.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import math
+from collections.abc import Callable, Mapping
 
 from cpembed.codegen.plan import HEADER, buffer, storage_dtype
 from cpembed.ir.dtypes import size_bytes
@@ -17,13 +18,14 @@ from cpembed.targets.cuda.chains.pointwise import write_pointwise
 from cpembed.targets.cuda.chains.plan import MAX_UNROLLED, ChainPlan, Factor
 from cpembed.targets.cuda.chains.registers import bit_order
 from cpembed.targets.cuda.chains.softmax import Softmax
-from cpembed.targets.cuda.emit import MAX_UNROLLED_COPIES, write_results
+from cpembed.targets.cuda.copies import MAX_UNROLLED_COPIES
+from cpembed.targets.cuda.epilogue import input_declarations, output_declarations
 from cpembed.targets.cuda.instructions import LANES
+from cpembed.targets.cuda.results import write_results
 from cpembed.targets.cuda.schedule import CHUNK
 from cpembed.targets.cuda.writer import (
     Writer,
     digits,
-    epilogue_parameters,
     guarded_place,
     index_script,
     inside_conditions,
@@ -36,19 +38,17 @@ from cpembed.workloads.chains import RowSoftmax
 def chain_kernel(plan: ChainPlan) -> Writer:
     """Return the function ``main`` of a chain."""
     writer, product = Writer(), plan.second
-    elements = product.output.layout.elements
     declared = [
         buffer(factor.role, factor.operand.layout.elements, factor.operand.layout.dtype)
         for factor in plan.factors
     ]
-    own = {x.name for x in (*plan.chain.first.inputs, *plan.chain.second.inputs)}
-    further = {name: x for name, x in plan.chain.inputs.items() if name not in own}
-    for name, (shape, dtype) in further.items():
-        count = 1
-        for size in shape:
-            count *= size
-        declared.append(buffer(name, count, dtype))
-    declared += [*epilogue_parameters(product), buffer("C", elements, product.output_dtype)]
+    factors = {x.name for x in (*plan.chain.first.inputs, *plan.chain.second.inputs)}
+    declared += [
+        buffer(name, math.prod(shape), dtype)
+        for name, (shape, dtype) in plan.chain.inputs.items()
+        if name not in factors
+    ]
+    declared += [*input_declarations(product), *output_declarations(product)]
     writer.script.line(HEADER)
     with writer.script.nested(f"def main({', '.join(declared)}):"):
         writer.script.line('T.func_attr({"tirx.noalias": True, "global_symbol": "main"})')
@@ -260,9 +260,8 @@ class _ChainBody:
         with self.script.nested(f"for inner in T.unroll({depth}):"):
             self._load_rows(lambda i: f"({i} * {depth} + inner)")
 
-    def _load_rows(self, place: object) -> None:
+    def _load_rows(self, place: Callable[[str], str]) -> None:
         """Write loads of the fragments of the warp's rows at ``inner``."""
-        assert callable(place)
         rows, factor = self.schedule.rows, self.plan.rows_factor
         with self.script.nested(f"for i in T.unroll({rows}):"):
             row = f"(warp_row * {rows} + i) * {self.instruction.m} + lane % 16"

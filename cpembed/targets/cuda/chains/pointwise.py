@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable
 
 from cpembed.codegen.epilogue import Epilogue
 from cpembed.codegen.epilogue_text import float_text, result_text
 from cpembed.codegen.plan import bfloat16_bits
 from cpembed.ir.dtypes import is_integer, size_bytes
+from cpembed.ir.scalars import Apply, Input, Number, Scalar
 from cpembed.targets.cuda.chains.plan import ChainPlan
 from cpembed.targets.cuda.chains.registers import place
+from cpembed.targets.cuda.expressions import ExpressionWriter
 from cpembed.targets.cuda.schedule import CHUNK
 from cpembed.targets.cuda.writer import (
     Writer,
@@ -21,16 +22,21 @@ from cpembed.targets.cuda.writer import (
 )
 from cpembed.workloads.chains import BIAS, SCALE, Pointwise
 
-_ACTIVATIONS: dict[str, Callable[[str], str]] = {
-    "none": lambda x: x,
-    # TVM's maximum of a NaN and a number is the second, so in this order a NaN remains one.
-    "relu": lambda x: f"T.max(T.float32(0), {x})",
-    "gelu": lambda x: f"T.float32(0.5) * ({x}) * (T.float32(1) + "
-    f"T.erf(({x}) * T.float32(0.7071067811865476)))",
-    "silu": lambda x: f"({x}) / (T.float32(1) + T.exp(T.float32(0) - ({x})))",
-    "tanh": lambda x: f"T.tanh({x})",
+_X = Input(0)
+_ACTIVATIONS: dict[str, Scalar] = {
+    "none": _X,
+    "relu": Apply("max", (_X, Number(0.0))),
+    "gelu": Apply(
+        "mul",
+        (
+            Apply("mul", (_X, Number(0.5))),
+            Apply("add", (Number(1.0), Apply("erf", (Apply("mul", (_X, Number(0.5**0.5))),)))),
+        ),
+    ),
+    "silu": Apply("mul", (_X, Apply("sigmoid", (_X,)))),
+    "tanh": Apply("tanh", (_X,)),
 }
-"""Texts of :data:`~cpembed.workloads.chains.ACTIVATIONS`."""
+"""Expressions of :data:`~cpembed.workloads.chains.ACTIVATIONS`."""
 
 
 def converted(value: str, dtype: str) -> str:
@@ -122,18 +128,15 @@ def _value(
         writer.script.line(f"channel{number} = {index}")
         # Beyond the last column any vector's element will do: the second factor is zero there.
         channel = f"T.Select(channel{number} < {extent}, channel{number}, 0)"
-    epilogue = Epilogue(
-        dtype, scale=function.scale, bias=function.bias, relu=function.activation == "relu"
-    )
-    if is_integer(dtype) and function.activation in ("none", "relu"):
-        text = result_text(epilogue, source, product.sums, channel)
-    else:
-        steps = Epilogue("float32", scale=function.scale, bias=function.bias)
-        value = _own_vectors(float_text(steps, source, product.sums, channel))
-        writer.script.line(f"sum{number} = {value}")
-        writer.script.line(f"value{number} = {_ACTIVATIONS[function.activation](f'sum{number}')}")
-        text = result_text(Epilogue(dtype), f"value{number}", "float32", "")
-    return _own_vectors(text)
+    if is_integer(dtype) and function.activation == "none":
+        epilogue = Epilogue(dtype, scale=function.scale, bias=function.bias)
+        return _own_vectors(result_text(epilogue, source, product.sums, channel))
+    steps = Epilogue("float32", scale=function.scale, bias=function.bias)
+    expressions = ExpressionWriter(writer.script, f"value_{number}")
+    text = _own_vectors(float_text(steps, source, product.sums, channel))
+    register = expressions.register(text, "float32")
+    value = expressions.value(_ACTIVATIONS[function.activation], {0: register})
+    return expressions.stored(value, dtype)
 
 
 def _own_vectors(text: str) -> str:

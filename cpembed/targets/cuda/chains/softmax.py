@@ -10,11 +10,12 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 
+from cpembed.codegen.values import literal
 from cpembed.ir.index import IndexExpr
 from cpembed.targets.cuda.chains.plan import ChainPlan
 from cpembed.targets.cuda.chains.pointwise import converted
 from cpembed.targets.cuda.chains.registers import lane_rows, place
-from cpembed.targets.cuda.writer import Writer, digits, index_script
+from cpembed.targets.cuda.writer import Writer, digits, index_script, register_pointer
 from cpembed.workloads.chains import LENGTHS, MASK, RowSoftmax
 
 _LOWEST = 'T.float32("-inf")'
@@ -145,7 +146,7 @@ class Softmax:
         count = self.instruction.registers[2]
         if self.scales_first:
             with script.nested(f"for i in T.unroll({rows * tiles * count}):"):
-                script.line(f"scores[i] = scores[i] * T.float32({self.function.scale!r})")
+                script.line(f"scores[i] = scores[i] * {literal(self.function.scale, 'float32')}")
         self._write_masks()
         for i in range(rows):
             for number in range(self.rows_of_lane):
@@ -213,15 +214,21 @@ class Softmax:
         script.line(f"top[0] = T.max(top[0], largest[{at}])")
         # A row without any key so far: its powers are zero, not NaN.
         centre = f"T.Select(top[0] == {_LOWEST}, T.float32(0), top[0])"
-        factor = f"T.float32({self.exponent!r})"
+        factor = literal(self.exponent, "float32")
         script.line(f"offset[0] = {centre} * {factor}")
-        script.line(f"shrink[0] = T.exp2(largest[{at}] * {factor} - offset[0])")
+        script.line(f"shrink[0] = largest[{at}] * {factor} - offset[0]")
+        self._power("shrink", "0")
         script.line(f"largest[{at}] = top[0]")
         script.line(f"powers[{at}] = powers[{at}] * shrink[0]")
         for score in scores:
-            script.line(f"{score} = T.exp2({score} * {factor} - offset[0])")
+            script.line(f"{score} = {score} * {factor} - offset[0]")
+            self._power("scores", score.removeprefix("scores[").removesuffix("]"))
             script.line(f"powers[{at}] = powers[{at}] + {score}")
         self._scale_sums(tile, number, "shrink[0]")
+
+    def _power(self, array: str, place: str) -> None:
+        """Write 2 to the power of an element in its place."""
+        self.writer.call("cpembed_exp2", register_pointer(array, place))
 
     def _combine(self, target: str, operation: str) -> None:
         """Write the combination of a value with those of the lanes that share its row."""
