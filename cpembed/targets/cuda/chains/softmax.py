@@ -170,6 +170,10 @@ class Softmax:
         plan, count = self.plan, self.instruction.registers[2]
         tiles, extents = plan.column_tiles, plan.first.program.extents
         product = plan.first
+        # Tiles beyond the last one: their keys exceed the number of keys only if a loop counts them.
+        inside = ""
+        if plan.chunks * tiles > product.tiles[2]:
+            inside = f" and step * {tiles} + j < {product.tiles[2]}"
         with self.script.nested(
             f"for i in T.unroll({plan.schedule.rows}):", f"for j in T.unroll({tiles}):"
         ):
@@ -184,12 +188,12 @@ class Softmax:
                 self.script.line(f"{key} = {index_script(self.key, values, extents)}")
                 number = self.row_of[element]
                 end = f"limit[i * {self.rows_of_lane} + {number}]"
-                visible = f"{key} < {end if self._is_limited else self.keys}"
+                visible = f"{key} < {end if self._is_limited else self.keys}{inside}"
                 value = score
                 if self.function.masked:
                     self.script.line(f"{query} = {index_script(self.query, values, extents)}")
-                    inside = f"{visible} and {query} < {self.queries}"
-                    at = f"T.Select({inside}, {query} * {self.keys} + {key}, 0)"
+                    present = f"{visible} and {query} < {self.queries}"
+                    at = f"T.Select({present}, {query} * {self.keys} + {key}, 0)"
                     value = f"{score} + {MASK}[{at}]"
                 self.script.line(f"{score} = T.Select({visible}, {value}, {_LOWEST})")
 

@@ -133,6 +133,13 @@ def test_keys_beyond_the_length_are_not_looked_at() -> None:
     np.testing.assert_array_equal(kernels.run(inputs), expected)
 
 
+@pytest.mark.parametrize("keys", [1, 7, 9])
+def test_chunks_longer_than_all_keys_have_them_once(keys: int) -> None:
+    """A single tile of columns has no loop, whose steps would tell the next tile apart."""
+    chain = chain_of(f"attention b=1 h=1 q=20 k={keys} d=16")
+    assert is_right(kernels_of(plan_of(chain, replace(SMALL, chunk=4))), 2)
+
+
 def test_large_scores_do_not_overflow() -> None:
     chain = chain_of("attention b=1 h=1 q=16 k=64 d=16 scale=50")
     kernels = kernels_of(plan_of(chain, SMALL))
