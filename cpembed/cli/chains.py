@@ -62,9 +62,7 @@ def run_chain_command(
     _refuse_options("machine", "seed", "save", "folder", "verbose")
     chain = named_chain(words, target)
     with output.ProgressLine() as progress:
-        result = run_chain(
-            chain, target, machine=machine, seed=seed, save=save, progress=progress
-        )
+        result = run_chain(chain, target, machine=machine, seed=seed, save=save, progress=progress)
     if isinstance(result, ChainResult):
         output.print_report(result, lambda: chain_report(result), as_json=as_json)
         return output.INFEASIBLE

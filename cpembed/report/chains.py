@@ -44,9 +44,7 @@ def chain_run_report(run: ChainRun) -> Iterator[Block]:
     rows.append(("schedule", candidate.schedule))
     accuracy = "bit for bit equal to the reference"
     if run.tolerance:
-        accuracy = (
-            f"largest error {run.error:.3g} of the largest result, {run.tolerance:g} allowed"
-        )
+        accuracy = f"largest error {run.error:.3g} of the largest result, {run.tolerance:g} allowed"
     rows.append(("verified", f"yes, {run.provenance}, {accuracy} (seed {run.seed})"))
     rows += run.rows
     yield Header(rows)

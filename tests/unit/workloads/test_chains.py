@@ -27,15 +27,11 @@ from cpembed.workloads.chains import (
 @pytest.mark.parametrize("masked", [False, True])
 def test_attention_is_that_of_networks(causal: bool, offset: int | None, masked: bool) -> None:
     """The operator of networks, whose definition is another one; it has no lengths of keys."""
-    chain = attention(
-        b=2, h=6, kv=2, q=5, k=9, d=8, e=4, causal=causal, offset=offset, mask=masked
-    )
+    chain = attention(b=2, h=6, kv=2, q=5, k=9, d=8, e=4, causal=causal, offset=offset, mask=masked)
     inputs = chain.random_inputs(0)
     function = chain.function
     assert isinstance(function, RowSoftmax)
-    kind = Attention(
-        1 / math.sqrt(8), masked=masked, causal=function.causal, zero_rows=True
-    )
+    kind = Attention(1 / math.sqrt(8), masked=masked, causal=function.causal, zero_rows=True)
     query, key, value = (inputs[name].astype(np.float32) for name in "QKV")
     operands = [query.reshape(2, 6, 5, 8), key, value]
     if masked:

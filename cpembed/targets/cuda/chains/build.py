@@ -9,7 +9,7 @@ from typing import Any
 from numpy.typing import NDArray
 
 from cpembed.ir.dtypes import numpy_dtype
-from cpembed.targets.cuda.build import CudaText, flat_bits, text_of
+from cpembed.targets.cuda.build import CudaText, flat_bits, generate
 from cpembed.targets.cuda.chains.emit import chain_kernel, parameters_of
 from cpembed.targets.cuda.chains.plan import ChainPlan
 from cpembed.targets.cuda.executor import Counters, DeviceArray, Launch, Order, compile_text
@@ -38,7 +38,7 @@ def chain_text(plan: ChainPlan, architecture: str) -> CudaText:
 
     Raises :class:`~cpembed.errors.LoweringError` if TVM rejects them.
     """
-    return text_of(functions(plan), architecture)
+    return generate(functions(plan), architecture)
 
 
 @dataclass(eq=False)

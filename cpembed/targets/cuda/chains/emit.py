@@ -245,9 +245,7 @@ class _ChainBody:
         self.writer.call(
             f"cpembed_load_{tile.width}", register_pointer(name, "0"), pointer, "valid"
         )
-        self.writer.call(
-            f"cpembed_shared_store_{tile.width}", target, register_pointer(name, "0")
-        )
+        self.writer.call(f"cpembed_shared_store_{tile.width}", target, register_pointer(name, "0"))
 
     # -- products ---------------------------------------------------------------------------------
 
@@ -298,9 +296,7 @@ class _ChainBody:
     def _sums(self) -> int:
         return self.instruction.registers[2]
 
-    def _load_columns(
-        self, factor: Factor, base: str, line: str, inner: str, count: int
-    ) -> None:
+    def _load_columns(self, factor: Factor, base: str, line: str, inner: str, count: int) -> None:
         """Write the load of columns of a factor whose lines run along the depth."""
         byte = factor.tile.place(line, f"{inner} * 2 + lane // 8 % 2")
         self.writer.call(

@@ -226,11 +226,11 @@ class ChainPlan:
         columns = 2 * -(-(self.warp_columns * schedule.warps[1]) // 2) * product.instruction.n
         if workload.varies:
             if is_integer(workload.dtype):
-                raise LoweringError(f"{workload.name}: ldmatrix transposes elements of 16 bits only")
+                raise LoweringError(
+                    f"{workload.name}: ldmatrix transposes elements of 16 bits only"
+                )
             operand = original(product.program, product.second[0].layout.name, product.axes[1])
-            return _factor(
-                "B2", product, operand, self.chunk_columns, columns, along_depth=False
-            )
+            return _factor("B2", product, operand, self.chunk_columns, columns, along_depth=False)
         operand = product.second[0]
         if not self.is_ordered:
             operand = _reordered(operand, product, self.order)

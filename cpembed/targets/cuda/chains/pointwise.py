@@ -65,7 +65,9 @@ def _write_registers(writer: Writer, plan: ChainPlan) -> None:
         for register, source in enumerate(coupling.sources):
             tile = f"inner * {coupling.results[1]} + {source // sums}"
             score = f"scores[(i * {tiles} + {tile}) * {sums} + {source % sums}]"
-            value = _value(writer, plan, score, f"step * {tiles} + {tile}", (register, source % sums))
+            value = _value(
+                writer, plan, score, f"step * {tiles} + {tile}", (register, source % sums)
+            )
             target = f"middle[(i * {plan.schedule.chunk} + inner) * {count} + {register}]"
             writer.script.line(f"{target} = {value}")
 
