@@ -44,10 +44,15 @@ def named_chain(words: str | Sequence[str], target: str | HardwareSpec) -> Produ
     ------
     WorkloadError
         If the words are wrong.
+    BackendUnavailable
+        If the target makes no kernels of chains.
     """
     parts = words.split() if isinstance(words, str) else " ".join(words).split()
+    spec = hardware_spec(target)
+    # Before the words are read: the element types of other targets need not be those of chains.
+    chaining(open_target(spec))
     if not is_typed(parts):
-        instruction = hardware_spec(target).instruction
+        instruction = spec.instruction
         dtype = instruction.dtypes[instruction.computation.inputs[0].name][0]
         parts = [*parts, f"dtype={dtype}"]
     return parse_chain(parts)

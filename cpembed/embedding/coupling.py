@@ -152,6 +152,12 @@ def holds(coupling: Coupling, result: RegisterMap, factor: RegisterMap) -> bool:
     """Return True if every register of the factor has the element that its lane expects.
 
     Independent of the model: all lanes and registers are compared one by one.
+
+    Parameters
+    ----------
+    coupling : Coupling
+    result, factor : RegisterMap
+        Maps of a tile of the result and of the factor.
     """
     wide, target = result.tiled(coupling.results), factor.tiled(coupling.factors)
     if sorted(coupling.sources) != list(range(wide.registers)):
@@ -159,16 +165,16 @@ def holds(coupling: Coupling, result: RegisterMap, factor: RegisterMap) -> bool:
     if sorted(coupling.order) != list(range(len(coupling.order))):
         return False
     return wide.registers == target.registers and all(
-        held[source] == (row, coupling.order[column])
-        for held, expected in zip(wide.positions, target.positions, strict=True)
+        present[source] == (row, coupling.order[column])
+        for present, expected in zip(wide.positions, target.positions, strict=True)
         for source, (row, column) in zip(coupling.sources, expected, strict=True)
     )
 
 
 def _lane_mismatch(wide: RegisterMap, target: RegisterMap) -> str | None:
     """Return the first lane whose preserved coordinates differ, whatever the order of the sum."""
-    for lane, (held, expected) in enumerate(zip(wide.positions, target.positions, strict=True)):
-        rows, needed = (sorted({row for row, _ in places}) for places in (held, expected))
+    for lane, (present, expected) in enumerate(zip(wide.positions, target.positions, strict=True)):
+        rows, needed = (sorted({row for row, _ in places}) for places in (present, expected))
         if rows != needed:
             return (
                 f"lane {lane} holds rows {_numbers(rows)} of {wide.name}, and is expected to hold "
@@ -215,10 +221,10 @@ def _solve(
                 (1 << b) * moves[a][b] for a in range(bits) if number >> a & 1 for b in range(bits)
             )
         )
-    for held, expected in zip(wide.positions, target.positions, strict=True):
+    for present, expected in zip(wide.positions, target.positions, strict=True):
         for source, (row, column) in zip(sources, expected, strict=True):
             # Registers of the same preserved coordinate, with the summed one that they hold.
-            tuples = [(n, place[1]) for n, place in enumerate(held) if place[0] == row]
+            tuples = [(n, place[1]) for n, place in enumerate(present) if place[0] == row]
             if not tuples:
                 return None
             model.add_allowed_assignments([source, order[column]], tuples)

@@ -62,8 +62,8 @@ class ChainCandidate:
 class PairCount:
     """Number of pairs of embeddings of which the same is true.
 
-    ``outcome`` is what becomes of them: ``registers``, ``shared memory`` or ``rejected``; ``reason``
-    is why it is not registers, empty if it is. ``kernels`` tells whether kernels are generated.
+    ``outcome`` is ``registers``, ``shared memory`` or ``rejected``, ``reason`` why it is not
+    registers, empty if it is. ``kernels`` tells whether kernels are generated.
     """
 
     outcome: str

@@ -4,8 +4,9 @@ The second product's first factor is a function of the first product's result, e
 or row by row, so that a kernel can compute both without storing what is between them.
 
 >>> heads = attention(b=1, h=8, kv=2, q=128, k=128, d=64, causal=True)
->>> print(heads.first, heads.second, sep="; ")
-S[b, g, r, q, k] += (Q[b, g, r, q, d] * K[b, g, k, d]); O[b, g, r, q, e] += (P[b, g, r, q, k] * V[b, g, k, e])
+>>> print(heads.first, heads.second, sep="\\n")
+S[b, g, r, q, k] += (Q[b, g, r, q, d] * K[b, g, k, d])
+O[b, g, r, q, e] += (P[b, g, r, q, k] * V[b, g, k, e])
 """
 
 from __future__ import annotations
@@ -22,6 +23,7 @@ from numpy.typing import NDArray
 from cpembed.errors import WorkloadError
 from cpembed.ir.computation import Computation
 from cpembed.ir.dtypes import accumulator, dtype_info, is_integer, numpy_dtype
+from cpembed.ir.index import IndexExpr
 from cpembed.ir.parser import parse_computation
 from cpembed.workloads.convolutions import conv2d
 from cpembed.workloads.family import Family, Parameter, ParameterKind
@@ -140,8 +142,7 @@ class ProductChain:
     @property
     def columns(self) -> str:
         """Axis of the first product that is the last dimension of its result."""
-        index = self.first.access(self.first.output.name).index[-1]
-        return index.single_iterator
+        return _single(self.first.access(self.first.output.name).index[-1])
 
     def __str__(self) -> str:
         return f"{self.first}; {self.second}"
@@ -194,6 +195,12 @@ def reference(chain: ProductChain, inputs: Mapping[str, Array]) -> Array:
     return _contract(chain.second, [middle, inputs[chain.second.inputs[1].name]], exact=exact)
 
 
+def _single(index: IndexExpr) -> str:
+    """Return the only iterator of an index."""
+    (name,) = index.iterators
+    return name
+
+
 def _contract(product: Computation, arrays: Sequence[Array], *, exact: bool) -> Array:
     """Return the sums of a product, window by window where it has some."""
     wide = [array.astype(np.int64 if exact else np.float64) for array in arrays]
@@ -214,25 +221,27 @@ def _contract(product: Computation, arrays: Sequence[Array], *, exact: bool) -> 
         window = _window(wide[0], first, values, product)
         names = [next(name for name in index.iterators if name not in values) for index in first]
         weights = wide[1]
-        kept: list[str] = []
+        dimensions: list[str] = []
         for place, index in reversed(list(enumerate(second))):
-            name = index.single_iterator
+            name = _single(index)
             if name in values:
                 weights = np.take(weights, values[name], axis=place)
             else:
-                kept.insert(0, name)
+                dimensions.insert(0, name)
         text = (
             "".join(letters[n] for n in names)
             + ","
-            + "".join(letters[n] for n in kept)
+            + "".join(letters[n] for n in dimensions)
             + "->"
-            + "".join(letters[index.single_iterator] for index in output)
+            + "".join(letters[_single(index)] for index in output)
         )
         total += np.einsum(text, window, weights, optimize=True)
     return total.astype(np.int32) if exact else total
 
 
-def _window(image: Array, index: Sequence[Any], values: Mapping[str, int], product: Any) -> Array:
+def _window(
+    image: Array, index: Sequence[IndexExpr], values: Mapping[str, int], product: Computation
+) -> Array:
     """Return the elements that one tap of a window reads, zero outside of the image."""
     for place, expression in enumerate(index):
         name = next(n for n in expression.iterators if n not in values)
@@ -251,15 +260,19 @@ def _softmax(function: RowSoftmax, sums: Array, inputs: Mapping[str, Array]) -> 
     if function.masked:
         scores = scores + inputs[MASK].astype(np.float64)
     if function.causal is not None:
-        hidden = np.arange(keys) > np.arange(rows)[:, None] + function.causal
-        scores = np.where(hidden, -np.inf, scores)
+        last = _numbers(rows).reshape(-1, 1) + function.causal
+        scores = np.where(_numbers(keys) > last, -np.inf, scores)
     if function.lengths:
-        beyond = np.arange(keys) >= inputs[LENGTHS][:, None]
-        scores = np.where(beyond[:, None, None, None, :], -np.inf, scores)
+        lengths = inputs[LENGTHS].reshape(-1, 1, 1, 1, 1)
+        scores = np.where(_numbers(keys) >= lengths, -np.inf, scores)
     top = scores.max(axis=-1, keepdims=True)
     powers = np.exp(scores - np.where(top == -np.inf, 0, top))
     total = powers.sum(axis=-1, keepdims=True)
     return powers / np.where(total == 0, 1, total)
+
+
+def _numbers(count: int) -> Array:
+    return np.arange(count)
 
 
 def _pointwise(

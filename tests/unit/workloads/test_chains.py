@@ -108,7 +108,7 @@ def test_words_name_chains_and_their_flags() -> None:
     assert names_chain(["attention", "b=1"])
     assert names_chain(["mlp m=1"])
     assert not names_chain(["gemm", "m=1"])
-    chain = parse_chain("attention b=1 h=8 kv=2 q=16 k=20 d=64 causal".split())
+    chain = parse_chain(["attention b=1 h=8 kv=2 q=16 k=20 d=64 causal"])
     assert chain.function == RowSoftmax(0.125, causal=4)
     assert chain.first.extents == {"b": 1, "g": 2, "r": 4, "q": 16, "k": 20, "d": 64}
     assert parse_chain(["mlp m=1 k=2 n=3 p=4 bias act=silu"]).function == Pointwise(

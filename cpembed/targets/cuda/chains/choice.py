@@ -20,8 +20,8 @@ from cpembed.targets.cuda.chains.space import ScoredChain, has_kernel, ranked_pl
 from cpembed.targets.cuda.model import Gpu
 from cpembed.workloads.chains import ProductChain
 
-SHOWN = 5
-"""Number of kernels of a choice, each of another pair or place of the operand between."""
+MAX_CANDIDATES = 5
+"""Maximum number of kernels of a choice, each of another pair or place of the operand between."""
 
 
 def choose(chain: ProductChain, spec: HardwareSpec, gpu: Gpu) -> ChainChoice:
@@ -42,16 +42,16 @@ def choose(chain: ProductChain, spec: HardwareSpec, gpu: Gpu) -> ChainChoice:
     """
     pairs = find_pairs(chain, spec)
     candidates: list[ChainCandidate] = []
-    unavailable, apart, stored = "", dict[str, float](), 0
+    unavailable, unfused_us, stored = "", dict[str, float](), 0
     try:
         plans = _distinct(ranked_plans(pairs, gpu))
         for scored in plans:
             prove(scored.plan.pair)
         candidates = [_candidate(scored) for scored in plans]
         separate = estimate_apart(chain, plans[0].plan.pair, gpu)
-        apart = {"first": separate.first_us, "second": separate.second_us}
+        unfused_us = {"first": separate.first_us, "second": separate.second_us}
         if separate.function_us:
-            apart["function"] = separate.function_us
+            unfused_us["function"] = separate.function_us
         stored = separate.stored_bytes
     except LoweringError as error:
         unavailable = str(error)
@@ -61,7 +61,7 @@ def choose(chain: ProductChain, spec: HardwareSpec, gpu: Gpu) -> ChainChoice:
         coupling=_coupling_text(pairs),
         candidates=tuple(candidates),
         unavailable=unavailable,
-        apart_us=apart,
+        apart_us=unfused_us,
         stored_bytes=stored,
         machine=gpu.name,
     )
@@ -75,7 +75,7 @@ def _distinct(plans: Any) -> list[ScoredChain]:
         sides = (plan.pair.first, plan.pair.second)
         key = (*(side.ranked.identifier for side in sides), plan.schedule.via)
         first.setdefault(key, scored)
-    return list(first.values())[:SHOWN]
+    return list(first.values())[:MAX_CANDIDATES]
 
 
 def _candidate(scored: ScoredChain) -> ChainCandidate:

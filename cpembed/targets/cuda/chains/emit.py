@@ -14,8 +14,8 @@ from collections.abc import Callable, Mapping
 
 from cpembed.codegen.plan import HEADER, buffer, storage_dtype
 from cpembed.ir.dtypes import size_bytes
-from cpembed.targets.cuda.chains.pointwise import write_pointwise
 from cpembed.targets.cuda.chains.plan import MAX_UNROLLED, ChainPlan, Factor
+from cpembed.targets.cuda.chains.pointwise import write_pointwise
 from cpembed.targets.cuda.chains.registers import bit_order
 from cpembed.targets.cuda.chains.softmax import Softmax
 from cpembed.targets.cuda.copies import MAX_UNROLLED_COPIES
@@ -128,7 +128,7 @@ class _ChainBody:
         self.script.line(f'shared = T.alloc_buffer(({shared_bytes},), "uint8", scope="shared.dyn")')
         # TVM shrinks shared memory to the accesses that it sees, so the last byte is touched.
         self.script.line(f"T.evaluate({shared_pointer(str(shared_bytes - 1))})")
-        held = schedule.rows * (plan.first.tiles[3] if plan.holds_rows else 1) * first
+        fragments = schedule.rows * (plan.first.tiles[3] if plan.holds_rows else 1) * first
         middle = schedule.rows * self.instruction.m * self.instruction.k // LANES
         if schedule.via == "registers":
             middle *= schedule.chunk
@@ -136,7 +136,7 @@ class _ChainBody:
         scores = schedule.rows * plan.warp_column_tiles * sums
         dtype, factors = self._sums_dtype(), storage_dtype(plan.chain.factors)
         for name, count, kind in (
-            ("held", held, "uint32"),
+            ("held", fragments, "uint32"),
             ("columns", 2 * second, "uint32"),
             ("scores", scores, dtype),
             ("middle", middle, factors),
@@ -314,7 +314,7 @@ class _ChainBody:
 
     def _multiply_second(self, base: str) -> None:
         """Write the second product of a chunk."""
-        plan, rows = self.plan, self.schedule.rows
+        plan = self.plan
         base = f"{base} + {plan.columns_factor.tile.bytes}"
         elements = self.instruction.m * self.instruction.k // LANES
         in_registers = self.schedule.via == "registers"
@@ -381,5 +381,5 @@ def parameters_of(plan: ChainPlan) -> Mapping[str, str]:
     """Return the chain's inputs by parameter of the kernel."""
     first, second = plan.chain.first, plan.chain.second
     names = {"A": first.inputs[0].name, "B": first.inputs[1].name, "B2": second.inputs[1].name}
-    own = {x.name for x in (*first.inputs, *second.inputs)}
-    return names | {name: name for name in plan.chain.inputs if name not in own}
+    factors = {x.name for x in (*first.inputs, *second.inputs)}
+    return names | {name: name for name in plan.chain.inputs if name not in factors}

@@ -18,7 +18,7 @@ from cpembed.targets.cuda.chains.pairs import Pair
 from cpembed.targets.cuda.chains.plan import ChainPlan, Factor
 from cpembed.targets.cuda.instructions import LANES
 from cpembed.targets.cuda.model import Gpu, KernelWork, Phase, estimate, product_cycles
-from cpembed.targets.cuda.schedule import WAVEFRONT_BYTES, Plan
+from cpembed.targets.cuda.schedule import WAVEFRONT_BYTES
 from cpembed.targets.cuda.traffic import COPY_INSTRUCTIONS, RESULT_INSTRUCTIONS
 from cpembed.targets.cuda.writer import PACKING_THREADS
 from cpembed.workloads.chains import ProductChain, RowSoftmax
@@ -42,35 +42,33 @@ MASK_INSTRUCTIONS = 6
 def work_of(plan: ChainPlan, gpu: Gpu) -> KernelWork:
     """Return the work of a chain's kernels; weights are packed ahead of it."""
     rows, columns, batch = plan.blocks
-    steps, share = _steps(plan)
     return KernelWork(
         "chain",
         rows * columns * batch,
         plan.schedule.threads // LANES,
         plan.shared_bytes,
         registers=plan.registers,
-        steps=max(1, round(steps)),
+        steps=max(1, round(_steps(plan))),
         stages=plan.schedule.stages,
         fetch=_fetch(plan, gpu),
         compute=_compute(plan, gpu),
         result=_ends(plan, gpu),
-        dram_bytes=_operand_bytes(plan.chain, share) + _result_bytes(plan.chain),
+        dram_bytes=_operand_bytes(plan.chain) + _result_bytes(plan.chain),
         auxiliary=_packing(plan, gpu),
     )
 
 
-def _steps(plan: ChainPlan) -> tuple[float, float]:
-    """Return the mean number of a block's chunks, and the share of all chunks that it is."""
+def _steps(plan: ChainPlan) -> float:
+    """Return the mean number of a block's chunks."""
     function = plan.chain.function
     if not isinstance(function, RowSoftmax) or function.causal is None:
-        return plan.chunks, 1.0
+        return float(plan.chunks)
     queries, keys = plan.chain.first.output.shape[-2:]
     # The last query of each block has the most keys.
     last = np.minimum(queries, _rows(plan) * np.arange(1, -(-queries // _rows(plan)) + 1))
     limits = np.clip(last + function.causal, 0, keys)
     chunks = np.ceil(limits / plan.chunk_columns)
-    mean = float(chunks.mean())
-    return mean, mean / plan.chunks
+    return float(chunks.mean())
 
 
 def _rows(plan: ChainPlan) -> int:
@@ -88,8 +86,10 @@ def _copies(factor: Factor, gpu: Gpu) -> Phase:
 def _fetch(plan: ChainPlan, gpu: Gpu) -> Phase:
     """Return the copies of a chunk."""
     phase = _copies(plan.columns_factor, gpu) + _copies(plan.second_factor, gpu)
-    own = phase.issue * gpu.unit.schedulers / (plan.schedule.threads // LANES)
-    cycles = gpu.l2_cycles + own * gpu.unit.integer_cycles + phase.bytes / gpu.l2_bytes_each
+    issue_of_warp = phase.issue * gpu.unit.schedulers / (plan.schedule.threads // LANES)
+    cycles = (
+        gpu.l2_cycles + issue_of_warp * gpu.unit.integer_cycles + phase.bytes / gpu.l2_bytes_each
+    )
     return replace(phase, cycles=cycles)
 
 
@@ -145,10 +145,8 @@ def _ends(plan: ChainPlan, gpu: Gpu) -> Phase:
     return copies + Phase(cycles, 0.0, staged, issue, stored)
 
 
-def _operand_bytes(chain: ProductChain, share: float) -> float:
-    """Return the bytes of the factors, of which a share of keys and values is read."""
-    # Even a causal mask reads every key once.
-    del share
+def _operand_bytes(chain: ProductChain) -> float:
+    """Return the bytes of the factors; even a causal mask reads every key."""
     operands = (*chain.first.inputs, chain.second.inputs[1])
     return float(sum(o.elements * size_bytes(o.dtype) for o in operands))
 
@@ -196,7 +194,7 @@ def element_kernel(
 
 
 @dataclass(frozen=True, kw_only=True)
-class Apart:
+class UnfusedTimes:
     """Estimated time of a chain as kernels of their own, in microseconds.
 
     Attributes
@@ -217,7 +215,7 @@ class Apart:
         return self.first_us + self.function_us + self.second_us
 
 
-def estimate_apart(chain: ProductChain, pair: Pair, gpu: Gpu) -> Apart:
+def estimate_apart(chain: ProductChain, pair: Pair, gpu: Gpu) -> UnfusedTimes:
     """Estimate the kernels of a chain's products, each with its own best schedule.
 
     Parameters
@@ -246,9 +244,6 @@ def estimate_apart(chain: ProductChain, pair: Pair, gpu: Gpu) -> Apart:
         kernel = element_kernel("softmax", elements, float(moved), gpu, SCORE_INSTRUCTIONS)
         function_us = estimate(kernel, gpu).us
         moved *= 2
-    return Apart(
+    return UnfusedTimes(
         first_us=first_us, function_us=function_us, second_us=second_us, stored_bytes=moved
     )
-
-
-__all__ = ["Apart", "Plan", "element_kernel", "estimate_apart", "work_of"]

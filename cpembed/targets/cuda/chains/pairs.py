@@ -18,6 +18,7 @@ from functools import cache
 from typing import Any, Literal
 
 import numpy as np
+from numpy.typing import NDArray
 
 from cpembed.codegen.epilogue import Epilogue
 from cpembed.cost.ranking import RankedCandidate
@@ -344,5 +345,6 @@ def _coordinates(
     coordinates = np.stack(
         [np.broadcast_to(index.evaluate(values), count) for index in middle_index(operand)]
     )
-    inside = (coordinates < np.array(operand.original_shape)[:, None]).all(axis=0)
+    sizes = np.array(operand.original_shape)[:, None]
+    inside: NDArray[np.bool_] = np.all(np.less(coordinates, sizes), axis=0)
     return coordinates[:, : count - int(np.argmax(inside[::-1]))].tobytes()

@@ -7,7 +7,6 @@ chunks: columns of the first product, which the second sums over. A chunk of bot
 
 from __future__ import annotations
 
-import math
 from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Literal
@@ -22,7 +21,8 @@ from cpembed.targets.cuda.lower import (
     ACCESS_BYTES,
     GlobalOperand,
     TiledProduct,
-    vector_length,
+    global_operand,
+    in_original,
 )
 from cpembed.targets.cuda.schedule import (
     CHUNK,
@@ -33,7 +33,7 @@ from cpembed.targets.cuda.schedule import (
     Plan,
     SharedTile,
 )
-from cpembed.transform.program import DerivedProgram, PackedDimension, PackedOperand
+from cpembed.transform.program import DerivedProgram
 from cpembed.workloads.chains import ProductChain, RowSoftmax
 
 MAX_HELD = 8
@@ -81,13 +81,12 @@ class ChainSchedule:
         return LANES * self.warps[0] * self.warps[1]
 
     def __str__(self) -> str:
-        words = [
-            f"blocks of {self.warps[0] * self.rows} x {self.columns} tiles on "
-            f"{self.warps[0]} x {self.warps[1]} warps",
-            f"{self.chunk} deep in {self.stages} stages",
-            f"through {self.via}",
-        ]
-        return ", ".join(words)
+        block = f"{self.warps[0] * self.rows} x {self.columns}"
+        warps = f"{self.warps[0]} x {self.warps[1]}"
+        return (
+            f"blocks of {block} tiles on {warps} warps, {self.chunk} deep in {self.stages} stages, "
+            f"through {self.via}"
+        )
 
 
 Role = Literal["A", "B", "B2"]
@@ -288,13 +287,13 @@ class ChainPlan:
         """Estimated registers of a thread."""
         schedule, instruction = self.schedule, self.second.instruction
         first, second, sums = instruction.registers
-        held = schedule.rows * (self.first.tiles[3] if self.holds_rows else 1) * first
+        fragments = schedule.rows * (self.first.tiles[3] if self.holds_rows else 1) * first
         scores = schedule.rows * self.warp_column_tiles * sums
         middle = schedule.rows * (schedule.chunk if schedule.via == "registers" else 1) * first
         results = schedule.rows * self.warp_columns * sums
         softmax = 4 * schedule.rows * 2 if isinstance(self.chain.function, RowSoftmax) else 0
         # Scores are dead once the operand between is made of them, so the larger counts.
-        total = held + results + max(scores, middle) + middle // 2 + 2 * second + softmax
+        total = fragments + results + max(scores, middle) + middle // 2 + 2 * second + softmax
         return -(-(total + OTHER_REGISTERS) // 8) * 8
 
 
@@ -334,32 +333,22 @@ def check(plan: ChainPlan, shared_bytes: int) -> None:
 
 
 def original(program: DerivedProgram, name: str, along: str) -> GlobalOperand:
-    """Return an operand in its original layout, with vectors along an axis of the instruction."""
+    """Return an operand in its original layout, with vectors along an axis of the instruction.
+
+    Parameters
+    ----------
+    program : DerivedProgram
+        Program of the operand.
+    name : str
+        Name of the operand.
+    along : str
+        Axis of the instruction.
+    """
     layout = program.operand(name)
-    places = dict(zip((d.name for d in layout.dimensions), layout.access, strict=True))
-    layout = replace(
-        layout,
-        dimensions=tuple(
-            PackedDimension(f"d{place}", size) for place, size in enumerate(layout.original_shape)
-        ),
-        source=tuple(IndexExpr.iterator(f"d{place}") for place in range(len(layout.source))),
-        access=tuple(source.substitute(places) for source in layout.source),
-    )
+    layout = in_original(layout, range(len(layout.original_shape)))
     extents = {lane.name: lane.extent for lane in program.instruction_axes}
     longest = min(ACCESS_BYTES // size_bytes(layout.dtype), extents[along])
-    return GlobalOperand(
-        layout, checked(layout, program), along, vector_length(layout, along, longest)
-    )
-
-
-def checked(layout: PackedOperand, program: DerivedProgram) -> tuple[int, ...]:
-    """Return the dimensions in which coordinates may lie outside of an operand."""
-    bounds = [index.bounds(program.extents) for index in layout.access]
-    return tuple(
-        place
-        for place, ((low, high), size) in enumerate(zip(bounds, layout.shape, strict=True))
-        if low < 0 or high >= size
-    )
+    return global_operand(layout, program, along, longest)
 
 
 def _reordered(
@@ -406,7 +395,3 @@ def _shared_tile(lines: int, line_bytes: int, width: int) -> SharedTile:
     chunks = 8 * -(-chunks // 8) if chunks > 4 else 1 << (chunks - 1).bit_length()
     pitch = chunks * CHUNK
     return SharedTile(rows=lines, row_bytes=pitch, pitch=pitch, width=width, swizzled=True)
-
-
-def elements(operand: GlobalOperand) -> int:
-    return math.prod(operand.layout.original_shape)

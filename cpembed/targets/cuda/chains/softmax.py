@@ -116,7 +116,7 @@ class Softmax:
         if self.function.causal is None:
             return length
         axis, extents = self.plan.first.axes[0], self.plan.first.program.extents
-        bounded = _without(self.query, axis, extents, upper)
+        bounded = _axis_bound(self.query, axis, extents, upper)
         if bounded is None:
             # Whatever the query is: all keys, or none without looking.
             return length if upper else "0"
@@ -170,7 +170,7 @@ class Softmax:
         plan, count = self.plan, self.instruction.registers[2]
         tiles, extents = plan.column_tiles, plan.first.program.extents
         product = plan.first
-        # Tiles beyond the last one: their keys exceed the number of keys only if a loop counts them.
+        # Tiles beyond the last one: their keys are beyond the last key only if a loop counts tiles.
         inside = ""
         if plan.chunks * tiles > product.tiles[2]:
             inside = f" and step * {tiles} + j < {product.tiles[2]}"
@@ -278,7 +278,7 @@ class Softmax:
                 self._scale_sums(tile, number, total)
 
 
-def _without(
+def _axis_bound(
     index: IndexExpr, axis: str, extents: Mapping[str, int], upper: int
 ) -> IndexExpr | None:
     """Return a bound of an index over an axis; None if the axis is in a digit with others."""

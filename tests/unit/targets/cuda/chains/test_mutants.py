@@ -104,7 +104,7 @@ MUTANTS = (
     Mutant("the largest score is forgotten", HEADS, Softmax, "_write_row",
            lines("= top[0]", "= T.float32(0)")),
     Mutant("a factor of the scores is missing", HEADS, Softmax, "__init__",
-           lambda original: lambda self, *a: (original(self, *a), setattr(self, "exponent", 1.0))[0]),
+           lambda original: lambda self, *a: with_exponent(self, original, *a)),
     Mutant("lengths are not looked at", HEADS, Softmax, "begin", lines("Lengths[", "0 * Lengths[")),
     Mutant("lengths of another batch", HEADS, softmax, "index_script",
            lambda original: lambda *a: original(*a).replace("batch", "(3 - batch)")),
@@ -130,6 +130,11 @@ MUTANTS = (
     Mutant("the chunk after the last is left out", HEADS, Softmax, "steps",
            lambda original: lambda self: f"T.max(0, {original(self)} - 1)"),
 )  # fmt: skip
+
+
+def with_exponent(self: Softmax, original: Any, *arguments: Any) -> None:
+    original(self, *arguments)
+    self.exponent = 1.0
 
 
 def reordered(plan: ChainPlan) -> ChainPlan:

@@ -101,7 +101,7 @@ def test_every_pair_is_accounted_for(name: str) -> None:
 
 
 def test_all_four_orders_of_factors_of_a_pair_of_layers_are_told_apart() -> None:
-    """Transposed sums are no factor; plain ones are the first factor and, transposed, the second."""
+    """Transposed sums are no factor; others are the first factor or, transposed, the second."""
     outcomes = {
         (pair.first.swapped, pair.second.swapped): isinstance(pair.coupling, Coupling)
         for pair in pairs_of("mlp").pairs
@@ -113,7 +113,7 @@ def test_all_four_orders_of_factors_of_a_pair_of_layers_are_told_apart() -> None
 
 def test_heads_that_share_keys_fill_tiles_of_rows_together() -> None:
     """One query of eight heads: a tile of rows is heads, and no template says so."""
-    chain = parse_chain("attention b=1 h=16 kv=2 q=1 k=32 d=16".split())
+    chain = parse_chain(["attention b=1 h=16 kv=2 q=1 k=32 d=16"])
     pairs = find_pairs(chain, hardware_spec("mma_f16"))
     best = next(pair for pair in pairs.pairs if not pair.is_swapped)
     assert "r" in "".join(best.first.ranked.embedding.axis_texts)
@@ -136,13 +136,13 @@ def same_rows(pair: Pair) -> bool:
 
 
 def test_registers_of_wmma_are_not_specified() -> None:
-    chain = parse_chain("mlp m=32 k=32 n=32 p=32".split())
+    chain = parse_chain(["mlp m=32 k=32 n=32 p=32"])
     pairs = find_pairs(chain, hardware_spec("wmma_f16"))
     assert pairs.coupled == 0
     assert all("is not specified" in reason for reason in pairs.uncoupled)
 
 
 def test_a_product_without_an_embedding_is_named() -> None:
-    chain = parse_chain("mlp m=32 k=32 n=32 p=32 dtype=int8".split())
+    chain = parse_chain(["mlp m=32 k=32 n=32 p=32 dtype=int8"])
     with pytest.raises(WorkloadError, match="int8"):
         find_pairs(chain, hardware_spec("mma_f16"))
