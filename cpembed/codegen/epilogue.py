@@ -25,11 +25,13 @@ from cpembed.errors import WorkloadError
 from cpembed.ir.computation import Computation
 from cpembed.ir.dtypes import dtype_info, is_integer, numpy_dtype
 from cpembed.ir.index import row_major_strides
-from cpembed.ir.scalars import Scalar, converted, evaluate_scalar
+from cpembed.ir.scalars import Input, Scalar, converted, evaluate_scalar, input_numbers
 
 SCALE, BIAS, RESIDUAL = "@scale", "@bias", "@residual"
 """Names of the vectors and the residual among a kernel's inputs; no operand is called so, since the
 names of operands are identifiers."""
+SECOND = "@second"
+"""Name of a kernel's second output."""
 _CHAIN_VECTOR = "@vector"
 """First part of the names of a chain's vectors."""
 
@@ -96,12 +98,34 @@ class EpilogueRequest:
     bias: bool = False
     scale: bool = False
     relu: bool = False
+    chain: Scalar | None = None
+    """Expression of a :class:`Chain` without vectors; input 1 is a residual of the output's type."""
+    second: SecondResult | None = None
 
     @property
     def steps(self) -> tuple[str, ...]:
         """Names of the steps between the sums and the conversion."""
-        steps = {"relu": self.relu, "a bias": self.bias, "a scale": self.scale}
+        steps = {
+            "relu": self.relu,
+            "a bias": self.bias,
+            "a scale": self.scale,
+            "a chain": self.chain is not None,
+            "a second output": self.second is not None,
+        }
         return tuple(name for name, enabled in steps.items() if enabled)
+
+    @property
+    def _chain(self) -> Chain | None:
+        # A second output has the inputs of a chain, so without one the first is the identity.
+        if self.chain is None and self.second is not None and RESIDUAL_INPUT in self._inputs:
+            return Chain(Input(0))
+        return None if self.chain is None else Chain(self.chain)
+
+    @property
+    def _inputs(self) -> set[int]:
+        """Numbers of the inputs that the expressions read."""
+        expressions = [self.chain, None if self.second is None else self.second.expression]
+        return {number for e in expressions if e is not None for number in input_numbers(e)}
 
     def epilogue(self, target: str, sums: str) -> Epilogue | None:
         """Return the epilogue, or None if the sums are stored as they are.
@@ -115,9 +139,21 @@ class EpilogueRequest:
             raise WorkloadError(f"a shift is of integers, and {target} sums {sums}: leave it out")
         if self.output is None and self.shift is None and not self.steps:
             return None
-        # A shift is how fixed-point inference returns to bytes.
-        output = self.output or (sums if self.shift is None else "int8")
-        return Epilogue(output, self.scale, self.bias, relu=self.relu, shift=self.shift or 0)
+        chain = self._chain
+        # A shift is how fixed-point inference returns to bytes; chains are computed in floats.
+        default = sums if self.shift is None else "int8"
+        default = "float32" if chain is not None and is_integer(default) else default
+        output = self.output or default
+        return Epilogue(
+            output,
+            self.scale,
+            self.bias,
+            relu=self.relu,
+            shift=self.shift or 0,
+            residual=Residual(output) if RESIDUAL_INPUT in self._inputs else None,
+            chain=chain,
+            second=self.second,
+        )
 
 
 @dataclass(frozen=True)
@@ -183,8 +219,38 @@ class Chain:
         return tuple(f"{_CHAIN_VECTOR}{number}" for number in range(self.vectors))
 
 
-CHAIN_TYPES = ("float32", "bfloat16", "int8", "uint8")
+CHAIN_TYPES = ("float32", "bfloat16", "int8", "uint8", "float16")
 """Types of a chain's results and of the residual that it reads."""
+PROCESSOR_CHAIN_TYPES = CHAIN_TYPES[:-1]
+"""Those of kernels on CPUs: there is no float16."""
+
+RESIDUAL_INPUT = 1
+"""Number of the residual among the inputs of a chain without vectors."""
+
+
+@dataclass(frozen=True)
+class SecondResult:
+    """Second output of a kernel: another expression of the same inputs, in a buffer of its own.
+
+    Its inputs are those of a chain, or without one the result of the epilogue's other steps before
+    it is converted; so an activation is stored beside its argument, or bytes beside floats. The
+    shape and the layout are the output's.
+
+    Parameters
+    ----------
+    dtype : str
+        Element type, one of :data:`CHAIN_TYPES`.
+    expression : Scalar
+    """
+
+    dtype: str
+    expression: Scalar
+
+    def __post_init__(self) -> None:
+        if self.dtype not in CHAIN_TYPES:
+            raise WorkloadError(
+                f"a second output is {', '.join(CHAIN_TYPES)}, not {self.dtype}: choose one of these"
+            )
 
 
 @dataclass(frozen=True)
@@ -218,6 +284,8 @@ class Epilogue:
         Expression of the result, evaluated after bias, scale and ReLU in place of what follows.
     placement : Placement, optional
         Place of the output in a larger buffer; by default a buffer of its own.
+    second : SecondResult, optional
+        Another result of the same sums.
 
     Raises
     ------
@@ -236,6 +304,7 @@ class Epilogue:
     residual: Residual | None = None
     placement: Placement | None = None
     chain: Chain | None = None
+    second: SecondResult | None = None
 
     def __post_init__(self) -> None:
         if self.dtype not in RESULT_TYPES:
@@ -246,6 +315,8 @@ class Epilogue:
             self._check_chain()
         elif self.residual is not None:
             self._check_residual(self.residual)
+        if self.second is not None and self.chain is None:
+            self._check_second(self.second)
         if self.is_requantized and (self.dtype not in BYTES or self.shift or self.wraps):
             raise WorkloadError(
                 "a zero point, and clipping after a scale, are of int8 and uint8 without a "
@@ -282,6 +353,13 @@ class Epilogue:
                     "of these"
                 )
 
+    def _check_second(self, second: SecondResult) -> None:
+        if input_numbers(second.expression) - {0} or self.shift or self.wraps:
+            raise WorkloadError(
+                "without a chain a second output is an expression of the float32 result alone: "
+                "give a chain, and no shift or wrapping"
+            )
+
     def _check_residual(self, residual: Residual) -> None:
         bytes_both = self.dtype in BYTES and residual.dtype in BYTES and self.scale
         floats_both = self.dtype == residual.dtype == "float32"
@@ -310,6 +388,7 @@ class Epilogue:
             f"around {self.zero_point}": bool(self.zero_point),
             "a residual added": self.residual is not None and self.chain is None,
             "a chain": self.chain is not None,
+            f"a second output of {self.second.dtype if self.second else ''}": bool(self.second),
         }
         return ", ".join([self.dtype, *(step for step, enabled in steps.items() if enabled)])
 
@@ -346,7 +425,7 @@ class Epilogue:
     @property
     def is_of_sum_alone(self) -> bool:
         """True if a result depends on its sum only, and lies where the sum would."""
-        return not (self.parameters or self.placement or self.chain)
+        return not (self.parameters or self.placement or self.chain or self.second)
 
     def in_integers(self, sums: str) -> bool:
         """Return True if no step involves floats."""
@@ -388,22 +467,11 @@ class Epilogue:
             Residual, in the shape of ``sums``.
         """
         # VCVTNE2PS2BF16 makes 0 of results up to 2^-126, which numpy keeps.
-        value: NDArray[Any] = sums
-        if self.bias:
-            value = value + vectors[BIAS][channel]
         integers = self.in_integers(str(sums.dtype))
-        if not integers:
-            value = value.astype(np.float32)
-        if self.scale:
-            value = value * vectors[SCALE][channel]
-        if self.shift:
-            value = np.right_shift(value, self.shift)
-        if self.relu:
-            value = np.maximum(value, value.dtype.type(0))
+        value = self._activated(sums, vectors, channel, integers=integers)
         if self.chain is not None:
-            addends = [] if residual is None else [residual.astype(np.float32)]
-            rows = [vectors[name][channel] for name in self.chain.names]
-            result = evaluate_scalar(self.chain.expression, [value, *addends, *rows], "float32")
+            inputs = self._chain_inputs(value, vectors, channel, residual)
+            result = evaluate_scalar(self.chain.expression, inputs, "float32")
             return converted(np.broadcast_to(result, sums.shape), self.dtype)
         rounds = self.residual is None or self.residual.rounds
         if is_integer(self.dtype) and not self.wraps and rounds:
@@ -420,6 +488,59 @@ class Epilogue:
             value = value + value.dtype.type(self.zero_point)
         # Values beyond the range of float16 become infinite, in kernels too.
         return value.astype(numpy_dtype(self.dtype))
+
+    def _activated(
+        self,
+        sums: NDArray[Any],
+        vectors: dict[str, NDArray[Any]],
+        channel: NDArray[np.int64],
+        *,
+        integers: bool,
+    ) -> NDArray[Any]:
+        """Return the values after bias, scale, shift and ReLU, in float32 unless ``integers``."""
+        value: NDArray[Any] = sums
+        if self.bias:
+            value = value + vectors[BIAS][channel]
+        if not integers:
+            value = value.astype(np.float32)
+        if self.scale:
+            value = value * vectors[SCALE][channel]
+        if self.shift:
+            value = np.right_shift(value, self.shift)
+        return np.maximum(value, value.dtype.type(0)) if self.relu else value
+
+    def _chain_inputs(
+        self,
+        value: NDArray[Any],
+        vectors: dict[str, NDArray[Any]],
+        channel: NDArray[np.int64],
+        residual: NDArray[Any] | None,
+    ) -> list[NDArray[Any]]:
+        """Return the inputs of a chain and of a second output's expression."""
+        addends = [] if residual is None else [residual.astype(np.float32)]
+        names = () if self.chain is None else self.chain.names
+        return [value, *addends, *(vectors[name][channel] for name in names)]
+
+    @np.errstate(all="ignore")
+    def apply_second(
+        self,
+        sums: NDArray[Any],
+        vectors: dict[str, NDArray[Any]],
+        channel: NDArray[np.int64],
+        residual: NDArray[Any] | None = None,
+    ) -> NDArray[Any]:
+        """Return the second output in numpy.
+
+        Parameters
+        ----------
+        sums, vectors, channel, residual
+            Those of :meth:`apply`.
+        """
+        assert self.second is not None
+        value = self._activated(sums, vectors, channel, integers=False)
+        inputs = self._chain_inputs(value, vectors, channel, residual)
+        result = evaluate_scalar(self.second.expression, inputs, "float32")
+        return converted(np.broadcast_to(result, sums.shape), self.second.dtype)
 
     def _with_residual(
         self, value: NDArray[Any], residual: Residual, addend: NDArray[Any]

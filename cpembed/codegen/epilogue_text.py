@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import numpy as np
 
-from cpembed.codegen.epilogue import BYTES, Epilogue, Residual, saturated_range
+from cpembed.codegen.epilogue import BYTES, Epilogue, saturated_range
 from cpembed.codegen.plan import bfloat16_bits
 from cpembed.codegen.values import literal
 from cpembed.errors import LoweringError
@@ -17,7 +19,20 @@ _ROUNDING_BITS = int(np.float32(_ROUNDING).view(np.int32))
 """Bits of that number, which those of a rounded sum exceed by the integer."""
 
 
-def result_text(epilogue: Epilogue, value: str, sums: str, channel: str, residual: str = "") -> str:
+def relu_text(value: str) -> str:
+    """Return the larger of a float32 and 0, where a maximum with a NaN is its second argument."""
+    # TVM's maximum of a NaN and a number is the second, so in this order a NaN remains one.
+    return f"T.max(T.float32(0), {value})"
+
+
+def result_text(
+    epilogue: Epilogue,
+    value: str,
+    sums: str,
+    channel: str,
+    residual: str = "",
+    relu: Callable[[str], str] = relu_text,
+) -> str:
     """Return the result as one expression of TVMScript; that of a chain is statements.
 
     Parameters
@@ -31,6 +46,8 @@ def result_text(epilogue: Epilogue, value: str, sums: str, channel: str, residua
         Index of the element of the vectors.
     residual : str
         Element of the residual, if there is one.
+    relu : callable
+        Function that returns the text of a ReLU of a float32, which keeps NaN.
 
     Raises
     ------
@@ -41,9 +58,9 @@ def result_text(epilogue: Epilogue, value: str, sums: str, channel: str, residua
         raise LoweringError("a chain of elementwise operators has no text as one expression")
     if epilogue.in_integers(sums):
         return _integer(epilogue, _with_bias(epilogue, value, channel), sums)
-    value = float_text(epilogue, value, sums, channel)
+    value = float_text(epilogue, value, sums, channel, relu)
     if epilogue.residual is not None:
-        return _added(epilogue, value, epilogue.residual, residual)
+        return _added(epilogue, value, residual, relu)
     return _converted(epilogue, value)
 
 
@@ -51,13 +68,19 @@ def _with_bias(epilogue: Epilogue, value: str, channel: str) -> str:
     return f"({value} + Bias[{channel}])" if epilogue.bias else value
 
 
-def float_text(epilogue: Epilogue, value: str, sums: str, channel: str) -> str:
+def float_text(
+    epilogue: Epilogue,
+    value: str,
+    sums: str,
+    channel: str,
+    relu: Callable[[str], str] = relu_text,
+) -> str:
     """Return the float32 after bias, scale and ReLU as TVMScript.
 
     Parameters
     ----------
     epilogue : Epilogue
-    value, sums, channel : str
+    value, sums, channel, relu
         Those of :func:`result_text`.
     """
     value = _with_bias(epilogue, value, channel)
@@ -65,13 +88,15 @@ def float_text(epilogue: Epilogue, value: str, sums: str, channel: str) -> str:
         value = f'T.cast({value}, "float32")'
     if epilogue.scale:
         value = f"{value} * Scale[{channel}]"
-    return _relu(value) if epilogue.relu else value
+    return relu(value) if epilogue.relu else value
 
 
-def _added(epilogue: Epilogue, value: str, residual: Residual, addend: str) -> str:
+def _added(epilogue: Epilogue, value: str, addend: str, relu: Callable[[str], str]) -> str:
+    residual = epilogue.residual
+    assert residual is not None
     if epilogue.dtype == "float32":
         value = f"({value} + {addend})"
-        return _relu(value) if residual.relu else value
+        return relu(value) if residual.relu else value
     if residual.rounds:
         # A network that stores the product before it adds rounds it there.
         low, high = epilogue.stored_range
@@ -113,11 +138,6 @@ def _converted(epilogue: Epilogue, value: str) -> str:
     low, high = saturated_range(epilogue.dtype)
     clipped = f"T.max(T.min({value}, T.float32({high})), T.float32({low}))"
     return f'T.cast(T.nearbyint({clipped}), "{epilogue.dtype}")'
-
-
-def _relu(value: str) -> str:
-    # TVM's maximum of a NaN and a number is the second, so in this order a NaN remains one.
-    return f"T.max(T.float32(0), {value})"
 
 
 def _clipped(value: str, low: int, high: int) -> str:

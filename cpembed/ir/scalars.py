@@ -46,6 +46,18 @@ class Apply:
 Scalar = Input | Number | Apply
 
 
+def input_numbers(node: Scalar) -> set[int]:
+    """Return the numbers of the inputs of an expression.
+
+    >>> sorted(input_numbers(Apply("add", (Input(0), Apply("mul", (Input(2), Number(3)))))))
+    [0, 2]
+    """
+    if isinstance(node, Input):
+        return {node.number}
+    arguments = node.arguments if isinstance(node, Apply) else ()
+    return {number for argument in arguments for number in input_numbers(argument)}
+
+
 def _fma(a: Array, b: Array, c: Array) -> Array:
     # Rounds once, since the product of two float32 numbers is exact in float64.
     return (a.astype(np.float64) * b + c).astype(np.float32)

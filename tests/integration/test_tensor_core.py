@@ -4,6 +4,7 @@ operators, every kind of instruction, integers bit for bit; and what is broken f
 from __future__ import annotations
 
 import random
+import re
 from dataclasses import replace
 
 import numpy as np
@@ -17,7 +18,7 @@ from cpembed.ir.computation import Computation
 from cpembed.ir.dtypes import dtype_info
 from cpembed.ir.reference import random_inputs, reference
 from cpembed.runtime.measurement.verification import Expected
-from cpembed.targets.cuda import emit
+from cpembed.targets.cuda import results
 from cpembed.targets.cuda.build import CudaKernels, cuda_text
 from cpembed.targets.cuda.executor import COMPILER, Order
 from cpembed.targets.cuda.instructions import position
@@ -119,7 +120,9 @@ def check_counts(made: CudaKernels) -> None:
     assert found.global_load_bytes == expected.loaded_bytes
     assert found.global_store_bytes == expected.stored_bytes
     assert found.ldmatrix_wavefronts == sum(
-        int(name[-1]) * count for name, count in found.instructions.items() if "_ldmatrix_" in name
+        int(name.split(".x")[1][0]) * count
+        for name, count in found.instructions.items()
+        if name.startswith("ldmatrix.")
     )
 
 
@@ -207,30 +210,40 @@ def test_fused_multiply_adds_of_other_kernels_stay_tvms() -> None:
 
 
 GEMM = "gemm m=64 n=64 k=256"
+PADDED = "conv2d n=1 c=64 h=9 w=9 k=40 r=3 s=3 pad=1 layout=NHWC"
 
 MUTATIONS = {
-    "a dropped barrier": ("tvm_builtin_cuda_cta_sync();\n", "\n"),
-    "a missing wait": ("cpembed_cp_async_wait_1();", ";"),
-    "a wait for too little": ("cpembed_cp_async_wait_1();", "cpembed_cp_async_wait_3();"),
-    "a swapped stage": ("% 3) * ", "% 3 + 1) % 3 * "),
-}
+    "a dropped barrier": (GEMM, "tvm_builtin_cuda_cta_sync();\n", "\n"),
+    "a missing wait": (GEMM, "cpembed_cp_async_wait_1();", ";"),
+    "a wait for too little": (GEMM, "cpembed_cp_async_wait_1();", "cpembed_cp_async_wait_3();"),
+    "a stage read twice": (GEMM, r"reading_ptr\[0\] \+ \d+\)", "reading_ptr[0] + 0)"),
+    "a stage filled while it is read": (GEMM, r"filling_ptr\[0\] = reading_ptr\[0\];", ";"),
+    "fragments of the same depth again": (GEMM, r"\^ 32\)", "^ 0)"),
+    "a fragment multiplied before it is loaded": (GEMM, r"first_ptr\[4\]\)\), \(&\(shared",
+                                                  "first_ptr[0])), (&(shared"),
+    "a tap that stays": (PADDED, r"(A_digits_ptr\[1\]) = \(\1 \+ A_carry_0_ptr\[0\]\);", ";"),
+    "a mask that is not read": (PADDED, r"\w+\[0\] & (\w+\[0\]\) == 0)", r"0 & \1"),
+    "an address without its carry": (PADDED, r"\? -?\d+ : 0\)\);\n", "? 0 : 0));\n"),
+}  # fmt: skip
 
 
-def broken(made: CudaKernels, mutation: str) -> CudaKernels:
-    old, new = MUTATIONS[mutation]
+def broken(made: CudaKernels, old: str, new: str) -> CudaKernels:
     at = made.text.source.index("product_kernel(", made.text.source.rindex("__global__"))
     head, body = made.text.source[:at], made.text.source[at:]
-    assert old in body
-    return CudaKernels(made.plan, replace(made.text, source=head + body.replace(old, new)))
+    changed, count = re.subn(old if "\\" in old else re.escape(old), new, body)
+    assert count
+    return CudaKernels(made.plan, replace(made.text, source=head + changed))
 
 
 @pytest.mark.parametrize("mutation", MUTATIONS)
 def test_what_is_broken_fails(mutation: str) -> None:
-    given = workload(GEMM, target=hardware_spec("mma_f16"))
+    words, old, new = MUTATIONS[mutation]
+    given = workload(words, target=hardware_spec("mma_f16"))
     made = kernels(given, "mma_f16", "in_place_padded", KernelSchedule((2, 2), (1, 2), 2, 3))
     compare(given, made, 3)
+    wrong = broken(made, old, new)
     with pytest.raises((CpembedError, AssertionError)):
-        compare(given, broken(made, mutation), 3)
+        compare(given, wrong, 3)
 
 
 def test_a_wrong_lane_map_fails(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -242,7 +255,7 @@ def test_a_wrong_lane_map_fails(monkeypatch: pytest.MonkeyPatch) -> None:
 
     given = workload(GEMM, target=hardware_spec("mma_f16"))
     schedule = KernelSchedule((2, 2), (1, 2), 2, 3)
-    monkeypatch.setattr(emit, "position", wrong)
+    monkeypatch.setattr(results, "position", wrong)
     made = kernels(given, "mma_f16", "in_place_padded", schedule)
     with pytest.raises(AssertionError):
         compare(given, made, 3)

@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from cpembed.codegen.epilogue import CHAIN_TYPES, Chain, Epilogue, Residual, channel_numbers
+from cpembed.codegen.epilogue import PROCESSOR_CHAIN_TYPES, Chain, Epilogue, Residual, channel_numbers
 from cpembed.graph.graph import Array, Graph, Operator
 from cpembed.graph.kinds import Elementwise, Input, Number, Product, Scalar
 from cpembed.graph.passes.elementwise_fusion import Form, elementwise_form
@@ -44,7 +44,7 @@ def _fuse(rewriting: Rewriting, operator: Operator, product: Product) -> None:
     if reader is None or rewriting.is_replaced(reader) or epilogue.chain is not None:
         return
     form = elementwise_form(graph, reader)
-    if form is None or form.computing != "float32" or form.dtype not in CHAIN_TYPES:
+    if form is None or form.computing != "float32" or form.dtype not in PROCESSOR_CHAIN_TYPES:
         return
     if graph.types[reader.output].shape != product.shape:
         return
@@ -120,7 +120,7 @@ def _operands(
             roles.append(len(vectors))
             vectors.append(vector.astype(np.float32))
         else:
-            fits = kind.shape == product.shape and kind.dtype in CHAIN_TYPES
+            fits = kind.shape == product.shape and kind.dtype in PROCESSOR_CHAIN_TYPES
             if not fits or addend not in (None, name):
                 return None
             roles.append(-1)

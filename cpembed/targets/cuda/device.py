@@ -1,8 +1,8 @@
 """Device functions: accesses of memory and Tensor Core instructions as inline PTX.
 
 All lanes of a warp call them together; whether a lane takes part is an argument, never a branch.
-An executor with definitions of its own leaves these out by the macro CPEMBED_EXECUTOR. The PTX is
-that of sm_80 and later.
+Emulation executes this text too (:mod:`cpembed.targets.cuda.ptx`). The PTX is that of sm_80 and
+later.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ _Definition = tuple[str, str, list[str]]
 
 
 def function(name: str) -> str:
-    """Return the source of a device function, between ``#ifndef CPEMBED_EXECUTOR`` and ``#endif``.
+    """Return the source of a device function.
 
     Raises :class:`InvariantError` for a name that does not exist.
     """
@@ -64,16 +64,13 @@ def _functions() -> dict[str, str]:
     # Instructions of one shape share functions; equal names have equal definitions.
     for name, parameters, lines in _definitions():
         body = "".join(f"  {line}\n" for line in lines)
-        sources[name] = (
-            "#ifndef CPEMBED_EXECUTOR\n"
-            f"__forceinline__ __device__ void {name}({parameters}) {{\n{body}}}\n"
-            "#endif\n"
-        )
+        sources[name] = f"__forceinline__ __device__ void {name}({parameters}) {{\n{body}}}\n"
     return sources
 
 
 def _definitions() -> Iterator[_Definition]:
     yield from map(_copy, COPIES)
+    yield _opaque()
     yield "cpembed_cp_async_commit", "", ['asm volatile("cp.async.commit_group;" ::: "memory");']
     for left in range(MAX_GROUPS):
         wait = f'asm volatile("cp.async.wait_group {left};" ::: "memory");'
@@ -124,6 +121,12 @@ def _word_assignments(size: int) -> list[str]:
         f"static_cast<{c}*>(registers)[{number}] = static_cast<{c}>(w{number});"
         for number in range(count)
     ]
+
+
+def _opaque() -> _Definition:
+    # The compiler does not know what is in the register after this.
+    register = '"+r"(*static_cast<unsigned int*>(registers))'
+    return "cpembed_opaque", "void* registers", [f'asm volatile("mov.b32 %0, %0;" : {register});']
 
 
 def _copy(size: int) -> _Definition:

@@ -18,9 +18,11 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from cpembed.errors import ExecutionFault
 from cpembed.targets.cuda.executor_source import FILE, PreparedText, prepare
+from cpembed.targets.cuda.hopper.tensor_maps import TensorMap
 from cpembed.targets.executor.program import Arena, Array, LoadedText, TextCompiler
 
 NATIVE = Path(__file__).parent / "native"
@@ -48,7 +50,58 @@ MAX_SHARED_BYTES = 227 * 1024
 """Maximum dynamic shared memory of a block, on the largest machine (compute capability 9.0)."""
 MAX_BLOCKS = (2**31 - 1, 65535, 65535)
 
-Argument = Array | np.generic | int | float
+MAX_CLUSTER = 16
+"""Maximum number of blocks of a cluster (more than 8 are not portable)."""
+
+
+@dataclass(frozen=True, eq=False)
+class DeviceArray:
+    """An array in global memory, and which of its bytes have been written.
+
+    Reading another byte is a fault. The state is kept between launches.
+
+    Parameters
+    ----------
+    array : Array
+        Its elements.
+    written : Array
+        A bit for each byte, 64 to an element; two elements more than the bytes fill.
+    """
+
+    array: Array
+    written: NDArray[np.uint64]
+
+    @staticmethod
+    def unwritten(elements: int, dtype: str) -> DeviceArray:
+        """Return an array that nothing has written yet."""
+        array = np.zeros(elements, dtype)
+        return DeviceArray(array, np.zeros(array.nbytes // 64 + 2, np.uint64))
+
+    def require_written(self, name: str) -> Array:
+        """Return the elements.
+
+        Raises :class:`ExecutionFault` if some have not been written; ``name`` is the array's.
+        """
+        bits = np.unpackbits(self.written.view(np.uint8), bitorder="little")[: self.array.nbytes]
+        missing = np.flatnonzero(bits == 0)
+        if missing.size:
+            elements = np.unique(missing // self.array.itemsize)
+            raise ExecutionFault(
+                f"the kernels leave {elements.size:,} of {self.array.size:,} elements of {name} "
+                f"unwritten, the first of them element {elements[0]}"
+            )
+        return self.array
+
+
+@dataclass(frozen=True, eq=False)
+class MapArgument:
+    """A tensor map as argument of a kernel, and the array that it describes."""
+
+    tensor_map: TensorMap
+    array: Array | DeviceArray
+
+
+Argument = Array | DeviceArray | MapArgument | np.generic | int | float
 
 _SCALARS = {
     ("i", 1): ctypes.c_int8, ("i", 2): ctypes.c_int16, ("i", 4): ctypes.c_int32,
@@ -56,6 +109,16 @@ _SCALARS = {
     ("u", 4): ctypes.c_uint32, ("u", 8): ctypes.c_uint64, ("f", 4): ctypes.c_float,
     ("f", 8): ctypes.c_double,
 }  # fmt: skip
+
+
+_KINDS = {
+    "p": "an array", "t": "a tensor map", "i": "a number", "u": "a number", "f": "a number",
+    "?": "a value",
+}  # fmt: skip
+"""Kinds of parameters in messages."""
+
+_PRODUCTS = ("mma.", "wmma.mma.", "wgmma.mma_async.")
+"""Beginnings of the opcodes that multiply matrices."""
 
 
 @dataclass(frozen=True)
@@ -68,7 +131,8 @@ class Counters:
     """
 
     instructions: Mapping[str, int] = field(default_factory=dict[str, int])
-    """Calls of device functions, collective functions and barriers by name; one per warp."""
+    """Calls of PTX instructions by opcode with its modifiers, and of collective functions and
+    barriers of CUDA C++ by name; one per warp."""
     shared_load_wavefronts: int = 0
     """Includes ``ldmatrix`` and loads of WMMA fragments."""
     shared_load_wavefronts_least: int = 0
@@ -89,19 +153,39 @@ class Counters:
     unique_bytes_written: int = 0
     barriers: int = 0
     """Barriers of whole blocks."""
+    named_barriers: int = 0
+    """Barriers of some of a block's threads."""
+    cluster_barriers: int = 0
+    mbarrier_phases: int = 0
+    """Phases of barrier objects in shared memory that are complete."""
+    bulk_load_bytes: int = 0
+    """Bytes of global memory that bulk copies read; a multicast counts once."""
+    bulk_load_sectors: int = 0
+    """Sectors of these, row by row of each copy."""
+    bulk_load_image_bytes: int = 0
+    """Bytes that bulk copies write to shared memory, zeros included; a multicast counts once."""
+    multicast_bytes: int = 0
+    """Bytes that multicasts write to the second and further blocks."""
+    bulk_store_bytes: int = 0
+    bulk_store_sectors: int = 0
+    wgmma_wavefronts: int = 0
+    """Wavefronts of ``wgmma``'s operands in shared memory, read in cores of 8 rows of 16 bytes."""
+    wgmma_wavefronts_least: int = 0
     cp_async_groups: int = 0
     """Groups committed by warps."""
     blocks: int = 0
 
     @property
     def mma(self) -> dict[str, int]:
-        """Matrix multiplications by their device functions."""
-        return {name: calls for name, calls in self.instructions.items() if "_mma_" in name}
+        """Matrix multiplications by their PTX opcodes."""
+        return {
+            name: calls for name, calls in self.instructions.items() if name.startswith(_PRODUCTS)
+        }
 
     @property
     def ldmatrix(self) -> int:
         """Number of ``ldmatrix`` instructions, of any number of matrices."""
-        return sum(n for name, n in self.instructions.items() if "_ldmatrix_" in name)
+        return sum(n for name, n in self.instructions.items() if name.startswith("ldmatrix."))
 
     def __add__(self, counters: Counters) -> Counters:
         names = [f.name for f in fields(self) if f.name != "instructions"]
@@ -128,16 +212,25 @@ class Order(Enum):
 
 @dataclass(frozen=True)
 class Launch:
-    """A kernel with its numbers of blocks and threads, and the bytes of dynamic shared memory."""
+    """A kernel with its numbers of blocks and threads, and the bytes of dynamic shared memory.
+
+    ``cluster`` has the numbers of blocks of a cluster, which run together.
+    """
 
     kernel: str
     grid: tuple[int, int, int]
     block: tuple[int, int, int]
     shared_bytes: int = 0
+    cluster: tuple[int, int, int] = (1, 1, 1)
 
 
 class _Buffer(ctypes.Structure):
-    _fields_ = (("base", ctypes.c_void_p), ("bytes", ctypes.c_uint64), ("argument", ctypes.c_int32))
+    _fields_ = (
+        ("base", ctypes.c_void_p),
+        ("bytes", ctypes.c_uint64),
+        ("argument", ctypes.c_int32),
+        ("initialised", ctypes.c_void_p),
+    )
 
 
 class _Launch(ctypes.Structure):
@@ -150,6 +243,7 @@ class _Launch(ctypes.Structure):
         ("seed", ctypes.c_uint64),
         ("grid", ctypes.c_uint32 * 3),
         ("block", ctypes.c_uint32 * 3),
+        ("cluster", ctypes.c_uint32 * 3),
         ("shared_bytes", ctypes.c_uint32),
     )
 
@@ -178,9 +272,10 @@ class Program(LoadedText):
         launch
             Kernel, grid and block.
         arguments
-            An array for each pointer of the kernel, which it may change, and numbers, in the order
-            of its parameters. Arrays are placed at multiples of 256 bytes with gaps between them,
-            as a GPU's allocator places them.
+            An array for each pointer of the kernel, which it may change, a :class:`MapArgument` for
+            each tensor map, and numbers, in the order of its parameters. All elements of a plain
+            array count as written; of a :class:`DeviceArray`, those that it says. Arrays are placed
+            at multiples of 256 bytes with gaps between them, as a GPU's allocator places them.
         order
             Order of threads, or the seed of a random one.
 
@@ -198,7 +293,10 @@ class Program(LoadedText):
         arena, values = _placed(launch.kernel, self._parameters(launch.kernel), arguments)
         pointers = (ctypes.c_void_p * max(1, len(values)))(*map(ctypes.addressof, values))
         buffers = (_Buffer * max(1, len(arena.buffers)))(
-            *(_Buffer(b.address, b.bytes, b.argument) for b in arena.buffers)
+            *(
+                _Buffer(b.address, b.bytes, b.argument, _initialised(arguments[b.argument]))
+                for b in arena.buffers
+            )
         )
         request = _Launch(
             invoke=self._address(f"executor_invoke_{launch.kernel}"),
@@ -210,6 +308,7 @@ class Program(LoadedText):
             seed=0 if isinstance(order, Order) else order % 2**64,
             grid=(ctypes.c_uint32 * 3)(*launch.grid),
             block=(ctypes.c_uint32 * 3)(*launch.block),
+            cluster=(ctypes.c_uint32 * 3)(*launch.cluster),
             shared_bytes=launch.shared_bytes,
         )
 
@@ -233,6 +332,13 @@ class Program(LoadedText):
             )
         if any(not 1 <= n <= most for n, most in zip(launch.grid, MAX_BLOCKS, strict=True)):
             raise ExecutionFault(f"{name} cannot be launched with a grid of {launch.grid} blocks")
+        blocks = int(np.prod(launch.cluster))
+        fits = all(g % c == 0 for g, c in zip(launch.grid, launch.cluster, strict=True) if c > 0)
+        if min(launch.cluster) < 1 or blocks > MAX_CLUSTER or not fits:
+            raise ExecutionFault(
+                f"{name} cannot be launched with clusters of {launch.cluster} blocks in a grid of "
+                f"{launch.grid}: at most {MAX_CLUSTER}, which divide the grid"
+            )
         if not 0 <= launch.shared_bytes <= MAX_SHARED_BYTES:
             raise ExecutionFault(
                 f"{name} cannot be launched with {launch.shared_bytes} bytes of dynamic shared "
@@ -256,11 +362,13 @@ class Program(LoadedText):
 
     def _counts(self, function: str) -> dict[str, int]:
         next_name, value = getattr(self._functions, function), ctypes.c_uint64()
-        counts = dict[str, int]()
-        # The runtime numbers its counters; beyond the last there is no name.
-        while name := next_name(len(counts), ctypes.byref(value)):
-            counts[name.decode()] = value.value
-        return counts
+        counts, number = Counter[str](), 0
+        # The runtime numbers its counters; beyond the last there is no name. Places of a text that
+        # call one instruction have a counter each.
+        while name := next_name(number, ctypes.byref(value)):
+            counts[name.decode()] += value.value
+            number += 1
+        return dict(counts)
 
 
 def _placed(
@@ -273,16 +381,21 @@ def _placed(
         )
     arrays: dict[int, tuple[int, Array]] = {}
     for number, ((kind, _), value) in enumerate(zip(parameters, arguments, strict=True)):
-        if kind == "p":
-            if not isinstance(value, np.ndarray):
+        if (kind == "t") != isinstance(value, MapArgument):
+            raise ExecutionFault(f"{kernel} takes {_KINDS[kind]} as argument {number}")
+        if kind in "pt":
+            array = _array(value)
+            if array is None:
                 raise ExecutionFault(f"{kernel} takes an array as argument {number}")
             # An array that is passed twice is one buffer.
-            arrays.setdefault(id(value), (number, value))
+            arrays.setdefault(id(array), (number, array))
     # Copies with guarded gaps, so that an access outside of an array is noticed.
     arena = Arena.with_copies(kernel, list(arrays.values()))
     addresses = {id(b.array): b.address for b in arena.buffers}
     values = [
-        ctypes.c_void_p(addresses[id(value)])
+        _encoded(value, addresses[id(_array(value))])
+        if isinstance(value, MapArgument)
+        else ctypes.c_void_p(addresses[id(_array(value))])
         if kind == "p"
         else _scalar(kernel, number, kind, size, value)
         for number, ((kind, size), value) in enumerate(zip(parameters, arguments, strict=True))
@@ -290,10 +403,35 @@ def _placed(
     return arena, values
 
 
+_MAP_ALIGNMENT = 64
+"""Alignment of a tensor map in bytes (CUDA driver API)."""
+
+
+def _encoded(argument: MapArgument, address: int) -> Any:
+    encoded = argument.tensor_map.encode(address)
+    memory = bytearray(len(encoded) + _MAP_ALIGNMENT)
+    at = -ctypes.addressof(ctypes.c_uint8.from_buffer(memory)) % _MAP_ALIGNMENT
+    memory[at : at + len(encoded)] = encoded
+    return (ctypes.c_uint8 * len(encoded)).from_buffer(memory, at)
+
+
+def _array(value: Argument) -> Array | None:
+    array = value.array if isinstance(value, MapArgument) else value
+    array = array.array if isinstance(array, DeviceArray) else array
+    return array if isinstance(array, np.ndarray) else None
+
+
+def _initialised(value: Argument) -> int | None:
+    """Return the address of the bits of the bytes that are written; None if all of them are."""
+    array = value.array if isinstance(value, MapArgument) else value
+    return array.written.ctypes.data if isinstance(array, DeviceArray) else None
+
+
 def _scalar(kernel: str, number: int, kind: str, size: int, value: Argument) -> Any:
     scalar: Any = _SCALARS.get((kind, size))
     # A Python number takes the parameter's type, as in a call of C++.
-    if scalar is not None and np.ndim(value) == 0:
+    is_array = isinstance(value, (np.ndarray, DeviceArray, MapArgument))
+    if scalar is not None and not is_array:
         return scalar(float(value)) if kind == "f" else scalar(int(value))
     if isinstance(value, np.generic) and value.nbytes == size:  # float16, for one.
         return (ctypes.c_uint8 * size).from_buffer_copy(value.tobytes())

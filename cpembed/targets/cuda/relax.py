@@ -19,8 +19,8 @@ from cpembed.codegen import runtime
 from cpembed.codegen.plan import storage_dtype
 from cpembed.errors import LoweringError
 from cpembed.ir.dtypes import numpy_dtype
-from cpembed.targets.cuda.build import PASS_OPTIONS, flat_bits, parameter_names, unwritten
-from cpembed.targets.cuda.executor import Counters, Launch, Order, compile_text
+from cpembed.targets.cuda.build import PASS_OPTIONS, flat_bits, parameter_names
+from cpembed.targets.cuda.executor import Counters, DeviceArray, Launch, Order, compile_text
 
 Array = NDArray[Any]
 
@@ -104,11 +104,14 @@ class Emulation:
         """Run the kernels of a function, one for each of its loop nests."""
         function = self._functions[name]
         types = result.fields if hasattr(result, "fields") else [result]
-        arrays = [*inputs, *map(_unwritten, types)]
-        memory: dict[str, Array] = {}
+        outputs = [_unwritten(tensor) for tensor in types]
+        memory: dict[str, Array | DeviceArray] = {}
+        arrays = [*map(flat_bits, inputs), *outputs]
         for array, parameter in zip(arrays, function.params, strict=True):
-            if array.size != math.prod(int(size) for size in parameter.shape):
-                raise LoweringError(f"{name} is called on {array.size} elements")
+            if (array.array if isinstance(array, DeviceArray) else array).size != math.prod(
+                int(size) for size in parameter.shape
+            ):
+                raise LoweringError(f"{name} is called on a tensor of another size")
             memory[str(parameter.name)] = array
         nests: list[Any] = []
         _collect_nests(function.body, memory, nests)
@@ -118,19 +121,28 @@ class Emulation:
             extents = dict[str, int]()
             _collect_threads(nest, extents)
             launch = Launch(symbol, _sizes(extents, "block"), _sizes(extents, "thread"), shared)
-            arguments = [flat_bits(memory[p]) for p in parameter_names(self.source, symbol)]
+            arguments = [memory[p] for p in parameter_names(self.source, symbol)]
             self.kernel_counters[symbol] = self._program.run(launch, arguments, order=self.order)
-        outputs = arrays[len(inputs) :]
-        return outputs[0] if len(outputs) == 1 else outputs
+        results = [
+            _shaped(output.require_written(name), tensor)
+            for output, tensor in zip(outputs, types, strict=True)
+        ]
+        return results[0] if len(results) == 1 else results
 
 
-def _unwritten(tensor: Any) -> Array:
-    shape, dtype = [int(size) for size in tensor.shape], str(tensor.dtype)
-    array = unwritten(math.prod(shape), storage_dtype(dtype))
-    return array.view(numpy_dtype(dtype)).reshape(shape)
+def _unwritten(tensor: Any) -> DeviceArray:
+    elements = math.prod(int(size) for size in tensor.shape)
+    return DeviceArray.unwritten(elements, storage_dtype(str(tensor.dtype)))
 
 
-def _collect_nests(statement: Any, memory: dict[str, Array], nests: list[Any]) -> None:
+def _shaped(array: Array, tensor: Any) -> Array:
+    shape = [int(size) for size in tensor.shape]
+    return array.view(numpy_dtype(str(tensor.dtype))).reshape(shape)
+
+
+def _collect_nests(
+    statement: Any, memory: dict[str, Array | DeviceArray], nests: list[Any]
+) -> None:
     """Append the loop nests of a function, each of which is a kernel.
 
     Memory is added for the buffers that it allocates; another view of a tensor is the same memory.

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Protocol
 
 from cpembed.errors import LoweringError
 from cpembed.ir.dtypes import size_bytes
 from cpembed.targets.cuda.instructions import LANES
 from cpembed.targets.cuda.lower import GlobalOperand, TiledProduct
+from cpembed.targets.cuda.offsets import check_offsets
 
 WAVEFRONT_BYTES = 128
 """Number of bytes of one word from each of the 32 banks of shared memory."""
@@ -125,6 +127,24 @@ class Staging:
         return self.rows * self.pitch * size_bytes(self.dtype)
 
 
+class ProductPlan(Protocol):
+    """Plan that kernels of a product were generated from, as running them needs it."""
+
+    @property
+    def product(self) -> TiledProduct: ...
+
+    @property
+    def schedule(self) -> object: ...
+
+    def operand(self, number: int) -> GlobalOperand:
+        """Return the layout of a factor in global memory."""
+        ...
+
+    def packs(self, number: int) -> bool:
+        """True if a kernel of its own packs a factor."""
+        ...
+
+
 @dataclass(frozen=True)
 class Plan:
     """A product with a schedule, from which kernels are generated."""
@@ -139,6 +159,14 @@ class Plan:
     @property
     def second(self) -> GlobalOperand:
         return self.product.second[self.schedule.layouts[1]]
+
+    def operand(self, number: int) -> GlobalOperand:
+        """Return the layout of a factor in global memory."""
+        return (self.first, self.second)[number]
+
+    def packs(self, number: int) -> bool:
+        """True if a kernel of its own packs a factor."""
+        return self.operand(number).needs_packing
 
     def shared(self, operand: GlobalOperand) -> SharedTile:
         """Return the tile of a factor in one stage."""
@@ -201,7 +229,7 @@ class Plan:
         """Estimated registers of a thread: sums, fragments of two inner steps, addresses."""
         instruction, (rows, columns) = self.product.instruction, self.schedule.tile
         first, second, sums = instruction.registers
-        fragments = min(2, self.schedule.depth) * (rows * first + columns * second)
+        fragments = 2 * (rows * first + columns * second)
         tiles = (self.shared(self.first), self.shared(self.second))
         copies = sum(-(-tile.copies // self.schedule.threads) for tile in tiles if tile.width >= 4)
         # A multiprocessor allocates registers in units of 8 for each thread of a warp.
@@ -234,3 +262,4 @@ def check(plan: Plan, shared_bytes: int) -> None:
         raise LoweringError(f"{schedule}: {plan.registers} registers of {MAX_REGISTERS}")
     if product.tiles[0] > MAX_BATCH:
         raise LoweringError(f"a batch of {product.tiles[0]:,}: a grid has {MAX_BATCH:,} in a row")
+    check_offsets(plan)

@@ -1,29 +1,22 @@
-"""TVMScript that the kernels share, and the kernels in which each thread makes one element.
+"""TVMScript that the kernels share, and the kernel that packs a factor.
 
-Shared are calls of device functions, index expressions, conditions and stores; such kernels pack a
-factor, or add the parts of a split reduction.
+Shared are calls of device functions, index expressions, conditions and stores.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
-from cpembed.codegen.epilogue import BIAS, SCALE, channel_axes
-from cpembed.codegen.epilogue_text import result_text
 from cpembed.codegen.plan import HEADER, Script, buffer, storage_dtype
 from cpembed.ir.dtypes import size_bytes
 from cpembed.ir.index import IndexExpr, IndexTerm
-from cpembed.targets.cuda.lower import GlobalOperand, TiledProduct
-from cpembed.targets.cuda.schedule import Plan
+from cpembed.targets.cuda.lower import GlobalOperand
 from cpembed.transform.program import Loop
 
 PARAMETERS = ("A", "B")
 """Names of the factors in a kernel; the result is ``C``."""
-
-VECTORS = {BIAS: "Bias", SCALE: "Scale"}
-"""Names of an epilogue's vectors in a kernel."""
 
 PARTIAL = "Partial"
 """Name of the buffer of partial sums of a split reduction."""
@@ -41,6 +34,15 @@ class Writer:
         operands = "".join(f", {argument}" for argument in arguments)
         self.script.line(
             f'T.evaluate(T.cuda.func_call("{name}"{operands}, source_code=DEVICE["{name}"]))'
+        )
+
+    def value(self, variable: str, name: str, dtype: str, *arguments: str) -> None:
+        """Write a variable with what a device function returns."""
+        self.device_functions.add(name)
+        operands = "".join(f", {argument}" for argument in arguments)
+        self.script.line(
+            f'{variable} = T.cuda.func_call("{name}"{operands}, source_code=DEVICE["{name}"], '
+            f'return_type="{dtype}")'
         )
 
     def barrier(self) -> None:
@@ -128,21 +130,6 @@ def digits(number: str, loops: Sequence[Loop]) -> dict[str, str]:
     return values
 
 
-def epilogue_parameters(product: TiledProduct) -> list[str]:
-    """Return declarations of the buffers that the epilogue reads."""
-    epilogue = product.epilogue
-    if epilogue is None:
-        return []
-    declared = [
-        buffer(VECTORS[name], product.channel_count, epilogue.vector_dtype(name, product.sums))
-        for name in epilogue.vectors
-    ]
-    if epilogue.residual is not None:
-        elements = product.output.layout.elements
-        declared.append(buffer("Residual", elements, epilogue.residual.dtype))
-    return declared
-
-
 def inside_conditions(
     operand: GlobalOperand, values: Mapping[str, str], extents: Mapping[str, int]
 ) -> list[str]:
@@ -177,37 +164,6 @@ def guarded_place(conditions: list[str], value: str) -> tuple[str, str]:
 
 WIDTHS = (16, 8, 4, 2, 1)
 """Widths of accesses in bytes."""
-
-
-def result_expression(
-    product: TiledProduct,
-    value: str,
-    number: int,
-    channel: Callable[[int], str],
-    residual: Callable[[int], str],
-) -> str:
-    """Return the expression of a result.
-
-    Parameters
-    ----------
-    product : TiledProduct
-        Product with its epilogue.
-    value : str
-        Expression of the sum.
-    number : int
-        Number of the result among those that a thread stores.
-    channel, residual : callable
-        Expressions of a result's channel and of its residual, by that number.
-    """
-    epilogue, sums = product.epilogue, product.sums
-    if epilogue is None:
-        return value
-    # Epilogues are computed in float32, as on other targets: float16 would round at each step.
-    if sums == "float16":
-        value, sums = f'T.cast({value}, "float32")', "float32"
-    at_channel = channel(number) if epilogue.vectors else ""
-    addend = residual(number) if epilogue.residual is not None else ""
-    return result_text(epilogue, value, sums, at_channel, addend)
 
 
 def store_vector(
@@ -303,76 +259,3 @@ def _write_packed_element(writer: Writer, operand: GlobalOperand, name: str) -> 
     script.line(f"exists = T.Select(number < {layout.elements}, 1, 0)")
     script.line("target = T.Select(exists == 1, number, 0)")
     writer.call(f"cpembed_store_{size}", f"T.address_of({name}[target])", register, "exists")
-
-
-REDUCTION_THREADS = 256
-"""Number of threads of a block that adds parts."""
-
-
-def reduction_kernel(plan: Plan) -> Writer:
-    """Return the function ``main`` that adds the parts of a split reduction."""
-    product = plan.product
-    elements = product.output.layout.elements
-    writer = Writer()
-    declared = [
-        buffer(PARTIAL, plan.schedule.splits * elements, product.sums),
-        *epilogue_parameters(product),
-        buffer("C", elements, product.output_dtype),
-    ]
-    writer.script.line(HEADER)
-    with writer.script.nested(f"def main({', '.join(declared)}):"):
-        writer.script.line('T.func_attr({"tirx.noalias": True, "global_symbol": "main"})')
-        _write_reduction(writer, plan)
-    return writer
-
-
-def _write_reduction(writer: Writer, plan: Plan) -> None:
-    product, script = plan.product, writer.script
-    elements, splits, sums = product.output.layout.elements, plan.schedule.splits, product.sums
-    blocks = -(-elements // REDUCTION_THREADS)
-    with script.nested(
-        f'for rx in T.thread_binding({blocks}, thread="blockIdx.x"):',
-        f'for ry in T.thread_binding({REDUCTION_THREADS}, thread="threadIdx.x"):',
-        'with T.sblock("reduction"):',
-    ):
-        script.line(f"group = T.axis.spatial({blocks}, rx)")
-        script.line(f"thread = T.axis.spatial({REDUCTION_THREADS}, ry)")
-        script.line(f"T.reads({PARTIAL}[0 : {splits * elements}])")
-        script.line(f"T.writes(C[0 : {elements}])")
-        script.line(f"number = group * {REDUCTION_THREADS} + thread")
-        script.lines(guarded_place([f"number < {elements}"], "number"))
-        script.line(f'total = T.alloc_buffer((1,), "{sums}", scope="local")')
-        script.line(f'one = T.alloc_buffer((1,), "{sums}", scope="local")')
-        script.line(f"total[0] = T.{sums}(0)")
-        with script.nested(f"for other in T.serial({splits}):"):
-            pointer = f"T.address_of({PARTIAL}[other * {elements} + place])"
-            register = register_pointer("one", "0")
-            writer.call(f"cpembed_load_{size_bytes(sums)}", register, pointer, "valid")
-            script.line("total[0] = total[0] + one[0]")
-        dtype = storage_dtype(product.output_dtype)
-        script.line(f'result = T.alloc_buffer((1,), "{dtype}", scope="local")')
-        expression = result_expression(
-            product,
-            "total[0]",
-            0,
-            lambda _: flat_channel(product, "place"),
-            lambda _: "Residual[place]",
-        )
-        script.line(f"result[0] = {expression}")
-        store_vector(writer, ("C", "place"), "result", dtype, 1)
-
-
-def flat_channel(product: TiledProduct, place: str) -> str:
-    """Return the channel of an element of the result, by its number in the original layout."""
-    output = product.program.unfused
-    dimensions = [i.single_iterator for i in output.access(output.output.name).index]
-    shape = output.output.shape
-    terms: list[str] = []
-    stride = 1
-    # Channels may be cut into blocks, as in NCHW16c: digits of the place, innermost first.
-    for axis in reversed(channel_axes(output)):
-        dimension = dimensions.index(axis)
-        inner = math.prod(shape[dimension + 1 :])
-        terms.append(f"({place}) // {inner} % {shape[dimension]} * {stride}")
-        stride *= output.extents[axis]
-    return " + ".join(terms) or "0"

@@ -383,8 +383,10 @@ class LoadedText:
         code = self._source[numbers[0] - 1].strip()
         if len(code) > _MAX_CODE_LENGTH:
             code = f"{code[: _MAX_CODE_LENGTH - 3]}..."
-        caller = f"; from line {numbers[-1]}" if numbers[-1] != numbers[0] else ""
-        return f"line {numbers[0]} ({code}{caller})"
+        # Several lines of one call: an expression that is written over them.
+        callers = [n for n, inner in zip(numbers[1:], numbers, strict=False) if n != inner]
+        lines = f"; from line{'s' * (len(callers) > 1)} {', '.join(map(str, callers))}"
+        return f"line {numbers[0]} ({code}{lines if callers else ''})"
 
     def _variable(self, match: re.Match[str]) -> str:
         first, last = map(int, match.groups())

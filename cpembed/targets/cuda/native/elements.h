@@ -1,6 +1,8 @@
 /* Element types of matrices: how they are stored, and as what they are multiplied and added. */
 #pragma once
 
+#include <cmath>
+
 #include "number_formats.h"
 
 struct F16 {
@@ -20,6 +22,30 @@ struct F32 {
   using Value = float;
   static Value load(Stored value) { return value; }
   static Stored store(Value value) { return value; }
+};
+/* The 13 lowest bits of a float are not multiplied. */
+struct Tf32 {
+  using Stored = uint32_t;
+  using Value = float;
+  static Value load(Stored bits) { return executor::float_of_bits(bits & 0xffffe000); }
+};
+/* 4 bits of exponent, no infinity. */
+struct E4m3 {
+  using Stored = uint8_t;
+  using Value = float;
+  static Value load(Stored bits) {
+    int exponent = bits >> 3 & 15, mantissa = bits & 7;
+    float value = exponent == 15 && mantissa == 7 ? executor::float_of_bits(0x7fc00000)
+                  : exponent ? ldexpf(float(8 + mantissa), exponent - 10)
+                             : ldexpf(float(mantissa), -9);
+    return bits & 0x80 ? -value : value;
+  }
+};
+/* The upper half of a float16. */
+struct E5m2 {
+  using Stored = uint8_t;
+  using Value = float;
+  static Value load(Stored bits) { return executor::float16_to_float(uint16_t(bits << 8)); }
 };
 /* Sums of integers wrap around. */
 struct S8 {

@@ -22,12 +22,14 @@
 #define __inline__ inline
 #define __noinline__ __attribute__((noinline))
 #define __launch_bounds__(...)
+#define __cluster_dims__(...)
+#define __grid_constant__
 #define __constant__
 #define __restrict__
 #define __align__(n) __attribute__((aligned(n)))
 #define alignas(n) __attribute__((aligned(n)))
-/* One block runs at a time, so its variables are the library's; `extern __shared__` is replaced
-   before the text is compiled. */
+/* Blocks that run together, which are those of a cluster, have dynamic shared memory only, so
+   variables are the library's; `extern __shared__` is replaced before the text is compiled. */
 #define __shared__ static __attribute__((section("executor_shared")))
 
 #define __CPEMBED_INLINE static inline __attribute__((always_inline))
@@ -48,6 +50,10 @@ __attribute__((const)) uint3 executor_thread_index();
 __attribute__((const)) uint3 executor_block_index();
 __attribute__((const)) dim3 executor_block_size();
 __attribute__((const)) dim3 executor_grid_size();
+__attribute__((const)) uint3 executor_cluster_index();
+__attribute__((const)) uint3 executor_index_in_cluster();
+__attribute__((const)) dim3 executor_cluster_size();
+__attribute__((const)) dim3 executor_cluster_count();
 void executor_syncthreads();
 void executor_syncwarp(uint32_t mask);
 uint64_t executor_shuffle(int how, uint32_t mask, uint64_t value, int operand, int width,
@@ -56,12 +62,18 @@ uint32_t executor_ballot(uint32_t mask, int predicate, const void *return_addres
 uint32_t executor_activemask();
 void executor_atomic(void *p, size_t bytes, const void *return_address);
 uint32_t executor_shared_address(const void *p);
-void *executor_shared_pointer(uint32_t offset);
-extern unsigned char executor_dynamic_shared[];
-void executor_cp_async(void *shared, const void *global, int bytes, bool valid);
-void executor_cp_async_wait(int groups);
-void executor_cp_async_wait_all();
+__attribute__((const)) void *executor_dynamic_shared();
 }
+
+/* Dynamic shared memory that is declared outside of functions. */
+template <class T>
+struct executor_dynamic_array {
+  operator T *() const { return static_cast<T *>(executor_dynamic_shared()); }
+  template <class U>
+  explicit operator U *() const {
+    return static_cast<U *>(executor_dynamic_shared());
+  }
+};
 
 #define threadIdx (executor_thread_index())
 #define blockIdx (executor_block_index())
@@ -73,6 +85,7 @@ void executor_cp_async_wait_all();
 #include "vectors.h"
 #include "mathematics.h"
 #include "warp_intrinsics.h"
-#include "device_functions.h"
+#include "ptx.h"
+#include "ptx_sm90.h"
 #include "wmma.h"
 #include "kernel_entry.h"

@@ -1,4 +1,4 @@
-/* The arrays of a launch: their bounds, and which of their bytes are touched. */
+/* The arrays of a launch: their bounds, which of their bytes are touched, and which nobody wrote. */
 #pragma once
 
 #include <cstring>
@@ -11,9 +11,11 @@ class GlobalMemory {
  public:
   void begin() { buffers_.clear(); }
 
-  void add(unsigned char *base, size_t bytes, int argument) {
+  /* `initialised`: a bit for each byte that something has written, in `bytes / 64 + 2` words that
+     outlive the launch; null if all of them are. */
+  void add(unsigned char *base, size_t bytes, int argument, uint64_t *initialised) {
     size_t words = bytes / 64 + 2;
-    buffers_.push_back({base, bytes, argument, std::vector<uint64_t>(words),
+    buffers_.push_back({base, bytes, argument, initialised, std::vector<uint64_t>(words),
                         std::vector<uint64_t>(words)});
   }
 
@@ -36,8 +38,31 @@ class GlobalMemory {
                 what, site, address - found->base, found->argument, alignment);
       return false;
     }
-    mark(writes ? found->written : found->read, size_t(address - found->base), bytes);
+    size_t start = size_t(address - found->base);
+    mark((writes ? found->written : found->read).data(), start, bytes);
+    if (found->initialised == nullptr) return true;
+    if (writes) {
+      mark(found->initialised, start, bytes);
+      return true;
+    }
+    for (size_t byte = start; byte < start + bytes; byte++)
+      if (!(found->initialised[byte / 64] >> byte % 64 & 1)) {
+        set_fault("uninitialised global memory: %s at {at:%u} reads bytes %zu to %zu of argument %d, of "
+                  "which nobody has written byte %zu yet",
+                  what, site, start, start + bytes - 1, found->argument, byte);
+        return false;
+      }
     return true;
+  }
+
+  /* Whether an address is a multiple of `alignment`; else a fault is set. */
+  bool aligned(const void *p, size_t alignment, const char *what, Site site) {
+    if (reinterpret_cast<uintptr_t>(p) % alignment == 0) return true;
+    Buffer *found = buffer_of(static_cast<const unsigned char *>(p));
+    set_fault("%s at {at:%u} is misaligned: byte %td of argument %d, which has to be a multiple of %zu",
+              what, site, found ? static_cast<const unsigned char *>(p) - found->base : 0,
+              found ? found->argument : -1, alignment);
+    return false;
   }
 
   void count_unique() {
@@ -56,6 +81,7 @@ class GlobalMemory {
     unsigned char *base;
     size_t bytes;
     int argument;
+    uint64_t *initialised;
     std::vector<uint64_t> read, written;  // A bit for each byte.
   };
 
@@ -73,7 +99,8 @@ class GlobalMemory {
     return near;
   }
 
-  static void mark(std::vector<uint64_t> &bits, size_t start, size_t count) {
+  /* At most 64 bytes at a time. */
+  static void mark(uint64_t *bits, size_t start, size_t count) {
     uint64_t mask = count >= 64 ? ~uint64_t{0} : (uint64_t{1} << count) - 1;
     bits[start / 64] |= mask << start % 64;
     if (start % 64 + count > 64) bits[start / 64 + 1] |= mask >> (64 - start % 64);

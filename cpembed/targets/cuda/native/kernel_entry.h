@@ -1,9 +1,15 @@
 /* How a launch calls a kernel: by an array of pointers to its arguments, whose kinds and sizes are
-   said by a text such as "p8i4f4": pointer, signed or unsigned integer (i, u), floating point. */
+   said by a text such as "p8i4f4": pointer, tensor map (t), signed or unsigned integer (i, u), floating point. */
 #pragma once
+
+/* A tensor map, which a kernel only passes on: its bytes are this package's (tensor_map.h). */
+struct __attribute__((aligned(64))) CUtensorMap {
+  unsigned long long opaque[16];
+};
 
 template <class T>
 constexpr char __cpembed_kind() {
+  if (std::is_same_v<T, CUtensorMap>) return 't';
   if (std::is_pointer_v<T>) return 'p';
   if (std::is_floating_point_v<T>) return 'f';
   if (std::is_integral_v<T>) return std::is_signed_v<T> ? 'i' : 'u';

@@ -38,6 +38,8 @@ __CPEMBED_INLINE double rsqrt(double a) { return 1.0 / std::sqrt(a); }
 __CPEMBED_INLINE float __frcp_rn(float a) { return 1.0f / a; }
 __CPEMBED_INLINE float __fsqrt_rn(float a) { return sqrtf(a); }
 __CPEMBED_INLINE float __fadd_rn(float a, float b) { return a + b; }
+__CPEMBED_INLINE float __fsub_rn(float a, float b) { return a - b; }
+__CPEMBED_INLINE float __fdiv_rn(float a, float b) { return a / b; }
 __CPEMBED_INLINE float __fmul_rn(float a, float b) { return a * b; }
 __CPEMBED_INLINE float __fmaf_rn(float a, float b, float c) { return fmaf(a, b, c); }
 

@@ -3,7 +3,16 @@
 
 #include "elements.h"
 #include "fragments.h"
+#include "memory_functions.h"
+#include "ptx.h"
 #include "warp.h"
+
+static bool whole_warp(const char *name, Site site) {
+  if (warp->live == 0xffffffffu) return true;
+  set_fault("%s at {at:%u} needs all 32 lanes of a warp; the last warp of the block has %d", name, site,
+            __builtin_popcount(warp->live));
+  return false;
+}
 
 /* ---------------------------------------------------------------------------------- ldmatrix */
 
@@ -37,37 +46,28 @@ static void load_matrices(Warp &w, uint32_t) {
     }
 }
 
-static bool whole_warp(const char *name, Site site) {
-  if (warp->live == 0xffffffffu) return true;
-  set_fault("%s at {at:%u} needs all 32 lanes of a warp; the last warp of the block has %d", name, site,
-            __builtin_popcount(warp->live));
-  return false;
+extern "C" ExecutorWords executor_load_matrices(ExecutorFunction &function, int space,
+                                                uint64_t address, int count, bool transposed) {
+  Site site = CALLER;
+  REQUIRE(whole_warp(function.name, site));
+  static const ExecutorRun runs[] = {load_matrices<1, false>, load_matrices<2, false>,
+                                     load_matrices<4, false>, load_matrices<1, true>,
+                                     load_matrices<2, true>, load_matrices<4, true>};
+  ExecutorWords made = {};
+  Request r{&function, runs[count / 2 + 3 * transposed], site, ~0u, made.word,
+            pointer_to(space, address)};
+  collective(r);
+  return made;
 }
-
-#define LDMATRIX(name, count, transposed) \
-  static Function f_##name(#name); \
-  extern "C" void name(void *registers, const void *shared) { \
-    Site site = CALLER; \
-    REQUIRE(whole_warp(#name, site)); \
-    Request r{&f_##name, load_matrices<count, transposed>, site, ~0u, registers, shared}; \
-    collective(r); \
-  }
-
-LDMATRIX(cpembed_ldmatrix_x1, 1, false)
-LDMATRIX(cpembed_ldmatrix_x2, 2, false)
-LDMATRIX(cpembed_ldmatrix_x4, 4, false)
-LDMATRIX(cpembed_ldmatrix_x1_trans, 1, true)
-LDMATRIX(cpembed_ldmatrix_x2_trans, 2, true)
-LDMATRIX(cpembed_ldmatrix_x4_trans, 4, true)
-#undef LDMATRIX
 
 /* ---------------------------------------------------------------------------------- mma.sync */
 
 using Map = Position (*)(int, int);
 
-/* A matrix out of the lanes' registers, and back. */
-template <class E, Map map, int per_lane, int M, int N>
+/* A matrix out of the lanes' registers. */
+template <class E, Map map, int M, int N>
 static void gather(typename E::Value (&matrix)[M][N], Warp &w, const void *Request::*member) {
+  constexpr int per_lane = M * N / 32;
   for (int l = 0; l < 32; l++) {
     typename E::Stored held[per_lane];
     memcpy(held, w.request(l).*member, sizeof held);
@@ -78,11 +78,11 @@ static void gather(typename E::Value (&matrix)[M][N], Warp &w, const void *Reque
   }
 }
 
-template <class C, class A, class B, int K, Map a_map, int a_per_lane, Map b_map, int b_per_lane>
+template <class C, class A, class B, int K>
 static void multiply(Warp &w, uint32_t) {
   typename C::Value a[16][K], b[K][8], c[16][8];
-  gather<A, a_map, a_per_lane>(a, w, &Request::first);
-  gather<B, b_map, b_per_lane>(b, w, &Request::second);
+  gather<A, a_position<4 / int(sizeof(typename A::Stored))>>(a, w, &Request::first);
+  gather<B, b_position<4 / int(sizeof(typename B::Stored))>>(b, w, &Request::second);
   typename C::Stored held[4];
   for (int l = 0; l < 32; l++) {
     memcpy(held, w.request(l).registers, sizeof held);
@@ -101,20 +101,18 @@ static void multiply(Warp &w, uint32_t) {
   }
 }
 
-#define MMA(name, ...) \
-  static Function f_##name(#name); \
-  extern "C" void name(void *c, const void *a, const void *b) { \
-    Site site = CALLER; \
-    REQUIRE(whole_warp(#name, site)); \
-    Request r{&f_##name, multiply<__VA_ARGS__>, site, ~0u, c, a, b}; \
-    collective(r); \
+#define X(shape, K, sums, C, a, A, b, B) \
+  extern "C" void executor_mma_##shape##_##sums##_##a##_##b(Warp &w, uint32_t lanes) { \
+    multiply<C, A, B, K>(w, lanes); \
   }
+EXECUTOR_PRODUCTS(X)
+#undef X
 
-MMA(cpembed_mma_m16n8k16_f32_f16_f16, F32, F16, F16, 16, a_16x16, 8, b_16x8, 4)
-MMA(cpembed_mma_m16n8k16_f16_f16_f16, F16, F16, F16, 16, a_16x16, 8, b_16x8, 4)
-MMA(cpembed_mma_m16n8k16_f32_bf16_bf16, F32, Bf16, Bf16, 16, a_16x16, 8, b_16x8, 4)
-MMA(cpembed_mma_m16n8k32_s32_s8_s8, S32, S8, S8, 32, a_16x32, 16, b_32x8, 8)
-MMA(cpembed_mma_m16n8k32_s32_u8_s8, S32, U8, S8, 32, a_16x32, 16, b_32x8, 8)
-MMA(cpembed_mma_m16n8k32_s32_u8_u8, S32, U8, U8, 32, a_16x32, 16, b_32x8, 8)
-MMA(cpembed_mma_m16n8k32_s32_s8_u8, S32, S8, U8, 32, a_16x32, 16, b_32x8, 8)
-#undef MMA
+extern "C" ExecutorWords executor_multiply(ExecutorFunction &function, ExecutorRun run,
+                                           ExecutorWords a, ExecutorWords b, ExecutorWords c) {
+  Site site = CALLER;
+  REQUIRE(whole_warp(function.name, site));
+  Request r{&function, run, site, ~0u, c.word, a.word, b.word};
+  collective(r);
+  return c;
+}

@@ -1,80 +1,109 @@
-/* Loads, stores and asynchronous copies: each lane's is made at once, except that the copies of
-   cp.async are made when they are waited for, which is as late as a GPU may make them. */
+/* Loads, stores and asynchronous copies of PTX: each lane's is made at once, except that the copies
+   of cp.async are made when they are waited for, which is as late as a GPU may make them. */
 #pragma once
 
+#include "cluster.h"
 #include "plain.h"
+#include "ptx.h"
 #include "warp.h"
 
-/* One function; the last argument checks whether it may be made, and makes it. */
-#define MEMORY_FUNCTION(name, parameters, kind, in_shared, in_global, bytes, valid, ...) \
-  static Function f_##name(#name); \
-  extern "C" void name parameters { \
-    Site site = CALLER; \
-    access(f_##name, kind, site, in_shared, in_global, bytes, valid); \
-    const char *what = #name; \
-    __VA_ARGS__ \
+/* ------------------------------------------------------------------------------- addresses */
+
+extern "C" uint32_t executor_shared_address(const void *p) {
+  return shared_memory.holds(p) ? shared_address(p) : ~0u;
+}
+
+extern "C" uint64_t executor_address_in(int space, uint64_t generic) {
+  auto p = reinterpret_cast<const void *>(generic);
+  return space == executor::kGlobal ? generic : executor_shared_address(p);
+}
+
+static inline unsigned char *pointer_to(int space, uint64_t address) {
+  bool shared = space == executor::kShared || space == executor::kSharedCluster;
+  return shared ? shared_pointer(uint32_t(address)) : reinterpret_cast<unsigned char *>(address);
+}
+
+extern "C" uint64_t executor_generic_address(int space, uint64_t address) {
+  return reinterpret_cast<uint64_t>(pointer_to(space, address));
+}
+
+/* An address of any space is in shared memory or not; `space` says where it has to be. */
+static inline bool in_shared(int space, const void *p) {
+  return space == executor::kGeneric ? shared_memory.holds(p) : space != executor::kGlobal;
+}
+
+/* ------------------------------------------------------------------------- loads and stores */
+
+extern "C" ExecutorWords executor_load(ExecutorFunction &function, int space, uint64_t address,
+                                       int bytes, bool valid) {
+  Site site = CALLER;
+  size_t size = size_t(bytes);
+  const unsigned char *p = pointer_to(space, address);
+  bool shared = in_shared(space, p);
+  ExecutorWords made = {};
+  if (valid && shared) {
+    REQUIRE(shared_memory.valid(p, size, size, function.name, site));
+    REQUIRE(shared_memory.read(p, size, now(), site));
+  } else if (valid) {
+    REQUIRE(global_memory.touch(p, size, size, false, function.name, site));
   }
+  if (valid) memcpy(made.word, p, size);
+  note_access(site, shared ? kSharedLoad : kGlobalLoad, size, &function,
+              valid && shared ? p : nullptr, valid && !shared ? p : nullptr);
+  return made;
+}
 
-#define SIZED(n) \
-  MEMORY_FUNCTION(cpembed_load_##n, (void *registers, const void *global, int valid), kGlobalLoad, \
-                  nullptr, global, n, valid != 0, { \
-    if (valid) { \
-      REQUIRE(global_memory.touch(global, n, n, false, what, site)); \
-      memcpy(registers, global, n); \
-    } else { \
-      memset(registers, 0, n); \
-    } \
-  }) \
-  MEMORY_FUNCTION(cpembed_store_##n, (void *global, const void *registers, int valid), kGlobalStore, \
-                  nullptr, global, n, valid != 0, { \
-    if (valid) { \
-      REQUIRE(global_memory.touch(global, n, n, true, what, site)); \
-      memcpy(global, registers, n); \
-    } \
-  }) \
-  MEMORY_FUNCTION(cpembed_shared_load_##n, (void *registers, const void *shared), kSharedLoad, \
-                  shared, nullptr, n, true, { \
-    REQUIRE(shared_memory.valid(shared, n, n, what, site)); \
-    REQUIRE(shared_memory.read(shared, n, now(), site)); \
-    memcpy(registers, shared, n); \
-  }) \
-  MEMORY_FUNCTION(cpembed_shared_store_##n, (void *shared, const void *registers), kSharedStore, \
-                  shared, nullptr, n, true, { \
-    REQUIRE(shared_memory.valid(shared, n, n, what, site)); \
-    REQUIRE(shared_memory.write(shared, n, now(), kWritten, site)); \
-    memcpy(shared, registers, n); \
-  })
+extern "C" void executor_store(ExecutorFunction &function, int space, uint64_t address,
+                               ExecutorWords words, int bytes, bool valid) {
+  Site site = CALLER;
+  size_t size = size_t(bytes);
+  unsigned char *p = pointer_to(space, address);
+  bool shared = in_shared(space, p);
+  if (valid && shared) {
+    REQUIRE(shared_memory.valid(p, size, size, function.name, site));
+    REQUIRE(shared_memory.write(p, size, now(), kWritten, site));
+  } else if (valid) {
+    REQUIRE(global_memory.touch(p, size, size, true, function.name, site));
+  }
+  if (valid) memcpy(p, words.word, size);
+  note_access(site, shared ? kSharedStore : kGlobalStore, size, &function,
+              valid && shared ? p : nullptr, valid && !shared ? p : nullptr);
+}
 
-SIZED(16)
-SIZED(8)
-SIZED(4)
-SIZED(2)
-SIZED(1)
+/* --------------------------------------------------------------------------------- cp.async */
 
-#define COPY(n) \
-  MEMORY_FUNCTION(cpembed_cp_async_##n, (void *shared, const void *global, int valid), kCopy, shared, \
-                  global, n, valid != 0, { \
-    REQUIRE(shared_memory.valid(shared, n, n, what, site)); \
-    REQUIRE(shared_memory.write(shared, n, now(), kInFlight, site)); \
-    if (valid) REQUIRE(global_memory.touch(global, n, n, false, what, site)); \
-    lane->open_group.push_back({static_cast<unsigned char *>(shared), \
-                                static_cast<const unsigned char *>(global), n, valid != 0}); \
-  })
-COPY(16)
-COPY(8)
-COPY(4)
-#undef COPY
-#undef SIZED
-#undef MEMORY_FUNCTION
+/* `source_bytes` are read, and the others of `bytes` become zero. */
+extern "C" void executor_copy_async(ExecutorFunction &function, uint64_t to, uint64_t from, int bytes,
+                                    uint32_t source_bytes, bool valid) {
+  Site site = CALLER;
+  size_t size = size_t(bytes);
+  unsigned char *shared = shared_pointer(uint32_t(to));
+  auto global = reinterpret_cast<const unsigned char *>(from);
+  bool reads = valid && source_bytes != 0;
+  if (valid) {
+    if (source_bytes > size) {
+      set_fault("%s at {at:%u} reads %u bytes for a copy of %d", function.name, site, source_bytes,
+                bytes);
+      abandon();
+    }
+    REQUIRE(shared_memory.valid(shared, size, size, function.name, site));
+    REQUIRE(shared_memory.write(shared, size, now(), kInFlight, site));
+    // The source is aligned to the size of the copy, however much of it is read.
+    if (reads) {
+      REQUIRE(global_memory.aligned(global, size, function.name, site));
+      REQUIRE(global_memory.touch(global, source_bytes, 1, false, function.name, site));
+    }
+    lane->open_group.push_back({shared, global, bytes, int(source_bytes)});
+  }
+  note_access(site, kCopy, size, &function, valid ? shared : nullptr, reads ? global : nullptr);
+}
 
 /* The groups of a lane except the last `pending` are done. */
 static void finish_copies(size_t pending) {
   while (lane->groups.size() > pending) {
     for (const Copy &copy : lane->groups.front()) {
-      if (copy.valid)
-        memcpy(copy.to, copy.from, size_t(copy.bytes));
-      else
-        memset(copy.to, 0, size_t(copy.bytes));
+      memcpy(copy.to, copy.from, size_t(copy.source_bytes));
+      memset(copy.to + copy.source_bytes, 0, size_t(copy.bytes - copy.source_bytes));
       shared_memory.land(copy.to, size_t(copy.bytes), now());
     }
     lane->groups.pop_front();
@@ -82,46 +111,25 @@ static void finish_copies(size_t pending) {
 }
 
 /* A function of a lane without addresses, for which a warp's lanes come one after the other. */
-static inline void count_call(Function &function) {
-  if (lane_number == __builtin_ctz(warp->live)) function.calls++;
+static inline bool count_call(Function &function) {
+  bool first = lane_number == __builtin_ctz(warp->live);
+  if (first) count(function);
+  return first;
 }
 
-static Function f_commit("cpembed_cp_async_commit");
-extern "C" void cpembed_cp_async_commit() {
-  count_call(f_commit);
-  if (lane_number == __builtin_ctz(warp->live)) tally.cp_async_groups++;
+extern "C" void executor_copy_commit(ExecutorFunction &function) {
+  if (count_call(function)) tally.cp_async_groups++;
   lane->groups.push_back(std::move(lane->open_group));
   lane->open_group.clear();
 }
 
-#define WAIT(n) \
-  static Function f_wait_##n("cpembed_cp_async_wait_" #n); \
-  extern "C" void cpembed_cp_async_wait_##n() { \
-    count_call(f_wait_##n); \
-    finish_copies(n); \
-  }
-WAIT(0) WAIT(1) WAIT(2) WAIT(3) WAIT(4) WAIT(5) WAIT(6) WAIT(7)
-#undef WAIT
-
-/* Inline PTX of other kernels, which some lanes of a warp may reach without the others. */
-extern "C" void executor_cp_async(void *shared, const void *global, int bytes, bool valid) {
-  Site site = CALLER;
-  size_t size = size_t(bytes);
-  REQUIRE(shared_memory.valid(shared, size, size, "cp.async", site));
-  REQUIRE(shared_memory.write(shared, size, now(), kInFlight, site));
-  note_plain(site, size, true, true, shared_memory.offset(shared));
-  if (valid) {
-    REQUIRE(global_memory.touch(global, size, size, false, "cp.async", site));
-    note_plain(site, size, false, false, reinterpret_cast<uint64_t>(global));
-  }
-  lane->open_group.push_back({static_cast<unsigned char *>(shared),
-                              static_cast<const unsigned char *>(global), bytes, valid});
+extern "C" void executor_copy_wait(ExecutorFunction &function, int groups) {
+  count_call(function);
+  finish_copies(size_t(groups));
 }
 
-extern "C" void executor_cp_async_wait(int groups) { finish_copies(size_t(groups)); }
-
-/* cp.async.wait_all. */
-extern "C" void executor_cp_async_wait_all() {
+extern "C" void executor_copy_wait_all(ExecutorFunction &function) {
+  count_call(function);
   if (!lane->open_group.empty()) lane->groups.push_back(std::move(lane->open_group));
   lane->open_group.clear();
   finish_copies(0);

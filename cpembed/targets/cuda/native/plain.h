@@ -1,49 +1,18 @@
-/* Plain loads and stores of the text.
+/* Plain loads and stores of the text, and atomic operations.
 
-   Accesses to a fiber's own stack are left out. Those of a warp belong together where they are made
-   from one place for the same time by each lane. */
+   Accesses to a fiber's own stack are left out. */
 #pragma once
 
 #include "plain_accesses.h"
 #include "warp.h"
 
-static void account_plain(const PlainPlace &place, const PlainGroup &group) {
-  if (place.shared) {
-    uint32_t offsets[32];
-    for (int l = 0; l < 32; l++) offsets[l] = uint32_t(group.address[l]);
-    count_shared(shared_cost(offsets, group.came, place.bytes), place.writes);
-    return;
-  }
-  uint64_t addresses[32];
-  int count = 0;
-  for (uint32_t rest = group.came; rest; rest &= rest - 1)
-    addresses[count++] = group.address[__builtin_ctz(rest)];
-  count_global(addresses, count, place.bytes, place.writes);
-}
-
-/* The lane's access belongs to the group of those that others make here for the same time. */
-static void note_plain(Site site, size_t bytes, bool shared, bool writes, uint64_t address) {
-  uint64_t key = uint64_t(site) << 8 | uint64_t(shared) << 6 | bytes;
-  auto [found, made] = warp->plain.try_emplace(key);
-  PlainPlace &place = found->second;
-  if (made) place.bytes = int(bytes), place.shared = shared, place.writes = writes;
-  uint64_t number = place.times[lane_number]++ - place.accounted;
-  if (number >= place.groups.size()) place.groups.resize(number + 1);
-  PlainGroup &group = place.groups[number];
-  group.came |= 1u << lane_number;
-  group.address[lane_number] = address;
-  while (!place.groups.empty() && place.groups.front().came == warp->live) {
-    account_plain(place, place.groups.front());
-    place.groups.pop_front();
-    place.accounted++;
-  }
-}
-
-/* The warp is at a barrier, or at its end: groups to which no more lanes come. */
-static void settle_plain(Warp &w) {
-  for (auto &[key, place] : w.plain)
-    for (const PlainGroup &group : place.groups) account_plain(place, group);
-  w.plain.clear();
+/* An access of the running lane, which may be made; `function` is null for plain ones. */
+static inline void note_access(Site site, Kind kind, size_t bytes, Function *function,
+                               const void *in_shared, const void *in_global) {
+  LaneAccess access;
+  if (in_shared) access.in_shared = true, access.shared = uint32_t(shared_memory.offset(in_shared));
+  if (in_global) access.in_global = true, access.global = reinterpret_cast<uint64_t>(in_global);
+  warp->accesses.add(lane_number, warp->live, site, kind, int(bytes), function, access);
 }
 
 static void plain_access(const void *p, size_t bytes, size_t alignment, bool writes, Site site) {
@@ -59,11 +28,11 @@ static void plain_access(const void *p, size_t bytes, size_t alignment, bool wri
       REQUIRE(shared_memory.valid(start, piece, done ? 1 : alignment, what, site));
       REQUIRE(writes ? shared_memory.write(start, piece, now(), kWritten, site)
                      : shared_memory.read(start, piece, now(), site));
+      note_access(site, writes ? kSharedStore : kSharedLoad, piece, nullptr, start, nullptr);
     } else {
       REQUIRE(global_memory.touch(start, piece, done ? 1 : alignment, writes, what, site));
+      note_access(site, writes ? kGlobalStore : kGlobalLoad, piece, nullptr, nullptr, start);
     }
-    note_plain(site, piece, shared, writes,
-               shared ? shared_memory.offset(start) : reinterpret_cast<uint64_t>(start));
     done += piece;
   }
 }

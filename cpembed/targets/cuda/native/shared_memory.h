@@ -1,88 +1,96 @@
-/* Shared memory of the block that runs, with what is known of every part of it.
+/* Shared memory of the blocks that run, each with its cells (shared_cells.h).
 
-   For each cell (16 bytes, or fewer once something smaller is touched): who wrote it last and who
-   has read it since. Two accesses are ordered where one thread makes both, where a barrier of the
-   block is between them, or a __syncwarp for threads of one warp. What cp.async writes is in
-   flight until the thread that issued it has waited; nobody may touch it before. */
+   Two accesses are ordered where one thread makes both, or where what the first one's thread released
+   at a barrier, a barrier object or an atomic operation has come to the second one's (clocks.h). What
+   cp.async writes is in flight until the thread that issued it has waited; what a bulk copy writes,
+   until its barrier object's phase is complete. Nobody may touch it before. */
 #pragma once
 
-#include <algorithm>
+#include <sys/mman.h>
+
 #include <cstring>
-#include <vector>
 
-#include "fault.h"
-
-constexpr int kCollective = 32;  // As a lane: a warp's collective function.
-constexpr int kManyLanes = 33;
-constexpr int kManyWarps = 63;
-
-enum State : uint64_t { kUnset = 0, kWritten = 1, kInFlight = 2, kAtomic = 3 };
-
-/* A moment of a thread: 2 bits for a state, 6 of the lane, 6 of the warp, 25 of the number of its
-   warp's barriers, and 25 of the block's. */
-using Stamp = uint64_t;
-
-static inline Stamp make_stamp(uint64_t epoch, uint64_t phase, int warp, int lane) {
-  return epoch << 39 | (phase & 0x1ffffff) << 14 | uint64_t(warp) << 8 | uint64_t(lane) << 2;
-}
-static inline uint64_t epoch_of(Stamp s) { return s >> 39; }
-static inline uint64_t phase_of(Stamp s) { return s >> 14 & 0x1ffffff; }
-static inline int warp_of(Stamp s) { return int(s >> 8 & 63); }
-static inline int lane_of(Stamp s) { return int(s >> 2 & 63); }
-static inline State state_of(Stamp s) { return State(s & 3); }
-
-struct Cell {
-  Stamp writer = 0, reader = 0;  // No reader: 0, since epochs begin at 1.
-  Site written_at = 0, read_at = 0;
-};
+#include "shared_cells.h"
 
 /* Where variables of the text that are not dynamic lie: a section of the library. */
 extern "C" {
 extern unsigned char __start_executor_shared __attribute__((weak, visibility("hidden")));
 extern unsigned char __stop_executor_shared __attribute__((weak, visibility("hidden")));
-extern unsigned char executor_dynamic_shared[];
 }
 
-constexpr size_t kMostShared = 228 * 1024;
-alignas(1024) unsigned char executor_dynamic_shared[kMostShared];
+constexpr size_t kMostShared = size_t{1} << 18;  // Of a block, which has 227 KiB at most.
+constexpr uint32_t kMostBlocks = 16;             // Of a cluster.
+
+/* Who does something: the clock of its warp, its lane, and the moment. */
+struct Actor {
+  const WarpClock &clock;
+  int lane;
+  Stamp stamp;
+};
+
+static Actor actor_of(Stamp now) { return {*warp_clocks[component_of(now)], lane_of(now), now}; }
 
 class SharedMemory {
  public:
-  /* A block begins: nothing is set. */
-  void begin(size_t dynamic_bytes) {
+  /* `blocks` begin: nothing is set. */
+  void begin(uint32_t blocks, size_t dynamic_bytes) {
+    if (base_ == nullptr) {
+      void *made = mmap(nullptr, kMostShared * (kMostBlocks + 1), PROT_READ | PROT_WRITE,
+                        MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
+      if (made == MAP_FAILED) {
+        set_fault("no memory for the shared memory of %u blocks", kMostBlocks);
+        return;
+      }
+      mapped_ = static_cast<unsigned char *>(made);
+      base_ = mapped_ + (kMostShared - reinterpret_cast<uintptr_t>(made) % kMostShared);
+    }
     dynamic_bytes_ = dynamic_bytes;
     static_ = &__start_executor_shared;
     static_bytes_ = static_ ? size_t(&__stop_executor_shared - static_) : 0;
     static_padded_ = (static_bytes_ + 1023) / 1024 * 1024;
-    granule_ = 16;
-    cells_.assign((static_padded_ + dynamic_bytes_ + 15) / 16, Cell{});
+    blocks_ = blocks;
+    for (uint32_t rank = 0; rank < blocks; rank++) {
+      cells_[rank].begin(static_padded_ + dynamic_bytes_);
+      memset(dynamic(rank), 0x7f, dynamic_bytes_);
+    }
     if (static_bytes_) memset(static_, 0x7f, static_bytes_);  // A NaN in every float type.
-    memset(executor_dynamic_shared, 0x7f, dynamic_bytes_);
   }
+
+  ~SharedMemory() {
+    if (mapped_) munmap(mapped_, kMostShared * (kMostBlocks + 1));
+  }
+
+  unsigned char *dynamic(uint32_t rank) const { return base_ + rank * kMostShared; }
+  size_t static_bytes() const { return static_bytes_; }
 
   bool holds(const void *p) const {
     auto address = static_cast<const unsigned char *>(p);
-    return (address >= executor_dynamic_shared && address < executor_dynamic_shared + kMostShared) ||
+    return (address >= base_ && address < base_ + blocks_ * kMostShared) ||
            (address >= static_ && address < static_ + static_bytes_);
   }
 
-  size_t static_bytes() const { return static_bytes_; }
+  /* The block of the cluster, by its rank. */
+  uint32_t rank(const void *p) const {
+    auto address = static_cast<const unsigned char *>(p);
+    return address >= base_ && address < base_ + blocks_ * kMostShared
+               ? uint32_t(size_t(address - base_) / kMostShared)
+               : 0;
+  }
 
   /* The address that the banks see. */
   size_t offset(const void *p) const {
     auto address = static_cast<const unsigned char *>(p);
-    if (address >= executor_dynamic_shared && address < executor_dynamic_shared + kMostShared)
-      return static_padded_ + size_t(address - executor_dynamic_shared);
+    if (address >= base_ && address < base_ + blocks_ * kMostShared)
+      return static_padded_ + size_t(address - base_) % kMostShared;
     return size_t(address - static_);
   }
 
-  /* The inverse. */
-  unsigned char *at(size_t offset) const {
-    return offset < static_padded_ ? static_ + offset
-                                   : executor_dynamic_shared + (offset - static_padded_);
+  /* The inverse, in the block of a rank. */
+  unsigned char *at(size_t offset, uint32_t rank) const {
+    return offset < static_padded_ ? static_ + offset : dynamic(rank) + (offset - static_padded_);
   }
 
-  /* Whether bytes are the block's, and aligned to `alignment`; else a fault is set. */
+  /* Whether bytes are a block's, and aligned to `alignment`; else a fault is set. */
   bool valid(const void *p, size_t bytes, size_t alignment, const char *what, Site site) {
     size_t start = holds(p) ? offset(p) : 0;
     size_t end = start < static_padded_ ? static_bytes_ : static_padded_ + dynamic_bytes_;
@@ -91,160 +99,177 @@ class SharedMemory {
         set_fault("%s at {at:%u} is given an address outside of shared memory", what, site);
       else
         set_fault("%s at {at:%u} is out of bounds: %s of %zu", what, site,
-                  place(start, bytes).text, start < static_padded_ ? static_bytes_ : dynamic_bytes_);
+                  place(start, bytes).c_str(),
+                  start < static_padded_ ? static_bytes_ : dynamic_bytes_);
       return false;
     }
     if (start % alignment) {
       set_fault("%s at {at:%u} is misaligned: %s, which has to be a multiple of %zu", what, site,
-                place(start, bytes).text, alignment);
+                place(start, bytes).c_str(), alignment);
       return false;
     }
     return true;
   }
 
   bool read(const void *p, size_t bytes, Stamp now, Site site) {
-    auto [first, last] = range(offset(p), bytes);
+    Actor actor = actor_of(now);
+    Cells &cells = cells_[rank(p)];
+    auto [first, last] = cells.range(offset(p), bytes);
     for (size_t c = first; c < last; c++) {
-      Cell &cell = cells_[c];
-      if (!written_before(cell, now) || state_of(cell.writer) == kUnset)
-        return bad_read(c, now, site);
-      note_reader(cell, now, site);
+      Cell &cell = cells[c];
+      State state = state_of(cell.writer);
+      if ((state != kWritten && state != kAtomic) || !actor.clock.knows(cell.writer, actor.lane))
+        return bad_access(cells, c, actor, "reads", site);
+      cells.note_reader(cell, now, actor.clock, site);
     }
     return true;
   }
 
   /* `state`: of what is written. */
   bool write(const void *p, size_t bytes, Stamp now, State state, Site site) {
-    auto [first, last] = range(offset(p), bytes);
+    Actor actor = actor_of(now);
+    Cells &cells = cells_[rank(p)];
+    auto [first, last] = cells.range(offset(p), bytes);
     for (size_t c = first; c < last; c++) {
-      Cell &cell = cells_[c];
+      Cell &cell = cells[c];
       bool atomics = state == kAtomic && state_of(cell.writer) == kAtomic;
-      if (!(atomics || written_before(cell, now)) || !read_before(cell, now))
-        return bad_write(c, now, state, site);
+      if (!(atomics || written_before(cell, actor)) || cells.reader_beyond(cell, actor.clock, actor.lane))
+        return bad_access(cells, c, actor, state == kInFlight ? "copies to" : "writes", site);
       cell.writer = now | state;
       cell.written_at = site;
-      cell.reader = 0;
+      cells.forget_readers(cell);
     }
     return true;
   }
 
   /* What cp.async wrote is there: as if the thread wrote it now. */
-  void land(const void *p, size_t bytes, Stamp now) {
-    auto [first, last] = range(offset(p), bytes);
-    for (size_t c = first; c < last; c++) cells_[c].writer = now | kWritten;
+  void land(const void *p, size_t bytes, Stamp now) { set_writer(p, bytes, now | kWritten, 0); }
+
+  /* Bytes begin or end to be a barrier object, or are unset again. */
+  void set_writer(const void *p, size_t bytes, Stamp writer, Site site) {
+    Cells &cells = cells_[rank(p)];
+    auto [first, last] = cells.range(offset(p), bytes);
+    for (size_t c = first; c < last; c++) {
+      cells[c].writer = writer;
+      if (site) cells[c].written_at = site;
+    }
+  }
+
+  /* The asynchronous proxy reads for `actor`; `reader` is the stamp of the operation. */
+  bool read_by_proxy(const void *p, size_t bytes, const Actor &actor, Stamp reader, const char *what,
+                     Site site) {
+    Cells &cells = cells_[rank(p)];
+    auto [first, last] = cells.range(offset(p), bytes);
+    for (size_t c = first; c < last; c++) {
+      Cell &cell = cells[c];
+      State state = state_of(cell.writer);
+      if ((state != kWritten && state != kAtomic) || !actor.clock.knows(cell.writer, actor.lane))
+        return bad_access(cells, c, actor, (std::string("(") + what + ") reads").c_str(), site);
+      if (!fenced(cell, actor)) return no_proxy_fence(cells, c, actor, what, "reads", site);
+      note_proxy_reader(cells, cell, reader, site);
+    }
+    return true;
+  }
+
+  /* It writes for `actor`; `writer`: the stamp of the operation with its state. */
+  bool write_by_proxy(const void *p, size_t bytes, const Actor &actor, Stamp writer, const char *what,
+                      Site site) {
+    Cells &cells = cells_[rank(p)];
+    auto [first, last] = cells.range(offset(p), bytes);
+    for (size_t c = first; c < last; c++) {
+      Cell &cell = cells[c];
+      if (!written_before(cell, actor) || cells.reader_beyond(cell, actor.clock, actor.lane))
+        return bad_access(cells, c, actor, (std::string("(") + what + ") copies to").c_str(), site);
+      if (!fenced(cell, actor)) return no_proxy_fence(cells, c, actor, what, "overwrites", site);
+      cell.writer = writer;
+      cell.written_at = site;
+      cells.forget_readers(cell);
+    }
+    return true;
+  }
+
+  /* What lies in shared memory, in words. Variables are named by the caller, from their places in the
+     library: {variable:FIRST:LAST}. */
+  std::string place(size_t start, size_t bytes) const {
+    char made[96];
+    if (start < static_padded_) {
+      Site first = site_of(static_ + start);
+      snprintf(made, sizeof made, "{variable:%u:%zu}", first, first + bytes - 1);
+    } else {
+      snprintf(made, sizeof made, "bytes %zu to %zu of dynamic shared memory", start - static_padded_,
+               start - static_padded_ + bytes - 1);
+    }
+    return made;
   }
 
  private:
-  struct Text {
-    char text[96];
-  };
-
-  /* Variables are named by the caller, from their places in the library: {variable:FIRST:LAST}. */
-  Text place(size_t start, size_t bytes) const {
-    Text made;
-    if (start < static_padded_) {
-      Site first = site_of(static_ + start);
-      snprintf(made.text, sizeof made.text, "{variable:%u:%zu}", first, first + bytes - 1);
-    } else {
-      snprintf(made.text, sizeof made.text, "bytes %zu to %zu of dynamic shared memory",
-               start - static_padded_, start - static_padded_ + bytes - 1);
-    }
-    return made;
-  }
-
-  static bool written_before(const Cell &cell, Stamp now) {
-    Stamp w = cell.writer;
-    if (state_of(w) == kUnset) return true;
-    if (state_of(w) == kInFlight) return false;
-    if (epoch_of(w) < epoch_of(now)) return true;
-    if (warp_of(w) != warp_of(now)) return false;
-    return phase_of(w) < phase_of(now) || lane_of(w) == lane_of(now);
-  }
-
-  static bool read_before(const Cell &cell, Stamp now) {
-    Stamp r = cell.reader;
-    if (r == 0 || epoch_of(r) < epoch_of(now)) return true;
-    if (warp_of(r) != warp_of(now)) return false;
-    return phase_of(r) < phase_of(now) || lane_of(r) == lane_of(now);
-  }
-
-  static void note_reader(Cell &cell, Stamp now, Site site) {
-    Stamp r = cell.reader;
-    if (r == now) return;
-    int warp = warp_of(now), lane = lane_of(now);
-    if (r != 0 && epoch_of(r) == epoch_of(now)) {
-      if (warp_of(r) != warp)
-        warp = kManyWarps;
-      else if (phase_of(r) == phase_of(now) && lane_of(r) != lane)
-        lane = kManyLanes;
-    }
-    cell.reader = make_stamp(epoch_of(now), phase_of(now), warp, lane);
-    cell.read_at = site;
-  }
-
-  /* The cells of bytes, which become smaller where they have to. */
-  std::pair<size_t, size_t> range(size_t start, size_t bytes) {
-    size_t odd = start | bytes | 16;
-    size_t needed = odd & -odd;
-    while (granule_ > needed) {
-      std::vector<Cell> finer;
-      finer.reserve(cells_.size() * 2);
-      for (const Cell &cell : cells_) finer.insert(finer.end(), 2, cell);
-      cells_.swap(finer);
-      granule_ /= 2;
-    }
-    return {start / granule_, (start + bytes) / granule_};
-  }
-
-  static Text thread(Stamp s) {
-    Text made;
-    if (warp_of(s) == kManyWarps)
-      snprintf(made.text, sizeof made.text, "several warps");
-    else if (lane_of(s) == kCollective || lane_of(s) == kManyLanes)
-      snprintf(made.text, sizeof made.text, "warp %d", warp_of(s));
-    else
-      snprintf(made.text, sizeof made.text, "thread %d", warp_of(s) * 32 + lane_of(s));
-    return made;
-  }
-
-  bool bad_read(size_t c, Stamp now, Site site) {
-    const Cell &cell = cells_[c];
-    Text where = place(c * granule_, granule_);
+  static bool written_before(const Cell &cell, const Actor &actor) {
     State state = state_of(cell.writer);
-    if (state == kUnset)
-      set_fault("uninitialised shared memory: %s reads %s at {at:%u}, which nobody has written yet",
-                thread(now).text, where.text, site);
+    if (state == kUnset) return true;
+    if (state == kInFlight || state == kObject) return false;
+    return actor.clock.knows(cell.writer, actor.lane);
+  }
+
+  /* Whether the asynchronous proxy sees the last write. */
+  static bool fenced(const Cell &cell, const Actor &actor) {
+    if (state_of(cell.writer) == kUnset || is_agent(component_of(cell.writer))) return true;
+    return actor.clock.proxy_knows(cell.writer, actor.lane);
+  }
+
+  static void note_proxy_reader(Cells &cells, Cell &cell, Stamp reader, Site site) {
+    // No thread has waited for it yet, so that it is after no reader.
+    static const WarpClock nothing;
+    cells.note_reader(cell, reader, nothing, site);
+  }
+
+  bool no_proxy_fence(Cells &cells, size_t c, const Actor &actor, const char *what, const char *does,
+                      Site site) {
+    const Cell &cell = cells[c];
+    set_fault("missing fence.proxy.async: %s of %s at {at:%u} %s %s, which %s wrote at {at:%u} with no "
+              "proxy fence between them", what, doer(actor.stamp).c_str(), site, does,
+              place(c * cells.granule(), cells.granule()).c_str(), doer(cell.writer).c_str(),
+              cell.written_at);
+    return false;
+  }
+
+  /* Of an access that may not be made. */
+  bool bad_access(Cells &cells, size_t c, const Actor &actor, const char *does, Site site) {
+    const Cell &cell = cells[c];
+    std::string where = place(c * cells.granule(), cells.granule()), who = doer(actor.stamp);
+    State state = state_of(cell.writer);
+    bool reads = strstr(does, "reads") != nullptr;
+    if (state == kUnset && reads)
+      set_fault("uninitialised shared memory: %s %s %s at {at:%u}, which nobody has written yet",
+                who.c_str(), does, where.c_str(), site);
+    else if (state == kObject)
+      set_fault("%s %s %s at {at:%u}, where the barrier object lies that was initialised at {at:%u}",
+                who.c_str(), does, where.c_str(), site, cell.written_at);
+    else if (state == kInFlight && is_agent(component_of(cell.writer)))
+      set_fault("bulk copy not waited for: %s %s %s at {at:%u} while the copy that was issued at {at:%u} "
+                "to %s is in flight", who.c_str(), does, where.c_str(), site, cell.written_at,
+                doer(cell.writer).c_str());
     else if (state == kInFlight)
-      set_fault("cp.async not waited for: %s reads %s at {at:%u} while the copy that thread %d issued "
-                "at {at:%u} is in flight", thread(now).text, where.text, site,
-                warp_of(cell.writer) * 32 + lane_of(cell.writer), cell.written_at);
-    else
-      set_fault("data race in shared memory: %s reads %s at {at:%u}, which %s wrote at {at:%u} with no "
-                "barrier between them", thread(now).text, where.text, site,
-                thread(cell.writer).text, cell.written_at);
-    return false;
-  }
-
-  bool bad_write(size_t c, Stamp now, State state, Site site) {
-    const Cell &cell = cells_[c];
-    Text where = place(c * granule_, granule_);
-    const char *copies = state == kInFlight ? "copies to" : "writes";
-    if (state_of(cell.writer) == kInFlight)
-      set_fault("cp.async not waited for: %s %s %s at {at:%u} while the copy that thread %d issued at "
-                "{at:%u} is in flight", thread(now).text, copies, where.text, site,
-                warp_of(cell.writer) * 32 + lane_of(cell.writer), cell.written_at);
-    else if (!written_before(cell, now))
+      set_fault("cp.async not waited for: %s %s %s at {at:%u} while the copy that %s issued "
+                "at {at:%u} is in flight", who.c_str(), does, where.c_str(), site,
+                doer(cell.writer).c_str(), cell.written_at);
+    else if (state != kUnset && !actor.clock.knows(cell.writer, actor.lane) &&
+             is_agent(component_of(cell.writer)))
+      set_fault("bulk copy not waited for: %s %s %s at {at:%u}, which the copy issued at {at:%u} wrote; "
+                "it has not waited for %s", who.c_str(), does, where.c_str(), site, cell.written_at,
+                doer(cell.writer).c_str());
+    else if (state != kUnset && !actor.clock.knows(cell.writer, actor.lane))
       set_fault("data race in shared memory: %s %s %s at {at:%u}, which %s wrote at {at:%u} with no "
-                "barrier between them", thread(now).text, copies, where.text, site,
-                thread(cell.writer).text, cell.written_at);
-    else
+                "barrier between them", who.c_str(), does, where.c_str(), site,
+                doer(cell.writer).c_str(), cell.written_at);
+    else if (const Reader *r = cells.reader_beyond(cell, actor.clock, actor.lane))
       set_fault("data race in shared memory: %s %s %s at {at:%u}, which %s read at {at:%u} with no "
-                "barrier between them", thread(now).text, copies, where.text, site,
-                thread(cell.reader).text, cell.read_at);
+                "barrier between them", who.c_str(), does, where.c_str(), site,
+                doer(r->component, r->lanes).c_str(), r->site);
     return false;
   }
 
-  size_t dynamic_bytes_ = 0, static_bytes_ = 0, static_padded_ = 0, granule_ = 16;
-  unsigned char *static_ = nullptr;
-  std::vector<Cell> cells_;
+  size_t dynamic_bytes_ = 0, static_bytes_ = 0, static_padded_ = 0;
+  uint32_t blocks_ = 1;
+  unsigned char *static_ = nullptr, *base_ = nullptr, *mapped_ = nullptr;
+  Cells cells_[kMostBlocks];
 };

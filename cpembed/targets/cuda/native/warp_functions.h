@@ -1,27 +1,85 @@
 /* Barriers, exchanges between lanes, votes, and where a thread is. */
 #pragma once
 
+#include "memory_functions.h"
 #include "plain.h"
 #include "warp.h"
 
 /* ---------------------------------------------------------------------------------- barriers */
 
-static Function f_syncthreads("__syncthreads");
+/* A warp comes to a barrier of its block, and waits at it if `waits`. The last one to come ends it. */
+static void come_to_barrier(Warp &w, const BarrierCall &call, bool waits) {
+  Block &block = *w.block;
+  NamedBarrier &b = block.barriers[call.number];
+  if (b.arrived == 0) b.expected = call.threads, b.site = call.site;
+  if (b.expected != call.threads) {
+    set_fault("warp %d comes to barrier %u at {at:%u} as one of %u threads, and others at {at:%u} as of %u",
+              w.number, call.number, call.site, call.threads, b.site, b.expected);
+    return;
+  }
+  progress++;
+  b.arrived += 32;
+  if (waits) w.clock.meet(w.live);
+  w.clock.release(w.live, b.released);
+  if (waits) b.waiting.push_back(&w);
+  if (b.arrived < b.expected) return;
+  b.arrived = 0;
+  for (Warp *waiting : b.waiting) {
+    waiting->clock.common.join(b.released);
+    waiting->ready = waiting->live;
+    for (Lane &l : waiting->lanes) l.place = kRunning;
+  }
+  b.waiting.clear(), b.released.clear();
+  (call.threads == block.warps * 32 ? tally.barriers : tally.named_barriers)++;
+}
 
-/* The lane waits for the whole block. */
-extern "C" void executor_syncthreads() {
-  count_call(f_syncthreads);
-  lane->barrier = CALLER;
+static bool valid_barrier(uint32_t number, uint32_t threads, const char *name, Site site) {
+  if (number < 16 && threads % 32 == 0 && threads > 0 && threads <= warp->block->warps * 32) return true;
+  set_fault("%s at {at:%u}: barrier %u of %u threads; numbers go to 15, and threads are a multiple of 32 up "
+            "to the block's %u", name, site, number, threads, warp->block->warps * 32);
+  return false;
+}
+
+/* The lane waits for the block, or as many threads of it. */
+static void barrier(Function &function, Site site, uint32_t number, uint32_t threads) {
+  count_call(function);
+  REQUIRE(valid_barrier(number, threads, function.name, site));
+  lane->barrier = {&function, site, number, threads};
   lane->request = nullptr;
   park(kAtBarrier);
 }
 
-static Function f_syncwarp("__syncwarp");
-
-static void sync_warp(Warp &w, uint32_t lanes) {
-  // A barrier of some lanes orders nothing for the others, which the stamps cannot say.
-  if (lanes == w.live) w.phase++;
+static Function f_syncthreads{"__syncthreads"};
+extern "C" void executor_syncthreads() {
+  barrier(f_syncthreads, CALLER, 0, warp->block->warps * 32);
 }
+
+extern "C" void executor_bar_sync(ExecutorFunction &function, uint32_t number, uint32_t threads) {
+  barrier(function, CALLER, number, threads ? threads : warp->block->warps * 32);
+}
+
+static void arrive_at_barrier(Warp &w, uint32_t lanes) {
+  Request &first = w.request(__builtin_ctz(lanes));
+  BarrierCall call{first.function, first.site, uint32_t(first.number), uint32_t(first.value)};
+  for (uint32_t rest = lanes; rest; rest &= rest - 1) {
+    const Request &r = w.request(__builtin_ctz(rest));
+    if (r.number == first.number && r.value == first.value) continue;
+    set_fault("bar.arrive at {at:%u}: lanes of warp %d name different barriers", r.site, w.number);
+    return;
+  }
+  come_to_barrier(w, call, false);
+}
+extern "C" void executor_bar_arrive(ExecutorFunction &function, uint32_t number, uint32_t threads) {
+  Site site = CALLER;
+  REQUIRE(valid_barrier(number, threads, function.name, site));
+  Request r{&function, arrive_at_barrier, site, ~0u};
+  r.number = number, r.value = threads;
+  collective(r);
+}
+
+static Function f_syncwarp{"__syncwarp"};
+
+static void sync_warp(Warp &w, uint32_t lanes) { w.clock.meet(lanes); }
 
 extern "C" void executor_syncwarp(uint32_t mask) {
   Request r{&f_syncwarp, sync_warp, CALLER, mask};
@@ -43,10 +101,10 @@ static void exchange(Warp &w, uint32_t lanes) {
   }
 }
 
-static Function f_shuffle("__shfl_sync");
-static Function f_shuffle_up("__shfl_up_sync");
-static Function f_shuffle_down("__shfl_down_sync");
-static Function f_shuffle_xor("__shfl_xor_sync");
+static Function f_shuffle{"__shfl_sync"};
+static Function f_shuffle_up{"__shfl_up_sync"};
+static Function f_shuffle_down{"__shfl_down_sync"};
+static Function f_shuffle_xor{"__shfl_xor_sync"};
 
 /* `how`: 0 a lane by number, 1 up, 2 down, 3 exclusive or; within segments of `width` lanes. */
 extern "C" uint64_t executor_shuffle(int how, uint32_t mask, uint64_t value, int operand, int width,
@@ -66,7 +124,7 @@ extern "C" uint64_t executor_shuffle(int how, uint32_t mask, uint64_t value, int
   return r.value;
 }
 
-static Function f_ballot("__ballot_sync");
+static Function f_ballot{"__ballot_sync"};
 
 static void ballot(Warp &w, uint32_t lanes) {
   uint32_t votes = 0;
@@ -82,7 +140,7 @@ extern "C" uint32_t executor_ballot(uint32_t mask, int predicate, const void *re
   return uint32_t(r.value);
 }
 
-static Function f_active("__activemask");
+static Function f_active{"__activemask"};
 
 /* Which lanes are here is known when no lane of the warp can go on (settle). */
 extern "C" uint32_t executor_activemask() {
@@ -103,7 +161,7 @@ static bool wake_active(Warp &w) {
     l.request->value = here;
     l.place = kRunning;
   }
-  if (here) f_active.calls++;
+  if (here) count(f_active);
   w.ready |= here;
   return here != 0;
 }

@@ -77,3 +77,4 @@ __CPEMBED_OWN T atomicCAS(T *p, std::common_type_t<T> expected, std::common_type
 
 /* Addresses of shared memory as PTX has them: 32-bit numbers. */
 __CPEMBED_INLINE size_t __cvta_generic_to_shared(const void *p) { return executor_shared_address(p); }
+__CPEMBED_INLINE size_t __cvta_generic_to_global(const void *p) { return reinterpret_cast<size_t>(p); }

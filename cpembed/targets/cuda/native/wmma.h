@@ -1,4 +1,4 @@
-/* The C++ interface of WMMA: fragments, and the runtime's function for each of their types. */
+/* The C++ interface of WMMA: fragments, and the runtime's functions of PTX for their types. */
 #pragma once
 
 namespace nvcuda {
@@ -11,85 +11,92 @@ struct row_major {};
 struct col_major {};
 enum layout_t { mem_row_major, mem_col_major };
 
-template <class Use, int M, int N, int K>
-struct __elements;
-template <int M, int N, int K>
-struct __elements<matrix_a, M, N, K> {
-  static constexpr int count = M * K / 32;
-};
-template <int M, int N, int K>
-struct __elements<matrix_b, M, N, K> {
-  static constexpr int count = K * N / 32;
-};
-template <int M, int N, int K>
-struct __elements<accumulator, M, N, K> {
-  static constexpr int count = M * N / 32;
-};
+/* Factors of half have 16 elements in every shape, some of them twice or four times. */
+template <class Use, int M, int N, int K, class T>
+constexpr int __elements() {
+  if (std::is_same_v<Use, accumulator>) return M * N / 32;
+  if (std::is_same_v<T, half>) return 16;
+  return (std::is_same_v<Use, matrix_a> ? M : N) * K / 32;
+}
 
 template <class Use, int M, int N, int K, class T, class Layout = void>
 struct fragment {
   using element_type = T;
-  static constexpr int num_elements = __elements<Use, M, N, K>::count;
+  static constexpr int num_elements = __elements<Use, M, N, K, T>();
   T x[num_elements];
 };
+
+/* Its registers, and back. */
+template <class F>
+__CPEMBED_INLINE ExecutorFragment __registers(const F &f) {
+  ExecutorFragment made = {};
+  memcpy(made.word, f.x, sizeof f.x);
+  return made;
+}
+template <class F>
+__CPEMBED_INLINE void __take(F &f, const ExecutorFragment &registers) {
+  memcpy(f.x, registers.word, sizeof f.x);
+}
 
 template <class Use, int M, int N, int K, class T, class Layout, class V>
 __CPEMBED_INLINE void fill_fragment(fragment<Use, M, N, K, T, Layout> &f, const V &value) {
   for (int i = 0; i < f.num_elements; i++) f.x[i] = T(value);
 }
 
-#define LOAD_FACTOR(shape, M, N, K, which, Layout, T, function) \
-  __CPEMBED_INLINE void load_matrix_sync(fragment<which, M, N, K, T, Layout> &f, const T *p, \
-                                         unsigned ld) { \
-    function(f.x, p, int(ld)); \
+#define LOAD(operand, by, Layout, shape, M, N, K, T, type) \
+  __CPEMBED_INLINE void load_matrix_sync(fragment<matrix_##operand, M, N, K, T, Layout> &f, \
+                                         const T *p, unsigned ld) { \
+    static ExecutorFunction called{"wmma.load." #operand ".sync.aligned." #by "." #shape "." #type}; \
+    __take(f, executor_load_fragment(called, executor_wmma_load_##operand##_##shape##_##type, \
+                                     executor::kGeneric, uint64_t(p), int(ld), \
+                                     std::is_same_v<Layout, col_major>)); \
   }
-#define FACTOR(shape, M, N, K, T, type) \
-  LOAD_FACTOR(shape, M, N, K, matrix_a, row_major, T, cpembed_wmma_load_a_##shape##_##type) \
-  LOAD_FACTOR(shape, M, N, K, matrix_a, col_major, T, cpembed_wmma_load_a_##shape##_##type##_col) \
-  LOAD_FACTOR(shape, M, N, K, matrix_b, col_major, T, cpembed_wmma_load_b_##shape##_##type) \
-  LOAD_FACTOR(shape, M, N, K, matrix_b, row_major, T, cpembed_wmma_load_b_##shape##_##type##_row)
-#define SUMS(shape, M, N, K, T, type) \
-  __CPEMBED_INLINE void load_matrix_sync(fragment<accumulator, M, N, K, T> &f, const T *p, unsigned ld, \
-                                         layout_t layout) { \
-    (layout == mem_row_major ? cpembed_wmma_load_c_##shape##_##type \
-                             : cpembed_wmma_load_c_##shape##_##type##_col)(f.x, p, int(ld)); \
+#define X(shape, M, N, K, type, E) \
+  LOAD(a, row, row_major, shape, M, N, K, __element_##type, type) \
+  LOAD(a, col, col_major, shape, M, N, K, __element_##type, type) \
+  LOAD(b, row, row_major, shape, M, N, K, __element_##type, type) \
+  LOAD(b, col, col_major, shape, M, N, K, __element_##type, type)
+using __element_f16 = half;
+using __element_bf16 = nv_bfloat16;
+using __element_s8 = signed char;
+using __element_u8 = unsigned char;
+using __element_f32 = float;
+using __element_s32 = int;
+EXECUTOR_WMMA_FACTORS(X)
+#undef X
+#undef LOAD
+
+#define X(shape, M, N, K, type, E) \
+  __CPEMBED_INLINE void load_matrix_sync(fragment<accumulator, M, N, K, __element_##type> &f, \
+                                         const __element_##type *p, unsigned ld, layout_t layout) { \
+    static ExecutorFunction called{"wmma.load.c.sync.aligned." #shape "." #type}; \
+    __take(f, executor_load_fragment(called, executor_wmma_load_c_##shape##_##type, \
+                                     executor::kGeneric, uint64_t(p), int(ld), \
+                                     layout == mem_col_major)); \
   } \
-  __CPEMBED_INLINE void store_matrix_sync(T *p, const fragment<accumulator, M, N, K, T> &f, unsigned ld, \
-                                          layout_t layout) { \
-    (layout == mem_row_major ? cpembed_wmma_store_##shape##_##type \
-                             : cpembed_wmma_store_##shape##_##type##_col)(p, f.x, int(ld)); \
+  __CPEMBED_INLINE void store_matrix_sync(__element_##type *p, \
+                                          const fragment<accumulator, M, N, K, __element_##type> &f, \
+                                          unsigned ld, layout_t layout) { \
+    static ExecutorFunction called{"wmma.store.d.sync.aligned." #shape "." #type}; \
+    executor_store_fragment(called, executor_wmma_store_d_##shape##_##type, executor::kGeneric, \
+                            uint64_t(p), __registers(f), int(ld), layout == mem_col_major); \
   }
-#define PRODUCT(shape, M, N, K, C, AB, types) \
+EXECUTOR_WMMA_SUMS(X)
+#undef X
+
+#define X(shape, M, N, K, sums, C, type, E) \
   template <class A, class B> \
-  __CPEMBED_INLINE void mma_sync(fragment<accumulator, M, N, K, C> &d, \
-                                 const fragment<matrix_a, M, N, K, AB, A> &a, \
-                                 const fragment<matrix_b, M, N, K, AB, B> &b, \
-                                 const fragment<accumulator, M, N, K, C> &c) { \
-    fragment<accumulator, M, N, K, C> sum = c; \
-    cpembed_wmma_mma_##shape##_##types(sum.x, a.x, b.x); \
-    d = sum; \
+  __CPEMBED_INLINE void mma_sync(fragment<accumulator, M, N, K, __element_##sums> &d, \
+                                 const fragment<matrix_a, M, N, K, __element_##type, A> &a, \
+                                 const fragment<matrix_b, M, N, K, __element_##type, B> &b, \
+                                 const fragment<accumulator, M, N, K, __element_##sums> &c) { \
+    static ExecutorFunction called{"wmma.mma.sync.aligned." #shape "." #sums "." #type}; \
+    __take(d, executor_multiply_fragments(called, executor_wmma_mma_##shape##_##sums##_##type, \
+                                          std::is_same_v<A, col_major>, std::is_same_v<B, col_major>, \
+                                          __registers(a), __registers(b), __registers(c))); \
   }
-#define SHAPE(shape, M, N, K) \
-  FACTOR(shape, M, N, K, half, f16) \
-  FACTOR(shape, M, N, K, nv_bfloat16, bf16) \
-  FACTOR(shape, M, N, K, signed char, s8) \
-  FACTOR(shape, M, N, K, unsigned char, u8) \
-  SUMS(shape, M, N, K, float, f32) \
-  SUMS(shape, M, N, K, half, f16) \
-  SUMS(shape, M, N, K, int, s32) \
-  PRODUCT(shape, M, N, K, float, half, f32_f16_f16) \
-  PRODUCT(shape, M, N, K, half, half, f16_f16_f16) \
-  PRODUCT(shape, M, N, K, float, nv_bfloat16, f32_bf16_bf16) \
-  PRODUCT(shape, M, N, K, int, signed char, s32_s8_s8) \
-  PRODUCT(shape, M, N, K, int, unsigned char, s32_u8_u8)
-SHAPE(m16n16k16, 16, 16, 16)
-SHAPE(m32n8k16, 32, 8, 16)
-SHAPE(m8n32k16, 8, 32, 16)
-#undef SHAPE
-#undef PRODUCT
-#undef SUMS
-#undef FACTOR
-#undef LOAD_FACTOR
+EXECUTOR_WMMA_PRODUCTS(X)
+#undef X
 
 }  // namespace wmma
 }  // namespace nvcuda

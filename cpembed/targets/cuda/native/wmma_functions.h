@@ -8,29 +8,70 @@
 
 #include "matrix_functions.h"
 
-/* Which element of a matrix, counted along its rows, slot `slot` of a lane holds. */
-static inline int wmma_element(int lane, int slot) { return slot * 32 + (lane * 5 + slot * 7) % 32; }
+/* How a matrix is held: by how many copies of its elements, and turned by what else decides it. */
+struct Holding {
+  int slots, copies, turn;
+};
 
-/* The dense matrix of the lanes' fragments, and back. */
+/* Which element of a matrix, counted along its rows, slot `slot` of a lane holds. */
+static inline int wmma_element(Holding how, int lane, int slot) {
+  int number = slot % how.slots, copy = slot / how.slots;
+  return number * 32 + (lane * 5 + number * 7 + how.turn + copy * 11) % 32;
+}
+
+/* Factors of float16 have eight registers in every shape, some elements twice or four times (PTX
+   ISA). Fragments of different shapes, and those of memory by rows and by columns, differ. */
+template <class E>
+static Holding holding(int rows, int columns, bool factor, bool by_columns) {
+  int slots = rows * columns / 32;
+  bool repeated = factor && std::is_same_v<E, F16>;
+  return {slots, repeated ? 16 / slots : 1, rows % 13 + (by_columns ? 17 : 0)};
+}
+
+/* The dense matrix of the lanes' fragments. Of copies, each is the source of some elements. */
 template <class E, int rows, int columns>
-static void gather_wmma(typename E::Value (&matrix)[rows][columns], Warp &w,
+static void gather_wmma(typename E::Value (&matrix)[rows][columns], Warp &w, Holding how,
                         const void *(*fragment)(const Request &)) {
-  constexpr int slots = rows * columns / 32;
-  typename E::Stored held[slots];
+  typename E::Stored held[32 / sizeof(typename E::Stored)];
   for (int l = 0; l < 32; l++) {
     memcpy(held, fragment(w.request(l)), sizeof held);
-    for (int s = 0; s < slots; s++) {
-      int element = wmma_element(l, s);
-      matrix[element / columns][element % columns] = E::load(held[s]);
+    for (int s = 0; s < how.slots * how.copies; s++) {
+      int element = wmma_element(how, l, s);
+      if (element % how.copies == s / how.slots)
+        matrix[element / columns][element % columns] = E::load(held[s]);
     }
   }
 }
 
+/* What Request::number has beside the leading dimension. */
+static constexpr int64_t kByColumns = int64_t{1} << 40, kSecondByColumns = int64_t{1} << 41,
+                         kInSharedMemory = int64_t{1} << 42;
+
+struct Tile {
+  const Request &request;
+  int rows, columns;
+  bool by_columns;
+  int64_t pitch;
+
+  Tile(Warp &w, int rows, int columns)
+      : request(w.request(0)), rows(rows), columns(columns),
+        by_columns(request.number & kByColumns), pitch(int32_t(request.number)) {
+    if (pitch == 0) pitch = by_columns ? rows : columns;
+  }
+  int64_t place(int element) const {
+    int row = element / columns, column = element % columns;
+    return by_columns ? column * pitch + row : row * pitch + column;
+  }
+};
+
 /* What the lines of a matrix in memory cost, and whether they may be touched. */
-static bool touch_lines(const Request &r, int lines, int bytes, int element, bool writes) {
-  size_t pitch = size_t(r.number) * size_t(element);
+static bool touch_lines(const Tile &tile, int element, bool writes) {
+  const Request &r = tile.request;
+  int lines = tile.by_columns ? tile.columns : tile.rows;
+  int bytes = (tile.by_columns ? tile.rows : tile.columns) * element;
+  size_t pitch = size_t(tile.pitch) * size_t(element);
   auto base = static_cast<const unsigned char *>(r.first);
-  bool shared = shared_memory.holds(base);
+  bool shared = r.number & kInSharedMemory;
   size_t alignment = size_t(std::min(32, bytes));
   const char *name = r.function->name;
   if (pitch % 16) {
@@ -38,7 +79,7 @@ static bool touch_lines(const Request &r, int lines, int bytes, int element, boo
               name, r.site, pitch);
     return false;
   }
-  if (r.number * element < bytes) {
+  if (tile.pitch * element < bytes) {
     set_fault("%s at {at:%u} has lines of %d bytes that begin %zu apart", name, r.site, bytes, pitch);
     return false;
   }
@@ -87,108 +128,113 @@ static bool same_arguments(Warp &w) {
   return true;
 }
 
-/* Fragments from memory; `by_columns`: lines in memory are columns. */
-template <class E, int rows, int columns, bool by_columns>
+template <class E, int rows, int columns, bool factor>
 static void wmma_load(Warp &w, uint32_t) {
-  constexpr int size = int(sizeof(typename E::Stored)), slots = rows * columns / 32;
-  constexpr int lines = by_columns ? columns : rows, length = by_columns ? rows : columns;
-  const Request &r = w.request(0);
-  if (!same_arguments(w) || !touch_lines(r, lines, length * size, size, false)) return;
-  auto memory = static_cast<const typename E::Stored *>(r.first);
+  constexpr int size = int(sizeof(typename E::Stored));
+  Tile tile(w, rows, columns);
+  if (!same_arguments(w) || !touch_lines(tile, size, false)) return;
+  Holding how = holding<E>(rows, columns, factor, factor && tile.by_columns);
+  auto memory = static_cast<const typename E::Stored *>(tile.request.first);
   for (int l = 0; l < 32; l++)
-    for (int s = 0; s < slots; s++) {
-      int element = wmma_element(l, s), row = element / columns, column = element % columns;
-      int64_t place = by_columns ? column * r.number + row : row * r.number + column;
-      memcpy(static_cast<char *>(w.request(l).registers) + s * size, memory + place, size);
-    }
+    for (int s = 0; s < how.slots * how.copies; s++)
+      memcpy(static_cast<char *>(w.request(l).registers) + s * size,
+             memory + tile.place(wmma_element(how, l, s)), size);
 }
 
-template <class E, int rows, int columns, bool by_columns>
+template <class E, int rows, int columns>
 static void wmma_store(Warp &w, uint32_t) {
-  constexpr int size = int(sizeof(typename E::Stored)), slots = rows * columns / 32;
-  constexpr int lines = by_columns ? columns : rows, length = by_columns ? rows : columns;
-  const Request &r = w.request(0);
-  if (!same_arguments(w) || !touch_lines(r, lines, length * size, size, true)) return;
-  auto memory = static_cast<typename E::Stored *>(const_cast<void *>(r.first));
+  constexpr int size = int(sizeof(typename E::Stored));
+  Tile tile(w, rows, columns);
+  if (!same_arguments(w) || !touch_lines(tile, size, true)) return;
+  Holding how = holding<E>(rows, columns, false, false);
+  auto memory = static_cast<typename E::Stored *>(const_cast<void *>(tile.request.first));
   for (int l = 0; l < 32; l++)
-    for (int s = 0; s < slots; s++) {
-      int element = wmma_element(l, s), row = element / columns, column = element % columns;
-      int64_t place = by_columns ? column * r.number + row : row * r.number + column;
-      memcpy(memory + place, static_cast<const char *>(w.request(l).registers) + s * size, size);
-    }
+    for (int s = 0; s < how.slots; s++)
+      memcpy(memory + tile.place(wmma_element(how, l, s)),
+             static_cast<const char *>(w.request(l).registers) + s * size, size);
 }
 
 template <class C, class AB, int M, int N, int K>
 static void wmma_multiply(Warp &w, uint32_t) {
   typename C::Value a[M][K], b[K][N], c[M][N];
-  gather_wmma<AB>(a, w, [](const Request &r) { return r.first; });
-  gather_wmma<AB>(b, w, [](const Request &r) { return r.second; });
-  gather_wmma<C>(c, w, [](const Request &r) -> const void * { return r.registers; });
+  int64_t layouts = w.request(0).number;
+  gather_wmma<AB>(a, w, holding<AB>(M, K, true, layouts & kByColumns),
+                  [](const Request &r) { return r.first; });
+  gather_wmma<AB>(b, w, holding<AB>(K, N, true, layouts & kSecondByColumns),
+                  [](const Request &r) { return r.second; });
+  Holding how = holding<C>(M, N, false, false);
+  gather_wmma<C>(c, w, how, [](const Request &r) -> const void * { return r.registers; });
   multiply_add(c, a, b);
-  constexpr int slots = M * N / 32;
-  typename C::Stored held[slots];
-  for (int l = 0; l < 32; l++) {
-    for (int s = 0; s < slots; s++) {
-      int element = wmma_element(l, s);
-      held[s] = C::store(c[element / N][element % N]);
+  for (int l = 0; l < 32; l++)
+    for (int s = 0; s < how.slots; s++) {
+      int element = wmma_element(how, l, s);
+      typename C::Stored held = C::store(c[element / N][element % N]);
+      memcpy(static_cast<char *>(w.request(l).registers) + s * sizeof held, &held, sizeof held);
     }
-    memcpy(w.request(l).registers, held, sizeof held);
-  }
 }
 
-#define WMMA_MEMORY(name, handler, ...) \
-  static Function f_##name(#name); \
-  static void call_##name(void *registers, const void *memory, int ld, Site site) { \
-    REQUIRE(whole_warp(#name, site)); \
-    Request r{&f_##name, handler<__VA_ARGS__>, site, ~0u, registers, memory, nullptr, ld}; \
-    collective(r); \
+#define X(shape, M, N, K, type, E) \
+  extern "C" void executor_wmma_load_a_##shape##_##type(Warp &w, uint32_t lanes) { \
+    wmma_load<E, M, K, true>(w, lanes); \
+  } \
+  extern "C" void executor_wmma_load_b_##shape##_##type(Warp &w, uint32_t lanes) { \
+    wmma_load<E, K, N, true>(w, lanes); \
   }
+EXECUTOR_WMMA_FACTORS(X)
+#undef X
+#define X(shape, M, N, K, type, E) \
+  extern "C" void executor_wmma_load_c_##shape##_##type(Warp &w, uint32_t lanes) { \
+    wmma_load<E, M, N, false>(w, lanes); \
+  } \
+  extern "C" void executor_wmma_store_d_##shape##_##type(Warp &w, uint32_t lanes) { \
+    wmma_store<E, M, N>(w, lanes); \
+  }
+EXECUTOR_WMMA_SUMS(X)
+#undef X
+#define X(shape, M, N, K, sums, C, type, E) \
+  extern "C" void executor_wmma_mma_##shape##_##sums##_##type(Warp &w, uint32_t lanes) { \
+    wmma_multiply<C, E, M, N, K>(w, lanes); \
+  }
+EXECUTOR_WMMA_PRODUCTS(X)
+#undef X
 
-#define WMMA_LOAD(name, ...) \
-  WMMA_MEMORY(name, wmma_load, __VA_ARGS__) \
-  extern "C" void name(void *fragment, const void *memory, int ld) { \
-    call_##name(fragment, memory, ld, CALLER); \
-  }
-#define WMMA_STORE(name, ...) \
-  WMMA_MEMORY(name, wmma_store, __VA_ARGS__) \
-  extern "C" void name(void *memory, const void *fragment, int ld) { \
-    call_##name(const_cast<void *>(fragment), memory, ld, CALLER); \
-  }
-#define WMMA_MMA(name, ...) \
-  static Function f_##name(#name); \
-  extern "C" void name(void *c, const void *a, const void *b) { \
-    Site site = CALLER; \
-    REQUIRE(whole_warp(#name, site)); \
-    Request r{&f_##name, wmma_multiply<__VA_ARGS__>, site, ~0u, c, a, b}; \
-    collective(r); \
-  }
+static int64_t tile_number(int space, const void *memory, int stride, bool by_columns) {
+  return int64_t(uint32_t(stride)) | (by_columns ? kByColumns : 0) |
+         (in_shared(space, memory) ? kInSharedMemory : 0);
+}
 
-/* The names that kernels call take A by rows, B by columns and the results by rows; `_row` and `_col`
-   are for the others, of the C++ interface. */
-#define WMMA_FACTORS(shape, M, N, K, type, E) \
-  WMMA_LOAD(cpembed_wmma_load_a_##shape##_##type, E, M, K, false) \
-  WMMA_LOAD(cpembed_wmma_load_b_##shape##_##type, E, K, N, true) \
-  WMMA_LOAD(cpembed_wmma_load_a_##shape##_##type##_col, E, M, K, true) \
-  WMMA_LOAD(cpembed_wmma_load_b_##shape##_##type##_row, E, K, N, false)
-#define WMMA_SUMS(shape, M, N, K, type, E) \
-  WMMA_LOAD(cpembed_wmma_load_c_##shape##_##type, E, M, N, false) \
-  WMMA_LOAD(cpembed_wmma_load_c_##shape##_##type##_col, E, M, N, true) \
-  WMMA_STORE(cpembed_wmma_store_##shape##_##type, E, M, N, false) \
-  WMMA_STORE(cpembed_wmma_store_##shape##_##type##_col, E, M, N, true)
-#define WMMA_SHAPE(shape, M, N, K) \
-  WMMA_FACTORS(shape, M, N, K, f16, F16) \
-  WMMA_FACTORS(shape, M, N, K, bf16, Bf16) \
-  WMMA_FACTORS(shape, M, N, K, s8, S8) \
-  WMMA_FACTORS(shape, M, N, K, u8, U8) \
-  WMMA_SUMS(shape, M, N, K, f32, F32) \
-  WMMA_SUMS(shape, M, N, K, f16, F16) \
-  WMMA_SUMS(shape, M, N, K, s32, S32) \
-  WMMA_MMA(cpembed_wmma_mma_##shape##_f32_f16_f16, F32, F16, M, N, K) \
-  WMMA_MMA(cpembed_wmma_mma_##shape##_f16_f16_f16, F16, F16, M, N, K) \
-  WMMA_MMA(cpembed_wmma_mma_##shape##_f32_bf16_bf16, F32, Bf16, M, N, K) \
-  WMMA_MMA(cpembed_wmma_mma_##shape##_s32_s8_s8, S32, S8, M, N, K) \
-  WMMA_MMA(cpembed_wmma_mma_##shape##_s32_u8_u8, S32, U8, M, N, K)
+extern "C" ExecutorFragment executor_load_fragment(ExecutorFunction &function, ExecutorRun run,
+                                                   int space, uint64_t address, int stride,
+                                                   bool by_columns) {
+  Site site = CALLER;
+  REQUIRE(whole_warp(function.name, site));
+  ExecutorFragment made = {};
+  const void *memory = pointer_to(space, address);
+  Request r{&function, run, site, ~0u, made.word, memory, nullptr,
+            tile_number(space, memory, stride, by_columns)};
+  collective(r);
+  return made;
+}
 
-WMMA_SHAPE(m16n16k16, 16, 16, 16)
-WMMA_SHAPE(m32n8k16, 32, 8, 16)
-WMMA_SHAPE(m8n32k16, 8, 32, 16)
+extern "C" void executor_store_fragment(ExecutorFunction &function, ExecutorRun run, int space,
+                                        uint64_t address, ExecutorFragment fragment, int stride,
+                                        bool by_columns) {
+  Site site = CALLER;
+  REQUIRE(whole_warp(function.name, site));
+  const void *memory = pointer_to(space, address);
+  Request r{&function, run, site, ~0u, fragment.word, memory, nullptr,
+            tile_number(space, memory, stride, by_columns)};
+  collective(r);
+}
+
+extern "C" ExecutorFragment executor_multiply_fragments(ExecutorFunction &function, ExecutorRun run,
+                                                        bool a_by_columns, bool b_by_columns,
+                                                        ExecutorFragment a, ExecutorFragment b,
+                                                        ExecutorFragment c) {
+  Site site = CALLER;
+  REQUIRE(whole_warp(function.name, site));
+  Request r{&function, run, site, ~0u, c.word, a.word, b.word,
+            (a_by_columns ? kByColumns : 0) | (b_by_columns ? kSecondByColumns : 0)};
+  collective(r);
+  return c;
+}

@@ -38,6 +38,8 @@ def kernel(name: str) -> str:
         body = f"{name}(r, in + t * 16, in[4096 + t] & 1);" + keep("r", 4)
     elif name.startswith("cpembed_store"):
         body = fill("r", 4) + f"{name}(out + t * 16, r, in[4096 + t] & 1);"
+    elif name == "cpembed_opaque":
+        body = fill("r", 4) + f"{name}(r);" + keep("r", 4)
     elif "ldmatrix" in name:
         body = f"{name}(r, shared + t * 16);" + keep("r", 4)
     else:
@@ -97,14 +99,6 @@ def test_an_unknown_function_is_a_bug_of_ours() -> None:
         device.function("cpembed_nothing")
 
 
-@pytest.mark.parametrize("name", device.names())
-def test_an_executor_may_define_the_functions_itself(name: str) -> None:
-    text = device.function(name)
-    assert text.startswith("#ifndef CPEMBED_EXECUTOR\n")
-    assert text.endswith("}\n#endif\n")
-    assert f" void {name}(" in text
-
-
 @pytest.mark.parametrize("instruction", INSTRUCTIONS, ids=lambda i: i.name)
 def test_a_product_names_its_registers_in_the_order_of_ptx(
     instruction: TensorCoreInstruction,
@@ -138,6 +132,9 @@ def expected(name: str) -> tuple[str, int | None]:
         return "LDGDEPBAR", 1
     if "_wait_" in name:
         return "DEPBAR.LE", None
+    if name == "cpembed_opaque":
+        # It moves a register to itself, which ptxas leaves out.
+        return "EXIT", None
     if "cp_async_" in name:
         return "LDGSTS.E", 1
     if "ldmatrix" in name:

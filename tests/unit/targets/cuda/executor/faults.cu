@@ -63,12 +63,12 @@ extern "C" __global__ void one_word(float* out, int apart) {
   out[threadIdx.x] = tile[0];
 }
 
-extern "C" __global__ void different_functions(float* out, int same) {
+// Lanes may load and store apart from each other; a barrier of the warp orders them.
+extern "C" __global__ void different_instructions(float* out, int rest) {
   float held = 1.0f;
-  if (threadIdx.x < 16 || same)
+  if (threadIdx.x % 32 < 16) cpembed_store_4(out + threadIdx.x, &held, 1);
+  else if (rest)
     cpembed_store_4(out + threadIdx.x, &held, 1);
-  else
-    cpembed_load_4(&held, out + threadIdx.x, 1);
 }
 
 extern "C" __global__ void some_in_a_collective(float* out, int count) {

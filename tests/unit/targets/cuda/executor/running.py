@@ -12,6 +12,7 @@ import pytest
 from numpy.typing import NDArray
 
 from cpembed.errors import ExecutionFault
+from cpembed.targets.cuda import device
 from cpembed.targets.cuda.executor import Counters, Launch, Order, Program, compile_text
 from cpembed.targets.executor.program import COMPILERS
 
@@ -29,7 +30,16 @@ def text(name: str) -> str:
 
 
 def program(name: str) -> Program:
-    return compile_text(text(name))
+    return compile_text(with_device_functions(text(name)))
+
+
+def with_device_functions(source: str) -> str:
+    """A text with the device functions that it calls, behind it so that its lines stay."""
+    functions = [device.function(name) for name in device.names() if name in source]
+    if "cpembed_wmma_" in source:  # Names that macros make.
+        functions = [device.function(name) for name in device.names()]
+    prototypes = [function.split(" {", 1)[0] + ";" for function in functions]
+    return f"{' '.join(prototypes)} {source}\n{''.join(functions)}"
 
 
 def fault(

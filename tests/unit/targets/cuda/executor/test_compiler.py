@@ -94,7 +94,7 @@ def test_a_text_without_a_kernel() -> None:
 )
 def test_dynamic_shared_memory(declaration: str, replaced: str) -> None:
     source = prepare(f"{declaration}\n{KERNEL}").source
-    line = f"static {replaced}* const a_1 = ({replaced}*)executor_dynamic_shared;"
+    line = f"static const executor_dynamic_array<{replaced}> a_1{{}};"
     assert source.split("\n")[0] == line
 
 

@@ -9,7 +9,11 @@ import pytest
 
 from cpembed.targets.cuda.executor import Launch, compile_text
 from cpembed.targets.cuda.instructions import INSTRUCTIONS, TensorCoreInstruction, position
-from tests.unit.targets.cuda.executor.running import Array, needs_compiler
+from tests.unit.targets.cuda.executor.running import (
+    Array,
+    needs_compiler,
+    with_device_functions,
+)
 
 pytestmark = needs_compiler
 
@@ -66,7 +70,7 @@ def test_a_product_over_fragments_is_the_product(instruction: TensorCoreInstruct
     ]
     words = [np.ascontiguousarray(part).view(np.uint32) for part in parts]
     one = Launch(f"{instruction.mma_function}_kernel", (1, 1, 1), (32, 1, 1))
-    compile_text(kernels()).run(one, words)
+    compile_text(with_device_functions(kernels())).run(one, words)
     expected = a.astype(np.float64) @ b.astype(np.float64) + c.astype(np.float64)
     found = words[2].view(c.dtype).reshape(32, -1)
     wanted = spread(expected.astype(c.dtype), instruction.fragments[2])

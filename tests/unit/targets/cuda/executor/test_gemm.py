@@ -16,6 +16,7 @@ from tests.unit.targets.cuda.executor.running import (
     program,
     small_integers,
     text,
+    with_device_functions,
 )
 
 pytestmark = needs_compiler
@@ -27,8 +28,8 @@ NO_MUTATION = 0
 WRONG_RESULT = ""
 
 MUTATIONS = {
-    1: r"(data race in|uninitialised) shared memory: warp \d+ reads .* line \d+ \(cpembed_ldmatrix",
-    2: r"data race in shared memory: thread \d+ copies to .* line \d+ \(cpembed_cp_async.*read at",
+    1: r"(data race in|uninitialised) shared memory: warp \d+ reads .* line \d+ \(.*ldmatrix",
+    2: r"data race in shared memory: thread \d+ copies to .* line \d+ \(.*cp\.async.*read at",
     3: r"cp\.async not waited for: warp \d+ reads bytes .* of dynamic shared memory at line",
     4: r"cp\.async not waited for: warp \d+ reads",
     5: r"cp\.async not waited for: warp \d+ reads",
@@ -73,12 +74,12 @@ def test_counters_are_what_the_text_asks_for(kernel: str) -> None:
     blocks, warps, steps = M // 64 * N // 64, 4, K * np.dtype(TYPES[kernel][0]).itemsize // 64
     each = blocks * warps
     assert counters.mma == {
-        "cpembed_mma_m16n8k16_f32_f16_f16" if kernel == "gemm_f16"
-        else "cpembed_mma_m16n8k32_s32_s8_s8": each * steps * 16
+        "mma.sync.aligned.m16n8k16.row.col.f32.f16.f16.f32" if kernel == "gemm_f16"
+        else "mma.sync.aligned.m16n8k32.row.col.s32.s8.s8.s32": each * steps * 16
     }  # fmt: skip
     assert counters.ldmatrix == each * steps * 8
-    assert counters.instructions["cpembed_cp_async_16"] == each * steps * 4
-    assert counters.instructions["cpembed_store_8"] == each * 16
+    assert counters.instructions["cp.async.cg.shared.global"] == each * steps * 4
+    assert counters.instructions["st.global.v2.u32"] == each * 16
     assert counters.barriers == blocks * steps * 2
     assert counters.instructions["__syncthreads"] == warps * counters.barriers
     assert counters.cp_async_groups == each * (steps + 1)
@@ -122,7 +123,8 @@ def test_a_fault_says_block_and_lines() -> None:
     line = fault(program("gemm.cu"), launch("gemm_f16"), given)
     assert line.startswith("gemm_f16, block (0, 0, 0): data race in shared memory: warp 0 reads ")
     assert "\n" not in line
-    lines = text("gemm.cu").split("\n")
+    lines = with_device_functions(text("gemm.cu")).split("\n")
     for number, code in re.findall(r"line (\d+) \((.{20})", line):
         assert lines[int(number) - 1].strip().startswith(code)
-    assert len(re.findall(r"; from line \d+\)", line)) == 2
+    # The device function, the product's function, and the kernel.
+    assert len(re.findall(r"; from lines \d+, \d+(, \d+)?\)", line)) == 2

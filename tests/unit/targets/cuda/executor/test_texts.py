@@ -22,7 +22,8 @@ def test_a_text_is_cuda(name: str, tmp_path: Path) -> None:
         pytest.skip("nvcc is not on the path")
     functions = "".join(device.function(function) for function in device.names())
     (tmp_path / name).write_text(INCLUDES + functions + text(name))
-    options = ("-std=c++17", "-arch=sm_80", "-cubin", "-o", "text.cubin", name)
+    architecture = "sm_90a" if name == "hopper.cu" else "sm_80"
+    options = ("-std=c++17", f"-arch={architecture}", "-cubin", "-o", "text.cubin", name)
     done = subprocess.run(
         ["nvcc", *options], cwd=tmp_path, capture_output=True, text=True, check=False
     )

@@ -16,6 +16,7 @@ from tests.unit.targets.cuda.executor.running import (
     small_integers,
     text,
     total,
+    with_device_functions,
 )
 
 pytestmark = needs_compiler
@@ -44,7 +45,7 @@ def wmma() -> Program:
             f"int pitch) {{ PRODUCT({shape}, {m}, {n}, {factor}, {a}, {sums}, {c}, "
             f"{sums}_{factor}_{factor}); }}"
         )
-    return compile_text("\n".join(kernels))
+    return compile_text(with_device_functions("\n".join(kernels)))
 
 
 def warp(kernel: str) -> Launch:
@@ -61,7 +62,7 @@ def test_products_through_device_functions(shape: str, types: str) -> None:
     counters = wmma().run(warp(f"functions_{shape}_{types}"), [a, b, found, 16])
     np.testing.assert_array_equal(found, a.astype(np.float64) @ b.astype(np.float64).T)
     assert list(counters.mma.values()) == [1]
-    assert total(counters, "cpembed_wmma_load_") == 2
+    assert total(counters, "wmma.load.") == 2
     assert counters.barriers == 0
 
 

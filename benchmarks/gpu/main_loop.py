@@ -1,0 +1,259 @@
+"""Count the instructions of a kernel's main loop in its machine code, layer by layer.
+
+    python -m benchmarks.gpu.main_loop -o loop.json
+    python -m benchmarks.gpu.main_loop --schedules loop.json -o later.json
+    python -m benchmarks.gpu.main_loop --compare loop.json later.json
+
+Needs nvcc and nvdisasm, and no GPU. Of each layer the best candidate of the widest set is taken
+with the schedule of the least estimate (``--schedules``: with those of an earlier call). A row has
+the instructions in the loop over stages by kind, the registers of a thread and the bytes that are
+spilled. Integer instructions are all that are neither products, loads of fragments, copies nor
+barriers and branches.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import re
+import shutil
+import subprocess
+import tempfile
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from benchmarks.gpu.choosing import CONSTRAINTS
+from benchmarks.gpu.suites import PackedLayer, layers
+from cpembed.codegen.epilogue import Epilogue
+from cpembed.driver.named import hardware_spec, workload
+from cpembed.driver.solve import solve
+from cpembed.errors import BackendUnavailable, LoweringError
+from cpembed.files import write_whole
+from cpembed.targets.cuda.build import cuda_text
+from cpembed.targets.cuda.lower import lower
+from cpembed.targets.cuda.schedule import KernelSchedule, Plan
+from cpembed.targets.registry import open_target
+
+KERNEL = "product_kernel"
+
+_INSTRUCTION = re.compile(r"/\*[0-9a-f]{4,}\*/\s+(?:@!?U?P\w+\s+)?([A-Z][\w.]*)(.*)")
+_LABEL = re.compile(r"\s*(\.L_\w+):")
+
+KINDS = {
+    "products": r"[HI]MMA\.",
+    "fragments": r"LDSM",
+    "copies": r"LDGSTS",
+    "memory": r"(LD|ST)[GSL]?(\.|$)|U?LDC|S2U?R",
+    "control": r"(BAR|BRA|DEPBAR|LDGDEPBAR|NOP|BSYNC|BSSY|WARPSYNC|EXIT)(\.|$)",
+}
+"""Patterns of the opcodes of each kind; all others are integer instructions."""
+
+
+def disassembler() -> str:
+    """Return the command ``nvdisasm``, from the path or from the package nvidia-cuda-nvdisasm.
+
+    Raises :class:`BackendUnavailable` if there is none.
+    """
+    command = shutil.which("nvdisasm")
+    if command is not None:
+        return command
+    try:
+        import nvidia
+    except ImportError:
+        folders = []
+    else:
+        folders = [Path(folder) for folder in nvidia.__path__]
+    for folder in folders:
+        for file in sorted(folder.glob("**/bin/nvdisasm")):
+            return str(file)
+    raise BackendUnavailable("nvdisasm is not there: pip install nvidia-cuda-nvdisasm")
+
+
+def listing(cubin: Path) -> str:
+    """Return the machine code of a cubin as text."""
+    command = [disassembler(), "-c", str(cubin)]
+    return subprocess.run(command, capture_output=True, text=True, check=True).stdout
+
+
+def loops(text: str, kernel: str) -> list[list[str]]:
+    """Return the opcodes of each loop of a kernel that has no other loop inside, in their order.
+
+    Parameters
+    ----------
+    text
+        Output of ``nvdisasm -c``.
+    kernel
+        Name of the kernel.
+    """
+    sections = re.split(r"(?m)^\s*\.section\s+\.text\.(\w+)", text)
+    body = dict(zip(sections[1::2], sections[2::2], strict=True))[kernel]
+    opcodes, labels, spans = list[str](), dict[str, int](), list[tuple[int, int]]()
+    for line in body.splitlines():
+        if label := _LABEL.match(line):
+            labels[label[1]] = len(opcodes)
+        elif instruction := _INSTRUCTION.search(line):
+            opcodes.append(instruction[1])
+            target = re.search(r"`\((\.L_\w+)\)", instruction[2])
+            # A branch to a label above is the end of a loop; one to itself follows the code's end.
+            if target and labels.get(target[1], len(opcodes)) < len(opcodes) - 1:
+                spans.append((labels[target[1]], len(opcodes)))
+    inner = [
+        (first, last)
+        for first, last in spans
+        if not any(first <= f and n <= last and (f, n) != (first, last) for f, n in spans)
+    ]
+    return [opcodes[first:last] for first, last in inner]
+
+
+def kinds(opcodes: Sequence[str]) -> Counter[str]:
+    """Count opcodes by kind."""
+    return Counter(
+        next((kind for kind, pattern in KINDS.items() if re.match(pattern, opcode)), "integer")
+        for opcode in opcodes
+    )
+
+
+def main_loop(text: str, kernel: str = KERNEL) -> list[str] | None:
+    """Return the opcodes of the loop that multiplies and copies; None if it was unrolled."""
+    counted = [(kinds(loop), loop) for loop in loops(text, kernel)]
+    copying = [loop for count, loop in counted if count["products"] and count["copies"]]
+    # Copies shorter than those that are asynchronous are loads.
+    copying = copying or [loop for count, loop in counted if count["products"]]
+    return max(copying, key=len, default=None)
+
+
+@dataclass(frozen=True)
+class MachineCode:
+    """Report of ptxas on a kernel, and its listing."""
+
+    registers: int
+    spilled_bytes: int
+    text: str
+
+
+def compiled(source: str, architecture: str, kernel: str = KERNEL) -> MachineCode:
+    """Compile a text by nvcc and read a kernel's machine code.
+
+    Parameters
+    ----------
+    source
+        CUDA C++.
+    architecture
+        Nvcc's name of the architecture.
+    kernel
+        Name of the kernel.
+    """
+    if shutil.which("nvcc") is None:
+        raise BackendUnavailable("nvcc is not on the path: install CUDA's toolkit")
+    with tempfile.TemporaryDirectory() as folder:
+        text, cubin = Path(folder) / "kernel.cu", Path(folder) / "kernel.cubin"
+        text.write_text(source)
+        command = ["nvcc", "-cubin", f"-arch={architecture}", "-std=c++17", "-O3", "-Xptxas", "-v"]
+        done = subprocess.run(
+            [*command, "-o", str(cubin), str(text)], capture_output=True, text=True, check=True
+        )
+        report = re.search(
+            rf"entry function '{kernel}'.*?(\d+) bytes spill stores, (\d+) bytes spill loads"
+            r".*?Used (\d+) registers",
+            done.stderr,
+            re.S,
+        )
+        assert report is not None
+        return MachineCode(int(report[3]), int(report[1]) + int(report[2]), listing(cubin))
+
+
+def plan_of(layer: PackedLayer, schedule: KernelSchedule | None) -> Plan:
+    """Return the best candidate of a layer with a schedule; by default the best by the model."""
+    spec = hardware_spec(layer.target)
+    computation = workload(layer.words, target=spec)
+    epilogue = None if layer.stored == computation.output.dtype else Epilogue(layer.stored)
+    ranked = solve(computation, spec, constraints=CONSTRAINTS, top=1).embeddings[0]
+    product = lower(ranked.candidate.program, spec, epilogue)
+    if schedule is None:
+        schedule = open_target(spec).space(product).best().schedule
+    return Plan(product, schedule)
+
+
+def row(layer: PackedLayer, schedule: KernelSchedule | None, architecture: str) -> dict[str, Any]:
+    """Return the counts of a layer's kernel."""
+    plan = plan_of(layer, schedule)
+    code = compiled(cuda_text(plan, architecture).source, architecture)
+    loop = main_loop(code.text)
+    return {
+        "layer": layer.name,
+        "words": layer.words,
+        "schedule": plan.schedule.__dict__,
+        "registers": code.registers,
+        "estimated_registers": plan.registers,
+        "spilled_bytes": code.spilled_bytes,
+        "loop": None if loop is None else dict(kinds(loop)),
+    }
+
+
+def measure(schedules: Path | None, architecture: str, output: Path) -> None:
+    """Write a row for each layer of every suite."""
+    earlier: dict[str, Any] = {}
+    if schedules is not None:
+        earlier = {entry["layer"]: entry["schedule"] for entry in json.loads(schedules.read_text())}
+    rows: list[dict[str, Any]] = []
+    for layer in layers():
+        fields = earlier.get(layer.name)
+        # Tuples are lists in JSON.
+        schedule = fields and KernelSchedule(
+            **{n: tuple(v) if isinstance(v, list) else v for n, v in fields.items()}
+        )
+        try:
+            rows.append(row(layer, schedule, architecture))
+        except LoweringError as error:
+            print(f"{layer.name}: {error}", flush=True)
+            continue
+        print(rows[-1], flush=True)
+        write_whole(output, json.dumps(rows, indent=1) + "\n")
+
+
+def ratio(entry: dict[str, Any]) -> float | None:
+    """Return the integer instructions for 32 products of a row."""
+    loop = entry["loop"]
+    return None if loop is None else 32 * loop["integer"] / loop["products"]
+
+
+def compare(before: Path, after: Path) -> str:
+    """Return a table of two files of rows with the same schedules."""
+    later = {entry["layer"]: entry for entry in json.loads(after.read_text())}
+    lines = [
+        "| layer | workload | integer instructions on 32 products | registers | spilled bytes |",
+        "| --- | --- | --- | --- | --- |",
+    ]
+    for entry in json.loads(before.read_text()):
+        if entry["layer"] not in later:
+            continue
+        pair = (entry, later[entry["layer"]])
+        counts = ["unrolled" if (r := ratio(e)) is None else f"{r:.0f}" for e in pair]
+        registers = " → ".join(str(e["registers"]) for e in pair)
+        spilled = " → ".join(str(e["spilled_bytes"]) for e in pair)
+        lines.append(
+            f"| {entry['layer']} | `{entry['words']}` | {' → '.join(counts)} | {registers} "
+            f"| {spilled} |"
+        )
+    return "\n".join(lines) + "\n"
+
+
+def main() -> None:
+    """Run the command."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("-o", "--output", type=Path, default=Path("main_loop.json"))
+    parser.add_argument("--schedules", type=Path, help="rows of an earlier call")
+    parser.add_argument("--architecture", default="sm_80")
+    parser.add_argument("--compare", type=Path, nargs=2, help="two files: print a table")
+    arguments = parser.parse_args()
+    if arguments.compare:
+        print(compare(*arguments.compare), end="")
+    else:
+        measure(arguments.schedules, arguments.architecture, arguments.output)
+
+
+if __name__ == "__main__":
+    main()

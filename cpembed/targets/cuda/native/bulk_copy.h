@@ -1,0 +1,208 @@
+/* Bulk copies between global and shared memory (cp.async.bulk), which the asynchronous proxy makes.
+
+   A load ends in the phase of a barrier object; it is in flight until then, and is made when a thread
+   waits for the phase. Stores end in groups of the thread that issues them, which are made when it
+   waits for them. */
+#pragma once
+
+#include "tensor_map.h"
+
+/* --------------------------------------------------------------------------------------- loads */
+
+
+/* Places in shared memory of an image's chunks; several ranges where it ends within a swizzled row. */
+static std::vector<Landing::Range> image_ranges(const Box &box, unsigned char *image) {
+  if (box.swizzle == 0 || box.bytes % 128 == 0) return {{image, box.bytes}};
+  std::vector<Landing::Range> ranges;
+  uint32_t rank = shared_memory.rank(image);
+  size_t start = shared_memory.offset(image);
+  for (const Chunk &chunk : box.chunks)
+    ranges.push_back({shared_memory.at(swizzled(start + chunk.image, box.swizzle), rank), 16});
+  return ranges;
+}
+
+/* `image` in one block of the cluster, whose barrier object is at the address `object`. */
+static bool issue_load(const std::shared_ptr<const Box> &box, unsigned char *image, uint32_t object,
+                       size_t alignment, const char *what, Site site) {
+  if (!shared_memory.valid(image, box->bytes, alignment, what, site)) return false;
+  Barrier *b = barrier_for_copy(object, what, site);
+  if (b == nullptr) return false;
+  if (shared_memory.rank(b->place) != shared_memory.rank(image)) {
+    set_fault("%s at {at:%u}: its barrier object is in another block's shared memory than its destination",
+              what, site);
+    return false;
+  }
+  Landing landing;
+  landing.ranges = image_ranges(*box, image);
+  landing.bytes = box->bytes, landing.site = site;
+  Stamp writer = make_stamp(b->agent, 0, uint32_t(b->phase + 1)) | kInFlight;
+  Actor actor = actor_of(now());
+  for (const Landing::Range &range : landing.ranges)
+    if (!shared_memory.write_by_proxy(range.to, range.bytes, actor, writer, what, site)) return false;
+  landing.copy = [box, image] {
+    uint32_t rank = shared_memory.rank(image);
+    size_t start = shared_memory.offset(image);
+    for (const Chunk &chunk : box->chunks) {
+      unsigned char *to = shared_memory.at(swizzled(start + chunk.image, box->swizzle), rank);
+      if (chunk.bytes < 16) memset(to, 0, 16);
+      if (chunk.bytes) memcpy(to + chunk.skip, chunk.global, chunk.bytes);
+    }
+  };
+  b->landings.push_back(std::move(landing));
+  progress++;
+  return true;
+}
+
+/* To one block, or with a mask to the same places of several ones. */
+static void load_to(const std::shared_ptr<const Box> &box, uint32_t to, uint32_t object, bool multicast,
+                    uint32_t mask, size_t alignment, const char *what, Site site) {
+  unsigned char *image = shared_pointer(to);
+  tally.bulk_load_bytes += box->global_bytes;
+  tally.bulk_load_sectors += box->sectors;
+  tally.bulk_load_image_bytes += box->bytes;
+  if (!multicast) {
+    REQUIRE(issue_load(box, image, object, alignment, what, site));
+    return;
+  }
+  if (mask == 0 || mask >> blocks_a_cluster) {
+    set_fault("%s at {at:%u}: mask %#x of a multicast in a cluster of %u blocks", what, site, mask,
+              blocks_a_cluster);
+    abandon();
+  }
+  constexpr uint32_t kOffset = (1u << kRankBit) - 1;
+  for (uint32_t rest = mask; rest; rest &= rest - 1) {
+    uint32_t rank = uint32_t(__builtin_ctz(rest)) + 1;
+    if (rest != mask) tally.multicast_bytes += box->bytes;
+    REQUIRE(issue_load(box, shared_pointer(rank << kRankBit | (to & kOffset)),
+                       rank << kRankBit | (object & kOffset), alignment, what, site));
+  }
+}
+
+extern "C" void executor_bulk_load_tensor(ExecutorFunction &function, uint32_t to, const void *map, const int32_t *coordinates, int rank,
+                                          const uint16_t *offsets, uint32_t object, bool multicast,
+                                          uint32_t mask) {
+  Site site = CALLER;
+  count(function);
+  const EncodedMap *encoded = map_at(map, function.name, site);
+  REQUIRE(encoded != nullptr);
+  std::shared_ptr<Box> box(new Box);
+  REQUIRE(make_box(*box, *encoded, coordinates, rank, offsets, false, function.name, site));
+  load_to(box, to, object, multicast, mask, 128, function.name, site);
+}
+
+/* Chunks of bytes that lie side by side. */
+static bool plain_box(Box &box, const void *global, uint32_t bytes, bool writes, const char *what, Site site) {
+  if (bytes % 16) {
+    set_fault("%s at {at:%u} of %u bytes: a multiple of 16", what, site, bytes);
+    return false;
+  }
+  if (bytes && !global_memory.touch(global, bytes, 16, writes, what, site)) return false;
+  auto start = static_cast<unsigned char *>(const_cast<void *>(global));
+  for (uint32_t at = 0; at < bytes; at += 16) box.chunks.push_back({at, 0, 16, start + at});
+  box.bytes = bytes, box.global_bytes = bytes;
+  uint64_t address = reinterpret_cast<uint64_t>(global);
+  if (bytes) box.sectors = (address + bytes - 1) / 32 - address / 32 + 1;
+  return true;
+}
+
+extern "C" void executor_bulk_load(ExecutorFunction &function, uint32_t to, const void *from, uint32_t bytes, uint32_t object,
+                                   bool multicast, uint32_t mask) {
+  Site site = CALLER;
+  count(function);
+  std::shared_ptr<Box> box(new Box);
+  REQUIRE(plain_box(*box, from, bytes, false, function.name, site));
+  load_to(box, to, object, multicast, mask, 16, function.name, site);
+}
+
+/* -------------------------------------------------------------------------------------- stores */
+
+static void issue_store(const Box &box, uint32_t from, size_t alignment, const char *what, Site site) {
+  unsigned char *image = shared_pointer(from);
+  REQUIRE(shared_memory.valid(image, box.bytes, alignment, what, site));
+  BulkStores &stores = lane->stores;
+  if (stores.agent == 0) stores.agent = make_agent("the bulk stores of " + doer(now()));
+  Stamp reader = make_stamp(stores.agent, 0, stores.committed + 1);
+  Actor actor = actor_of(now());
+  for (const Landing::Range &range : image_ranges(box, image))
+    REQUIRE(shared_memory.read_by_proxy(range.to, range.bytes, actor, reader, what, site));
+  BulkStore store;
+  store.site = site;
+  size_t start = shared_memory.offset(image);
+  for (const Chunk &chunk : box.chunks)
+    if (chunk.bytes)
+      store.pieces.push_back({chunk.global,
+                              shared_memory.at(swizzled(start + chunk.image, box.swizzle),
+                                               shared_memory.rank(image)) + chunk.skip,
+                              chunk.bytes});
+  stores.open.push_back(std::move(store));
+  tally.bulk_store_bytes += box.global_bytes;
+  tally.bulk_store_sectors += box.sectors;
+  progress++;
+}
+
+extern "C" void executor_bulk_store_tensor(ExecutorFunction &function, const void *map, const int32_t *coordinates, int rank,
+                                           uint32_t from) {
+  Site site = CALLER;
+  count(function);
+  const EncodedMap *encoded = map_at(map, function.name, site);
+  REQUIRE(encoded != nullptr);
+  Box box;
+  REQUIRE(make_box(box, *encoded, coordinates, rank, nullptr, true, function.name, site));
+  issue_store(box, from, 128, function.name, site);
+}
+
+extern "C" void executor_bulk_store(ExecutorFunction &function, const void *to, uint32_t from, uint32_t bytes) {
+  Site site = CALLER;
+  count(function);
+  Box box;
+  REQUIRE(plain_box(box, to, bytes, true, function.name, site));
+  issue_store(box, from, 16, function.name, site);
+}
+
+extern "C" void executor_bulk_commit(ExecutorFunction &function) {
+  count(function);
+  BulkStores &stores = lane->stores;
+  stores.groups.push_back(std::move(stores.open));
+  stores.open.clear();
+  stores.committed++;
+}
+
+/* All groups but the last `pending` have read their sources. */
+extern "C" void executor_bulk_wait(ExecutorFunction &function, uint32_t pending) {
+  count(function);
+  BulkStores &stores = lane->stores;
+  for (; stores.groups.size() > pending; stores.groups.pop_front(), stores.read++)
+    for (const BulkStore &store : stores.groups.front())
+      for (const BulkStore::Piece &piece : store.pieces) memcpy(piece.to, piece.from, piece.bytes);
+  if (stores.agent == 0) return;
+  auto made = share();
+  made->order.raise(stores.agent, stores.read);
+  warp->clock.acquire(1u << lane_number, made, nullptr, 0);
+}
+
+/* A block ends: no store may still read its shared memory. */
+static void end_stores(const Warp &w) {
+  for (uint32_t rest = w.live; rest; rest &= rest - 1) {
+    const BulkStores &stores = w.lanes[__builtin_ctz(rest)].stores;
+    for (const auto &group : stores.groups)
+      for (const BulkStore &store : group) {
+        set_fault("the block ends while the bulk store issued at {at:%u} reads its shared memory: no "
+                  "cp.async.bulk.wait_group follows", store.site);
+        return;
+      }
+    if (!stores.open.empty()) {
+      set_fault("the block ends with the bulk store issued at {at:%u} in no group", stores.open[0].site);
+      return;
+    }
+  }
+}
+
+/* Ordinary accesses that the lane knows of are visible to the asynchronous proxy from here on. */
+extern "C" void executor_fence_proxy_async(ExecutorFunction &function) {
+  count(function);
+  warp->clock.proxy_fence(1u << lane_number);
+}
+
+extern "C" void executor_prefetch_tensormap(ExecutorFunction &function, const void *map) {
+  REQUIRE(map_at(map, function.name, CALLER) != nullptr);
+}

@@ -1,0 +1,253 @@
+/* Vector clocks: what each thread knows to have happened.
+
+   A component of a clock is a warp, whose time advances wherever one of its lanes lets others know
+   what it has done, or an agent: a barrier object that bulk copies arrive at, a lane's bulk stores, or
+   a warp group's matrix products. An access is stamped with its component, lane and time, and has
+   happened before another one if the thread that makes the other knows of that time. */
+#pragma once
+
+#include <algorithm>
+#include <cstdint>
+#include <memory>
+#include <vector>
+
+constexpr int kCollective = 32;  // As a lane: a warp's collective function.
+constexpr int kSlots = 33;
+
+/* 3 bits for a state, 6 of the lane, 16 of the component, 32 of the time. */
+using Stamp = uint64_t;
+
+static inline Stamp make_stamp(uint32_t component, int lane, uint32_t time) {
+  return uint64_t(time) << 25 | uint64_t(component) << 9 | uint64_t(lane) << 3;
+}
+static inline uint32_t time_of(Stamp s) { return uint32_t(s >> 25); }
+static inline uint32_t component_of(Stamp s) { return uint32_t(s >> 9 & 0xffff); }
+static inline int lane_of(Stamp s) { return int(s >> 3 & 63); }
+
+/* Times up to which the accesses of components are known: of all lanes of a warp, or lane by lane. */
+class Clock {
+ public:
+  uint32_t time(uint32_t component) const {
+    return component < times_.size() ? times_[component] : 0;
+  }
+
+  bool covers(uint32_t component, int lane, uint32_t time) const {
+    if (this->time(component) >= time) return true;
+    for (const Lanes &l : lanes_)
+      if (l.component == component) return l.times[lane] >= time;
+    return false;
+  }
+
+  void raise(uint32_t component, uint32_t time) {
+    if (component >= times_.size()) times_.resize(component + 1);
+    times_[component] = std::max(times_[component], time);
+  }
+
+  /* Of some lanes of a warp of which `live` exist. */
+  void raise_lanes(uint32_t component, uint32_t lanes, uint32_t live, uint32_t time) {
+    Lanes &l = lanes_of(component);
+    for (int i = 0; i < 32; i++)
+      if (lanes >> i & 1)
+        l.times[i] = std::max(l.times[i], time);
+      else if (!(live >> i & 1))
+        l.times[i] = UINT32_MAX;
+    // Each lane takes part in the warp's collective functions.
+    l.times[kCollective] = std::max(l.times[kCollective], time);
+    tidy(component);
+  }
+
+  void join(const Clock &other) {
+    if (times_.size() < other.times_.size()) times_.resize(other.times_.size());
+    for (size_t c = 0; c < other.times_.size(); c++) times_[c] = std::max(times_[c], other.times_[c]);
+    for (const Lanes &l : other.lanes_) {
+      if (*std::min_element(l.times, l.times + kSlots) <= time(l.component) &&
+          *std::max_element(l.times, l.times + kSlots) <= time(l.component))
+        continue;
+      Lanes &mine = lanes_of(l.component);
+      for (int i = 0; i < kSlots; i++) mine.times[i] = std::max(mine.times[i], l.times[i]);
+      tidy(l.component);
+    }
+  }
+
+  void clear() { times_.clear(), lanes_.clear(); }
+
+ private:
+  struct Lanes {
+    uint32_t component;
+    uint32_t times[kSlots];
+  };
+
+  Lanes &lanes_of(uint32_t component) {
+    for (Lanes &l : lanes_)
+      if (l.component == component) return l;
+    lanes_.push_back({component, {}});
+    return lanes_.back();
+  }
+
+  /* What all lanes have in common is the warp's. */
+  void tidy(uint32_t component) {
+    for (size_t n = 0; n < lanes_.size(); n++) {
+      Lanes &l = lanes_[n];
+      if (l.component != component) continue;
+      uint32_t least = *std::min_element(l.times, l.times + kSlots);
+      raise(component, least);
+      uint32_t common = time(component);
+      bool more = false;
+      for (uint32_t t : l.times) more |= t > common && t != UINT32_MAX;
+      if (!more) lanes_.erase(lanes_.begin() + ptrdiff_t(n));
+      return;
+    }
+  }
+
+  std::vector<uint32_t> times_;
+  std::vector<Lanes> lanes_;
+};
+
+/* What a thread knows to have happened, and of that what the asynchronous proxy sees too: what its own
+   operations did, and ordinary accesses that a proxy fence followed. */
+struct Knowledge {
+  Clock order, proxy;
+
+  void join(const Knowledge &other) {
+    order.join(other.order);
+    proxy.join(other.proxy);
+  }
+  void clear() { order.clear(), proxy.clear(); }
+};
+
+/* std::make_shared has a variable that is unique in the process, which keeps a library from closing. */
+static inline std::shared_ptr<Knowledge> share(Knowledge knowledge = {}) {
+  return std::shared_ptr<Knowledge>(new Knowledge(std::move(knowledge)));
+}
+
+/* The knowledge of a warp: that of all its lanes, and what only some of them have. */
+struct WarpClock {
+  uint32_t component = 0;
+  uint32_t lanes_live = 0;
+  uint32_t time = 1;
+  Knowledge common;
+
+  struct Part {
+    uint32_t lanes;
+    const void *source;  // What it was acquired from, with `number`; null for a lane's own.
+    uint64_t number;
+    std::shared_ptr<const Knowledge> knowledge;
+  };
+  std::vector<Part> parts;
+
+  void begin(uint32_t its_component, uint32_t live) {
+    component = its_component, lanes_live = live, time = 1;
+    common.clear(), parts.clear();
+  }
+
+  static bool has(uint32_t lanes, int lane) { return lane < 32 && lanes >> lane & 1; }
+
+  /* Whether an access of `lane` comes after a stamped one; of a collective function: of all lanes. */
+  bool knows(Stamp before, int lane) const {
+    uint32_t c = component_of(before);
+    if (c == component && lane_of(before) == lane) return true;
+    if (common.order.time(c) >= time_of(before)) return true;
+    return knows_by_lane(before, lane);
+  }
+
+  bool knows_by_lane(Stamp before, int lane) const {
+    uint32_t c = component_of(before), t = time_of(before);
+    if (common.order.covers(c, lane_of(before), t)) return true;
+    for (const Part &part : parts)
+      if (has(part.lanes, lane) && part.knowledge->order.covers(c, lane_of(before), t)) return true;
+    return false;
+  }
+
+  /* Whether an operation of the asynchronous proxy that `lane` issues sees an ordinary access. */
+  bool proxy_knows(Stamp before, int lane) const {
+    uint32_t c = component_of(before), t = time_of(before);
+    if (common.proxy.covers(c, lane_of(before), t)) return true;
+    for (const Part &part : parts)
+      if (has(part.lanes, lane) && part.knowledge->proxy.covers(c, lane_of(before), t)) return true;
+    return false;
+  }
+
+  /* Add what some lanes know and have done to `target`; what they do from now on is not in it. */
+  void release(uint32_t lanes, Knowledge &target) {
+    target.join(common);
+    for (const Part &part : parts)
+      if (part.lanes & lanes) target.join(*part.knowledge);
+    if (lanes == lanes_live)
+      target.order.raise(component, time);
+    else
+      target.order.raise_lanes(component, lanes, lanes_live, time);
+    time++;
+  }
+
+  /* Some lanes learn what others released; `source` and `number` identify it. */
+  void acquire(uint32_t lanes, const std::shared_ptr<const Knowledge> &what, const void *source,
+               uint64_t number) {
+    for (size_t n = 0; n < parts.size(); n++) {
+      Part &part = parts[n];
+      if (part.source != source || part.number != number || source == nullptr) continue;
+      part.lanes |= lanes;
+      if (part.lanes == lanes_live) {
+        common.join(*part.knowledge);
+        parts.erase(parts.begin() + ptrdiff_t(n));
+      }
+      return;
+    }
+    if (lanes == lanes_live)
+      common.join(*what);
+    else
+      add_part({lanes, source, number, what});
+  }
+
+  /* A proxy fence of some lanes: what they know, the asynchronous proxy sees. */
+  void proxy_fence(uint32_t lanes) {
+    Knowledge all;
+    release(lanes, all);
+    auto made = share();
+    made->proxy = std::move(all.order);
+    if (lanes == lanes_live)
+      common.join(*made);
+    else
+      add_part({lanes, nullptr, 0, made});
+  }
+
+  /* Some lanes meet: each knows what the others do. */
+  void meet(uint32_t lanes) {
+    if (lanes == lanes_live) {
+      for (const Part &part : parts) common.join(*part.knowledge);
+      parts.clear();
+      common.order.raise(component, time);
+      time++;
+      return;
+    }
+    auto made = share();
+    release(lanes, *made);
+    add_part({lanes, nullptr, 0, made});
+  }
+
+ private:
+  static constexpr size_t kMostParts = 6;
+
+  void add_part(Part part) {
+    parts.push_back(std::move(part));
+    if (parts.size() <= kMostParts) return;
+    // Those of the same lanes become one.
+    std::vector<Part> merged;
+    for (Part &p : parts) {
+      auto same = std::find_if(merged.begin(), merged.end(),
+                               [&](const Part &q) { return q.lanes == p.lanes; });
+      if (same == merged.end()) {
+        merged.push_back(std::move(p));
+        continue;
+      }
+      auto both = share(*same->knowledge);
+      both->join(*p.knowledge);
+      *same = {p.lanes, nullptr, 0, both};
+    }
+    parts.swap(merged);
+  }
+};
+
+/* Of all warps that run, by their components, which come before those of agents. */
+static std::vector<WarpClock *> warp_clocks;
+
+static inline bool is_agent(uint32_t component) { return component >= warp_clocks.size(); }

@@ -1,0 +1,167 @@
+/* Clusters: addresses in the shared memory of each block, barriers of the cluster, and what else
+   sm_90 has for warps as a whole (elect.sync, setmaxnreg). */
+#pragma once
+
+#include "warp.h"
+
+/* A 32-bit address is an offset in the block's own shared memory, or, as mapa makes it, the offset
+   with the rank of a block of the cluster, from 1 on, in the bits above. */
+constexpr uint32_t kRankBit = 24;
+
+static inline uint32_t shared_address(const void *p) {
+  uint32_t rank = shared_memory.rank(p), offset = uint32_t(shared_memory.offset(p));
+  return rank == warp->block->rank || offset < shared_memory.static_bytes()
+             ? offset
+             : (rank + 1) << kRankBit | offset;
+}
+
+static inline unsigned char *shared_pointer(uint32_t address) {
+  uint32_t rank = address >> kRankBit, offset = address & ((1u << kRankBit) - 1);
+  if (rank > blocks_a_cluster || offset >= kMostShared) return nullptr;
+  return shared_memory.at(offset, rank ? rank - 1 : warp->block->rank);
+}
+
+static inline bool is_remote(uint32_t address) {
+  return address >> kRankBit && (address >> kRankBit) - 1 != warp->block->rank;
+}
+
+extern "C" uint32_t executor_mapa(ExecutorFunction &function, uint32_t address, uint32_t rank) {
+  Site site = CALLER;
+  count(function);
+  if (rank >= blocks_a_cluster) {
+    set_fault("mapa at {at:%u} names block %u of a cluster of %u", site, rank, blocks_a_cluster);
+    abandon();
+  }
+  return (rank + 1) << kRankBit | (address & ((1u << kRankBit) - 1));
+}
+
+/* -------------------------------------------------------------------------- barrier.cluster */
+
+struct ClusterBarrier {
+  uint32_t arrived = 0;  // Warps.
+  uint64_t phase = 0;    // Barriers that are complete.
+  Knowledge releasing;
+  std::shared_ptr<const Knowledge> released;
+};
+static ClusterBarrier cluster_barrier;
+static std::vector<uint64_t> cluster_arrivals, cluster_waits;  // Of each warp.
+
+static void begin_cluster_barrier() {
+  cluster_barrier = ClusterBarrier{};
+  cluster_arrivals.assign(warp_clocks.size(), 0);
+  cluster_waits.assign(warp_clocks.size(), 0);
+}
+
+static void arrive_at_cluster(Warp &w, uint32_t lanes) {
+  const Request &r = w.request(__builtin_ctz(lanes));
+  uint32_t component = w.clock.component;
+  if (cluster_arrivals[component] > cluster_waits[component]) {
+    set_fault("barrier.cluster.arrive at {at:%u}: warp %d has arrived before and not waited", r.site,
+              w.number);
+    return;
+  }
+  cluster_arrivals[component]++;
+  progress++;
+  if (r.number) w.clock.release(lanes, cluster_barrier.releasing);
+  if (++cluster_barrier.arrived < warp_clocks.size()) return;
+  cluster_barrier.arrived = 0;
+  cluster_barrier.phase++;
+  cluster_barrier.released = share(std::move(cluster_barrier.releasing));
+  cluster_barrier.releasing = Knowledge{};
+  tally.cluster_barriers++;
+}
+
+/* `releases`: else .relaxed, which orders nothing. */
+extern "C" void executor_cluster_arrive(ExecutorFunction &function, bool releases) {
+  Request r{&function, arrive_at_cluster, CALLER, ~0u};
+  r.number = releases;
+  collective(r);
+}
+
+static void begin_cluster_wait(Warp &w, uint32_t lanes) {
+  uint32_t component = w.clock.component;
+  if (cluster_arrivals[component] == cluster_waits[component]) {
+    set_fault("barrier.cluster.wait at {at:%u}: warp %d has not arrived before",
+              w.request(__builtin_ctz(lanes)).site, w.number);
+    return;
+  }
+  cluster_waits[component]++;
+}
+
+static bool cluster_ready(Waiter &waiter) { return cluster_barrier.phase >= waiter.number; }
+static std::string cluster_text(const Waiter &) {
+  return "the cluster's barrier, where " + decimal(cluster_barrier.arrived) + " of " +
+         decimal(warp_clocks.size()) + " warps are";
+}
+
+extern "C" void executor_cluster_wait(ExecutorFunction &function) {
+  Request r{&function, begin_cluster_wait, CALLER, ~0u};
+  collective(r);
+  Waiter waiter{cluster_ready, cluster_text, r.site, nullptr, 0};
+  waiter.number = cluster_waits[warp->clock.component];
+  wait_for(waiter);
+  warp->clock.acquire(1u << lane_number, cluster_barrier.released, &cluster_barrier, waiter.number);
+}
+
+/* ------------------------------------------------------------------- elect.sync, setmaxnreg */
+
+static bool elects_last;  // Which lane is elected is not said, but it is the same one each time.
+
+static void elect(Warp &w, uint32_t lanes) {
+  int leader = elects_last ? 31 - __builtin_clz(lanes) : __builtin_ctz(lanes);
+  for (uint32_t rest = lanes; rest; rest &= rest - 1) {
+    Request &r = w.request(__builtin_ctz(rest));
+    r.value = uint64_t(leader);
+  }
+}
+
+/* The number of the elected lane. */
+extern "C" uint32_t executor_elect(ExecutorFunction &function, uint32_t mask) {
+  Request r{&function, elect, CALLER, mask};
+  collective(r);
+  return uint32_t(r.value);
+}
+
+/* Registers of each lane that warps have asked for, in their order. */
+static std::vector<std::vector<uint32_t>> register_counts;
+
+static void set_registers(Warp &w, uint32_t lanes) {
+  const Request &r = w.request(__builtin_ctz(lanes));
+  uint32_t count = uint32_t(r.value), component = w.clock.component;
+  if (count % 8 || count < 24 || count > 256) {
+    set_fault("setmaxnreg at {at:%u} asks for %u registers: a multiple of 8 from 24 to 256", r.site, count);
+    return;
+  }
+  auto &mine = register_counts[component];
+  mine.push_back(count);
+  uint32_t first = component - uint32_t(w.number % 4);
+  for (uint32_t other = first; other < first + 4 && other < component / warps_a_block * warps_a_block + warps_a_block; other++) {
+    auto &theirs = register_counts[other];
+    if (theirs.size() < mine.size() || theirs[mine.size() - 1] == count) continue;
+    set_fault("setmaxnreg at {at:%u}: warp %d asks for %u registers, and another warp of its group for %u",
+              r.site, w.number, count, theirs[mine.size() - 1]);
+    return;
+  }
+  uint32_t sum = 0, block = component / warps_a_block * warps_a_block;
+  for (uint32_t other = block; other < block + warps_a_block; other++)
+    if (!register_counts[other].empty()) sum += 32 * register_counts[other].back();
+  if (sum > 65536)
+    set_fault("setmaxnreg at {at:%u}: the warps of the block ask for %u registers of 65536", r.site, sum);
+}
+extern "C" void executor_setmaxnreg(ExecutorFunction &function, uint32_t count) {
+  Request r{&function, set_registers, CALLER, ~0u};
+  r.value = count;
+  collective(r);
+}
+
+/* A block ends: each group of four warps has set its registers together. */
+static void check_registers(const Block &block) {
+  for (uint32_t first = block.rank * warps_a_block; first < (block.rank + 1) * warps_a_block; first += 4)
+    for (uint32_t other = first; other < first + 4 && other < (block.rank + 1) * warps_a_block; other++)
+      if (register_counts[other].size() != register_counts[first].size()) {
+        set_fault("setmaxnreg was executed %zu times by warp %u and %zu times by warp %u of its group",
+                  register_counts[first].size(), first % warps_a_block, register_counts[other].size(),
+                  other % warps_a_block);
+        return;
+      }
+}

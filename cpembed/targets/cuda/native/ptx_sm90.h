@@ -1,0 +1,46 @@
+/* The runtime's functions of the instructions of sm_90; ptx/hopper.py has the rows. Addresses of
+   shared memory are those of the cluster (cluster.h). */
+#pragma once
+
+#include "ptx.h"
+
+extern "C" {
+uint32_t executor_cluster_rank();
+uint32_t executor_cluster_blocks();
+void executor_bar_sync(ExecutorFunction &, uint32_t number, uint32_t threads);
+void executor_bar_arrive(ExecutorFunction &, uint32_t number, uint32_t threads);
+uint32_t executor_mapa(ExecutorFunction &, uint32_t address, uint32_t rank);
+void executor_cluster_arrive(ExecutorFunction &, bool releases);
+void executor_cluster_wait(ExecutorFunction &);
+uint32_t executor_elect(ExecutorFunction &, uint32_t mask);
+void executor_setmaxnreg(ExecutorFunction &, uint32_t count);
+
+void executor_mbarrier_init(ExecutorFunction &, uint32_t address, uint32_t arrivals);
+void executor_mbarrier_inval(ExecutorFunction &, uint32_t address);
+uint64_t executor_mbarrier_arrive(ExecutorFunction &, uint32_t address, uint32_t arrivals, int64_t bytes,
+                                  bool releases);
+void executor_mbarrier_expect_tx(ExecutorFunction &, uint32_t address, uint32_t bytes);
+bool executor_mbarrier_wait_parity(ExecutorFunction &, uint32_t address, uint32_t parity, bool acquires);
+bool executor_mbarrier_wait(ExecutorFunction &, uint32_t address, uint64_t state, bool acquires);
+void executor_fence_mbarrier_init(ExecutorFunction &);
+void executor_fence_proxy_async(ExecutorFunction &);
+
+void executor_bulk_load_tensor(ExecutorFunction &, uint32_t to, const void *map, const int32_t *coordinates,
+                               int rank, const uint16_t *offsets, uint32_t object, bool multicast,
+                               uint32_t mask);
+void executor_bulk_load(ExecutorFunction &, uint32_t to, const void *from, uint32_t bytes, uint32_t object,
+                        bool multicast, uint32_t mask);
+void executor_bulk_store_tensor(ExecutorFunction &, const void *map, const int32_t *coordinates, int rank,
+                                uint32_t from);
+void executor_bulk_store(ExecutorFunction &, const void *to, uint32_t from, uint32_t bytes);
+void executor_bulk_commit(ExecutorFunction &);
+void executor_bulk_wait(ExecutorFunction &, uint32_t pending);
+void executor_prefetch_tensormap(ExecutorFunction &, const void *map);
+
+void executor_wgmma(ExecutorFunction &, ExecutorWords a_words, bool from_registers, uint64_t a, uint64_t b,
+                    bool adds, int scale_a, int scale_b, int transposed_a, int transposed_b, int registers,
+                    ...);
+void executor_wgmma_fence(ExecutorFunction &);
+void executor_wgmma_commit(ExecutorFunction &);
+void executor_wgmma_wait(ExecutorFunction &, uint32_t pending);
+}

@@ -1,0 +1,86 @@
+"""Kernel that adds the parts of a split reduction: each thread makes one element."""
+
+from __future__ import annotations
+
+import math
+
+from cpembed.codegen.epilogue import channel_axes
+from cpembed.codegen.plan import HEADER, buffer
+from cpembed.ir.dtypes import size_bytes
+from cpembed.targets.cuda.epilogue import (
+    ResultVector,
+    input_declarations,
+    output_declarations,
+    output_parameters,
+    store_results,
+)
+from cpembed.targets.cuda.lower import TiledProduct
+from cpembed.targets.cuda.writer import PARTIAL, Writer, guarded_place, register_pointer
+
+REDUCTION_THREADS = 256
+"""Number of threads of a block that adds parts."""
+
+
+def reduction_kernel(product: TiledProduct, splits: int) -> Writer:
+    """Return the function ``main`` that adds the parts of a split reduction."""
+    elements = product.output.layout.elements
+    writer = Writer()
+    declared = [
+        buffer(PARTIAL, splits * elements, product.sums),
+        *input_declarations(product),
+        *output_declarations(product),
+    ]
+    writer.script.line(HEADER)
+    with writer.script.nested(f"def main({', '.join(declared)}):"):
+        writer.script.line('T.func_attr({"tirx.noalias": True, "global_symbol": "main"})')
+        _write_reduction(writer, product, splits)
+    return writer
+
+
+def _write_reduction(writer: Writer, product: TiledProduct, splits: int) -> None:
+    script = writer.script
+    elements, sums = product.output.layout.elements, product.sums
+    blocks = -(-elements // REDUCTION_THREADS)
+    with script.nested(
+        f'for rx in T.thread_binding({blocks}, thread="blockIdx.x"):',
+        f'for ry in T.thread_binding({REDUCTION_THREADS}, thread="threadIdx.x"):',
+        'with T.sblock("reduction"):',
+    ):
+        script.line(f"group = T.axis.spatial({blocks}, rx)")
+        script.line(f"thread = T.axis.spatial({REDUCTION_THREADS}, ry)")
+        script.line(f"T.reads({PARTIAL}[0 : {splits * elements}])")
+        written = (f"{name}[0 : {elements}]" for name, _ in output_parameters(product).values())
+        script.line(f"T.writes({', '.join(written)})")
+        script.line(f"number = group * {REDUCTION_THREADS} + thread")
+        script.lines(guarded_place([f"number < {elements}"], "number"))
+        script.line(f'total = T.alloc_buffer((1,), "{sums}", scope="local")')
+        script.line(f'one = T.alloc_buffer((1,), "{sums}", scope="local")')
+        script.line(f"total[0] = T.{sums}(0)")
+        with script.nested(f"for other in T.serial({splits}):"):
+            pointer = f"T.address_of({PARTIAL}[other * {elements} + place])"
+            register = register_pointer("one", "0")
+            writer.call(f"cpembed_load_{size_bytes(sums)}", register, pointer, "valid")
+            script.line("total[0] = total[0] + one[0]")
+        vector = ResultVector(
+            sums="total",
+            length=1,
+            channel=lambda _: flat_channel(product, "place"),
+            residual=lambda _: "place",
+        )
+        store_results(writer, product, vector)
+
+
+def flat_channel(product: TiledProduct, place: str) -> str:
+    """Return the channel of an element of the result, by its number in the original layout."""
+    output = product.program.unfused
+    dimensions = [i.single_iterator for i in output.access(output.output.name).index]
+    shape = output.output.shape
+    terms: list[str] = []
+    stride = 1
+    # Channels may be cut into blocks, as in NCHW16c: digits of the place, innermost first.
+    for axis in reversed(channel_axes(output)):
+        dimension = dimensions.index(axis)
+        inner = math.prod(shape[dimension + 1 :])
+        terms.append(f"({place}) // {inner} % {shape[dimension]} * {stride}")
+        stride *= output.extents[axis]
+    return " + ".join(terms) or "0"

@@ -1,0 +1,212 @@
+"""Separation of a factor's addresses into what its rows and what the depth contribute.
+
+A thread copies the same rows in every step of a kernel's loop, and all of its vectors have the same
+place along the depth. Where each term of an address and of a coordinate moves with rows or with the
+depth alone, the parts of rows are computed once before the loop, and the part of the depth once a
+step (the iterators of CUTLASS's implicit GEMM, derived from the indices).
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from collections.abc import Set as AbstractSet
+from dataclasses import dataclass
+
+import numpy as np
+
+from cpembed.ir.index import IndexExpr
+from cpembed.targets.cuda.lower import GlobalOperand
+from cpembed.transform.program import Loop
+
+MASK_BITS = 30
+"""Maximum number of bits of a row's mask; one more is set in every mask, and the sign is free."""
+
+
+@dataclass(frozen=True)
+class Check:
+    """A dimension in which the sum of two parts may lie outside of ``0 <= sum < size``."""
+
+    rows: IndexExpr
+    depth: IndexExpr
+    size: int
+
+
+@dataclass(frozen=True, kw_only=True)
+class Window:
+    """Bits of a row's mask for a checked dimension that rows and the depth move in.
+
+    The depth's part takes the values ``low + step * number`` for ``0 <= number < count``; the bit
+    ``bit + number`` of a row's mask is set where the sum with the row's part is outside.
+    """
+
+    check: Check
+    bit: int
+    low: int
+    step: int
+    count: int
+
+
+@dataclass(frozen=True, kw_only=True)
+class Separation:
+    """A factor's address as ``rows + depth``, and the conditions under which it is valid."""
+
+    rows: IndexExpr
+    depth: IndexExpr
+    row_checks: tuple[Check, ...]
+    """Dimensions that the depth does not move in."""
+    depth_checks: tuple[Check, ...]
+    """Dimensions that rows do not move in."""
+    windows: tuple[Window, ...]
+
+
+def separate(
+    operand: GlobalOperand, depth: AbstractSet[str], extents: Mapping[str, int]
+) -> Separation | None:
+    """Separate a factor's address and its checks.
+
+    Parameters
+    ----------
+    operand
+        Factor in global memory.
+    depth
+        Iterators of the depth: loops and the instruction's axis.
+    extents
+        Extent of each iterator.
+
+    Returns
+    -------
+    Separation or None
+        None if a term moves with rows and the depth together, or the masks would need more than
+        :data:`MASK_BITS` bits.
+    """
+    fixed = {name: IndexExpr() for name, extent in extents.items() if extent == 1}
+    address = _split(operand.address.substitute(fixed), depth)
+    if address is None:
+        return None
+    row_checks, depth_checks, windows = list[Check](), list[Check](), list[Window]()
+    bits = 0
+    for place in operand.checked:
+        parts = _split(operand.layout.access[place].substitute(fixed), depth)
+        if parts is None:
+            return None
+        check = Check(*parts, operand.layout.shape[place])
+        if not check.depth.terms:
+            row_checks.append(check)
+        elif not check.rows.terms:
+            depth_checks.append(check)
+        else:
+            window, limit = _window(check, bits, extents)
+            windows.append(window)
+            depth_checks += limit
+            bits += window.count
+    if bits > MASK_BITS:
+        return None
+    return Separation(
+        rows=address[0],
+        depth=address[1],
+        row_checks=tuple(row_checks),
+        depth_checks=tuple(depth_checks),
+        windows=tuple(windows),
+    )
+
+
+def _window(check: Check, bit: int, extents: Mapping[str, int]) -> tuple[Window, list[Check]]:
+    """Return the bits of a dimension, and a check of the depth's part if not all of it has bits.
+
+    Parts of the depth with which every row is outside, such as those of padding, need none.
+    """
+    least_row, largest_row = check.rows.bounds(extents)
+    names = check.depth.iterators
+    points = np.indices([extents[name] for name in names], np.int32, sparse=True)
+    values = np.unique(check.depth.evaluate(dict(zip(names, points, strict=True))))
+    useful = values[(values >= -largest_row) & (values < check.size - least_row)]
+    # Without a useful value no row is ever inside, whatever the bit says.
+    first, *others = map(int, useful) if len(useful) else (0,)
+    step = math.gcd(*(value - first for value in others)) or 1
+    count = (others[-1] - first) // step + 1 if others else 1
+    limit: list[Check] = []
+    if len(useful) < len(values):
+        start = IndexExpr.sum([], -first)
+        limit.append(Check(start, check.depth, (count - 1) * step + 1))
+    return Window(check=check, bit=bit, low=first, step=step, count=count), limit
+
+
+def _split(index: IndexExpr, depth: AbstractSet[str]) -> tuple[IndexExpr, IndexExpr] | None:
+    """Return the parts of rows, with the constant, and of the depth; None if a term has both."""
+    rows, deep = [], []
+    for term in index.terms:
+        names = set(term.iterators)
+        if names & depth:
+            if not names <= depth:
+                return None
+            deep.append(term)
+        else:
+            rows.append(term)
+    return IndexExpr.sum(rows, index.constant), IndexExpr.sum(deep)
+
+
+@dataclass(frozen=True)
+class DepthWalk:
+    """Loops of the depth as the digits of a number that grows by ``increment`` every step.
+
+    ``loops`` are outermost first; levels count from the innermost, whose digit carries into the
+    next when it reaches its extent. The outermost digit is not limited.
+    """
+
+    loops: tuple[Loop, ...]
+    increment: int
+
+    @property
+    def extents(self) -> tuple[int, ...]:
+        """Extents by level."""
+        return tuple(loop.extent for loop in reversed(self.loops))
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """Names by level."""
+        return tuple(loop.name for loop in reversed(self.loops))
+
+    @property
+    def increments(self) -> tuple[int, ...]:
+        """What a step adds to the digit of each level, before carries."""
+        digits, rest = list[int](), self.increment
+        for level, extent in enumerate(self.extents):
+            outermost = level == len(self.loops) - 1
+            digits.append(rest if outermost else rest % extent)
+            rest //= extent
+        return tuple(digits)
+
+    @property
+    def still(self) -> int:
+        """Number of levels, from the innermost, whose digits never change."""
+        increments = self.increments
+        return next((level for level, added in enumerate(increments) if added), len(increments))
+
+    def movement(self, index: IndexExpr) -> tuple[int, tuple[int, ...]] | None:
+        """Return how an index over the depth grows in a step.
+
+        Returns
+        -------
+        tuple of int and of tuple of int, or None
+            What each step adds, and what the carry out of each level adds (all levels but the
+            outermost); None if a digit of a loop is part of the index.
+        """
+        if any(
+            not term.is_affine and set(term.iterators) & set(self.names) for term in index.terms
+        ):
+            return None
+        weights = [index.coefficient(name) for name in self.names]
+        added = sum(w * n for w, n in zip(weights, self.increments, strict=True))
+        carried = (
+            outer - extent * inner if level >= self.still else 0
+            for level, (inner, outer, extent) in enumerate(
+                zip(weights, weights[1:], self.extents, strict=False)
+            )
+        )
+        return added, tuple(carried)
+
+    def levels_of(self, indices: Sequence[IndexExpr]) -> int:
+        """Return the number of levels, from the innermost, whose digits decide the indices."""
+        used = {name for index in indices for name in index.iterators}
+        return max((level + 1 for level, name in enumerate(self.names) if name in used), default=0)
