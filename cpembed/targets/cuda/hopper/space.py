@@ -141,6 +141,8 @@ class HopperSpace(Space[HopperSchedule]):
         return replace(schedule, **{name: random.choice(values)})
 
 
-def _rank(item: Scored[HopperSchedule]) -> tuple[float, float]:
-    # Of equal estimates, the schedule whose blocks wait less comes first.
-    return round(item.cost, 3), item.parts["latency_us"]
+def _rank(item: Scored[HopperSchedule]) -> tuple[float, int, float, float]:
+    # Of estimates that are equal to four digits, longer rows come first, which take fewer requests
+    # of TMA, then the schedule that reads less from main memory, and whose blocks wait less.
+    parts = item.parts
+    return float(f"{item.cost:.4g}"), -item.schedule.depth, parts["dram_us"], parts["latency_us"]
