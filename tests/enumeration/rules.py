@@ -316,7 +316,8 @@ class Rules:
         for pair, image in enumerate(nodes.images):
             ours, theirs = self.task.pairs[pair]
             memory = self.task.instruction.memory[ours.operand]
-            if not memory.contiguous:
+            extents = self.task.instruction.extents
+            if not memory.contiguous or any(extents[axis] < 2 for axis in memory.contiguous):
                 continue
             operand = self.task.workload.operand(theirs.operand)
             row = operand.shape[-1] * size_bytes(operand.dtype) if operand.shape else 0

@@ -21,10 +21,11 @@ from cpembed.ir.dtypes import size_bytes
 class Contiguous(Constraint):
     """Operands lie in main memory as a copy engine reads them: in contiguous rows.
 
-    For each operand whose memory side names axes in ``contiguous``, exactly one of these, which has
-    several steps, walks neighbouring elements of the workload operand's innermost dimension and
-    nothing else. No other index moves along that dimension, and its bytes are a multiple of the
-    tile's alignment, so that all rows are aligned as the tile is.
+    For each operand whose memory side names axes in ``contiguous``, all of several steps in the
+    instruction, exactly one of these is used at several steps and walks neighbouring elements of
+    the workload operand's innermost dimension and nothing else. No other index moves along that
+    dimension, and its bytes are a multiple of the tile's alignment, so that all rows are aligned as
+    the tile is.
     """
 
     name: ClassVar[str] = "contiguous"
@@ -51,7 +52,9 @@ class Contiguous(Constraint):
         builder, extents = model.builder, model.extent_literals[axis]
         condition = np.array([literal])
         # An axis of one step walks nothing.
-        builder.linear([(1, condition), *((-1, np.array([extents[e]])) for e in extents if e > 1)], -1, 0)
+        builder.linear(
+            [(1, condition), *((-1, np.array([extents[e]])) for e in extents if e > 1)], -1, 0
+        )
         for dimension, ids in enumerate(elements):
             is_innermost = dimension == len(elements) - 1
             low, high = builder.range_of(int(ids.flat[0]))
@@ -76,7 +79,7 @@ class Contiguous(Constraint):
         """Return True if exactly one of the named axes walks contiguous elements."""
         for operand, image in node_map.elements.items():
             names = problem.instruction.memory[operand].contiguous
-            if not names:
+            if not names or min(problem.instruction.extents[axis] for axis in names) == 1:
                 continue
             dtype = problem.workload.operand(problem.roles[operand]).dtype
             shape = problem.workload.operand(problem.roles[operand]).shape
@@ -132,8 +135,12 @@ class Contiguous(Constraint):
 
 def _bulk_operands(problem: EmbeddingProblem) -> list[str]:
     """Return the instruction operands whose memory side names contiguous axes."""
-    memory = problem.instruction.memory
-    return [name for name in problem.operand_axes if memory[name].contiguous]
+    memory, extents = problem.instruction.memory, problem.instruction.extents
+    return [
+        name
+        for name in problem.operand_axes
+        if memory[name].contiguous and all(extents[axis] > 1 for axis in memory[name].contiguous)
+    ]
 
 
 def _axes(problem: EmbeddingProblem, operand: str) -> tuple[str, ...]:
