@@ -1,23 +1,33 @@
-"""Check, then time, the kernels of a pack on this machine's GPU."""
+"""Check, then time, the kernels of this pack on this machine's GPU: run.py --help.
+
+Needs Python 3.10 and the CUDA driver; with torch, cuDNN and cuBLAS are timed beside the kernels.
+The results are written into a folder after each layer; the exit status is 1 if a kernel is wrong or
+fails, or the device cannot be used.
+"""
 
 from __future__ import annotations
 
 import argparse
 import json
+import platform
+import subprocess
 import sys
+import time
 from dataclasses import asdict
-from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
-from benchmarks.gpu.remote.conversation import PATIENCE, Conversation
-from benchmarks.gpu.remote.report import markdown
+from cpembed.targets.cuda.remote.conversation import PATIENCE, Conversation
+from cpembed.targets.cuda.remote.report import markdown
 
-FORMAT = 1
+FORMAT = 2
 
-ROOT = Path(__file__).resolve().parents[3]
+ROOT = Path(__file__).resolve().parent
 
-_LAYER_FIELDS = ("suite", "name", "words", "target", "kind", "macs", "output", "variants", "rules")
+_LAYER_FIELDS = (
+    "suite", "name", "words", "target", "machine", "kind", "macs", "bytes", "epilogue",
+    "variants", "rules",
+)  # fmt: skip
 
 
 def main(arguments: list[str] | None = None) -> int:
@@ -31,15 +41,17 @@ def main(arguments: list[str] | None = None) -> int:
     if not layers:
         print(f"error: no layer of the pack has {options.only!r} in its name", file=sys.stderr)
         return 1
-    command = [sys.executable, "-c", _WORKER, str(options.pack), str(options.device)]
+    worker_file = str(Path(__file__).with_name("worker.py"))
+    command = [sys.executable, worker_file, str(options.pack), str(options.device)]
     document: dict[str, Any] = {
+        "format": FORMAT,
         "pack": pack["packed"],
-        "date": datetime.now(UTC).isoformat(timespec="seconds"),
+        "date": time.strftime("%Y-%m-%dT%H:%M:%S+00:00", time.gmtime()),
         "layers": [],
     }
     with Conversation([*command, str(options.seconds)], options.patience) as worker:
         try:
-            document["device"] = worker.device()
+            document["device"] = worker.device() | host_facts(options.device)
         except (RuntimeError, OSError) as error:
             print(f"error: {error}", file=sys.stderr)
             return 1
@@ -54,14 +66,8 @@ def main(arguments: list[str] | None = None) -> int:
     return 1 if bad else 0
 
 
-_WORKER = (
-    "import sys; sys.path.insert(0, sys.argv[1]); "
-    "from benchmarks.gpu.remote.worker import main; sys.exit(main(sys.argv[1:]))"
-)
-
-
 def _options(arguments: list[str] | None) -> argparse.Namespace:
-    parser = argparse.ArgumentParser("run.py", description=__doc__)
+    parser = argparse.ArgumentParser("run.py", description=(__doc__ or "").split(":", 1)[0])
     parser.add_argument("--only", help="layers whose name contains this")
     parser.add_argument("--device", type=int, default=0, help="number of the GPU (0)")
     parser.add_argument("--seconds", type=float, default=2.0, help="of timing, each layer (2)")
@@ -78,6 +84,29 @@ def _options(arguments: list[str] | None) -> argparse.Namespace:
     return options
 
 
+def host_facts(device: int) -> dict[str, Any]:
+    """Return versions and clocks that the driver's functions do not tell.
+
+    Parameters
+    ----------
+    device : int
+        Number of the GPU.
+    """
+    facts: dict[str, Any] = {"python": platform.python_version(), "system": platform.platform()}
+    fields = ("driver_version", "clocks.max.sm", "clocks.sm", "clocks.mem", "power.limit")
+    for field in fields:
+        command = ["nvidia-smi", "-i", str(device), f"--query-gpu={field}", "--format=csv,noheader"]
+        try:
+            process = subprocess.run(
+                command, capture_output=True, text=True, timeout=20, check=True
+            )
+        except (OSError, subprocess.SubprocessError):
+            facts[field] = None
+            continue
+        facts[field] = process.stdout.strip() or None
+    return facts
+
+
 def selected_layers(root: Path, slugs: list[str], only: str | None) -> list[dict[str, Any]]:
     """Return the documents of the layers of a pack whose names contain a text.
 
@@ -92,7 +121,7 @@ def selected_layers(root: Path, slugs: list[str], only: str | None) -> list[dict
     """
     layers: list[dict[str, Any]] = []
     for slug in slugs:
-        path = root / "layers" / f"{slug}.json"
+        path = root / "layers" / slug / "layer.json"
         layer: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
         if only is None or only in slug or only in layer["name"]:
             layers.append(layer)
@@ -123,3 +152,7 @@ def summary_line(entry: dict[str, Any]) -> str:
     parts += [f"{kind}: {', '.join(entry[kind])}" for kind in ("wrong", "failed") if entry[kind]]
     parts += [entry["trouble"]] if entry["trouble"] else []
     return f"{entry['name']}: {'; '.join(parts)}"
+
+
+if __name__ == "__main__":
+    sys.exit(main())

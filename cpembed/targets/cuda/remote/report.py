@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
-from benchmarks.gpu.remote.timing import Samples, geometric_mean
+from cpembed.targets.cuda.remote.timing import Samples, geometric_mean
 
 LIBRARIES = ("cuDNN", "cuBLAS", "Triton", "dlight as shipped", "dlight repaired")
 FIXED = ("im2col", "fuse_hw")
@@ -61,8 +61,12 @@ def figures(entry: Mapping[str, Any], ceilings: Mapping[str, float]) -> dict[str
             name: ratio(entry, best(entry, lambda role, name=name: role == name), fastest)
             for name in FIXED
         },
+        "estimate": None,
         "of_ceiling": None,
     }
+    if fastest:
+        (estimated,) = (v["estimated_us"] for v in entry["variants"] if v["name"] == fastest)
+        row["estimate"] = estimated / row["best_us"]
     ceiling = ceilings.get(f"{entry['target']}_macs_per_s")
     if fastest and ceiling:
         row["of_ceiling"] = entry["macs"] / (row["best_us"] * 1e-6) / ceiling
@@ -77,6 +81,7 @@ def mean(rows: Iterable[Mapping[str, Any]], column: str) -> tuple[float | None, 
 
 _COLUMNS = (
     ("chosen", "model's choice"),
+    ("estimate", "estimate"),
     *((name, name) for name in LIBRARIES),
     *((name, f"fixed {name}") for name in FIXED),
 )
@@ -86,7 +91,8 @@ _EXPLAINED = (
     "Times are medians in microseconds, with the second level cache emptied before each call; "
     "weights are packed ahead, images are not. The other columns are times as multiples of the "
     "best kernel's, medians of ratios round by round: above 1, the kernel is faster. *Model's "
-    "choice* is the schedule that the model ranks first."
+    "choice* is the schedule that the model ranks first; *estimate* is the model's time of the "
+    "best kernel."
 )
 
 
@@ -105,13 +111,20 @@ def _device_lines(device: Mapping[str, Any]) -> list[str]:
     ceilings = device["ceilings"]
     capability = ".".join(map(str, device["capability"]))
     measured = "- measured in the same run:"
+    versions = [
+        f"{title} {device[field]}"
+        for field, title in (
+            ("driver_version", "driver"), ("cuda_driver", "CUDA"), ("torch", "torch"),
+            ("cudnn", "cuDNN"), ("triton", "Triton"), ("python", "Python"),
+        )
+        if device.get(field) is not None
+    ]  # fmt: skip
     lines = [
-        f"- compute capability {capability}, {device['multiprocessors']} multiprocessors",
         (
-            f"- driver {device['driver']} (CUDA {device['cuda_driver']}), "
-            f"torch {device['torch']} (CUDA {device['cuda_of_torch']}), cuDNN {device['cudnn']}, "
-            f"Triton {device['triton']}, Python {device['python']}"
+            f"- compute capability {capability}, {device['multiprocessors']} multiprocessors, "
+            f"up to {device['clock_mhz']:.0f} MHz"
         ),
+        f"- {', '.join(versions)}",
         (
             f"{measured} copy {ceilings['copy_bytes_per_s'] / 1e9:,.0f} GB/s, nothing between two "
             f"events {ceilings['nothing_us']:.1f} us"
@@ -121,7 +134,7 @@ def _device_lines(device: Mapping[str, Any]) -> list[str]:
         f"{measured} {name.removesuffix('_macs_per_s')} "
         f"{2 * value / 1e12:,.0f} tera-operations a second on operands in registers"
         for name, value in ceilings.items()
-        if name.endswith("_macs_per_s")
+        if name.endswith("_macs_per_s") and value
     ]
     return lines
 

@@ -22,16 +22,17 @@ def instruction(target: str) -> TensorCoreInstruction:
 
 
 def ceiling_text(target: str) -> str:
-    """Return a kernel ``ceiling(unsigned int* out, unsigned int value)``.
+    """Return a kernel ``ceiling_kernel(int* out)``.
 
-    Each warp multiplies what is in its registers. The value is not known to the compiler, and the
-    sums are stored if they are what they never are, so nothing is left out.
+    Each warp multiplies what is in its registers, which comes from ``out``, so that the compiler
+    does not know it. The sums are stored if they are what they never are: nothing is left out.
     """
     mma = instruction(target)
     first, second, sums = mma.registers
     kind = {"float32": "float", "int32": "int"}[mma.c]
     return f"""{function(mma.mma_function)}
-extern "C" __global__ void __launch_bounds__({THREADS}) ceiling(unsigned int* out, unsigned int value) {{
+extern "C" __global__ void __launch_bounds__({THREADS}) ceiling_kernel(int* out) {{
+  unsigned int value = out[threadIdx.x];
   unsigned int a[{first}], b[{PRODUCTS}][{second}];
   {kind} c[{PRODUCTS}][{sums}];
   for (int i = 0; i < {first}; ++i) a[i] = value;
@@ -50,11 +51,10 @@ extern "C" __global__ void __launch_bounds__({THREADS}) ceiling(unsigned int* ou
   for (int j = 0; j < {PRODUCTS}; ++j) for (int i = 0; i < {sums}; ++i) total += c[j][i];
   if (total == ({kind})-12345) out[threadIdx.x] = 1;
 }}
-"""  # noqa: E501
+"""
 
 
-def ceiling_document(target: str) -> dict[str, object]:
-    """Return how the kernel is launched, and the number of multiply-adds of a block."""
+def macs_per_block(target: str) -> int:
+    """Return the number of multiply-adds of a block."""
     mma = instruction(target)
-    macs = mma.m * mma.n * mma.k * THREADS // 32 * PRODUCTS * TURNS
-    return {"kernel": "ceiling", "threads": THREADS, "macs_per_block": macs}
+    return mma.m * mma.n * mma.k * THREADS // 32 * PRODUCTS * TURNS

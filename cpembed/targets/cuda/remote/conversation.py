@@ -23,7 +23,6 @@ class Outcome:
 
     times: dict[str, Any] = field(default_factory=dict[str, Any])
     about: dict[str, Any] = field(default_factory=dict[str, Any])
-    worst: dict[str, float] = field(default_factory=dict[str, float])
     failed: dict[str, str] = field(default_factory=dict[str, str])
     wrong: dict[str, str] = field(default_factory=dict[str, str])
     trouble: str | None = None
@@ -58,6 +57,8 @@ class Conversation:
             answer = self._answer(self.patience)
             if answer is None:
                 raise RuntimeError(f"the device cannot be used: {self._end()}")
+            if answer["event"] == "unusable":
+                raise RuntimeError(f"the device cannot be used: {answer['reason']}")
             if answer["event"] == "done":
                 return {name: value for name, value in answer.items() if name != "event"}
 
@@ -102,8 +103,8 @@ class Conversation:
             elif event in ("failed", "wrong"):
                 getattr(outcome, event)[name] = answer["reason"]
                 trying = (name, trying[1])
-            elif event == "right":
-                outcome.worst[name] = answer["worst"]
+            elif event == "unusable":
+                return "", answer["reason"]
             elif event == "done":
                 outcome.times, outcome.about = answer["times"], answer["about"]
                 return None
@@ -127,6 +128,8 @@ class Conversation:
         answer = self._answer(self.starting)
         if answer is None:
             raise RuntimeError(f"the worker does not start: {self._end()}")
+        if answer["event"] == "unusable":
+            raise RuntimeError(answer["reason"])
 
     def _answer(self, seconds: float) -> dict[str, Any] | None:
         """Return the next answer; None if there is none in time, or if the worker has ended."""

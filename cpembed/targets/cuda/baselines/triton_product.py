@@ -1,8 +1,9 @@
 """Multiply matrices in Triton, as its tutorial writes it, with a choice among configurations."""
+# pyright: basic
 
 import torch
-import triton
-import triton.language as tl
+import triton  # pyright: ignore[reportMissingImports]
+import triton.language as tl  # pyright: ignore[reportMissingImports]
 
 _SIZES = (
     (128, 256, 64, 3, 8),
@@ -75,5 +76,7 @@ def product(first: torch.Tensor, second: torch.Tensor) -> torch.Tensor:
             * triton.cdiv(n, configuration["tile_columns"]),
         )
 
-    _product[grid](first, second, result, m, n, k, integer_sums=integer)
+    _product[grid](  # pyright: ignore[reportIndexIssue]
+        first, second, result, m, n, k, integer_sums=integer
+    )
     return result

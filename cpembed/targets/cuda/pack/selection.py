@@ -7,21 +7,13 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from cpembed.codegen.epilogue import Epilogue
 from cpembed.cost.ranking import RankedCandidate
-from cpembed.driver.named import hardware_spec
-from cpembed.driver.solve import solve
 from cpembed.embedding.embedding import Embedding
 from cpembed.errors import LoweringError
 from cpembed.ir.computation import Computation
 from cpembed.runtime.tuning.space import Scored, Space
-from cpembed.targets.registry import open_target
-
-CONSTRAINTS = "fused"
-"""Set whose embeddings are families: each instruction axis an axis, or several fused."""
-
-MOST_EMBEDDINGS = 400
-"""Maximum number of embeddings, more than the set has for any convolution."""
+from cpembed.targets.base import Target
+from cpembed.targets.cuda.lower import TiledProduct
 
 IMAGE, WINDOW = ("n", "p", "q"), ("c", "r", "s")
 
@@ -83,8 +75,15 @@ FIXED: Mapping[str, Callable[[Embedding, Computation], bool]] = {
 """Mappings that other compilers always take, by name."""
 
 
+def tiled(lowered: Any) -> TiledProduct:
+    """Return the product of instruction tiles that a target schedules."""
+    # Warp groups add to it which images TMA can load.
+    return lowered if isinstance(lowered, TiledProduct) else lowered.tiled
+
+
 def form(lowered: Any) -> tuple[Any, ...]:
     """Return a key that is equal for products that differ only in the names of their loops."""
+    lowered = tiled(lowered)
     layouts = tuple(
         tuple((x.length, x.needs_packing, x.layout.elements) for x in operand)
         for operand in (lowered.first, lowered.second)
@@ -105,7 +104,7 @@ class _Option:
     @property
     def products(self) -> int:
         """Number of products of the instruction."""
-        return math.prod(self.lowered.tiles)
+        return math.prod(tiled(self.lowered).tiles)
 
     @property
     def schedules(self) -> Sequence[Scored[Any]]:
@@ -123,7 +122,13 @@ Families beyond it are looked at only if a fixed mapping asks for them.
 """
 
 
-def select(workload: Computation, target_name: str, stored: str, best: int) -> list[Selected]:
+def select(
+    workload: Computation,
+    target: Target[Any, Any, Any],
+    candidates: Sequence[RankedCandidate],
+    epilogue: Any,
+    best: int,
+) -> list[Selected]:
     """Return the ``best`` kernels of all families by the model, and the best of fixed mappings.
 
     No two of the former have the same product and the same blocks; a kernel that is both has both
@@ -133,10 +138,12 @@ def select(workload: Computation, target_name: str, stored: str, best: int) -> l
     ----------
     workload : Computation
         A layer.
-    target_name : str
-        Name of the target.
-    stored : str
-        Element type of the result.
+    target : Target
+        Target that estimates and generates the kernels.
+    candidates : sequence of RankedCandidate
+        Embeddings of the layer.
+    epilogue : Epilogue or None
+        What is stored of the sums.
     best : int
         Number of kernels.
 
@@ -145,12 +152,12 @@ def select(workload: Computation, target_name: str, stored: str, best: int) -> l
     LoweringError
         If no embedding has a kernel.
     """
-    options = _options(workload, target_name, stored)
+    options = _options(workload, target, candidates, epilogue)
     selection: dict[tuple[int, Any], Selected] = {}
     for place, (option, scored) in enumerate(_different(options, best), start=1):
         _add(selection, f"chosen {place}", option, scored)
     if not selection:
-        raise LoweringError(f"{workload.name}: no schedule of {target_name} fits the machine")
+        raise LoweringError(f"{workload.name}: no schedule of {target.spec.name} fits the machine")
     if "p" in workload.extents:
         for name, belongs in FIXED.items():
             fixed = [o for o in options if belongs(o.ranked.candidate.embedding, workload)]
@@ -161,14 +168,16 @@ def select(workload: Computation, target_name: str, stored: str, best: int) -> l
     return list(selection.values())
 
 
-def _options(workload: Computation, target_name: str, stored: str) -> list[_Option]:
-    spec = hardware_spec(target_name)
-    target = open_target(spec)
-    epilogue = None if stored == workload.output.dtype else Epilogue(stored)
+def _options(
+    workload: Computation,
+    target: Target[Any, Any, Any],
+    candidates: Sequence[RankedCandidate],
+    epilogue: Any,
+) -> list[_Option]:
     options: list[_Option] = []
     spaces: dict[tuple[Any, ...], Space[Any]] = {}
     reason = "nothing embeds"
-    for ranked in solve(workload, spec, constraints=CONSTRAINTS, top=MOST_EMBEDDINGS).embeddings:
+    for ranked in candidates:
         try:
             lowered = target.lower(ranked.candidate.program, epilogue)
         except LoweringError as error:
@@ -179,7 +188,7 @@ def _options(workload: Computation, target_name: str, stored: str) -> list[_Opti
             spaces[key] = target.space(lowered)
         options.append(_Option(key, ranked, lowered, spaces[key]))
     if not options:
-        raise LoweringError(f"{workload.name}: no kernel of {target_name}: {reason}")
+        raise LoweringError(f"{workload.name}: no kernel of {target.spec.name}: {reason}")
     return options
 
 
