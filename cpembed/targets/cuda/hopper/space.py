@@ -114,8 +114,16 @@ class HopperSpace(Space[HopperSchedule]):
         return None
 
     def _refined(self, schedule: HopperSchedule) -> Iterator[Scored[HopperSchedule]]:
-        """Yield a schedule with groups of blocks and splits."""
+        """Yield a schedule with groups of blocks and splits, or whose last tiles are divided."""
         depth = self.product.tiled.tiles[3]
+        for group in RASTER_GROUPS:
+            streamed = replace(
+                schedule, group=group, streamed=True, blocks=self.gpu.multiprocessors
+            )
+            try:
+                yield self.scored(streamed)
+            except LoweringError:
+                continue
         for group, splits in itertools.product(RASTER_GROUPS, SPLITS):
             # Every part of a split reduction has at least two stages.
             if (group, splits) == (1, 1) or splits * schedule.depth > max(1, depth // 2):

@@ -23,6 +23,9 @@ MATRIX_BYTES = 32
 
 WARPS = WARP_GROUP // LANES
 
+COUNTER_BYTES = 4
+"""Number of bytes of the count of a tile's parts."""
+
 
 @dataclass(frozen=True, kw_only=True)
 class HopperTraffic:
@@ -60,22 +63,26 @@ def traffic(plan: HopperPlan) -> HopperTraffic:
     # The parts of a reduction have all of its stages together.
     stages = plan.order.tiles * plan.steps
     instructions = stages * schedule.depth * rows
-    loads = plan.work_items * schedule.consumers // LANES * _read_back(plan)
+    warps = schedule.consumers // LANES
+    loads = plan.results * warps * _read_back(plan)
     if schedule.in_registers:
         # Four matrices of eight rows for each warp and instruction.
         loads += instructions * WARPS * 4
     size = size_bytes(product.output_dtype)
     if schedule.splits > 1:
         size = schedule.splits * size_bytes(product.sums)
+    # Of each part a thread counts, and tells the other warps.
+    parts = plan.order.streamed_parts
     return HopperTraffic(
         products=instructions * WARPS,
         matrix_wavefronts=instructions * _matrix_wavefronts(plan),
         image_bytes=stages * copied_bytes(plan),
         phases=2 * stages,
-        shared_load_wavefronts=loads,
-        shared_store_wavefronts=plan.work_items * schedule.consumers // LANES * _staged(plan)
-        + stages * copy_wavefronts(plan),
-        stored_bytes=product.output.layout.elements * size,
+        shared_load_wavefronts=loads + parts * warps,
+        shared_store_wavefronts=plan.results * warps * _staged(plan)
+        + stages * copy_wavefronts(plan)
+        + parts,
+        stored_bytes=product.output.layout.elements * size + parts * part_bytes(plan),
     )
 
 
@@ -85,6 +92,11 @@ def _matrix_wavefronts(plan: HopperPlan) -> int:
     lines = plan.schedule.tile[1] * instruction.n
     lines += 0 if plan.schedule.in_registers else instruction.m
     return lines * MATRIX_BYTES // WAVEFRONT_BYTES
+
+
+def part_bytes(plan: HopperPlan) -> int:
+    """Return the bytes that a block stores of a part of a streamed tile, and of its count."""
+    return plan.block_sums * size_bytes(plan.product.sums) + COUNTER_BYTES
 
 
 def result_wavefronts(plan: HopperPlan) -> int:

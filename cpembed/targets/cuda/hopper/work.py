@@ -4,7 +4,13 @@ from __future__ import annotations
 
 from cpembed.ir.dtypes import size_bytes
 from cpembed.targets.cuda.hopper.schedule import LAUNCH_REGISTERS, WARP_ROWS, HopperPlan
-from cpembed.targets.cuda.hopper.traffic import HopperTraffic, result_wavefronts, traffic
+from cpembed.targets.cuda.hopper.traffic import (
+    COUNTER_BYTES,
+    HopperTraffic,
+    part_bytes,
+    result_wavefronts,
+    traffic,
+)
 from cpembed.targets.cuda.instructions import LANES, WARP_GROUP
 from cpembed.targets.cuda.model import Gpu, KernelWork, Phase
 from cpembed.targets.cuda.schedule import WAVEFRONT_BYTES
@@ -19,7 +25,12 @@ from cpembed.targets.cuda.traffic import (
 def work_of(plan: HopperPlan, gpu: Gpu) -> KernelWork:
     """Return the work of all kernels of a call; weights are packed ahead of it."""
     counts = traffic(plan)
-    items = -(-plan.work_items // plan.grid)
+    items = -(-plan.results // plan.grid)
+    steps = items * plan.order.part_steps
+    if plan.order.streamed:
+        # Each block has as many stages as any other, and a part more than it has results.
+        steps = -(-plan.order.tiles * plan.steps // plan.grid)
+        items += 1
     schedule = plan.schedule
     registers = plan.registers if schedule.groups == 1 else LAUNCH_REGISTERS
     return KernelWork(
@@ -28,7 +39,7 @@ def work_of(plan: HopperPlan, gpu: Gpu) -> KernelWork:
         schedule.threads // LANES,
         plan.shared_bytes,
         registers=registers,
-        steps=items * plan.order.part_steps,
+        steps=steps,
         stages=schedule.stages,
         fetch=_fetch(plan, gpu),
         compute=_compute(plan, counts, gpu),
@@ -73,7 +84,7 @@ def _compute(plan: HopperPlan, counts: HopperTraffic, gpu: Gpu) -> Phase:
 
 def _result(plan: HopperPlan, counts: HopperTraffic, gpu: Gpu) -> Phase:
     """Return the transfer of a block's results through shared memory to L2."""
-    product, items = plan.product, plan.work_items
+    product, items = plan.product, plan.results
     rows, columns = plan.schedule.block
     elements = rows * columns * product.instruction.m * product.instruction.n
     shared = result_wavefronts(plan)
@@ -84,7 +95,9 @@ def _result(plan: HopperPlan, counts: HopperTraffic, gpu: Gpu) -> Phase:
     waits = strips * (gpu.unit.shared_store_cycles + gpu.unit.shared_load_cycles)
     issue = vectors * RESULT_INSTRUCTIONS / gpu.unit.schedulers
     cycles = waits + issue_of_warp + shared / warps
-    return Phase(cycles, 0.0, shared, issue, bytes=counts.stored_bytes / items)
+    # Parts are stored, and read again by the block that adds them.
+    moved = counts.stored_bytes + plan.order.streamed_parts * part_bytes(plan)
+    return Phase(cycles, 0.0, shared, issue, bytes=moved / items)
 
 
 def _bytes_from_dram(plan: HopperPlan, gpu: Gpu) -> float:
@@ -121,4 +134,7 @@ def _auxiliary(plan: HopperPlan, gpu: Gpu) -> tuple[KernelWork, ...]:
         transferred = elements * plan.schedule.splits * size_bytes(product.sums)
         transferred += elements * size_bytes(product.output_dtype)
         kernels.append(element_kernel("reduction", elements, transferred, gpu))
+    if plan.order.streamed:
+        count = plan.order.streamed
+        kernels.append(element_kernel("clear", count, count * COUNTER_BYTES, gpu))
     return tuple(kernels)
