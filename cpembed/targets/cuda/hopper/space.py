@@ -150,7 +150,7 @@ class HopperSpace(Space[HopperSchedule]):
 
 
 def _rank(item: Scored[HopperSchedule]) -> tuple[float, int, float, float]:
-    # Of estimates that are equal to four digits, longer rows come first, which take fewer requests
+    # Of estimates that are equal to three digits, longer rows come first, which take fewer requests
     # of TMA, then the schedule that reads less from main memory, and whose blocks wait less.
     parts = item.parts
-    return float(f"{item.cost:.4g}"), -item.schedule.depth, parts["dram_us"], parts["latency_us"]
+    return float(f"{item.cost:.3g}"), -item.schedule.depth, parts["dram_us"], parts["latency_us"]
