@@ -5,14 +5,13 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cached_property
-from pathlib import Path
 from typing import Any
 
 from cpembed.embedding.embedding import Embedding
 from cpembed.provenance import Provenance
 from cpembed.runtime.measurement.runner import Timing
 from cpembed.targets.base import Array, Execution, Row, Target
-from cpembed.targets.cuda.build import INSTRUCTIONS, CudaKernels, save
+from cpembed.targets.cuda.build import CudaKernels
 from cpembed.targets.cuda.executor import COMPILER, Order
 from cpembed.targets.cuda.hopper.build import cuda_text
 from cpembed.targets.cuda.hopper.limits import check
@@ -21,6 +20,7 @@ from cpembed.targets.cuda.hopper.space import HopperSpace
 from cpembed.targets.cuda.instructions import LANES, WARP_GROUP
 from cpembed.targets.cuda.lower import lower
 from cpembed.targets.cuda.model import Gpu, gpu
+from cpembed.targets.cuda.saving_target import SavingTarget
 from cpembed.targets.cuda.target import CudaDetails
 from cpembed.transform.program import DerivedProgram
 
@@ -45,12 +45,11 @@ class HopperDetails(CudaDetails):
         return rows
 
 
-class HopperTarget(Target[HopperProduct, HopperSchedule, CudaKernels]):
+class HopperTarget(SavingTarget, Target[HopperProduct, HopperSchedule, CudaKernels]):
     """Emulated warp groups; times are estimates for the first GPU of the specification."""
 
     provenance = Provenance.EMULATED
     follows_machine = True
-    instructions = INSTRUCTIONS
 
     @cached_property
     def gpu(self) -> Gpu:
@@ -82,9 +81,6 @@ class HopperTarget(Target[HopperProduct, HopperSchedule, CudaKernels]):
     def time(self, artifact: CudaKernels, inputs: Mapping[str, Array]) -> Timing:
         # Emulation takes no time that says anything of a GPU; the estimate is in the details.
         return Timing(self.provenance, artifact.plan.product.program.unfused.macs, None)
-
-    def save(self, artifact: CudaKernels, path: Path) -> None:
-        save(artifact, path)
 
     def schedule_text(self, embedding: Embedding, schedule: HopperSchedule) -> str:
         return str(schedule)
