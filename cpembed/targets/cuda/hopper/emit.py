@@ -47,6 +47,7 @@ from cpembed.targets.cuda.results import Strip, stage_sums, store_strip
 from cpembed.targets.cuda.writer import (
     PARTIAL,
     Writer,
+    quotient,
     register_pointer,
     shared_pointer,
 )
@@ -109,9 +110,7 @@ class _Body:
 
     def write(self) -> None:
         size = self.schedule.cluster_blocks
-        self.script.line(
-            f"worker = block_number // {size}" if size > 1 else "worker = block_number"
-        )
+        self.script.line(f"worker = {quotient('block_number', size)}")
         self.script.line(f"rank = block_number % {size}")
         self._allocate()
         self._initialise_barriers()
@@ -341,9 +340,9 @@ class _Body:
         self._release(before)
 
     def _release(self, stage: str) -> None:
-        in_row, others = self._sharing
+        in_row, in_column = self._sharing
         empty = shared_pointer(self._barrier(stage, empty=True))
-        if in_row + others == 1:
+        if in_row + in_column == 1:
             with self.script.nested("if lane == 0:"):
                 self.writer.call("cpembed_mbarrier_arrive", empty)
             return
@@ -354,7 +353,7 @@ class _Body:
         number = f"(lane - {in_row})"
         above = f"T.Select({number} < rank // {columns}, {number}, {number} + 1)"
         block = f"T.Select(lane < {in_row}, {row}, {above} * {columns} + rank % {columns})"
-        with self.script.nested(f"if lane < {in_row + others}:"):
+        with self.script.nested(f"if lane < {in_row + in_column}:"):
             self.writer.call("cpembed_mbarrier_arrive_at", empty, block)
 
     def _load_first(self) -> None:

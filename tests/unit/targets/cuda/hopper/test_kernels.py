@@ -17,9 +17,10 @@ from cpembed.runtime.measurement.verification import Expected
 from cpembed.targets.cuda.build import CudaKernels
 from cpembed.targets.cuda.executor import COMPILER, Order
 from cpembed.targets.cuda.hopper.build import cuda_text
-from cpembed.targets.cuda.hopper.schedule import HopperPlan
+from cpembed.targets.cuda.hopper.limits import check
+from cpembed.targets.cuda.hopper.schedule import HopperPlan, HopperSchedule
 from cpembed.targets.cuda.hopper.traffic import HopperTraffic, traffic
-from tests.unit.targets.cuda.hopper.products import lowered, random_plan
+from tests.unit.targets.cuda.hopper.products import SHARED_BYTES, lowered, random_plan
 
 needs_compiler = pytest.mark.skipif(
     bool(COMPILER.missing()), reason=f"missing: {', '.join(COMPILER.missing())}"
@@ -93,6 +94,27 @@ def test_kernels_compute_the_workload(name: str, target: str, constraints: str) 
     kernels = CudaKernels(plan, cuda_text(plan))
     compare(operator, kernels, len(name))
     check_counts(kernels)
+
+
+@needs_compiler
+@pytest.mark.parametrize(
+    "cluster, blocks, splits",
+    [((2, 1), 0, 1), ((1, 2), 4, 1), ((2, 2), 0, 1), ((1, 4), 0, 2)],
+)
+def test_blocks_of_a_cluster_share_what_they_load(
+    cluster: tuple[int, int], blocks: int, splits: int
+) -> None:
+    """Some of the blocks are beyond the result, and load and arrive like the others."""
+    operator, product = lowered("gemm m=300 n=130 k=160", "wgmma_f16", "in_place_padded")
+    schedule = HopperSchedule(
+        1, (1, 8), 2, 3, ("tensor", "tensor"), splits=splits, blocks=blocks, cluster=cluster
+    )
+    plan = HopperPlan(product, schedule)
+    check(plan, SHARED_BYTES)
+    kernels = CudaKernels(plan, cuda_text(plan))
+    compare(operator, kernels, 3)
+    check_counts(kernels)
+    assert kernels.kernel_counters["product_kernel"].multicast_bytes > 0
 
 
 STORED = {
