@@ -267,7 +267,7 @@ static void report_deadlock() {
              decimal(first.barrier.number) + ", where " + decimal(b.arrived) + " of " +
              decimal(b.expected) + " threads are";
     }
-    if (count++ < 4) lines += (lines.empty() ? "" : "; ") + line;
+    if (count++ < 3) lines += (lines.empty() ? "" : "; ") + line;
   }
   bool only_barriers = true;
   for (auto &w : warps) only_barriers &= w->ended || !w->blocked;
@@ -276,7 +276,7 @@ static void report_deadlock() {
               "of the kernel", at_barrier->number, at_barrier->lanes[0].barrier.site, ended->number);
     return;
   }
-  if (count > 4) lines += "; and " + decimal(count - 4) + " more warps wait";
+  if (count > 3) lines += "; and " + decimal(count - 3) + " more warps wait";
   set_fault("deadlock: %s", lines.c_str());
 }
 

@@ -51,7 +51,7 @@ def kernel(name: str) -> str:
         body = f"{name}(r, in + t * 16, in[4096 + t] & 1);" + keep("r", 4)
     elif name.startswith("cpembed_store"):
         body = fill("r", 4) + f"{name}(out + t * 16, r, in[4096 + t] & 1);"
-    elif name == "cpembed_opaque":
+    elif name in ("cpembed_opaque", "cpembed_exp2"):
         body = fill("r", 4) + f"{name}(r);" + keep("r", 4)
     elif "ldmatrix" in name:
         body = f"{name}(r, shared + t * 16);" + keep("r", 4)
@@ -158,6 +158,8 @@ def expected(name: str, architecture: str) -> tuple[str, int | None]:
     if name == "cpembed_opaque":
         # It moves a register to itself, which ptxas leaves out.
         return "EXIT", None
+    if name == "cpembed_exp2":
+        return "MUFU.EX2", 1
     if "cp_async_" in name:
         return "LDGSTS.E", 1
     if "ldmatrix" in name:
