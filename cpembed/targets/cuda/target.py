@@ -10,7 +10,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from random import Random
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from cpembed.codegen.recorded import FunctionCalls
 from cpembed.embedding.embedding import Embedding
@@ -27,6 +27,11 @@ from cpembed.targets.cuda.saving_target import SavingTarget
 from cpembed.targets.cuda.schedule import KernelSchedule, Plan, check
 from cpembed.targets.cuda.traffic import work_of
 from cpembed.transform.program import DerivedProgram
+
+if TYPE_CHECKING:
+    from cpembed.targets.chains import ChainCandidate, ChainChoice
+    from cpembed.targets.cuda.chains.build import ChainKernels
+    from cpembed.workloads.chains import ProductChain
 
 WARPS = ((1, 1), (1, 2), (2, 1), (2, 2), (1, 4), (4, 1), (2, 4), (4, 2))
 ROW_TILES = (1, 2, 4)
@@ -136,16 +141,20 @@ class CudaDetails(Details):
         }
 
     def rows(self) -> list[Row]:
-        counters = self.counters
-        products = sum(counters.mma.values())
-        loads, stores = counters.shared_load_wavefronts, counters.shared_store_wavefronts
-        loaded, stored = counters.global_load_sectors, counters.global_store_sectors
-        return [
-            ("estimated", f"{self.estimated_us:.3g} us on {self.gpu}"),
-            ("counted", f"{products:,} products of the instruction"),
-            ("shared", f"{loads:,} wavefronts of loads, {stores:,} of stores"),
-            ("global", f"{loaded:,} sectors loaded, {stored:,} stored"),
-        ]
+        estimated = ("estimated", f"{self.estimated_us:.3g} us on {self.gpu}")
+        return [estimated, *counter_rows(self.counters)]
+
+
+def counter_rows(counters: Counters) -> list[Row]:
+    """Return the lines about the counters of a run."""
+    products = sum(counters.mma.values())
+    loads, stores = counters.shared_load_wavefronts, counters.shared_store_wavefronts
+    loaded, stored = counters.global_load_sectors, counters.global_store_sectors
+    return [
+        ("counted", f"{products:,} products of the instruction"),
+        ("shared", f"{loads:,} wavefronts of loads, {stores:,} of stores"),
+        ("global", f"{loaded:,} sectors loaded, {stored:,} stored"),
+    ]
 
 
 class CudaTarget(SavingTarget, Target[TiledProduct, KernelSchedule, CudaKernels]):
@@ -209,3 +218,28 @@ class CudaTarget(SavingTarget, Target[TiledProduct, KernelSchedule, CudaKernels]
 
     def executed_by(self, artifact: CudaKernels) -> str:
         return "emulated CUDA"
+
+    # -- chains of products -----------------------------------------------------------------------
+
+    def chain_choice(self, chain: ProductChain) -> ChainChoice:
+        from cpembed.targets.cuda.chains.choice import choose
+
+        return choose(chain, self.spec, self.gpu)
+
+    def build_chain(self, candidate: ChainCandidate) -> ChainKernels:
+        from cpembed.targets.cuda.chains.build import ChainKernels, chain_text
+
+        plan = candidate.plan
+        return ChainKernels(plan, chain_text(plan, self.gpu.architecture))
+
+    def execute_chain(self, artifact: ChainKernels, inputs: Mapping[str, Array]) -> Execution:
+        outputs = tuple(artifact.run(inputs, order) for order in (Order.REVERSE, Order.FORWARD))
+        return Execution(outputs, self.provenance)
+
+    def chain_rows(self, artifact: ChainKernels) -> Sequence[Row]:
+        return counter_rows(artifact.counters)
+
+    def save_chain(self, artifact: ChainKernels, folder: Path) -> None:
+        from cpembed.targets.cuda.chains.choice import save as save_kernels
+
+        save_kernels(artifact, folder)
