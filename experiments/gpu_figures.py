@@ -61,9 +61,9 @@ def measured_rows(path: Path) -> tuple[dict[str, Row], str]:
         for variant in entry["variants"]:
             if variant["name"] in us:
                 us |= dict.fromkeys(variant["also"], us[variant["name"]])
-        ours = [us[v["name"]] for v in entry["variants"] if v["name"] in us]
-        if ours:
-            rows[entry["name"]] = {"key": entry["name"], "us": {**us, BEST: min(ours)}}
+        kernel_us = [us[v["name"]] for v in entry["variants"] if v["name"] in us]
+        if kernel_us:
+            rows[entry["name"]] = {"key": entry["name"], "us": {**us, BEST: min(kernel_us)}}
     return rows, document["device"]["device"]
 
 

@@ -49,16 +49,16 @@ def network_table(
     speed_ups: dict[str, float] = {}
     cells: list[list[str]] = []
     for network in networks:
-        ours, others = network.us(rows), network.us(rows, library)
-        if ours is not None and others is not None:
-            speed_ups[network.name] = others / ours
+        own_us, library_us = network.us(rows), network.us(rows, library)
+        if own_us is not None and library_us is not None:
+            speed_ups[network.name] = library_us / own_us
         layers = sum(network.counts.values())
         cells.append(
             [
                 network.name,
                 f"{network.timed(rows)} of {layers}",
                 str(network.without_kernel),
-                cell(ours, 0),
+                cell(own_us, 0),
                 cell(speed_ups.get(network.name)),
             ]
         )

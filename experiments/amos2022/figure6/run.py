@@ -51,7 +51,7 @@ IN_TENSOR_CORES = (
     "BCV",
     "GFC",
 )
-"""Operators of the suite with products, in the order of the paper; the others only add."""
+"""Operators of the suite with products, in the order of the paper; the pack_layers only add."""
 
 LAID_OUT = {
     "C1D": "NWC",
@@ -66,15 +66,15 @@ LAID_OUT = {
 
 def layers() -> dict[str, tuple[str, FigureLayer]]:
     """Return the operator of each layer, and the layer, by its name in a pack."""
-    found: dict[str, tuple[str, FigureLayer]] = {}
+    by_name: dict[str, tuple[str, FigureLayer]] = {}
     for layer in suite("amos"):
         operator = layer.application
         if operator in IN_TENSOR_CORES:
             layout = LAID_OUT.get(operator)
             words = layer.label if layout is None else f"{layer.label} layout={layout}"
             name = f"amos:{layer.index}"
-            found[name] = operator, FigureLayer(name, words)
-    return found
+            by_name[name] = operator, FigureLayer(name, words)
+    return by_name
 
 
 def with_packs_names(rows: Mapping[str, Row]) -> dict[str, Row]:
@@ -88,9 +88,9 @@ def fastest_library(rows: Mapping[str, Row]) -> dict[str, float]:
     """Return the time of the fastest library over ours, by layer."""
     by_library = [ratios(rows, name) for name in LIBRARIES]
     return {
-        key: min(found[key] for found in by_library if key in found)
+        key: min(speed_ups[key] for speed_ups in by_library if key in speed_ups)
         for key in rows
-        if any(key in found for found in by_library)
+        if any(key in speed_ups for speed_ups in by_library)
     }
 
 
@@ -107,10 +107,10 @@ def markdown(rows: Mapping[str, Row], origin: str) -> tuple[list[str], dict[str,
     table: list[list[str]] = []
     speed_ups = fastest_library(rows)
     for operator in IN_TENSOR_CORES:
-        names = [name for name, (of, _) in layers().items() if of == operator and name in rows]
+        names = [name for name, (kind, _) in layers().items() if kind == operator and name in rows]
         us = {name: rows[name]["us"][BEST] for name in names if BEST in rows[name]["us"]}
-        found = {name: speed_ups[name] for name in names if name in speed_ups}
-        table.append([operator, str(len(us)), cell(mean_of(us)), cell(mean_of(found))])
+        library = {name: speed_ups[name] for name in names if name in speed_ups}
+        table.append([operator, str(len(us)), cell(mean_of(us)), cell(mean_of(library))])
     lines += markdown_table(["operator", "layers", "ours, us", "library"], table)
     convolutions = {n: r for n, r in rows.items() if n in layers() and layers()[n][0] == "C2D"}
     figures = {
@@ -126,14 +126,14 @@ def markdown(rows: Mapping[str, Row], origin: str) -> tuple[list[str], dict[str,
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run the command; return its exit code."""
     options = figure_parser(__doc__, FOLDER).parse_args(arguments)
-    wanted = [layer for _, layer in layers().values()]
+    figure_layers = [layer for _, layer in layers().values()]
     if options.results is not None:
-        others = [
+        pack_layers = [
             FigureLayer(f"{layer.name.replace('amos:', 'amos12:')} batch 1", layer.words)
-            for layer in wanted
+            for layer in figure_layers
         ]
-        wanted = [*wanted, *others]
-    rows, origin = figure_rows(wanted, options)
+        figure_layers = [*figure_layers, *pack_layers]
+    rows, origin = figure_rows(figure_layers, options)
     rows = with_packs_names(rows)
     lines, figures = markdown(rows, origin)
     write_figure(options, rows, lines, figures)

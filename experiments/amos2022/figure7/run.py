@@ -32,7 +32,7 @@ PAPER = {"least, BERT at batch 16": 0.91, "most, ShuffleNet": 10.42}
 def networks() -> tuple[list[Network], dict[str, str]]:
     """Return the networks at each batch, and the words of their layers by name."""
     words: dict[str, str] = {}
-    found: list[Network] = []
+    network_list: list[Network] = []
     for title, name in SUITES.items():
         for batch in BATCHES:
             counts: dict[str, int] = {}
@@ -40,16 +40,16 @@ def networks() -> tuple[list[Network], dict[str, str]]:
                 key = f"{name}:{layer.index}" + (f" batch {batch}" if batch > 1 else "")
                 words[key] = re.sub(r"\bn=\d+", f"n={batch}", layer.label) + " layout=NHWC"
                 counts[key] = layer.count
-            found.append(Network(f"{title}, batch {batch}", counts))
-    return found, words
+            network_list.append(Network(f"{title}, batch {batch}", counts))
+    return network_list, words
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run the command; return its exit code."""
     options = figure_parser(__doc__, FOLDER).parse_args(arguments)
-    found, words = networks()
-    rows, origin = figure_rows(all_layers(found, words), options)
-    table, mean = network_table(found, rows, "cuDNN")
+    network_list, words = networks()
+    rows, origin = figure_rows(all_layers(network_list, words), options)
+    table, mean = network_table(network_list, rows, "cuDNN")
     lines = [
         f"# Networks on Tensor Cores (AMOS, figure 7), {origin}",
         "",

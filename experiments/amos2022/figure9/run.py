@@ -74,7 +74,9 @@ def markdown(rows: Mapping[str, Row], origin: str) -> tuple[list[str], dict[str,
     figures: dict[str, float | None] = {}
     for batch in BATCHES:
         some = {
-            name: rows[name] for name, (of, _) in layers().items() if of == batch and name in rows
+            name: rows[name]
+            for name, (size, _) in layers().items()
+            if size == batch and name in rows
         }
         for name in PAPER:
             figures[f"{name} batch {batch}"] = mean_of(ratios(some, name))
@@ -88,8 +90,8 @@ def markdown(rows: Mapping[str, Row], origin: str) -> tuple[list[str], dict[str,
     for name, (batch, number) in layers().items():
         if name in rows:
             us = rows[name]["us"]
-            others = [us[other] / us[BEST] if other in us else None for other in PAPER]
-            cells.append([f"C{number}", str(batch), cell(us[BEST]), *map(cell, others)])
+            times_over = [us[key] / us[BEST] if key in us else None for key in PAPER]
+            cells.append([f"C{number}", str(batch), cell(us[BEST]), *map(cell, times_over)])
     return [*lines, *markdown_table(["layer", "batch", "us", *PAPER], cells)], figures
 
 

@@ -124,8 +124,8 @@ def choose(computation: Computation, spec: HardwareSpec) -> Choice:
     """
     target, reason = CudaTarget(spec), "nothing embeds"
     best: Choice | None = None
-    found = solve(computation, spec, constraints=CONSTRAINTS, top=EMBEDDINGS)
-    for ranked in found.embeddings:
+    solved = solve(computation, spec, constraints=CONSTRAINTS, top=EMBEDDINGS)
+    for ranked in solved.embeddings:
         try:
             lowered = target.lower(ranked.candidate.program)
             scored = target.space(lowered).best()
@@ -148,15 +148,15 @@ def compile_kernel(text: str, architecture: str) -> dict[str, Any]:
         # Functions of the generator's prelude that no kernel calls are no finding.
         command += ["-diag-suppress", "174,177", "-Werror", "all-warnings"]
         command += ["-o", f"{name}/kernel.cubin", str(source)]
-        done = subprocess.run(command, capture_output=True, text=True, check=False)
-    spills = re.findall(r"(\d+) bytes stack frame, (\d+) bytes spill stores", done.stderr)
-    registers = [int(number) for number in re.findall(r"Used (\d+) registers", done.stderr)]
-    found: dict[str, Any] = {
-        "compiled": done.returncode == 0,
+        process = subprocess.run(command, capture_output=True, text=True, check=False)
+    spills = re.findall(r"(\d+) bytes stack frame, (\d+) bytes spill stores", process.stderr)
+    registers = [int(number) for number in re.findall(r"Used (\d+) registers", process.stderr)]
+    report: dict[str, Any] = {
+        "compiled": process.returncode == 0,
         "registers": max(registers, default=0),
         "local_bytes": sum(int(frame) + int(stores) for frame, stores in spills),
     }
-    return found if found["compiled"] else {**found, "error": done.stderr.strip()[-300:]}
+    return report if report["compiled"] else {**report, "error": process.stderr.strip()[-300:]}
 
 
 def compute(key: str) -> Row:
@@ -168,8 +168,12 @@ def compute(key: str) -> Row:
         try:
             lowered, schedule, us = choose(workload(words, target=spec), spec)
             artifact = CudaTarget(spec).build(lowered, schedule)
-            found = compile_kernel(artifact.text.source, architecture)
-            row["machines"][machine] = {"schedule": str(schedule), "estimated_us": us, **found}
+            report = compile_kernel(artifact.text.source, architecture)
+            row["machines"][machine] = {
+                "schedule": str(schedule),
+                "estimated_us": us,
+                **report,
+            }
         except CpembedError as error:
             row["machines"][machine] = {"error": str(error)}
     row["small"] = emulate(small_words(words))
@@ -199,8 +203,8 @@ def markdown(rows: list[Row]) -> list[str]:
     """Return the tables; README.md says what is checked."""
     counts: Counter[str] = Counter()
     for row in rows:
-        for machine, found in row["machines"].items():
-            clean = found.get("compiled") and not found["local_bytes"]
+        for machine, report in row["machines"].items():
+            clean = report.get("compiled") and not report["local_bytes"]
             counts[machine] += bool(clean)
         counts["small"] += bool(row["small"].get("verified"))
     lines = markdown_table(
@@ -222,7 +226,7 @@ def markdown(rows: list[Row]) -> list[str]:
         [
             row["key"],
             f"`{row['words']}`",
-            *(str(found.get("registers", "-")) for found in row["machines"].values()),
+            *(str(report.get("registers", "-")) for report in row["machines"].values()),
             "equal" if row["small"].get("verified") else "no kernel",
         ]
         for row in rows
@@ -233,11 +237,11 @@ def markdown(rows: list[Row]) -> list[str]:
 def failures(rows: Sequence[Row]) -> Iterator[str]:
     """Yield a line for each kernel that is missing, does not compile cleanly or is wrong."""
     for row in rows:
-        for machine, found in row["machines"].items():
-            if "error" in found:
-                yield f"- {row['key']}, {machine}: {found['error']}"
-            elif found["local_bytes"]:
-                yield f"- {row['key']}, {machine}: {found['local_bytes']} bytes of local memory"
+        for machine, report in row["machines"].items():
+            if "error" in report:
+                yield f"- {row['key']}, {machine}: {report['error']}"
+            elif report["local_bytes"]:
+                yield f"- {row['key']}, {machine}: {report['local_bytes']} bytes of local memory"
         small = row["small"]
         if not small.get("verified"):
             yield f"- {row['key']}, small: {small.get('error', 'wrong numbers')}"

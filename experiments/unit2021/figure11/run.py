@@ -61,17 +61,17 @@ PAPER = {
     "largest step": "SplitK",
     "kernels served by it": "over 70 %",
 }
-"""What section VI.B states; bars have no numbers."""
+"""Statements of section VI.B; bars have no numbers."""
 
 
 def steps(words: str, machine: str) -> dict[str, float]:
     """Return the estimated microseconds of a convolution's best kernel at each step."""
     spec = hardware_spec(TARGET, machine=machine)
     target, computation = CudaTarget(spec), workload(words, target=spec)
-    found = solve(computation, spec, constraints=CONSTRAINTS, top=MOST_EMBEDDINGS)
+    solved = solve(computation, spec, constraints=CONSTRAINTS, top=MOST_EMBEDDINGS)
     best: dict[str, float] = {}
     spaces: dict[Any, Sequence[Scored[KernelSchedule]]] = {}
-    for ranked in found.embeddings:
+    for ranked in solved.embeddings:
         try:
             lowered = target.lower(ranked.candidate.program)
             key = (lowered.tiles, lowered.first[0].length, lowered.second[0].length)
@@ -119,8 +119,8 @@ def estimated(options: Any) -> dict[str, Row]:
     missing = [layer for layer in suite("unit16") if f"unit16:{layer.index}" not in rows]
     for layer in missing[: options.limit]:
         started, key = time.monotonic(), f"unit16:{layer.index}"
-        found = steps(f"{layer.label} layout=NHWC", options.machine)
-        rows[key] = {"key": key, "us": found}
+        step_us = steps(f"{layer.label} layout=NHWC", options.machine)
+        rows[key] = {"key": key, "us": step_us}
         print(f"{key}: {time.monotonic() - started:.0f} s", file=sys.stderr)
         document = estimated_document(rows, options.machine)
         write_figure(options, rows, ["not finished"], document)
@@ -157,8 +157,8 @@ def markdown(
                 gains[step][key] = ratio
             line.append(cell(ratio))
         timed = times_of(measured, key)
-        ours, library = timed.get(BEST), timed.get("cuDNN")
-        line += [cell(ours, 1), cell(library / ours if ours and library else None)]
+        own_us, library_us = timed.get(BEST), timed.get("cuDNN")
+        line += [cell(own_us, 1), cell(library_us / own_us if own_us and library_us else None)]
         cells.append(line)
     means = {step: mean_of(values) for step, values in gains.items()}
     head = ["layer", "Generic, us, estimated", *(f"{title}, estimated" for title in STEPS.values())]

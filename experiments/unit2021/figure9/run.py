@@ -31,23 +31,23 @@ def networks() -> tuple[list[Network], dict[str, str]]:
     with LAYERS.open(newline="", encoding="utf-8") as file:
         table = list(csv.DictReader(file))
     words: dict[str, str] = {}
-    found: list[Network] = []
+    network_list: list[Network] = []
     for number, row in enumerate(table):
         words[f"layers:{number}"] = f"{row['layer']} layout=NHWC"
     for title in list(table[0])[1:]:
         counts = {f"layers:{n}": int(row[title]) for n, row in enumerate(table) if int(row[title])}
         depthwise = [name for name in counts if words[name].startswith("depthwise")]
-        without = sum(counts.pop(name) for name in depthwise)
-        found.append(Network(title, counts, without))
-    return found, words
+        depthwise_count = sum(counts.pop(name) for name in depthwise)
+        network_list.append(Network(title, counts, depthwise_count))
+    return network_list, words
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run the command; return its exit code."""
     options = figure_parser(__doc__, FOLDER).parse_args(arguments)
-    found, words = networks()
-    rows, origin = figure_rows(all_layers(found, words), options)
-    table, mean = network_table(found, rows, "cuDNN")
+    network_list, words = networks()
+    rows, origin = figure_rows(all_layers(network_list, words), options)
+    table, mean = network_table(network_list, rows, "cuDNN")
     lines = [
         f"# Networks on Tensor Cores (UNIT, figure 9), {origin}",
         "",
