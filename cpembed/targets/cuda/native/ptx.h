@@ -29,12 +29,15 @@ namespace executor {
 /* State spaces of addresses; those of shared memory are offsets. */
 enum Space : int { kGeneric, kGlobal, kShared, kSharedCluster };
 
+enum Atomic : int { kAdd, kInc, kDec, kMin, kMax, kAnd, kOr, kXor, kExchange, kCas, kLoadOnly, kStoreOnly };
+enum AtomicKind : int { kUnsigned32, kSigned32, kUnsigned64, kSigned64, kFloat32 };
+
 #define EXECUTOR_INLINE static inline __attribute__((always_inline))
 
 template <class T, class V>
 EXECUTOR_INLINE T bits(V value) {
   static_assert(sizeof(T) == sizeof(V));
-  T made;
+  EXECUTOR_UNSET T made;
   memcpy(&made, &value, sizeof made);
   return made;
 }
@@ -58,14 +61,14 @@ EXECUTOR_INLINE void assign(V &variable, T value) {
 template <class T>
 EXECUTOR_INLINE T rubbish() {
   constexpr uint64_t pattern = 0x7ffb'adba'7ffb'adba;
-  T made;
+  EXECUTOR_UNSET T made;
   memcpy(&made, &pattern, sizeof made);
   return made;
 }
 
 template <class T>
 EXECUTOR_INLINE T element(const ExecutorWords &words, int number) {
-  T made;
+  EXECUTOR_UNSET T made;
   memcpy(&made, reinterpret_cast<const char *>(words.word) + number * sizeof made, sizeof made);
   return made;
 }
@@ -96,6 +99,10 @@ void executor_copy_async(ExecutorFunction &, uint64_t shared, uint64_t global, i
 void executor_copy_commit(ExecutorFunction &);
 void executor_copy_wait(ExecutorFunction &, int groups);
 void executor_copy_wait_all(ExecutorFunction &);
+
+uint64_t executor_atom(ExecutorFunction &, int operation, int kind, int space, uint64_t address,
+                       uint64_t value, uint64_t other, bool acquires, bool releases);
+void executor_fence(ExecutorFunction &, bool gpu);
 
 ExecutorWords executor_load_matrices(ExecutorFunction &, int space, uint64_t address, int count,
                                      bool transposed);

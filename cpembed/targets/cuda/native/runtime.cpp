@@ -7,6 +7,7 @@
 #include "plain.h"
 #include "random.h"
 #include "warp.h"
+#include "atomics.h"
 #include "bulk_copy.h"
 #include "cluster.h"
 #include "mbarrier.h"
@@ -101,12 +102,15 @@ static void begin_lanes(Warp &w, unsigned first_thread, unsigned first_stack, un
     made.index[0] = thread % x, made.index[1] = thread / x % y, made.index[2] = thread / x / y;
     made.place = kRunning, made.request = nullptr, made.waiter = nullptr;
     made.open_group.clear(), made.groups.clear();
-    made.stores = BulkStores{};
+    // Not a new object: its queue would be allocated for each thread of each block.
+    made.stores.open.clear(), made.stores.groups.clear();
+    made.stores.committed = made.stores.read = made.stores.agent = 0;
   }
 }
 
 /* The blocks of a cluster begin; `first`: the index of its first block in the grid. */
 static void begin_cluster(const unsigned *first) {
+  running_cluster++;
   unsigned threads = launched.block[0] * launched.block[1] * launched.block[2];
   unsigned a_block = (threads + 31) / 32;
   unsigned count = launched.cluster[0] * launched.cluster[1] * launched.cluster[2];
@@ -263,7 +267,7 @@ static void report_deadlock() {
              decimal(first.barrier.number) + ", where " + decimal(b.arrived) + " of " +
              decimal(b.expected) + " threads are";
     }
-    if (count++ < 4) lines += (lines.empty() ? "" : "; ") + line;
+    if (count++ < 3) lines += (lines.empty() ? "" : "; ") + line;
   }
   bool only_barriers = true;
   for (auto &w : warps) only_barriers &= w->ended || !w->blocked;
@@ -272,7 +276,7 @@ static void report_deadlock() {
               "of the kernel", at_barrier->number, at_barrier->lanes[0].barrier.site, ended->number);
     return;
   }
-  if (count > 4) lines += "; and " + decimal(count - 4) + " more warps wait";
+  if (count > 3) lines += "; and " + decimal(count - 3) + " more warps wait";
   set_fault("deadlock: %s", lines.c_str());
 }
 
@@ -308,6 +312,9 @@ extern "C" __attribute__((visibility("default"))) const char *executor_run(
   tally = Tally{};
   forget_calls();
   global_memory.begin();
+  global_races.begin();
+  global_releases.clear();
+  running_cluster = 0;
   for (int i = 0; i < launched.buffer_count; i++)
     global_memory.add(launched.buffers[i].base, launched.buffers[i].bytes,
                       launched.buffers[i].argument, launched.buffers[i].initialised);

@@ -155,8 +155,8 @@ for _name in ("mbarrier.try_wait", "mbarrier.test_wait"):
             if call["parity"]
             else ("executor_mbarrier_wait", "b64")
         )
-        done = f"{function}(f_, {_address(call, 1)}, {call.value(2, kind)}, {acquires})"
-        return f"{call.function} {call.assign(call.operands[0], 'pred', done)}"
+        completed = f"{function}(f_, {_address(call, 1)}, {call.value(2, kind)}, {acquires})"
+        return f"{call.function} {call.assign(call.operands[0], 'pred', completed)}"
 
 
 @instruction("fence.mbarrier_init.release.cluster")
@@ -272,7 +272,8 @@ def _commit_bulk(call: Call) -> str:
 @instruction("cp.async.bulk.wait_group", optional("read", "read"))
 def _wait_bulk(call: Call) -> str:
     call.require_operands(1)
-    return f"{call.function} executor_bulk_wait(f_, {call.constant(0)});"
+    reads = "true" if call["read"] else "false"
+    return f"{call.function} executor_bulk_wait(f_, {call.constant(0)}, {reads});"
 
 
 @instruction("prefetch", optional("space", "param", "const"), required("what", "tensormap"))
