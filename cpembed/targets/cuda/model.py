@@ -198,7 +198,7 @@ class Phase:
             "l2": self.bytes / gpu.l2_bytes_each,
         }
 
-    def alone(self, gpu: Gpu) -> float:
+    def unshared_cycles(self, gpu: Gpu) -> float:
         """Return the cycles of a block that is alone: it waits, or a unit is busy for longer."""
         return max(self.cycles, *self.busy(gpu).values())
 
@@ -238,7 +238,7 @@ class KernelWork:
         # Barriers keep the warps of a block in one phase, so that no phase ends before its busiest
         # unit does, however idle that is in the others.
         fetch, compute, result = (
-            phase.alone(gpu) for phase in (self.fetch, self.compute, self.result)
+            phase.unshared_cycles(gpu) for phase in (self.fetch, self.compute, self.result)
         )
         # With one stage nothing overlaps: a block fetches, then computes.
         if self.stages == 1:

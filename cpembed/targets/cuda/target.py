@@ -24,6 +24,7 @@ from cpembed.targets.cuda.build import CudaKernels, cuda_text, function_calls
 from cpembed.targets.cuda.executor import COMPILER, Counters, Order
 from cpembed.targets.cuda.lower import TiledProduct, lower
 from cpembed.targets.cuda.model import Gpu, estimate, gpu
+from cpembed.targets.cuda.saving import identifier, save
 from cpembed.targets.cuda.saving_target import SavingTarget
 from cpembed.targets.cuda.schedule import KernelSchedule, Plan, check
 from cpembed.targets.cuda.traffic import work_of
@@ -64,6 +65,15 @@ class CudaSpace(Space[KernelSchedule]):
 
     def ranked(self, limit: int | None = None) -> Sequence[Scored[KernelSchedule]]:
         return self._ranked[:limit]
+
+    def first_blocks(self, count: int) -> list[Scored[KernelSchedule]]:
+        """Return the first schedules of different blocks or splits, of the smallest estimates."""
+        first: dict[tuple[object, ...], Scored[KernelSchedule]] = {}
+        for item in self._ranked:
+            first.setdefault((item.schedule.block, item.schedule.splits), item)
+            if len(first) == count:
+                break
+        return list(first.values())
 
     def scored(self, schedule: KernelSchedule) -> Scored[KernelSchedule]:
         plan = Plan(self.product, schedule)
@@ -126,24 +136,48 @@ def _useful(numbers: Sequence[int], extent: int) -> list[int]:
     return [number for number in numbers if number < 2 * extent] or [numbers[0]]
 
 
+MEASURED = 3
+"""Number of schedules with the smallest estimates that are worth measuring before one is taken."""
+
+FIRST_LOSS, MEASURED_LOSS = 1.08, 1.01
+"""Time of the schedule with the smallest estimate, and of the fastest of the first
+:data:`MEASURED`, over that of the fastest of all: geometric means of six layers whose schedules
+others measured on an A100 (experiments/amos2022/a100_schedules)."""
+
+
 @dataclass(frozen=True)
 class CudaDetails(Details):
-    """Counters of a run, and its estimated time."""
+    """Counters of a run, its estimated time, and the schedules of the smallest estimates."""
 
     counters: Counters
     estimated_us: float
     gpu: str
+    first: tuple[tuple[str, float], ...] = ()
+    """Text and estimated microseconds of :data:`MEASURED` schedules with different blocks."""
 
     def to_json(self) -> dict[str, Any]:
         return {
             "estimated_us": self.estimated_us,
             "gpu": self.gpu,
+            "measure": [{"schedule": text, "estimated_us": us} for text, us in self.first],
+            "expected_loss": {"first": FIRST_LOSS, "best_measured": MEASURED_LOSS},
             "counters": self.counters.to_json(),
         }
 
     def rows(self) -> list[Row]:
         estimated = ("estimated", f"{self.estimated_us:.3g} us on {self.gpu}")
-        return [estimated, *counter_rows(self.counters)]
+        return [estimated, *self._rows_to_measure(), *counter_rows(self.counters)]
+
+    def _rows_to_measure(self) -> list[Row]:
+        if len(self.first) < 2:
+            return []
+        times = ", ".join(f"{us:.3g}" for _, us in self.first)
+        text = (
+            f"the first {len(self.first)} on the GPU ({times} us by estimate): elsewhere the first "
+            f"alone took {FIRST_LOSS} times as long as the best, the best of {MEASURED} "
+            f"{MEASURED_LOSS} times"
+        )
+        return [("measure", text)]
 
 
 def counter_rows(counters: Counters) -> list[Row]:
@@ -214,8 +248,10 @@ class CudaTarget(SavingTarget, Target[TiledProduct, KernelSchedule, CudaKernels]
     def describe(self, artifact: CudaKernels, timing: Timing) -> CudaDetails:
         plan = artifact.plan
         assert isinstance(plan, Plan)
-        scored = self.space(plan.product).scored(plan.schedule)
-        return CudaDetails(artifact.counters, scored.cost, self.gpu.name)
+        space = self.space(plan.product)
+        scored = space.scored(plan.schedule)
+        first = tuple((str(item.schedule), item.cost) for item in space.first_blocks(MEASURED))
+        return CudaDetails(artifact.counters, scored.cost, self.gpu.name, first)
 
     def executed_by(self, artifact: CudaKernels) -> str:
         return "emulated CUDA"
@@ -241,6 +277,6 @@ class CudaTarget(SavingTarget, Target[TiledProduct, KernelSchedule, CudaKernels]
         return counter_rows(artifact.counters)
 
     def save_chain(self, artifact: ChainKernels, folder: Path) -> None:
-        from cpembed.targets.cuda.chains.choice import save as save_kernels
+        from cpembed.targets.cuda.chains.saving import saved_chain
 
-        save_kernels(artifact, folder)
+        save(saved_chain(artifact, identifier(folder.name)), folder)

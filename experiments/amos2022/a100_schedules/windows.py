@@ -1,4 +1,4 @@
-"""How many loads compiled copies have under way: read from machine code, nothing is measured.
+"""Count the loads that compiled copies have under way: read from machine code, not measured.
 
     python -m experiments.amos2022.a100_schedules.windows                     # nvcc's own ptxas
     python -m experiments.amos2022.a100_schedules.windows --ptxas PTXAS_11_8  # an older one as well

@@ -32,7 +32,8 @@ def text_of(rank: int, mode: str) -> str:
   asm volatile("fence.proxy.async.shared::cta;" ::: "memory");
   __syncthreads();
   if (threadIdx.x == 0) {{
-    asm volatile("cp.async.bulk.tensor.{rank}d.global.shared::cta.tile.bulk_group [%1, {{{coordinates}}}], [%0];"
+    asm volatile("cp.async.bulk.tensor.{rank}d.global.shared::cta.tile.bulk_group "
+                 "[%1, {{{coordinates}}}], [%0];"
                  :: "r"(to), "l"(&map), {inputs} : "memory");
     asm volatile("cp.async.bulk.commit_group;");
     asm volatile("cp.async.bulk.wait_group 0;" ::: "memory");
@@ -42,21 +43,25 @@ def text_of(rank: int, mode: str) -> str:
   if (threadIdx.x == 0) {{
     asm volatile("mbarrier.init.shared::cta.b64 [%0], 1;" :: "r"(object));
     asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");
-    asm volatile("mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;" :: "r"(object), "r"(bytes) : "memory");
-    asm volatile("cp.async.bulk.tensor.{rank}d.shared::cluster.global.{kind}.mbarrier::complete_tx::bytes "
+    asm volatile("mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;"
+                 :: "r"(object), "r"(bytes) : "memory");
+    asm volatile("cp.async.bulk.tensor.{rank}d.shared::cluster.global.{kind}"
+                 ".mbarrier::complete_tx::bytes "
                  "[%0], [%1, {{{coordinates}}}], [%{rank + 2}]{offsets};"
                  :: "r"(to), "l"(&map), {inputs}, "r"(object){offset_inputs} : "memory");
   }}
   __syncthreads();
-  asm volatile("{{ .reg .pred p; again: mbarrier.try_wait.parity.shared::cta.b64 p, [%0], 0; @!p bra again; }}"
+  asm volatile("{{ .reg .pred p; again: "
+               "mbarrier.try_wait.parity.shared::cta.b64 p, [%0], 0; @!p bra again; }}"
                :: "r"(object) : "memory");
   for (int i = threadIdx.x; i < bytes; i += {THREADS}) out[i] = memory[i];"""
     return f"""
 #include <cuda.h>
-extern "C" __global__ void copy(const __grid_constant__ CUtensorMap map, const int* at, const int* tap,
-                                unsigned char* out, int bytes) {{
+extern "C" __global__ void copy(const __grid_constant__ CUtensorMap map, const int* at,
+                                const int* tap, unsigned char* out, int bytes) {{
   extern __shared__ __align__(1024) unsigned char memory[];
-  unsigned to = (unsigned)__cvta_generic_to_shared(memory), object = to + (bytes + 1023) / 1024 * 1024;
+  unsigned to = (unsigned)__cvta_generic_to_shared(memory);
+  unsigned object = to + (bytes + 1023) / 1024 * 1024;
   {copy}
 }}
 """

@@ -111,7 +111,8 @@ def executes(steps: Program, arrivals: int, order: Order | int) -> bool:
     try:
         program("orders.cu").run(launch, [table, len(steps), arrivals, out], order=order)
     except ExecutionFault as fault:
-        assert re.search("data race in shared memory", str(fault)), fault
+        if not re.search("data race in shared memory", str(fault)):
+            raise
         return False
     return True
 

@@ -35,7 +35,7 @@ A_BYTES = 64 * 128
 
 @dataclass(frozen=True)
 class Layout:
-    """Of an operand in shared memory: bytes of the swizzle, and whether K is its major dimension."""
+    """Of an operand in shared memory: bytes of the swizzle, and whether K is major."""
 
     span: int
     k_major: bool = True
@@ -124,7 +124,8 @@ def text_of(case: Case) -> str:
     opcode = f"m64n{case.n}k{case.k}.{case.d}.{case.a}.{case.b}"
     return f"""
 extern "C" __global__ void product(const uint4* images, int words, unsigned long long a,
-                                   unsigned long long b, const unsigned* registers, {kind}* out, int adds) {{
+                                   unsigned long long b, const unsigned* registers, {kind}* out,
+                                   int adds) {{
   extern __shared__ __align__(1024) uint4 memory[];
   for (int i = threadIdx.x; i < words; i += 128) memory[i] = images[i];
   asm volatile("fence.proxy.async;" ::: "memory");

@@ -1,0 +1,188 @@
+"""Rows of figures about GPUs: measured ones from a pack's results, else the model's estimates.
+
+``cpembed bench --pack`` and ``benchmarks.gpu.pack`` write kernels for a machine with a GPU, whose
+``run.py`` writes ``results.json``. A figure's script takes this file (``--results``) and shows what
+was measured; without it, it shows the estimates of the kernels that ``cpembed run`` chooses, which
+are stored in the figure's ``results.json`` and computed once. Every table says which it has.
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from benchmarks.documents import read_document
+from cpembed.driver.candidate_time import CandidateTime
+from cpembed.driver.estimate import estimate
+from cpembed.driver.named import hardware_spec, workload
+from cpembed.runtime.measurement.environment import provenance, provenance_lines
+from experiments.common import Row, geometric_mean, results_parser, write_results
+
+TARGET, MACHINE = "mma_f16", "a100"
+CONSTRAINTS = "fused"
+"""Set of the embeddings, that of the packs."""
+
+BEST = "cpembed"
+"""Name of the fastest of our kernels among a row's times."""
+
+
+@dataclass(frozen=True)
+class FigureLayer:
+    """A layer of a figure: its name in packs, and the words of its workload, channels last."""
+
+    name: str
+    words: str
+
+
+def figure_parser(docstring: str | None, folder: Path) -> argparse.ArgumentParser:
+    """Return the parser of a figure's script."""
+    parser = results_parser(docstring, folder)
+    parser.add_argument("--results", type=Path, help="results.json that a pack's run.py wrote")
+    parser.add_argument("--machine", default=MACHINE, help="GPU of the estimates")
+    parser.add_argument("--limit", type=int, help="estimate no more than so many layers in a run")
+    return parser
+
+
+def measured_rows(path: Path) -> tuple[dict[str, Row], str]:
+    """Return the rows of a pack's results by the names of the layers, and the device's name.
+
+    A row has the microseconds of each implementation that was timed, and of our fastest as
+    :data:`BEST`; kernels with further roles (fixed mappings) are there under each of them.
+    """
+    document = read_document(path)
+    rows: dict[str, Row] = {}
+    for entry in document["layers"]:
+        us = {name: timed["us"] for name, timed in entry["times"].items()}
+        for variant in entry["variants"]:
+            if variant["name"] in us:
+                us |= dict.fromkeys(variant["also"], us[variant["name"]])
+        kernel_us = [us[v["name"]] for v in entry["variants"] if v["name"] in us]
+        if kernel_us:
+            rows[entry["name"]] = {"key": entry["name"], "us": {**us, BEST: min(kernel_us)}}
+    return rows, document["device"]["device"]
+
+
+def estimated_row(layer: FigureLayer, machine: str) -> Row:
+    """Return the estimated microseconds of the kernel that ``cpembed run`` chooses for a layer."""
+    spec = hardware_spec(TARGET, machine=machine)
+    result = estimate(
+        workload(layer.words, target=spec),
+        spec,
+        machine=machine,
+        constraints=CONSTRAINTS,
+        rank_by="estimate",
+        top=1,
+    )
+    times = [each for each in result.times if isinstance(each, CandidateTime)]
+    return {"key": layer.name, "us": {BEST: times[0].total_us} if times else {}}
+
+
+def figure_rows(
+    layers: Sequence[FigureLayer], options: argparse.Namespace
+) -> tuple[dict[str, Row], str]:
+    """Return the rows of a figure's layers, and how they came about.
+
+    Parameters
+    ----------
+    layers : sequence of FigureLayer
+        Layers of the figure.
+    options : Namespace
+        From :func:`figure_parser`.
+
+    Returns
+    -------
+    tuple of dict and str
+        Rows by layer, and the words that name their origin: ``measured on …`` or ``estimated for
+        an a100``.
+    """
+    if options.results is not None:
+        rows, device = measured_rows(options.results)
+        names = {layer.name for layer in layers}
+        return {name: row for name, row in rows.items() if name in names}, f"measured on {device}"
+    rows = stored_rows(options.output, options.machine)
+    missing = [layer for layer in layers if layer.name not in rows][: options.limit]
+    for number, layer in enumerate(missing, 1):
+        started = time.monotonic()
+        rows[layer.name] = estimated_row(layer, options.machine)
+        seconds = time.monotonic() - started
+        print(f"{number} of {len(missing)}: {layer.name}, {seconds:.0f} s", file=sys.stderr)
+        # An interrupted run goes on where it was stopped.
+        write_results(options.output, estimated_document(rows, options.machine), "not finished\n")
+    return rows, f"estimated for an {options.machine}"
+
+
+def stored_rows(folder: Path, machine: str) -> dict[str, Row]:
+    """Return the estimates of an earlier run for the same machine; none if there are none."""
+    path = folder / "results.json"
+    if not path.exists():
+        return {}
+    document = read_document(path)
+    if document.get("provenance") != "estimated" or document.get("machine_of_estimates") != machine:
+        return {}
+    return {row["key"]: row for row in document["rows"]}
+
+
+def estimated_document(rows: Mapping[str, Row], machine: str) -> dict[str, Any]:
+    """Return the document of estimated rows."""
+    return {
+        **provenance(),
+        "provenance": "estimated",
+        "machine_of_estimates": machine,
+        "rows": list(rows.values()),
+    }
+
+
+def write_figure(
+    options: argparse.Namespace,
+    rows: Mapping[str, Row],
+    lines: Sequence[str],
+    figures: Mapping[str, Any],
+) -> None:
+    """Write ``results.json`` and ``results.md`` of a figure.
+
+    Parameters
+    ----------
+    options : Namespace
+        From :func:`figure_parser`.
+    rows : mapping of str to Row
+        From :func:`figure_rows`.
+    lines : sequence of str
+        The page, without provenance.
+    figures : mapping of str to Any
+        The means, beside those of the paper.
+    """
+    measured = options.results is not None
+    document = estimated_document(rows, options.machine)
+    if measured:
+        document |= {"provenance": "measured", "machine_of_estimates": None}
+    about = "measured by the pack on another machine" if measured else "nothing was measured"
+    page = [*lines, "", *provenance_lines(document, about)]
+    write_results(options.output, {**document, "figures": dict(figures)}, "\n".join(page) + "\n")
+
+
+def ratios(rows: Mapping[str, Row], name: str) -> dict[str, float]:
+    """Return how many times as long as our fastest kernel something takes, by layer."""
+    return {
+        key: row["us"][name] / row["us"][BEST]
+        for key, row in rows.items()
+        if name in row["us"] and BEST in row["us"]
+    }
+
+
+def mean_of(values: Mapping[str, float]) -> float | None:
+    """Return the geometric mean; None of nothing."""
+    return geometric_mean(values.values()) if values else None
+
+
+def cell(value: float | None, digits: int = 2) -> str:
+    """Return a number as a cell of a table, a hyphen where there is none.
+
+    >>> cell(None), cell(1.234)
+    ('-', '1.23')
+    """
+    return "-" if value is None else f"{value:,.{digits}f}"

@@ -1,0 +1,151 @@
+"""Figures about GPUs from a pack's results: ratios and means by hand, beside the paper's values."""
+
+from __future__ import annotations
+
+import json
+import math
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from benchmarks.documents import read_document
+from cpembed.workloads.suites import suite
+from experiments import gpu_figures
+from experiments.amos2022.figure6 import run as figure6
+from experiments.amos2022.figure7 import run as figure7
+from experiments.amos2022.figure9 import run as figure9
+from experiments.gpu_networks import Network, network_table
+from experiments.unit2021.figure9 import run as unit9
+from experiments.unit2021.figure11 import run as unit11
+
+
+def entry(name: str, times: dict[str, float], also: dict[str, list[str]]) -> dict[str, Any]:
+    """What a pack's results say of a layer: kernels with further roles, and libraries."""
+    return {
+        "name": name,
+        "times": {key: {"us": us, "samples": [us]} for key, us in times.items()},
+        "variants": [{"name": key, "also": roles} for key, roles in also.items()],
+    }
+
+
+@pytest.fixture
+def results(tmp_path: Path) -> Path:
+    """Two of ResNet-18's layers: the second is fastest by the second choice."""
+    convolutions = [layer.index for layer in suite("amos") if layer.application == "C2D"]
+    first, second = convolutions[:2]
+    document = {
+        "device": {"device": "Some GPU"},
+        "layers": [
+            entry(
+                f"amos12:{first} batch 1",
+                {"chosen 1": 10.0, "im2col": 15.0, "cuDNN": 20.0},
+                {"chosen 1": ["fuse_hw"], "im2col": []},
+            ),
+            entry(
+                f"amos12:{second} batch 1",
+                {"chosen 1": 8.0, "chosen 2": 5.0, "cuDNN": 40.0},
+                {"chosen 1": ["im2col", "fuse_hw"], "chosen 2": []},
+            ),
+            entry("unit16:0", {"chosen 1": 4.0, "cuDNN": 2.0}, {"chosen 1": []}),
+            entry("amos12:99 batch 1", {"cuDNN": 1.0}, {"chosen 1": []}),
+        ],
+    }
+    path = tmp_path / "results.json"
+    path.write_text(json.dumps(document))
+    return path
+
+
+def test_rows_have_each_role_and_the_fastest(results: Path) -> None:
+    rows, device = gpu_figures.measured_rows(results)
+    assert device == "Some GPU"
+    # A layer none of whose kernels was timed has no row.
+    assert len(rows) == 3
+    first, second, _ = rows.values()
+    assert first["us"] == {
+        "chosen 1": 10.0, "fuse_hw": 10.0, "im2col": 15.0, "cuDNN": 20.0, "cpembed": 10.0
+    }  # fmt: skip
+    assert second["us"]["cpembed"] == 5.0
+    assert second["us"]["im2col"] == 8.0
+
+
+def test_fixed_mappings_are_over_the_fastest(results: Path, tmp_path: Path) -> None:
+    assert figure9.main(["--results", str(results), "--output", str(tmp_path / "out")]) == 0
+    document = read_document(tmp_path / "out" / "results.json")
+    assert document["provenance"] == "measured"
+    figures = document["figures"]
+    assert figures["im2col batch 1"] == pytest.approx(math.sqrt(1.5 * 1.6))
+    assert figures["fuse_hw batch 1"] == pytest.approx(math.sqrt(1.0 * 1.6))
+    assert figures["cuDNN batch 1"] == pytest.approx(math.sqrt(2 * 8))
+    assert figures["cuDNN batch 16"] is None
+    page = (tmp_path / "out" / "results.md").read_text()
+    assert "measured on Some GPU" in page
+    assert "| im2col | 1.55 | - | 1.58 |" in page
+
+
+def test_operators_take_the_layers_of_the_smaller_pack_too(results: Path, tmp_path: Path) -> None:
+    assert figure6.main(["--results", str(results), "--output", str(tmp_path)]) == 0
+    document = read_document(tmp_path / "results.json")
+    assert document["figures"]["cuDNN, C2D"] == pytest.approx(math.sqrt(2 * 8))
+    assert "| C2D | 2 |" in (tmp_path / "results.md").read_text()
+
+
+def test_a_network_is_the_sum_of_its_layers() -> None:
+    rows = {
+        "a": {"us": {"cpembed": 2.0, "cuDNN": 3.0}},
+        "b": {"us": {"cpembed": 5.0, "cuDNN": 10.0}},
+    }
+    whole, part = Network("whole", {"a": 4, "b": 2}), Network("part", {"a": 1, "c": 2}, 7)
+    assert (whole.us(rows), whole.us(rows, "cuDNN")) == (18.0, 32.0)
+    assert part.us(rows) is None
+    lines, mean = network_table([whole, part], rows, "cuDNN")
+    assert mean == pytest.approx(32 / 18)
+    assert lines[2] == "| whole | 6 of 6 | 0 | 18 | 1.78 |"
+    assert lines[3] == "| part | 1 of 3 | 7 | - | - |"
+
+
+def test_networks_have_the_convolutions_of_their_suites() -> None:
+    by_name = {network.name: network for network in figure7.networks()[0]}
+    assert sum(by_name["ResNet-18, batch 1"].counts.values()) == 20
+    assert sum(by_name["ResNet-50, batch 16"].counts.values()) == 53
+    networks, words = unit9.networks()
+    assert len(networks) == 9
+    assert all("depthwise" not in words[name] for n in networks for name in n.counts)
+    mobile = next(network for network in networks if network.name == "mobilenet-v1")
+    assert mobile.without_kernel == 13
+
+
+@pytest.mark.parametrize(
+    "rows, splits, tile, expected",
+    [
+        ({"q"}, 1, (2, 2), {"tune", "split", "fused", "generic"}),
+        ({"p", "q"}, 1, (2, 1), {"tune", "split", "fused"}),
+        ({"p", "q"}, 8, (2, 2), {"tune", "split"}),
+        ({"p", "q"}, 8, (4, 2), {"tune"}),
+        ({"n"}, 1, (1, 1), {"tune"}),
+    ],
+)
+def test_steps_admit_more_schedules_one_after_the_other(
+    rows: set[str], splits: int, tile: tuple[int, int], expected: set[str]
+) -> None:
+    schedule = unit11.KernelSchedule((2, 2), tile, splits=splits)
+    assert set(unit11.admitted(rows, 8 * unit11.SPLIT_DEPTH, schedule)) == expected
+
+
+def test_estimates_are_stored_and_go_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    layers = [gpu_figures.FigureLayer(name, "gemm m=16 n=16 k=16") for name in "abc"]
+    asked: list[str] = []
+
+    def estimated(layer: gpu_figures.FigureLayer, machine: str) -> dict[str, Any]:
+        asked.append(layer.name)
+        return {"key": layer.name, "us": {"cpembed": 1.0}}
+
+    monkeypatch.setattr(gpu_figures, "estimated_row", estimated)
+    parser = gpu_figures.figure_parser("Some figure.", tmp_path)
+    first, origin = gpu_figures.figure_rows(layers, parser.parse_args(["--limit", "2"]))
+    assert (list(first), origin) == (["a", "b"], "estimated for an a100")
+    again, _ = gpu_figures.figure_rows(layers, parser.parse_args([]))
+    assert (list(again), asked) == (["a", "b", "c"], ["a", "b", "c"])
+    # Estimates for another machine are others.
+    other, _ = gpu_figures.figure_rows(layers[:1], parser.parse_args(["--machine", "h100"]))
+    assert (list(other), asked[3:]) == (["a"], ["a"])
