@@ -39,6 +39,7 @@ from cpembed.targets.cuda.hopper.schedule import (
 from cpembed.targets.cuda.hopper.streaming import (
     COUNTERS,
     workspace_elements,
+    write_opaque,
     write_part,
     write_strip,
 )
@@ -291,6 +292,8 @@ class _Body:
         self._write_descriptors()
         with self._items():
             self._multiply_all()
+            if not self._is_whole:
+                write_opaque(self.writer, self.plan, sums)
             if not self.plan.order.streamed:
                 self._store()
                 return

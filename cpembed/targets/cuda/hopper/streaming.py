@@ -83,11 +83,6 @@ def write_part(writer: Writer, plan: HopperPlan, registers: int) -> None:
     script.line("finished[0] = 1")
     flag = shared_pointer(str(plan.flag_offset))
     width, size = _vector(plan)
-    # Behind a loop of any number of steps ptxas would serialise the products whose accumulators the
-    # stores read, unless these look like other values.
-    opaque = "cpembed_opaque_float" if plan.product.sums == "float32" else "cpembed_opaque"
-    with script.nested(f"for i in T.unroll({registers}):"):
-        writer.call(opaque, register_pointer("sums", "i"))
     with script.nested("if parts > 1:"):
         with script.nested(f"for i in T.unroll({registers // width}):"):
             source = register_pointer("sums", f"i * {width}")
@@ -101,6 +96,25 @@ def write_part(writer: Writer, plan: HopperPlan, registers: int) -> None:
         writer.call("cpembed_named_barrier", str(BARRIER), str(consumers))
         writer.call("cpembed_shared_load_4", register_pointer("finished", "0"), flag)
         script.line('finished[0] = T.cast(finished[0] == parts - 1, "int32")')
+
+
+def write_opaque(writer: Writer, plan: HopperPlan, registers: int) -> None:
+    """Write that the sums behind a loop of any number of steps are other values.
+
+    Otherwise ptxas would serialise the products whose accumulators the stores read.
+
+    Parameters
+    ----------
+    writer : Writer
+        Text of the kernel.
+    plan : HopperPlan
+        Plan of the kernel.
+    registers : int
+        Number of registers of sums of a thread, in ``sums``.
+    """
+    opaque = "cpembed_opaque_float" if plan.product.sums == "float32" else "cpembed_opaque"
+    with writer.script.nested(f"for i in T.unroll({registers}):"):
+        writer.call(opaque, register_pointer("sums", "i"))
 
 
 def write_strip(writer: Writer, plan: HopperPlan, registers: int) -> None:
