@@ -102,7 +102,9 @@ static void begin_lanes(Warp &w, unsigned first_thread, unsigned first_stack, un
     made.index[0] = thread % x, made.index[1] = thread / x % y, made.index[2] = thread / x / y;
     made.place = kRunning, made.request = nullptr, made.waiter = nullptr;
     made.open_group.clear(), made.groups.clear();
-    made.stores = BulkStores{};
+    // Not a new object: its queue would be allocated for each thread of each block.
+    made.stores.open.clear(), made.stores.groups.clear();
+    made.stores.committed = made.stores.read = made.stores.agent = 0;
   }
 }
 
