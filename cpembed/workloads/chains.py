@@ -40,6 +40,11 @@ FACTORS = ("float16", "bfloat16", "int8")
 """Element types of the factors."""
 
 
+TOLERANCES = {"float16": 2e-3, "bfloat16": 1.6e-2}
+"""Maximum error of a result by the factors' type, relative to the largest result: the operand
+between the products, and the result, are rounded to that type."""
+
+
 @dataclass(frozen=True)
 class RowSoftmax:
     """Softmax of the rows of the scores, of which masks exclude keys.

@@ -38,9 +38,8 @@ def test_a_chain_is_built_verified_and_saved(cpembed: Caller, tmp_path: Path) ->
     called = cpembed("run", *HEADS, "--target", "mma_f16", "--seed", "3", "--save", str(folder))
     assert "verified  yes, emulated, largest error" in called.out
     document = json.loads((folder / "kernel.json").read_text())
-    (kernel,) = document["kernels"]
-    assert {argument["tensor"] for argument in kernel["arguments"]} >= {"Q", "K", "V"}
-    assert "chain_kernel" in (folder / "kernel.cu").read_text()
+    assert {buffer["tensor"] for buffer in document["buffers"]} >= {"Q", "K", "V"}
+    assert "kernel_chain" in (folder / "kernel.cu").read_text()
 
 
 @pytest.mark.parametrize(

@@ -24,6 +24,7 @@ from cpembed.targets.cuda.build import CudaKernels, cuda_text, function_calls
 from cpembed.targets.cuda.executor import COMPILER, Counters, Order
 from cpembed.targets.cuda.lower import TiledProduct, lower
 from cpembed.targets.cuda.model import Gpu, estimate, gpu
+from cpembed.targets.cuda.saving import identifier, save
 from cpembed.targets.cuda.saving_target import SavingTarget
 from cpembed.targets.cuda.schedule import KernelSchedule, Plan, check
 from cpembed.targets.cuda.traffic import work_of
@@ -241,6 +242,6 @@ class CudaTarget(SavingTarget, Target[TiledProduct, KernelSchedule, CudaKernels]
         return counter_rows(artifact.counters)
 
     def save_chain(self, artifact: ChainKernels, folder: Path) -> None:
-        from cpembed.targets.cuda.chains.choice import save as save_kernels
+        from cpembed.targets.cuda.chains.saving import saved_chain
 
-        save_kernels(artifact, folder)
+        save(saved_chain(artifact, identifier(folder.name)), folder)

@@ -321,7 +321,10 @@ class TileOrder:
         lines = [f"batch = tile // {rows * columns}"] * (self.batch > 1)
         block = f"tile % {rows * columns}" if self.batch > 1 else "tile"
         lines.append(f"block = {block}")
-        if self.group == 1 or rows == 1:
+        if rows == 1 or columns == 1:
+            # Quotients by 1 would leave variables that nothing reads.
+            row, column = ("0" if size == 1 else "block" for size in (rows, columns))
+        elif self.group == 1:
             row, column = f"block // {columns}", f"block % {columns}"
         else:
             lines += [

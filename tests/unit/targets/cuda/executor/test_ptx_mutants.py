@@ -200,13 +200,14 @@ def mutants(kind: Kind) -> dict[str, list[tuple[str, str]]]:
     return texts
 
 
+@pytest.mark.quick(9)
 @pytest.mark.parametrize("order", ORDERS, ids=str)
 @pytest.mark.parametrize("name", [*CASES, PROBE])
 def test_kernels_without_an_error_are_right(name: str, order: Order | int) -> None:
     assert outcome(name, source_of(name), order) == ""
 
 
-@pytest.mark.quick(14)
+@pytest.mark.quick(8)
 @pytest.mark.parametrize("kind", [*KINDS, *KERNEL_KINDS], ids=lambda kind: kind.name)
 def test_an_error_is_a_fault_or_a_wrong_number(kind: Kind) -> None:
     """In some kernel, for each function that can have it; a neutral one changes nothing in any."""
@@ -235,6 +236,7 @@ BUGS = {
 """Three errors that an emulation with functions of its own could not see."""
 
 
+@pytest.mark.quick(3)
 @pytest.mark.parametrize("bug", BUGS)
 @pytest.mark.parametrize("order", ORDERS, ids=str)
 def test_three_bugs_of_device_functions_are_found(bug: str, order: Order | int) -> None:
