@@ -32,7 +32,9 @@ def functions(plan: HopperPlan) -> dict[str, tuple[Writer, Launch]]:
     product, kernels = plan.product, dict[str, tuple[Writer, Launch]]()
 
     def add(name: str, writer: Writer, blocks: int, threads: int, shared_bytes: int = 0) -> None:
-        launch = Launch(f"{name}_kernel", (blocks, 1, 1), (threads, 1, 1), shared_bytes)
+        cluster = (plan.schedule.cluster_blocks if name == "product" else 1, 1, 1)
+        grid, block = (blocks, 1, 1), (threads, 1, 1)
+        launch = Launch(f"{name}_kernel", grid, block, shared_bytes, cluster)
         kernels[name] = writer, launch
 
     for number, name in enumerate(PARAMETERS):

@@ -145,6 +145,26 @@ def _barriers() -> Iterator[_Definition]:
         f"{barrier}, int parity",
         [_asm(wait, _shared("barrier"), '"r"(parity)')],
     )
+    # What other blocks of a cluster did before they arrived is visible behind it.
+    yield (
+        "void",
+        "cpembed_mbarrier_wait_cluster",
+        f"{barrier}, int parity",
+        [
+            _asm(
+                wait.replace(".parity", ".parity.acquire.cluster"),
+                _shared("barrier"),
+                '"r"(parity)',
+            )
+        ],
+    )
+    synchronise = ["arrive.release", "wait.acquire"]
+    yield (
+        "void",
+        "cpembed_cluster_sync",
+        "",
+        [_asm(f"barrier.cluster.{step}.aligned;") for step in synchronise],
+    )
     arrive = (
         "{ .reg .b32 remote; mapa.shared::cluster.u32 remote, %0, %1; "
         "mbarrier.arrive.release.cluster.shared::cluster.b64 _, [remote]; }"

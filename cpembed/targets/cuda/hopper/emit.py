@@ -81,7 +81,7 @@ def product_kernel(plan: HopperPlan) -> Writer:
             f'for tx in T.thread_binding({plan.schedule.threads}, thread="threadIdx.x"):',
             'with T.sblock("product"):',
         ):
-            script.line(f"worker = T.axis.spatial({plan.grid}, bx)")
+            script.line(f"block_number = T.axis.spatial({plan.grid}, bx)")
             script.line(f"thread = T.axis.spatial({plan.schedule.threads}, tx)")
             script.line("T.reads()")
             names = [name for name, _ in output_parameters(product).values()]
@@ -108,6 +108,11 @@ class _Body:
         self.product, self.instruction = plan.product, plan.product.instruction
 
     def write(self) -> None:
+        size = self.schedule.cluster_blocks
+        self.script.line(
+            f"worker = block_number // {size}" if size > 1 else "worker = block_number"
+        )
+        self.script.line(f"rank = block_number % {size}")
         self._allocate()
         self._initialise_barriers()
         consumers = self.schedule.consumers
@@ -123,6 +128,9 @@ class _Body:
         with self.script.nested("else:"):
             self._change_registers("inc", CONSUMER_REGISTERS[self.plan.by_threads])
             self._consume()
+        if size > 1:
+            # Others may still copy to this block, or arrive at its mbarriers.
+            self.writer.call("cpembed_cluster_sync")
 
     def _allocate(self) -> None:
         shared_bytes = self.plan.shared_bytes
@@ -143,14 +151,22 @@ class _Body:
         stages = self.schedule.stages
         # One arrival announces the bytes of the asynchronous copies, the others are the threads'.
         arrivals = bool(copied_bytes(self.plan)) + WARP_GROUP * self.plan.by_threads
-        readers = self.schedule.consumers // LANES
+        readers = self.schedule.consumers // LANES * sum(self._sharing)
         with self.script.nested("if thread == 0:"):
             with self.script.nested(f"for stage in T.serial({stages}):"):
                 for empty, count in ((False, arrivals), (True, readers)):
                     barrier = shared_pointer(self._barrier("stage", empty=empty))
                     self.writer.call("cpembed_mbarrier_init", barrier, str(count))
             self.writer.call("cpembed_mbarrier_init_fence")
-        self.writer.barrier()
+        if self.schedule.cluster_blocks > 1:
+            self.writer.call("cpembed_cluster_sync")
+        else:
+            self.writer.barrier()
+
+    @property
+    def _sharing(self) -> tuple[int, int]:
+        """Number of blocks whose copies go to a block: of its row of a cluster, and others."""
+        return self.schedule.sharers(0), self.schedule.sharers(1) - 1
 
     def _change_registers(self, change: str, count: int) -> None:
         # With one consumer group every thread has as many registers as it can address.
@@ -167,7 +183,7 @@ class _Body:
             lines, active = order.script("worker", turn)
             self.script.lines(lines)
             with self.script.nested(*[f"if {active}:"] * (active != "True")):
-                self.script.lines(order.place_script())
+                self.script.lines(order.place_script("rank"))
                 yield
 
     @property
@@ -190,7 +206,8 @@ class _Body:
         with self._items(), self.script.nested(f"for step in T.serial({self._item_steps}):"):
             empty = shared_pointer(self._barrier("ring[0]", empty=True))
             # The first turn finds the parity of a phase that never was: stages are empty.
-            self.writer.call("cpembed_mbarrier_wait", empty, "T.bitwise_xor(ring[1], 1)")
+            scope = "_cluster" * (self.schedule.cluster_blocks > 1)
+            self.writer.call(f"cpembed_mbarrier_wait{scope}", empty, "T.bitwise_xor(ring[1], 1)")
             self._fill_stage()
             self._next_stage()
         if self.plan.by_threads:
@@ -324,9 +341,21 @@ class _Body:
         self._release(before)
 
     def _release(self, stage: str) -> None:
-        with self.script.nested("if lane == 0:"):
-            empty = shared_pointer(self._barrier(stage, empty=True))
-            self.writer.call("cpembed_mbarrier_arrive", empty)
+        in_row, others = self._sharing
+        empty = shared_pointer(self._barrier(stage, empty=True))
+        if in_row + others == 1:
+            with self.script.nested("if lane == 0:"):
+                self.writer.call("cpembed_mbarrier_arrive", empty)
+            return
+        # A lane for each block whose copies go here: those of the row of the cluster, then those of
+        # its column without this one.
+        columns = self.schedule.cluster[1]
+        row = f"rank // {columns} * {columns} + lane" if in_row > 1 else "rank"
+        number = f"(lane - {in_row})"
+        above = f"T.Select({number} < rank // {columns}, {number}, {number} + 1)"
+        block = f"T.Select(lane < {in_row}, {row}, {above} * {columns} + rank % {columns})"
+        with self.script.nested(f"if lane < {in_row + others}:"):
+            self.writer.call("cpembed_mbarrier_arrive_at", empty, block)
 
     def _load_first(self) -> None:
         """Write the loads of the first factor's fragments of a stage into registers."""

@@ -17,6 +17,9 @@ from cpembed.targets.cuda.offsets import (
     packing_bound,
 )
 
+MAX_CLUSTER = 8
+"""Maximum number of blocks of a cluster on every GPU (CUDA C++ Programming Guide)."""
+
 
 def check(plan: HopperPlan, shared_bytes: int) -> None:
     """Raise :class:`LoweringError` if a plan cannot be executed.
@@ -54,6 +57,7 @@ def check(plan: HopperPlan, shared_bytes: int) -> None:
         raise LoweringError(f"{schedule}: a reduction is split or divided evenly, not both")
     if schedule.streamed and product.sums == "float16":
         raise LoweringError(f"{schedule}: parts of float16 sums would be rounded")
+    _check_cluster(plan)
     order = plan.order
     if (order.splits - 1) * order.part_steps >= order.steps:
         raise LoweringError(f"{schedule}: a part of the reduction has no stage")
@@ -64,6 +68,20 @@ def check(plan: HopperPlan, shared_bytes: int) -> None:
     if plan.registers > plan.register_limit:
         raise LoweringError(f"{schedule}: {plan.registers} registers of {plan.register_limit}")
     _check_offsets(plan)
+
+
+def _check_cluster(plan: HopperPlan) -> None:
+    """Refuse clusters of which the kernels know nothing."""
+    schedule = plan.schedule
+    if min(schedule.cluster) < 1 or schedule.cluster_blocks > MAX_CLUSTER:
+        raise LoweringError(f"{schedule}: a cluster has from 1 to {MAX_CLUSTER} blocks")
+    if schedule.cluster_blocks == 1:
+        return
+    if plan.by_threads or schedule.streamed:
+        raise LoweringError(f"{schedule}: clusters copy by TMA, and compute whole tiles")
+    for number, load in enumerate(schedule.loads):
+        if load == "bulk" and plan.blocks[number] % schedule.cluster[number]:
+            raise LoweringError(f"{schedule}: no images are packed for blocks beyond the result")
 
 
 def _check_offsets(plan: HopperPlan) -> None:

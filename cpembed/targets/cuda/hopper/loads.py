@@ -12,6 +12,7 @@ from cpembed.targets.cuda.hopper.device import tensor_load_name
 from cpembed.targets.cuda.hopper.layouts import CHUNK
 from cpembed.targets.cuda.hopper.packing import PackedImages
 from cpembed.targets.cuda.hopper.schedule import HopperPlan
+from cpembed.targets.cuda.hopper.tiles import multicast_mask
 from cpembed.targets.cuda.instructions import WARP_GROUP
 from cpembed.targets.cuda.writer import (
     PARAMETERS,
@@ -50,13 +51,15 @@ def map_name(number: int) -> str:
 
 def copied_bytes(plan: HopperPlan) -> int:
     """Return the number of bytes of a stage that mbarriers count as they arrive."""
-    total = 0
-    for image, load, view in zip(plan.images, plan.schedule.loads, plan.views, strict=True):
-        if view is not None:
-            total += view.transaction_bytes
-        elif load == "bulk":
-            total += image.content_bytes
-    return total
+    return sum(factor_bytes(plan, number) for number in range(2))
+
+
+def factor_bytes(plan: HopperPlan, number: int) -> int:
+    """Return the bytes of a factor's image that asynchronous copies write."""
+    view = plan.views[number]
+    if view is not None:
+        return view.transaction_bytes
+    return plan.images[number].content_bytes if plan.schedule.loads[number] == "bulk" else 0
 
 
 def write_asynchronous(
@@ -87,7 +90,11 @@ def _write_tensor(writer: Writer, plan: HopperPlan, number: int, step: str, plac
     assert view is not None
     loops, extents = (product.rows, product.columns)[number], product.program.extents
     first = f"{BLOCKS[number]} * {plan.schedule.block[number]}"
-    for copy in view.copies:
+    sharers = plan.schedule.sharers(number)
+    mask = [multicast_mask(plan.schedule.cluster, number)] * (sharers > 1)
+    columns = plan.schedule.cluster[1]
+    place_in_group = f"rank % {columns}" if number == 0 else f"rank // {columns}"
+    for turn, copy in enumerate(view.copies):
         values = {
             **dict.fromkeys(extents, "0"),
             **digits("batch", product.batch),
@@ -96,14 +103,18 @@ def _write_tensor(writer: Writer, plan: HopperPlan, number: int, step: str, plac
         }
         coordinates = [index_script(index, values, extents) for index in copy.coordinates]
         offsets = [index_script(index, values, extents) for index in copy.filter]
-        writer.call(
-            tensor_load_name(len(coordinates), len(offsets)),
-            shared_pointer(f"{place} + {copy.offset}"),
-            f"T.address_of({map_name(number)})",
-            shared_pointer("barrier"),
-            *coordinates,
-            *offsets,
-        )
+        # Each of the blocks that share an image issues some of its copies.
+        condition = [f"if {place_in_group} == {turn % sharers}:"] * (sharers > 1)
+        with writer.script.nested(*condition):
+            writer.call(
+                tensor_load_name(len(coordinates), len(offsets), multicast=sharers > 1),
+                shared_pointer(f"{place} + {copy.offset}"),
+                f"T.address_of({map_name(number)})",
+                shared_pointer("barrier"),
+                *coordinates,
+                *offsets,
+                *mask,
+            )
 
 
 def _write_bulk(writer: Writer, plan: HopperPlan, number: int, step: str, place: str) -> None:

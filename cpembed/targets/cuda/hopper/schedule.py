@@ -70,6 +70,8 @@ class HopperSchedule:
     """Number of blocks of the grid, each of which computes several; 0: one for each."""
     streamed: bool = False
     """True if the stages of the last tiles are divided evenly among the blocks."""
+    cluster: tuple[int, int] = (1, 1)
+    """Number of blocks along rows and columns that share what TMA loads."""
     in_registers: bool = False
     """True if consumers load the first factor into registers, for which its products wait."""
     layouts: tuple[int, int] = (0, 0)
@@ -80,6 +82,15 @@ class HopperSchedule:
     def block(self) -> tuple[int, int]:
         """Number of instruction tiles of a block along rows and columns."""
         return self.groups * self.tile[0], self.tile[1]
+
+    @property
+    def cluster_blocks(self) -> int:
+        """Number of blocks of a cluster."""
+        return math.prod(self.cluster)
+
+    def sharers(self, number: int) -> int:
+        """Return the number of blocks that a copy of a factor goes to."""
+        return self.cluster[1 - number] if self.loads[number] == "tensor" else 1
 
     @property
     def consumers(self) -> int:
@@ -100,6 +111,7 @@ class HopperSchedule:
         words += [f"{self.group} blocks of rows in a group"] * (self.group > 1)
         words += [f"sums split {self.splits} ways"] * (self.splits > 1)
         words += [f"{self.blocks} persistent blocks"] * bool(self.blocks)
+        words += [f"clusters of {self.cluster[0]} x {self.cluster[1]}"] * (self.cluster_blocks > 1)
         words += ["the last tiles divided evenly"] * self.streamed
         words += ["the first factor in registers"] * self.in_registers
         return ", ".join(words)
@@ -244,10 +256,16 @@ class HopperPlan:
     @property
     def results(self) -> int:
         """Number of times that a block stores its results, or a part for another kernel."""
-        return self.order.tiles * self.schedule.splits
+        return self.order.tiles * self.schedule.splits * self.schedule.cluster_blocks
 
     @property
     def grid(self) -> int:
+        cluster, size = self.schedule.cluster, self.schedule.cluster_blocks
+        if size > 1:
+            rows, columns, batch = self.blocks
+            tiles = -(-rows // cluster[0]) * -(-columns // cluster[1]) * batch
+            workers = self.schedule.blocks // size or tiles * self.schedule.splits
+            return min(workers, tiles * self.schedule.splits) * size
         if self.schedule.streamed:
             # Fewer tiles than blocks are divided too.
             return min(self.schedule.blocks or self.work_items, self.work_items * self.steps)
@@ -269,7 +287,8 @@ class HopperPlan:
             columns=columns,
             batch=batch,
             steps=self.steps,
-            workers=self.grid,
+            workers=self.grid // self.schedule.cluster_blocks,
+            cluster=self.schedule.cluster,
             group=self.schedule.group,
             splits=self.schedule.splits,
             streamed=streamed,

@@ -12,7 +12,7 @@ import numpy as np
 
 from cpembed.ir.dtypes import size_bytes
 from cpembed.targets.cuda.hopper.layouts import CHUNK, PATTERN_ROWS, SharedImage
-from cpembed.targets.cuda.hopper.loads import copied_bytes
+from cpembed.targets.cuda.hopper.loads import factor_bytes
 from cpembed.targets.cuda.hopper.schedule import HopperPlan
 from cpembed.targets.cuda.instructions import LANES, WARP_GROUP
 from cpembed.targets.cuda.schedule import WAVEFRONT_BYTES
@@ -61,7 +61,9 @@ def traffic(plan: HopperPlan) -> HopperTraffic:
     product, schedule = plan.product, plan.schedule
     rows = schedule.block[0]
     # The parts of a reduction have all of its stages together.
-    stages = plan.order.tiles * plan.steps
+    stages = plan.order.tiles * schedule.cluster_blocks * plan.steps
+    # A copy to several blocks counts once.
+    images = [factor_bytes(plan, n) // schedule.sharers(n) for n in range(2)]
     instructions = stages * schedule.depth * rows
     warps = schedule.consumers // LANES
     loads = plan.results * warps * _read_back(plan)
@@ -76,7 +78,7 @@ def traffic(plan: HopperPlan) -> HopperTraffic:
     return HopperTraffic(
         products=instructions * WARPS,
         matrix_wavefronts=instructions * _matrix_wavefronts(plan),
-        image_bytes=stages * copied_bytes(plan),
+        image_bytes=stages * sum(images),
         phases=2 * stages,
         shared_load_wavefronts=loads + parts * warps,
         shared_store_wavefronts=plan.results * warps * _staged(plan)

@@ -75,7 +75,7 @@ def _compute(plan: HopperPlan, counts: HopperTraffic, gpu: Gpu) -> Phase:
     schedule = plan.schedule
     rows, columns = schedule.block
     tensor = rows * columns * schedule.depth * gpu.product_cycles
-    stages = plan.order.tiles * plan.steps
+    stages = plan.order.tiles * schedule.cluster_blocks * plan.steps
     shared = counts.matrix_wavefronts / stages
     issue = rows * schedule.depth * (WARP_GROUP // LANES) / gpu.unit.schedulers
     # Products of neighbouring stages overlap, so no stage waits for its own.

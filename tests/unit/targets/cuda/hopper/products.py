@@ -25,6 +25,8 @@ from cpembed.targets.cuda.lower import lower
 SHARED_BYTES = 232_448
 """Of a block on sm_90: CUDA C++ Programming Guide, technical specifications."""
 
+CLUSTERS = ((2, 1), (1, 2), (2, 2), (1, 4))
+
 
 @cache
 def lowered(
@@ -67,7 +69,7 @@ def random_plan(rng: random.Random, product: HopperProduct) -> HopperPlan:
             groups, tile, depth, rng.choice((2, 3, 5)), ways,
             group=rng.choice((1, 2)), splits=rng.choice((1, 1, 2, 3)),
             blocks=rng.choice((0, 0, 1, 2, 5)), in_registers=rng.random() < 0.2, layouts=layouts,
-            streamed=rng.random() < 0.3,
+            streamed=rng.random() < 0.3, cluster=rng.choice(((1, 1), (1, 1), *CLUSTERS)),
         )  # fmt: skip
         plan = HopperPlan(product, schedule)
         try:
