@@ -127,6 +127,11 @@ class EpilogueRequest:
         expressions = [self.chain, None if self.second is None else self.second.expression]
         return {number for e in expressions if e is not None for number in input_numbers(e)}
 
+    def require_one_output(self, target: str) -> None:
+        """Raise :class:`WorkloadError` for a second output."""
+        if self.second is not None:
+            raise WorkloadError(f"{target} stores one output: leave the second one out")
+
     def epilogue(self, target: str, sums: str) -> Epilogue | None:
         """Return the epilogue, or None if the sums are stored as they are.
 
