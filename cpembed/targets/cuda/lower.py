@@ -146,8 +146,9 @@ def lower(
     rows, columns, depth, batch = _loops_by_kind(program, first, second)
     axes = _matrix_axes(program)
     weights = workload.inputs[1].name
+    constant = () if workload.inputs[1].varies else (weights,)
     layouts = [
-        _factor_layouts(operand, program, axes[2], ahead=operand.name == weights)
+        _factor_layouts(operand, program, axes[2], ahead=operand.name in constant)
         for operand in (first, second)
     ]
     result = _result_layout(output, program, axes, epilogue)
