@@ -78,8 +78,21 @@ def listing(cubin: Path) -> str:
     return subprocess.run(command, capture_output=True, text=True, check=True).stdout
 
 
-def loops(text: str, kernel: str) -> list[list[str]]:
-    """Return the opcodes of each loop of a kernel that has no other loop inside, in their order.
+@dataclass(frozen=True)
+class Instruction:
+    """An instruction of machine code: its opcode, and its operands as text."""
+
+    opcode: str
+    operands: str
+
+    @property
+    def registers(self) -> list[int]:
+        """Numbers of the registers, the destination first."""
+        return [int(number) for number in re.findall(r"\bR(\d+)", self.operands)]
+
+
+def loops(text: str, kernel: str) -> list[list[Instruction]]:
+    """Return the code of each loop of a kernel that has no other loop inside.
 
     Parameters
     ----------
@@ -90,34 +103,62 @@ def loops(text: str, kernel: str) -> list[list[str]]:
     """
     sections = re.split(r"(?m)^\s*\.section\s+\.text\.(\w+)", text)
     body = dict(zip(sections[1::2], sections[2::2], strict=True))[kernel]
-    opcodes, labels, spans = list[str](), dict[str, int](), list[tuple[int, int]]()
+    code, labels, spans = list[Instruction](), dict[str, int](), list[tuple[int, int]]()
     for line in body.splitlines():
         if label := _LABEL.match(line):
-            labels[label[1]] = len(opcodes)
+            labels[label[1]] = len(code)
         elif instruction := _INSTRUCTION.search(line):
-            opcodes.append(instruction[1])
+            code.append(Instruction(instruction[1], instruction[2]))
             target = re.search(r"`\((\.L_\w+)\)", instruction[2])
             # A branch to a label above is the end of a loop; one to itself follows the code's end.
-            if target and labels.get(target[1], len(opcodes)) < len(opcodes) - 1:
-                spans.append((labels[target[1]], len(opcodes)))
+            if target and labels.get(target[1], len(code)) < len(code) - 1:
+                spans.append((labels[target[1]], len(code)))
     inner = [
         (first, last)
         for first, last in spans
         if not any(first <= f and n <= last and (f, n) != (first, last) for f, n in spans)
     ]
-    return [opcodes[first:last] for first, last in inner]
+    return [code[first:last] for first, last in inner]
 
 
-def kinds(opcodes: Sequence[str]) -> Counter[str]:
-    """Count opcodes by kind."""
-    return Counter(
-        next((kind for kind, pattern in KINDS.items() if re.match(pattern, opcode)), "integer")
-        for opcode in opcodes
-    )
+def kind(instruction: Instruction) -> str:
+    """Return the kind of an instruction."""
+    opcode = instruction.opcode
+    return next((name for name, pattern in KINDS.items() if re.match(pattern, opcode)), "integer")
 
 
-def main_loop(text: str, kernel: str = KERNEL) -> list[str] | None:
-    """Return the opcodes of the loop that multiplies and copies; None if it was unrolled."""
+def kinds(code: Sequence[Instruction]) -> Counter[str]:
+    """Count instructions by kind."""
+    return Counter(map(kind, code))
+
+
+def products_between(loop: Sequence[Instruction]) -> list[int]:
+    """Return the products between each load of fragments and the first product that reads it.
+
+    The loop is followed into its next iteration. Fragments of one set have none in between, as each
+    load is waited for; of two sets, most products of a depth.
+    """
+    turns = [*loop, *loop]
+    distances: list[int] = []
+    for place, instruction in enumerate(loop):
+        if kind(instruction) != "fragments":
+            continue
+        count = int(instruction.opcode[-1]) if instruction.opcode[-1].isdigit() else 1
+        first = instruction.registers[0]
+        between = 0
+        for later in turns[place + 1 :]:
+            if kind(later) != "products":
+                continue
+            # Sums are read where they are written; the factors are between them.
+            if any(first <= register < first + count for register in later.registers[1:3]):
+                distances.append(between)
+                break
+            between += 1
+    return distances
+
+
+def main_loop(text: str, kernel: str = KERNEL) -> list[Instruction] | None:
+    """Return the code of the loop that multiplies and copies; None if it was unrolled."""
     counted = [(kinds(loop), loop) for loop in loops(text, kernel)]
     copying = [loop for count, loop in counted if count["products"] and count["copies"]]
     # Copies shorter than those that are asynchronous are loads.

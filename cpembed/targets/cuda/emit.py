@@ -196,16 +196,18 @@ class _ProductBody:
         copies
             True if a later stage is copied. A next stage exists then; otherwise it is tested for.
         """
-        if copies:
-            self._copy_stage(f"{step} + {self.schedule.stages - 1}", "filling[0]")
-        # Committed in the last steps too, so that the number of groups to wait for is constant.
-        self.writer.call("cpembed_cp_async_commit")
         depth = self.schedule.depth
         for inner in range(depth):
             current, following = (first_set + inner) % 2, (first_set + inner + 1) % 2
             if inner + 1 < depth:
                 self._load_fragments(inner + 1, following)
-            else:
+            if inner == 0:
+                # After the first loads, which would wait until all copies are issued.
+                if copies:
+                    self._copy_stage(f"{step} + {self.schedule.stages - 1}", "filling[0]")
+                # Committed in the last steps too: the number of groups to wait for is constant.
+                self.writer.call("cpembed_cp_async_commit")
+            if inner + 1 == depth:
                 is_last = [] if copies else [f"if {step} + 1 < {self.plan.steps}:"]
                 with self.script.nested(*is_last):
                     self._turn_stages()
@@ -264,8 +266,8 @@ class _ProductBody:
 
         def load(count: int, name: str, register: int, number: int, row: int) -> None:
             # Chunks are permuted by exclusive or, and pairs of chunks of one depth are neighbours;
-            # stages and tiles begin at multiples of a row, so that no other bit changes.
-            place = f"T.bitwise_xor({name}_place + reading[0], {inner * 2 * CHUNK})"
+            # places of all depths are computed before the loop, to which LDSM adds the stage.
+            place = f"T.bitwise_xor({name}_place, {inner * 2 * CHUNK}) + reading[0]"
             offset = row * self.tiles[number].pitch + number * self.tiles[0].bytes
             pointer = shared_pointer(f"{place} + {offset}")
             self.writer.call(
