@@ -9,7 +9,7 @@ import re
 import shutil
 import subprocess
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from string import Template
 from typing import Any
@@ -31,11 +31,21 @@ from cpembed.targets.cuda.epilogue import (
     input_parameters,
     output_parameters,
 )
-from cpembed.targets.cuda.executor import Counters, DeviceArray, Launch, Order, compile_text
+from cpembed.targets.cuda.executor import (
+    Argument,
+    Counters,
+    DeviceArray,
+    Launch,
+    MapArgument,
+    Order,
+    compile_text,
+)
+from cpembed.targets.cuda.hopper import device as warp_groups
+from cpembed.targets.cuda.hopper.tensor_maps import TensorMap
 from cpembed.targets.cuda.instructions import LANES
 from cpembed.targets.cuda.model import multiprocessor_of
 from cpembed.targets.cuda.reduction import REDUCTION_THREADS, reduction_kernel
-from cpembed.targets.cuda.schedule import MAX_THREADS, Plan
+from cpembed.targets.cuda.schedule import MAX_THREADS, Plan, ProductPlan
 from cpembed.targets.cuda.writer import (
     PACKING_THREADS,
     PARAMETERS,
@@ -67,11 +77,15 @@ _FUSED_MULTIPLY_ADD = ("T.fma(", 'T.call_pure_extern("float32", "__fmaf_rn", ')
 
 @dataclass(frozen=True)
 class Parameter:
-    """A kernel's parameter: its name, and the number and type of its elements."""
+    """A buffer that a kernel is passed: its name, and the number and type of its elements.
+
+    With ``tensor_map`` the kernel is passed the encoded map of the buffer instead of its address.
+    """
 
     name: str
     elements: int
     dtype: str
+    tensor_map: TensorMap | None = None
 
 
 @dataclass(frozen=True)
@@ -108,7 +122,7 @@ def functions(plan: Plan) -> dict[str, tuple[Writer, Launch]]:
     if splits > 1:
         threads = REDUCTION_THREADS
         grid = (-(-product.output.layout.elements // threads), 1, 1)
-        add("reduction", reduction_kernel(plan), grid, threads)
+        add("reduction", reduction_kernel(product, splits), grid, threads)
     return kernels
 
 
@@ -117,8 +131,36 @@ def cuda_text(plan: Plan, architecture: str) -> CudaText:
 
     Raises :class:`LoweringError` if TVM rejects them.
     """
+    return generate(functions(plan), architecture)
+
+
+Viewed = tuple[Parameter, TensorMap]
+"""A buffer in global memory, and the tensor map of it that a kernel takes."""
+
+
+def generate(
+    kernels: Mapping[str, tuple[Writer, Launch]],
+    architecture: str,
+    maps: Mapping[str, Viewed] | None = None,
+) -> CudaText:
+    """Generate kernels as CUDA C++.
+
+    Parameters
+    ----------
+    kernels : mapping of str to (Writer, Launch)
+        Function and launch of each kernel by name, in the order in which they run.
+    architecture : str
+        Architecture that TVM generates for, ``sm_80`` for instance.
+    maps : mapping of str to (Parameter, TensorMap), optional
+        Parameters that are tensor maps, by name.
+
+    Raises
+    ------
+    LoweringError
+        If TVM rejects them.
+    """
     tvm = runtime.tvm()
-    kernels, prim_funcs = functions(plan), dict[str, Any]()
+    prim_funcs = dict[str, Any]()
     with step("generating a CUDA kernel"):
         for name, (writer, _) in kernels.items():
             prim_funcs[name] = _prim_func(writer).with_attr("global_symbol", name)
@@ -135,18 +177,25 @@ def cuda_text(plan: Plan, architecture: str) -> CudaText:
     return CudaText(
         source,
         tuple(
-            Kernel(launch, _parameters(source, launch.kernel, prim_funcs[name]))
+            Kernel(launch, _parameters(source, launch.kernel, prim_funcs[name], maps or {}))
             for name, (_, launch) in kernels.items()
         ),
     )
 
 
-def _parameters(source: str, kernel: str, prim_func: Any) -> tuple[Parameter, ...]:
+def _parameters(
+    source: str, kernel: str, prim_func: Any, maps: Mapping[str, Viewed]
+) -> tuple[Parameter, ...]:
     parameters = {str(p.name): p for p in prim_func.params}
-    return tuple(
-        Parameter(name, int(parameters[name].shape[0]), str(parameters[name].dtype))
-        for name in parameter_names(source, kernel)
-    )
+    ordered: list[Parameter] = []
+    for name in parameter_names(source, kernel):
+        if name in maps:
+            viewed, tensor_map = maps[name]
+            ordered.append(replace(viewed, tensor_map=tensor_map))
+        else:
+            parameter = parameters[name]
+            ordered.append(Parameter(name, int(parameter.shape[0]), str(parameter.dtype)))
+    return tuple(ordered)
 
 
 def parameter_names(source: str, kernel: str) -> list[str]:
@@ -165,9 +214,14 @@ def _prim_func(writer: Writer) -> Any:
     tvm = runtime.tvm()
 
     # TVM concatenates the sources, and a preprocessor directive needs a line of its own.
-    sources = {name: f"\n{function(name).strip()}\n" for name in sorted(writer.device_functions)}
+    sources = {name: f"\n{_source(name).strip()}\n" for name in sorted(writer.device_functions)}
     script = writer.script.text().replace(*_FUSED_MULTIPLY_ADD)
     return tvm.script.from_source(script, {"T": tvm.script.tirx, "tvm": tvm, "DEVICE": sources})
+
+
+def _source(name: str) -> str:
+    """Return the text of a device function, of every GPU or of warp groups."""
+    return warp_groups.function(name) if warp_groups.exists(name) else function(name)
 
 
 def cuda_target(architecture: str) -> Any:
@@ -270,7 +324,7 @@ ARCHITECTURES = ("sm_80", "sm_90")
 class CudaKernels:
     """Generated kernels of a plan."""
 
-    plan: Plan
+    plan: ProductPlan
     text: CudaText
     kernel_counters: dict[str, Counters] = field(default_factory=dict[str, Counters])
     """Counters of the last run by kernel."""
@@ -309,11 +363,7 @@ class CudaKernels:
         memory, program = self._input_memory(inputs), compile_text(self.text.source)
         self.kernel_counters = {}
         for kernel in self.text.kernels:
-            # Workspaces and the output: nothing may be read before a kernel has written it.
-            arguments = [
-                memory.setdefault(p.name, DeviceArray.unwritten(p.elements, p.dtype))
-                for p in kernel.parameters
-            ]
+            arguments = [_argument(parameter, memory) for parameter in kernel.parameters]
             name = kernel.launch.kernel
             self.kernel_counters[name] = program.run(kernel.launch, arguments, order=order)
         product = self.plan.product
@@ -329,12 +379,21 @@ class CudaKernels:
         """Return the arrays of inputs by the names of the kernels' parameters."""
         product, workload = self.plan.product, self.plan.product.program.workload
         memory: dict[str, Array | DeviceArray] = {}
-        for name, operand in zip(PARAMETERS, (self.plan.first, self.plan.second), strict=True):
-            array = flat_bits(inputs[workload.operand(operand.layout.name).tensor])
-            memory[f"{name}_original" if operand.needs_packing else name] = array
+        for number, name in enumerate(PARAMETERS):
+            operand = workload.operand(self.plan.operand(number).layout.name)
+            array = flat_bits(inputs[operand.tensor])
+            memory[f"{name}_original" if self.plan.packs(number) else name] = array
         for name, parameter in input_parameters(product).items():
             memory[parameter] = flat_bits(inputs[name])
         return memory
+
+
+def _argument(parameter: Parameter, memory: dict[str, Array | DeviceArray]) -> Argument:
+    """Return the argument for a parameter; memory that is missing is allocated."""
+    # Workspaces and the output: nothing may be read before a kernel has written it.
+    allocated = DeviceArray.unwritten(parameter.elements, parameter.dtype)
+    array = memory.setdefault(parameter.name, allocated)
+    return array if parameter.tensor_map is None else MapArgument(parameter.tensor_map, array)
 
 
 def flat_bits(array: Array) -> Array:
@@ -418,7 +477,7 @@ def _example(artifact: CudaKernels) -> str:
     # Weights are packed ahead of all calls.
     plan = artifact.plan
     weights = plan.product.program.workload.inputs[1].name
-    packing = f"pack_{PARAMETERS[0 if plan.first.layout.name == weights else 1]}_kernel"
+    packing = f"pack_{PARAMETERS[0 if plan.operand(0).layout.name == weights else 1]}_kernel"
     launches = [f"    {_launch_statement(k)}" for k in kernels if k.launch.kernel != packing]
     template = Template(_template("example.cu.txt"))
     return template.substitute(setup="\n".join(setup), launches="\n".join(launches))

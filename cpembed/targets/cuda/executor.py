@@ -392,14 +392,14 @@ def _placed(
     # Copies with guarded gaps, so that an access outside of an array is noticed.
     arena = Arena.with_copies(kernel, list(arrays.values()))
     addresses = {id(b.array): b.address for b in arena.buffers}
-    values = [
-        _encoded(value, addresses[id(_array(value))])
-        if isinstance(value, MapArgument)
-        else ctypes.c_void_p(addresses[id(_array(value))])
-        if kind == "p"
-        else _scalar(kernel, number, kind, size, value)
-        for number, ((kind, size), value) in enumerate(zip(parameters, arguments, strict=True))
-    ]
+    values = list[Any]()
+    for number, ((kind, size), value) in enumerate(zip(parameters, arguments, strict=True)):
+        if isinstance(value, MapArgument):
+            values.append(_encoded(value, addresses[id(_array(value))]))
+        elif kind == "p":
+            values.append(ctypes.c_void_p(addresses[id(_array(value))]))
+        else:
+            values.append(_scalar(kernel, number, kind, size, value))
     return arena, values
 
 

@@ -1,8 +1,8 @@
 """Tensor Core instructions that kernels are generated for, and the lanes that hold their matrices.
 
-An instruction is executed by one warp. The PTX ISA documents the registers of ``mma.sync``, and
-``fragments.toml`` holds these maps. It does not document those of WMMA, whose fragments are
-accessed by WMMA's own loads and stores.
+An instruction is executed by one warp, or by a warp group of four. The PTX ISA documents the
+registers of ``mma.sync`` and ``wgmma``, and ``fragments.toml`` holds these maps. It does not
+document those of WMMA, whose fragments are accessed by WMMA's own loads and stores.
 """
 
 from __future__ import annotations
@@ -30,6 +30,9 @@ from cpembed.ir.dtypes import size_bytes
 LANES = 32
 """Number of threads of a warp."""
 
+WARP_GROUP = 4 * LANES
+"""Number of threads of a warp group."""
+
 GROUPS, GROUP_LANES = 8, 4
 """Number of groups of a warp, and of lanes of a group, in the PTX ISA's maps of fragments."""
 
@@ -38,6 +41,8 @@ SHORT = {
     "float16": "f16",
     "bfloat16": "bf16",
     "float32": "f32",
+    "float8_e4m3fn": "e4m3",
+    "float8_e5m2": "e5m2",
     "int8": "s8",
     "uint8": "u8",
     "int32": "s32",
@@ -46,12 +51,12 @@ SHORT = {
 
 FRAGMENTS_PATH = Path(__file__).with_name("fragments.toml")
 
-Kind = Literal["mma", "wmma"]
+Kind = Literal["mma", "wmma", "wgmma"]
 
 
 @dataclass(frozen=True, kw_only=True)
 class TensorCoreInstruction:
-    """``C[m, n] += A[m, k] * B[k, n]``, executed by the 32 lanes of a warp.
+    """``C[m, n] += A[m, k] * B[k, n]``, executed by the lanes of a warp or of a warp group.
 
     ``a``, ``b`` and ``c`` are element types. In shared memory A consists of rows of ``k`` elements,
     B of columns of ``k``, C of rows of ``n``.
@@ -77,12 +82,17 @@ class TensorCoreInstruction:
         return f"{self.kind}_{self.shape}_{types}"
 
     @property
+    def threads(self) -> int:
+        """Number of threads that execute the instruction together."""
+        return WARP_GROUP if self.kind == "wgmma" else LANES
+
+    @property
     def registers(self) -> tuple[int, int, int]:
         """Number of 32-bit registers of a lane for A, B and C."""
         extents = (self.m * self.k, self.n * self.k, self.m * self.n)
         # Registers of 32 bits: several short elements share one.
         first, second, sums = (
-            count * size_bytes(dtype) // 4 // LANES
+            count * size_bytes(dtype) // 4 // self.threads
             for count, dtype in zip(extents, (self.a, self.b, self.c), strict=True)
         )
         if self.kind == "wmma" and self.a == "float16":
@@ -121,9 +131,12 @@ class TensorCoreInstruction:
     @property
     def fragments(self) -> tuple[str, str, str]:
         """Names in ``fragments.toml`` of the matrices A, B and C."""
-        if self.kind != "mma":
+        if self.kind == "wmma":
             raise InvariantError(f"{self.name}: which lane holds which element is not specified")
-        return f"{self.shape}.a", f"{self.shape}.b", f"{self.shape}.c"
+        # Each warp of a group holds 16 rows, in the fragments of mma.sync (PTX ISA, "Register
+        # Fragments for wgmma.mma_async.m64nNk16" and "... k32").
+        shape = self.shape if self.kind == "mma" else f"m16n8k{self.k}"
+        return f"{shape}.a", f"{shape}.b", f"{shape}.c"
 
     def _require_wmma(self, functions: str) -> None:
         if self.kind != "wmma":
@@ -155,6 +168,27 @@ INSTRUCTIONS = tuple(
     for a, b, c in types
 )
 """Instructions of sm_80 and later (PTX ISA, shapes and types of ``mma.sync`` and ``wmma``)."""
+
+_EIGHT_BIT_FLOATS = ("float8_e4m3fn", "float8_e5m2")
+
+WARP_GROUP_INSTRUCTIONS = tuple(
+    TensorCoreInstruction(kind="wgmma", m=64, n=8, k=k, a=a, b=b, c=c)
+    for k, types in (
+        (16, _FLOATS),
+        (32, _BYTES),
+        (
+            32,
+            tuple(
+                (a, b, c)
+                for a in _EIGHT_BIT_FLOATS
+                for b in _EIGHT_BIT_FLOATS
+                for c in ("float32", "float16")
+            ),
+        ),
+    )
+    for a, b, c in types
+)
+"""Instructions of sm_90a, of the fewest columns (PTX ISA, ``wgmma.mma_async``)."""
 
 
 def instruction_of(
@@ -191,7 +225,7 @@ def instruction_of(
         choice = {name: dtypes[(roles or {}).get(name, name)] for name in choice}
     shape = _matrix_shape(instruction)
     a, b, c = (choice[name] for name in names)
-    for supported in INSTRUCTIONS:
+    for supported in (*INSTRUCTIONS, *WARP_GROUP_INSTRUCTIONS):
         if (supported.m, supported.n, supported.k) == shape and (
             (supported.a, supported.b, supported.c) == (a, b, c)
         ):
@@ -199,7 +233,7 @@ def instruction_of(
     described = "no matrix product" if shape is None else "x".join(map(str, shape))
     raise LoweringError(
         f"{spec.name}: no Tensor Core kernels for {described} of {a} x {b} -> {c}; there are those "
-        "of the specifications mma_* and wmma_*"
+        "of the specifications mma_*, wmma_* and wgmma_*"
     )
 
 

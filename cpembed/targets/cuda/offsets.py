@@ -78,7 +78,7 @@ def check_offsets(plan: Plan) -> None:
     for operand, largest in zip(operands, _largest_values(plan), strict=True):
         bounds = [largest_magnitude(index, largest) for index in _indices(operand)]
         if operand.needs_packing:
-            bounds.append(_packing_bound(operand))
+            bounds.append(packing_bound(operand))
         if max(bounds) > MAX_OFFSET:
             raise LoweringError(
                 f"offsets in operand {operand.layout.name} reach {max(bounds):,}, padded tiles "
@@ -92,7 +92,7 @@ def _indices(operand: GlobalOperand) -> Iterator[IndexExpr]:
         yield operand.layout.access[place]
 
 
-def _packing_bound(operand: GlobalOperand) -> int:
+def packing_bound(operand: GlobalOperand) -> int:
     """Return an upper bound of the offsets in an original from which an operand is packed."""
     layout = operand.layout
     largest = {dimension.name: dimension.extent - 1 for dimension in layout.dimensions}
@@ -109,8 +109,8 @@ def _largest_values(plan: Plan) -> tuple[dict[str, int], dict[str, int], dict[st
     rows, columns, batch, splits = plan.blocks
     common = {loop.name: 0 for loop in product.program.loops}
     common |= {axis.name: axis.extent - 1 for axis in product.program.instruction_axes}
-    common |= _digits(batch - 1, product.batch)
-    depth = _digits(splits * plan.steps * schedule.depth - 1, product.depth)
+    common |= largest_digits(batch - 1, product.batch)
+    depth = largest_digits(splits * plan.steps * schedule.depth - 1, product.depth)
     last_row, extra_tiles = _beyond_strip(plan)
     result = common | {product.axes[0]: last_row}
     factors: list[dict[str, int]] = []
@@ -124,8 +124,8 @@ def _largest_values(plan: Plan) -> tuple[dict[str, int], dict[str, int], dict[st
         size = schedule.block[number]
         # A last turn of copies may begin rows behind the tile.
         last = max(size - 1, (tile.copies - 1) // tile.row_vectors // extent)
-        factors.append(common | depth | _digits((blocks - 1) * size + last, loops))
-        result |= _digits(blocks * size - 1 + number * extra_tiles, loops)
+        factors.append(common | depth | largest_digits((blocks - 1) * size + last, loops))
+        result |= largest_digits(blocks * size - 1 + number * extra_tiles, loops)
     return factors[0], factors[1], result
 
 
@@ -144,7 +144,7 @@ def _beyond_strip(plan: Plan) -> tuple[int, int]:
     return instruction.m - 1, max(0, last_column - staging.columns + 1)
 
 
-def _digits(number: int, loops: Sequence[Loop]) -> dict[str, int]:
+def largest_digits(number: int, loops: Sequence[Loop]) -> dict[str, int]:
     """Return the largest values of loops, outermost first, where steps are counted to a number."""
     inner = math.prod(loop.extent for loop in loops[1:])
     return {

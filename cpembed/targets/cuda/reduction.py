@@ -15,33 +15,31 @@ from cpembed.targets.cuda.epilogue import (
     store_results,
 )
 from cpembed.targets.cuda.lower import TiledProduct
-from cpembed.targets.cuda.schedule import Plan
 from cpembed.targets.cuda.writer import PARTIAL, Writer, guarded_place, register_pointer
 
 REDUCTION_THREADS = 256
 """Number of threads of a block that adds parts."""
 
 
-def reduction_kernel(plan: Plan) -> Writer:
+def reduction_kernel(product: TiledProduct, splits: int) -> Writer:
     """Return the function ``main`` that adds the parts of a split reduction."""
-    product = plan.product
     elements = product.output.layout.elements
     writer = Writer()
     declared = [
-        buffer(PARTIAL, plan.schedule.splits * elements, product.sums),
+        buffer(PARTIAL, splits * elements, product.sums),
         *input_declarations(product),
         *output_declarations(product),
     ]
     writer.script.line(HEADER)
     with writer.script.nested(f"def main({', '.join(declared)}):"):
         writer.script.line('T.func_attr({"tirx.noalias": True, "global_symbol": "main"})')
-        _write_reduction(writer, plan)
+        _write_reduction(writer, product, splits)
     return writer
 
 
-def _write_reduction(writer: Writer, plan: Plan) -> None:
-    product, script = plan.product, writer.script
-    elements, splits, sums = product.output.layout.elements, plan.schedule.splits, product.sums
+def _write_reduction(writer: Writer, product: TiledProduct, splits: int) -> None:
+    script = writer.script
+    elements, sums = product.output.layout.elements, product.sums
     blocks = -(-elements // REDUCTION_THREADS)
     with script.nested(
         f'for rx in T.thread_binding({blocks}, thread="blockIdx.x"):',

@@ -98,7 +98,7 @@ def stage_sums(
             )
             return
         # A lane's sums are pairs of neighbours in a row.
-        for pair in range(instruction.m * instruction.n // LANES // 2):
+        for pair in range(instruction.m * instruction.n // instruction.threads // 2):
             row, column = pair_position(instruction, pair)
             place = f"stage + (({row}) * {staging.pitch} + j * {instruction.n} + {column}) * {size}"
             register = f"{first} + {pair * 2 if size == 4 else pair}"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Protocol
 
 from cpembed.errors import LoweringError
 from cpembed.ir.dtypes import size_bytes
@@ -126,6 +127,24 @@ class Staging:
         return self.rows * self.pitch * size_bytes(self.dtype)
 
 
+class ProductPlan(Protocol):
+    """Plan that kernels of a product were generated from, as running them needs it."""
+
+    @property
+    def product(self) -> TiledProduct: ...
+
+    @property
+    def schedule(self) -> object: ...
+
+    def operand(self, number: int) -> GlobalOperand:
+        """Return the layout of a factor in global memory."""
+        ...
+
+    def packs(self, number: int) -> bool:
+        """True if a kernel of its own packs a factor."""
+        ...
+
+
 @dataclass(frozen=True)
 class Plan:
     """A product with a schedule, from which kernels are generated."""
@@ -140,6 +159,14 @@ class Plan:
     @property
     def second(self) -> GlobalOperand:
         return self.product.second[self.schedule.layouts[1]]
+
+    def operand(self, number: int) -> GlobalOperand:
+        """Return the layout of a factor in global memory."""
+        return (self.first, self.second)[number]
+
+    def packs(self, number: int) -> bool:
+        """True if a kernel of its own packs a factor."""
+        return self.operand(number).needs_packing
 
     def shared(self, operand: GlobalOperand) -> SharedTile:
         """Return the tile of a factor in one stage."""

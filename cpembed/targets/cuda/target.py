@@ -207,7 +207,9 @@ class CudaTarget(Target[TiledProduct, KernelSchedule, CudaKernels]):
         return str(schedule)
 
     def describe(self, artifact: CudaKernels, timing: Timing) -> CudaDetails:
-        scored = self.space(artifact.plan.product).scored(artifact.plan.schedule)
+        plan = artifact.plan
+        assert isinstance(plan, Plan)
+        scored = self.space(plan.product).scored(plan.schedule)
         return CudaDetails(artifact.counters, scored.cost, self.gpu.name)
 
     def executed_by(self, artifact: CudaKernels) -> str:

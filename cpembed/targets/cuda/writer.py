@@ -36,6 +36,15 @@ class Writer:
             f'T.evaluate(T.cuda.func_call("{name}"{operands}, source_code=DEVICE["{name}"]))'
         )
 
+    def value(self, variable: str, name: str, dtype: str, *arguments: str) -> None:
+        """Write a variable with what a device function returns."""
+        self.device_functions.add(name)
+        operands = "".join(f", {argument}" for argument in arguments)
+        self.script.line(
+            f'{variable} = T.cuda.func_call("{name}"{operands}, source_code=DEVICE["{name}"], '
+            f'return_type="{dtype}")'
+        )
+
     def barrier(self) -> None:
         self.script.line("T.evaluate(T.cuda.cta_sync())")
 

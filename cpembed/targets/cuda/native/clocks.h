@@ -158,6 +158,15 @@ struct WarpClock {
     return false;
   }
 
+  /* Whether at least one lane knows of it. */
+  bool anyone_knows(Stamp before) const {
+    uint32_t c = component_of(before), t = time_of(before);
+    if (common.order.covers(c, lane_of(before), t)) return true;
+    for (const Part &part : parts)
+      if (part.knowledge->order.covers(c, lane_of(before), t)) return true;
+    return false;
+  }
+
   /* Whether an operation of the asynchronous proxy that `lane` issues sees an ordinary access. */
   bool proxy_knows(Stamp before, int lane) const {
     uint32_t c = component_of(before), t = time_of(before);

@@ -2,6 +2,8 @@
    sm_90 has for warps as a whole (elect.sync, setmaxnreg). */
 #pragma once
 
+#include <map>
+
 #include "warp.h"
 
 /* A 32-bit address is an offset in the block's own shared memory, or, as mapa makes it, the offset
@@ -33,6 +35,52 @@ extern "C" uint32_t executor_mapa(ExecutorFunction &function, uint32_t address, 
     abandon();
   }
   return (rank + 1) << kRankBit | (address & ((1u << kRankBit) - 1));
+}
+
+/* ------------------------------------------------------------------ the end of a block's memory */
+
+/* What other blocks have done to a block's shared memory: the last of each thread. */
+struct RemoteAccess {
+  Stamp stamp;
+  Site site;
+  const char *what;
+};
+static std::vector<std::map<uint64_t, RemoteAccess>> remote_accesses;  // By the block's rank.
+static std::vector<bool> ended_blocks;
+
+static void begin_remote_accesses() {
+  remote_accesses.assign(blocks_a_cluster, {});
+  ended_blocks.assign(blocks_a_cluster, false);
+}
+
+/* The lane does something to the shared memory of a block, which has to be there until it is done. Of a
+   copy, `completes`: the block's own barrier object tells it. */
+static bool note_remote(uint32_t rank, const char *what, Site site, bool completes = false) {
+  if (rank == warp->block->rank) return true;
+  if (ended_blocks[rank]) {
+    set_fault("%s at {at:%u} by %s: block %u of the cluster, whose shared memory it accesses, has ended", what,
+              site, doer(now()).c_str(), rank);
+    return false;
+  }
+  if (completes) return true;
+  uint64_t thread = uint64_t(warp->clock.component) * 32 + uint64_t(lane_number);
+  remote_accesses[rank][thread] = {now(), site, what};
+  return true;
+}
+
+/* A block ends: its threads know that others have done what they do to its shared memory. */
+static void end_remote_accesses(const Block &block) {
+  ended_blocks[block.rank] = true;
+  for (auto &[thread, access] : remote_accesses[block.rank]) {
+    bool known = false;
+    for (uint32_t n = 0; n < warps_a_block && !known; n++)
+      known = warp_clocks[block.rank * warps_a_block + n]->anyone_knows(access.stamp);
+    if (known) continue;
+    set_fault("block %u of the cluster ends before it is known that %s has done %s at {at:%u}, which accesses "
+              "its shared memory: no barrier of the cluster is between them", block.rank,
+              doer(access.stamp).c_str(), access.what, access.site);
+    return;
+  }
 }
 
 /* -------------------------------------------------------------------------- barrier.cluster */

@@ -99,8 +99,8 @@ class GlobalMemory {
     return near;
   }
 
-  /* At most 64 bytes at a time. */
   static void mark(uint64_t *bits, size_t start, size_t count) {
+    for (; count > 64; start += 64, count -= 64) mark(bits, start, 64);
     uint64_t mask = count >= 64 ? ~uint64_t{0} : (uint64_t{1} << count) - 1;
     bits[start / 64] |= mask << start % 64;
     if (start % 64 + count > 64) bits[start / 64 + 1] |= mask >> (64 - start % 64);

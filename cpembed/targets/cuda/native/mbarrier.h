@@ -48,9 +48,10 @@ static std::string object_text(const unsigned char *place) {
 }
 
 /* The object at an address; null, with a fault, if there is none that the lane may use. */
-static Barrier *barrier_at(uint32_t address, const char *what, Site site) {
+static Barrier *barrier_at(uint32_t address, const char *what, Site site, bool copies = false) {
   unsigned char *place = shared_pointer(address);
   if (!shared_memory.valid(place, 8, 8, what, site)) return nullptr;
+  if (!note_remote(shared_memory.rank(place), what, site, copies)) return nullptr;
   auto found = barriers.find(place);
   if (found == barriers.end()) {
     set_fault("%s at {at:%u}: no barrier object is initialised at %s", what, site,
@@ -73,7 +74,7 @@ static Barrier *barrier_at(uint32_t address, const char *what, Site site) {
 
 /* The same for an operation of the asynchronous proxy. */
 static Barrier *barrier_for_copy(uint32_t address, const char *what, Site site) {
-  Barrier *b = barrier_at(address, what, site);
+  Barrier *b = barrier_at(address, what, site, true);
   if (b == nullptr) return nullptr;
   bool visible = (b->fenced && warp->clock.knows(b->fenced, lane_number)) ||
                  warp->clock.proxy_knows(b->initialised, lane_number);

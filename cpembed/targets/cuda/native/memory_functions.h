@@ -42,6 +42,7 @@ extern "C" ExecutorWords executor_load(ExecutorFunction &function, int space, ui
   bool shared = in_shared(space, p);
   ExecutorWords made = {};
   if (valid && shared) {
+    REQUIRE(note_remote(shared_memory.rank(p), function.name, site));
     REQUIRE(shared_memory.valid(p, size, size, function.name, site));
     REQUIRE(shared_memory.read(p, size, now(), site));
   } else if (valid) {
@@ -60,6 +61,7 @@ extern "C" void executor_store(ExecutorFunction &function, int space, uint64_t a
   unsigned char *p = pointer_to(space, address);
   bool shared = in_shared(space, p);
   if (valid && shared) {
+    REQUIRE(note_remote(shared_memory.rank(p), function.name, site));
     REQUIRE(shared_memory.valid(p, size, size, function.name, site));
     REQUIRE(shared_memory.write(p, size, now(), kWritten, site));
   } else if (valid) {

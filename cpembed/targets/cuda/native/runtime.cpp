@@ -138,6 +138,7 @@ static void begin_cluster(const unsigned *first) {
     }
   }
   begin_cluster_barrier();
+  begin_remote_accesses();
   begin_warp_groups();
   register_counts.assign(warp_clocks.size(), {});
 }
@@ -150,6 +151,7 @@ static void end_block(const Block &block) {
     if (!faulted) end_stores(*warps[block.rank * warps_a_block + n]);
   }
   if (!faulted) check_registers(block);
+  if (!faulted) end_remote_accesses(block);
 }
 
 struct Where {

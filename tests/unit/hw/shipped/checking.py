@@ -51,7 +51,7 @@ def tile_positions(
 
 
 def random_values(operand_dtype: str, shape: tuple[int, ...], rng: np.random.Generator) -> Array:
-    if size_bytes(operand_dtype) == 1:
+    if size_bytes(operand_dtype) == 1 and dtype_info(operand_dtype).is_integer:
         low, high = dtype_info(operand_dtype).integer_range
         return rng.integers(low, high, shape, endpoint=True)
     return rng.integers(-1000, 1000, shape)

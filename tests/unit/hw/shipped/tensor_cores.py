@@ -34,6 +34,18 @@ def wmma(m: int, n: int, k: int) -> Model:
     return model
 
 
+EIGHT_BITS = ("float8_e4m3fn", "float8_e5m2")
+
+WARP_GROUPS: dict[str, tuple[int, str]] = {
+    "wgmma_f16": (16, FLOATS["f16"]),
+    "wgmma_f16_f16": (16, FLOATS["f16_f16"]),
+    "wgmma_bf16": (16, FLOATS["bf16"]),
+    "wgmma_s8": (32, "int8 int8 int32, int8 uint8 int32, uint8 int8 int32, uint8 uint8 int32"),
+    "wgmma_f8": (32, ", ".join(f"{a} {b} float32" for a in EIGHT_BITS for b in EIGHT_BITS)),
+    "wgmma_f8_f16": (32, ", ".join(f"{a} {b} float16" for a in EIGHT_BITS for b in EIGHT_BITS)),
+}
+"""Depth and element types of wgmma.mma_async, with eight columns; both factors K-major."""
+
 MODELS: dict[str, Model] = {
     **{f"mma_{types}": mma(16, 8, 16) for types in FLOATS},
     "mma_s8": mma(16, 8, 32),
@@ -42,6 +54,7 @@ MODELS: dict[str, Model] = {
         for types in (*FLOATS, "s8")
         for end, shape in SHAPES.items()
     },
+    **{name: mma(64, 8, depth) for name, (depth, _) in WARP_GROUPS.items()},
 }
 
 BYTES = "int8 int8 int32, int8 uint8 int32, uint8 int8 int32, uint8 uint8 int32"
@@ -57,15 +70,26 @@ FACTS = {
         for name, types in {**FLOATS, "s8": "int8 int8 int32"}.items()
         for end, (m, n, k) in SHAPES.items()
     },
+    **{
+        name: facts(f"x 64, y 8, z {depth}", "hopper", "", types, "A.x, B.y, C.x")
+        for name, (depth, types) in WARP_GROUPS.items()
+    },
 }
 
 # Dense TFLOPS and TOPS of the white papers, two operations to a product: 312 and 624 of the A100;
 # 989.4 and 1978.9 of the H100, of which mma reaches 62.9 %.
 PEAKS = {
-    (name, machine): (bytes_ if "s8" in name else halves) / 2
-    for name in FACTS
-    for machine, halves, bytes_ in (
-        ("a100", 312e3, 624e3),
-        ("h100", 0.629 * 989.4e3, 0.629 * 1978.9e3),
-    )
+    **{
+        (name, machine): (bytes_ if "s8" in name else halves) / 2
+        for name in FACTS
+        if name not in WARP_GROUPS
+        for machine, halves, bytes_ in (
+            ("a100", 312e3, 624e3),
+            ("h100", 0.629 * 989.4e3, 0.629 * 1978.9e3),
+        )
+    },
+    **{
+        (name, "h100"): (989.4e3 if depth == 16 else 1978.9e3) / 2
+        for name, (depth, _) in WARP_GROUPS.items()
+    },
 }

@@ -1,10 +1,11 @@
 // C[m][n] = sum of A[m][k] * B[n][k], by two warp groups that multiply and one warp that copies.
 // A block has a tile of 128 rows and TILE_N columns; both operands come with the 128-byte swizzle.
+// Blocks of a cluster lie below each other, and each copies its part of B's tile to all of them.
 #include <cstdint>
 #include <cuda.h>
 #include <cuda_fp16.h>
 
-constexpr int TILE_N = 64, STAGES = 3;
+constexpr int TILE_N = 64, STAGES = 3, CLUSTER = 1;
 constexpr int A_BYTES = 128 * 128, B_BYTES = TILE_N * 128;
 
 __device__ __forceinline__ uint32_t address_of(const void* p) {
@@ -37,6 +38,26 @@ __device__ __forceinline__ void load(uint32_t to, const CUtensorMap* map, int x,
   asm volatile(
       "cp.async.bulk.tensor.2d.shared::cluster.global.tile.mbarrier::complete_tx::bytes "
       "[%0], [%1, {%2, %3}], [%4];" ::"r"(to), "l"(map), "r"(x), "r"(y), "r"(object) : "memory");
+}
+
+__device__ __forceinline__ void load_to_all(uint32_t to, const CUtensorMap* map, int x, int y, uint32_t object) {
+  asm volatile(
+      "cp.async.bulk.tensor.2d.shared::cluster.global.tile.mbarrier::complete_tx::bytes.multicast::cluster "
+      "[%0], [%1, {%2, %3}], [%4], %5;" ::"r"(to), "l"(map), "r"(x), "r"(y), "r"(object),
+      "h"((unsigned short)((1 << CLUSTER) - 1)) : "memory");
+}
+
+__device__ __forceinline__ void arrive_at(uint32_t object, uint32_t block) {
+  asm volatile(
+      "{\n"
+      ".reg .b32 there;\n"
+      "mapa.shared::cluster.u32 there, %0, %1;\n"
+      "mbarrier.arrive.release.cluster.shared::cluster.b64 _, [there];\n"
+      "}\n" ::"r"(object), "r"(block) : "memory");
+}
+
+__device__ __forceinline__ void meet_cluster() {
+  asm volatile("barrier.cluster.arrive.release.aligned;\nbarrier.cluster.wait.acquire.aligned;" ::: "memory");
 }
 
 // The matrix at an address: rows of 128 bytes, 8 of them every 1024 bytes, 128-byte swizzle.
@@ -73,11 +94,16 @@ extern "C" __global__ void __launch_bounds__(384, 1)
   if (threadIdx.x == 0) {
     for (int stage = 0; stage < STAGES; stage++) {
       init(objects + stage * 16, 1);      // Full: the producer arrives, and the bytes.
-      init(objects + stage * 16 + 8, 2);  // Empty: both consumers.
+      init(objects + stage * 16 + 8, 2 * CLUSTER);  // Empty: both consumers of each block.
     }
     asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");
   }
-  __syncthreads();
+  if (CLUSTER > 1)
+    meet_cluster();
+  else
+    __syncthreads();
+  uint32_t rank = 0;
+  if (CLUSTER > 1) asm volatile("mov.u32 %0, %%cluster_ctarank;" : "=r"(rank));
 
   if (group == 0) {
     asm volatile("setmaxnreg.dec.sync.aligned.u32 40;");
@@ -88,7 +114,11 @@ extern "C" __global__ void __launch_bounds__(384, 1)
         wait(empty, step / STAGES % 2 ^ 1);
         expect(full, A_BYTES + B_BYTES);
         load(image, &a_map, step * 64, row, full);
-        load(image + A_BYTES, &b_map, step * 64, column, full);
+        constexpr int PART = TILE_N / CLUSTER;
+        if (CLUSTER > 1)
+          load_to_all(image + A_BYTES + rank * PART * 128, &b_map, step * 64, column + rank * PART, full);
+        else
+          load(image + A_BYTES, &b_map, step * 64, column, full);
       }
     }
   } else {
@@ -105,7 +135,8 @@ extern "C" __global__ void __launch_bounds__(384, 1)
                  describe(image + A_BYTES + depth * 32), 1);
       asm volatile("wgmma.commit_group.sync.aligned;" ::: "memory");
       asm volatile("wgmma.wait_group.sync.aligned 0;" ::: "memory");
-      if (threadIdx.x % 128 == 0) arrive(empty);
+      if (CLUSTER == 1 && threadIdx.x % 128 == 0) arrive(empty);
+      if (CLUSTER > 1 && threadIdx.x % 128 < CLUSTER) arrive_at(empty, threadIdx.x % 128);
     }
     int lane = threadIdx.x % 32, warp = threadIdx.x / 32 % 4;
     int first = (group - 1) * 64 + warp * 16 + lane / 4;
@@ -134,4 +165,5 @@ extern "C" __global__ void __launch_bounds__(384, 1)
       }
     }
   }
+  if (CLUSTER > 1) meet_cluster();  // Others arrive at barrier objects of this block.
 }

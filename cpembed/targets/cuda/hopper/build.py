@@ -1,0 +1,65 @@
+"""Kernels of a plan of warp groups, in the order in which they run, as CUDA text."""
+
+from __future__ import annotations
+
+from cpembed.codegen.plan import storage_dtype
+from cpembed.targets.cuda.build import CudaText, Parameter, Viewed, generate
+from cpembed.targets.cuda.executor import Launch
+from cpembed.targets.cuda.hopper.emit import product_kernel
+from cpembed.targets.cuda.hopper.loads import map_name
+from cpembed.targets.cuda.hopper.packing import PackedImages, images_kernel, packing_blocks
+from cpembed.targets.cuda.hopper.schedule import HopperPlan
+from cpembed.targets.cuda.reduction import REDUCTION_THREADS, reduction_kernel
+from cpembed.targets.cuda.writer import (
+    PACKING_THREADS,
+    PARAMETERS,
+    Writer,
+    packing_kernel,
+)
+from cpembed.targets.cuda.writer import packing_blocks as tile_packing_blocks
+
+ARCHITECTURE = "sm_90"
+"""Architecture that TVM generates text for; the text needs ``sm_90a``."""
+
+
+def functions(plan: HopperPlan) -> dict[str, tuple[Writer, Launch]]:
+    """Return the kernels of a plan by name, in the order in which they run."""
+    product, kernels = plan.product, dict[str, tuple[Writer, Launch]]()
+
+    def add(name: str, writer: Writer, blocks: int, threads: int, shared_bytes: int = 0) -> None:
+        launch = Launch(f"{name}_kernel", (blocks, 1, 1), (threads, 1, 1), shared_bytes)
+        kernels[name] = writer, launch
+
+    for number, name in enumerate(PARAMETERS):
+        if plan.schedule.loads[number] == "bulk":
+            images = PackedImages(plan, number)
+            add(f"pack_{name}", images_kernel(images), packing_blocks(images), PACKING_THREADS)
+        elif plan.packs(number):
+            operand = plan.operand(number)
+            blocks = tile_packing_blocks(operand)
+            add(f"pack_{name}", packing_kernel(operand, name), blocks, PACKING_THREADS)
+    add("product", product_kernel(plan), plan.grid, plan.schedule.threads, plan.shared_bytes)
+    if plan.schedule.splits > 1:
+        blocks = -(-product.output.layout.elements // REDUCTION_THREADS)
+        writer = reduction_kernel(product, plan.schedule.splits)
+        add("reduction", writer, blocks, REDUCTION_THREADS)
+    return kernels
+
+
+def tensor_maps(plan: HopperPlan) -> dict[str, Viewed]:
+    """Return the parameters that are tensor maps, with the buffers that they describe."""
+    maps = dict[str, Viewed]()
+    for number, (name, view) in enumerate(zip(PARAMETERS, plan.views, strict=True)):
+        if view is not None:
+            layout = view.operand.layout
+            buffer = Parameter(name, layout.elements, storage_dtype(layout.dtype))
+            maps[map_name(number)] = buffer, view.tensor_map
+    return maps
+
+
+def cuda_text(plan: HopperPlan) -> CudaText:
+    """Generate the kernels of a plan as CUDA C++.
+
+    Raises :class:`~cpembed.errors.LoweringError` if TVM rejects them.
+    """
+    return generate(functions(plan), ARCHITECTURE, tensor_maps(plan))

@@ -1,0 +1,197 @@
+"""Statements of the producers, which fill a stage with the images of both factors.
+
+Images that were packed ahead come by bulk copies, views of a tensor map by TMA, and any other
+factor by the copies of 128 threads, which put each vector where the swizzle has it.
+"""
+
+from __future__ import annotations
+
+from cpembed.codegen.plan import buffer, storage_dtype
+from cpembed.ir.dtypes import size_bytes
+from cpembed.targets.cuda.hopper.device import tensor_load_name
+from cpembed.targets.cuda.hopper.layouts import CHUNK
+from cpembed.targets.cuda.hopper.packing import PackedImages
+from cpembed.targets.cuda.hopper.schedule import HopperPlan
+from cpembed.targets.cuda.instructions import WARP_GROUP
+from cpembed.targets.cuda.writer import (
+    PARAMETERS,
+    Writer,
+    digits,
+    guarded_place,
+    index_script,
+    inside_conditions,
+    register_pointer,
+    shared_pointer,
+)
+
+MAX_UNROLLED_COPIES = 8
+"""Maximum number of copies of a thread that are unrolled."""
+
+BLOCKS = ("row_block", "column_block")
+"""Variables of the number of a block along rows and columns."""
+
+
+def factor_parameter(plan: HopperPlan, number: int) -> str:
+    """Return the declaration of a factor's parameter."""
+    name, operand = PARAMETERS[number], plan.operand(number)
+    load = plan.schedule.loads[number]
+    if load == "tensor":
+        return f"{map_name(number)}: T.TensorMap()"
+    elements = operand.layout.elements
+    if load == "bulk":
+        elements = PackedImages(plan, number).elements
+    return buffer(name, elements, operand.layout.dtype)
+
+
+def map_name(number: int) -> str:
+    """Return the name of the parameter that is a factor's tensor map."""
+    return f"{PARAMETERS[number]}_map"
+
+
+def copied_bytes(plan: HopperPlan) -> int:
+    """Return the number of bytes of a stage that mbarriers count as they arrive."""
+    total = 0
+    for image, load, view in zip(plan.images, plan.schedule.loads, plan.views, strict=True):
+        if view is not None:
+            total += view.transaction_bytes
+        elif load == "bulk":
+            total += image.content_bytes
+    return total
+
+
+def write_asynchronous(
+    writer: Writer, plan: HopperPlan, step: str, places: tuple[str, str]
+) -> None:
+    """Write the copies of a stage that one thread issues.
+
+    Parameters
+    ----------
+    writer : Writer
+        Text of the kernel, in which ``barrier`` is the byte of the stage's mbarrier.
+    plan : HopperPlan
+        Plan of the kernel.
+    step : str
+        Expression of the number of the stage in the whole reduction.
+    places : tuple of str and str
+        Expressions of the first byte of each image.
+    """
+    for number, load in enumerate(plan.schedule.loads):
+        if load == "bulk":
+            _write_bulk(writer, plan, number, step, places[number])
+        elif load == "tensor":
+            _write_tensor(writer, plan, number, step, places[number])
+
+
+def _write_tensor(writer: Writer, plan: HopperPlan, number: int, step: str, place: str) -> None:
+    view, product = plan.views[number], plan.product
+    assert view is not None
+    loops, extents = (product.rows, product.columns)[number], product.program.extents
+    first = f"{BLOCKS[number]} * {plan.schedule.block[number]}"
+    for copy in view.copies:
+        values = {
+            **dict.fromkeys(extents, "0"),
+            **digits("batch", product.batch),
+            **digits(f"{first} + {copy.tile}" if copy.tile else first, loops),
+            **digits(f"{step} * {plan.schedule.depth}", product.depth),
+        }
+        coordinates = [index_script(index, values, extents) for index in copy.coordinates]
+        offsets = [index_script(index, values, extents) for index in copy.filter]
+        writer.call(
+            tensor_load_name(len(coordinates), len(offsets)),
+            shared_pointer(f"{place} + {copy.offset}"),
+            f"T.address_of({map_name(number)})",
+            shared_pointer("barrier"),
+            *coordinates,
+            *offsets,
+        )
+
+
+def _write_bulk(writer: Writer, plan: HopperPlan, number: int, step: str, place: str) -> None:
+    images = PackedImages(plan, number)
+    start = images.start("batch", BLOCKS[number], step)
+    writer.call(
+        "cpembed_bulk_load",
+        shared_pointer(place),
+        f"T.address_of({PARAMETERS[number]}[{start}])",
+        str(images.image.content_bytes),
+        shared_pointer("barrier"),
+    )
+
+
+def write_by_threads(writer: Writer, plan: HopperPlan, number: int, step: str, place: str) -> None:
+    """Write the copies of a factor's image by all threads of the producers.
+
+    Parameters
+    ----------
+    writer : Writer
+        Text of the kernel, in which ``producer`` is the number of the thread.
+    plan : HopperPlan
+        Plan of the kernel.
+    number : int
+        Number of the factor.
+    step : str
+        Expression of the number of the stage in the whole reduction.
+    place : str
+        Expression of the first byte of the image.
+    """
+    image, operand, script = plan.images[number], plan.operand(number), writer.script
+    width = operand.length * size_bytes(operand.layout.dtype)
+    vectors = image.content_bytes // width
+    turns, rest = -(-vectors // WARP_GROUP), vectors % WARP_GROUP
+    # Many short accesses in parallel would need more registers than there are.
+    loop = "unroll" if width >= 4 and turns <= MAX_UNROLLED_COPIES else "serial"
+    with script.nested(f"for turn in T.{loop}({turns}):"):
+        script.line(f"slot = turn * {WARP_GROUP} + producer")
+        with script.nested(*[f"if slot < {vectors}:"] * bool(rest)):
+            _locate_vector(writer, plan, number, step)
+            _copy_vector(writer, plan, number, place)
+
+
+def _locate_vector(writer: Writer, plan: HopperPlan, number: int, step: str) -> None:
+    """Write ``place``, the number of a slot's vector in its factor, and ``valid``."""
+    product, operand = plan.product, plan.operand(number)
+    extent = (product.instruction.m, product.instruction.n)[number]
+    vectors = plan.images[number].span // (operand.length * size_bytes(operand.layout.dtype))
+    block = plan.schedule.block[number]
+    writer.script.lines(
+        (
+            f"image_row = slot // {vectors}",
+            f"element = slot % {vectors} * {operand.length}",
+            f"tile = {BLOCKS[number]} * {block} + image_row // {extent}",
+            f"deep = {step} * {plan.schedule.depth} + element // {product.instruction.k}",
+        )
+    )
+    program = product.program
+    values = {
+        **dict.fromkeys((loop.name for loop in program.loops), "0"),
+        **digits("batch", product.batch),
+        **digits("tile", (product.rows, product.columns)[number]),
+        **digits("deep", product.depth),
+        product.axes[number]: f"image_row % {extent}",
+        product.axes[2]: f"element % {product.instruction.k}",
+    }
+    _, rows, columns, depth = product.tiles
+    conditions = [f"tile < {(rows, columns)[number]}", f"deep < {depth}"]
+    conditions += inside_conditions(operand, values, program.extents)
+    address = index_script(operand.address, values, program.extents)
+    writer.script.lines(guarded_place(conditions, address))
+
+
+def _copy_vector(writer: Writer, plan: HopperPlan, number: int, base: str) -> None:
+    name, operand = PARAMETERS[number], plan.operand(number)
+    size = size_bytes(operand.layout.dtype)
+    width = operand.length * size
+    chunk, offset = f"element * {size} // {CHUNK}", f"element * {size} % {CHUNK}"
+    target = f"{base} + {plan.images[number].place('image_row', chunk)} + {offset}"
+    pointer = f"T.address_of({name}[place])"
+    if width >= 4:
+        writer.call(f"cpembed_cp_async_{width}", shared_pointer(target), pointer, "valid")
+        return
+    # Shorter than cp.async takes: through registers.
+    dtype = storage_dtype(operand.layout.dtype)
+    writer.script.line(
+        f'{name}_one = T.alloc_buffer(({operand.length},), "{dtype}", scope="local")'
+    )
+    register = register_pointer(f"{name}_one", "0")
+    writer.call(f"cpembed_load_{width}", register, pointer, "valid")
+    writer.call(f"cpembed_shared_store_{width}", shared_pointer(target), register)

@@ -1,0 +1,272 @@
+"""Schedules of a kernel of warp groups: tiles of a block, stages, how factors reach shared memory.
+
+Each consumer group of a block computes its own rows of instruction tiles and all columns of the
+block; neighbouring tiles of columns are one instruction. Another group fills a ring of stages ahead
+of them.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, field
+from functools import cached_property
+from typing import Literal
+
+from cpembed.ir.dtypes import size_bytes
+from cpembed.targets.cuda.hopper.layouts import SharedImage
+from cpembed.targets.cuda.hopper.tiles import TileOrder
+from cpembed.targets.cuda.hopper.views import ImageView, image_views
+from cpembed.targets.cuda.instructions import LANES, WARP_GROUP
+from cpembed.targets.cuda.lower import GlobalOperand, TiledProduct
+from cpembed.targets.cuda.schedule import WAVEFRONT_BYTES, Staging
+
+MAX_GROUPS = 2
+MAX_STAGES = 12
+
+WARP_ROWS = 16
+"""Number of rows of an instruction tile whose sums a warp holds."""
+
+STRIP_BYTES = 128
+"""Maximum number of bytes of a row of sums that pass through shared memory at a time."""
+
+BARRIER_BYTES = 8
+
+# A multiprocessor has 65,536 registers, a block of two consumer groups 384 threads: each starts
+# with 168, of which the producers give some to the consumers. Producers that compute addresses of
+# their own need more than one thread that issues copies of TMA.
+MAX_REGISTERS = 255
+LAUNCH_REGISTERS = 168
+PRODUCER_REGISTERS = {False: 40, True: 72}
+CONSUMER_REGISTERS = {False: 232, True: 216}
+"""Registers of a thread by whether producers compute addresses, with two consumer groups."""
+
+CONTROL_REGISTERS = 40
+"""Registers of a consumer beside its sums, estimated."""
+
+Load = Literal["bulk", "tensor", "threads"]
+"""Copies of a factor into shared memory: of packed images in bulk, of boxes or pixels of a tensor
+map by TMA, or of vectors by the producers' threads."""
+
+
+@dataclass(frozen=True)
+class HopperSchedule:
+    """Choices of a kernel of warp groups."""
+
+    groups: int
+    """Number of consumer groups of a block, along rows."""
+    tile: tuple[int, int]
+    """Number of instruction tiles of a group along rows and columns."""
+    depth: int = 4
+    """Number of instruction tiles along the reduction in a stage."""
+    stages: int = 4
+    """Number of stages of shared memory."""
+    loads: tuple[Load, Load] = ("tensor", "bulk")
+    """Copies of each factor into shared memory."""
+    group: int = 1
+    """Number of adjacent blocks of rows that share columns of the second factor in L2."""
+    splits: int = 1
+    """Number of blocks that share the reduction of a result."""
+    blocks: int = 0
+    """Number of blocks of the grid, each of which computes several; 0: one for each."""
+    in_registers: bool = False
+    """True if consumers load the first factor into registers, for which its products wait."""
+    layouts: tuple[int, int] = (0, 0)
+    """Numbers of the factors' layouts: of the views of TMA for tensor copies, otherwise of those in
+    :class:`~cpembed.targets.cuda.lower.TiledProduct`."""
+
+    @property
+    def block(self) -> tuple[int, int]:
+        """Number of instruction tiles of a block along rows and columns."""
+        return self.groups * self.tile[0], self.tile[1]
+
+    @property
+    def consumers(self) -> int:
+        """Number of threads that multiply."""
+        return self.groups * WARP_GROUP
+
+    @property
+    def threads(self) -> int:
+        return self.consumers + WARP_GROUP
+
+    def __str__(self) -> str:
+        rows, columns = self.block
+        words = [
+            f"blocks of {rows} x {columns} tiles on {self.groups} warp groups",
+            f"{self.depth} deep in {self.stages} stages",
+            f"factors by {self.loads[0]} and {self.loads[1]} copies",
+        ]
+        words += [f"{self.group} blocks of rows in a group"] * (self.group > 1)
+        words += [f"sums split {self.splits} ways"] * (self.splits > 1)
+        words += [f"{self.blocks} persistent blocks"] * bool(self.blocks)
+        words += ["the first factor in registers"] * self.in_registers
+        return ", ".join(words)
+
+
+@dataclass(frozen=True, eq=False)
+class HopperProduct:
+    """A product of instruction tiles, and the images of its factors that TMA can load."""
+
+    tiled: TiledProduct
+    _views: dict[tuple[int, int, int], tuple[ImageView, ...]] = field(
+        default_factory=dict[tuple[int, int, int], tuple[ImageView, ...]], repr=False
+    )
+
+    def views(self, number: int, tiles: int, depth: int) -> tuple[ImageView, ...]:
+        """Return the views of a factor's image of so many instruction tiles, the best one first."""
+        key = number, tiles, depth
+        if key not in self._views:
+            self._views[key] = image_views(self.tiled, number, tiles, depth)
+        return self._views[key]
+
+
+@dataclass(frozen=True, eq=False)
+class HopperPlan:
+    """A product with a schedule, from which kernels are generated."""
+
+    lowered: HopperProduct
+    schedule: HopperSchedule
+
+    @property
+    def product(self) -> TiledProduct:
+        return self.lowered.tiled
+
+    @cached_property
+    def views(self) -> tuple[ImageView | None, ImageView | None]:
+        """Views of the factors that come by tensor copies; None where there is none."""
+        first, second = (self._view(number) for number in range(2))
+        return first, second
+
+    def _view(self, number: int) -> ImageView | None:
+        schedule = self.schedule
+        if schedule.loads[number] != "tensor":
+            return None
+        views = self.lowered.views(number, schedule.block[number], schedule.depth)
+        layout = schedule.layouts[number]
+        return views[layout] if layout < len(views) else None
+
+    @cached_property
+    def images(self) -> tuple[SharedImage, SharedImage]:
+        """Images of both factors in a stage."""
+        instruction, schedule = self.product.instruction, self.schedule
+        first, second = (
+            SharedImage(
+                tiles * extent,
+                schedule.depth * instruction.k * size_bytes(dtype),
+                "k" if view is None else view.major,
+            )
+            for tiles, extent, dtype, view in zip(
+                schedule.block,
+                (instruction.m, instruction.n),
+                (instruction.a, instruction.b),
+                self.views,
+                strict=True,
+            )
+        )
+        return first, second
+
+    def operand(self, number: int) -> GlobalOperand:
+        """Return the layout of a factor in global memory, unless it is packed as images."""
+        view = self.views[number]
+        if view is not None:
+            return view.operand
+        layouts = (self.product.first, self.product.second)[number]
+        return layouts[
+            0 if self.schedule.loads[number] == "bulk" else self.schedule.layouts[number]
+        ]
+
+    def packs(self, number: int) -> bool:
+        """True if a kernel of its own packs a factor."""
+        return self.schedule.loads[number] == "bulk" or self.operand(number).needs_packing
+
+    @property
+    def stage_bytes(self) -> int:
+        return sum(image.bytes for image in self.images)
+
+    @property
+    def staging(self) -> Staging:
+        """A warp's part of shared memory for some columns of its sums of an instruction tile."""
+        instruction, dtype = self.product.instruction, self.product.sums
+        size = size_bytes(dtype)
+        columns = self.strip * instruction.n
+        pitch = columns * size
+        # As on other kernels: rows begin eight words apart, or four if elements are halves.
+        pitch += (8 * size - pitch) % WAVEFRONT_BYTES
+        return Staging(WARP_ROWS, columns, pitch // size, dtype)
+
+    @property
+    def strip(self) -> int:
+        """Number of instruction tiles of columns that are staged at a time."""
+        columns = self.schedule.tile[1]
+        width = self.product.instruction.n * size_bytes(self.product.sums)
+        fitting = range(1, STRIP_BYTES // width + 1)
+        return max(count for count in fitting if columns % count == 0)
+
+    @property
+    def staging_offset(self) -> int:
+        """First byte of shared memory behind the stages."""
+        return self.schedule.stages * self.stage_bytes
+
+    @property
+    def barrier_offset(self) -> int:
+        """First byte of the mbarriers: full stages, then empty ones."""
+        return self.staging_offset + self.schedule.consumers // LANES * self.staging.bytes
+
+    @property
+    def shared_bytes(self) -> int:
+        return self.barrier_offset + 2 * self.schedule.stages * BARRIER_BYTES
+
+    @property
+    def blocks(self) -> tuple[int, int, int]:
+        """Number of blocks of results along rows, columns and batch."""
+        batch, rows, columns, _ = self.product.tiles
+        block = self.schedule.block
+        return -(-rows // block[0]), -(-columns // block[1]), batch
+
+    @property
+    def work_items(self) -> int:
+        """Number of blocks of results, or of parts of their sums."""
+        return math.prod(self.blocks) * self.schedule.splits
+
+    @property
+    def grid(self) -> int:
+        return min(self.schedule.blocks or self.work_items, self.work_items)
+
+    @property
+    def steps(self) -> int:
+        """Number of stages of the whole reduction."""
+        return -(-self.product.tiles[3] // self.schedule.depth)
+
+    @cached_property
+    def order(self) -> TileOrder:
+        """Work items of each block."""
+        rows, columns, batch = self.blocks
+        return TileOrder(
+            rows=rows,
+            columns=columns,
+            batch=batch,
+            steps=self.steps,
+            workers=self.grid,
+            group=self.schedule.group,
+            splits=self.schedule.splits,
+        )
+
+    @property
+    def by_threads(self) -> bool:
+        """True if threads of the producers copy a factor."""
+        return "threads" in self.schedule.loads
+
+    @property
+    def registers(self) -> int:
+        """Estimated registers of a thread of the consumers."""
+        rows, columns = self.schedule.tile
+        first, _, sums = self.product.instruction.registers
+        total = rows * columns * sums + CONTROL_REGISTERS
+        if self.schedule.in_registers:
+            total += rows * self.schedule.depth * first
+        return -(-total // 8) * 8
+
+    @property
+    def register_limit(self) -> int:
+        if self.schedule.groups == 1:
+            return MAX_REGISTERS
+        return CONSUMER_REGISTERS[self.by_threads]

@@ -1,0 +1,146 @@
+"""Schedules of kernels of warp groups, ranked by their estimated times."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+from functools import cached_property
+from random import Random
+
+from cpembed.errors import LoweringError
+from cpembed.runtime.tuning.space import Scored, Space
+from cpembed.targets.cuda.hopper.device import column_counts
+from cpembed.targets.cuda.hopper.limits import check
+from cpembed.targets.cuda.hopper.schedule import (
+    HopperPlan,
+    HopperProduct,
+    HopperSchedule,
+    Load,
+)
+from cpembed.targets.cuda.hopper.work import work_of
+from cpembed.targets.cuda.model import Gpu, estimate
+
+GROUPS = (1, 2)
+ROW_TILES = (1, 2)
+COLUMN_TILES = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32)
+DEPTHS = (4, 2, 1)
+STAGES = (8, 6, 4, 3, 2)
+RASTER_GROUPS = (1, 4, 8)
+SPLITS = (1, 2, 3, 4, 6, 8, 12, 16)
+
+REFINED = 24
+"""Number of the best schedules that groups of blocks and splits are tried on."""
+
+
+class HopperSpace(Space[HopperSchedule]):
+    """Schedules of a product that fit a GPU, ranked by their estimated times."""
+
+    def __init__(self, product: HopperProduct, gpu: Gpu) -> None:
+        self.product, self.gpu = product, gpu
+
+    @cached_property
+    def _ranked(self) -> tuple[Scored[HopperSchedule], ...]:
+        schedules = sorted(self._plain(), key=_rank)
+        if not schedules:
+            raise LoweringError(f"no schedule fits a multiprocessor of {self.gpu.name}")
+        for item in schedules[:REFINED]:
+            schedules += self._refined(item.schedule)
+        return tuple(sorted(schedules, key=_rank))
+
+    def ranked(self, limit: int | None = None) -> Sequence[Scored[HopperSchedule]]:
+        return self._ranked[:limit]
+
+    def scored(self, schedule: HopperSchedule) -> Scored[HopperSchedule]:
+        plan = HopperPlan(self.product, schedule)
+        check(plan, self.gpu.shared_bytes)
+        estimated = estimate(work_of(plan, self.gpu), self.gpu)
+        return Scored(estimated.us, schedule, estimated.parts)
+
+    def _plain(self) -> Iterator[Scored[HopperSchedule]]:
+        """Yield schedules without groups of blocks and splits."""
+        _, rows, columns, depth = self.product.tiled.tiles
+        legal = column_counts(self.product.tiled.instruction)
+        n = self.product.tiled.instruction.n
+        for groups, row_tiles, column_tiles, deep in itertools.product(
+            GROUPS, ROW_TILES, (count for count in COLUMN_TILES if count * n in legal), DEPTHS
+        ):
+            block = groups * row_tiles, column_tiles
+            # A block of twice as many tiles as there are leaves half of its work idle.
+            if (1 < block[0] >= 2 * rows) or (1 < block[1] >= 2 * columns) or 1 < deep >= 2 * depth:
+                continue
+            for loads, layouts in self._loads(block, deep):
+                schedule = HopperSchedule(
+                    groups, (row_tiles, column_tiles), deep, loads=loads, layouts=layouts
+                )
+                scored = self._with_stages(schedule)
+                if scored is not None:
+                    yield scored
+
+    def _loads(
+        self, block: tuple[int, int], deep: int
+    ) -> Iterator[tuple[tuple[Load, Load], tuple[int, int]]]:
+        """Yield the ways in which both factors reach shared memory."""
+        for first, second in itertools.product(
+            self._factor_loads(0, block[0], deep), self._factor_loads(1, block[1], deep)
+        ):
+            yield (first[0], second[0]), (first[1], second[1])
+
+    def _factor_loads(self, number: int, tiles: int, deep: int) -> Sequence[tuple[Load, int]]:
+        """Return loads of a factor with their layouts: where it is, if TMA loads it from there."""
+        product = self.product.tiled
+        views = self.product.views(number, tiles, deep)
+        if views and not views[0].operand.needs_packing:
+            return [("tensor", 0)]
+        layouts = (product.first, product.second)[number]
+        if layouts[0].layout.name == product.program.workload.inputs[1].name:
+            # Packed ahead of all calls anyway.
+            return [("bulk", 0)]
+        threads: list[tuple[Load, int]] = [("threads", n) for n in range(len(layouts))]
+        return [*threads, *([("tensor", 0)] if views else [])]
+
+    def _with_stages(self, schedule: HopperSchedule) -> Scored[HopperSchedule] | None:
+        """Return a schedule with as many stages as fit, and with as many blocks as are resident."""
+        for stages in STAGES:
+            with_stages = replace(schedule, stages=stages)
+            plan = HopperPlan(self.product, with_stages)
+            # Ranked among others only if it fits, which fewer stages may.
+            if plan.work_items > self.gpu.multiprocessors:
+                with_stages = replace(with_stages, blocks=self.gpu.multiprocessors)
+            try:
+                return self.scored(with_stages)
+            except LoweringError:
+                continue
+        return None
+
+    def _refined(self, schedule: HopperSchedule) -> Iterator[Scored[HopperSchedule]]:
+        """Yield a schedule with groups of blocks and splits."""
+        depth = self.product.tiled.tiles[3]
+        for group, splits in itertools.product(RASTER_GROUPS, SPLITS):
+            # Every part of a split reduction has at least two stages.
+            if (group, splits) == (1, 1) or splits * schedule.depth > max(1, depth // 2):
+                continue
+            refined = replace(schedule, group=group, splits=splits)
+            try:
+                yield self.scored(refined)
+            except LoweringError:
+                continue
+
+    def neighbour(self, schedule: HopperSchedule, random: Random) -> HopperSchedule | None:
+        """Return a schedule that differs in one number."""
+        choices: dict[str, Sequence[object]] = {
+            "groups": GROUPS,
+            "tile": tuple(itertools.product(ROW_TILES, COLUMN_TILES)),
+            "depth": DEPTHS,
+            "stages": STAGES,
+            "group": RASTER_GROUPS,
+            "splits": SPLITS,
+        }
+        name = random.choice(list(choices))
+        values = [value for value in choices[name] if value != getattr(schedule, name)]
+        return replace(schedule, **{name: random.choice(values)})
+
+
+def _rank(item: Scored[HopperSchedule]) -> tuple[float, float]:
+    # Of equal estimates, the schedule whose blocks wait less comes first.
+    return round(item.cost, 3), item.parts["latency_us"]

@@ -1,0 +1,77 @@
+"""Products of warp groups with schedules at random, for tests."""
+
+from __future__ import annotations
+
+import random
+from functools import cache
+
+import pytest
+
+from cpembed.codegen.epilogue import Epilogue
+from cpembed.driver.named import hardware_spec, workload
+from cpembed.driver.solve import solve
+from cpembed.errors import LoweringError
+from cpembed.ir.computation import Computation
+from cpembed.targets.cuda.hopper.device import column_counts
+from cpembed.targets.cuda.hopper.limits import check
+from cpembed.targets.cuda.hopper.schedule import (
+    HopperPlan,
+    HopperProduct,
+    HopperSchedule,
+    Load,
+)
+from cpembed.targets.cuda.lower import lower
+
+SHARED_BYTES = 232_448
+"""Of a block on sm_90: CUDA C++ Programming Guide, technical specifications."""
+
+
+@cache
+def lowered(
+    words: str, target: str, constraints: str, number: int = 0, epilogue: Epilogue | None = None
+) -> tuple[Computation, HopperProduct]:
+    """Those of a candidate; skips where nothing embeds."""
+    spec = hardware_spec(target)
+    operator = workload(words, target=spec)
+    embeddings = solve(operator, spec, constraints=constraints, top=number + 1).embeddings
+    if not embeddings:
+        pytest.skip(f"{words} has no embedding of {target} under {constraints}")
+    program = embeddings[min(number, len(embeddings) - 1)].candidate.program
+    return operator, HopperProduct(lower(program, spec, epilogue))
+
+
+def loads(rng: random.Random, product: HopperProduct, block: tuple[int, int], depth: int) -> (
+    tuple[tuple[Load, Load], tuple[int, int]]
+):  # fmt: skip
+    """One of the ways in which each factor reaches shared memory."""
+    chosen: list[tuple[Load, int]] = []
+    for number, factors in enumerate((product.tiled.first, product.tiled.second)):
+        ways: list[tuple[Load, int]] = [("bulk", 0)]
+        ways += [("threads", n) for n in range(len(factors))]
+        # Twice, since this is what TMA is for.
+        ways += 2 * [("tensor", n) for n in range(len(product.views(number, block[number], depth)))]
+        chosen.append(rng.choice(ways))
+    (first, a), (second, b) = chosen
+    return (first, second), (a, b)
+
+
+def random_plan(rng: random.Random, product: HopperProduct) -> HopperPlan:
+    """A plan that fits, with any choice of a schedule."""
+    instruction = product.tiled.instruction
+    columns = [count // instruction.n for count in column_counts(instruction)]
+    for _ in range(200):
+        groups, depth = rng.choice((1, 2)), rng.choice((1, 2, 4))
+        tile = rng.choice((1, 1, 2)), rng.choice([n for n in columns if n <= 12] + [16, 32])
+        ways, layouts = loads(rng, product, (groups * tile[0], tile[1]), depth)
+        schedule = HopperSchedule(
+            groups, tile, depth, rng.choice((2, 3, 5)), ways,
+            group=rng.choice((1, 2)), splits=rng.choice((1, 1, 2, 3)),
+            blocks=rng.choice((0, 0, 1, 2, 5)), in_registers=rng.random() < 0.2, layouts=layouts,
+        )  # fmt: skip
+        plan = HopperPlan(product, schedule)
+        try:
+            check(plan, SHARED_BYTES)
+        except LoweringError:
+            continue
+        return plan
+    raise AssertionError("no schedule fits")

@@ -1,0 +1,120 @@
+"""Kernels of warp groups, emulated beside the reference, and what nvcc says of them."""
+
+from __future__ import annotations
+
+import random
+import re
+import shutil
+import subprocess
+from pathlib import Path
+
+import pytest
+
+from cpembed.codegen.epilogue import Epilogue
+from cpembed.ir.computation import Computation
+from cpembed.ir.reference import random_inputs
+from cpembed.runtime.measurement.verification import Expected
+from cpembed.targets.cuda.build import CudaKernels
+from cpembed.targets.cuda.executor import COMPILER, Order
+from cpembed.targets.cuda.hopper.build import cuda_text
+from cpembed.targets.cuda.hopper.schedule import HopperPlan
+from tests.unit.targets.cuda.hopper.products import lowered, random_plan
+
+needs_compiler = pytest.mark.skipif(
+    bool(COMPILER.missing()), reason=f"missing: {', '.join(COMPILER.missing())}"
+)
+
+WORKLOADS = {
+    "gemm": "gemm m=128 n=64 k=128",
+    "ragged gemm": "gemm m=133 n=75 k=90",
+    "one row": "gemm m=1 n=40 k=72",
+    "batched": "batched_gemm b=3 m=70 n=24 k=48",
+    "conv1d": "conv1d n=2 c=32 w=40 k=24 s=3 pad=1 layout=NWC",
+    "conv2d": "conv2d n=2 c=32 h=9 w=9 k=40 r=3 s=3 pad=1 layout=NHWC",
+    "many channels": "conv2d n=1 c=96 h=7 w=12 k=72 r=3 s=3 pad=1 layout=NHWC",
+    "channels first": "conv2d n=2 c=32 h=8 w=8 k=24 r=3 s=3 pad=1",
+    "strided": "conv2d n=1 c=64 h=15 w=15 k=16 r=3 s=3 pad=1 stride=2 layout=NHWC",
+    "dilated": "conv2d n=1 c=32 h=10 w=10 k=16 r=3 s=3 pad=2 dilation=2 layout=NHWC",
+    "few channels": "conv2d n=1 c=3 h=12 w=12 k=16 r=3 s=3 pad=1 stride=2 layout=NHWC",
+    "grouped": "conv2d n=1 c=64 h=7 w=7 k=32 r=3 s=3 pad=1 groups=2 layout=NHWC",
+    "transposed": "transposed_conv2d n=1 c=32 h=5 w=5 k=16 r=3 s=3 pad=1 stride=2",
+    "depthwise": "depthwise n=1 c=4 m=16 h=9 w=9 r=3 s=3 pad=1 layout=NHWC",
+    "conv3d": "conv3d n=1 c=16 d=4 h=5 w=5 k=16 t=3 r=3 s=3 pad=1 layout=NDHWC",
+    "filters per image": "batched_conv2d n=2 c=32 h=6 w=6 k=16 r=3 s=3 pad=1",
+}
+
+TARGETS = ("wgmma_f16", "wgmma_f16_f16", "wgmma_bf16", "wgmma_s8", "wgmma_f8", "wgmma_f8_f16")
+
+SETS = ("in_place_padded", "fused", "complete")
+
+
+def compare(operator: Computation, kernels: CudaKernels, seed: int) -> None:
+    inputs = random_inputs(operator, seed)
+    expected = Expected(operator, inputs)
+    epilogue = kernels.plan.product.epilogue
+    vectors = expected.vectors(epilogue, seed)
+    for order in (Order.REVERSE, Order.FORWARD, seed):
+        result = kernels.run({**inputs, **vectors}, order)
+        assert expected.judge_stored(result, epilogue, vectors).verified, kernels.plan.schedule
+
+
+def plan_of(name: str, target: str, constraints: str) -> tuple[Computation, HopperPlan]:
+    rng = random.Random(f"{name} {target} {constraints}")
+    operator, product = lowered(WORKLOADS[name], target, constraints, rng.randrange(3))
+    return operator, random_plan(rng, product)
+
+
+@needs_compiler
+@pytest.mark.quick(17)
+@pytest.mark.parametrize("constraints", SETS)
+@pytest.mark.parametrize("target", TARGETS)
+@pytest.mark.parametrize("name", WORKLOADS)
+def test_kernels_compute_the_workload(name: str, target: str, constraints: str) -> None:
+    operator, plan = plan_of(name, target, constraints)
+    compare(operator, CudaKernels(plan, cuda_text(plan)), len(name))
+
+
+STORED = {
+    "float16": Epilogue("float16", bias=True, relu=True),
+    "float32": Epilogue("float32", scale=True, bias=True),
+    "bfloat16": Epilogue("bfloat16", bias=True),
+    "int8": Epilogue("int8", scale=True, bias=True),
+    "clipped": Epilogue("int8", scale=True, clip=(-5, 40)),
+}
+
+
+@needs_compiler
+@pytest.mark.quick(7)
+@pytest.mark.parametrize("target", ["wgmma_f16", "wgmma_s8"])
+@pytest.mark.parametrize("layout", ["NHWC", "NCHW"])
+@pytest.mark.parametrize("stored", STORED)
+def test_results_are_stored_by_their_epilogue(stored: str, layout: str, target: str) -> None:
+    words = f"conv2d n=1 c=32 h=9 w=8 k=24 r=3 s=3 pad=1 layout={layout}"
+    epilogue = STORED[stored]
+    if epilogue.is_requantized and target != "wgmma_s8":
+        pytest.skip("zero points, and clipping, are of integers")
+    operator, product = lowered(words, target, "fused", 0, epilogue)
+    plan = random_plan(random.Random(f"{stored} {layout} {target}"), product)
+    compare(operator, CudaKernels(plan, cuda_text(plan)), 5)
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(shutil.which("nvcc") is None, reason="nvcc is not on the path")
+@pytest.mark.parametrize("target", TARGETS)
+@pytest.mark.parametrize("name", WORKLOADS)
+def test_nvcc_compiles_kernels_without_a_warning(name: str, target: str, tmp_path: Path) -> None:
+    _, plan = plan_of(name, target, "fused")
+    text = tmp_path / "kernel.cu"
+    text.write_text(cuda_text(plan).source)
+    options = ["-cubin", "-arch=sm_90a", "-std=c++17", "-O3", "-Xptxas", "-v"]
+    done = subprocess.run(
+        ["nvcc", *options, "-o", str(tmp_path / "kernel.cubin"), str(text)],
+        capture_output=True, text=True, check=True,
+    )  # fmt: skip
+    # TVM defines functions of half that a kernel may not use.
+    warnings = [line for line in done.stderr.splitlines() if "warning #" in line]
+    unused = [line for line in warnings if "was declared but never referenced" in line]
+    assert warnings == unused, plan.schedule
+    # C7508, C7510 and their like: registers that are not passed on, products that wait.
+    assert "Potential Performance Loss" not in done.stderr
+    assert not re.search(r"[1-9]\d* bytes (stack|spill)", done.stderr), plan.schedule
