@@ -60,7 +60,8 @@ def factor_copies(writer: Writer, plan: Plan, number: int) -> FactorCopies:
     tile, threads = plan.shared(operand), plan.schedule.threads
     turns = -(-tile.copies // threads)
     # A thread's vectors have one place along the depth if a turn copies whole rows.
-    if turns <= MAX_UNROLLED_COPIES and threads % tile.row_vectors == 0:
+    located = not tile.transposed and threads % tile.row_vectors == 0
+    if located and turns <= MAX_UNROLLED_COPIES:
         product = plan.product
         names = {product.axes[2], *(loop.name for loop in product.depth)}
         separation = separate(operand, names, product.program.extents)
@@ -421,17 +422,18 @@ class _GeneralCopies(FactorCopies):
         """Write ``place``, the number of a slot's vector in its factor, and ``valid``."""
         tile, operand, k = self.tile, self.operand, self.product.instruction.k
         stage = f"(part * {self.plan.steps} + {step})"
+        across, along = ("element", "shared_row") if tile.transposed else ("shared_row", "element")
         self.script.lines(
             (
                 f"shared_row = slot // {tile.row_vectors}",
                 f"element = slot % {tile.row_vectors} * {operand.length}",
-                f"tile = {self._first_row()} + shared_row // {self.extent}",
-                f"deep = {stage} * {self.schedule.depth} + element // {k}",
+                f"tile = {self._first_row()} + {across} // {self.extent}",
+                f"deep = {stage} * {self.schedule.depth} + {along} // {k}",
             )
         )
-        values = self._row_values("tile", f"shared_row % {self.extent}")
+        values = self._row_values("tile", f"{across} % {self.extent}")
         values |= digits("deep", self.product.depth)
-        values[self.product.axes[2]] = f"element % {k}"
+        values[self.product.axes[2]] = f"{along} % {k}"
         conditions = self._row_conditions("tile", "shared_row")
         conditions += [f"deep < {self.product.tiles[3]}"] * self.depth_is_ragged
         conditions += inside_conditions(operand, values, self.extents)

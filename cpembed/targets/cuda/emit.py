@@ -255,23 +255,33 @@ class _ProductBody:
         """Return the bytes of a lane's row and chunk of the first depth in a stage."""
         (rows, columns), (m, n) = self.schedule.tile, (self.instruction.m, self.instruction.n)
         # Four matrices of 8 rows of 16 bytes each are the first factor of one instruction, or the
-        # second factor of two.
-        first = self.tiles[0].place(f"warp_row * {rows * m} + lane % 16", "lane // 16")
-        row = f"warp_column * {columns * n} + lane // 16 * {n} + lane % 8"
-        second = self.tiles[1].place(row, "lane // 8 % 2")
-        return first, second
+        # second factor of two. Where they are transposed, their rows are steps of the depth.
+        row, chunk = f"warp_row * {rows * m} + lane % 16", "lane // 16"
+        if self.tiles[0].transposed:
+            row, chunk = "lane // 16 * 8 + lane % 8", f"warp_row * {rows * m // 8} + lane // 8 % 2"
+        first = self.tiles[0].place(row, chunk)
+        row, chunk = f"warp_column * {columns * n} + lane // 16 * {n} + lane % 8", "lane // 8 % 2"
+        if self.tiles[1].transposed:
+            row, chunk = "lane % 16", f"warp_column * {columns * n // 8} + lane // 16"
+        return first, self.tiles[1].place(row, chunk)
 
     def _load_by_ldmatrix(self, inner: int, fragments: int) -> None:
         (rows, columns), (m, n) = self.schedule.tile, (self.instruction.m, self.instruction.n)
 
         def load(count: int, name: str, register: int, number: int, row: int) -> None:
-            # Chunks are permuted by exclusive or, and pairs of chunks of one depth are neighbours;
-            # places of all depths are computed before the loop, to which LDSM adds the stage.
-            place = f"T.bitwise_xor({name}_place, {inner * 2 * CHUNK}) + reading[0]"
-            offset = row * self.tiles[number].pitch + number * self.tiles[0].bytes
-            pointer = shared_pointer(f"{place} + {offset}")
+            tile = self.tiles[number]
+            # Chunks are permuted by exclusive or, and those of one depth, or of one tile, are
+            # neighbours; places of all depths are computed before the loop, to which LDSM adds the
+            # stage.
+            moved, offset = inner * 2 * CHUNK, row * tile.pitch
+            if tile.transposed:
+                moved, offset = row // 8 * CHUNK, inner * self.instruction.k * tile.pitch
+            place = f"T.bitwise_xor({name}_place, {moved}) + reading[0]"
+            pointer = shared_pointer(f"{place} + {offset + number * self.tiles[0].bytes}")
             self.writer.call(
-                f"cpembed_ldmatrix_x{count}", register_pointer(name, str(register)), pointer
+                f"cpembed_ldmatrix_x{count}{'_trans' * tile.transposed}",
+                register_pointer(name, str(register)),
+                pointer,
             )
 
         for i in range(rows):

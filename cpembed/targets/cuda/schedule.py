@@ -79,6 +79,8 @@ class SharedTile:
     """Bytes of a vector that is copied."""
     swizzled: bool
     """True if chunks are permuted so that those of eight rows are in different banks."""
+    transposed: bool = False
+    """True if a row is a step of the depth, and vectors run along the rows of the factor."""
 
     @property
     def row_vectors(self) -> int:
@@ -177,6 +179,16 @@ class Plan:
         rows = schedule.block[0 if is_first else 1] * extent
         row_bytes = schedule.depth * instruction.k * size_bytes(operand.layout.dtype)
         swizzled = instruction.kind == "mma"
+        size = size_bytes(operand.layout.dtype)
+        if operand.along != self.product.axes[2]:
+            return SharedTile(
+                rows=schedule.depth * instruction.k,
+                row_bytes=rows * size,
+                pitch=rows * size,
+                width=operand.length * size,
+                swizzled=swizzled,
+                transposed=True,
+            )
         # WMMA's rows begin at multiples of a fragment's bytes: 32 of float16, at most 16 of bytes
         # (PTX ISA, Matrix Storage for WMMA, Address Alignment).
         pitch = row_bytes if swizzled else row_bytes + 2 * CHUNK
@@ -252,6 +264,13 @@ def check(plan: Plan, shared_bytes: int) -> None:
     counts = (len(product.first), len(product.second))
     if any(not 0 <= n < count for n, count in zip(schedule.layouts, counts, strict=True)):
         raise LoweringError(f"{schedule}: there are {counts} layouts of the factors")
+    for tile in (plan.shared(plan.first), plan.shared(plan.second)):
+        # Chunks are permuted by exclusive or.
+        if tile.transposed and tile.chunks & (tile.chunks - 1):
+            raise LoweringError(
+                f"{schedule}: rows of {tile.chunks} chunks; those of a factor that is transposed "
+                "when it is loaded are a power of two"
+            )
     if schedule.threads > MAX_THREADS:
         raise LoweringError(f"{schedule}: a block has at most {MAX_THREADS} threads")
     if plan.shared_bytes > shared_bytes:
