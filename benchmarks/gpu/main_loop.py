@@ -25,6 +25,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import msgspec
+
 from benchmarks.gpu.choosing import CONSTRAINTS
 from benchmarks.gpu.suites import PackedLayer, layers
 from cpembed.codegen.epilogue import Epilogue
@@ -193,13 +195,13 @@ def compiled(source: str, architecture: str, kernel: str = KERNEL) -> MachineCod
         text, cubin = Path(folder) / "kernel.cu", Path(folder) / "kernel.cubin"
         text.write_text(source)
         command = ["nvcc", "-cubin", f"-arch={architecture}", "-std=c++17", "-O3", "-Xptxas", "-v"]
-        done = subprocess.run(
+        process = subprocess.run(
             [*command, "-o", str(cubin), str(text)], capture_output=True, text=True, check=True
         )
         report = re.search(
             rf"entry function '{kernel}'.*?(\d+) bytes spill stores, (\d+) bytes spill loads"
             r".*?Used (\d+) registers",
-            done.stderr,
+            process.stderr,
             re.S,
         )
         assert report is not None
@@ -213,9 +215,8 @@ def plan_of(layer: PackedLayer, schedule: KernelSchedule | None) -> Plan:
     epilogue = None if layer.stored == computation.output.dtype else Epilogue(layer.stored)
     ranked = solve(computation, spec, constraints=CONSTRAINTS, top=1).embeddings[0]
     product = lower(ranked.candidate.program, spec, epilogue)
-    if schedule is None:
-        schedule = open_target(spec).space(product).best().schedule
-    return Plan(product, schedule)
+    selection = schedule or open_target(spec).space(product).best().schedule
+    return Plan(product, selection)
 
 
 def row(layer: PackedLayer, schedule: KernelSchedule | None, architecture: str) -> dict[str, Any]:
@@ -243,9 +244,7 @@ def measure(schedules: Path | None, architecture: str, output: Path) -> None:
     for layer in layers():
         fields = earlier.get(layer.name)
         # Tuples are lists in JSON.
-        schedule = fields and KernelSchedule(
-            **{n: tuple(v) if isinstance(v, list) else v for n, v in fields.items()}
-        )
+        schedule = None if fields is None else msgspec.convert(fields, KernelSchedule)
         try:
             rows.append(row(layer, schedule, architecture))
         except LoweringError as error:
@@ -284,7 +283,7 @@ def compare(before: Path, after: Path) -> str:
 
 def main() -> None:
     """Run the command."""
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser = argparse.ArgumentParser(description="Count the instructions of main loops.")
     parser.add_argument("-o", "--output", type=Path, default=Path("main_loop.json"))
     parser.add_argument("--schedules", type=Path, help="rows of an earlier call")
     parser.add_argument("--architecture", default="sm_80")

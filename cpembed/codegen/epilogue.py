@@ -99,7 +99,7 @@ class EpilogueRequest:
     scale: bool = False
     relu: bool = False
     chain: Scalar | None = None
-    """Expression of a :class:`Chain` without vectors; input 1 is a residual of the output's type."""
+    """Expression of a :class:`Chain` without vectors; input 1 is a residual of the output type."""
     second: SecondResult | None = None
 
     @property
@@ -227,7 +227,7 @@ class Chain:
 CHAIN_TYPES = ("float32", "bfloat16", "int8", "uint8", "float16")
 """Types of a chain's results and of the residual that it reads."""
 PROCESSOR_CHAIN_TYPES = CHAIN_TYPES[:-1]
-"""Those of kernels on CPUs: there is no float16."""
+"""Types of chains on CPUs: there is no float16."""
 
 RESIDUAL_INPUT = 1
 """Number of the residual among the inputs of a chain without vectors."""
@@ -254,7 +254,8 @@ class SecondResult:
     def __post_init__(self) -> None:
         if self.dtype not in CHAIN_TYPES:
             raise WorkloadError(
-                f"a second output is {', '.join(CHAIN_TYPES)}, not {self.dtype}: choose one of these"
+                f"a second output is {', '.join(CHAIN_TYPES)}, not {self.dtype}: "
+                "choose one of these"
             )
 
 

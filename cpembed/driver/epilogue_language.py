@@ -20,8 +20,26 @@ MAX_LENGTH = 1000
 INPUTS = {"x": Input(0), "residual": Input(RESIDUAL_INPUT)}
 """Inputs by name: the result after bias, scale and ReLU, and an element of another tensor."""
 
-_BINARY = {ast.Add: "add", ast.Sub: "sub", ast.Mult: "mul", ast.Div: "div"}
-_COMPARISONS = {ast.Lt: "less", ast.LtE: "less_equal", ast.Eq: "equal"}
+_BINARY: Mapping[type[ast.operator], str] = {
+    ast.Add: "add",
+    ast.Sub: "sub",
+    ast.Mult: "mul",
+    ast.Div: "div",
+}
+_COMPARISONS: Mapping[type[ast.cmpop], str] = {
+    ast.Lt: "less",
+    ast.LtE: "less_equal",
+    ast.Eq: "equal",
+}
+
+
+def _relu6(x: Scalar) -> Scalar:
+    return e.clip(x, 0, 6)
+
+
+def _clip(x: Scalar, low: Scalar, high: Scalar) -> Scalar:
+    return e.apply("min", e.apply("max", x, low), high)
+
 
 FUNCTIONS: Mapping[str, tuple[int, Callable[..., Scalar]]] = {
     **{name: (1, e.function(name)) for name in e.PLAIN},
@@ -32,12 +50,12 @@ FUNCTIONS: Mapping[str, tuple[int, Callable[..., Scalar]]] = {
             *("softplus", "softsign", "hard_sigmoid", "hard_swish", "sign"),
         )
     },
-    "relu6": (1, lambda x: e.clip(x, 0, 6)),
+    "relu6": (1, _relu6),
     "leaky_relu": (2, e.leaky_relu),
     "max": (2, e.function("max")),
     "min": (2, e.function("min")),
     "where": (3, e.where),
-    "clip": (3, lambda x, low, high: e.apply("min", e.apply("max", x, low), high)),
+    "clip": (3, _clip),
 }
 """Number of arguments and expression of each function."""
 
@@ -60,8 +78,11 @@ def parse_expression(text: str) -> Scalar:
 
 
 def _scalar(node: ast.expr, text: str) -> Scalar:
-    if isinstance(node, ast.Constant) and type(node.value) in (int, float):
-        return Number(float(node.value))
+    # A Boolean is an integer to isinstance.
+    if isinstance(node, ast.Constant) and not isinstance(node.value, bool):
+        value = node.value
+        if isinstance(value, int | float):
+            return Number(float(value))
     if isinstance(node, ast.Name) and node.id in INPUTS:
         return INPUTS[node.id]
     if isinstance(node, ast.UnaryOp) and isinstance(node.op, ast.USub):

@@ -24,7 +24,15 @@ from cpembed.workloads.family import DTYPE, Dtypes, OperatorFamily, Parameter, P
 
 
 def per_axis_parameter(name: str, meaning: str, smallest: int) -> Parameter:
-    """Make a parameter of one number per image axis, by default the smallest allowed number."""
+    """Make a parameter of one number per image axis, by default the smallest allowed number.
+
+    Parameters
+    ----------
+    name, meaning : str
+        Name, and description for the list of operators.
+    smallest : int
+        The smallest allowed number.
+    """
     text = f"{meaning}: one number or one per axis"
     return Parameter(name, text, ParameterKind.PER_AXIS, str(smallest))
 

@@ -44,7 +44,7 @@ _PHASE = per_axis_parameter("phase", "remainder of the image's rows divided by s
 class PhaseAxis:
     """An axis of the gradient by the image: the rows of one remainder.
 
-    >>> axis = PhaseAxis.of(extent=8, taps=3, pad=1, stride=2, dilation=1, phase=1)
+    >>> axis = PhaseAxis.forward(extent=8, taps=3, pad=1, stride=2, dilation=1, phase=1)
     >>> axis.count, axis.taps, axis.first_tap, axis.tap_step
     (4, 2, 0, 2)
 
@@ -73,10 +73,10 @@ class PhaseAxis:
     step: int
 
     @classmethod
-    def of(
+    def forward(
         cls, extent: int, taps: int, pad: int, stride: int, dilation: int, phase: int
     ) -> PhaseAxis:
-        """Return the axis of a phase.
+        """Return the axis of a phase of a convolution.
 
         Parameters
         ----------
@@ -147,13 +147,13 @@ def _gradient(kind: str, dimensions: int) -> OperatorFamily:
         types = family.dtypes(dtype, family.inputs)
         return make(family, sizes, settings, (layout or first) == last, types)
 
-    names = "n,{0},%s" % ",".join(output for output, _, _ in axes)
+    outputs = ",".join(output for output, _, _ in axes)
     taps = ",".join(tap for _, _, tap in axes)
     reads = ",".join(f"{output}+{tap}" for output, _, tap in axes)
     if by_image:
-        subject, formula = "image", f"O[{names.format('c')}] += G[n,k,{reads}] * W[k,c,{taps}]"
+        subject, formula = "image", f"O[n,c,{outputs}] += G[n,k,{reads}] * W[k,c,{taps}]"
     else:
-        subject, formula = "filter", f"O[k,c,{taps}] += I[n,c,{reads}] * G[{names.format('k')}]"
+        subject, formula = "filter", f"O[k,c,{taps}] += I[n,c,{reads}] * G[n,k,{outputs}]"
     text = f"gradient of a {dimensions}-D convolution by its {subject}"
     family = OperatorFamily(
         f"conv{dimensions}d_{kind}",
@@ -206,7 +206,7 @@ def _by_image(
                 f"phase={numbers['phase']} is no remainder of {size}={sizes[size]} rows divided by "
                 f"stride={numbers['stride']}: give one below both"
             )
-        phase = PhaseAxis.of(sizes[size], sizes[tap], **numbers)
+        phase = PhaseAxis.forward(sizes[size], sizes[tap], **numbers)
         if not phase.taps:
             raise family.error(
                 f"no tap of {tap} reaches the rows of phase={numbers['phase']} of {size}: their "
@@ -329,6 +329,6 @@ def phases(
     ):
         candidates = range(min(step, sizes[size]))
         reached.append(
-            [a for a in candidates if PhaseAxis.of(sizes[size], sizes[tap], p, step, d, a).taps]
+            [a for a in candidates if PhaseAxis.forward(sizes[size], sizes[tap], p, step, d, a).taps]
         )
     return list(itertools.product(*reached))

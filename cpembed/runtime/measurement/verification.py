@@ -346,16 +346,16 @@ class Expected:
         by_element, residual = self._by_element(vectors)
         value, allowed = self._activated(epilogue, by_element)
         names = () if epilogue.chain is None else epilogue.chain.names
-        others = [] if residual is None else [residual]
-        others += [by_element[name] for name in names]
+        addends = [] if residual is None else [residual]
+        addends += [by_element[name] for name in names]
 
         def evaluated(x: NDArray[np.float64]) -> NDArray[np.float64]:
-            result = evaluate_scalar(expression, [x, *others], "float64")
+            result = evaluate_scalar(expression, [x, *addends], "float64")
             return np.broadcast_to(result, x.shape).astype(np.float64)
 
         expected = evaluated(value)
         moved = [np.abs(evaluated(value + sign * allowed) - expected) for sign in (-1, 1)]
-        size = sum((np.abs(v) for v in (value, *others)), np.abs(expected))
+        size = sum((np.abs(v) for v in (value, *addends)), np.abs(expected))
         allowed = np.nan_to_num(np.maximum(*moved)) + _EXPRESSION_ROUNDOFF * size
         return self._compare(output, expected, allowed, nan_is_zero=True)
 

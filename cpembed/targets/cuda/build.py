@@ -280,6 +280,7 @@ def _memory(
         if name in constants:
             memory[parameter] = _constant(constants[name])
             continue
+        assert epilogue is not None
         if epilogue.residual is not None and parameter == RESIDUAL_PARAMETER:
             buffer = Memory(elements, storage_dtype(epilogue.residual.dtype))
         else:

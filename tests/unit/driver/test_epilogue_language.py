@@ -40,7 +40,7 @@ def test_text_has_pythons_meaning(text: str) -> None:
         x, residual = rng.uniform(-8, 8), rng.uniform(-8, 8)
         arrays = [np.asarray([value]) for value in (x, residual)]
         value = evaluate_scalar(parse_expression(text), arrays, "float64")
-        expected = eval(text, dict(PYTHON), {"x": x, "residual": residual})  # noqa: S307
+        expected = eval(text, dict(PYTHON), {"x": x, "residual": residual})
         assert float(np.asarray(value).reshape(-1)[0]) == pytest.approx(expected, rel=1e-12)
 
 
