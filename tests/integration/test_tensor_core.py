@@ -54,7 +54,7 @@ WORKLOADS = {
 }
 
 TARGETS = (
-    *("mma_f16", "mma_f16_f16", "mma_bf16", "mma_s8"),
+    *("mma_f16", "mma_f16_f16", "mma_bf16", "mma_s8", "mma_f8", "mma_f8_f16"),
     *("wmma_f16", "wmma_f16_32x8x16", "wmma_f16_8x32x16", "wmma_f16_f16", "wmma_bf16", "wmma_s8"),
 )
 

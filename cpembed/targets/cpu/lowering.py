@@ -90,6 +90,7 @@ class Lowered:
         LoweringError
             If the code generator cannot express the program.
         """
+        _require_processor_types(program)
         threads, model = processor.thread_count(), back_end.model(program)
         nest = replace(back_end.nest(program, epilogue), threads=threads)
         # The loops are the same without padding, so that one schedule serves both nests.
@@ -124,6 +125,16 @@ class Lowered:
         )
 
 
+def _require_processor_types(program: DerivedProgram) -> None:
+    """Raise :class:`LoweringError` for 8-bit floats: their bytes would be taken for integers."""
+    for operand in program.workload.operands:
+        if operand.dtype.startswith("float8_"):
+            raise LoweringError(
+                f"{operand.name} is {operand.dtype}, which has no kernel of a processor: use an "
+                "integer of 8 to 64 bits, bfloat16 or a float of 16 bits or more"
+            )
+
+
 def portable_kernel(
     program: DerivedProgram,
     epilogue: Epilogue | None = None,
@@ -142,7 +153,13 @@ def portable_kernel(
         Reason why the code replaces that of an instruction.
     processor : Processor
         Compiles and executes the kernel.
+
+    Raises
+    ------
+    LoweringError
+        If an operand has 8-bit floats, which processors do not compute with.
     """
+    _require_processor_types(program)
     count = processor.thread_count()
     plan = portable_plan(program, count, epilogue)
     threads = _copy_threads((), calibration(), count)

@@ -71,6 +71,11 @@ class TensorCoreInstruction:
     c: str
 
     @property
+    def architecture(self) -> int:
+        """Compute capability from which GPUs have the instruction: 80 is that of sm_80."""
+        return 89 if self.a.startswith("float8_") else 80
+
+    @property
     def shape(self) -> str:
         """PTX's name of the extents, ``m16n8k16`` for instance."""
         return f"m{self.m}n{self.n}k{self.k}"
@@ -153,10 +158,18 @@ _FLOATS = (
 _SAME_BYTES = tuple((dtype, dtype, "int32") for dtype in ("int8", "uint8"))
 _BYTES = tuple((a, b, "int32") for a in ("int8", "uint8") for b in ("int8", "uint8"))
 
+_BYTE_FLOATS = tuple(
+    (a, b, c)
+    for c in ("float32", "float16")
+    for a in ("float8_e4m3fn", "float8_e5m2")
+    for b in ("float8_e4m3fn", "float8_e5m2")
+)
+
 _FORMS: tuple[tuple[Kind, tuple[int, int, int], tuple[tuple[str, str, str], ...]], ...] = (
     ("mma", (16, 8, 16), _FLOATS),
     # Bytes are twice as deep, with any mixture of signs; WMMA takes equal types only.
     ("mma", (16, 8, 32), _BYTES),
+    ("mma", (16, 8, 32), _BYTE_FLOATS),
     ("wmma", (16, 16, 16), (*_FLOATS, *_SAME_BYTES)),
     ("wmma", (32, 8, 16), (*_FLOATS, *_SAME_BYTES)),
     ("wmma", (8, 32, 16), (*_FLOATS, *_SAME_BYTES)),
@@ -167,7 +180,10 @@ INSTRUCTIONS = tuple(
     for kind, (m, n, k), types in _FORMS
     for a, b, c in types
 )
-"""Instructions of sm_80 and later (PTX ISA, shapes and types of ``mma.sync`` and ``wmma``)."""
+"""Instructions of sm_80 and later (PTX ISA, shapes and types of ``mma.sync`` and ``wmma``).
+
+Those of 8-bit floats need sm_89 or later (:attr:`TensorCoreInstruction.architecture`).
+"""
 
 _EIGHT_BIT_FLOATS = ("float8_e4m3fn", "float8_e5m2")
 

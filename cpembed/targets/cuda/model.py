@@ -4,8 +4,8 @@ A block fetches factors from L2 into shared memory and computes their products, 
 end it stores results. Two things bound the time of the blocks of a multiprocessor: a single block
 waits for its fetches and products one after the other, and all of them together keep a unit busy,
 be it the tensor cores, shared memory, the schedulers or the path to L2. While one resident block
-waits the others work, so the longer of the two is the time. Blocks beyond the resident ones run in
-further rounds.
+waits the others work, so the longer of the two is the time, and blocks also meet at units that are
+not the busiest (:func:`round_cycles`). Blocks beyond the resident ones run in further rounds.
 """
 
 from __future__ import annotations
@@ -189,6 +189,19 @@ class Phase:
     def times(self, count: float) -> Phase:
         return Phase(*(getattr(self, field.name) * count for field in fields(self)))
 
+    def busy(self, gpu: Gpu) -> dict[str, float]:
+        """Return the cycles that each unit is busy."""
+        return {
+            "tensor": self.tensor,
+            "shared": self.shared,
+            "issue": self.issue,
+            "l2": self.bytes / gpu.l2_bytes_each,
+        }
+
+    def alone(self, gpu: Gpu) -> float:
+        """Return the cycles of a block that is alone: it waits, or a unit is busy for longer."""
+        return max(self.cycles, *self.busy(gpu).values())
+
 
 @dataclass(frozen=True)
 class KernelWork:
@@ -219,16 +232,21 @@ class KernelWork:
     auxiliary: tuple[KernelWork, ...] = ()
     """Kernels that are launched before and after: packing, sums of parts."""
 
-    @property
-    def block(self) -> Phase:
-        """All work of a block, with the cycles of a block that is alone."""
+    def block(self, gpu: Gpu) -> Phase:
+        """Return all work of a block, with the cycles of a block that is alone."""
         busy = (self.fetch + self.compute).times(self.steps) + self.result.times(self.results)
+        # Barriers keep the warps of a block in one phase, so that no phase ends before its busiest
+        # unit does, however idle that is in the others.
+        fetch, compute, result = (
+            phase.alone(gpu) for phase in (self.fetch, self.compute, self.result)
+        )
         # With one stage nothing overlaps: a block fetches, then computes.
         if self.stages == 1:
-            return busy
-        # Fetches of all stages but the one that computes are in flight together.
-        step = max(self.compute.cycles, self.fetch.cycles / (self.stages - 1))
-        cycles = self.fetch.cycles + self.steps * step + self.results * self.result.cycles
+            cycles = (fetch + compute) * self.steps + result * self.results
+        else:
+            # Fetches of all stages but the one that computes are in flight together.
+            step = max(compute, fetch / (self.stages - 1))
+            cycles = fetch + self.steps * step + self.results * result
         return replace(busy, cycles=cycles)
 
 
@@ -275,6 +293,30 @@ def product_cycles(gpu: Gpu, warps: int, chains: int, depth: int) -> Phase:
     return Phase(max(busy, depth * gpu.product_latency), busy, 0.0, issue)
 
 
+def round_cycles(block: Phase, busy: Mapping[str, float], blocks: int) -> float:
+    """Return the cycles of a round of blocks that a multiprocessor holds together.
+
+    They are customers of a closed queueing network whose stations are the units. Its throughput is
+    at most that of the busiest unit, and at most that of a network with the same total demand,
+    spread evenly over the stations (balanced job bounds: Zahorjan, Sevcik, Eager and Galler,
+    Communications of the ACM 25, 1982).
+
+    Parameters
+    ----------
+    block : Phase
+        All work of a block, with the cycles of a block that is alone.
+    busy : mapping of str to float
+        Cycles of a block at each unit.
+    blocks : int
+        Number of blocks.
+    """
+    demand = sum(busy.values())
+    # The share of its time that a block is at a unit, where it meets others, and does not wait.
+    present = min(1.0, demand / block.cycles) if block.cycles else 0.0
+    queueing = (blocks - 1) * demand / len(busy) * present
+    return max(block.cycles + queueing, blocks * max(busy.values()))
+
+
 def estimate(work: KernelWork, gpu: Gpu) -> GpuEstimate:
     """Estimate the time of a kernel and of those around it.
 
@@ -286,20 +328,13 @@ def estimate(work: KernelWork, gpu: Gpu) -> GpuEstimate:
             f"{work.name}: a multiprocessor of {gpu.name} holds no block of {work.warps} warps, "
             f"{work.shared_bytes:,} bytes of shared memory and {work.registers} registers"
         )
-    block = work.block
-    busy = {
-        "tensor": block.tensor,
-        "shared": block.shared,
-        "issue": block.issue,
-        "l2": block.bytes / gpu.l2_bytes_each,
-    }
-    busiest = max(busy.values())
+    block = work.block(gpu)
+    busy = block.busy(gpu)
     share = math.ceil(work.blocks / gpu.multiprocessors)
     rounds, rest = divmod(share, resident)
-    # A full round takes as long as a block alone, or as the busiest unit for all resident blocks;
-    # the last round has fewer blocks.
-    cycles = rounds * max(block.cycles, resident * busiest)
-    cycles += max(block.cycles, rest * busiest) if rest else 0.0
+    # The last round has fewer blocks.
+    cycles = rounds * round_cycles(block, busy, resident)
+    cycles += round_cycles(block, busy, rest) if rest else 0.0
     dram = work.dram_bytes / gpu.dram_bytes
     # Paths that all multiprocessors share bound the kernel as a whole.
     cycles = max(cycles, work.blocks * block.bytes / gpu.l2_bytes, dram)

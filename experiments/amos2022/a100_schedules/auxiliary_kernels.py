@@ -72,8 +72,11 @@ def _placing(layer: Layer, divided: OtherKernels, gpu: Gpu) -> KernelWork:
     """
     lines = LANES / (LINE / (COLUMNS * ELEMENT))
     instructions = 20 + digit_instructions(layer.p) + digit_instructions(layer.q)
-    ahead = WRITTEN_OUT if divided.sequence <= max(divided.unroll, 8) else ROLLED
-    return _elementwise("place", layer.outputs, divided, lines, 1.0, instructions, ahead, gpu)
+    written_out = divided.sequence <= max(divided.unroll, 8)
+    ahead = WRITTEN_OUT[1] if written_out else ROLLED
+    return _elementwise(
+        "place", layer.outputs, divided, lines, 1.0, instructions, ahead, gpu, written_out
+    )
 
 
 def _elementwise(
@@ -83,11 +86,12 @@ def _elementwise(
     lines: float,
     missing: float,
     instructions: float,
-    ahead: int,
+    ahead: float,
     gpu: Gpu,
+    written_out: bool = False,
 ) -> KernelWork:
     count = divided.sequence
-    cycles = copy_cycles(count, min(ahead, count), missing, instructions, ahead == WRITTEN_OUT, gpu)
+    cycles = copy_cycles(count, min(ahead, count), missing, instructions, written_out, gpu)
     issue = count * divided.warps * instructions * gpu.unit.integer_cycles / gpu.unit.schedulers
     shared = count * divided.warps * (lines + 1)
     blocks = math.ceil(total / (LANES * divided.warps * count))

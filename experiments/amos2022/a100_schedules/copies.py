@@ -18,9 +18,16 @@ from experiments.amos2022.a100_schedules.addresses import (
 )
 from experiments.amos2022.a100_schedules.schedules import DEPTH, ROWS, Schedule
 
-WRITTEN_OUT = 16
-"""Number of loads of a thread that are under way at a time where a loop is written out: registers
-allow no more; nvcc issues 8 to 39 before the first store."""
+WRITTEN_OUT = {1: 7.9, 2: 8.4, 4: 4.0, 8: 3.5}
+GUARDED = {1: 2.8, 2: 2.8, 4: 2.2, 8: 2.3}
+"""Numbers of loads of a thread that are under way at a time where a loop is written out, and where
+a guard keeps the last ones from reaching beyond a tile, by elements of a load. Loads of more
+elements need more registers. Harmonic means over 288 such kernels (``windows.md``) by the ptxas of
+CUDA 13 and of 11.8, the time of these measurements; single kernels have 1 to 30."""
+
+GATHERED = 8
+"""Number of elements whose addresses TVM has no vector of integers for, and takes apart: eight are
+a ``longlong4`` in memory, where up to four are an ``int4`` in registers."""
 
 ROLLED, ROLLED_WIDE = 4, 2
 """Numbers of such loads in a loop, which nvcc unrolls four times; twice, where vectors have four
@@ -69,7 +76,7 @@ class Copy:
     """
 
     loads: int
-    ahead: int
+    ahead: float
     written_out: bool
     instructions: float
     warp_loads: float
@@ -91,7 +98,7 @@ class Copy:
 
 
 def copy_cycles(
-    loads: int, ahead: int, missing: float, instructions: float, written_out: bool, gpu: Gpu
+    loads: int, ahead: float, missing: float, instructions: float, written_out: bool, gpu: Gpu
 ) -> float:
     """Return the cycles of a thread's loads, ``ahead`` of which are under way at a time.
 
@@ -124,7 +131,10 @@ def packed_copy(row: Schedule, factor: str, tile: Mapping[str, int], warps: int)
         instructions = 3 + address_instructions(
             row, factor, stride=stride, packed=True, written_out=True
         )
-    ahead = WRITTEN_OUT if written_out else ROLLED if vector <= 2 else ROLLED_WIDE
+    guarded = any(count % (vector * LANES * warps) for count in tile.values())
+    ahead = ROLLED if vector <= 2 else ROLLED_WIDE
+    if written_out:
+        ahead = (GUARDED if guarded else WRITTEN_OUT)[vector]
     return Copy(
         loads,
         ahead,
@@ -152,7 +162,7 @@ def packing_copy(
     loads = math.ceil(elements / (vector * LANES * warps)) * vector
     condition = checked(row, factor)
     checks_elements = condition and factor == "a" and (row.depth % DEPTH > 0 or row.layer.pad > 0)
-    single_elements = checks_elements and vector > 1
+    single_elements = (checks_elements and vector > 1) or vector == GATHERED
     statements = loads if single_elements else loads // vector
     written_out = statements <= row.unroll
     instructions = address_instructions(
@@ -169,7 +179,7 @@ def packing_copy(
     if condition:
         ahead = 1 if checks_elements else vector
     else:
-        ahead = WRITTEN_OUT if loads <= row.unroll else max(ROLLED, vector)
+        ahead = WRITTEN_OUT[1] if loads <= row.unroll else max(ROLLED, vector)
         ahead = min(loads, ahead)
     missing, sectors = reads.missing, reads.sectors
     if not stays_in_l1:

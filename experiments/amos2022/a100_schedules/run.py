@@ -9,7 +9,9 @@ says what is counted and which columns a table has.
 
 from __future__ import annotations
 
+import itertools
 import math
+import random
 import sys
 import time
 from collections.abc import Callable, Sequence
@@ -24,7 +26,14 @@ from cpembed.hw.loader import load_hardware_spec
 from cpembed.runtime.measurement.environment import provenance, provenance_lines
 from cpembed.targets.cuda.model import Gpu, estimate, gpu
 from experiments.amos2022.a100_schedules.adapter import work_of
-from experiments.amos2022.a100_schedules.judge import Judgement, Order, by_layer, judge
+from experiments.amos2022.a100_schedules.judge import (
+    DISTANCES,
+    Judgement,
+    Order,
+    by_layer,
+    judge,
+    losses,
+)
 from experiments.amos2022.a100_schedules.schedules import DATA, Schedule, read
 from experiments.common import geometric_mean, results_parser, write_results
 
@@ -87,9 +96,43 @@ def summary(judgements: Sequence[Judgement]) -> dict[str, float]:
         "schedules": schedules.share,
         "mappings": mappings.share,
         "recall": sum(judgement.recall for judgement in judgements) / len(judgements),
-        "mapping_loss": geometric_mean(judgement.mapping_loss for judgement in judgements),
-        "schedule_loss": geometric_mean(judgement.schedule_loss for judgement in judgements),
+        "mapping_loss": geometric_mean(judgement.losses.mapping for judgement in judgements),
+        "schedule_loss": geometric_mean(judgement.losses.schedule for judgement in judgements),
+        "measured_loss": geometric_mean(judgement.losses.measured for judgement in judgements),
     }
+
+
+HALVES = 60
+"""Number of random halves of each layer's rows that choices are made among."""
+
+
+def half_losses(rows: Rows, estimates: Sequence[float]) -> dict[str, float]:
+    """Return the losses among random halves of a layer's rows, in the geometric mean.
+
+    A choice among all rows is one row of a layer; among halves there are many choices.
+    """
+    chance = random.Random(0)
+    halves = [
+        losses(chance.sample(items, len(items) // 2))
+        for items in by_layer(rows, estimates).values()
+        for _ in range(HALVES)
+        if len(items) > 1
+    ]
+    return {
+        "mapping_loss": geometric_mean(half.mapping for half in halves),
+        "measured_loss": geometric_mean(half.measured for half in halves),
+    }
+
+
+def distances(judgements: Sequence[Judgement]) -> list[dict[str, Any]]:
+    """Return the share of pairs in the right order by the ratio of their measured times."""
+    orders = [judgement.distances for judgement in judgements]
+    totals = [sum(column, Order(0, 0)) for column in zip(*orders, strict=True)]
+    bounds = itertools.pairwise((1.0, *DISTANCES, None))
+    return [
+        {"above": above, "up_to": up_to, "pairs": total.pairs, "right": total.share}
+        for (above, up_to), total in zip(bounds, totals, strict=True)
+    ]
 
 
 def results(rows: Rows, device: Gpu) -> dict[str, Any]:
@@ -110,6 +153,13 @@ def results(rows: Rows, device: Gpu) -> dict[str, Any]:
         "layers": [_layer(judgement, rows, model) for judgement in by_model],
         "measures": {
             name: summary(layer_judgements(rows, value)) for name, value in measures.items()
+        },
+        "distances": distances(by_model),
+        "halves": {
+            "products of the busiest tensor core": half_losses(
+                rows, [occupied(row, device) for row in rows]
+            ),
+            "the model": half_losses(rows, model),
         },
         "changed": {},
     }
@@ -138,8 +188,9 @@ def _layer(judgement: Judgement, rows: Rows, model: Sequence[float]) -> dict[str
         "schedules": judgement.schedules.share,
         "mappings": judgement.mappings.share,
         "recall": judgement.recall,
-        "mapping_loss": judgement.mapping_loss,
-        "schedule_loss": judgement.schedule_loss,
+        "mapping_loss": judgement.losses.mapping,
+        "schedule_loss": judgement.losses.schedule,
+        "measured_loss": judgement.losses.measured,
         "ratio": geometric_mean(ratios),
         "spread": spread,
     }
@@ -150,8 +201,8 @@ def _deviation(values: Sequence[float]) -> float:
     return math.sqrt(sum((value - mean) ** 2 for value in values) / len(values))
 
 
-COLUMNS = ("schedules", "mappings", "recall", "mapping_loss", "schedule_loss")
-HEADS = "pairs | pairs of mappings | recall | mapping | schedule"
+COLUMNS = ("schedules", "mappings", "recall", "mapping_loss", "schedule_loss", "measured_loss")
+HEADS = "pairs | pairs of mappings | recall | mapping | schedule | best of three"
 
 
 def markdown(document: dict[str, Any]) -> list[str]:
@@ -162,7 +213,7 @@ def markdown(document: dict[str, Any]) -> list[str]:
         "Written by `run.py`; README.md says what is counted.",
         "",
         f"| {document['rows']:,} rows ordered by | {HEADS} |",
-        "| --- | --- | --- | --- | --- | --- |",
+        "| --- | --- | --- | --- | --- | --- | --- |",
         *(_line(name, row) for name, row in document["measures"].items()),
     ]
     if "hidden" in document:
@@ -172,19 +223,31 @@ def markdown(document: dict[str, Any]) -> list[str]:
             "was measured: what these numbers alone can put out of order.",
             "",
             f"| | {HEADS} |",
-            "| --- | --- | --- | --- | --- | --- |",
+            "| --- | --- | --- | --- | --- | --- | --- |",
             _line("the model against itself", document["hidden"]),
         ]
     lines += [
         "",
         f"| layer | rows | {HEADS} | estimate over measured | spread |",
-        "| --- | --- | --- | --- | --- | --- | --- | --- | --- |",
+        "| --- | --- | --- | --- | --- | --- | --- | --- | --- | --- |",
     ]
     for row in document["layers"]:
         cells = [f"`{row['layer']}`", str(row["rows"]), *_cells(row)]
         cells += [f"{row['ratio']:.2f}", f"{row['spread']:.2f}"]
         lines.append(f"| {' | '.join(cells)} |")
-    lines += ["", f"| figures | {HEADS} |", "| --- | --- | --- | --- | --- | --- |"]
+    lines += [
+        "",
+        "| choices among random halves | mapping | best of three |",
+        "| --- | --- | --- |",
+    ]
+    for name, row in document["halves"].items():
+        lines.append(f"| {name} | {row['mapping_loss']:.3f} | {row['measured_loss']:.3f} |")
+    lines += ["", "| measured times of a pair | pairs | right |", "| --- | --- | --- |"]
+    for row in document["distances"]:
+        above, up_to = row["above"], row["up_to"]
+        distance = f"more than {above} x" if up_to is None else f"{above} to {up_to} x"
+        lines.append(f"| {distance} apart | {row['pairs']:,} | {row['right']:.1%} |")
+    lines += ["", f"| figures | {HEADS} |", "| --- | --- | --- | --- | --- | --- | --- |"]
     lines += [_line(name, row) for name, row in document["changed"].items()]
     about = f"{document['rows']:,} rows in {document['seconds']:.0f} s"
     return [*lines, "", *provenance_lines(document, about)]

@@ -24,7 +24,7 @@ def test_a_named_machine_becomes_the_first() -> None:
     assert next(iter(spec.machines)) == "h100"
     assert dict(spec.machines) == dict(SPEC.machines)
     assert hardware_spec(spec, machine="a100") == SPEC
-    with pytest.raises(SpecError, match="has no machine 'h900'; it has a100, h100"):
+    with pytest.raises(SpecError, match="has no machine 'h900'; it has a100, h100, h200, rtx_5090"):
         hardware_spec("mma_f16", machine="h900")
 
 
@@ -33,7 +33,7 @@ def test_the_machine_decides_the_schedule() -> None:
     words = "gemm m=4096 n=4096 k=4096"
     layer = workload(words, SPEC)
     costs: dict[str, float] = {}
-    for name in ("a100", "h100"):
+    for name in ("a100", "h100", "h200", "rtx_5090"):
         times = estimate(layer, SPEC, machine=name, rank_by="estimate", top=1).times
         assert isinstance(times[0], CandidateTime)
         assert times[0].machine == name

@@ -9,18 +9,17 @@ from pathlib import Path
 import pytest
 
 from cpembed.hw.loader import load_hardware_spec
-from tests.unit.hw.shipped.tensor_cores import MODELS, WARP_GROUPS
+from tests.unit.hw.shipped.tensor_cores import MACHINES, MODELS, WARP_GROUPS
 
 
 @pytest.mark.parametrize("name", MODELS)
 def test_machines_are_described_once(name: str) -> None:
     spec = load_hardware_spec(name)
     own = tomllib.loads(Path(spec.path).read_text())["machines"]
-    machines = ["h100"] if name in WARP_GROUPS else ["a100", "h100"]
     assert {machine: list(tables) for machine, tables in own.items()} == {
-        machine: ["compute"] for machine in machines
+        machine: ["compute"] for machine in MACHINES[name]
     }
-    assert list(spec.machines) == machines
+    assert tuple(spec.machines) == MACHINES[name]
     first = load_hardware_spec("wgmma_f16" if name in WARP_GROUPS else "mma_f16").machines
     for machine, found in spec.machines.items():
         assert found.memories == first[machine].memories

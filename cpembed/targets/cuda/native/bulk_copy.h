@@ -96,7 +96,9 @@ static bool plain_box(Box &box, const void *global, uint32_t bytes, bool writes,
     set_fault("%s at {at:%u} of %u bytes: a multiple of 16", what, site, bytes);
     return false;
   }
-  if (bytes && !global_memory.touch(global, bytes, 16, writes, what, site)) return false;
+  if (bytes && !(global_memory.touch(global, bytes, 16, writes, what, site) &&
+                 bulk_access(global, bytes, writes, what, site)))
+    return false;
   auto start = static_cast<unsigned char *>(const_cast<void *>(global));
   for (uint32_t at = 0; at < bytes; at += 16) box.chunks.push_back({at, 0, 16, start + at});
   box.bytes = bytes, box.global_bytes = bytes;
@@ -167,8 +169,8 @@ extern "C" void executor_bulk_commit(ExecutorFunction &function) {
   stores.committed++;
 }
 
-/* All groups but the last `pending` have read their sources. */
-extern "C" void executor_bulk_wait(ExecutorFunction &function, uint32_t pending) {
+/* All groups but the last `pending` have read their sources, and unless `reads` written to memory. */
+extern "C" void executor_bulk_wait(ExecutorFunction &function, uint32_t pending, bool reads) {
   count(function);
   BulkStores &stores = lane->stores;
   for (; stores.groups.size() > pending; stores.groups.pop_front(), stores.read++)
@@ -177,6 +179,8 @@ extern "C" void executor_bulk_wait(ExecutorFunction &function, uint32_t pending)
   if (stores.agent == 0) return;
   auto made = share();
   made->order.raise(stores.agent, stores.read);
+  if (!reads && stores.committed > pending)
+    made->order.raise(stores.writes_agent, stores.committed - pending);
   warp->clock.acquire(1u << lane_number, made, nullptr, 0);
 }
 

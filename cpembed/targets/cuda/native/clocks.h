@@ -8,6 +8,7 @@
 
 #include <algorithm>
 #include <cstdint>
+#include <map>
 #include <memory>
 #include <vector>
 
@@ -103,16 +104,40 @@ class Clock {
   std::vector<Lanes> lanes_;
 };
 
-/* What a thread knows to have happened, and of that what the asynchronous proxy sees too: what its own
-   operations did, and ordinary accesses that a proxy fence followed. */
+/* Number of the cluster that runs, in the launch, from 1. */
+static uint32_t running_cluster;
+
+/* What is known of clusters by their numbers. */
+using Clusters = std::map<uint32_t, Clock>;
+using SharedClusters = std::shared_ptr<const Clusters>;
+
+static inline void join_clusters(SharedClusters &mine, const SharedClusters &theirs) {
+  if (!theirs || mine == theirs) return;
+  if (!mine) {
+    mine = theirs;
+    return;
+  }
+  std::shared_ptr<Clusters> both(new Clusters(*mine));
+  for (auto &[number, clock] : *theirs) (*both)[number].join(clock);
+  mine = both;
+}
+
+/* What a thread knows to have happened. */
 struct Knowledge {
-  Clock order, proxy;
+  Clock order;
+  Clock proxy;   // What the asynchronous proxy sees too of ordinary accesses: a proxy fence followed.
+  Clock fenced;  // What a relaxed atomic operation releases: a fence of the GPU followed.
+  SharedClusters clusters;  // Through locations of global memory.
+  SharedClusters pending;   // Of these what was read without acquiring it: a fence will.
 
   void join(const Knowledge &other) {
     order.join(other.order);
     proxy.join(other.proxy);
+    fenced.join(other.fenced);
+    join_clusters(clusters, other.clusters);
+    join_clusters(pending, other.pending);
   }
-  void clear() { order.clear(), proxy.clear(); }
+  void clear() { *this = Knowledge{}; }
 };
 
 /* std::make_shared has a variable that is unique in the process, which keeps a library from closing. */
@@ -174,6 +199,34 @@ struct WarpClock {
     for (const Part &part : parts)
       if (has(part.lanes, lane) && part.knowledge->proxy.covers(c, lane_of(before), t)) return true;
     return false;
+  }
+
+  /* Whether an access of a thread of a cluster, which may have ended, is known by locations of memory. */
+  bool knows_of_cluster(uint32_t cluster, Stamp before, int lane) const {
+    auto covers = [&](const Knowledge &k) {
+      if (!k.clusters) return false;
+      auto clock = k.clusters->find(cluster);
+      return clock != k.clusters->end() &&
+             clock->second.covers(component_of(before), lane_of(before), time_of(before));
+    };
+    if (covers(common)) return true;
+    for (const Part &part : parts)
+      if (has(part.lanes, lane) && covers(*part.knowledge)) return true;
+    return false;
+  }
+
+  /* A fence of the GPU of one lane: later relaxed operations release what it knows, and it acquires what
+     earlier ones have read. */
+  void thread_fence(uint32_t lanes) {
+    Knowledge all;
+    release(lanes, all);
+    auto made = share();
+    made->fenced = std::move(all.order);
+    made->clusters = all.pending;
+    if (lanes == lanes_live)
+      common.join(*made);
+    else
+      add_part({lanes, nullptr, 0, made});
   }
 
   /* Add what some lanes know and have done to `target`; what they do from now on is not in it. */

@@ -16,7 +16,11 @@
   X(m16n8k32, 32, f32, F32, e4m3, E4m3, e4m3, E4m3) \
   X(m16n8k32, 32, f32, F32, e4m3, E4m3, e5m2, E5m2) \
   X(m16n8k32, 32, f32, F32, e5m2, E5m2, e4m3, E4m3) \
-  X(m16n8k32, 32, f32, F32, e5m2, E5m2, e5m2, E5m2)
+  X(m16n8k32, 32, f32, F32, e5m2, E5m2, e5m2, E5m2) \
+  X(m16n8k32, 32, f16, F16, e4m3, E4m3, e4m3, E4m3) \
+  X(m16n8k32, 32, f16, F16, e4m3, E4m3, e5m2, E5m2) \
+  X(m16n8k32, 32, f16, F16, e5m2, E5m2, e4m3, E4m3) \
+  X(m16n8k32, 32, f16, F16, e5m2, E5m2, e5m2, E5m2)
 #define EXECUTOR_BYTES(X, shape, K) \
   X(shape, K, s32, S32, s8, S8, s8, S8) \
   X(shape, K, s32, S32, s8, S8, u8, U8) \

@@ -47,6 +47,7 @@ extern "C" ExecutorWords executor_load(ExecutorFunction &function, int space, ui
     REQUIRE(shared_memory.read(p, size, now(), site));
   } else if (valid) {
     REQUIRE(global_memory.touch(p, size, size, false, function.name, site));
+    REQUIRE(global_races.access(p, size, kUnset, actor_of(now()), function.name, site));
   }
   if (valid) memcpy(made.word, p, size);
   note_access(site, shared ? kSharedLoad : kGlobalLoad, size, &function,
@@ -66,6 +67,7 @@ extern "C" void executor_store(ExecutorFunction &function, int space, uint64_t a
     REQUIRE(shared_memory.write(p, size, now(), kWritten, site));
   } else if (valid) {
     REQUIRE(global_memory.touch(p, size, size, true, function.name, site));
+    REQUIRE(global_races.access(p, size, kWritten, actor_of(now()), function.name, site));
   }
   if (valid) memcpy(p, words.word, size);
   note_access(site, shared ? kSharedStore : kGlobalStore, size, &function,
@@ -94,6 +96,7 @@ extern "C" void executor_copy_async(ExecutorFunction &function, uint64_t to, uin
     if (reads) {
       REQUIRE(global_memory.aligned(global, size, function.name, site));
       REQUIRE(global_memory.touch(global, source_bytes, 1, false, function.name, site));
+      REQUIRE(global_races.access(global, source_bytes, kUnset, actor_of(now()), function.name, site));
     }
     lane->open_group.push_back({shared, global, bytes, int(source_bytes)});
   }

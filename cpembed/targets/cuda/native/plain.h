@@ -31,22 +31,9 @@ static void plain_access(const void *p, size_t bytes, size_t alignment, bool wri
       note_access(site, writes ? kSharedStore : kSharedLoad, piece, nullptr, start, nullptr);
     } else {
       REQUIRE(global_memory.touch(start, piece, done ? 1 : alignment, writes, what, site));
+      REQUIRE(global_races.access(start, piece, writes ? kWritten : kUnset, actor_of(now()), what, site));
       note_access(site, writes ? kGlobalStore : kGlobalLoad, piece, nullptr, nullptr, start);
     }
     done += piece;
   }
-}
-
-/* Before an atomic operation of a lane, which is then made at once. */
-extern "C" void executor_atomic(void *p, size_t bytes, const void *return_address) {
-  Site site = site_of(return_address);
-  if (shared_memory.holds(p)) {
-    REQUIRE(shared_memory.valid(p, bytes, bytes, "an atomic operation", site));
-    REQUIRE(shared_memory.write(p, bytes, now(), kAtomic, site));
-    return;
-  }
-  for (bool writes : {false, true})
-    REQUIRE(global_memory.touch(p, bytes, bytes, writes, "an atomic operation", site));
-  tally.global_load_bytes += bytes;
-  tally.global_store_bytes += bytes;
 }

@@ -29,6 +29,9 @@ namespace executor {
 /* State spaces of addresses; those of shared memory are offsets. */
 enum Space : int { kGeneric, kGlobal, kShared, kSharedCluster };
 
+enum Atomic : int { kAdd, kInc, kDec, kMin, kMax, kAnd, kOr, kXor, kExchange, kCas, kLoadOnly, kStoreOnly };
+enum AtomicKind : int { kUnsigned32, kSigned32, kUnsigned64, kSigned64, kFloat32 };
+
 #define EXECUTOR_INLINE static inline __attribute__((always_inline))
 
 template <class T, class V>
@@ -96,6 +99,10 @@ void executor_copy_async(ExecutorFunction &, uint64_t shared, uint64_t global, i
 void executor_copy_commit(ExecutorFunction &);
 void executor_copy_wait(ExecutorFunction &, int groups);
 void executor_copy_wait_all(ExecutorFunction &);
+
+uint64_t executor_atom(ExecutorFunction &, int operation, int kind, int space, uint64_t address,
+                       uint64_t value, uint64_t other, bool acquires, bool releases);
+void executor_fence(ExecutorFunction &, bool gpu);
 
 ExecutorWords executor_load_matrices(ExecutorFunction &, int space, uint64_t address, int count,
                                      bool transposed);

@@ -34,7 +34,7 @@ void executor_bulk_store_tensor(ExecutorFunction &, const void *map, const int32
                                 uint32_t from);
 void executor_bulk_store(ExecutorFunction &, const void *to, uint32_t from, uint32_t bytes);
 void executor_bulk_commit(ExecutorFunction &);
-void executor_bulk_wait(ExecutorFunction &, uint32_t pending);
+void executor_bulk_wait(ExecutorFunction &, uint32_t pending, bool reads);
 void executor_prefetch_tensormap(ExecutorFunction &, const void *map);
 
 void executor_wgmma(ExecutorFunction &, ExecutorWords a_words, bool from_registers, uint64_t a, uint64_t b,

@@ -7,6 +7,7 @@
 #include "plain.h"
 #include "random.h"
 #include "warp.h"
+#include "atomics.h"
 #include "bulk_copy.h"
 #include "cluster.h"
 #include "mbarrier.h"
@@ -107,6 +108,7 @@ static void begin_lanes(Warp &w, unsigned first_thread, unsigned first_stack, un
 
 /* The blocks of a cluster begin; `first`: the index of its first block in the grid. */
 static void begin_cluster(const unsigned *first) {
+  running_cluster++;
   unsigned threads = launched.block[0] * launched.block[1] * launched.block[2];
   unsigned a_block = (threads + 31) / 32;
   unsigned count = launched.cluster[0] * launched.cluster[1] * launched.cluster[2];
@@ -308,6 +310,9 @@ extern "C" __attribute__((visibility("default"))) const char *executor_run(
   tally = Tally{};
   forget_calls();
   global_memory.begin();
+  global_races.begin();
+  global_releases.clear();
+  running_cluster = 0;
   for (int i = 0; i < launched.buffer_count; i++)
     global_memory.add(launched.buffers[i].base, launched.buffers[i].bytes,
                       launched.buffers[i].argument, launched.buffers[i].initialised);

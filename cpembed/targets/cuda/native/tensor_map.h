@@ -49,6 +49,17 @@ static const EncodedMap *map_at(const void *p, const char *what, Site site) {
   return nullptr;
 }
 
+/* The asynchronous proxy reads or writes global memory for a lane. What it writes is there for others
+   when the lane has waited for its stores, not only for their sources. */
+static bool bulk_access(const void *p, size_t bytes, bool writes, const char *what, Site site) {
+  Actor actor = actor_of(now());
+  if (!writes) return global_races.access(p, bytes, kUnset, actor, what, site);
+  BulkStores &stores = lane->stores;
+  if (stores.writes_agent == 0) stores.writes_agent = make_agent("a bulk store of " + doer(now()));
+  Actor store{actor.clock, actor.lane, make_stamp(stores.writes_agent, 0, stores.committed + 1)};
+  return global_races.access(p, bytes, kWritten, store, what, site);
+}
+
 /* One row of an image: elements from `first` on in the innermost dimension. */
 static bool add_row(Box &box, const EncodedMap &map, bool inside, unsigned char *row, int64_t first,
                     uint32_t elements, bool writes, const char *what, Site site) {
@@ -60,6 +71,7 @@ static bool add_row(Box &box, const EncodedMap &map, bool inside, unsigned char 
     uint64_t address = reinterpret_cast<uint64_t>(row) + uint64_t(begin * size);
     uint64_t length = uint64_t((end - begin) * size);
     if (!global_memory.touch(reinterpret_cast<void *>(address), length, 1, writes, what, site)) return false;
+    if (!bulk_access(reinterpret_cast<void *>(address), length, writes, what, site)) return false;
     box.global_bytes += length;
     box.sectors += (address + length - 1) / 32 - address / 32 + 1;
   }

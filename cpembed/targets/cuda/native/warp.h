@@ -13,6 +13,7 @@
 #include "fiber.h"
 #include "global_memory.h"
 #include "shared_memory.h"
+#include "global_races.h"
 
 struct Warp;
 
@@ -70,7 +71,8 @@ struct BulkStore {
 struct BulkStores {
   std::vector<BulkStore> open;
   std::deque<std::vector<BulkStore>> groups;  // Committed, not waited for.
-  uint32_t committed = 0, read = 0, agent = 0;
+  uint32_t committed = 0, read = 0;
+  uint32_t agent = 0, writes_agent = 0;  // Of the reads of sources, and of the writes.
 };
 
 struct Lane {

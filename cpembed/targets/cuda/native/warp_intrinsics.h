@@ -4,7 +4,8 @@
 #define __syncthreads() executor_syncthreads()
 __CPEMBED_INLINE void __syncwarp(unsigned mask = 0xffffffffu) { executor_syncwarp(mask); }
 __CPEMBED_INLINE unsigned __activemask() { return executor_activemask(); }
-__CPEMBED_INLINE void __threadfence() {}
+__CPEMBED_INLINE void __threadfence() { executor_thread_fence(); }
+__CPEMBED_INLINE void __threadfence_system() { executor_thread_fence(); }
 __CPEMBED_INLINE void __threadfence_block() {}
 
 /* Values travel as the low bits of 64. */

@@ -272,7 +272,8 @@ def _commit_bulk(call: Call) -> str:
 @instruction("cp.async.bulk.wait_group", optional("read", "read"))
 def _wait_bulk(call: Call) -> str:
     call.require_operands(1)
-    return f"{call.function} executor_bulk_wait(f_, {call.constant(0)});"
+    reads = "true" if call["read"] else "false"
+    return f"{call.function} executor_bulk_wait(f_, {call.constant(0)}, {reads});"
 
 
 @instruction("prefetch", optional("space", "param", "const"), required("what", "tensormap"))

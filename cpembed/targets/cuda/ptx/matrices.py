@@ -17,6 +17,7 @@ PRODUCTS: dict[tuple[str, str], tuple[tuple[str, str], ...]] = {
     ("m16n8k16", "s32"): tuple((a, b) for a in ("s8", "u8") for b in ("s8", "u8")),
     ("m16n8k32", "s32"): tuple((a, b) for a in ("s8", "u8") for b in ("s8", "u8")),
     ("m16n8k32", "f32"): tuple((a, b) for a in FLOATS_8 for b in FLOATS_8),
+    ("m16n8k32", "f16"): tuple((a, b) for a in FLOATS_8 for b in FLOATS_8),
 }
 """Element types of the factors by shape and type of the sums: those of ``native/matrices.h``."""
 

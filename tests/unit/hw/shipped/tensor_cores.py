@@ -48,7 +48,7 @@ WARP_GROUPS: dict[str, tuple[int, str]] = {
 
 MODELS: dict[str, Model] = {
     **{f"mma_{types}": mma(16, 8, 16) for types in FLOATS},
-    "mma_s8": mma(16, 8, 32),
+    **dict.fromkeys(("mma_s8", "mma_f8", "mma_f8_f16"), mma(16, 8, 32)),
     **{
         f"wmma_{types}{end}": wmma(*shape)
         for types in (*FLOATS, "s8")
@@ -59,12 +59,27 @@ MODELS: dict[str, Model] = {
 
 BYTES = "int8 int8 int32, int8 uint8 int32, uint8 int8 int32, uint8 uint8 int32"
 
+_SMALL = ("float8_e4m3fn", "float8_e5m2")
+
+
+def small_floats(sums: str) -> str:
+    """Types of 8-bit floats: either factor may be of either."""
+    return ", ".join(f"{a} {b} {sums}" for a in _SMALL for b in _SMALL)
+
+
 FACTS = {
     **{
         f"mma_{name}": facts("x 16, y 8, z 16", BACKEND, "", types, "A.x, B.y, C.x")
         for name, types in FLOATS.items()
     },
-    "mma_s8": facts("x 16, y 8, z 32", BACKEND, "", BYTES, "A.x, B.y, C.x"),
+    **{
+        name: facts("x 16, y 8, z 32", BACKEND, "", types, "A.x, B.y, C.x")
+        for name, types in (
+            ("mma_s8", BYTES),
+            ("mma_f8", small_floats("float32")),
+            ("mma_f8_f16", small_floats("float16")),
+        )
+    },
     **{
         f"wmma_{name}{end}": facts(f"x {m}, y {n}, z {k}", BACKEND, "", types, "A.x, B.z, C.x")
         for name, types in {**FLOATS, "s8": "int8 int8 int32"}.items()
@@ -76,20 +91,36 @@ FACTS = {
     },
 }
 
+
+def _machines(name: str) -> tuple[str, ...]:
+    if name in WARP_GROUPS:
+        return ("h100",)
+    return ("rtx_5090",) if "f8" in name else ("a100", "h100", "h200", "rtx_5090")
+
+
+MACHINES = {name: _machines(name) for name in FACTS}
+
 # Dense TFLOPS and TOPS of the white papers, two operations to a product: 312 and 624 of the A100;
-# 989.4 and 1978.9 of the H100, of which mma reaches 62.9 %.
-PEAKS = {
-    **{
-        (name, machine): (bytes_ if "s8" in name else halves) / 2
-        for name in FACTS
-        if name not in WARP_GROUPS
-        for machine, halves, bytes_ in (
-            ("a100", 312e3, 624e3),
-            ("h100", 0.629 * 989.4e3, 0.629 * 1978.9e3),
-        )
-    },
-    **{
-        (name, "h100"): (989.4e3 if depth == 16 else 1978.9e3) / 2
-        for name, (depth, _) in WARP_GROUPS.items()
-    },
+# 989.4 and 1978.9 of the H100 and H200, of which mma reaches 62.9 %.
+_HOPPER = (0.629 * 989.4e3, 0.629 * 1978.9e3)
+# Of the RTX 5090 by the types of factors and sums.
+_RTX_5090 = {
+    "s8": 838e3,
+    "f8_f16": 838e3,
+    "f8": 419e3,
+    "f16_f16": 419e3,
+    "f16": 209.5e3,
+    "bf16": 209.5e3,
 }
+
+
+def _peak(name: str, machine: str) -> float:
+    if machine == "rtx_5090":
+        return next(peak for types, peak in _RTX_5090.items() if f"mma_{types}" in name)
+    if name in WARP_GROUPS:
+        return 989.4e3 if WARP_GROUPS[name][0] == 16 else 1978.9e3
+    halves, bytes_ = (312e3, 624e3) if machine == "a100" else _HOPPER
+    return bytes_ if "s8" in name else halves
+
+
+PEAKS = {(name, machine): _peak(name, machine) / 2 for name in FACTS for machine in MACHINES[name]}

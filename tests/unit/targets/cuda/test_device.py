@@ -11,12 +11,25 @@ import pytest
 
 from cpembed.errors import InvariantError
 from cpembed.targets.cuda import device
-from cpembed.targets.cuda.instructions import INSTRUCTIONS, TensorCoreInstruction
+from cpembed.targets.cuda.instructions import INSTRUCTIONS, SHORT, TensorCoreInstruction
 from tests.unit.targets.cuda.machine_code import opcodes
 
-ARCHITECTURES = ("sm_80", pytest.param("sm_90", marks=pytest.mark.slow))
+ARCHITECTURES = (
+    *("sm_80", "sm_120"),
+    *(pytest.param(name, marks=pytest.mark.slow) for name in ("sm_89", "sm_90")),
+)
+
+Compiled = tuple[str, Path, str]
+"""An architecture, the cubin, and what ptxas reports."""
 
 BY_PRODUCT = {i.mma_function: i for i in INSTRUCTIONS}
+
+
+def available(architecture: str) -> tuple[str, ...]:
+    """The functions whose instructions a GPU of the architecture has."""
+    least = {name: i.architecture for name, i in BY_PRODUCT.items()}
+    number = int(architecture.removeprefix("sm_"))
+    return tuple(name for name in device.names() if least.get(name, 80) <= number)
 
 
 def kernel(name: str) -> str:
@@ -71,27 +84,26 @@ def keep(array: str, count: int) -> str:
     return "".join(f"{words % i} = {array}[{i}];" for i in range(count))
 
 
-@pytest.fixture(scope="module")
-def source() -> str:
-    names = device.names()
+def source(architecture: str) -> str:
+    names = available(architecture)
     return "".join(device.function(name) for name in names) + "".join(map(kernel, names))
 
 
 @pytest.fixture(scope="module", params=ARCHITECTURES)
 def compiled(
-    request: pytest.FixtureRequest, source: str, tmp_path_factory: pytest.TempPathFactory
-) -> tuple[Path, str]:
-    """The cubin, and what ptxas reports."""
+    request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
+) -> tuple[str, Path, str]:
+    """The architecture, the cubin, and what ptxas reports."""
     if shutil.which("nvcc") is None:
         pytest.skip("nvcc is not on the path")
     folder = tmp_path_factory.mktemp(request.param)
     text = folder / "device.cu"
-    text.write_text(source)
+    text.write_text(source(request.param))
     cubin = folder / "device.cubin"
     options = ["-cubin", f"-arch={request.param}", "-Xptxas", "-v", "-o", str(cubin), str(text)]
     done = subprocess.run(["nvcc", *options], capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr[-2000:]
-    return cubin, done.stderr
+    return request.param, cubin, done.stderr
 
 
 def test_an_unknown_function_is_a_bug_of_ours() -> None:
@@ -112,10 +124,10 @@ def test_a_product_names_its_registers_in_the_order_of_ptx(
     assert numbers == [*range(sums + first + second), *range(sums)]
 
 
-def test_all_functions_compile_without_local_memory(compiled: tuple[Path, str]) -> None:
-    _, report = compiled
+def test_all_functions_compile_without_local_memory(compiled: Compiled) -> None:
+    architecture, _, report = compiled
     frames = re.findall(r"(\d+) bytes stack frame, (\d+) bytes spill stores", report)
-    assert len(frames) == len(device.names())
+    assert len(frames) == len(available(architecture))
     assert set(frames) == {("0", "0")}
 
 
@@ -124,10 +136,10 @@ def functions(cubin: Path) -> dict[str, list[str]]:
     return {name.removeprefix("k_"): found for name, found in opcodes(cubin).items()}
 
 
-def expected(name: str) -> tuple[str, int | None]:
+def expected(name: str, architecture: str) -> tuple[str, int | None]:
     """The opcode that a function is there for, and how often it occurs; None: at least once."""
     if name in BY_PRODUCT:
-        return product(BY_PRODUCT[name])
+        return product(BY_PRODUCT[name], architecture)
     if "_commit" in name:
         return "LDGDEPBAR", 1
     if "_wait_" in name:
@@ -147,8 +159,14 @@ def expected(name: str) -> tuple[str, int | None]:
     return ("LDG.E" if "load" in name else "STG.E") + width, None
 
 
-def product(instruction: TensorCoreInstruction) -> tuple[str, int]:
+def product(instruction: TensorCoreInstruction, architecture: str) -> tuple[str, int]:
     """A WMMA is two instructions of 16x8x16, of bytes as well, whatever its shape."""
+    if instruction.a.startswith("float8_"):
+        # What a GPU without the instruction makes of it: conversions to float16, and two products.
+        if architecture == "sm_90":
+            return f"HMMA.16816.{SHORT[instruction.c].upper()}", 2
+        types = [SHORT[dtype].upper() for dtype in (instruction.c, instruction.a, instruction.b)]
+        return ".".join(["QMMA.16832", *types]), 1
     types = {
         "float16": "HMMA.16816.F32" if instruction.c == "float32" else "HMMA.16816.F16",
         "bfloat16": "HMMA.16816.F32.BF16",
@@ -161,20 +179,22 @@ def product(instruction: TensorCoreInstruction) -> tuple[str, int]:
 FRAGMENTS = tuple(name for name in device.names() if "wmma_load" in name or "wmma_store" in name)
 
 
-def test_functions_are_the_instructions_that_they_name(compiled: tuple[Path, str]) -> None:
-    found = functions(compiled[0])
-    for name in device.names():
+def test_functions_are_the_instructions_that_they_name(compiled: Compiled) -> None:
+    found = functions(compiled[1])
+    for name in available(compiled[0]):
         if name in FRAGMENTS:
             continue
-        opcode, count = expected(name)
+        opcode, count = expected(name, compiled[0])
         occurring = [o for o in found[name] if o == opcode or o.startswith(f"{opcode}.")]
         assert occurring, (name, opcode, sorted(set(found[name])))
         assert count in (None, len(occurring)), (name, occurring)
 
 
-def test_matrices_of_8_rows_are_loaded_as_many_as_there_are(compiled: tuple[Path, str]) -> None:
+def test_matrices_of_8_rows_are_loaded_as_many_as_there_are(
+    compiled: Compiled,
+) -> None:
     """A row of a matrix has 16 bytes, so the factors of WMMA need no more alignment than that."""
-    found = functions(compiled[0])
+    found = functions(compiled[1])
 
     def loaded(name: str) -> int:
         return sum(int(o[-1]) if o[-2] == "." else 1 for o in found[name] if o.startswith("LDSM"))
@@ -196,8 +216,8 @@ def parts(name: str) -> tuple[str, tuple[int, int, int], str]:
     return operand, (int(m), int(n), int(k)), dtype
 
 
-def test_stores_of_sums_store_every_register(compiled: tuple[Path, str]) -> None:
-    found = functions(compiled[0])
+def test_stores_of_sums_store_every_register(compiled: Compiled) -> None:
+    found = functions(compiled[1])
     words = {"STS": 1, "STS.64": 2}  # The kernel around it fills the memory 16 bytes at a time.
     for instruction in INSTRUCTIONS:
         if instruction.kind == "wmma":

@@ -75,7 +75,7 @@ def test_a_shape_and_types_are_one_instruction() -> None:
         for name in SPECIFICATIONS
         for types in load_hardware_spec(name).instruction.dtype_choices
     ]
-    assert len(SPECIFICATIONS) == 16
+    assert len(SPECIFICATIONS) == 18
     assert len(set(choices)) == len(choices)
 
 

@@ -2,13 +2,23 @@
 
 from __future__ import annotations
 
+import random
+from collections.abc import Sequence
 from dataclasses import replace
 
 import pytest
 
 from cpembed.errors import LoweringError, SpecError
 from cpembed.hw.loader import load_hardware_spec
-from cpembed.targets.cuda.model import Gpu, KernelWork, Phase, estimate, gpu, product_cycles
+from cpembed.targets.cuda.model import (
+    Gpu,
+    KernelWork,
+    Phase,
+    estimate,
+    gpu,
+    product_cycles,
+    round_cycles,
+)
 
 SPEC = load_hardware_spec("wmma_f16_f16_8x32x16")
 
@@ -65,13 +75,48 @@ def test_a_block_alone_waits_for_one_thing_after_the_other(a100: Gpu) -> None:
 def test_resident_blocks_wait_together_until_a_unit_is_busy(a100: Gpu) -> None:
     assert estimate(WORK, a100).occupancy == 8
     eight = replace(WORK, blocks=8 * 108, compute=Phase(100, shared=20))
-    assert cycles(eight, a100) == pytest.approx(10 * 400)
+    # Each block is at shared memory for a twentieth of its time, where 7 others are as well; they
+    # would wait the least if the four units were equally busy: 50 cycles each.
+    assert cycles(eight, a100) == pytest.approx(10 * 400 + 7 * 50 / 20)
     busy = replace(WORK, blocks=8 * 108, compute=Phase(100, shared=100))
     assert cycles(busy, a100) == pytest.approx(8 * 10 * 100)
     # One more block on some multiprocessor is another round, of that block alone.
     more = replace(busy, blocks=8 * 108 + 1)
     assert cycles(more, a100) == pytest.approx(8 * 10 * 100 + 10 * 400)
     assert estimate(more, a100).waves == 2
+
+
+def test_a_phase_takes_as_long_as_its_busiest_unit(a100: Gpu) -> None:
+    """Barriers part the phases: units of different phases are never busy at the same time."""
+    work = replace(WORK, fetch=Phase(10, issue=300), compute=Phase(10, shared=200))
+    assert cycles(work, a100) == pytest.approx(10 * (300 + 200))
+    ahead = replace(work, stages=2)
+    assert cycles(ahead, a100) == pytest.approx(300 + 10 * 300)
+
+
+def mean_value_analysis(delay: float, demands: Sequence[float], customers: int) -> float:
+    """Cycle time of a closed network with exponential services (Reiser and Lavenberg, 1980)."""
+    lengths = [0.0] * len(demands)
+    total = 0.0
+    for population in range(1, customers + 1):
+        residence = [d * (1 + q) for d, q in zip(demands, lengths, strict=True)]
+        total = delay + sum(residence)
+        lengths = [population / total * r for r in residence]
+    return total
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_rounds_are_bounded_by_queueing_networks(seed: int) -> None:
+    """Not below the busiest unit and a block alone, nor above a network of random services."""
+    chance = random.Random(seed)
+    for _ in range(50):
+        names = ("tensor", "shared", "issue", "l2")
+        busy = {name: chance.choice([0.0, 1.0]) * chance.uniform(1, 100) for name in names}
+        demand, blocks = sum(busy.values()), chance.randint(1, 32)
+        delay = chance.uniform(0, 300)
+        found = round_cycles(Phase(delay + demand), busy, blocks)
+        assert found >= max(delay + demand, blocks * max(busy.values()))
+        assert found <= mean_value_analysis(delay, list(busy.values()), blocks) * (1 + 1e-9)
 
 
 def test_what_the_whole_gpu_moves_bounds_the_kernel(a100: Gpu) -> None:
@@ -113,10 +158,10 @@ def test_more_of_anything_never_takes_less(a100: Gpu) -> None:
 def test_what_no_multiprocessor_holds_and_what_no_file_describes() -> None:
     with pytest.raises(LoweringError, match="some: a multiprocessor of a100 holds no block"):
         estimate(replace(WORK, registers=256), gpu(SPEC, "a100"))
-    with pytest.raises(SpecError, match="has no machine 'v100'; it has a100, h100"):
+    with pytest.raises(SpecError, match="has no machine 'v100'; it has a100, h100, h200, rtx_5090"):
         gpu(SPEC, "v100")
     volta = replace(SPEC, machines={"v100": replace(SPEC.machines["a100"], name="v100")})
-    with pytest.raises(SpecError, match=r"no figures of a GPU 'v100'.*a100, h100"):
+    with pytest.raises(SpecError, match=r"no figures of a GPU 'v100'.*a100, h100, h200, rtx_5090"):
         gpu(volta)
     with pytest.raises(SpecError, match="vta_1x16x16 has no machine 'a100'; it has pynq_z1"):
         gpu(load_hardware_spec("vta_1x16x16"), "a100")

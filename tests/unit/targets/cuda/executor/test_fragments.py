@@ -21,7 +21,8 @@ PRODUCTS = [i for i in INSTRUCTIONS if i.kind == "mma"]
 NUMPY = {
     "float16": np.dtype(np.float16), "bfloat16": np.dtype(ml_dtypes.bfloat16),
     "int8": np.dtype(np.int8), "uint8": np.dtype(np.uint8), "float32": np.dtype(np.float32),
-    "int32": np.dtype(np.int32),
+    "int32": np.dtype(np.int32), "float8_e4m3fn": np.dtype(ml_dtypes.float8_e4m3fn),
+    "float8_e5m2": np.dtype(ml_dtypes.float8_e5m2),
 }  # fmt: skip
 
 KERNEL = """
@@ -75,3 +76,30 @@ def test_a_product_over_fragments_is_the_product(instruction: TensorCoreInstruct
     found = words[2].view(c.dtype).reshape(32, -1)
     wanted = spread(expected.astype(c.dtype), instruction.fragments[2])
     np.testing.assert_array_equal(found, wanted)
+
+
+@pytest.mark.parametrize(
+    "instruction",
+    [i for i in PRODUCTS if i.a.startswith("float8_") and i.c == "float32"],
+    ids=lambda i: i.mma_function,
+)
+def test_every_code_of_eight_bits_is_its_number(instruction: TensorCoreInstruction) -> None:
+    """Each of the 256 codes once times one, alone in its row of sums; as ml_dtypes has them."""
+    codes = np.arange(256, dtype=np.uint8)
+    one = Launch(f"{instruction.mma_function}_kernel", (1, 1, 1), (32, 1, 1))
+    program = compile_text(with_device_functions(kernels()))
+    for number in range(16):
+        # Sixteen rows of a factor have one element each that is not zero.
+        rows, some = np.arange(16), codes[16 * number : 16 * number + 16]
+        a = np.zeros((16, 32), np.uint8)
+        a[rows, (rows + number) % 32] = some
+        b, c = np.ones((32, 8)).astype(NUMPY[instruction.b]), np.zeros((16, 8), np.float32)
+        factors = (a.view(NUMPY[instruction.a]), b, c)
+        words = [
+            np.ascontiguousarray(spread(matrix, fragment)).view(np.uint32)
+            for matrix, fragment in zip(factors, instruction.fragments, strict=True)
+        ]
+        program.run(one, words)
+        expected = np.repeat(some.view(NUMPY[instruction.a]).astype(np.float32)[:, None], 8, 1)
+        found = words[2].view(np.float32).reshape(32, -1)
+        np.testing.assert_array_equal(found, spread(expected, instruction.fragments[2]))

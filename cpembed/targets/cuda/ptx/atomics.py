@@ -1,0 +1,114 @@
+"""Rows of atomic operations and of fences between threads.
+
+Operations of single lanes; what they order is in ``native/atomics.h``.
+"""
+
+from __future__ import annotations
+
+from cpembed.errors import LoweringError
+from cpembed.targets.cuda.ptx.body import SPACES, Call
+from cpembed.targets.cuda.ptx.registers import bits_of, c_type
+from cpembed.targets.cuda.ptx.table import instruction, optional, required
+
+_OPERATIONS = {
+    "add": "kAdd", "inc": "kInc", "dec": "kDec", "min": "kMin", "max": "kMax", "and": "kAnd",
+    "or": "kOr", "xor": "kXor", "exch": "kExchange", "cas": "kCas",
+}  # fmt: skip
+"""The runtime's names of operations."""
+
+_KINDS = {
+    "u32": "kUnsigned32", "b32": "kUnsigned32", "s32": "kSigned32", "f32": "kFloat32",
+    "u64": "kUnsigned64", "b64": "kUnsigned64", "s64": "kSigned64",
+}  # fmt: skip
+
+_ORDER = optional("order", "relaxed", "acquire", "release", "acq_rel")
+_SCOPE = optional("scope", "cta", "cluster", "gpu", "sys")
+_SPACE = optional("space", *filter(None, SPACES))
+_TYPE = required("type", *_KINDS)
+
+
+def _operation(call: Call, name: str, place: int, values: tuple[str, ...], order: str) -> str:
+    """Return the call of an operation on the address that is operand ``place``."""
+    # An order among the threads of a block is none for those of others.
+    wide = call["scope"] in ("gpu", "sys", "")
+    acquires = wide and order in ("acquire", "acq_rel")
+    releases = wide and order in ("release", "acq_rel")
+    first, second = (*values, "0", "0")[:2]
+    return (
+        f"executor_atom(f_, executor::{name}, executor::{_KINDS[call['type']]}, "
+        f"{SPACES[call['space']]}, {call.address(place, call['space'])}, {first}, {second}, "
+        f"{'true' if acquires else 'false'}, {'true' if releases else 'false'})"
+    )
+
+
+def _as_bits(call: Call, place: int) -> str:
+    """Return an operand as 64 bits."""
+    kind = call["type"]
+    value = call.value(place, kind)
+    return f"uint64_t(executor::bits<uint{bits_of(kind)}_t>({value}))"
+
+
+def _from_bits(call: Call, expression: str) -> str:
+    kind = call["type"]
+    return f"executor::bits<{c_type(kind)}>(static_cast<uint{bits_of(kind)}_t>({expression}))"
+
+
+_OPERATION = required("operation", *_OPERATIONS)
+
+
+# ptxas takes the operation first or last.
+@instruction("atom", _OPERATION, _ORDER, _SCOPE, _SPACE, _TYPE)
+@instruction("atom", _ORDER, _SCOPE, _SPACE, _OPERATION, _TYPE)
+def _atom(call: Call) -> str:
+    operands = 4 if call["operation"] == "cas" else 3
+    call.require_operands(operands)
+    values = tuple(_as_bits(call, place) for place in range(2, operands))
+    name = _OPERATIONS[call["operation"]]
+    old = _operation(call, name, 1, values, call["order"])
+    return f"{call.function} {call.assign(call.operands[0], call['type'], _from_bits(call, old))}"
+
+
+_RED_ORDER = optional("order", "relaxed", "release")
+
+
+@instruction("red", _OPERATION, _RED_ORDER, _SCOPE, _SPACE, _TYPE)
+@instruction("red", _RED_ORDER, _SCOPE, _SPACE, _OPERATION, _TYPE)
+def _reduce(call: Call) -> str:
+    call.require_operands(2)
+    if call["operation"] in ("cas", "exch"):
+        raise LoweringError("red has no such operation")
+    name = _OPERATIONS[call["operation"]]
+    return f"{call.function} {_operation(call, name, 0, (_as_bits(call, 1),), call['order'])};"
+
+
+_BEYOND_BLOCKS = required("scope", "cluster", "gpu", "sys")
+
+
+@instruction("ld", required("order", "acquire", "relaxed"), _BEYOND_BLOCKS, _SPACE, _TYPE)
+def _load(call: Call) -> str:
+    call.require_operands(2)
+    value = _operation(call, "kLoadOnly", 1, (), call["order"])
+    return f"{call.function} {call.assign(call.operands[0], call['type'], _from_bits(call, value))}"
+
+
+@instruction("st", required("order", "release", "relaxed"), _BEYOND_BLOCKS, _SPACE, _TYPE)
+def _store(call: Call) -> str:
+    call.require_operands(2)
+    return (
+        f"{call.function} {_operation(call, 'kStoreOnly', 0, (_as_bits(call, 1),), call['order'])};"
+    )
+
+
+@instruction("fence", optional("order", "sc", "acq_rel", "acquire", "release"),
+             required("scope", "cta", "cluster", "gpu", "sys"))  # fmt: skip
+def _fence(call: Call) -> str:
+    call.require_operands(0)
+    gpu = "true" if call["scope"] in ("gpu", "sys") else "false"
+    return f"{call.function} executor_fence(f_, {gpu});"
+
+
+@instruction("membar", required("level", "cta", "gl", "sys"))
+def _memory_barrier(call: Call) -> str:
+    call.require_operands(0)
+    gpu = "false" if call["level"] == "cta" else "true"
+    return f"{call.function} executor_fence(f_, {gpu});"
