@@ -63,7 +63,7 @@ class KernelSchedule:
         ]
         words += [f"{self.group} blocks of rows in a group"] * (self.group > 1)
         words += [f"sums split {self.splits} ways"] * (self.splits > 1)
-        words += ["factors packed in tiles"] * any(self.layouts)
+        words += ["factors in layouts {} and {}".format(*self.layouts)] * any(self.layouts)
         return ", ".join(words)
 
 
