@@ -329,6 +329,10 @@ def phases(
     ):
         candidates = range(min(step, sizes[size]))
         reached.append(
-            [a for a in candidates if PhaseAxis.forward(sizes[size], sizes[tap], p, step, d, a).taps]
+            [
+                a
+                for a in candidates
+                if PhaseAxis.forward(sizes[size], sizes[tap], p, step, d, a).taps
+            ]
         )
     return list(itertools.product(*reached))

@@ -17,8 +17,8 @@ WAVEFRONT_BYTES = 128
 CHUNK = 16
 """Number of bytes of a matrix row that ``ldmatrix`` loads, and of the widest access."""
 
-# Both are read off what ptxas 13 allocates for 54 kernels on sm_80; the estimate is within 0.85 to
-# 1.5 of these.
+# Both are read off what ptxas 13 allocates for 78 kernels on sm_80 (benchmarks/gpu/main_loop.md): it
+# is 0.6 to 1.5 of the estimate, in the median 1.0; most where copies are shorter than cp.async.
 COPY_REGISTERS, ADDRESS_REGISTERS = 2, 14
 """Number of registers of a thread for each of its copies, and for all other addresses."""
 
@@ -244,8 +244,11 @@ class Plan:
         fragments = 2 * (rows * first + columns * second)
         tiles = (self.shared(self.first), self.shared(self.second))
         copies = sum(-(-tile.copies // self.schedule.threads) for tile in tiles if tile.width >= 4)
+        # Each depth of a stage has a place of its own in rows of both factors.
+        places = 2 * self.schedule.depth * (instruction.kind == "mma")
         # A multiprocessor allocates registers in units of 8 for each thread of a warp.
-        total = rows * columns * sums + fragments + COPY_REGISTERS * copies + ADDRESS_REGISTERS
+        total = rows * columns * sums + fragments + COPY_REGISTERS * copies
+        total += ADDRESS_REGISTERS + places
         return -(-total // 8) * 8
 
 
