@@ -195,7 +195,9 @@ class _SeparableCopies(FactorCopies):
             self._array("outside", self.turns if self.separation.windows else 1)
             if not self.separation.windows:
                 self.script.line(f"{name}_outside[0] = 0")
-        with self.script.nested(f"for turn in T.unroll({self.turns}):"):
+        # Rows at equal distances are located by the first; masks are of all of them.
+        located = self.turns if self._has_masks or self.distance is None else 1
+        with self.script.nested(f"for turn in T.unroll({located}):"):
             self._locate_row()
 
     def _array(self, name: str, elements: int) -> None:
@@ -208,9 +210,9 @@ class _SeparableCopies(FactorCopies):
         name, depth = self.name, self.schedule.depth
         first = f"part * {self.plan.steps * depth} + "
         first = first if self.schedule.splits > 1 else ""
-        self.script.line(
-            f"{name}_first = {first}{quotient(f'{name}_element', self.product.instruction.k)}"
-        )
+        if self.product.depth or self.limits:
+            tiles = quotient(f"{name}_element", self.product.instruction.k)
+            self.script.line(f"{name}_first = {first}{tiles}")
         values = digits(f"{name}_first", self.product.depth)
         if self.levels:
             self._array("digits", self.levels)
@@ -249,7 +251,10 @@ class _SeparableCopies(FactorCopies):
         """Write the address and the mask of the row of ``turn``."""
         name, separation = self.name, self.separation
         self.script.line(f"shared_row = turn * {self.turn_rows} + {name}_row")
-        self.script.line(f"tile = {self._first_row()} + {quotient('shared_row', self.extent)}")
+        # A single tile has no number, and the compiler warns of what is not used.
+        if self.loops or self.tiles % self.schedule.block[self.number]:
+            tile = f"{self._first_row()} + {quotient('shared_row', self.extent)}"
+            self.script.line(f"tile = {tile}")
         values = self._row_values("tile", remainder("shared_row", self.extent))
         rows = index_script(separation.rows, values, self.extents)
         if self.distance is None:

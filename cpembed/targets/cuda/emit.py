@@ -118,7 +118,7 @@ class _ProductBody:
         shared_bytes = self.plan.shared_bytes
         self.script.line(f'shared = T.alloc_buffer(({shared_bytes},), "uint8", scope="shared.dyn")')
         # TVM shrinks shared memory to the accesses that it sees, so the last byte is touched.
-        self.script.line(f"T.evaluate({shared_pointer(str(shared_bytes - 1))})")
+        self.writer.call("cpembed_reserve", shared_pointer(str(shared_bytes - 1)))
         # Two sets of fragments: one is multiplied while the other is loaded.
         for name, registers in (("first", 2 * rows * count[0]), ("second", 2 * columns * count[1])):
             self.script.line(f'{name} = T.alloc_buffer(({registers},), "uint32", scope="local")')
@@ -151,22 +151,28 @@ class _ProductBody:
         ``first_place`` and ``second_place`` are bytes in a stage of the lane's rows of the factors.
         """
         last = (self.schedule.stages - 1) * self.plan.stage_bytes
-        for name, value in (("reading", 0), ("filling", last)):
+        for name, value in (("reading", 0), *[("filling", last)] * bool(self._copying)):
             self.script.line(f'{name} = T.alloc_buffer((1,), "int32", scope="local")')
             self.script.line(f"{name}[0] = {value}")
         places = self._ldmatrix_places() if self.instruction.kind == "mma" else self._wmma_places()
         for name, place in zip(("first", "second"), places, strict=True):
             self.script.line(f"{name}_place = {place}")
 
+    @property
+    def _copying(self) -> int:
+        """Number of steps that copy a later stage."""
+        return max(0, self.plan.steps - self.schedule.stages + 1)
+
     def _write_steps(self) -> None:
         """Write the loop over the steps, and the last steps, which copy nothing."""
-        last = min(self.schedule.stages - 1, self.plan.steps)
-        copying = self.plan.steps - last
+        copying = self._copying
+        last = self.plan.steps - copying
         # Loops stay loops: ptxas would otherwise delay products until results are stored, while it
         # keeps their fragments, for which there are no registers beside 128 sums.
         if self.schedule.depth % 2 == 0:
-            with self.script.nested(f"for step in T.serial({copying}, unroll=False):"):
-                self._write_step("step", 0, copies=True)
+            if copying:
+                with self.script.nested(f"for step in T.serial({copying}, unroll=False):"):
+                    self._write_step("step", 0, copies=True)
             # The compiler does not know the number of the last steps, which may be 1.
             self.script.line('last = T.alloc_buffer((1,), "int32", scope="local")')
             self.script.line(f"last[0] = {last}")
@@ -176,9 +182,10 @@ class _ProductBody:
             return
         # An odd number of depths leaves the fragments in the other set of registers, whose numbers
         # have to be constants: steps are written in pairs.
-        with self.script.nested(f"for pair in T.serial({copying // 2}, unroll=False):"):
-            for half in range(2):
-                self._write_step(f"pair * 2 + {half}", half, copies=True)
+        if copying > 1:
+            with self.script.nested(f"for pair in T.serial({copying // 2}, unroll=False):"):
+                for half in range(2):
+                    self._write_step(f"pair * 2 + {half}", half, copies=True)
         if copying % 2:
             self._write_step(str(copying - 1), 0, copies=True)
         for step in range(copying, self.plan.steps):
@@ -218,7 +225,8 @@ class _ProductBody:
     def _turn_stages(self) -> None:
         """Write the change to the next stage; the one that was read is filled next."""
         stage_bytes, stages = self.plan.stage_bytes, self.schedule.stages
-        self.script.line("filling[0] = reading[0]")
+        if self._copying:
+            self.script.line("filling[0] = reading[0]")
         self.script.line(f"reading[0] = reading[0] + {stage_bytes}")
         end = f"T.Select(reading[0] == {stages * stage_bytes}, {stages * stage_bytes}, 0)"
         self.script.line(f"reading[0] = reading[0] - {end}")

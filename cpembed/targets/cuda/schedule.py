@@ -17,8 +17,8 @@ WAVEFRONT_BYTES = 128
 CHUNK = 16
 """Number of bytes of a matrix row that ``ldmatrix`` loads, and of the widest access."""
 
-# Both are read off what ptxas 13 allocates for 78 kernels on sm_80 (benchmarks/gpu/main_loop.md): it
-# is 0.6 to 1.5 of the estimate, in the median 1.0; most where copies are shorter than cp.async.
+# Both are read off what ptxas 13 allocates for 78 kernels on sm_80, in benchmarks/gpu/main_loop.md:
+# it is 0.6 to 1.5 of the estimate, in the median 1.0; most where copies are shorter than cp.async.
 COPY_REGISTERS, ADDRESS_REGISTERS = 2, 14
 """Number of registers of a thread for each of its copies, and for all other addresses."""
 

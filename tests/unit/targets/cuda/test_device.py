@@ -51,6 +51,8 @@ def kernel(name: str) -> str:
         body = f"{name}(r, in + t * 16, in[4096 + t] & 1);" + keep("r", 4)
     elif name.startswith("cpembed_store"):
         body = fill("r", 4) + f"{name}(out + t * 16, r, in[4096 + t] & 1);"
+    elif name == "cpembed_reserve":
+        body = f"{name}(shared);"
     elif name == "cpembed_opaque":
         body = fill("r", 4) + f"{name}(r);" + keep("r", 4)
     elif "ldmatrix" in name:
@@ -144,8 +146,8 @@ def expected(name: str, architecture: str) -> tuple[str, int | None]:
         return "LDGDEPBAR", 1
     if "_wait_" in name:
         return "DEPBAR.LE", None
-    if name == "cpembed_opaque":
-        # It moves a register to itself, which ptxas leaves out.
+    if name in ("cpembed_opaque", "cpembed_reserve"):
+        # They do nothing that ptxas keeps.
         return "EXIT", None
     if "cp_async_" in name:
         return "LDGSTS.E", 1
