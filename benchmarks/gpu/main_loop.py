@@ -27,10 +27,8 @@ from typing import Any
 
 import msgspec
 
-from benchmarks.gpu.choosing import CONSTRAINTS
-from benchmarks.gpu.suites import PackedLayer, layers
-from cpembed.codegen.epilogue import Epilogue
-from cpembed.driver.named import hardware_spec, workload
+from benchmarks.gpu.suites import layers
+from cpembed.driver.bench_pack import PackItem
 from cpembed.driver.solve import solve
 from cpembed.errors import BackendUnavailable, LoweringError
 from cpembed.files import write_whole
@@ -208,18 +206,16 @@ def compiled(source: str, architecture: str, kernel: str = KERNEL) -> MachineCod
         return MachineCode(int(report[3]), int(report[1]) + int(report[2]), listing(cubin))
 
 
-def plan_of(layer: PackedLayer, schedule: KernelSchedule | None) -> Plan:
+def plan_of(layer: PackItem, schedule: KernelSchedule | None) -> Plan:
     """Return the best candidate of a layer with a schedule; by default the best by the model."""
-    spec = hardware_spec(layer.target)
-    computation = workload(layer.words, target=spec)
-    epilogue = None if layer.stored == computation.output.dtype else Epilogue(layer.stored)
-    ranked = solve(computation, spec, constraints=CONSTRAINTS, top=1).embeddings[0]
+    spec, epilogue = layer.spec, layer.layer(1).epilogue
+    ranked = solve(layer.workload, spec, constraints=layer.constraints, top=1).embeddings[0]
     product = lower(ranked.candidate.program, spec, epilogue)
     selection = schedule or open_target(spec).space(product).best().schedule
     return Plan(product, selection)
 
 
-def row(layer: PackedLayer, schedule: KernelSchedule | None, architecture: str) -> dict[str, Any]:
+def row(layer: PackItem, schedule: KernelSchedule | None, architecture: str) -> dict[str, Any]:
     """Return the counts of a layer's kernel."""
     plan = plan_of(layer, schedule)
     code = compiled(cuda_text(plan, architecture).source, architecture)

@@ -109,6 +109,19 @@ def build_command(arguments: BuildArguments, **values: Any) -> int:
         raise click.UsageError("--outputs applies to a model, not to a workload: leave it out")
     if len(arguments.processors) > 1:
         raise click.UsageError("a workload is built for one processor: give --cpu one name")
+    from cpembed.workloads.chains import names_chain
+
+    if names_chain(words):
+        from cpembed.cli.chains import run_chain_command
+
+        return run_chain_command(
+            words,
+            arguments.target,
+            machine=values["machine"],
+            seed=None,
+            save=arguments.folder,
+            as_json=arguments.as_json,
+        )
     from cpembed.targets.processors import built_for_name
 
     with built_for_name(arguments.processors[0] if arguments.processors else None):

@@ -47,6 +47,7 @@ def run_command(
     cpembed run deepbench:11 --target vta_1x16x16 --trace timeline.json
     cpembed run gemm m=64 n=64 k=64 --target gemm_16x16x16 --backend generic
     cpembed run conv2d n=1 c=64 h=14 w=14 k=64 r=3 s=3 layout=NHWC --target gemmini
+    cpembed run attention b=1 h=8 kv=2 q=128 k=128 d=64 causal=1 --target mma_f16
     """
     from cpembed.hw.isa_reader import names_instruction_set
 
@@ -54,6 +55,19 @@ def run_command(
         from cpembed.cli.accelerator_models import run_on_accelerator
 
         return run_on_accelerator(words, target, values["seed"] or 0, as_json=as_json)
+    from cpembed.workloads.chains import names_chain
+
+    if names_chain(words):
+        from cpembed.cli.chains import run_chain_command
+
+        return run_chain_command(
+            words,
+            target,
+            machine=values["machine"],
+            seed=values["seed"],
+            save=values["save"],
+            as_json=as_json,
+        )
     options.use_threads(threads)
     from cpembed.driver.result import SolveResult
     from cpembed.driver.run import run

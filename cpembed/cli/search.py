@@ -78,6 +78,12 @@ def solve_command(arguments: SolveArguments, **values: Any) -> int:
         return solve_on_accelerator(
             words, target, count, estimated=arguments.estimated, as_json=arguments.as_json
         )
+    from cpembed.workloads.chains import names_chain
+
+    if names_chain(words):
+        from cpembed.cli.chains import solve_chain_command
+
+        return solve_chain_command(words, target, values["machine"], as_json=arguments.as_json)
     settings = options.options_from(EstimateOptions, {**values, "top": count})
     estimated = arguments.estimated or settings.machine is not None
     if estimated or settings.rank_by == "estimate" or settings.objective != "cycles":
@@ -171,7 +177,16 @@ def explain_command(arguments: ExplainArguments, **values: Any) -> int:
 
     cpembed explain deepbench:11 --target amx_int8
     cpembed explain deepbench:11 --target amx_int8 --chosen --html layer11.html
+    cpembed explain attention b=1 h=8 q=128 k=128 d=64 --target mma_f16
     """
+    from cpembed.workloads.chains import names_chain
+
+    if names_chain(arguments.words):
+        from cpembed.cli.chains import solve_chain_command
+
+        return solve_chain_command(
+            arguments.words, arguments.target, values.get("machine"), as_json=arguments.as_json
+        )
     settings = options.options_from(ExplainOptions, values)
     by_run, threads = arguments.by_run, arguments.threads
     options.require_one(

@@ -167,7 +167,8 @@ def _pieces_by_level(
         if not extents.keys() >= set(names):
             continue
         reach = {name: (extents[name] - 1) * steps.get(name, 1) + 1 for name in names}
-        move = abs(term.coefficient) * size, term.maximum(reach) + 1
+        low, high = term.bounds(reach)
+        move = abs(term.coefficient) * size, high - low + 1
         # A digit of several loops moves once all of them do.
         moves[max((level_of.get(name, 0) for name in names), default=0)].append(move)
     results: list[tuple[int, int]] = []

@@ -54,13 +54,22 @@ class IndexTerm:
             value = value % self.modulus
         return value if self.coefficient == 1 else value * self.coefficient
 
-    def maximum(self, extents: Mapping[str, int]) -> int:
-        """Largest value of the digit, without the coefficient, for ``0 <= iterator < extent``."""
-        if self.inner is None:
-            top = (extents[self.iterator] - 1) // self.divisor
-        else:
-            top = self.inner.bounds(extents)[1] // self.divisor
-        return top if self.modulus is None else min(top, self.modulus - 1)
+    def bounds(self, extents: Mapping[str, int]) -> tuple[int, int]:
+        """Bound the digit, without the coefficient, over ``0 <= iterator < extent``."""
+        low, high = (
+            (0, extents[self.iterator] - 1) if self.inner is None else self.inner.bounds(extents)
+        )
+        low, high = low // self.divisor, high // self.divisor
+        if self.modulus is None:
+            return low, high
+        # Numbers of one period keep their order; all remainders may occur in others.
+        if low // self.modulus == high // self.modulus:
+            return low % self.modulus, high % self.modulus
+        return 0, self.modulus - 1
+
+    def is_zero(self, extents: Mapping[str, int]) -> bool:
+        """Return True if the digit is always 0: it moves nothing."""
+        return self.bounds(extents) == (0, 0)
 
     def times(self, factor: int, added: int = 0) -> IndexTerm:
         """Multiply the coefficient by a factor, then add to it."""
@@ -189,8 +198,8 @@ class IndexExpr:
         if any(term.inner is not None and term.coefficient < 0 for term in terms):
             low, high, terms = self._enumerated_bounds(extents)
         for term in terms:
-            reach = term.coefficient * term.maximum(extents)
-            low, high = low + min(reach, 0), high + max(reach, 0)
+            ends = [term.coefficient * end for end in term.bounds(extents)]
+            low, high = low + min(ends), high + max(ends)
         return low, high
 
     def _enumerated_bounds(

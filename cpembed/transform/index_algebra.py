@@ -58,8 +58,9 @@ def _divide_term(
     """Return the terms of the quotient and of the remainder, which gets terms that do not split."""
     coefficient = term.coefficient
     if coefficient % factor == 0:
-        return [IndexTerm(term.iterator, coefficient // factor, term.divisor, term.modulus)], []
-    fits = coefficient > 0 and coefficient * term.maximum(extents) < factor
+        return [replace(term, coefficient=coefficient // factor)], []
+    low, high = term.bounds(extents)
+    fits = coefficient > 0 and low >= 0 and coefficient * high < factor
     if fits or coefficient < 0 or factor % coefficient:
         return [], [term]
     # coefficient * d with factor = coefficient * step: d = step * (d // step) + d % step.
@@ -67,8 +68,8 @@ def _divide_term(
     if term.modulus is not None and term.modulus % step:
         return [], [term]
     modulus = None if term.modulus is None else term.modulus // step
-    outer = IndexTerm(term.iterator, 1, term.divisor * step, modulus)
-    inner = IndexTerm(term.iterator, coefficient, term.divisor, step)
+    outer = replace(term, coefficient=1, divisor=term.divisor * step, modulus=modulus)
+    inner = replace(term, modulus=step)
     return [outer], [inner]
 
 
@@ -80,7 +81,7 @@ def simplify(index: IndexExpr, extents: Mapping[str, int]) -> IndexExpr:
     'x'
     """
     terms = [_simplify_term(term, extents) for term in index.terms]
-    terms = [term for term in terms if term.maximum(extents)]
+    terms = [term for term in terms if not term.is_zero(extents)]
     # Each join leaves one term less, and may be the lower half of another one.
     while (pair := next(_neighbours(terms), None)) is not None:
         low, high, modulus = pair
@@ -95,7 +96,8 @@ def _simplify_term(term: IndexTerm, extents: Mapping[str, int]) -> IndexTerm:
     if term.modulus is None:
         return term
     quotient = replace(term, modulus=None)
-    return quotient if quotient.maximum(extents) < term.modulus else term
+    low, high = quotient.bounds(extents)
+    return quotient if low >= 0 and high < term.modulus else term
 
 
 def _neighbours(terms: list[IndexTerm]) -> Iterator[tuple[IndexTerm, IndexTerm, int]]:

@@ -6,6 +6,7 @@ import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
+from typing import Generic, TypeVar
 
 from cpembed.errors import WorkloadError
 from cpembed.ir.computation import Computation
@@ -70,33 +71,28 @@ DTYPE = Parameter(
 )
 
 
-@dataclass(frozen=True)
-class OperatorFamily:
-    """An operator whose sizes are open; :meth:`workload` fixes them.
+W = TypeVar("W")
+"""Type of a workload."""
 
-    >>> from cpembed.workloads.einsum import gemm
-    >>> gemm.usage
-    'gemm takes m n k [trans_a trans_b dtype]'
-    >>> gemm(m=4, n=4, k=8).extents
-    {'m': 4, 'n': 4, 'k': 8}
+
+@dataclass(frozen=True)
+class Family(Generic[W]):
+    """Workloads of one name whose sizes are open; :meth:`workload` fixes them.
 
     Attributes
     ----------
     name, description : str
         The name on the command line, and one line for people.
     build : callable
-        Function from typed parameters, by keyword, to the computation.
+        Function from typed parameters, by keyword, to the workload.
     parameters : tuple of Parameter
         The parameters, required ones first.
-    inputs : int
-        Number of input operands.
     """
 
     name: str
     description: str
-    build: Callable[..., Computation]
+    build: Callable[..., W]
     parameters: tuple[Parameter, ...]
-    inputs: int = 2
 
     @property
     def required(self) -> tuple[Parameter, ...]:
@@ -117,11 +113,11 @@ class OperatorFamily:
         """Make an error that ends in the operator's parameters."""
         return WorkloadError(f"{self.name}: {problem}; {self.usage}")
 
-    def __call__(self, **values: object) -> Computation:
+    def __call__(self, **values: object) -> W:
         """Call :meth:`workload` with keyword arguments."""
         return self.workload(values)
 
-    def workload(self, values: Mapping[str, object]) -> Computation:
+    def workload(self, values: Mapping[str, object]) -> W:
         """Fix the sizes, given as text (``"1,2"``) or as Python values.
 
         Raises :class:`WorkloadError` for a missing, unknown or malformed value.
@@ -221,3 +217,19 @@ class OperatorFamily:
             raise self.error(f"{name}={value!r} is not an integer")
         if value < minimum:
             raise self.error(f"{name}={value} is less than {minimum}")
+
+
+@dataclass(frozen=True)
+class OperatorFamily(Family[Computation]):
+    """An operator whose sizes are open.
+
+    >>> from cpembed.workloads.einsum import gemm
+    >>> gemm.usage
+    'gemm takes m n k [trans_a trans_b dtype]'
+    >>> gemm(m=4, n=4, k=8).extents
+    {'m': 4, 'n': 4, 'k': 8}
+
+    ``inputs`` is the number of input operands.
+    """
+
+    inputs: int = 2

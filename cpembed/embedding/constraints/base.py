@@ -142,8 +142,8 @@ def walker(problem: EmbeddingProblem, index: IndexExpr) -> str | None:
     """Return the one iterator that walks an index, None where several do: a sliding window."""
     workload = problem.workload
     # An iterator of one step walks nothing, as long as no tile pads it.
-    moving = [name for t in index.terms if t.maximum(workload.extents) for name in t.iterators]
-    names = dict.fromkeys(moving)
+    moving = [t for t in index.terms if not t.is_zero(workload.extents)]
+    names = dict.fromkeys(name for term in moving for name in term.iterators)
     if len(names) > 1 or not index.iterators:
         return None
     # Where all are of one step, an axis of the output is preferred to the filter's.

@@ -268,7 +268,7 @@ def _is_image(problem: EmbeddingProblem, members: tuple[str, ...]) -> bool:
     for pair in problem.pairs:
         for index in pair.workload.index:
             # An axis of extent 1 moves nothing, and so makes no stencil.
-            moving = [t for t in index.terms if t.maximum(workload.extents)]
+            moving = [t for t in index.terms if not t.is_zero(workload.extents)]
             reached = {name for term in moving for name in term.iterators}
             if not reached.isdisjoint(members) and not reached <= set(members):
                 return True
@@ -283,6 +283,8 @@ def _stencil_steps(problem: EmbeddingProblem, axis: str) -> set[int]:
             coefficient = abs(index.coefficient(axis))
             for term in index.terms:
                 # An axis of extent 1 has one window: none begins anew.
-                if coefficient and term.iterator != axis and term.maximum(problem.workload.extents):
+                if not coefficient or term.iterator == axis:
+                    continue
+                if not term.is_zero(problem.workload.extents):
                     steps.add(abs(term.coefficient) // math.gcd(coefficient, term.coefficient))
     return {step for step in steps if step > 1}

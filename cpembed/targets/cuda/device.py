@@ -73,6 +73,7 @@ def _definitions() -> Iterator[_Definition]:
     yield _opaque()
     # Its argument makes TVM allocate shared memory up to there.
     yield "cpembed_reserve", "const void* shared", []
+    yield _power()
     yield "cpembed_cp_async_commit", "", ['asm volatile("cp.async.commit_group;" ::: "memory");']
     for left in range(MAX_GROUPS):
         wait = f'asm volatile("cp.async.wait_group {left};" ::: "memory");'
@@ -123,6 +124,12 @@ def _word_assignments(size: int) -> list[str]:
         f"static_cast<{c}*>(registers)[{number}] = static_cast<{c}>(w{number});"
         for number in range(count)
     ]
+
+
+def _power() -> _Definition:
+    # exp2f scales arguments with tiny results, which takes three more instructions.
+    register = '"+f"(*static_cast<float*>(registers))'
+    return "cpembed_exp2", "void* registers", [f'asm("ex2.approx.ftz.f32 %0, %0;" : {register});']
 
 
 def _opaque() -> _Definition:

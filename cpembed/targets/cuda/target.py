@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
 from random import Random
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from cpembed.codegen.recorded import FunctionCalls
 from cpembed.embedding.embedding import Embedding
@@ -20,13 +20,20 @@ from cpembed.provenance import Provenance
 from cpembed.runtime.measurement.runner import Timing
 from cpembed.runtime.tuning.space import Scored, Space
 from cpembed.targets.base import Array, Details, Execution, Row, Target
-from cpembed.targets.cuda.build import INSTRUCTIONS, CudaKernels, cuda_text, function_calls, save
+from cpembed.targets.cuda.build import CudaKernels, cuda_text, function_calls
 from cpembed.targets.cuda.executor import COMPILER, Counters, Order
 from cpembed.targets.cuda.lower import TiledProduct, lower
 from cpembed.targets.cuda.model import Gpu, estimate, gpu
+from cpembed.targets.cuda.saving import identifier, save
+from cpembed.targets.cuda.saving_target import SavingTarget
 from cpembed.targets.cuda.schedule import KernelSchedule, Plan, check
 from cpembed.targets.cuda.traffic import work_of
 from cpembed.transform.program import DerivedProgram
+
+if TYPE_CHECKING:
+    from cpembed.targets.chains import ChainCandidate, ChainChoice
+    from cpembed.targets.cuda.chains.build import ChainKernels
+    from cpembed.workloads.chains import ProductChain
 
 WARPS = ((1, 1), (1, 2), (2, 1), (2, 2), (1, 4), (4, 1), (2, 4), (4, 2))
 ROW_TILES = (1, 2, 4)
@@ -136,24 +143,27 @@ class CudaDetails(Details):
         }
 
     def rows(self) -> list[Row]:
-        counters = self.counters
-        products = sum(counters.mma.values())
-        loads, stores = counters.shared_load_wavefronts, counters.shared_store_wavefronts
-        loaded, stored = counters.global_load_sectors, counters.global_store_sectors
-        return [
-            ("estimated", f"{self.estimated_us:.3g} us on {self.gpu}"),
-            ("counted", f"{products:,} products of the instruction"),
-            ("shared", f"{loads:,} wavefronts of loads, {stores:,} of stores"),
-            ("global", f"{loaded:,} sectors loaded, {stored:,} stored"),
-        ]
+        estimated = ("estimated", f"{self.estimated_us:.3g} us on {self.gpu}")
+        return [estimated, *counter_rows(self.counters)]
 
 
-class CudaTarget(Target[TiledProduct, KernelSchedule, CudaKernels]):
+def counter_rows(counters: Counters) -> list[Row]:
+    """Return the lines about the counters of a run."""
+    products = sum(counters.mma.values())
+    loads, stores = counters.shared_load_wavefronts, counters.shared_store_wavefronts
+    loaded, stored = counters.global_load_sectors, counters.global_store_sectors
+    return [
+        ("counted", f"{products:,} products of the instruction"),
+        ("shared", f"{loads:,} wavefronts of loads, {stores:,} of stores"),
+        ("global", f"{loaded:,} sectors loaded, {stored:,} stored"),
+    ]
+
+
+class CudaTarget(SavingTarget, Target[TiledProduct, KernelSchedule, CudaKernels]):
     """Emulated Tensor Cores; times are estimates for the first GPU of the specification."""
 
     provenance = Provenance.EMULATED
     follows_machine = True
-    instructions = INSTRUCTIONS
     has_tensorir = True
 
     @cached_property
@@ -195,9 +205,6 @@ class CudaTarget(Target[TiledProduct, KernelSchedule, CudaKernels]):
         # Emulation takes no time that says anything of a GPU; the estimate is in the details.
         return Timing(self.provenance, artifact.plan.product.program.unfused.macs, None)
 
-    def save(self, artifact: CudaKernels, path: Path) -> None:
-        save(artifact, path)
-
     def schedule_json(self, schedule: KernelSchedule) -> dict[str, Any]:
         document: dict[str, Any] = super().schedule_json(schedule)
         # Readers of documents know this member as ``ways``.
@@ -214,3 +221,28 @@ class CudaTarget(Target[TiledProduct, KernelSchedule, CudaKernels]):
 
     def executed_by(self, artifact: CudaKernels) -> str:
         return "emulated CUDA"
+
+    # -- chains of products -----------------------------------------------------------------------
+
+    def chain_choice(self, chain: ProductChain) -> ChainChoice:
+        from cpembed.targets.cuda.chains.choice import choose
+
+        return choose(chain, self.spec, self.gpu)
+
+    def build_chain(self, candidate: ChainCandidate) -> ChainKernels:
+        from cpembed.targets.cuda.chains.build import ChainKernels, chain_text
+
+        plan = candidate.plan
+        return ChainKernels(plan, chain_text(plan, self.gpu.architecture))
+
+    def execute_chain(self, artifact: ChainKernels, inputs: Mapping[str, Array]) -> Execution:
+        outputs = tuple(artifact.run(inputs, order) for order in (Order.REVERSE, Order.FORWARD))
+        return Execution(outputs, self.provenance)
+
+    def chain_rows(self, artifact: ChainKernels) -> Sequence[Row]:
+        return counter_rows(artifact.counters)
+
+    def save_chain(self, artifact: ChainKernels, folder: Path) -> None:
+        from cpembed.targets.cuda.chains.saving import saved_chain
+
+        save(saved_chain(artifact, identifier(folder.name)), folder)

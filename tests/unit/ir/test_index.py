@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import itertools
+import random
 
 import pytest
 
+from cpembed.errors import TransformError
 from cpembed.ir.index import IndexExpr, IndexTerm
+from cpembed.transform.index_algebra import divide, simplify
 
 TERMS = [
     IndexTerm("x", coefficient, divisor, modulus, inner)
@@ -61,3 +64,40 @@ def test_bounds_hold_every_value(first: IndexTerm) -> None:
         low, high = index.bounds(BOUNDS)
         for x, y in itertools.product(range(BOUNDS["x"]), range(BOUNDS["y"])):
             assert low <= index.evaluate({"x": x, "y": y}) <= high, index
+
+
+def random_index(draw: random.Random, depth: int) -> IndexExpr:
+    """Return a sum of digits, some of them of sums that may be negative."""
+    terms: list[IndexTerm] = []
+    for _ in range(draw.randint(1, 3)):
+        inner = random_index(draw, depth - 1) if depth and draw.random() < 0.6 else None
+        terms.append(
+            IndexTerm(
+                "" if inner is not None else draw.choice("xy"),
+                draw.choice((-3, -1, 1, 2, 4)),
+                draw.choice((1, 2, 3)),
+                draw.choice((None, None, 2, 4)),
+                inner,
+            )
+        )
+    return IndexExpr.sum(terms, draw.randint(-4, 4))
+
+
+@pytest.mark.parametrize("seed", range(300))
+def test_bounds_and_simplification_of_nested_digits(seed: int) -> None:
+    index = random_index(random.Random(seed), 2)
+    low, high = index.bounds(BOUNDS)
+    simple = simplify(index, BOUNDS)
+    for x, y in itertools.product(range(BOUNDS["x"]), range(BOUNDS["y"])):
+        values = {"x": x, "y": y}
+        assert low <= index.evaluate(values) <= high
+        assert simple.evaluate(values) == index.evaluate(values)
+    for factor in (2, 3, 4):
+        try:
+            quotient, remainder = divide(index, factor, BOUNDS)
+        except TransformError:
+            continue
+        for x, y in itertools.product(range(BOUNDS["x"]), range(BOUNDS["y"])):
+            values = {"x": x, "y": y}
+            assert quotient.evaluate(values) == index.evaluate(values) // factor
+            assert remainder.evaluate(values) == index.evaluate(values) % factor

@@ -78,7 +78,8 @@ static void load_to(const std::shared_ptr<const Box> &box, uint32_t to, uint32_t
   }
 }
 
-extern "C" void executor_bulk_load_tensor(ExecutorFunction &function, uint32_t to, const void *map, const int32_t *coordinates, int rank,
+extern "C" void executor_bulk_load_tensor(ExecutorFunction &function, uint32_t to, const void *map,
+                                          const int32_t *coordinates, int rank,
                                           const uint16_t *offsets, uint32_t object, bool multicast,
                                           uint32_t mask) {
   Site site = CALLER;
@@ -107,7 +108,8 @@ static bool plain_box(Box &box, const void *global, uint32_t bytes, bool writes,
   return true;
 }
 
-extern "C" void executor_bulk_load(ExecutorFunction &function, uint32_t to, const void *from, uint32_t bytes, uint32_t object,
+extern "C" void executor_bulk_load(ExecutorFunction &function, uint32_t to, const void *from,
+                                   uint32_t bytes, uint32_t object,
                                    bool multicast, uint32_t mask) {
   Site site = CALLER;
   count(function);
@@ -142,7 +144,8 @@ static void issue_store(const Box &box, uint32_t from, size_t alignment, const c
   progress++;
 }
 
-extern "C" void executor_bulk_store_tensor(ExecutorFunction &function, const void *map, const int32_t *coordinates, int rank,
+extern "C" void executor_bulk_store_tensor(ExecutorFunction &function, const void *map,
+                                           const int32_t *coordinates, int rank,
                                            uint32_t from) {
   Site site = CALLER;
   count(function);

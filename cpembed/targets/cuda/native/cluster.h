@@ -182,15 +182,16 @@ static void set_registers(Warp &w, uint32_t lanes) {
   }
   auto &mine = register_counts[component];
   mine.push_back(count);
-  uint32_t first = component - uint32_t(w.number % 4);
-  for (uint32_t other = first; other < first + 4 && other < component / warps_a_block * warps_a_block + warps_a_block; other++) {
+  uint32_t block = component / warps_a_block * warps_a_block;
+  uint32_t first = component - uint32_t(w.number % 4), last = std::min(first + 4, block + warps_a_block);
+  for (uint32_t other = first; other < last; other++) {
     auto &theirs = register_counts[other];
     if (theirs.size() < mine.size() || theirs[mine.size() - 1] == count) continue;
     set_fault("setmaxnreg at {at:%u}: warp %d asks for %u registers, and another warp of its group for %u",
               r.site, w.number, count, theirs[mine.size() - 1]);
     return;
   }
-  uint32_t sum = 0, block = component / warps_a_block * warps_a_block;
+  uint32_t sum = 0;
   for (uint32_t other = block; other < block + warps_a_block; other++)
     if (!register_counts[other].empty()) sum += 32 * register_counts[other].back();
   if (sum > 65536)

@@ -15,7 +15,8 @@
   X(unique_bytes_read) X(unique_bytes_written) \
   X(barriers) X(named_barriers) X(cluster_barriers) X(mbarrier_phases) \
   X(bulk_load_bytes) X(bulk_load_sectors) X(bulk_load_image_bytes) X(multicast_bytes) \
-  X(bulk_store_bytes) X(bulk_store_sectors) X(wgmma_wavefronts) X(wgmma_wavefronts_least) X(cp_async_groups) X(blocks)
+  X(bulk_store_bytes) X(bulk_store_sectors) X(wgmma_wavefronts) X(wgmma_wavefronts_least) \
+  X(cp_async_groups) X(blocks)
 
 struct Tally {
 #define X(name) uint64_t name = 0;

@@ -19,6 +19,10 @@ __CPEMBED_INLINE __cpembed_common<T, U> min(T a, U b) {
   return C(a) < C(b) ? C(a) : C(b);
 }
 
+/* Of <math_constants.h>. */
+#define CUDART_INF_F INFINITY
+#define CUDART_NAN_F NAN
+
 /* The C library has these names for itself. */
 #define __expf expf
 #define __exp10f exp10f

@@ -215,8 +215,8 @@ static bool phase_ready(Waiter &waiter) {
 
 static std::string phase_text(const Waiter &waiter) {
   const Barrier &b = *static_cast<const Barrier *>(waiter.object);
-  return "phase " + decimal(waiter.number) + " of " + object_text(b.place) + ", which was initialised at {at:" +
-         decimal(b.site) + "}: " + decimal(b.pending) + " of " + decimal(b.expected) +
+  return "phase " + decimal(waiter.number) + " of " + object_text(b.place) + ": " +
+         decimal(b.pending) + " of " + decimal(b.expected) +
          " arrivals are pending, and " + decimal(b.transactions) + " bytes outstanding";
 }
 
@@ -231,7 +231,8 @@ static bool wait_for_phase(Barrier &b, uint64_t phase, bool acquires, Site site)
 }
 
 /* try_wait and test_wait with a parity: of the phase before the current one, or of the current one. */
-extern "C" bool executor_mbarrier_wait_parity(ExecutorFunction &function, uint32_t address, uint32_t parity, bool acquires) {
+extern "C" bool executor_mbarrier_wait_parity(ExecutorFunction &function, uint32_t address, uint32_t parity,
+                                              bool acquires) {
   Site site = CALLER;
   count(function);
   Barrier *b = barrier_at(address, function.name, site);
@@ -246,7 +247,8 @@ extern "C" bool executor_mbarrier_wait_parity(ExecutorFunction &function, uint32
 }
 
 /* With the state that an arrival returned. */
-extern "C" bool executor_mbarrier_wait(ExecutorFunction &function, uint32_t address, uint64_t state, bool acquires) {
+extern "C" bool executor_mbarrier_wait(ExecutorFunction &function, uint32_t address, uint64_t state,
+                                       bool acquires) {
   Site site = CALLER;
   count(function);
   Barrier *b = barrier_at(address, function.name, site);

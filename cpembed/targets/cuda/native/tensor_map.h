@@ -90,7 +90,9 @@ static bool tiled_box(Box &box, const EncodedMap &map, const int32_t *coordinate
                       const char *what, Site site) {
   uint32_t counts[5], index[5] = {};
   for (int d = 0; d < 5; d++)
-    counts[d] = d == 0 || d >= map.rank ? 1 : (map.box[d] + map.element_strides[d] - 1u) / map.element_strides[d];
+    counts[d] = d == 0 || d >= map.rank
+                    ? 1
+                    : (map.box[d] + map.element_strides[d] - 1u) / map.element_strides[d];
   for (;;) {
     bool inside = true;
     int64_t offset = 0;

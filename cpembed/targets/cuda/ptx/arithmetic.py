@@ -295,3 +295,15 @@ def _branch(call: Call) -> str:
     if not isinstance(target, Name):
         raise LoweringError("the target of a branch has to be a label")
     return f"goto {call.body.label(target.name)};"
+
+
+@instruction("ex2", required("approximation", "approx"), optional("ftz", "ftz"),
+             required("type", "f32"))  # fmt: skip
+def _power(call: Call) -> str:
+    call.require_operands(2)
+    # Computed as the exact function is; what is smaller than the smallest normal number becomes 0.
+    power = f"const float p_ = std::exp2({call.value(1, 'f32')});"
+    value = "(std::fabs(p_) < std::numeric_limits<float>::min() ? 0.0f : p_)"
+    if not call["ftz"]:
+        value = "p_"
+    return f"{power} {call.assign(call.operands[0], 'f32', value)}"

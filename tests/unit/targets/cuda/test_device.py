@@ -53,7 +53,7 @@ def kernel(name: str) -> str:
         body = fill("r", 4) + f"{name}(out + t * 16, r, in[4096 + t] & 1);"
     elif name == "cpembed_reserve":
         body = f"{name}(shared);"
-    elif name == "cpembed_opaque":
+    elif name in ("cpembed_opaque", "cpembed_exp2"):
         body = fill("r", 4) + f"{name}(r);" + keep("r", 4)
     elif "ldmatrix" in name:
         body = f"{name}(r, shared + t * 16);" + keep("r", 4)
@@ -126,6 +126,17 @@ def test_a_product_names_its_registers_in_the_order_of_ptx(
     assert numbers == [*range(sums + first + second), *range(sums)]
 
 
+@pytest.mark.parametrize("name", device.names())
+def test_compilers_may_not_move_accesses_of_memory(name: str) -> None:
+    """Emulation does not see what a compiler could do without these words."""
+    for statement in re.findall(r"asm[^;]*\(.*\);", device.function(name)):
+        assert statement.startswith("asm volatile("), statement
+        ptx = re.findall(r'"([^"]*)"', statement)[0]
+        # Addresses are in brackets; commits and waits order the copies.
+        if "[" in ptx or ptx.startswith("cp.async"):
+            assert statement.endswith('"memory");'), statement
+
+
 def test_all_functions_compile_without_local_memory(compiled: Compiled) -> None:
     architecture, _, report = compiled
     frames = re.findall(r"(\d+) bytes stack frame, (\d+) bytes spill stores", report)
@@ -149,6 +160,8 @@ def expected(name: str, architecture: str) -> tuple[str, int | None]:
     if name in ("cpembed_opaque", "cpembed_reserve"):
         # They do nothing that ptxas keeps.
         return "EXIT", None
+    if name == "cpembed_exp2":
+        return "MUFU.EX2", 1
     if "cp_async_" in name:
         return "LDGSTS.E", 1
     if "ldmatrix" in name:

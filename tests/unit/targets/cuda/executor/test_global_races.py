@@ -40,38 +40,69 @@ def test_what_is_ordered_is_no_fault(kernel: str, order: Order | int) -> None:
 
 MUTANTS = {
     "no fence before the atomic": (
-        "by_one_fence", "    __threadfence();\n    before", "    before", RACE,
+        "by_one_fence",
+        "    __threadfence();\n    before",
+        "    before",
+        RACE,
     ),
     "no fence after the atomic": (
-        "by_one_fence", "    __threadfence();\n  }\n  __syncthreads();\n  if (before", "  }\n  __syncthreads();\n  if (before", RACE,
+        "by_one_fence",
+        "    __threadfence();\n  }\n  __syncthreads();\n  if (before",
+        "  }\n  __syncthreads();\n  if (before",
+        RACE,
     ),
     "no barrier before one fence": (
-        "by_one_fence", "  __syncthreads();\n  if (threadIdx.x == 0) {\n    __threadfence();",
-        "  if (threadIdx.x == 0) {\n    __threadfence();", RACE,
+        "by_one_fence",
+        "  __syncthreads();\n  if (threadIdx.x == 0) {\n    __threadfence();",
+        "  if (threadIdx.x == 0) {\n    __threadfence();",
+        RACE,
     ),
     "no fences of the threads": ("by_fences", "  __threadfence();  // Each thread.\n", "", RACE),
     "no fences of the readers": (
-        "by_fences", "return;\n  __threadfence();\n", "return;\n", RACE,
+        "by_fences",
+        "return;\n  __threadfence();\n",
+        "return;\n",
+        RACE,
     ),
     "fences of the block": (
-        "by_fences", "  __threadfence();  // Each thread.", "  __threadfence_block();", RACE,
+        "by_fences",
+        "  __threadfence();  // Each thread.",
+        "  __threadfence_block();",
+        RACE,
     ),
     "a relaxed order": ("by_order", "atom.add.acq_rel.gpu", "atom.add.relaxed.gpu", RACE),
-    "an order that only acquires": ("by_order", "atom.add.acq_rel.gpu", "atom.add.acquire.gpu", RACE),
-    "an order that only releases": ("by_order", "atom.add.acq_rel.gpu", "atom.add.release.gpu", RACE),
+    "an order that only acquires": (
+        "by_order",
+        "atom.add.acq_rel.gpu",
+        "atom.add.acquire.gpu",
+        RACE,
+    ),
+    "an order that only releases": (
+        "by_order",
+        "atom.add.acq_rel.gpu",
+        "atom.add.release.gpu",
+        RACE,
+    ),
     "an order among the threads of a block": ("by_order", "acq_rel.gpu", "acq_rel.cta", RACE),
     "a counter that is no atomic": (
-        "by_order", "before = next(counter)", "before = (*counter)++",
+        "by_order",
+        "before = next(counter)",
+        "before = (*counter)++",
         "data race in global memory: a (load|store) of thread 0 at line .* of another block wrote",
     ),
     "a part too early": (
-        "by_order", "before != gridDim.x - 1", "before != gridDim.x - 2", f"{RACE}|wrong",
+        "by_order",
+        "before != gridDim.x - 1",
+        "before != gridDim.x - 2",
+        f"{RACE}|wrong",
     ),
     "the part of another thread": (
-        "within_a_block", "  __syncthreads();\n  out[threadIdx.x] = parts[63",
-        "  out[threadIdx.x] = parts[63", "data race in global memory: a load of thread",
+        "within_a_block",
+        "  __syncthreads();\n  out[threadIdx.x] = parts[63",
+        "  out[threadIdx.x] = parts[63",
+        "data race in global memory: a load of thread",
     ),
-}  # fmt: skip
+}
 
 
 @pytest.mark.parametrize("name", MUTANTS)

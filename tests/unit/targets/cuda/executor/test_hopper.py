@@ -134,222 +134,321 @@ class Mutant:
     b_rows: int | None = None
 
 
+OVERWRITTEN = "data race in shared memory: thread 0 .* copies to"
+FENCE = 'asm volatile("fence.proxy.async.shared::cta;" ::: "memory");'
+MEETING = 'asm volatile("bar.sync 1, 256;" ::: "memory");'
 CLUSTER = Problem(300, 80, 456, cluster=2, by_map=1)
 
 MUTANTS = {
     # Barrier objects: counts.
     "full barrier expects two arrivals": Mutant(
-        "init(objects + stage * 16, 1);", "init(objects + stage * 16, 2);",
+        "init(objects + stage * 16, 1);",
+        "init(objects + stage * 16, 2);",
         r"deadlock: .* waits at line .* for phase 0 of the barrier object .* 1 of 2 arrivals are "
         r"pending, and 0 bytes outstanding|deadlock: .* 1 of 2 arrivals are pending",
     ),
     "empty barrier expects one arrival": Mutant(
-        "+ 8, 2 * CLUSTER);", "+ 8, 1);",
+        "+ 8, 2 * CLUSTER);",
+        "+ 8, 1);",
         r"too many arrivals|data race in shared memory: thread 0 .*copies to .* read at line",
     ),
     "empty barrier expects three arrivals": Mutant(
-        "+ 8, 2 * CLUSTER);", "+ 8, 3);", r"deadlock: .* 1 of 3 arrivals are pending",
+        "+ 8, 2 * CLUSTER);",
+        "+ 8, 3);",
+        r"deadlock: .* 1 of 3 arrivals are pending",
     ),
     "all threads arrive": Mutant(
-        "CLUSTER == 1 && threadIdx.x % 128 == 0", "CLUSTER == 1", "too many arrivals at the barrier|data race in shared memory: thread 0 .* copies to",
+        "CLUSTER == 1 && threadIdx.x % 128 == 0",
+        "CLUSTER == 1",
+        f"too many arrivals at the barrier|{OVERWRITTEN}",
     ),
     "nobody arrives": Mutant(
-        "CLUSTER == 1 && threadIdx.x % 128 == 0", "CLUSTER == 7",
+        "CLUSTER == 1 && threadIdx.x % 128 == 0",
+        "CLUSTER == 7",
         r"deadlock: thread 0 waits at line \d+ .* phase 0 of the barrier object .* 2 of 2 arrivals",
     ),
     "no initialisation": Mutant(
-        "init(objects + stage * 16, 1);", "", "no barrier object is initialised at bytes",
+        "init(objects + stage * 16, 1);",
+        "",
+        "no barrier object is initialised at bytes",
     ),
     "two initialisations": Mutant(
         "init(objects + stage * 16, 1);",
-        "init(objects + stage * 16, 1); init(objects + stage * 16, 1);", "is in use since line",
+        "init(objects + stage * 16, 1); init(objects + stage * 16, 1);",
+        "is in use since line",
     ),
     "no barrier after the initialisation": Mutant(
-        "    meet_cluster();\n  else\n    __syncthreads();", "    meet_cluster();",
+        "    meet_cluster();\n  else\n    __syncthreads();",
+        "    meet_cluster();",
         "was initialised at line .* with no barrier between them|no barrier object is initialised",
     ),
     "no fence after the initialisation": Mutant(
-        'asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");', "",
+        'asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");',
+        "",
         "no fence.mbarrier_init or fence.proxy.async follows the initialisation",
     ),
     # Phases.
     "producer waits for the wrong parity": Mutant(
-        "step / STAGES % 2 ^ 1);", "step / STAGES % 2);", "deadlock: .* thread 0 waits|deadlock",
+        "step / STAGES % 2 ^ 1);",
+        "step / STAGES % 2);",
+        "deadlock: .* thread 0 waits|deadlock",
     ),
     "consumer waits for the wrong parity": Mutant(
-        "wait(full, step / STAGES % 2);", "wait(full, step / STAGES % 2 ^ 1);",
+        "wait(full, step / STAGES % 2);",
+        "wait(full, step / STAGES % 2 ^ 1);",
         "bulk copy not waited for|uninitialised shared memory",
     ),
     "parity of every step": Mutant(
-        "wait(full, step / STAGES % 2);", "wait(full, step % 2);",
+        "wait(full, step / STAGES % 2);",
+        "wait(full, step % 2);",
         "bulk copy not waited for|uninitialised shared memory|deadlock",
     ),
     "consumer does not wait": Mutant(
-        "wait(full, step / STAGES % 2);", "", "bulk copy not waited for|uninitialised shared memory",
+        "wait(full, step / STAGES % 2);",
+        "",
+        "bulk copy not waited for|uninitialised shared memory",
     ),
     "only one lane waits": Mutant(
         "wait(full, step / STAGES % 2);",
-        "if (threadIdx.x % 128 == 0) wait(full, step / STAGES % 2);", "bulk copy not waited for|uninit",
+        "if (threadIdx.x % 128 == 0) wait(full, step / STAGES % 2);",
+        "bulk copy not waited for|uninit",
     ),
     "producer does not wait": Mutant(
-        "wait(empty, step / STAGES % 2 ^ 1);", "",
-        r"arrive.* by thread 0: too many arrivals|bulk copy not waited for|data race in shared memory: thread 0 \(.* copies to",
+        "wait(empty, step / STAGES % 2 ^ 1);",
+        "",
+        f"arrive.* by thread 0: too many arrivals|bulk copy not waited for|{OVERWRITTEN}",
     ),
     "one stage too few is waited for": Mutant(
-        "wait(empty, step / STAGES % 2 ^ 1);", "if (step != 3) wait(empty, step / STAGES % 2 ^ 1);",
-        r"arrive.* by thread 0: too many arrivals|bulk copy not waited for|data race in shared memory: thread 0 \(.* copies to",
+        "wait(empty, step / STAGES % 2 ^ 1);",
+        "if (step != 3) wait(empty, step / STAGES % 2 ^ 1);",
+        f"arrive.* by thread 0: too many arrivals|bulk copy not waited for|{OVERWRITTEN}",
     ),
     # Transactions.
     "too few bytes are expected": Mutant(
-        "expect(full, A_BYTES + B_BYTES);", "expect(full, A_BYTES);",
+        "expect(full, A_BYTES + B_BYTES);",
+        "expect(full, A_BYTES);",
         r"bytes more than are expected|bulk copy not waited for",
     ),
     "too many bytes are expected": Mutant(
-        "expect(full, A_BYTES + B_BYTES);", "expect(full, A_BYTES + B_BYTES + 16);",
+        "expect(full, A_BYTES + B_BYTES);",
+        "expect(full, A_BYTES + B_BYTES + 16);",
         r"deadlock: .* 16 bytes outstanding",
     ),
     "bytes are not expected": Mutant(
-        "expect(full, A_BYTES + B_BYTES);", "arrive(full);", "bulk copy not waited for|more than are",
+        "expect(full, A_BYTES + B_BYTES);",
+        "arrive(full);",
+        "bulk copy not waited for|more than are",
     ),
     "the box is smaller than what is expected": Mutant(
-        "", "", r"deadlock: .* 4096 bytes outstanding", b_rows=32,
+        "",
+        "",
+        r"deadlock: .* 4096 bytes outstanding",
+        b_rows=32,
     ),
     # Coordinates, images and descriptors.
-    "copies of another step": Mutant("&a_map, step * 64, row", "&a_map, step * 32, row", WRONG_RESULT),
-    "coordinates exchanged": Mutant("step * 64, column, full", "column, step * 64, full", WRONG_RESULT),
+    "copies of another step": Mutant(
+        "&a_map, step * 64, row", "&a_map, step * 32, row", WRONG_RESULT
+    ),
+    "coordinates exchanged": Mutant(
+        "step * 64, column, full", "column, step * 64, full", WRONG_RESULT
+    ),
     "an image that is not aligned": Mutant(
-        "load(image, &a_map", "load(image + 64, &a_map", "is misaligned: bytes .* a multiple of 128",
+        "load(image, &a_map",
+        "load(image + 64, &a_map",
+        "is misaligned: bytes .* a multiple of 128",
     ),
     "an image beyond shared memory": Mutant(
-        "load(image, &a_map", "load(image + 7 * A_BYTES, &a_map", "out of bounds: bytes",
+        "load(image, &a_map",
+        "load(image + 7 * A_BYTES, &a_map",
+        "out of bounds: bytes",
     ),
     "a map of 64-byte rows": Mutant("", "", "deadlock: .* 8192 bytes outstanding", a_swizzle=64),
     "a descriptor without swizzle": Mutant("| uint64_t(1) << 62", "", WRONG_RESULT),
-    "a descriptor of the 64-byte swizzle": Mutant("uint64_t(1) << 62", "uint64_t(2) << 62", WRONG_RESULT),
-    "the wrong stride in a descriptor": Mutant("uint64_t(1024 >> 4)", "uint64_t(512 >> 4)", WRONG_RESULT),
-    "a base offset in a descriptor": Mutant("uint64_t(1) << 62", "uint64_t(1) << 62 | uint64_t(1) << 49", WRONG_RESULT),
+    "a descriptor of the 64-byte swizzle": Mutant(
+        "uint64_t(1) << 62", "uint64_t(2) << 62", WRONG_RESULT
+    ),
+    "the wrong stride in a descriptor": Mutant(
+        "uint64_t(1024 >> 4)", "uint64_t(512 >> 4)", WRONG_RESULT
+    ),
+    "a base offset in a descriptor": Mutant(
+        "uint64_t(1) << 62", "uint64_t(1) << 62 | uint64_t(1) << 49", WRONG_RESULT
+    ),
     "an address that is not shifted": Mutant(
-        "uint64_t((address & 0x3ffff) >> 4)", "uint64_t(address & 0x3ffff)",
+        "uint64_t((address & 0x3ffff) >> 4)",
+        "uint64_t(address & 0x3ffff)",
         "reserved bits|out of bounds|address outside|uninitialised",
     ),
-    "depths too close": Mutant("describe(image + A_BYTES + depth * 32)", "describe(image + A_BYTES + depth * 16)", WRONG_RESULT),
-    "both groups multiply the first rows": Mutant("image + (group - 1) * 64 * 128 + depth", "image + depth", WRONG_RESULT),
+    "depths too close": Mutant(
+        "describe(image + A_BYTES + depth * 32)",
+        "describe(image + A_BYTES + depth * 16)",
+        WRONG_RESULT,
+    ),
+    "both groups multiply the first rows": Mutant(
+        "image + (group - 1) * 64 * 128 + depth", "image + depth", WRONG_RESULT
+    ),
     "sums are not added": Mutant(
-        "describe(image + A_BYTES + depth * 32), 1);", "describe(image + A_BYTES + depth * 32), depth > 0);", WRONG_RESULT,
+        "describe(image + A_BYTES + depth * 32), 1);",
+        "describe(image + A_BYTES + depth * 32), depth > 0);",
+        WRONG_RESULT,
     ),
     "a negated factor": Mutant("p, 1, 1, 0, 0", "p, -1, 1, 0, 0", WRONG_RESULT),
     "a transposed factor": Mutant("p, 1, 1, 0, 0", "p, 1, 1, 0, 1", WRONG_RESULT),
     # Products: fences and waits.
     "no wgmma.fence": Mutant(
-        'asm volatile("wgmma.fence.sync.aligned;" ::: "memory");', "", "missing wgmma.fence: warp",
+        'asm volatile("wgmma.fence.sync.aligned;" ::: "memory");',
+        "",
+        "missing wgmma.fence: warp",
     ),
     "no commit": Mutant(
-        'asm volatile("wgmma.commit_group.sync.aligned;" ::: "memory");', "",
+        'asm volatile("wgmma.commit_group.sync.aligned;" ::: "memory");',
+        "",
         "data race in shared memory: thread 0 .* products of warp group|ends while wgmma",
     ),
     "no wait for products": Mutant(
-        'asm volatile("wgmma.wait_group.sync.aligned 0;" ::: "memory");', "",
+        'asm volatile("wgmma.wait_group.sync.aligned 0;" ::: "memory");',
+        "",
         "data race in shared memory: thread 0 .* products of warp group|ends while wgmma|wgmma",
     ),
     "a wait that leaves a group": Mutant(
-        "wgmma.wait_group.sync.aligned 0;", "wgmma.wait_group.sync.aligned 1;",
+        "wgmma.wait_group.sync.aligned 0;",
+        "wgmma.wait_group.sync.aligned 1;",
         "data race in shared memory: thread 0 .* which products of warp group .* read|ends while",
     ),
     "sums are changed in flight": Mutant(
-        'asm volatile("wgmma.commit_group', 'd[5] = 1.0f; asm volatile("wgmma.commit_group',
+        'asm volatile("wgmma.commit_group',
+        'd[5] = 1.0f; asm volatile("wgmma.commit_group',
         "has written registers of sums while products",
     ),
     "three warps multiply": Mutant(
-        "for (int depth = 0;", "if (threadIdx.x / 32 % 4 != 3) for (int depth = 0;",
+        "for (int depth = 0;",
+        "if (threadIdx.x / 32 % 4 != 3) for (int depth = 0;",
         "deadlock: .* wgmma.* issued at line .* by 3 of the four warps",
     ),
     "lanes with different descriptors": Mutant(
-        "+ (group - 1) * 64 * 128 + depth", "+ threadIdx.x % 2 * 1024 + depth",
+        "+ (group - 1) * 64 * 128 + depth",
+        "+ threadIdx.x % 2 * 1024 + depth",
         "lanes 0 and 1 of warp 4 have different descriptors|have different descriptors",
     ),
     "warps with different descriptors": Mutant(
-        "+ (group - 1) * 64 * 128 + depth", "+ threadIdx.x / 32 % 2 * 1024 + depth",
+        "+ (group - 1) * 64 * 128 + depth",
+        "+ threadIdx.x / 32 % 2 * 1024 + depth",
         "issues it with other operands",
     ),
     # The asynchronous proxy and stores.
     "no fence before a store": Mutant(
-        'asm volatile("fence.proxy.async.shared::cta;" ::: "memory");', "",
+        'asm volatile("fence.proxy.async.shared::cta;" ::: "memory");',
+        "",
         "missing fence.proxy.async: .* of thread 128 .* reads bytes",
     ),
     "no barrier before a store": Mutant(
-        'asm volatile("fence.proxy.async.shared::cta;" ::: "memory");\n      asm volatile("bar.sync 1, 256;" ::: "memory");',
-        'asm volatile("fence.proxy.async.shared::cta;" ::: "memory");',
+        f"{FENCE}\n      {MEETING}",
+        FENCE,
         "data race in shared memory|uninitialised|missing fence|bulk copy not waited",
     ),
     "no wait for a store": Mutant(
-        'asm volatile("cp.async.bulk.wait_group.read 0;" ::: "memory");', "",
+        'asm volatile("cp.async.bulk.wait_group.read 0;" ::: "memory");',
+        "",
         "the block ends while the bulk store issued at line .* reads its shared memory",
     ),
     "a store in no group": Mutant(
-        'asm volatile("cp.async.bulk.commit_group;");', "",
+        'asm volatile("cp.async.bulk.commit_group;");',
+        "",
         "the block ends with the bulk store issued at line .* in no group",
     ),
-    "a store too far right": Mutant('"r"(column + half * 32)', '"r"(column + half * 16)', WRONG_RESULT),
-    "a map that is none": Mutant('"l"(map), "r"(x)', '"l"((const char*)map + 64), "r"(x)', "is that of no tensor map"),
+    "a store too far right": Mutant(
+        '"r"(column + half * 32)', '"r"(column + half * 16)', WRONG_RESULT
+    ),
+    "a map that is none": Mutant(
+        '"l"(map), "r"(x)', '"l"((const char*)map + 64), "r"(x)', "is that of no tensor map"
+    ),
     # Named barriers and registers.
     "a barrier of too many threads": Mutant(
-        'asm volatile("bar.sync 1, 256;" ::: "memory");\n      for', 'asm volatile("bar.sync 1, 384;" ::: "memory");\n      for',
+        f"{MEETING}\n      for",
+        f"{MEETING}\n      for".replace("256", "384"),
         "deadlock: .* at barrier 1, where 256 of 384 threads are|comes to barrier 1 .* as one of",
     ),
     "a barrier of too few threads": Mutant(
-        'asm volatile("bar.sync 1, 256;" ::: "memory");\n      for', 'asm volatile("bar.sync 1, 128;" ::: "memory");\n      for',
+        f"{MEETING}\n      for",
+        f"{MEETING}\n      for".replace("256", "128"),
         "data race|comes to barrier 1|uninitialised",
     ),
     "registers of three warps": Mutant(
-        'asm volatile("setmaxnreg.inc', 'if (threadIdx.x / 32 != 7) asm volatile("setmaxnreg.inc',
+        'asm volatile("setmaxnreg.inc',
+        'if (threadIdx.x / 32 != 7) asm volatile("setmaxnreg.inc',
         "setmaxnreg was executed",
     ),
     "registers in sevens": Mutant("u32 160;", "u32 161;", "a multiple of 8 from 24 to 256"),
-    "more registers than there are": Mutant("u32 160;", "u32 248;", r"ask for \d+ registers of 65536"),
+    "more registers than there are": Mutant(
+        "u32 160;", "u32 248;", r"ask for \d+ registers of 65536"
+    ),
     # Clusters.
     "a multicast to one block": Mutant(
-        "(unsigned short)((1 << CLUSTER) - 1)", "(unsigned short)1",
-        "deadlock|bulk copy not waited for|more than are expected|data race", CLUSTER,
+        "(unsigned short)((1 << CLUSTER) - 1)",
+        "(unsigned short)1",
+        "deadlock|bulk copy not waited for|more than are expected|data race",
+        CLUSTER,
     ),
     "a multicast to a block that is not there": Mutant(
-        "(unsigned short)((1 << CLUSTER) - 1)", "(unsigned short)7", "mask 0x7 of a multicast", CLUSTER,
+        "(unsigned short)((1 << CLUSTER) - 1)",
+        "(unsigned short)7",
+        "mask 0x7 of a multicast",
+        CLUSTER,
     ),
     "empty barriers of the own block only": Mutant(
-        "arrive_at(empty, threadIdx.x % 128)", "arrive_at(empty, rank)",
-        "thread 0 of block . of the cluster .* copies to", CLUSTER,
+        "arrive_at(empty, threadIdx.x % 128)",
+        "arrive_at(empty, rank)",
+        "thread 0 of block . of the cluster .* copies to",
+        CLUSTER,
     ),
     "arrivals of one block": Mutant(
-        "2 * CLUSTER);", "2);", "too many arrivals|thread 0 of block . of the cluster .* copies to", CLUSTER,
+        "2 * CLUSTER);",
+        "2);",
+        "too many arrivals|thread 0 of block . of the cluster .* copies to",
+        CLUSTER,
     ),
     "a cluster that starts apart": Mutant(
-        "  if (CLUSTER > 1)\n    meet_cluster();\n  else", "",
-        "no barrier object is initialised|was initialised at line", CLUSTER,
+        "  if (CLUSTER > 1)\n    meet_cluster();\n  else",
+        "",
+        "no barrier object is initialised|was initialised at line",
+        CLUSTER,
     ),
     "a cluster that ends apart": Mutant(
-        "if (CLUSTER > 1) meet_cluster();  //", "//",
-        "ends before it is known that .* mbarrier.arrive|has ended", CLUSTER,
+        "if (CLUSTER > 1) meet_cluster();  //",
+        "//",
+        "ends before it is known that .* mbarrier.arrive|has ended",
+        CLUSTER,
     ),
     "the same part from each block": Mutant(
-        "column + rank * PART, full", "column, full", WRONG_RESULT, CLUSTER,
+        "column + rank * PART, full",
+        "column, full",
+        WRONG_RESULT,
+        CLUSTER,
     ),
     "both parts to one place": Mutant(
-        "image + A_BYTES + rank * PART * 128", "image + A_BYTES",
-        "bulk copy not waited for: .* copies to|data race", CLUSTER,
+        "image + A_BYTES + rank * PART * 128",
+        "image + A_BYTES",
+        "bulk copy not waited for: .* copies to|data race",
+        CLUSTER,
     ),
     "a block that does not wait": Mutant(
         r"barrier.cluster.arrive.release.aligned;\nbarrier.cluster.wait.acquire.aligned;",
         r"barrier.cluster.arrive.release.aligned;",
-        "has arrived before and not waited|no barrier object|was initialised", CLUSTER,
+        "has arrived before and not waited|no barrier object|was initialised",
+        CLUSTER,
     ),
     "a relaxed barrier of the cluster": Mutant(
-        "barrier.cluster.arrive.release.aligned", "barrier.cluster.arrive.relaxed.aligned",
-        "was initialised at line .* with no barrier between them", CLUSTER,
+        "barrier.cluster.arrive.release.aligned",
+        "barrier.cluster.arrive.relaxed.aligned",
+        "was initialised at line .* with no barrier between them",
+        CLUSTER,
     ),
     "an address of a block that is not there": Mutant(
-        "arrive_at(empty, threadIdx.x % 128)", "arrive_at(empty, 2)",
-        "mapa.* names block 2 of a cluster of 2", CLUSTER,
+        "arrive_at(empty, threadIdx.x % 128)",
+        "arrive_at(empty, 2)",
+        "mapa.* names block 2 of a cluster of 2",
+        CLUSTER,
     ),
-}  # fmt: skip
+}
 
 
 def outcome(mutant: Mutant, order: Order | int) -> str:

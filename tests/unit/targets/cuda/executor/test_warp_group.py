@@ -35,7 +35,7 @@ A_BYTES = 64 * 128
 
 @dataclass(frozen=True)
 class Layout:
-    """Of an operand in shared memory: bytes of the swizzle, and whether K is its major dimension."""
+    """Of an operand in shared memory: bytes of the swizzle, and whether K is major."""
 
     span: int
     k_major: bool = True
@@ -46,7 +46,9 @@ class Layout:
         if self.k_major:
             byte = k * size
             if self.span == 16:
-                offset = row // 8 * self.stride + byte // 16 * self.leading + row % 8 * 16 + byte % 16
+                offset = (
+                    row // 8 * self.stride + byte // 16 * self.leading + row % 8 * 16 + byte % 16
+                )
             else:
                 offset = row // 8 * self.stride + row % 8 * self.span + byte
         else:
@@ -79,10 +81,7 @@ class Layout:
 
     def descriptor(self, address: int) -> int:
         return (
-            address >> 4
-            | self.leading >> 4 << 16
-            | self.stride >> 4 << 32
-            | SPANS[self.span] << 62
+            address >> 4 | self.leading >> 4 << 16 | self.stride >> 4 << 32 | SPANS[self.span] << 62
         )
 
 
@@ -125,7 +124,8 @@ def text_of(case: Case) -> str:
     opcode = f"m64n{case.n}k{case.k}.{case.d}.{case.a}.{case.b}"
     return f"""
 extern "C" __global__ void product(const uint4* images, int words, unsigned long long a,
-                                   unsigned long long b, const unsigned* registers, {kind}* out, int adds) {{
+                                   unsigned long long b, const unsigned* registers, {kind}* out,
+                                   int adds) {{
   extern __shared__ __align__(1024) uint4 memory[];
   for (int i = threadIdx.x; i < words; i += 128) memory[i] = images[i];
   asm volatile("fence.proxy.async;" ::: "memory");

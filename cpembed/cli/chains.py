@@ -1,0 +1,88 @@
+"""``cpembed run``, ``solve``, ``explain`` and ``build`` of chains of two products."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+
+import click
+from click.core import ParameterSource
+
+from cpembed.cli import output
+
+
+def solve_chain_command(
+    words: Sequence[str], target: str, machine: str | None, *, as_json: bool
+) -> int:
+    """Print the pairs of a chain's embeddings and the kernels of them; return the exit code.
+
+    Parameters
+    ----------
+    words : sequence of str
+        Words of the chain.
+    target : str
+        Name or file of the target.
+    machine : str or None
+        Machine that times are estimated for.
+    as_json : bool
+        Print the document instead of the report.
+    """
+    from cpembed.driver.chains import named_chain, solve_chain
+    from cpembed.report.chains import chain_report
+
+    _refuse_options("machine", "top", "estimated", "verbose")
+    result = solve_chain(named_chain(words, target), target, machine)
+    output.print_report(result, lambda: chain_report(result), as_json=as_json)
+    return 0 if result.choice.candidates else output.INFEASIBLE
+
+
+def run_chain_command(
+    words: Sequence[str],
+    target: str,
+    *,
+    machine: str | None,
+    seed: int | None,
+    save: Path | None,
+    as_json: bool,
+) -> int:
+    """Build, verify and print the kernel of a chain; return the exit code.
+
+    Parameters
+    ----------
+    words, target, machine, as_json
+        As in :func:`solve_chain_command`.
+    seed : int or None
+        Seed of the data.
+    save : Path or None
+        Folder for the kernel.
+    """
+    from cpembed.driver.chains import ChainResult, named_chain, run_chain
+    from cpembed.report.chains import chain_report, chain_run_report
+
+    _refuse_options("machine", "seed", "save", "folder", "verbose")
+    chain = named_chain(words, target)
+    with output.ProgressLine() as progress:
+        result = run_chain(chain, target, machine=machine, seed=seed, save=save, progress=progress)
+    if isinstance(result, ChainResult):
+        output.print_report(result, lambda: chain_report(result), as_json=as_json)
+        return output.INFEASIBLE
+    output.print_report(result, lambda: chain_run_report(result), as_json=as_json)
+    return 0
+
+
+def _refuse_options(*used: str) -> None:
+    """Reject options of the command line that mean nothing for a chain.
+
+    Parameters
+    ----------
+    *used : str
+        Names of the command's parameters that are used.
+    """
+    context = click.get_current_context()
+    for parameter in context.command.params:
+        name = parameter.name or ""
+        if not isinstance(parameter, click.Option) or name in {"target", "as_json", *used}:
+            continue
+        if context.get_parameter_source(name) is ParameterSource.COMMANDLINE:
+            problem = f"{parameter.opts[0]} means nothing for a chain of products: leave it out"
+            raise click.UsageError(problem, context)

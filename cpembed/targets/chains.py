@@ -1,0 +1,174 @@
+"""Chains of two products on targets that make one kernel of them.
+
+A target has this ability if it defines the members of :class:`Chaining`. What it returns is for
+reports and documents; the plan itself stays the target's own.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Protocol, runtime_checkable
+
+from cpembed.errors import BackendUnavailable
+from cpembed.targets.base import Array, Execution, Row
+from cpembed.targets.capabilities import AnyTarget
+from cpembed.workloads.chains import ProductChain
+
+
+@dataclass(frozen=True, kw_only=True)
+class ChainCandidate:
+    """A pair of embeddings as one kernel, with its estimated time.
+
+    Attributes
+    ----------
+    mappings : tuple of str
+        Embedding of each product.
+    identifiers : tuple of str
+        Ids of the embeddings.
+    via : str
+        Place of the operand between the products.
+    schedule : str
+        Schedule of the kernel.
+    estimated_us : float
+    bound_by : str
+        Unit that the kernel keeps busy for longest.
+    plan : Any
+        Plan in the target's own terms.
+    """
+
+    mappings: tuple[str, str]
+    identifiers: tuple[str, str]
+    via: str
+    schedule: str
+    estimated_us: float
+    bound_by: str
+    plan: Any
+
+    def to_json(self) -> dict[str, Any]:
+        """Return the candidate for documents."""
+        return {
+            "mappings": list(self.mappings),
+            "ids": list(self.identifiers),
+            "via": self.via,
+            "schedule": self.schedule,
+            "estimated_us": self.estimated_us,
+            "bound_by": self.bound_by,
+        }
+
+
+@dataclass(frozen=True, kw_only=True)
+class PairCount:
+    """Number of pairs of embeddings of which the same is true.
+
+    ``outcome`` is ``registers``, ``shared memory`` or ``rejected``, ``reason`` why it is not
+    registers, empty if it is. ``kernels`` tells whether kernels are generated.
+    """
+
+    outcome: str
+    reason: str
+    pairs: int
+    kernels: bool
+
+    def to_json(self) -> dict[str, Any]:
+        """Return the count for documents."""
+        return {
+            "outcome": self.outcome,
+            "reason": self.reason,
+            "pairs": self.pairs,
+            "kernels": self.kernels,
+        }
+
+
+@dataclass(frozen=True, kw_only=True)
+class ChainChoice:
+    """Kernels of a chain on a target, compared with a kernel for each product.
+
+    Attributes
+    ----------
+    embeddings : tuple of int
+        Number of embeddings of each product.
+    counts : tuple of PairCount
+        What became of all pairs of them.
+    coupling : str
+        How registers of the first product's result become those of the second's factor; empty
+        without such pairs.
+    candidates : tuple of ChainCandidate
+        Kernels by estimate, the fastest first; one for each pair.
+    unavailable : str
+        Reason why there are no kernels; empty if there are.
+    apart_us : mapping of str to float
+        Estimated time of each of the kernels that compute the chain without fusion.
+    stored_bytes : int
+        Bytes that these write and read of operands between them.
+    machine : str
+        Described machine that times are estimated for.
+    """
+
+    embeddings: tuple[int, int]
+    counts: tuple[PairCount, ...]
+    coupling: str
+    candidates: tuple[ChainCandidate, ...]
+    unavailable: str
+    apart_us: Mapping[str, float]
+    stored_bytes: int
+    machine: str
+
+    @property
+    def fuses(self) -> bool:
+        """True if one kernel is estimated to be faster than a kernel for each product."""
+        if not self.candidates:
+            return False
+        return self.candidates[0].estimated_us <= sum(self.apart_us.values())
+
+    def to_json(self) -> dict[str, Any]:
+        """Return the choice for documents."""
+        return {
+            "machine": self.machine,
+            "embeddings": list(self.embeddings),
+            "pairs": [count.to_json() for count in self.counts],
+            "coupling": self.coupling,
+            "candidates": [candidate.to_json() for candidate in self.candidates],
+            "unavailable": self.unavailable,
+            "apart_us": dict(self.apart_us),
+            "stored_bytes": self.stored_bytes,
+            "fuses": self.fuses,
+        }
+
+
+@runtime_checkable
+class Chaining(Protocol):
+    """Makes one kernel of a chain of two products."""
+
+    def chain_choice(self, chain: ProductChain) -> ChainChoice:
+        """Pair the embeddings of the products, and rank kernels of them."""
+        ...
+
+    def build_chain(self, candidate: ChainCandidate) -> Any:
+        """Build the kernel of a candidate; called in a worker."""
+        ...
+
+    def execute_chain(self, artifact: Any, inputs: Mapping[str, Array]) -> Execution:
+        """Compute the result; called in a worker."""
+        ...
+
+    def chain_rows(self, artifact: Any) -> Sequence[Row]:
+        """Return lines about an executed kernel for the report."""
+        ...
+
+    def save_chain(self, artifact: Any, folder: Path) -> None:
+        """Write the kernel of a candidate, and what launches it."""
+        ...
+
+
+def chaining(target: AnyTarget) -> Chaining:
+    """Return a target that makes kernels of chains.
+
+    Raises :class:`~cpembed.errors.BackendUnavailable` for all others.
+    """
+    if not isinstance(target, Chaining):
+        raise BackendUnavailable(
+            f"{target.spec.name} makes no kernels of chains: take a Tensor Core target (mma_f16)"
+        )
+    return target

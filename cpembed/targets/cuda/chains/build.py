@@ -1,0 +1,91 @@
+"""Kernels of a chain as CUDA text, and their execution on this machine's processor."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from numpy.typing import NDArray
+
+from cpembed.ir.dtypes import numpy_dtype
+from cpembed.targets.cuda.build import CudaText, flat_bits, generate
+from cpembed.targets.cuda.chains.emit import chain_kernel, parameters_of
+from cpembed.targets.cuda.chains.plan import ChainPlan
+from cpembed.targets.cuda.executor import Counters, DeviceArray, Launch, Order, compile_text
+from cpembed.targets.cuda.writer import PACKING_THREADS, Writer, packing_blocks, packing_kernel
+
+Array = NDArray[Any]
+
+
+def functions(plan: ChainPlan) -> dict[str, tuple[Writer, Launch]]:
+    """Return the kernels of a plan by name, in the order in which they run."""
+    kernels: dict[str, tuple[Writer, Launch]] = {}
+    for factor in plan.factors:
+        if factor.operand.needs_packing:
+            name, blocks = f"pack_{factor.role}", packing_blocks(factor.operand)
+            launch = Launch(f"{name}_kernel", (blocks, 1, 1), (PACKING_THREADS, 1, 1))
+            kernels[name] = packing_kernel(factor.operand, factor.role), launch
+    rows, columns, batch = plan.blocks
+    threads = (plan.schedule.threads, 1, 1)
+    launch = Launch("chain_kernel", (rows * columns, batch, 1), threads, plan.shared_bytes)
+    kernels["chain"] = chain_kernel(plan), launch
+    return kernels
+
+
+def chain_text(plan: ChainPlan, architecture: str) -> CudaText:
+    """Generate the kernels of a plan as CUDA C++.
+
+    Raises :class:`~cpembed.errors.LoweringError` if TVM rejects them.
+    """
+    return generate(functions(plan), architecture)
+
+
+@dataclass(eq=False)
+class ChainKernels:
+    """Generated kernels of a chain."""
+
+    plan: ChainPlan
+    text: CudaText
+    kernel_counters: dict[str, Counters] = field(default_factory=dict[str, Counters])
+    """Counters of the last run by kernel."""
+
+    @property
+    def counters(self) -> Counters:
+        """Counters of the last run, all kernels together."""
+        return sum(self.kernel_counters.values(), Counters())
+
+    def run(self, inputs: Mapping[str, Array], order: Order | int = Order.FORWARD) -> Array:
+        """Execute the kernels.
+
+        Parameters
+        ----------
+        inputs
+            Arrays of :attr:`~cpembed.workloads.chains.ProductChain.inputs`.
+        order
+            Order of threads, or the seed of a random one.
+
+        Raises
+        ------
+        ExecutionFault
+            If the kernels do what a GPU leaves undefined, or leave elements unwritten.
+        """
+        packed = {f.role for f in self.plan.factors if f.operand.needs_packing}
+        memory: dict[str, Array | DeviceArray] = {
+            f"{name}_original" if name in packed else name: flat_bits(inputs[tensor])
+            for name, tensor in parameters_of(self.plan).items()
+        }
+        program = compile_text(self.text.source)
+        self.kernel_counters = {}
+        for kernel in self.text.kernels:
+            arguments = [
+                memory.setdefault(p.name, DeviceArray.unwritten(p.elements, p.dtype))
+                for p in kernel.parameters
+            ]
+            name = kernel.launch.kernel
+            self.kernel_counters[name] = program.run(kernel.launch, arguments, order=order)
+        second = self.plan.second
+        result = memory["C"]
+        assert isinstance(result, DeviceArray)
+        output = result.require_written("C").view(numpy_dtype(second.output_dtype))
+        return output.reshape(second.output.layout.original_shape)

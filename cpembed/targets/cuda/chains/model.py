@@ -1,0 +1,249 @@
+"""Estimated time of a chain's kernel, and of its products as kernels of their own.
+
+The units and their cycles are those of :mod:`cpembed.targets.cuda.model`. A chunk of the operand
+between the products is a step; the function between them is instructions of the schedulers, and
+powers of the special function units.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, replace
+
+import numpy as np
+
+from cpembed.codegen.epilogue import Epilogue
+from cpembed.ir.dtypes import size_bytes
+from cpembed.targets.cuda.chains.pairs import Pair
+from cpembed.targets.cuda.chains.plan import ChainPlan, Factor
+from cpembed.targets.cuda.instructions import LANES
+from cpembed.targets.cuda.model import Gpu, KernelWork, Phase, estimate, product_cycles
+from cpembed.targets.cuda.schedule import WAVEFRONT_BYTES
+from cpembed.targets.cuda.traffic import COPY_INSTRUCTIONS, RESULT_INSTRUCTIONS
+from cpembed.targets.cuda.writer import PACKING_THREADS
+from cpembed.workloads.chains import ProductChain, RowSoftmax
+
+POWER_CYCLES = 8
+"""Cycles of a scheduler's special function unit for the powers of a warp: 16 results per cycle and
+multiprocessor (CUDA C++ Programming Guide, Arithmetic Instructions)."""
+
+# Read off the SASS that nvcc 13 makes for sm_80 of attention of 64 and 128 deep heads.
+SCORE_INSTRUCTIONS = 5
+"""Number of instructions for a score: a maximum, a fused product, a power, a sum, half a
+conversion."""
+ROW_INSTRUCTIONS = 24
+"""Number of instructions for a row of a lane: shuffles, factors, statistics."""
+ELEMENT_INSTRUCTIONS = 4
+"""Number of instructions for an element of a pointwise function: addend, activation, conversion."""
+MASK_INSTRUCTIONS = 6
+"""Number of further instructions for a score to which a mask is added."""
+
+
+def work_of(plan: ChainPlan, gpu: Gpu) -> KernelWork:
+    """Return the work of a chain's kernels; weights are packed ahead of it."""
+    rows, columns, batch = plan.blocks
+    return KernelWork(
+        "chain",
+        rows * columns * batch,
+        plan.schedule.threads // LANES,
+        plan.shared_bytes,
+        registers=plan.registers,
+        steps=max(1, round(_steps(plan))),
+        stages=plan.schedule.stages,
+        fetch=_fetch(plan, gpu),
+        compute=_compute(plan, gpu),
+        result=_ends(plan, gpu),
+        dram_bytes=_operand_bytes(plan.chain) + _result_bytes(plan.chain),
+        auxiliary=_packing(plan, gpu),
+    )
+
+
+def _steps(plan: ChainPlan) -> float:
+    """Return the mean number of a block's chunks."""
+    function = plan.chain.function
+    if not isinstance(function, RowSoftmax) or function.causal is None:
+        return float(plan.chunks)
+    queries, keys = plan.chain.first.output.shape[-2:]
+    # The last query of each block has the most keys.
+    last = np.minimum(queries, _rows(plan) * np.arange(1, -(-queries // _rows(plan)) + 1))
+    limits = np.clip(last + function.causal, 0, keys)
+    chunks = np.ceil(limits / plan.chunk_columns)
+    return float(chunks.mean())
+
+
+def _rows(plan: ChainPlan) -> int:
+    return plan.block_rows * plan.first.instruction.m
+
+
+def _copies(factor: Factor, gpu: Gpu) -> Phase:
+    """Return the copies of a factor's tile, without the time until they arrive."""
+    accesses = factor.vectors / LANES
+    wavefronts = factor.vectors * factor.operand.length * size_bytes(factor.operand.layout.dtype)
+    issue = accesses * COPY_INSTRUCTIONS / gpu.unit.schedulers
+    return Phase(0.0, 0.0, wavefronts / WAVEFRONT_BYTES, issue, float(wavefronts))
+
+
+def _fetch(plan: ChainPlan, gpu: Gpu) -> Phase:
+    """Return the copies of a chunk."""
+    phase = _copies(plan.columns_factor, gpu) + _copies(plan.second_factor, gpu)
+    issue_of_warp = phase.issue * gpu.unit.schedulers / (plan.schedule.threads // LANES)
+    cycles = (
+        gpu.l2_cycles + issue_of_warp * gpu.unit.integer_cycles + phase.bytes / gpu.l2_bytes_each
+    )
+    return replace(phase, cycles=cycles)
+
+
+def _compute(plan: ChainPlan, gpu: Gpu) -> Phase:
+    """Return both products of a chunk, with the function between them."""
+    schedule, warps = plan.schedule, plan.schedule.threads // LANES
+    depth, tiles = plan.first.tiles[3], plan.warp_column_tiles
+    first = product_cycles(gpu, warps, schedule.rows * tiles, depth)
+    second = product_cycles(gpu, warps, schedule.rows * plan.warp_columns, schedule.chunk)
+    # ldmatrix: two instruction tiles of columns, or one of rows, in four wavefronts.
+    rows = 0 if plan.holds_rows else schedule.rows * depth
+    loads = rows + depth * tiles / 2 + schedule.chunk * plan.warp_columns / 2
+    wavefronts = 4.0 * warps * loads
+    if schedule.via != "registers":
+        size = size_bytes(plan.chain.factors)
+        written = _rows(plan) * plan.chunk_columns * size / WAVEFRONT_BYTES
+        wavefronts += written * (1 + schedule.warps[1])
+        loads += schedule.rows * schedule.chunk
+    between, powers = _function(plan)
+    issue = max(between, powers) * warps / gpu.unit.schedulers
+    waits = gpu.unit.shared_store_cycles + 2 * gpu.unit.shared_load_cycles
+    cycles = first.cycles + second.cycles + max(between, powers) + waits
+    total = first + second
+    issue += total.issue + 3 * warps * loads / gpu.unit.schedulers
+    return Phase(max(cycles, wavefronts + waits), total.tensor, wavefronts, issue)
+
+
+def _function(plan: ChainPlan) -> tuple[float, float]:
+    """Return a warp's instructions for the function of a chunk, and its cycles of powers."""
+    sums, function = plan.second.instruction.registers[2], plan.chain.function
+    scores = plan.schedule.rows * plan.warp_column_tiles * sums
+    if not isinstance(function, RowSoftmax):
+        powers = POWER_CYCLES * scores if function.activation not in ("none", "relu") else 0
+        return ELEMENT_INSTRUCTIONS * scores, powers
+    each = SCORE_INSTRUCTIONS + (MASK_INSTRUCTIONS if function.masked else 0)
+    rescaled = plan.schedule.rows * plan.warp_columns * sums
+    rows = plan.schedule.rows * 2
+    return each * scores + ROW_INSTRUCTIONS * rows + rescaled, POWER_CYCLES * (scores + rows)
+
+
+def _ends(plan: ChainPlan, gpu: Gpu) -> Phase:
+    """Return the copy of a block's rows, and the transfer of its results."""
+    copies = _copies(plan.rows_factor, gpu)
+    product, schedule = plan.second, plan.schedule
+    elements = _rows(plan) * schedule.columns * product.instruction.n
+    staged = 2.0 * elements * size_bytes(product.sums) / WAVEFRONT_BYTES
+    stored = elements * size_bytes(product.output_dtype)
+    vectors = elements / product.output.length / LANES
+    issue = vectors * RESULT_INSTRUCTIONS / gpu.unit.schedulers
+    warps = schedule.threads // LANES
+    cycles = gpu.l2_cycles + staged + vectors / warps * RESULT_INSTRUCTIONS
+    cycles += schedule.rows * (gpu.unit.shared_store_cycles + gpu.unit.shared_load_cycles)
+    return copies + Phase(cycles, 0.0, staged, issue, stored)
+
+
+def _operand_bytes(chain: ProductChain) -> float:
+    """Return the bytes of the factors; even a causal mask reads every key."""
+    operands = (*chain.first.inputs, chain.second.inputs[1])
+    return float(sum(o.elements * size_bytes(o.dtype) for o in operands))
+
+
+def _result_bytes(chain: ProductChain) -> float:
+    return float(chain.second.output.elements * size_bytes(chain.output))
+
+
+def _packing(plan: ChainPlan, gpu: Gpu) -> tuple[KernelWork, ...]:
+    """Return the packing of factors that are no weights."""
+    kernels: list[KernelWork] = []
+    for factor in plan.factors:
+        workload = factor.product.program.workload.operand(factor.operand.layout.name)
+        is_weight = factor.role != "A" and not workload.varies
+        if factor.operand.needs_packing and not is_weight:
+            layout = factor.operand.layout
+            moved = math.prod(layout.original_shape) + layout.elements
+            kernels.append(
+                element_kernel("packing", layout.elements, moved * size_bytes(layout.dtype), gpu)
+            )
+    return tuple(kernels)
+
+
+def element_kernel(
+    name: str, elements: int, moved: float, gpu: Gpu, instructions: int = COPY_INSTRUCTIONS
+) -> KernelWork:
+    """Return the work of a kernel with a thread for each element.
+
+    Parameters
+    ----------
+    name : str
+    elements : int
+        Number of elements.
+    moved : float
+        Bytes that it reads and writes in all.
+    gpu : Gpu
+    instructions : int
+        Number of instructions of a thread.
+    """
+    warps, blocks = PACKING_THREADS // LANES, -(-elements // PACKING_THREADS)
+    issue = warps * instructions / gpu.unit.schedulers
+    cycles = gpu.l2_cycles + instructions * gpu.unit.integer_cycles
+    phase = Phase(cycles, 0.0, 2 * warps, issue, bytes=moved / blocks)
+    return KernelWork(name, blocks, warps, 0, registers=24, compute=phase, dram_bytes=moved)
+
+
+@dataclass(frozen=True, kw_only=True)
+class UnfusedTimes:
+    """Estimated time of a chain as kernels of their own, in microseconds.
+
+    Attributes
+    ----------
+    first_us, function_us, second_us : float
+        Time of each kernel; a pointwise function is part of the first product's.
+    stored_bytes : int
+        Bytes of the operands between the kernels that are written and read, which a chain does not.
+    """
+
+    first_us: float
+    function_us: float
+    second_us: float
+    stored_bytes: int
+
+    @property
+    def us(self) -> float:
+        return self.first_us + self.function_us + self.second_us
+
+
+def estimate_apart(chain: ProductChain, pair: Pair, gpu: Gpu) -> UnfusedTimes:
+    """Estimate the kernels of a chain's products, each with its own best schedule.
+
+    Parameters
+    ----------
+    chain : ProductChain
+    pair : Pair
+        Embeddings of the products.
+    gpu : Gpu
+
+    Raises
+    ------
+    LoweringError
+        If one of the products has no schedule that fits.
+    """
+    from cpembed.targets.cuda.target import CudaSpace
+
+    first, second = pair.first.product, pair.second.product
+    elements, size = chain.first.output.elements, size_bytes(chain.factors)
+    # Scores are rounded to the factors' type, as the operand between is.
+    stored = None if first.sums == chain.factors else Epilogue(chain.factors)
+    first_us = CudaSpace(replace(first, epilogue=stored), gpu).best().cost
+    second_us = CudaSpace(second, gpu).best().cost
+    moved = 2 * elements * size
+    function_us = 0.0
+    if isinstance(chain.function, RowSoftmax):
+        kernel = element_kernel("softmax", elements, float(moved), gpu, SCORE_INSTRUCTIONS)
+        function_us = estimate(kernel, gpu).us
+        moved *= 2
+    return UnfusedTimes(
+        first_us=first_us, function_us=function_us, second_us=second_us, stored_bytes=moved
+    )

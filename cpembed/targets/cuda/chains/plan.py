@@ -1,0 +1,397 @@
+"""A pair of embeddings with a schedule: operands, tiles of shared memory, registers.
+
+A block computes rows of tiles of the second product's result. The rows of the first product's first
+factor stay in shared memory, or in registers, for the whole kernel; the other two factors arrive in
+chunks: columns of the first product, which the second sums over. A chunk of both is a stage.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from functools import cached_property
+from typing import Literal
+
+from cpembed.embedding.coupling import Coupling
+from cpembed.errors import LoweringError
+from cpembed.ir.dtypes import is_integer, size_bytes
+from cpembed.ir.index import IndexExpr, IndexTerm
+from cpembed.targets.cuda.chains.pairs import Pair, Via
+from cpembed.targets.cuda.instructions import LANES
+from cpembed.targets.cuda.lower import (
+    ACCESS_BYTES,
+    GlobalOperand,
+    TiledProduct,
+    global_operand,
+    in_original,
+)
+from cpembed.targets.cuda.schedule import (
+    CHUNK,
+    MAX_BATCH,
+    MAX_REGISTERS,
+    MAX_THREADS,
+    KernelSchedule,
+    Plan,
+    SharedTile,
+)
+from cpembed.transform.program import DerivedProgram
+from cpembed.workloads.chains import ProductChain, RowSoftmax
+
+MAX_HELD = 8
+"""Number of instruction tiles along the first product's depth up to which fragments of its first
+factor stay in registers."""
+
+MAX_UNROLLED = 16
+"""Number of instruction tiles along the first product's depth up to which its loop is unrolled."""
+
+OTHER_REGISTERS = 40
+"""Number of registers of a thread for addresses, loop counters and temporaries, read off what
+ptxas 13 allocates for sm_80."""
+
+
+@dataclass(frozen=True)
+class ChainSchedule:
+    """Choices of a chain's kernel.
+
+    Attributes
+    ----------
+    via : str
+        Place of the operand between the products.
+    warps : tuple of int
+        Number of warps of a block along rows, and along columns of either product. Warps along
+        columns share the operand between the products, through shared memory.
+    rows : int
+        Number of instruction tiles of a warp along rows.
+    chunk : int
+        Number of instruction tiles along the second product's depth in a stage.
+    columns : int
+        Number of instruction tiles of a block along columns of the result.
+    stages : int
+        Number of stages of shared memory.
+    """
+
+    via: Via
+    warps: tuple[int, int]
+    rows: int
+    chunk: int
+    columns: int
+    stages: int = 2
+
+    @property
+    def threads(self) -> int:
+        return LANES * self.warps[0] * self.warps[1]
+
+    def __str__(self) -> str:
+        block = f"{self.warps[0] * self.rows} x {self.columns}"
+        warps = f"{self.warps[0]} x {self.warps[1]}"
+        return (
+            f"blocks of {block} tiles on {warps} warps, {self.chunk} deep in {self.stages} stages, "
+            f"through {self.via}"
+        )
+
+
+Role = Literal["A", "B", "B2"]
+"""Factors of a chain's kernel: those of the first product, and the second's own."""
+
+
+@dataclass(frozen=True)
+class Factor:
+    """A factor in global memory, and its tile in shared memory.
+
+    Attributes
+    ----------
+    role : str
+        Name in the kernel.
+    product : TiledProduct
+        Product that it is a factor of.
+    operand : GlobalOperand
+        Layout in global memory.
+    tile : SharedTile
+        Tile that a block copies at a time.
+    lines, length : int
+        Number of lines of the tile, and of elements of a line that are copied.
+    along_depth : bool
+        True if lines run along the depth of the product, as fragments expect; others are
+        transposed by ``ldmatrix``.
+    """
+
+    role: Role
+    product: TiledProduct
+    operand: GlobalOperand
+    tile: SharedTile
+    lines: int
+    length: int
+    along_depth: bool
+
+    @property
+    def vectors(self) -> int:
+        """Number of vectors of a tile that are copied."""
+        return self.lines * self.length // self.operand.length
+
+
+@dataclass(frozen=True)
+class ChainPlan:
+    """A pair with a schedule, from which a kernel is generated."""
+
+    chain: ProductChain
+    pair: Pair
+    schedule: ChainSchedule
+
+    @property
+    def first(self) -> TiledProduct:
+        return self.pair.first.product
+
+    @property
+    def second(self) -> TiledProduct:
+        return self.pair.second.product
+
+    @property
+    def coupling(self) -> Coupling:
+        """Coupling of registers; the pair has one if the operand stays there."""
+        assert isinstance(self.pair.coupling, Coupling)
+        return self.pair.coupling
+
+    @property
+    def order(self) -> tuple[int, ...]:
+        """Digits of the summed coordinate in an instruction tile of the operand between."""
+        if self.schedule.via == "registers":
+            return self.coupling.digits
+        return tuple(range(self.second.instruction.k.bit_length() - 1))
+
+    @property
+    def is_ordered(self) -> bool:
+        return self.order == tuple(range(len(self.order)))
+
+    @property
+    def column_tiles(self) -> int:
+        """Number of instruction tiles of a chunk along columns of the first product."""
+        return self.schedule.chunk * self.second.instruction.k // self.first.instruction.n
+
+    @property
+    def warp_column_tiles(self) -> int:
+        """Number of a chunk's tiles along columns that one warp computes."""
+        return self.column_tiles // self.schedule.warps[1]
+
+    @property
+    def warp_columns(self) -> int:
+        """Number of instruction tiles of a warp along columns of the result."""
+        return -(-self.schedule.columns // self.schedule.warps[1])
+
+    @property
+    def chunk_columns(self) -> int:
+        """Number of columns of the first product in a chunk."""
+        return self.schedule.chunk * self.second.instruction.k
+
+    @property
+    def chunks(self) -> int:
+        """Number of chunks of the operand between the products."""
+        return -(-self.second.tiles[3] // self.schedule.chunk)
+
+    @property
+    def block_rows(self) -> int:
+        """Number of instruction tiles of a block along rows."""
+        return self.schedule.warps[0] * self.schedule.rows
+
+    @property
+    def holds_rows(self) -> bool:
+        """True if fragments of the first product's first factor stay in registers."""
+        return self.schedule.rows * self.first.tiles[3] <= MAX_HELD
+
+    @cached_property
+    def rows_factor(self) -> Factor:
+        """The first product's first factor."""
+        product = self.first
+        operand = product.first[0]
+        lines = self.block_rows * product.instruction.m
+        return _factor("A", product, operand, lines, self._depth(product), along_depth=True)
+
+    @cached_property
+    def columns_factor(self) -> Factor:
+        """The first product's second factor."""
+        product = self.first
+        workload = product.program.workload.inputs[1]
+        operand = product.second[0]
+        if workload.varies:
+            operand = original(product.program, operand.layout.name, product.axes[2])
+        return _factor(
+            "B", product, operand, self.chunk_columns, self._depth(product), along_depth=True
+        )
+
+    @cached_property
+    def second_factor(self) -> Factor:
+        """The second product's own factor."""
+        product, schedule = self.second, self.schedule
+        workload = product.program.workload.inputs[1]
+        # Even, because fragments of two tiles are loaded at a time, and whole warps copy.
+        columns = 2 * -(-(self.warp_columns * schedule.warps[1]) // 2) * product.instruction.n
+        if workload.varies:
+            if is_integer(workload.dtype):
+                raise LoweringError(
+                    f"{workload.name}: ldmatrix transposes elements of 16 bits only"
+                )
+            operand = original(product.program, product.second[0].layout.name, product.axes[1])
+            return _factor("B2", product, operand, self.chunk_columns, columns, along_depth=False)
+        operand = product.second[0]
+        if not self.is_ordered:
+            operand = _reordered(operand, product, self.order)
+        return _factor("B2", product, operand, columns, self.chunk_columns, along_depth=True)
+
+    @property
+    def factors(self) -> tuple[Factor, Factor, Factor]:
+        return self.rows_factor, self.columns_factor, self.second_factor
+
+    def _depth(self, product: TiledProduct) -> int:
+        return product.tiles[3] * product.instruction.k
+
+    @cached_property
+    def result(self) -> Plan:
+        """The second product as a plan of its own, for the end of the kernel."""
+        schedule = self.schedule
+        return Plan(
+            self.second,
+            KernelSchedule(warps=schedule.warps, tile=(schedule.rows, self.warp_columns)),
+        )
+
+    @cached_property
+    def middle(self) -> SharedTile:
+        """Tile of the operand between the products in shared memory; empty if in registers."""
+        size = size_bytes(self.chain.factors)
+        rows = self.block_rows * self.first.instruction.m
+        if self.schedule.via == "registers":
+            return _shared_tile(0, CHUNK, CHUNK)
+        return _shared_tile(rows, self.chunk_columns * size, CHUNK)
+
+    @property
+    def stage_bytes(self) -> int:
+        return self.columns_factor.tile.bytes + self.second_factor.tile.bytes
+
+    @property
+    def stage_start(self) -> int:
+        """First byte of the first stage, after the rows and the operand between."""
+        return self.rows_factor.tile.bytes + self.middle.bytes
+
+    @property
+    def shared_bytes(self) -> int:
+        """Bytes of shared memory: rows, operand between, stages; at the end the results."""
+        warps = self.schedule.threads // LANES
+        stages = self.stage_start + self.schedule.stages * self.stage_bytes
+        return max(stages, warps * self.result.staging.bytes)
+
+    @property
+    def blocks(self) -> tuple[int, int, int]:
+        """Number of blocks along rows, columns and batch."""
+        batch, rows, columns, _ = self.second.tiles
+        return -(-rows // self.block_rows), -(-columns // self.schedule.columns), batch
+
+    @property
+    def registers(self) -> int:
+        """Estimated registers of a thread."""
+        schedule, instruction = self.schedule, self.second.instruction
+        first, second, sums = instruction.registers
+        fragments = schedule.rows * (self.first.tiles[3] if self.holds_rows else 1) * first
+        scores = schedule.rows * self.warp_column_tiles * sums
+        middle = schedule.rows * (schedule.chunk if schedule.via == "registers" else 1) * first
+        results = schedule.rows * self.warp_columns * sums
+        softmax = 4 * schedule.rows * 2 if isinstance(self.chain.function, RowSoftmax) else 0
+        # Scores are dead once the operand between is made of them, so the larger counts.
+        total = fragments + results + max(scores, middle) + middle // 2 + 2 * second + softmax
+        return -(-(total + OTHER_REGISTERS) // 8) * 8
+
+
+def check(plan: ChainPlan, shared_bytes: int) -> None:
+    """Raise :class:`LoweringError` if a plan has no kernel, or a block does not fit.
+
+    Parameters
+    ----------
+    plan : ChainPlan
+    shared_bytes : int
+        Shared memory of a block of the multiprocessor.
+    """
+    schedule, pair = plan.schedule, plan.pair
+    if plan.first.instruction.kind != "mma":
+        raise LoweringError("chains are generated for the instructions mma_*")
+    if pair.is_swapped:
+        raise LoweringError("no kernel is generated for transposed products in a chain")
+    if schedule.via not in pair.via:
+        assert not isinstance(pair.coupling, Coupling)
+        raise LoweringError(pair.coupling.reason)
+    if schedule.via == "registers" and schedule.warps[1] != 1:
+        raise LoweringError("a warp has the operand between the products to itself in registers")
+    if schedule.via != "registers" and isinstance(plan.chain.function, RowSoftmax):
+        raise LoweringError("softmax of rows needs each row in one warp, so registers")
+    if plan.column_tiles % (2 * schedule.warps[1]):
+        raise LoweringError(f"{schedule}: a warp computes an even number of tiles of a chunk")
+    if schedule.threads > MAX_THREADS or schedule.stages < 2:
+        raise LoweringError(f"{schedule}: at most {MAX_THREADS} threads, at least 2 stages")
+    if plan.shared_bytes > shared_bytes:
+        raise LoweringError(
+            f"{schedule}: {plan.shared_bytes:,} bytes of shared memory of {shared_bytes:,}"
+        )
+    if plan.registers > MAX_REGISTERS:
+        raise LoweringError(f"{schedule}: {plan.registers} registers of {MAX_REGISTERS}")
+    if plan.second.tiles[0] > MAX_BATCH:
+        raise LoweringError(f"a batch of {plan.second.tiles[0]:,}: a grid has {MAX_BATCH:,}")
+
+
+def original(program: DerivedProgram, name: str, along: str) -> GlobalOperand:
+    """Return an operand in its original layout, with vectors along an axis of the instruction.
+
+    Parameters
+    ----------
+    program : DerivedProgram
+        Program of the operand.
+    name : str
+        Name of the operand.
+    along : str
+        Axis of the instruction.
+    """
+    layout = program.operand(name)
+    layout = in_original(layout, range(len(layout.original_shape)))
+    extents = {lane.name: lane.extent for lane in program.instruction_axes}
+    longest = min(ACCESS_BYTES // size_bytes(layout.dtype), extents[along])
+    return global_operand(layout, program, along, longest)
+
+
+def _reordered(
+    operand: GlobalOperand, product: TiledProduct, digits: tuple[int, ...]
+) -> GlobalOperand:
+    """Return a packed factor whose depth within a tile is in the order of a coupling."""
+    layout, axis = operand.layout, product.axes[2]
+    dimensions = [d for d in layout.dimensions if d.lane == axis]
+    if len(dimensions) != 1 or dimensions[0].extent != product.instruction.k:
+        raise LoweringError(f"{layout.name}: its depth in a tile has no single dimension")
+    name = dimensions[0].name
+    moved = IndexExpr.sum(
+        [
+            IndexTerm(name, coefficient=1 << digit, divisor=1 << bit, modulus=2)
+            for bit, digit in enumerate(digits)
+        ],
+        0,
+    )
+    source = tuple(
+        index.substitute({name: moved}) if name in index.iterators else index
+        for index in layout.source
+    )
+    return replace(operand, layout=replace(layout, source=source))
+
+
+def _factor(
+    role: Role,
+    product: TiledProduct,
+    operand: GlobalOperand,
+    lines: int,
+    length: int,
+    *,
+    along_depth: bool,
+) -> Factor:
+    size = size_bytes(operand.layout.dtype)
+    tile = _shared_tile(lines, length * size, operand.length * size)
+    return Factor(role, product, operand, tile, lines, length, along_depth)
+
+
+def _shared_tile(lines: int, line_bytes: int, width: int) -> SharedTile:
+    """Return a tile whose chunks are exchanged within lines of a power of two, or eight, chunks."""
+    chunks = max(1, -(-line_bytes // CHUNK))
+    # Chunks change places with others of their group of eight, or of all if there are fewer.
+    chunks = 8 * -(-chunks // 8) if chunks > 4 else 1 << (chunks - 1).bit_length()
+    pitch = chunks * CHUNK
+    return SharedTile(rows=lines, row_bytes=pitch, pitch=pitch, width=width, swizzled=True)

@@ -1,0 +1,67 @@
+"""Chains of products as a person or a script sees them."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from tests.cli.calling import Caller
+from tests.unit.targets.cuda.executor.running import needs_compiler
+
+HEADS = ("attention", "b=1", "h=4", "kv=2", "q=32", "k=48", "d=16", "causal")
+
+
+def test_pairs_are_counted_with_their_reasons(cpembed: Caller) -> None:
+    called = cpembed("solve", *HEADS, "--target", "mma_f16", "--json")
+    document = json.loads(called.out)
+    first, second = document["embeddings"]
+    assert sum(count["pairs"] for count in document["pairs"]) == first * second
+    outcomes = {count["outcome"] for count in document["pairs"]}
+    assert outcomes == {"registers", "shared memory", "rejected"}
+    assert all(count["reason"] or count["outcome"] == "registers" for count in document["pairs"])
+    assert document["candidates"][0]["via"] == "registers"
+    assert document["provenance"] == "estimated"
+
+
+def test_explain_and_solve_say_the_same(cpembed: Caller) -> None:
+    texts = [cpembed(name, *HEADS, "--target", "mma_f16").out for name in ("solve", "explain")]
+    assert texts[0] == texts[1]
+    assert "rows of tiles differ" in texts[0]
+    assert "estimated: faster than apart" in texts[0]
+
+
+@needs_compiler
+def test_a_chain_is_built_verified_and_saved(cpembed: Caller, tmp_path: Path) -> None:
+    folder = tmp_path / "kernel"
+    called = cpembed("run", *HEADS, "--target", "mma_f16", "--seed", "3", "--save", str(folder))
+    assert "verified  yes, emulated, largest error" in called.out
+    document = json.loads((folder / "kernel.json").read_text())
+    assert {buffer["tensor"] for buffer in document["buffers"]} >= {"Q", "K", "V"}
+    assert "kernel_chain" in (folder / "kernel.cu").read_text()
+
+
+@pytest.mark.parametrize(
+    "words, problem",
+    [
+        (
+            ("solve", *HEADS, "--target", "mma_f16", "--pareto"),
+            "--pareto means nothing for a chain",
+        ),
+        (("run", *HEADS, "--target", "mma_f16", "--relu"), "--relu means nothing for a chain"),
+        (("run", "attention", "b=1", "--target", "mma_f16"), "attention: missing h q k d"),
+    ],
+)
+def test_what_means_nothing_is_refused(
+    cpembed: Caller, words: tuple[str, ...], problem: str
+) -> None:
+    called = cpembed(*words)
+    assert (called.code, called.out) == (2, "")
+    assert problem in called.err
+
+
+def test_other_targets_make_no_kernels_of_chains(cpembed: Caller) -> None:
+    called = cpembed("run", "mlp", "m=8", "k=8", "n=8", "p=8", "--target", "avx2_int8")
+    assert called.code == 5
+    assert "avx2_int8 makes no kernels of chains" in called.err

@@ -1,0 +1,55 @@
+"""Kernels of chains that tests share: plans by their words, and results in several orders."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from cpembed.driver.chains import TOLERANCES, largest_error
+from cpembed.driver.named import hardware_spec
+from cpembed.targets.cuda.chains.build import ChainKernels, chain_text
+from cpembed.targets.cuda.chains.pairs import find_pairs
+from cpembed.targets.cuda.chains.plan import ChainPlan, ChainSchedule, check
+from cpembed.targets.cuda.chains.space import has_kernel
+from cpembed.targets.cuda.executor import Order
+from cpembed.workloads.chains import ProductChain, parse_chain
+
+Array = NDArray[Any]
+
+SHARED_BYTES = 166_912
+"""Of a block on sm_80: CUDA C++ Programming Guide, technical specifications."""
+
+TARGETS = {"float16": "mma_f16", "bfloat16": "mma_bf16", "int8": "mma_s8"}
+
+
+def chain_of(words: str) -> ProductChain:
+    return parse_chain(words.split())
+
+
+def plan_of(chain: ProductChain, schedule: ChainSchedule, number: int = 0) -> ChainPlan:
+    """A plan of one of the pairs that have kernels."""
+    pairs = find_pairs(chain, hardware_spec(TARGETS[chain.factors]))
+    usable = [p for p in pairs.pairs if has_kernel(p) and schedule.via in p.via]
+    plan = ChainPlan(chain, usable[number % len(usable)], schedule)
+    check(plan, SHARED_BYTES)
+    return plan
+
+
+def kernels_of(plan: ChainPlan) -> ChainKernels:
+    return ChainKernels(plan, chain_text(plan, "sm_80"))
+
+
+def error_of(
+    kernels: ChainKernels, inputs: dict[str, Array], order: Order | int = Order.FORWARD
+) -> float:
+    """Of a run, relative to the largest result, or the number of integers that differ."""
+    chain = kernels.plan.chain
+    return largest_error(kernels.run(inputs, order), chain.evaluate(inputs))
+
+
+def is_right(kernels: ChainKernels, seed: int, order: Order | int = Order.FORWARD) -> bool:
+    chain = kernels.plan.chain
+    error = error_of(kernels, chain.random_inputs(seed), order)
+    return bool(np.isfinite(error) and error <= TOLERANCES.get(chain.factors, 0.0))

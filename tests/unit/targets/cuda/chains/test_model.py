@@ -1,0 +1,80 @@
+"""Estimates of chains: what fusion saves, and what the emulator counts."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from cpembed.driver.chains import named_chain, solve_chain
+from cpembed.driver.named import hardware_spec
+from cpembed.errors import BackendUnavailable
+from cpembed.targets.cuda.chains.model import estimate_apart, work_of
+from cpembed.targets.cuda.chains.pairs import find_pairs
+from cpembed.targets.cuda.chains.plan import ChainSchedule
+from cpembed.targets.cuda.chains.space import ranked_plans, score
+from cpembed.targets.cuda.model import gpu
+from tests.unit.targets.cuda.chains.generated import chain_of, kernels_of, plan_of
+from tests.unit.targets.cuda.executor.running import needs_compiler
+
+A100 = gpu(hardware_spec("mma_f16"), "a100")
+
+
+def test_long_attention_is_fused_and_wide_layers_are_not() -> None:
+    """Scores of 1,024 keys are eight times the bytes of a head; layers of a wide model are bound by
+    products, which a chain computes with smaller tiles."""
+    heads = solve_chain(named_chain("attention b=8 h=16 q=1024 k=1024 d=64", "mma_f16"), "mma_f16")
+    assert heads.choice.fuses
+    layers = solve_chain(named_chain("mlp m=4096 k=1024 n=4096 p=1024", "mma_f16"), "mma_f16")
+    assert not layers.choice.fuses
+
+
+def test_stored_bytes_are_those_of_scores_and_weights() -> None:
+    """Each written once and read once, in the type of the factors."""
+    chain = chain_of("attention b=2 h=4 q=64 k=96 d=32")
+    (pair, *_) = (p for p in find_pairs(chain, hardware_spec("mma_f16")).pairs if not p.is_swapped)
+    assert estimate_apart(chain, pair, A100).stored_bytes == 4 * 2 * (2 * 4 * 64 * 96)
+    layers = chain_of("mlp m=64 k=32 n=96 p=32")
+    (pair, *_) = (p for p in find_pairs(layers, hardware_spec("mma_f16")).pairs if not p.is_swapped)
+    assert estimate_apart(layers, pair, A100).stored_bytes == 2 * 2 * (64 * 96)
+
+
+def test_a_causal_mask_halves_the_chunks() -> None:
+    words = "attention b=1 h=1 q=1024 k=1024 d=64"
+    schedule = ChainSchedule("registers", (4, 1), 1, 4, 8)
+    every = work_of(plan_of(chain_of(words), schedule), A100)
+    causal = work_of(plan_of(chain_of(f"{words} causal"), schedule), A100)
+    assert every.steps == 16
+    # Blocks of 64 rows over chunks of 64 keys have 1, 2, … 16 chunks.
+    assert causal.steps == round(sum(range(1, 17)) / 16)
+    assert causal.fetch == every.fetch
+
+
+@needs_compiler
+@pytest.mark.parametrize("words", ["attention b=1 h=2 q=64 k=128 d=32", "mlp m=64 k=64 n=128 p=64"])
+def test_products_are_those_that_the_emulator_counts(words: str) -> None:
+    chain = chain_of(words)
+    columns = chain.second.output.shape[-1] // 8
+    plan = plan_of(chain, ChainSchedule("registers", (2, 1), 1, 2, columns))
+    kernels = kernels_of(plan)
+    kernels.run(chain.random_inputs(0))
+    products = sum(kernels.kernel_counters["chain_kernel"].mma.values())
+    work = work_of(plan, A100)
+    depth = plan.first.tiles[3]
+    of_a_step = plan.column_tiles * depth + plan.schedule.columns * plan.schedule.chunk
+    assert products == work.blocks * work.warps * work.steps * of_a_step
+    cycles = of_a_step * A100.product_cycles
+    assert work.compute.tensor == cycles
+
+
+def test_plans_are_ranked_by_their_estimates() -> None:
+    chain = chain_of("attention b=2 h=4 q=128 k=128 d=64")
+    plans = ranked_plans(find_pairs(chain, hardware_spec("mma_f16")), A100)
+    assert [p.us for p in plans] == pytest.approx(sorted(p.us for p in plans), abs=1e-3)
+    worse = replace(plans[0].plan, schedule=ChainSchedule("registers", (1, 1), 1, 1, 8))
+    assert score(worse, A100).us >= plans[0].us
+
+
+def test_other_targets_make_no_kernels_of_chains() -> None:
+    with pytest.raises(BackendUnavailable, match="avx2_int8 makes no kernels of chains"):
+        solve_chain(chain_of("mlp m=8 k=8 n=8 p=8 dtype=int8"), "avx2_int8")

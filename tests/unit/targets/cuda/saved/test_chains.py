@@ -1,0 +1,58 @@
+"""Folders of chains of products check themselves as those of single products do."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import pytest
+
+from cpembed.cli import main
+from cpembed.runtime.worker import IN_PROCESS_VARIABLE
+from cpembed.targets.cuda import compiling
+from cpembed.targets.cuda.executor import COMPILER
+from tests.unit.targets.cuda.saved import fake_driver
+
+pytestmark = [
+    pytest.mark.skipif(bool(COMPILER.missing()), reason="the executor misses something"),
+    pytest.mark.skipif(compiling.compiler() is None, reason="nvcc is not on the path"),
+]
+
+CHAINS = {
+    "heads": ("attention b=1 h=2 kv=1 q=32 k=40 d=16 causal lengths", "mma_f16"),
+    "layers": ("mlp m=40 k=32 n=64 p=24 act=relu bias", "mma_f16"),
+    "bytes": ("mlp m=32 k=64 n=64 p=32", "mma_s8"),
+}
+
+
+@pytest.fixture(scope="module")
+def driver(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return fake_driver.build(tmp_path_factory.mktemp("driver"))
+
+
+@pytest.mark.quick(1)
+@pytest.mark.parametrize("name", CHAINS)
+def test_a_chain_checks_itself(
+    name: str, driver: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv(IN_PROCESS_VARIABLE, "1")
+    words, target = CHAINS[name]
+    folder = tmp_path / "chain"
+    assert main(["run", *words.split(), "--target", target, "--save", str(folder)]) == 0
+
+    def check() -> tuple[int, str]:
+        library = fake_driver.emulated(folder / "chain.cu")
+        env = fake_driver.environment(driver, "run", FAKE_CUDA_PROGRAM=library)
+        done = fake_driver.check_py(folder, env, "--no-time")
+        return done.returncode, done.stdout + done.stderr
+
+    status, said = check()
+    assert status == 0, said
+    assert f"right: numbers ({'exact' if name == 'bytes' else 'tolerance'})" in said
+    text = (folder / "chain.cu").read_text()
+    spoiled, count = re.subn(r"cpembed_mma_\w+\([^;{]*\);", "(void)0;", text, count=1)
+    assert count == 1
+    (folder / "chain.cu").write_text(spoiled)
+    status, said = check()
+    assert status == 1
+    assert re.match(r"error: wrong result for numbers: element \d+ is ", said)
