@@ -130,8 +130,10 @@ def test_a_product_names_its_registers_in_the_order_of_ptx(
 def test_compilers_may_not_move_accesses_of_memory(name: str) -> None:
     """Emulation does not see what a compiler could do without these words."""
     for statement in re.findall(r"asm[^;]*\(.*\);", device.function(name)):
-        assert statement.startswith("asm volatile("), statement
         ptx = re.findall(r'"([^"]*)"', statement)[0]
+        # A function of registers alone may move.
+        is_pure = ptx.startswith("ex2.")
+        assert is_pure or statement.startswith("asm volatile("), statement
         # Addresses are in brackets; commits and waits order the copies.
         if "[" in ptx or ptx.startswith("cp.async"):
             assert statement.endswith('"memory");'), statement
