@@ -7,6 +7,7 @@ chunks: columns of the first product, which the second sums over. A chunk of bot
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Literal
@@ -24,6 +25,7 @@ from cpembed.targets.cuda.lower import (
     global_operand,
     in_original,
 )
+from cpembed.targets.cuda.offsets import MAX_OFFSET
 from cpembed.targets.cuda.schedule import (
     CHUNK,
     MAX_BATCH,
@@ -328,6 +330,14 @@ def check(plan: ChainPlan, shared_bytes: int) -> None:
         )
     if plan.registers > MAX_REGISTERS:
         raise LoweringError(f"{schedule}: {plan.registers} registers of {MAX_REGISTERS}")
+    # Offsets have 32 bits. Those of padded tiles are computed too, before a condition discards
+    # them: less than twice those of an operand.
+    operands = (*(factor.operand for factor in plan.factors), plan.second.output)
+    largest = max(math.prod(operand.layout.original_shape) for operand in operands)
+    if 2 * largest > MAX_OFFSET:
+        raise LoweringError(
+            f"an operand of {largest:,} elements: offsets of padded tiles need more than 32 bits"
+        )
     if plan.second.tiles[0] > MAX_BATCH:
         raise LoweringError(f"a batch of {plan.second.tiles[0]:,}: a grid has {MAX_BATCH:,}")
 
