@@ -1,6 +1,5 @@
-"""Kernels for Tensor Cores, built here and timed on a GPU elsewhere.
+"""Suites of layers whose kernels for Tensor Cores are packed here and timed on a GPU elsewhere.
 
-``python -m benchmarks.gpu.pack -o DIR|FILE.zip`` writes everything that a machine with a GPU needs
-into one folder: kernels as cubins, what they compute, baselines, and :mod:`benchmarks.gpu.remote`,
-which checks and times them there and needs the CUDA driver, Python, numpy and torch alone.
+``python -m benchmarks.gpu.pack -o DIR|FILE.zip`` packs them as ``cpembed bench --pack`` does a
+user's own layers, and adds kernels of TVM's own rules.
 """

@@ -26,6 +26,7 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.gpu.choosing import CONSTRAINTS
+
 from benchmarks.gpu.suites import PackedLayer, layers
 from cpembed.codegen.epilogue import Epilogue
 from cpembed.driver.named import hardware_spec, workload

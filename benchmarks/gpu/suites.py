@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass
+from dataclasses import replace
 
+from cpembed.codegen.epilogue import EpilogueRequest
+from cpembed.driver.bench_pack import PackItem
+from cpembed.driver.named import hardware_spec, workload
 from cpembed.errors import WorkloadError
 from cpembed.workloads.suites import suite
 
@@ -29,24 +32,36 @@ PRODUCTS = (
 """Rows, columns and depth: squares, and those of a Transformer's layers at several batches."""
 
 
-@dataclass(frozen=True)
-class PackedLayer:
-    """A layer: ``words`` name its workload, on ``target``, whose sums are stored as ``stored``."""
+def item(suite_name: str, name: str, words: str, target: str, stored: str) -> PackItem:
+    """Return a layer on a target.
 
-    suite: str
-    name: str
-    words: str
-    target: str
-    stored: str
+    Parameters
+    ----------
+    suite_name, name : str
+        Suite of the layer, and its name.
+    words : str
+        Words that name its workload.
+    target : str
+        Name of the target.
+    stored : str
+        Element type of the result.
+    """
+    spec = hardware_spec(target)
+    layer_workload = workload(words, target=spec)
+    # Sums of this type are stored as they are.
+    output = None if stored == layer_workload.output.dtype else stored
+    return PackItem(
+        suite=suite_name,
+        name=name,
+        words=words,
+        workload=layer_workload,
+        spec=spec,
+        storing=EpilogueRequest(output),
+    )
 
-    @property
-    def slug(self) -> str:
-        """The layer's name in files."""
-        return re.sub(r"[^a-z0-9]+", "-", f"{self.name} {self.target}".lower()).strip("-")
 
-
-def _convolutions(name: str, batches: tuple[int | None, ...], step: int = 1) -> list[PackedLayer]:
-    packed_layers: list[PackedLayer] = []
+def _convolutions(name: str, batches: tuple[int | None, ...], step: int = 1) -> list[PackItem]:
+    packed_layers: list[PackItem] = []
     for batch in batches:
         for layer in suite("amos" if name == "amos12" else name)[::step]:
             if layer.operator.name != "conv2d" or (name == "amos12" and layer.application != "C2D"):
@@ -55,26 +70,24 @@ def _convolutions(name: str, batches: tuple[int | None, ...], step: int = 1) -> 
             if batch is not None:
                 words = re.sub(r"\bn=\d+", f"n={batch}", words)
                 title = f"{title} batch {batch}"
-            packed_layers.append(PackedLayer(name, title, words, "mma_f16", "float16"))
+            packed_layers.append(item(name, title, words, "mma_f16", "float16"))
     return packed_layers
 
 
-def _products(name: str, step: int = 1) -> list[PackedLayer]:
+def _products(name: str, step: int = 1) -> list[PackItem]:
     if name == "gemm":
         sizes = [
             tuple(int(layer.parameters[axis]) for axis in "mnk") for layer in suite("gemm")[::step]
         ]
     else:
         sizes = list(PRODUCTS)
-    packed_layers: list[PackedLayer] = []
+    packed_layers: list[PackItem] = []
     for m, n, k in sizes:
         words = f"gemm m={m} n={n} k={k}"
-        packed_layers.append(PackedLayer(name, f"{name}:{m}x{n}x{k}", words, "mma_f16", "float16"))
+        packed_layers.append(item(name, f"{name}:{m}x{n}x{k}", words, "mma_f16", "float16"))
         # torch._int_mm, the baseline, takes these sizes alone.
         if m > 16 and n % 8 == 0 and k % 8 == 0:
-            packed_layers.append(
-                PackedLayer(name, f"{name}:{m}x{n}x{k} int8", words, "mma_s8", "int32")
-            )
+            packed_layers.append(item(name, f"{name}:{m}x{n}x{k} int8", words, "mma_s8", "int32"))
     return packed_layers
 
 
@@ -88,10 +101,20 @@ SUITES = {
 """Names that ``--suite`` takes."""
 
 
-def layers(names: tuple[str, ...] = ()) -> list[PackedLayer]:
+def layers(names: tuple[str, ...] = (), machine: str | None = None) -> list[PackItem]:
     """Return all layers of the named suites; without names, of every suite, a part of DeepBench's.
 
-    Raises :class:`WorkloadError` for an unknown name.
+    Parameters
+    ----------
+    names : tuple of str
+        Names of suites.
+    machine : str, optional
+        Machine whose estimates decide the schedules; by default the targets' first one.
+
+    Raises
+    ------
+    WorkloadError
+        For an unknown name.
     """
     unknown = [name for name in names if name not in SUITES]
     if unknown:
@@ -107,5 +130,10 @@ def layers(names: tuple[str, ...] = ()) -> list[PackedLayer]:
         "gemm": lambda: _products("gemm", 1 if all_layers else GEMM_STEP),
     }
     packed_layers = [layer for name in names or SUITES for layer in makers[name]()]
+    if machine is not None:
+        packed_layers = [
+            replace(layer, spec=hardware_spec(layer.spec, machine=machine))
+            for layer in packed_layers
+        ]
     # DeepBench lists some products twice.
-    return list(dict.fromkeys(packed_layers))
+    return list({(layer.name, layer.spec.name): layer for layer in packed_layers}.values())

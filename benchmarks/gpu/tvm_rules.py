@@ -10,17 +10,20 @@ from __future__ import annotations
 
 import inspect
 import re
-import shutil
-import subprocess
-import tempfile
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from cpembed.codegen import runtime
-from cpembed.errors import CpembedError, LoweringError
-from cpembed.targets.cuda.build import ARCHITECTURES, cuda_target
+from cpembed.driver.bench_pack import PackItem
+from cpembed.errors import LoweringError
+from cpembed.targets.cuda.build import CudaText, Kernel, Parameter, Tensor, cuda_target
+from cpembed.targets.cuda.cases import cases_of
+from cpembed.targets.cuda.compiling import ARCHITECTURES
+from cpembed.targets.cuda.executor import Launch
+from cpembed.targets.cuda.pack.packing import save_variant
+from cpembed.targets.cuda.saving import SavedKernel, save_samples
 
 _TAGS = {
     f"{kind}Idx.{axis}": (kind, n) for kind in ("block", "thread") for n, axis in enumerate("xyz")
@@ -34,6 +37,26 @@ class RuleKernels:
 
     source: str
     kernels: tuple[dict[str, Any], ...]
+
+
+def described(item: PackItem) -> dict[str, Any]:
+    """Return the operands, sizes and element types of a layer."""
+    layer, layer_workload = item.layer(1), item.workload
+    inputs = {operand.tensor: operand for operand in layer_workload.inputs}
+    sums = layer_workload.output.dtype
+    return {
+        "kind": layer.kind,
+        "sizes": layer.sizes,
+        "inputs": [
+            {"name": name, "shape": list(operand.shape), "dtype": operand.dtype}
+            for name, operand in inputs.items()
+        ],
+        "output": {
+            "shape": list(layer_workload.output.shape),
+            "sums": sums,
+            "stored": sums if layer.epilogue is None else layer.epilogue.dtype,
+        },
+    }
 
 
 def module(layer: dict[str, Any]) -> Any:
@@ -97,11 +120,12 @@ def _convolution(
     )
 
 
-def scheduled(layer: dict[str, Any], *, repaired: bool = False) -> RuleKernels:
+def scheduled(item: PackItem, *, repaired: bool = False) -> RuleKernels:
     """Schedule a layer by dlight's rules.
 
     Raises :class:`LoweringError` if the rules or TVM's code generation fail.
     """
+    layer = described(item)
     tvm = runtime.tvm()
     from tvm.s_tir import dlight
     from tvm.tirx.build import codegen_build, split_host_device_mods
@@ -195,32 +219,40 @@ def _arguments(name: str, source: str, layer: dict[str, Any]) -> list[dict[str, 
     return arguments
 
 
-def compile_text(source: str, folder: Path, stem: str) -> None:
-    """Write a cubin for each architecture.
+def save(item: PackItem, kernels: RuleKernels, folder: Path, stem: str) -> None:
+    """Write a rule's kernels into a layer's folder, beside those that were generated.
 
     Parameters
     ----------
-    source : str
-        CUDA text.
+    item : PackItem
+        The layer.
+    kernels : RuleKernels
+        Its kernels.
     folder : Path
-        Folder of the cubins.
+        Folder of the layer.
     stem : str
-        Beginning of their names.
-
-    Raises
-    ------
-    CpembedError
-        If nvcc rejects the text.
+        Name of the kernels' own folder.
     """
-    compiler = shutil.which("nvcc") or "nvcc"
-    with tempfile.TemporaryDirectory() as scratch:
-        text = Path(scratch) / f"{stem}.cu"
-        text.write_text(source, encoding="utf-8")
-        for architecture in ARCHITECTURES:
-            cubin = folder / f"{stem}.{architecture}.cubin"
-            options = ["-cubin", f"-arch={architecture}", "-std=c++17", "-O3", "-o", str(cubin)]
-            process = subprocess.run(
-                [compiler, *options, str(text)], capture_output=True, text=True, check=False
-            )
-            if process.returncode:
-                raise CpembedError(f"nvcc rejects {stem}: {process.stderr.strip()[-200:]}")
+    layer, document = item.layer(1), described(item)
+    cases = cases_of(item.workload, layer.epilogue)
+    launches = [
+        Kernel(
+            Launch(k["name"], tuple(k["grid"]), tuple(k["block"]), k["dynamic_shared_bytes"]),
+            tuple(Parameter(a["name"], a["elements"], a["dtype"]) for a in k["arguments"]),
+        )
+        for k in kernels.kernels
+    ]
+    output = document["output"]
+    saved = SavedKernel(
+        name=stem,
+        text=CudaText(kernels.source, tuple(launches)),
+        inputs=[
+            Tensor(i["name"], i["name"], tuple(i["shape"]), i["dtype"]) for i in document["inputs"]
+        ],
+        output=Tensor("C", "C", tuple(output["shape"]), output["stored"]),
+        prepares=frozenset(),
+        cases=cases,
+        macs=item.workload.macs,
+        about={"workload": str(item.workload), "schedule": "dlight"},
+    )
+    save_variant(saved, folder / stem, save_samples(cases, folder))

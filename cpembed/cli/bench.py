@@ -35,6 +35,7 @@ class BenchArguments:
 
     suite: str
     targets: tuple[str, ...]
+    pack: Path | None
     shapes: dict[str, tuple[int, ...]]
     no_run: bool
     threads: int | None
@@ -76,6 +77,11 @@ class BenchArguments:
     "or a comma list.",
 )
 @options.file_option("--plot", "Draw the ratios to the baselines into an SVG file.")
+@options.file_option(
+    "--pack",
+    "Write the kernels of all layers instead, of targets that are emulated here, into a folder or "
+    "a FILE.zip, with programs that check and time them on such a machine (docs/cuda.md).",
+)
 @worker_options.workers_options
 @options.json_option
 @options.pass_as(BenchArguments)
@@ -84,7 +90,7 @@ def bench_command(arguments: BenchArguments, **values: Any) -> int:
 
     SUITE is deepbench, resnet18, resnet50, unit16, unit_conv3d, mobilenet, attention, amos, odd or
     gemm, or a file: a table of layers (.csv), or a model (.onnx, .pt2), whose distinct products are
-    the layers.
+    the layers. results.json, which the programs of a pack write, is shown as it was measured.
 
     Rows are kept as they are completed: an interrupted run resumes where it stopped.
 
@@ -93,7 +99,23 @@ def bench_command(arguments: BenchArguments, **values: Any) -> int:
     cpembed bench unit16 --target amx_int8 --baseline onednn
     cpembed bench resnet50 --target avx512_vnni --output uint8 --bias --scale --relu
     cpembed bench layers.csv --target avx512_vnni --target vta_1x16x16
+    cpembed bench layers.csv --target mma_f16 --machine h100 --layout NHWC --pack layers.zip
     """
+    from cpembed.cli import bench_pack
+
+    if Path(arguments.suite).suffix == ".json":
+        return bench_pack.show_results(Path(arguments.suite), as_json=arguments.as_json)
+    if not arguments.targets:
+        raise click.UsageError("Missing option '--target'.", click.get_current_context())
+    if arguments.pack is not None:
+        values["shapes"] = arguments.shapes or None
+        return bench_pack.pack(
+            arguments.suite,
+            options.distinct(arguments.targets),
+            arguments.pack,
+            options.options_from(BenchOptions, values),
+            as_json=arguments.as_json,
+        )
     options.use_threads(arguments.threads)
     baselines, plot = arguments.baselines, arguments.plot
     values |= {

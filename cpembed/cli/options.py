@@ -128,7 +128,6 @@ def target_option(*, required: bool = True) -> Callable[[F], F]:
 targets_option = click.option(
     "--target",
     "targets",
-    required=True,
     multiple=True,
     shell_complete=targets,
     metavar="NAME|FILE",

@@ -28,6 +28,7 @@ from cpembed.codegen.host_cpu import (
     architecture,
     built_for,
     host_architecture,
+    named_processor,
     needed_features,
     runs_here,
 )
@@ -42,7 +43,7 @@ from cpembed.driver.pipeline import Files, execute
 from cpembed.driver.plan import AnyTarget, MethodChoice, Plan, Request, Selection
 from cpembed.driver.result import SolveResult
 from cpembed.driver.solve import Progress
-from cpembed.errors import LoweringError
+from cpembed.errors import LoweringError, WorkloadError
 from cpembed.export.example import REPEATED, product_reference
 from cpembed.export.library import (
     Contents,
@@ -68,9 +69,19 @@ from cpembed.runtime import worker
 from cpembed.runtime.measurement.runner import Quantiles, time_work
 from cpembed.runtime.measurement.verification import Expected, Verification
 from cpembed.steps import silent, step
-from cpembed.targets.capabilities import cross_triple, planned_kernel, require_candidate
+from cpembed.targets.capabilities import (
+    Linkable,
+    cross_triple,
+    planned_kernel,
+    require_candidate,
+)
 from cpembed.targets.choice import Choice, built_first
-from cpembed.targets.outputs import epilogue_vectors, judge, saved_file_instructions
+from cpembed.targets.outputs import (
+    TorchSaveable,
+    epilogue_vectors,
+    judge,
+    saved_file_instructions,
+)
 from cpembed.targets.verification import verified, worst_judged
 
 _ROUNDS, _ROUND_MS = 9, 5.0
@@ -122,6 +133,7 @@ def build(
     name, threads, torch = options.name, options.threads, options.torch
     require_name(name)
     request = Request(workload, target, options, progress=progress)
+    _require_applicable(request, options)
     worker.prepare()
     outcome = chosen_method(request, options.method)
     if isinstance(outcome, SolveResult):
@@ -141,8 +153,26 @@ def build(
     if isinstance(program, str):
         raise LoweringError(program)
     if program is None:
-        return _save_program(selection, folder, name, report)
+        return _save_program(selection, folder, name, report, torch=torch)
     return _write_library(selection, program, folder, report, torch=torch)
+
+
+def _require_applicable(request: Request, options: BuildOptions) -> None:
+    """Raise :class:`WorkloadError` for an option of libraries if the target writes programs."""
+    target = request.execution.target
+    if isinstance(target, Linkable):
+        return
+    applies_not = {
+        "--threads": options.threads > 0,
+        "--cpu": named_processor() is not None,
+        "--torch": options.torch and not isinstance(target, TorchSaveable),
+    }
+    for option, is_set in applies_not.items():
+        if is_set:
+            raise WorkloadError(
+                f"{option} is for libraries of processors, and {target.spec.name} has none: "
+                "leave it out"
+            )
 
 
 @dataclass(frozen=True)
@@ -354,7 +384,9 @@ def _typed(array: Any, library: Library) -> Any:
     return array if array.dtype == dtype else array.view(dtype)
 
 
-def _save_program(selection: Selection, folder: Path, name: str, report: Progress) -> BuildResult:
+def _save_program(
+    selection: Selection, folder: Path, name: str, report: Progress, *, torch: bool
+) -> BuildResult:
     """Verify and save the program of a target that has no libraries."""
     with drafted(folder):
         # Nothing is drafted: this fails now, before the run, if the folder cannot be written.
@@ -362,7 +394,10 @@ def _save_program(selection: Selection, folder: Path, name: str, report: Progres
     files = Files(save=folder / name)
     seed = secrets.randbits(31)
     run = worker.call(execute, selection.solved, selection.plan, seed, files, progress=report)
-    instructions = saved_file_instructions(selection.plan.target)
+    target = selection.plan.target
+    if torch and isinstance(target, TorchSaveable):
+        target.save_torch(folder / name)
+    instructions = saved_file_instructions(target)
     text = f"# {name}\n\n{_description(selection)}\n\n{instructions}\n"
     write_whole(folder / "README.md", text)
     saved = _files_below(folder / name)

@@ -154,7 +154,8 @@ def _renamed(memory: OperandMemory, axes: Mapping[str, str]) -> OperandMemory:
     """Return the memory side over renamed axes, without the name of its scope."""
     tile = tuple(replace(part, axis=axes[part.axis]) for part in memory.tile)
     strides = {axes[axis]: rule for axis, rule in memory.strides.items()}
-    return replace(memory, scope="", tile=tile, strides=strides)
+    contiguous = tuple(sorted(axes[axis] for axis in memory.contiguous))
+    return replace(memory, scope="", tile=tile, strides=strides, contiguous=contiguous)
 
 
 @dataclass(frozen=True)

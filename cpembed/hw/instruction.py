@@ -119,6 +119,9 @@ class OperandMemory:
         The address of a tile in main memory must be a multiple of this.
     capacity_bytes : int or None
         Capacity of the scope; None where it is not limited.
+    contiguous : tuple of str
+        Axes along which a copy engine reads contiguous rows from main memory, one of them for each
+        operand; empty: there is no such engine (the constraint ``contiguous``).
     """
 
     scope: str
@@ -126,6 +129,7 @@ class OperandMemory:
     strides: Mapping[str, StrideRule] = field(default_factory=dict[str, StrideRule])
     alignment_bytes: int = 1
     capacity_bytes: int | None = None
+    contiguous: tuple[str, ...] = ()
 
     @property
     def axes(self) -> tuple[str, ...]:

@@ -381,12 +381,16 @@ class _Builder:
         problem = f"{alignment} is not allowed; allowed: a power of two"
         is_power = alignment >= 1 and not alignment & (alignment - 1)
         self.need(is_power, (*key, "alignment_bytes"), problem)
+        for position, axis in enumerate(table.contiguous):
+            problem = f"{axis} is not an axis of the operand; its axes: {joined(operand_axes)}"
+            self.need(axis in operand_axes, (*key, "contiguous", position), problem)
         return OperandMemory(
             scope=table.scope,
             tile=tile,
             strides=dict(table.stride),
             alignment_bytes=alignment,
             capacity_bytes=self.capacities[table.scope],
+            contiguous=tuple(table.contiguous),
         )
 
     def _check_strides(

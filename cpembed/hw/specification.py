@@ -46,6 +46,7 @@ class OperandTable(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     tile: list[str]
     stride: dict[str, StrideRule] = {}
     alignment_bytes: int = 1
+    contiguous: list[str] = []
 
 
 class MemoryTable(msgspec.Struct, frozen=True, forbid_unknown_fields=True):

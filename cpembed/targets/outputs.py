@@ -6,10 +6,13 @@ protocol, and the functions return the default for all other targets.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import re
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol, runtime_checkable
 
+from cpembed.cost.ranking import RankedCandidate
 from cpembed.errors import LoweringError
 from cpembed.ir.computation import Computation
 from cpembed.runtime.measurement.verification import Expected, Verification
@@ -142,6 +145,93 @@ class Saveable(Protocol):
 
     def save(self, artifact: Any, path: Path) -> None:
         """Write an artifact to a file or folder. Raises :class:`LoweringError` if it has none."""
+        ...
+
+
+@runtime_checkable
+class TorchSaveable(Protocol):
+    """Writes an operator of PyTorch beside its saved artifacts (``build --torch``)."""
+
+    def save_torch(self, path: Path) -> None:
+        """Write the module of the operator into the folder of a saved artifact."""
+        ...
+
+
+@dataclass(frozen=True, kw_only=True)
+class PackedLayer:
+    """Layer whose kernels are packed for a machine that executes them elsewhere.
+
+    Attributes
+    ----------
+    suite, name : str
+        Suite that the layer belongs to, and its name in reports.
+    words : str
+        Words of a command line that name the workload.
+    workload : Computation
+        Its computation.
+    epilogue : Any
+        What is stored of the sums, in the target's own form; None for the sums.
+    candidates : callable
+        Returns the embeddings among which the target selects.
+    best : int
+        Number of kernels.
+    request : mapping
+        Everything that the packed files depend on.
+    """
+
+    suite: str
+    name: str
+    words: str
+    workload: Computation
+    epilogue: Any
+    candidates: Callable[[], Sequence[RankedCandidate]]
+    best: int
+    request: Mapping[str, Any]
+
+    @property
+    def slug(self) -> str:
+        """Name of the layer in files."""
+        text = f"{self.name} {self.request['target']}".lower()
+        return re.sub(r"[^a-z0-9]+", "-", text).strip("-")
+
+    @property
+    def kind(self) -> str:
+        """Name of the operator."""
+        return self.words.split()[0]
+
+    @property
+    def sizes(self) -> dict[str, list[int]]:
+        """Numbers of the operator, those of two axes as two."""
+        words = (word.partition("=") for word in self.words.split()[1:])
+        return {
+            name: [int(number) for number in value.split(",")]
+            for name, _, value in words
+            if value.replace(",", "").isdecimal()
+        }
+
+
+@runtime_checkable
+class Packable(Protocol):
+    """Packs kernels of many layers, with programs that check and time them elsewhere."""
+
+    def pack_layer(self, layer: PackedLayer, root: Path) -> None:
+        """Write the kernels of a layer into ``root / "layers" / layer.slug``.
+
+        Raises :class:`LoweringError` if no embedding has a kernel. A layer that is there, on the
+        same request, is left as it is.
+        """
+        ...
+
+    def missing_to_pack(self) -> str | None:
+        """Return what this machine lacks to pack kernels, with the remedy; None if nothing."""
+        ...
+
+    def pack_programs(self, root: Path) -> None:
+        """Write the programs; the one that is called is ``run.py``."""
+        ...
+
+    def measured_report(self, document: Mapping[str, Any]) -> str:
+        """Return the results of a run of these programs as text."""
         ...
 
 

@@ -12,7 +12,12 @@ from numpy.typing import NDArray
 from cpembed.ir.computation import Computation
 from cpembed.ir.dtypes import dtype_info, is_integer
 from cpembed.ir.reference import random_inputs
-from cpembed.runtime.measurement.verification import Expected, Verification, with_special_values
+from cpembed.runtime.measurement.verification import (
+    Expected,
+    Verification,
+    exact_data,
+    with_special_values,
+)
 from cpembed.steps import step
 from cpembed.targets.base import Target
 from cpembed.targets.outputs import epilogue_vectors, judge
@@ -67,6 +72,8 @@ def worst_judged(
 ) -> Verification:
     """Return the worst verification on data, and on the same data with special values.
 
+    Sums of float16 are judged on data of which every sum is exact as well, bit for bit.
+
     Parameters
     ----------
     workload : Computation
@@ -82,6 +89,9 @@ def worst_judged(
     """
     special = special_data(workload, inputs, seed, finite=finite)
     verifications = [*judged(inputs), *judged(special)]
+    exact = exact_data(workload, seed)
+    if exact is not None:
+        verifications += judged(exact)
     # A wrong output is worse than any error within the tolerance.
     worst = max(verifications, key=lambda v: (not v.verified, v.max_error))
     # Integers have no NaN or infinity, so only data of floats can lack some special values.

@@ -315,7 +315,9 @@ def _memory(rng: random.Random, computation: Computation, operand: str) -> Opera
     rng.shuffle(axes)
     strides = {name: StrideRule.ANY for name in axes if rng.random() < 0.5}
     tile = tuple(TileDimension(name) for name in axes)
-    return OperandMemory("memory", tile, strides, rng.choice([1, 1, 1, 16]))
+    contiguous = tuple(sorted({part.axis for part in tile if rng.random() < 0.3}))
+    alignment = rng.choice([1, 1, 1, 16])
+    return OperandMemory("memory", tile, strides, alignment, contiguous=contiguous)
 
 
 def _plain(memory: OperandMemory) -> OperandMemory:
@@ -337,6 +339,8 @@ def random_tables(rng: random.Random) -> dict[str, dict[str, Any]]:
     if rng.random() < 0.15:
         images = rng.choice(["operations", "operands", "all"])
         tables["domain_bound"] = {"bound": rng.choice([2, 3]), "images": images}
+    if rng.random() < 0.15:
+        tables["contiguous"] = {}
     if rng.random() < 0.5:
         tables["hyper_rectangle"] = {}
         if rng.random() < 0.8:

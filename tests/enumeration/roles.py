@@ -194,4 +194,5 @@ def _memory(instruction: Instruction, access: Access, names: Mapping[str, str]) 
     memory: OperandMemory = instruction.memory[access.operand]
     tile = [(names[p.axis], p.divisor, p.modulus) for p in memory.tile if p.axis in axes]
     rules = {names[axis]: memory.stride_rule(axis) for axis in axes}
-    return tile, rules, memory.alignment_bytes, memory.capacity_bytes
+    contiguous = {names[axis] for axis in memory.contiguous if axis in axes}
+    return tile, rules, memory.alignment_bytes, memory.capacity_bytes, contiguous

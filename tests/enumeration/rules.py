@@ -219,6 +219,7 @@ class Rules:
             and ("dense" not in self.tables or self._is_dense(nodes))
             and ("linear_access" not in self.tables or self._is_linear(nodes))
             and ("domain_bound" not in self.tables or self._is_bounded(nodes))
+            and ("contiguous" not in self.tables or self._is_contiguous(nodes))
         )
 
     def keep_apart(self, nodes: Nodes) -> bool:
@@ -310,6 +311,37 @@ class Rules:
             and all(other == name or self._any(pair, other) for other in axes)
         )
 
+    def _is_contiguous(self, nodes: Nodes) -> bool:
+        """Whether one of the axes that an operand names walks its innermost dimension, alone."""
+        for pair, image in enumerate(nodes.images):
+            ours, theirs = self.task.pairs[pair]
+            memory = self.task.instruction.memory[ours.operand]
+            extents = self.task.instruction.extents
+            if not memory.contiguous or any(extents[axis] < 2 for axis in memory.contiguous):
+                continue
+            operand = self.task.workload.operand(theirs.operand)
+            row = operand.shape[-1] * size_bytes(operand.dtype) if operand.shape else 0
+            if not row or (len(operand.shape) > 1 and row % memory.alignment_bytes):
+                return False
+            places = [index.iterators for index in ours.index if index.iterators]
+            first = image[min(image)]
+            # Place by place: what a step from the first element to another one changes.
+            walking = [
+                place
+                for place, axes in enumerate(places)
+                if len(axes) == 1
+                and axes[0] in memory.contiguous
+                and max(element[place] for element in image) > 0
+                and all(
+                    at[-1] == first[-1] + element[place]
+                    and at[:-1] == image[_at(element, place, 0)][:-1]
+                    for element, at in image.items()
+                )
+            ]
+            if len(walking) != 1:
+                return False
+        return True
+
     def _is_bounded(self, nodes: Nodes) -> bool:
         largest = max(self.task.instruction.extents.values(), default=1)
         bound = self.parameter("domain_bound", "bound", None) or largest
@@ -325,6 +357,10 @@ class Rules:
             for element in image.values()
             for at, (constant, _) in zip(element, sums, strict=True)
         )
+
+
+def _at(element: Point, place: int, number: int) -> Point:
+    return (*element[:place], number, *element[place + 1 :])
 
 
 def _different(values: Sequence[object]) -> bool:

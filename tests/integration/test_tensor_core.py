@@ -17,7 +17,7 @@ from cpembed.errors import CpembedError, LoweringError
 from cpembed.ir.computation import Computation
 from cpembed.ir.dtypes import dtype_info
 from cpembed.ir.reference import random_inputs, reference
-from cpembed.runtime.measurement.verification import Expected
+from cpembed.runtime.measurement.verification import Expected, exact_data
 from cpembed.targets.cuda import results
 from cpembed.targets.cuda.build import CudaKernels, cuda_text
 from cpembed.targets.cuda.executor import COMPILER, Order
@@ -97,6 +97,10 @@ def compare(given: Computation, made: CudaKernels, seed: int) -> None:
     for order in (Order.REVERSE, Order.FORWARD):
         found = made.run({**inputs, **vectors}, order)
         assert expected.judge_stored(found, epilogue, vectors).verified, (given, order)
+    exact = exact_data(given, seed)
+    if exact is not None:
+        found = made.run({**exact, **vectors})
+        assert Expected(given, exact).judge_stored(found, epilogue, vectors).verified, given
 
 
 @pytest.mark.quick(32)

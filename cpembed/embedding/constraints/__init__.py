@@ -11,6 +11,7 @@ import inspect
 from typing import Any
 
 from cpembed.embedding.constraints.base import Constraint
+from cpembed.embedding.constraints.contiguous import Contiguous
 from cpembed.embedding.constraints.digits import Digits, Extents, Strides
 from cpembed.embedding.constraints.domain import DomainBound, FixedOrigin, Padding
 from cpembed.embedding.constraints.hyper_rectangle import HyperRectangle
@@ -29,6 +30,7 @@ CONSTRAINTS: dict[str, type[Constraint]] = {
         FixedOrigin,
         Dense,
         LinearAccess,
+        Contiguous,
         Strides,
         Digits,
         Extents,

@@ -12,7 +12,13 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from cpembed.codegen.epilogue import PROCESSOR_CHAIN_TYPES, Chain, Epilogue, Residual, channel_numbers
+from cpembed.codegen.epilogue import (
+    PROCESSOR_CHAIN_TYPES,
+    Chain,
+    Epilogue,
+    Residual,
+    channel_numbers,
+)
 from cpembed.graph.graph import Array, Graph, Operator
 from cpembed.graph.kinds import Elementwise, Input, Number, Product, Scalar
 from cpembed.graph.passes.elementwise_fusion import Form, elementwise_form

@@ -73,6 +73,8 @@ class TensorCoreInstruction:
     @property
     def architecture(self) -> int:
         """Compute capability from which GPUs have the instruction: 80 is that of sm_80."""
+        if self.kind == "wgmma":
+            return 90
         return 89 if self.a.startswith("float8_") else 80
 
     @property

@@ -71,29 +71,36 @@ def write_results(writer: Writer, plan: Plan) -> None:
 
 
 def stage_sums(
-    writer: Writer, instruction: TensorCoreInstruction, staging: Staging, columns: int
+    writer: Writer,
+    instruction: TensorCoreInstruction,
+    staging: Staging,
+    columns: int,
+    sums: str = "sums",
 ) -> None:
     """Write the stores of the row ``strip`` of a warp's tiles into its part of shared memory.
 
     Parameters
     ----------
     writer
-        Text of the kernel, in which ``sums`` holds the tiles row by row.
+        Text of the kernel.
     instruction
         Instruction of the tiles.
     staging
         Shape of the warp's part of shared memory.
     columns
         Number of tiles of a row.
+    sums
+        Array of the tiles, row by row; another array than ``sums`` has those of the strip alone.
     """
     registers, size = instruction.registers[2], size_bytes(staging.dtype)
     with writer.script.nested(f"for j in T.unroll({columns}):"):
-        first = f"(strip * {columns} + j) * {registers}"
+        tile = f"(strip * {columns} + j)" if sums == "sums" else "j"
+        first = f"{tile} * {registers}"
         if instruction.kind == "wmma":
             writer.call(
                 instruction.store_function,
                 shared_pointer(f"stage + j * {instruction.n * size}"),
-                register_pointer("sums", first),
+                register_pointer(sums, first),
                 str(staging.pitch),
             )
             return
@@ -105,7 +112,7 @@ def stage_sums(
             writer.call(
                 f"cpembed_shared_store_{2 * size}",
                 shared_pointer(place),
-                register_pointer("sums", register),
+                register_pointer(sums, register),
             )
 
 

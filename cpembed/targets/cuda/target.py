@@ -9,7 +9,6 @@ import itertools
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
-from pathlib import Path
 from random import Random
 from typing import TYPE_CHECKING, Any
 
@@ -20,10 +19,11 @@ from cpembed.provenance import Provenance
 from cpembed.runtime.measurement.runner import Timing
 from cpembed.runtime.tuning.space import Scored, Space
 from cpembed.targets.base import Array, Details, Execution, Row, Target
-from cpembed.targets.cuda.build import INSTRUCTIONS, CudaKernels, cuda_text, function_calls, save
+from cpembed.targets.cuda.build import CudaKernels, cuda_text, function_calls
 from cpembed.targets.cuda.executor import COMPILER, Counters, Order
 from cpembed.targets.cuda.lower import TiledProduct, lower
 from cpembed.targets.cuda.model import Gpu, estimate, gpu
+from cpembed.targets.cuda.saving_target import SavingTarget
 from cpembed.targets.cuda.schedule import KernelSchedule, Plan, check
 from cpembed.targets.cuda.traffic import work_of
 from cpembed.transform.program import DerivedProgram
@@ -157,12 +157,11 @@ def counter_rows(counters: Counters) -> list[Row]:
     ]
 
 
-class CudaTarget(Target[TiledProduct, KernelSchedule, CudaKernels]):
+class CudaTarget(SavingTarget, Target[TiledProduct, KernelSchedule, CudaKernels]):
     """Emulated Tensor Cores; times are estimates for the first GPU of the specification."""
 
     provenance = Provenance.EMULATED
     follows_machine = True
-    instructions = INSTRUCTIONS
     has_tensorir = True
 
     @cached_property
@@ -202,9 +201,6 @@ class CudaTarget(Target[TiledProduct, KernelSchedule, CudaKernels]):
     def time(self, artifact: CudaKernels, inputs: Mapping[str, Array]) -> Timing:
         # Emulation takes no time that says anything of a GPU; the estimate is in the details.
         return Timing(self.provenance, artifact.plan.product.program.unfused.macs, None)
-
-    def save(self, artifact: CudaKernels, path: Path) -> None:
-        save(artifact, path)
 
     def schedule_json(self, schedule: KernelSchedule) -> dict[str, Any]:
         document: dict[str, Any] = super().schedule_json(schedule)

@@ -185,21 +185,31 @@ def _matrix_wavefronts(lines: int, line_bytes: int, pitch: int, element_bytes: i
 def _result_traffic(plan: Plan) -> ResultTraffic:
     product, (rows, columns) = plan.product, plan.schedule.tile
     along_columns = product.output.along == product.axes[1]
-    loads = _read_back_wavefronts(plan.staging, product.output.length, along_columns)
-    stores = _staged_wavefronts(product.instruction, plan.staging, columns)
+    loads = read_back_wavefronts(plan.staging, product.output.length, along_columns)
+    stores = staged_wavefronts(product.instruction, plan.staging, columns)
     return ResultTraffic(rows * stores, rows * loads)
 
 
 @lru_cache(maxsize=1024)
-def _staged_wavefronts(instruction: TensorCoreInstruction, staging: Staging, columns: int) -> int:
-    """Count the wavefronts of a warp that stores a row of instruction tiles."""
+def staged_wavefronts(instruction: TensorCoreInstruction, staging: Staging, columns: int) -> int:
+    """Count the wavefronts of a warp that stores a row of instruction tiles.
+
+    Parameters
+    ----------
+    instruction : TensorCoreInstruction
+        Instruction of the tiles.
+    staging : Staging
+        The warp's part of shared memory.
+    columns : int
+        Number of tiles of a row.
+    """
     size = size_bytes(staging.dtype)
     if instruction.kind == "wmma":
         pitch = staging.pitch * size
         return columns * _matrix_wavefronts(instruction.m, instruction.n * size, pitch, size)
     lane, total = np.arange(LANES), 0
     for number in range(columns):
-        for half in range(instruction.m * instruction.n // LANES // 2):
+        for half in range(instruction.m * instruction.n // instruction.threads // 2):
             row, column = lane // 4 + 8 * half, lane % 4 * 2
             addresses = (row * staging.pitch + number * instruction.n + column) * size
             total += wavefronts(addresses, 2 * size)
@@ -207,7 +217,18 @@ def _staged_wavefronts(instruction: TensorCoreInstruction, staging: Staging, col
 
 
 @lru_cache(maxsize=1024)
-def _read_back_wavefronts(staging: Staging, length: int, along_columns: bool) -> int:
+def read_back_wavefronts(staging: Staging, length: int, along_columns: bool) -> int:
+    """Count the wavefronts of a warp that reads staged sums back.
+
+    Parameters
+    ----------
+    staging : Staging
+        The warp's part of shared memory.
+    length : int
+        Number of sums of a vector.
+    along_columns : bool
+        True if the sums of a vector are neighbours in a row.
+    """
     size, rows = size_bytes(staging.dtype), staging.rows
     vectors = (staging.columns if along_columns else rows) // length
     slots = staging.columns * rows // length
@@ -329,7 +350,8 @@ def _result(plan: Plan, counts: KernelTraffic, gpu: Gpu) -> Phase:
     return Phase(waits + issue_of_warp + wavefronts, 0.0, shared, issue, bytes=stored)
 
 
-def _bytes(operand: GlobalOperand) -> int:
+def operand_bytes(operand: GlobalOperand) -> int:
+    """Return the bytes of a factor as the workload has it."""
     return math.prod(operand.layout.original_shape) * size_bytes(operand.layout.dtype)
 
 
@@ -339,7 +361,8 @@ def _bytes_from_dram(plan: Plan, counts: KernelTraffic, gpu: Gpu) -> float:
     Each factor is read once if both fit L2. Otherwise each wave of resident blocks reads its rows
     and columns again; the blocks of a group of rows share columns.
     """
-    once = _bytes(plan.first) + _bytes(plan.second)
+    first, second = operand_bytes(plan.first), operand_bytes(plan.second)
+    once = first + second
     if once <= gpu.l2_capacity:
         return once
     rows, columns, _, _ = plan.blocks
@@ -349,7 +372,7 @@ def _bytes_from_dram(plan: Plan, counts: KernelTraffic, gpu: Gpu) -> float:
     # The blocks that run together are whole groups of rows, or a part of one group's columns.
     wave_rows = min(rows, group * max(1, blocks // (group * columns)))
     wave_columns = min(columns, -(-blocks // group))
-    wave = wave_rows * _bytes(plan.first) / rows + wave_columns * _bytes(plan.second) / columns
+    wave = wave_rows * first / rows + wave_columns * second / columns
     return min(max(once, counts.blocks / blocks * wave), counts.loaded_bytes)
 
 
@@ -360,18 +383,30 @@ def _auxiliary(plan: Plan, gpu: Gpu) -> tuple[KernelWork, ...]:
     for operand in (plan.first, plan.second):
         if operand.needs_packing and operand.layout.name != weights:
             elements = operand.layout.elements
-            transferred = _bytes(operand) + elements * size_bytes(operand.layout.dtype)
-            kernels.append(_element_kernel("packing", elements, transferred, gpu))
+            transferred = operand_bytes(operand) + elements * size_bytes(operand.layout.dtype)
+            kernels.append(element_kernel("packing", elements, transferred, gpu))
     if plan.schedule.splits > 1:
         elements = product.output.layout.elements
         transferred = elements * plan.schedule.splits * size_bytes(product.sums)
         transferred += elements * size_bytes(product.output_dtype)
-        kernels.append(_element_kernel("reduction", elements, transferred, gpu))
+        kernels.append(element_kernel("reduction", elements, transferred, gpu))
     return tuple(kernels)
 
 
-def _element_kernel(name: str, elements: int, transferred: int, gpu: Gpu) -> KernelWork:
-    """Return the work of a kernel with a thread for each element, which moves bytes in all."""
+def element_kernel(name: str, elements: int, transferred: int, gpu: Gpu) -> KernelWork:
+    """Return the work of a kernel with a thread for each element.
+
+    Parameters
+    ----------
+    name : str
+        Name of the kernel.
+    elements : int
+        Number of elements.
+    transferred : int
+        Bytes that all threads together read and write.
+    gpu : Gpu
+        GPU that executes it.
+    """
     warps, blocks = PACKING_THREADS // LANES, -(-elements // PACKING_THREADS)
     issue = warps * COPY_INSTRUCTIONS / gpu.unit.schedulers
     cycles = gpu.l2_cycles + COPY_INSTRUCTIONS * gpu.unit.integer_cycles

@@ -63,6 +63,9 @@ _TEXT = (
     "-fwrapv",
     "-fsanitize=thread",  # Calls the runtime before each plain access; native/plain_accesses.h.
 )
+_FILLED = ("-ftrivial-auto-var-init=pattern",)
+"""Option that fills variables which a text does not initialise, so that results cannot depend on
+zeros that happen to be there."""
 _LINK = ("-shared", "-Wl,-Bsymbolic", "-Wl,-z,noexecstack")
 
 _LIMIT_SECONDS = 300
@@ -185,8 +188,10 @@ class TextCompiler:
             return (folder / f"{header}.gch").read_bytes()
 
     def _text_options(self, command: list[str]) -> tuple[str, ...]:
-        gcc_options = () if _is_clang(tuple(command)) else self.gcc_options
-        return (*_COMMON, *_TEXT, *self.options, *gcc_options, *_processor_options())
+        key = tuple(command)
+        gcc_options = () if _is_clang(key) else self.gcc_options
+        filled = _FILLED if _fills_variables(key) else ()
+        return (*_COMMON, *_TEXT, *filled, *self.options, *gcc_options, *_processor_options())
 
     def dependencies(self, command: tuple[str, ...]) -> tuple[object, ...]:
         """Return all that a library depends on except its text and this machine."""
@@ -236,6 +241,12 @@ def _drop_old_headers(folder: Path) -> None:
 
 def _is_clang(command: tuple[str, ...]) -> bool:
     return "clang" in _version(command)
+
+
+def _fills_variables(command: tuple[str, ...]) -> bool:
+    """True if the compiler takes :data:`_FILLED`: every clang of use here, and GCC 12."""
+    release = re.search(r"\) (\d+)\.", _version(command))
+    return _is_clang(command) or (release is not None and int(release[1]) >= 12)
 
 
 @cache

@@ -13,10 +13,12 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from benchmarks.gpu.choosing import FIXED, select
+from cpembed.driver.bench_pack import PackItem
 from cpembed.driver.named import workload
 from cpembed.hw.loader import load_hardware_spec
 from cpembed.runtime.measurement.environment import provenance, provenance_lines
+from cpembed.targets.cuda.pack.selection import FIXED, select
+from cpembed.targets.registry import open_target
 from cpembed.workloads.suites import suite
 from experiments.common import geometric_mean, results_parser, write_results
 
@@ -51,10 +53,12 @@ def measure(number: int, batch: int, target: str) -> dict[str, Any]:
         Name of the specification.
     """
     label = suite("amos")[number].label.replace("n=1 ", f"n={batch} ")
-    computation = workload(f"{label} layout=NHWC", target=load_hardware_spec(target))
+    words, spec = f"{label} layout=NHWC", load_hardware_spec(target)
+    computation = workload(words, target=spec)
+    item = PackItem(suite="amos", name=label, words=words, workload=computation, spec=spec)
     us: dict[str, float] = {}
     mapping: dict[str, str] = {}
-    for selected in select(computation, target, computation.output.dtype, 1):
+    for selected in select(computation, open_target(spec), item.candidates(), None, 1):
         family = selected.ranked.candidate.embedding.family
         for role in selected.roles:
             name = "free" if role == "chosen 1" else role

@@ -13,6 +13,7 @@ from cpembed.embedding.constraint_set import ConstraintSet
 from cpembed.embedding.constraints import (
     AllDifferent,
     Constraint,
+    Contiguous,
     Dataflow,
     Dense,
     Digits,
@@ -79,7 +80,10 @@ def make_instruction(rng: random.Random) -> Instruction:
         index = computation.access(operand.name).index
         tile = [i.single_iterator or "z" for i in index]
         strides = {axis: StrideRule.ANY for axis in tile if rng.random() < 0.5}
-        memory[operand.name] = OperandMemory("m", tuple(TileDimension(a) for a in tile), strides)
+        contiguous = tuple(axis for axis in names if axis in tile and rng.random() < 0.3)
+        memory[operand.name] = OperandMemory(
+            "m", tuple(TileDimension(a) for a in tile), strides, contiguous=contiguous
+        )
     dtypes = {operand.name: (operand.dtype,) for operand in computation.operands}
     return Instruction("instruction", tuple(axes), computation, dtypes, memory)
 
@@ -103,6 +107,8 @@ def make_constraints(rng: random.Random) -> ConstraintSet:
         constraints.append(Dense(rng.choice(["one", "memory"])))
     if rng.random() < 0.6:
         constraints.append(LinearAccess(rng.choice(["none", "in_place"])))
+    if rng.random() < 0.3:
+        constraints.append(Contiguous())
     axes = rng.choice([(), (), "all", ("k",), ("m", "q")])
     constraints.append(Padding(axes, rng.choice([None, None, 3]), rng.choice([1.5, 2.0])))
     if rng.random() < 0.35:
@@ -114,7 +120,8 @@ def make_constraints(rng: random.Random) -> ConstraintSet:
 
 def relaxed(rng: random.Random, constraints: list[Constraint]) -> list[Constraint]:
     """Boxes of the operations only, listed strides, several digits: stencils may be mapped."""
-    kept = [c for c in constraints if isinstance(c, Dataflow | FixedOrigin | Padding)]
+    types = Dataflow | FixedOrigin | Padding | Contiguous
+    kept = [c for c in constraints if isinstance(c, types)]
     strides = tuple(s for s in ("one", "spread", "step") if s == "one" or rng.random() < 0.5)
     mixtures = ["any", "none", "sub_images"] if "spread" in strides else ["any", "none"]
     return [

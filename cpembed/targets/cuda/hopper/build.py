@@ -9,6 +9,11 @@ from cpembed.targets.cuda.hopper.emit import product_kernel
 from cpembed.targets.cuda.hopper.loads import map_name
 from cpembed.targets.cuda.hopper.packing import PackedImages, images_kernel, packing_blocks
 from cpembed.targets.cuda.hopper.schedule import HopperPlan
+from cpembed.targets.cuda.hopper.streaming import (
+    CLEARING_THREADS,
+    clearing_blocks,
+    clearing_kernel,
+)
 from cpembed.targets.cuda.reduction import REDUCTION_THREADS, reduction_kernel
 from cpembed.targets.cuda.writer import (
     PACKING_THREADS,
@@ -38,6 +43,8 @@ def functions(plan: HopperPlan) -> dict[str, tuple[Writer, Launch]]:
             operand = plan.operand(number)
             blocks = tile_packing_blocks(operand)
             add(f"pack_{name}", packing_kernel(operand, name), blocks, PACKING_THREADS)
+    if plan.order.streamed:
+        add("clear", clearing_kernel(plan), clearing_blocks(plan), CLEARING_THREADS)
     add("product", product_kernel(plan), plan.grid, plan.schedule.threads, plan.shared_bytes)
     if plan.schedule.splits > 1:
         blocks = -(-product.output.layout.elements // REDUCTION_THREADS)

@@ -255,6 +255,30 @@ def _groups() -> Iterator[_Definition]:
         "int number, int threads",
         [_asm("bar.sync %0, %1;", '"r"(number)', '"r"(threads)')],
     )
+    # The compiler does not know what is in the register after this. As an integer, it would be
+    # another register than the accumulator.
+    yield (
+        "void",
+        "cpembed_opaque_float",
+        "void* registers",
+        ['asm volatile("mov.b32 %0, %0;" : "+f"(*static_cast<float*>(registers)));'],
+    )
+    # Counts a part of a reduction. What the block stored before a barrier before it is seen by the
+    # block that counts next, behind a barrier after it.
+    yield (
+        "int",
+        "cpembed_count_part",
+        "void* counter",
+        [
+            "int count;",
+            _asm(
+                "atom.add.acq_rel.gpu.global.s32 %0, [%1], 1;",
+                '"l"(__cvta_generic_to_global(counter))',
+                outputs=('"=r"(count)',),
+            ),
+            "return count;",
+        ],
+    )
     yield (
         "unsigned long long",
         "cpembed_matrix_descriptor",

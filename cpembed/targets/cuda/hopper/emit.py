@@ -36,6 +36,12 @@ from cpembed.targets.cuda.hopper.schedule import (
     WARP_ROWS,
     HopperPlan,
 )
+from cpembed.targets.cuda.hopper.streaming import (
+    COUNTERS,
+    workspace_elements,
+    write_part,
+    write_strip,
+)
 from cpembed.targets.cuda.instructions import LANES, WARP_GROUP
 from cpembed.targets.cuda.results import Strip, stage_sums, store_strip
 from cpembed.targets.cuda.writer import (
@@ -61,6 +67,11 @@ def product_kernel(plan: HopperPlan) -> Writer:
         declared.append(buffer(PARTIAL, splits * elements, product.sums))
     else:
         declared += [*input_declarations(product), *output_declarations(product)]
+    if plan.order.streamed:
+        declared += [
+            buffer(PARTIAL, workspace_elements(plan), product.sums),
+            buffer(COUNTERS, plan.order.streamed, "int32"),
+        ]
     script = writer.script
     script.line(HEADER)
     with script.nested(f"def main({', '.join(declared)}):"):
@@ -152,16 +163,22 @@ class _Body:
         order = self.plan.order
         loop = [f"for turn_of_block in T.serial({order.turns}):"] * (order.turns > 1)
         with self.script.nested(*loop):
-            lines, active = order.script("worker", "turn_of_block")
+            turn = "turn_of_block" if order.turns > 1 else "0"
+            lines, active = order.script("worker", turn)
             self.script.lines(lines)
             with self.script.nested(*[f"if {active}:"] * (active != "True")):
                 self.script.lines(order.place_script())
                 yield
 
     @property
+    def _is_whole(self) -> bool:
+        """True if each work item is the whole reduction of its results."""
+        return self.schedule.splits == 1 and not self.plan.order.streamed
+
+    @property
     def _item_steps(self) -> str:
         """Number of stages of a work item."""
-        if self.schedule.splits == 1:
+        if self._is_whole:
             return str(self.plan.steps)
         return "last_step - first_step"
 
@@ -185,7 +202,7 @@ class _Body:
         return first, f"{first} + {self.plan.images[0].bytes}"
 
     def _fill_stage(self) -> None:
-        first = "first_step + " if self.schedule.splits > 1 else ""
+        first = "" if self._is_whole else "first_step + "
         places = self._places("ring[0]")
         self.script.line(f"deep_step = {first}step")
         issued = copied_bytes(self.plan)
@@ -258,7 +275,12 @@ class _Body:
         self._write_descriptors()
         with self._items():
             self._multiply_all()
-            self._store()
+            if not self.plan.order.streamed:
+                self._store()
+                return
+            write_part(self.writer, self.plan, sums)
+            with self.script.nested("if finished[0] == 1:"):
+                self._store()
 
     def _write_descriptors(self) -> None:
         """Write the descriptors of both images of the first stage."""
@@ -372,7 +394,12 @@ class _Body:
         )
         self.script.line(f"stage = {self.plan.staging_offset} + warp * {staging.bytes}")
         with self.script.nested(f"for strip in T.unroll({rows * chunks}):"):
-            stage_sums(self.writer, self.instruction, staging, self.plan.strip)
+            name = "sums"
+            if self.plan.order.streamed:
+                name = "total"
+                registers = self.plan.strip * self.instruction.registers[2]
+                write_strip(self.writer, self.plan, registers)
+            stage_sums(self.writer, self.instruction, staging, self.plan.strip, name)
             # Lanes read what others staged, and stage the next strip in its place.
             self.writer.warp_barrier()
             store_strip(self.writer, strip)

@@ -14,7 +14,7 @@ from typing import Literal
 
 from cpembed.ir.dtypes import size_bytes
 from cpembed.targets.cuda.hopper.layouts import SharedImage
-from cpembed.targets.cuda.hopper.tiles import TileOrder
+from cpembed.targets.cuda.hopper.tiles import TileOrder, streamed_tiles
 from cpembed.targets.cuda.hopper.views import ImageView, image_views
 from cpembed.targets.cuda.instructions import LANES, WARP_GROUP
 from cpembed.targets.cuda.lower import GlobalOperand, TiledProduct
@@ -68,6 +68,8 @@ class HopperSchedule:
     """Number of blocks that share the reduction of a result."""
     blocks: int = 0
     """Number of blocks of the grid, each of which computes several; 0: one for each."""
+    streamed: bool = False
+    """True if the stages of the last tiles are divided evenly among the blocks."""
     in_registers: bool = False
     """True if consumers load the first factor into registers, for which its products wait."""
     layouts: tuple[int, int] = (0, 0)
@@ -98,6 +100,7 @@ class HopperSchedule:
         words += [f"{self.group} blocks of rows in a group"] * (self.group > 1)
         words += [f"sums split {self.splits} ways"] * (self.splits > 1)
         words += [f"{self.blocks} persistent blocks"] * bool(self.blocks)
+        words += ["the last tiles divided evenly"] * self.streamed
         words += ["the first factor in registers"] * self.in_registers
         return ", ".join(words)
 
@@ -212,8 +215,19 @@ class HopperPlan:
         return self.staging_offset + self.schedule.consumers // LANES * self.staging.bytes
 
     @property
-    def shared_bytes(self) -> int:
+    def flag_offset(self) -> int:
+        """First byte of the number of a streamed tile's parts that are finished."""
         return self.barrier_offset + 2 * self.schedule.stages * BARRIER_BYTES
+
+    @property
+    def shared_bytes(self) -> int:
+        return self.flag_offset + BARRIER_BYTES * self.schedule.streamed
+
+    @property
+    def block_sums(self) -> int:
+        """Number of sums of a block of results."""
+        instruction, (rows, columns) = self.product.instruction, self.schedule.block
+        return rows * columns * instruction.m * instruction.n
 
     @property
     def blocks(self) -> tuple[int, int, int]:
@@ -228,7 +242,15 @@ class HopperPlan:
         return math.prod(self.blocks) * self.schedule.splits
 
     @property
+    def results(self) -> int:
+        """Number of times that a block stores its results, or a part for another kernel."""
+        return self.order.tiles * self.schedule.splits
+
+    @property
     def grid(self) -> int:
+        if self.schedule.streamed:
+            # Fewer tiles than blocks are divided too.
+            return min(self.schedule.blocks or self.work_items, self.work_items * self.steps)
         return min(self.schedule.blocks or self.work_items, self.work_items)
 
     @property
@@ -240,6 +262,8 @@ class HopperPlan:
     def order(self) -> TileOrder:
         """Work items of each block."""
         rows, columns, batch = self.blocks
+        tiles = rows * columns * batch
+        streamed = streamed_tiles(tiles, self.grid) if self.schedule.streamed else 0
         return TileOrder(
             rows=rows,
             columns=columns,
@@ -248,6 +272,7 @@ class HopperPlan:
             workers=self.grid,
             group=self.schedule.group,
             splits=self.schedule.splits,
+            streamed=streamed,
         )
 
     @property

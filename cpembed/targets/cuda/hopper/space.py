@@ -114,8 +114,16 @@ class HopperSpace(Space[HopperSchedule]):
         return None
 
     def _refined(self, schedule: HopperSchedule) -> Iterator[Scored[HopperSchedule]]:
-        """Yield a schedule with groups of blocks and splits."""
+        """Yield a schedule with groups of blocks and splits, or whose last tiles are divided."""
         depth = self.product.tiled.tiles[3]
+        for group in RASTER_GROUPS:
+            streamed = replace(
+                schedule, group=group, streamed=True, blocks=self.gpu.multiprocessors
+            )
+            try:
+                yield self.scored(streamed)
+            except LoweringError:
+                continue
         for group, splits in itertools.product(RASTER_GROUPS, SPLITS):
             # Every part of a split reduction has at least two stages.
             if (group, splits) == (1, 1) or splits * schedule.depth > max(1, depth // 2):
@@ -141,6 +149,8 @@ class HopperSpace(Space[HopperSchedule]):
         return replace(schedule, **{name: random.choice(values)})
 
 
-def _rank(item: Scored[HopperSchedule]) -> tuple[float, float]:
-    # Of equal estimates, the schedule whose blocks wait less comes first.
-    return round(item.cost, 3), item.parts["latency_us"]
+def _rank(item: Scored[HopperSchedule]) -> tuple[float, int, float, float]:
+    # Of estimates that are equal to three digits, longer rows come first, which take fewer requests
+    # of TMA, then the schedule that reads less from main memory, and whose blocks wait less.
+    parts = item.parts
+    return float(f"{item.cost:.3g}"), -item.schedule.depth, parts["dram_us"], parts["latency_us"]

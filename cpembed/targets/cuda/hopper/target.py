@@ -3,32 +3,53 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import dataclass
 from functools import cached_property
-from pathlib import Path
 from typing import Any
 
 from cpembed.embedding.embedding import Embedding
 from cpembed.provenance import Provenance
 from cpembed.runtime.measurement.runner import Timing
-from cpembed.targets.base import Array, Execution, Target
-from cpembed.targets.cuda.build import INSTRUCTIONS, CudaKernels, save
+from cpembed.targets.base import Array, Execution, Row, Target
+from cpembed.targets.cuda.build import CudaKernels
 from cpembed.targets.cuda.executor import COMPILER, Order
 from cpembed.targets.cuda.hopper.build import cuda_text
 from cpembed.targets.cuda.hopper.limits import check
 from cpembed.targets.cuda.hopper.schedule import HopperPlan, HopperProduct, HopperSchedule
 from cpembed.targets.cuda.hopper.space import HopperSpace
+from cpembed.targets.cuda.instructions import LANES, WARP_GROUP
 from cpembed.targets.cuda.lower import lower
 from cpembed.targets.cuda.model import Gpu, gpu
+from cpembed.targets.cuda.saving_target import SavingTarget
 from cpembed.targets.cuda.target import CudaDetails
 from cpembed.transform.program import DerivedProgram
 
 
-class HopperTarget(Target[HopperProduct, HopperSchedule, CudaKernels]):
+@dataclass(frozen=True)
+class HopperDetails(CudaDetails):
+    """Counters of a run, with those of asynchronous copies and products."""
+
+    def rows(self) -> list[Row]:
+        counters = self.counters
+        copied, sectors = counters.bulk_load_bytes, counters.bulk_load_sectors
+        # Counters count warps; a product is executed by those of a group.
+        products = sum(counters.mma.values()) * LANES // WARP_GROUP
+        rows = [
+            *(row for row in super().rows() if row[0] != "counted"),
+            ("counted", f"{products:,} products of the instruction"),
+            ("factors", f"{counters.wgmma_wavefronts:,} wavefronts read by products"),
+            ("bulk copies", f"{copied:,} bytes loaded in {sectors:,} sectors"),
+        ]
+        if counters.multicast_bytes:
+            rows.append(("multicast", f"{counters.multicast_bytes:,} bytes to further blocks"))
+        return rows
+
+
+class HopperTarget(SavingTarget, Target[HopperProduct, HopperSchedule, CudaKernels]):
     """Emulated warp groups; times are estimates for the first GPU of the specification."""
 
     provenance = Provenance.EMULATED
     follows_machine = True
-    instructions = INSTRUCTIONS
 
     @cached_property
     def gpu(self) -> Gpu:
@@ -61,17 +82,14 @@ class HopperTarget(Target[HopperProduct, HopperSchedule, CudaKernels]):
         # Emulation takes no time that says anything of a GPU; the estimate is in the details.
         return Timing(self.provenance, artifact.plan.product.program.unfused.macs, None)
 
-    def save(self, artifact: CudaKernels, path: Path) -> None:
-        save(artifact, path)
-
     def schedule_text(self, embedding: Embedding, schedule: HopperSchedule) -> str:
         return str(schedule)
 
-    def describe(self, artifact: CudaKernels, timing: Timing) -> CudaDetails:
+    def describe(self, artifact: CudaKernels, timing: Timing) -> HopperDetails:
         plan = artifact.plan
         assert isinstance(plan, HopperPlan)
         scored = self.space(plan.lowered).scored(plan.schedule)
-        return CudaDetails(artifact.counters, scored.cost, self.gpu.name)
+        return HopperDetails(artifact.counters, scored.cost, self.gpu.name)
 
     def executed_by(self, artifact: CudaKernels) -> str:
         return "emulated CUDA"

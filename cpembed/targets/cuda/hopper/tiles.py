@@ -145,6 +145,16 @@ class TileOrder:
             for begin, end in map(self._range, range(self.workers))
         )
 
+    @cached_property
+    def streamed_parts(self) -> int:
+        """Number of ranges of streamed tiles that are not whole reductions."""
+        items = (
+            self.item(worker, turn)
+            for worker in range(self.workers)
+            for turn in range(self.streamed_turns)
+        )
+        return sum(item is not None and item.parts > 1 for item in items)
+
     @property
     def turns(self) -> int:
         """Maximum number of items of a worker, where ranges of streamed tiles come first."""
@@ -266,7 +276,7 @@ class TileOrder:
         return lines, active
 
     def part_script(self, worker: str) -> list[str]:
-        """Return TVMScript that sets ``part``, ``parts`` and ``slot`` behind that of a range.
+        """Return TVMScript that sets ``part``, ``parts`` and ``part_slot`` behind that of a range.
 
         Empty unless tiles are streamed.
         """
@@ -278,7 +288,7 @@ class TileOrder:
             f"last_owner = ((tile_start + {self.steps}) * {workers} - 1) // {total}",
             f"part = T.Select({inside}, {worker} - first_owner, 0)",
             f"parts = T.Select({inside}, last_owner - first_owner + 1, 1)",
-            f"slot = {worker} + tile",
+            f"part_slot = {worker} + tile",
         ]
 
     def _whole_script(self, worker: str, turn: str) -> tuple[list[str], str]:

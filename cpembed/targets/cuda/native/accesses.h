@@ -7,6 +7,7 @@
 #include <cstdint>
 #include <cstring>
 #include <deque>
+#include <memory>
 #include <unordered_map>
 #include <vector>
 
@@ -41,8 +42,8 @@ class Accesses {
            const LaneAccess &access) {
     // An instruction of PTX has a function of its own at its place in the text. Its return address
     // would not do: compilers copy calls into the branches that lead to them.
-    Place &place = find(function ? reinterpret_cast<uint64_t>(function) << 3 | uint64_t(kind)
-                                 : uint64_t(site) << 8 | uint64_t(kind) << 5 | uint64_t(bytes));
+    Place &place = function ? of_function(*function, kind)
+                            : find(uint64_t(site) << 8 | uint64_t(kind) << 5 | uint64_t(bytes));
     if (!place.open) {
       place.open = true, place.kind = kind, place.bytes = bytes, place.function = function;
       memset(place.times, 0, sizeof place.times);
@@ -81,6 +82,7 @@ class Accesses {
 
  private:
   struct Group {
+    Group() {}  // Addresses stay unset: without this, each group would be filled with zeros.
     uint32_t came = 0, in_shared = 0, in_global = 0;
     uint32_t shared[32];
     uint64_t global[32];
@@ -96,6 +98,16 @@ class Accesses {
     uint32_t accounted = 0;  // Groups before those of the queue.
     std::deque<Group> groups;
   };
+
+  /* An instruction with generic addresses may have several kinds. */
+  Place &of_function(Function &function, Kind kind) {
+    static uint32_t functions;
+    if (__builtin_expect(function.number == 0, 0)) function.number = ++functions;
+    size_t index = function.number * size_t{kCopy + 1} + kind;
+    if (__builtin_expect(index >= of_functions_.size(), 0)) of_functions_.resize(index + 1);
+    if (__builtin_expect(!of_functions_[index], 0)) of_functions_[index] = std::make_unique<Place>();
+    return *of_functions_[index];
+  }
 
   /* Lanes pass the places one after the other in the same order. */
   Place &find(uint64_t key) {
@@ -124,5 +136,6 @@ class Accesses {
   Place first_;
   Place *last_ = &first_;
   std::unordered_map<uint64_t, Place> places_;
+  std::vector<std::unique_ptr<Place>> of_functions_;
   std::vector<Place *> open_;
 };

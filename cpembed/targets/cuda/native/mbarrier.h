@@ -215,8 +215,7 @@ static bool phase_ready(Waiter &waiter) {
 
 static std::string phase_text(const Waiter &waiter) {
   const Barrier &b = *static_cast<const Barrier *>(waiter.object);
-  return "phase " + decimal(waiter.number) + " of " + object_text(b.place) + ", which was initialised at {at:" +
-         decimal(b.site) + "}: " + decimal(b.pending) + " of " + decimal(b.expected) +
+  return "phase " + decimal(waiter.number) + " of " + object_text(b.place) + ": " + decimal(b.pending) + " of " + decimal(b.expected) +
          " arrivals are pending, and " + decimal(b.transactions) + " bytes outstanding";
 }
 

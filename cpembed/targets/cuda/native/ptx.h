@@ -37,7 +37,7 @@ enum AtomicKind : int { kUnsigned32, kSigned32, kUnsigned64, kSigned64, kFloat32
 template <class T, class V>
 EXECUTOR_INLINE T bits(V value) {
   static_assert(sizeof(T) == sizeof(V));
-  T made;
+  EXECUTOR_UNSET T made;
   memcpy(&made, &value, sizeof made);
   return made;
 }
@@ -61,14 +61,14 @@ EXECUTOR_INLINE void assign(V &variable, T value) {
 template <class T>
 EXECUTOR_INLINE T rubbish() {
   constexpr uint64_t pattern = 0x7ffb'adba'7ffb'adba;
-  T made;
+  EXECUTOR_UNSET T made;
   memcpy(&made, &pattern, sizeof made);
   return made;
 }
 
 template <class T>
 EXECUTOR_INLINE T element(const ExecutorWords &words, int number) {
-  T made;
+  EXECUTOR_UNSET T made;
   memcpy(&made, reinterpret_cast<const char *>(words.word) + number * sizeof made, sizeof made);
   return made;
 }

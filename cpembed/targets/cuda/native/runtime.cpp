@@ -102,7 +102,9 @@ static void begin_lanes(Warp &w, unsigned first_thread, unsigned first_stack, un
     made.index[0] = thread % x, made.index[1] = thread / x % y, made.index[2] = thread / x / y;
     made.place = kRunning, made.request = nullptr, made.waiter = nullptr;
     made.open_group.clear(), made.groups.clear();
-    made.stores = BulkStores{};
+    // Not a new object: its queue would be allocated for each thread of each block.
+    made.stores.open.clear(), made.stores.groups.clear();
+    made.stores.committed = made.stores.read = made.stores.agent = 0;
   }
 }
 
@@ -265,7 +267,7 @@ static void report_deadlock() {
              decimal(first.barrier.number) + ", where " + decimal(b.arrived) + " of " +
              decimal(b.expected) + " threads are";
     }
-    if (count++ < 4) lines += (lines.empty() ? "" : "; ") + line;
+    if (count++ < 3) lines += (lines.empty() ? "" : "; ") + line;
   }
   bool only_barriers = true;
   for (auto &w : warps) only_barriers &= w->ended || !w->blocked;
@@ -274,7 +276,7 @@ static void report_deadlock() {
               "of the kernel", at_barrier->number, at_barrier->lanes[0].barrier.site, ended->number);
     return;
   }
-  if (count > 4) lines += "; and " + decimal(count - 4) + " more warps wait";
+  if (count > 3) lines += "; and " + decimal(count - 3) + " more warps wait";
   set_fault("deadlock: %s", lines.c_str());
 }
 

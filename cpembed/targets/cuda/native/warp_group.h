@@ -475,6 +475,21 @@ static std::string products_text(const Waiter &waiter) {
   return "products of its warp group";
 }
 
+/* Whether the variables of the sums still are on their lanes' stacks. */
+static bool variables_live(Warp &w, const Accumulator &acc) {
+  size_t each = size_t(acc.shape->registers());
+  for (int l = 0; l < 32; l++) {
+    const Lane &its = w.lanes[l];
+    auto low = l == lane_number ? static_cast<const char *>(__builtin_frame_address(0))
+                                : static_cast<const char *>(its.stack);
+    for (size_t r = 0; r < each; r++) {
+      auto p = reinterpret_cast<const char *>(acc.registers[size_t(l) * each + r]);
+      if (p >= its.stack_low && p < low) return false;
+    }
+  }
+  return true;
+}
+
 /* The products of a warp up to a group are complete: their sums are in its registers. */
 static void retire_products(Warp &w, uint32_t last, Site site) {
   WarpGroup &group = group_of(w);
@@ -493,6 +508,11 @@ static void retire_products(Warp &w, uint32_t last, Site site) {
     if (acc->last_group > last) {
       mine.accumulators[kept++] = acc;
       continue;
+    }
+    if (!variables_live(w, *acc)) {
+      set_fault("wgmma.wait_group at {at:%u}: the variables of the sums that %s, issued at {at:%u}, adds to do "
+                "not exist any more: they have to last until the wait", site, acc->shape->name, acc->site);
+      return;
     }
     if (!poisoned(*acc)) {
       set_fault("wgmma.wait_group at {at:%u}: warp %d has written registers of sums while products that add to "

@@ -19,13 +19,17 @@ static inline int wmma_element(Holding how, int lane, int slot) {
   return number * 32 + (lane * 5 + number * 7 + how.turn + copy * 11) % 32;
 }
 
+enum class Role { kA, kB, kSums };
+
 /* Factors of float16 have eight registers in every shape, some elements twice or four times (PTX
-   ISA). Fragments of different shapes, and those of memory by rows and by columns, differ. */
+   ISA). Fragments of different shapes, of A and of B, and those of memory by rows and by columns
+   differ. */
 template <class E>
-static Holding holding(int rows, int columns, bool factor, bool by_columns) {
+static Holding holding(int rows, int columns, Role role, bool by_columns) {
   int slots = rows * columns / 32;
-  bool repeated = factor && std::is_same_v<E, F16>;
-  return {slots, repeated ? 16 / slots : 1, rows % 13 + (by_columns ? 17 : 0)};
+  bool repeated = role != Role::kSums && std::is_same_v<E, F16>;
+  int turn = rows % 13 + (by_columns ? 17 : 0) + (role == Role::kB ? 9 : 0);
+  return {slots, repeated ? 16 / slots : 1, turn};
 }
 
 /* The dense matrix of the lanes' fragments. Of copies, each is the source of some elements. */
@@ -130,12 +134,12 @@ static bool same_arguments(Warp &w) {
   return true;
 }
 
-template <class E, int rows, int columns, bool factor>
+template <class E, int rows, int columns, Role role>
 static void wmma_load(Warp &w, uint32_t) {
   constexpr int size = int(sizeof(typename E::Stored));
   Tile tile(w, rows, columns);
   if (!same_arguments(w) || !touch_lines(tile, size, false)) return;
-  Holding how = holding<E>(rows, columns, factor, factor && tile.by_columns);
+  Holding how = holding<E>(rows, columns, role, role != Role::kSums && tile.by_columns);
   auto memory = static_cast<const typename E::Stored *>(tile.request.first);
   for (int l = 0; l < 32; l++)
     for (int s = 0; s < how.slots * how.copies; s++)
@@ -148,7 +152,7 @@ static void wmma_store(Warp &w, uint32_t) {
   constexpr int size = int(sizeof(typename E::Stored));
   Tile tile(w, rows, columns);
   if (!same_arguments(w) || !touch_lines(tile, size, true)) return;
-  Holding how = holding<E>(rows, columns, false, false);
+  Holding how = holding<E>(rows, columns, Role::kSums, false);
   auto memory = static_cast<typename E::Stored *>(const_cast<void *>(tile.request.first));
   for (int l = 0; l < 32; l++)
     for (int s = 0; s < how.slots; s++)
@@ -160,11 +164,11 @@ template <class C, class AB, int M, int N, int K>
 static void wmma_multiply(Warp &w, uint32_t) {
   typename C::Value a[M][K], b[K][N], c[M][N];
   int64_t layouts = w.request(0).number;
-  gather_wmma<AB>(a, w, holding<AB>(M, K, true, layouts & kByColumns),
+  gather_wmma<AB>(a, w, holding<AB>(M, K, Role::kA, layouts & kByColumns),
                   [](const Request &r) { return r.first; });
-  gather_wmma<AB>(b, w, holding<AB>(K, N, true, layouts & kSecondByColumns),
+  gather_wmma<AB>(b, w, holding<AB>(K, N, Role::kB, layouts & kSecondByColumns),
                   [](const Request &r) { return r.second; });
-  Holding how = holding<C>(M, N, false, false);
+  Holding how = holding<C>(M, N, Role::kSums, false);
   gather_wmma<C>(c, w, how, [](const Request &r) -> const void * { return r.registers; });
   multiply_add(c, a, b);
   for (int l = 0; l < 32; l++)
@@ -177,16 +181,16 @@ static void wmma_multiply(Warp &w, uint32_t) {
 
 #define X(shape, M, N, K, type, E) \
   extern "C" void executor_wmma_load_a_##shape##_##type(Warp &w, uint32_t lanes) { \
-    wmma_load<E, M, K, true>(w, lanes); \
+    wmma_load<E, M, K, Role::kA>(w, lanes); \
   } \
   extern "C" void executor_wmma_load_b_##shape##_##type(Warp &w, uint32_t lanes) { \
-    wmma_load<E, K, N, true>(w, lanes); \
+    wmma_load<E, K, N, Role::kB>(w, lanes); \
   }
 EXECUTOR_WMMA_FACTORS(X)
 #undef X
 #define X(shape, M, N, K, type, E) \
   extern "C" void executor_wmma_load_c_##shape##_##type(Warp &w, uint32_t lanes) { \
-    wmma_load<E, M, N, false>(w, lanes); \
+    wmma_load<E, M, N, Role::kSums>(w, lanes); \
   } \
   extern "C" void executor_wmma_store_d_##shape##_##type(Warp &w, uint32_t lanes) { \
     wmma_store<E, M, N>(w, lanes); \

@@ -1,10 +1,11 @@
 """Execution of inline PTX on this processor: every ``asm`` statement becomes C++.
 
-``asm volatile("…" : outputs : inputs : clobbers)`` becomes one block (:mod:`.statements`): operands
-are read into variables of their registers' types, ``.reg`` declarations become variables, labels
-and ``bra`` become ``goto``, and each instruction becomes what its row of the table makes of it,
-mostly a call of the runtime in ``native/``; then the outputs are written. There is no other
-definition of a device function than its PTX.
+``asm volatile("…" : outputs : inputs : clobbers)`` becomes one block
+(:mod:`~cpembed.targets.cuda.ptx.statements`): operands are read into variables of their registers'
+types, ``.reg`` declarations become variables, labels and ``bra`` become ``goto``, and each
+instruction becomes what its row of the table makes of it, mostly a call of the runtime in
+``native/``; then the outputs are written. There is no other definition of a device function than
+its PTX.
 
 **Adding an instruction** takes a row in a module of this package that :data:`ROW_MODULES` lists::
 

@@ -155,8 +155,8 @@ for _name in ("mbarrier.try_wait", "mbarrier.test_wait"):
             if call["parity"]
             else ("executor_mbarrier_wait", "b64")
         )
-        done = f"{function}(f_, {_address(call, 1)}, {call.value(2, kind)}, {acquires})"
-        return f"{call.function} {call.assign(call.operands[0], 'pred', done)}"
+        completed = f"{function}(f_, {_address(call, 1)}, {call.value(2, kind)}, {acquires})"
+        return f"{call.function} {call.assign(call.operands[0], 'pred', completed)}"
 
 
 @instruction("fence.mbarrier_init.release.cluster")

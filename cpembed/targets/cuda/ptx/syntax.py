@@ -211,10 +211,10 @@ class _Parser:
         if predicate is None and self._accept(":"):
             return Label(word)
         operands: list[Operand] = []
-        while self._token != _Token("mark", ";") and self._token is not _END:
+        if self._token != _Token("mark", ";") and self._token is not _END:
             operands.append(self._operand())
-            if not self._accept(","):
-                break
+            while self._accept(","):
+                operands.append(self._operand())
         # The last instruction of a body may lack its semicolon.
         if self._token is not _END:
             self._expect(";")

@@ -37,13 +37,21 @@ Translate = Callable[[Call], str]
 
 
 @dataclass(frozen=True)
+class _Mismatch:
+    """Number of modifiers that fit before the first that does not, and what is wrong with it."""
+
+    fitting: int
+    reason: str
+
+
+@dataclass(frozen=True)
 class _Row:
     slots: tuple[Slot, ...]
     translate: Translate
     predicated: bool
 
-    def modifiers(self, values: Sequence[str]) -> dict[str, str] | str:
-        """Return modifiers by slot, or what is wrong with them."""
+    def modifiers(self, values: Sequence[str]) -> dict[str, str] | _Mismatch:
+        """Return modifiers by slot, or where they do not fit."""
         modifiers, rest = dict[str, str](), list(values)
         for slot in self.slots:
             if rest and rest[0] in slot.values:
@@ -52,8 +60,13 @@ class _Row:
                 modifiers[slot.name] = ""
             else:
                 modifier = f".{rest[0]}" if rest else "the end"
-                return f"{modifier} is where one of .{', .'.join(slot.values)} should be"
-        return f"the modifier .{rest[0]} is not emulated here" if rest else modifiers
+                expected = ", .".join(slot.values)
+                reason = f"{modifier} is where one of .{expected} should be"
+                return _Mismatch(len(values) - len(rest), reason)
+        if rest:
+            reason = f"the modifier .{rest[0]} is not emulated here"
+            return _Mismatch(len(values) - len(rest), reason)
+        return modifiers
 
 
 _ROWS: dict[str, list[_Row]] = {}
@@ -92,19 +105,21 @@ def translated(body: Body, item: Instruction) -> str:
         If there is no row for it, or its operands do not fit.
     """
     parts = item.opcode.split(".")
-    problem = "the instruction is not emulated"
+    problem = _Mismatch(0, "the instruction is not emulated")
     for length in range(len(parts), 0, -1):
         for row in _ROWS.get(".".join(parts[:length]), ()):
             modifiers = row.modifiers(parts[length:])
-            if isinstance(modifiers, str):
-                problem = modifiers
+            if isinstance(modifiers, _Mismatch):
+                # The reason of the row that fits best says the most.
+                if length + modifiers.fitting > problem.fitting:
+                    problem = _Mismatch(length + modifiers.fitting, modifiers.reason)
                 continue
             call = Call(body, item, modifiers)
             statement = row.translate(call)
             if item.predicate is None or row.predicated:
                 return f"{{ {statement} }}"
             return f"if ({call.predicate}) {{ {statement} }}"
-    raise LoweringError(problem)
+    raise LoweringError(problem.reason)
 
 
 def opcodes() -> tuple[str, ...]:

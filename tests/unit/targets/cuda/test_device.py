@@ -124,6 +124,17 @@ def test_a_product_names_its_registers_in_the_order_of_ptx(
     assert numbers == [*range(sums + first + second), *range(sums)]
 
 
+@pytest.mark.parametrize("name", device.names())
+def test_compilers_may_not_move_accesses_of_memory(name: str) -> None:
+    """Emulation does not see what a compiler could do without these words."""
+    for statement in re.findall(r"asm[^;]*\(.*\);", device.function(name)):
+        assert statement.startswith("asm volatile("), statement
+        ptx = re.findall(r'"([^"]*)"', statement)[0]
+        # Addresses are in brackets; commits and waits order the copies.
+        if "[" in ptx or ptx.startswith("cp.async"):
+            assert statement.endswith('"memory");'), statement
+
+
 def test_all_functions_compile_without_local_memory(compiled: Compiled) -> None:
     architecture, _, report = compiled
     frames = re.findall(r"(\d+) bytes stack frame, (\d+) bytes spill stores", report)

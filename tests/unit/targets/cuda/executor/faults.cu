@@ -106,3 +106,9 @@ extern "C" __global__ void numbers(float* out, int i, unsigned char u, float f, 
 extern "C" __global__ void ticket(int* counter, int* out) {
   out[blockIdx.x * blockDim.x + threadIdx.x] = atomicAdd(counter, 1);
 }
+
+extern "C" __global__ void far_away(const float* in, float* out, long long shift) {
+  float held = 0.0f;
+  cpembed_load_4(&held, in + threadIdx.x + shift, 1);
+  out[threadIdx.x] = held;
+}

@@ -111,9 +111,7 @@ class Case:
 
     def element(self, index: tuple[int, ...]) -> float:
         """Of the array by coordinates, innermost first; zero outside."""
-        inside = all(
-            0 <= i < d for i, d in zip(index, self.tensor_map.global_dims, strict=True)
-        )
+        inside = all(0 <= i < d for i, d in zip(index, self.tensor_map.global_dims, strict=True))
         return self.array[tuple(reversed(index))] if inside else 0
 
 
@@ -139,7 +137,10 @@ def tiled_case(rng: np.random.Generator) -> Case:
     # Strides are multiples of 16 bytes.
     dims = [step * int(rng.integers(1, 6)), *(int(d) for d in rng.integers(1, 6, rank - 1))]
     skips = [1, *(int(s) for s in rng.integers(1, 3, rank - 1))]
-    box = [inner, *(int(b) * s for b, s in zip(rng.integers(1, 5, rank - 1), skips[1:], strict=True))]
+    box = [
+        inner,
+        *(int(b) * s for b, s in zip(rng.integers(1, 5, rank - 1), skips[1:], strict=True)),
+    ]
     tensor_map = TensorMap(
         dtype=dtype,
         global_dims=tuple(dims),
@@ -187,7 +188,9 @@ def im2col_case(rng: np.random.Generator) -> Case:
     )
     places = [len(range(-p, d - 1 + p - f + 2, s)) for p, d, f, s in
               zip(padding, dims[1:-1], filters, steps, strict=True)]  # fmt: skip
-    first = [int(rng.integers(0, n)) * s - p for n, s, p in zip(places, steps, padding, strict=True)]
+    first = [
+        int(rng.integers(0, n)) * s - p for n, s, p in zip(places, steps, padding, strict=True)
+    ]
     at = (channels * int(rng.integers(0, 2)), *first, int(rng.integers(0, 3)))
     tap = tuple(int(rng.integers(0, f)) for f in filters)
     return Case(tensor_map, random_array(dims, dtype, rng), at, tap)
@@ -207,7 +210,11 @@ def im2col_image(case: Case) -> Array:
     chosen = itertools.islice(itertools.dropwhile(lambda place: place != start, order), box.pixels)
     elements = [
         case.element(
-            (case.at[0] + c, *(p + t for p, t in zip(place[:0:-1], case.tap, strict=True)), place[0])
+            (
+                case.at[0] + c,
+                *(p + t for p, t in zip(place[:0:-1], case.tap, strict=True)),
+                place[0],
+            )
         )
         for place in chosen
         for c in range(box.channels)
@@ -225,7 +232,7 @@ def test_tiles(seed: int) -> None:
         zeros += not expected.all()
         out, _ = run(case.tensor_map, case.array, case.at, order=ORDERS[number % 3])
         np.testing.assert_array_equal(out, expected, str(case))
-    assert 0 < zeros
+    assert zeros > 0
 
 
 @pytest.mark.parametrize("seed", range(4))

@@ -108,6 +108,16 @@ def test_lanes_store_apart_from_each_other() -> None:
     assert counters.global_store_sectors == 2 * 4
 
 
+@pytest.mark.parametrize("beyond", [2**30, -(2**30), 2**40])
+def test_offsets_have_64_bits(beyond: int) -> None:
+    """Of elements of 4 bytes: none of them comes back into the array."""
+    arguments = [np.ones(THREADS, np.float32), np.zeros(THREADS, np.float32), beyond]
+    line = fault(program("faults.cu"), launch("far_away"), arguments)
+    assert "ld.global.u32" in line
+    assert "out of bounds: the address is in no array" in line
+    program("faults.cu").run(launch("far_away"), [*arguments[:2], 0])
+
+
 def test_numbers_arrive_as_the_kernel_takes_them() -> None:
     out = np.zeros(5, np.float32)
     values = [out, -3, 200, 0.5, 2.25, np.float16(1.5)]

@@ -12,6 +12,7 @@ from cpembed.targets.cuda import device
 from tests.unit.targets.cuda.executor.running import text
 
 TEXTS = sorted(path.name for path in Path(__file__).parent.glob("*.cu"))
+SM_90 = ("hopper.cu", "objects.cu", "orders.cu")
 INCLUDES = "#include <cstdint>\n#include <cuda_bf16.h>\n#include <cuda_fp16.h>\n"
 
 
@@ -22,7 +23,7 @@ def test_a_text_is_cuda(name: str, tmp_path: Path) -> None:
         pytest.skip("nvcc is not on the path")
     functions = "".join(device.function(function) for function in device.names())
     (tmp_path / name).write_text(INCLUDES + functions + text(name))
-    architecture = "sm_90a" if name == "hopper.cu" else "sm_80"
+    architecture = "sm_90a" if name in SM_90 else "sm_80"
     options = ("-std=c++17", f"-arch={architecture}", "-cubin", "-o", "text.cubin", name)
     done = subprocess.run(
         ["nvcc", *options], cwd=tmp_path, capture_output=True, text=True, check=False

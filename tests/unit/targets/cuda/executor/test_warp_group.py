@@ -46,7 +46,9 @@ class Layout:
         if self.k_major:
             byte = k * size
             if self.span == 16:
-                offset = row // 8 * self.stride + byte // 16 * self.leading + row % 8 * 16 + byte % 16
+                offset = (
+                    row // 8 * self.stride + byte // 16 * self.leading + row % 8 * 16 + byte % 16
+                )
             else:
                 offset = row // 8 * self.stride + row % 8 * self.span + byte
         else:
@@ -79,10 +81,7 @@ class Layout:
 
     def descriptor(self, address: int) -> int:
         return (
-            address >> 4
-            | self.leading >> 4 << 16
-            | self.stride >> 4 << 32
-            | SPANS[self.span] << 62
+            address >> 4 | self.leading >> 4 << 16 | self.stride >> 4 << 32 | SPANS[self.span] << 62
         )
 
 

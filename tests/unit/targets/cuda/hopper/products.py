@@ -67,6 +67,7 @@ def random_plan(rng: random.Random, product: HopperProduct) -> HopperPlan:
             groups, tile, depth, rng.choice((2, 3, 5)), ways,
             group=rng.choice((1, 2)), splits=rng.choice((1, 1, 2, 3)),
             blocks=rng.choice((0, 0, 1, 2, 5)), in_registers=rng.random() < 0.2, layouts=layouts,
+            streamed=rng.random() < 0.3,
         )  # fmt: skip
         plan = HopperPlan(product, schedule)
         try:

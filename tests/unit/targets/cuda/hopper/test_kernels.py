@@ -18,6 +18,7 @@ from cpembed.targets.cuda.build import CudaKernels
 from cpembed.targets.cuda.executor import COMPILER, Order
 from cpembed.targets.cuda.hopper.build import cuda_text
 from cpembed.targets.cuda.hopper.schedule import HopperPlan
+from cpembed.targets.cuda.hopper.traffic import HopperTraffic, traffic
 from tests.unit.targets.cuda.hopper.products import lowered, random_plan
 
 needs_compiler = pytest.mark.skipif(
@@ -58,6 +59,24 @@ def compare(operator: Computation, kernels: CudaKernels, seed: int) -> None:
         assert expected.judge_stored(result, epilogue, vectors).verified, kernels.plan.schedule
 
 
+def check_counts(kernels: CudaKernels) -> None:
+    """What the executor counted is what the schedule says."""
+    plan = kernels.plan
+    assert isinstance(plan, HopperPlan)
+    counters, expected = kernels.kernel_counters["product_kernel"], traffic(plan)
+    assert expected == HopperTraffic(
+        products=sum(counters.mma.values()),
+        matrix_wavefronts=counters.wgmma_wavefronts,
+        image_bytes=counters.bulk_load_image_bytes,
+        phases=counters.mbarrier_phases,
+        shared_load_wavefronts=counters.shared_load_wavefronts,
+        shared_store_wavefronts=counters.shared_store_wavefronts,
+        stored_bytes=counters.global_store_bytes,
+    )
+    # Swizzles keep the operands of products apart.
+    assert counters.wgmma_wavefronts == counters.wgmma_wavefronts_least
+
+
 def plan_of(name: str, target: str, constraints: str) -> tuple[Computation, HopperPlan]:
     rng = random.Random(f"{name} {target} {constraints}")
     operator, product = lowered(WORKLOADS[name], target, constraints, rng.randrange(3))
@@ -71,7 +90,9 @@ def plan_of(name: str, target: str, constraints: str) -> tuple[Computation, Hopp
 @pytest.mark.parametrize("name", WORKLOADS)
 def test_kernels_compute_the_workload(name: str, target: str, constraints: str) -> None:
     operator, plan = plan_of(name, target, constraints)
-    compare(operator, CudaKernels(plan, cuda_text(plan)), len(name))
+    kernels = CudaKernels(plan, cuda_text(plan))
+    compare(operator, kernels, len(name))
+    check_counts(kernels)
 
 
 STORED = {

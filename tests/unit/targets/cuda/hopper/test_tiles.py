@@ -137,7 +137,7 @@ def test_the_text_of_the_kernel_computes_the_same_items() -> None:
             assert scope.get("part", 0) == item.part
             if order.streamed:
                 assert scope["parts"] == item.parts
-                assert item.tile >= order.streamed or scope["slot"] == item.slot
+                assert item.tile >= order.streamed or scope["part_slot"] == item.slot
             for rank in range(order.cluster[0] * order.cluster[1]):
                 place = executed(order.place_script("rank"), tile=item.tile, rank=rank)
                 row, column = divmod(rank, order.cluster[1])

@@ -1,0 +1,267 @@
+"""Inputs with which saved kernels are checked on a GPU, and what they have to store.
+
+The numbers are few small integers, so that sums of floats are exact in whatever order a kernel adds
+them, and a product that is left out shows. ``remote/check.py`` generates the same inputs from the
+seeds; of the results it knows checksums, and a sample.
+"""
+
+from __future__ import annotations
+
+import math
+import zlib
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from cpembed.codegen.epilogue import (
+    BIAS,
+    RESIDUAL,
+    SCALE,
+    Epilogue,
+    channel_axes,
+    channel_numbers,
+)
+from cpembed.ir.computation import AxisKind, Computation
+from cpembed.ir.dtypes import dtype_info, is_integer, numpy_dtype, size_bytes
+from cpembed.ir.reference import reference
+from cpembed.targets.cuda.remote.check import canonical, generated
+
+Array = NDArray[Any]
+
+SLICES = 64
+"""Number of parts of a result that have a checksum each."""
+
+SAMPLE = 16384
+"""Number of elements of a result that are stored."""
+
+RARE = 4
+"""Number of times that each special number is drawn in a tensor, at most on average."""
+
+# Largest numbers whose products with small integers are exact in float32.
+_LARGE = {"float16": 65504.0, "bfloat16": 32640.0, "float8_e4m3fn": 448.0, "float8_e5m2": 57344.0}
+
+_EXACT = {"float32": 2.0**24, "float16": 2.0**11}
+"""Bound below which every integer is a number of the type, and so every sum of integers exact."""
+
+
+@dataclass(frozen=True)
+class Drawing:
+    """Numbers that a tensor's elements are drawn from.
+
+    Attributes
+    ----------
+    seed : int
+        Seed of the generator.
+    dtype : str
+        Element type.
+    values : tuple of float
+        Numbers that are equally frequent.
+    rare : tuple of float
+        Numbers each of which is drawn once in ``rare_one_in`` elements.
+    """
+
+    seed: int
+    dtype: str
+    values: tuple[float, ...]
+    rare: tuple[float, ...] = ()
+    rare_one_in: int = 1
+
+    def to_json(self) -> dict[str, Any]:
+        """Return the document that the generator reads: numbers as their bits."""
+        return {
+            "seed": self.seed,
+            "values": _bits(self.values, self.dtype),
+            "rare": _bits(self.rare, self.dtype),
+            "rare_one_in": self.rare_one_in,
+        }
+
+    def array(self, shape: Sequence[int]) -> Array:
+        """Return a tensor of the numbers."""
+        dtype = numpy_dtype(self.dtype)
+        data = generated(self.to_json(), math.prod(shape), dtype.itemsize)
+        return np.frombuffer(data, dtype).reshape(tuple(shape)).copy()
+
+
+def _bits(numbers: Sequence[float], dtype: str) -> list[int]:
+    array = np.asarray(numbers).astype(numpy_dtype(dtype))
+    return [int(bits) for bits in array.view(f"u{size_bytes(dtype)}")]
+
+
+@dataclass(frozen=True)
+class Case:
+    """Inputs by tensor, the result, and the rule by which a GPU's is compared with it.
+
+    ``absolute`` and ``relative`` are the tolerance of each element; both are 0 if all bits have to
+    be equal, but for the sign of zeros and the bits of a NaN.
+    """
+
+    name: str
+    drawings: Mapping[str, Drawing]
+    shapes: Mapping[str, tuple[int, ...]]
+    result: Array
+    absolute: float = 0.0
+    relative: float = 0.0
+
+    @property
+    def exact(self) -> bool:
+        return self.absolute == 0 and self.relative == 0
+
+    @property
+    def sample_step(self) -> int:
+        """Distance of the elements of the sample in the flat result."""
+        step = -(-self.result.size // SAMPLE)
+        # An odd distance reaches all columns of a matrix whose rows are a power of two.
+        return step if step == 1 else step | 1
+
+    def sample(self) -> bytes:
+        """Return the stored elements of the result."""
+        return self.result.reshape(-1)[:: self.sample_step].tobytes()
+
+    def to_json(self, buffers: Mapping[str, str], sample: str) -> dict[str, Any]:
+        """Return the document of a manifest.
+
+        Parameters
+        ----------
+        buffers : mapping of str to str
+            Tensor by the name of its buffer.
+        sample : str
+            Name of the file that holds the sample.
+        """
+        inputs: dict[str, Any] = {}
+        for buffer, tensor in buffers.items():
+            drawing = self.drawings[tensor]
+            data = drawing.array(self.shapes[tensor]).tobytes()
+            inputs[buffer] = drawing.to_json() | {"crc32": zlib.crc32(data)}
+        return {"name": self.name, "inputs": inputs, "expected": self._expected(sample)}
+
+    def _expected(self, sample: str) -> dict[str, Any]:
+        flat = self.result.reshape(-1)
+        length = -(-flat.size // SLICES)
+        dtype = self.result.dtype.name
+        parts = [flat[first : first + length] for first in range(0, flat.size, length)]
+        return {
+            "rule": "exact" if self.exact else "tolerance",
+            "absolute": self.absolute,
+            "relative": self.relative,
+            "slice_elements": length,
+            "crc32": [zlib.crc32(canonical(part.tobytes(), dtype)) for part in parts],
+            "sample": sample,
+            "sample_step": self.sample_step,
+        }
+
+
+def cases_of(workload: Computation, epilogue: Epilogue | None) -> list[Case]:
+    """Return the cases of a workload: small integers, and these with the largest numbers.
+
+    Integers are of the entire range of their type at once, so they have one case.
+    """
+    plain = _case("integers", workload, epilogue, _factors(workload))
+    floats = any(not is_integer(operand.dtype) for operand in workload.inputs)
+    if not floats or workload.macs >= _MOST_PRODUCTS:
+        return [plain]
+    large = _factors(workload, large=True)
+    # A sum of so many large numbers would not be exact, or overflow in another order.
+    if _largest_sum(workload, large) >= _EXACT[workload.output.dtype]:
+        return [plain]
+    return [plain, _case("large", workload, epilogue, large)]
+
+
+_MOST_PRODUCTS = 1 << 34
+"""Number of products beyond which a second case would take minutes of this machine."""
+
+
+def _depth(workload: Computation) -> int:
+    return math.prod(a.extent for a in workload.axes if a.kind is AxisKind.REDUCTION)
+
+
+def _factors(workload: Computation, *, large: bool = False) -> dict[str, Drawing]:
+    """Return the numbers of a workload's factors."""
+    drawings: dict[str, Drawing] = {}
+    for number, operand in enumerate(workload.inputs):
+        if operand.tensor in drawings:
+            continue
+        if is_integer(operand.dtype):
+            low, high = dtype_info(operand.dtype).integer_range
+            values = tuple(float(n) for n in range(low, high + 1))
+            drawings[operand.tensor] = Drawing(number + 1, operand.dtype, values)
+            continue
+        # float16 sums of at most 2,048 products of these are exact, longer ones with zeros among
+        # them; float32 sums of larger integers are, up to four million.
+        values = (-2.0, -1.0, 1.0, 2.0)
+        if workload.output.dtype == "float16":
+            share = min(1.0, 32 / math.sqrt(_depth(workload)))
+            values = (-1.0, 1.0, *[0.0] * round(2 / share - 2))
+        rare = (-0.0, *((s * _LARGE[operand.dtype]) for s in (1, -1))) if large else ()
+        # In one factor only: products of two would be infinite, or not exact.
+        rare = rare if number == 0 else ()
+        one_in = max(64, math.prod(operand.shape) // RARE) if rare else 1
+        drawings[operand.tensor] = Drawing(number + 1, operand.dtype, values, rare, one_in)
+    return drawings
+
+
+def _arrays(workload: Computation, drawings: Mapping[str, Drawing]) -> dict[str, Array]:
+    shapes = {operand.tensor: operand.shape for operand in workload.inputs}
+    return {name: drawings[name].array(shape) for name, shape in shapes.items()}
+
+
+def _largest_sum(workload: Computation, drawings: Mapping[str, Drawing]) -> float:
+    """Return the largest sum of magnitudes of the products of one element."""
+    arrays = _arrays(workload, drawings)
+    wide = workload.with_dtypes({operand.name: "float64" for operand in workload.operands})
+    magnitudes = {name: np.abs(array.astype(np.float64)) for name, array in arrays.items()}
+    return float(reference(wide, magnitudes).max())
+
+
+def _case(
+    name: str, workload: Computation, epilogue: Epilogue | None, factors: Mapping[str, Drawing]
+) -> Case:
+    """Return a case with the result of the workload and of its epilogue."""
+    sums = reference(workload, _arrays(workload, factors))
+    drawings: dict[str, Drawing] = dict(factors)
+    shapes = {operand.tensor: tuple(operand.shape) for operand in workload.inputs}
+    absolute = relative = 0.0
+    if workload.output.dtype == "float16" and _depth(workload) > _EXACT["float16"]:
+        largest = _largest_sum(workload, factors)
+        if largest > _EXACT["float16"]:
+            # One rounding for each addition, of sums as large as they can be.
+            absolute = _depth(workload) * largest * 2.0**-11
+    if epilogue is None:
+        return Case(name, drawings, shapes, sums, absolute, relative)
+    vectors: dict[str, Array] = {}
+    channels = tuple(workload.extents[axis] for axis in channel_axes(workload))
+    for vector, drawing in _vectors(epilogue, workload, sums).items():
+        drawings[vector], shapes[vector] = drawing, channels
+        vectors[vector] = drawing.array(channels).reshape(-1)
+    residual: Array | None = None
+    if epilogue.residual is not None:
+        drawings[RESIDUAL] = Drawing(_RESIDUAL_SEED, epilogue.residual.dtype, (-2, -1, 0, 1, 2))
+        shapes[RESIDUAL] = tuple(workload.output.shape)
+        residual = drawings[RESIDUAL].array(workload.output.shape)
+    result = epilogue.apply(sums, vectors, channel_numbers(workload), residual)
+    if epilogue.chain is not None:
+        # Functions of floats are not exact on a GPU, nor is their rounding here.
+        absolute, relative = max(absolute, 1e-5), 2.0**-9
+    return Case(name, drawings, shapes, result, absolute, relative)
+
+
+_VECTOR_SEED, _RESIDUAL_SEED = 101, 201
+
+
+def _vectors(epilogue: Epilogue, workload: Computation, sums: Array) -> dict[str, Drawing]:
+    """Return the numbers of an epilogue's vectors: integers, and powers of two as scales."""
+    drawings: dict[str, Drawing] = {}
+    for number, name in enumerate(epilogue.vectors):
+        dtype = epilogue.vector_dtype(name, workload.output.dtype)
+        values: tuple[float, ...] = (-8.0, -3.0, -1.0, 0.0, 1.0, 2.0, 5.0)
+        if name == SCALE:
+            size = max(1.0, float(np.sqrt(np.mean(sums.astype(np.float64) ** 2))))
+            # Most results are within the range of a byte, and some beyond it.
+            largest = 2.0 ** math.floor(math.log2(127 / size))
+            values = (largest, largest / 2, largest / 4)
+        elif name == BIAS and is_integer(dtype):
+            values = (-1000.0, -37.0, 0.0, 1.0, 500.0)
+        drawings[name] = Drawing(_VECTOR_SEED + number, dtype, values)
+    return drawings

@@ -1,0 +1,148 @@
+"""Sums of streamed tiles as TensorIR: the block whose part is finished last adds all parts.
+
+Each block stores the sums of its part in a place of the workspace and counts it. The count tells a
+block whether it is the last one; no block waits for another. The parts are added in the order of
+the reduction, whoever adds them, so results do not depend on the order of blocks.
+"""
+
+from __future__ import annotations
+
+from cpembed.codegen.plan import HEADER, buffer
+from cpembed.ir.dtypes import size_bytes
+from cpembed.targets.cuda.hopper.schedule import HopperPlan
+from cpembed.targets.cuda.writer import (
+    PARTIAL,
+    Writer,
+    guarded_place,
+    register_pointer,
+    shared_pointer,
+)
+
+COUNTERS = "Counters"
+"""Parameter that holds the number of parts of each streamed tile that are finished."""
+
+CLEARING_THREADS = 128
+"""Number of threads of a block that clears counters."""
+
+BARRIER = 1
+"""Number of the barrier of the consumers; barrier 0 is that of whole blocks."""
+
+
+def clearing_blocks(plan: HopperPlan) -> int:
+    """Return the number of blocks that clear the counters."""
+    return -(-plan.order.streamed // CLEARING_THREADS)
+
+
+def clearing_kernel(plan: HopperPlan) -> Writer:
+    """Return the function ``main`` that clears the counters before each call."""
+    writer, count = Writer(), plan.order.streamed
+    script = writer.script
+    script.line(HEADER)
+    with script.nested(f"def main({buffer(COUNTERS, count, 'int32')}):"):
+        script.line('T.func_attr({"tirx.noalias": True, "global_symbol": "main"})')
+        with script.nested(
+            f'for bx in T.thread_binding({clearing_blocks(plan)}, thread="blockIdx.x"):',
+            f'for tx in T.thread_binding({CLEARING_THREADS}, thread="threadIdx.x"):',
+            'with T.sblock("clear"):',
+        ):
+            script.line(f"block = T.axis.spatial({clearing_blocks(plan)}, bx)")
+            script.line(f"thread = T.axis.spatial({CLEARING_THREADS}, tx)")
+            script.line("T.reads()")
+            script.line(f"T.writes({COUNTERS}[0 : {count}])")
+            number = f"block * {CLEARING_THREADS} + thread"
+            script.lines(guarded_place([f"{number} < {count}"], number))
+            script.line('zero = T.alloc_buffer((1,), "int32", scope="local")')
+            script.line("zero[0] = 0")
+            target = f"T.address_of({COUNTERS}[place])"
+            writer.call("cpembed_store_4", target, register_pointer("zero", "0"), "valid")
+    return writer
+
+
+def workspace_elements(plan: HopperPlan) -> int:
+    """Return the number of sums in the workspace."""
+    return plan.order.slots * plan.block_sums
+
+
+def write_part(writer: Writer, plan: HopperPlan, registers: int) -> None:
+    """Write the end of a range of a reduction: its sums are stored, and its part is counted.
+
+    ``finished[0]`` is 1 behind it where the block has to store results.
+
+    Parameters
+    ----------
+    writer : Writer
+        Text of the kernel.
+    plan : HopperPlan
+        Plan of the kernel.
+    registers : int
+        Number of sums of a thread, in ``sums``.
+    """
+    script, consumers = writer.script, plan.schedule.consumers
+    script.lines(plan.order.part_script("worker"))
+    script.line('finished = T.alloc_buffer((1,), "int32", scope="local")')
+    script.line("finished[0] = 1")
+    flag = shared_pointer(str(plan.flag_offset))
+    width, size = _vector(plan)
+    # Behind a loop of any number of steps ptxas would serialise the products whose accumulators the
+    # stores read, unless these look like other values.
+    opaque = "cpembed_opaque_float" if plan.product.sums == "float32" else "cpembed_opaque"
+    with script.nested(f"for i in T.unroll({registers}):"):
+        writer.call(opaque, register_pointer("sums", "i"))
+    with script.nested("if parts > 1:"):
+        with script.nested(f"for i in T.unroll({registers // width}):"):
+            source = register_pointer("sums", f"i * {width}")
+            writer.call(f"cpembed_store_{size}", _place(plan, width, "part_slot", "i"), source, "1")
+        # Counting releases, and acquires, for all threads on both sides of a barrier.
+        writer.call("cpembed_named_barrier", str(BARRIER), str(consumers))
+        with script.nested("if thread == 0:"):
+            writer.value("count", "cpembed_count_part", "int32", f"T.address_of({COUNTERS}[tile])")
+            script.line("finished[0] = count")
+            writer.call("cpembed_shared_store_4", flag, register_pointer("finished", "0"))
+        writer.call("cpembed_named_barrier", str(BARRIER), str(consumers))
+        writer.call("cpembed_shared_load_4", register_pointer("finished", "0"), flag)
+        script.line('finished[0] = T.cast(finished[0] == parts - 1, "int32")')
+
+
+def write_strip(writer: Writer, plan: HopperPlan, registers: int) -> None:
+    """Write the sums of a strip, of all parts of their tile, into ``total``.
+
+    Accumulators of products in flight are never written here: ptxas would serialise the products.
+
+    Parameters
+    ----------
+    writer : Writer
+        Text of the kernel, in a loop over ``strip``.
+    plan : HopperPlan
+        Plan of the kernel.
+    registers : int
+        Number of sums of a thread in a strip.
+    """
+    script, sums = writer.script, plan.product.sums
+    width, size = _vector(plan)
+    script.line(f'total = T.alloc_buffer(({registers},), "{sums}", scope="local")')
+    with script.nested(f"for i in T.unroll({registers}):"):
+        script.line(f"total[i] = T.Select(parts > 1, T.{sums}(0), sums[strip * {registers} + i])")
+    with script.nested("if parts > 1:"):
+        script.line(f'addend = T.alloc_buffer(({width},), "{sums}", scope="local")')
+        with (
+            script.nested("for other in T.serial(parts):"),
+            script.nested(f"for i in T.unroll({registers // width}):"),
+        ):
+            vector = f"strip * {registers // width} + i"
+            source = _place(plan, width, "part_slot - part + other", vector)
+            writer.call(f"cpembed_load_{size}", register_pointer("addend", "0"), source, "1")
+            for number in range(width):
+                target = f"total[i * {width} + {number}]"
+                script.line(f"{target} = {target} + addend[{number}]")
+
+
+def _vector(plan: HopperPlan) -> tuple[int, int]:
+    """Return the number of sums of an access of the workspace, and their bytes."""
+    width = min(4, plan.product.instruction.registers[2])
+    return width, width * size_bytes(plan.product.sums)
+
+
+def _place(plan: HopperPlan, width: int, slot: str, vector: str) -> str:
+    """Return a pointer to a vector of a thread; those of neighbouring threads are neighbours."""
+    inside = f"(({vector}) * {plan.schedule.consumers} + thread) * {width}"
+    return f"T.address_of({PARTIAL}[({slot}) * {plan.block_sums} + {inside}])"

@@ -1,0 +1,88 @@
+"""Results of a pack's run on a machine with a GPU, read back and checked."""
+
+from __future__ import annotations
+
+import math
+from typing import Any, cast
+
+import msgspec
+
+from cpembed.errors import SpecError
+
+FORMAT = 2
+
+
+class _Times(msgspec.Struct, frozen=True):
+    us: float
+    spread: float
+    samples: list[float]
+
+
+class _Variant(msgspec.Struct, frozen=True):
+    name: str
+    also: list[str]
+    schedule: str
+    embedding: str
+    estimated_us: float
+    family: dict[str, list[str]]
+
+
+class _Layer(msgspec.Struct, frozen=True):
+    suite: str
+    name: str
+    words: str
+    target: str
+    machine: str
+    macs: int
+    variants: list[_Variant]
+    rules: list[dict[str, Any]]
+    times: dict[str, _Times]
+    wrong: dict[str, str]
+    failed: dict[str, str]
+    trouble: str | None
+
+
+class _Device(msgspec.Struct, frozen=True):
+    device: str
+    capability: tuple[int, int]
+    multiprocessors: int
+    clock_mhz: float
+    cuda_driver: str
+    ceilings: dict[str, float]
+
+
+class _Results(msgspec.Struct, frozen=True):
+    format: int
+    date: str
+    pack: dict[str, Any]
+    device: _Device
+    layers: list[_Layer]
+
+
+def read_results(document: object, name: str = "the document") -> dict[str, Any]:
+    """Return a document of results, all of whose members that reports use were checked.
+
+    Parameters
+    ----------
+    document : object
+        Value of the file's JSON.
+    name : str
+        Name of the file in errors.
+
+    Raises
+    ------
+    SpecError
+        If a member is missing or of another type, or a time is no time.
+    """
+    try:
+        results = msgspec.convert(document, _Results)
+    except msgspec.ValidationError as error:
+        raise SpecError(f"{name} holds no results of a pack: {error}") from error
+    if results.format != FORMAT:
+        raise SpecError(f"{name} holds results of format {results.format}, not {FORMAT}")
+    for layer in results.layers:
+        for implementation, times in layer.times.items():
+            numbers = (times.us, *times.samples)
+            if not times.samples or not all(math.isfinite(n) and n > 0 for n in numbers):
+                raise SpecError(f"{name}: {layer.name}, {implementation}: times are positive")
+    return cast("dict[str, Any]", document)

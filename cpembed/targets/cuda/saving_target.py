@@ -1,0 +1,90 @@
+"""Saving and packing of kernels, for all targets whose artifacts are CUDA texts."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, cast
+
+from cpembed.errors import LoweringError
+from cpembed.targets.cuda import compiling
+from cpembed.targets.cuda.build import CudaKernels
+from cpembed.targets.cuda.cases import Case, cases_of
+from cpembed.targets.cuda.instructions import TensorCoreInstruction
+from cpembed.targets.cuda.pack.packing import pack_layer, pack_programs
+from cpembed.targets.cuda.pack.results import read_results
+from cpembed.targets.cuda.remote.report import markdown
+from cpembed.targets.cuda.saving import INSTRUCTIONS, SavedKernel, identifier, save, save_torch
+from cpembed.targets.outputs import PackedLayer
+
+if TYPE_CHECKING:
+    from cpembed.targets.base import Target
+
+
+class SavingTarget:
+    """Abilities of a target whose artifacts are :class:`CudaKernels`."""
+
+    instructions = INSTRUCTIONS
+
+    def save(self, artifact: CudaKernels, path: Path) -> None:
+        product = artifact.plan.product
+        cases = cases_of(product.program.unfused, product.epilogue)
+        save(self.saved(artifact, identifier(path.name), cases), path)
+
+    def save_torch(self, path: Path) -> None:
+        save_torch(path)
+
+    def pack_layer(self, layer: PackedLayer, root: Path) -> None:
+        pack_layer(cast("Target[Any, Any, Any]", self), self.saved, layer, root)
+
+    def missing_to_pack(self) -> str | None:
+        return compiling.missing()
+
+    def pack_programs(self, root: Path) -> None:
+        pack_programs(root)
+
+    def measured_report(self, document: Mapping[str, Any]) -> str:
+        return markdown(read_results(document))
+
+    def saved(self, artifact: CudaKernels, name: str, cases: Sequence[Case]) -> SavedKernel:
+        """Return kernels with everything that a folder says of them."""
+        target, plan = cast("Target[Any, Any, Any]", self), artifact.plan
+        program, epilogue = plan.product.program, plan.product.epilogue
+        output, *further = artifact.results()
+        if further:
+            raise LoweringError("kernels with a second output are not saved yet: leave it out")
+        # In the workload's order: the factors of a kernel may be exchanged.
+        order = {operand.tensor: n for n, operand in enumerate(program.unfused.inputs)}
+        return SavedKernel(
+            name=name,
+            text=replace(artifact.text, architectures=architectures(plan.product.instruction)),
+            inputs=sorted(artifact.operands(), key=lambda tensor: order.get(tensor.tensor, 9)),
+            output=output,
+            prepares=artifact.prepares(),
+            cases=cases,
+            macs=program.unfused.macs,
+            about={
+                "workload": str(program.unfused),
+                "sizes": dict(program.unfused.extents),
+                "epilogue": None if epilogue is None else str(epilogue),
+                "target": target.spec.name,
+                "machine": target.described_machine,
+                "embedding": program.embedding.to_json(),
+                "schedule": str(plan.schedule),
+            },
+        )
+
+
+def architectures(instruction: TensorCoreInstruction) -> tuple[str, ...]:
+    """Return the architectures that have an instruction, the oldest first.
+
+    Warp groups are executed by compute capability 9.0 alone.
+    """
+    if instruction.kind == "wgmma":
+        return ("sm_90a",)
+    return tuple(
+        name
+        for name in compiling.ARCHITECTURES
+        if int(name.removeprefix("sm_")) >= instruction.architecture
+    )

@@ -1,0 +1,122 @@
+"""Generated kernels with one thing wrong: each is a fault or a wrong number in the emulator."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import replace
+from functools import cache
+
+import numpy as np
+import pytest
+
+from cpembed.errors import ExecutionFault
+from cpembed.targets.cuda.build import CudaKernels
+from cpembed.targets.cuda.executor import COMPILER, Order
+from cpembed.targets.cuda.hopper.build import cuda_text
+from cpembed.targets.cuda.hopper.limits import check
+from cpembed.targets.cuda.hopper.schedule import HopperPlan, HopperSchedule
+from tests.running import exact_inputs
+from tests.unit.targets.cuda.hopper.products import SHARED_BYTES, lowered
+
+pytestmark = pytest.mark.skipif(
+    bool(COMPILER.missing()), reason=f"missing: {', '.join(COMPILER.missing())}"
+)
+
+WORDS = "gemm m=150 n=64 k=192"
+
+SCHEDULES = {
+    "threads": HopperSchedule(2, (1, 8), 2, 3, ("threads", "bulk")),
+    "tensor": HopperSchedule(1, (1, 8), 2, 3, ("tensor", "tensor"), blocks=2),
+    "registers": HopperSchedule(1, (2, 4), 4, 2, ("bulk", "tensor"), in_registers=True),
+}
+
+PRODUCT = r"(cpembed_wgmma_mma_\w+\(\(&\(sums_ptr\[\d+\]\)\), .*?)"
+
+MUTANTS: dict[str, tuple[str, str, str]] = {
+    "copies are not waited for": ("threads", r"cpembed_cp_async_wait_1\(\);", ""),
+    "copies are hidden from products": ("threads", r"cpembed_proxy_fence\(\);", ""),
+    "a thread announces twice": (
+        "threads", r"(cpembed_mbarrier_arrive\(\(&\(shared_ptr\[\(\(behind.*?;)", r"\1 \1",
+    ),
+    "the stage is announced before it is copied": (
+        "threads", r"if \(1 < behind_ptr\[1\]\)", "if (0 < behind_ptr[1])",
+    ),
+    "the last stages are not announced": ("threads", r"cpembed_cp_async_wait_0\(\);", "return;"),
+    "chunks are not permuted": ("threads", r"\^ \(\(image_row_ptr\[0\] & 7\) >> 1\)", ""),
+    "another permutation": (
+        "threads", r"\(image_row_ptr\[0\] & 7\) >> 1", "(image_row_ptr[0] & 3)",
+    ),
+    "half of an image": ("threads", r"(cpembed_bulk_load\(.*?), 4096, ", r"\1, 2048, "),
+    "images of another step": ("threads", r"deep_step_ptr\[0\] \* 2048", "step * 1024"),
+    "both groups read the same rows": ("threads", r"consumer_ptr\[0\] \* 4096", "0"),
+    "groups store the same rows": ("threads", r"\+ consumer_ptr\[0\]\)", ")"),
+    "too few arrivals at a full stage": ("threads", r", 257\);|, 129\);", ", 128);"),
+    "too few arrivals at an empty stage": ("tensor", r", 4\);", ", 1);"),
+    "too many arrivals at an empty stage": ("tensor", r", 4\);", ", 5);"),
+    "producers do not wait": ("tensor", r"cpembed_mbarrier_wait\(.*?\^ 1\)\);", ""),
+    "producers wait for the other parity": (
+        "tensor", r"\(ring_ptr\[1\] \^ 1\)\);", "ring_ptr[1]);",
+    ),
+    "consumers do not wait": ("tensor", r"cpembed_mbarrier_wait\(.*?, ring_ptr\[1\]\);", ""),
+    "the parity stays": ("tensor", r"ring_ptr\[1\] = \(ring_ptr\[1\] \^ 1\);", ""),
+    "another number of bytes": ("tensor", r", 8192\);", ", 8176);"),
+    "coordinates of the first step": ("tensor", r"\(deep_step_ptr\[0\] \* 32\)", "0"),
+    "the second factor is not transposed": (
+        "tensor", r"(p, 1, 1, 0), 1; \}", r"\1, 0; }",
+    ),
+    "a matrix further along the depth": ("tensor", r"\(uint64_t\)128ULL", "(uint64_t)64ULL"),
+    "a stage is given back too early": (
+        "tensor", r"cpembed_wgmma_wait_1\(\);(\s+)if \(0 < step_1\)", r"\1if (true)",
+    ),
+    "a stage is never given back": ("tensor", r"cpembed_mbarrier_arrive\(.*?\);\n", "\n"),
+    "sums go on from tile to tile": ("tensor", r"\(\(int\)\(0 < step_1\)\)", "1"),
+    "sums begin anew": ("tensor", r"\(\(int\)\(0 < step_1\)\)", "0"),
+    "results before the products are done": ("tensor", r"cpembed_wgmma_wait_0\(\);", ""),
+    "sums are staged without a barrier": ("tensor", r"tvm_builtin_cuda_warp_sync\(\);", ""),
+    "no fence before products": ("tensor", r"cpembed_wgmma_fence\(\);", ""),
+    "products of no group": ("tensor", r"cpembed_wgmma_commit\(\);", ""),
+    "fragments are overwritten in flight": (
+        "registers", r"cpembed_wgmma_wait_0\(\);(\s+cpembed_ldmatrix)", r"\1",
+    ),
+    "fragments of the first warp": ("registers", r"\(warp_ptr\[0\] & 3\)", "0"),
+    "fragments of another depth": ("registers", r"fragments_ptr\[4\]", "fragments_ptr[0]"),
+}  # fmt: skip
+
+
+@cache
+def kernels(name: str) -> CudaKernels:
+    _, product = lowered(WORDS, "wgmma_f16", "in_place_padded")
+    plan = HopperPlan(product, SCHEDULES[name])
+    check(plan, SHARED_BYTES)
+    return CudaKernels(plan, cuda_text(plan))
+
+
+def right(mutant: CudaKernels) -> bool:
+    """In three orders; a fault is not."""
+    operator, _ = lowered(WORDS, "wgmma_f16", "in_place_padded")
+    inputs = exact_inputs(operator, 3)
+    first, second = (inputs[operand.tensor].astype(np.float64) for operand in operator.inputs)
+    for order in (Order.FORWARD, Order.REVERSE, 7):
+        try:
+            result = mutant.run(inputs, order)
+        except ExecutionFault:
+            return False
+        if not np.array_equal(result, first @ second):
+            return False
+    return True
+
+
+@pytest.mark.parametrize("name", SCHEDULES)
+def test_the_kernels_are_right(name: str) -> None:
+    assert right(kernels(name))
+
+
+@pytest.mark.quick(8)
+@pytest.mark.parametrize("name", MUTANTS)
+def test_what_is_wrong_shows(name: str) -> None:
+    schedule, pattern, replacement = MUTANTS[name]
+    original = kernels(schedule)
+    source, count = re.subn(pattern, replacement, original.text.source)
+    assert count, "the text has nothing of the kind"
+    mutant = CudaKernels(original.plan, replace(original.text, source=source))
+    assert not right(mutant)

@@ -1,0 +1,61 @@
+"""Estimated times of kernels of warp groups: what bounds them, and what a schedule changes."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from cpembed.driver.named import hardware_spec
+from cpembed.targets.cuda.hopper.schedule import HopperPlan, HopperSchedule
+from cpembed.targets.cuda.hopper.space import HopperSpace
+from cpembed.targets.cuda.hopper.tiles import streamed_tiles
+from cpembed.targets.cuda.hopper.traffic import traffic
+from cpembed.targets.cuda.hopper.work import work_of
+from cpembed.targets.cuda.model import estimate, gpu
+from tests.unit.targets.cuda.hopper.products import lowered
+
+H100 = gpu(hardware_spec("wgmma_f16"), "h100")
+
+PEAK = 989.4e6
+"""Dense operations of float16 in a microsecond: NVIDIA H100 white paper, SXM5."""
+
+
+@pytest.mark.parametrize("size", [8192, 16384])
+def test_large_products_reach_most_of_the_peak(size: int) -> None:
+    _, product = lowered(f"gemm m={size} n={size} k={size}", "wgmma_f16", "fused")
+    best = HopperSpace(product, H100).best()
+    assert 0.85 < 2 * size**3 / best.cost / PEAK < 1
+    # The traffic is what the emulator counts of smaller products: each stage's images.
+    counts = traffic(HopperPlan(product, best.schedule))
+    rows, columns = (n * tile for n, tile in zip(best.schedule.block, (64, 8), strict=True))
+    blocks = -(-size // rows) * -(-size // columns)
+    assert counts.image_bytes == blocks * (rows + columns) * size * 2
+    # Of the four warps of a group, each counts its part of an instruction.
+    assert counts.products == blocks * best.schedule.block[0] * (size // 16) * 4
+
+
+def test_even_ranges_keep_all_blocks_busy() -> None:
+    """A turn and a little: whole tiles leave most blocks idle in the second one."""
+    _, product = lowered("gemm m=2048 n=2048 k=8192", "wgmma_f16", "fused")
+    whole = HopperSchedule(2, (1, 16), 4, 4, ("tensor", "tensor"), blocks=132)
+    plan = HopperPlan(product, replace(whole, tile=(1, 15)))
+    assert plan.order.tiles == 16 * 18
+    times = [
+        estimate(work_of(HopperPlan(product, schedule), H100), H100).us
+        for schedule in (
+            replace(whole, tile=(1, 15)),
+            replace(whole, tile=(1, 15), streamed=True),
+        )
+    ]
+    # 288 tiles are three turns of 132 blocks: 2.18 of them are enough.
+    assert streamed_tiles(288, 132) == 24 + 132
+    assert times[1] < 0.85 * times[0]
+
+
+def test_sums_of_parts_are_traffic() -> None:
+    _, product = lowered("gemm m=1024 n=1024 k=4096", "wgmma_f16", "fused")
+    whole = HopperSchedule(1, (1, 16), 4, 4, ("tensor", "tensor"), blocks=100)
+    streamed = HopperPlan(product, replace(whole, streamed=True))
+    more = traffic(streamed).stored_bytes - traffic(HopperPlan(product, whole)).stored_bytes
+    assert more == streamed.order.streamed_parts * (64 * 128 * 4 + 4)
