@@ -28,13 +28,9 @@ from cpembed.steps import silent, step
 from cpembed.targets.base import Row
 from cpembed.targets.chains import ChainCandidate, ChainChoice, chaining
 from cpembed.targets.registry import open_target
-from cpembed.workloads.chains import ProductChain, parse_chain
+from cpembed.workloads.chains import TOLERANCES, ProductChain, parse_chain
 
 Array = NDArray[Any]
-
-TOLERANCES = {"float16": 2e-3, "bfloat16": 1.6e-2}
-"""Maximum error of a result by the factors' type, relative to the largest result: the operand
-between the products, and the result, are rounded to that type."""
 
 
 def named_chain(words: str | Sequence[str], target: str | HardwareSpec) -> ProductChain:

@@ -39,8 +39,12 @@ def test_a_chain_is_built_verified_and_saved(cpembed: Caller, tmp_path: Path) ->
     assert "verified  yes, emulated, largest error" in called.out
     document = json.loads((folder / "kernel.json").read_text())
     (kernel,) = document["kernels"]
-    assert {argument["tensor"] for argument in kernel["arguments"]} >= {"Q", "K", "V"}
-    assert "chain_kernel" in (folder / "kernel.cu").read_text()
+    assert document["operands"] == ["Q", "K", "V"]
+    assert kernel["name"] == "kernel_chain"
+    assert "kernel_chain" in (folder / "kernel.cu").read_text()
+    (case,) = document["cases"]
+    assert case["expected"]["rule"] == "tolerance"
+    assert (folder / "check.py").exists()
 
 
 @pytest.mark.parametrize(

@@ -29,6 +29,8 @@ from cpembed.targets.cuda.traffic import work_of
 from cpembed.transform.program import DerivedProgram
 
 if TYPE_CHECKING:
+    from pathlib import Path
+
     from cpembed.targets.chains import ChainCandidate, ChainChoice
     from cpembed.targets.cuda.chains.build import ChainKernels
     from cpembed.workloads.chains import ProductChain
@@ -240,6 +242,7 @@ class CudaTarget(SavingTarget, Target[TiledProduct, KernelSchedule, CudaKernels]
         return counter_rows(artifact.counters)
 
     def save_chain(self, artifact: ChainKernels, folder: Path) -> None:
-        from cpembed.targets.cuda.chains.choice import save as save_kernels
+        from cpembed.targets.cuda.chains.saving import saved_chain
+        from cpembed.targets.cuda.saving import identifier, save
 
-        save_kernels(artifact, folder)
+        save(saved_chain(artifact, self.spec, identifier(folder.name)), folder)

@@ -2,18 +2,13 @@
 
 from __future__ import annotations
 
-import json
 from collections import Counter
-from pathlib import Path
 from typing import Any
 
 from cpembed.embedding.coupling import Coupling, Mismatch
 from cpembed.errors import LoweringError
-from cpembed.files import make_folder, write_whole
 from cpembed.hw.instruction import HardwareSpec
 from cpembed.targets.chains import ChainCandidate, ChainChoice, PairCount
-from cpembed.targets.cuda.chains.build import ChainKernels
-from cpembed.targets.cuda.chains.emit import parameters_of
 from cpembed.targets.cuda.chains.model import UnfusedTimes, estimate_apart
 from cpembed.targets.cuda.chains.pairs import Pairs, find_pairs, prove
 from cpembed.targets.cuda.chains.space import ScoredChain, has_kernel, ranked_plans
@@ -131,33 +126,3 @@ def _coupling_text(pairs: Pairs) -> str:
                 f"factor, {order}"
             )
     return ""
-
-
-def save(kernels: ChainKernels, folder: Path) -> None:
-    """Write the text of a chain's kernels, and how they are launched."""
-    make_folder(folder)
-    write_whole(folder / "kernel.cu", kernels.text.source)
-    tensors = parameters_of(kernels.plan)
-    document = {
-        "workload": str(kernels.plan.chain),
-        "schedule": str(kernels.plan.schedule),
-        "kernels": [
-            {
-                "name": kernel.launch.kernel,
-                "grid": list(kernel.launch.grid),
-                "block": list(kernel.launch.block),
-                "dynamic_shared_bytes": kernel.launch.shared_bytes,
-                "arguments": [
-                    {
-                        "name": p.name,
-                        "tensor": tensors.get(p.name.removesuffix("_original"), p.name),
-                        "elements": p.elements,
-                        "dtype": p.dtype,
-                    }
-                    for p in kernel.parameters
-                ],
-            }
-            for kernel in kernels.text.kernels
-        ],
-    }
-    write_whole(folder / "kernel.json", json.dumps(document, indent=2) + "\n")

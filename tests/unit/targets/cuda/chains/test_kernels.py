@@ -11,6 +11,7 @@ from cpembed.driver.named import hardware_spec
 from cpembed.errors import LoweringError
 from cpembed.targets.cuda.chains.pairs import find_pairs
 from cpembed.targets.cuda.chains.plan import ChainPlan, ChainSchedule, check
+from cpembed.targets.cuda.chains.saving import chain_case
 from cpembed.targets.cuda.executor import Order
 from cpembed.workloads.chains import LENGTHS, MASK
 from tests.unit.targets.cuda.chains.generated import (
@@ -154,6 +155,26 @@ def test_blocks_of_several_parts_of_the_result_compute_the_first_product_each() 
     plan = plan_of(chain, schedule)
     assert plan.blocks[:2] == (2, 4)
     assert is_right(kernels_of(plan), 1)
+
+
+@pytest.mark.parametrize(
+    "words, schedule",
+    [
+        ("attention b=2 h=1 q=20 k=30 d=16 causal lengths mask", SMALL),
+        ("mlp m=20 k=64 n=64 p=16 act=relu bias dtype=int8", SMALL),
+    ],
+)
+def test_saved_inputs_have_the_saved_result(words: str, schedule: ChainSchedule) -> None:
+    """And results that say something: floats that are not all the same, integers that saturate."""
+    chain = chain_of(words)
+    case = chain_case(chain)
+    inputs = {name: case.drawings[name].array(case.shapes[name]) for name in chain.inputs}
+    output = kernels_of(plan_of(chain, schedule)).run(inputs)
+    assert output.dtype == case.result.dtype
+    error = np.abs(output.astype(np.float64) - case.result.astype(np.float64)).max()
+    assert error <= case.absolute
+    assert (case.absolute == 0) == (chain.factors == "int8")
+    assert len(np.unique(case.result)) > 20
 
 
 @pytest.mark.parametrize(

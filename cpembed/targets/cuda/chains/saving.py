@@ -1,0 +1,91 @@
+"""Saved kernels of chains: their tensors, and inputs with which a GPU's results are checked."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+
+from cpembed.hw.instruction import HardwareSpec
+from cpembed.ir.dtypes import dtype_info, is_integer, numpy_dtype
+from cpembed.targets.cuda.build import Tensor
+from cpembed.targets.cuda.cases import Case, Drawing
+from cpembed.targets.cuda.chains.build import ChainKernels
+from cpembed.targets.cuda.chains.emit import parameters_of
+from cpembed.targets.cuda.saving import SavedKernel
+from cpembed.targets.cuda.saving_target import architectures
+from cpembed.workloads.chains import LENGTHS, MASK, SCALE, TOLERANCES, ProductChain
+
+
+def saved_chain(kernels: ChainKernels, spec: HardwareSpec, name: str) -> SavedKernel:
+    """Return the kernels of a chain with everything that a folder says of them.
+
+    Parameters
+    ----------
+    kernels : ChainKernels
+    spec : HardwareSpec
+        Specification of the instruction.
+    name : str
+        Identifier with which the names of kernels and files begin.
+    """
+    plan, chain = kernels.plan, kernels.plan.chain
+    packed = {f.role for f in plan.factors if f.operand.needs_packing}
+    # Weights are packed ahead of all calls.
+    weights = {
+        f.role
+        for f in plan.factors
+        if f.role != "A" and not f.product.program.workload.inputs[1].varies
+    }
+    inputs = [
+        Tensor(f"{role}_original" if role in packed else role, tensor, *chain.inputs[tensor])
+        for role, tensor in parameters_of(plan).items()
+    ]
+    output = chain.second.output
+    pair = plan.pair
+    return SavedKernel(
+        name=name,
+        text=replace(kernels.text, architectures=architectures(plan.second.instruction)),
+        inputs=inputs,
+        output=Tensor("C", output.name, output.shape, chain.output),
+        prepares=frozenset(f"pack_{role}_kernel" for role in packed & weights),
+        cases=[chain_case(chain)],
+        macs=chain.macs,
+        about={
+            "workload": str(chain),
+            "sizes": dict(chain.first.extents) | dict(chain.second.extents),
+            "target": spec.name,
+            "machine": next(iter(spec.machines), None),
+            "embedding": [side.ranked.embedding.to_json() for side in (pair.first, pair.second)],
+            "schedule": str(plan.schedule),
+        },
+    )
+
+
+def chain_case(chain: ProductChain) -> Case:
+    """Return inputs of a chain with its result, which floats may miss by their tolerance."""
+    drawings = {
+        name: _drawing(chain, number + 1, name, dtype)
+        for number, (name, (_, dtype)) in enumerate(chain.inputs.items())
+    }
+    shapes = {name: shape for name, (shape, _) in chain.inputs.items()}
+    arrays = {name: drawing.array(shapes[name]) for name, drawing in drawings.items()}
+    expected = chain.evaluate(arrays)
+    tolerance = TOLERANCES.get(chain.factors, 0.0) * float(np.abs(expected).max())
+    result = expected.astype(numpy_dtype(chain.output))
+    return Case("integers", drawings, shapes, result, absolute=tolerance)
+
+
+def _drawing(chain: ProductChain, seed: int, name: str, dtype: str) -> Drawing:
+    """Return the numbers of an input."""
+    values: tuple[float, ...] = (-2.0, -1.0, 1.0, 2.0)
+    if name == LENGTHS:
+        values = tuple(map(float, range(chain.first.extents[chain.columns] + 1)))
+    elif name == MASK:
+        values = (-np.inf, -1.0, 0.0, 0.0, 0.5)
+    elif name == SCALE:
+        # Powers of two, so that products are exact, which bring sums to the range of bytes.
+        values = (2.0**-9, 2.0**-8, 2.0**-7)
+    elif dtype == chain.factors and is_integer(dtype):
+        low, high = dtype_info(dtype).integer_range
+        values = tuple(map(float, range(low, high + 1)))
+    return Drawing(seed, dtype, values)
