@@ -9,6 +9,7 @@ import itertools
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
+from pathlib import Path
 from random import Random
 from typing import TYPE_CHECKING, Any
 
