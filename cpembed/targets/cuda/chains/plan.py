@@ -29,7 +29,6 @@ from cpembed.targets.cuda.offsets import MAX_OFFSET
 from cpembed.targets.cuda.schedule import (
     CHUNK,
     MAX_BATCH,
-    MAX_REGISTERS,
     MAX_THREADS,
     KernelSchedule,
     Plan,
@@ -44,6 +43,10 @@ factor stay in registers."""
 
 MAX_UNROLLED = 16
 """Number of instruction tiles along the first product's depth up to which its loop is unrolled."""
+
+MAX_ESTIMATE = 232
+"""Number of estimated registers of a thread above which ptxas 13 spilled one of the kernels of
+``test_machine_code.py``: on sm_120, at an estimate of 240."""
 
 OTHER_REGISTERS = 40
 """Number of registers of a thread for addresses, loop counters and temporaries, read off what
@@ -296,7 +299,8 @@ class ChainPlan:
         softmax = 4 * schedule.rows * 2 if isinstance(self.chain.function, RowSoftmax) else 0
         # Scores are dead once the operand between is made of them, so the larger counts.
         total = fragments + results + max(scores, middle) + middle // 2 + 2 * second + softmax
-        return -(-(total + OTHER_REGISTERS) // 8) * 8
+        # Each two tiles of columns are loaded from an address of their own.
+        return -(-(total + self.warp_columns + OTHER_REGISTERS) // 8) * 8
 
 
 def check(plan: ChainPlan, shared_bytes: int) -> None:
@@ -328,8 +332,8 @@ def check(plan: ChainPlan, shared_bytes: int) -> None:
         raise LoweringError(
             f"{schedule}: {plan.shared_bytes:,} bytes of shared memory of {shared_bytes:,}"
         )
-    if plan.registers > MAX_REGISTERS:
-        raise LoweringError(f"{schedule}: {plan.registers} registers of {MAX_REGISTERS}")
+    if plan.registers > MAX_ESTIMATE:
+        raise LoweringError(f"{schedule}: {plan.registers} registers of {MAX_ESTIMATE}")
     # Offsets have 32 bits. Those of padded tiles are computed too, before a condition discards
     # them: less than twice those of an operand.
     operands = (*(factor.operand for factor in plan.factors), plan.second.output)

@@ -48,11 +48,12 @@ def random_attention(seed: int) -> tuple[str, ChainSchedule, int]:
     words += ["output=float32"] * (random.random() < 0.3)
     chain = chain_of(" ".join(words))
     depth = chain.second.extents["e"]
+    rows = int(random.integers(1, 3))
     schedule = ChainSchedule(
         "registers",
         (int(random.choice([1, 2, 4])), 1),
-        int(random.integers(1, 3)),
-        int(random.choice([1, 2, 4])),
+        rows,
+        int(random.choice([1, 2, 4] if rows == 1 else [1, 2])),
         -(-depth // 8),
         int(random.integers(2, 4)),
     )
@@ -101,7 +102,7 @@ def test_pairs_of_layers_of_random_sizes(seed: int) -> None:
 @pytest.mark.parametrize("depth", [16, 32, 48, 64, 80, 96, 112, 128, 160, 192, 256])
 def test_heads_of_every_depth(depth: int) -> None:
     chain = chain_of(f"attention b=1 h=2 kv=1 q=40 k=50 d={depth} causal")
-    schedule = ChainSchedule("registers", (2, 1), 1, 2, depth // 8)
+    schedule = ChainSchedule("registers", (2, 1), 1, 1 if depth > 128 else 2, depth // 8)
     assert is_right(kernels_of(plan_of(chain, schedule)), depth)
 
 
@@ -184,7 +185,7 @@ def test_saved_inputs_have_the_saved_result(words: str, schedule: ChainSchedule)
         ({"via": "shared memory"}, "softmax of rows needs each row in one warp"),
         ({"stages": 1}, "at least 2 stages"),
         ({"warps": (64, 1)}, "at most 1024 threads"),
-        ({"chunk": 256, "rows": 2}, "registers of 255|bytes of shared memory"),
+        ({"chunk": 256, "rows": 2}, "registers of 232|bytes of shared memory"),
     ],
 )
 def test_what_has_no_kernel_is_refused(changes: dict[str, object], problem: str) -> None:
