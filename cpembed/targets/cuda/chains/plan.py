@@ -48,6 +48,10 @@ MAX_ESTIMATE = 232
 """Number of estimated registers of a thread above which ptxas 13 spilled one of the kernels of
 ``test_machine_code.py``: on sm_120, at an estimate of 240."""
 
+MAX_SCORES = 32
+"""Maximum number of a thread's registers for the first product's sums of a chunk: with 64, ptxas 13
+spilled a kernel of ``test_machine_code.py`` on sm_90, of which it used 168 registers."""
+
 OTHER_REGISTERS = 40
 """Number of registers of a thread for addresses, loop counters and temporaries, read off what
 ptxas 13 allocates for sm_80."""
@@ -334,6 +338,9 @@ def check(plan: ChainPlan, shared_bytes: int) -> None:
         )
     if plan.registers > MAX_ESTIMATE:
         raise LoweringError(f"{schedule}: {plan.registers} registers of {MAX_ESTIMATE}")
+    scores = schedule.rows * plan.warp_column_tiles * plan.first.instruction.registers[2]
+    if scores > MAX_SCORES:
+        raise LoweringError(f"{schedule}: {scores} registers of sums of {MAX_SCORES}")
     # Offsets have 32 bits. Those of padded tiles are computed too, before a condition discards
     # them: less than twice those of an operand.
     operands = (*(factor.operand for factor in plan.factors), plan.second.output)

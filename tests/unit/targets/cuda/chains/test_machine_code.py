@@ -17,7 +17,7 @@ pytestmark = pytest.mark.skipif(shutil.which("nvcc") is None, reason="nvcc is no
 
 CASES = {
     "heads of 64": ("attention b=1 h=2 q=512 k=512 d=64 causal", "registers", (4, 1), 1, 4, 8),
-    "two tiles of rows": ("attention b=1 h=2 q=512 k=512 d=32", "registers", (4, 1), 2, 4, 4),
+    "two tiles of rows": ("attention b=1 h=2 q=512 k=512 d=64", "registers", (4, 1), 2, 2, 8),
     "heads of 128": ("attention b=1 h=2 q=512 k=512 d=128 causal", "registers", (4, 1), 1, 4, 16),
     "heads of 256": ("attention b=1 h=2 q=512 k=512 d=256", "registers", (4, 1), 1, 1, 32),
     "bfloat16": (
