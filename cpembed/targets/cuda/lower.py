@@ -9,7 +9,7 @@ after this step knows of convolutions.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 
@@ -113,7 +113,10 @@ class TiledProduct:
 
 
 def lower(
-    program: DerivedProgram, spec: HardwareSpec, epilogue: Epilogue | None = None
+    program: DerivedProgram,
+    spec: HardwareSpec,
+    epilogue: Epilogue | None = None,
+    unstored: Collection[str] = (),
 ) -> TiledProduct:
     """Lower a derived program.
 
@@ -125,6 +128,8 @@ def lower(
         Specification of the Tensor Core instruction.
     epilogue
         What is applied to the sums before they are stored; default: nothing.
+    unstored
+        Operands that are not in memory, so that their sizes do not matter.
 
     Raises
     ------
@@ -142,7 +147,8 @@ def lower(
     computation = program.instruction.computation
     first, second, output = (program.role(operand.name) for operand in computation.operands)
     for operand in (first, second, output):
-        _check_size(operand)
+        if operand.name not in unstored:
+            _check_size(operand)
     rows, columns, depth, batch = _loops_by_kind(program, first, second)
     axes = _matrix_axes(program)
     weights = workload.inputs[1].name

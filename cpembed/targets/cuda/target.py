@@ -31,6 +31,8 @@ from cpembed.targets.cuda.traffic import work_of
 from cpembed.transform.program import DerivedProgram
 
 if TYPE_CHECKING:
+    from pathlib import Path
+
     from cpembed.targets.chains import ChainCandidate, ChainChoice
     from cpembed.targets.cuda.chains.build import ChainKernels
     from cpembed.workloads.chains import ProductChain
@@ -280,4 +282,4 @@ class CudaTarget(SavingTarget, Target[TiledProduct, KernelSchedule, CudaKernels]
     def save_chain(self, artifact: ChainKernels, folder: Path) -> None:
         from cpembed.targets.cuda.chains.saving import saved_chain
 
-        save(saved_chain(artifact, identifier(folder.name)), folder)
+        save(saved_chain(artifact, self.spec, identifier(folder.name)), folder)
