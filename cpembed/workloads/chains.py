@@ -44,7 +44,6 @@ TOLERANCES = {"float16": 2e-3, "bfloat16": 1.6e-2}
 operand between the products, and the result, are rounded to that type."""
 
 
-
 @dataclass(frozen=True)
 class RowSoftmax:
     """Softmax of the rows of the scores, of which masks exclude keys.
