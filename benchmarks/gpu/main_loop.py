@@ -25,6 +25,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import msgspec
+
 from benchmarks.gpu.suites import layers
 from cpembed.driver.bench_pack import PackItem
 from cpembed.driver.solve import solve
@@ -76,8 +78,21 @@ def listing(cubin: Path) -> str:
     return subprocess.run(command, capture_output=True, text=True, check=True).stdout
 
 
-def loops(text: str, kernel: str) -> list[list[str]]:
-    """Return the opcodes of each loop of a kernel that has no other loop inside, in their order.
+@dataclass(frozen=True)
+class Instruction:
+    """An instruction of machine code: its opcode, and its operands as text."""
+
+    opcode: str
+    operands: str
+
+    @property
+    def registers(self) -> list[int]:
+        """Numbers of the registers, the destination first."""
+        return [int(number) for number in re.findall(r"\bR(\d+)", self.operands)]
+
+
+def loops(text: str, kernel: str) -> list[list[Instruction]]:
+    """Return the code of each loop of a kernel that has no other loop inside.
 
     Parameters
     ----------
@@ -88,34 +103,62 @@ def loops(text: str, kernel: str) -> list[list[str]]:
     """
     sections = re.split(r"(?m)^\s*\.section\s+\.text\.(\w+)", text)
     body = dict(zip(sections[1::2], sections[2::2], strict=True))[kernel]
-    opcodes, labels, spans = list[str](), dict[str, int](), list[tuple[int, int]]()
+    code, labels, spans = list[Instruction](), dict[str, int](), list[tuple[int, int]]()
     for line in body.splitlines():
         if label := _LABEL.match(line):
-            labels[label[1]] = len(opcodes)
+            labels[label[1]] = len(code)
         elif instruction := _INSTRUCTION.search(line):
-            opcodes.append(instruction[1])
+            code.append(Instruction(instruction[1], instruction[2]))
             target = re.search(r"`\((\.L_\w+)\)", instruction[2])
             # A branch to a label above is the end of a loop; one to itself follows the code's end.
-            if target and labels.get(target[1], len(opcodes)) < len(opcodes) - 1:
-                spans.append((labels[target[1]], len(opcodes)))
+            if target and labels.get(target[1], len(code)) < len(code) - 1:
+                spans.append((labels[target[1]], len(code)))
     inner = [
         (first, last)
         for first, last in spans
         if not any(first <= f and n <= last and (f, n) != (first, last) for f, n in spans)
     ]
-    return [opcodes[first:last] for first, last in inner]
+    return [code[first:last] for first, last in inner]
 
 
-def kinds(opcodes: Sequence[str]) -> Counter[str]:
-    """Count opcodes by kind."""
-    return Counter(
-        next((kind for kind, pattern in KINDS.items() if re.match(pattern, opcode)), "integer")
-        for opcode in opcodes
-    )
+def kind(instruction: Instruction) -> str:
+    """Return the kind of an instruction."""
+    opcode = instruction.opcode
+    return next((name for name, pattern in KINDS.items() if re.match(pattern, opcode)), "integer")
 
 
-def main_loop(text: str, kernel: str = KERNEL) -> list[str] | None:
-    """Return the opcodes of the loop that multiplies and copies; None if it was unrolled."""
+def kinds(code: Sequence[Instruction]) -> Counter[str]:
+    """Count instructions by kind."""
+    return Counter(map(kind, code))
+
+
+def products_between(loop: Sequence[Instruction]) -> list[int]:
+    """Return the products between each load of fragments and the first product that reads it.
+
+    The loop is followed into its next iteration. Fragments of one set have none in between, as each
+    load is waited for; of two sets, most products of a depth.
+    """
+    turns = [*loop, *loop]
+    distances: list[int] = []
+    for place, instruction in enumerate(loop):
+        if kind(instruction) != "fragments":
+            continue
+        count = int(instruction.opcode[-1]) if instruction.opcode[-1].isdigit() else 1
+        first = instruction.registers[0]
+        between = 0
+        for later in turns[place + 1 :]:
+            if kind(later) != "products":
+                continue
+            # Sums are read where they are written; the factors are between them.
+            if any(first <= register < first + count for register in later.registers[1:3]):
+                distances.append(between)
+                break
+            between += 1
+    return distances
+
+
+def main_loop(text: str, kernel: str = KERNEL) -> list[Instruction] | None:
+    """Return the code of the loop that multiplies and copies; None if it was unrolled."""
     counted = [(kinds(loop), loop) for loop in loops(text, kernel)]
     copying = [loop for count, loop in counted if count["products"] and count["copies"]]
     # Copies shorter than those that are asynchronous are loads.
@@ -150,13 +193,13 @@ def compiled(source: str, architecture: str, kernel: str = KERNEL) -> MachineCod
         text, cubin = Path(folder) / "kernel.cu", Path(folder) / "kernel.cubin"
         text.write_text(source)
         command = ["nvcc", "-cubin", f"-arch={architecture}", "-std=c++17", "-O3", "-Xptxas", "-v"]
-        done = subprocess.run(
+        process = subprocess.run(
             [*command, "-o", str(cubin), str(text)], capture_output=True, text=True, check=True
         )
         report = re.search(
             rf"entry function '{kernel}'.*?(\d+) bytes spill stores, (\d+) bytes spill loads"
             r".*?Used (\d+) registers",
-            done.stderr,
+            process.stderr,
             re.S,
         )
         assert report is not None
@@ -168,9 +211,8 @@ def plan_of(layer: PackItem, schedule: KernelSchedule | None) -> Plan:
     spec, epilogue = layer.spec, layer.layer(1).epilogue
     ranked = solve(layer.workload, spec, constraints=layer.constraints, top=1).embeddings[0]
     product = lower(ranked.candidate.program, spec, epilogue)
-    if schedule is None:
-        schedule = open_target(spec).space(product).best().schedule
-    return Plan(product, schedule)
+    selection = schedule or open_target(spec).space(product).best().schedule
+    return Plan(product, selection)
 
 
 def row(layer: PackItem, schedule: KernelSchedule | None, architecture: str) -> dict[str, Any]:
@@ -198,9 +240,7 @@ def measure(schedules: Path | None, architecture: str, output: Path) -> None:
     for layer in layers():
         fields = earlier.get(layer.name)
         # Tuples are lists in JSON.
-        schedule = fields and KernelSchedule(
-            **{n: tuple(v) if isinstance(v, list) else v for n, v in fields.items()}
-        )
+        schedule = None if fields is None else msgspec.convert(fields, KernelSchedule)
         try:
             rows.append(row(layer, schedule, architecture))
         except LoweringError as error:
@@ -239,7 +279,7 @@ def compare(before: Path, after: Path) -> str:
 
 def main() -> None:
     """Run the command."""
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser = argparse.ArgumentParser(description="Count the instructions of main loops.")
     parser.add_argument("-o", "--output", type=Path, default=Path("main_loop.json"))
     parser.add_argument("--schedules", type=Path, help="rows of an earlier call")
     parser.add_argument("--architecture", default="sm_80")

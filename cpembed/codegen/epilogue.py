@@ -99,7 +99,7 @@ class EpilogueRequest:
     scale: bool = False
     relu: bool = False
     chain: Scalar | None = None
-    """Expression of a :class:`Chain` without vectors; input 1 is a residual of the output's type."""
+    """Expression of a :class:`Chain` without vectors; input 1 is a residual of the output type."""
     second: SecondResult | None = None
 
     @property
@@ -126,6 +126,11 @@ class EpilogueRequest:
         """Numbers of the inputs that the expressions read."""
         expressions = [self.chain, None if self.second is None else self.second.expression]
         return {number for e in expressions if e is not None for number in input_numbers(e)}
+
+    def require_one_output(self, target: str) -> None:
+        """Raise :class:`WorkloadError` for a second output."""
+        if self.second is not None:
+            raise WorkloadError(f"{target} stores one output: leave the second one out")
 
     def epilogue(self, target: str, sums: str) -> Epilogue | None:
         """Return the epilogue, or None if the sums are stored as they are.
@@ -222,7 +227,7 @@ class Chain:
 CHAIN_TYPES = ("float32", "bfloat16", "int8", "uint8", "float16")
 """Types of a chain's results and of the residual that it reads."""
 PROCESSOR_CHAIN_TYPES = CHAIN_TYPES[:-1]
-"""Those of kernels on CPUs: there is no float16."""
+"""Types of chains on CPUs: there is no float16."""
 
 RESIDUAL_INPUT = 1
 """Number of the residual among the inputs of a chain without vectors."""
@@ -249,7 +254,8 @@ class SecondResult:
     def __post_init__(self) -> None:
         if self.dtype not in CHAIN_TYPES:
             raise WorkloadError(
-                f"a second output is {', '.join(CHAIN_TYPES)}, not {self.dtype}: choose one of these"
+                f"a second output is {', '.join(CHAIN_TYPES)}, not {self.dtype}: "
+                "choose one of these"
             )
 
 

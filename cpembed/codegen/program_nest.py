@@ -90,6 +90,8 @@ def kernel_nest(
     iterators = _Iterators(program, (first, second, output))
     coordinates = _coordinates(iterators, first)
     result, residual = iterators.flat("C", output), None
+    if epilogue is not None and epilogue.second is not None:
+        raise LoweringError("kernels of processors store one output: leave the second one out")
     if epilogue is not None and (epilogue.placement or epilogue.residual):
         # A place has a stride for each original dimension, and none for packed ones.
         if not output.is_identity:

@@ -224,6 +224,19 @@ class KernelOptions(CandidateOptions):
         "target).",
     )
     relu: bool = option(False, "Negative results are stored as 0 (not on a simulated target).")
+    chain: str | None = option(
+        None,
+        "Expression of x, the float32 result of the options above, and of residual, a random "
+        "tensor of the output's type and shape: gelu(x) + residual, for instance (not on a "
+        "simulated target).",
+        metavar="EXPR",
+    )
+    second: str | None = option(
+        None,
+        "Another output of the same sums: its type and an expression as for --chain, float16=x for "
+        "instance (Tensor Cores only).",
+        metavar="TYPE=EXPR",
+    )
     shift: int | None = option(
         None,
         "Bits by which integer sums are shifted right before they are stored as int8.  [default: "
@@ -236,8 +249,17 @@ class KernelOptions(CandidateOptions):
     def storing(self) -> EpilogueRequest:
         """Output of the kernel, before a target gives it a form of its own."""
         from cpembed.codegen.epilogue import EpilogueRequest
+        from cpembed.driver.epilogue_language import parse_expression, parse_second
 
-        return EpilogueRequest(self.output, self.shift, self.bias, self.scale, self.relu)
+        return EpilogueRequest(
+            self.output,
+            self.shift,
+            self.bias,
+            self.scale,
+            self.relu,
+            None if self.chain is None else parse_expression(self.chain),
+            None if self.second is None else parse_second(self.second),
+        )
 
     @property
     def free_choice(self) -> bool:

@@ -197,7 +197,10 @@ _DELETION_ORDER = (
     "linear_access",
     "padding",
 )
-"""Order in which the deletion filter drops constraints: those that mean most to a person last."""
+"""Order in which the deletion filter drops constraints: those that mean most to a person last.
+
+Others, those of plugins too, are dropped before them.
+"""
 
 _SECONDS = 10.0
 """Seconds for an explanation where the limits set none."""
@@ -344,7 +347,8 @@ class _Explanation:
         present = [constraint.name for constraint in self.constraints.constraints]
         dropped: list[str] = []
         minimal = True
-        for name in (n for n in _DELETION_ORDER if n in present):
+        unordered = [n for n in present if n not in (*_DELETION_ORDER, *ALWAYS)]
+        for name in (*unordered, *(n for n in _DELETION_ORDER if n in present)):
             feasible = self._solve(problem, dropping(self.constraints, [*dropped, name])).feasible
             # Infeasible without it, the constraint is not needed, and stays dropped.
             if feasible is False:

@@ -58,6 +58,18 @@ def input_numbers(node: Scalar) -> set[int]:
     return {number for argument in arguments for number in input_numbers(argument)}
 
 
+def operations(node: Scalar) -> set[str]:
+    """Return the names of the operations of an expression.
+
+    >>> sorted(operations(Apply("add", (Input(0), Apply("mul", (Input(2), Number(3)))))))
+    ['add', 'mul']
+    """
+    if not isinstance(node, Apply):
+        return set()
+    inner = {name for argument in node.arguments for name in operations(argument)}
+    return inner | {node.operation}
+
+
 def _fma(a: Array, b: Array, c: Array) -> Array:
     # Rounds once, since the product of two float32 numbers is exact in float64.
     return (a.astype(np.float64) * b + c).astype(np.float32)

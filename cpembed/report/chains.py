@@ -70,12 +70,17 @@ def _request_rows(result: ChainResult) -> list[Row]:
 
 def _time_rows(result: ChainResult) -> list[Row]:
     choice = result.choice
+    fused = duration(choice.candidates[0].estimated_us)
+    if not choice.apart_us:
+        return [
+            ("fused", f"{fused} on {choice.machine}, estimated"),
+            ("apart", "no kernels: the operand between the products is too large"),
+        ]
     unfused_us = sum(choice.apart_us.values())
     parts = " + ".join(duration(us) for us in choice.apart_us.values())
     verdict = "faster" if choice.fuses else "slower"
-    fused = choice.candidates[0].estimated_us
     return [
-        ("fused", f"{duration(fused)} on {choice.machine}, estimated: {verdict} than apart"),
+        ("fused", f"{fused} on {choice.machine}, estimated: {verdict} than apart"),
         ("apart", f"{duration(unfused_us)} ({parts}), estimated"),
         ("saved", f"{data_size(choice.stored_bytes)} of the operand between the products"),
     ]

@@ -55,6 +55,8 @@ class Execution:
 
     outputs: tuple[Array, ...]
     provenance: Provenance
+    seconds: tuple[Array, ...] = ()
+    """Second outputs of the same modes, if the epilogue has one."""
 
 
 class Details:

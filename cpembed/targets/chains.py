@@ -99,7 +99,8 @@ class ChainChoice:
     unavailable : str
         Reason why there are no kernels; empty if there are.
     apart_us : mapping of str to float
-        Estimated time of each of the kernels that compute the chain without fusion.
+        Estimated time of each of the kernels that compute the chain without fusion; empty if there
+        are none, because the operand between them is too large.
     stored_bytes : int
         Bytes that these write and read of operands between them.
     machine : str
@@ -120,7 +121,8 @@ class ChainChoice:
         """True if one kernel is estimated to be faster than a kernel for each product."""
         if not self.candidates:
             return False
-        return self.candidates[0].estimated_us <= sum(self.apart_us.values())
+        # Without times, the products have no kernels of their own.
+        return not self.apart_us or self.candidates[0].estimated_us <= sum(self.apart_us.values())
 
     def to_json(self) -> dict[str, Any]:
         """Return the choice for documents."""

@@ -62,6 +62,7 @@ class PortableTarget(Target[_Program, None, CompiledKernel], Linkable):
 
     def epilogue(self, workload: Computation, storing: EpilogueRequest) -> Any:
         name = f"{self.spec.name} with the {PORTABLE} back end"
+        storing.require_one_output(name)
         return storing.epilogue(name, workload.output.dtype)
 
     def executed_by(self, artifact: CompiledKernel) -> str:

@@ -55,10 +55,16 @@ def verified(
         expected = Expected(workload, data)
         with step(f"running the {target.executed_by(artifact)} kernel", workload.macs):
             execution = target.execute(artifact, {**data, **vectors})
-        return [judge(target, expected, epilogue, vectors, output) for output in execution.outputs]
+        seconds = [expected.judge_second(x, epilogue, vectors) for x in execution.seconds]
+        return [
+            *(judge(target, expected, epilogue, vectors, x) for x in execution.outputs),
+            *seconds,
+        ]
 
     # Integers have no NaN, so what a NaN becomes is undefined.
-    finite = epilogue is not None and is_integer(epilogue.dtype)
+    second = getattr(epilogue, "second", None)
+    stored = [part.dtype for part in (epilogue, second) if part is not None]
+    finite = any(map(is_integer, stored))
     return worst_judged(workload, inputs, seed, judged, finite=finite), inputs | vectors
 
 

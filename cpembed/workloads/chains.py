@@ -39,10 +39,9 @@ ACTIVATIONS = ("none", "relu", "gelu", "silu", "tanh")
 FACTORS = ("float16", "bfloat16", "int8")
 """Element types of the factors."""
 
-
 TOLERANCES = {"float16": 2e-3, "bfloat16": 1.6e-2}
-"""Maximum error of a result by the factors' type, relative to the largest result: the operand
-between the products, and the result, are rounded to that type."""
+"""Maximum error of a kernel's result by the factors' type, relative to the largest result: the
+operand between the products, and the result, are rounded to that type."""
 
 
 @dataclass(frozen=True)

@@ -23,16 +23,24 @@ from cpembed.ir.parser import parse_computation
 from cpembed.workloads.family import DTYPE, Dtypes, OperatorFamily, Parameter, ParameterKind
 
 
-def _per_axis(name: str, meaning: str, smallest: int) -> Parameter:
-    """Make a parameter of one number per image axis, by default the smallest allowed number."""
+def per_axis_parameter(name: str, meaning: str, smallest: int) -> Parameter:
+    """Make a parameter of one number per image axis, by default the smallest allowed number.
+
+    Parameters
+    ----------
+    name, meaning : str
+        Name, and description for the list of operators.
+    smallest : int
+        The smallest allowed number.
+    """
     text = f"{meaning}: one number or one per axis"
     return Parameter(name, text, ParameterKind.PER_AXIS, str(smallest))
 
 
-_DILATION = _per_axis("dilation", "distance of filter taps", 1)
+_DILATION = per_axis_parameter("dilation", "distance of filter taps", 1)
 WINDOW = (
-    _per_axis("pad", "zeros around the image", 0),
-    _per_axis("stride", "step of the filter", 1),
+    per_axis_parameter("pad", "zeros around the image", 0),
+    per_axis_parameter("stride", "step of the filter", 1),
     _DILATION,
 )
 """Optional parameters of an ordinary convolution, in addition to ``dtype``."""
@@ -57,7 +65,7 @@ def image_sizes(names: str, **meanings: str) -> tuple[Parameter, ...]:
     return tuple(Parameter(name, {**_SIZES, **meanings}[name]) for name in names)
 
 
-def layout_parameter(first: str, last: str, weights: str) -> Parameter:
+def layout_parameter(first: str, last: str, weights: str, *, blocks: bool = True) -> Parameter:
     """Make the choice of layouts: channels before the image (the default), after it, or in blocks.
 
     Parameters
@@ -66,7 +74,12 @@ def layout_parameter(first: str, last: str, weights: str) -> Parameter:
         Names of the layouts with channels before and after the image.
     weights : str
         Layout of the weights, for the list of operators.
+    blocks : bool
+        True if channels may be in blocks too.
     """
+    if not blocks:
+        meaning, choices = f"{first}, or {last} {weights}", (first, last)
+        return Parameter("layout", meaning, ParameterKind.CHOICE, default=first, choices=choices)
     meaning = f"{first}, {last} {weights}, or blocks of channels as in {first}16c"
     choices = first, last, f"{first}16c"
     return Parameter("layout", meaning, ParameterKind.CHOICE, default=first, choices=choices)
@@ -448,10 +461,10 @@ transposed_conv2d = convolution(
             w="image columns before they are spread",
             k="output channels",
         ),
-        _per_axis("pad", "output rows and columns cut off each edge", 0),
-        _per_axis("stride", "distance of pixels in the spread image", 1),
+        per_axis_parameter("pad", "output rows and columns cut off each edge", 0),
+        per_axis_parameter("stride", "distance of pixels in the spread image", 1),
         _DILATION,
-        _per_axis("output_pad", "output rows and columns added at the end", 0),
+        per_axis_parameter("output_pad", "output rows and columns added at the end", 0),
     ),
     axis=ImageAxis.spread,
     remedy="enlarge {0} or {1}, or shrink pad",

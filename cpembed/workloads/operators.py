@@ -6,6 +6,7 @@ from cpembed.plugins import Plugin, load_plugin, load_plugins, plugin_names
 from cpembed.workloads import convolutions as conv
 from cpembed.workloads import einsum
 from cpembed.workloads.family import OperatorFamily
+from cpembed.workloads.gradients import GRADIENTS
 
 # In the order in which the command line lists them.
 OPERATORS: dict[str, OperatorFamily] = {
@@ -13,7 +14,7 @@ OPERATORS: dict[str, OperatorFamily] = {
     for family in (
         einsum.gemm, einsum.batched_gemm, einsum.gemv, einsum.dot, einsum.axpy,
         conv.conv1d, conv.conv2d, conv.conv3d, conv.depthwise,
-        conv.transposed_conv2d, conv.capsule_conv2d, conv.batched_conv2d,
+        conv.transposed_conv2d, conv.capsule_conv2d, conv.batched_conv2d, *GRADIENTS,
         einsum.grouped_fc, einsum.mean, einsum.variance, einsum.row_sum, einsum.scan,
         einsum.ttm, einsum.mttkrp,
     )

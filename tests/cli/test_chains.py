@@ -40,6 +40,9 @@ def test_a_chain_is_built_verified_and_saved(cpembed: Caller, tmp_path: Path) ->
     document = json.loads((folder / "kernel.json").read_text())
     assert {buffer["tensor"] for buffer in document["buffers"]} >= {"Q", "K", "V"}
     assert "kernel_chain" in (folder / "kernel.cu").read_text()
+    (case,) = document["cases"]
+    assert case["expected"]["rule"] == "tolerance"
+    assert (folder / "check.py").exists()
 
 
 @pytest.mark.parametrize(

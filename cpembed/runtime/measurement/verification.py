@@ -14,6 +14,7 @@ from numpy.typing import NDArray
 
 from cpembed.codegen.epilogue import (
     BIAS,
+    RESIDUAL,
     SCALE,
     Epilogue,
     channel_axes,
@@ -24,6 +25,7 @@ from cpembed.errors import InvariantError, WorkloadError
 from cpembed.ir.computation import AxisKind, Computation
 from cpembed.ir.dtypes import is_integer, numpy_dtype
 from cpembed.ir.reference import reference
+from cpembed.ir.scalars import Scalar, evaluate_scalar, operations
 
 # ------------------------------------------------------------------------------ special values
 
@@ -107,6 +109,13 @@ _SMALLEST_NORMAL = 2.0**-126
 # subnormal numbers.
 _LEAST_ROUNDING = {"float16": 2.0**-25}
 
+# Operations of which implementations differ by some units in the last place.
+_INEXACT = frozenset({"exp", "log", "erf", "tanh", "sigmoid", "sin", "cos", "atan", "pow"})
+
+# Some roundings of float32, and approximations within 16 units in the last place, one after the
+# other.
+_EXPRESSION_ROUNDOFF = 2.0**-18
+
 SpecialValues = Literal["none", "finite", "all"]
 """Special values among the inputs: none, zeros and the smallest numbers, or also NaN and
 infinities."""
@@ -158,6 +167,8 @@ def random_vectors(
 ) -> dict[str, NDArray[Any]]:
     """Return random vectors for an epilogue, by name, with a dimension for each channel axis.
 
+    A residual is among them, in the shape of the output.
+
     Biases are as large as the sums; with the scales, results span the range of the output type (of
     a byte, for wider types), and some exceed it.
 
@@ -166,13 +177,13 @@ def random_vectors(
     workload : Computation
         Workload whose output has the channels.
     epilogue : Epilogue
-        Epilogue; without a bias and a scale the result is empty.
+        Epilogue; without parameters the result is empty.
     sums : array
         Sums of an execution, for their magnitude.
     seed : int
         Seed of the random numbers.
     """
-    if not epilogue.vectors:
+    if not epilogue.parameters:
         return {}
     generator = np.random.default_rng(seed)
     shape = tuple(workload.extents[axis] for axis in channel_axes(workload))
@@ -185,6 +196,17 @@ def random_vectors(
         largest = 255 if epilogue.dtype == "uint8" else 127
         spread = generator.uniform(0.5, 1.5, shape) * largest / 2
         vectors[SCALE] = (spread / size).astype(np.float32)
+    names = () if epilogue.chain is None else epilogue.chain.names
+    for name in names:
+        vectors[name] = generator.normal(size=shape).astype(np.float32)
+    if epilogue.residual is not None:
+        dtype = numpy_dtype(epilogue.residual.dtype)
+        # As large as what it is added to: results after a scale span a byte's range.
+        size = 64.0 if epilogue.scale or dtype.kind in "iu" else size
+        values = generator.normal(size=workload.output.shape) * size / 2
+        if dtype.kind in "iu":
+            values = np.rint(values).clip(np.iinfo(dtype).min, np.iinfo(dtype).max)
+        vectors[RESIDUAL] = values.astype(dtype)
     return vectors
 
 
@@ -265,15 +287,85 @@ class Expected:
             return self.judge(output)
         output = output.view(numpy_dtype(epilogue.dtype))
         self._check_shape(output)
+        chain = None if epilogue.chain is None else epilogue.chain.expression
+        if chain is not None and not self._is_exact(chain):
+            return self._judge_expression(output, epilogue, chain, vectors)
         if is_integer(self.workload.output.dtype):
-            channel = channel_numbers(self.workload)
-            flat = {name: vector.reshape(-1) for name, vector in vectors.items()}
-            expected = epilogue.apply(self.result, flat, channel)
+            expected = epilogue.apply(self.result, *self._epilogue_inputs(vectors))
             # Some machines flush denormals in this conversion: compare with both sides flushed.
             if epilogue.dtype == "bfloat16":
                 expected, output = _flushed(expected), _flushed(output)
             return compare_integers(expected, output)
         return self._judge_rounded(output, epilogue, vectors)
+
+    def judge_second(
+        self,
+        output: NDArray[Any],
+        epilogue: Epilogue,
+        vectors: Mapping[str, NDArray[Any]],
+    ) -> Verification:
+        """Judge a kernel's second output.
+
+        Parameters
+        ----------
+        output, epilogue, vectors
+            Those of :meth:`judge_stored`; the epilogue has a second output.
+        """
+        assert epilogue.second is not None
+        self._check_shape(output)
+        expression = epilogue.second.expression
+        if self._is_exact(expression):
+            expected = epilogue.apply_second(self.result, *self._epilogue_inputs(vectors))
+            return compare_integers(expected, output)
+        return self._judge_expression(output, epilogue, expression, vectors)
+
+    def _is_exact(self, expression: Scalar) -> bool:
+        """True if an expression of the sums has one value: of exact integers, without functions."""
+        return is_integer(self.workload.output.dtype) and not operations(expression) & _INEXACT
+
+    def _epilogue_inputs(
+        self, vectors: Mapping[str, NDArray[Any]]
+    ) -> tuple[dict[str, NDArray[Any]], NDArray[np.int64], NDArray[Any] | None]:
+        """Return the vectors without their shapes, each element's channel, and the residual."""
+        flat = {name: v.reshape(-1) for name, v in vectors.items() if name != RESIDUAL}
+        return flat, channel_numbers(self.workload), vectors.get(RESIDUAL)
+
+    @np.errstate(all="ignore")
+    def _judge_expression(
+        self,
+        output: NDArray[Any],
+        epilogue: Epilogue,
+        expression: Scalar,
+        vectors: Mapping[str, NDArray[Any]],
+    ) -> Verification:
+        """Compare with an expression of the epilogue's inputs in float64.
+
+        A result may differ by what the error of its sum, at its largest, changes in the
+        expression, and by roundings of float32 relative to the inputs and to the result.
+        """
+        by_element, residual = self._by_element(vectors)
+        value, allowed = self._activated(epilogue, by_element)
+        names = () if epilogue.chain is None else epilogue.chain.names
+        addends = [] if residual is None else [residual]
+        addends += [by_element[name] for name in names]
+
+        def evaluated(x: NDArray[np.float64]) -> NDArray[np.float64]:
+            result = evaluate_scalar(expression, [x, *addends], "float64")
+            return np.broadcast_to(result, x.shape).astype(np.float64)
+
+        expected = evaluated(value)
+        moved = [np.abs(evaluated(value + sign * allowed) - expected) for sign in (-1, 1)]
+        size = sum((np.abs(v) for v in (value, *addends)), np.abs(expected))
+        allowed = np.nan_to_num(np.maximum(*moved)) + _EXPRESSION_ROUNDOFF * size
+        return self._compare(output, expected, allowed, nan_is_zero=True)
+
+    def _by_element(
+        self, vectors: Mapping[str, NDArray[Any]]
+    ) -> tuple[dict[str, NDArray[np.float64]], NDArray[np.float64] | None]:
+        """Return the vectors' elements of each result, and the residual."""
+        flat, channel, residual = self._epilogue_inputs(vectors)
+        by_element = {name: vector[channel].astype(np.float64) for name, vector in flat.items()}
+        return by_element, None if residual is None else residual.astype(np.float64)
 
     def _check_shape(self, output: NDArray[Any]) -> None:
         shape = self.result.shape
@@ -284,27 +376,32 @@ class Expected:
         self, output: NDArray[Any], epilogue: Epilogue, vectors: Mapping[str, NDArray[Any]]
     ) -> Verification:
         self._check_shape(output)
-        channel = channel_numbers(self.workload)
-        by_element = {
-            name: vector.reshape(-1)[channel].astype(np.float64) for name, vector in vectors.items()
-        }
-        bias, scale = by_element.get(BIAS, 0.0), by_element.get(SCALE, 1.0)
-        return self._judge_floats(output, epilogue, bias, scale)
+        by_element, residual = self._by_element(vectors)
+        if epilogue.chain is not None:
+            return self._judge_expression(output, epilogue, epilogue.chain.expression, vectors)
+        expected, allowed = self._activated(epilogue, by_element)
+        if epilogue.residual is not None and residual is not None:
+            unit = self._rounding[0]
+            expected = expected + residual
+            allowed = allowed + unit * (np.abs(expected) + np.abs(residual))
+            expected = np.maximum(expected, 0.0) if epilogue.residual.relu else expected
+        return self._compare(output, expected, allowed)
 
-    def _judge_floats(
-        self,
-        output: NDArray[Any],
-        epilogue: Epilogue | None = None,
-        bias: NDArray[np.float64] | float = 0.0,
-        scale: NDArray[np.float64] | float = 1.0,
-    ) -> Verification:
-        """Compare with the result of exact arithmetic.
+    def _judge_floats(self, output: NDArray[Any]) -> Verification:
+        """Compare sums with the result of exact arithmetic."""
+        return self._compare(output, *self._activated(None, {}))
+
+    def _activated(
+        self, epilogue: Epilogue | None, by_element: Mapping[str, NDArray[np.float64]]
+    ) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
+        """Return exact results after bias, scale and ReLU, and the largest errors of kernels'.
 
         Activation and saturation enlarge no error. Integer sums are exact until they meet a
         float32.
         """
+        bias, scale = by_element.get(BIAS, 0.0), by_element.get(SCALE, 1.0)
         sums = self.result.astype(np.float64)
-        unit, tolerance, allowed = self._rounding
+        unit, _, allowed = self._rounding
         expected = sums + bias
         if epilogue is not None and epilogue.vectors:
             # The bias may be added before the scale or, scaled, after it: two roundings of either
@@ -314,10 +411,25 @@ class Expected:
             allowed = allowed * np.abs(scale) + unit * np.abs(expected)
         if epilogue is not None and epilogue.relu:
             expected = np.maximum(expected, 0.0)
+        return expected, np.broadcast_to(np.asarray(allowed, np.float64), expected.shape)
+
+    def _compare(
+        self,
+        output: NDArray[Any],
+        expected: NDArray[np.float64],
+        allowed: NDArray[np.float64],
+        *,
+        nan_is_zero: bool = False,
+    ) -> Verification:
+        """Compare with exact results, of which the output is off by at most ``allowed``.
+
+        An integer output takes NaN as the largest integer, or as 0 if ``nan_is_zero``.
+        """
         nearest = expected
         if is_integer(str(output.dtype)):
             low, high = saturated_range(str(output.dtype))
-            expected = np.where(np.isnan(expected), high, expected).clip(low, high)
+            nan = 0.0 if nan_is_zero else high
+            expected = np.where(np.isnan(expected), nan, expected).clip(low, high)
             # Rounding to an integer is off by up to a half, ties included.
             nearest = np.rint(expected)
             allowed = allowed + 0.5
@@ -332,6 +444,7 @@ class Expected:
             near = np.isfinite(expected) & (np.abs(values - expected) <= allowed)
             verified = bool((same | spread | near).all())
             error = np.where(same | spread, 0.0, np.abs(values - nearest))
+        tolerance = self._rounding[1]
         return Verification(float(error.max()), verified, tolerance, bool(spread.any()))
 
     @cached_property

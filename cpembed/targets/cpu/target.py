@@ -110,6 +110,7 @@ class CpuTarget(
                 f"{self.spec.name} stores {', '.join(PROCESSOR_RESULT_TYPES)}, not "
                 f"{storing.output}: choose one of these"
             )
+        storing.require_one_output(self.spec.name)
         return super().epilogue(workload, storing)
 
     def lower(self, program: DerivedProgram, epilogue: Any = None) -> Lowered:

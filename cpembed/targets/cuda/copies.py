@@ -60,7 +60,8 @@ def factor_copies(writer: Writer, plan: Plan, number: int) -> FactorCopies:
     tile, threads = plan.shared(operand), plan.schedule.threads
     turns = -(-tile.copies // threads)
     # A thread's vectors have one place along the depth if a turn copies whole rows.
-    if turns <= MAX_UNROLLED_COPIES and threads % tile.row_vectors == 0:
+    located = not tile.transposed and threads % tile.row_vectors == 0
+    if located and turns <= MAX_UNROLLED_COPIES:
         product = plan.product
         names = {product.axes[2], *(loop.name for loop in product.depth)}
         separation = separate(operand, names, product.program.extents)
@@ -194,7 +195,9 @@ class _SeparableCopies(FactorCopies):
             self._array("outside", self.turns if self.separation.windows else 1)
             if not self.separation.windows:
                 self.script.line(f"{name}_outside[0] = 0")
-        with self.script.nested(f"for turn in T.unroll({self.turns}):"):
+        # Rows at equal distances are located by the first; masks are of all of them.
+        located = self.turns if self._has_masks or self.distance is None else 1
+        with self.script.nested(f"for turn in T.unroll({located}):"):
             self._locate_row()
 
     def _array(self, name: str, elements: int) -> None:
@@ -207,9 +210,9 @@ class _SeparableCopies(FactorCopies):
         name, depth = self.name, self.schedule.depth
         first = f"part * {self.plan.steps * depth} + "
         first = first if self.schedule.splits > 1 else ""
-        self.script.line(
-            f"{name}_first = {first}{quotient(f'{name}_element', self.product.instruction.k)}"
-        )
+        if self.product.depth or self.limits:
+            tiles = quotient(f"{name}_element", self.product.instruction.k)
+            self.script.line(f"{name}_first = {first}{tiles}")
         values = digits(f"{name}_first", self.product.depth)
         if self.levels:
             self._array("digits", self.levels)
@@ -248,7 +251,10 @@ class _SeparableCopies(FactorCopies):
         """Write the address and the mask of the row of ``turn``."""
         name, separation = self.name, self.separation
         self.script.line(f"shared_row = turn * {self.turn_rows} + {name}_row")
-        self.script.line(f"tile = {self._first_row()} + {quotient('shared_row', self.extent)}")
+        # A single tile has no number, and the compiler warns of what is not used.
+        if self.loops or self.tiles % self.schedule.block[self.number]:
+            tile = f"{self._first_row()} + {quotient('shared_row', self.extent)}"
+            self.script.line(f"tile = {tile}")
         values = self._row_values("tile", remainder("shared_row", self.extent))
         rows = index_script(separation.rows, values, self.extents)
         if self.distance is None:
@@ -421,17 +427,18 @@ class _GeneralCopies(FactorCopies):
         """Write ``place``, the number of a slot's vector in its factor, and ``valid``."""
         tile, operand, k = self.tile, self.operand, self.product.instruction.k
         stage = f"(part * {self.plan.steps} + {step})"
+        across, along = ("element", "shared_row") if tile.transposed else ("shared_row", "element")
         self.script.lines(
             (
                 f"shared_row = slot // {tile.row_vectors}",
                 f"element = slot % {tile.row_vectors} * {operand.length}",
-                f"tile = {self._first_row()} + shared_row // {self.extent}",
-                f"deep = {stage} * {self.schedule.depth} + element // {k}",
+                f"tile = {self._first_row()} + {across} // {self.extent}",
+                f"deep = {stage} * {self.schedule.depth} + {along} // {k}",
             )
         )
-        values = self._row_values("tile", f"shared_row % {self.extent}")
+        values = self._row_values("tile", f"{across} % {self.extent}")
         values |= digits("deep", self.product.depth)
-        values[self.product.axes[2]] = f"element % {k}"
+        values[self.product.axes[2]] = f"{along} % {k}"
         conditions = self._row_conditions("tile", "shared_row")
         conditions += [f"deep < {self.product.tiles[3]}"] * self.depth_is_ragged
         conditions += inside_conditions(operand, values, self.extents)

@@ -71,6 +71,8 @@ def _functions() -> dict[str, str]:
 def _definitions() -> Iterator[_Definition]:
     yield from map(_copy, COPIES)
     yield _opaque()
+    # Its argument makes TVM allocate shared memory up to there.
+    yield "cpembed_reserve", "const void* shared", []
     yield _power()
     yield "cpembed_cp_async_commit", "", ['asm volatile("cp.async.commit_group;" ::: "memory");']
     for left in range(MAX_GROUPS):

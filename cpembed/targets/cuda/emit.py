@@ -118,7 +118,7 @@ class _ProductBody:
         shared_bytes = self.plan.shared_bytes
         self.script.line(f'shared = T.alloc_buffer(({shared_bytes},), "uint8", scope="shared.dyn")')
         # TVM shrinks shared memory to the accesses that it sees, so the last byte is touched.
-        self.script.line(f"T.evaluate({shared_pointer(str(shared_bytes - 1))})")
+        self.writer.call("cpembed_reserve", shared_pointer(str(shared_bytes - 1)))
         # Two sets of fragments: one is multiplied while the other is loaded.
         for name, registers in (("first", 2 * rows * count[0]), ("second", 2 * columns * count[1])):
             self.script.line(f'{name} = T.alloc_buffer(({registers},), "uint32", scope="local")')
@@ -151,22 +151,28 @@ class _ProductBody:
         ``first_place`` and ``second_place`` are bytes in a stage of the lane's rows of the factors.
         """
         last = (self.schedule.stages - 1) * self.plan.stage_bytes
-        for name, value in (("reading", 0), ("filling", last)):
+        for name, value in (("reading", 0), *[("filling", last)] * bool(self._copying)):
             self.script.line(f'{name} = T.alloc_buffer((1,), "int32", scope="local")')
             self.script.line(f"{name}[0] = {value}")
         places = self._ldmatrix_places() if self.instruction.kind == "mma" else self._wmma_places()
         for name, place in zip(("first", "second"), places, strict=True):
             self.script.line(f"{name}_place = {place}")
 
+    @property
+    def _copying(self) -> int:
+        """Number of steps that copy a later stage."""
+        return max(0, self.plan.steps - self.schedule.stages + 1)
+
     def _write_steps(self) -> None:
         """Write the loop over the steps, and the last steps, which copy nothing."""
-        last = min(self.schedule.stages - 1, self.plan.steps)
-        copying = self.plan.steps - last
+        copying = self._copying
+        last = self.plan.steps - copying
         # Loops stay loops: ptxas would otherwise delay products until results are stored, while it
         # keeps their fragments, for which there are no registers beside 128 sums.
         if self.schedule.depth % 2 == 0:
-            with self.script.nested(f"for step in T.serial({copying}, unroll=False):"):
-                self._write_step("step", 0, copies=True)
+            if copying:
+                with self.script.nested(f"for step in T.serial({copying}, unroll=False):"):
+                    self._write_step("step", 0, copies=True)
             # The compiler does not know the number of the last steps, which may be 1.
             self.script.line('last = T.alloc_buffer((1,), "int32", scope="local")')
             self.script.line(f"last[0] = {last}")
@@ -176,9 +182,10 @@ class _ProductBody:
             return
         # An odd number of depths leaves the fragments in the other set of registers, whose numbers
         # have to be constants: steps are written in pairs.
-        with self.script.nested(f"for pair in T.serial({copying // 2}, unroll=False):"):
-            for half in range(2):
-                self._write_step(f"pair * 2 + {half}", half, copies=True)
+        if copying > 1:
+            with self.script.nested(f"for pair in T.serial({copying // 2}, unroll=False):"):
+                for half in range(2):
+                    self._write_step(f"pair * 2 + {half}", half, copies=True)
         if copying % 2:
             self._write_step(str(copying - 1), 0, copies=True)
         for step in range(copying, self.plan.steps):
@@ -196,16 +203,18 @@ class _ProductBody:
         copies
             True if a later stage is copied. A next stage exists then; otherwise it is tested for.
         """
-        if copies:
-            self._copy_stage(f"{step} + {self.schedule.stages - 1}", "filling[0]")
-        # Committed in the last steps too, so that the number of groups to wait for is constant.
-        self.writer.call("cpembed_cp_async_commit")
         depth = self.schedule.depth
         for inner in range(depth):
             current, following = (first_set + inner) % 2, (first_set + inner + 1) % 2
             if inner + 1 < depth:
                 self._load_fragments(inner + 1, following)
-            else:
+            if inner == 0:
+                # After the first loads, which would wait until all copies are issued.
+                if copies:
+                    self._copy_stage(f"{step} + {self.schedule.stages - 1}", "filling[0]")
+                # Committed in the last steps too: the number of groups to wait for is constant.
+                self.writer.call("cpembed_cp_async_commit")
+            if inner + 1 == depth:
                 is_last = [] if copies else [f"if {step} + 1 < {self.plan.steps}:"]
                 with self.script.nested(*is_last):
                     self._turn_stages()
@@ -216,7 +225,8 @@ class _ProductBody:
     def _turn_stages(self) -> None:
         """Write the change to the next stage; the one that was read is filled next."""
         stage_bytes, stages = self.plan.stage_bytes, self.schedule.stages
-        self.script.line("filling[0] = reading[0]")
+        if self._copying:
+            self.script.line("filling[0] = reading[0]")
         self.script.line(f"reading[0] = reading[0] + {stage_bytes}")
         end = f"T.Select(reading[0] == {stages * stage_bytes}, {stages * stage_bytes}, 0)"
         self.script.line(f"reading[0] = reading[0] - {end}")
@@ -253,23 +263,33 @@ class _ProductBody:
         """Return the bytes of a lane's row and chunk of the first depth in a stage."""
         (rows, columns), (m, n) = self.schedule.tile, (self.instruction.m, self.instruction.n)
         # Four matrices of 8 rows of 16 bytes each are the first factor of one instruction, or the
-        # second factor of two.
-        first = self.tiles[0].place(f"warp_row * {rows * m} + lane % 16", "lane // 16")
-        row = f"warp_column * {columns * n} + lane // 16 * {n} + lane % 8"
-        second = self.tiles[1].place(row, "lane // 8 % 2")
-        return first, second
+        # second factor of two. Where they are transposed, their rows are steps of the depth.
+        row, chunk = f"warp_row * {rows * m} + lane % 16", "lane // 16"
+        if self.tiles[0].transposed:
+            row, chunk = "lane // 16 * 8 + lane % 8", f"warp_row * {rows * m // 8} + lane // 8 % 2"
+        first = self.tiles[0].place(row, chunk)
+        row, chunk = f"warp_column * {columns * n} + lane // 16 * {n} + lane % 8", "lane // 8 % 2"
+        if self.tiles[1].transposed:
+            row, chunk = "lane % 16", f"warp_column * {columns * n // 8} + lane // 16"
+        return first, self.tiles[1].place(row, chunk)
 
     def _load_by_ldmatrix(self, inner: int, fragments: int) -> None:
         (rows, columns), (m, n) = self.schedule.tile, (self.instruction.m, self.instruction.n)
 
         def load(count: int, name: str, register: int, number: int, row: int) -> None:
-            # Chunks are permuted by exclusive or, and pairs of chunks of one depth are neighbours;
-            # stages and tiles begin at multiples of a row, so that no other bit changes.
-            place = f"T.bitwise_xor({name}_place + reading[0], {inner * 2 * CHUNK})"
-            offset = row * self.tiles[number].pitch + number * self.tiles[0].bytes
-            pointer = shared_pointer(f"{place} + {offset}")
+            tile = self.tiles[number]
+            # Chunks are permuted by exclusive or, and those of one depth, or of one tile, are
+            # neighbours; places of all depths are computed before the loop, to which LDSM adds the
+            # stage.
+            moved, offset = inner * 2 * CHUNK, row * tile.pitch
+            if tile.transposed:
+                moved, offset = row // 8 * CHUNK, inner * self.instruction.k * tile.pitch
+            place = f"T.bitwise_xor({name}_place, {moved}) + reading[0]"
+            pointer = shared_pointer(f"{place} + {offset + number * self.tiles[0].bytes}")
             self.writer.call(
-                f"cpembed_ldmatrix_x{count}", register_pointer(name, str(register)), pointer
+                f"cpembed_ldmatrix_x{count}{'_trans' * tile.transposed}",
+                register_pointer(name, str(register)),
+                pointer,
             )
 
         for i in range(rows):

@@ -9,7 +9,7 @@ after this step knows of convolutions.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 
@@ -113,7 +113,10 @@ class TiledProduct:
 
 
 def lower(
-    program: DerivedProgram, spec: HardwareSpec, epilogue: Epilogue | None = None
+    program: DerivedProgram,
+    spec: HardwareSpec,
+    epilogue: Epilogue | None = None,
+    unstored: Collection[str] = (),
 ) -> TiledProduct:
     """Lower a derived program.
 
@@ -125,6 +128,8 @@ def lower(
         Specification of the Tensor Core instruction.
     epilogue
         What is applied to the sums before they are stored; default: nothing.
+    unstored
+        Operands that are not in memory, so that their sizes do not matter.
 
     Raises
     ------
@@ -142,20 +147,30 @@ def lower(
     computation = program.instruction.computation
     first, second, output = (program.role(operand.name) for operand in computation.operands)
     for operand in (first, second, output):
-        _check_size(operand)
+        if operand.name not in unstored:
+            _check_size(operand)
     rows, columns, depth, batch = _loops_by_kind(program, first, second)
     axes = _matrix_axes(program)
     weights = workload.inputs[1].name
+    constant = () if workload.inputs[1].varies else (weights,)
+    dtypes = {operand.name: operand.dtype for operand in (first, second, output)}
+    instruction = instruction_of(spec, dtypes, program.roles)
     layouts = [
-        _factor_layouts(operand, program, axes[2], ahead=operand.name == weights)
-        for operand in (first, second)
+        _factor_layouts(
+            operand,
+            program,
+            axes[2],
+            # ldmatrix transposes elements of 16 bits.
+            across if instruction.kind == "mma" and size_bytes(operand.dtype) == 2 else None,
+            ahead=operand.name in constant,
+        )
+        for operand, across in ((first, axes[0]), (second, axes[1]))
     ]
     result = _result_layout(output, program, axes, epilogue)
     image = layouts[1] if first.name == weights else layouts[0]
-    dtypes = {operand.name: operand.dtype for operand in (first, second, output)}
     return TiledProduct(
         program=program,
-        instruction=instruction_of(spec, dtypes, program.roles),
+        instruction=instruction,
         epilogue=epilogue,
         batch=tuple(batch),
         # Neighbouring tiles are neighbours in the result, and along the depth in the image.
@@ -255,13 +270,14 @@ def global_operand(
 
 
 def _factor_layouts(
-    operand: PackedOperand, program: DerivedProgram, along: str, *, ahead: bool
+    operand: PackedOperand, program: DerivedProgram, along: str, across: str | None, *, ahead: bool
 ) -> tuple[GlobalOperand, ...]:
-    """Return layouts of a factor whose vectors run along the depth.
+    """Return layouts of a factor whose vectors run along the depth, or across it.
 
     A factor that is packed ``ahead`` of all calls is stored in instruction tiles. Another one keeps
-    its layout if its vectors are the longest possible, or has its dimensions permuted; if neither
-    has long vectors, tiles are the alternative.
+    its layout if its vectors are the longest possible, along the depth or along the instruction
+    axis ``across``, or has its dimensions permuted; if neither has long vectors, tiles are the
+    alternative.
     """
     extents = {lane.name: lane.extent for lane in program.instruction_axes}
     max_length = min(ACCESS_BYTES // size_bytes(operand.dtype), extents[along])
@@ -277,7 +293,12 @@ def _factor_layouts(
     ]
     best = min(permuted, key=lambda layout: (-layout.length, layout.needs_packing))
     # Tiles cost a packing kernel, so they are only an alternative to short vectors.
-    return (best,) if best.length == max_length else (best, tiles)
+    layouts = (best,) if best.length == max_length else (best, tiles)
+    if across is None or (best.length == max_length and not best.needs_packing):
+        return layouts
+    widest = ACCESS_BYTES // size_bytes(operand.dtype)
+    transposed = global_operand(in_original(operand, places), program, across, widest)
+    return (transposed, *layouts) if transposed.length == widest else layouts
 
 
 def _in_tiles(operand: PackedOperand, along: str) -> PackedOperand:

@@ -17,8 +17,8 @@ WAVEFRONT_BYTES = 128
 CHUNK = 16
 """Number of bytes of a matrix row that ``ldmatrix`` loads, and of the widest access."""
 
-# Both are read off what ptxas 13 allocates for 54 kernels on sm_80; the estimate is within 0.85 to
-# 1.5 of these.
+# Both are read off what ptxas 13 allocates for 78 kernels on sm_80, in benchmarks/gpu/main_loop.md:
+# it is 0.6 to 1.5 of the estimate, in the median 1.0; most where copies are shorter than cp.async.
 COPY_REGISTERS, ADDRESS_REGISTERS = 2, 14
 """Number of registers of a thread for each of its copies, and for all other addresses."""
 
@@ -63,7 +63,7 @@ class KernelSchedule:
         ]
         words += [f"{self.group} blocks of rows in a group"] * (self.group > 1)
         words += [f"sums split {self.splits} ways"] * (self.splits > 1)
-        words += ["factors packed in tiles"] * any(self.layouts)
+        words += ["factors in layouts {} and {}".format(*self.layouts)] * any(self.layouts)
         return ", ".join(words)
 
 
@@ -79,6 +79,8 @@ class SharedTile:
     """Bytes of a vector that is copied."""
     swizzled: bool
     """True if chunks are permuted so that those of eight rows are in different banks."""
+    transposed: bool = False
+    """True if a row is a step of the depth, and vectors run along the rows of the factor."""
 
     @property
     def row_vectors(self) -> int:
@@ -177,6 +179,16 @@ class Plan:
         rows = schedule.block[0 if is_first else 1] * extent
         row_bytes = schedule.depth * instruction.k * size_bytes(operand.layout.dtype)
         swizzled = instruction.kind == "mma"
+        size = size_bytes(operand.layout.dtype)
+        if operand.along != self.product.axes[2]:
+            return SharedTile(
+                rows=schedule.depth * instruction.k,
+                row_bytes=rows * size,
+                pitch=rows * size,
+                width=operand.length * size,
+                swizzled=swizzled,
+                transposed=True,
+            )
         # WMMA's rows begin at multiples of a fragment's bytes: 32 of float16, at most 16 of bytes
         # (PTX ISA, Matrix Storage for WMMA, Address Alignment).
         pitch = row_bytes if swizzled else row_bytes + 2 * CHUNK
@@ -232,8 +244,11 @@ class Plan:
         fragments = 2 * (rows * first + columns * second)
         tiles = (self.shared(self.first), self.shared(self.second))
         copies = sum(-(-tile.copies // self.schedule.threads) for tile in tiles if tile.width >= 4)
+        # Each depth of a stage has a place of its own in rows of both factors.
+        places = 2 * self.schedule.depth * (instruction.kind == "mma")
         # A multiprocessor allocates registers in units of 8 for each thread of a warp.
-        total = rows * columns * sums + fragments + COPY_REGISTERS * copies + ADDRESS_REGISTERS
+        total = rows * columns * sums + fragments + COPY_REGISTERS * copies
+        total += ADDRESS_REGISTERS + places
         return -(-total // 8) * 8
 
 
@@ -252,6 +267,13 @@ def check(plan: Plan, shared_bytes: int) -> None:
     counts = (len(product.first), len(product.second))
     if any(not 0 <= n < count for n, count in zip(schedule.layouts, counts, strict=True)):
         raise LoweringError(f"{schedule}: there are {counts} layouts of the factors")
+    for tile in (plan.shared(plan.first), plan.shared(plan.second)):
+        # Chunks are permuted by exclusive or.
+        if tile.transposed and tile.chunks & (tile.chunks - 1):
+            raise LoweringError(
+                f"{schedule}: rows of {tile.chunks} chunks; those of a factor that is transposed "
+                "when it is loaded are a power of two"
+            )
     if schedule.threads > MAX_THREADS:
         raise LoweringError(f"{schedule}: a block has at most {MAX_THREADS} threads")
     if plan.shared_bytes > shared_bytes:

@@ -15,7 +15,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from cpembed.ir.index import IndexExpr
+from cpembed.ir.index import IndexExpr, IndexTerm
 from cpembed.targets.cuda.lower import GlobalOperand
 from cpembed.transform.program import Loop
 
@@ -122,9 +122,9 @@ def _window(check: Check, bit: int, extents: Mapping[str, int]) -> tuple[Window,
     values = np.unique(check.depth.evaluate(dict(zip(names, points, strict=True))))
     useful = values[(values >= -largest_row) & (values < check.size - least_row)]
     # Without a useful value no row is ever inside, whatever the bit says.
-    first, *others = map(int, useful) if len(useful) else (0,)
-    step = math.gcd(*(value - first for value in others)) or 1
-    count = (others[-1] - first) // step + 1 if others else 1
+    first, *later = map(int, useful) if len(useful) else (0,)
+    step = math.gcd(*(value - first for value in later)) or 1
+    count = (later[-1] - first) // step + 1 if later else 1
     limit: list[Check] = []
     if len(useful) < len(values):
         start = IndexExpr.sum([], -first)
@@ -134,7 +134,7 @@ def _window(check: Check, bit: int, extents: Mapping[str, int]) -> tuple[Window,
 
 def _split(index: IndexExpr, depth: AbstractSet[str]) -> tuple[IndexExpr, IndexExpr] | None:
     """Return the parts of rows, with the constant, and of the depth; None if a term has both."""
-    rows, deep = [], []
+    rows, deep = list[IndexTerm](), list[IndexTerm]()
     for term in index.terms:
         names = set(term.iterators)
         if names & depth:
@@ -169,7 +169,7 @@ class DepthWalk:
 
     @property
     def increments(self) -> tuple[int, ...]:
-        """What a step adds to the digit of each level, before carries."""
+        """Numbers that a step adds to the digit of each level, before carries."""
         digits, rest = list[int](), self.increment
         for level, extent in enumerate(self.extents):
             outermost = level == len(self.loops) - 1

@@ -31,6 +31,8 @@ from cpembed.targets.cuda.traffic import work_of
 from cpembed.transform.program import DerivedProgram
 
 if TYPE_CHECKING:
+    from pathlib import Path
+
     from cpembed.targets.chains import ChainCandidate, ChainChoice
     from cpembed.targets.cuda.chains.build import ChainKernels
     from cpembed.workloads.chains import ProductChain
@@ -230,8 +232,9 @@ class CudaTarget(SavingTarget, Target[TiledProduct, KernelSchedule, CudaKernels]
 
     def execute(self, artifact: CudaKernels, inputs: Mapping[str, Array]) -> Execution:
         # Two orders of the warps: a result that depends on the order is wrong.
-        outputs = tuple(artifact.run(inputs, order) for order in (Order.REVERSE, Order.FORWARD))
-        return Execution(outputs, self.provenance)
+        orders = (Order.REVERSE, Order.FORWARD)
+        outputs, *seconds = zip(*(artifact.outputs(inputs, o) for o in orders), strict=True)
+        return Execution(outputs, self.provenance, *seconds)
 
     def time(self, artifact: CudaKernels, inputs: Mapping[str, Array]) -> Timing:
         # Emulation takes no time that says anything of a GPU; the estimate is in the details.
@@ -279,4 +282,4 @@ class CudaTarget(SavingTarget, Target[TiledProduct, KernelSchedule, CudaKernels]
     def save_chain(self, artifact: ChainKernels, folder: Path) -> None:
         from cpembed.targets.cuda.chains.saving import saved_chain
 
-        save(saved_chain(artifact, identifier(folder.name)), folder)
+        save(saved_chain(artifact, self.spec, identifier(folder.name)), folder)

@@ -379,7 +379,8 @@ def _bytes_from_dram(plan: Plan, counts: KernelTraffic, gpu: Gpu) -> float:
 def _auxiliary(plan: Plan, gpu: Gpu) -> tuple[KernelWork, ...]:
     """Return the packing of operands other than weights, and the addition of parts."""
     product, kernels = plan.product, list[KernelWork]()
-    weights = product.program.workload.inputs[1].name
+    second = product.program.workload.inputs[1]
+    weights = None if second.varies else second.name
     for operand in (plan.first, plan.second):
         if operand.needs_packing and operand.layout.name != weights:
             elements = operand.layout.elements

@@ -361,18 +361,18 @@ def test_an_index_that_runs_backwards_embeds() -> None:
 def test_axes_that_exclude_each_other() -> None:
     """Rows of the image from the output's columns, and the reduction from the filter's, use the
     same dimension of the image twice."""
-    problem, constraints = make_problem(697)
-    assert str(problem.workload) == "O[c, q] += (I[c, q + 2*s] * W[c, s])"
+    problem, constraints = make_problem(2596)
+    assert str(problem.workload) == "O[c, q] += (I[c, 2*q + s] * W[c, s])"
     conflict = check_conflict(problem, constraints)
     assert conflict.axes == ("x", "z")
     assert conflict.constraints == ("hyper_rectangle",)
     assert conflict.words == (
         (
-            "axes x (2, spatial) and z (2, reduction) cannot be fed together, "
+            "axes x (2, spatial) and z (3, reduction) cannot be fed together, "
             "though each alone can: `hyper_rectangle` excludes it"
         ),
         "alone, x from 2 of q is possible",
-        "alone, z from 2 of s is possible",
+        "alone, z from 3 of s is possible",
     )
 
 

@@ -9,7 +9,7 @@ from cpembed.embedding.coupling import Coupling, Mismatch
 from cpembed.errors import LoweringError
 from cpembed.hw.instruction import HardwareSpec
 from cpembed.targets.chains import ChainCandidate, ChainChoice, PairCount
-from cpembed.targets.cuda.chains.model import estimate_apart
+from cpembed.targets.cuda.chains.model import UnfusedTimes, estimate_apart
 from cpembed.targets.cuda.chains.pairs import Pairs, find_pairs, prove
 from cpembed.targets.cuda.chains.space import ScoredChain, has_kernel, ranked_plans
 from cpembed.targets.cuda.model import Gpu
@@ -37,17 +37,13 @@ def choose(chain: ProductChain, spec: HardwareSpec, gpu: Gpu) -> ChainChoice:
     """
     pairs = find_pairs(chain, spec)
     candidates: list[ChainCandidate] = []
-    unavailable, unfused_us, stored = "", dict[str, float](), 0
+    unavailable, unfused = "", None
     try:
         plans = _distinct(ranked_plans(pairs, gpu))
         for scored in plans:
             prove(scored.plan.pair)
         candidates = [_candidate(scored) for scored in plans]
-        separate = estimate_apart(chain, plans[0].plan.pair, gpu)
-        unfused_us = {"first": separate.first_us, "second": separate.second_us}
-        if separate.function_us:
-            unfused_us["function"] = separate.function_us
-        stored = separate.stored_bytes
+        unfused = _unfused(chain, plans[0], gpu)
     except LoweringError as error:
         unavailable = str(error)
     return ChainChoice(
@@ -56,10 +52,18 @@ def choose(chain: ProductChain, spec: HardwareSpec, gpu: Gpu) -> ChainChoice:
         coupling=_coupling_text(pairs),
         candidates=tuple(candidates),
         unavailable=unavailable,
-        apart_us=unfused_us,
-        stored_bytes=stored,
+        apart_us={} if unfused is None else unfused.by_kernel,
+        stored_bytes=0 if unfused is None else unfused.stored_bytes,
         machine=gpu.name,
     )
+
+
+def _unfused(chain: ProductChain, scored: ScoredChain, gpu: Gpu) -> UnfusedTimes | None:
+    """Return the times of kernels apart; None if the operand between them is too large for them."""
+    try:
+        return estimate_apart(chain, scored.plan.pair, gpu)
+    except LoweringError:
+        return None
 
 
 def _distinct(plans: Any) -> list[ScoredChain]:

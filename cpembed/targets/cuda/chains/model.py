@@ -211,8 +211,10 @@ class UnfusedTimes:
     stored_bytes: int
 
     @property
-    def us(self) -> float:
-        return self.first_us + self.function_us + self.second_us
+    def by_kernel(self) -> dict[str, float]:
+        """Times of the kernels that there are, in their order."""
+        times = {"first": self.first_us, "function": self.function_us, "second": self.second_us}
+        return {name: us for name, us in times.items() if us}
 
 
 def estimate_apart(chain: ProductChain, pair: Pair, gpu: Gpu) -> UnfusedTimes:

@@ -198,7 +198,7 @@ def _sides(
             if ranked.identifier in sides:
                 continue
             try:
-                tiled = lower(ranked.program, spec, epilogue)
+                tiled = lower(ranked.program, spec, epilogue, unstored=(middle,))
             except LoweringError:
                 continue
             sides[ranked.identifier] = _side(ranked, tiled, product, middle)

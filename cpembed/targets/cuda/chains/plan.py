@@ -7,6 +7,7 @@ chunks: columns of the first product, which the second sums over. A chunk of bot
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Literal
@@ -24,10 +25,10 @@ from cpembed.targets.cuda.lower import (
     global_operand,
     in_original,
 )
+from cpembed.targets.cuda.offsets import MAX_OFFSET
 from cpembed.targets.cuda.schedule import (
     CHUNK,
     MAX_BATCH,
-    MAX_REGISTERS,
     MAX_THREADS,
     KernelSchedule,
     Plan,
@@ -42,6 +43,14 @@ factor stay in registers."""
 
 MAX_UNROLLED = 16
 """Number of instruction tiles along the first product's depth up to which its loop is unrolled."""
+
+MAX_ESTIMATE = 232
+"""Number of estimated registers of a thread above which ptxas 13 spilled one of the kernels of
+``test_machine_code.py``: on sm_120, at an estimate of 240."""
+
+MAX_SCORES = 32
+"""Maximum number of a thread's registers for the first product's sums of a chunk: with 64, ptxas 13
+spilled a kernel of ``test_machine_code.py`` on sm_90, of which it used 168 registers."""
 
 OTHER_REGISTERS = 40
 """Number of registers of a thread for addresses, loop counters and temporaries, read off what
@@ -294,7 +303,8 @@ class ChainPlan:
         softmax = 4 * schedule.rows * 2 if isinstance(self.chain.function, RowSoftmax) else 0
         # Scores are dead once the operand between is made of them, so the larger counts.
         total = fragments + results + max(scores, middle) + middle // 2 + 2 * second + softmax
-        return -(-(total + OTHER_REGISTERS) // 8) * 8
+        # Each two tiles of columns are loaded from an address of their own.
+        return -(-(total + self.warp_columns + OTHER_REGISTERS) // 8) * 8
 
 
 def check(plan: ChainPlan, shared_bytes: int) -> None:
@@ -326,8 +336,19 @@ def check(plan: ChainPlan, shared_bytes: int) -> None:
         raise LoweringError(
             f"{schedule}: {plan.shared_bytes:,} bytes of shared memory of {shared_bytes:,}"
         )
-    if plan.registers > MAX_REGISTERS:
-        raise LoweringError(f"{schedule}: {plan.registers} registers of {MAX_REGISTERS}")
+    if plan.registers > MAX_ESTIMATE:
+        raise LoweringError(f"{schedule}: {plan.registers} registers of {MAX_ESTIMATE}")
+    scores = schedule.rows * plan.warp_column_tiles * plan.first.instruction.registers[2]
+    if scores > MAX_SCORES:
+        raise LoweringError(f"{schedule}: {scores} registers of sums of {MAX_SCORES}")
+    # Offsets have 32 bits. Those of padded tiles are computed too, before a condition discards
+    # them: less than twice those of an operand.
+    operands = (*(factor.operand for factor in plan.factors), plan.second.output)
+    largest = max(math.prod(operand.layout.original_shape) for operand in operands)
+    if 2 * largest > MAX_OFFSET:
+        raise LoweringError(
+            f"an operand of {largest:,} elements: offsets of padded tiles need more than 32 bits"
+        )
     if plan.second.tiles[0] > MAX_BATCH:
         raise LoweringError(f"a batch of {plan.second.tiles[0]:,}: a grid has {MAX_BATCH:,}")
 

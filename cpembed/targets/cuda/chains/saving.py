@@ -1,86 +1,91 @@
-"""Saved kernels of chains: inputs with which they are checked, and what they have to store."""
+"""Saved kernels of chains: their tensors, and inputs with which a GPU's results are checked."""
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 
+from cpembed.hw.instruction import HardwareSpec
 from cpembed.ir.dtypes import dtype_info, is_integer, numpy_dtype
 from cpembed.targets.cuda.build import Tensor
 from cpembed.targets.cuda.cases import Case, Drawing
 from cpembed.targets.cuda.chains.build import ChainKernels
 from cpembed.targets.cuda.chains.emit import parameters_of
 from cpembed.targets.cuda.saving import SavedKernel
-from cpembed.workloads.chains import (
-    LENGTHS,
-    MASK,
-    SCALE,
-    TOLERANCES,
-    Pointwise,
-    ProductChain,
-)
+from cpembed.targets.cuda.saving_target import architectures
+from cpembed.workloads.chains import LENGTHS, MASK, SCALE, TOLERANCES, ProductChain
 
 
-def saved_chain(kernels: ChainKernels, name: str) -> SavedKernel:
+def saved_chain(kernels: ChainKernels, spec: HardwareSpec, name: str) -> SavedKernel:
     """Return the kernels of a chain with everything that a folder says of them.
 
     Parameters
     ----------
     kernels : ChainKernels
-        The kernels.
+    spec : HardwareSpec
+        Specification of the instruction.
     name : str
-        Identifier that names of kernels and files begin with.
+        Identifier with which the names of kernels and files begin.
     """
     plan, chain = kernels.plan, kernels.plan.chain
-    packed = {factor.role for factor in plan.factors if factor.operand.needs_packing}
-    inputs: list[Tensor] = []
-    for parameter, tensor in parameters_of(plan).items():
-        shape, dtype = chain.inputs[tensor]
-        buffer = f"{parameter}_original" if parameter in packed else parameter
-        inputs.append(Tensor(buffer, tensor, tuple(shape), dtype))
-    output = Tensor(
-        "C",
-        chain.second.output.name,
-        tuple(plan.second.output.layout.original_shape),
-        plan.second.output_dtype,
-    )
-    # Factors of attention are all activations; those of other chains are weights but for the first.
-    weights = {"B", "B2"} & packed if isinstance(chain.function, Pointwise) else set[str]()
+    packed = {f.role for f in plan.factors if f.operand.needs_packing}
+    # Weights are packed ahead of all calls.
+    weights = {
+        f.role
+        for f in plan.factors
+        if f.role != "A" and not f.product.program.workload.inputs[1].varies
+    }
+    inputs = [
+        Tensor(f"{role}_original" if role in packed else role, tensor, *chain.inputs[tensor])
+        for role, tensor in parameters_of(plan).items()
+    ]
+    output = chain.second.output
+    pair = plan.pair
     return SavedKernel(
         name=name,
-        text=kernels.text,
+        text=replace(kernels.text, architectures=architectures(plan.second.instruction)),
         inputs=inputs,
-        output=output,
-        prepares=frozenset(f"pack_{role}_kernel" for role in weights),
-        cases=[_case(chain, output)],
+        output=Tensor("C", output.name, output.shape, chain.output),
+        prepares=frozenset(f"pack_{role}_kernel" for role in packed & weights),
+        cases=[chain_case(chain)],
         macs=chain.macs,
-        about={"workload": str(chain), "schedule": str(plan.schedule)},
+        about={
+            "workload": str(chain),
+            "sizes": dict(chain.first.extents) | dict(chain.second.extents),
+            "target": spec.name,
+            "machine": next(iter(spec.machines), None),
+            "embedding": [side.ranked.embedding.to_json() for side in (pair.first, pair.second)],
+            "schedule": str(plan.schedule),
+        },
     )
 
 
-def _case(chain: ProductChain, output: Tensor) -> Case:
-    """Return inputs and the result, whose tolerance is a part of its largest element."""
+def chain_case(chain: ProductChain) -> Case:
+    """Return inputs of a chain with its result, which floats may miss by their tolerance."""
     drawings = {
-        name: _drawing(chain, name, dtype, seed)
-        for seed, (name, (_, dtype)) in enumerate(chain.inputs.items(), start=1)
+        name: _drawing(chain, number + 1, name, dtype)
+        for number, (name, (_, dtype)) in enumerate(chain.inputs.items())
     }
-    shapes = {name: tuple(shape) for name, (shape, _) in chain.inputs.items()}
+    shapes = {name: shape for name, (shape, _) in chain.inputs.items()}
     arrays = {name: drawing.array(shapes[name]) for name, drawing in drawings.items()}
     expected = chain.evaluate(arrays)
-    largest = float(np.abs(expected).max())
-    absolute = TOLERANCES.get(chain.factors, 0.0) * largest
-    result = expected.astype(numpy_dtype(output.dtype)).reshape(output.shape)
-    return Case("numbers", drawings, shapes, result, absolute=absolute)
+    tolerance = TOLERANCES.get(chain.factors, 0.0) * float(np.abs(expected).max())
+    result = expected.astype(numpy_dtype(chain.output))
+    return Case("integers", drawings, shapes, result, absolute=tolerance)
 
 
-def _drawing(chain: ProductChain, name: str, dtype: str, seed: int) -> Drawing:
-    values: tuple[float, ...] = (-1.0, -0.5, 0.5, 1.0)
+def _drawing(chain: ProductChain, seed: int, name: str, dtype: str) -> Drawing:
+    """Return the numbers of an input."""
+    values: tuple[float, ...] = (-2.0, -1.0, 1.0, 2.0)
     if name == LENGTHS:
-        values = tuple(float(n) for n in range(chain.first.extents["k"] + 1))
+        values = tuple(map(float, range(chain.first.extents[chain.columns] + 1)))
     elif name == MASK:
-        values = (0.0, 0.5, -1.0, -np.inf)
+        values = (-np.inf, -1.0, 0.0, 0.0, 0.5)
     elif name == SCALE:
-        values = (2.0**-7, 2.0**-8)
-    elif is_integer(dtype):
-        low, high = (-100, 100) if dtype == "int32" else dtype_info(dtype).integer_range
-        values = tuple(float(n) for n in range(low, high + 1))
+        # Powers of two, so that products are exact, which bring sums to the range of bytes.
+        values = (2.0**-9, 2.0**-8, 2.0**-7)
+    elif dtype == chain.factors and is_integer(dtype):
+        low, high = dtype_info(dtype).integer_range
+        values = tuple(map(float, range(low, high + 1)))
     return Drawing(seed, dtype, values)

@@ -104,7 +104,8 @@ static void begin_lanes(Warp &w, unsigned first_thread, unsigned first_stack, un
     made.open_group.clear(), made.groups.clear();
     // Not a new object: its queue would be allocated for each thread of each block.
     made.stores.open.clear(), made.stores.groups.clear();
-    made.stores.committed = made.stores.read = made.stores.agent = 0;
+    made.stores.committed = made.stores.read = 0;
+    made.stores.agent = made.stores.writes_agent = 0;
   }
 }
 

@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 
+from benchmarks.gpu.main_loop import compiled, kinds, main_loop, products_between
 from cpembed.codegen.epilogue import Epilogue
 from cpembed.driver.named import hardware_spec, workload
 from cpembed.driver.solve import solve
@@ -172,6 +173,27 @@ def test_products_in_machine_code_times_trips_are_those_executed(
     warps = rows * columns * batch * splits * plan.schedule.warps[0] * plan.schedule.warps[1]
     executed = warps * plan.steps * products_of_a_step(plan)
     assert sum(made.counters.mma.values()) == executed
+
+
+@pytest.mark.quick(2)
+@pytest.mark.parametrize("name", ["conv", "gemm"])
+@pytest.mark.parametrize("depth", [2, 4, 1])
+def test_fragments_are_loaded_a_depth_ahead(name: str, depth: int) -> None:
+    """Products are between every load and its first use, across stages too; a single set of
+    fragments would have none. And copies take few integer instructions."""
+    schedule = KernelSchedule((2, 2), (4, 4), depth, 3)
+    plan = plan_of(name, "mma_f16", schedule)
+    code = compiled(cuda_text(plan, "sm_80").source, "sm_80")
+    loop = main_loop(code.text)
+    assert loop is not None
+    distances = products_between(loop)
+    counts = kinds(loop)
+    assert len(distances) == counts["fragments"]
+    # Of a single depth the loads follow the copies and the barrier.
+    assert min(distances) >= (2 if depth == 1 else 5)
+    # 112 to 152 on 32 products were counted before rows were located ahead of the loop.
+    limit = {"conv": 40, "gemm": 32}[name] + 4 * depth
+    assert counts["integer"] <= limit * counts["products"] / (16 * depth)
 
 
 def test_a_kernel_whose_sums_leave_registers_is_noticed(tmp_path: Path) -> None:

@@ -7,14 +7,14 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from cpembed.driver.chains import TOLERANCES, largest_error
+from cpembed.driver.chains import largest_error
 from cpembed.driver.named import hardware_spec
 from cpembed.targets.cuda.chains.build import ChainKernels, chain_text
 from cpembed.targets.cuda.chains.pairs import find_pairs
 from cpembed.targets.cuda.chains.plan import ChainPlan, ChainSchedule, check
 from cpembed.targets.cuda.chains.space import has_kernel
 from cpembed.targets.cuda.executor import Order
-from cpembed.workloads.chains import ProductChain, parse_chain
+from cpembed.workloads.chains import TOLERANCES, ProductChain, parse_chain
 
 Array = NDArray[Any]
 

@@ -17,15 +17,15 @@ pytestmark = pytest.mark.skipif(shutil.which("nvcc") is None, reason="nvcc is no
 
 CASES = {
     "heads of 64": ("attention b=1 h=2 q=512 k=512 d=64 causal", "registers", (4, 1), 1, 4, 8),
-    "two tiles of rows": ("attention b=1 h=2 q=512 k=512 d=64", "registers", (4, 1), 2, 4, 8),
+    "two tiles of rows": ("attention b=1 h=2 q=512 k=512 d=64", "registers", (4, 1), 2, 2, 8),
     "heads of 128": ("attention b=1 h=2 q=512 k=512 d=128 causal", "registers", (4, 1), 1, 4, 16),
-    "heads of 256": ("attention b=1 h=2 q=512 k=512 d=256", "registers", (4, 1), 1, 2, 32),
+    "heads of 256": ("attention b=1 h=2 q=512 k=512 d=256", "registers", (4, 1), 1, 1, 32),
     "bfloat16": (
         "attention b=1 h=4 kv=1 q=512 k=500 d=128 lengths mask dtype=bfloat16",
         "registers", (8, 1), 1, 2, 16,
     ),
-    "layers": ("mlp m=512 k=256 n=1024 p=256 act=gelu bias", "registers", (4, 1), 1, 2, 32),
-    "bytes": ("mlp m=512 k=256 n=1024 p=256 act=relu dtype=int8", "registers", (4, 1), 1, 2, 32),
+    "layers": ("mlp m=512 k=256 n=1024 p=192 act=gelu bias", "registers", (4, 1), 1, 2, 24),
+    "bytes": ("mlp m=512 k=256 n=1024 p=192 act=relu dtype=int8", "registers", (4, 1), 1, 1, 24),
     "shared memory": ("mlp m=512 k=256 n=512 p=256 act=silu", "shared memory", (2, 4), 1, 4, 32),
     "convolution": (
         "conv_pointwise n=1 c=64 h=56 w=56 k=64 r=3 s=3 m=128 pad=1 act=relu",

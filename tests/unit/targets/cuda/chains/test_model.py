@@ -75,6 +75,16 @@ def test_plans_are_ranked_by_their_estimates() -> None:
     assert score(worse, A100).us >= plans[0].us
 
 
+def test_scores_need_not_fit_memory() -> None:
+    """They are never stored: 8,192 keys of 8,192 queries of 64 heads are 2^32."""
+    chain = chain_of("attention b=1 h=64 q=8192 k=8192 d=64")
+    assert chain.first.output.elements == 2**32
+    choice = solve_chain(chain, "mma_f16").choice
+    assert choice.candidates
+    assert choice.fuses
+    assert not choice.apart_us
+
+
 def test_other_targets_make_no_kernels_of_chains() -> None:
     with pytest.raises(BackendUnavailable, match="avx2_int8 makes no kernels of chains"):
         solve_chain(chain_of("mlp m=8 k=8 n=8 p=8 dtype=int8"), "avx2_int8")
