@@ -182,6 +182,8 @@ class Phase:
     """Cycles of the busiest scheduler."""
     bytes: float = 0.0
     """Bytes from and to L2."""
+    multicast: float = 0.0
+    """Bytes of these that L2 reads for another block of the cluster, which receives them too."""
 
     def __add__(self, phase: Phase) -> Phase:
         return Phase(*(getattr(self, f.name) + getattr(phase, f.name) for f in fields(self)))
@@ -337,7 +339,7 @@ def estimate(work: KernelWork, gpu: Gpu) -> GpuEstimate:
     cycles += round_cycles(block, busy, rest) if rest else 0.0
     dram = work.dram_bytes / gpu.dram_bytes
     # Paths that all multiprocessors share bound the kernel as a whole.
-    cycles = max(cycles, work.blocks * block.bytes / gpu.l2_bytes, dram)
+    cycles = max(cycles, work.blocks * (block.bytes - block.multicast) / gpu.l2_bytes, dram)
     # Parameters are read before anything else, and results arrive in L2 after all else.
     cycles += 2 * gpu.l2_cycles
     waves = rounds + (rest > 0)

@@ -197,7 +197,7 @@ def test_an_alternative_that_was_stopped_leaves_it_open(monkeypatch: pytest.Monk
 
     monkeypatch.setattr(plan_module, "searches", searches)
     names = {"other": other}
-    monkeypatch.setattr(plan_module, "hardware_spec", lambda n, _workload: names.get(str(n), n))
+    monkeypatch.setattr(plan_module, "hardware_spec", lambda n, *_: names.get(str(n), n))
     asked = Request(nothing, replace(spec, alternatives=("other",)), KernelOptions(timeout=20))
     found = matched(asked)
     assert found.outcome == "stopped"

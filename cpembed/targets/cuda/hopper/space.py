@@ -28,9 +28,10 @@ DEPTHS = (4, 2, 1)
 STAGES = (8, 6, 4, 3, 2)
 RASTER_GROUPS = (1, 4, 8)
 SPLITS = (1, 2, 3, 4, 6, 8, 12, 16)
+CLUSTERS = ((2, 1), (1, 2))
 
 REFINED = 24
-"""Number of the best schedules that groups of blocks and splits are tried on."""
+"""Number of the best schedules that groups of blocks, splits and clusters are tried on."""
 
 
 class HopperSpace(Space[HopperSchedule]):
@@ -114,8 +115,15 @@ class HopperSpace(Space[HopperSchedule]):
         return None
 
     def _refined(self, schedule: HopperSchedule) -> Iterator[Scored[HopperSchedule]]:
-        """Yield a schedule with groups of blocks and splits, or whose last tiles are divided."""
+        """Yield a schedule with groups of blocks, splits, clusters, or divided last tiles."""
         depth = self.product.tiled.tiles[3]
+        for group, cluster in itertools.product(RASTER_GROUPS, CLUSTERS):
+            # Whole clusters are resident, so that an odd multiprocessor stays idle.
+            blocks = schedule.blocks and schedule.blocks // 2 * 2
+            try:
+                yield self.scored(replace(schedule, group=group, cluster=cluster, blocks=blocks))
+            except LoweringError:
+                continue
         for group in RASTER_GROUPS:
             streamed = replace(
                 schedule, group=group, streamed=True, blocks=self.gpu.multiprocessors
@@ -143,6 +151,7 @@ class HopperSpace(Space[HopperSchedule]):
             "stages": STAGES,
             "group": RASTER_GROUPS,
             "splits": SPLITS,
+            "cluster": ((1, 1), *CLUSTERS),
         }
         name = random.choice(list(choices))
         values = [value for value in choices[name] if value != getattr(schedule, name)]

@@ -67,7 +67,13 @@ def _fetch(plan: HopperPlan, gpu: Gpu) -> Phase:
     # The producers' four warps issue their copies one after the other.
     issue_of_warp = vectors / (WARP_GROUP // LANES) * COPY_INSTRUCTIONS * gpu.unit.integer_cycles
     cycles = gpu.l2_cycles + content / gpu.l2_bytes_each + issue_of_warp
-    return Phase(cycles, 0.0, content / WAVEFRONT_BYTES, issue, bytes=content)
+    # Every block receives all of its stage, of which L2 reads a share for it.
+    read = sum(
+        image.content_bytes / plan.schedule.sharers(number)
+        for number, image in enumerate(plan.images)
+    )
+    shared = content / WAVEFRONT_BYTES
+    return Phase(cycles, 0.0, shared, issue, bytes=content, multicast=content - read)
 
 
 def _compute(plan: HopperPlan, counts: HopperTraffic, gpu: Gpu) -> Phase:

@@ -59,3 +59,18 @@ def test_sums_of_parts_are_traffic() -> None:
     streamed = HopperPlan(product, replace(whole, streamed=True))
     more = traffic(streamed).stored_bytes - traffic(HopperPlan(product, whole)).stored_bytes
     assert more == streamed.order.streamed_parts * (64 * 128 * 4 + 4)
+
+
+def test_multicast_reads_a_factor_once_for_a_cluster() -> None:
+    """Blocks above each other share columns: L2 reads their half of them, and all of the rows."""
+    _, product = lowered("gemm m=4096 n=4096 k=4096", "wgmma_f16", "in_place_padded")
+    alone = HopperSchedule(2, (1, 32), 4, 4, loads=("tensor", "tensor"), blocks=132)
+    fetches = {
+        cluster: work_of(HopperPlan(product, replace(alone, cluster=cluster)), H100).fetch
+        for cluster in ((1, 1), (2, 1), (1, 2))
+    }
+    rows, columns = 128 * 64 * 2, 256 * 64 * 2
+    assert fetches[1, 1].multicast == 0
+    assert fetches[2, 1].multicast == columns / 2
+    assert fetches[1, 2].multicast == rows / 2
+    assert {fetch.bytes for fetch in fetches.values()} == {rows + columns}
