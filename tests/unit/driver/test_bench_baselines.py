@@ -136,6 +136,7 @@ def test_what_is_stored_is_the_same_on_both_sides(
         "dtype": "uint8", "scale": True, "bias": True, "relu": True,
         "shift": 0, "clip": None, "wraps": False,
         "zero_point": 0, "residual": None, "placement": None, "chain": None,
+        "second": None,
     }  # fmt: skip
     assert "uint8, a bias added, scaled, negative results as 0" in printed(bench)
     assert opened().reused == 0, "rows of what is stored are their own"
