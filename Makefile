@@ -34,7 +34,8 @@ check: lint
 # examples of modules that are not even collected without PyTorch.
 check-skipped:
 	PATH="$$(echo $(CURDIR)/$(BIN)/../lib/python3.*/site-packages/nvidia/cu*/bin):$$PATH" \
-	    $(BIN)/python -m pytest -n 2 --dist loadfile -rs @$(SKIPPED) cpembed/frontends/torch
+	    $(BIN)/python -m pytest -n 2 --dist loadfile -rs @$(SKIPPED) cpembed/frontends/torch \
+	    cpembed/targets/cuda/baselines
 
 lint:
 	$(BIN)/ruff check

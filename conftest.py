@@ -9,8 +9,10 @@ _MODULES = {
     "distributed": ("cpembed/runtime/cluster/warming.py",),
     "torch": (
         "cpembed/frontends/torch/*.py",
+        "cpembed/targets/cuda/baselines/libraries.py",
         "tests/unit/frontends/torch/[!t]*.py",
     ),
+    "triton": ("cpembed/targets/cuda/baselines/triton_product.py",),
 }
 
 collect_ignore_glob = [
