@@ -1,6 +1,6 @@
 """Calls of cuDNN and cuBLAS by torch, and of Triton, that compute a layer of a pack."""
 
-# pyright: basic
+# pyright: basic, reportMissingImports=false
 
 from __future__ import annotations
 

@@ -1,9 +1,9 @@
 """Multiply matrices in Triton, as its tutorial writes it, with a choice among configurations."""
-# pyright: basic
+# pyright: basic, reportMissingImports=false
 
 import torch
-import triton  # pyright: ignore[reportMissingImports]
-import triton.language as tl  # pyright: ignore[reportMissingImports]
+import triton
+import triton.language as tl
 
 _SIZES = (
     (128, 256, 64, 3, 8),

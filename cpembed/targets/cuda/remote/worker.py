@@ -322,12 +322,13 @@ def _libraries(device: int) -> Any:
     try:
         from cpembed.targets.cuda.baselines import libraries
 
-        if not libraries.torch.cuda.is_available():
+        torch: Any = libraries.torch
+        if not torch.cuda.is_available():
             return None
-        libraries.torch.cuda.set_device(device)
+        torch.cuda.set_device(device)
     except (ImportError, RuntimeError):
         return None
-    libraries.torch.backends.cudnn.benchmark = True
+    torch.backends.cudnn.benchmark = True
     return libraries
 
 
