@@ -72,7 +72,7 @@ def chain_case(chain: ProductChain) -> Case:
     expected = chain.evaluate(arrays)
     tolerance = TOLERANCES.get(chain.factors, 0.0) * float(np.abs(expected).max())
     result = expected.astype(numpy_dtype(chain.output))
-    return Case("integers", drawings, shapes, result, absolute=tolerance)
+    return Case("numbers", drawings, shapes, result, absolute=tolerance)
 
 
 def _drawing(chain: ProductChain, seed: int, name: str, dtype: str) -> Drawing:
