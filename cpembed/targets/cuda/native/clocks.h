@@ -165,7 +165,16 @@ struct WarpClock {
     common.clear(), parts.clear();
   }
 
-  static bool has(uint32_t lanes, int lane) { return lane < 32 && lanes >> lane & 1; }
+  /* Whether a lane knows of something, by what is common or its parts; of a collective function: whether
+     every lane does, each from a part of its own if need be. */
+  template <class Covers>
+  bool known_to(int lane, Covers covers) const {
+    if (covers(common)) return true;
+    uint32_t wanted = lane < 32 ? 1u << lane : lanes_live, reached = 0;
+    for (const Part &part : parts)
+      if ((part.lanes & wanted & ~reached) && covers(*part.knowledge)) reached |= part.lanes;
+    return (wanted & ~reached) == 0;
+  }
 
   /* Whether an access of `lane` comes after a stamped one; of a collective function: of all lanes. */
   bool knows(Stamp before, int lane) const {
@@ -177,10 +186,7 @@ struct WarpClock {
 
   bool knows_by_lane(Stamp before, int lane) const {
     uint32_t c = component_of(before), t = time_of(before);
-    if (common.order.covers(c, lane_of(before), t)) return true;
-    for (const Part &part : parts)
-      if (has(part.lanes, lane) && part.knowledge->order.covers(c, lane_of(before), t)) return true;
-    return false;
+    return known_to(lane, [&](const Knowledge &k) { return k.order.covers(c, lane_of(before), t); });
   }
 
   /* Whether at least one lane knows of it. */
@@ -195,24 +201,17 @@ struct WarpClock {
   /* Whether an operation of the asynchronous proxy that `lane` issues sees an ordinary access. */
   bool proxy_knows(Stamp before, int lane) const {
     uint32_t c = component_of(before), t = time_of(before);
-    if (common.proxy.covers(c, lane_of(before), t)) return true;
-    for (const Part &part : parts)
-      if (has(part.lanes, lane) && part.knowledge->proxy.covers(c, lane_of(before), t)) return true;
-    return false;
+    return known_to(lane, [&](const Knowledge &k) { return k.proxy.covers(c, lane_of(before), t); });
   }
 
   /* Whether an access of a thread of a cluster, which may have ended, is known by locations of memory. */
   bool knows_of_cluster(uint32_t cluster, Stamp before, int lane) const {
-    auto covers = [&](const Knowledge &k) {
+    return known_to(lane, [&](const Knowledge &k) {
       if (!k.clusters) return false;
       auto clock = k.clusters->find(cluster);
       return clock != k.clusters->end() &&
              clock->second.covers(component_of(before), lane_of(before), time_of(before));
-    };
-    if (covers(common)) return true;
-    for (const Part &part : parts)
-      if (has(part.lanes, lane) && covers(*part.knowledge)) return true;
-    return false;
+    });
   }
 
   /* A fence of the GPU of one lane: later relaxed operations release what it knows, and it acquires what

@@ -476,3 +476,15 @@ def test_each_fault_is_found_in_every_order(name: str) -> None:
             assert line == "wrong", line
         else:
             assert re.search(mutant.fault, line), line
+
+
+@pytest.mark.parametrize("order", ORDERS)
+def test_what_each_lane_has_waited_for_a_collective_knows(order: Order | int) -> None:
+    """Fences of single lanes keep the lanes' knowledge apart, of which each has the copies."""
+    wait = "wait(full, step / STAGES % 2);"
+    fenced = source().replace(wait, f"__threadfence();\n      {wait}\n      __threadfence();")
+    assert fenced != source()
+    problem = Problem(128, 64, 328)
+    arguments, product = problem.arguments()
+    compile_text(fenced).run(problem.launch, arguments, order=order)
+    np.testing.assert_array_equal(arguments[3], product)
