@@ -15,13 +15,12 @@ from contextlib import contextmanager
 
 from cpembed.codegen.plan import storage_dtype
 from cpembed.ir.dtypes import size_bytes
-from cpembed.targets.cuda.schedule import CHUNK, Plan
+from cpembed.targets.cuda.schedule import CHUNK, MAX_UNROLLED_COPIES, Plan
 from cpembed.targets.cuda.separation import (
     MASK_BITS,
     DepthWalk,
     Separation,
     Window,
-    separate,
 )
 from cpembed.targets.cuda.writer import (
     PARAMETERS,
@@ -35,9 +34,6 @@ from cpembed.targets.cuda.writer import (
     remainder,
     shared_pointer,
 )
-
-MAX_UNROLLED_COPIES = 16
-"""Maximum number of copies of a thread that are unrolled."""
 
 _SWIZZLE_ROWS = 8
 """Number of rows after which the permutation of chunks is the same again."""
@@ -56,18 +52,10 @@ def factor_copies(writer: Writer, plan: Plan, number: int) -> FactorCopies:
     number
         0 for the first factor, 1 for the second.
     """
-    operand = (plan.first, plan.second)[number]
-    tile, threads = plan.shared(operand), plan.schedule.threads
-    turns = -(-tile.copies // threads)
-    # A thread's vectors have one place along the depth if a turn copies whole rows.
-    located = not tile.transposed and threads % tile.row_vectors == 0
-    if located and turns <= MAX_UNROLLED_COPIES:
-        product = plan.product
-        names = {product.axes[2], *(loop.name for loop in product.depth)}
-        separation = separate(operand, names, product.program.extents)
-        if separation is not None:
-            return _SeparableCopies(writer, plan, number, separation)
-    return _GeneralCopies(writer, plan, number)
+    separation = plan.separation(number)
+    if separation is None:
+        return _GeneralCopies(writer, plan, number)
+    return _SeparableCopies(writer, plan, number, separation)
 
 
 class FactorCopies(ABC):

@@ -10,6 +10,7 @@ from cpembed.ir.dtypes import size_bytes
 from cpembed.targets.cuda.instructions import LANES
 from cpembed.targets.cuda.lower import GlobalOperand, TiledProduct
 from cpembed.targets.cuda.offsets import check_offsets
+from cpembed.targets.cuda.separation import Separation, separation_of
 
 WAVEFRONT_BYTES = 128
 """Number of bytes of one word from each of the 32 banks of shared memory."""
@@ -21,6 +22,9 @@ CHUNK = 16
 # it is 0.6 to 1.5 of the estimate, in the median 1.0; most where copies are shorter than cp.async.
 COPY_REGISTERS, ADDRESS_REGISTERS = 2, 14
 """Number of registers of a thread for each of its copies, and for all other addresses."""
+
+MAX_UNROLLED_COPIES = 16
+"""Maximum number of copies of a thread that are unrolled."""
 
 MAX_REGISTERS = 255
 MAX_THREADS = 1024
@@ -196,6 +200,21 @@ class Plan:
         return SharedTile(
             rows=rows, row_bytes=row_bytes, pitch=pitch, width=width, swizzled=swizzled
         )
+
+    def separation(self, number: int) -> Separation | None:
+        """Return a factor's parts by rows and depth; None if each copy computes its address.
+
+        Parameters
+        ----------
+        number
+            0 for the first factor, 1 for the second.
+        """
+        tile, threads = self.shared(self.operand(number)), self.schedule.threads
+        # A thread's vectors have one place along the depth if a turn copies whole rows.
+        located = not tile.transposed and threads % tile.row_vectors == 0
+        if not located or -(-tile.copies // threads) > MAX_UNROLLED_COPIES:
+            return None
+        return separation_of(self.product, number, self.schedule.layouts[number])
 
     @property
     def staging(self) -> Staging:

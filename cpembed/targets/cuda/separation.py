@@ -16,7 +16,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from cpembed.ir.index import IndexExpr, IndexTerm
-from cpembed.targets.cuda.lower import GlobalOperand
+from cpembed.targets.cuda.lower import GlobalOperand, TiledProduct
 from cpembed.transform.program import Loop
 
 MASK_BITS = 30
@@ -58,6 +58,29 @@ class Separation:
     depth_checks: tuple[Check, ...]
     """Dimensions that rows do not move in."""
     windows: tuple[Window, ...]
+
+
+def separation_of(product: TiledProduct, number: int, layout: int) -> Separation | None:
+    """Return the separation of a factor of a product in one of its layouts.
+
+    Parameters
+    ----------
+    product
+        Product whose kernels are generated.
+    number
+        0 for the first factor, 1 for the second.
+    layout
+        Number of its layout.
+    """
+    # Cached by hand in the product, of which very many schedules are estimated.
+    cache: dict[tuple[int, int], Separation | None] = product.__dict__.setdefault(
+        "_separations", {}
+    )
+    if (number, layout) not in cache:
+        operand = (product.first, product.second)[number][layout]
+        names = {product.axes[2], *(loop.name for loop in product.depth)}
+        cache[number, layout] = separate(operand, names, product.program.extents)
+    return cache[number, layout]
 
 
 def separate(

@@ -48,14 +48,16 @@ def _max_bank_words(words: Addresses) -> int:
 class StageTraffic:
     """Counts of a stage.
 
-    ``products`` and ``fragment_wavefronts`` are those of each warp; ``copy_wavefronts`` and
-    ``copies``, the number of vectors that are copied, those of all warps of a block.
+    ``products`` and ``fragment_wavefronts`` are those of each warp; ``copy_wavefronts``, ``copies``
+    (vectors that are copied) and ``copy_instructions`` (integer instructions for them) are those of
+    all warps of a block.
     """
 
     products: int
     fragment_wavefronts: int
     copy_wavefronts: int
     copies: int
+    copy_instructions: float
 
 
 @dataclass(frozen=True)
@@ -128,7 +130,25 @@ def _stage_traffic(plan: Plan) -> StageTraffic:
         fragment_wavefronts=_fragment_wavefronts(plan),
         copy_wavefronts=sum(map(_copy_wavefronts, tiles)),
         copies=sum(tile.copies for tile in tiles),
+        copy_instructions=_copy_instructions(plan),
     )
+
+
+def _copy_instructions(plan: Plan) -> float:
+    """Return the integer instructions of a block's warps for the copies of a stage."""
+    warps, total = plan.schedule.threads // LANES, 0.0
+    of_step = 0.0
+    for number in range(2):
+        accesses = plan.shared(plan.operand(number)).copies / LANES
+        separation = plan.separation(number)
+        if separation is None:
+            total += accesses * COPY_INSTRUCTIONS
+            continue
+        step, copy = WINDOW_INSTRUCTIONS if separation.windows else LINEAR_INSTRUCTIONS
+        total += accesses * copy
+        # Both factors walk along the depth together.
+        of_step = max(of_step, step)
+    return total + warps * of_step
 
 
 @lru_cache(maxsize=4096)
@@ -284,7 +304,13 @@ def _points_inside(operand: GlobalOperand, extents: tuple[tuple[str, int], ...])
 # Counted in the loops over stages that nvcc 13 generates for sm_80: 12 to 16 for matrix products,
 # 23 for convolutions with padding. They compute two addresses, and whether the vector is inside.
 COPY_INSTRUCTIONS = 18
-"""Number of instructions for a vector that is copied."""
+"""Number of instructions for a vector that is copied from an address that is computed for it."""
+
+# Counted likewise in kernels that locate rows before the loop (benchmarks/gpu/main_loop.md).
+LINEAR_INSTRUCTIONS = (8.0, 1.5)
+"""Number of instructions of a warp for a stage, and for each vector, of rows that are located."""
+WINDOW_INSTRUCTIONS = (12.0, 3.0)
+"""The same with windows, of which a mask tells whether a vector is inside."""
 
 RESULT_INSTRUCTIONS = 20
 """Number of instructions for a vector of results, counted likewise."""
@@ -315,9 +341,9 @@ def work_of(plan: Plan, gpu: Gpu) -> KernelWork:
 def _fetch(counts: KernelTraffic, gpu: Gpu) -> Phase:
     """Return the copies of a stage."""
     # A warp issues its copies one after the other, and all are in flight at a time.
-    accesses = counts.stage.copies / LANES
-    issue = accesses * COPY_INSTRUCTIONS / gpu.unit.schedulers
-    issue_of_warp = accesses / counts.warps * COPY_INSTRUCTIONS * gpu.unit.integer_cycles
+    instructions = counts.stage.copy_instructions
+    issue = instructions / gpu.unit.schedulers
+    issue_of_warp = instructions / counts.warps * gpu.unit.integer_cycles
     loaded = counts.loaded_bytes / counts.blocks / counts.steps
     cycles = gpu.l2_cycles + issue_of_warp + loaded / gpu.l2_bytes_each
     return Phase(cycles, 0.0, counts.stage.copy_wavefronts, issue, bytes=loaded)

@@ -18,11 +18,10 @@ from cpembed.targets.cuda.chains.plan import MAX_UNROLLED, ChainPlan, Factor
 from cpembed.targets.cuda.chains.pointwise import write_pointwise
 from cpembed.targets.cuda.chains.registers import bit_order
 from cpembed.targets.cuda.chains.softmax import Softmax
-from cpembed.targets.cuda.copies import MAX_UNROLLED_COPIES
 from cpembed.targets.cuda.epilogue import input_declarations, output_declarations
 from cpembed.targets.cuda.instructions import LANES
 from cpembed.targets.cuda.results import write_results
-from cpembed.targets.cuda.schedule import CHUNK
+from cpembed.targets.cuda.schedule import CHUNK, MAX_UNROLLED_COPIES
 from cpembed.targets.cuda.writer import (
     Writer,
     digits,
