@@ -36,15 +36,13 @@ from cpembed.targets.cuda.hopper import device as warp_groups
 from cpembed.targets.cuda.hopper.tensor_maps import TensorMap
 from cpembed.targets.cuda.instructions import LANES
 from cpembed.targets.cuda.model import multiprocessor_of
+from cpembed.targets.cuda.packing import PACKING_THREADS, packing_blocks, packing_kernel
 from cpembed.targets.cuda.reduction import REDUCTION_THREADS, reduction_kernel
 from cpembed.targets.cuda.schedule import MAX_THREADS, Plan, ProductPlan
 from cpembed.targets.cuda.writer import (
-    PACKING_THREADS,
     PARAMETERS,
     PARTIAL,
     Writer,
-    packing_blocks,
-    packing_kernel,
 )
 from cpembed.transform.program import pack
 
@@ -111,7 +109,7 @@ def functions(plan: Plan) -> dict[str, tuple[Writer, Launch]]:
 
     for name, operand in zip(PARAMETERS, (plan.first, plan.second), strict=True):
         if operand.needs_packing:
-            grid = (packing_blocks(operand), 1, 1)
+            grid = (packing_blocks(operand.layout.elements), 1, 1)
             add(f"pack_{name}", packing_kernel(operand, name), grid, PACKING_THREADS)
     rows, columns, batch, splits = plan.blocks
     grid = (rows * columns, batch, splits)

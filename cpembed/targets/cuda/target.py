@@ -10,20 +10,20 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
-from random import Random
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, ClassVar
 
 from cpembed.codegen.recorded import FunctionCalls
 from cpembed.embedding.embedding import Embedding
 from cpembed.errors import LoweringError
 from cpembed.provenance import Provenance
 from cpembed.runtime.measurement.runner import Timing
-from cpembed.runtime.tuning.space import Scored, Space
+from cpembed.runtime.tuning.space import Scored
 from cpembed.targets.base import Array, Details, Execution, Row, Target
 from cpembed.targets.cuda.build import CudaKernels, cuda_text, function_calls
 from cpembed.targets.cuda.executor import COMPILER, Counters, Order
 from cpembed.targets.cuda.lower import TiledProduct, lower
 from cpembed.targets.cuda.model import Gpu, estimate, gpu
+from cpembed.targets.cuda.refined_space import RefinedSpace
 from cpembed.targets.cuda.saving import identifier, save
 from cpembed.targets.cuda.saving_target import SavingTarget
 from cpembed.targets.cuda.schedule import KernelSchedule, Plan, check
@@ -31,8 +31,6 @@ from cpembed.targets.cuda.traffic import work_of
 from cpembed.transform.program import DerivedProgram
 
 if TYPE_CHECKING:
-    from pathlib import Path
-
     from cpembed.targets.chains import ChainCandidate, ChainChoice
     from cpembed.targets.cuda.chains.build import ChainKernels
     from cpembed.workloads.chains import ProductChain
@@ -45,33 +43,31 @@ STAGES = (2, 3, 4)
 GROUPS = (1, 4, 8)
 SPLITS = (1, 2, 3, 4, 6, 8, 12, 16)
 
-REFINED = 40
-"""Number of the best schedules that groups of blocks and splits are tried on."""
 
+class CudaSpace(RefinedSpace[KernelSchedule]):
+    """Schedules of a product that fit a GPU, ranked by their estimated times.
 
-class CudaSpace(Space[KernelSchedule]):
-    """Schedules of a product that fit a GPU, ranked by their estimated times."""
+    Refinements are groups of blocks and splits.
+    """
+
+    refined = 40
+    choices: ClassVar[Mapping[str, Sequence[object]]] = {
+        "warps": WARPS,
+        "tile": tuple(itertools.product(ROW_TILES, COLUMN_TILES)),
+        "depth": DEPTHS,
+        "stages": STAGES,
+        "group": GROUPS,
+        "splits": SPLITS,
+    }
 
     def __init__(self, product: TiledProduct, gpu: Gpu) -> None:
-        self.product, self.gpu = product, gpu
-
-    @cached_property
-    def _ranked(self) -> tuple[Scored[KernelSchedule], ...]:
-        # Groups and splits multiply the number of schedules by 24, so only the best are refined.
-        schedules = sorted(self._plain(), key=_rank)
-        if not schedules:
-            raise LoweringError(f"no schedule fits a multiprocessor of {self.gpu.name}")
-        for item in schedules[:REFINED]:
-            schedules += self._refined(item.schedule)
-        return tuple(sorted(schedules, key=_rank))
-
-    def ranked(self, limit: int | None = None) -> Sequence[Scored[KernelSchedule]]:
-        return self._ranked[:limit]
+        super().__init__(gpu)
+        self.product = product
 
     def first_blocks(self, count: int) -> list[Scored[KernelSchedule]]:
         """Return the first schedules of different blocks or splits, of the smallest estimates."""
         first: dict[tuple[object, ...], Scored[KernelSchedule]] = {}
-        for item in self._ranked:
+        for item in self.ranked():
             first.setdefault((item.schedule.block, item.schedule.splits), item)
             if len(first) == count:
                 break
@@ -83,7 +79,7 @@ class CudaSpace(Space[KernelSchedule]):
         estimated = estimate(work_of(plan, self.gpu), self.gpu)
         return Scored(estimated.us, schedule, estimated.parts)
 
-    def _plain(self) -> Iterator[Scored[KernelSchedule]]:
+    def plain(self) -> Iterator[Scored[KernelSchedule]]:
         """Yield schedules without groups and splits."""
         _, rows, columns, depth = self.product.tiles
         layouts = itertools.product(range(len(self.product.first)), range(len(self.product.second)))
@@ -104,7 +100,7 @@ class CudaSpace(Space[KernelSchedule]):
             except LoweringError:
                 continue
 
-    def _refined(self, schedule: KernelSchedule) -> Iterator[Scored[KernelSchedule]]:
+    def refinements(self, schedule: KernelSchedule) -> Iterator[Scored[KernelSchedule]]:
         """Yield a schedule with groups and splits."""
         depth = self.product.tiles[3]
         for group, splits in itertools.product(GROUPS, SPLITS):
@@ -113,24 +109,9 @@ class CudaSpace(Space[KernelSchedule]):
                 continue
             yield self.scored(replace(schedule, group=group, splits=splits))
 
-    def neighbour(self, schedule: KernelSchedule, random: Random) -> KernelSchedule | None:
-        """Return a schedule that differs in one number."""
-        choices: dict[str, Sequence[object]] = {
-            "warps": WARPS,
-            "tile": tuple(itertools.product(ROW_TILES, COLUMN_TILES)),
-            "depth": DEPTHS,
-            "stages": STAGES,
-            "group": GROUPS,
-            "splits": SPLITS,
-        }
-        name = random.choice(list(choices))
-        values = [value for value in choices[name] if value != getattr(schedule, name)]
-        return replace(schedule, **{name: random.choice(values)})
-
-
-def _rank(item: Scored[KernelSchedule]) -> tuple[float, float]:
-    # Of equal estimates, the schedule whose blocks wait less comes first.
-    return round(item.cost, 3), item.parts["latency_us"]
+    def rank(self, item: Scored[KernelSchedule]) -> tuple[float, ...]:
+        # Of equal estimates, the schedule whose blocks wait less comes first.
+        return round(item.cost, 3), item.parts["latency_us"]
 
 
 def _useful(numbers: Sequence[int], extent: int) -> list[int]:

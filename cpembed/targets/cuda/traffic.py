@@ -17,8 +17,8 @@ from cpembed.ir.dtypes import size_bytes
 from cpembed.targets.cuda.instructions import LANES, TensorCoreInstruction
 from cpembed.targets.cuda.lower import GlobalOperand
 from cpembed.targets.cuda.model import Gpu, KernelWork, Phase, product_cycles
+from cpembed.targets.cuda.packing import PACKING_THREADS
 from cpembed.targets.cuda.schedule import CHUNK, WAVEFRONT_BYTES, Plan, SharedTile, Staging
-from cpembed.targets.cuda.writer import PACKING_THREADS
 
 BANK_BYTES = 4
 Addresses = NDArray[np.int64]

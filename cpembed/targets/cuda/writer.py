@@ -1,15 +1,11 @@
-"""TVMScript that the kernels share, and the kernel that packs a factor.
-
-Shared are calls of device functions, index expressions, conditions and stores.
-"""
+"""TVMScript that the kernels share: calls of device functions, indices, conditions and stores."""
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
-from cpembed.codegen.plan import HEADER, Script, buffer, storage_dtype
+from cpembed.codegen.plan import Script
 from cpembed.ir.dtypes import size_bytes
 from cpembed.ir.index import IndexExpr, IndexTerm
 from cpembed.targets.cuda.lower import GlobalOperand
@@ -193,69 +189,3 @@ def store_vector(
             register_pointer(registers, str(first)),
             "valid",
         )
-
-
-PACKING_THREADS = 256
-"""Number of threads of a block that packs."""
-
-
-def packing_blocks(operand: GlobalOperand) -> int:
-    """Return the number of blocks that pack an operand, with a thread for each element."""
-    return -(-operand.layout.elements // PACKING_THREADS)
-
-
-def packing_kernel(operand: GlobalOperand, name: str) -> Writer:
-    """Return the function ``(original, packed)`` that packs the factor ``name``.
-
-    Each thread moves an element; a packed element without an original is zero.
-    """
-    layout, writer = operand.layout, Writer()
-    script, blocks = writer.script, packing_blocks(operand)
-    original = math.prod(layout.original_shape)
-    declared = [
-        buffer(f"{name}_original", original, layout.dtype),
-        buffer(name, layout.elements, layout.dtype),
-    ]
-    script.line(HEADER)
-    with (
-        script.nested(f"def main({', '.join(declared)}):"),
-        script.nested(
-            f'for bx in T.thread_binding({blocks}, thread="blockIdx.x"):',
-            f'for tx in T.thread_binding({PACKING_THREADS}, thread="threadIdx.x"):',
-            'with T.sblock("packing"):',
-        ),
-    ):
-        script.line(f"group = T.axis.spatial({blocks}, bx)")
-        script.line(f"thread = T.axis.spatial({PACKING_THREADS}, tx)")
-        script.line(f"T.reads({name}_original[0 : {original}])")
-        script.line(f"T.writes({name}[0 : {layout.elements}])")
-        script.line(f"number = group * {PACKING_THREADS} + thread")
-        _write_packed_element(writer, operand, name)
-    return writer
-
-
-def _write_packed_element(writer: Writer, operand: GlobalOperand, name: str) -> None:
-    layout, script = operand.layout, writer.script
-    size = size_bytes(layout.dtype)
-    values: dict[str, str] = {
-        dimension.name: remainder(quotient("number", stride), dimension.extent)
-        for dimension, stride in zip(layout.dimensions, layout.strides, strict=True)
-    }
-    extents = {d.name: d.extent for d in layout.dimensions}
-    conditions, address, stride = [f"number < {layout.elements}"], "0", 1
-    # Row-major in the original: the last dimension has stride 1.
-    for index, extent in reversed(list(zip(layout.source, layout.original_shape, strict=True))):
-        coordinate = index_script(index, values, extents)
-        conditions += [f"0 <= {coordinate}", f"{coordinate} < {extent}"]
-        address = f"{address} + ({coordinate}) * {stride}"
-        stride *= extent
-    script.lines(guarded_place(conditions, address))
-    # Through a register, as device functions take pointers to registers.
-    script.line(f'one = T.alloc_buffer((1,), "{storage_dtype(layout.dtype)}", scope="local")')
-    register = register_pointer("one", "0")
-    source = f"T.address_of({name}_original[place])"
-    writer.call(f"cpembed_load_{size}", register, source, "valid")
-    # Elements without an original are stored as well: the load made them zero.
-    script.line(f"exists = T.Select(number < {layout.elements}, 1, 0)")
-    script.line("target = T.Select(exists == 1, number, 0)")
-    writer.call(f"cpembed_store_{size}", f"T.address_of({name}[target])", register, "exists")

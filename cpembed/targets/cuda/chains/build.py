@@ -13,7 +13,8 @@ from cpembed.targets.cuda.build import CudaText, flat_bits, generate
 from cpembed.targets.cuda.chains.emit import chain_kernel, parameters_of
 from cpembed.targets.cuda.chains.plan import ChainPlan
 from cpembed.targets.cuda.executor import Counters, DeviceArray, Launch, Order, compile_text
-from cpembed.targets.cuda.writer import PACKING_THREADS, Writer, packing_blocks, packing_kernel
+from cpembed.targets.cuda.packing import PACKING_THREADS, packing_blocks, packing_kernel
+from cpembed.targets.cuda.writer import Writer
 
 Array = NDArray[Any]
 
@@ -23,7 +24,7 @@ def functions(plan: ChainPlan) -> dict[str, tuple[Writer, Launch]]:
     kernels: dict[str, tuple[Writer, Launch]] = {}
     for factor in plan.factors:
         if factor.operand.needs_packing:
-            name, blocks = f"pack_{factor.role}", packing_blocks(factor.operand)
+            name, blocks = f"pack_{factor.role}", packing_blocks(factor.operand.layout.elements)
             launch = Launch(f"{name}_kernel", (blocks, 1, 1), (PACKING_THREADS, 1, 1))
             kernels[name] = packing_kernel(factor.operand, factor.role), launch
     rows, columns, batch = plan.blocks

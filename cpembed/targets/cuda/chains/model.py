@@ -18,9 +18,9 @@ from cpembed.targets.cuda.chains.pairs import Pair
 from cpembed.targets.cuda.chains.plan import ChainPlan, Factor
 from cpembed.targets.cuda.instructions import LANES
 from cpembed.targets.cuda.model import Gpu, KernelWork, Phase, estimate, product_cycles
+from cpembed.targets.cuda.packing import PACKING_THREADS
 from cpembed.targets.cuda.schedule import WAVEFRONT_BYTES
 from cpembed.targets.cuda.traffic import COPY_INSTRUCTIONS, RESULT_INSTRUCTIONS
-from cpembed.targets.cuda.writer import PACKING_THREADS
 from cpembed.workloads.chains import ProductChain, RowSoftmax
 
 POWER_CYCLES = 8

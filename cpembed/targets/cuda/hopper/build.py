@@ -7,21 +7,16 @@ from cpembed.targets.cuda.build import CudaText, Parameter, Viewed, generate
 from cpembed.targets.cuda.executor import Launch
 from cpembed.targets.cuda.hopper.emit import product_kernel
 from cpembed.targets.cuda.hopper.loads import map_name
-from cpembed.targets.cuda.hopper.packing import PackedImages, images_kernel, packing_blocks
+from cpembed.targets.cuda.hopper.packing import PackedImages, images_kernel
 from cpembed.targets.cuda.hopper.schedule import HopperPlan
 from cpembed.targets.cuda.hopper.streaming import (
     CLEARING_THREADS,
     clearing_blocks,
     clearing_kernel,
 )
+from cpembed.targets.cuda.packing import PACKING_THREADS, packing_blocks, packing_kernel
 from cpembed.targets.cuda.reduction import REDUCTION_THREADS, reduction_kernel
-from cpembed.targets.cuda.writer import (
-    PACKING_THREADS,
-    PARAMETERS,
-    Writer,
-    packing_kernel,
-)
-from cpembed.targets.cuda.writer import packing_blocks as tile_packing_blocks
+from cpembed.targets.cuda.writer import PARAMETERS, Writer
 
 ARCHITECTURE = "sm_90"
 """Architecture that TVM generates text for; the text needs ``sm_90a``."""
@@ -40,10 +35,15 @@ def functions(plan: HopperPlan) -> dict[str, tuple[Writer, Launch]]:
     for number, name in enumerate(PARAMETERS):
         if plan.schedule.loads[number] == "bulk":
             images = PackedImages(plan, number)
-            add(f"pack_{name}", images_kernel(images), packing_blocks(images), PACKING_THREADS)
+            add(
+                f"pack_{name}",
+                images_kernel(images),
+                packing_blocks(images.elements),
+                PACKING_THREADS,
+            )
         elif plan.packs(number):
             operand = plan.operand(number)
-            blocks = tile_packing_blocks(operand)
+            blocks = packing_blocks(operand.layout.elements)
             add(f"pack_{name}", packing_kernel(operand, name), blocks, PACKING_THREADS)
     if plan.order.streamed:
         add("clear", clearing_kernel(plan), clearing_blocks(plan), CLEARING_THREADS)

@@ -9,23 +9,13 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
-from cpembed.codegen.plan import HEADER, buffer, storage_dtype
 from cpembed.ir.dtypes import size_bytes
 from cpembed.ir.index import IndexExpr
 from cpembed.targets.cuda.hopper.layouts import CHUNK, PATTERN_ROWS, SharedImage
 from cpembed.targets.cuda.hopper.schedule import HopperPlan
 from cpembed.targets.cuda.lower import GlobalOperand
-from cpembed.targets.cuda.writer import (
-    PACKING_THREADS,
-    PARAMETERS,
-    Writer,
-    digits,
-    guarded_place,
-    index_script,
-    quotient,
-    register_pointer,
-    remainder,
-)
+from cpembed.targets.cuda.packing import Location, gathering_kernel, original_location
+from cpembed.targets.cuda.writer import PARAMETERS, Writer, digits, quotient, remainder
 from cpembed.transform.program import Loop
 
 
@@ -89,65 +79,16 @@ def original_coordinates(operand: GlobalOperand) -> tuple[IndexExpr, ...]:
 
 
 def images_kernel(images: PackedImages) -> Writer:
-    """Return the function ``(original, images)`` that packs a factor.
-
-    Each thread moves an element; an element without an original is zero.
-    """
-    layout, name = images.operand.layout, PARAMETERS[images.number]
-    writer, blocks = Writer(), packing_blocks(images)
-    script, original = writer.script, math.prod(layout.original_shape)
-    declared = [
-        buffer(f"{name}_original", original, layout.dtype),
-        buffer(name, images.elements, layout.dtype),
-    ]
-    script.line(HEADER)
-    with (
-        script.nested(f"def main({', '.join(declared)}):"),
-        script.nested(
-            f'for bx in T.thread_binding({blocks}, thread="blockIdx.x"):',
-            f'for tx in T.thread_binding({PACKING_THREADS}, thread="threadIdx.x"):',
-            'with T.sblock("packing"):',
-        ),
-    ):
-        script.line(f"group = T.axis.spatial({blocks}, bx)")
-        script.line(f"thread = T.axis.spatial({PACKING_THREADS}, tx)")
-        script.line(f"T.reads({name}_original[0 : {original}])")
-        script.line(f"T.writes({name}[0 : {images.elements}])")
-        script.line(f"number = group * {PACKING_THREADS} + thread")
-        _write_element(writer, images)
-    script.drop_unread()
-    return writer
-
-
-def packing_blocks(images: PackedImages) -> int:
-    """Return the number of blocks of the packing kernel."""
-    return -(-images.elements // PACKING_THREADS)
-
-
-def _write_element(writer: Writer, images: PackedImages) -> None:
-    layout, name, script = images.operand.layout, PARAMETERS[images.number], writer.script
-    size = size_bytes(layout.dtype)
-    conditions, values = _located(writer, images)
+    """Return the function ``(original, images)`` that packs a factor."""
     extents = images.plan.product.program.extents
-    address, stride = "0", 1
-    # Row-major in the original: the last dimension has stride 1.
-    coordinates = original_coordinates(images.operand)
-    for index, extent in reversed(list(zip(coordinates, layout.original_shape, strict=True))):
-        coordinate = index_script(index, values, extents)
-        low, high = index.bounds(extents)
-        conditions += [f"0 <= {coordinate}"] * (low < 0)
-        conditions += [f"{coordinate} < {extent}"] * (high >= extent)
-        address = f"{address} + ({coordinate}) * {stride}"
-        stride *= extent
-    script.lines(guarded_place(conditions, address))
-    # Through a register, as device functions take pointers to registers.
-    script.line(f'one = T.alloc_buffer((1,), "{storage_dtype(layout.dtype)}", scope="local")')
-    register = register_pointer("one", "0")
-    writer.call(f"cpembed_load_{size}", register, f"T.address_of({name}_original[place])", "valid")
-    # Elements without an original are stored as well: the load made them zero.
-    script.line(f"exists = T.Select(number < {images.elements}, 1, 0)")
-    script.line("target = T.Select(exists == 1, number, 0)")
-    writer.call(f"cpembed_store_{size}", f"T.address_of({name}[target])", register, "exists")
+
+    def locate(writer: Writer) -> Location:
+        conditions, values = _located(writer, images)
+        coordinates = original_coordinates(images.operand)
+        inside, address = original_location(images.operand, coordinates, values, extents)
+        return [*conditions, *inside], address
+
+    return gathering_kernel(images.operand, PARAMETERS[images.number], images.elements, locate)
 
 
 def _located(writer: Writer, images: PackedImages) -> tuple[list[str], dict[str, str]]:
@@ -184,5 +125,4 @@ def _located(writer: Writer, images: PackedImages) -> tuple[list[str], dict[str,
         product.axes[number]: remainder("image_row", extent),
         product.axes[2]: remainder("element", product.instruction.k),
     }
-    conditions = [f"number < {images.elements}", f"tile < {(rows, columns)[number]}"]
-    return [*conditions, f"deep < {deep}"], values
+    return [f"tile < {(rows, columns)[number]}", f"deep < {deep}"], values

@@ -102,9 +102,9 @@ class HopperSchedule:
         return self.consumers + WARP_GROUP
 
     def __str__(self) -> str:
-        rows, columns = self.block
+        (rows, columns), plural = self.block, "s" * (self.groups > 1)
         words = [
-            f"blocks of {rows} x {columns} tiles on {self.groups} warp groups",
+            f"blocks of {rows} x {columns} tiles on {self.groups} warp group{plural}",
             f"{self.depth} deep in {self.stages} stages",
             f"factors by {self.loads[0]} and {self.loads[1]} copies",
         ]

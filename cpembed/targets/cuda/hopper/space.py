@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
-from functools import cached_property
-from random import Random
+from typing import ClassVar
 
 from cpembed.errors import LoweringError
-from cpembed.runtime.tuning.space import Scored, Space
+from cpembed.runtime.tuning.space import Scored
 from cpembed.targets.cuda.hopper.device import column_counts
 from cpembed.targets.cuda.hopper.limits import check
 from cpembed.targets.cuda.hopper.schedule import (
@@ -20,6 +19,7 @@ from cpembed.targets.cuda.hopper.schedule import (
 )
 from cpembed.targets.cuda.hopper.work import work_of
 from cpembed.targets.cuda.model import Gpu, estimate
+from cpembed.targets.cuda.refined_space import RefinedSpace
 
 GROUPS = (1, 2)
 ROW_TILES = (1, 2)
@@ -30,27 +30,27 @@ RASTER_GROUPS = (1, 4, 8)
 SPLITS = (1, 2, 3, 4, 6, 8, 12, 16)
 CLUSTERS = ((2, 1), (1, 2))
 
-REFINED = 24
-"""Number of the best schedules that groups of blocks, splits and clusters are tried on."""
 
+class HopperSpace(RefinedSpace[HopperSchedule]):
+    """Schedules of a product that fit a GPU, ranked by their estimated times.
 
-class HopperSpace(Space[HopperSchedule]):
-    """Schedules of a product that fit a GPU, ranked by their estimated times."""
+    Refinements are groups of blocks, splits, clusters, and last tiles that are divided.
+    """
+
+    refined = 24
+    choices: ClassVar[Mapping[str, Sequence[object]]] = {
+        "groups": GROUPS,
+        "tile": tuple(itertools.product(ROW_TILES, COLUMN_TILES)),
+        "depth": DEPTHS,
+        "stages": STAGES,
+        "group": RASTER_GROUPS,
+        "splits": SPLITS,
+        "cluster": ((1, 1), *CLUSTERS),
+    }
 
     def __init__(self, product: HopperProduct, gpu: Gpu) -> None:
-        self.product, self.gpu = product, gpu
-
-    @cached_property
-    def _ranked(self) -> tuple[Scored[HopperSchedule], ...]:
-        schedules = sorted(self._plain(), key=_rank)
-        if not schedules:
-            raise LoweringError(f"no schedule fits a multiprocessor of {self.gpu.name}")
-        for item in schedules[:REFINED]:
-            schedules += self._refined(item.schedule)
-        return tuple(sorted(schedules, key=_rank))
-
-    def ranked(self, limit: int | None = None) -> Sequence[Scored[HopperSchedule]]:
-        return self._ranked[:limit]
+        super().__init__(gpu)
+        self.product = product
 
     def scored(self, schedule: HopperSchedule) -> Scored[HopperSchedule]:
         plan = HopperPlan(self.product, schedule)
@@ -58,7 +58,7 @@ class HopperSpace(Space[HopperSchedule]):
         estimated = estimate(work_of(plan, self.gpu), self.gpu)
         return Scored(estimated.us, schedule, estimated.parts)
 
-    def _plain(self) -> Iterator[Scored[HopperSchedule]]:
+    def plain(self) -> Iterator[Scored[HopperSchedule]]:
         """Yield schedules without groups of blocks and splits."""
         _, rows, columns, depth = self.product.tiled.tiles
         legal = column_counts(self.product.tiled.instruction)
@@ -114,7 +114,7 @@ class HopperSpace(Space[HopperSchedule]):
                 continue
         return None
 
-    def _refined(self, schedule: HopperSchedule) -> Iterator[Scored[HopperSchedule]]:
+    def refinements(self, schedule: HopperSchedule) -> Iterator[Scored[HopperSchedule]]:
         """Yield a schedule with groups of blocks, splits, clusters, or divided last tiles."""
         depth = self.product.tiled.tiles[3]
         for group, cluster in itertools.product(RASTER_GROUPS, CLUSTERS):
@@ -142,24 +142,9 @@ class HopperSpace(Space[HopperSchedule]):
             except LoweringError:
                 continue
 
-    def neighbour(self, schedule: HopperSchedule, random: Random) -> HopperSchedule | None:
-        """Return a schedule that differs in one number."""
-        choices: dict[str, Sequence[object]] = {
-            "groups": GROUPS,
-            "tile": tuple(itertools.product(ROW_TILES, COLUMN_TILES)),
-            "depth": DEPTHS,
-            "stages": STAGES,
-            "group": RASTER_GROUPS,
-            "splits": SPLITS,
-            "cluster": ((1, 1), *CLUSTERS),
-        }
-        name = random.choice(list(choices))
-        values = [value for value in choices[name] if value != getattr(schedule, name)]
-        return replace(schedule, **{name: random.choice(values)})
-
-
-def _rank(item: Scored[HopperSchedule]) -> tuple[float, int, float, float]:
-    # Of estimates that are equal to three digits, longer rows come first, which take fewer requests
-    # of TMA, then the schedule that reads less from main memory, and whose blocks wait less.
-    parts = item.parts
-    return float(f"{item.cost:.3g}"), -item.schedule.depth, parts["dram_us"], parts["latency_us"]
+    def rank(self, item: Scored[HopperSchedule]) -> tuple[float, ...]:
+        # Of estimates that are equal to three digits, longer rows come first, which take fewer
+        # requests of TMA, then the schedule that reads less from main memory, and whose blocks
+        # wait less.
+        cost, parts = float(f"{item.cost:.3g}"), item.parts
+        return cost, -item.schedule.depth, parts["dram_us"], parts["latency_us"]

@@ -431,6 +431,23 @@ def test_tensor_maps_are_encoded_by_the_driver(warp_groups: Path, driver: Path) 
     assert "right: integers (exact), large (exact)" in done.stdout
 
 
+@pytest.mark.slow
+@needs_nvcc
+def test_clusters_are_launched_as_clusters(
+    driver: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv(IN_PROCESS_VARIABLE, "1")
+    words = ["gemm", "m=512", "n=768", "k=768", "--target", "wgmma_f16", "--output", "float16"]
+    assert main(["build", *words, "--name", "layer", "-o", str(tmp_path)]) == 0
+    folder = tmp_path / "layer"
+    assert any(kernel["cluster"] != [1, 1, 1] for kernel in manifest(folder)["kernels"])
+    library = fake_driver.emulated(folder / "layer.cu")
+    hopper = {"FAKE_CUDA_CAPABILITY": 90, "FAKE_CUDA_SHARED": 232448}
+    env = fake_driver.environment(driver, "run", FAKE_CUDA_PROGRAM=library, **hopper)
+    done = fake_driver.check_py(folder, env, "--no-time")
+    assert (done.returncode, done.stderr) == (0, ""), done
+
+
 @needs_nvcc
 def test_warp_groups_run_on_their_architecture_alone(warp_groups: Path, driver: Path) -> None:
     env = fake_driver.environment(driver, "run", FAKE_CUDA_CAPABILITY=100, FAKE_CUDA_SHARED=232448)

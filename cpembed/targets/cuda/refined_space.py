@@ -1,0 +1,59 @@
+"""Schedules that fit a GPU, ranked by estimates: plain ones, and refinements of the best."""
+
+from __future__ import annotations
+
+from abc import abstractmethod
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
+from functools import cached_property
+from random import Random
+from typing import Any, ClassVar, TypeVar, cast
+
+from cpembed.errors import LoweringError
+from cpembed.runtime.tuning.space import Scored, Space
+from cpembed.targets.cuda.model import Gpu
+
+S = TypeVar("S")
+
+
+class RefinedSpace(Space[S]):
+    """Schedules of one product on a GPU; their type is a frozen dataclass."""
+
+    refined: ClassVar[int]
+    """Number of the best plain schedules that are refined."""
+    choices: ClassVar[Mapping[str, Sequence[object]]]
+    """Values of each field of a schedule that a neighbour may change."""
+
+    def __init__(self, gpu: Gpu) -> None:
+        self.gpu = gpu
+
+    @abstractmethod
+    def plain(self) -> Iterator[Scored[S]]:
+        """Yield schedules without refinements."""
+
+    @abstractmethod
+    def refinements(self, schedule: S) -> Iterator[Scored[S]]:
+        """Yield refinements of a plain schedule."""
+
+    @abstractmethod
+    def rank(self, item: Scored[S]) -> tuple[float, ...]:
+        """Return the key that schedules are sorted by."""
+
+    @cached_property
+    def _ranked(self) -> tuple[Scored[S], ...]:
+        # Refinements multiply the number of schedules, so only the best are refined.
+        schedules = sorted(self.plain(), key=self.rank)
+        if not schedules:
+            raise LoweringError(f"no schedule fits a multiprocessor of {self.gpu.name}")
+        for item in schedules[: self.refined]:
+            schedules += self.refinements(item.schedule)
+        return tuple(sorted(schedules, key=self.rank))
+
+    def ranked(self, limit: int | None = None) -> Sequence[Scored[S]]:
+        return self._ranked[:limit]
+
+    def neighbour(self, schedule: S, random: Random) -> S | None:
+        """Return a schedule that differs in one choice."""
+        name = random.choice(list(self.choices))
+        values = [value for value in self.choices[name] if value != getattr(schedule, name)]
+        return cast("S", replace(cast(Any, schedule), **{name: random.choice(values)}))
