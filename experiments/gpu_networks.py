@@ -2,11 +2,44 @@
 
 from __future__ import annotations
 
+import argparse
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from experiments.common import Row, markdown_table
-from experiments.gpu_figures import BEST, FigureLayer, cell, mean_of
+from experiments.gpu_figures import (
+    BEST,
+    FigureLayer,
+    cell,
+    figure_rows,
+    mean_of,
+    write_figure,
+)
+
+LIBRARY = "cuDNN"
+"""Library beside which networks are shown."""
+
+
+@dataclass(frozen=True)
+class NetworkPage:
+    """Text of a figure of networks beside its table.
+
+    Attributes
+    ----------
+    title : str
+        Heading, without where the times are from.
+    note : sequence of str
+        Lines that say what is counted.
+    column : str
+        What the paper's numbers are.
+    paper : mapping of str to float
+        The paper's numbers by their names.
+    """
+
+    title: str
+    note: Sequence[str]
+    column: str
+    paper: Mapping[str, float]
 
 
 @dataclass(frozen=True)
@@ -45,7 +78,16 @@ def all_layers(networks: Sequence[Network], words: Mapping[str, str]) -> list[Fi
 def network_table(
     networks: Sequence[Network], rows: Mapping[str, Row], library: str
 ) -> tuple[list[str], float | None]:
-    """Return a table of networks beside a library, and the geometric mean of its ratios to ours."""
+    """Return a table of networks beside a library, and the geometric mean of its ratios to ours.
+
+    Parameters
+    ----------
+    networks : sequence of Network
+    rows : mapping of str to Row
+        Times of the layers by name.
+    library : str
+        Name of the library, as the rows have it.
+    """
     speed_ups: dict[str, float] = {}
     cells: list[list[str]] = []
     for network in networks:
@@ -64,3 +106,29 @@ def network_table(
         )
     head = ["network", "layers with a time", "other layers", "ours, us", f"{library} over ours"]
     return markdown_table(head, cells), mean_of(speed_ups)
+
+
+def write_network_figure(
+    options: argparse.Namespace,
+    networks: Sequence[Network],
+    words: Mapping[str, str],
+    page: NetworkPage,
+) -> None:
+    """Time the layers of networks and write the figure's page.
+
+    Parameters
+    ----------
+    options : Namespace
+        Options of :func:`experiments.gpu_figures.figure_parser`.
+    networks : sequence of Network
+    words : mapping of str to str
+        Words of each layer by its name.
+    page : NetworkPage
+        Text beside the table.
+    """
+    rows, origin = figure_rows(all_layers(networks, words), options)
+    table, mean = network_table(networks, rows, LIBRARY)
+    paper = [[name, cell(value)] for name, value in page.paper.items()]
+    lines = [f"# {page.title}, {origin}", "", *page.note, "", *table, ""]
+    lines += markdown_table([page.column, "measured"], paper)
+    write_figure(options, rows, lines, {f"{LIBRARY} over ours": mean})

@@ -215,8 +215,20 @@ def plan_of(layer: PackItem, schedule: KernelSchedule | None) -> Plan:
     return Plan(product, selection)
 
 
-def row(layer: PackItem, schedule: KernelSchedule | None, architecture: str) -> dict[str, Any]:
-    """Return the counts of a layer's kernel."""
+def layer_counts(
+    layer: PackItem, schedule: KernelSchedule | None, architecture: str
+) -> dict[str, Any]:
+    """Return the counts of a layer's kernel.
+
+    Parameters
+    ----------
+    layer : PackItem
+        Layer with its target.
+    schedule : KernelSchedule or None
+        Schedule of the kernel; None for the best by the model.
+    architecture : str
+        Architecture that nvcc compiles for, ``sm_80`` for instance.
+    """
     plan = plan_of(layer, schedule)
     code = compiled(cuda_text(plan, architecture).source, architecture)
     loop = main_loop(code.text)
@@ -232,7 +244,17 @@ def row(layer: PackItem, schedule: KernelSchedule | None, architecture: str) -> 
 
 
 def measure(schedules: Path | None, architecture: str, output: Path) -> None:
-    """Write a row for each layer of every suite."""
+    """Write the counts of each layer of every suite.
+
+    Parameters
+    ----------
+    schedules : Path or None
+        File of an earlier run, whose schedules are taken; None for the best by the model.
+    architecture : str
+        Architecture that nvcc compiles for.
+    output : Path
+        File of JSON, written after each layer.
+    """
     earlier: dict[str, Any] = {}
     if schedules is not None:
         earlier = {entry["layer"]: entry["schedule"] for entry in json.loads(schedules.read_text())}
@@ -242,7 +264,7 @@ def measure(schedules: Path | None, architecture: str, output: Path) -> None:
         # Tuples are lists in JSON.
         schedule = None if fields is None else msgspec.convert(fields, KernelSchedule)
         try:
-            rows.append(row(layer, schedule, architecture))
+            rows.append(layer_counts(layer, schedule, architecture))
         except LoweringError as error:
             print(f"{layer.name}: {error}", flush=True)
             continue

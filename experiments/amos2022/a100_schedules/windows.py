@@ -37,7 +37,23 @@ FRAGMENTS = ((1, 1), (1, 2), (2, 4))
 
 
 def copy(name: str, vector: int, count: int, warps: int, *, unrolled: bool, guarded: bool) -> str:
-    """Return the statements that copy a factor's tiles, ``count`` loads of each thread."""
+    """Return the statements that copy a factor's tiles.
+
+    Parameters
+    ----------
+    name : str
+        ``A`` for the image, ``B`` for the filters.
+    vector : int
+        Number of elements of a load.
+    count : int
+        Number of loads of each thread.
+    warps : int
+        Number of warps of a block.
+    unrolled : bool
+        Whether the loads are written out instead of a loop.
+    guarded : bool
+        Whether a condition precedes each load.
+    """
     tile, pitch = (256, 2048) if name == "A" else (1024, 4096)
 
     def statement(number: str) -> str:
@@ -59,7 +75,17 @@ def kernel(
     vector: int, counts: tuple[int, int], fragments: tuple[int, int], warps: int,
     *, unrolled: bool, guarded: bool,
 ) -> str:  # fmt: skip
-    """Return the text of a kernel; its parameters are those of :func:`copy`."""
+    """Return the text of a kernel.
+
+    Parameters
+    ----------
+    vector, warps, unrolled, guarded
+        As in :func:`copy`.
+    counts : tuple of int
+        Number of loads of each thread for the image and for the filters.
+    fragments : tuple of int
+        Fragments of image and filters in a warp.
+    """
     image, filters = fragments
     sizes = [count * warps * 32 * vector for count in counts]
     copies = [
@@ -126,7 +152,19 @@ def window(instructions: Sequence[str]) -> float | None:
 
 
 def machine_code(text: str, nvcc: Path, ptxas: Path | None, folder: Path) -> list[str]:
-    """Return the instructions of a kernel for sm_80, by nvcc's own or another ptxas."""
+    """Return the instructions of a kernel for sm_80.
+
+    Parameters
+    ----------
+    text : str
+        CUDA text of the kernel.
+    nvcc : Path
+        Compiler.
+    ptxas : Path or None
+        Assembler of another version; None for nvcc's.
+    folder : Path
+        Folder of temporary files.
+    """
     source, code = folder / "copies.cu", folder / "copies.cubin"
     source.write_text(text)
     if ptxas is None:
@@ -162,7 +200,13 @@ def cases() -> Iterator[tuple[int, bool, str]]:
 
 
 def table(nvcc: Path, ptxas: Path | None, folder: Path) -> list[str]:
-    """Return a line of a table for each kind of copy."""
+    """Return a line of a table for each kind of copy.
+
+    Parameters
+    ----------
+    nvcc, ptxas, folder
+        As in :func:`machine_code`.
+    """
     windows: dict[tuple[int, bool], list[float]] = {}
     for vector, guarded, text in cases():
         mean = window(machine_code(text, nvcc, ptxas, folder))

@@ -16,9 +16,8 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from cpembed.workloads.suites import suite
-from experiments.common import markdown_table
-from experiments.gpu_figures import cell, figure_parser, figure_rows, write_figure
-from experiments.gpu_networks import Network, all_layers, network_table
+from experiments.gpu_figures import figure_parser
+from experiments.gpu_networks import Network, NetworkPage, write_network_figure
 
 FOLDER = Path(__file__).resolve().parent
 
@@ -27,6 +26,16 @@ BATCHES = (1, 16)
 
 PAPER = {"least, BERT at batch 16": 0.91, "most, ShuffleNet": 10.42}
 """AMOS's speed-up over PyTorch on V100 and A100 (section 7.4); bars have no numbers."""
+
+PAGE = NetworkPage(
+    title="Networks on Tensor Cores (AMOS, figure 7)",
+    note=(
+        "Sums over the convolutions of a network; nothing else of it is counted. Other networks of",
+        "the figure (ShuffleNet, BERT, MI-LSTM) are not here.",
+    ),
+    column="the paper's speed-up over PyTorch",
+    paper=PAPER,
+)
 
 
 def networks() -> tuple[list[Network], dict[str, str]]:
@@ -47,23 +56,7 @@ def networks() -> tuple[list[Network], dict[str, str]]:
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run the command; return its exit code."""
     options = figure_parser(__doc__, FOLDER).parse_args(arguments)
-    network_list, words = networks()
-    rows, origin = figure_rows(all_layers(network_list, words), options)
-    table, mean = network_table(network_list, rows, "cuDNN")
-    lines = [
-        f"# Networks on Tensor Cores (AMOS, figure 7), {origin}",
-        "",
-        "Sums over the convolutions of a network; nothing else of it is counted. Other networks of",
-        "the figure (ShuffleNet, BERT, MI-LSTM) are not here.",
-        "",
-        *table,
-        "",
-        *markdown_table(
-            ["the paper's speed-up over PyTorch", "measured"],
-            [[name, cell(value)] for name, value in PAPER.items()],
-        ),
-    ]
-    write_figure(options, rows, lines, {"cuDNN over ours": mean})
+    write_network_figure(options, *networks(), PAGE)
     return 0
 
 

@@ -136,7 +136,17 @@ def times_of(rows: Mapping[str, Row], key: str) -> Mapping[str, float]:
 def markdown(
     rows: Mapping[str, Row], measured: Mapping[str, Row], origin: str
 ) -> tuple[list[str], dict[str, Any]]:
-    """Return the page and the means."""
+    """Return the page and the means.
+
+    Parameters
+    ----------
+    rows : mapping of str to Row
+        Estimated times of the steps, by layer.
+    measured : mapping of str to Row
+        Times of a pack by layer; empty without one.
+    origin : str
+        Where the times of the steps are from.
+    """
     lines = [
         f"# What each step adds on Tensor Cores (UNIT, figure 11): steps {origin}",
         "",

@@ -15,15 +15,23 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from experiments.common import markdown_table
-from experiments.gpu_figures import cell, figure_parser, figure_rows, write_figure
-from experiments.gpu_networks import Network, all_layers, network_table
+from experiments.gpu_figures import figure_parser
+from experiments.gpu_networks import Network, NetworkPage, write_network_figure
 
 FOLDER = Path(__file__).resolve().parent
 LAYERS = FOLDER.parent / "layers.csv"
 
 PAPER = {"mean": 1.75, "most": 2.2}
 """UNIT's speed-up over cuDNN in float16, batch 1, on a V100 (section VI.A)."""
+
+PAGE = NetworkPage(
+    title="Networks on Tensor Cores (UNIT, figure 9)",
+    note=(
+        "Sums over the convolutions of a network at batch 1; *other layers* are depthwise ones.",
+    ),
+    column="the paper's speed-up over cuDNN",
+    paper=PAPER,
+)
 
 
 def networks() -> tuple[list[Network], dict[str, str]]:
@@ -45,22 +53,7 @@ def networks() -> tuple[list[Network], dict[str, str]]:
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run the command; return its exit code."""
     options = figure_parser(__doc__, FOLDER).parse_args(arguments)
-    network_list, words = networks()
-    rows, origin = figure_rows(all_layers(network_list, words), options)
-    table, mean = network_table(network_list, rows, "cuDNN")
-    lines = [
-        f"# Networks on Tensor Cores (UNIT, figure 9), {origin}",
-        "",
-        "Sums over the convolutions of a network at batch 1; *other layers* are depthwise ones.",
-        "",
-        *table,
-        "",
-        *markdown_table(
-            ["the paper's speed-up over cuDNN", "measured"],
-            [[name, cell(value)] for name, value in PAPER.items()],
-        ),
-    ]
-    write_figure(options, rows, lines, {"cuDNN over ours": mean})
+    write_network_figure(options, *networks(), PAGE)
     return 0
 
 
