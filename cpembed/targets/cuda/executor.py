@@ -37,6 +37,7 @@ COMPILER = TextCompiler(
     native=NATIVE,
     options=(
         "-std=c++17",
+        "-fsanitize-coverage=trace-pc",  # Calls the runtime in each basic block; native/plain.h.
         "-fno-threadsafe-statics",  # Shared arrays of float16 seem to have a constructor.
         f"-I{NATIVE / 'include'}",
     ),
@@ -52,6 +53,10 @@ MAX_BLOCKS = (2**31 - 1, 65535, 65535)
 
 MAX_CLUSTER = 16
 """Maximum number of blocks of a cluster (more than 8 are not portable)."""
+
+
+MAX_STEPS = 2**24
+"""Maximum number of basic blocks that a thread enters; one that enters more does not end."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -248,6 +253,7 @@ class _Launch(ctypes.Structure):
         ("clusters", ctypes.c_void_p),
         ("cluster_count", ctypes.c_uint64),
         ("computes", ctypes.c_bool),
+        ("steps", ctypes.c_uint64),
     )
 
 
@@ -374,6 +380,7 @@ class Program(LoadedText):
             clusters=None if numbers is None else numbers.ctypes.data,
             cluster_count=0 if numbers is None else numbers.size,
             computes=computes,
+            steps=MAX_STEPS,
         )
 
         def fault_origin() -> str:

@@ -1,6 +1,7 @@
 /* Plain loads and stores of the text, and atomic operations.
 
-   Accesses to a fiber's own stack are left out. */
+   Accesses to a fiber's own stack are left out. The text is compiled with -fsanitize-coverage=trace-pc too,
+   so that a lane that does not end is noticed. */
 #pragma once
 
 #include "plain_accesses.h"
@@ -36,4 +37,13 @@ static void plain_access(const void *p, size_t bytes, size_t alignment, bool wri
     }
     done += piece;
   }
+}
+
+static uint64_t most_steps;
+
+extern "C" void __sanitizer_cov_trace_pc() {
+  if (__builtin_expect(lane == nullptr || ++lane->steps <= most_steps, 1)) return;
+  set_fault("%s does not end: it is at {at:%u} after %llu basic blocks", doer(now()).c_str(), CALLER,
+            (unsigned long long)most_steps);
+  abandon();
 }

@@ -37,6 +37,7 @@ struct ExecutorLaunch {
   const uint32_t *clusters;  // Numbers of those that run; null: all of them.
   uint64_t cluster_count;
   bool computes;  // Else products leave their sums as they are.
+  uint64_t steps;  // Most basic blocks of a lane.
 };
 }
 
@@ -102,6 +103,7 @@ static void begin_lanes(Warp &w, unsigned first_thread, unsigned first_stack, un
     made.stack = fiber_start(top, thread_body);
     made.stack_low = stacks.bottom(first_stack + l), made.stack_high = made.stack_low + Stacks::kBytes;
     made.index[0] = thread % x, made.index[1] = thread / x % y, made.index[2] = thread / x / y;
+    made.steps = 0;
     made.place = kRunning, made.request = nullptr, made.waiter = nullptr;
     made.open_group.clear(), made.groups.clear();
     // Not a new object: its queue would be allocated for each thread of each block.
@@ -309,7 +311,7 @@ static void run_cluster(const unsigned *first) {
 extern "C" __attribute__((visibility("default"))) const char *executor_run(
     const ExecutorLaunch *launch) {
   launched = *launch;
-  computes = launched.computes;
+  computes = launched.computes, most_steps = launched.steps;
   faulted = false;
   backwards = elects_last = launched.order == 1;
   random_state = launched.seed;

@@ -80,6 +80,7 @@ struct Lane {
   const char *stack_low = nullptr, *stack_high = nullptr;
   unsigned index[3] = {};
   Place place = kRunning;
+  uint64_t steps = 0;  // Basic blocks that it has entered.
   Request *request = nullptr;
   BarrierCall barrier = {};
   Waiter *waiter = nullptr;

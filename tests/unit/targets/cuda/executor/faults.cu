@@ -112,3 +112,19 @@ extern "C" __global__ void far_away(const float* in, float* out, long long shift
   cpembed_load_4(&held, in + threadIdx.x + shift, 1);
   out[threadIdx.x] = held;
 }
+
+extern "C" __global__ void computes_forever(float* out, int stays) {
+  unsigned state = threadIdx.x + 1;
+  do state = state * 747796405u + 2891336453u; while (state % 97 || (stays && threadIdx.x == 40));
+  out[threadIdx.x] = state;
+}
+
+extern "C" __global__ void meets_forever(float* out, int stays) {
+  for (int n = 0; n < 1 || stays; n++) __syncthreads();
+  out[threadIdx.x] = 1.0f;
+}
+
+extern "C" __global__ void polls_forever(float* out, int stays) {
+  out[threadIdx.x] = 1.0f;
+  while (stays && *(volatile float*)(out + threadIdx.x) == 1.0f);
+}
