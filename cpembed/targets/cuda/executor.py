@@ -41,7 +41,10 @@ COMPILER = TextCompiler(
         "-fno-threadsafe-statics",  # Shared arrays of float16 seem to have a constructor.
         f"-I{NATIVE / 'include'}",
     ),
-    gcc_options=("-fno-tree-sra",),  # A vector is loaded and stored as a whole.
+    gcc_options=(
+        "-fno-tree-sra",  # A vector is loaded and stored as a whole.
+        "-fstack-reuse=none",  # Registers that products in flight read are no other variable's.
+    ),
     header="executor.h",
 )
 
@@ -254,6 +257,7 @@ class _Launch(ctypes.Structure):
         ("cluster_count", ctypes.c_uint64),
         ("computes", ctypes.c_bool),
         ("steps", ctypes.c_uint64),
+        ("multiplies_registers", ctypes.c_bool),
     )
 
 
@@ -381,6 +385,7 @@ class Program(LoadedText):
             cluster_count=0 if numbers is None else numbers.size,
             computes=computes,
             steps=MAX_STEPS,
+            multiplies_registers="ExecutorPlaces{{ptx_p" in self._text.source,
         )
 
         def fault_origin() -> str:

@@ -20,6 +20,9 @@ using ExecutorRun = void (*)(Warp &, uint32_t lanes);
 struct ExecutorWords {
   uint32_t word[4];
 };
+struct ExecutorPlaces {  // Of the variables that four registers were read from; null of others.
+  const void *place[4];
+};
 struct ExecutorFragment {
   uint32_t word[8];
 };
@@ -79,6 +82,12 @@ EXECUTOR_INLINE ExecutorWords words(V... values) {
   ExecutorWords made = {};
   memcpy(made.word, parts, sizeof parts);
   return made;
+}
+
+/* Where an operand lies that is an lvalue. */
+template <class Expression, class V>
+EXECUTOR_INLINE const void *place(V &variable) {
+  return std::is_lvalue_reference_v<Expression> ? &variable : nullptr;
 }
 
 #undef EXECUTOR_INLINE

@@ -37,7 +37,7 @@ void executor_bulk_commit(ExecutorFunction &);
 void executor_bulk_wait(ExecutorFunction &, uint32_t pending, bool reads);
 void executor_prefetch_tensormap(ExecutorFunction &, const void *map);
 
-void executor_wgmma(ExecutorFunction &, ExecutorWords a_words, bool from_registers, uint64_t a, uint64_t b,
+void executor_wgmma(ExecutorFunction &, ExecutorWords a_words, ExecutorPlaces a_places, bool from_registers, uint64_t a, uint64_t b,
                     bool adds, int scale_a, int scale_b, int transposed_a, int transposed_b, int registers,
                     ...);
 void executor_wgmma_fence(ExecutorFunction &);

@@ -38,6 +38,7 @@ struct ExecutorLaunch {
   uint64_t cluster_count;
   bool computes;  // Else products leave their sums as they are.
   uint64_t steps;  // Most basic blocks of a lane.
+  bool multiplies_registers;
 };
 }
 
@@ -311,6 +312,7 @@ static void run_cluster(const unsigned *first) {
 extern "C" __attribute__((visibility("default"))) const char *executor_run(
     const ExecutorLaunch *launch) {
   launched = *launch;
+  multiplies_registers = launched.multiplies_registers;
   computes = launched.computes, most_steps = launched.steps;
   faulted = false;
   backwards = elects_last = launched.order == 1;

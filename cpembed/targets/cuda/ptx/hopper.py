@@ -328,13 +328,14 @@ def _multiply(call: Call) -> str:
     count = n // 4 if sums == "f16" else n // 2
     kind = "f32" if sums == "f32" else "b32"
     registers = [call.reference(item, kind) for item in call.items(0, count)]
-    words, a = "{}", "0"
+    words, places, a = "{}", "{}", "0"
     if from_registers:
         words = f"{{{', '.join(call.values(1, 'b32', 4))}}}"
+        places = f"{{{', '.join(call.place(item) for item in call.items(1, 4))}}}"
     else:
         a = call.value(1, "b64")
     return (
-        f"{call.function} executor_wgmma(f_, ExecutorWords{{{words}}}, "
+        f"{call.function} executor_wgmma(f_, ExecutorWords{{{words}}}, ExecutorPlaces{{{places}}}, "
         f"{'true' if from_registers else 'false'}, {a}, {call.value(2, 'b64')}, "
         f"{_scale(call)}, {', '.join([*scales, *transposed])}, {count}, {', '.join(registers)});"
     )
