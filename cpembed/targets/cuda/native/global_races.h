@@ -91,6 +91,3 @@ class GlobalRaces {
 };
 
 static GlobalRaces global_races;
-
-/* What threads have released to locations of global memory, by address. */
-static std::unordered_map<uint64_t, std::shared_ptr<const Knowledge>> global_releases;

@@ -110,8 +110,8 @@ void executor_copy_wait(ExecutorFunction &, int groups);
 void executor_copy_wait_all(ExecutorFunction &);
 
 uint64_t executor_atom(ExecutorFunction &, int operation, int kind, int space, uint64_t address,
-                       uint64_t value, uint64_t other, bool acquires, bool releases);
-void executor_fence(ExecutorFunction &, bool gpu);
+                       uint64_t value, uint64_t other, int order, int scope);
+void executor_fence(ExecutorFunction &, int scope);
 
 ExecutorWords executor_load_matrices(ExecutorFunction &, int space, uint64_t address, int count,
                                      bool transposed);

@@ -321,7 +321,7 @@ extern "C" __attribute__((visibility("default"))) const char *executor_run(
   forget_calls();
   global_memory.begin();
   global_races.begin();
-  global_releases.clear();
+  locations.clear();
   running_cluster = 0;
   for (int i = 0; i < launched.buffer_count; i++)
     global_memory.add(launched.buffers[i].base, launched.buffers[i].bytes,
