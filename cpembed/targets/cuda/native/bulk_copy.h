@@ -39,7 +39,7 @@ static bool issue_load(const std::shared_ptr<const Box> &box, unsigned char *ima
   Actor actor = actor_of(now());
   for (const Landing::Range &range : landing.ranges)
     if (!shared_memory.write_by_proxy(range.to, range.bytes, actor, writer, what, site)) return false;
-  landing.copy = [box, image] {
+  landing.copy = [box, image](Stamp) {
     uint32_t rank = shared_memory.rank(image);
     size_t start = shared_memory.offset(image);
     for (const Chunk &chunk : box->chunks) {

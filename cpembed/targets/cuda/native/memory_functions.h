@@ -103,16 +103,26 @@ extern "C" void executor_copy_async(ExecutorFunction &function, uint64_t to, uin
   note_access(site, kCopy, size, &function, valid ? shared : nullptr, reads ? global : nullptr);
 }
 
+static void make_copy(Copy &copy, Stamp writer) {
+  memcpy(copy.to, copy.from, size_t(copy.source_bytes));
+  memset(copy.to + copy.source_bytes, 0, size_t(copy.bytes - copy.source_bytes));
+  shared_memory.set_writer(copy.to, size_t(copy.bytes), writer, 0);
+  copy.landed = true;
+}
+
 /* The groups of a lane except the last `pending` are done. */
 static void finish_copies(size_t pending) {
-  while (lane->groups.size() > pending) {
-    for (const Copy &copy : lane->groups.front()) {
-      memcpy(copy.to, copy.from, size_t(copy.source_bytes));
-      memset(copy.to + copy.source_bytes, 0, size_t(copy.bytes - copy.source_bytes));
-      shared_memory.land(copy.to, size_t(copy.bytes), now());
-    }
-    lane->groups.pop_front();
-  }
+  bool landed = false;
+  for (; lane->groups.size() > pending; lane->groups.pop_front(), lane->copies_waited++)
+    for (Copy &copy : lane->groups.front())
+      if (copy.landed)
+        landed = true;
+      else
+        make_copy(copy, now() | kWritten);  // As if the lane wrote it now.
+  if (!landed) return;
+  auto learned = share();
+  learned->order = lane->landed;
+  warp->clock.acquire(1u << lane_number, learned, nullptr, 0);
 }
 
 /* A function of a lane without addresses, for which a warp's lanes come one after the other. */

@@ -18,7 +18,10 @@ void executor_setmaxnreg(ExecutorFunction &, uint32_t count);
 void executor_mbarrier_init(ExecutorFunction &, uint32_t address, uint32_t arrivals);
 void executor_mbarrier_inval(ExecutorFunction &, uint32_t address);
 uint64_t executor_mbarrier_arrive(ExecutorFunction &, uint32_t address, uint32_t arrivals, int64_t bytes,
-                                  bool releases);
+                                  bool releases, bool drops, bool completes);
+uint32_t executor_mbarrier_pending(ExecutorFunction &, uint64_t state);
+void executor_mbarrier_complete_tx(ExecutorFunction &, uint32_t address, uint32_t bytes);
+void executor_copy_arrive(ExecutorFunction &, uint32_t address, bool counted);
 void executor_mbarrier_expect_tx(ExecutorFunction &, uint32_t address, uint32_t bytes);
 bool executor_mbarrier_wait_parity(ExecutorFunction &, uint32_t address, uint32_t parity, bool acquires);
 bool executor_mbarrier_wait(ExecutorFunction &, uint32_t address, uint64_t state, bool acquires);

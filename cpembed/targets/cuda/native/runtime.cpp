@@ -106,7 +106,9 @@ static void begin_lanes(Warp &w, unsigned first_thread, unsigned first_stack, un
     made.index[0] = thread % x, made.index[1] = thread / x % y, made.index[2] = thread / x / y;
     made.steps = 0;
     made.place = kRunning, made.request = nullptr, made.waiter = nullptr;
-    made.open_group.clear(), made.groups.clear();
+    made.open_group.clear(), made.groups.clear(), made.landed.clear();
+    made.copies_waited = 0;
+    made.retry = {};
     // Not a new object: its queue would be allocated for each thread of each block.
     made.stores.open.clear(), made.stores.groups.clear();
     made.stores.committed = made.stores.read = 0;
@@ -315,6 +317,7 @@ extern "C" __attribute__((visibility("default"))) const char *executor_run(
   multiplies_registers = launched.multiplies_registers;
   computes = launched.computes, most_steps = launched.steps;
   faulted = false;
+  order_of_lanes = launched.order;
   backwards = elects_last = launched.order == 1;
   random_state = launched.seed;
   tally = Tally{};

@@ -33,6 +33,7 @@ struct Copy {
   unsigned char *to;
   const unsigned char *from;
   int bytes, source_bytes;  // Beyond those of the source are zeros.
+  bool landed = false;      // A barrier object that the copies arrive at was waited for.
 };
 
 enum Place : uint8_t { kRunning, kInCollective, kAtBarrier, kBlocked, kEnded };
@@ -55,6 +56,12 @@ struct Waiter {
   uint64_t number = 0;
   bool may_fail = false;  // mbarrier.try_wait may return with nothing having happened.
   bool failed = false;
+};
+
+/* A wait that returned before it was over, as it may once: the next one of the lane waits. */
+struct Retry {
+  const void *object = nullptr;
+  uint64_t number = 0;
 };
 
 /* A bulk store that a lane has issued: its copies are made when they are waited for. */
@@ -84,8 +91,11 @@ struct Lane {
   Request *request = nullptr;
   BarrierCall barrier = {};
   Waiter *waiter = nullptr;
+  Retry retry;
   std::vector<Copy> open_group;
   std::deque<std::vector<Copy>> groups;
+  uint64_t copies_waited = 0;  // Groups that are no longer in the queue.
+  Clock landed;  // Of barrier objects that its copies have arrived at.
   BulkStores stores;
 };
 
@@ -125,6 +135,7 @@ static Lane *lane;
 static int lane_number;
 static bool backwards;      // The order of lanes.
 static void *scheduler;     // Its stack.
+static int order_of_lanes;  // 0 forward, 1 backward, 2 at random.
 static bool computes;       // Else products are counted, and not computed.
 
 /* What has happened that may let a waiting lane go on. */

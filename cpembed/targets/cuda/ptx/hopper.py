@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from cpembed.errors import LoweringError
 from cpembed.targets.cuda.ptx.body import Call
-from cpembed.targets.cuda.ptx.syntax import Address, Immediate, Operand, Vector
+from cpembed.targets.cuda.ptx.syntax import Address, Immediate, Name, Operand, Vector
 from cpembed.targets.cuda.ptx.table import instruction, optional, required
 
 _OBJECT = optional("space", "shared", "shared::cta", "shared::cluster")
@@ -88,7 +88,10 @@ def _address(call: Call, place: int) -> str:
     return f"uint32_t({call.address(place, 'shared')})"
 
 
-@instruction("mbarrier.init", _OBJECT, _B64)
+_OWN_OBJECT = optional("space", "shared", "shared::cta")
+
+
+@instruction("mbarrier.init", _OWN_OBJECT, _B64)
 def _init_object(call: Call) -> str:
     call.require_operands(2)
     return (
@@ -96,7 +99,7 @@ def _init_object(call: Call) -> str:
     )
 
 
-@instruction("mbarrier.inval", _OBJECT, _B64)
+@instruction("mbarrier.inval", _OWN_OBJECT, _B64)
 def _invalidate_object(call: Call) -> str:
     call.require_operands(1)
     return f"{call.function} executor_mbarrier_inval(f_, {_address(call, 0)});"
@@ -105,32 +108,56 @@ def _invalidate_object(call: Call) -> str:
 _RELEASE = optional("order", "release", "relaxed")
 
 
-@instruction("mbarrier.arrive", _RELEASE, _SCOPE, _OBJECT, _B64)
-def _arrive(call: Call) -> str:
-    call.require_operands(1, 2, 3)
-    operands = call.operands
-    # Remote arrivals may lack the destination of the state.
-    first = 0 if isinstance(operands[0], Address) else 1
-    arrivals = call.value(first + 1, "u32") if len(operands) == first + 2 else "1u"
-    return _arrival(call, first, arrivals, "int64_t(-1)")
+for _name in ("mbarrier.arrive", "mbarrier.arrive_drop"):
+
+    @instruction(_name, optional("transactions", "expect_tx", "noComplete"), _RELEASE, _SCOPE,
+                 _OBJECT, _B64)  # fmt: skip
+    def _arrive(call: Call) -> str:
+        # Remote arrivals may lack the destination of the state.
+        first = 0 if isinstance(call.operands[0], Address) else 1
+        count = "1u"
+        if len(call.operands) > first + 1 or call["transactions"]:
+            call.require_operands(first + 2)
+            count = call.value(first + 1, "u32")
+        call.require_operands(first + 1, first + 2)
+        arrivals, transactions = count, "int64_t(-1)"
+        if call["transactions"] == "expect_tx":
+            arrivals, transactions = "1u", f"int64_t({count})"
+        flags = (
+            call["order"] != "relaxed",
+            call.instruction.opcode.startswith("mbarrier.arrive_drop"),
+            call["transactions"] != "noComplete",
+        )
+        state = (
+            f"executor_mbarrier_arrive(f_, {_address(call, first)}, {arrivals}, {transactions}, "
+            f"{', '.join(str(flag).lower() for flag in flags)})"
+        )
+        if first == 0 or call.operands[0] == Name("_"):
+            return f"{call.function} {state};"
+        return f"{call.function} {call.assign(call.operands[0], 'b64', state)}"
 
 
-@instruction("mbarrier.arrive.expect_tx", _RELEASE, _SCOPE, _OBJECT, _B64)
-def _arrive_and_expect(call: Call) -> str:
-    call.require_operands(2, 3)
-    first = 0 if isinstance(call.operands[0], Address) else 1
-    return _arrival(call, first, "1u", f"int64_t({call.value(first + 1, 'u32')})")
+@instruction("mbarrier.pending_count", _B64)
+def _pending_count(call: Call) -> str:
+    call.require_operands(2)
+    pending = f"executor_mbarrier_pending(f_, {call.value(1, 'b64')})"
+    return f"{call.function} {call.assign(call.operands[0], 'u32', pending)}"
 
 
-def _arrival(call: Call, place: int, arrivals: str, transactions: str) -> str:
-    releases = "false" if call["order"] == "relaxed" else "true"
-    state = (
-        f"executor_mbarrier_arrive(f_, {_address(call, place)}, {arrivals}, {transactions}, "
-        f"{releases})"
+@instruction("mbarrier.complete_tx", optional("order", "relaxed"), _SCOPE, _OBJECT, _B64)
+def _complete(call: Call) -> str:
+    call.require_operands(2)
+    return (
+        f"{call.function} executor_mbarrier_complete_tx(f_, {_address(call, 0)}, "
+        f"{call.value(1, 'u32')});"
     )
-    if place == 0:
-        return f"{call.function} {state};"
-    return f"{call.function} {call.assign(call.operands[0], 'b64', state)}"
+
+
+@instruction("cp.async.mbarrier.arrive", optional("counted", "noinc"), _OWN_OBJECT, _B64)
+def _copies_arrive(call: Call) -> str:
+    call.require_operands(1)
+    counted = "true" if call["counted"] else "false"
+    return f"{call.function} executor_copy_arrive(f_, {_address(call, 0)}, {counted});"
 
 
 @instruction("mbarrier.expect_tx", optional("order", "relaxed"), _SCOPE, _OBJECT, _B64)
