@@ -68,10 +68,12 @@ static void atomic_access(void *p, size_t bytes, const char *what, int effects, 
     REQUIRE(shared_memory.valid(p, bytes, bytes, what, site));
     REQUIRE(shared_memory.write(p, bytes, now(), kAtomic, site));
   } else {
-    for (bool writes : {false, true})
-      if (!(effects & (writes ? kReadsOnly : kWritesOnly)))
-        REQUIRE(global_memory.touch(p, bytes, bytes, writes, what, site));
-    REQUIRE(global_races.access(p, bytes, kAtomic, actor_of(now()), what, site));
+    if (!(effects & kWritesOnly)) REQUIRE(global_memory.touch(p, bytes, bytes, false, what, site, true));
+    // As an operation that writes: those that only read do not race with others.
+    if (effects & kReadsOnly)
+      REQUIRE(global_races.access(p, bytes, kAtomic, actor_of(now()), what, site, false));
+    else
+      REQUIRE(global_access(p, bytes, bytes, kAtomic, what, site, actor_of(now())));
     if (!(effects & kWritesOnly)) tally.global_load_bytes += bytes;
     if (!(effects & kReadsOnly)) tally.global_store_bytes += bytes;
   }

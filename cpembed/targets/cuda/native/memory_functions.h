@@ -35,7 +35,7 @@ static inline bool in_shared(int space, const void *p) {
 /* ------------------------------------------------------------------------- loads and stores */
 
 extern "C" ExecutorWords executor_load(ExecutorFunction &function, int space, uint64_t address,
-                                       int bytes, bool valid) {
+                                       int bytes, bool valid, bool constant) {
   Site site = CALLER;
   size_t size = size_t(bytes);
   const unsigned char *p = pointer_to(space, address);
@@ -46,8 +46,7 @@ extern "C" ExecutorWords executor_load(ExecutorFunction &function, int space, ui
     REQUIRE(shared_memory.valid(p, size, size, function.name, site));
     REQUIRE(shared_memory.read(p, size, now(), site));
   } else if (valid) {
-    REQUIRE(global_memory.touch(p, size, size, false, function.name, site));
-    REQUIRE(global_races.access(p, size, kUnset, actor_of(now()), function.name, site));
+    REQUIRE(global_access(p, size, size, kUnset, function.name, site, actor_of(now()), constant));
   }
   if (valid) memcpy(made.word, p, size);
   note_access(site, shared ? kSharedLoad : kGlobalLoad, size, &function,
@@ -66,8 +65,7 @@ extern "C" void executor_store(ExecutorFunction &function, int space, uint64_t a
     REQUIRE(shared_memory.valid(p, size, size, function.name, site));
     REQUIRE(shared_memory.write(p, size, now(), kWritten, site));
   } else if (valid) {
-    REQUIRE(global_memory.touch(p, size, size, true, function.name, site));
-    REQUIRE(global_races.access(p, size, kWritten, actor_of(now()), function.name, site));
+    REQUIRE(global_access(p, size, size, kWritten, function.name, site, actor_of(now())));
   }
   if (valid) memcpy(p, words.word, size);
   note_access(site, shared ? kSharedStore : kGlobalStore, size, &function,
@@ -95,8 +93,7 @@ extern "C" void executor_copy_async(ExecutorFunction &function, uint64_t to, uin
     // The source is aligned to the size of the copy, however much of it is read.
     if (reads) {
       REQUIRE(global_memory.aligned(global, size, function.name, site));
-      REQUIRE(global_memory.touch(global, source_bytes, 1, false, function.name, site));
-      REQUIRE(global_races.access(global, source_bytes, kUnset, actor_of(now()), function.name, site));
+      REQUIRE(global_access(global, source_bytes, 1, kUnset, function.name, site, actor_of(now())));
     }
     lane->open_group.push_back({shared, global, bytes, int(source_bytes)});
   }

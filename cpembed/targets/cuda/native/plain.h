@@ -31,8 +31,8 @@ static void plain_access(const void *p, size_t bytes, size_t alignment, bool wri
                      : shared_memory.read(start, piece, now(), site));
       note_access(site, writes ? kSharedStore : kSharedLoad, piece, nullptr, start, nullptr);
     } else {
-      REQUIRE(global_memory.touch(start, piece, done ? 1 : alignment, writes, what, site));
-      REQUIRE(global_races.access(start, piece, writes ? kWritten : kUnset, actor_of(now()), what, site));
+      REQUIRE(global_access(start, piece, done ? 1 : alignment, writes ? kWritten : kUnset, what, site,
+                            actor_of(now())));
       note_access(site, writes ? kGlobalStore : kGlobalLoad, piece, nullptr, nullptr, start);
     }
     done += piece;

@@ -13,7 +13,7 @@ uint32_t executor_mapa(ExecutorFunction &, uint32_t address, uint32_t rank);
 void executor_cluster_arrive(ExecutorFunction &, bool releases);
 void executor_cluster_wait(ExecutorFunction &);
 uint32_t executor_elect(ExecutorFunction &, uint32_t mask);
-void executor_setmaxnreg(ExecutorFunction &, uint32_t count);
+void executor_setmaxnreg(ExecutorFunction &, uint32_t count, bool increases);
 
 void executor_mbarrier_init(ExecutorFunction &, uint32_t address, uint32_t arrivals);
 void executor_mbarrier_inval(ExecutorFunction &, uint32_t address);
@@ -34,8 +34,14 @@ void executor_bulk_load_tensor(ExecutorFunction &, uint32_t to, const void *map,
 void executor_bulk_load(ExecutorFunction &, uint32_t to, const void *from, uint32_t bytes, uint32_t object,
                         bool multicast, uint32_t mask);
 void executor_bulk_store_tensor(ExecutorFunction &, const void *map, const int32_t *coordinates, int rank,
-                                uint32_t from);
-void executor_bulk_store(ExecutorFunction &, const void *to, uint32_t from, uint32_t bytes);
+                                uint32_t from, int operation, int kind);
+void executor_bulk_store(ExecutorFunction &, const void *to, uint32_t from, uint32_t bytes, int operation,
+                         int kind);
+void executor_bulk_copy_shared(ExecutorFunction &, uint32_t to, uint32_t from, uint32_t bytes, uint32_t object);
+void executor_bulk_prefetch(ExecutorFunction &, const void *from, uint32_t bytes);
+void executor_fence_tensormap(ExecutorFunction &, const void *map, bool acquires);
+void executor_wait_for_grid(ExecutorFunction &);
+void executor_launch_dependents(ExecutorFunction &);
 void executor_bulk_commit(ExecutorFunction &);
 void executor_bulk_wait(ExecutorFunction &, uint32_t pending, bool reads);
 void executor_prefetch_tensormap(ExecutorFunction &, const void *map);

@@ -23,6 +23,7 @@ struct ExecutorBuffer {
   uint64_t bytes;
   int32_t argument;
   uint64_t *initialised;
+  bool tracked;
 };
 
 struct ExecutorLaunch {
@@ -39,6 +40,7 @@ struct ExecutorLaunch {
   bool computes;  // Else products leave their sums as they are.
   uint64_t steps;  // Most basic blocks of a lane.
   bool multiplies_registers;
+  bool dependent;  // May begin before the kernel before it ends.
 };
 }
 
@@ -106,7 +108,7 @@ static void begin_lanes(Warp &w, unsigned first_thread, unsigned first_stack, un
     made.index[0] = thread % x, made.index[1] = thread / x % y, made.index[2] = thread / x / y;
     made.steps = 0;
     made.place = kRunning, made.request = nullptr, made.waiter = nullptr;
-    made.open_group.clear(), made.groups.clear(), made.landed.clear();
+    made.open_group.clear(), made.groups.clear(), made.landed.clear(), made.fenced_maps.clear();
     made.copies_waited = 0;
     made.retry = {};
     // Not a new object: its queue would be allocated for each thread of each block.
@@ -149,6 +151,7 @@ static void begin_cluster(const unsigned *first) {
       begin_lanes(w, number * 32, rank * threads + number * 32, lanes);
     }
   }
+  previous_grid = launched.dependent ? make_agent("the kernel before") : 0;
   begin_cluster_barrier();
   begin_remote_accesses();
   begin_warp_groups();
@@ -328,7 +331,9 @@ extern "C" __attribute__((visibility("default"))) const char *executor_run(
   running_cluster = 0;
   for (int i = 0; i < launched.buffer_count; i++)
     global_memory.add(launched.buffers[i].base, launched.buffers[i].bytes,
-                      launched.buffers[i].argument, launched.buffers[i].initialised);
+                      launched.buffers[i].argument, launched.buffers[i].initialised,
+                      launched.buffers[i].tracked);
+  if (launched.dependent) global_memory.begin_dependent();
   unsigned clusters[3];
   for (int d = 0; d < 3; d++) clusters[d] = launched.grid[d] / launched.cluster[d];
   size_t count = launched.clusters ? launched.cluster_count : size_t(clusters[0]) * clusters[1] * clusters[2];

@@ -4,6 +4,7 @@
 
 #include <cstdint>
 #include <deque>
+#include <set>
 #include <string>
 #include <vector>
 
@@ -64,6 +65,11 @@ struct Retry {
   uint64_t number = 0;
 };
 
+/* An operation of a bulk store, and the type of its elements; -1: none. */
+struct Reduction {
+  int operation, kind;
+};
+
 /* A bulk store that a lane has issued: its copies are made when they are waited for. */
 struct BulkStore {
   struct Piece {
@@ -73,6 +79,7 @@ struct BulkStore {
   };
   std::vector<Piece> pieces;
   Site site;
+  Reduction reduction = {-1, 0};
 };
 
 struct BulkStores {
@@ -96,6 +103,7 @@ struct Lane {
   std::deque<std::vector<Copy>> groups;
   uint64_t copies_waited = 0;  // Groups that are no longer in the queue.
   Clock landed;  // Of barrier objects that its copies have arrived at.
+  std::set<const void *> fenced_maps;  // Tensor maps of which it may use what was written.
   BulkStores stores;
 };
 
@@ -138,6 +146,21 @@ static void *scheduler;     // Its stack.
 static int order_of_lanes;  // 0 forward, 1 backward, 2 at random.
 static bool computes;       // Else products are counted, and not computed.
 
+/* The kernel before, of a launch that may begin while it runs (griddepcontrol): its agent, else 0. */
+static uint32_t previous_grid;
+
+/* What the kernel before has written may be accessed by those who know that it is done. */
+static bool after_previous_grid(const GlobalMemory::Buffer &buffer, const void *p, size_t bytes,
+                                const char *what, Site site) {
+  if (previous_grid == 0 || buffer.before.empty()) return true;
+  if (warp->clock.knows(make_stamp(previous_grid, 0, 1), lane_number)) return true;
+  size_t start = size_t(static_cast<const unsigned char *>(p) - buffer.base);
+  if (!GlobalMemory::any(buffer.before.data(), start, bytes)) return true;
+  set_fault("%s of %s at {at:%u} accesses what the kernel before has written: no griddepcontrol.wait is before "
+            "it", what, doer(make_stamp(warp->clock.component, lane_number, 0)).c_str(), site);
+  return false;
+}
+
 /* What has happened that may let a waiting lane go on. */
 static uint64_t progress;
 
@@ -145,6 +168,15 @@ static inline Stamp now(int as_lane) {
   return make_stamp(warp->clock.component, as_lane, warp->clock.time);
 }
 static inline Stamp now() { return now(lane_number); }
+
+/* Whether the running lane, or `actor` for it, may access bytes of global memory; else a fault is set. */
+static inline bool global_access(const void *p, size_t bytes, size_t alignment, State state, const char *what,
+                                 Site site, const Actor &actor, bool constant = false) {
+  GlobalMemory::Buffer *buffer =
+      global_memory.touch(p, bytes, alignment, state != kUnset, what, site, state == kAtomic);
+  return buffer && after_previous_grid(*buffer, p, bytes, what, site) &&
+         global_races.access(p, bytes, state, actor, what, site, buffer->tracked, constant);
+}
 
 static inline int next_ready(const Warp &w) {
   return backwards ? 31 - __builtin_clz(w.ready) : __builtin_ctz(w.ready);

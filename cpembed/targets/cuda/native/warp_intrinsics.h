@@ -45,6 +45,38 @@ __CPEMBED_OWN int __all_sync(unsigned mask, int predicate) {
   return executor_ballot(mask, !predicate, __CPEMBED_HERE) == 0;
 }
 
+#define REDUCE(name, type, operation, kind) \
+  __CPEMBED_OWN type name(unsigned mask, type value) { \
+    static ExecutorFunction function{#name}; \
+    return type(executor_combine(function, executor::operation, executor::kind, mask, unsigned(value))); \
+  }
+REDUCE(__reduce_add_sync, unsigned, kAdd, kUnsigned32)
+REDUCE(__reduce_min_sync, unsigned, kMin, kUnsigned32)
+REDUCE(__reduce_max_sync, unsigned, kMax, kUnsigned32)
+REDUCE(__reduce_add_sync, int, kAdd, kSigned32)
+REDUCE(__reduce_min_sync, int, kMin, kSigned32)
+REDUCE(__reduce_max_sync, int, kMax, kSigned32)
+REDUCE(__reduce_and_sync, unsigned, kAnd, kUnsigned32)
+REDUCE(__reduce_or_sync, unsigned, kOr, kUnsigned32)
+REDUCE(__reduce_xor_sync, unsigned, kXor, kUnsigned32)
+#undef REDUCE
+template <class T>
+__CPEMBED_OWN unsigned __match_any_sync(unsigned mask, T value) {
+  static ExecutorFunction function{"__match_any_sync"};
+  uint64_t bits = 0;
+  memcpy(&bits, &value, sizeof value);
+  return executor_match(function, mask, bits, false);
+}
+template <class T>
+__CPEMBED_OWN unsigned __match_all_sync(unsigned mask, T value, int *all) {
+  static ExecutorFunction function{"__match_all_sync"};
+  uint64_t bits = 0;
+  memcpy(&bits, &value, sizeof value);
+  unsigned same = executor_match(function, mask, bits, true);
+  *all = same != 0;
+  return same;
+}
+
 template <class T>
 __CPEMBED_INLINE T __ldg(const T *p) {
   return *p;

@@ -10,16 +10,17 @@ from cpembed.targets.cuda.ptx.body import SPACES, Call
 from cpembed.targets.cuda.ptx.registers import bits_of, c_type
 from cpembed.targets.cuda.ptx.table import instruction, optional, required
 
-_OPERATIONS = {
+OPERATIONS = {
     "add": "kAdd", "inc": "kInc", "dec": "kDec", "min": "kMin", "max": "kMax", "and": "kAnd",
     "or": "kOr", "xor": "kXor", "exch": "kExchange", "cas": "kCas",
 }  # fmt: skip
 """The runtime's names of operations."""
 
-_KINDS = {
+KINDS = {
     "u32": "kUnsigned32", "b32": "kUnsigned32", "s32": "kSigned32", "f32": "kFloat32",
     "u64": "kUnsigned64", "b64": "kUnsigned64", "s64": "kSigned64",
 }  # fmt: skip
+"""The runtime's names of types."""
 
 _EFFECTS = {"acquire": 1, "release": 2, "acq_rel": 3, "sc": 3}
 _SCOPES, _GPU = {"cta": 0, "cluster": 1}, 2
@@ -28,14 +29,14 @@ _SCOPES, _GPU = {"cta": 0, "cluster": 1}, 2
 _ORDER = optional("order", "relaxed", "acquire", "release", "acq_rel")
 _SCOPE = optional("scope", "cta", "cluster", "gpu", "sys")
 _SPACE = optional("space", *filter(None, SPACES))
-_TYPE = required("type", *_KINDS)
+_TYPE = required("type", *KINDS)
 
 
 def _operation(call: Call, name: str, place: int, values: tuple[str, ...], order: str) -> str:
     """Return the call of an operation on the address that is operand ``place``."""
     first, second = (*values, "0", "0")[:2]
     return (
-        f"executor_atom(f_, executor::{name}, executor::{_KINDS[call['type']]}, "
+        f"executor_atom(f_, executor::{name}, executor::{KINDS[call['type']]}, "
         f"{SPACES[call['space']]}, {call.address(place, call['space'])}, {first}, {second}, "
         f"{_EFFECTS.get(order, 0)}, {_SCOPES.get(call['scope'], _GPU)})"
     )
@@ -53,7 +54,7 @@ def _from_bits(call: Call, expression: str) -> str:
     return f"executor::bits<{c_type(kind)}>(static_cast<uint{bits_of(kind)}_t>({expression}))"
 
 
-_OPERATION = required("operation", *_OPERATIONS)
+_OPERATION = required("operation", *OPERATIONS)
 
 
 # ptxas takes the operation first or last.
@@ -63,7 +64,7 @@ def _atom(call: Call) -> str:
     operands = 4 if call["operation"] == "cas" else 3
     call.require_operands(operands)
     values = tuple(_as_bits(call, place) for place in range(2, operands))
-    name = _OPERATIONS[call["operation"]]
+    name = OPERATIONS[call["operation"]]
     old = _operation(call, name, 1, values, call["order"])
     return f"{call.function} {call.assign(call.operands[0], call['type'], _from_bits(call, old))}"
 
@@ -77,7 +78,7 @@ def _reduce(call: Call) -> str:
     call.require_operands(2)
     if call["operation"] in ("cas", "exch"):
         raise LoweringError("red has no such operation")
-    name = _OPERATIONS[call["operation"]]
+    name = OPERATIONS[call["operation"]]
     return f"{call.function} {_operation(call, name, 0, (_as_bits(call, 1),), call['order'])};"
 
 

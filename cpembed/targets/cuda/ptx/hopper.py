@@ -7,6 +7,7 @@ Conversion Instructions: Tensor Copy" and "Asynchronous Warpgroup Level Matrix I
 from __future__ import annotations
 
 from cpembed.errors import LoweringError
+from cpembed.targets.cuda.ptx.atomics import KINDS, OPERATIONS
 from cpembed.targets.cuda.ptx.body import Call
 from cpembed.targets.cuda.ptx.syntax import Address, Immediate, Name, Operand, Vector
 from cpembed.targets.cuda.ptx.table import instruction, optional, required
@@ -78,7 +79,8 @@ def _elect(call: Call) -> str:
              required("aligned", "aligned"), required("type", "u32"))  # fmt: skip
 def _set_registers(call: Call) -> str:
     call.require_operands(1)
-    return f"{call.function} executor_setmaxnreg(f_, {call.constant(0)});"
+    increases = "true" if call["change"] == "inc" else "false"
+    return f"{call.function} executor_setmaxnreg(f_, {call.constant(0)}, {increases});"
 
 
 # ------------------------------------------------------------------------------ barrier objects
@@ -255,6 +257,19 @@ def _load_tensor(call: Call) -> str:
     return " ".join(lines)
 
 
+_REDUCTION = required("reduction", "add", "min", "max", "inc", "dec", "and", "or", "xor")
+
+
+def _reduction(call: Call, kind: str) -> str:
+    """Return the runtime's numbers of an operation and of its type; -1 for a store."""
+    if not call.instruction.opcode.startswith("cp.reduce"):
+        return "-1, 0"
+    return f"executor::{OPERATIONS[call['reduction']]}, {kind}"
+
+
+@instruction("cp.reduce.async.bulk.tensor", _DIMENSIONS, required("to", "global"),
+             required("from", "shared::cta"), _REDUCTION, optional("mode", "tile"),
+             required("completion", "bulk_group"), _HINT)  # fmt: skip
 @instruction("cp.async.bulk.tensor", _DIMENSIONS, required("to", "global"),
              required("from", "shared::cta"), optional("mode", "tile"),
              required("completion", "bulk_group"), _HINT)  # fmt: skip
@@ -264,7 +279,7 @@ def _store_tensor(call: Call) -> str:
     tensor_map, coordinates = _map_and_coordinates(call, 0, rank)
     return (
         f"{call.function} const int32_t c_[] = {{{coordinates}}}; executor_bulk_store_tensor(f_, "
-        f"{tensor_map}, c_, {rank}, {_address(call, 1)});"
+        f"{tensor_map}, c_, {rank}, {_address(call, 1)}, {_reduction(call, '-1')});"
     )
 
 
@@ -280,14 +295,91 @@ def _load_bytes(call: Call) -> str:
     )
 
 
+_REDUCED = {**KINDS, "f16": "kFloat16", "bf16": "kBfloat16"}
+
+
+@instruction("cp.reduce.async.bulk", required("to", "global"), required("from", "shared::cta"),
+             required("completion", "bulk_group"), _HINT, _REDUCTION, optional("noftz", "noftz"),
+             required("type", *_REDUCED))  # fmt: skip
 @instruction("cp.async.bulk", required("to", "global"), required("from", "shared::cta"),
              required("completion", "bulk_group"), _HINT)  # fmt: skip
 def _store_bytes(call: Call) -> str:
     call.require_operands(3 + bool(call["hint"]))
+    reduction = "-1, 0"
+    if call.instruction.opcode.startswith("cp.reduce"):
+        _require_reduction(call)
+        reduction = _reduction(call, f"executor::{_REDUCED[call['type']]}")
     return (
         f"{call.function} executor_bulk_store(f_, {_global_pointer(call, 0)}, {_address(call, 1)}, "
-        f"{call.value(2, 'u32')});"
+        f"{call.value(2, 'u32')}, {reduction});"
     )
+
+
+def _require_reduction(call: Call) -> None:
+    floats, operation = call["type"] in ("f32", "f16", "bf16"), call["reduction"]
+    halves = call["type"] in ("f16", "bf16")
+    if floats and operation not in (("add", "min", "max") if halves else ("add",)):
+        raise LoweringError(f"there is no reduction {operation} of {call['type']}")
+    if halves and operation == "add" and not call["noftz"]:
+        raise LoweringError("a sum of 16-bit floats is .noftz")
+
+
+@instruction("cp.async.bulk", required("to", "shared::cluster"), required("from", "shared::cta"),
+             _COMPLETION)  # fmt: skip
+def _copy_shared(call: Call) -> str:
+    call.require_operands(4)
+    return (
+        f"{call.function} executor_bulk_copy_shared(f_, {_address(call, 0)}, {_address(call, 1)}, "
+        f"{call.value(2, 'u32')}, {_address(call, 3)});"
+    )
+
+
+@instruction("cp.async.bulk.prefetch.L2.global", _HINT)
+def _prefetch_bytes(call: Call) -> str:
+    call.require_operands(2 + bool(call["hint"]))
+    return (
+        f"{call.function} executor_bulk_prefetch(f_, {_global_pointer(call, 0)}, "
+        f"{call.value(1, 'u32')});"
+    )
+
+
+@instruction("cp.async.bulk.prefetch.tensor", _DIMENSIONS, required("to", "L2"), _FROM_GLOBAL,
+             optional("mode", "tile"), _HINT)  # fmt: skip
+def _prefetch_tensor(call: Call) -> str:
+    call.require_operands(1 + bool(call["hint"]))
+    rank = int(call["dimensions"][0])
+    tensor_map, coordinates = _map_and_coordinates(call, 0, rank)
+    return (
+        f"{call.function} (void)std::make_tuple({coordinates}); "
+        f"executor_prefetch_tensormap(f_, {tensor_map});"
+    )
+
+
+@instruction("fence.proxy.tensormap::generic", required("order", "acquire", "release"),
+             required("scope", "cta", "cluster", "gpu", "sys"))  # fmt: skip
+def _fence_map(call: Call) -> str:
+    acquires = call["order"] == "acquire"
+    call.require_operands(2 if acquires else 0)
+    pointer = f"reinterpret_cast<const void *>({call.address(0, '')})" if acquires else "nullptr"
+    if acquires and call.constant(1) != "128":
+        raise LoweringError("a tensor map has 128 bytes")
+    flag = "true" if acquires else "false"
+    return f"{call.function} executor_fence_tensormap(f_, {pointer}, {flag});"
+
+
+# ------------------------------------------------------------------------- dependent launches
+
+
+@instruction("griddepcontrol.wait")
+def _wait_for_grid(call: Call) -> str:
+    call.require_operands(0)
+    return f"{call.function} executor_wait_for_grid(f_);"
+
+
+@instruction("griddepcontrol.launch_dependents")
+def _launch_dependents(call: Call) -> str:
+    call.require_operands(0)
+    return f"{call.function} executor_launch_dependents(f_);"
 
 
 @instruction("cp.async.bulk.commit_group")
