@@ -5,7 +5,6 @@ from __future__ import annotations
 from cpembed.ir.dtypes import size_bytes
 from cpembed.targets.cuda.hopper.schedule import LAUNCH_REGISTERS, WARP_ROWS, HopperPlan
 from cpembed.targets.cuda.hopper.traffic import (
-    COUNTER_BYTES,
     HopperTraffic,
     part_bytes,
     result_wavefronts,
@@ -140,7 +139,4 @@ def _auxiliary(plan: HopperPlan, gpu: Gpu) -> tuple[KernelWork, ...]:
         transferred = elements * plan.schedule.splits * size_bytes(product.sums)
         transferred += elements * size_bytes(product.output_dtype)
         kernels.append(element_kernel("reduction", elements, transferred, gpu))
-    if plan.order.streamed:
-        count = plan.order.streamed
-        kernels.append(element_kernel("clear", count, count * COUNTER_BYTES, gpu))
     return tuple(kernels)
