@@ -151,23 +151,20 @@ class TileOrder:
 
     @cached_property
     def _divided(self) -> tuple[int, ...]:
-        """Numbers of the tiles of all ranges that are not whole reductions."""
-        items = (
-            self.item(worker, turn)
-            for worker in range(self.workers)
-            for turn in range(self.streamed_turns)
-        )
-        return tuple(item.tile for item in items if item is not None and item.parts > 1)
-
-    @property
-    def streamed_parts(self) -> int:
-        """Number of ranges of streamed tiles that are not whole reductions."""
-        return len(self._divided)
+        """Number of the streamed tile of each end of a range that is inside of a tile."""
+        total, workers, steps = self.streamed_steps, self.workers, self.steps
+        ends = (worker * total // workers for worker in range(1, workers))
+        return tuple(end // steps for end in ends if end % steps)
 
     @property
     def divided_tiles(self) -> int:
         """Number of streamed tiles of several ranges."""
         return len(set(self._divided))
+
+    @property
+    def streamed_parts(self) -> int:
+        """Number of ranges of streamed tiles that are not whole reductions."""
+        return len(self._divided) + self.divided_tiles
 
     @property
     def turns(self) -> int:

@@ -27,6 +27,9 @@ MATRIX_BYTES = 32
 
 WARPS = WARP_GROUP // LANES
 
+SECTOR_BYTES = 32
+"""Number of bytes of global memory that are read or written together."""
+
 COUNTER_BYTES = 4
 """Number of bytes of the count of a tile's parts."""
 
@@ -49,6 +52,8 @@ class HopperTraffic:
         Wavefronts of threads: results, and factors that threads copy or load into registers.
     stored_bytes : int
         Bytes of results, or of parts of their sums, and counts of parts.
+    stored_sectors : int
+        Sectors of these, if rows of results begin and end with a sector.
     part_bytes_loaded : int
         Bytes of parts that blocks add, and of counts.
     """
@@ -60,6 +65,7 @@ class HopperTraffic:
     shared_load_wavefronts: int
     shared_store_wavefronts: int
     stored_bytes: int
+    stored_sectors: int
     part_bytes_loaded: int
 
 
@@ -162,6 +168,7 @@ def traffic(plan: HopperPlan, workers: Collection[int] | None = None) -> HopperT
     # Of each part a thread counts, and tells the other warps; the last one clears the count.
     parts, counts = share.parts, (share.parts + share.tiles) * COUNTER_BYTES
     sums = plan.block_sums * size_bytes(product.sums)
+    results = share.elements * size + parts * sums
     return HopperTraffic(
         products=instructions * WARPS,
         matrix_wavefronts=instructions * _matrix_wavefronts(plan),
@@ -171,7 +178,9 @@ def traffic(plan: HopperPlan, workers: Collection[int] | None = None) -> HopperT
         shared_store_wavefronts=share.results * warps * _staged(plan)
         + stages * copy_wavefronts(plan)
         + parts,
-        stored_bytes=share.elements * size + parts * sums + counts,
+        stored_bytes=results + counts,
+        # The store that clears a count has a sector of its own; atomic operations have none.
+        stored_sectors=-(-results // SECTOR_BYTES) + share.tiles,
         part_bytes_loaded=share.added * sums + parts * COUNTER_BYTES,
     )
 
