@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import numpy as np
+
 from cpembed.ir.dtypes import size_bytes
 from cpembed.targets.cuda.hopper.reads import mean_bytes
 from cpembed.targets.cuda.hopper.schedule import LAUNCH_REGISTERS, WARP_ROWS, HopperPlan
@@ -109,16 +111,15 @@ def _bytes_from_dram(plan: HopperPlan, gpu: Gpu) -> float:
     whole = tuple(operand_bytes(plan.operand(number)) for number in range(2))
     if sum(whole) <= gpu.l2_capacity:
         return sum(whole)
-    reads, turns = wave_reads(plan.order), 0.0
-    for size, read in zip(whole, reads, strict=True):
-        # Bytes of all of the depth of a worker's rows, or columns.
-        turns = turns + read.sum(axis=1) * (size / read.shape[1])
-    fits = turns[:-1] <= gpu.l2_capacity
-    total = float(turns.sum())
-    for size, read in zip(whole, reads, strict=True):
-        again = (read[1:] & read[:-1]).sum(axis=1) * (size / read.shape[1])
-        total -= float(again[fits].sum())
-    return max(sum(whole), total)
+    reads = wave_reads(plan.order)
+    # Bytes of all of the depth of a worker's rows, and of its columns.
+    sizes = [size / read.shape[1] for size, read in zip(whole, reads, strict=True)]
+    turns = reads[0].sum(axis=1) * sizes[0] + reads[1].sum(axis=1) * sizes[1]
+    again = sum(
+        (read[1:] & read[:-1]).sum(axis=1) * size for read, size in zip(reads, sizes, strict=True)
+    )
+    total = turns.sum() - np.where(turns[:-1] <= gpu.l2_capacity, again, 0.0).sum()
+    return max(sum(whole), float(total))
 
 
 def _auxiliary(plan: HopperPlan, gpu: Gpu) -> tuple[KernelWork, ...]:
