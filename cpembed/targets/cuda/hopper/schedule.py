@@ -125,6 +125,10 @@ class HopperProduct:
     _views: dict[tuple[int, int, int], tuple[ImageView, ...]] = field(
         default_factory=dict[tuple[int, int, int], tuple[ImageView, ...]], repr=False
     )
+    mean_reads: dict[tuple[int, ...], float] = field(
+        default_factory=dict[tuple[int, ...], float], repr=False
+    )
+    """Mean number of bytes that copies of an image read, by factor, layout, and tiles."""
 
     def views(self, number: int, tiles: int, depth: int) -> tuple[ImageView, ...]:
         """Return the views of a factor's image of so many instruction tiles, the best one first."""
@@ -197,7 +201,7 @@ class HopperPlan:
     def stage_bytes(self) -> int:
         return sum(image.bytes for image in self.images)
 
-    @property
+    @cached_property
     def staging(self) -> Staging:
         """A warp's part of shared memory for some columns of its sums of an instruction tile."""
         instruction, dtype = self.product.instruction, self.product.sums
@@ -208,7 +212,7 @@ class HopperPlan:
         pitch += (8 * size - pitch) % WAVEFRONT_BYTES
         return Staging(WARP_ROWS, columns, pitch // size, dtype)
 
-    @property
+    @cached_property
     def strip(self) -> int:
         """Number of instruction tiles of columns that are staged at a time."""
         columns = self.schedule.tile[1]
