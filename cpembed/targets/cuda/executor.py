@@ -49,6 +49,7 @@ COMPILER = TextCompiler(
     options=(
         "-std=c++17",
         "-fsanitize-coverage=trace-pc",  # Calls the runtime in each basic block; native/plain.h.
+        "-fsanitize=bounds",  # Calls it where an index is not one of its array's.
         "-fno-threadsafe-statics",  # Shared arrays of float16 seem to have a constructor.
         f"-I{NATIVE / 'include'}",
     ),

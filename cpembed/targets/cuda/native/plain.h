@@ -47,3 +47,21 @@ extern "C" void __sanitizer_cov_trace_pc() {
             (unsigned long long)most_steps);
   abandon();
 }
+
+/* What the compiler says of an array and of an index (-fsanitize=bounds). */
+struct IndexedArray {
+  struct {
+    const char *file;
+    uint32_t line, column;
+  } place;
+  struct Type {
+    uint16_t kind, size;
+    char name[];
+  } const *array, *index;
+};
+
+extern "C" void __ubsan_handle_out_of_bounds(const IndexedArray *indexed, uintptr_t index) {
+  set_fault("index %lld of an array %s at {at:%u} is out of bounds", (long long)index, indexed->array->name,
+            CALLER);
+  abandon();
+}

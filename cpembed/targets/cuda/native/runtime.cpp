@@ -23,7 +23,7 @@ struct ExecutorBuffer {
   uint64_t bytes;
   int32_t argument;
   uint64_t *initialised;
-  bool tracked;
+  bool tracked = true;  // Whether readers are noted.
 };
 
 struct ExecutorLaunch {
@@ -37,8 +37,8 @@ struct ExecutorLaunch {
   uint32_t shared_bytes;
   const uint32_t *clusters;  // Numbers of those that run; null: all of them.
   uint64_t cluster_count;
-  bool computes;  // Else products leave their sums as they are.
-  uint64_t steps;  // Most basic blocks of a lane.
+  bool computes = true;  // Else products leave their sums as they are.
+  uint64_t steps = 1 << 24;  // Most basic blocks of a lane.
   bool multiplies_registers;
   bool dependent;  // May begin before the kernel before it ends.
 };

@@ -157,25 +157,25 @@ class KernelText:
         line = self.lines[number]
         if kind in LINE_KINDS:
             changed = LINE_KINDS[kind](rng, line) if not _DECLARATION.match(line.strip()) else None
-            return self._made(kind, number, changed)
+            return self.made(kind, number, changed)
         if not _is_statement(line) or (kind.endswith("call") and not _CALL.match(line)):
             return None
         if kind.startswith("deleted"):
-            return self._made(kind, number, ";")
+            return self.made(kind, number, ";")
         if kind == "doubled call":
-            return self._made(kind, number, f"{line} {line.strip()}")
+            return self.made(kind, number, f"{line} {line.strip()}")
         if kind == "moved":
-            return self._moved(number)
-        return self._made(kind, number, self._variable(rng, line))
+            return self.moved(number)
+        return self.made(kind, number, self._variable(rng, line))
 
-    def _made(self, kind: str, number: int, changed: str | None) -> Mutant | None:
+    def made(self, kind: str, number: int, changed: str | None) -> Mutant | None:
         before = self.lines[number]
         if changed is None or changed == before:
             return None
         lines = [*self.lines[:number], changed, *self.lines[number + 1 :]]
         return Mutant(kind, number + 1, before.strip(), changed.strip(), "\n".join(lines))
 
-    def _moved(self, number: int) -> Mutant | None:
+    def moved(self, number: int) -> Mutant | None:
         """Exchange a statement with the next one of its block."""
         line, after = self.lines[number], self.lines[number + 1]
         indent = len(line) - len(line.lstrip())
@@ -209,7 +209,7 @@ class KernelText:
         if match is None or changed is None:
             return None
         line = self.lines[number]
-        return self._made(name, number, line[: match.start(1)] + changed + line[match.end(1) :])
+        return self.made(name, number, line[: match.start(1)] + changed + line[match.end(1) :])
 
 
 def _ptx_dropped(rng: random.Random, text: str) -> str | None:
@@ -273,3 +273,48 @@ def mutants(source: str, seed: int) -> Iterator[Mutant]:
         if mutant is not None and mutant.source not in texts:
             texts.add(mutant.source)
             yield mutant
+
+
+_SYNCHRONISES = re.compile(
+    r"\s*(cpembed_\w*(wait|commit|fence|arrive|expect|barrier|mbarrier|registers|count|meet)\w*"
+    r"|tvm_builtin_cuda_\w*sync\w*|__syncthreads|__syncwarp|__threadfence)\("
+)
+
+
+def synchronisation_mutants(source: str) -> Iterator[Mutant]:
+    """Yield each error in a statement that orders others, and in the PTX that they call.
+
+    Of the statements that loops were unrolled into, the first and the last have errors.
+    """
+    text = KernelText(source)
+    for numbers in text.templates:
+        for number in sorted({numbers[0], numbers[-1]}):
+            line = text.lines[number]
+            if not _SYNCHRONISES.match(line):
+                continue
+            edits = {
+                "deleted call": ";",
+                "doubled call": f"{line} {line.strip()}",
+                "a call of the first lane": f"if (threadIdx.x % 32 == 0) {line.strip()}",
+                "a call of the first warp": f"if (threadIdx.x < 32) {line.strip()}",
+            }
+            made = [text.made(kind, number, changed) for kind, changed in edits.items()]
+            made += [text.moved(number), text.moved(number - 1)]
+            yield from filter(None, made)
+    for number in text.functions:
+        line = text.lines[number]
+        match = re.search(r'asm volatile\("((?:[^"\\]|\\.)*)"', line)
+        if match is None:
+            continue
+        changes = {re.sub(*pair, match[1], count=1) for pair in _MODIFIERS}
+        changes |= {
+            match[1].replace(part, re.sub(r"^(\s*\{)?.*", r"\1", part), 1)
+            for part in re.findall(r"[^;]*;", match[1])
+            if ".reg" not in part
+        }
+        for changed in sorted(changes - {match[1]}):
+            made_here = text.made(
+                "ptx", number, line[: match.start(1)] + changed + line[match.end(1) :]
+            )
+            if made_here is not None:
+                yield made_here

@@ -1,4 +1,4 @@
-"""What atomic operations and fences order: the last warp or block to count reads what others wrote."""
+"""What atomic operations and fences order: the last one to count reads what others wrote."""
 
 from __future__ import annotations
 

@@ -50,7 +50,13 @@ CASES = {
     "atomics": (0, 1, RACE),
     "computes_forever": (1, 0, "thread 40 does not end: it is at line 118 .* after 20,?000 basic"),
     "meets_forever": (1, 0, r"thread \d+ does not end: it is at line 123 "),
-    "polls_forever": (1, 0, "thread 0 does not end: it is at line 129 "),
+    "polls_forever": (1, 0, "thread 0 does not end: it is at line 143 "),
+    "beyond_a_shared_array": (
+        64,
+        63,
+        r"index 64 of an array 'float \[64\]' at line 132 .* is out of bounds",
+    ),
+    "beyond_registers": (4, 3, r"index 4 of an array 'float \[4\]' at line 137 "),
 }
 """Kernel: a parameter that is wrong, one that is right, and the line."""
 

@@ -113,11 +113,15 @@ def test_the_value_of_a_lane_that_does_not_take_part_is_rubbish() -> None:
 MATRICES = """extern "C" __global__ void k(unsigned short* out, int wrong) {
   __shared__ __align__(128) unsigned short tile[TALL * 8];
   unsigned r[4];
-  for (int m = 0; m < 4; m++) r[m] = (threadIdx.x * 2 + 1 + m * 64) << 16 | (threadIdx.x * 2 + m * 64);
+  for (int m = 0; m < 4; m++) {
+    unsigned first = threadIdx.x * 2 + m * 64;
+    r[m] = (first + 1) << 16 | first;
+  }
   unsigned address = (unsigned)__cvta_generic_to_shared(tile + (threadIdx.x % TALL) * 8);
   if (wrong == 1) address += 2;
   if (wrong == 2 && threadIdx.x % 8 == 0) tile[threadIdx.x / 8] = 1;
-  asm volatile("stmatrix.sync.aligned.m8n8.COUNT.shared.b16 [%0], {REGISTERS};" ::"r"(address), INPUTS : "memory");
+  asm volatile("stmatrix.sync.aligned.m8n8.COUNT.shared.b16 [%0], {REGISTERS};"
+               ::"r"(address), INPUTS : "memory");
   if (wrong != 3) __syncwarp();
   for (int n = threadIdx.x; n < TALL * 8; n += 32) out[n] = tile[n];
 }"""
