@@ -109,13 +109,18 @@ class GlobalMemory {
  private:
   /* The array that holds an address, or else the nearest one that is near. */
   Buffer *buffer_of(const unsigned char *address) {
+    if (last_ < buffers_.size() && size_t(address - buffers_[last_].base) < buffers_[last_].bytes)
+      return &buffers_[last_];
     Buffer *near = nullptr;
     ptrdiff_t nearest = kNear;
     for (Buffer &buffer : buffers_) {
       ptrdiff_t before = buffer.base - address;
       ptrdiff_t after = address - (buffer.base + buffer.bytes) + 1;
       ptrdiff_t distance = std::max(before, after);
-      if (distance <= 0) return &buffer;
+      if (distance <= 0) {
+        last_ = size_t(&buffer - buffers_.data());
+        return &buffer;
+      }
       if (distance < nearest) nearest = distance, near = &buffer;
     }
     return near;
@@ -139,4 +144,5 @@ class GlobalMemory {
   }
 
   std::vector<Buffer> buffers_;
+  size_t last_ = 0;  // That was accessed last.
 };

@@ -221,25 +221,16 @@ extern "C" void executor_copy_arrive(ExecutorFunction &function, uint32_t addres
   Barrier *b = barrier_at(address, function.name, site);
   REQUIRE(b != nullptr);
   if (!counted) b->pending++;
-  std::vector<Copy *> copies;
-  Lane *its = lane;
-  size_t open = its->open_group.size(), groups = its->groups.size();
-  // A group that is waited for before is no longer there, and those behind it keep their order.
-  uint64_t first_group = its->copies_waited;
+  Copies *copies = &lane->copies;
+  uint64_t end = copies->issued();
   Landing landing;
   landing.arrivals = 1, landing.site = site;
   Barrier *object = b;
   landing.copy = [=](Stamp writer) {
-    its->landed.raise(object->agent, uint32_t(object->phase + 1));
-    size_t waited = size_t(its->copies_waited - first_group);
-    for (size_t group = waited; group <= groups; group++) {
-      size_t place = group - waited;
-      bool committed = place < its->groups.size();
-      std::vector<Copy> &its_copies = committed ? its->groups[place] : its->open_group;
-      size_t count = group < groups ? its_copies.size() : std::min(open, its_copies.size());
-      for (size_t n = 0; n < count; n++)
-        if (!its_copies[n].landed) make_copy(its_copies[n], writer);
-      if (!committed) break;
+    copies->landed.raise(object->agent, uint32_t(object->phase + 1));
+    for (uint64_t n = copies->done; n < end; n++) {
+      Copy &copy = copies->queue[size_t(n - copies->done)];
+      if (!copy.landed) make_copy(copy, writer);
     }
   };
   b->landings.push_back(std::move(landing));

@@ -95,7 +95,7 @@ extern "C" void executor_copy_async(ExecutorFunction &function, uint64_t to, uin
       REQUIRE(global_memory.aligned(global, size, function.name, site));
       REQUIRE(global_access(global, source_bytes, 1, kUnset, function.name, site, actor_of(now())));
     }
-    lane->open_group.push_back({shared, global, bytes, int(source_bytes)});
+    lane->copies.queue.push_back({shared, global, bytes, int(source_bytes)});
   }
   note_access(site, kCopy, size, &function, valid ? shared : nullptr, reads ? global : nullptr);
 }
@@ -109,16 +109,22 @@ static void make_copy(Copy &copy, Stamp writer) {
 
 /* The groups of a lane except the last `pending` are done. */
 static void finish_copies(size_t pending) {
+  Copies &copies = lane->copies;
   bool landed = false;
-  for (; lane->groups.size() > pending; lane->groups.pop_front(), lane->copies_waited++)
-    for (Copy &copy : lane->groups.front())
-      if (copy.landed)
-        landed = true;
-      else
-        make_copy(copy, now() | kWritten);  // As if the lane wrote it now.
+  uint64_t end = copies.done;
+  for (; copies.groups() > pending; copies.first_end++) end = copies.ends[copies.first_end];
+  size_t count = size_t(end - copies.done);
+  for (size_t n = 0; n < count; n++)
+    if (copies.queue[n].landed)
+      landed = true;
+    else
+      make_copy(copies.queue[n], now() | kWritten);  // As if the lane wrote it now.
+  copies.queue.erase(copies.queue.begin(), copies.queue.begin() + ptrdiff_t(count));
+  copies.done = end;
+  if (copies.groups() == 0) copies.ends.clear(), copies.first_end = 0;
   if (!landed) return;
   auto learned = share();
-  learned->order = lane->landed;
+  learned->order = copies.landed;
   warp->clock.acquire(1u << lane_number, learned, nullptr, 0);
 }
 
@@ -131,8 +137,7 @@ static inline bool count_call(Function &function) {
 
 extern "C" void executor_copy_commit(ExecutorFunction &function) {
   if (count_call(function)) tally.cp_async_groups++;
-  lane->groups.push_back(std::move(lane->open_group));
-  lane->open_group.clear();
+  lane->copies.ends.push_back(lane->copies.issued());
 }
 
 extern "C" void executor_copy_wait(ExecutorFunction &function, int groups) {
@@ -142,7 +147,6 @@ extern "C" void executor_copy_wait(ExecutorFunction &function, int groups) {
 
 extern "C" void executor_copy_wait_all(ExecutorFunction &function) {
   count_call(function);
-  if (!lane->open_group.empty()) lane->groups.push_back(std::move(lane->open_group));
-  lane->open_group.clear();
+  lane->copies.ends.push_back(lane->copies.issued());
   finish_copies(0);
 }

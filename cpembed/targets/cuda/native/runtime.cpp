@@ -108,8 +108,7 @@ static void begin_lanes(Warp &w, unsigned first_thread, unsigned first_stack, un
     made.index[0] = thread % x, made.index[1] = thread / x % y, made.index[2] = thread / x / y;
     made.steps = 0;
     made.place = kRunning, made.request = nullptr, made.waiter = nullptr;
-    made.open_group.clear(), made.groups.clear(), made.landed.clear(), made.fenced_maps.clear();
-    made.copies_waited = 0;
+    made.copies.clear(), made.fenced_maps.clear();
     made.retry = {};
     // Not a new object: its queue would be allocated for each thread of each block.
     made.stores.open.clear(), made.stores.groups.clear();

@@ -37,6 +37,22 @@ struct Copy {
   bool landed = false;      // A barrier object that the copies arrive at was waited for.
 };
 
+/* Copies of cp.async of a lane that are in flight, in their groups. */
+struct Copies {
+  std::vector<Copy> queue;
+  std::vector<uint64_t> ends;  // Of the committed groups that are not waited for, as numbers of copies.
+  size_t first_end = 0;
+  uint64_t done = 0;           // Copies before those of the queue.
+  Clock landed;                // Of barrier objects that copies have arrived at.
+
+  uint64_t issued() const { return done + queue.size(); }
+  size_t groups() const { return ends.size() - first_end; }
+  void clear() {
+    queue.clear(), ends.clear(), landed.clear();
+    first_end = 0, done = 0;
+  }
+};
+
 enum Place : uint8_t { kRunning, kInCollective, kAtBarrier, kBlocked, kEnded };
 
 /* A barrier of the block that a lane waits at. */
@@ -99,10 +115,7 @@ struct Lane {
   BarrierCall barrier = {};
   Waiter *waiter = nullptr;
   Retry retry;
-  std::vector<Copy> open_group;
-  std::deque<std::vector<Copy>> groups;
-  uint64_t copies_waited = 0;  // Groups that are no longer in the queue.
-  Clock landed;  // Of barrier objects that its copies have arrived at.
+  Copies copies;
   std::set<const void *> fenced_maps;  // Tensor maps of which it may use what was written.
   BulkStores stores;
 };
