@@ -11,8 +11,7 @@ whether an address is inside an operand is an argument. The end of the kernel is
 
 from __future__ import annotations
 
-from collections.abc import Generator
-from contextlib import contextmanager
+from collections.abc import Callable
 
 from cpembed.codegen.plan import HEADER, buffer
 from cpembed.targets.cuda.copies import factor_copies
@@ -205,15 +204,13 @@ class _ProductBody:
             # Committed in the last steps too: the number of groups to wait for is constant.
             self.writer.call("cpembed_cp_async_commit")
 
-        self.products.stage(self.schedule.depth, first_set, copy_ahead, self._next_stage(is_last))
+        def next_stage(load_fragments: Callable[[], None]) -> None:
+            with self.script.nested(*is_last):
+                self._turn_stages()
+                self._await_stage()
+                load_fragments()
 
-    @contextmanager
-    def _next_stage(self, condition: list[str]) -> Generator[None]:
-        """Write the change to the next stage around the loads of its first fragments."""
-        with self.script.nested(*condition):
-            self._turn_stages()
-            self._await_stage()
-            yield
+        self.products.stage(self.schedule.depth, first_set, copy_ahead, next_stage)
 
     def _turn_stages(self) -> None:
         """Write the change to the next stage; the one that was read is filled next."""

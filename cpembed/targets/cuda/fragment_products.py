@@ -8,7 +8,7 @@ two sets of registers in turn.
 from __future__ import annotations
 
 from collections.abc import Callable
-from contextlib import AbstractContextManager
+from functools import partial
 from typing import Protocol
 
 from cpembed.ir.dtypes import size_bytes
@@ -148,7 +148,7 @@ class FragmentProducts:
         depth: int,
         first_set: int,
         begin: Callable[[], None],
-        next_stage: AbstractContextManager[None],
+        end: Callable[[Callable[[], None]], None],
     ) -> None:
         """Write the products of a stage, whose first fragments are loaded.
 
@@ -160,8 +160,9 @@ class FragmentProducts:
             Set of fragments, 0 or 1, that holds the first.
         begin : callable
             Writes what is done behind the loads of the second fragments.
-        next_stage : context manager
-            Writes the change to the next stage around the loads of its first fragments.
+        end : callable
+            Writes what is done before the last products: the change to the next stage, and the
+            loads of its first fragments, which are written by the callable that it takes.
         """
         for inner in range(depth):
             current, following = (first_set + inner) % 2, (first_set + inner + 1) % 2
@@ -170,8 +171,7 @@ class FragmentProducts:
             if inner == 0:
                 begin()
             if inner + 1 == depth:
-                with next_stage:
-                    self.load(0, following)
+                end(partial(self.load, 0, following))
             self.multiply(current)
 
 

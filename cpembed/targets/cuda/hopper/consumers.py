@@ -12,8 +12,7 @@ its last fragments are loaded.
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Generator
-from contextlib import contextmanager
+from collections.abc import Callable
 
 from cpembed.targets.cuda.fragment_products import MATRIX_BYTES, FragmentProducts
 from cpembed.targets.cuda.hopper.device import product_name
@@ -210,23 +209,22 @@ class Warps(Consumers):
         self.products.clear()
         self.ring.await_full()
         self.products.load(0, 0)
-        # A stage has an even depth, so that each begins with the first set of fragments. The last
-        # one is apart: a condition would part the products of every stage.
+        # A stage has an even depth, so that each begins with the first set of fragments.
         with self.script.nested(f"for step in T.serial({steps} - 1, unroll=False):"):
-            self.products.stage(depth, 0, lambda: None, self._next_stage())
-        for inner in range(depth):
-            if inner + 1 < depth:
-                self.products.load(inner + 1, (inner + 1) % 2)
-            else:
-                self._give_back()
-            self.products.multiply(inner % 2)
+            self.products.stage(depth, 0, lambda: None, self._next_stage)
+        # The last stage is apart: a condition would part the products of every stage. ptxas would
+        # delay them until results are stored, but for a loop of a number of turns that it does not
+        # know.
+        self.script.line('last = T.alloc_buffer((1,), "int32", scope="local")')
+        self.script.line("last[0] = 1")
+        self.writer.call("cpembed_opaque", register_pointer("last", "0"))
+        with self.script.nested("for step in T.serial(last[0], unroll=False):"):
+            self.products.stage(depth, 0, lambda: None, lambda _: self._give_back())
 
-    @contextmanager
-    def _next_stage(self) -> Generator[None]:
-        """Write the change to the next stage around the loads of its first fragments."""
+    def _next_stage(self, load_fragments: Callable[[], None]) -> None:
         self._give_back()
         self.ring.await_full()
-        yield
+        load_fragments()
 
     def _give_back(self) -> None:
         # Behind the loads of all lanes.

@@ -82,10 +82,8 @@ def product_kernel(plan: HopperPlan) -> Writer:
             if splits > 1:
                 written = [f"{PARTIAL}[0 : {splits * elements}]"]
             script.line(f"T.writes({', '.join(written)})")
-            if plan.schedule.groups > 1:
-                # Registers can be passed from group to group only if ptxas knows how many each
-                # thread begins with, which the minimum number of resident blocks says.
-                script.line('T.attr(0, "tirx.launch_bounds_min_blocks_per_sm", 1)')
+            if plan.min_blocks:
+                script.line(f'T.attr(0, "tirx.launch_bounds_min_blocks_per_sm", {plan.min_blocks})')
             _Body(writer, plan).write()
     # A block that is alone has no number: nvcc warns of variables that nothing reads.
     script.drop_unread()

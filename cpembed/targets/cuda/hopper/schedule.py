@@ -36,6 +36,10 @@ BARRIER_BYTES = 8
 # with 168, of which the producers give some to the consumers. Producers that compute addresses of
 # their own need more than one thread that issues copies of TMA.
 MULTIPROCESSOR_REGISTERS, MAX_REGISTERS = 65_536, 255
+
+MULTIPROCESSOR_THREADS = 1536
+"""Maximum number of threads of a multiprocessor of sm_120, the least of all with bulk copies."""
+
 LAUNCH_REGISTERS = 168
 PRODUCER_REGISTERS = {False: 40, True: 72}
 CONSUMER_REGISTERS = {False: 232, True: 216}
@@ -326,6 +330,20 @@ class HopperPlan:
         if self.schedule.in_registers:
             total += rows * self.schedule.depth * first
         return -(-total // 8) * 8
+
+    @property
+    def min_blocks(self) -> int:
+        """Number of blocks that a multiprocessor has registers for; 0 if ptxas may decide."""
+        schedule = self.schedule
+        if schedule.warps is not None:
+            # ptxas for sm_120 would take too few registers, for more blocks. Each of the
+            # four schedulers has a quarter of the registers.
+            resident = 4 * (MULTIPROCESSOR_REGISTERS // 4 // (self.registers * LANES))
+            warps = min(resident, MULTIPROCESSOR_THREADS // LANES)
+            return max(1, warps * LANES // schedule.threads)
+        # Registers can be passed from group to group only if ptxas knows how many each thread
+        # begins with.
+        return int(schedule.groups > 1)
 
     @property
     def register_limit(self) -> int:
