@@ -90,7 +90,7 @@ class _ProductBody:
     def __init__(self, writer: Writer, plan: Plan) -> None:
         self.writer, self.plan = writer, plan
         self.script, self.schedule = writer.script, plan.schedule
-        self.tiles = (plan.shared(plan.first), plan.shared(plan.second))
+        self.tiles = plan.shared_tiles
         kind = FragmentProducts if plan.product.instruction.kind == "mma" else WmmaProducts
         places = ("reading[0]", f"reading[0] + {self.tiles[0].bytes}")
         self.products = kind(
