@@ -25,6 +25,7 @@ from cpembed.targets.cuda.pack.selection import Selected, select
 from cpembed.targets.cuda.saving import (
     BASELINES,
     REMOTE,
+    Samples,
     SavedKernel,
     remote_text,
     save_kernels,
@@ -63,7 +64,7 @@ def _ceiling(target: str) -> SavedKernel:
         name="ceiling",
         text=CudaText(ceiling_text.ceiling_text(target), (Kernel(launch, (out,)),)),
         inputs=(),
-        output=Tensor("out", "out", (ceiling_text.THREADS,), "int32"),
+        outputs=[Tensor("out", "out", (ceiling_text.THREADS,), "int32")],
         prepares=frozenset(),
         cases=(),
         macs=ceiling_text.macs_per_block(target),
@@ -168,7 +169,7 @@ def _converts_only(epilogue: Epilogue | None) -> bool:
     return not is_integer(epilogue.dtype) and epilogue == Epilogue(epilogue.dtype)
 
 
-def save_variant(saved: SavedKernel, folder: Path, samples: Mapping[str, str]) -> None:
+def save_variant(saved: SavedKernel, folder: Path, samples: Samples) -> None:
     """Write a kernel of a layer, whose samples are in the folder above.
 
     Parameters
@@ -177,11 +178,14 @@ def save_variant(saved: SavedKernel, folder: Path, samples: Mapping[str, str]) -
         The kernel.
     folder : Path
         Its folder.
-    samples : mapping of str to str
-        Files of the layer's samples by case.
+    samples : mapping
+        Files of the layer's samples.
     """
     folder.mkdir()
-    above = {case: f"../{file}" for case, file in samples.items()}
+    above = {
+        case: {tensor: f"../{file}" for tensor, file in files.items()}
+        for case, files in samples.items()
+    }
     architectures = saved.text.architectures
     if architectures == compiling.ARCHITECTURES:
         architectures = ARCHITECTURES
