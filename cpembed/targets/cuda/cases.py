@@ -22,7 +22,9 @@ from cpembed.codegen.epilogue import (
     RESIDUAL,
     SCALE,
     SECOND,
+    Chain,
     Epilogue,
+    SecondResult,
     channel_axes,
     channel_numbers,
 )
@@ -114,7 +116,7 @@ class Expected:
 
     @property
     def rule(self) -> str:
-        """How results are compared: ``exact`` by checksums, the others on the sample."""
+        """Rule of the comparison: ``exact`` by checksums, the others on the sample."""
         if self.spreads:
             return "special"
         return "exact" if self.absolute == self.relative == 0 else "tolerance"
@@ -311,7 +313,7 @@ def _case(
         residual = drawings[RESIDUAL].array(workload.output.shape)
     arguments = (sums, vectors, channel_numbers(workload), residual)
     arrays = {output: epilogue.apply(*arguments)}
-    functions = {output: epilogue.chain}
+    functions: dict[str, Chain | SecondResult | None] = {output: epilogue.chain}
     if epilogue.second is not None:
         arrays[SECOND] = epilogue.apply_second(*arguments)
         functions[SECOND] = epilogue.second

@@ -409,10 +409,11 @@ class Kernels:
             raise CudaError(f"there is no operand {', '.join(sorted(unknown))}")
         results = [b for b in self.manifest["buffers"] if b["role"] == "output"]
         results.sort(key=lambda buffer: self.manifest["results"].index(buffer["tensor"]))
+        tensors: Sequence[Any] = [out]
         if out is None:
             tensors = [self._empty(result) for result in results]
-        else:
-            tensors = list(out) if isinstance(out, list | tuple) else [out]
+        elif isinstance(out, list | tuple):
+            tensors = cast("Sequence[Any]", out)
         if len(tensors) != len(results):
             raise CudaError(f"there are {len(results)} results, and memory of {len(tensors)}")
         for tensor, result in zip(tensors, results, strict=True):

@@ -11,7 +11,8 @@ import pytest
 from cpembed.codegen.epilogue import SECOND, Epilogue
 from cpembed.driver.named import hardware_spec, workload
 from cpembed.driver.run import run
-from cpembed.targets.cuda import compiling
+from cpembed.runtime.worker import IN_PROCESS_VARIABLE
+from cpembed.targets.cuda import compiling, saving_target
 from cpembed.targets.cuda.cases import Expected, cases_of
 from cpembed.targets.cuda.executor import COMPILER
 from cpembed.targets.cuda.remote.check import difference
@@ -59,7 +60,13 @@ def random_options(seed: int) -> tuple[str, list[str], dict[str, object]]:
 @pytest.mark.skipif(compiling.compiler() is None, reason="nvcc is not on the path")
 @pytest.mark.quick(4)
 @pytest.mark.parametrize("seed", range(60))
-def test_a_folder_of_a_random_kernel_checks_itself(seed: int, driver: Path, tmp_path: Path) -> None:
+def test_a_folder_of_a_random_kernel_checks_itself(
+    seed: int, driver: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv(IN_PROCESS_VARIABLE, "1")
+    # Machine code of one architecture is enough, and nvcc takes most of the time.
+    every = saving_target.architectures
+    monkeypatch.setattr(saving_target, "architectures", lambda each: every(each)[:1])
     target, words, options = random_options(seed)
     spec = hardware_spec(target)
     folder = tmp_path / "layer"
