@@ -78,7 +78,8 @@ class WarpGroups(Consumers):
         # Two sums of float16 share a register of 32 bits.
         dtype = "uint32" if self.product.sums == "float16" else self.product.sums
         self.script.line(f'sums = T.alloc_buffer(({self.sums},), "{dtype}", scope="local")')
-        self.script.lines((f"lane = thread % {LANES}", f"consumer = thread // {WARP_GROUP}"))
+        self.script.line(f"lane = thread % {LANES}")
+        self.writer.value("consumer", "cpembed_uniform", "int32", f"thread // {WARP_GROUP}")
         if self.schedule.in_registers:
             rows = self.schedule.tile[0]
             registers = rows * self.schedule.depth * self.instruction.registers[0]

@@ -14,6 +14,7 @@ from functools import cached_property
 from typing import Literal
 
 from cpembed.ir.dtypes import size_bytes
+from cpembed.targets.cuda.epilogue import input_parameters
 from cpembed.targets.cuda.hopper.layouts import SharedImage
 from cpembed.targets.cuda.hopper.tiles import TileOrder, streamed_tiles
 from cpembed.targets.cuda.hopper.views import ImageView, image_views
@@ -47,6 +48,10 @@ CONSUMER_REGISTERS = {False: 232, True: 216}
 
 CONTROL_REGISTERS = 40
 """Registers of a consumer beside its sums, estimated."""
+PART_REGISTERS = 24
+"""Further ones where parts of sums are stored and added."""
+INPUT_REGISTERS = 40
+"""Further ones where vectors or a residual are added to results."""
 
 Load = Literal["bulk", "tensor", "threads"]
 """Copies of a factor into shared memory: of packed images in bulk, of boxes or pixels of a tensor
@@ -333,6 +338,9 @@ class HopperPlan:
             total += 2 * (rows * first + columns * second + self.schedule.depth)
         if self.schedule.in_registers:
             total += rows * self.schedule.depth * first
+        # What ptxas of CUDA 13 spills of kernels with 160 and 192 sums a thread says how many more.
+        total += PART_REGISTERS * self.schedule.streamed
+        total += INPUT_REGISTERS * bool(input_parameters(self.product))
         return -(-total // 8) * 8
 
     @property

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import ClassVar
@@ -30,6 +31,9 @@ STAGES = (8, 6, 4, 3, 2)
 RASTER_GROUPS = (1, 4, 8)
 SPLITS = (1, 2, 3, 4, 6, 8, 12, 16)
 CLUSTERS = ((2, 1), (1, 2))
+
+CLOSE_RATIO = 1.02
+"""Ratio of estimates that are too close to choose by them alone."""
 
 WARPS = ((1, 1), (1, 2), (2, 1), (2, 2), (1, 4), (4, 1), (2, 4), (4, 2))
 WARP_ROW_TILES = (1, 2, 4)
@@ -181,8 +185,8 @@ class HopperSpace(RefinedSpace[HopperSchedule]):
                 continue
 
     def rank(self, item: Scored[HopperSchedule]) -> tuple[float, ...]:
-        # Of estimates that are equal to three digits, longer rows come first, which take fewer
+        # Of estimates within a fiftieth of each other, longer rows come first, which take fewer
         # requests of TMA, then the schedule that reads less from main memory, and whose blocks
         # wait less.
-        cost, parts = float(f"{item.cost:.3g}"), item.parts
+        cost, parts = round(math.log(item.cost, CLOSE_RATIO)), item.parts
         return cost, -item.schedule.depth, parts["dram_us"], parts["latency_us"]
